@@ -1,0 +1,62 @@
+# Every target first brings its own environment, .venv, up to date. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+PORT ?= 8888
+BROWSER_ARGS ?= --no-browser
+NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+# Progress bars draw themselves into stored outputs; a test never waits for the network.
+QUIET := TQDM_DISABLE=1 TVMNOTES_OFFLINE=1
+
+define PREFLIGHT
+import shutil, sys
+here = "%d.%d" % sys.version_info[:2]
+if not (3, 10) <= sys.version_info[:2] <= (3, 13):
+    sys.exit("tvmnotes needs Python 3.10 to 3.13; $(PYTHON) is %s. Name another: make PYTHON=python3.12 lab" % here)
+free = shutil.disk_usage(".").free / 2**30
+if free < 10:
+    sys.exit("tvmnotes needs 10 GiB of disk for its environment; here are %.1f GiB free" % free)
+print("Making $(VENV) with Python %s: some 6 GB of packages, a few minutes." % here)
+if sys.version_info[:2] > (3, 11):
+    print("MXNet and GluonCV need Python 3.10 or 3.11, so they are left out here; notebook 07 says what it does without.")
+endef
+export PREFLIGHT
+
+.PHONY: help lab test test-ui notebooks lint bench clean
+.DEFAULT_GOAL := help
+
+help:  ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c "$$PREFLIGHT"
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,mxnet]'
+	@touch $@
+
+lab: $(READY)  ## Open the course in JupyterLab on 127.0.0.1
+	$(BIN)/jupyter lab --ip 127.0.0.1 --port $(PORT) $(BROWSER_ARGS) --notebook-dir notebooks
+
+test: $(READY)  ## Run the package's tests and, under nbval, every notebook
+	$(QUIET) $(BIN)/python -m pytest tests --ignore tests/ui --durations 10
+	$(QUIET) $(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout 300 --durations 5 $(NOTEBOOKS)
+
+test-ui: $(READY)  ## Run every notebook in a real JupyterLab in headless Chromium
+	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui
+
+notebooks: $(READY)  ## Execute every notebook and store its outputs
+	$(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
+	  --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=300 $(NOTEBOOKS)
+
+lint: $(READY)  ## Check code and notebooks with ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: $(READY)  ## Time the notes' networks against PyTorch and ONNX Runtime
+	$(BIN)/python -m tvmnotes bench resnet18 resnet50 mobilenet_v2
+
+clean:  ## Remove the environment
+	rm -rf $(VENV)

@@ -1,0 +1,104 @@
+"""The digit network in data/digits: its accuracy, its two files held together, where its pictures come from."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from tvmnotes.digits import ResNet20, load_test_set, preprocess
+
+FOLDER = Path(__file__).parents[1] / "data" / "digits"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """data/digits/train.py as a module; importing it trains nothing."""
+    spec = importlib.util.spec_from_file_location("digits_train", FOLDER / "train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def logits() -> np.ndarray:
+    """What the shipped weights say in PyTorch about the shipped pictures: float32 (360, 10)."""
+    net = ResNet20().eval()
+    net.load_state_dict(torch.load(FOLDER / "digits_resnet20.pt", weights_only=True))
+    with torch.no_grad():
+        return net(torch.from_numpy(preprocess(load_test_set()[0]))).numpy()
+
+
+def test_parameters():
+    assert sum(p.numel() for p in ResNet20().parameters()) == 272_186
+
+
+def test_the_answers_are_right(logits):
+    _, labels = load_test_set()
+    assert logits.shape == (360, 10)
+    assert (logits.argmax(1) == labels).mean() >= 0.98
+
+
+def test_onnx_agrees_with_torch_on_every_picture(logits):
+    path = FOLDER / "digits_resnet20.onnx"
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    assert model.opset_import[0].version >= 17
+    assert all(tensor.data_location == onnx.TensorProto.DEFAULT for tensor in model.graph.initializer)
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (image,), (output,) = session.get_inputs(), session.get_outputs()
+    assert (image.name, image.shape, image.type) == ("image", ["N", 1, 32, 32], "tensor(float)")
+    assert (output.name, output.shape) == ("logits", ["N", 10])
+
+    inputs = preprocess(load_test_set()[0])
+    (all_at_once,) = session.run(None, {"image": inputs})
+    (one,) = session.run(None, {"image": inputs[:1]})
+    tolerance = 1e-5 * abs(logits).max()
+    np.testing.assert_allclose(all_at_once, logits, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(one, logits[:1], rtol=0, atol=tolerance)
+    assert (all_at_once.argmax(1) == logits.argmax(1)).all()
+
+
+def test_test_set():
+    images, labels = load_test_set()
+    assert (images.shape, images.dtype) == ((360, 32, 32), np.uint8)
+    assert (labels.shape, labels.dtype) == ((360,), np.int64)
+
+
+def test_the_script_makes_the_shipped_test_set(script):
+    images, labels = script.load_images()
+    training, held_out = script.split(labels)
+    assert sorted([*training, *held_out]) == list(range(1797))
+    assert abs(np.bincount(labels[held_out]) - np.bincount(labels) / 5).max() < 1
+
+    shipped_images, shipped_labels = load_test_set()
+    np.testing.assert_array_equal(images[held_out], shipped_images)
+    np.testing.assert_array_equal(labels[held_out], shipped_labels)
+
+
+def test_training_inputs_are_normalized(script):
+    images, labels = script.load_images()
+    inputs = preprocess(images[script.split(labels)[0]])
+    assert abs(inputs.mean()) < 1e-3
+    assert abs(inputs.std() - 1) < 1e-3
+
+
+def test_preprocess():
+    images, _ = load_test_set()
+    inputs = preprocess(images)
+    assert (inputs.shape, inputs.dtype) == ((360, 1, 32, 32), np.float32)
+    np.testing.assert_array_equal(preprocess(images.astype("float64")), inputs)
+    with pytest.raises(ValueError, match=r"expected shape \(N, 32, 32\), got \(32, 32\)"):
+        preprocess(images[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("digits_resnet20.pt", 2_000_000), ("digits_resnet20.onnx", 2_000_000), ("test.npz", 500_000)]
+)
+def test_size(name, limit):
+    assert (FOLDER / name).stat().st_size < limit

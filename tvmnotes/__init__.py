@@ -1,0 +1,49 @@
+"""tvmnotes: the helper package of a course on compiling neural networks with Apache TVM.
+
+    import tvmnotes as tn
+
+    net         = tn.models.load("resnet18")
+    mod, params = tn.from_pytorch(net, {"input0": (1, 3, 224, 224)})
+    lib         = tn.build(mod, params)
+    y           = lib(x)
+
+Every name of the face is imported when it is first used, so that `import tvmnotes` costs nothing and loads
+neither torch nor tvm. The one thing that it does at once is to set TVM's thread count, which TVM reads only
+once, before its first kernel (see `env.py`).
+"""
+
+from importlib import import_module
+
+from . import env
+
+__version__ = "0.1.0"
+
+_FACE = {
+    "from_pytorch": "importers.pytorch",
+    "from_onnx": "importers.onnx",
+    "build": "compiler",
+    "load": "runtime",
+    "compare": "measure",
+    "time": "measure",
+}
+_MODULES = ("compiler", "data", "importers", "measure", "models", "plots", "runtime", "vision")
+
+__all__ = ["env", *_FACE, *_MODULES]
+
+
+def __getattr__(name: str):
+    if name in _FACE:
+        value = getattr(import_module(f"{__name__}.{_FACE[name]}"), name)
+    elif name in _MODULES:
+        value = import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted(set(globals()) | set(__all__))
+
+
+env.set_tvm_threads()

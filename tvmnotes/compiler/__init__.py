@@ -1,0 +1,105 @@
+"""The compiler: `build` turns `(IRModule, params)` from an importer into a `Compiled` that runs on a target."""
+
+import difflib
+
+import tvm
+
+from .. import env
+from ..runtime import Compiled
+from . import pipeline
+
+
+def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> Compiled:
+    """Compile a network for a CPU.
+
+    `mod["main"]` takes the network's inputs and then one parameter per entry of `params` (name to array), as every
+    importer of tvmnotes gives them. `target` is None for this machine, or a `tvm.target.Target`, or what makes one: a
+    kind ("llvm") or a dictionary (`{"kind": "llvm", "mcpu": "core-avx2"}`).
+
+    `opt_level` means what it meant in Relay: 0 nothing but lowering, 1 operator fusion, 2 constant folding, 3 folding
+    of batch norm and merging of equal expressions (see `pipeline.passes`). The parameters are bound while compiling,
+    so that levels 2 and 3 compute at compile time what depends on them alone.
+
+    Raises ValueError for an unknown opt level or target, for parameters that do not fit the module, and for an input
+    whose shape is not fixed; TypeError where `mod` is not an IRModule.
+    """
+    if opt_level not in pipeline.OPT_LEVELS:
+        raise ValueError(f"opt_level: expected one of {', '.join(map(str, pipeline.OPT_LEVELS))}; got {opt_level!r}")
+    target = resolve_target(target)
+    _check(mod, params)
+    arrays = {name: array if isinstance(array, tvm.runtime.Tensor) else tvm.runtime.tensor(array)
+              for name, array in params.items()}  # fmt: skip
+    mod = tvm.relax.transform.BindParams("main", arrays)(mod)
+    with target:
+        mod = tvm.transform.Sequential(pipeline.passes(opt_level))(mod)
+        mod, constants = pipeline.lift_constants(mod, names={_key(array): name for name, array in arrays.items()})
+        graph = pipeline.describe(mod, list(constants))
+        executable = tvm.compile(pipeline.bundle(mod), target=target, relax_pipeline=pipeline.lowering())
+    return Compiled(executable, graph, constants, target, opt_level)
+
+
+def resolve_target(target=None) -> tvm.target.Target:
+    """The TVM target that `target` names; see `build`. Raises ValueError for one that TVM or tvmnotes cannot serve."""
+    if target is None:
+        return env.host_target()
+    if isinstance(target, str) and " -" in target:
+        raise ValueError(
+            f"target {target!r}: TVM no longer reads options in a string; "
+            "give a dictionary such as {'kind': 'llvm', 'mcpu': 'core-avx2', 'num-cores': 4}"
+        )
+    try:
+        resolved = tvm.target.Target(target)
+    except (ValueError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"unknown target {target!r} ({reason}); expected None for this machine, 'llvm', or a dictionary such as "
+            "{'kind': 'llvm', 'mcpu': 'core-avx2'}"
+        ) from error
+    if resolved.kind.name != "llvm":
+        raise ValueError(
+            f"target {target!r} is of kind {resolved.kind.name!r}; tn.build compiles for kind 'llvm' (CPUs)"
+        )
+    cpu = resolved.attrs.get("mcpu")
+    if cpu is not None:
+        known = [str(name) for name in tvm.target.codegen.llvm_get_cpu_archlist(resolved)]
+        if cpu not in known:
+            near = difflib.get_close_matches(cpu, known, n=3) or sorted(known)[:3]
+            raise ValueError(f"target {target!r}: LLVM knows no CPU {cpu!r}; near names: {', '.join(near)}")
+    return resolved
+
+
+def _check(mod, params) -> None:
+    if not isinstance(mod, tvm.IRModule):
+        raise TypeError(
+            f"mod: expected a tvm.IRModule, as tn.from_pytorch and tn.from_onnx return with its params; "
+            f"got {type(mod).__name__}"
+        )
+    if "main" not in mod:
+        raise ValueError(
+            "mod: expected a function named 'main'; it has " + ", ".join(str(v) for v in mod.get_global_vars())
+        )
+    main = mod["main"]
+    inputs = (
+        int(main.attrs["num_input"]) if main.attrs and "num_input" in main.attrs else len(main.params) - len(params)
+    )
+    weights = [p.name for p in main.params[inputs:]]
+    missing, superfluous = set(weights) - set(params), set(params) - set(weights)
+    if missing or superfluous:
+        raise ValueError(
+            "params: expected one array for each weight of the module; "
+            f"missing: {_some(missing)}; not in the module: {_some(superfluous)}"
+        )
+    for var in main.params[:inputs]:
+        if not all(isinstance(n, tvm.tirx.IntImm) for n in var.ty.shape):
+            raise ValueError(
+                f"input {var.name!r} has the shape ({', '.join(map(str, var.ty.shape))}), which is not fixed: "
+                "import the model with whole numbers for every axis"
+            )
+
+
+def _some(names: set[str]) -> str:
+    listed = sorted(names)
+    return (", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")) or "none"
+
+
+_key = pipeline.array_key

@@ -1,0 +1,133 @@
+"""The passes of a build, by opt level, and what turns their result into an executable with its parameters apart.
+
+`build` runs `passes(opt_level)`, then `lift_constants`, `describe` and `bundle`, and hands `lowering()` to TVM.
+"""
+
+import tvm
+from tvm import relax
+from tvm.relax import transform as t
+
+OPT_LEVELS = (0, 1, 2, 3)
+
+
+def passes(opt_level: int) -> list[tvm.transform.Pass]:
+    """The graph passes of an opt level, in order, from an imported module to one kernel per fused group."""
+    simplify = [t.FoldBatchnormToConv2D()] if opt_level >= 3 else []
+    simplify += [t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
+    if opt_level >= 3:
+        simplify += [t.FoldConstant(), t.EliminateCommonSubexpr(), t.CanonicalizeBindings()]
+    to_kernels = [t.LegalizeOps(), t.AnnotateTIROpPattern()]
+    if opt_level >= 2:
+        to_kernels += [t.FoldConstant()]
+    if opt_level >= 1:
+        to_kernels += [t.FuseOps(), t.FuseTIR()]
+    return [*simplify, *to_kernels, t.DeadCodeElimination()]
+
+
+def lowering() -> tvm.transform.Pass:
+    """The pass that `tvm.compile` runs instead of its default, which would fuse and fold at every opt level."""
+    return tvm.transform.Sequential(
+        [
+            t.RewriteDataflowReshape(),  # a reshape becomes a view where it can
+            t.ToNonDataflow(),
+            t.RemovePurityChecking(),
+            t.CallTIRRewrite(),  # kernels write into buffers that the caller allocates
+            t.StaticPlanBlockMemory(),  # buffers that are not alive together share memory
+            t.LowerAllocTensor(),
+            t.KillAfterLastUse(),
+            t.LowerRuntimeBuiltin(),
+            t.ComputePrimValue(),
+            t.VMShapeLower(),
+            t.AttachGlobalSymbol(),
+        ],
+        name="lowering",
+    )
+
+
+# ---------------------------------------------------------------- constants become parameters
+
+
+def array_key(array: tvm.runtime.Tensor) -> int:
+    """Equal for two handles of one array in memory."""
+    return array.__hash__()
+
+
+@relax.expr_functor.mutator
+class _LiftConstants(relax.PyExprMutator):
+    def __init__(self, names: dict[int, str]):
+        super().__init__()
+        self.names, self.vars, self.arrays = names, {}, {}
+
+    def visit_generic_const_(self, constant):
+        array = constant.value
+        key = array_key(array)
+        if key not in self.vars:
+            name = self.names.get(key, f"const{len(self.arrays)}")
+            self.vars[key] = relax.Var(name, constant.ty)
+            self.arrays[name] = array
+        return self.vars[key]
+
+
+def lift_constants(mod: tvm.IRModule, names: dict[int, str]) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Make each constant of `main` a parameter after the inputs; gives the module and the arrays by name, in order.
+
+    So the library holds code alone and the parameters get a file of their own, whatever was folded. An array keeps
+    its name from `names` (by `array_key`) where no pass has touched it.
+    """
+    lift = _LiftConstants(names)
+    main = lift.visit_expr(mod["main"])
+    main = relax.Function([*main.params, *lift.vars.values()], main.body, main.ret_ty, main.is_pure, main.attrs)
+    mod = mod.clone()
+    mod.update_func(mod.get_global_var("main"), main)
+    return mod, lift.arrays
+
+
+def bundle(mod: tvm.IRModule) -> tvm.IRModule:
+    """Make `main` take all parameters as one tuple: one argument to check and pass in each call instead of hundreds."""
+    return t.BundleModelParams("params")(mod)
+
+
+# ---------------------------------------------------------------- the graph, as data
+
+
+def describe(mod: tvm.IRModule, params: list[str]) -> dict:
+    """The graph of `main` as plain data, which graph.json stores: inputs, parameter names, kernel calls, outputs.
+
+    A node names the value it makes, its kernel (or the Relax operator that the runtime serves by itself), the values
+    it reads, and the shape and dtype of what it makes.
+    """
+    main = mod["main"]
+    inputs = [p for p in main.params if p.name not in params]
+    nodes = []
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            if isinstance(binding.value, tvm.ir.Call):
+                nodes.append(_node(binding))
+    result = main.ret_ty
+    several = isinstance(result, tvm.ir.TupleType)
+    return {
+        "inputs": [{"name": p.name, **_tensor(p.ty)} for p in inputs],
+        "params": params,
+        "nodes": nodes,
+        "outputs": [_tensor(field) for field in (result.fields if several else [result])],
+        "tuple": several,
+    }
+
+
+def _node(binding) -> dict:
+    call, made = binding.value, binding.var.ty
+    kernel = getattr(call.op, "name", str(call.op))
+    args = list(call.args)
+    if kernel == "relax.call_tir":
+        kernel, args = args[0].name_hint, list(args[1].fields)
+    return {
+        "name": binding.var.name,
+        "kernel": kernel,
+        "reads": [arg.name for arg in args if isinstance(arg, relax.Var)],
+        "makes": [_tensor(f) for f in (made.fields if isinstance(made, tvm.ir.TupleType) else [made])],
+    }
+
+
+def _tensor(ty) -> dict:
+    shape = getattr(ty, "shape", None)
+    return {"shape": [int(n) for n in shape] if shape is not None else None, "dtype": str(getattr(ty, "dtype", ty))}

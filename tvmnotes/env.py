@@ -1,0 +1,261 @@
+"""What this machine is: usable cores, CPU, instruction set, target; and whether the installation is sound.
+
+Called by `import tvmnotes` (thread count), by `build` and `load` (target, instruction set), by notebook 00 (`report`)
+and by `python -m tvmnotes doctor` (`report`, `problems`). Only the standard library is imported at the top.
+"""
+
+import functools
+import os
+import platform
+import re
+import shutil
+from importlib import metadata
+from pathlib import Path
+
+# The instruction sets that LLVM uses in generated tensor code, by LLVM's names.
+_ISA = (
+    *("sse4.2", "avx", "f16c", "fma", "avx2", "bmi", "bmi2", "avxvnni"),
+    *("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "avx512fp16"),
+    *("neon", "fullfp16", "dotprod", "bf16", "i8mm", "sve"),
+)
+_KERNEL_NAMES = {"bmi": "bmi1", "neon": "asimd", "fullfp16": "asimdhp", "dotprod": "asimddp"}
+
+
+# ---------------------------------------------------------------- cores and threads
+
+
+def usable_cores(root: str | os.PathLike = "/") -> int:
+    """How many physical cores this process may keep busy: at least 1.
+
+    Counts the CPUs of the affinity mask, hyper-threads of one core once, and no more than the CPU quota of the
+    process's cgroup (version 1 or 2) and of its ancestors. `root` is where /proc and /sys are looked up.
+    """
+    root = Path(root)
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = {_core_of(cpu, root) for cpu in cpus}
+    if not (root / "sys/devices/system/cpu").exists():  # macOS, Windows
+        import psutil
+
+        return max(1, psutil.cpu_count(logical=False) or len(cores))
+    return max(1, min(len(cores), int(_cgroup_quota(root))))
+
+
+def _core_of(cpu: int, root: Path) -> str:
+    topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+    for name in ("core_cpus_list", "thread_siblings_list"):
+        try:
+            return (topology / name).read_text().strip()
+        except OSError:
+            continue
+    return str(cpu)
+
+
+def _cgroup_quota(root: Path) -> float:
+    """The tightest CPU quota over this process's cgroup and its ancestors, in CPUs, at least 1; 65536 for none."""
+    quotas = [float(1 << 16)]
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, read = root / "sys/fs/cgroup", _quota_v2
+        elif "cpu" in controllers.split(","):
+            base, read = root / "sys/fs/cgroup/cpu", _quota_v1
+        else:
+            continue
+        folder = base / path.strip("/")
+        for level in (folder, *folder.parents):
+            quotas.append(read(level))
+            if level == base:
+                break
+    return max(1.0, min(quotas))
+
+
+def _quota_v2(folder: Path) -> float:
+    quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else float("inf")
+
+
+def _quota_v1(folder: Path) -> float:
+    quota, period = (_read(folder / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period"))
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else float("inf")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def threads() -> int:
+    """How many threads TVM's kernels run on: TVM_NUM_THREADS, or `usable_cores()` where that is not a number."""
+    setting = os.environ.get("TVM_NUM_THREADS", "")
+    return int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
+
+
+def set_tvm_threads() -> None:
+    """Have TVM start as many threads as there are usable cores, unless the user has set TVM_NUM_THREADS.
+
+    TVM by itself takes half of the CPUs it sees, as it expects hyper-threads: on a virtual machine without them, half
+    of the cores stay idle. It reads the variable once, before its first parallel kernel.
+    """
+    os.environ.setdefault("TVM_NUM_THREADS", str(usable_cores()))
+
+
+# ---------------------------------------------------------------- CPU and target
+
+
+@functools.cache
+def cpu_name() -> str:
+    """The processor's name as its maker writes it."""
+    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+@functools.cache
+def instruction_sets() -> tuple[str, ...]:
+    """The instruction sets of this CPU that compiled kernels may use, by LLVM's names.
+
+    Taken from the operating system's list where there is one, as a hypervisor may hide what the CPU's name promises.
+    """
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
+    if not found:
+        return target_instruction_sets({"kind": "llvm", "mcpu": _llvm_cpu()})
+    flags = {_plain(flag) for flag in found.group(1).split()}
+    return tuple(isa for isa in _ISA if _plain(_KERNEL_NAMES.get(isa, isa)) in flags)
+
+
+def target_instruction_sets(target) -> tuple[str, ...]:
+    """The instruction sets, by LLVM's names, that code for `target` (a TVM target, or a dictionary for one) may use."""
+    import tvm
+
+    features = {str(f) for f in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(target))}
+    return tuple(isa for isa in _ISA if isa in features)
+
+
+def _plain(flag: str) -> str:
+    return re.sub("[._]", "", flag)
+
+
+@functools.cache
+def _llvm_cpu() -> str:
+    import tvm
+
+    with tvm.target.Target("llvm"):
+        return tvm.target.codegen.llvm_get_system_cpu()
+
+
+@functools.cache
+def host_target():
+    """The TVM target of this machine: kind llvm, its CPU's name, its usable cores.
+
+    Instruction sets that the CPU's name implies but this machine does not have are switched off.
+    """
+    import tvm
+
+    spec = {"kind": "llvm", "mcpu": _llvm_cpu(), "num-cores": usable_cores()}
+    missing = [isa for isa in target_instruction_sets(spec) if isa not in instruction_sets()]
+    if missing:
+        spec["mattr"] = [f"-{isa}" for isa in missing]
+    return tvm.target.Target(spec)
+
+
+# ---------------------------------------------------------------- report and problems
+
+
+class Report(dict):
+    """Facts by name; prints as aligned text, shows as a table in a notebook."""
+
+    def __str__(self) -> str:
+        width = max(map(len, self))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.items())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        import pandas as pd
+
+        table = pd.DataFrame(list(self.items())).style.hide(axis="index").hide(axis="columns")
+        return table.set_properties(**{"text-align": "left"}).to_html()
+
+
+def report() -> Report:
+    """Versions, CPU, instruction set, cores, threads, target, GPU, network and cache of this machine, as a table."""
+    import tvm
+
+    from . import data
+
+    version = {name: _version(name) for name in ("torch", "torchvision", "onnx", "onnxruntime", "numpy", "mxnet")}
+    listed = os.cpu_count() or 1
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    return Report(
+        {
+            "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+            "TVM": f"{_version('apache-tvm')} (LLVM {tvm.target.codegen.llvm_version_major()})",
+            **{name: found or "not installed" for name, found in version.items()},
+            "CPU": cpu_name(),
+            "instruction sets": ", ".join(instruction_sets()),
+            "cores": f"{usable_cores()} usable of {listed} listed by the kernel",
+            "threads": f"{threads()} (TVM_NUM_THREADS={os.environ.get('TVM_NUM_THREADS', '')})",
+            "target": str(host_target()),
+            "C++ compiler": "found" if compiler else "none: Compiled.save needs g++ or clang++",
+            "GPU": "CUDA device 0" if tvm.cuda(0).exist else "none",
+            "network": "off (TVMNOTES_OFFLINE)" if data.offline() else "used when a file is neither bundled nor cached",
+            "cache": str(data.cache()),
+        }
+    )
+
+
+def problems() -> list[str]:
+    """What is wrong with this installation: one sentence each, with the mend. An empty list is good news."""
+    found = []
+    for package, pin in _pins().items():
+        installed = _version(package)
+        if installed is None:
+            found.append(f"{package} is not installed: pip install {package}=={pin}")
+        elif installed.split("+")[0] != pin:
+            found.append(f"{package} is {installed}, tested is {pin}: pip install {package}=={pin}")
+    try:
+        _compile_and_run()
+    except Exception as error:  # whatever it is, the user must hear of it
+        reason = (str(error).strip().splitlines() or [""])[-1]
+        found.append(
+            f"TVM does not compile and run a kernel ({type(error).__name__}: {reason}): "
+            "pip install --force-reinstall " + " ".join(f"{p}=={v}" for p, v in _pins().items() if "tvm" in p)
+        )
+    return found
+
+
+def _pins() -> dict[str, str]:
+    """The packages that tvmnotes pins exactly, and to what, on this Python; without the optional extras."""
+    from packaging.requirements import Requirement
+
+    try:
+        lines = metadata.requires("tvmnotes") or []
+    except metadata.PackageNotFoundError:
+        raise SystemExit("tvmnotes runs from a folder without being installed: pip install -e .[dev]") from None
+    requirements = [r for r in map(Requirement, lines) if r.marker is None or r.marker.evaluate({"extra": ""})]
+    exact = {r.name: next(iter(r.specifier)) for r in requirements if len(r.specifier) == 1}
+    return {name: s.version for name, s in exact.items() if s.operator == "==" and "*" not in s.version}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _compile_and_run() -> None:
+    import numpy as np
+    import tvm
+    from tvm import te
+
+    a = te.placeholder((1024,), name="a")
+    func = te.create_prim_func([a, te.compute((1024,), lambda i: a[i] * 2.0 + 1.0, name="b")])
+    schedule = tvm.s_tir.Schedule(func)
+    schedule.parallel(schedule.get_loops("b")[0])
+    x = np.arange(1024, dtype="float32")
+    y = tvm.runtime.tensor(np.zeros_like(x))
+    tvm.compile(schedule.mod, target=host_target())(tvm.runtime.tensor(x), y)
+    if not np.array_equal(y.numpy(), x * 2 + 1):
+        raise RuntimeError("a compiled kernel gave wrong numbers")

@@ -1,0 +1,316 @@
+"""PyTorch networks in: `from_pytorch` turns an nn.Module, a traced or scripted module or an ExportedProgram into
+`(IRModule, params)`, as importers/__init__.py describes it.
+
+The way: capture (torch.export) -> decompose into core operators -> turn every weight, buffer and constant into a
+parameter -> TVM's importer -> give the parameters of main their names.
+"""
+
+import inspect
+import logging
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import tvm
+from torch._export.converter import TS2EPConverter
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    TensorArgument,
+)
+from tvm import relax
+from tvm.relax.frontend.torch import from_exported_program
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+from ..spec import TensorSpec, dtype_of, parse_inputs
+from .pytorch_operators import CONVERTERS, DECOMPOSITIONS
+
+# What PyTorch's batch norm and dropout become in a program that was captured in training mode.
+_TRAINING_OPS = {
+    "_native_batch_norm_legit_functional.default",
+    "native_dropout.default",
+    "bernoulli.p",
+    "bernoulli.default",
+}
+
+
+def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Import a PyTorch network.
+
+    `model` is an nn.Module in eval mode, a module from torch.jit.trace, torch.jit.script or torch.jit.freeze, or an
+    ExportedProgram. `inputs` is what `tvmnotes.spec.parse_inputs` reads, in the order of forward's arguments; the
+    shapes are fixed. For an ExportedProgram it may be None: names, shapes and dtypes are then the program's own.
+
+    Returns the module and its parameters, copied, in the order of `main`'s parameters and under the names that the
+    weights have in `state_dict()`; batch norm's statistics and constants of the graph are among them, weights that
+    the graph does not use are not. Outputs in tuples, lists and dictionaries come out as one flat tuple, a single one
+    as a tensor. What forward writes into its own buffers is not kept.
+
+    Raises TypeError for any other `model`; ValueError for a network in training mode and for inputs that the network
+    does not take; NotImplementedError, naming all of them, for operators that TVM's importer lacks.
+    """
+    _check_model(model)
+    if isinstance(model, ExportedProgram):
+        specs = _program_inputs(model) if inputs is None else parse_inputs(inputs)
+    else:
+        specs = parse_inputs(inputs)
+    _check_names(specs)
+    _check_inputs(model, specs)
+    with _quiet():
+        table = torch.export.default_decompositions()
+        table.update(DECOMPOSITIONS)
+        program = _capture(model, specs).run_decompositions(table)
+        _check_program(program)
+        program, weights = _lift_weights(program)
+        if taken := [spec.name for spec in specs if spec.name in weights]:
+            raise ValueError(f"input {taken[0]!r}: the network has a weight of this name; give the input another")
+        try:
+            mod = from_exported_program(
+                program,
+                keep_params_as_input=True,
+                unwrap_unit_return_tuple=True,
+                custom_convert_map=CONVERTERS,
+                run_ep_decomposition=False,
+            )
+        except Exception as error:
+            raise NotImplementedError(
+                f"TVM's importer fails on this network: {_first_line(error)}; {_WAY_OUT}"
+            ) from error
+    main = mod["main"].without_attr("params")
+    mod["main"] = _rename_params(main, [spec.name for spec in specs] + list(weights))
+    return mod, {name: _to_tvm(tensor) for name, tensor in weights.items()}
+
+
+_WAY_OUT = (
+    "write that part of the network with other operators, or export it with torch.onnx.export "
+    "and import the file with tvmnotes.from_onnx"
+)
+
+
+# ---- at the door
+
+
+def _check_model(model: Any) -> None:
+    if isinstance(model, ExportedProgram):
+        return
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            "model: expected an nn.Module, a module from torch.jit.trace or torch.jit.script, or an ExportedProgram; "
+            f"got {'the class ' + model.__name__ if inspect.isclass(model) else type(model).__name__}"
+        )
+    training = [name or "the network" for name, part in model.named_modules() if getattr(part, "training", False)]
+    if training:
+        raise ValueError(
+            f"model: expected a network in eval mode, but {training[0]} is in training mode, where dropout and batch "
+            "norm behave differently; call net.eval() first (before tracing, if you trace)"
+        )
+
+
+def _check_names(specs: list[TensorSpec]) -> None:
+    names = [spec.name for spec in specs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"inputs: expected a different name for each, but {twice[0]!r} comes {names.count(twice[0])} times"
+        )
+
+
+def _check_inputs(model: Any, specs: list[TensorSpec]) -> None:
+    """Compare `specs` with what forward or the program takes: their number, and for a program shapes and dtypes too."""
+    if isinstance(model, ExportedProgram):
+        values = _input_values(model)
+        names = list(values)
+        least = most = len(values)
+    elif isinstance(model, torch.jit.ScriptModule):
+        arguments = model.forward.schema.arguments[1:]
+        names = [argument.name for argument in arguments]
+        least, most = sum(not argument.has_default_value() for argument in arguments), len(arguments)
+    else:
+        arguments = list(inspect.signature(model.forward).parameters.values())
+        positional = [a for a in arguments if a.kind in (a.POSITIONAL_ONLY, a.POSITIONAL_OR_KEYWORD)]
+        names = [argument.name for argument in arguments]
+        least = sum(a.default is a.empty for a in positional)
+        most = math.inf if any(a.kind is a.VAR_POSITIONAL for a in arguments) else len(positional)
+    if not least <= len(specs) <= most:
+        count = str(least) if least == most else f"at least {least}" if most == math.inf else f"{least} to {most}"
+        raise ValueError(f"inputs: forward takes {count} ({', '.join(names)}), got {len(specs)}: {_listed(specs)}")
+    if isinstance(model, ExportedProgram):
+        for spec, (name, value) in zip(specs, values.items(), strict=True):
+            fixed = len(spec.shape) == value.dim() and all(
+                not isinstance(want, int) or got == want for got, want in zip(spec.shape, value.shape, strict=True)
+            )
+            if not fixed or spec.dtype != dtype_of(value):
+                raise ValueError(
+                    f"input {spec.name!r}: the program was exported for {name}: {dtype_of(value)}"
+                    f"[{', '.join(map(str, value.shape))}], got {spec}; give these, or export the network anew"
+                )
+
+
+def _listed(specs: list[TensorSpec]) -> str:
+    return "; ".join(map(str, specs))
+
+
+def _input_values(program: ExportedProgram) -> dict[str, Any]:
+    """The inputs of `program` in order: name -> torch's stand-in tensor, with shape and dtype."""
+    kept = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
+    values = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            if not isinstance(spec.arg, TensorArgument):
+                raise ValueError(
+                    f"input {spec.arg.name!r}: expected every input of the program to be a tensor; this one is "
+                    f"{getattr(spec.arg, 'value', spec.arg)!r}; export the network with tensors alone"
+                )
+            values[spec.arg.name] = kept[spec.arg.name]
+    return values
+
+
+def _program_inputs(program: ExportedProgram) -> list[TensorSpec]:
+    specs = []
+    for name, value in _input_values(program).items():
+        if not all(isinstance(n, int) for n in value.shape):
+            raise ValueError(
+                f"input {name!r}: the program leaves its shape open ({', '.join(map(str, value.shape))}); "
+                "give the shapes to build for, such as {'x': (1, 3, 224, 224)}"
+            )
+        specs.append(TensorSpec(name, tuple(value.shape), dtype_of(value)))
+    return specs
+
+
+def _check_program(program: ExportedProgram) -> None:
+    """Raise what can be said of a decomposed `program` before TVM's importer sees it."""
+    calls = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    if training := sorted({call.__name__ for call in calls} & _TRAINING_OPS):
+        raise ValueError(
+            f"model: it was captured in training mode ({training[0]}); call net.eval() before exporting or tracing it"
+        )
+    known = ExportedProgramImporter().convert_map.keys() | CONVERTERS.keys()
+    # TVM looks an operator up by its name alone; relu of some other library than PyTorch's own need not be aten's
+    foreign = {
+        call for call in calls if getattr(call, "namespace", "aten") not in ("aten", "higher_order", "torchvision")
+    }
+    if missing := sorted({str(call) for call in calls if call.__name__ not in known or call in foreign}):
+        raise NotImplementedError(f"TVM's importer lacks these operators: {', '.join(missing)}; {_WAY_OUT}")
+    outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    if others := [getattr(arg, "value", arg) for arg in outputs if not isinstance(arg, TensorArgument)]:
+        raise ValueError(
+            f"model: expected the network to return tensors alone, but {others[0]!r} is among its outputs; "
+            "wrap it in a module that returns only tensors"
+        )
+
+
+# ---- capture
+
+
+def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
+    """An ExportedProgram with fixed shapes. Raises ValueError where the network does not run on such inputs."""
+    examples = tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
+    if isinstance(model, ExportedProgram):
+        if all(isinstance(n, int) for value in _input_values(model).values() for n in value.shape):
+            return model
+        model = model.module()
+    try:
+        if isinstance(model, torch.jit.ScriptModule):
+            return torch.export.export(_unscript(model, examples), examples)
+        return torch.export.export(model, examples)
+    except Exception as error:
+        try:
+            with torch.no_grad():
+                model(*examples)
+        except Exception as cause:
+            raise ValueError(
+                f"the network does not take {_listed(specs)}; PyTorch says: {_last_line(cause)}"
+            ) from cause
+        raise NotImplementedError(
+            f"PyTorch cannot capture this network as a graph: {_first_line(error)}; where its Python code branches "
+            "on values, write it without, or trace it on an example (torch.jit.trace) and import that"
+        ) from error
+
+
+def _unscript(model: torch.jit.ScriptModule, examples: tuple) -> torch.nn.Module:
+    """A traced or scripted module as a module that torch.export takes. The converter is internal to torch, and its
+    programs have open shapes, therefore the second export in `_capture`."""
+    return TS2EPConverter(model, examples).convert().module()
+
+
+def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, torch.Tensor]]:
+    """Make all that `program` holds a parameter of it, and leave out what its outputs do not need.
+
+    TVM's importer takes only parameters as inputs of main; it embeds buffers and constants in the code. The
+    program's graph is changed in place. Returns the new program and its parameters, in order, by name.
+    """
+    # The graph returns the new values of what forward writes to (a buffer, an input) before the network's outputs.
+    signature = program.graph_signature
+    output_specs = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    output = program.graph.output_node()
+    output.args = (output.args[0][len(signature.output_specs) - len(output_specs) :],)
+    program.graph.eliminate_dead_code()
+    placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    specs, weights, state = [], {}, {}
+    for spec in signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            specs.append(spec)
+        elif spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            raise NotImplementedError(
+                f"the network holds {spec.target!r}, which is no tensor ({spec.kind.name.lower()})"
+            )
+        elif not placeholders[spec.arg.name].users:
+            program.graph.erase_node(placeholders[spec.arg.name])
+        else:
+            tensor = (program.constants if spec.target in program.constants else program.state_dict)[spec.target]
+            # torch.jit.freeze calls a weight self.conv.weight, and the converter puts its own prefix before it
+            weights[spec.target.removeprefix("lifted_tensor_self.")] = tensor.detach()
+            state[spec.target] = torch.nn.Parameter(tensor.detach(), requires_grad=False)
+            specs.append(InputSpec(InputKind.PARAMETER, spec.arg, spec.target))
+    lifted = ExportedProgram(
+        root=program.graph_module,
+        graph=program.graph,
+        graph_signature=ExportGraphSignature(specs, output_specs),
+        state_dict=state,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+    )
+    return lifted, weights
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep back what torch says of its own insides while it exports and converts."""
+    logger = logging.getLogger("torch._export.non_strict_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            for message in (r"Manually populate ", r"`isinstance\(treespec, LeafSpec\)` is deprecated"):
+                warnings.filterwarnings("ignore", message=message)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _last_line(error: Exception) -> str:
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+
+
+# ---- from TVM's importer to ours
+
+
+def _rename_params(func: relax.Function, names: list[str]) -> relax.Function:
+    """`func` with its parameters called `names`. TVMScript prints the dots of a name as underscores."""
+    renamed = [relax.Var(name, old.ty) for name, old in zip(names, func.params, strict=True)]
+    body = func.bind_params(dict(zip(func.params, renamed, strict=True))).body
+    return relax.Function(renamed, body, func.ret_ty, func.is_pure, func.attrs)
+
+
+def _to_tvm(tensor: torch.Tensor) -> tvm.runtime.Tensor:
+    """A copy, so that training the network further does not reach into what was built from it."""
+    return tvm.runtime.from_dlpack(tensor.cpu().clone(memory_format=torch.contiguous_format))

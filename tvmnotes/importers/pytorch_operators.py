@@ -1,0 +1,167 @@
+"""Operators that TVM 0.27's PyTorch importer gets wrong or lacks, for pytorch.py.
+
+Where one operator can be said with others, DECOMPOSITIONS rewrites it within PyTorch, before TVM sees it. The rest is in
+CONVERTERS, under the importer's own keys: functions of a torch.fx node and the importer, which emit Relax. What can
+be neither is refused with a ValueError, instead of numbers that are not PyTorch's. tests/test_import_pytorch.py holds
+each one against PyTorch.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from tvm import relax
+
+aten = torch.ops.aten
+
+# ---- within PyTorch: a function returns NotImplemented where the operator may stay as it is
+
+
+def _add(a: Any, b: Any, *, alpha: float = 1) -> Any:
+    """TVM reads no alpha."""
+    return NotImplemented if alpha == 1 else a + b * alpha
+
+
+def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
+    return NotImplemented if alpha == 1 else a - b * alpha
+
+
+def _div(a: Any, b: Any) -> Any:
+    """TVM divides integers as integers."""
+    if any(isinstance(n, float) or (isinstance(n, torch.Tensor) and n.is_floating_point()) for n in (a, b)):
+        return NotImplemented
+    return a.to(torch.get_default_dtype()) / b
+
+
+def _elu(x: torch.Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> torch.Tensor:
+    """TVM reads no scale, which selu needs."""
+    return scale * (torch.relu(x) + alpha * (torch.exp(input_scale * torch.clamp(x, max=0.0)) - 1.0))
+
+
+def _select(x: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+    """TVM takes a negative index as it is, and reads outside the array."""
+    start = index % x.shape[dim]
+    return aten.squeeze.dim(aten.slice.Tensor(x, dim, start, start + 1), dim)
+
+
+DECOMPOSITIONS: dict[Any, Callable] = {
+    aten.add.Tensor: _add,
+    aten.sub.Tensor: _sub,
+    aten.div.Tensor: _div,
+    aten.elu.default: _elu,
+    aten.select.int: _select,
+}
+
+# ---- from PyTorch to Relax
+
+
+def _shape(node: fx.Node) -> list[int]:
+    return list(node.meta["val"].shape)
+
+
+def _reduce(op: Callable) -> Callable:
+    """aten's (input, dims, keepdim) reductions. TVM lacks amax, amin, and prod along an axis."""
+
+    def convert(node: fx.Node, importer: Any) -> relax.Var:
+        x, dims, keepdim = (*node.args, *([], False)[len(node.args) - 1 :])
+        return importer.block_builder.emit(op(importer.env[x], dims if dims != [] else None, keepdims=keepdim))
+
+    return convert
+
+
+def _rows(node: fx.Node, importer: Any) -> relax.Var:
+    """embedding(weight, ids): TVM's way reads outside the table where an id is too large, and warns of it."""
+    weight, ids = (importer.env[argument] for argument in node.args[:2])
+    return importer.block_builder.emit(relax.op.take(weight, ids, axis=0, mode="clip"))
+
+
+def _index(node: fx.Node, importer: Any) -> relax.Var:
+    """x[:, i, j]. TVM's way goes wrong on negative indices, and on two of them after a colon.
+
+    The indexed axes, made neighbours, become one; one number then picks an element along it. Indices out of range
+    pick the nearest element.
+    """
+    x, shape = importer.env[node.args[0]], _shape(node.args[0])
+    indices = {axis: index for axis, index in enumerate(node.args[1]) if index is not None}
+    if any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index in indices.values()):
+        raise ValueError("index with a mask, whose result has no fixed shape")
+    first, count = min(indices), len(indices)
+    if list(indices) != list(range(first, first + count)):
+        order = [*indices, *(axis for axis in range(len(shape)) if axis not in indices)]
+        x, shape, first = relax.op.permute_dims(x, order), [shape[axis] for axis in order], 0
+    flat = None
+    for index, size in zip(indices.values(), shape[first:], strict=False):
+        index = importer.env[index]
+        zero, extent = (relax.const(n, index.ty.dtype) for n in (0, size))
+        index = relax.op.where(relax.op.less(index, zero), relax.op.add(index, extent), index)
+        flat = index if flat is None else relax.op.add(relax.op.multiply(flat, extent), index)
+    if count > 1:
+        x = relax.op.reshape(x, [*shape[:first], math.prod(shape[first : first + count]), *shape[first + count :]])
+    return importer.block_builder.emit(relax.op.take(x, importer.block_builder.emit(flat), axis=first, mode="clip"))
+
+
+def _resize(method: str) -> Callable:
+    """upsample(input, size, [align_corners,] scales). TVM rounds "nearest" to other pixels than PyTorch, and takes the
+    ratio of the two sizes for the scale, which PyTorch does only where no scale is given."""
+
+    def convert(node: fx.Node, importer: Any) -> relax.Var:
+        before, after = _shape(node.args[0])[2:], _shape(node)[2:]
+        corners = method != "nearest_neighbor" and node.args[2]
+        scales = node.args[-1]
+        if scales and not corners and any(n * s != m for n, s, m in zip(before, scales, after, strict=True)):
+            raise ValueError(f"upsample of {before} by {scales}, no whole number of pixels; give the size {after}")
+        mode = "asymmetric" if method == "nearest_neighbor" else "align_corners" if corners else "half_pixel"
+        rounding = "floor" if method == "nearest_neighbor" else "round"
+        x = importer.env[node.args[0]]
+        return importer.block_builder.emit(
+            relax.op.image.resize2d(
+                x, after, method=method, coordinate_transformation_mode=mode, rounding_method=rounding
+            )
+        )
+
+    return convert
+
+
+def _grid_sample(node: fx.Node, importer: Any) -> relax.Var:
+    """PyTorch's grid is N, H, W, 2; TVM's is N, 2, H, W."""
+    x, grid, method, padding, align_corners = node.args
+    return importer.block_builder.emit(
+        relax.op.image.grid_sample(
+            importer.env[x],
+            relax.op.permute_dims(importer.env[grid], [0, 3, 1, 2]),
+            method=("bilinear", "nearest", "bicubic")[method],
+            padding_mode=("zeros", "border", "reflection")[padding],
+            align_corners=align_corners,
+        )
+    )
+
+
+def _avg_pool2d(node: fx.Node, importer: Any) -> relax.Var:
+    """TVM reads no divisor_override."""
+    if len(node.args) > 6 and node.args[6] is not None:
+        raise ValueError("avg_pool2d with divisor_override")
+    return importer._avg_pool2d(node)
+
+
+def _max_pool2d(node: fx.Node, importer: Any) -> relax.Var:
+    """TVM puts zeros where the indices of the largest elements belong."""
+    if any(user.args[1] == 1 for user in node.users):
+        raise ValueError("max_pool2d that returns indices")
+    return importer._max_pool2d_with_indices(node)
+
+
+CONVERTERS: dict[str, Callable] = {
+    "amax.default": _reduce(relax.op.max),
+    "amin.default": _reduce(relax.op.min),
+    "prod.dim_int": _reduce(relax.op.prod),
+    "embedding.default": _rows,
+    "index.Tensor": _index,
+    "upsample_nearest2d.vec": _resize("nearest_neighbor"),
+    "upsample_bilinear2d.vec": _resize("linear"),
+    "upsample_bicubic2d.vec": _resize("cubic"),
+    "grid_sampler_2d.default": _grid_sample,
+    "avg_pool2d.default": _avg_pool2d,
+    "max_pool2d_with_indices.default": _max_pool2d,
+}

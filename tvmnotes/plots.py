@@ -1,0 +1,92 @@
+"""Every figure of the notebooks. A function draws one idea and returns the matplotlib figure.
+
+Colours are from the Okabe-Ito palette, which readers with any colour vision tell apart.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
+
+
+def times(comparison):
+    """Horizontal bars of the medians of a `measure.Comparison`, in ms, with the interquartile range on each bar."""
+    names = list(comparison)
+    medians = np.array([t.median for t in comparison.values()]) * 1e3
+    quartiles = np.array([np.percentile(t.seconds, [25, 75]) for t in comparison.values()]).T * 1e3
+    spread = np.abs(quartiles - medians)
+    figure, axes = _axes(6.4, 0.9 + 0.45 * len(names))
+    axes.barh(names, medians, xerr=spread, color=BLUE, ecolor="black", capsize=3, height=0.6)
+    for row, (median, above) in enumerate(zip(medians, spread[1], strict=True)):
+        label = f" {median:.3g} ms ({median / medians[0]:.2f}x)"
+        axes.text(median + above, row, label, va="center", fontsize=9)
+    axes.set_xlim(0, (medians + spread[1]).max() * 1.35)
+    axes.set_xlabel(f"median time of a call (ms); ratio to {names[0]}")
+    axes.invert_yaxis()
+    return figure
+
+
+def top_k(tables: dict):
+    """Horizontal bars of the most probable classes: a panel for each name in `tables` and its `vision.top_k` frame."""
+    figure, panels = plt.subplots(
+        1, len(tables), figsize=(3.6 * len(tables), 2.4), sharex=True, squeeze=False, layout="constrained"
+    )
+    for axes, (name, table) in zip(panels[0], tables.items(), strict=True):
+        rows = np.arange(len(table))
+        axes.barh(rows, table["probability"], color=BLUE, height=0.6)
+        axes.set_yticks(rows, table["class"].astype(str))
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel("probability")
+        _tidy(axes)
+        axes.invert_yaxis()
+    return figure
+
+
+def pictures(images, titles=None, columns: int = 10):
+    """A grid of pictures, Pillow images or arrays (H, W) of grey, 0 to 255, or (H, W, 3); `titles` has one for each."""
+    rows = -(-len(images) // columns)
+    columns = min(columns, len(images))
+    size = 3.2 if len(images) == 1 else 0.85
+    height = size * rows * (1.0 if titles is None else 1.35)
+    figure, panels = plt.subplots(rows, columns, figsize=(size * columns, height), squeeze=False, layout="constrained")
+    for axes in panels.flat:
+        axes.axis("off")
+    for i, (axes, image) in enumerate(zip(panels.flat, images, strict=False)):
+        axes.imshow(np.asarray(image), cmap="gray", vmin=0, vmax=255)
+        if titles is not None:
+            axes.set_title(titles[i], fontsize=9)
+    return figure
+
+
+def counts(values: dict, label: str):
+    """Horizontal bars of counts by name, the largest first; `label` says what is counted."""
+    pairs = sorted(values.items(), key=lambda pair: -pair[1])
+    figure, axes = _axes(6.4, 0.9 + 0.3 * len(pairs))
+    bars = axes.barh([name for name, _ in pairs], [n for _, n in pairs], color=BLUE, height=0.6)
+    axes.bar_label(bars, padding=3, fontsize=9)
+    axes.set_xlabel(label)
+    axes.margins(x=0.1)
+    axes.invert_yaxis()
+    return figure
+
+
+def spread(timing, bins: int = 20):
+    """A histogram of one `measure.Timing`, in ms, with its mean and median as lines."""
+    figure, axes = _axes(6.4, 2.6)
+    axes.hist(np.array(timing.seconds) * 1e3, bins=bins, color=BLUE)
+    axes.axvline(timing.median * 1e3, color="black", label=f"median {timing.median * 1e3:.3g} ms")
+    axes.axvline(timing.mean * 1e3, color=ORANGE, linestyle="--", label=f"mean {timing.mean * 1e3:.3g} ms")
+    axes.set_xlabel("time of a call (ms)")
+    axes.set_ylabel("calls")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _axes(width: float, height: float):
+    figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
+    _tidy(axes)
+    return figure, axes
+
+
+def _tidy(axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,85 @@
+"""A picture in, classes out: ImageNet preprocessing, and the top-k classes of a network's output."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+# The statistics of ImageNet's training images, per channel, that torchvision's networks are trained with.
+MEAN = np.array([0.485, 0.456, 0.406], dtype="float32")
+STD = np.array([0.229, 0.224, 0.225], dtype="float32")
+
+
+def sample_picture() -> Path:
+    """The path of a photograph that is on every machine with matplotlib: Grace Hopper, by the US Navy."""
+    import matplotlib.cbook
+
+    return Path(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
+
+
+def open_picture(path: str | os.PathLike | None = None) -> Image.Image:
+    """The picture at `path`, in RGB, with its camera's rotation applied; the sample picture where `path` is None.
+
+    Raises FileNotFoundError for a missing file, ValueError for one that is no picture that Pillow reads.
+    """
+    from PIL import ImageOps
+
+    path = Path(path) if path is not None else sample_picture()
+    if not path.is_file():
+        raise FileNotFoundError(f"no picture at {path}: give the path of a JPEG or PNG file, or None for the sample")
+    try:
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise ValueError(f"{path} is no picture that can be read ({error}): expected a JPEG or PNG file") from error
+
+
+def crop(image: Image.Image, size: int = 224, resize: int = 256) -> Image.Image:
+    """What an ImageNet network sees: the shorter side scaled to `resize` pixels, then the middle `size` x `size`."""
+    scale = resize / min(image.size)
+    width, height = (max(size, round(n * scale)) for n in image.size)
+    left, top = (width - size) // 2, (height - size) // 2
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return image.crop((left, top, left + size, top + size))
+
+
+def preprocess(image: Image.Image, size: int = 224, resize: int = 256) -> np.ndarray:
+    """The network's input for a picture: float32, shape (1, 3, size, size), cropped and normalized as in training."""
+    pixels = np.asarray(crop(image, size, resize), dtype="float32") / 255
+    return np.ascontiguousarray(((pixels - MEAN) / STD).transpose(2, 0, 1)[None])
+
+
+def imagenet_classes() -> list[str]:
+    """The names of ImageNet's 1000 classes, in the order of a network's outputs, from torchvision's metadata."""
+    from torchvision.models import ResNet18_Weights
+
+    return ResNet18_Weights.DEFAULT.meta["categories"]
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Scores to probabilities along the last axis, in float64."""
+    shifted = np.exp(np.asarray(logits, dtype="float64") - np.max(logits, axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def top_k(logits: np.ndarray, k: int = 5, classes: list[str] | None = None):
+    """The `k` most probable classes of one output, shape (classes,) or (1, classes), as a pandas DataFrame.
+
+    Its columns are class (the name, or the index where `classes` is None) and probability (softmax over all), the most
+    probable first.
+    """
+    import pandas as pd
+
+    scores = np.asarray(logits)
+    if scores.ndim == 2 and len(scores) == 1:
+        scores = scores[0]
+    if scores.ndim != 1:
+        raise ValueError(
+            f"top_k: expected the output for one picture, shape (classes,) or (1, classes); got {scores.shape}"
+        )
+    probabilities = softmax(scores)
+    order = np.argsort(-probabilities, kind="stable")[:k]
+    names = [classes[i] for i in order] if classes is not None else list(order)
+    rank = pd.RangeIndex(1, len(order) + 1, name="rank")
+    return pd.DataFrame({"class": names, "probability": probabilities[order]}, index=rank)
