@@ -28,7 +28,7 @@ SHAPE = {"picture": (2, 3, 8, 8)}
 
 
 class Small(nn.Module):
-    """A parameter, a kept and an unkept buffer, a plain tensor and a constant: one of each thing that a module holds."""
+    """A parameter, a kept and an unkept buffer, a plain tensor and a constant: one of each."""
 
     def __init__(self):
         super().__init__()
@@ -258,6 +258,10 @@ OPERATORS = {
     "celu": lambda x: F.celu(x, 2.0),
     "select the last": lambda x: x[:, -1],
     "average pool": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+    "roll": lambda x: x.roll((1, -2, 9), (1, -1, 2)),
+    "roll all": lambda x: x.roll(5),
+    "slice set": lambda x: x.slice_scatter(x[:, :2] * 2, 1, -3, -1).slice_scatter(x[:, :, :5], 2, 0, 99, 2),
+    "slice set, all": lambda x: x.slice_scatter(x * 2, 1),
     "amax": lambda x: x.amax((2, 3)),
     "amax of all": lambda x: x.amax(),
     "amin": lambda x: x.amin(1, keepdim=True),

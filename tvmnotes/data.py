@@ -11,7 +11,8 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
-_BUNDLED = Path(__file__).resolve().parents[1] / "data"
+_HERE = Path(__file__).resolve().parent
+_BUNDLED = _HERE / "_data" if (_HERE / "_data").is_dir() else _HERE.parent / "data"  # in a wheel; in a checkout
 _CONNECT_SECONDS = 3
 
 

@@ -200,7 +200,7 @@ def report() -> Report:
             "C++ compiler": "found" if compiler else "none: Compiled.save needs g++ or clang++",
             "GPU": "CUDA device 0" if tvm.cuda(0).exist else "none",
             "network": "off (TVMNOTES_OFFLINE)" if data.offline() else "used when a file is neither bundled nor cached",
-            "cache": str(data.cache()),
+            "cache": str(data.cache()).replace(str(Path.home()), "~", 1),
         }
     )
 

@@ -5,6 +5,7 @@ drifts; medians and ratios are what to quote.
 """
 
 import gc
+import os
 import sys
 import time as clock
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from tqdm.auto import tqdm
 
-_TURN_CALLS, _TURN_SECONDS = 3, 0.05  # the least timed calls and time of a candidate before the next has its turn
-_TURNS = 3
+# A turn of a candidate: at least so many timed calls and seconds, and no further call after so many seconds.
+_TURN_CALLS, _TURN_SECONDS, _TURN_LIMIT = 3, 0.05, 0.5
+_TURNS = 5
 
 
 @dataclass
@@ -101,14 +103,18 @@ def compare(candidates: dict[str, Callable], *inputs, seconds: float = 2.0, call
 
     A turn of a candidate is one call that does not count, then three that do, or as many as fit into 50 ms. So what
     slows the machine down for a while slows all of them, and none pays for the threads that the one before left
-    spinning. It ends when `seconds` per candidate have passed and each has had three turns, or with exactly `calls`
-    timed calls of each. A torch module (also a traced, scripted or compiled one) gets the inputs as tensors and runs in
-    inference mode; any other callable gets them as they are. A bar shows the progress after 3 seconds.
+    spinning. Calls that take so long that this does not matter have shorter turns. It ends when `seconds` per candidate
+    have passed and each has had five turns, or with exactly `calls` timed calls of each. A torch module (also a traced,
+    scripted or compiled one) gets the inputs as tensors and runs in inference mode; any other callable gets them as
+    they are. A bar shows the progress after 3 seconds.
 
-    Raises TypeError for a candidate that cannot be called, ValueError where there is none.
+    Raises TypeError for a candidate that cannot be called, ValueError where there is none, and for `seconds` or `calls`
+    that are not above 0.
     """
     if not candidates:
         raise ValueError("candidates: expected at least one name with its function, got none")
+    if seconds <= 0 or (calls is not None and calls < 1):
+        raise ValueError(f"expected seconds above 0, and calls of 1 or more, or None; got {seconds=}, {calls=}")
     for name, call in candidates.items():
         if not callable(call):
             raise TypeError(
@@ -121,7 +127,8 @@ def compare(candidates: dict[str, Callable], *inputs, seconds: float = 2.0, call
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with tqdm(total=1.0, desc="measuring", bar_format="{desc} {bar} {elapsed}", leave=False, delay=3) as bar:
+        style = {"desc": "measuring", "bar_format": "{desc} {bar} {elapsed}", "leave": False, "delay": 3}
+        with tqdm(total=1.0, disable="TQDM_DISABLE" in os.environ, **style) as bar:
             while (share := _share_done(timings, started, turns, budget, calls)) < 1:
                 for name, run in runs.items():
                     _turn(run, timings[name].seconds, calls)
@@ -134,15 +141,17 @@ def compare(candidates: dict[str, Callable], *inputs, seconds: float = 2.0, call
 
 
 def _turn(run: Callable, seconds: list[float], calls: int | None) -> None:
-    """One call to warm up, then timed ones, whose times are appended to `seconds`."""
-    run()
+    """One call to warm up, unless the last took long, then timed ones, whose times are appended to `seconds`."""
+    if not seconds or seconds[-1] < _TURN_LIMIT / 2:
+        run()
     first, begin = len(seconds), clock.perf_counter()
     while True:
         start = clock.perf_counter()
         run()
         end = clock.perf_counter()
         seconds.append(end - start)
-        if len(seconds) == calls or (len(seconds) - first >= _TURN_CALLS and end - begin >= _TURN_SECONDS):
+        enough = len(seconds) - first >= _TURN_CALLS and end - begin >= _TURN_SECONDS
+        if enough or end - begin >= _TURN_LIMIT or len(seconds) == calls:
             return
 
 

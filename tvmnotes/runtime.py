@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from importlib import metadata
@@ -27,6 +28,14 @@ from .spec import TensorSpec, dtype_of
 _FILES = ("lib.so", "graph.json", "params.bin")
 _ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
 _FORMAT = 1
+_MANIFEST = {
+    "versions": dict,
+    "target": dict,
+    "architecture": str,
+    "instruction_sets": list,
+    "opt_level": int,
+    "files": dict,
+}
 
 
 class Compiled:
@@ -42,19 +51,18 @@ class Compiled:
         self.graph, self.params, self.target, self.opt_level = graph, params, target, opt_level
         self.inputs = [TensorSpec(i["name"], tuple(i["shape"]), i["dtype"]) for i in graph["inputs"]]
         self.outputs = [TensorSpec(f"output{n}", tuple(o["shape"]), o["dtype"]) for n, o in enumerate(graph["outputs"])]
-        self._library = library
+        # Kept as bytes, since the file may be replaced while the library is in use.
+        self._library = library.read_bytes() if isinstance(library, Path) else library
         self._params = tvm_ffi.convert(list(params.values()))
         self._lock = threading.Lock()
-        self._main = None if self._foreign() else self._start()
+        self._main = None if self._foreign() else self._start(library)
 
     def _foreign(self) -> str | None:
         """Why this machine cannot run the library; None where it can."""
         return _mismatch(_architecture(self.target), env.target_instruction_sets(self.target))
 
-    def _start(self):
-        module = self._library
-        if isinstance(module, Path):
-            module = tvm.runtime.load_module(str(module))
+    def _start(self, library):
+        module = _open_library(library) if isinstance(library, Path) else library
         self._vm = tvm.relax.VirtualMachine(module, tvm.cpu())
         return self._vm["main"]
 
@@ -98,12 +106,15 @@ class Compiled:
     def save(self, folder: str | os.PathLike) -> Path:
         """Write the network to `folder` (see this module's docstring), all of it or nothing; returns the folder.
 
-        A folder that holds a saved network is replaced. Raises FileExistsError where `folder` is anything else that
-        holds files, RuntimeError where linking finds no C++ compiler.
+        A folder that holds a saved network and nothing else is replaced. Raises FileExistsError where `folder` is
+        anything else that holds files, RuntimeError where linking finds no C++ compiler.
         """
-        folder = Path(folder)
-        if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / "manifest.json").is_file()):
-            raise FileExistsError(f"{folder} exists and is not a saved network: name a new folder, or remove it first")
+        given, folder = Path(folder), Path(folder).resolve()
+        if folder.is_file() or (folder.is_dir() and not _replaceable(folder)):
+            raise FileExistsError(
+                f"{given} exists and is not a saved network, or holds other files too: name a new folder, or remove it "
+                "first"
+            )
         folder.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
@@ -111,18 +122,22 @@ class Compiled:
             if folder.exists():
                 old = new.with_name(new.name + "-old")
                 folder.rename(old)
-                new.rename(folder)
+                try:
+                    new.rename(folder)
+                except BaseException:
+                    old.rename(folder)
+                    raise
                 shutil.rmtree(old)
             else:
                 new.rename(folder)
         finally:
             shutil.rmtree(new, ignore_errors=True)
-        return folder
+        return given
 
     def _write(self, folder: Path) -> None:
         lib, graph, params = (folder / name for name in _FILES)
-        if isinstance(self._library, Path):
-            shutil.copyfile(self._library, lib)
+        if isinstance(self._library, bytes):
+            lib.write_bytes(self._library)
         elif not (shutil.which("g++") or shutil.which("clang++")):
             raise RuntimeError("saving links a library and needs a C++ compiler: install g++ or clang++")
         else:
@@ -163,7 +178,7 @@ def load(folder: str | os.PathLike) -> Compiled:
         file = folder / name
         if not file.is_file():
             raise FileNotFoundError(f"{folder} lacks {name}: copy the folder again as a whole, or build it again")
-        if file.stat().st_size != known["size"] or _sha256(file) != known["sha256"]:
+        if known != {"size": file.stat().st_size, "sha256": _sha256(file)}:
             raise ValueError(
                 f"{file} is not the file that was saved (checksum differs): copy it again, or build it again"
             )
@@ -174,18 +189,36 @@ def load(folder: str | os.PathLike) -> Compiled:
     return Compiled(library, graph, params, tvm.target.Target(manifest["target"]), manifest["opt_level"])
 
 
+def _open_library(file: Path):
+    """The module in a shared library.
+
+    It is opened under a name of its own: where a library is open already, the system's loader gives that one for its
+    name again, even if the file has been replaced since.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder) / file.name
+        link.symlink_to(file)
+        return tvm_ffi.load_module(str(link))  # tvm.runtime.load_module would follow the link first
+
+
+def _replaceable(folder: Path) -> bool:
+    """Whether `save` may replace the folder: it is empty, or holds a saved network and nothing else."""
+    names = {entry.name for entry in folder.iterdir()}
+    return not names or ("manifest.json" in names and names <= {*_FILES, "manifest.json"})
+
+
 def _read_manifest(folder: Path) -> dict:
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
     except FileNotFoundError:
         what = "is not a saved network (it lacks manifest.json)" if folder.is_dir() else "does not exist"
         raise FileNotFoundError(f"{folder} {what}; expected a folder that Compiled.save wrote") from None
-    except (ValueError, NotADirectoryError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise ValueError(
             f"{folder}/manifest.json cannot be read ({error}): copy the folder again, or build it again"
         ) from error
-    keys = ("versions", "target", "architecture", "instruction_sets", "opt_level", "files")
-    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT or any(key not in manifest for key in keys):
+    sound = isinstance(manifest, dict) and all(isinstance(manifest.get(k), kind) for k, kind in _MANIFEST.items())
+    if not sound or manifest.get("format") != _FORMAT:
         raise ValueError(f"{folder}/manifest.json is not of format {_FORMAT} of tvmnotes: build the network again")
     if set(manifest["files"]) != set(_FILES):
         raise ValueError(
@@ -198,7 +231,7 @@ def _mismatch(architecture: str, instruction_sets) -> str | None:
     here = _architecture(env.host_target())
     if architecture != here:
         return f"it is built for {architecture}, this machine is {here}"
-    missing = [isa for isa in instruction_sets if isa not in env.instruction_sets()]
+    missing = [str(isa) for isa in instruction_sets if isa not in env.instruction_sets()]
     return f"it uses {', '.join(missing)}, which this CPU ({env.cpu_name()}) lacks" if missing else None
 
 
@@ -222,7 +255,8 @@ def _sha256(file: Path) -> str:
 
 def _tensor(value, spec: TensorSpec) -> tvm.runtime.Tensor:
     """`value` as a TVM tensor on the CPU, without a copy where its memory is contiguous and aligned."""
-    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+    torch = sys.modules.get("torch")
+    if not isinstance(value, np.ndarray | tvm.runtime.Tensor) and not (torch and isinstance(value, torch.Tensor)):
         raise TypeError(
             f"input {spec.name!r}: expected a NumPy array, torch tensor or TVM tensor; got {type(value).__name__}"
         )
@@ -234,7 +268,8 @@ def _tensor(value, spec: TensorSpec) -> tvm.runtime.Tensor:
     if isinstance(value, tvm.runtime.Tensor):
         return value
     if isinstance(value, np.ndarray):
-        aligned = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % _ALIGNMENT == 0
-        return tvm.runtime.from_dlpack(value) if aligned else tvm.runtime.tensor(value)
+        as_it_is = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % _ALIGNMENT == 0
+        as_it_is &= value.dtype.kind in "iuf"  # DLPack knows no bfloat16 of NumPy's, and NumPy 1's knows no bool
+        return tvm.runtime.from_dlpack(value) if as_it_is else tvm.runtime.tensor(value)
     value = value.detach().cpu().contiguous()  # a torch tensor
     return tvm.runtime.from_dlpack(value if value.data_ptr() % _ALIGNMENT == 0 else value.clone())

@@ -32,7 +32,7 @@ def parse_inputs(inputs: Any, names: list[str] | None = None) -> list[TensorSpec
     example (NumPy array or torch tensor). A list of such (name, value) pairs serves too, as Relay took them, and an
     example alone or a list of examples, which get `names`, or input0, input1, … where there are none.
 
-    Raises TypeError or ValueError, naming the entry, where a value is none of these.
+    Raises TypeError or ValueError, naming the entry, where a value is none of these or a name comes twice.
     """
     if hasattr(inputs, "items"):
         pairs = list(inputs.items())
@@ -51,7 +51,13 @@ def parse_inputs(inputs: Any, names: list[str] | None = None) -> list[TensorSpec
         )
     if not pairs:
         raise ValueError("inputs: expected at least one input, such as {'input0': (1, 3, 224, 224)}; got none")
-    return [_parse_one(name, value) for name, value in pairs]
+    specs = [_parse_one(name, value) for name, value in pairs]
+    given = [spec.name for spec in specs]
+    if twice := sorted({name for name in given if given.count(name) > 1}):
+        raise ValueError(
+            f"inputs: expected a different name for each, but {twice[0]!r} comes {given.count(twice[0])} times"
+        )
+    return specs
 
 
 def _is_pair(entry: Any) -> bool:

@@ -31,15 +31,14 @@ def open_picture(path: str | os.PathLike | None = None) -> Image.Image:
     try:
         with Image.open(path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"{path} is no picture that can be read ({error}): expected a JPEG or PNG file") from error
 
 
 def crop(image: Image.Image, size: int = 224, resize: int = 256) -> Image.Image:
     """What an ImageNet network sees: the shorter side scaled to `resize` pixels, then the middle `size` x `size`."""
-    scale = resize / min(image.size)
-    width, height = (max(size, round(n * scale)) for n in image.size)
-    left, top = (width - size) // 2, (height - size) // 2
+    width, height = (max(size, int(resize * n / min(image.size))) for n in image.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)  # both as torchvision rounds
     image = image.resize((width, height), Image.Resampling.BILINEAR)
     return image.crop((left, top, left + size, top + size))
 

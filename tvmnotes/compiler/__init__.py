@@ -21,14 +21,20 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> C
     so that levels 2 and 3 compute at compile time what depends on them alone.
 
     Raises ValueError for an unknown opt level or target, for parameters that do not fit the module, and for an input
-    whose shape is not fixed; TypeError where `mod` is not an IRModule.
+    whose shape is not fixed; TypeError where `mod` is not an IRModule, or `params` not a dictionary.
     """
     if opt_level not in pipeline.OPT_LEVELS:
         raise ValueError(f"opt_level: expected one of {', '.join(map(str, pipeline.OPT_LEVELS))}; got {opt_level!r}")
     target = resolve_target(target)
-    _check(mod, params)
+    weights = _check(mod, params)
     arrays = {name: array if isinstance(array, tvm.runtime.Tensor) else tvm.runtime.tensor(array)
               for name, array in params.items()}  # fmt: skip
+    for var in weights:
+        wanted, given = (_fixed_shape(var), str(var.ty.dtype)), (tuple(arrays[var.name].shape), arrays[var.name].dtype)
+        if wanted != given:
+            raise ValueError(
+                f"params: {var.name!r} must be of shape {wanted[0]} and {wanted[1]}; got {given[0]}, {given[1]}"
+            )
     mod = tvm.relax.transform.BindParams("main", arrays)(mod)
     with target:
         mod = tvm.transform.Sequential(pipeline.passes(opt_level))(mod)
@@ -68,16 +74,18 @@ def resolve_target(target=None) -> tvm.target.Target:
     return resolved
 
 
-def _check(mod, params) -> None:
+def _check(mod, params) -> list[tvm.relax.Var]:
+    """Raise what can be said of `mod` and `params` before any work; return the variables of `main` that are weights."""
     if not isinstance(mod, tvm.IRModule):
         raise TypeError(
             f"mod: expected a tvm.IRModule, as tn.from_pytorch and tn.from_onnx return with its params; "
             f"got {type(mod).__name__}"
         )
-    if "main" not in mod:
-        raise ValueError(
-            "mod: expected a function named 'main'; it has " + ", ".join(str(v) for v in mod.get_global_vars())
-        )
+    if not isinstance(params, dict):
+        raise TypeError(f"params: expected a dictionary from name to array, got {type(params).__name__}")
+    if "main" not in mod or not isinstance(mod["main"], tvm.relax.Function):
+        listed = ", ".join(v.name_hint for v in mod.get_global_vars()) or "none"
+        raise ValueError(f"mod: expected a Relax function named 'main'; its functions: {listed}")
     main = mod["main"]
     inputs = (
         int(main.attrs["num_input"]) if main.attrs and "num_input" in main.attrs else len(main.params) - len(params)
@@ -90,11 +98,21 @@ def _check(mod, params) -> None:
             f"missing: {_some(missing)}; not in the module: {_some(superfluous)}"
         )
     for var in main.params[:inputs]:
-        if not all(isinstance(n, tvm.tirx.IntImm) for n in var.ty.shape):
+        if _fixed_shape(var) is None:
             raise ValueError(
-                f"input {var.name!r} has the shape ({', '.join(map(str, var.ty.shape))}), which is not fixed: "
+                f"input {var.name!r} is {var.ty}, whose shape is not fixed: "
                 "import the model with whole numbers for every axis"
             )
+    outputs = main.ret_ty.fields if isinstance(main.ret_ty, tvm.ir.TupleType) else [main.ret_ty]
+    if not all(isinstance(output, tvm.relax.TensorType) for output in outputs):
+        raise ValueError(f"mod: expected main to return a tensor or a tuple of tensors, it returns {main.ret_ty}")
+    return list(main.params[inputs:])
+
+
+def _fixed_shape(var: tvm.relax.Var) -> tuple[int, ...] | None:
+    shape = getattr(var.ty, "shape", None)
+    fixed = shape is not None and all(isinstance(n, tvm.tirx.IntImm) for n in shape)
+    return tuple(int(n) for n in shape) if fixed else None
 
 
 def _some(names: set[str]) -> str:

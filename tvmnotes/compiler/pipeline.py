@@ -3,6 +3,8 @@
 `build` runs `passes(opt_level)`, then `lift_constants`, `describe` and `bundle`, and hands `lowering()` to TVM.
 """
 
+import itertools
+
 import tvm
 from tvm import relax
 from tvm.relax import transform as t
@@ -54,15 +56,16 @@ def array_key(array: tvm.runtime.Tensor) -> int:
 
 @relax.expr_functor.mutator
 class _LiftConstants(relax.PyExprMutator):
-    def __init__(self, names: dict[int, str]):
+    def __init__(self, names: dict[int, str], taken: set[str]):
         super().__init__()
         self.names, self.vars, self.arrays = names, {}, {}
+        self.free = (name for n in itertools.count() if (name := f"const{n}") not in taken)
 
     def visit_generic_const_(self, constant):
         array = constant.value
         key = array_key(array)
         if key not in self.vars:
-            name = self.names.get(key, f"const{len(self.arrays)}")
+            name = self.names.get(key) or next(self.free)
             self.vars[key] = relax.Var(name, constant.ty)
             self.arrays[name] = array
         return self.vars[key]
@@ -74,9 +77,12 @@ def lift_constants(mod: tvm.IRModule, names: dict[int, str]) -> tuple[tvm.IRModu
     So the library holds code alone and the parameters get a file of their own, whatever was folded. An array keeps
     its name from `names` (by `array_key`) where no pass has touched it.
     """
-    lift = _LiftConstants(names)
-    main = lift.visit_expr(mod["main"])
+    main = mod["main"]
+    lift = _LiftConstants(names, taken={*names.values(), *(p.name for p in main.params)})
+    main = lift.visit_expr(main)
+    inputs = len(main.params)
     main = relax.Function([*main.params, *lift.vars.values()], main.body, main.ret_ty, main.is_pure, main.attrs)
+    main = main.with_attr("num_input", inputs)  # `bundle` goes by it
     mod = mod.clone()
     mod.update_func(mod.get_global_var("main"), main)
     return mod, lift.arrays

@@ -60,7 +60,6 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
         specs = _program_inputs(model) if inputs is None else parse_inputs(inputs)
     else:
         specs = parse_inputs(inputs)
-    _check_names(specs)
     _check_inputs(model, specs)
     with _quiet():
         table = torch.export.default_decompositions()
@@ -82,6 +81,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
             raise NotImplementedError(
                 f"TVM's importer fails on this network: {_first_line(error)}; {_WAY_OUT}"
             ) from error
+    mod = relax.transform.DeadCodeElimination()(mod)  # such as max pooling's indices, which nobody reads
     main = mod["main"].without_attr("params")
     mod["main"] = _rename_params(main, [spec.name for spec in specs] + list(weights))
     return mod, {name: _to_tvm(tensor) for name, tensor in weights.items()}
@@ -109,14 +109,6 @@ def _check_model(model: Any) -> None:
         raise ValueError(
             f"model: expected a network in eval mode, but {training[0]} is in training mode, where dropout and batch "
             "norm behave differently; call net.eval() first (before tracing, if you trace)"
-        )
-
-
-def _check_names(specs: list[TensorSpec]) -> None:
-    names = [spec.name for spec in specs]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(
-            f"inputs: expected a different name for each, but {twice[0]!r} comes {names.count(twice[0])} times"
         )
 
 
@@ -278,6 +270,13 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
     return lifted, weights
 
 
+_NOISE = (
+    r"Manually populate ",
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"Pred is a Python constant",  # the `if` of a scripted functional, whose condition is known: nothing is lost
+)
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep back what torch says of its own insides while it exports and converts."""
@@ -286,7 +285,7 @@ def _quiet() -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            for message in (r"Manually populate ", r"`isinstance\(treespec, LeafSpec\)` is deprecated"):
+            for message in _NOISE:
                 warnings.filterwarnings("ignore", message=message)
             yield
     finally:

@@ -1,7 +1,7 @@
 """Operators that TVM 0.27's PyTorch importer gets wrong or lacks, for pytorch.py.
 
-Where one operator can be said with others, DECOMPOSITIONS rewrites it within PyTorch, before TVM sees it. The rest is in
-CONVERTERS, under the importer's own keys: functions of a torch.fx node and the importer, which emit Relax. What can
+Where one operator can be said with others, DECOMPOSITIONS rewrites it within PyTorch, before TVM sees it. The rest is
+in CONVERTERS, under the importer's own keys: functions of a torch.fx node and the importer, which emit Relax. What can
 be neither is refused with a ValueError, instead of numbers that are not PyTorch's. tests/test_import_pytorch.py holds
 each one against PyTorch.
 """
@@ -46,12 +46,36 @@ def _select(x: torch.Tensor, dim: int, index: int) -> torch.Tensor:
     return aten.squeeze.dim(aten.slice.Tensor(x, dim, start, start + 1), dim)
 
 
+def _roll(x: torch.Tensor, shifts: list[int], dims: list[int] = ()) -> Any:
+    """TVM gathers element by element, and warns of it; two slices joined do."""
+    if not dims:
+        return NotImplemented
+    for shift, dim in zip(shifts, dims, strict=True):
+        cut = -shift % x.shape[dim]
+        x = torch.cat([aten.slice.Tensor(x, dim, cut), aten.slice.Tensor(x, dim, 0, cut)], dim)
+    return x
+
+
+def _slice_scatter(
+    x: torch.Tensor, part: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    """x with x[start:end] set to part: as in `_roll`."""
+    if step != 1:
+        return NotImplemented
+    start, end, _ = slice(start, end).indices(x.shape[dim])
+    if end <= start:
+        return x.clone()
+    return torch.cat([aten.slice.Tensor(x, dim, 0, start), part, aten.slice.Tensor(x, dim, end)], dim)
+
+
 DECOMPOSITIONS: dict[Any, Callable] = {
     aten.add.Tensor: _add,
     aten.sub.Tensor: _sub,
     aten.div.Tensor: _div,
     aten.elu.default: _elu,
     aten.select.int: _select,
+    aten.roll.default: _roll,
+    aten.slice_scatter.default: _slice_scatter,
 }
 
 # ---- from PyTorch to Relax

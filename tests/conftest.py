@@ -1,0 +1,102 @@
+"""What all tests share: no network, caches of their own, a small network with its numbers from PyTorch."""
+
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _alone(tmp_path_factory):
+    """No test fetches anything, or finds what an earlier run or the user left in a cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TVMNOTES_OFFLINE", "1")
+        patch.setenv("TVMNOTES_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TORCH_HOME", str(tmp_path_factory.mktemp("torch")))
+        for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+            patch.delenv(name, raising=False)
+            patch.delenv(name.upper(), raising=False)
+        yield
+
+
+@pytest.fixture
+def python():
+    """Run Python code in a fresh process, with changes to the environment (None removes); returns what it prints."""
+
+    def run(code: str, cwd=None, **changes) -> str:
+        env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run
+
+
+class SmallNet(nn.Module):
+    """A stem, a residual block, pooling and a linear layer: float32 (N, 3, 8, 8) to (N, 5)."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.pool, self.classify = nn.MaxPool2d(2), nn.Linear(8 * 4 * 4, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.bn1(self.conv1(x)))
+        x = torch.relu(self.bn2(self.conv2(x)) + x)
+        return self.classify(self.pool(x).flatten(1))
+
+
+class Function(nn.Module):
+    """A function of tensors as a network."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+class Case(NamedTuple):
+    mod: object
+    params: dict
+    x: np.ndarray
+    wanted: np.ndarray
+
+
+@pytest.fixture(scope="session")
+def small() -> Case:
+    """`SmallNet`, imported, with an input "image" and PyTorch's result for it."""
+    from tvmnotes import from_pytorch, models
+
+    net = models.seeded(SmallNet, 8)
+    x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = net(x).numpy()
+    return Case(*from_pytorch(net, {"image": (1, 3, 8, 8)}), x.numpy(), wanted)
+
+
+@pytest.fixture(scope="session")
+def lib(small):
+    """`small`, built for this machine at the highest opt level."""
+    from tvmnotes import build
+
+    return build(small.mod, small.params)
+
+
+@pytest.fixture(scope="session")
+def compile_function():
+    """Build a function of torch tensors for inputs as `from_pytorch` reads them."""
+    from tvmnotes import build, from_pytorch
+
+    def compile_function(function, inputs, **options):
+        return build(*from_pytorch(Function(function).eval(), inputs), **options)
+
+    return compile_function

@@ -1,0 +1,251 @@
+"""env: cores, threads, instruction sets, target, report and problems, on made-up machines and on this one."""
+
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from tvmnotes import env
+from tvmnotes.__main__ import app
+
+ALONE = {cpu: str(cpu) for cpu in range(4)}  # four cores without hyper-threads
+PAIRS = {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}  # four cores of two hyper-threads
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Make trees of /proc and /sys: hyper-threads by CPU, the CPUs of the affinity mask, and other files."""
+
+    def make(siblings, files=None, cpus=None, name="core_cpus_list"):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(cpus or siblings), raising=False)
+        (tmp_path / "sys/devices/system/cpu").mkdir(parents=True)
+        topology = {f"sys/devices/system/cpu/cpu{cpu}/topology/{name}": text for cpu, text in siblings.items()}
+        for path, text in {**topology, **(files or {})}.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text + "\n")
+        return tmp_path
+
+    return make
+
+
+@pytest.fixture
+def forget():
+    """Have env look at the machine anew, in the test and after it."""
+    known = [env.cpu_name, env.instruction_sets, env.host_target, env._llvm_cpu]
+    for function in known:
+        function.cache_clear()
+    yield
+    for function in known:
+        function.cache_clear()
+
+
+# ---------------------------------------------------------------- cores
+
+
+@pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
+def test_hyper_threads_of_a_core_count_once(machine, name):
+    assert env.usable_cores(machine(PAIRS, name=name)) == 4
+
+
+@pytest.mark.parametrize(("cpus", "cores"), [([0, 4], 1), ([0, 1], 2), ([1, 2, 5, 6, 7], 3)])
+def test_only_cpus_of_the_affinity_mask_count(machine, cpus, cores):
+    assert env.usable_cores(machine(PAIRS, cpus=cpus)) == cores
+
+
+def test_without_topology_each_cpu_counts(machine):
+    assert env.usable_cores(machine({}, cpus=[0, 1, 2])) == 3
+
+
+V2 = "sys/fs/cgroup/"
+V1 = "sys/fs/cgroup/cpu/"
+QUOTAS = {
+    "v2": (2, "0::/", {V2 + "cpu.max": "200000 100000"}),
+    "v2, none": (4, "0::/", {V2 + "cpu.max": "max 100000"}),
+    "v2, half a CPU": (1, "0::/", {V2 + "cpu.max": "50000 100000"}),
+    "v2, one and a half": (1, "0::/", {V2 + "cpu.max": "150000 100000"}),
+    "v2, two and three quarters": (2, "0::/", {V2 + "cpu.max": "275000 100000"}),
+    "v2, more than there are": (4, "0::/", {V2 + "cpu.max": "6400000 100000"}),
+    "v2, below": (3, "0::/a/b", {V2 + "a/b/cpu.max": "300000 100000", V2 + "a/cpu.max": "max 100000"}),
+    "v2, an ancestor's": (1, "0::/a/b", {V2 + "a/b/cpu.max": "max 100000", V2 + "a/cpu.max": "100000 100000"}),
+    "v2, the root's": (2, "0::/a/b", {V2 + "cpu.max": "20000 10000", V2 + "a/b/cpu.max": "300000 100000"}),
+    "v2, another's": (4, "0::/a", {V2 + "b/cpu.max": "100000 100000"}),
+    "v1": (3, "4:cpu,cpuacct:/", {V1 + "cpu.cfs_quota_us": "300000", V1 + "cpu.cfs_period_us": "100000"}),
+    "v1, none": (4, "4:cpu:/", {V1 + "cpu.cfs_quota_us": "-1", V1 + "cpu.cfs_period_us": "100000"}),
+    "v1, half a CPU": (1, "4:cpu:/", {V1 + "cpu.cfs_quota_us": "50000", V1 + "cpu.cfs_period_us": "100000"}),
+    "v1, below": (2, "4:cpu:/a", {V1 + "a/cpu.cfs_quota_us": "20000", V1 + "a/cpu.cfs_period_us": "10000"}),
+    "v1, an ancestor's": (1, "4:cpu:/a/b", {V1 + "a/cpu.cfs_quota_us": "9000", V1 + "a/cpu.cfs_period_us": "9000"}),
+    "v1, the container's": (2, "4:cpu:/docker/1", {V1 + "cpu.cfs_quota_us": "2000", V1 + "cpu.cfs_period_us": "1000"}),
+    "v1, other controllers": (4, "4:memory:/\n5:cpuset:/", {V1 + "cpu.cfs_quota_us": "1", V1 + "cpu.cfs_period_us": "1"}),
+    "both": (
+        1,
+        "4:cpu:/\n0::/",
+        {V2 + "cpu.max": "300000 100000", V1 + "cpu.cfs_quota_us": "1000", V1 + "cpu.cfs_period_us": "1000"},
+    ),
+    "no cgroups": (4, None, {}),
+}
+
+
+@pytest.mark.parametrize("quota", QUOTAS)
+def test_cpu_quotas_bound_the_cores(machine, quota):
+    cores, cgroup, files = QUOTAS[quota]
+    if cgroup is not None:
+        files = {"proc/self/cgroup": cgroup, **files}
+    assert env.usable_cores(machine(ALONE, files)) == cores
+
+
+@pytest.mark.parametrize(("physical", "cores"), [(3, 3), (None, 2)])
+def test_without_sys_psutil_counts(tmp_path, monkeypatch, physical, cores):
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: physical)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    assert env.usable_cores(tmp_path) == cores
+
+
+def test_this_machine_has_usable_cores():
+    assert 1 <= env.usable_cores() <= os.cpu_count()
+
+
+# ---------------------------------------------------------------- threads
+
+COUNT = """
+import os, tvmnotes
+def threads(): return len(os.listdir("/proc/self/task"))
+tvmnotes.env.host_target()
+before = threads()
+tvmnotes.env._compile_and_run()
+print(os.environ["TVM_NUM_THREADS"], 1 + threads() - before, tvmnotes.env.threads())
+"""
+
+
+@pytest.mark.parametrize("setting", [None, "3"])
+def test_tvm_runs_on_as_many_threads_as_set(python, setting):
+    wanted = setting or str(env.usable_cores())
+    assert python(COUNT, TVM_NUM_THREADS=setting).split() == [wanted] * 3
+
+
+@pytest.mark.parametrize(("setting", "threads"), [("7", 7), ("", 2), ("0", 2), ("many", 2)])
+def test_threads(monkeypatch, setting, threads):
+    monkeypatch.setattr(env, "usable_cores", lambda: 2)
+    monkeypatch.setenv("TVM_NUM_THREADS", setting)
+    env.set_tvm_threads()
+    assert (env.threads(), os.environ["TVM_NUM_THREADS"]) == (threads, setting)
+    monkeypatch.delenv("TVM_NUM_THREADS")
+    env.set_tvm_threads()
+    assert os.environ["TVM_NUM_THREADS"] == "2"
+
+
+# ---------------------------------------------------------------- CPU and target
+
+X86 = "model name\t: Fine CPU\nflags\t\t: fpu sse4_2 avx fma avx2 bmi1 avx512_vnni avx_vnni\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd asimdhp asimddp i8mm\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "sets"),
+    [
+        (X86, ("sse4.2", "avx", "fma", "avx2", "bmi", "avxvnni", "avx512vnni")),
+        (ARM, ("neon", "fullfp16", "dotprod", "i8mm")),
+    ],
+)
+def test_the_kernels_flags_become_llvms_names(forget, monkeypatch, cpuinfo, sets):
+    monkeypatch.setattr(env, "_read", lambda path: cpuinfo)
+    assert env.instruction_sets() == sets
+    if "model name" in cpuinfo:
+        assert env.cpu_name() == "Fine CPU"
+
+
+def test_without_the_kernels_list_llvm_says_what_the_cpu_has(forget, monkeypatch):
+    monkeypatch.setattr(env, "_read", lambda path: "")
+    monkeypatch.setattr(env, "_llvm_cpu", lambda: "haswell")
+    assert env.instruction_sets() == ("sse4.2", "avx", "f16c", "fma", "avx2", "bmi", "bmi2")
+    assert env.cpu_name()
+
+
+def test_the_host_target_names_the_cpu_and_its_cores():
+    target = env.host_target()
+    assert target.kind.name == "llvm"
+    assert (target.attrs["mcpu"], target.attrs["num-cores"]) == (env._llvm_cpu(), env.usable_cores())
+    assert set(env.target_instruction_sets(target)) <= set(env.instruction_sets())
+
+
+def test_the_host_target_switches_off_what_the_machine_lacks(forget, monkeypatch):
+    had = env.target_instruction_sets(env.host_target())
+    lost = {"avx512f", "avx2", "neon"} & set(had)
+    assert lost, f"LLVM knows none of these of {env._llvm_cpu()}"
+    forgotten = tuple(isa for isa in env.instruction_sets() if isa not in lost)
+    env.host_target.cache_clear()
+    monkeypatch.setattr(env, "instruction_sets", lambda: forgotten)
+    target = env.host_target()
+    assert {f"-{isa}" for isa in lost} <= set(target.attrs["mattr"])
+    assert not lost & set(env.target_instruction_sets(target))
+
+
+# ---------------------------------------------------------------- report and problems
+
+
+def test_the_report_has_a_row_for_each_fact():
+    report = env.report()
+    versions = {"Python", "TVM", "torch", "torchvision", "onnx", "onnxruntime", "numpy", "mxnet"}
+    facts = {"CPU", "instruction sets", "cores", "threads", "target", "C++ compiler", "GPU", "network", "cache"}
+    assert report.keys() == versions | facts
+    assert report["CPU"] == env.cpu_name()
+    assert report["network"] == "off (TVMNOTES_OFFLINE)"
+    assert report["target"] == str(env.host_target())
+    lines, html = str(report).splitlines(), report._repr_html_()
+    assert len(lines) == len(report) and repr(report) == str(report)
+    assert html.lstrip().startswith(("<style", "<table")) and "</table>" in html
+    for line, (name, value) in zip(lines, report.items(), strict=True):
+        assert line.startswith(name) and line.endswith(value)
+        assert name in html
+
+
+def test_pins_are_the_exact_ones_that_apply_here(monkeypatch):
+    lines = ["a==1.0", "b>=2", "c==3; extra == 'mxnet'", "d==4; python_version < '3'", "e==5.*", "f>=1,<2", "g"]
+    monkeypatch.setattr(env.metadata, "requires", lambda package: lines)
+    assert env._pins() == {"a": "1.0"}
+
+
+def test_no_problems_where_the_pins_are_met(monkeypatch):
+    installed = env.metadata.version("apache-tvm")
+    monkeypatch.setattr(env, "_pins", lambda: {"apache-tvm": installed})
+    assert env.problems() == []
+
+
+def test_a_local_version_meets_its_pin(monkeypatch):
+    monkeypatch.setattr(env, "_pins", lambda: {"torch": "2.12.0"})
+    monkeypatch.setattr(env, "_version", lambda package: "2.12.0+cpu")
+    assert env.problems() == []
+
+
+def test_another_version_gives_the_line_for_pip(monkeypatch):
+    monkeypatch.setattr(env, "_pins", lambda: {"numpy": "0.1", "no-such-package": "2"})
+    first, second = env.problems()
+    assert first.endswith("tested is 0.1: pip install numpy==0.1")
+    assert second == "no-such-package is not installed: pip install no-such-package==2"
+
+
+def test_a_tvm_that_does_not_compile_is_a_problem(monkeypatch):
+    def fail():
+        raise RuntimeError("traceback\nno LLVM here")
+
+    monkeypatch.setattr(env, "_pins", lambda: {"apache-tvm": env.metadata.version("apache-tvm")})
+    monkeypatch.setattr(env, "_compile_and_run", fail)
+    (problem,) = env.problems()
+    assert "(RuntimeError: no LLVM here)" in problem
+    assert "pip install --force-reinstall apache-tvm==" in problem
+
+
+def test_a_folder_that_is_not_installed_says_so(monkeypatch):
+    def fail(package):
+        raise env.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(env.metadata, "requires", fail)
+    with pytest.raises(SystemExit, match="pip install -e"):
+        env.problems()
+
+
+@pytest.mark.parametrize(("pins", "code", "words"), [({}, 0, "All is well"), ({"numpy": "0.1"}, 1, "numpy==0.1")])
+def test_doctor(monkeypatch, pins, code, words):
+    monkeypatch.setattr(env, "_pins", lambda: pins)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == code
+    assert words in result.output and env.cpu_name() in result.output

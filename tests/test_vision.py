@@ -1,0 +1,140 @@
+"""vision: any picture in, as torchvision prepares it; the top classes out."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms
+
+from tvmnotes import vision
+
+
+@pytest.fixture(scope="module")
+def sample() -> Image.Image:
+    return vision.open_picture()
+
+
+def torchvisions(image: Image.Image, size: int, resize: int) -> np.ndarray:
+    steps = [transforms.Resize(resize), transforms.CenterCrop(size), transforms.ToTensor()]
+    steps.append(transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    return transforms.Compose(steps)(image)[None].numpy()
+
+
+# ---------------------------------------------------------------- preprocessing
+
+SIZES = {
+    "the sample": (512, 600),
+    "landscape": (640, 480),
+    "portrait": (333, 517),
+    "odd": (301, 300),
+    "odd, upright": (300, 301),
+    "nearly square": (259, 256),
+    "narrow": (30, 200),
+    "small": (20, 20),
+    "one pixel": (1, 1),
+    "as large as resized": (256, 256),
+}
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_preprocess_gives_torchvisions_numbers(sample, shape):
+    image = sample.resize(SIZES[shape])
+    x = vision.preprocess(image)
+    assert (x.shape, x.dtype, x.flags.c_contiguous) == ((1, 3, 224, 224), np.float32, True)
+    np.testing.assert_allclose(x, torchvisions(image, 224, 256), rtol=0, atol=1e-5)
+
+
+def test_preprocess_for_other_sizes(sample):
+    np.testing.assert_allclose(vision.preprocess(sample, 299, 342), torchvisions(sample, 299, 342), rtol=0, atol=1e-5)
+    assert vision.crop(sample, 64, 32).size == (64, 64)  # never smaller than the crop
+
+
+# ---------------------------------------------------------------- reading
+
+MODES = {"RGB": 1, "RGBA": 1, "L": 1, "LA": 1, "CMYK": 2, "P": 20, "1": 130}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_kind_of_picture_becomes_rgb(sample, tmp_path, mode):
+    """What Pillow makes of it looks like the picture, in grey where the mode has no colours."""
+    file = tmp_path / ("picture.tiff" if mode == "CMYK" else "picture.png")
+    sample.convert(mode).save(file)
+    image = vision.open_picture(file)
+    assert (image.mode, image.size) == ("RGB", sample.size)
+    wanted = sample.convert("L").convert("RGB") if mode in ("L", "LA", "1") else sample
+    difference = np.abs(np.asarray(image, "float32") - np.asarray(wanted, "float32"))
+    assert difference.mean() <= MODES[mode]
+    assert np.isfinite(vision.preprocess(image)).all()
+
+
+@pytest.mark.parametrize(
+    ("orientation", "turn"),
+    [
+        (3, Image.Transpose.ROTATE_180),
+        (6, Image.Transpose.ROTATE_90),
+        (8, Image.Transpose.ROTATE_270),
+        (2, Image.Transpose.FLIP_LEFT_RIGHT),
+    ],
+)
+def test_the_cameras_rotation_is_undone(sample, tmp_path, orientation, turn):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    sample.transpose(turn).save(tmp_path / "picture.png", exif=exif)
+    np.testing.assert_array_equal(np.asarray(vision.open_picture(tmp_path / "picture.png")), np.asarray(sample))
+
+
+def test_a_missing_picture(tmp_path):
+    for path in (tmp_path / "no.jpg", tmp_path):
+        with pytest.raises(FileNotFoundError, match=f"no picture at {path}: give the path"):
+            vision.open_picture(path)
+
+
+@pytest.mark.parametrize("name", ["text.jpg", "empty.png", "half.jpg", "half.png", "damaged.png"])
+def test_a_file_that_is_no_picture(sample, tmp_path, name):
+    file = tmp_path / name
+    stem, kind = name.split(".")
+    sample.save(file, {"jpg": "jpeg"}.get(kind, kind))
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    damage = {"text": b"no picture", "empty": b"", "half": whole[:middle]}
+    file.write_bytes(damage.get(stem, whole[:middle] + b"?" * 64 + whole[middle + 64 :]))
+    with pytest.raises(ValueError, match=f"{file} is no picture that can be read"):
+        vision.open_picture(file)
+
+
+def test_a_picture_of_too_many_pixels(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(ValueError, match="is no picture that can be read.*exceeds limit"):
+        vision.open_picture()
+
+
+# ---------------------------------------------------------------- classes
+
+
+def test_softmax():
+    logits = np.array([[0, np.log(3)], [1e4, -1e4]])
+    np.testing.assert_allclose(vision.softmax(logits), [[0.25, 0.75], [1, 0]], atol=1e-12)
+    assert vision.softmax(logits.astype("float32")).dtype == np.float64
+
+
+def test_top_k():
+    logits = np.log(np.array([1, 5, 3, 1], "float32") / 10)
+    table = vision.top_k(logits, 3, classes=["ant", "bee", "cat", "dog"])
+    assert list(table["class"]) == ["bee", "cat", "ant"]  # of equal ones the first
+    np.testing.assert_allclose(table["probability"], [0.5, 0.3, 0.1], atol=1e-6)
+    assert list(table.index) == [1, 2, 3] and table.index.name == "rank"
+    for same in (logits[None], torch.from_numpy(logits)):
+        assert vision.top_k(same, 3, ["ant", "bee", "cat", "dog"]).equals(table)
+    assert list(vision.top_k(logits)["class"]) == [1, 2, 0, 3]
+
+
+@pytest.mark.parametrize("shape", [(2, 10), (1, 1, 10), ()])
+def test_top_k_takes_one_picture(shape):
+    with pytest.raises(ValueError, match=r"expected the output for one picture.*got \("):
+        vision.top_k(np.zeros(shape))
+
+
+def test_the_classes_of_imagenet():
+    classes = vision.imagenet_classes()
+    assert len(classes) == 1000
+    assert (classes[0], classes[652], classes[999]) == ("tench", "military uniform", "toilet tissue")

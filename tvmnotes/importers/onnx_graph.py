@@ -1,0 +1,220 @@
+"""What an ONNX graph goes through on its way to TVM's frontend; `onnx.py` calls these steps in this order.
+
+require_operators -> modernize -> fold_constants -> prepare_for_tvm. Each takes a checked ModelProto with settled input
+shapes; `modernize` and `fold_constants` return a new one, and all of them may change the one they were given.
+"""
+
+import math
+
+import numpy as np
+import onnx
+import tvm
+from onnx import numpy_helper, shape_inference, version_converter
+from onnx.helper import make_attribute, make_node, make_tensor_value_info, tensor_dtype_to_np_dtype
+from onnx.reference import ReferenceEvaluator
+from tvm.relax.frontend.onnx import onnx_frontend
+
+# Results with more elements than this are left for the compiler to fold: a model must not grow by being read.
+FOLD_LIMIT = 1 << 16
+
+# Operators that ONNX Runtime defines (domain com.microsoft) and TVM's frontend reads; there and nowhere else.
+_MICROSOFT = {
+    *("AllClassNMS", "Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "MatMulInteger16"),
+    "SkipLayerNormalization",
+}
+
+
+# Operators
+
+
+def require_operators(proto: onnx.ModelProto) -> None:
+    """Raise NotImplementedError with every operator that TVM's frontend lacks; TVM itself looks at names alone."""
+    opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
+    known = set(onnx_frontend._get_convert_map()) | {"If"}
+    missing = set()
+    for node in _all_nodes(proto.graph):
+        domain = node.domain or "ai.onnx"
+        here = {"ai.onnx": known - _MICROSOFT, "com.microsoft": _MICROSOFT}.get(domain, set())
+        if node.op_type not in here:
+            missing.add(f"{node.op_type} ({domain}, opset {opsets[domain]})")
+    if missing:
+        raise NotImplementedError(
+            f"TVM {tvm.__version__} has no counterpart of {len(missing)} operator(s) of this model: "
+            f"{', '.join(sorted(missing))}; export the model without them, or cut the graph before them"
+        )
+
+
+def _all_nodes(graph: onnx.GraphProto):
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in [attribute.g, *attribute.graphs]:
+                yield from _all_nodes(inner)
+
+
+def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Rewrite a model of an opset before 11, whose Slice, Upsample, Resize and broadcasts TVM's frontend misreads."""
+    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 11)
+    if opset >= 11:
+        return proto
+    try:
+        proto = version_converter.convert_version(proto, 11)
+    except RuntimeError as error:
+        raise NotImplementedError(
+            f"the model is of opset {opset}, TVM reads 11 and later, and onnx.version_converter fails on it "
+            f"({one_line(error)}); export it again with a newer opset"
+        ) from error
+    for node in _all_nodes(proto.graph):
+        if node.op_type == "Resize":  # Upsample was, and Resize until 10, what 11 calls so; the converter leaves it out
+            old = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            node.attribute.extend(make_attribute(name, value) for name, value in old.items())
+    return proto
+
+
+# Shapes and constants
+
+
+def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Infer all shapes and compute what depends on shapes and constants alone, until nothing of the kind is left.
+
+    Inference copies the model each time, so large weights stand aside meanwhile, replaced by inputs of their shape.
+    """
+    weights, count = list(proto.graph.initializer), len(proto.graph.input)
+    outputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in proto.graph.output]
+    light = [tensor for tensor in weights if _is_small(tensor.dims)]
+    heavy = [make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights if not _is_small(t.dims)]
+    replace(proto.graph.initializer, light)
+    proto.graph.input.extend(heavy)
+    del proto.graph.value_info[:]  # shapes that the exporter noted may be those of its example
+    passed = {value.name: value for value in proto.graph.input}
+    for value in proto.graph.output:
+        if value.name in passed:
+            value.CopyFrom(passed[value.name])
+        else:
+            value.type.tensor_type.ClearField("shape")
+
+    folded = True
+    while folded:
+        try:
+            proto = shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+        except shape_inference.InferenceError as error:
+            raise ValueError(f"the model does not work with inputs of these shapes: {one_line(error)}") from error
+        folded = _fold_once(proto)
+
+    replace(proto.graph.initializer, weights)
+    del proto.graph.input[count:]
+    for value, before in zip(proto.graph.output, outputs, strict=True):
+        if not value.type.tensor_type.HasField("shape"):  # the data decide it
+            value.CopyFrom(before)
+    return proto
+
+
+def _fold_once(proto: onnx.ModelProto) -> bool:
+    """Replace nodes with constant inputs by Constant nodes, in place; returns whether there were any.
+
+    Floating-point initializers are weights and count as unknown, so that they stay parameters under their names.
+    """
+    graph = proto.graph
+    shapes = _static_shapes([*graph.input, *graph.value_info, *graph.output])
+    opsets = {entry.domain: entry.version for entry in proto.opset_import}
+    values = {
+        tensor.name: numpy_helper.to_array(tensor)
+        for tensor in graph.initializer
+        if _is_small(tensor.dims) and tensor_dtype_to_np_dtype(tensor.data_type).kind in "iub"
+    }
+    nodes, folded = [], False
+    for node in graph.node:
+        results = _evaluate(node, values, shapes, opsets)
+        if results is None:
+            nodes.append(node)
+            continue
+        values.update(results)
+        folded |= node.op_type != "Constant"
+        for name, value in results.items():
+            nodes.append(make_node("Constant", [], [name], value=numpy_helper.from_array(value, name)))
+    replace(graph.node, nodes)
+    return folded
+
+
+def _evaluate(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict) -> dict[str, np.ndarray] | None:
+    """The outputs of a node, by name, where constants and shapes decide them and they are small; None otherwise."""
+    outputs = [name for name in node.output if name]
+    if node.domain not in ("", "ai.onnx") or not all(name in shapes and _is_small(shapes[name]) for name in outputs):
+        return None
+    if node.op_type == "Shape" and node.input[0] in shapes:
+        ends = {attribute.name: attribute.i for attribute in node.attribute}
+        return {outputs[0]: np.array(shapes[node.input[0]][ends.get("start", 0) : ends.get("end")], "int64")}
+    if not all(name in values for name in node.input if name):
+        return None
+    if any(attribute.type in (attribute.GRAPH, attribute.GRAPHS) for attribute in node.attribute):
+        return None
+    try:
+        results = ReferenceEvaluator(node, opsets=opsets).run(None, {name: values[name] for name in node.input if name})
+    except Exception:  # it knows no quantized types and not every old operator version: TVM may, so the node stays
+        return None
+    results = {name: np.asarray(value) for name, value in zip(node.output, results, strict=False) if name}
+    return results if all(value.dtype.kind in "biuf" for value in results.values()) else None
+
+
+def _is_small(shape) -> bool:
+    return math.prod(shape) <= FOLD_LIMIT
+
+
+def replace(field, messages: list) -> None:
+    """Fill a repeated protobuf field, which knows no assignment."""
+    del field[:]
+    field.extend(messages)
+
+
+def _static_shapes(values) -> dict[str, tuple[int, ...]]:
+    shapes = {}
+    for value in values:
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+            shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
+    return shapes
+
+
+# What TVM's frontend stumbles over
+
+
+def prepare_for_tvm(graph: onnx.GraphProto) -> None:
+    """Work around three habits of TVM's frontend, in place.
+
+    It takes an empty `scales` of Resize, which ONNX allows beside `sizes`, for a given one: its name is cleared. And it
+    cuts "onnx::" off the names of weights, so that "onnx::w" and "w" become one: such a name gets the prefix twice.
+    And it computes some Resize nodes wrongly: NotImplementedError says so.
+    """
+    _check_resizes(graph)
+    constants = [node.attribute[0].t for node in graph.node if node.op_type == "Constant" and node.attribute[0].t.dims]
+    empty = {tensor.name for tensor in [*graph.initializer, *constants] if 0 in tensor.dims}
+    renamed = {t.name: f"onnx::{t.name}" for t in graph.initializer if t.name.startswith("onnx::")}
+    for tensor in graph.initializer:
+        tensor.name = renamed.get(tensor.name, tensor.name)
+    for node in _all_nodes(graph):
+        for i, name in enumerate(node.input):
+            node.input[i] = "" if node.op_type == "Resize" and name in empty else renamed.get(name, name)
+    for value in graph.output:
+        value.name = renamed.get(value.name, value.name)
+
+
+def _check_resizes(graph: onnx.GraphProto) -> None:
+    """Refuse a Resize whose scales do not lead to whole sizes: TVM goes by the rounded sizes and samples elsewhere."""
+    shapes = _static_shapes([*graph.input, *graph.value_info])
+    tensors = {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
+    tensors |= {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type != "Resize" or node.input[0] not in shapes or not any(n in tensors for n in node.input[2:3]):
+            continue
+        shape, scales = shapes[node.input[0]], numpy_helper.to_array(tensors[node.input[2]])
+        if len(scales) != len(shape) or any(attribute.s == b"align_corners" for attribute in node.attribute):
+            continue
+        if np.any(abs(scales * shape - np.round(scales * shape)) > 1e-3):
+            raise NotImplementedError(
+                f"Resize {node.name!r}: scales {scales.tolist()} of shape {shape} give no whole sizes, which TVM gets "
+                "wrong; export the model with sizes in place of scales (in PyTorch: interpolate(size=...))"
+            )
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
