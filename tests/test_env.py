@@ -75,7 +75,11 @@ QUOTAS = {
     "v1, below": (2, "4:cpu:/a", {V1 + "a/cpu.cfs_quota_us": "20000", V1 + "a/cpu.cfs_period_us": "10000"}),
     "v1, an ancestor's": (1, "4:cpu:/a/b", {V1 + "a/cpu.cfs_quota_us": "9000", V1 + "a/cpu.cfs_period_us": "9000"}),
     "v1, the container's": (2, "4:cpu:/docker/1", {V1 + "cpu.cfs_quota_us": "2000", V1 + "cpu.cfs_period_us": "1000"}),
-    "v1, other controllers": (4, "4:memory:/\n5:cpuset:/", {V1 + "cpu.cfs_quota_us": "1", V1 + "cpu.cfs_period_us": "1"}),
+    "v1, other controllers": (
+        4,
+        "4:memory:/\n5:cpuset:/",
+        {V1 + "cpu.cfs_quota_us": "1", V1 + "cpu.cfs_period_us": "1"},
+    ),
     "both": (
         1,
         "4:cpu:/\n0::/",

@@ -27,22 +27,38 @@ def test_candidates_take_turns():
     assert [len(t.seconds) for t in table.values()] == [3, 3, 3]
 
 
-def test_by_time_each_has_at_least_three_turns_with_a_warm_up_in_each(monkeypatch):
+def test_by_time_each_has_its_turns_with_a_warm_up_in_each(monkeypatch):
     monkeypatch.setattr(measure, "_TURN_SECONDS", 0)
     functions, calls = recorder()
     table = measure.compare(functions, seconds=1e-9)
-    assert calls == (["a"] * 4 + ["b"] * 4) * 3
-    assert [len(t.seconds) for t in table.values()] == [9, 9]
+    timed = measure._TURN_CALLS
+    assert calls == (["a"] * (1 + timed) + ["b"] * (1 + timed)) * measure._TURNS
+    assert [len(t.seconds) for t in table.values()] == [timed * measure._TURNS] * 2
 
 
-def test_a_turn_lasts_while_its_time_does(monkeypatch):
-    clock = iter(range(1000))
-    monkeypatch.setattr(measure, "_TURN_SECONDS", 9)
+@pytest.fixture
+def turns(monkeypatch):
+    """Take turns of a function whose calls each last a second by the clock; gives its calls and the times."""
+    clock, times, calls = iter(range(1000)), [], []
     monkeypatch.setattr(measure.clock, "perf_counter", lambda: next(clock))
-    functions, calls = recorder("a")
-    seconds = []
-    measure._turn(functions["a"], seconds, None)
-    assert (len(calls), seconds) == (6, [1] * 5)  # the clock is read at the turn's begin, then before and after a call
+
+    def turns(count, seconds, limit):
+        monkeypatch.setattr(measure, "_TURN_SECONDS", seconds)
+        monkeypatch.setattr(measure, "_TURN_LIMIT", limit)
+        for _ in range(count):
+            measure._turn(lambda: calls.append(1), times, None)
+        return len(calls), times
+
+    return turns
+
+
+def test_a_turn_lasts_while_its_time_does(turns):
+    # The clock is read as a turn begins, then before and after each call: after five calls it shows 10.
+    assert turns(1, seconds=9, limit=100) == (6, [1] * 5)
+
+
+def test_slow_calls_have_short_turns_and_one_warm_up(turns):
+    assert turns(3, seconds=1, limit=2) == (4, [1] * 3)
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 10, 4321])

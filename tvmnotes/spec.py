@@ -2,6 +2,7 @@
 arguments against it, and a saved network's graph.json stores it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +26,15 @@ def dtype_of(array: Any) -> str:
     return str(array.dtype).removeprefix("torch.")
 
 
-def parse_inputs(inputs: Any, names: list[str] | None = None) -> list[TensorSpec]:
+def parse_inputs(
+    inputs: Any, names: list[str] | None = None, dtypes: Mapping[str, str] | None = None
+) -> list[TensorSpec]:
     """Read what a user says about a model's inputs.
 
     `inputs` maps each name to a shape `(1, 3, 224, 224)`, to a pair of shape and dtype `((1, 64), "int64")`, or to an
     example (NumPy array or torch tensor). A list of such (name, value) pairs serves too, as Relay took them, and an
-    example alone or a list of examples, which get `names`, or input0, input1, … where there are none.
+    example alone or a list of examples, which get `names`, or input0, input1, … where there are none. A shape without a
+    dtype gets the one that `dtypes` has for its name, else float32.
 
     Raises TypeError or ValueError, naming the entry, where a value is none of these or a name comes twice.
     """
@@ -51,7 +55,7 @@ def parse_inputs(inputs: Any, names: list[str] | None = None) -> list[TensorSpec
         )
     if not pairs:
         raise ValueError("inputs: expected at least one input, such as {'input0': (1, 3, 224, 224)}; got none")
-    specs = [_parse_one(name, value) for name, value in pairs]
+    specs = [_parse_one(name, value, (dtypes or {}).get(name, "float32")) for name, value in pairs]
     given = [spec.name for spec in specs]
     if twice := sorted({name for name in given if given.count(name) > 1}):
         raise ValueError(
@@ -64,10 +68,9 @@ def _is_pair(entry: Any) -> bool:
     return isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[0], str)
 
 
-def _parse_one(name: str, value: Any) -> TensorSpec:
+def _parse_one(name: str, value: Any, dtype: str) -> TensorSpec:
     if not isinstance(name, str) or not name:
         raise TypeError(f"inputs: expected a non-empty string as the name of an input, got {name!r}")
-    dtype = "float32"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         value, dtype = tuple(value.shape), dtype_of(value)
     elif isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], list | tuple):

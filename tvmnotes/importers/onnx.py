@@ -12,7 +12,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import tvm
 from google.protobuf.message import DecodeError
@@ -139,7 +138,10 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     declared = {value.name: _declared(value) for value in graph.input}
     given = {}
     if inputs is not None:
-        given = {spec.name: spec for spec in parse_inputs(_with_dtypes(inputs, declared), list(declared))}
+        given = {
+            spec.name: spec
+            for spec in parse_inputs(inputs, list(declared), {name: dtype for name, (_, dtype) in declared.items()})
+        }
     unknown = [name for name in given if name not in declared]
     if unknown:
         raise ValueError(f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {_listed(declared)}")
@@ -192,20 +194,6 @@ def _declared(value: onnx.ValueInfoProto) -> tuple[list[int | str] | None, str]:
     if tensor.HasField("shape"):
         dims = [dim.dim_value if dim.dim_value > 0 else dim.dim_param or "?" for dim in tensor.shape.dim]
     return dims, tensor_dtype_to_np_dtype(tensor.elem_type).name
-
-
-def _with_dtypes(inputs: Any, declared: dict[str, tuple]) -> Any:
-    """Give every plain shape in `inputs` the dtype that the model declares; the rest stays as it came."""
-
-    def complete(name, value):
-        plain = isinstance(value, list | tuple) and all(isinstance(n, int | np.integer) for n in value)
-        return (tuple(value), declared[name][1]) if plain and name in declared else value
-
-    if hasattr(inputs, "items"):
-        return {name: complete(name, value) for name, value in inputs.items()}
-    if isinstance(inputs, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in inputs):
-        return [(name, complete(name, value)) for name, value in inputs]
-    return inputs
 
 
 def _described(dims: list[int | str] | None, dtype: str) -> str:

@@ -1,0 +1,176 @@
+"""models: networks by name; seeded weights that are the same each time, pretrained ones where torch has them."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import torchvision
+from conftest import SmallNet
+from torch import nn
+
+from tvmnotes import data, models
+
+NAME = "squeezenet1_1"  # small, and quickly made
+WEIGHTS = torchvision.models.get_model_weights(NAME).DEFAULT
+
+
+def equal(one: nn.Module, other: nn.Module) -> bool:
+    one, other = one.state_dict(), other.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_names():
+    assert {"resnet18", "mobilenet_v2", "vit_b_16", "inception_v3", "digits"} <= set(models.names())
+    assert not {"fasterrcnn_resnet50_fpn", "deeplabv3_resnet50", "raft_small"} & set(models.names())
+
+
+@pytest.mark.parametrize(("name", "near"), [("resnet19", "resnet18"), ("digit", "digits"), ("?", "; near names: ")])
+def test_an_unknown_name_is_told_near_ones(name, near):
+    with pytest.raises(ValueError, match=f"unknown model .*{near}.*models.names"):
+        models.load(name)
+
+
+# ---------------------------------------------------------------- seeded
+
+
+@pytest.fixture(scope="module")
+def network():
+    return models.load(NAME)
+
+
+def test_without_a_network_weights_are_seeded(network):
+    assert (network.weights_kind, network.input_shape) == ("seeded", (1, 3, 224, 224))
+    assert network.classes == WEIGHTS.meta["categories"]
+    assert not any(module.training for module in network.modules())
+
+
+def test_seeded_weights_are_the_same_each_time_and_leave_the_random_state_alone(network):
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    again = models.load(NAME, pretrained=False)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert equal(network, again)
+    with torch.no_grad():
+        again.features[0].weight.zero_()
+    assert not equal(network, again)  # each call gives a network of its own
+
+
+def test_batch_norms_hold_the_statistics_of_what_they_see():
+    net = models.seeded(SmallNet, 8)
+    assert not any(module.training for module in net.modules())
+    seen = []
+    for norm in (net.bn1, net.bn2):
+        assert norm.momentum == nn.BatchNorm2d(1).momentum
+        norm.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], module)))
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(models._SEED)
+        SmallNet()
+        net(torch.randn(2, 3, 8, 8))
+    for x, norm in seen:
+        torch.testing.assert_close(norm.running_mean, x.mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(norm.running_var, x.var((0, 2, 3)), rtol=1e-3, atol=1e-4)
+
+
+def test_without_calibration_batch_norm_is_as_made():
+    net = models.seeded(SmallNet, 8, calibrate=False)
+    assert torch.equal(net.bn1.running_mean, torch.zeros(8)) and torch.equal(net.bn1.running_var, torch.ones(8))
+
+
+# ---------------------------------------------------------------- pretrained
+
+
+@pytest.fixture
+def torchs_cache(monkeypatch, tmp_path, network):
+    """A cache of torch's with a file in the place of NAME's weights: the seeded ones, with one bias changed."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    file = Path(torch.hub.get_dir()) / "checkpoints" / Path(WEIGHTS.url).name
+    assert tmp_path in file.parents
+    file.parent.mkdir(parents=True)
+    state = {key: tensor.clone() for key, tensor in network.state_dict().items()}
+    state["classifier.1.bias"] += 1
+    torch.save(state, file)
+    return state
+
+
+def test_pretrained_weights_come_from_torchs_cache(torchs_cache):
+    net = models.load(NAME)
+    assert net.weights_kind == "pretrained" and not net.training
+    assert torch.equal(net.classifier[1].bias, torchs_cache["classifier.1.bias"])
+
+
+def test_seeded_weights_can_be_asked_for(torchs_cache, network):
+    net = models.load(NAME, pretrained=False)
+    assert net.weights_kind == "seeded" and equal(net, network)
+
+
+def test_a_connection_that_breaks_gives_seeded_weights(monkeypatch, network):
+    def fail(*args, **kwargs):
+        raise ConnectionResetError
+
+    monkeypatch.setattr(data, "reachable", lambda url: True)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    net = models.load(NAME)
+    assert net.weights_kind == "seeded" and equal(net, network)
+
+
+def test_digits():
+    net = models.load("digits")
+    assert (net.weights_kind, net.input_shape, len(net.classes)) == ("pretrained", (1, 1, 32, 32), 10)
+    assert not any(module.training for module in net.modules())
+    with torch.no_grad():
+        assert net(torch.zeros(net.input_shape)).shape == (1, 10)
+
+
+# ---------------------------------------------------------------- ONNX files
+
+
+def test_the_bundled_onnx_file():
+    assert models.onnx_file("digits") == (data.path("digits/digits_resnet20.onnx"), "pretrained")
+
+
+def test_an_unknown_onnx_file():
+    with pytest.raises(ValueError, match=r"unknown ONNX file 'resnet50'; there are 'resnet50_v2' and 'digits'"):
+        models.onnx_file("resnet50")
+
+
+def test_without_a_network_resnet50_v2_is_exported_once():
+    file, kind = models.onnx_file("resnet50_v2")
+    assert (kind, file.parent) == ("seeded", data.cache() / "onnx")
+    onnx.checker.check_model(file, full_check=True)
+    model = onnx.load(file)
+    (x,), (y,) = model.graph.input, model.graph.output
+    shapes = [[d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim] for value in (x, y)]
+    assert (x.name, shapes) == ("data", [["N", 3, 224, 224], ["N", 1000]])
+    operators = [node.op_type for node in model.graph.node]
+    assert operators[0] == "BatchNormalization" and operators.count("Conv") == 53
+
+    written = file.stat().st_mtime_ns
+    assert models.onnx_file("resnet50_v2") == (file, "seeded")
+    assert file.stat().st_mtime_ns == written
+    assert list(file.parent.iterdir()) == [file]
+
+    inputs = np.random.default_rng(0).standard_normal((1, 3, 224, 224), "float32")
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"data": inputs})
+    with torch.no_grad():
+        wanted = models.seeded(models.ResNet50V2, 224)(torch.from_numpy(inputs)).numpy()
+    np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_an_export_that_fails_leaves_no_file(monkeypatch, tmp_path):
+    def fail(net, file):
+        file.write_bytes(b"half of it")
+        raise OSError("no space left on device")
+
+    monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path))
+    monkeypatch.setattr(models, "seeded", lambda make, size: None)
+    monkeypatch.setattr(models, "export_onnx", fail)
+    with pytest.raises(OSError, match="no space left"):
+        models.onnx_file("resnet50_v2")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

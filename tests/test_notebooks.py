@@ -1,0 +1,67 @@
+"""The notebooks as documents: stored executed and clean, in the house's form, with answers. nbval runs them."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
+TAGS = {"nbval-ignore-output"}
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def outputs(notebook):
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+@pytest.mark.parametrize("path", LESSONS + SOLUTIONS, ids=lambda p: f"{p.parent.name}-{p.stem}")
+class TestEvery:
+    def test_is_stored_executed_in_order(self, path):
+        counts = [cell.execution_count for cell in read(path).cells if cell.cell_type == "code"]
+        assert counts == list(range(1, len(counts) + 1))
+
+    def test_has_no_error_no_warning_and_no_lost_widget(self, path):
+        for output in outputs(read(path)):
+            assert output.output_type != "error"
+            assert output.get("name") != "stderr"
+            assert "application/vnd.jupyter.widget-view+json" not in output.get("data", {})
+
+    def test_names_no_path_of_the_machine_that_ran_it(self, path):
+        stored = path.read_text()
+        assert not re.search(r"/(root|home|work|tmp|Users)/", stored)
+
+    def test_has_only_known_tags_and_the_environments_kernel(self, path):
+        notebook = read(path)
+        assert {tag for cell in notebook.cells for tag in cell.metadata.get("tags", [])} <= TAGS
+        assert notebook.metadata.kernelspec.name == "python3"
+
+    def test_links_lead_somewhere(self, path):
+        for cell in read(path).cells:
+            if cell.cell_type == "markdown":
+                for link in re.findall(r"\]\(([^)#]+)\)", cell.source):
+                    assert link.startswith("https://") or (path.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.stem)
+class TestLesson:
+    def test_opens_and_closes_in_the_house_form(self, path):
+        first, last = read(path).cells[0].source, read(path).cells[-1].source
+        for words in ("**What you will learn:**", "**It takes**", "**It needs**"):
+            assert words in first
+        assert "## Recap" in last
+        assert re.search(r"## Exercises\n\n1\. .*\n2\. ", last)
+
+    def test_has_answers_for_every_exercise(self, path):
+        answers = ROOT / "notebooks" / "solutions" / path.name
+        asked = re.findall(r"^(\d)\. ", read(path).cells[-1].source, re.M)
+        headings = "\n".join(cell.source for cell in read(answers).cells if cell.cell_type == "markdown")
+        assert re.findall(r"^## (\d)\. ", headings, re.M) == asked
+
+    def test_stands_in_the_readme(self, path):
+        assert f"(notebooks/{path.name})" in (ROOT / "README.md").read_text()
