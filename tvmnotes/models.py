@@ -122,8 +122,11 @@ def onnx_file(name: str = "resnet50_v2") -> tuple[Path, str]:
     if not file.is_file():
         file.parent.mkdir(exist_ok=True)
         part = file.with_name(f".{file.name}-{os.getpid()}")
-        export_onnx(seeded(ResNet50V2, 224), part)
-        part.replace(file)
+        try:
+            export_onnx(seeded(ResNet50V2, 224), part)
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
     return file, "seeded"
 
 

@@ -225,10 +225,21 @@ def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRMo
         raise NotImplementedError(
             f"TVM {tvm.__version__} cannot import {where or 'this model'}: {one_line(error)}"
         ) from error
-    main = mod["main"]
+    main = _SafeTake().visit_expr(mod["main"])
     arrays = main.attrs.get("params", [])
     used = set(relax.analysis.free_vars(main.body))
     weights = [(var, array) for var, array in zip(main.params[len(specs) :], arrays, strict=True) if var in used]
     params = [*main.params[: len(specs)], *(var for var, _ in weights)]
     mod["main"] = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs).without_attr("params")
     return mod, {var.name: array for var, array in weights}
+
+
+@relax.expr_functor.mutator
+class _SafeTake(relax.PyExprMutator):
+    """TVM's importer gathers without a check of the indices; a wrong one then reads whatever lies there, or crashes."""
+
+    def visit_call_(self, call):
+        call = self.visit_expr_post_order(call)
+        if call.op == tvm.ir.Op.get("relax.take") and call.attrs.mode == "fast":
+            return relax.op.take(*call.args, axis=call.attrs.axis, mode="clip")
+        return call
