@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8888
-BROWSER_ARGS ?= --no-browser
+# Started by root, as in a container, JupyterLab wants to be told that this is meant.
+LAB_ARGS ?= --no-browser $(if $(filter 0,$(shell id -u)),--allow-root)
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
@@ -38,7 +39,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 lab: $(READY)  ## Open the course in JupyterLab on 127.0.0.1
-	$(BIN)/jupyter lab --ip 127.0.0.1 --port $(PORT) $(BROWSER_ARGS) --notebook-dir notebooks
+	$(BIN)/jupyter lab --ip 127.0.0.1 --port $(PORT) $(LAB_ARGS) --notebook-dir notebooks
 
 test: $(READY)  ## Run the package's tests and, under nbval, every notebook
 	$(QUIET) $(BIN)/python -m pytest tests --ignore tests/ui --durations 10

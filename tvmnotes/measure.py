@@ -134,6 +134,7 @@ def compare(candidates: dict[str, Callable], *inputs, seconds: float = 2.0, call
                     _turn(run, timings[name].seconds, calls)
                     bar.update(max(0.0, share - bar.n))
                 turns += 1
+            bar.update(1.0 - bar.n)
     finally:
         if collecting:
             gc.enable()

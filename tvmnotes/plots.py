@@ -18,7 +18,7 @@ def times(comparison):
     figure, axes = _axes(6.4, 0.9 + 0.45 * len(names))
     axes.barh(names, medians, xerr=spread, color=BLUE, ecolor="black", capsize=3, height=0.6)
     for row, (median, above) in enumerate(zip(medians, spread[1], strict=True)):
-        label = f" {median:.3g} ms ({median / medians[0]:.2f}x)"
+        label = f" {_digits(median)} ms ({_digits(median / medians[0])}x)"
         axes.text(median + above, row, label, va="center", fontsize=9)
     axes.set_xlim(0, (medians + spread[1]).max() * 1.35)
     axes.set_xlabel(f"median time of a call (ms); ratio to {names[0]}")
@@ -74,12 +74,16 @@ def spread(timing, bins: int = 20):
     """A histogram of one `measure.Timing`, in ms, with its mean and median as lines."""
     figure, axes = _axes(6.4, 2.6)
     axes.hist(np.array(timing.seconds) * 1e3, bins=bins, color=BLUE)
-    axes.axvline(timing.median * 1e3, color="black", label=f"median {timing.median * 1e3:.3g} ms")
-    axes.axvline(timing.mean * 1e3, color=ORANGE, linestyle="--", label=f"mean {timing.mean * 1e3:.3g} ms")
+    axes.axvline(timing.median * 1e3, color="black", label=f"median {_digits(timing.median * 1e3)} ms")
+    axes.axvline(timing.mean * 1e3, color=ORANGE, linestyle="--", label=f"mean {_digits(timing.mean * 1e3)} ms")
     axes.set_xlabel("time of a call (ms)")
     axes.set_ylabel("calls")
     axes.legend(frameon=False)
     return figure
+
+
+def _digits(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _axes(width: float, height: float):

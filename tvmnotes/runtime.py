@@ -171,6 +171,7 @@ def load(folder: str | os.PathLike) -> Compiled:
     if manifest["versions"] != _versions():
         built, here = (", ".join(f"{k} {v}" for k, v in vs.items()) for vs in (manifest["versions"], _versions()))
         raise RuntimeError(f"{folder} was built with {built}; here is {here}: build it again here, or install those")
+    target = _read_target(folder, manifest)
     mismatch = _mismatch(manifest["architecture"], manifest["instruction_sets"])
     if mismatch:
         raise RuntimeError(f"{folder} cannot run here: {mismatch}. Build it again for this machine.")
@@ -186,7 +187,7 @@ def load(folder: str | os.PathLike) -> Compiled:
     arrays = tvm.runtime.load_param_dict_from_file(str(folder / "params.bin"))
     params = {name: arrays[name] for name in graph["params"]}
     library = (folder / "lib.so").resolve()
-    return Compiled(library, graph, params, tvm.target.Target(manifest["target"]), manifest["opt_level"])
+    return Compiled(library, graph, params, target, manifest["opt_level"])
 
 
 def _open_library(file: Path):
@@ -225,6 +226,16 @@ def _read_manifest(folder: Path) -> dict:
             f"{folder}/manifest.json: expected the files {', '.join(_FILES)}; got {', '.join(manifest['files'])}"
         )
     return manifest
+
+
+def _read_target(folder: Path, manifest: dict) -> tvm.target.Target:
+    try:
+        target = tvm.target.Target(manifest["target"])
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{folder}/manifest.json: TVM does not read its target ({error})") from error
+    if target.kind.name != "llvm" or _architecture(target) != manifest["architecture"]:
+        raise ValueError(f"{folder}/manifest.json: its target {target} is not of kind llvm for its architecture")
+    return target
 
 
 def _mismatch(architecture: str, instruction_sets) -> str | None:

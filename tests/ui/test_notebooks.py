@@ -29,7 +29,7 @@ SETTINGS = {
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none", "scrollPastEnd": False},
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false"},
 }
-# A traceback has the type of stderr: both are shown as red boxes.
+# A traceback has the type of stderr: both are shown as red boxes. A bar is red when it is closed before its end.
 SEE = """() => [...document.querySelectorAll(".jp-Notebook .jp-Cell")].map(cell => {
   const all = selector => [...cell.querySelectorAll(selector)];
   const loaded = image => image.complete && image.naturalWidth > 0;
@@ -40,7 +40,7 @@ SEE = """() => [...document.querySelectorAll(".jp-Notebook .jp-Cell")].map(cell 
     tables: all(".jp-OutputArea-output.jp-RenderedHTML table").length,
     diagrams: all(".jp-RenderedMermaid:not(.jp-mod-warning) img").filter(loaded).length,
     red: all("[data-mime-type='application/vnd.jupyter.stderr'], .jp-RenderedMermaid.jp-mod-warning details > pre")
-      .map(box => box.textContent),
+      .map(box => box.textContent).concat(all(".progress-bar-danger").map(() => "a progress bar cut short")),
     broken: all("img").filter(image => !loaded(image)).map(image => image.src.slice(0, 80)),
   };
 })"""
@@ -61,25 +61,17 @@ class Lab(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[sync_api.Browser]:
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """JupyterLab on a copy of the notebooks, without this user's Jupyter settings, and a browser to look at it."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
         pytest.skip("no Chromium: on Debian, `apt-get install chromium` brings it")
-    with sync_api.sync_playwright() as playwright:
-        options = ["--no-sandbox", "--disable-gpu", "--disable-quic"]
-        with playwright.chromium.launch(executable_path=path, args=options) as browser:
-            yield browser
-
-
-@pytest.fixture(scope="module")
-def lab(browser: sync_api.Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """JupyterLab, with nothing of this user's Jupyter settings, on a copy of the notebooks."""
     folder = tmp_path_factory.mktemp("lab")
     notebooks = shutil.copytree(NOTEBOOKS, folder / "notebooks", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
     (folder / "config" / "labconfig").mkdir(parents=True)
     (folder / "config" / "labconfig" / "default_setting_overrides.json").write_text(json.dumps(SETTINGS))
     token = secrets.token_hex(16)
-    # `make lab` draws progress bars, so a reader has them; what else the Makefile asks for holds here too.
+    # Under `make lab` progress bars are drawn, so here too.
     env = {name: os.environ[name] for name in os.environ if not name.startswith(("JUPYTER", "TQDM_"))}
     env |= {f"JUPYTER_{kind.upper()}_DIR": str(folder / kind) for kind in ("config", "data", "runtime")}
     env |= {"JUPYTER_TOKEN": token, "IPYTHONDIR": str(folder / "ipython")}
@@ -92,7 +84,9 @@ def lab(browser: sync_api.Browser, tmp_path_factory: pytest.TempPathFactory) -> 
             if server.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"JupyterLab did not start:\n{(folder / 'log').read_text()}")
             time.sleep(0.2)
-        yield Lab(json.loads(found[0])["url"], {"Authorization": f"token {token}"}, notebooks, browser)
+        options = ["--no-sandbox", "--disable-gpu", "--disable-quic"]
+        with sync_api.sync_playwright() as p, p.chromium.launch(executable_path=chromium, args=options) as browser:
+            yield Lab(json.loads(found[0])["url"], {"Authorization": f"token {token}"}, notebooks, browser)
     finally:
         server.terminate()
         server.wait(60)
@@ -108,8 +102,10 @@ def look(lab: Lab, name: str) -> list[str]:
         found = [f"stored: {text}" for text in problems(page, cells)]
         screenshot(page, name.replace(".ipynb", "-stored"))
         page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for(state="attached")
-        choose(page, "Edit", "Clear Outputs of All Cells")  # what is seen from here on comes from this run
-        choose(page, "Run", "Restart Kernel and Run All Cells")
+        # What is seen from here on comes from this run.
+        for menu, item in ("Edit", "Clear Outputs of All Cells"), ("Run", "Restart Kernel and Run All Cells"):
+            page.get_by_role("menuitem", name=menu, exact=True).click()
+            page.get_by_role("menuitem", name=item).click()
         page.locator(".jp-Dialog .jp-mod-accept").click()
         page.locator(".jp-Dialog").wait_for(state="detached")
         page.wait_for_function(DONE, timeout=RUN_SECONDS * 1000, polling=500)
@@ -120,11 +116,6 @@ def look(lab: Lab, name: str) -> list[str]:
         page.close()
         for session in requests.get(f"{lab.url}api/sessions", headers=lab.headers, timeout=30).json():
             requests.delete(f"{lab.url}api/sessions/{session['id']}", headers=lab.headers, timeout=30)
-
-
-def choose(page: sync_api.Page, menu: str, item: str) -> None:
-    page.get_by_role("menuitem", name=menu, exact=True).click()
-    page.get_by_role("menuitem", name=item).click()
 
 
 def problems(page: sync_api.Page, cells: list[nbformat.NotebookNode]) -> list[str]:
@@ -167,18 +158,18 @@ def screenshot(page: sync_api.Page, name: str) -> None:
         box = page.locator(".jp-Notebook .jp-WindowedPanel-outer")
         page.set_viewport_size({"width": 1400, "height": 1000})
         height, shown = box.evaluate("box => [box.scrollHeight, box.clientHeight]")
-        page.set_viewport_size({"width": 1400, "height": min(height + 1000 - shown, 8000)})
-        page.wait_for_timeout(500)
-        height, shown = box.evaluate("box => [box.scrollHeight, box.clientHeight]")
-        for part, top in enumerate(range(0, height, shown), 1):
+        frame = 1000 - shown
+        page.set_viewport_size({"width": 1400, "height": min(height + frame, 8000)})
+        for part, top in enumerate(range(0, height, 8000 - frame), 1):
             box.evaluate("(box, top) => { box.scrollTop = top }", top)
-            page.wait_for_timeout(200)
+            page.wait_for_timeout(500)
             page.screenshot(path=Path(folder) / (f"{name}.png" if part == 1 else f"{name}-{part}.png"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook(lab: Lab, name: str):
-    assert not look(lab, name)
+    found = look(lab, name)
+    assert not found, "\n".join(found)
 
 
 def test_what_is_wrong_is_seen(lab: Lab):
@@ -188,6 +179,7 @@ def test_what_is_wrong_is_seen(lab: Lab):
         new.new_markdown_cell("```mermaid\nflowchart LR\nA --> --> [\n```\n![missing](missing.png)"),
         new.new_code_cell("import sys; print('careful', file=sys.stderr)"),
         new.new_code_cell("table = None", outputs=[table], execution_count=2),
+        new.new_code_cell("from tqdm.auto import tqdm\ntqdm(total=2).close()"),
         new.new_code_cell("1 / 0", metadata={"tags": ["raises-exception"]}),
         new.new_code_cell("1 / 0"),
         new.new_code_cell("never = 'reached'"),
@@ -201,7 +193,8 @@ def test_what_is_wrong_is_seen(lab: Lab):
         "run: cell 0: red box: Error: Parse error on line 2",
         "run: cell 1: red box: careful",
         "run: cell 2: 0 of 1 tables",
-        "run: cell 4: red box: ------",
-        "run: cell 5: not run",
+        "run: cell 3: red box: a progress bar",
+        "run: cell 5: red box: ------",
+        "run: cell 6: not run",
     ]
     assert [text[: len(start)] for text, start in zip(found, expected, strict=True)] == expected

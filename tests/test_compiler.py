@@ -1,0 +1,273 @@
+"""build: the numbers of PyTorch at every opt level and for every CPU of this kind, and errors at the door.
+
+Numbers are held to 1e-5 of the largest magnitude in the output, a hundred times float32's precision.
+"""
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from conftest import Case
+from tvm import relax
+
+from tvmnotes import build, env
+from tvmnotes.compiler import resolve_target
+
+TOLERANCE = 1e-5
+
+
+def assert_near(got, wanted):
+    assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
+    assert np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max()
+
+
+def kernels(lib) -> int:
+    """How many calls of kernels the graph has."""
+    return sum(not node["kernel"].startswith("relax.") for node in lib.graph["nodes"])
+
+
+def tensor(name, shape, dtype="float32"):
+    return relax.Var(name, relax.TensorType(shape, dtype))
+
+
+def linear(shape=(1, 3), attrs=None) -> tvm.IRModule:
+    """x · wᵀ with an input x of `shape` and a weight w of shape (2, 3)."""
+    builder, x, w = relax.BlockBuilder(), tensor("x", shape), tensor("w", (2, 3))
+    with builder.function("main", [x, w], attrs=attrs):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.matmul(x, relax.op.permute_dims(w)))
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+W = np.arange(6, dtype="float32").reshape(2, 3)
+X = np.array([[1, -1, 2]], "float32")
+
+
+# ---------------------------------------------------------------- opt levels
+
+
+@pytest.fixture(scope="module")
+def levels(small: Case):
+    """`small` at each opt level."""
+    return [build(small.mod, small.params, opt_level=level) for level in range(4)]
+
+
+@pytest.mark.parametrize("level", range(4))
+def test_every_opt_level_gives_pytorchs_numbers(small, levels, level):
+    assert levels[level].opt_level == level
+    assert_near(levels[level](small.x), small.wanted)
+
+
+def test_higher_levels_call_fewer_kernels(levels):
+    count = [kernels(lib) for lib in levels]
+    assert count[0] > count[1] >= count[2] >= count[3]
+
+
+def test_levels_without_folding_keep_the_parameters(small, levels):
+    for lib in levels[:2]:
+        assert lib.params.keys() == small.params.keys()
+        for name, array in small.params.items():
+            np.testing.assert_array_equal(lib.params[name].numpy(), array.numpy())
+
+
+def test_level_3_folds_batch_norm_into_the_weights(small, levels):
+    lib = levels[3]
+    assert not [name for name in lib.params if name.startswith("bn") or "running" in name]
+    values = [array.numpy() for array in lib.params.values()]
+    assert not any(a.size == 8 * 3 * 3 * 3 and np.allclose(a.ravel(), small.params["conv1.weight"].numpy().ravel())
+                   for a in values)  # fmt: skip
+    assert sum(a.size for a in values) < sum(a.numpy().size for a in small.params.values())
+
+
+def test_building_leaves_its_arguments_alone(small):
+    module, names = small.mod.script(), list(small.params)
+    first = build(small.mod, small.params)(small.x)
+    assert (small.mod.script(), list(small.params)) == (module, names)
+    np.testing.assert_array_equal(build(small.mod, small.params)(small.x), first)
+
+
+def test_the_graph_names_what_it_reads(levels):
+    for lib in levels:
+        known = {"image", *lib.graph["params"]}
+        for node in lib.graph["nodes"]:
+            assert node["makes"] and all(tensor["dtype"] for tensor in node["makes"])
+            known.add(node["name"])
+        read = {name for node in lib.graph["nodes"] for name in node["reads"]}
+        assert read <= known and read >= {"image", *lib.graph["params"]}
+        assert lib.graph["params"] == list(lib.params)
+        assert str(lib).startswith("Compiled(image: float32[1, 3, 8, 8] -> output0: float32[1, 5]; ")
+
+
+@pytest.mark.parametrize("level", [-1, 4, "3", None, 1.5])
+def test_unknown_opt_levels(small, level):
+    with pytest.raises(ValueError, match=f"opt_level: expected one of 0, 1, 2, 3; got {level!r}"):
+        build(small.mod, small.params, opt_level=level)
+
+
+# ---------------------------------------------------------------- targets
+
+
+@pytest.mark.parametrize("mcpu", ["x86-64", "core-avx2", "haswell"])
+def test_other_cpus_of_this_kind(small, mcpu):
+    target = {"kind": "llvm", "mcpu": mcpu}
+    missing = set(env.target_instruction_sets(target)) - set(env.instruction_sets())
+    if env.platform.machine() != "x86_64" or missing:
+        pytest.skip(f"this CPU does not run code for {mcpu}")
+    lib = build(small.mod, small.params, target)
+    assert lib.target.attrs["mcpu"] == mcpu
+    assert_near(lib(small.x), small.wanted)
+
+
+def test_a_target_object_and_a_kind_alone(small):
+    for target in (tvm.target.Target("llvm"), "llvm"):
+        assert_near(build(small.mod, small.params, target, opt_level=1)(small.x), small.wanted)
+
+
+def test_code_for_another_architecture_is_built_but_not_run(small):
+    here = env.platform.machine()
+    other = "aarch64" if here == "x86_64" else "x86_64"
+    lib = build(small.mod, small.params, {"kind": "llvm", "mtriple": f"{other}-linux-gnu"}, opt_level=1)
+    with pytest.raises(RuntimeError, match=f"cannot run here: it is built for {other}, this machine is {here}"):
+        lib(small.x)
+
+
+def test_code_with_instructions_that_this_cpu_lacks_is_built_but_not_run(compile_function, monkeypatch):
+    had = env.instruction_sets()
+    lib = compile_function(lambda x: x + 1, {"x": (3,)})
+    used = env.target_instruction_sets(lib.target)
+    assert used, "the target of this machine names no instruction set"
+    monkeypatch.setattr(env, "instruction_sets", lambda: tuple(isa for isa in had if isa != used[-1]))
+    lib = compile_function(lambda x: x + 1, {"x": (3,)}, target=lib.target)
+    with pytest.raises(RuntimeError, match=f"cannot run here: it uses {used[-1]}, which this CPU .* lacks"):
+        lib(np.ones(3, "float32"))
+
+
+def test_no_target_is_this_machine():
+    assert resolve_target() is env.host_target()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("llvm -mcpu=skylake", "no longer reads options in a string; give a dictionary such as"),
+        ("cuda", "is of kind 'cuda'; tn.build compiles for kind 'llvm'"),
+        ({"kind": "cuda", "arch": "sm_80"}, "is of kind 'cuda'"),
+        ({"kind": "llvm", "mcpu": "skylak"}, "knows no CPU 'skylak'; near names: .*skylake"),
+        ({"kind": "llvm", "mcpu": "?"}, r"knows no CPU '\?'; near names: "),
+        ("gpu", "unknown target 'gpu'.*expected None for this machine, 'llvm', or a dictionary"),
+        ({"kind": "llvm", "cores": 2}, "unknown target.*'cores'"),
+        ({"mcpu": "haswell"}, "unknown target"),
+        (3, "unknown target 3"),
+        ("", "unknown target ''"),
+    ],
+)
+def test_bad_targets(small, target, message):
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        build(small.mod, small.params, target)
+
+
+# ---------------------------------------------------------------- modules and parameters
+
+
+@pytest.mark.parametrize("attrs", [None, {"num_input": 1}])
+def test_a_module_by_hand_with_numpy_parameters(attrs):
+    for w in (W, tvm.runtime.tensor(W), np.asfortranarray(W)):
+        np.testing.assert_array_equal(build(linear(attrs=attrs), {"w": w})(X), X @ W.T)
+
+
+def test_parameters_may_share_memory_or_come_in_any_order():
+    builder, x, a, b = relax.BlockBuilder(), tensor("x", (3,)), tensor("a", (3,)), tensor("b", (3,))
+    with builder.function("main", [x, a, b]):
+        builder.emit_func_output(builder.emit(relax.op.add(relax.op.multiply(x, a), b)))
+    shared = tvm.runtime.tensor(np.full(3, 2, "float32"))
+    ones = np.ones(3, "float32")
+    for level in (1, 3):
+        np.testing.assert_array_equal(build(builder.get(), {"b": shared, "a": shared}, opt_level=level)(ones), [4] * 3)
+        np.testing.assert_array_equal(build(builder.get(), {"b": ones, "a": shared}, opt_level=level)(ones), [3] * 3)
+
+
+@pytest.mark.parametrize("function", [lambda x: x, lambda x: x.reshape(1, 3), lambda x: x * 0 + 1, lambda x: x.T])
+def test_networks_without_parameters(compile_function, function):
+    lib = compile_function(function, {"x": (3, 1)})
+    np.testing.assert_array_equal(lib(X.T), function(torch.from_numpy(X.T)).numpy())
+
+
+def test_names_of_inputs_and_parameters_do_not_meet_those_of_folded_ones():
+    """Folded parameters are called const0, const1, … by the pipeline; so are an input and a weight here."""
+    builder, x, w, b = relax.BlockBuilder(), tensor("const0", (1, 3)), tensor("w", (2, 3)), tensor("const1", (1, 2))
+    with builder.function("main", [x, w, b], attrs={"num_input": 1}):
+        with builder.dataflow():
+            y = builder.emit(relax.op.matmul(x, relax.op.permute_dims(relax.op.add(w, w))))
+            y = builder.emit_output(relax.op.add(y, b))
+        builder.emit_func_output(y)
+    for level in (2, 3):
+        lib = build(builder.get(), {"w": W, "const1": np.ones((1, 2), "float32")}, opt_level=level)
+        assert [spec.name for spec in lib.inputs] == ["const0"]
+        np.testing.assert_array_equal(lib(X), 2 * X @ W.T + 1)
+
+
+def test_several_inputs_and_outputs(compile_function):
+    lib = compile_function(lambda x, y: (x + y, x, x * y), {"x": (2, 3), "y": (2, 3)})
+    x, y = np.arange(12, dtype="float32").reshape(2, 2, 3)
+    outputs = lib(x, y)
+    assert type(outputs) is tuple and len(outputs) == len(lib.outputs) == 3
+    for got, wanted in zip(outputs, (x + y, x, x * y), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"])
+def test_dtypes(compile_function, dtype):
+    if dtype == "bool":
+        lib = compile_function(lambda x: ~x, {"x": ((2, 32), dtype)})
+    else:
+        lib = compile_function(lambda x: x + x, {"x": ((2, 32), dtype)})
+    x = (torch.arange(64).reshape(2, 32) % 3).to(getattr(torch, dtype))
+    y = lib(x)
+    assert str(y.dtype) == dtype == lib.outputs[0].dtype
+    wanted = (~x if dtype == "bool" else x + x).float().numpy()
+    np.testing.assert_array_equal(y.astype("float32"), wanted)
+    buffer = np.zeros(1024, "uint8")
+    for shift in (0, 8):  # a NumPy array at an address that kernels take as it is, and at another
+        start = -buffer.ctypes.data % 64 + shift
+        same = buffer[start : start + y.nbytes].view(y.dtype).reshape(2, 32)
+        same[:] = x.float().numpy().astype(y.dtype)
+        np.testing.assert_array_equal(lib(same).astype("float32"), wanted)
+
+
+# ---------------------------------------------------------------- at the door
+
+ELSE = tvm.IRModule({"other": linear()["main"]})
+TIR = tvm.IRModule({"main": tvm.te.create_prim_func([tvm.te.placeholder((3,))])})
+
+
+@pytest.mark.parametrize(
+    ("mod", "params", "error", "message"),
+    [
+        (torch.nn.Linear(2, 3), {}, TypeError, r"expected a tvm\.IRModule.*got Linear"),
+        ((linear(), {"w": W}), {}, TypeError, "got tuple"),
+        (linear(), [W], TypeError, "params: expected a dictionary.*got list"),
+        (linear(), None, TypeError, "params: expected a dictionary.*got NoneType"),
+        (ELSE, {"w": W}, ValueError, "expected a Relax function named 'main'; its functions: other"),
+        (TIR, {}, ValueError, "expected a Relax function named 'main'"),
+        (tvm.IRModule(), {}, ValueError, "its functions: none"),
+        (linear(attrs={"num_input": 1}), {}, ValueError, "missing: w; not in the module: none"),
+        (linear(), {"v": W}, ValueError, "missing: w; not in the module: v"),
+        (linear(), {"w": W, "v": W, "x": X}, ValueError, "not in the module: "),
+        (linear(), {"w": W[:, :2]}, ValueError, r"'w' must be of shape \(2, 3\) and float32; got \(2, 2\), float32"),
+        (linear(), {"w": W.astype("float64")}, ValueError, r"'w' must be .*; got \(2, 3\), float64"),
+        (linear((tvm.tirx.Var("n", "int64"), 3)), {"w": W}, ValueError, r"input 'x' is .*\(n, 3\).* not fixed"),
+        (linear(None), {"w": W}, ValueError, "input 'x' is .* not fixed"),
+    ],
+)
+def test_bad_modules_and_parameters(mod, params, error, message):
+    with pytest.raises(error, match=f"(?s){message}"):
+        build(mod, params)
+
+
+def test_nested_outputs():
+    builder, x = relax.BlockBuilder(), tensor("x", (3,))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.Tuple([x, relax.Tuple([x, x])])))
+    with pytest.raises(ValueError, match="expected main to return a tensor or a tuple of tensors"):
+        build(builder.get(), {})
