@@ -12,6 +12,9 @@ READY := $(VENV)/ready
 # Progress bars draw themselves into stored outputs; a test never waits for the network.
 QUIET := TQDM_DISABLE=1 TVMNOTES_OFFLINE=1
 
+# Tests run in several processes: torch's threads shall sleep, not spin, while another process computes.
+ALONE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+
 define PREFLIGHT
 import shutil, sys
 here = "%d.%d" % sys.version_info[:2]
@@ -42,8 +45,8 @@ lab: $(READY)  ## Open the course in JupyterLab on 127.0.0.1
 	$(BIN)/jupyter lab --ip 127.0.0.1 --port $(PORT) $(LAB_ARGS) --notebook-dir notebooks
 
 test: $(READY)  ## Run the package's tests and, under nbval, every notebook
-	$(QUIET) $(BIN)/python -m pytest tests --ignore tests/ui --durations 10
-	$(QUIET) $(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout 300 --durations 5 $(NOTEBOOKS)
+	$(QUIET) $(ALONE) $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 15 \
+	  --nbval --nbval-current-env --nbval-cell-timeout 300 $(NOTEBOOKS) tests --ignore tests/ui
 
 test-ui: $(READY)  ## Run every notebook in a real JupyterLab in headless Chromium
 	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui

@@ -271,3 +271,15 @@ def test_nested_outputs():
         builder.emit_func_output(builder.emit(relax.Tuple([x, relax.Tuple([x, x])])))
     with pytest.raises(ValueError, match="expected main to return a tensor or a tuple of tensors"):
         build(builder.get(), {})
+
+
+def test_a_shape_that_depends_on_data_is_refused():
+    builder = relax.BlockBuilder()
+    x = tensor("x", (4,))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            kept = builder.emit(relax.op.nonzero(x))
+            total = builder.emit_output(relax.op.sum(relax.op.astype(kept, "float32")))
+        builder.emit_func_output(total)
+    with pytest.raises(ValueError, match="known only when it runs.*needs fixed shapes"):
+        build(builder.get(), {})

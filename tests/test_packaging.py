@@ -125,7 +125,6 @@ def test_an_installed_package_finds_its_data(python, tmp_path):
     assert Path(found) == tmp_path / moves["data"] / "digits/test.npz"
 
 
-@pytest.mark.skipif(not (ROOT / "README.md").is_file(), reason="README.md is yet to be written")
 def test_the_readme_names_every_notebook():
     readme = (ROOT / "README.md").read_text()
     notebooks = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))

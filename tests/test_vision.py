@@ -138,3 +138,8 @@ def test_the_classes_of_imagenet():
     classes = vision.imagenet_classes()
     assert len(classes) == 1000
     assert (classes[0], classes[652], classes[999]) == ("tench", "military uniform", "toilet tissue")
+
+
+def test_sixteen_bits_of_grey_keep_their_greys(tmp_path):
+    Image.fromarray(np.array([[0, 0x4000, 0xFFFF]], "uint16")).save(tmp_path / "deep.png")
+    assert np.asarray(vision.open_picture(tmp_path / "deep.png"))[0, :, 0].tolist() == [0, 0x40, 0xFF]

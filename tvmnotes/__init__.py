@@ -24,7 +24,6 @@ _FACE = {
     "build": "compiler",
     "load": "runtime",
     "compare": "measure",
-    "time": "measure",
 }
 _MODULES = ("compiler", "data", "importers", "measure", "models", "plots", "runtime", "vision")
 

@@ -5,6 +5,7 @@ and by `python -m tvmnotes doctor` (`report`, `problems`). Only the standard lib
 """
 
 import functools
+import html
 import os
 import platform
 import re
@@ -172,10 +173,10 @@ class Report(dict):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        import pandas as pd
-
-        table = pd.DataFrame(list(self.items())).style.hide(axis="index").hide(axis="columns")
-        return table.set_properties(**{"text-align": "left"}).to_html()
+        left = 'style="text-align: left"'
+        cells = ((html.escape(name), html.escape(value)) for name, value in self.items())
+        rows = (f"<tr><th {left}>{name}</th><td {left}>{value}</td></tr>" for name, value in cells)
+        return f"<table>{''.join(rows)}</table>"
 
 
 def report() -> Report:

@@ -7,6 +7,7 @@ activations are as large as a trained network's and folding batch norm has somet
 import difflib
 import functools
 import os
+import pickle
 import warnings
 from pathlib import Path
 
@@ -90,6 +91,8 @@ def _pretrained_state(weights) -> dict | None:
         return weights.get_state_dict(progress=True, check_hash=True, map_location="cpu")
     except OSError:  # the connection broke: what was fetched so far is discarded
         return None
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{file} holds no weights that torch reads ({error}): remove it, and load again") from error
 
 
 def _digits() -> nn.Module:

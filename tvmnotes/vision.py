@@ -30,7 +30,10 @@ def open_picture(path: str | os.PathLike | None = None) -> Image.Image:
         raise FileNotFoundError(f"no picture at {path}: give the path of a JPEG or PNG file, or None for the sample")
     try:
         with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            image = ImageOps.exif_transpose(image)
+            if image.mode.startswith("I;16"):  # 16 bits of grey, which Pillow would clip to 8
+                image = Image.fromarray((np.asarray(image) >> 8).astype("uint8"))
+            return image.convert("RGB")
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"{path} is no picture that can be read ({error}): expected a JPEG or PNG file") from error
 

@@ -21,7 +21,7 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> C
     so that levels 2 and 3 compute at compile time what depends on them alone.
 
     Raises ValueError for an unknown opt level or target, for parameters that do not fit the module, and for an input
-    whose shape is not fixed; TypeError where `mod` is not an IRModule, or `params` not a dictionary.
+    whose shape is not fixed, or a value inside; TypeError where `mod` is not an IRModule, or `params` not a dictionary.
     """
     if opt_level not in pipeline.OPT_LEVELS:
         raise ValueError(f"opt_level: expected one of {', '.join(map(str, pipeline.OPT_LEVELS))}; got {opt_level!r}")

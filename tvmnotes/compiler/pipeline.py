@@ -9,6 +9,8 @@ import tvm
 from tvm import relax
 from tvm.relax import transform as t
 
+from .fold import fold_with_numpy
+
 OPT_LEVELS = (0, 1, 2, 3)
 
 
@@ -16,6 +18,8 @@ def passes(opt_level: int) -> list[tvm.transform.Pass]:
     """The graph passes of an opt level, in order, from an imported module to one kernel per fused group."""
     simplify = [t.FoldBatchnormToConv2D()] if opt_level >= 3 else []
     simplify += [t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
+    if opt_level >= 2:
+        simplify += [fold_with_numpy(), t.CanonicalizeBindings()]
     if opt_level >= 3:
         simplify += [t.FoldConstant(), t.EliminateCommonSubexpr(), t.CanonicalizeBindings()]
     to_kernels = [t.LegalizeOps(), t.AnnotateTIROpPattern()]
@@ -136,4 +140,13 @@ def _node(binding) -> dict:
 
 def _tensor(ty) -> dict:
     shape = getattr(ty, "shape", None)
+    if (
+        isinstance(ty, relax.TensorType)
+        and not (shape and all(isinstance(n, tvm.tirx.IntImm) for n in shape))
+        and ty.ndim
+    ):
+        raise ValueError(
+            f"the network makes a {ty}, whose shape is known only when it runs: tn.build needs fixed shapes; "
+            "cut the network before that operator, or write that part with a fixed size and a mask"
+        )
     return {"shape": [int(n) for n in shape] if shape is not None else None, "dtype": str(getattr(ty, "dtype", ty))}

@@ -1,0 +1,74 @@
+"""Constant folding on the graph: what depends on weights alone is computed by NumPy while compiling.
+
+TVM's own FoldConstant compiles a kernel for every operator that it folds, most of a build's time where batch norm
+is folded into many convolutions. This pass comes first, and leaves to TVM's what is not in its table.
+"""
+
+import numpy as np
+import tvm
+from tvm import relax
+
+_ELEMENTWISE = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.divide,
+    "power": np.power,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "negative": np.negative,
+    "exp": np.exp,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: np.asarray(1, x.dtype) / np.sqrt(x),
+}
+_SHAPES = ("reshape", "expand_dims", "squeeze", "permute_dims", "broadcast_to", "astype")
+
+
+def fold_with_numpy() -> tvm.transform.Pass:
+    """The pass. Results keep the dtype and shape that Relax has inferred for them."""
+
+    @tvm.transform.module_pass(opt_level=0, name="FoldWithNumPy")
+    def fold(mod, _context):
+        mod = mod.clone()
+        for var, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                mod.update_func(var, _Fold().visit_expr(func))
+        return mod
+
+    return fold
+
+
+@relax.expr_functor.mutator
+class _Fold(relax.PyExprMutator):
+    def visit_call_(self, call):
+        call = self.visit_expr_post_order(call)
+        name = getattr(call.op, "name", "").removeprefix("relax.")
+        if name in _ELEMENTWISE:
+            args = [self._value(arg) for arg in call.args]
+        elif name in _SHAPES:
+            args = [self._value(call.args[0])]
+        else:
+            return call
+        if any(arg is None for arg in args) or not all(isinstance(n, tvm.tirx.IntImm) for n in call.ty.shape):
+            return call
+        shape, dtype = [int(n) for n in call.ty.shape], str(call.ty.dtype)
+        if name in _ELEMENTWISE:
+            result = _ELEMENTWISE[name](*args)
+        elif name == "permute_dims":
+            axes = call.attrs.axes
+            result = np.transpose(args[0], None if axes is None else [int(a) for a in axes])
+        elif name == "broadcast_to":
+            result = np.broadcast_to(args[0], shape)
+        else:
+            result = np.reshape(args[0], shape)
+        return relax.const(np.ascontiguousarray(result).astype(dtype).reshape(shape), dtype)
+
+    def _value(self, arg):
+        """The array or number that `arg` is known to be, or None."""
+        if isinstance(arg, relax.Var):
+            arg = self.lookup_binding(arg)
+        if isinstance(arg, tvm.ir.GenericConst) and isinstance(arg.value, tvm.runtime.Tensor):
+            return arg.value.numpy()
+        if isinstance(arg, tvm.tirx.FloatImm | tvm.tirx.IntImm):
+            return arg.value
+        return None
