@@ -140,11 +140,8 @@ def _node(binding) -> dict:
 
 def _tensor(ty) -> dict:
     shape = getattr(ty, "shape", None)
-    if (
-        isinstance(ty, relax.TensorType)
-        and not (shape and all(isinstance(n, tvm.tirx.IntImm) for n in shape))
-        and ty.ndim
-    ):
+    fixed = shape is not None and all(isinstance(n, tvm.tirx.IntImm) for n in shape)
+    if isinstance(ty, relax.TensorType) and not fixed:
         raise ValueError(
             f"the network makes a {ty}, whose shape is known only when it runs: tn.build needs fixed shapes; "
             "cut the network before that operator, or write that part with a fixed size and a mask"
