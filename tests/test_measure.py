@@ -1,6 +1,7 @@
 """measure: who is called, how often and with what; the arithmetic of medians, spread and ratios. Nothing is timed."""
 
 import gc
+import time as clock
 
 import numpy as np
 import pytest
@@ -187,3 +188,9 @@ def test_errors():
         with pytest.raises(ValueError, match="expected seconds above 0, and calls of 1 or more"):
             measure.compare(functions, **wrong)
     assert calls == []
+
+
+def test_calls_are_as_many_for_the_slow_as_for_the_fast():
+    fast, slow = lambda: None, lambda: clock.sleep(0.3)
+    table = measure.compare({"fast": fast, "slow": slow}, calls=4)
+    assert [len(t.seconds) for t in table.values()] == [4, 4]

@@ -131,7 +131,8 @@ def compare(candidates: dict[str, Callable], *inputs, seconds: float = 2.0, call
         with tqdm(total=1.0, disable="TQDM_DISABLE" in os.environ, **style) as bar:
             while (share := _share_done(timings, started, turns, budget, calls)) < 1:
                 for name, run in runs.items():
-                    _turn(run, timings[name].seconds, calls)
+                    if len(timings[name].seconds) != calls:
+                        _turn(run, timings[name].seconds, calls)
                     bar.update(max(0.0, share - bar.n))
                 turns += 1
             bar.update(1.0 - bar.n)
