@@ -54,7 +54,7 @@ def path(name: str, url: str | None = None, sha256: str | None = None) -> Path:
     bundled, cached = _BUNDLED / name, cache() / name
     if bundled.is_file():
         return bundled
-    if cached.is_file() and (sha256 is None or _sha256(cached) == sha256):
+    if cached.is_file() and (sha256 is None or checksum(cached) == sha256):
         return cached
     if url is None:
         raise FileNotFoundError(
@@ -117,7 +117,8 @@ def reachable(url: str) -> bool:
     return _host_answers(parts.hostname, parts.port or (80 if parts.scheme == "http" else 443))
 
 
-def _sha256(file: Path) -> str:
+def checksum(file: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while block := stream.read(1 << 20):

@@ -8,7 +8,6 @@
     manifest.json   versions, target, instruction sets, and size and SHA-256 of the three others
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ import tvm
 import tvm_ffi
 
 from . import env
+from .data import checksum
 from .spec import TensorSpec, dtype_of
 
 _FILES = ("lib.so", "graph.json", "params.bin")
@@ -152,7 +152,7 @@ class Compiled:
             "instruction_sets": env.target_instruction_sets(self.target),
             "opt_level": self.opt_level,
             "files": {
-                file.name: {"size": file.stat().st_size, "sha256": _sha256(file)} for file in (lib, graph, params)
+                file.name: {"size": file.stat().st_size, "sha256": checksum(file)} for file in (lib, graph, params)
             },
         }
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -179,7 +179,7 @@ def load(folder: str | os.PathLike) -> Compiled:
         file = folder / name
         if not file.is_file():
             raise FileNotFoundError(f"{folder} lacks {name}: copy the folder again as a whole, or build it again")
-        if known != {"size": file.stat().st_size, "sha256": _sha256(file)}:
+        if known != {"size": file.stat().st_size, "sha256": checksum(file)}:
             raise ValueError(
                 f"{file} is not the file that was saved (checksum differs): copy it again, or build it again"
             )
@@ -254,14 +254,6 @@ def _architecture(target: tvm.target.Target) -> str:
 
 def _versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _tensor(value, spec: TensorSpec) -> tvm.runtime.Tensor:
