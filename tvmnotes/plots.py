@@ -70,10 +70,11 @@ def counts(values: dict, label: str):
     return figure
 
 
-def spread(timing, bins: int = 20):
+def spread(timing):
     """A histogram of one `measure.Timing`, in ms, with its mean and median as lines."""
     figure, axes = _axes(6.4, 2.6)
-    axes.hist(np.array(timing.seconds) * 1e3, bins=bins, color=BLUE)
+    axes.hist(np.array(timing.seconds) * 1e3, bins=min(20, len(timing.seconds)), color=BLUE)
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.axvline(timing.median * 1e3, color="black", label=f"median {_digits(timing.median * 1e3)} ms")
     axes.axvline(timing.mean * 1e3, color=ORANGE, linestyle="--", label=f"mean {_digits(timing.mean * 1e3)} ms")
     axes.set_xlabel("time of a call (ms)")
