@@ -7,6 +7,7 @@ import tvm
 from .. import env
 from ..runtime import Compiled
 from . import pipeline
+from .fold import fixed_shape
 
 
 def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> Compiled:
@@ -30,7 +31,10 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> C
     arrays = {name: array if isinstance(array, tvm.runtime.Tensor) else tvm.runtime.tensor(array)
               for name, array in params.items()}  # fmt: skip
     for var in weights:
-        wanted, given = (_fixed_shape(var), str(var.ty.dtype)), (tuple(arrays[var.name].shape), arrays[var.name].dtype)
+        wanted, given = (
+            (fixed_shape(var.ty), str(var.ty.dtype)),
+            (tuple(arrays[var.name].shape), arrays[var.name].dtype),
+        )
         if wanted != given:
             raise ValueError(
                 f"params: {var.name!r} must be of shape {wanted[0]} and {wanted[1]}; got {given[0]}, {given[1]}"
@@ -38,7 +42,9 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> C
     mod = tvm.relax.transform.BindParams("main", arrays)(mod)
     with target:
         mod = tvm.transform.Sequential(pipeline.passes(opt_level))(mod)
-        mod, constants = pipeline.lift_constants(mod, names={_key(array): name for name, array in arrays.items()})
+        mod, constants = pipeline.lift_constants(
+            mod, names={pipeline.array_key(array): name for name, array in arrays.items()}
+        )
         graph = pipeline.describe(mod, list(constants))
         executable = tvm.compile(pipeline.bundle(mod), target=target, relax_pipeline=pipeline.lowering())
     return Compiled(executable, graph, constants, target, opt_level)
@@ -98,7 +104,7 @@ def _check(mod, params) -> list[tvm.relax.Var]:
             f"missing: {_some(missing)}; not in the module: {_some(superfluous)}"
         )
     for var in main.params[:inputs]:
-        if _fixed_shape(var) is None:
+        if fixed_shape(var.ty) is None:
             raise ValueError(
                 f"input {var.name!r} is {var.ty}, whose shape is not fixed: "
                 "import the model with whole numbers for every axis"
@@ -109,15 +115,6 @@ def _check(mod, params) -> list[tvm.relax.Var]:
     return list(main.params[inputs:])
 
 
-def _fixed_shape(var: tvm.relax.Var) -> tuple[int, ...] | None:
-    shape = getattr(var.ty, "shape", None)
-    fixed = shape is not None and all(isinstance(n, tvm.tirx.IntImm) for n in shape)
-    return tuple(int(n) for n in shape) if fixed else None
-
-
 def _some(names: set[str]) -> str:
     listed = sorted(names)
     return (", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")) or "none"
-
-
-_key = pipeline.array_key

@@ -24,6 +24,13 @@ _ELEMENTWISE = {
 _SHAPES = ("reshape", "expand_dims", "squeeze", "permute_dims", "broadcast_to", "astype")
 
 
+def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
+    """The shape of a tensor type in whole numbers; None where it is not known before the network runs."""
+    shape = getattr(ty, "shape", None)
+    fixed = shape is not None and all(isinstance(n, tvm.tirx.IntImm) for n in shape)
+    return tuple(int(n) for n in shape) if fixed else None
+
+
 def fold_with_numpy() -> tvm.transform.Pass:
     """The pass. Results keep the dtype and shape that Relax has inferred for them."""
 
@@ -49,9 +56,9 @@ class _Fold(relax.PyExprMutator):
             args = [self._value(call.args[0])]
         else:
             return call
-        if any(arg is None for arg in args) or not all(isinstance(n, tvm.tirx.IntImm) for n in call.ty.shape):
+        shape, dtype = fixed_shape(call.ty), str(call.ty.dtype)
+        if shape is None or any(arg is None for arg in args):
             return call
-        shape, dtype = [int(n) for n in call.ty.shape], str(call.ty.dtype)
         if name in _ELEMENTWISE:
             result = _ELEMENTWISE[name](*args)
         elif name == "permute_dims":

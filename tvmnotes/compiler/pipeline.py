@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import transform as t
 
-from .fold import fold_with_numpy
+from .fold import fixed_shape, fold_with_numpy
 
 OPT_LEVELS = (0, 1, 2, 3)
 
@@ -139,11 +139,10 @@ def _node(binding) -> dict:
 
 
 def _tensor(ty) -> dict:
-    shape = getattr(ty, "shape", None)
-    fixed = shape is not None and all(isinstance(n, tvm.tirx.IntImm) for n in shape)
-    if isinstance(ty, relax.TensorType) and not fixed:
+    shape = fixed_shape(ty)
+    if isinstance(ty, relax.TensorType) and shape is None:
         raise ValueError(
             f"the network makes a {ty}, whose shape is known only when it runs: tn.build needs fixed shapes; "
             "cut the network before that operator, or write that part with a fixed size and a mask"
         )
-    return {"shape": [int(n) for n in shape] if shape is not None else None, "dtype": str(getattr(ty, "dtype", ty))}
+    return {"shape": None if shape is None else list(shape), "dtype": str(getattr(ty, "dtype", ty))}
