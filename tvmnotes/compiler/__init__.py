@@ -41,7 +41,7 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> C
             )
     mod = tvm.relax.transform.BindParams("main", arrays)(mod)
     with target:
-        mod = tvm.transform.Sequential(pipeline.passes(opt_level))(mod)
+        mod = tvm.transform.Sequential(pipeline.passes(opt_level, target))(mod)
         mod, constants = pipeline.lift_constants(
             mod, names={pipeline.array_key(array): name for name, array in arrays.items()}
         )

@@ -10,11 +10,15 @@ from tvm import relax
 from tvm.relax import transform as t
 
 from .fold import fixed_shape, fold_with_numpy
+from .layout import block_layouts
+from .legalize import legalizations
+from .schedules import schedule_kernels
+from .schedules.vector import vectors
 
 OPT_LEVELS = (0, 1, 2, 3)
 
 
-def passes(opt_level: int) -> list[tvm.transform.Pass]:
+def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass]:
     """The graph passes of an opt level, in order, from an imported module to one kernel per fused group."""
     simplify = [t.FoldBatchnormToConv2D()] if opt_level >= 3 else []
     simplify += [t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
@@ -22,11 +26,14 @@ def passes(opt_level: int) -> list[tvm.transform.Pass]:
         simplify += [fold_with_numpy(), t.CanonicalizeBindings()]
     if opt_level >= 3:
         simplify += [t.FoldConstant(), t.EliminateCommonSubexpr(), t.CanonicalizeBindings()]
-    to_kernels = [t.LegalizeOps(), t.AnnotateTIROpPattern()]
+        simplify += [block_layouts(vectors(target).lanes), t.CanonicalizeBindings()]
+    to_kernels = [t.LegalizeOps(legalizations(target) if opt_level >= 3 else None), t.AnnotateTIROpPattern()]
     if opt_level >= 2:
         to_kernels += [t.FoldConstant()]
     if opt_level >= 1:
         to_kernels += [t.FuseOps(), t.FuseTIR()]
+    if opt_level >= 3:
+        to_kernels += [schedule_kernels()]
     return [*simplify, *to_kernels, t.DeadCodeElimination()]
 
 

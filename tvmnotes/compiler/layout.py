@@ -1,0 +1,338 @@
+"""Blocked layouts: the pass that moves convolutions, and what lies between them, from NCHW to NCHW[x]c.
+
+In NCHW[x]c the channels are split into blocks of x, the target's vector width in float32, and a block's channels lie
+side by side: one load fills a register with x channels of one pixel. This is NeoCPU's layout (Liu et al., "Optimizing
+CNN Model Inference on CPUs", USENIX ATC 2019). A tensor changes its layout at the edges only: where an operator that
+is not in the tables below reads a blocked value, or the network ends.
+
+The channels of the last block that the network does not have are filled up. Weights and biases are 0 there, so such a
+channel holds whatever the elementwise operators make of 0, and the next convolution multiplies it by 0: hence
+operators that may make a NaN or an infinity of it are left in NCHW.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax, te
+
+from .fold import fixed_shape
+
+# Elementwise operators that make a finite number of every finite number; and those that may not.
+_FINITE = {f"relax.{name}" for name in (
+    "abs", "add", "ceil", "clip", "cos", "erf", "floor", "maximum", "minimum", "multiply", "negative", "nn.gelu", "nn.gelu_tanh",
+    "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu", "nn.softplus", "round", "sigmoid", "sin", "subtract", "tanh",
+)}  # fmt: skip
+_OTHERS = {f"relax.{name}" for name in ("divide", "exp", "log", "power", "rsqrt", "sqrt", "square")}
+_WINDOW = ("pool_size", "strides", "padding", "dilation", "ceil_mode", "count_include_pad")
+_POOLS = {
+    "relax.nn.max_pool2d": (relax.op.nn.max_pool2d, _WINDOW),
+    "relax.nn.avg_pool2d": (relax.op.nn.avg_pool2d, _WINDOW),
+    "relax.nn.adaptive_avg_pool2d": (relax.op.nn.adaptive_avg_pool2d, ("output_size",)),
+}
+
+
+def block_layouts(lanes: int) -> tvm.transform.Pass:
+    """The pass, for blocks of `lanes` channels. It wants constant weights, so run it after folding."""
+
+    @tvm.transform.module_pass(opt_level=0, name="BlockLayouts")
+    def run(mod, _context):
+        blocker = _Blocker(mod, lanes)
+        blocker.builder_.update_func(mod.get_global_var("main"), blocker.visit_expr(mod["main"]))
+        return blocker.builder_.get()
+
+    return run
+
+
+@dataclass(frozen=True)
+class _Blocked:
+    """A value in NCHW[x]c: `expr` of shape (N, blocks, H, W, x) holds the (N, channels, H, W) of the network."""
+
+    expr: relax.Expr
+    channels: int
+
+
+@relax.expr_functor.mutator
+class _Blocker(relax.PyExprMutator):
+    def __init__(self, mod, lanes):
+        super().__init__(mod)
+        self.lanes = lanes
+        self.layout = f"NCHW{lanes}c"
+        self.blocked: dict[relax.Var, _Blocked] = {}  # by the variable of the network
+        self.plain: dict[relax.Var, relax.Expr] = {}  # the same values, where they were needed in NCHW
+        self.several: dict[relax.Var, list[_Blocked]] = {}  # what split gave
+
+    # ------------------------------------------------------------ the walk
+
+    def visit_var_binding_(self, binding):
+        made = self._rewrite(binding.value)
+        if made is None:
+            super().visit_var_binding_(binding)
+        elif isinstance(made, list):
+            self.several[binding.var] = made
+        elif isinstance(made, _Blocked):
+            self.blocked[binding.var] = _Blocked(self.builder_.emit(made.expr), made.channels)
+            if not isinstance(binding.var, relax.DataflowVar):  # an output of the network
+                self.set_var_remap(binding.var, self.builder_.emit_output(self._unblock(self.blocked[binding.var])))
+        else:
+            emit = self.builder_.emit if isinstance(binding.var, relax.DataflowVar) else self.builder_.emit_output
+            self.set_var_remap(binding.var, emit(made))
+
+    def visit_var_(self, var):
+        return self._nchw(var) if self._is_blocked(var) else super().visit_var_(var)
+
+    def visit_dataflow_var_(self, var):
+        if var in self.several:
+            return relax.Tuple([self._unblock(part) for part in self.several[var]])
+        return self._nchw(var) if self._is_blocked(var) else super().visit_dataflow_var_(var)
+
+    def _is_blocked(self, var) -> bool:
+        return var in self.blocked and isinstance(var, relax.DataflowVar)
+
+    def _nchw(self, var):
+        if var not in self.plain:
+            self.plain[var] = self.builder_.emit(self._unblock(self.blocked[var]))
+        return self.plain[var]
+
+    def _rewrite(self, value):
+        """What `value` becomes: a _Blocked, a list of them, an expression in the network's own layout; None: as it is."""
+        if isinstance(value, relax.TupleGetItem) and value.tuple_value in self.several:
+            return self.several[value.tuple_value][value.index]
+        if not isinstance(value, tvm.ir.Call) or not isinstance(value.op, tvm.ir.Op):
+            return None
+        name = value.op.name
+        if name == "relax.nn.conv2d":
+            return self._conv2d(value)
+        if not any(arg in self.blocked for arg in _variables(value)):
+            return None
+        if name in _FINITE or name in _OTHERS:
+            return self._elementwise(value)
+        if name in _POOLS:
+            return self._pool(value)
+        rule = {
+            "relax.concat": self._concat,
+            "relax.split": self._split,
+            "relax.mean": self._mean,
+            "relax.reshape": self._flatten,
+            "relax.nn.batch_flatten": self._flatten,
+            "relax.flatten": self._flatten,
+        }.get(name)
+        return rule(value) if rule else None
+
+    # ------------------------------------------------------------ between the layouts
+
+    def _block(self, arg) -> _Blocked | None:
+        """`arg`, a tensor of rank 4, in NCHW[x]c; None where its shape or dtype is not such."""
+        if isinstance(arg, relax.Var) and arg in self.blocked:
+            return self.blocked[arg]
+        shape = fixed_shape(arg.ty)
+        if shape is None or len(shape) != 4 or str(arg.ty.dtype) != "float32":
+            return None
+        expr = self.builder_.emit(
+            self.builder_.call_te(_to_blocks, self.visit_expr(arg), self.lanes, primfunc_name_hint=f"to_{self.layout}")
+        )
+        blocked = _Blocked(expr, shape[1])
+        if isinstance(arg, relax.DataflowVar):
+            self.blocked[arg], self.plain[arg] = blocked, self.visit_expr(arg)
+        return blocked
+
+    def _unblock(self, value: _Blocked):
+        return self.builder_.call_te(
+            _from_blocks, value.expr, value.channels, primfunc_name_hint=f"from_{self.layout}"
+        )
+
+    def _padded(self, value: _Blocked) -> bool:
+        return value.channels % self.lanes != 0
+
+    # ------------------------------------------------------------ operators
+
+    def _conv2d(self, call):
+        data, kernel = call.args
+        attrs = call.attrs
+        shape, weight = fixed_shape(data.ty), _array(kernel)
+        sound = attrs.data_layout == "NCHW" and attrs.kernel_layout == "OIHW" and attrs.out_layout == "NCHW"
+        if not sound or shape is None or weight is None or weight.dtype != np.float32 or len(shape) != 4:
+            return None
+        groups, lanes = int(attrs.groups), self.lanes
+        if groups == 1 and shape[1] < lanes and data not in self.blocked:
+            # A picture's few channels: read as they are, one at a time.
+            packed, groups, data_layout, kernel_layout = _pack(weight, 1, lanes), 1, "NCHW", f"OIHW{lanes}o"
+            source = self.visit_expr(data)
+        else:
+            weight, groups = _merge_groups(weight, groups, lanes)
+            per_channel = weight.shape[1] == 1 and groups == weight.shape[0]
+            block = self._block(data)
+            if block is None:
+                return None
+            source, data_layout = block.expr, self.layout
+            packed = _pack(weight, 1 if per_channel else lanes, lanes)
+            kernel_layout = f"OIHW{lanes}o" if per_channel else f"OIHW{lanes}i{lanes}o"
+            if per_channel:
+                groups = packed.shape[0] * lanes
+        made = relax.op.nn.conv2d(
+            source, relax.const(packed), attrs.strides, attrs.padding, attrs.dilation, groups,
+            data_layout=data_layout, kernel_layout=kernel_layout, out_layout=self.layout, out_dtype="float32",
+        )  # fmt: skip
+        return _Blocked(made, int(weight.shape[0]))
+
+    def _elementwise(self, call):
+        channels = max(self.blocked[arg].channels for arg in call.args if _known(arg, self.blocked))
+        shape = fixed_shape(call.ty)
+        if shape is None or len(shape) != 4 or shape[1] != channels:
+            return None
+        safe = call.op.name in _FINITE or channels % self.lanes == 0
+        args = []
+        for arg in call.args:
+            if not isinstance(getattr(arg, "ty", None), relax.TensorType):  # a bound of clip, for example
+                args.append(arg)
+                continue
+            array, rank = _array(arg), len(fixed_shape(arg.ty) or ())
+            if array is not None and rank <= 4 and array.dtype == np.float32:
+                args.append(relax.const(self._block_constant(array)))
+                continue
+            block = self._block(arg)
+            if block is None or block.channels not in (1, channels):
+                return None
+            if block.channels == 1 != channels:  # one value for all channels
+                args.append(relax.op.expand_dims(self.visit_expr(arg), -1))
+            else:
+                args.append(block.expr)
+        return _Blocked(tvm.ir.Call(call.op, args, call.attrs, call.ty_args), channels) if safe else None
+
+    def _block_constant(self, array: np.ndarray) -> np.ndarray:
+        """The constant so that it broadcasts against a blocked value as it did against the plain one."""
+        array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+        if array.size == 1:
+            return array.reshape(())
+        if array.shape[1] == 1:
+            return array[..., None]
+        return _blocks(array, self.lanes)
+
+    def _pool(self, call):
+        if call.attrs.layout != "NCHW" or call.attrs.out_layout != "NCHW":
+            return None
+        block, (pool, names) = self.blocked[call.args[0]], _POOLS[call.op.name]
+        made = pool(block.expr, *(getattr(call.attrs, name) for name in names), self.layout, self.layout)
+        return _Blocked(made, block.channels)
+
+    def _concat(self, call):
+        parts = list(call.args[0].fields) if isinstance(call.args[0], relax.Tuple) else []
+        if not parts or call.attrs.axis is None or int(call.attrs.axis) % 4 != 1 or len(fixed_shape(call.ty) or ()) != 4:
+            return None
+        if any((fixed_shape(part.ty) or (0, 1))[1] % self.lanes for part in parts):
+            return None
+        blocks = [self._block(part) for part in parts]
+        if None in blocks:
+            return None
+        return _Blocked(relax.op.concat([b.expr for b in blocks], axis=1), sum(b.channels for b in blocks))
+
+    def _split(self, call):
+        block = self.blocked[call.args[0]]
+        if int(call.attrs.axis) != 1:
+            return None
+        parts = call.attrs.indices_or_sections
+        if isinstance(parts, tvm.tirx.IntImm | int):
+            each = math.ceil(block.channels / int(parts))
+            ends = [min(each * (i + 1), block.channels) for i in range(int(parts))]
+        else:
+            ends = [*(int(i) for i in parts), block.channels]
+        if any(end % self.lanes for end in ends) or ends != sorted(set(ends)):
+            return None
+        begins = [0, *ends[:-1]]
+        return [
+            _Blocked(
+                self.builder_.emit(
+                    relax.op.strided_slice(block.expr, [1], [begin // self.lanes], [end // self.lanes])
+                ),
+                end - begin,
+            )
+            for begin, end in zip(begins, ends, strict=True)
+        ]
+
+    def _mean(self, call):
+        """The mean over the picture; what keeps no axes becomes (N, channels)."""
+        block = self.blocked[call.args[0]]
+        if call.attrs.axis is None or sorted(int(a) % 4 for a in call.attrs.axis) != [2, 3]:
+            return None
+        mean = _Blocked(self.builder_.emit(relax.op.mean(block.expr, [2, 3], keepdims=True)), block.channels)
+        return mean if call.attrs.keepdims else self._as_vector(mean)
+
+    def _flatten(self, call):
+        """(N, channels, 1, 1) to (N, channels)."""
+        block, shape = self.blocked[call.args[0]], fixed_shape(call.ty)
+        n, _, h, w, _ = fixed_shape(block.expr.ty)
+        return self._as_vector(block) if (h, w) == (1, 1) and shape == (n, block.channels) else None
+
+    def _as_vector(self, value: _Blocked):
+        n, blocks, _, _, lanes = fixed_shape(value.expr.ty)
+        flat = relax.op.reshape(value.expr, (n, blocks * lanes))
+        if not self._padded(value):
+            return flat
+        return relax.op.strided_slice(self.builder_.emit(flat), [1], [0], [value.channels])
+
+
+def _variables(call):
+    for arg in call.args:
+        yield from arg.fields if isinstance(arg, relax.Tuple) else [arg]
+
+
+def _known(arg, table) -> bool:
+    return isinstance(arg, relax.Var) and arg in table
+
+
+def _array(expr) -> np.ndarray | None:
+    known = isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.value, tvm.runtime.Tensor)
+    return expr.value.numpy() if known else None
+
+
+def _to_blocks(data, lanes: int):
+    n, channels, h, w = (int(s) for s in data.shape)
+
+    def element(b, k, y, x, c):
+        value = data[b, k * lanes + c, y, x]
+        return value if channels % lanes == 0 else te.if_then_else(k * lanes + c < channels, value, 0.0)
+
+    return te.compute((n, -(-channels // lanes), h, w, lanes), element, name="to_blocks")
+
+
+def _from_blocks(data, channels: int):
+    n, _, h, w, lanes = (int(s) for s in data.shape)
+    return te.compute(
+        (n, channels, h, w), lambda b, c, y, x: data[b, c // lanes, y, x, c % lanes], name="from_blocks"
+    )
+
+
+def _blocks(array: np.ndarray, lanes: int) -> np.ndarray:
+    """(N, C, H, W) to (N, C / lanes, H, W, lanes), filled up with zeros."""
+    n, channels, h, w = array.shape
+    count = -(-channels // lanes)
+    array = np.pad(array, [(0, 0), (0, count * lanes - channels), (0, 0), (0, 0)])
+    return np.ascontiguousarray(array.reshape(n, count, lanes, h, w).transpose(0, 1, 3, 4, 2))
+
+
+def _pack(weight: np.ndarray, inner: int, lanes: int) -> np.ndarray:
+    """OIHW to OIHW[inner]i[lanes]o, or to OIHW[lanes]o for an inner of 1; filled up with zeros."""
+    o, i, h, w = weight.shape
+    outs, ins = -(-o // lanes), -(-i // inner)
+    weight = np.pad(weight, [(0, outs * lanes - o), (0, ins * inner - i), (0, 0), (0, 0)])
+    packed = weight.reshape(outs, lanes, ins, inner, h, w).transpose(0, 2, 4, 5, 3, 1)
+    return np.ascontiguousarray(packed if inner > 1 else packed[:, :, :, :, 0])
+
+
+def _merge_groups(weight: np.ndarray, groups: int, lanes: int) -> tuple[np.ndarray, int]:
+    """Weight and number of groups of an equal convolution whose groups are whole blocks, or which has one group.
+
+    Depthwise convolution stays as it is. Groups that are too narrow are merged, with zeros between their members.
+    """
+    o, i, h, w = weight.shape
+    outs = o // groups
+    if groups == 1 or (i == 1 and outs == 1) or (i % lanes == 0 and outs % lanes == 0):
+        return weight, groups
+    whole = (m for m in range(2, groups) if groups % m == 0 and m * i % lanes == 0 and m * outs % lanes == 0)
+    members = next(whole, groups)
+    apart = weight.reshape(groups // members, members, outs, i, h, w)
+    merged = np.zeros((groups // members, members, outs, members, i, h, w), weight.dtype)
+    for m in range(members):
+        merged[:, m, :, m] = apart[:, m]
+    return merged.reshape(o, members * i, h, w), groups // members

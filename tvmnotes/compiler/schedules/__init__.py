@@ -1,0 +1,49 @@
+"""Schedules for CPUs, one file per family of operators, and the pass that gives each kernel of a module its own.
+
+A family's kernels carry its name and their config (a plain dictionary: tile sizes and such) as annotations of their
+main block; whatever was fused behind them is scheduled along.
+"""
+
+import json
+
+import tvm
+from tvm.s_tir import Schedule
+
+from . import conv2d, default, depthwise, matmul
+from .vector import vectors
+
+_FAMILIES = {"conv2d": conv2d.schedule, "depthwise": depthwise.schedule, "matmul": matmul.schedule}
+
+
+def schedule_kernels() -> tvm.transform.Pass:
+    """The pass: every kernel that is not scheduled yet. The schedule's name becomes the kernel's attribute "schedule"."""
+
+    @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
+    def run(mod, _context):
+        lanes = vectors(tvm.target.Target.current()).lanes
+        mod = mod.clone()
+        for var, func in mod.functions_items():
+            if isinstance(func, tvm.tirx.PrimFunc):
+                mod.update_func(var, _schedule(func, lanes))
+        return mod
+
+    return run
+
+
+def _schedule(func, lanes):
+    sch = Schedule(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
+    family, config = "default", None
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        annotations = sch.get(block).annotations
+        if "tvmnotes.family" in annotations:
+            family, config = str(annotations["tvmnotes.family"]), json.loads(annotations["tvmnotes.config"])
+    if family == "default":
+        default.schedule(sch, lanes)
+    elif family == "matmul":
+        matmul.schedule(sch, config, lanes)
+    else:
+        _FAMILIES[family](sch, config)
+    made = sch.mod["main"]
+    for key, value in func.attrs.items():
+        made = made.with_attr(key, value)
+    return made.with_attr("schedule", family if config is None else f"{family} {json.dumps(config)}")

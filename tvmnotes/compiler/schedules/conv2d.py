@@ -1,0 +1,114 @@
+"""Direct convolution in NCHW[x]c: a tile of sums stays in registers while the kernel's window runs over its inputs.
+
+The sums of `pixels` neighbouring pixels times `blocks` blocks of output channels are `pixels * blocks` vector
+registers. Each step of the reduction loads one input number per pixel, spread over a register's lanes, and one vector
+of weights per block: (pixels + blocks) loads for pixels * blocks fused multiply-adds. The scheme is that of NeoCPU
+(Liu et al., USENIX ATC 2019) and of oneDNN's direct convolution (Georganas et al., SC 2018).
+"""
+
+import json
+
+from tvm import te, topi
+from tvm.s_tir import Schedule
+
+from .tail import block_names, fuse_tail, parallel, vectorize
+from .vector import Vectors
+
+_CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the pictures
+
+
+def default_config(out_shape, kernel_shape, groups: int, vectors: Vectors) -> dict:
+    """The config that runs without tuning, from the shapes of output (N, blocks, H, W, x) and packed weights.
+
+    pixels, blocks: the register tile. outer: which loop is outside: "rows" of the picture where all weights stay in
+    the cache, "channels" otherwise, so that each weight is fetched once.
+    """
+    width, blocks = out_shape[3], out_shape[1] // groups
+    pixels, tile = register_tile(width, blocks, vectors)
+    weights = 4
+    for extent in kernel_shape:
+        weights *= extent
+    return {"pixels": pixels, "blocks": tile, "outer": "rows" if weights <= _CACHED_WEIGHTS else "channels"}
+
+
+def register_tile(width: int, blocks: int, vectors: Vectors) -> tuple[int, int]:
+    """The tile of sums, (pixels of a row, blocks of channels), with the least cycles for a row of `width` pixels.
+
+    A step takes as many cycles as its multiply-adds, or its loads, need at two each a cycle, but no fewer than the 4
+    that a sum takes to be ready again, and one more for the loop. A tile needs a register per sum, one per block for
+    the weights and one for the input. A width that the tile does not divide costs pixels that nobody reads.
+    """
+
+    def cycles(pixels, tile):
+        step = max(pixels * tile, pixels + tile, 8) / 2 + 1
+        rows = -(-width // pixels) * (blocks // tile)
+        return step * rows * (1.0 if width % pixels == 0 else 1.1), -pixels * tile
+
+    tiles = [
+        (pixels, tile)
+        for tile in (1, 2, 3, 4, 6, 8)
+        for pixels in range(1, width + 1)
+        if blocks % tile == 0 and pixels * tile + tile + 1 <= vectors.registers
+    ]
+    return min(tiles, key=lambda t: cycles(*t))
+
+
+def compute(data, kernel, strides, padding, dilation, groups: int, config: dict):
+    """The convolution as a tensor expression.
+
+    `data` is (N, blocks, H, W, x), or (N, channels, H, W) with groups 1; `kernel` is (O, I, KH, KW, i, x), or
+    (O, I, KH, KW, x) for the latter. The rows are computed up to a multiple of the tile and then cropped.
+    """
+    n, _, h, w, *inner = (int(s) for s in data.shape)
+    out, ins, kernel_h, kernel_w = (int(s) for s in kernel.shape[:4])
+    lanes = int(kernel.shape[-1])
+    (sh, sw), (top, left, bottom, right), (dh, dw) = strides, padding, dilation
+    reach_h, reach_w = (kernel_h - 1) * dh + 1, (kernel_w - 1) * dw + 1
+    out_h, out_w = (h + top + bottom - reach_h) // sh + 1, (w + left + right - reach_w) // sw + 1
+    full_w = -(-out_w // config["pixels"]) * config["pixels"]
+    bottom, right = max(0, (out_h - 1) * sh + reach_h - h - top), max(0, (full_w - 1) * sw + reach_w - w - left)
+    if any((top, left, bottom, right)):
+        zeros = [0] * len(inner)
+        data = topi.nn.pad(data, [0, 0, top, left, *zeros], [0, 0, bottom, right, *zeros], name="pad")
+    i = te.reduce_axis((0, ins), "i")
+    kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")
+    ii = te.reduce_axis((0, inner[0] if inner else 1), "ii")
+
+    def element(b, k, y, x, c):
+        source = k // (out // groups) * ins + i
+        row, column = y * sh + kh * dh, x * sw + kw * dw
+        if inner:
+            product = data[b, source, row, column, ii] * kernel[k, i, kh, kw, ii, c]
+        else:
+            product = data[b, source + ii, row, column] * kernel[k, i + ii, kh, kw, c]
+        return te.sum(product, axis=[i, kh, kw, ii])
+
+    attrs = {"tvmnotes.family": "conv2d", "tvmnotes.config": json.dumps(config)}
+    made = te.compute((n, out, out_h, full_w, lanes), element, name="conv2d", attrs=attrs)
+    if full_w != out_w:
+        made = te.compute((n, out, out_h, out_w, lanes), lambda *at: made_at(made, at), name="crop")
+    return made
+
+
+def made_at(tensor, at):
+    return tensor[at]
+
+
+def schedule(sch: Schedule, config: dict) -> None:
+    """Apply the scheme to a kernel that `compute` gave, with whatever was fused behind it."""
+    names = block_names(sch)
+    n, o, h, w, c, i, kh, kw, ii = sch.get_loops("conv2d")
+    oo, oi = sch.split(o, [None, config["blocks"]])
+    wo, wi = sch.split(w, [None, config["pixels"]])
+    outer = [n, oo, h] if config["outer"] == "channels" else [n, h, oo]
+    sch.reorder(*outer, wo, i, kh, kw, ii, wi, oi, c)
+    fuse_tail(sch, "conv2d", wo, stages=("pad",))
+    parallel(sch, outer)
+    vectorize(sch, [wi, oi, c])
+    if "pad" in names:
+        loops = sch.get_loops("pad")
+        split = 3 if len(loops) == 5 else 2
+        parallel(sch, loops[:split])
+        sch.vectorize(sch.get_loops("pad")[-1]) if len(loops) == 5 else None
+    init = sch.decompose_reduction("conv2d", i)
+    vectorize(sch, sch.get_loops(init)[-3:])

@@ -1,0 +1,83 @@
+"""Depthwise convolution in NCHW[x]c: a register holds x channels of one pixel, and nothing is summed across lanes.
+
+A tile of `pixels` sums runs over the window; the loads of neighbouring pixels are shared. Its time is that of moving
+the data, so zeros around the picture are not written to memory: `rows` rows at a time are copied, with their zeros,
+into a buffer that stays in the cache.
+"""
+
+import json
+
+from tvm import te, topi
+from tvm.s_tir import Schedule
+
+from .tail import block_names, fuse_tail, parallel, vectorize
+from .vector import Vectors
+
+_BUFFER = 128 << 10  # bytes of padded rows: a part of a core's L2 cache
+_WINDOW_UNROLLED = 25  # positions of the window; a larger one is unrolled along its rows only
+
+
+def default_config(out_shape, kernel_shape, strides, vectors: Vectors) -> dict:
+    """From the shapes of output (N, blocks, H, W, x) and weights (blocks, 1, KH, KW, x): rows of a buffer, pixels of a tile."""
+    height, width, lanes = out_shape[2:]
+    kernel_h, kernel_w = kernel_shape[2:4]
+    row = (width * strides[1] + kernel_w) * lanes * 4
+    fits = max(1, (_BUFFER // row - kernel_h) // strides[0])
+    rows = min(height, fits)
+    rows = -(-height // -(-height // rows))  # shared out evenly
+    most = vectors.registers // 2 - 2
+    pixels = max((p for p in range(1, most + 1) if width % p == 0), default=1)
+    if pixels * 2 < most:
+        pixels = -(-width // -(-width // most))
+    return {"rows": rows, "pixels": pixels}
+
+
+def compute(data, kernel, strides, padding, dilation, config: dict):
+    """The convolution of data (N, blocks, H, W, x) with kernel (blocks, 1, KH, KW, x) as a tensor expression."""
+    n, blocks, h, w, lanes = (int(s) for s in data.shape)
+    kernel_h, kernel_w = (int(s) for s in kernel.shape[2:4])
+    (sh, sw), (top, left, bottom, right), (dh, dw) = strides, padding, dilation
+    reach_h, reach_w = (kernel_h - 1) * dh + 1, (kernel_w - 1) * dw + 1
+    out_h, out_w = (h + top + bottom - reach_h) // sh + 1, (w + left + right - reach_w) // sw + 1
+    full_h, full_w = -(-out_h // config["rows"]) * config["rows"], -(-out_w // config["pixels"]) * config["pixels"]
+    bottom, right = max(0, (full_h - 1) * sh + reach_h - h - top), max(0, (full_w - 1) * sw + reach_w - w - left)
+    if any((top, left, bottom, right)):
+        data = topi.nn.pad(data, [0, 0, top, left, 0], [0, 0, bottom, right, 0], name="pad")
+    kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")
+    attrs = {"tvmnotes.family": "depthwise", "tvmnotes.config": json.dumps(config)}
+    made = te.compute(
+        (n, blocks, full_h, full_w, lanes),
+        lambda b, k, y, x, c: te.sum(
+            data[b, k, y * sh + kh * dh, x * sw + kw * dw, c] * kernel[k, 0, kh, kw, c], axis=[kh, kw]
+        ),
+        name="depthwise",
+        attrs=attrs,
+    )
+    if (full_h, full_w) != (out_h, out_w):
+        made = te.compute((n, blocks, out_h, out_w, lanes), lambda *at: made_at(made, at), name="crop")
+    return made
+
+
+def made_at(tensor, at):
+    return tensor[at]
+
+
+def schedule(sch: Schedule, config: dict) -> None:
+    """Apply the scheme to a kernel that `compute` gave, with whatever was fused behind it."""
+    names = block_names(sch)
+    n, o, h, w, c, kh, kw = sch.get_loops("depthwise")
+    window = int(sch.get(kh).extent) * int(sch.get(kw).extent)
+    ho, hi = sch.split(h, [None, config["rows"]])
+    wo, wi = sch.split(w, [None, config["pixels"]])
+    sch.reorder(n, o, ho, hi, wo, kh, kw, wi, c)
+    fuse_tail(sch, "depthwise", wo, stages=("pad",))
+    loop = parallel(sch, [n, o, ho])
+    vectorize(sch, [wi, c])
+    sch.unroll(kw)
+    if window <= _WINDOW_UNROLLED:
+        sch.unroll(kh)
+    if "pad" in names:
+        sch.compute_at("pad", loop)
+        sch.vectorize(sch.get_loops("pad")[-1])
+    init = sch.decompose_reduction("depthwise", kh)
+    vectorize(sch, sch.get_loops(init)[-2:])

@@ -1,0 +1,131 @@
+"""Matrix products: a tile of `rows` times `blocks` vectors of sums stays in registers while the reduction runs.
+
+The right matrix is read in panels of x columns, (blocks, K, x): weights are packed while compiling, an activation
+(the keys and values of attention) by the kernel itself. Goto and van de Geijn, "Anatomy of High-Performance Matrix
+Multiplication" (TOMS 2008), without their blocking for the caches: the networks' panels fit into L2.
+"""
+
+import json
+
+from tvm import te
+from tvm.s_tir import Schedule
+
+from .tail import block_names, fuse_tail, parallel, vectorize
+from .vector import Vectors
+
+_CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache
+
+
+def default_config(rows: int, depth: int, columns: int, vectors: Vectors) -> dict:
+    """The register tile with the least cycles for (rows, depth) x (depth, columns), and which loop is outside.
+
+    The rule is that of `conv2d.register_tile`; rows and columns may be filled up to whole tiles.
+    """
+    panels = -(-columns // vectors.lanes)
+
+    def cycles(tile_rows, tile_panels):
+        step = max(tile_rows * tile_panels, tile_rows + tile_panels, 8) / 2 + 1
+        return step * -(-rows // tile_rows) * -(-panels // tile_panels), -tile_rows * tile_panels
+
+    tiles = [
+        (r, p)
+        for p in (1, 2, 3, 4, 6, 8)
+        for r in range(1, min(rows, vectors.registers) + 1)
+        if p <= panels and r * p + p + 1 <= vectors.registers
+    ]
+    tile_rows, tile_panels = min(tiles, key=lambda t: cycles(*t))
+    outer = "rows" if depth * columns * 4 <= _CACHED_WEIGHTS else "columns"
+    return {"rows": tile_rows, "blocks": tile_panels, "outer": outer}
+
+
+def dense(data, panels, columns: int, config: dict):
+    """data (..., M, K) times packed weights (blocks, K, x), of which the first `columns` columns count: (..., M, columns)."""
+    *batch, rows, depth = (int(s) for s in data.shape)
+    blocks, _, lanes = (int(s) for s in panels.shape)
+    full = -(-rows // config["rows"]) * config["rows"]
+    k = te.reduce_axis((0, depth), "k")
+
+    def element(*at):
+        *b, m, n = at
+        row = m if full == rows else te.min(m, rows - 1)
+        return te.sum(data[(*b, row, k)] * panels[n // lanes, k, n % lanes], axis=[k])
+
+    return _crop((*batch, full, blocks * lanes), (*batch, rows, columns), element, config)
+
+
+def batched(left, right, config: dict, lanes: int):
+    """left (B..., M, K) times right (B..., K, N), both known only when the network runs; batches broadcast."""
+    rows, depth, columns = int(left.shape[-2]), int(left.shape[-1]), int(right.shape[-1])
+    batches = [int(s) for s in left.shape[:-2]], [int(s) for s in right.shape[:-2]]
+    longest = max(map(len, batches))
+    shapes = [[1] * (longest - len(b)) + b for b in batches]
+    batch = [max(a, b) for a, b in zip(*shapes, strict=True)]
+    blocks = -(-(-(-columns // lanes)) // config["blocks"]) * config["blocks"]
+    full = -(-rows // config["rows"]) * config["rows"]
+
+    def at(tensor, b):
+        own = [int(s) for s in tensor.shape[:-2]]
+        return [0 if size == 1 else index for size, index in zip(own, b[longest - len(own) :], strict=True)]
+
+    packed_batch = shapes[1]
+
+    def pack(*index):
+        *b, p, k, c = index
+        column = p * lanes + c
+        if blocks * lanes == columns:
+            return right[(*at(right, b), k, column)]
+        inside = column < columns
+        return te.if_then_else(inside, right[(*at(right, b), k, column)], 0.0)
+
+    panels = te.compute((*packed_batch, blocks, depth, lanes), pack, name="pack")
+    k = te.reduce_axis((0, depth), "k")
+
+    def element(*index):
+        *b, m, n = index
+        row = m if full == rows else te.min(m, rows - 1)
+        own = [0 if size == 1 else i for size, i in zip(packed_batch, b, strict=True)]
+        return te.sum(left[(*at(left, b), row, k)] * panels[(*own, n // lanes, k, n % lanes)], axis=[k])
+
+    return _crop((*batch, full, blocks * lanes), (*batch, rows, columns), element, config)
+
+
+def _crop(full, shape, element, config):
+    attrs = {"tvmnotes.family": "matmul", "tvmnotes.config": json.dumps(config)}
+    made = te.compute(full, element, name="matmul", attrs=attrs)
+    return made if full == shape else te.compute(shape, lambda *at: made_at(made, at), name="crop")
+
+
+def made_at(tensor, at):
+    return tensor[at]
+
+
+def schedule(sch: Schedule, config: dict, lanes: int) -> None:
+    """Apply the scheme to a kernel that `dense` or `batched` gave, with whatever was fused behind it."""
+    names = block_names(sch)
+    *batch, m, n, k = sch.get_loops("matmul")
+    if not batch:
+        batch = [sch.add_unit_loop(m)]
+    mo, mi = sch.split(m, [None, config["rows"]])
+    no, ni, c = sch.split(n, [None, config["blocks"], lanes])
+    b = sch.fuse(*batch) if len(batch) > 1 else batch[0]
+    many = int(sch.get(b).extent) > 1
+    if "pack" in names:
+        sch.reorder(b, no, mo, k, mi, ni, c)
+        outer, inner = ([b], [no, mo]) if many else ([b, no], [mo])
+    elif config["outer"] == "rows":
+        sch.reorder(b, mo, no, k, mi, ni, c)
+        outer, inner = [b, mo], [no]
+    else:
+        sch.reorder(no, b, mo, k, mi, ni, c)
+        outer, inner = [no], [b, mo]
+    fuse_tail(sch, "matmul", inner[-1], stages=("pack",))
+    loop = parallel(sch, outer)
+    vectorize(sch, [mi, ni, c])
+    if "pack" in names:
+        if many:
+            sch.compute_at("pack", loop)
+        else:
+            parallel(sch, sch.get_loops("pack")[:-1])
+        sch.vectorize(sch.get_loops("pack")[-1])
+    init = sch.decompose_reduction("matmul", k)
+    vectorize(sch, sch.get_loops(init)[-3:])

@@ -1,0 +1,55 @@
+"""What the families of schedules share: the elementwise tail of a kernel, and loops that are walked in vectors."""
+
+from tvm.s_tir import Schedule
+
+_MOST_UNROLLED = 32  # iterations; above that a loop stays a loop
+
+
+def block_names(sch: Schedule) -> list[str]:
+    """The names of the kernel's blocks, in the order in which they run."""
+    return [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
+
+
+def fuse_tail(sch: Schedule, name: str, loop, stages: tuple[str, ...] = ()):
+    """Have the block `name` sum in registers, and what follows it read them, at the end of each run of `loop`.
+
+    What follows (bias, residual, activation) becomes one block; without any, the result is just stored. `stages` are
+    the blocks that come before `name`.
+    """
+    tail = [other for other in block_names(sch) if other != name and other not in stages]
+    for other in tail[:-1]:
+        sch.compute_inline(other)
+    if tail:
+        last = sch.get_sblock(tail[-1])
+        sch.set_scope(name, 0, "local")
+    else:
+        last = sch.cache_write(name, 0, "local")
+    depth = len(sch.get_loops(sch.get_sblock(name))) if loop is None else _depth(sch, name, loop)
+    sch.reverse_compute_at(last, loop)
+    vectorize(sch, sch.get_loops(last)[depth:])
+    return last
+
+
+def vectorize(sch: Schedule, loops: list) -> None:
+    """Vectorize the last of `loops` and unroll those around it while that is little code."""
+    sch.vectorize(loops[-1])
+    iterations = 1
+    for loop in reversed(loops[:-1]):
+        iterations *= int(sch.get(loop).extent)
+        if iterations > _MOST_UNROLLED:
+            return
+        sch.unroll(loop)
+
+
+def parallel(sch: Schedule, loops: list):
+    """Fuse `loops` and share their iterations out to the threads; returns the fused loop."""
+    loop = sch.fuse(*loops)
+    sch.parallel(loop)
+    return loop
+
+
+def _depth(sch: Schedule, name: str, loop) -> int:
+    """How many loops stand around the inside of `loop` in the block `name`."""
+    target = sch.get_sref(loop)
+    srefs = [sch.get_sref(other) for other in sch.get_loops(name)]
+    return next(i for i, sref in enumerate(srefs) if sref.same_as(target)) + 1
