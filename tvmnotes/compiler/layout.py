@@ -18,6 +18,8 @@ import tvm
 from tvm import relax, te
 
 from .fold import fixed_shape
+from .schedules import OUT_EWISE_FUSABLE, conv2d, depthwise
+from .schedules.vector import Vectors
 
 # Elementwise operators that make a finite number of every finite number; and those that may not.
 _FINITE = {f"relax.{name}" for name in (
@@ -33,12 +35,15 @@ _POOLS = {
 }
 
 
-def block_layouts(lanes: int) -> tvm.transform.Pass:
-    """The pass, for blocks of `lanes` channels. It wants constant weights, so run it after folding."""
+def block_layouts(vectors: Vectors) -> tvm.transform.Pass:
+    """The pass, for blocks of `vectors.lanes` channels. It wants constant weights, so run it after folding.
+
+    Convolutions become kernels of `schedules` at once, as Relax has no operator for a blocked grouped convolution.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="BlockLayouts")
     def run(mod, _context):
-        blocker = _Blocker(mod, lanes)
+        blocker = _Blocker(mod, vectors)
         blocker.builder_.update_func(mod.get_global_var("main"), blocker.visit_expr(mod["main"]))
         return blocker.builder_.get()
 
@@ -55,10 +60,10 @@ class _Blocked:
 
 @relax.expr_functor.mutator
 class _Blocker(relax.PyExprMutator):
-    def __init__(self, mod, lanes):
+    def __init__(self, mod, vectors):
         super().__init__(mod)
-        self.lanes = lanes
-        self.layout = f"NCHW{lanes}c"
+        self.vectors, self.lanes = vectors, vectors.lanes
+        self.layout = f"NCHW{self.lanes}c"
         self.blocked: dict[relax.Var, _Blocked] = {}  # by the variable of the network
         self.plain: dict[relax.Var, relax.Expr] = {}  # the same values, where they were needed in NCHW
         self.several: dict[relax.Var, list[_Blocked]] = {}  # what split gave
@@ -154,25 +159,27 @@ class _Blocker(relax.PyExprMutator):
         sound = attrs.data_layout == "NCHW" and attrs.kernel_layout == "OIHW" and attrs.out_layout == "NCHW"
         if not sound or shape is None or weight is None or weight.dtype != np.float32 or len(shape) != 4:
             return None
+        strides, padding, dilation = ([int(i) for i in at] for at in (attrs.strides, attrs.padding, attrs.dilation))
         groups, lanes = int(attrs.groups), self.lanes
-        if groups == 1 and shape[1] < lanes and data not in self.blocked:
-            # A picture's few channels: read as they are, one at a time.
-            packed, groups, data_layout, kernel_layout = _pack(weight, 1, lanes), 1, "NCHW", f"OIHW{lanes}o"
-            source = self.visit_expr(data)
+        out, ins = weight.shape[0] // groups, weight.shape[1]
+        picture = groups == 1 and ins < lanes and data not in self.blocked  # few channels: read one by one, in NCHW
+        block = None if picture else self._block(data)
+        if not picture and block is None:
+            return None
+        source = self.visit_expr(data) if picture else block.expr
+        depthwise_ = groups > 1 and out == ins == 1
+        if depthwise_:
+            family, packed = depthwise, _pack(weight, 1, lanes)
+        elif groups > 1:
+            family, packed = conv2d, _pack_groups(weight, groups, lanes)
         else:
-            weight, groups = _merge_groups(weight, groups, lanes)
-            per_channel = weight.shape[1] == 1 and groups == weight.shape[0]
-            block = self._block(data)
-            if block is None:
-                return None
-            source, data_layout = block.expr, self.layout
-            packed = _pack(weight, 1 if per_channel else lanes, lanes)
-            kernel_layout = f"OIHW{lanes}o" if per_channel else f"OIHW{lanes}i{lanes}o"
-            if per_channel:
-                groups = packed.shape[0] * lanes
-        made = relax.op.nn.conv2d(
-            source, relax.const(packed), attrs.strides, attrs.padding, attrs.dilation, groups,
-            data_layout=data_layout, kernel_layout=kernel_layout, out_layout=self.layout, out_dtype="float32",
+            family, packed = conv2d, _pack(weight, 1 if picture else lanes, lanes)
+        window = conv2d.Window(strides, padding, dilation, out, ins)
+        config = family.default_config(window, fixed_shape(source.ty), packed.shape, self.vectors)
+        made = self.builder_.call_te(
+            lambda data, kernel: family.compute(data, kernel, window, config), source, relax.const(packed),
+            primfunc_name_hint="depthwise_conv2d" if depthwise_ else "conv2d",
+            primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
         )  # fmt: skip
         return _Blocked(made, int(weight.shape[0]))
 
@@ -320,19 +327,24 @@ def _pack(weight: np.ndarray, inner: int, lanes: int) -> np.ndarray:
     return np.ascontiguousarray(packed if inner > 1 else packed[:, :, :, :, 0])
 
 
-def _merge_groups(weight: np.ndarray, groups: int, lanes: int) -> tuple[np.ndarray, int]:
-    """Weight and number of groups of an equal convolution whose groups are whole blocks, or which has one group.
+def _pack_groups(weight: np.ndarray, groups: int, lanes: int) -> np.ndarray:
+    """The packed weight of a grouped convolution: (O, I, KH, KW, x, x), where block o of outputs reads I blocks of inputs.
 
-    Depthwise convolution stays as it is. Groups that are too narrow are merged, with zeros between their members.
+    The first of them is `conv2d.first_block(o)`. They hold all that the block's channels read, with weights of 0 for
+    what only their neighbours in the block do.
     """
     o, i, h, w = weight.shape
-    outs = o // groups
-    if groups == 1 or (i == 1 and outs == 1) or (i % lanes == 0 and outs % lanes == 0):
-        return weight, groups
-    whole = (m for m in range(2, groups) if groups % m == 0 and m * i % lanes == 0 and m * outs % lanes == 0)
-    members = next(whole, groups)
-    apart = weight.reshape(groups // members, members, outs, i, h, w)
-    merged = np.zeros((groups // members, members, outs, members, i, h, w), weight.dtype)
-    for m in range(members):
-        merged[:, m, :, m] = apart[:, m]
-    return merged.reshape(o, members * i, h, w), groups // members
+    out = o // groups
+    blocks, source = -(-o // lanes), -(-groups * i // lanes)
+    read = [
+        (b * lanes // out * i // lanes, -(-(min(b * lanes + lanes - 1, o - 1) // out + 1) * i // lanes))
+        for b in range(blocks)
+    ]  # first block and end, by block of outputs
+    ins = max(end - first for first, end in read)
+    packed = np.zeros((blocks, ins, h, w, lanes, lanes), weight.dtype)
+    for c in range(o):
+        first = conv2d.first_block(c // lanes, lanes, out, i, source, ins)
+        begin = c // out * i - first * lanes
+        at = np.arange(begin, begin + i)
+        packed[c // lanes, at // lanes, :, :, at % lanes, c % lanes] = weight[c]
+    return packed

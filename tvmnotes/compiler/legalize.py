@@ -4,39 +4,23 @@ import tvm
 from tvm import relax
 
 from .fold import fixed_shape
-from .schedules import conv2d, depthwise, matmul
+from .schedules import OUT_EWISE_FUSABLE, elementwise, matmul, rows
 from .schedules.vector import vectors
-
-_OUT_EWISE_FUSABLE = 4  # TVM's number for: elementwise operators may be fused behind it
 
 
 def legalizations(target: tvm.target.Target) -> dict:
     """By operator, what `relax.transform.LegalizeOps` takes."""
     v = vectors(target)
     return {
-        "relax.nn.conv2d": lambda bb, call: _conv2d(bb, call, v),
         "relax.matmul": lambda bb, call: _matmul(bb, call, v),
+        "relax.nn.softmax": lambda bb, call: _softmax(bb, call, v),
+        "relax.nn.layer_norm": lambda bb, call: _layer_norm(bb, call, v),
+        **dict.fromkeys(elementwise.FUNCTIONS, _elementwise),
     }
 
 
 def _default(bb, call):
     return call.op.get_attr("FLegalize")(bb, call)
-
-
-def _conv2d(bb, call, v):
-    attrs = call.attrs
-    if attrs.out_layout != f"NCHW{v.lanes}c":
-        return _default(bb, call)
-    strides, padding, dilation = ([int(i) for i in which] for which in (attrs.strides, attrs.padding, attrs.dilation))
-    out, kernel, groups = fixed_shape(call.ty), fixed_shape(call.args[1].ty), int(attrs.groups)
-    fusable = {"op_pattern": _OUT_EWISE_FUSABLE}
-    if attrs.data_layout == attrs.out_layout and len(kernel) == 5:
-        config = depthwise.default_config(out, kernel, strides, v)
-        return bb.call_te(depthwise.compute, *call.args, strides, padding, dilation, config,
-                          primfunc_name_hint="depthwise_conv2d", primfunc_attrs=fusable)  # fmt: skip
-    config = conv2d.default_config(out, kernel, groups, v)
-    return bb.call_te(conv2d.compute, *call.args, strides, padding, dilation, groups, config,
-                      primfunc_name_hint="conv2d", primfunc_attrs=fusable)  # fmt: skip
 
 
 def _matmul(bb, call, v):
@@ -49,10 +33,34 @@ def _matmul(bb, call, v):
             rows = a[-2]
         config = matmul.default_config(a[-2], a[-1], b[1], v)
         return bb.call_te(matmul.dense, left, _panels(right.value.numpy(), v.lanes, config), b[1], config,
-                          primfunc_name_hint="dense", primfunc_attrs={"op_pattern": _OUT_EWISE_FUSABLE})  # fmt: skip
+                          primfunc_name_hint="dense", primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE})  # fmt: skip
     config = matmul.default_config(a[-2], a[-1], b[-1], v)
     return bb.call_te(matmul.batched, left, right, config, v.lanes,
-                      primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": _OUT_EWISE_FUSABLE})  # fmt: skip
+                      primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE})  # fmt: skip
+
+
+def _softmax(bb, call, v):
+    shape = fixed_shape(call.ty)
+    if not shape or str(call.ty.dtype) != "float32" or int(call.attrs.axis) % len(shape) != len(shape) - 1:
+        return _default(bb, call)
+    return bb.call_te(rows.softmax, call.args[0], v.lanes,
+                      primfunc_name_hint="softmax", primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE})  # fmt: skip
+
+
+def _layer_norm(bb, call, v):
+    shape, attrs = fixed_shape(call.ty), call.attrs
+    last = shape and [int(a) % len(shape) for a in attrs.axes] == [len(shape) - 1]
+    if not last or str(call.ty.dtype) != "float32" or not (attrs.center and attrs.scale):
+        return _default(bb, call)
+    return bb.call_te(rows.layer_norm, *call.args, float(attrs.epsilon), v.lanes,
+                      primfunc_name_hint="layer_norm", primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE})  # fmt: skip
+
+
+def _elementwise(bb, call):
+    if str(call.ty.dtype) != "float32" or fixed_shape(call.ty) is None:
+        return _default(bb, call)
+    name = call.op.name.rpartition(".")[2]
+    return bb.call_te(elementwise.FUNCTIONS[call.op.name], call.args[0], primfunc_name_hint=name)
 
 
 def _panels(weight, lanes, config):

@@ -9,10 +9,13 @@ import json
 import tvm
 from tvm.s_tir import Schedule
 
-from . import conv2d, default, depthwise, matmul
+from . import conv2d, default, depthwise, matmul, rows
 from .vector import vectors
 
-_FAMILIES = {"conv2d": conv2d.schedule, "depthwise": depthwise.schedule, "matmul": matmul.schedule}
+OUT_EWISE_FUSABLE = 4  # TVM's pattern of a kernel that elementwise operators may be fused behind
+
+_FAMILIES = {"conv2d": conv2d.schedule, "depthwise": depthwise.schedule, "matmul": matmul.schedule,
+             "rows": rows.schedule}
 
 
 def schedule_kernels() -> tvm.transform.Pass:

@@ -7,6 +7,8 @@ of weights per block: (pixels + blocks) loads for pixels * blocks fused multiply
 """
 
 import json
+import math
+from dataclasses import dataclass
 
 from tvm import te, topi
 from tvm.s_tir import Schedule
@@ -17,18 +19,53 @@ from .vector import Vectors
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the pictures
 
 
-def default_config(out_shape, kernel_shape, groups: int, vectors: Vectors) -> dict:
-    """The config that runs without tuning, from the shapes of output (N, blocks, H, W, x) and packed weights.
+@dataclass(frozen=True)
+class Window:
+    """How a convolution reads its input. `out` and `ins` are the channels of a group, as the network has them."""
+
+    strides: list[int]
+    padding: list[int]  # top, left, bottom, right
+    dilation: list[int]
+    out: int
+    ins: int
+
+    def reach(self, kernel_h: int, kernel_w: int) -> tuple[int, int]:
+        """Height and width of what one output pixel reads."""
+        return (kernel_h - 1) * self.dilation[0] + 1, (kernel_w - 1) * self.dilation[1] + 1
+
+    def out_size(self, h: int, w: int, kernel_h: int, kernel_w: int) -> tuple[int, int]:
+        """Height and width of the output for an input of (h, w)."""
+        reach = self.reach(kernel_h, kernel_w)
+        (top, left, bottom, right), (sh, sw) = self.padding, self.strides
+        return (h + top + bottom - reach[0]) // sh + 1, (w + left + right - reach[1]) // sw + 1
+
+
+def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -> dict:
+    """The config that runs without tuning, from the shapes of data and packed weights (see `compute`).
 
     pixels, blocks: the register tile. outer: which loop is outside: "rows" of the picture where all weights stay in
     the cache, "channels" otherwise, so that each weight is fetched once.
     """
-    width, blocks = out_shape[3], out_shape[1] // groups
+    _, width = window.out_size(*data_shape[2:4], *kernel_shape[2:4])
+    shared = _groups(data_shape, kernel_shape, window, vectors.lanes)
+    # Blocks of one tile read the same input; where each reads its own, a tile has one.
+    blocks = kernel_shape[0] // shared if shared else 1
     pixels, tile = register_tile(width, blocks, vectors)
-    weights = 4
-    for extent in kernel_shape:
-        weights *= extent
+    weights = 4 * math.prod(kernel_shape)
     return {"pixels": pixels, "blocks": tile, "outer": "rows" if weights <= _CACHED_WEIGHTS else "channels"}
+
+
+def _groups(data_shape, kernel_shape, window: Window, lanes: int) -> int:
+    """The number of groups where each is made of whole blocks; 0 where blocks read across groups."""
+    if len(data_shape) == 4 or kernel_shape[1] == data_shape[1]:
+        return 1
+    return data_shape[1] // kernel_shape[1] if window.out % lanes == window.ins % lanes == 0 else 0
+
+
+def first_block(block, lanes: int, out: int, ins: int, source: int, count: int):
+    """The first of the `count` blocks of inputs, out of `source`, that a block of outputs of a grouped convolution reads."""
+    first = block * lanes // out * ins // lanes
+    return min(first, source - count) if isinstance(block, int) else te.min(first, source - count)
 
 
 def register_tile(width: int, blocks: int, vectors: Vectors) -> tuple[int, int]:
@@ -53,34 +90,37 @@ def register_tile(width: int, blocks: int, vectors: Vectors) -> tuple[int, int]:
     return min(tiles, key=lambda t: cycles(*t))
 
 
-def compute(data, kernel, strides, padding, dilation, groups: int, config: dict):
+def compute(data, kernel, window: Window, config: dict):
     """The convolution as a tensor expression.
 
-    `data` is (N, blocks, H, W, x), or (N, channels, H, W) with groups 1; `kernel` is (O, I, KH, KW, i, x), or
-    (O, I, KH, KW, x) for the latter. The rows are computed up to a multiple of the tile and then cropped.
+    `data` is (N, blocks, H, W, x) and `kernel` (O, I, KH, KW, i, x); or `data` is (N, channels, H, W), of one group,
+    and `kernel` (O, I, KH, KW, x). The rows are computed up to a multiple of the tile and then cropped.
     """
-    n, _, h, w, *inner = (int(s) for s in data.shape)
+    n, source, h, w, *inner = (int(s) for s in data.shape)
     out, ins, kernel_h, kernel_w = (int(s) for s in kernel.shape[:4])
     lanes = int(kernel.shape[-1])
-    (sh, sw), (top, left, bottom, right), (dh, dw) = strides, padding, dilation
-    reach_h, reach_w = (kernel_h - 1) * dh + 1, (kernel_w - 1) * dw + 1
-    out_h, out_w = (h + top + bottom - reach_h) // sh + 1, (w + left + right - reach_w) // sw + 1
+    (sh, sw), (top, left, _, _), (dh, dw) = window.strides, window.padding, window.dilation
+    (reach_h, reach_w), (out_h, out_w) = window.reach(kernel_h, kernel_w), window.out_size(h, w, kernel_h, kernel_w)
     full_w = -(-out_w // config["pixels"]) * config["pixels"]
     bottom, right = max(0, (out_h - 1) * sh + reach_h - h - top), max(0, (full_w - 1) * sw + reach_w - w - left)
     if any((top, left, bottom, right)):
         zeros = [0] * len(inner)
         data = topi.nn.pad(data, [0, 0, top, left, *zeros], [0, 0, bottom, right, *zeros], name="pad")
+    groups = _groups((n, source, h, w, *inner), (out, ins), window, lanes)
     i = te.reduce_axis((0, ins), "i")
     kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")
     ii = te.reduce_axis((0, inner[0] if inner else 1), "ii")
 
     def element(b, k, y, x, c):
-        source = k // (out // groups) * ins + i
+        if groups:
+            block = k // (out // groups) * ins + i if groups > 1 else i
+        else:
+            block = first_block(k, lanes, window.out, window.ins, source, ins) + i
         row, column = y * sh + kh * dh, x * sw + kw * dw
         if inner:
-            product = data[b, source, row, column, ii] * kernel[k, i, kh, kw, ii, c]
+            product = data[b, block, row, column, ii] * kernel[k, i, kh, kw, ii, c]
         else:
-            product = data[b, source + ii, row, column] * kernel[k, i + ii, kh, kw, c]
+            product = data[b, i + ii, row, column] * kernel[k, i + ii, kh, kw, c]
         return te.sum(product, axis=[i, kh, kw, ii])
 
     attrs = {"tvmnotes.family": "conv2d", "tvmnotes.config": json.dumps(config)}

@@ -10,6 +10,7 @@ import json
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
+from .conv2d import Window
 from .tail import block_names, fuse_tail, parallel, vectorize
 from .vector import Vectors
 
@@ -17,12 +18,12 @@ _BUFFER = 128 << 10  # bytes of padded rows: a part of a core's L2 cache
 _WINDOW_UNROLLED = 25  # positions of the window; a larger one is unrolled along its rows only
 
 
-def default_config(out_shape, kernel_shape, strides, vectors: Vectors) -> dict:
-    """From the shapes of output (N, blocks, H, W, x) and weights (blocks, 1, KH, KW, x): rows of a buffer, pixels of a tile."""
-    height, width, lanes = out_shape[2:]
+def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -> dict:
+    """The config that runs without tuning: rows of a buffer, pixels of a tile; for the shapes that `compute` takes."""
     kernel_h, kernel_w = kernel_shape[2:4]
-    row = (width * strides[1] + kernel_w) * lanes * 4
-    fits = max(1, (_BUFFER // row - kernel_h) // strides[0])
+    height, width = window.out_size(*data_shape[2:4], kernel_h, kernel_w)
+    row = (width * window.strides[1] + kernel_w) * vectors.lanes * 4
+    fits = max(1, (_BUFFER // row - kernel_h) // window.strides[0])
     rows = min(height, fits)
     rows = -(-height // -(-height // rows))  # shared out evenly
     most = vectors.registers // 2 - 2
@@ -32,13 +33,12 @@ def default_config(out_shape, kernel_shape, strides, vectors: Vectors) -> dict:
     return {"rows": rows, "pixels": pixels}
 
 
-def compute(data, kernel, strides, padding, dilation, config: dict):
+def compute(data, kernel, window: Window, config: dict):
     """The convolution of data (N, blocks, H, W, x) with kernel (blocks, 1, KH, KW, x) as a tensor expression."""
     n, blocks, h, w, lanes = (int(s) for s in data.shape)
     kernel_h, kernel_w = (int(s) for s in kernel.shape[2:4])
-    (sh, sw), (top, left, bottom, right), (dh, dw) = strides, padding, dilation
-    reach_h, reach_w = (kernel_h - 1) * dh + 1, (kernel_w - 1) * dw + 1
-    out_h, out_w = (h + top + bottom - reach_h) // sh + 1, (w + left + right - reach_w) // sw + 1
+    (sh, sw), (top, left, _, _), (dh, dw) = window.strides, window.padding, window.dilation
+    (reach_h, reach_w), (out_h, out_w) = window.reach(kernel_h, kernel_w), window.out_size(h, w, kernel_h, kernel_w)
     full_h, full_w = -(-out_h // config["rows"]) * config["rows"], -(-out_w // config["pixels"]) * config["pixels"]
     bottom, right = max(0, (full_h - 1) * sh + reach_h - h - top), max(0, (full_w - 1) * sw + reach_w - w - left)
     if any((top, left, bottom, right)):
