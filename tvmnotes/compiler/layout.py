@@ -18,7 +18,7 @@ import tvm
 from tvm import relax, te
 
 from .fold import fixed_shape
-from .schedules import OUT_EWISE_FUSABLE, conv2d, depthwise
+from .schedules import OUT_EWISE_FUSABLE, conv2d, depthwise, winograd
 from .schedules.vector import Vectors
 
 # Elementwise operators that make a finite number of every finite number; and those that may not.
@@ -175,6 +175,8 @@ class _Blocker(relax.PyExprMutator):
         else:
             family, packed = conv2d, _pack(weight, 1 if picture else lanes, lanes)
         window = conv2d.Window(strides, padding, dilation, out, ins)
+        if family is conv2d and winograd.wins(window, fixed_shape(source.ty), packed.shape):
+            family, packed = winograd, winograd.transform_weight(weight, lanes)
         config = family.default_config(window, fixed_shape(source.ty), packed.shape, self.vectors)
         made = self.builder_.call_te(
             lambda data, kernel: family.compute(data, kernel, window, config), source, relax.const(packed),

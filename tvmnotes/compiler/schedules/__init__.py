@@ -9,13 +9,13 @@ import json
 import tvm
 from tvm.s_tir import Schedule
 
-from . import conv2d, default, depthwise, matmul, rows
+from . import conv2d, default, depthwise, matmul, rows, winograd
 from .vector import vectors
 
 OUT_EWISE_FUSABLE = 4  # TVM's pattern of a kernel that elementwise operators may be fused behind
 
 _FAMILIES = {"conv2d": conv2d.schedule, "depthwise": depthwise.schedule, "matmul": matmul.schedule,
-             "rows": rows.schedule}
+             "rows": rows.schedule, "winograd": winograd.schedule}
 
 
 def schedule_kernels() -> tvm.transform.Pass:
@@ -34,7 +34,7 @@ def schedule_kernels() -> tvm.transform.Pass:
 
 
 def _schedule(func, lanes):
-    sch = Schedule(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
+    sch = Schedule(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), error_render_level="fast")
     family, config = "default", None
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         annotations = sch.get(block).annotations
