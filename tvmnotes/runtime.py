@@ -3,7 +3,7 @@
 `tn.build` gives a `Compiled`, `tn.load` brings one back in another process. A saved network is a folder of four files:
 
     lib.so          the kernels and the virtual machine's program: machine code for one target
-    graph.json      inputs, outputs and the kernel calls between them
+    graph.json      inputs, outputs, the kernel calls between them, the kernels' schedules
     params.bin      the parameters, folded and packed, in TVM's format for named arrays
     manifest.json   versions, target, instruction sets, and size and SHA-256 of the three others
 """
@@ -97,11 +97,15 @@ class Compiled:
             )
         return [*args, *(kwargs[name] for name in names[len(args) :])]
 
+    @property
+    def kernels(self) -> dict[str, str]:
+        """By kernel, the schedule that it got and its config; "none" below opt level 3: TVM's loops as they come."""
+        return dict(self.graph["kernels"])
+
     def __repr__(self) -> str:
-        kernels = {node["kernel"] for node in self.graph["nodes"] if not node["kernel"].startswith("relax.")}
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
         cpu = self.target.attrs.get("mcpu", "generic CPU")
-        return f"Compiled({inputs} -> {outputs}; {len(kernels)} kernels, opt level {self.opt_level}, {cpu})"
+        return f"Compiled({inputs} -> {outputs}; {len(self.kernels)} kernels, opt level {self.opt_level}, {cpu})"
 
     def save(self, folder: str | os.PathLike) -> Path:
         """Write the network to `folder` (see this module's docstring), all of it or nothing; returns the folder.

@@ -23,8 +23,9 @@ from .schedules.vector import Vectors
 
 # Elementwise operators that make a finite number of every finite number; and those that may not.
 _FINITE = {f"relax.{name}" for name in (
-    "abs", "add", "ceil", "clip", "cos", "erf", "floor", "maximum", "minimum", "multiply", "negative", "nn.gelu", "nn.gelu_tanh",
-    "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu", "nn.softplus", "round", "sigmoid", "sin", "subtract", "tanh",
+    "abs", "add", "ceil", "clip", "cos", "erf", "floor", "maximum", "minimum", "multiply", "negative", "round",
+    "sigmoid", "sin", "subtract", "tanh",
+    "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu", "nn.softplus",
 )}  # fmt: skip
 _OTHERS = {f"relax.{name}" for name in ("divide", "exp", "log", "power", "rsqrt", "sqrt", "square")}
 _WINDOW = ("pool_size", "strides", "padding", "dilation", "ceil_mode", "count_include_pad")
@@ -101,7 +102,7 @@ class _Blocker(relax.PyExprMutator):
         return self.plain[var]
 
     def _rewrite(self, value):
-        """What `value` becomes: a _Blocked, a list of them, an expression in the network's own layout; None: as it is."""
+        """What `value` becomes: a _Blocked, a list of them, an expression in the network's layout; None: as it is."""
         if isinstance(value, relax.TupleGetItem) and value.tuple_value in self.several:
             return self.several[value.tuple_value][value.index]
         if not isinstance(value, tvm.ir.Call) or not isinstance(value.op, tvm.ir.Op):
@@ -143,9 +144,7 @@ class _Blocker(relax.PyExprMutator):
         return blocked
 
     def _unblock(self, value: _Blocked):
-        return self.builder_.call_te(
-            _from_blocks, value.expr, value.channels, primfunc_name_hint=f"from_{self.layout}"
-        )
+        return self.builder_.call_te(_from_blocks, value.expr, value.channels, primfunc_name_hint=f"from_{self.layout}")
 
     def _padded(self, value: _Blocked) -> bool:
         return value.channels % self.lanes != 0
@@ -227,7 +226,12 @@ class _Blocker(relax.PyExprMutator):
 
     def _concat(self, call):
         parts = list(call.args[0].fields) if isinstance(call.args[0], relax.Tuple) else []
-        if not parts or call.attrs.axis is None or int(call.attrs.axis) % 4 != 1 or len(fixed_shape(call.ty) or ()) != 4:
+        if (
+            not parts
+            or call.attrs.axis is None
+            or int(call.attrs.axis) % 4 != 1
+            or len(fixed_shape(call.ty) or ()) != 4
+        ):
             return None
         if any((fixed_shape(part.ty) or (0, 1))[1] % self.lanes for part in parts):
             return None
@@ -251,9 +255,7 @@ class _Blocker(relax.PyExprMutator):
         begins = [0, *ends[:-1]]
         return [
             _Blocked(
-                self.builder_.emit(
-                    relax.op.strided_slice(block.expr, [1], [begin // self.lanes], [end // self.lanes])
-                ),
+                self.builder_.emit(relax.op.strided_slice(block.expr, [1], [begin // self.lanes], [end // self.lanes])),
                 end - begin,
             )
             for begin, end in zip(begins, ends, strict=True)
@@ -307,9 +309,7 @@ def _to_blocks(data, lanes: int):
 
 def _from_blocks(data, channels: int):
     n, _, h, w, lanes = (int(s) for s in data.shape)
-    return te.compute(
-        (n, channels, h, w), lambda b, c, y, x: data[b, c // lanes, y, x, c % lanes], name="from_blocks"
-    )
+    return te.compute((n, channels, h, w), lambda b, c, y, x: data[b, c // lanes, y, x, c % lanes], name="from_blocks")
 
 
 def _blocks(array: np.ndarray, lanes: int) -> np.ndarray:
@@ -330,10 +330,10 @@ def _pack(weight: np.ndarray, inner: int, lanes: int) -> np.ndarray:
 
 
 def _pack_groups(weight: np.ndarray, groups: int, lanes: int) -> np.ndarray:
-    """The packed weight of a grouped convolution: (O, I, KH, KW, x, x), where block o of outputs reads I blocks of inputs.
+    """The packed weight of a grouped convolution, (O, I, KH, KW, x, x): a block of outputs reads I blocks of inputs.
 
-    The first of them is `conv2d.first_block(o)`. They hold all that the block's channels read, with weights of 0 for
-    what only their neighbours in the block do.
+    `conv2d.first_block` tells the first of them. They hold all that the block's channels read, with weights of 0 for
+    what only others do.
     """
     o, i, h, w = weight.shape
     out = o // groups

@@ -108,7 +108,7 @@ def bundle(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def describe(mod: tvm.IRModule, params: list[str]) -> dict:
-    """The graph of `main` as plain data, which graph.json stores: inputs, parameter names, kernel calls, outputs.
+    """The graph of `main` as plain data, for graph.json: inputs, parameter names, kernel calls, outputs, schedules.
 
     A node names the value it makes, its kernel (or the Relax operator that the runtime serves by itself), the values
     it reads, and the shape and dtype of what it makes.
@@ -128,6 +128,11 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
         "nodes": nodes,
         "outputs": [_tensor(field) for field in (result.fields if several else [result])],
         "tuple": several,
+        "kernels": {
+            var.name_hint: str((func.attrs or {}).get("schedule", "none"))
+            for var, func in sorted(mod.functions_items(), key=lambda item: item[0].name_hint)
+            if isinstance(func, tvm.tirx.PrimFunc)
+        },
     }
 
 

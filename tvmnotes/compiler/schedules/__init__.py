@@ -14,12 +14,18 @@ from .vector import vectors
 
 OUT_EWISE_FUSABLE = 4  # TVM's pattern of a kernel that elementwise operators may be fused behind
 
-_FAMILIES = {"conv2d": conv2d.schedule, "depthwise": depthwise.schedule, "matmul": matmul.schedule,
-             "rows": rows.schedule, "winograd": winograd.schedule}
+_FAMILIES = {
+    "conv2d": conv2d,
+    "winograd": winograd,
+    "depthwise": depthwise,
+    "matmul": matmul,
+    "rows": rows,
+    "default": default,
+}
 
 
 def schedule_kernels() -> tvm.transform.Pass:
-    """The pass: every kernel that is not scheduled yet. The schedule's name becomes the kernel's attribute "schedule"."""
+    """The pass, for all kernels. The name and config of its schedule become a kernel's attribute "schedule"."""
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
     def run(mod, _context):
@@ -35,18 +41,13 @@ def schedule_kernels() -> tvm.transform.Pass:
 
 def _schedule(func, lanes):
     sch = Schedule(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), error_render_level="fast")
-    family, config = "default", None
+    family, config = "default", {"lanes": lanes}
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         annotations = sch.get(block).annotations
         if "tvmnotes.family" in annotations:
             family, config = str(annotations["tvmnotes.family"]), json.loads(annotations["tvmnotes.config"])
-    if family == "default":
-        default.schedule(sch, lanes)
-    elif family == "matmul":
-        matmul.schedule(sch, config, lanes)
-    else:
-        _FAMILIES[family](sch, config)
+    _FAMILIES[family].schedule(sch, config)
     made = sch.mod["main"]
     for key, value in func.attrs.items():
         made = made.with_attr(key, value)
-    return made.with_attr("schedule", family if config is None else f"{family} {json.dumps(config)}")
+    return made.with_attr("schedule", f"{family} {json.dumps(config)}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
-from .tail import block_names, fuse_tail, parallel, vectorize
+from .tail import block_names, crop, fuse_tail, parallel, vectorize
 from .vector import Vectors
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the pictures
@@ -63,7 +63,7 @@ def _groups(data_shape, kernel_shape, window: Window, lanes: int) -> int:
 
 
 def first_block(block, lanes: int, out: int, ins: int, source: int, count: int):
-    """The first of the `count` blocks of inputs, out of `source`, that a block of outputs of a grouped convolution reads."""
+    """Of `source` blocks of inputs, the first of the `count` that a block of outputs of a grouped convolution reads."""
     first = block * lanes // out * ins // lanes
     return min(first, source - count) if isinstance(block, int) else te.min(first, source - count)
 
@@ -125,13 +125,7 @@ def compute(data, kernel, window: Window, config: dict):
 
     attrs = {"tvmnotes.family": "conv2d", "tvmnotes.config": json.dumps(config)}
     made = te.compute((n, out, out_h, full_w, lanes), element, name="conv2d", attrs=attrs)
-    if full_w != out_w:
-        made = te.compute((n, out, out_h, out_w, lanes), lambda *at: made_at(made, at), name="crop")
-    return made
-
-
-def made_at(tensor, at):
-    return tensor[at]
+    return crop(made, (n, out, out_h, out_w, lanes))
 
 
 def schedule(sch: Schedule, config: dict) -> None:
@@ -147,8 +141,8 @@ def schedule(sch: Schedule, config: dict) -> None:
     vectorize(sch, [wi, oi, c])
     if "pad" in names:
         loops = sch.get_loops("pad")
-        split = 3 if len(loops) == 5 else 2
-        parallel(sch, loops[:split])
-        sch.vectorize(sch.get_loops("pad")[-1]) if len(loops) == 5 else None
+        parallel(sch, loops[:-2])
+        if len(loops) == 5:
+            sch.vectorize(loops[-1])
     init = sch.decompose_reduction("conv2d", i)
     vectorize(sch, sch.get_loops(init)[-3:])

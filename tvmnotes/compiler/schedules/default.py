@@ -5,8 +5,8 @@ from tvm.s_tir import Schedule
 _SMALL = 1 << 13  # iterations of a loop nest that are not worth waking other threads for
 
 
-def schedule(sch: Schedule, lanes: int) -> None:
-    """Inline elementwise stages, then schedule each loop nest that is left."""
+def schedule(sch: Schedule, config: dict) -> None:
+    """Inline elementwise stages, then schedule each loop nest that is left. `config` has "lanes" of a register."""
     root = sch.get_sblock("root")
     for block in sch.get_child_blocks(root)[:-1]:
         if not _reduces(sch, block):
@@ -15,7 +15,7 @@ def schedule(sch: Schedule, lanes: int) -> None:
             except Exception:
                 continue
     for block in sch.get_child_blocks(root):
-        _nest(sch, block, lanes)
+        _nest(sch, block, config["lanes"])
 
 
 def _reduces(sch, block) -> bool:

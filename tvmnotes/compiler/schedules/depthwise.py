@@ -11,7 +11,7 @@ from tvm import te, topi
 from tvm.s_tir import Schedule
 
 from .conv2d import Window
-from .tail import block_names, fuse_tail, parallel, vectorize
+from .tail import block_names, crop, fuse_tail, parallel, vectorize
 from .vector import Vectors
 
 _BUFFER = 128 << 10  # bytes of padded rows: a part of a core's L2 cache
@@ -53,13 +53,7 @@ def compute(data, kernel, window: Window, config: dict):
         name="depthwise",
         attrs=attrs,
     )
-    if (full_h, full_w) != (out_h, out_w):
-        made = te.compute((n, blocks, out_h, out_w, lanes), lambda *at: made_at(made, at), name="crop")
-    return made
-
-
-def made_at(tensor, at):
-    return tensor[at]
+    return crop(made, (n, blocks, out_h, out_w, lanes))
 
 
 def schedule(sch: Schedule, config: dict) -> None:

@@ -24,7 +24,9 @@ def exp(x):
     half = tirx.floordiv(n.astype("int32"), 2)
     power = _two_to(half) * _two_to(n.astype("int32") - half)
     value = (polynomial * r * r + r + 1.0) * power
-    return tirx.Select(x < _LOWEST, tirx.const(0, "float32"), tirx.Select(x > _HIGHEST, tirx.infinity("float32"), value))
+    return tirx.Select(
+        x < _LOWEST, tirx.const(0, "float32"), tirx.Select(x > _HIGHEST, tirx.infinity("float32"), value)
+    )
 
 
 def _two_to(n):

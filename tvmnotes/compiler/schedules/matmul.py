@@ -6,11 +6,12 @@ Multiplication" (TOMS 2008), without their blocking for the caches: the networks
 """
 
 import json
+import math
 
 from tvm import te
 from tvm.s_tir import Schedule
 
-from .tail import block_names, fuse_tail, parallel, vectorize
+from .tail import block_names, crop, fuse_tail, parallel, vectorize
 from .vector import Vectors
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache
@@ -39,7 +40,7 @@ def default_config(rows: int, depth: int, columns: int, vectors: Vectors) -> dic
 
 
 def dense(data, panels, columns: int, config: dict):
-    """data (..., M, K) times packed weights (blocks, K, x), of which the first `columns` columns count: (..., M, columns)."""
+    """data (..., M, K) times the first `columns` columns of packed weights (blocks, K, x): (..., M, columns)."""
     *batch, rows, depth = (int(s) for s in data.shape)
     blocks, _, lanes = (int(s) for s in panels.shape)
     full = -(-rows // config["rows"]) * config["rows"]
@@ -50,7 +51,7 @@ def dense(data, panels, columns: int, config: dict):
         row = m if full == rows else te.min(m, rows - 1)
         return te.sum(data[(*b, row, k)] * panels[n // lanes, k, n % lanes], axis=[k])
 
-    return _crop((*batch, full, blocks * lanes), (*batch, rows, columns), element, config)
+    return _product((*batch, full, blocks * lanes), (*batch, rows, columns), element, config)
 
 
 def batched(left, right, config: dict, lanes: int):
@@ -60,7 +61,7 @@ def batched(left, right, config: dict, lanes: int):
     longest = max(map(len, batches))
     shapes = [[1] * (longest - len(b)) + b for b in batches]
     batch = [max(a, b) for a, b in zip(*shapes, strict=True)]
-    blocks = -(-(-(-columns // lanes)) // config["blocks"]) * config["blocks"]
+    blocks = math.ceil(columns / (lanes * config["blocks"])) * config["blocks"]
     full = -(-rows // config["rows"]) * config["rows"]
 
     def at(tensor, b):
@@ -86,27 +87,24 @@ def batched(left, right, config: dict, lanes: int):
         own = [0 if size == 1 else i for size, i in zip(packed_batch, b, strict=True)]
         return te.sum(left[(*at(left, b), row, k)] * panels[(*own, n // lanes, k, n % lanes)], axis=[k])
 
-    return _crop((*batch, full, blocks * lanes), (*batch, rows, columns), element, config)
+    return _product((*batch, full, blocks * lanes), (*batch, rows, columns), element, config)
 
 
-def _crop(full, shape, element, config):
+def _product(full, shape, element, config):
+    """The matrix product of shape `full` as a tensor expression, cropped to `shape`."""
     attrs = {"tvmnotes.family": "matmul", "tvmnotes.config": json.dumps(config)}
-    made = te.compute(full, element, name="matmul", attrs=attrs)
-    return made if full == shape else te.compute(shape, lambda *at: made_at(made, at), name="crop")
+    return crop(te.compute(full, element, name="matmul", attrs=attrs), shape)
 
 
-def made_at(tensor, at):
-    return tensor[at]
-
-
-def schedule(sch: Schedule, config: dict, lanes: int) -> None:
+def schedule(sch: Schedule, config: dict) -> None:
     """Apply the scheme to a kernel that `dense` or `batched` gave, with whatever was fused behind it."""
     names = block_names(sch)
     *batch, m, n, k = sch.get_loops("matmul")
     if not batch:
         batch = [sch.add_unit_loop(m)]
     mo, mi = sch.split(m, [None, config["rows"]])
-    no, ni, c = sch.split(n, [None, config["blocks"], lanes])
+    lanes = sch.get(sch.get_sblock("matmul")).reads[1].source.shape[-1]
+    no, ni, c = sch.split(n, [None, config["blocks"], int(lanes)])
     b = sch.fuse(*batch) if len(batch) > 1 else batch[0]
     many = int(sch.get(b).extent) > 1
     if "pack" in names:

@@ -1,8 +1,16 @@
 """What the families of schedules share: the elementwise tail of a kernel, and loops that are walked in vectors."""
 
+from tvm import te
 from tvm.s_tir import Schedule
 
 _MOST_UNROLLED = 32  # iterations; above that a loop stays a loop
+
+
+def crop(made, shape):
+    """The part of `shape` of the tensor `made`, which was computed up to whole tiles."""
+    if tuple(int(s) for s in made.shape) == tuple(shape):
+        return made
+    return te.compute(shape, lambda *at: made[at], name="crop")
 
 
 def block_names(sch: Schedule) -> list[str]:
@@ -24,7 +32,7 @@ def fuse_tail(sch: Schedule, name: str, loop, stages: tuple[str, ...] = ()):
         sch.set_scope(name, 0, "local")
     else:
         last = sch.cache_write(name, 0, "local")
-    depth = len(sch.get_loops(sch.get_sblock(name))) if loop is None else _depth(sch, name, loop)
+    depth = _depth(sch, name, loop)
     sch.reverse_compute_at(last, loop)
     vectorize(sch, sch.get_loops(last)[depth:])
     return last

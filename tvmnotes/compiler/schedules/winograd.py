@@ -127,7 +127,7 @@ def compute(data, kernel, window: Window, config: dict):
 
 
 def _transform(matrix, row, element):
-    """Row `row` (an index of a loop that will be unrolled) of `matrix` times the vector of `element(0)`, `element(1)`, …"""
+    """Row `row` of `matrix`, the index of a loop that will be unrolled, times (element(0), element(1), …)."""
     made = None
     for number in reversed(range(len(matrix))):
         total = None
