@@ -45,6 +45,70 @@ def fold_with_numpy() -> tvm.transform.Pass:
     return fold
 
 
+def fold_affine() -> tvm.transform.Pass:
+    """The pass that makes one multiplication and one addition of a chain of them with constants.
+
+    Such chains are what is left of a batch norm that no convolution precedes.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="FoldAffine")
+    def fold(mod, _context):
+        mod = mod.clone()
+        for var, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                mod.update_func(var, _FoldAffine().visit_expr(func))
+        return mod
+
+    return fold
+
+
+@relax.expr_functor.mutator
+class _FoldAffine(relax.PyExprMutator):
+    """`chains` holds, by variable, (x, scale, shift, operators) where the variable is x * scale + shift."""
+
+    def __init__(self):
+        super().__init__()
+        self.chains = {}
+
+    def visit_var_binding_(self, binding):
+        chain = self._chain(binding)
+        if chain is None or not isinstance(binding.var, relax.DataflowVar):
+            super().visit_var_binding_(binding)
+            return
+        self.chains[binding.var] = chain
+        x, scale, shift, operators = chain
+        if operators < 3:
+            super().visit_var_binding_(binding)
+            return
+        made = self.builder_.emit(relax.op.multiply(self.visit_expr(x), relax.const(scale)))
+        self.set_var_remap(binding.var, self.builder_.emit(relax.op.add(made, relax.const(shift))))
+
+    def _chain(self, binding):
+        call = binding.value
+        name = call.op.name.removeprefix("relax.") if isinstance(getattr(call, "op", None), tvm.ir.Op) else ""
+        if name not in ("add", "subtract", "multiply", "divide"):
+            return None
+        x, constant = call.args
+        value = constant_array(constant)
+        if not isinstance(x, relax.Var) or value is None or value.dtype != np.float32:
+            return None
+        if fixed_shape(x.ty) is None or fixed_shape(x.ty) != fixed_shape(call.ty):
+            return None
+        x, scale, shift, operators = self.chains.get(x, (x, np.float32(1), np.float32(0), 0))
+        if name in ("multiply", "divide"):
+            factor = value if name == "multiply" else 1 / value
+            scale, shift = scale * factor, shift * factor
+        else:
+            shift = shift + (value if name == "add" else -value)
+        return x, np.asarray(scale, "float32"), np.asarray(shift, "float32"), operators + 1
+
+
+def constant_array(expr) -> np.ndarray | None:
+    """The array of a constant; None for any other expression."""
+    known = isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.value, tvm.runtime.Tensor)
+    return expr.value.numpy() if known else None
+
+
 @relax.expr_functor.mutator
 class _Fold(relax.PyExprMutator):
     def visit_call_(self, call):
@@ -74,8 +138,4 @@ class _Fold(relax.PyExprMutator):
         """The array or number that `arg` is known to be, or None."""
         if isinstance(arg, relax.Var):
             arg = self.lookup_binding(arg)
-        if isinstance(arg, tvm.ir.GenericConst) and isinstance(arg.value, tvm.runtime.Tensor):
-            return arg.value.numpy()
-        if isinstance(arg, tvm.tirx.FloatImm | tvm.tirx.IntImm):
-            return arg.value
-        return None
+        return arg.value if isinstance(arg, tvm.tirx.FloatImm | tvm.tirx.IntImm) else constant_array(arg)

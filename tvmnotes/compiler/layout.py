@@ -17,7 +17,7 @@ import numpy as np
 import tvm
 from tvm import relax, te
 
-from .fold import fixed_shape
+from .fold import constant_array, fixed_shape
 from .schedules import OUT_EWISE_FUSABLE, conv2d, depthwise, winograd
 from .schedules.vector import Vectors
 
@@ -154,7 +154,7 @@ class _Blocker(relax.PyExprMutator):
     def _conv2d(self, call):
         data, kernel = call.args
         attrs = call.attrs
-        shape, weight = fixed_shape(data.ty), _array(kernel)
+        shape, weight = fixed_shape(data.ty), constant_array(kernel)
         sound = attrs.data_layout == "NCHW" and attrs.kernel_layout == "OIHW" and attrs.out_layout == "NCHW"
         if not sound or shape is None or weight is None or weight.dtype != np.float32 or len(shape) != 4:
             return None
@@ -195,7 +195,7 @@ class _Blocker(relax.PyExprMutator):
             if not isinstance(getattr(arg, "ty", None), relax.TensorType):  # a bound of clip, for example
                 args.append(arg)
                 continue
-            array, rank = _array(arg), len(fixed_shape(arg.ty) or ())
+            array, rank = constant_array(arg), len(fixed_shape(arg.ty) or ())
             if array is not None and rank <= 4 and array.dtype == np.float32:
                 args.append(relax.const(self._block_constant(array)))
                 continue
@@ -290,11 +290,6 @@ def _variables(call):
 
 def _known(arg, table) -> bool:
     return isinstance(arg, relax.Var) and arg in table
-
-
-def _array(expr) -> np.ndarray | None:
-    known = isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.value, tvm.runtime.Tensor)
-    return expr.value.numpy() if known else None
 
 
 def _to_blocks(data, lanes: int):

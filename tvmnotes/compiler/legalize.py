@@ -1,5 +1,6 @@
 """From operators to kernels: the computations that opt level 3 has schedules for, instead of TVM's own."""
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -15,6 +16,7 @@ def legalizations(target: tvm.target.Target) -> dict:
         "relax.matmul": lambda bb, call: _matmul(bb, call, v),
         "relax.nn.softmax": lambda bb, call: _softmax(bb, call, v),
         "relax.nn.layer_norm": lambda bb, call: _layer_norm(bb, call, v),
+        "relax.concat": _concat,
         **dict.fromkeys(elementwise.FUNCTIONS, _elementwise),
     }
 
@@ -61,12 +63,19 @@ def _elementwise(bb, call):
     return bb.call_te(elementwise.FUNCTIONS[call.op.name], call.args[0], primfunc_name_hint=name)
 
 
+def _concat(bb, call):
+    parts = call.args[0]
+    if not isinstance(parts, relax.Tuple) or len(parts.fields) < 3 or call.attrs.axis is None:
+        return _default(bb, call)
+    axis = int(call.attrs.axis) % len(call.ty.shape)
+    return bb.call_te(lambda *xs: elementwise.concat(xs, axis), *parts.fields, primfunc_name_hint="concatenate")
+
+
 def _panels(weight, lanes, config):
     """(K, N) to (blocks, K, lanes), filled up with zeros to whole tiles."""
-    import numpy as np
-
     depth, columns = weight.shape
     width = lanes * config["blocks"]
     blocks = -(-columns // width) * config["blocks"]
-    weight = np.pad(weight, [(0, 0), (0, blocks * lanes - columns)])
+    if blocks * lanes != columns:
+        weight = np.pad(weight, [(0, 0), (0, blocks * lanes - columns)])
     return relax.const(np.ascontiguousarray(weight.reshape(depth, blocks, lanes).transpose(1, 0, 2)))

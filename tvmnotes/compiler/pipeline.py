@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import transform as t
 
-from .fold import fixed_shape, fold_with_numpy
+from .fold import fixed_shape, fold_affine, fold_with_numpy
 from .layout import block_layouts
 from .legalize import legalizations
 from .schedules import schedule_kernels
@@ -26,7 +26,7 @@ def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass
         simplify += [fold_with_numpy(), t.CanonicalizeBindings()]
     if opt_level >= 3:
         simplify += [t.FoldConstant(), t.EliminateCommonSubexpr(), t.CanonicalizeBindings()]
-        simplify += [block_layouts(vectors(target)), t.CanonicalizeBindings()]
+        simplify += [fold_affine(), t.DeadCodeElimination(), block_layouts(vectors(target)), t.CanonicalizeBindings()]
     to_kernels = [t.LegalizeOps(legalizations(target) if opt_level >= 3 else None), t.AnnotateTIROpPattern()]
     if opt_level >= 2:
         to_kernels += [t.FoldConstant()]

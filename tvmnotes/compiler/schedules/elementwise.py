@@ -3,6 +3,7 @@
 For float32 only. The largest relative error is 1e-7 for exp and sigmoid, 3e-7 for tanh and erf; a NaN stays one.
 """
 
+import itertools
 import math
 
 from tvm import te, tirx, topi
@@ -62,6 +63,20 @@ def gelu_tanh(x):
 
 def _or_nan(x, made):
     return te.compute(x.shape, lambda *at: tirx.Select(tirx.isnan(x[at]), x[at], made[at]), name="or_nan")
+
+
+def concat(tensors, axis: int):
+    """Tensors one after another along `axis`: an element's tensor is looked for by bisection, not one by one."""
+    begins = [0, *itertools.accumulate(int(x.shape[axis]) for x in tensors)]
+    shape = [*tensors[0].shape[:axis], begins[-1], *tensors[0].shape[axis + 1 :]]
+
+    def element(at, first, last):
+        if last - first == 1:
+            return tensors[first][(*at[:axis], at[axis] - begins[first], *at[axis + 1 :])]
+        middle = (first + last) // 2
+        return te.if_then_else(at[axis] < begins[middle], element(at, first, middle), element(at, middle, last))
+
+    return te.compute(shape, lambda *at: element(at, 0, len(tensors)), name="concatenate")
 
 
 FUNCTIONS = {
