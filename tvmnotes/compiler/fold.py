@@ -8,6 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+# By operator, what it makes of the arrays of its tensors; those of the second table read the call's attributes too.
 _ELEMENTWISE = {
     "add": np.add,
     "subtract": np.subtract,
@@ -20,8 +21,44 @@ _ELEMENTWISE = {
     "exp": np.exp,
     "sqrt": np.sqrt,
     "rsqrt": lambda x: np.asarray(1, x.dtype) / np.sqrt(x),
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "less": np.less,
+    "where": np.where,
+    "astype": lambda x: x,
 }
-_SHAPES = ("reshape", "expand_dims", "squeeze", "permute_dims", "broadcast_to", "astype")
+_OTHERS = {
+    "permute_dims": lambda call, x: np.transpose(x, None if call.attrs.axes is None else _numbers(call.attrs.axes)),
+    "broadcast_to": lambda call, x: np.broadcast_to(x, fixed_shape(call.ty)),
+    "concat": lambda call, *xs: np.concatenate(xs, 0 if call.attrs.axis is None else int(call.attrs.axis)),
+    "full": lambda call, x: np.full(fixed_shape(call.ty), x),
+    "take": lambda call, x, at: _take(x, at, call.attrs.axis),
+    "strided_slice": lambda call, x: _slice(x, *call.args[1:]),
+    **dict.fromkeys(("reshape", "expand_dims", "squeeze"), lambda call, x: np.reshape(x, fixed_shape(call.ty))),
+}
+
+
+def _numbers(which) -> list[int]:
+    return [int(getattr(i, "value", i)) for i in which]
+
+
+def _take(x, at, axis):
+    """The elements, or None where an index lies outside: what happens there is TVM's to say."""
+    size = x.size if axis is None else x.shape[int(axis)]
+    if at.size and (at.min() < 0 or at.max() >= size):
+        return None
+    return np.take(x, at, None if axis is None else int(axis))
+
+
+def _slice(x, axes, begins, ends, strides=None):
+    axes, begins, ends = (_numbers(which.fields) for which in (axes, begins, ends))
+    steps = _numbers(strides.fields) if strides is not None else [1] * len(axes)
+    if min(steps, default=1) < 1:
+        return None
+    at = [slice(None)] * x.ndim
+    for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True):
+        at[axis] = slice(begin, end, step)
+    return x[tuple(at)]
 
 
 def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
@@ -114,25 +151,30 @@ class _Fold(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "").removeprefix("relax.")
-        if name in _ELEMENTWISE:
-            args = [self._value(arg) for arg in call.args]
-        elif name in _SHAPES:
-            args = [self._value(call.args[0])]
-        else:
+        if name not in _ELEMENTWISE and name not in _OTHERS:
             return call
-        shape, dtype = fixed_shape(call.ty), str(call.ty.dtype)
-        if shape is None or any(arg is None for arg in args):
+        shape, args = fixed_shape(call.ty), self._arrays(call, name)
+        if shape is None or args is None:
             return call
-        if name in _ELEMENTWISE:
-            result = _ELEMENTWISE[name](*args)
-        elif name == "permute_dims":
-            axes = call.attrs.axes
-            result = np.transpose(args[0], None if axes is None else [int(a) for a in axes])
-        elif name == "broadcast_to":
-            result = np.broadcast_to(args[0], shape)
+        with np.errstate(all="ignore"):
+            result = _ELEMENTWISE[name](*args) if name in _ELEMENTWISE else _OTHERS[name](call, *args)
+        if result is None or np.shape(result) != shape:
+            return call
+        dtype = str(call.ty.dtype)
+        return relax.const(np.ascontiguousarray(result).astype(dtype, copy=False).reshape(shape), dtype)
+
+    def _arrays(self, call, name) -> list | None:
+        """The arrays of the tensors that `call` reads; None where one of them is not known."""
+        if name == "concat":
+            tensors = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else []
+        elif name == "full":
+            tensors = call.args[1:]
+        elif name == "take" or name in _ELEMENTWISE:
+            tensors = call.args
         else:
-            result = np.reshape(args[0], shape)
-        return relax.const(np.ascontiguousarray(result).astype(dtype).reshape(shape), dtype)
+            tensors = call.args[:1]
+        values = [self._value(arg) for arg in tensors]
+        return values if values and all(value is not None for value in values) else None
 
     def _value(self, arg):
         """The array or number that `arg` is known to be, or None."""

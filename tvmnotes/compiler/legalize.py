@@ -28,7 +28,8 @@ def _default(bb, call):
 def _matmul(bb, call, v):
     left, right = call.args
     a, b = fixed_shape(left.ty), fixed_shape(right.ty)
-    if a is None or b is None or len(a) < 2 or len(b) < 2 or str(call.ty.dtype) != "float32":
+    dtypes = {str(each.ty.dtype) for each in (left, right, call)}
+    if a is None or b is None or len(a) < 2 or len(b) < 2 or dtypes != {"float32"}:
         return _default(bb, call)
     if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
         config = matmul.default_config(a[-2], a[-1], b[1], v)

@@ -27,7 +27,8 @@ def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass
     if opt_level >= 3:
         simplify += [t.FoldConstant(), t.EliminateCommonSubexpr(), t.CanonicalizeBindings()]
         simplify += [fold_affine(), t.DeadCodeElimination(), block_layouts(vectors(target)), t.CanonicalizeBindings()]
-    to_kernels = [t.LegalizeOps(legalizations(target) if opt_level >= 3 else None), t.AnnotateTIROpPattern()]
+    to_kernels = [relax.backend.DispatchSortScan()]  # sort, topk, cumsum, which LegalizeOps does not know
+    to_kernels += [t.LegalizeOps(legalizations(target) if opt_level >= 3 else None), t.AnnotateTIROpPattern()]
     if opt_level >= 2:
         to_kernels += [t.FoldConstant()]
     if opt_level >= 1:

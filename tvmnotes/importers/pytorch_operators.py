@@ -176,7 +176,45 @@ def _max_pool2d(node: fx.Node, importer: Any) -> relax.Var:
     return importer._max_pool2d_with_indices(node)
 
 
+def _product(method: str) -> Callable:
+    """Products in half precision. TVM's way takes every product for float32, whatever it is made of.
+
+    They are summed in float32 and then rounded, as PyTorch does on a CPU.
+    """
+
+    def convert(node: fx.Node, importer: Any) -> relax.Var:
+        operands = [arg for arg in node.args if isinstance(arg, fx.Node)]
+        dtypes = {importer.env[arg].ty.dtype for arg in operands}
+        if str(next(iter(dtypes))) == "float32":
+            return getattr(importer, method)(node)
+        if not all(str(dtype) in ("float16", "bfloat16") for dtype in dtypes):
+            raise ValueError(f"{node.target} of {', '.join(sorted(map(str, dtypes)))}; call net.float() first")
+        own, (dtype, *_) = dict(importer.env), dtypes
+        for arg in operands:
+            importer.env[arg] = importer.block_builder.emit(relax.op.astype(own[arg], "float32"))
+        made = getattr(importer, method)(node)
+        importer.env.update({arg: own[arg] for arg in operands})
+        return importer.block_builder.emit(relax.op.astype(made, dtype))
+
+    return convert
+
+
+def _matmul(node: fx.Node, importer: Any) -> relax.Var:
+    a, b = (importer.env[arg] for arg in node.args)
+    return importer.block_builder.emit(relax.op.matmul(a, b))
+
+
 CONVERTERS: dict[str, Callable] = {
+    **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _matmul),
+    "addmm.default": _product("_addmm"),
+    "baddbmm.default": _product("_baddbmm"),
+    "linear.default": _product("_linear"),
+    "conv1d.default": _product("_conv1d"),
+    "conv2d.default": _product("_conv2d"),
+    "conv3d.default": _product("_conv3d"),
+    "conv_transpose1d.default": _product("_conv_transpose1d"),
+    "conv_transpose2d.input": _product("_conv_transpose2d"),
+    "convolution.default": _product("_convolution"),
     "amax.default": _reduce(relax.op.max),
     "amin.default": _reduce(relax.op.min),
     "prod.dim_int": _reduce(relax.op.prod),

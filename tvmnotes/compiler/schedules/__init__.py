@@ -7,7 +7,7 @@ main block; whatever was fused behind them is scheduled along.
 import json
 
 import tvm
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, ScheduleError
 
 from . import conv2d, default, depthwise, matmul, rows, winograd
 from .vector import vectors
@@ -40,14 +40,30 @@ def schedule_kernels() -> tvm.transform.Pass:
 
 
 def _schedule(func, lanes):
-    sch = Schedule(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), error_render_level="fast")
-    family, config = "default", {"lanes": lanes}
-    for block in sch.get_child_blocks(sch.get_sblock("root")):
-        annotations = sch.get(block).annotations
-        if "tvmnotes.family" in annotations:
-            family, config = str(annotations["tvmnotes.family"]), json.loads(annotations["tvmnotes.config"])
-    _FAMILIES[family].schedule(sch, config)
-    made = sch.mod["main"]
-    for key, value in func.attrs.items():
-        made = made.with_attr(key, value)
-    return made.with_attr("schedule", f"{family} {json.dumps(config)}")
+    """The kernel with the schedule of its family; by default where that does not fit, as it is where nothing does."""
+    for family, config in (*_annotated(func), ("default", {"lanes": lanes})):
+        sch = _begin(func)
+        try:
+            _FAMILIES[family].schedule(sch, config)
+        except ScheduleError:
+            continue
+        made = sch.mod["main"]
+        for key, value in func.attrs.items():
+            made = made.with_attr(key, value)
+        return made.with_attr("schedule", f"{family} {json.dumps(config)}")
+    return func.with_attr("schedule", "none")
+
+
+def _annotated(func) -> list[tuple[str, dict]]:
+    """Family and config in the annotations of a kernel's blocks, if any."""
+    sch = _begin(func)
+    try:
+        blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    except ScheduleError:  # a kernel that is no nest of blocks: a sort, for example
+        return []
+    marked = [notes for block in blocks if "tvmnotes.family" in (notes := sch.get(block).annotations)]
+    return [(str(notes["tvmnotes.family"]), json.loads(notes["tvmnotes.config"])) for notes in marked]
+
+
+def _begin(func) -> Schedule:
+    return Schedule(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), error_render_level="fast")

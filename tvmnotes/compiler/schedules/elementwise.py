@@ -23,8 +23,7 @@ def exp(x):
         polynomial = polynomial * r + coefficient
     # 2**n in two factors, as n reaches 128 and float32's exponent 127.
     half = tirx.floordiv(n.astype("int32"), 2)
-    power = _two_to(half) * _two_to(n.astype("int32") - half)
-    value = (polynomial * r * r + r + 1.0) * power
+    value = (polynomial * r * r + r + 1.0) * _two_to(half) * _two_to(n.astype("int32") - half)
     return tirx.Select(
         x < _LOWEST, tirx.const(0, "float32"), tirx.Select(x > _HIGHEST, tirx.infinity("float32"), value)
     )

@@ -40,6 +40,8 @@ def fuse_tail(sch: Schedule, name: str, loop, stages: tuple[str, ...] = ()):
 
 def vectorize(sch: Schedule, loops: list) -> None:
     """Vectorize the last of `loops` and unroll those around it while that is little code."""
+    if not loops:
+        return
     sch.vectorize(loops[-1])
     iterations = 1
     for loop in reversed(loops[:-1]):
