@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -25,29 +26,65 @@ def doctor():
     typer.echo("\nAll is well: the pinned versions are there, and a kernel compiles and runs.")
 
 
+def _writable(out: Path | None) -> Path | None:
+    """Refuse, before any work, a file that could not be written when the work is done."""
+    if out is not None:
+        try:
+            with tempfile.TemporaryFile(dir=out.parent):
+                pass
+        except OSError as error:
+            raise typer.BadParameter(
+                f"cannot write to the folder {out.parent} ({error.strerror}): name a file in one that can be written to"
+            ) from None
+    return out
+
+
 @app.command()
 def bench(
-    networks: Annotated[list[str] | None, typer.Argument(help="Names that tn.models.load knows.")] = None,
+    networks: Annotated[
+        list[str] | None, typer.Argument(help="Names that tn.models.load knows; none: resnet18.", show_default=False)
+    ] = None,
     against: Annotated[
         str, typer.Option(help="Of pytorch, compile and onnxruntime, with commas.")
     ] = "pytorch,onnxruntime",
-    threads: Annotated[int, typer.Option(help="Threads of each; 0: the usable cores.")] = 0,
+    threads: Annotated[int, typer.Option(help="Threads of each; 0: TVM_NUM_THREADS, else all cores.")] = 0,
+    batch: Annotated[int, typer.Option(help="Pictures in an input.")] = 1,
     seconds: Annotated[float, typer.Option(help="Timed seconds for each.")] = 2.0,
-    out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file too.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--json", dir_okay=False, callback=_writable, help="Write the figures to this file too."),
+    ] = None,
 ):
-    """Time networks in TVM and in other runtimes: one run, in turns, medians, ratios and the largest difference."""
+    """Time networks in TVM and in other runtimes: one run, in turns, medians, ratios and the largest difference.
+
+    Exits with 1 where TVM failed on a network; a peer that failed has a row that says why.
+    """
+    if seconds <= 0:
+        raise typer.BadParameter(f"expected more than 0, got {seconds}", param_hint="--seconds")
+    for option, value, least in (("--threads", threads, 0), ("--batch", batch, 1)):
+        if value < least:
+            raise typer.BadParameter(f"expected {least} or more, got {value}", param_hint=option)
     if threads > 0:
-        os.environ["TVM_NUM_THREADS"] = str(threads)
+        os.environ["TVM_NUM_THREADS"] = str(threads)  # before TVM starts its threads
     from . import benchmark
 
+    names, peers = _distinct(networks or ["resnet18"]), _distinct(against.split(","))
     try:
-        results = benchmark.run(networks or ["resnet18"], against.split(","), seconds, typer.echo)
+        benchmark.check(names, peers)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    report = benchmark.run(names, peers, batch, seconds, typer.echo)
     if out is not None:
         part = out.with_name(f".{out.name}-{os.getpid()}")
-        part.write_text(json.dumps(results, indent=1))
+        part.write_text(json.dumps(report, indent=1))
         part.replace(out)
+    if any(row["runtime"] == "TVM" and row["error"] for row in report["results"]):
+        raise typer.Exit(1)
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """The names in order, each once, without spaces around them and without empty ones."""
+    return list(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
 if __name__ == "__main__":

@@ -72,17 +72,17 @@ class _Blocker(relax.PyExprMutator):
     # ------------------------------------------------------------ the walk
 
     def visit_var_binding_(self, binding):
-        made = self._rewrite(binding.value)
-        if made is None:
+        made, inside = self._rewrite(binding.value), isinstance(binding.var, relax.DataflowVar)
+        if made is None or (isinstance(made, list) and not inside):
             super().visit_var_binding_(binding)
         elif isinstance(made, list):
             self.several[binding.var] = made
         elif isinstance(made, _Blocked):
             self.blocked[binding.var] = _Blocked(self.builder_.emit(made.expr), made.channels)
-            if not isinstance(binding.var, relax.DataflowVar):  # an output of the network
+            if not inside:  # an output of the network
                 self.set_var_remap(binding.var, self.builder_.emit_output(self._unblock(self.blocked[binding.var])))
         else:
-            emit = self.builder_.emit if isinstance(binding.var, relax.DataflowVar) else self.builder_.emit_output
+            emit = self.builder_.emit if inside else self.builder_.emit_output
             self.set_var_remap(binding.var, emit(made))
 
     def visit_var_(self, var):
@@ -90,7 +90,7 @@ class _Blocker(relax.PyExprMutator):
 
     def visit_dataflow_var_(self, var):
         if var in self.several:
-            return relax.Tuple([self._unblock(part) for part in self.several[var]])
+            return relax.Tuple([self.builder_.emit(self._unblock(part)) for part in self.several[var]])
         return self._nchw(var) if self._is_blocked(var) else super().visit_dataflow_var_(var)
 
     def _is_blocked(self, var) -> bool:
@@ -174,8 +174,9 @@ class _Blocker(relax.PyExprMutator):
         else:
             family, packed = conv2d, _pack(weight, 1 if picture else lanes, lanes)
         window = conv2d.Window(strides, padding, dilation, out, ins)
-        if family is conv2d and winograd.wins(window, fixed_shape(source.ty), packed.shape):
-            family, packed = winograd, winograd.transform_weight(weight, lanes)
+        tile = winograd.best_tile(window, fixed_shape(source.ty), packed.shape) if family is conv2d else None
+        if tile:
+            family, packed = winograd, winograd.transform_weight(weight, tile, lanes)
         config = family.default_config(window, fixed_shape(source.ty), packed.shape, self.vectors)
         made = self.builder_.call_te(
             lambda data, kernel: family.compute(data, kernel, window, config), source, relax.const(packed),

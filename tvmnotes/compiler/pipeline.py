@@ -21,7 +21,7 @@ OPT_LEVELS = (0, 1, 2, 3)
 def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass]:
     """The graph passes of an opt level, in order, from an imported module to one kernel per fused group."""
     simplify = [t.FoldBatchnormToConv2D()] if opt_level >= 3 else []
-    simplify += [t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
+    simplify += [t.DecomposeOpsForInference(), t.ConvertToDataflow(), t.CanonicalizeBindings()]
     if opt_level >= 2:
         simplify += [fold_with_numpy(), t.CanonicalizeBindings()]
     if opt_level >= 3:

@@ -1,9 +1,10 @@
-"""Winograd's convolution for 3x3 windows of stride 1: 4 times fewer multiplications, in tiles of 4x4 pixels.
+"""Winograd's convolution for 3x3 windows of stride 1: 4 times fewer multiplications, or 2.25 times.
 
 A tile of 6x6 inputs and the 3x3 weights are transformed, multiplied number by number, summed over the channels (which
 makes 36 matrix products), and transformed back to 4x4 outputs: Lavin and Gray, "Fast Algorithms for Convolutional
-Neural Networks" (CVPR 2016), F(4x4, 3x3). The weights are transformed while compiling. The largest error stays near
-1e-5 of the output's largest magnitude, ten times that of the direct way.
+Neural Networks" (CVPR 2016), F(4x4, 3x3); or 4x4 inputs to 2x2 outputs, F(2x2, 3x3). The weights are transformed while
+compiling. The largest error of the first stays near 1e-5 of the output's largest magnitude for one convolution, ten
+times that of the direct way; that of the second is as small as the direct way's.
 """
 
 import json
@@ -16,61 +17,77 @@ from .conv2d import Window, register_tile
 from .tail import block_names, parallel, vectorize
 from .vector import Vectors
 
-_OUT = 4  # pixels of a tile's side
-_IN = _OUT + 2
-# The transforms of inputs, weights and outputs for the points 0, 1, -1, 2, -2 and infinity.
-_INPUT = ((4, 0, -5, 0, 1, 0), (0, -4, -4, 1, 1, 0), (0, 4, -4, -1, 1, 0),
-          (0, -2, -1, 2, 1, 0), (0, 2, -1, -2, 1, 0), (0, 4, 0, -5, 0, 1))  # fmt: skip
-_WEIGHT = ((1 / 4, 0, 0), (-1 / 6, -1 / 6, -1 / 6), (-1 / 6, 1 / 6, -1 / 6),
-           (1 / 24, 1 / 12, 1 / 6), (1 / 24, -1 / 12, 1 / 6), (0, 0, 1))  # fmt: skip
-_OUTPUT = ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1))
+# By the side of a tile of outputs, the transforms of inputs, weights and outputs.
+_TRANSFORMS = {
+    2: (
+        ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
+        ((1, 0, 0), (1 / 2, 1 / 2, 1 / 2), (1 / 2, -1 / 2, 1 / 2), (0, 0, 1)),
+        ((1, 1, 1, 0), (0, 1, -1, -1)),
+    ),
+    4: (
+        ((4, 0, -5, 0, 1, 0), (0, -4, -4, 1, 1, 0), (0, 4, -4, -1, 1, 0),
+         (0, -2, -1, 2, 1, 0), (0, 2, -1, -2, 1, 0), (0, 4, 0, -5, 0, 1)),
+        ((1 / 4, 0, 0), (-1 / 6, -1 / 6, -1 / 6), (-1 / 6, 1 / 6, -1 / 6),
+         (1 / 24, 1 / 12, 1 / 6), (1 / 24, -1 / 12, 1 / 6), (0, 0, 1)),
+        ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1)),
+    ),
+}  # fmt: skip
 
-_FEWEST_TILES = 12  # below, reading four times the weights takes longer than the multiplications that are saved
+_READ = 24  # multiply-adds in the time in which one weight comes from main memory
 _L2 = 512 << 10  # bytes of a core's cache to be filled with transformed inputs
 _L2_WEIGHTS = 1200 << 10  # bytes of transformed weights that are read again and again from there
 
 
-def wins(window: Window, data_shape, kernel_shape) -> bool:
-    """Whether this is the way to compute a convolution of data (N, blocks, H, W, x), weights (O, I, 3, 3, x, x)."""
+def best_tile(window: Window, data_shape, kernel_shape) -> int | None:
+    """The side of the tiles, 2 or 4, for data (N, blocks, H, W, x), weights (O, I, 3, 3, x, x); None: direct is better.
+
+    Counted for each pair of an input and an output channel: the multiply-adds, and the weights that have to be read.
+    """
     fits = tuple(kernel_shape[2:4]) == (3, 3) and window.strides == [1, 1] and window.dilation == [1, 1]
     if not fits or len(data_shape) != 5 or kernel_shape[1] != data_shape[1]:
-        return False
+        return None
     height, width = window.out_size(*data_shape[2:4], 3, 3)
-    tiles = data_shape[0] * -(-height // _OUT) * -(-width // _OUT)
-    return tiles >= _FEWEST_TILES
+    costs = {None: 9 * (data_shape[0] * height * width + _READ)}
+    for tile in _TRANSFORMS:
+        tiles, size = data_shape[0] * -(-height // tile) * -(-width // tile), (tile + 2) ** 2
+        transforms = 7 * size * (1 / window.out + 1 / window.ins)  # of a tile, shared out to its channels
+        costs[tile] = size * (tiles + _READ) + tiles * transforms
+    return min(costs, key=costs.get)
 
 
 def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -> dict:
     """The config that runs without tuning; `kernel_shape` is that of `transform_weight`.
 
-    rows, columns: the tiles of a block, whose matrix products' sums are in registers together with `blocks` blocks of
-    channels. group: rows of such blocks that a thread transforms and multiplies while they are in its cache; 0 has all
-    inputs transformed first and shares out the channels, for weights that do not fit into the cache.
+    tile: the side of a tile of outputs. rows, columns: the tiles of a block, whose matrix products' sums are in
+    registers together with `blocks` blocks of channels. group: rows of such blocks that a thread transforms and
+    multiplies while they are in its cache; 0 has all inputs transformed first and shares out the channels, for weights
+    that do not fit into the cache.
     """
     n, sources, lanes = data_shape[0], data_shape[1], vectors.lanes
-    height, width = (-(-size // _OUT) for size in window.out_size(*data_shape[2:4], 3, 3))
+    side = kernel_shape[1]
+    height, width = (-(-size // (side - 2)) for size in window.out_size(*data_shape[2:4], 3, 3))
     columns, blocks = register_tile(width, kernel_shape[0], vectors)
     rows = 1
     if columns == width and width * 2 * blocks + blocks + 1 <= vectors.registers and height % 2 == 0:
         rows = 2
-    weights = _IN * _IN * kernel_shape[0] * sources * lanes * lanes * 4
-    row = rows * -(-width // columns) * columns * _IN * _IN * sources * lanes * 4  # bytes of a row of blocks
+    weights = side * side * kernel_shape[0] * sources * lanes * lanes * 4
+    row = rows * -(-width // columns) * columns * side * side * sources * lanes * 4  # bytes of a row of blocks
     lines = -(-height // rows)
     group = 0
     if weights <= _L2_WEIGHTS and n * lines >= 4:
         group = max(1, min(_L2 // row, lines // 4))
         group = next(g for g in range(group, 0, -1) if lines % g == 0)
-    return {"algorithm": "winograd", "rows": rows, "columns": columns, "blocks": blocks, "group": group}
+    return {"tile": side - 2, "rows": rows, "columns": columns, "blocks": blocks, "group": group}
 
 
-def transform_weight(weight: np.ndarray, lanes: int) -> np.ndarray:
-    """(O, I, 3, 3) to (O blocks, 6, 6, I blocks, i, x), filled up with zeros."""
+def transform_weight(weight: np.ndarray, tile: int, lanes: int) -> np.ndarray:
+    """(O, I, 3, 3) to (O blocks, tile + 2, tile + 2, I blocks, i, x), filled up with zeros."""
     out, ins = weight.shape[:2]
     outs, sources = -(-out // lanes), -(-ins // lanes)
-    g = np.array(_WEIGHT)
+    g = np.array(_TRANSFORMS[tile][1])
     made = np.einsum("ar,oirs,bs->oiab", g, weight.astype("float64"), g, optimize=True).astype("float32")
     made = np.pad(made, [(0, outs * lanes - out), (0, sources * lanes - ins), (0, 0), (0, 0)])
-    made = made.reshape(outs, lanes, sources, lanes, _IN, _IN).transpose(0, 4, 5, 2, 3, 1)
+    made = made.reshape(outs, lanes, sources, lanes, tile + 2, tile + 2).transpose(0, 4, 5, 2, 3, 1)
     return np.ascontiguousarray(made)
 
 
@@ -80,30 +97,31 @@ def compute(data, kernel, window: Window, config: dict):
     outs = int(kernel.shape[0])
     top, left = window.padding[:2]
     out_h, out_w = window.out_size(h, w, 3, 3)
-    rows, columns = config["rows"], config["columns"]
-    down, across = -(-out_h // (_OUT * rows)), -(-out_w // (_OUT * columns))  # blocks of tiles
+    rows, columns, tile = config["rows"], config["columns"], config["tile"]
+    down, across = -(-out_h // (tile * rows)), -(-out_w // (tile * columns))  # blocks of tiles
+    side, (of_input, _, of_output) = tile + 2, _TRANSFORMS[tile]
     grid = (n, down, across)
 
     def element(b, ty, tx, i, row, column, r, s, c):
-        y, x = (ty * rows + row) * _OUT + r - top, (tx * columns + column) * _OUT + s - left
+        y, x = (ty * rows + row) * tile + r - top, (tx * columns + column) * tile + s - left
         return te.if_then_else(tirx.all(y >= 0, y < h, x >= 0, x < w), data[b, i, y, x, c], 0.0)
 
-    patch = te.compute((*grid, sources, rows, columns, _IN, _IN, lanes), element, name="patch")
+    patch = te.compute((*grid, sources, rows, columns, side, side, lanes), element, name="patch")
     half = te.compute(
         patch.shape,
-        lambda *at: _transform(_INPUT, at[6], lambda r: patch[(*at[:6], r, at[7], at[8])]),
+        lambda *at: _transform(of_input, at[6], lambda r: patch[(*at[:6], r, at[7], at[8])]),
         name="half_transformed",
     )
     transformed = te.compute(
-        (*grid, _IN, _IN, sources, rows, columns, lanes),
+        (*grid, side, side, sources, rows, columns, lanes),
         lambda b, ty, tx, p, q, i, row, column, c: _transform(
-            _INPUT, q, lambda s: half[b, ty, tx, i, row, column, p, s, c]
+            of_input, q, lambda s: half[b, ty, tx, i, row, column, p, s, c]
         ),
         name="transformed",
     )
     i, ii = te.reduce_axis((0, sources), "i"), te.reduce_axis((0, lanes), "ii")
     product = te.compute(
-        (*grid, outs, _IN, _IN, rows, columns, lanes),
+        (*grid, outs, side, side, rows, columns, lanes),
         lambda b, ty, tx, k, p, q, row, column, c: te.sum(
             transformed[b, ty, tx, p, q, i, row, column, ii] * kernel[k, p, q, i, ii, c], axis=[i, ii]
         ),
@@ -111,17 +129,17 @@ def compute(data, kernel, window: Window, config: dict):
         attrs={"tvmnotes.family": "winograd", "tvmnotes.config": json.dumps(config)},
     )
     half_out = te.compute(
-        (*grid, outs, rows, columns, _OUT, _IN, lanes),
+        (*grid, outs, rows, columns, tile, side, lanes),
         lambda b, ty, tx, k, row, column, r, q, c: _transform(
-            _OUTPUT, r, lambda p: product[b, ty, tx, k, p, q, row, column, c]
+            of_output, r, lambda p: product[b, ty, tx, k, p, q, row, column, c]
         ),
         name="half_out",
     )
 
     def out(b, k, y, x, c):
-        ty, tx = tirx.floordiv(y, _OUT), tirx.floordiv(x, _OUT)
-        at = (b, ty // rows, tx // columns, k, ty % rows, tx % columns, y % _OUT)
-        return _transform(_OUTPUT, x % _OUT, lambda q: half_out[(*at, q, c)])
+        ty, tx = tirx.floordiv(y, tile), tirx.floordiv(x, tile)
+        at = (b, ty // rows, tx // columns, k, ty % rows, tx % columns, y % tile)
+        return _transform(of_output, x % tile, lambda q: half_out[(*at, q, c)])
 
     return te.compute((n, outs, out_h, out_w, lanes), out, name="out")
 
@@ -148,8 +166,8 @@ def schedule(sch: Schedule, config: dict) -> None:
     rows, columns, group = config["rows"], config["columns"], config["group"]
     n, k, y, x, c = sch.get_loops(last)
     ko, ki = sch.split(k, [None, config["blocks"]])
-    tg, ty, row, yi = sch.split(y, [None, group or 1, rows, _OUT])
-    tx, column, xi = sch.split(x, [None, columns, _OUT])
+    tg, ty, row, yi = sch.split(y, [None, group or 1, rows, config["tile"]])
+    tx, column, xi = sch.split(x, [None, columns, config["tile"]])
     if group:
         sch.reorder(n, tg, ko, ty, tx, ki, row, column, yi, xi, c)
         outer = parallel(sch, [n, tg])

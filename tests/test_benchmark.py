@@ -1,0 +1,260 @@
+"""bench: figures agree, a failure costs a row, wrong options are refused; peak: its kernels compute what they should.
+
+How fast anything is, is never asserted.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from statistics import geometric_mean
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import tvm
+from torch import nn
+from typer.testing import CliRunner
+
+from tvmnotes import benchmark, models, peak
+from tvmnotes.__main__ import app
+
+NETWORKS, RUNTIMES = ("digits", "squeezenet1_1"), ("TVM", "pytorch", "onnxruntime")
+
+
+def bench(*args):
+    return CliRunner().invoke(app, ["bench", *map(str, args)])
+
+
+# ---------------------------------------------------------------- one run of the command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """What a run of two networks on one thread prints, the lines of its table, and what it writes."""
+    file = tmp_path_factory.mktemp("bench") / "figures.json"
+    options = ["--threads", "1", "--batch", "2", "--seconds", "0.05", "--json", str(file)]
+    code = (
+        "import sys, torch, tvm; from tvmnotes.__main__ import app; app(sys.argv[1:], standalone_mode=False);"
+        "print(torch.get_num_threads(), tvm.get_global_func('runtime.NumThreads')())"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, "bench", *NETWORKS, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "TQDM_DISABLE": "1"})
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    return done.stdout.splitlines(), json.loads(file.read_text())
+
+
+def test_the_file_says_what_ran_where(run):
+    _, report = run
+    assert set(report) == {"machine", "results"}
+    machine = report["machine"]
+    assert set(machine) == {"cpu", "threads", "isa", "peak_gflops", "versions"}
+    assert machine["threads"] == 1 and machine["peak_gflops"] > 0
+    assert machine["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert machine["versions"]["onnxruntime"] == onnxruntime.__version__
+    rows = report["results"]
+    assert [(row["network"], row["runtime"]) for row in rows] == [(n, r) for n in NETWORKS for r in RUNTIMES]
+    assert {tuple(row["input"]) for row in rows} == {(2, 1, 32, 32), (2, 3, 224, 224)}
+    assert {row["weights"] for row in rows} == {"pretrained", "seeded"}
+    assert [row["build_s"] is None for row in rows] == [row["runtime"] == "pytorch" for row in rows]
+    assert not any(row["error"] for row in rows)
+
+
+def test_the_figures_agree(run):
+    _, report = run
+    for name in NETWORKS:
+        rows = {row["runtime"]: row for row in report["results"] if row["network"] == name}
+        for row in rows.values():
+            assert row["median_ms"] > 0 and row["iqr_ms"] >= 0
+            assert row["tvm_ratio"] == pytest.approx(rows["TVM"]["median_ms"] / row["median_ms"])
+            assert row["gflops"] * row["median_ms"] == pytest.approx(rows["TVM"]["gflops"] * rows["TVM"]["median_ms"])
+            assert row["peak_share"] == pytest.approx(row["gflops"] / report["machine"]["peak_gflops"])
+            assert 0 <= row["difference"] < 1e-3
+        assert rows["pytorch"]["difference"] < 1e-6
+
+
+def test_the_table_shows_them(run):
+    lines, report = run
+    assert all(len(line) <= 100 for line in lines)
+    assert "1 thread," in lines[0]
+    assert f"peak {report['machine']['peak_gflops']:.0f} GFLOP/s, batch 2" in " ".join(lines[:2])
+    first = next(i for i, line in enumerate(lines) if line.startswith("network")) + 1
+    for line, row in zip(lines[first : first + 6], report["results"], strict=True):
+        assert line.startswith(row["network"]) == (row["runtime"] == "TVM")
+        cells = line.split()[-8:]
+        assert cells[:4] == [row["runtime"], *(f"{row[key]:.2f}" for key in ("median_ms", "iqr_ms", "tvm_ratio"))]
+        assert cells[4] == f"{row['difference']:.1e}"
+    for peer, line in zip(RUNTIMES[1:], lines[first + 7 :], strict=False):
+        ratios = [row["tvm_ratio"] for row in report["results"] if row["runtime"] == peer]
+        assert line.startswith(f"TVM / {peer}: geometric mean {geometric_mean(ratios):.2f}, worst {max(ratios):.2f} (")
+
+
+def test_all_run_on_as_many_threads(run):
+    lines, _ = run
+    assert lines[-1] == "1 1"  # torch's and TVM's
+
+
+def test_onnx_runtime_has_them_too(monkeypatch, tmp_path):
+    made, session = [], onnxruntime.InferenceSession
+
+    def record(file, options, **more):
+        made.append(options)
+        return session(file, options, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", record)
+    monkeypatch.setenv("TVM_NUM_THREADS", "3")
+    benchmark._onnxruntime(models.load("digits"), np.zeros((1, 1, 32, 32), "float32"), tmp_path)
+    assert [options.intra_op_num_threads for options in made] == [3]
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """No peak is measured, "TVM" is PyTorch, and torch's thread count is as before afterwards."""
+    monkeypatch.setattr(peak, "flops", lambda: 1e11)
+    monkeypatch.setitem(benchmark._RUNTIMES, "TVM", benchmark._pytorch)
+    threads = torch.get_num_threads()
+    yield monkeypatch
+    torch.set_num_threads(threads)
+
+
+def fail(*args, **kwargs):
+    raise NotImplementedError("no such\noperator " + "here, " * 100)
+
+
+def bench_to(file, *args):
+    """Run the command; gives its exit code, the lines of its table, and its rows by network and runtime."""
+    done = bench(*args, "--seconds", 0.01, "--json", file)
+    rows = json.loads(file.read_text())["results"]
+    lines = done.stdout.splitlines()
+    assert all(len(line) <= 100 for line in lines)
+    return done.exit_code, lines, {(row["network"], row["runtime"]): row for row in rows}
+
+
+def assert_failed(row, line):
+    assert row["error"].startswith("NotImplementedError: no such operator here, here")
+    assert {row[key] for key in benchmark._COLUMNS} == {None}
+    assert "— NotImplementedError: no such operator here" in line and line.endswith("…")
+
+
+def test_a_network_that_tvm_cannot_build_costs_its_row(quick, tmp_path):
+    quick.setitem(benchmark._RUNTIMES, "TVM", benchmark._tvm)
+    quick.setattr(benchmark, "build", fail)
+    code, lines, rows = bench_to(tmp_path / "figures.json", "digits", "--against", "pytorch")
+    assert code == 1
+    assert_failed(rows["digits", "TVM"], next(line for line in lines if line.startswith("digits")))
+    other = rows["digits", "pytorch"]
+    assert other["error"] is None and other["tvm_ratio"] is None and other["median_ms"] > 0
+    assert lines[-1].split()[:4] == ["pytorch", f"{other['median_ms']:.2f}", f"{other['iqr_ms']:.2f}", "—"]
+
+
+def test_a_network_that_a_peer_cannot_take_costs_its_row(quick, tmp_path):
+    quick.setattr(models, "export_onnx", fail)
+    code, lines, rows = bench_to(tmp_path / "figures.json", "digits", "--against", "onnxruntime")
+    assert code == 0
+    assert_failed(rows["digits", "onnxruntime"], lines[-1])
+    assert rows["digits", "TVM"]["tvm_ratio"] == 1
+
+
+def test_a_network_that_does_not_load_does_not_end_the_run(quick, tmp_path):
+    load = models.load
+    quick.setattr(models, "load", lambda name: fail() if name == "resnet18" else load(name))
+    code, lines, rows = bench_to(tmp_path / "figures.json", "resnet18", "digits", "resnet18", "--against", " pytorch,")
+    assert code == 1
+    assert list(rows) == [(network, runtime) for network in ("resnet18", "digits") for runtime in ("TVM", "pytorch")]
+    for runtime in ("TVM", "pytorch"):
+        assert_failed(rows["resnet18", runtime], next(line for line in lines if f"{runtime:12}—" in line))
+    assert not rows["digits", "TVM"]["error"]
+    assert lines[-1].startswith("TVM / pytorch: geometric mean") and lines[-1].endswith("(digits), 1 network")
+
+
+def test_a_wrong_result_is_no_time(quick, tmp_path):
+    quick.setitem(benchmark._RUNTIMES, "onnxruntime", lambda net, x, folder: (lambda x: np.zeros((7, 3)), 0.0))
+    quick.setitem(benchmark._RUNTIMES, "compile", lambda net, x, folder: (lambda x: np.full((1, 10), np.nan), 0.0))
+    code, _, rows = bench_to(tmp_path / "figures.json", "digits", "--against", "onnxruntime,compile")
+    assert code == 0
+    assert {rows["digits", peer]["median_ms"] for peer in ("onnxruntime", "compile")} == {None}
+    assert "(7,3)" in rows["digits", "onnxruntime"]["error"]
+    assert rows["digits", "compile"]["error"] == "ValueError: its result, or PyTorch's, is not finite"
+
+
+def test_a_difference_is_relative_to_the_largest_magnitude():
+    assert benchmark._difference(np.array([1.0, -7.0]), np.array([1.0, -8.0])) == 1 / 8
+    assert benchmark._difference(np.array([1e-9, 0.0]), np.zeros(2)) is None
+
+
+# ---------------------------------------------------------------- at the door
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["resnet81"], "unknown model 'resnet81'; near names: resnet18"),
+        (["--against", "pytorch,onnx"], "unknown peer 'onnx'; there are pytorch, compile, onnxruntime"),
+        (["--threads", "-1"], "Invalid value for --threads: expected 0 or more, got -1"),
+        (["--batch", "0"], "Invalid value for --batch: expected 1 or more, got 0"),
+        (["--seconds", "0"], "Invalid value for --seconds: expected more than 0, got 0.0"),
+        (["--json", "/nowhere/figures.json"], "cannot write to the folder /nowhere (No such file or directory)"),
+        (["--json", "/"], "'/' is a directory"),
+    ],
+)
+def test_refused_before_any_work(monkeypatch, args, message):
+    monkeypatch.setattr(benchmark, "run", fail)
+    done = CliRunner().invoke(app, ["bench", *args], env={"COLUMNS": "300"})
+    assert done.exit_code == 2, done.exception
+    assert message in " ".join(done.output.split())
+
+
+# ---------------------------------------------------------------- what is counted, and the peak
+
+
+def test_the_operations_of_a_network():
+    """Here of a convolution and a linear layer: two for each weight and each place where it is used."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+    assert benchmark.count_flops(net, torch.zeros(2, 3, 6, 6)) == 2 * 2 * (8 * 3 * 9 * 36 + 8 * 36 * 5)
+
+
+def test_the_operations_of_attention():
+    class Attend(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = nn.MultiheadAttention(16, 4, batch_first=True)
+
+        def forward(self, x):
+            return self.attend(x, x, x, need_weights=False)[0]
+
+    projections, scores = 4 * 7 * 16 * 16, 2 * 7 * 7 * 16
+    with torch.inference_mode():
+        assert benchmark.count_flops(Attend().eval(), torch.zeros(1, 7, 16)) == 2 * (projections + scores)
+
+
+@pytest.mark.parametrize("threads, chains, lanes", [(2, 24, 16), (3, 12, 8), (1, 1, 4)])
+@pytest.mark.parametrize("steps", [0, 1, 7])
+def test_the_kernel_of_flops_computes_the_recurrence(threads, chains, lanes, steps):
+    rng = np.random.default_rng(1)
+    x, y = (rng.uniform(0.5, 1.5, lanes).astype("float32") for _ in range(2))
+    start = rng.random((threads, chains, lanes), "float32")
+    sums = tvm.runtime.tensor(start)
+    peak.recurrence(threads, chains, lanes)(tvm.runtime.tensor(x), tvm.runtime.tensor(y), sums, steps)
+    wanted = start.astype("float64")
+    for _ in range(steps):
+        wanted = wanted * x + y
+    np.testing.assert_allclose(sums.numpy(), wanted, rtol=1e-5)
+
+
+def test_the_kernel_of_bandwidth_adds_all_rows():
+    data = np.random.default_rng(1).integers(0, 100, (2, 1001, 12, 8)).astype("float32")
+    sums = tvm.runtime.tensor(np.ones((2, 12, 8), "float32"))
+    peak.column_sums(*data.shape)(tvm.runtime.tensor(data), sums)
+    np.testing.assert_array_equal(sums.numpy(), 1 + data.sum(axis=1))
+
+
+def test_the_peaks_are_measured_once(monkeypatch):
+    monkeypatch.setattr(peak, "_BYTES", 1 << 24)
+    assert peak.flops(0.01) > 0 and peak.bandwidth(0.01) > 0
+    monkeypatch.setattr(peak, "_best", fail)
+    assert peak.flops(0.01) > 0 and peak.bandwidth(0.01) > 0
