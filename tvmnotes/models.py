@@ -61,13 +61,16 @@ def load(name: str, pretrained: bool = True) -> nn.Module:
 def seeded(make, size: int, calibrate: bool = True) -> nn.Module:
     """The network that `make()` gives, with the same random weights each time, in evaluation mode.
 
-    With `calibrate`, each batch norm's mean and variance are those of a fixed random batch (2, 3, size, size). The
+    No matrix of weights is all zeros. With `calibrate`, each batch norm's mean and variance are those of a fixed random batch (2, 3, size, size). The
     caller's random state is left alone.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         net = make()
         net.eval()
+        for weight in net.parameters():
+            if weight.ndim > 1 and not weight.any():  # a head that starts at zero, as vision transformers' do
+                nn.init.trunc_normal_(weight, std=0.02)
         norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)] if calibrate else []
         momentum = [norm.momentum for norm in norms]
         for norm in norms:

@@ -174,7 +174,7 @@ class _Blocker(relax.PyExprMutator):
         else:
             family, packed = conv2d, _pack(weight, 1 if picture else lanes, lanes)
         window = conv2d.Window(strides, padding, dilation, out, ins)
-        tile = winograd.best_tile(window, fixed_shape(source.ty), packed.shape) if family is conv2d else None
+        tile = winograd.best_tile(window, fixed_shape(source.ty), packed.shape) if groups == 1 else None
         if tile:
             family, packed = winograd, winograd.transform_weight(weight, tile, lanes)
         config = family.default_config(window, fixed_shape(source.ty), packed.shape, self.vectors)

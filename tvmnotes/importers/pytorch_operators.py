@@ -68,7 +68,27 @@ def _slice_scatter(
     return torch.cat([aten.slice.Tensor(x, dim, 0, start), part, aten.slice.Tensor(x, dim, end)], dim)
 
 
+def _group_norm(
+    x: torch.Tensor,
+    groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Any:
+    """TVM needs weight and bias."""
+    if weight is not None and bias is not None:
+        return NotImplemented
+    apart = x.reshape(x.shape[0], groups, -1)
+    centred = apart - apart.mean(2, keepdim=True)
+    made = (centred * torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)).reshape(x.shape)
+    shape = [-1, *[1] * (x.ndim - 2)]
+    made = made if weight is None else made * weight.reshape(shape)
+    return made if bias is None else made + bias.reshape(shape)
+
+
 DECOMPOSITIONS: dict[Any, Callable] = {
+    aten.group_norm.default: _group_norm,
     aten.add.Tensor: _add,
     aten.sub.Tensor: _sub,
     aten.div.Tensor: _div,
