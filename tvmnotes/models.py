@@ -61,8 +61,8 @@ def load(name: str, pretrained: bool = True) -> nn.Module:
 def seeded(make, size: int, calibrate: bool = True) -> nn.Module:
     """The network that `make()` gives, with the same random weights each time, in evaluation mode.
 
-    No matrix of weights is all zeros. With `calibrate`, each batch norm's mean and variance are those of a fixed random batch (2, 3, size, size). The
-    caller's random state is left alone.
+    No matrix of weights is all zeros. With `calibrate`, each batch norm's mean and variance are those of a fixed
+    random batch (2, 3, size, size). The caller's random state is left alone.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)

@@ -1,50 +1,76 @@
 """Every kernel that no family covers: inlined where that costs nothing, parallel outside, vectors inside."""
 
-from tvm.s_tir import Schedule
+import math
+
+import tvm
+from tvm.s_tir import Schedule, ScheduleError
 
 _SMALL = 1 << 13  # iterations of a loop nest that are not worth waking other threads for
+_SPATIAL = 0  # TVM's number for an axis that is not summed over
 
 
 def schedule(sch: Schedule, config: dict) -> None:
     """Inline elementwise stages, then schedule each loop nest that is left. `config` has "lanes" of a register."""
     root = sch.get_sblock("root")
     for block in sch.get_child_blocks(root)[:-1]:
-        if not _reduces(sch, block):
+        # A sum whose every step asks whether it reads padding is slow: padding is written out first.
+        choosy = "if_then_else" in sch.get(block).script() and any(
+            _sums(sch, next) for next in sch.get_consumers(block)
+        )
+        if not _sums(sch, block) and not choosy:
             try:
                 sch.compute_inline(block)
-            except Exception:
+            except ScheduleError:  # two outputs need it, for example
                 continue
     for block in sch.get_child_blocks(root):
-        _nest(sch, block, config["lanes"])
-
-
-def _reduces(sch, block) -> bool:
-    return any(int(var.iter_type) != 0 for var in sch.get(block).iter_vars)
+        if sch.get_loops(block):
+            _nest(sch, block, config["lanes"])
 
 
 def _nest(sch, block, lanes):
-    loops = sch.get_loops(block)
-    kinds = [int(var.iter_type) for var in sch.get(block).iter_vars]
-    if not loops:
-        return
-    extents = [int(sch.get(loop).extent) for loop in loops]
-    total = 1
-    for extent in extents:
-        total *= extent
-    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == 0]
-    reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != 0]
+    """The outer loops in parallel; a row of outputs inside, in vectors where it is whole vectors."""
+    loops, axes = sch.get_loops(block), sch.get(block).iter_vars
+    spatial = [loop for loop, axis in zip(loops, axes, strict=True) if int(axis.iter_type) == _SPATIAL]
+    reduced = [loop for loop, axis in zip(loops, axes, strict=True) if int(axis.iter_type) != _SPATIAL]
     if not spatial:
         return
-    inner = int(sch.get(spatial[-1]).extent)
-    if inner % lanes == 0 and (not reduced or loops[-len(reduced) :] == reduced):
-        last, vector = sch.split(spatial[-1], [None, lanes])
-        outer = [*spatial[:-1], last]
-        if reduced:
-            sch.reorder(*outer, *reduced, vector)
-        sch.vectorize(vector)
-    else:
-        outer = spatial[:-1] if len(spatial) > 1 and not reduced else spatial
-    if total >= _SMALL and outer:
+    large = math.prod(int(sch.get(loop).extent) for loop in loops) >= _SMALL
+    outer, inner = spatial, []
+    # A sum is made row by row where its inputs lie side by side, too. (A plain loop over a row LLVM vectorizes itself.)
+    if not reduced or _side_by_side(sch, block, axes[loops.index(spatial[-1])].var):
+        *outer, row = spatial
+        if int(sch.get(row).extent) % lanes == 0 and not (reduced and _bfloat16(sch, block)):
+            more, row = sch.split(row, [None, lanes])
+            outer = [*outer, more]
+            sch.vectorize(row)
+        inner = [row]
+    if reduced:
+        sch.reorder(*outer, *reduced, *inner)
+    if large and outer:
         sch.parallel(sch.fuse(*outer))
     if reduced:
         sch.decompose_reduction(block, reduced[0])
+
+
+def _sums(sch, block) -> bool:
+    return any(int(axis.iter_type) != _SPATIAL for axis in sch.get(block).iter_vars)
+
+
+def _side_by_side(sch, block, var) -> bool:
+    """Whether neighbours along the axis `var` read neighbours in memory, or one and the same number."""
+    for read in sch.get(block).reads:
+        steps = [_step(at.min, var) for at in read.region]
+        if any(step != 0 for step in steps[:-1]) or steps[-1:] not in ([], [0], [1]):
+            return False
+    return True
+
+
+def _step(index, var) -> int | None:
+    """By how much `index` grows with `var`; None where that is not known."""
+    found = tvm.sym.detect_linear_equation(index, [var])
+    return int(found[0]) if found and isinstance(found[0], tvm.tirx.IntImm) else None
+
+
+def _bfloat16(sch, block) -> bool:
+    """TVM stores it as integers, and cannot lower vectors of such sums."""
+    return str(sch.get(block).writes[0].source.dtype) == "bfloat16"
