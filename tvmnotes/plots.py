@@ -83,6 +83,21 @@ def spread(timing):
     return figure
 
 
+def steps(speeds: dict, marks: dict):
+    """Horizontal bars of GFLOP/s by step, in the order given, and a line with its name for each speed in `marks`."""
+    figure, axes = _axes(6.4, 1.2 + 0.32 * len(speeds))
+    bars = axes.barh(list(speeds), list(speeds.values()), color=BLUE, height=0.6)
+    labels = [_digits(value) for value in speeds.values()]
+    axes.bar_label(bars, labels, padding=3, fontsize=9, bbox={"color": "white", "pad": 0.5})  # over the lines
+    for (name, value), color in zip(marks.items(), (ORANGE, GREEN, GREY), strict=False):
+        axes.axvline(value, color=color, linestyle="--", zorder=0, label=f"{name}: {_digits(value)}")
+    axes.set_xlim(0, max(*speeds.values(), *marks.values()) * 1.12)
+    axes.set_xlabel("GFLOP/s")
+    axes.legend(frameon=False, ncols=len(marks), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.invert_yaxis()
+    return figure
+
+
 def _digits(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 

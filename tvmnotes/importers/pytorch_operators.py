@@ -8,6 +8,7 @@ each one against PyTorch.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,7 +88,23 @@ def _group_norm(
     return made if bias is None else made + bias.reshape(shape)
 
 
+def _layer_norm(
+    x: torch.Tensor,
+    shape: list[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Any:
+    """TVM knows no bfloat16 here."""
+    if x.dtype != torch.bfloat16:
+        return aten.native_layer_norm(x, shape, weight, bias, eps)[0]
+    weight, bias = (None if each is None else each.float() for each in (weight, bias))
+    return aten.native_layer_norm(x.float(), shape, weight, bias, eps)[0].to(x.dtype)
+
+
 DECOMPOSITIONS: dict[Any, Callable] = {
+    aten.layer_norm.default: _layer_norm,
     aten.group_norm.default: _group_norm,
     aten.add.Tensor: _add,
     aten.sub.Tensor: _sub,
@@ -196,24 +213,26 @@ def _max_pool2d(node: fx.Node, importer: Any) -> relax.Var:
     return importer._max_pool2d_with_indices(node)
 
 
-def _product(method: str) -> Callable:
-    """Products in half precision. TVM's way takes every product for float32, whatever it is made of.
+def _in_float32(key: str, product: bool = False) -> Callable:
+    """An operator that sums, in half precision: in float32 and then rounded, as PyTorch does on a CPU.
 
-    They are summed in float32 and then rounded, as PyTorch does on a CPU.
+    TVM's way keeps the sum in the operands' dtype; and it takes every product for float32, whatever it is made of.
     """
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
-        operands = [arg for arg in node.args if isinstance(arg, fx.Node)]
-        dtypes = {importer.env[arg].ty.dtype for arg in operands}
-        if str(next(iter(dtypes))) == "float32":
-            return getattr(importer, method)(node)
-        if not all(str(dtype) in ("float16", "bfloat16") for dtype in dtypes):
-            raise ValueError(f"{node.target} of {', '.join(sorted(map(str, dtypes)))}; call net.float() first")
-        own, (dtype, *_) = dict(importer.env), dtypes
+        own, usual = dict(importer.env), CONVERTERS_OF_SUMS.get(key)
+        usual = partial(usual, importer=importer) if usual else importer.create_convert_map()[key]
+        operands = [arg for arg in node.args if isinstance(arg, fx.Node) and isinstance(own[arg].ty, relax.TensorType)]
+        dtypes = {str(own[arg].ty.dtype) for arg in operands}
+        if product and not dtypes <= {"float32", "float16", "bfloat16"}:
+            raise ValueError(f"{node.target} of {', '.join(sorted(dtypes))}; call net.float() first")
+        if not dtypes & {"float16", "bfloat16"}:
+            return usual(node)
         for arg in operands:
             importer.env[arg] = importer.block_builder.emit(relax.op.astype(own[arg], "float32"))
-        made = getattr(importer, method)(node)
+        made = usual(node)
         importer.env.update({arg: own[arg] for arg in operands})
+        dtype = importer._convert_data_type(node.meta["val"].dtype)
         return importer.block_builder.emit(relax.op.astype(made, dtype))
 
     return convert
@@ -224,17 +243,21 @@ def _matmul(node: fx.Node, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.matmul(a, b))
 
 
+CONVERTERS_OF_SUMS = {"avg_pool2d.default": _avg_pool2d}
+_PRODUCTS = (
+    *("addmm.default", "baddbmm.default", "linear.default", "convolution.default"),
+    *("conv1d.default", "conv2d.default", "conv3d.default", "conv_transpose1d.default", "conv_transpose2d.input"),
+)
+_SUMS = (
+    *("sum.default", "sum.dim_IntList", "mean.dim", "mean.default", "cumsum.default", "var.correction"),
+    *("softmax.int", "log_softmax.int", "_softmax.default", "_log_softmax.default", "layer_norm.default"),
+    *("avg_pool2d.default", "adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default"),
+)
+
 CONVERTERS: dict[str, Callable] = {
+    **{key: _in_float32(key, product=True) for key in _PRODUCTS},
+    **{key: _in_float32(key) for key in _SUMS},
     **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _matmul),
-    "addmm.default": _product("_addmm"),
-    "baddbmm.default": _product("_baddbmm"),
-    "linear.default": _product("_linear"),
-    "conv1d.default": _product("_conv1d"),
-    "conv2d.default": _product("_conv2d"),
-    "conv3d.default": _product("_conv3d"),
-    "conv_transpose1d.default": _product("_conv_transpose1d"),
-    "conv_transpose2d.input": _product("_conv_transpose2d"),
-    "convolution.default": _product("_convolution"),
     "amax.default": _reduce(relax.op.max),
     "amin.default": _reduce(relax.op.min),
     "prod.dim_int": _reduce(relax.op.prod),
@@ -244,6 +267,5 @@ CONVERTERS: dict[str, Callable] = {
     "upsample_bilinear2d.vec": _resize("linear"),
     "upsample_bicubic2d.vec": _resize("cubic"),
     "grid_sampler_2d.default": _grid_sample,
-    "avg_pool2d.default": _avg_pool2d,
     "max_pool2d_with_indices.default": _max_pool2d,
 }
