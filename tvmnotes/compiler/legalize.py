@@ -8,6 +8,8 @@ from .fold import fixed_shape
 from .schedules import OUT_EWISE_FUSABLE, elementwise, matmul, rows
 from .schedules.vector import vectors
 
+_FUSABLE = {"op_pattern": OUT_EWISE_FUSABLE}
+
 
 def legalizations(target: tvm.target.Target) -> dict:
     """By operator, what `relax.transform.LegalizeOps` takes."""
@@ -34,10 +36,10 @@ def _matmul(bb, call, v):
     if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
         config = matmul.default_config(a[-2], a[-1], b[1], v)
         return bb.call_te(matmul.dense, left, _panels(right.value.numpy(), v.lanes, config), b[1], config,
-                          primfunc_name_hint="dense", primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE})  # fmt: skip
+                          primfunc_name_hint="dense", primfunc_attrs=_FUSABLE)  # fmt: skip
     config = matmul.default_config(a[-2], a[-1], b[-1], v)
     return bb.call_te(matmul.batched, left, right, config, v.lanes,
-                      primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE})  # fmt: skip
+                      primfunc_name_hint="matmul", primfunc_attrs=_FUSABLE)  # fmt: skip
 
 
 def _softmax(bb, call, v):
@@ -45,7 +47,7 @@ def _softmax(bb, call, v):
     if not shape or str(call.ty.dtype) != "float32" or int(call.attrs.axis) % len(shape) != len(shape) - 1:
         return _default(bb, call)
     return bb.call_te(rows.softmax, call.args[0], v.lanes,
-                      primfunc_name_hint="softmax", primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE})  # fmt: skip
+                      primfunc_name_hint="softmax", primfunc_attrs=_FUSABLE)  # fmt: skip
 
 
 def _layer_norm(bb, call, v):
@@ -54,7 +56,7 @@ def _layer_norm(bb, call, v):
     if not last or str(call.ty.dtype) != "float32" or not (attrs.center and attrs.scale):
         return _default(bb, call)
     return bb.call_te(rows.layer_norm, *call.args, float(attrs.epsilon), v.lanes,
-                      primfunc_name_hint="layer_norm", primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE})  # fmt: skip
+                      primfunc_name_hint="layer_norm", primfunc_attrs=_FUSABLE)  # fmt: skip
 
 
 def _elementwise(bb, call):

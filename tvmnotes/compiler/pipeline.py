@@ -20,22 +20,31 @@ OPT_LEVELS = (0, 1, 2, 3)
 
 def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass]:
     """The graph passes of an opt level, in order, from an imported module to one kernel per fused group."""
-    simplify = [t.FoldBatchnormToConv2D()] if opt_level >= 3 else []
-    simplify += [t.DecomposeOpsForInference(), t.ConvertToDataflow(), t.CanonicalizeBindings()]
-    if opt_level >= 2:
-        simplify += [fold_with_numpy(), t.CanonicalizeBindings()]
-    if opt_level >= 3:
-        simplify += [t.FoldConstant(), t.EliminateCommonSubexpr(), t.CanonicalizeBindings()]
-        simplify += [fold_affine(), t.DeadCodeElimination(), block_layouts(vectors(target)), t.CanonicalizeBindings()]
-    to_kernels = [relax.backend.DispatchSortScan()]  # sort, topk, cumsum, which LegalizeOps does not know
-    to_kernels += [t.LegalizeOps(legalizations(target) if opt_level >= 3 else None), t.AnnotateTIROpPattern()]
-    if opt_level >= 2:
-        to_kernels += [t.FoldConstant()]
-    if opt_level >= 1:
-        to_kernels += [t.FuseOps(), t.FuseTIR()]
-    if opt_level >= 3:
-        to_kernels += [schedule_kernels()]
-    return [*simplify, *to_kernels, t.DeadCodeElimination()]
+    from_level = [
+        # the graph
+        (3, t.FoldBatchnormToConv2D()),
+        (0, t.DecomposeOpsForInference()),
+        (0, t.ConvertToDataflow()),
+        (0, t.CanonicalizeBindings()),
+        (2, fold_with_numpy()),
+        (2, t.CanonicalizeBindings()),
+        (3, t.FoldConstant()),
+        (3, t.EliminateCommonSubexpr()),
+        (3, fold_affine()),  # batch norms that no convolution precedes
+        (3, t.DeadCodeElimination()),
+        (3, block_layouts(vectors(target))),  # NCHW to NCHW[x]c, weights packed
+        (3, t.CanonicalizeBindings()),
+        # from operators to kernels
+        (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
+        (0, t.LegalizeOps(legalizations(target) if opt_level >= 3 else None)),
+        (0, t.AnnotateTIROpPattern()),
+        (2, t.FoldConstant()),
+        (1, t.FuseOps()),
+        (1, t.FuseTIR()),
+        (3, schedule_kernels()),
+        (0, t.DeadCodeElimination()),
+    ]
+    return [step for level, step in from_level if opt_level >= level]
 
 
 def lowering() -> tvm.transform.Pass:
