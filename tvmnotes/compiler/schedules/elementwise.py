@@ -1,32 +1,46 @@
 """Transcendental functions in plain arithmetic, which vectorizes: the C library's take one number at a time.
 
-For float32 only. The largest relative error is 1e-7 for exp and sigmoid, 3e-7 for tanh and erf; a NaN stays one.
+For float32 only. The largest relative error is 1e-7 for exp and sigmoid, 3e-7 for tanh and erf; a NaN stays one. Each
+function names what it uses more than once, so that an expression that is put in place of its argument stays single.
 """
 
 import itertools
 import math
 
-from tvm import te, tirx, topi
+from tvm import te, tirx
 
 # Cephes's expf: exp(r) for |r| <= log(2) / 2, from the highest power down to r**2.
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 _LOG2 = (0.693359375, -2.12194440e-4)  # log(2) in two parts, the first of few bits
 _LOWEST, _HIGHEST = -87.33654, 88.72283  # beyond, the result is 0 or infinity
 
+# Eigen's tanh and erf: x * p(x**2) / q(x**2) between the bounds, 1 or -1 beyond; from the highest power down.
+_TANH = (
+    9.0,
+    (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05,
+     6.37261928875436e-04, 4.89352455891786e-03),
+    (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03),
+)  # fmt: skip
+_ERF = (
+    4.0,
+    (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05, -7.34990630326855e-04,
+     -2.95459980854025e-03, -1.60960333262415e-02),
+    (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03, -1.42647390514189e-02),
+)  # fmt: skip
+
 
 def exp(x):
     """exp of a float32 expression: 2**n * exp(r) with x = n * log(2) + r (Cephes's expf)."""
-    n = te.floor(x * (1 / math.log(2)) + 0.5)
-    r = x - n * _LOG2[0] - n * _LOG2[1]
-    polynomial = tirx.const(_EXP[0], "float32")
-    for coefficient in _EXP[1:]:
-        polynomial = polynomial * r + coefficient
+    return _named(x, lambda x: _named(te.floor(x * (1 / math.log(2)) + 0.5), lambda n: _exp(x, n)))
+
+
+def _exp(x, n):
     # 2**n in two factors, as n reaches 128 and float32's exponent 127.
     half = tirx.floordiv(n.astype("int32"), 2)
-    value = (polynomial * r * r + r + 1.0) * _two_to(half) * _two_to(n.astype("int32") - half)
-    return tirx.Select(
-        x < _LOWEST, tirx.const(0, "float32"), tirx.Select(x > _HIGHEST, tirx.infinity("float32"), value)
-    )
+    value = _named(x - n * _LOG2[0] - n * _LOG2[1], lambda r: _polynomial(_EXP, r) * r * r + r + 1.0)
+    value = value * _two_to(half) * _two_to(n.astype("int32") - half)
+    zero, infinity = tirx.const(0, "float32"), tirx.infinity("float32")
+    return tirx.Select(x < _LOWEST, zero, tirx.Select(x > _HIGHEST, infinity, value))
 
 
 def _two_to(n):
@@ -37,31 +51,48 @@ def sigmoid(x):
     return 1.0 / (1.0 + exp(-x))
 
 
-def of_tensor(function, x):
-    """A tensor of `function` of each element of the tensor `x`."""
-    return te.compute(x.shape, lambda *at: function(x[at]), name="elementwise")
+def silu(x):
+    return _named(x, lambda x: x * sigmoid(x))
 
 
 def tanh(x):
-    return _or_nan(x, topi.fast_tanh(x))
+    return _rational(x, *_TANH)
 
 
 def erf(x):
-    return _or_nan(x, topi.fast_erf(x))
+    return _rational(x, *_ERF)
 
 
 def gelu(x):
-    inner = erf(of_tensor(lambda v: v * math.sqrt(0.5), x))
-    return te.compute(x.shape, lambda *at: 0.5 * x[at] * (1.0 + inner[at]), name="gelu")
+    return _named(x, lambda x: 0.5 * x * (1.0 + erf(x * math.sqrt(0.5))))
 
 
 def gelu_tanh(x):
-    inner = tanh(of_tensor(lambda v: math.sqrt(2 / math.pi) * (v + 0.044715 * v * v * v), x))
-    return te.compute(x.shape, lambda *at: 0.5 * x[at] * (1.0 + inner[at]), name="gelu_tanh")
+    return _named(x, lambda x: 0.5 * x * (1.0 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))))
 
 
-def _or_nan(x, made):
-    return te.compute(x.shape, lambda *at: tirx.Select(tirx.isnan(x[at]), x[at], made[at]), name="or_nan")
+def _rational(x, bound, over, under):
+    def inside(x):
+        return _named(x * x, lambda square: x * _polynomial(over, square) / _polynomial(under, square))
+
+    def value(x):
+        made = _named(te.max(te.min(x, bound), -bound), inside)
+        return tirx.Select(tirx.isnan(x), x, made)
+
+    return _named(x, value)
+
+
+def _polynomial(coefficients, x):
+    total = tirx.const(coefficients[0], "float32")
+    for coefficient in coefficients[1:]:
+        total = total * x + coefficient
+    return total
+
+
+def _named(value, use):
+    """`use(value)`, with `value` computed once however often `use` needs it."""
+    name = tirx.Var("value", "float32")
+    return tirx.Let(name, value, use(name))
 
 
 def concat(tensors, axis: int):
@@ -78,12 +109,17 @@ def concat(tensors, axis: int):
     return te.compute(shape, lambda *at: element(at, 0, len(tensors)), name="concatenate")
 
 
+def of_tensor(function):
+    """A function of a tensor that applies `function` to each element."""
+    return lambda x: te.compute(x.shape, lambda *at: function(x[at]), name=function.__name__)
+
+
 FUNCTIONS = {
-    "relax.exp": lambda x: of_tensor(exp, x),
-    "relax.sigmoid": lambda x: of_tensor(sigmoid, x),
-    "relax.nn.silu": lambda x: of_tensor(lambda v: v * sigmoid(v), x),
-    "relax.tanh": tanh,
-    "relax.erf": erf,
-    "relax.nn.gelu": gelu,
-    "relax.nn.gelu_tanh": gelu_tanh,
+    "relax.exp": of_tensor(exp),
+    "relax.sigmoid": of_tensor(sigmoid),
+    "relax.tanh": of_tensor(tanh),
+    "relax.erf": of_tensor(erf),
+    "relax.nn.silu": of_tensor(silu),
+    "relax.nn.gelu": of_tensor(gelu),
+    "relax.nn.gelu_tanh": of_tensor(gelu_tanh),
 }

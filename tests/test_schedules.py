@@ -1,0 +1,472 @@
+"""Each schedule of opt level 3 against PyTorch, over networks that hypothesis draws.
+
+A property draws a small network and the shapes of its inputs, builds it for this machine, runs it on random numbers,
+and looks into `Compiled.kernels` whether the family of schedules that it means to test is the one that ran. Numbers
+are held to 1e-5 of the largest magnitude in the output, a hundred times float32's precision. The examples written out
+above a property are those that once failed.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Function
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import tvmnotes as tn
+from tvmnotes.compiler.schedules import winograd
+
+TOLERANCE = 1e-5
+# Winograd's transforms multiply by up to 8 and subtract again: its error is some ten times that of the direct way.
+WINOGRAD_TOLERANCE = 1e-4
+
+
+def drawn(examples: int):
+    """Settings of a property: the same examples in every run, however long one takes."""
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    return settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=checks)
+
+
+def numbers(shape, dtype="float32", seed=1):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(getattr(torch, dtype))
+
+
+def assert_same(network, *inputs, family=None, tolerance=TOLERANCE):
+    """Build `network` for tensors like `inputs` (shapes make random ones): PyTorch's numbers, by a kernel of `family`.
+
+    A kernel that was made for a family may not have fallen back to another, whatever `family` says.
+    """
+    network = (network if isinstance(network, nn.Module) else Function(network)).eval()
+    inputs = [numbers(x, seed=i) if isinstance(x, tuple) else x for i, x in enumerate(inputs)]
+    with torch.no_grad():
+        wanted = network(*inputs)
+    specs = {f"input{i}": (tuple(x.shape), str(x.dtype).removeprefix("torch.")) for i, x in enumerate(inputs)}
+    lib = tn.build(*tn.from_pytorch(network, specs))
+    got = lib(*inputs)
+    pairs = [(got, wanted)] if torch.is_tensor(wanted) else zip(got, wanted, strict=True)
+    for mine, theirs in pairs:
+        assert (mine.shape, str(mine.dtype)) == (tuple(theirs.shape), str(theirs.dtype).removeprefix("torch."))
+        mine, theirs = mine.astype("float64"), theirs.double().numpy()
+        assert np.isfinite(theirs).all(), "the example is no good: PyTorch's own numbers are not finite"
+        error, largest = np.abs(mine - theirs).max(), np.abs(theirs).max()
+        assert error <= tolerance * largest, f"an error of {error} where the largest is {largest}; {lib.kernels}"
+    ran = {schedule.split()[0] for schedule in lib.kernels.values()}
+    assert family is None or ran & set(family.split(" or ")), f"{family} did not run: {lib.kernels}"
+    if all(x.dtype == torch.float32 for x in inputs):
+        made = [schedule for name, schedule in lib.kernels.items() if "conv2d" in name or "dense" in name]
+        assert not any(schedule.startswith(("default", "none")) for schedule in made), f"fell back: {lib.kernels}"
+
+
+# ---------------------------------------------------------------- convolutions
+
+lengths = st.sampled_from([1, 2, 7, 14, 17, 19, 23, 31, 37]) | st.integers(1, 40)
+channels = st.sampled_from([1, 3, 5, 16, 17, 32, 48, 64]) | st.integers(1, 70)
+widths = st.sampled_from([1, 3, 4, 8, 12, 16, 20, 24])  # channels of a group
+
+
+class Conv(NamedTuple):
+    """A convolution, what follows it (`tail`), and whether another convolution, of 1x1, comes last (`again`)."""
+
+    batch: int
+    ins: int
+    out: int
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    bias: bool = True
+    tail: str = "none"
+    again: bool = False
+
+
+TAILS = {
+    "none": lambda net, x, y: y,
+    "relu": lambda net, x, y: torch.relu(y),
+    "relu6": lambda net, x, y: F.relu6(y),
+    "hardswish": lambda net, x, y: F.hardswish(y),
+    "swish": lambda net, x, y: y * torch.sigmoid(y),
+    "scale": lambda net, x, y: (y * 0.3 + 1) * 2,
+    "batch norm": lambda net, x, y: torch.relu(net.norm(y)),
+    "residual": lambda net, x, y: torch.relu(y + net.other(x)),
+    "pooled residual": lambda net, x, y: torch.relu(net.other(x).mean((2, 3), keepdim=True) + y),
+    "gate": lambda net, x, y: y * torch.sigmoid(net.gate(F.adaptive_avg_pool2d(y, 1))),
+    "gate of one channel": lambda net, x, y: y * torch.sigmoid(y.mean(1, keepdim=True)),
+}
+tails = st.sampled_from(list(TAILS))
+
+
+class ConvNet(nn.Module):
+    def __init__(self, case: Conv):
+        super().__init__()
+        torch.manual_seed(1)
+        self.tail, self.again = TAILS[case.tail], case.again
+        self.conv, self.other = (nn.Conv2d(*case[1:3], *case[4:8], case.groups, case.bias) for _ in range(2))
+        self.gate, self.last = nn.Conv2d(case.out, case.out, 1), nn.Conv2d(case.out, 6, 1)
+        self.norm = nn.BatchNorm2d(case.out)
+        nn.init.uniform_(self.norm.running_var, 0.5, 2)
+        nn.init.normal_(self.norm.running_mean)
+
+    def forward(self, x):
+        y = self.tail(self, x, self.conv(x))
+        return self.last(y) if self.again else y
+
+
+def assert_convolves(case: Conv, family: str, tolerance=TOLERANCE, dtype="float32"):
+    x = numbers((case.batch, case.ins, *case.size), dtype)
+    assert_same(ConvNet(case).to(x.dtype), x, family=family, tolerance=tolerance)
+
+
+@st.composite
+def convolutions(draw, ins=channels, out=channels, groups=None, kernel=None):
+    """Convolutions whose groups have `ins` and `out` channels."""
+
+    def pair(numbers):
+        return draw(numbers.map(lambda n: (n, n)) | st.tuples(numbers, numbers))
+
+    kernel = pair(st.sampled_from([1, 2, 3, 5, 7]) if kernel is None else kernel)
+    padding, dilation = pair(st.integers(0, 3)), pair(st.integers(1, 2))
+    reach = [(k - 1) * d + 1 - 2 * p for k, d, p in zip(kernel, dilation, padding, strict=True)]
+    size = tuple(max(1, r, s) for r, s in zip(reach, pair(lengths), strict=True))
+    groups = draw(groups) if groups is not None else 1
+    return Conv(
+        draw(st.integers(1, 3)), groups * draw(ins), groups * draw(out), size, kernel, pair(st.integers(1, 3)),
+        padding, dilation, groups, draw(st.booleans()), draw(tails), draw(st.booleans()),
+    )  # fmt: skip
+
+
+@drawn(12)
+@given(convolutions())
+def test_convolutions(case):
+    tolerance = WINOGRAD_TOLERANCE if case.kernel == (3, 3) else TOLERANCE
+    assert_convolves(case, "conv2d or winograd", tolerance)
+
+
+@drawn(12)
+@given(convolutions(widths, widths, st.integers(2, 6)))
+@example(Conv(1, 16, 16, (16, 16), (3, 3), padding=(1, 1), groups=2))
+@example(Conv(1, 24, 4, (16, 16), (3, 3), padding=(1, 1), groups=2))
+def test_grouped_convolutions(case):
+    assert_convolves(case, "depthwise" if case.groups == case.ins == case.out else "conv2d")
+
+
+@drawn(8)
+@given(convolutions(st.just(1), st.just(1), channels.filter(lambda n: n > 1)))
+def test_depthwise_convolutions(case):
+    assert_convolves(case, "depthwise")
+
+
+@drawn(4)
+@given(convolutions(st.just(1), st.integers(2, 4), st.integers(2, 40)))
+def test_depthwise_convolutions_with_several_outputs_per_channel(case):
+    assert_convolves(case, "conv2d")
+
+
+@drawn(10)
+@given(convolutions(st.integers(16, 70), kernel=st.just(3)), st.sampled_from([2, 4]))
+@example(Conv(1, 64, 64, (28, 28), (3, 3), padding=(1, 1)), None)
+def test_winograds_convolutions(case, tile):
+    """For every shape, in tiles of either size; without a `tile`, as the compiler chooses."""
+    case = case._replace(stride=(1, 1), dilation=(1, 1), batch=min(case.batch, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        if tile:
+            patch.setattr(winograd, "best_tile", lambda window, data, kernel: tile if kernel[2:4] == (3, 3) else None)
+        assert_convolves(case, "winograd", WINOGRAD_TOLERANCE)
+
+
+# ---------------------------------------------------------------- between convolutions
+
+
+def between(function, ins: int, out: int):
+    """A network: a convolution from 3 channels to `ins`, `function`, and a convolution from `out` channels to 7."""
+    torch.manual_seed(1)
+    first, last = nn.Conv2d(3, ins, 1), nn.Conv2d(out, 7, 1)
+    network = Function(lambda x: last(function(first(x))))
+    network.parts = nn.ModuleList([first, last])
+    return network
+
+
+class Pool(NamedTuple):
+    kind: str
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    ceil_mode: bool
+    flag: bool  # of the pool: count_include_pad, dilation, keepdim
+
+
+POOLS = {
+    "max": lambda x, p: F.max_pool2d(x, *p[1:4], 1 + p.flag, p.ceil_mode),
+    "avg": lambda x, p: F.avg_pool2d(x, *p[1:5], p.flag),
+    "adaptive avg": lambda x, p: F.adaptive_avg_pool2d(x, p.kernel),
+    "mean": lambda x, p: x.mean((2, 3), keepdim=p.flag).reshape(*x.shape[:2], 1, 1),
+}
+pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+pools = st.builds(Pool, st.sampled_from(list(POOLS)), pairs, pairs, pairs, st.booleans(), st.booleans())
+
+
+@drawn(12)
+@given(pools, channels, st.tuples(lengths, lengths))
+def test_pools_between_convolutions(pool, count, size):
+    pool = pool._replace(padding=tuple(min(p, k // 2) for p, k in zip(pool.padding, pool.kernel, strict=True)))
+    size = tuple(max(s, 5) for s in size)
+    assert_same(between(lambda x: POOLS[pool.kind](x, pool), count, count), (2, 3, *size), family="conv2d")
+
+
+@drawn(6)
+@given(channels, st.tuples(st.integers(1, 5), st.integers(1, 5)), st.integers(1, 40))
+def test_flattened_pictures(count, size, out):
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Conv2d(3, count, 1), nn.ReLU(), nn.Flatten(), nn.Linear(count * math.prod(size), out))
+    assert_same(network, (2, 3, *size), family="matmul")
+
+
+class Steps(nn.Module):
+    """Operators one after the other, as `steps` names them: each changes the last result, some with an earlier one."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps, self.weights = steps, nn.ParameterDict()
+
+    def conv(self, x, out, size=1, groups=1):
+        shape = (out, x.shape[1] // groups, size, size)
+        if str(shape) not in self.weights:  # in the first call: only then are the channels known
+            self.weights[str(shape)] = nn.Parameter(numbers(shape) / math.prod(shape[1:]) ** 0.5)
+        return F.conv2d(x, self.weights[str(shape)], padding=size // 2, groups=groups)
+
+    def like(self, other, x):
+        """`other` with the channels and the size of `x`."""
+        other = other if other.shape[1] == x.shape[1] else self.conv(other, x.shape[1])
+        return other if other.shape == x.shape else F.adaptive_avg_pool2d(other, 1).expand_as(x)
+
+    def forward(self, x):
+        made = [self.conv(x, 20, 3)]
+        for kind, back, k in self.steps:
+            made.append(STEPS[kind](self, made[-1], made[-1 - back % len(made)], k))
+        return made[-1], made[-2]
+
+
+def shuffle(x, groups):
+    n, c, h, w = x.shape
+    return x if c % groups else x.reshape(n, groups, c // groups, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+def attend(x):
+    tokens = x.flatten(2).transpose(1, 2)
+    return (torch.softmax(tokens @ tokens.transpose(1, 2), -1) @ tokens).transpose(1, 2).reshape(x.shape)
+
+
+STEPS = {
+    "conv": lambda net, x, other, k: net.conv(x, (5, 16, 24, 32)[k % 4], (1, 3, 5)[k % 3]),
+    "depthwise": lambda net, x, other, k: net.conv(x, x.shape[1], 3, x.shape[1]),
+    "grouped": lambda net, x, other, k: net.conv(x, 24, 3, math.gcd(x.shape[1], 4)),
+    "add": lambda net, x, other, k: torch.relu(x + net.like(other, x)),
+    "gate": lambda net, x, other, k: x * torch.sigmoid(net.conv(x.mean((2, 3), keepdim=True), x.shape[1])),
+    "gate by a linear layer": lambda net, x, other, k: x * torch.sigmoid(x.mean((2, 3)))[:, :, None, None],
+    "join": lambda net, x, other, k: torch.cat([x[:, :64], net.like(other, x)[:, :64]], 1),
+    "halves": lambda net, x, other, k: torch.cat(x.chunk(2, 1)[::-1], 1),
+    "part": lambda net, x, other, k: x.split([3, x.shape[1] - 3], 1)[k % 2] if x.shape[1] > 3 else x,
+    "shuffle": lambda net, x, other, k: shuffle(x, 2 + k % 3),
+    "max pool": lambda net, x, other, k: F.max_pool2d(x, 3, 1 + k % 2, 1),
+    "avg pool": lambda net, x, other, k: F.avg_pool2d(x, 3, 1, 1, False, k % 2 == 0),
+    "layer norm": lambda net, x, other, k: F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2]).permute(0, 3, 1, 2),
+    "attention": lambda net, x, other, k: attend(x),
+    "divide": lambda net, x, other, k: x / (1 + x.abs().amax(1, keepdim=True)),
+    "affine": lambda net, x, other, k: (x * 0.3 + 1) * torch.linspace(1, 2, x.shape[1])[:, None, None],
+    "crop": lambda net, x, other, k: F.pad(x[:, :, 1:], (0, 1, 2, 0)),
+}
+steps = st.tuples(st.sampled_from(list(STEPS)), st.integers(0, 3), st.integers(0, 11))
+
+
+@drawn(12)
+@given(st.lists(steps, min_size=3, max_size=10), st.integers(1, 2), st.sampled_from([(5, 9), (8, 8), (13, 17)]))
+def test_networks_of_many_operators(steps, batch, size):
+    network, x = Steps(steps), numbers((batch, 3, *size))
+    network(x)
+    assert_same(network.requires_grad_(False), x, tolerance=WINOGRAD_TOLERANCE)
+
+
+FUNCTIONS = {
+    "exp": torch.exp, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "erf": torch.erf, "silu": F.silu, "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "hardswish": F.hardswish, "log": torch.log,
+    "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal, "divide": lambda x: x / (x + 1),
+    "by itself": lambda x: x / x, "power": lambda x: x**-1.5, "square": torch.square, "to itself": lambda x: x**x,
+    "softplus": F.softplus, "leaky": F.leaky_relu, "elu": F.elu, "mish": F.mish, "modulo": lambda x: x % 0.7,
+    "log2": torch.log2, "normalize": F.normalize, "share": lambda x: x / x.sum(1, keepdim=True),
+    "softmax": lambda x: torch.softmax(x, 1), "group norm": lambda x: F.group_norm(x, 1),
+}  # fmt: skip
+
+
+@drawn(16)
+@given(st.sampled_from(list(FUNCTIONS)), channels, st.booleans())
+def test_functions_where_the_last_block_of_channels_is_not_full(kind, count, spread):
+    """The channels that fill the last block hold 0, of which many of these functions make no number."""
+
+    def function(x):
+        y = FUNCTIONS[kind](x)
+        return torch.cat([y, y.mean((2, 3), keepdim=True).expand_as(y)], 1) if spread else y
+
+    network = between(function, count, count * (1 + spread))
+    for parameter in network.parts[0].parameters():  # so that the channels of the network are positive
+        nn.init.uniform_(parameter, 0.1, 1)
+    assert_same(network, torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(1)), family="conv2d")
+
+
+# ---------------------------------------------------------------- matrix products
+
+rows = st.sampled_from([1, 13, 49, 197]) | st.integers(1, 40)
+depths = st.integers(1, 130)
+batches = st.lists(st.integers(1, 3), max_size=2)
+AFTER = {
+    "none": lambda y: y,
+    "gelu": F.gelu,
+    "scale": lambda y: y / 3,
+    "gate": lambda y: y * torch.tanh(y) + 1,
+}
+after = st.sampled_from(list(AFTER))
+
+
+def then(layer: nn.Module, tail: str):
+    """A network: `layer`, and `tail` of AFTER."""
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+    network = Function(lambda x: AFTER[tail](layer(x)))
+    network.layer = layer
+    return network
+
+
+@drawn(8)
+@given(batches, rows, depths, depths, st.booleans(), after)
+@example([], 1, 124, 1, False, "none")
+def test_linear_layers(batch, count, depth, columns, bias, tail):
+    assert_same(then(nn.Linear(depth, columns, bias), tail), (*batch, count, depth), family="matmul")
+
+
+@drawn(10)
+@given(batches, st.lists(st.booleans(), min_size=5, max_size=5), rows, depths, rows, after)
+@example([2], [False] * 5, 1, 1, 1, "none")
+def test_products_of_two_inputs(batch, ones, count, depth, columns, tail):
+    """Batches broadcast: where `ones` says so, a side has 1 in place of an axis, or the right one lacks the first."""
+    left = [1 if ones[i] else n for i, n in enumerate(batch)]
+    right = [1 if ones[i + 2] else n for i, n in enumerate(batch)][ones[4] :]
+    assert_same(lambda a, b: AFTER[tail](a @ b), (*left, count, depth), (*right, depth, columns), family="matmul")
+
+
+@drawn(6)
+@given(st.integers(1, 2), st.integers(1, 3), rows, rows, st.sampled_from([1, 7, 16, 32, 40]))
+def test_attention(batch, heads, queries, keys, width):
+    def attention(q, k, v, mask):
+        return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(width) + mask, -1) @ v
+
+    shapes = [(batch, heads, n, width) for n in (queries, keys, keys)]
+    assert_same(attention, *shapes, (queries, keys), family="matmul")
+
+
+# ---------------------------------------------------------------- rows, and single numbers
+
+sizes = st.sampled_from([1, 2, 15, 16, 17, 31, 197])
+others = st.lists(st.integers(1, 5), max_size=3)
+REDUCTIONS = {
+    "mean": torch.mean,
+    "sum": lambda x, axis: x.sum(axis, keepdim=True),
+    "max": torch.amax,
+    "min": torch.amin,
+    "variance": lambda x, axis: x.var(axis, correction=0) + 1,
+    "argmax": torch.argmax,
+    "softmax": torch.softmax,
+    "log_softmax": torch.log_softmax,
+    "norm": lambda x, axis: torch.linalg.vector_norm(x, dim=axis),
+    "cumsum": torch.cumsum,
+    "sort": lambda x, axis: torch.sort(x, axis)[0],
+}
+
+
+@drawn(12)
+@given(st.sampled_from(list(REDUCTIONS)), others, sizes, st.integers(0, 3), st.sampled_from(["float32", "bfloat16"]))
+@example("sum", [4], 16, 0, "bfloat16")
+def test_reductions_over_any_axis(kind, others, size, axis, dtype):
+    assume(dtype == "float32" or kind in ("mean", "sum", "max", "min"))
+    axis = min(axis, len(others))
+    x = numbers((*others[:axis], size, *others[axis:]), dtype)
+    family = {"softmax": "rows" if axis == len(others) else "default", "cumsum": None, "sort": None}.get(
+        kind, "default"
+    )
+    assert_same(lambda x: REDUCTIONS[kind](x, axis), x, tolerance=PRECISION[dtype],
+                family=None if kind in ("cumsum", "sort") else family)  # fmt: skip
+
+
+@drawn(8)
+@given(others, sizes, st.booleans(), after)
+def test_softmax_and_layer_norm_of_rows(others, size, norm, tail):
+    layer = nn.LayerNorm(size) if norm else nn.Softmax(-1)
+    assert_same(then(layer, tail), (*others, size), family="rows")
+
+
+@pytest.mark.parametrize(
+    ("kind", "least"),
+    [("exp", 1e-37), ("sigmoid", 1e-37), ("silu", 1e-35), ("tanh", 1e-37), ("erf", 1e-37), ("gelu", 2e-6),
+     ("gelu_tanh", 2e-6)],
+)  # fmt: skip
+def test_functions_of_all_kinds_of_numbers(kind, least):
+    """Each result is right to 1e-6 of itself, or to `least`; infinities and NaN are PyTorch's."""
+    special = [-math.inf, -3e38, -200, -104, -0.0, 0, 1e-40, 1e-30, 88.7, 88.8, 3e38, math.inf, math.nan]
+    x = torch.cat([torch.tensor(special), torch.linspace(-90, 90, 3000), torch.logspace(-9, 1, 100)])
+    lib = tn.build(*tn.from_pytorch(Function(FUNCTIONS[kind]).eval(), {"x": tuple(x.shape)}))
+    np.testing.assert_allclose(lib(x), FUNCTIONS[kind](x.double()).float(), rtol=1e-6, atol=least)
+
+
+# ---------------------------------------------------------------- other dtypes, by TVM's own kernels
+
+PRECISION = {"float32": TOLERANCE, "float16": 2**-9, "bfloat16": 2**-6}
+halves = st.sampled_from(["float16", "bfloat16"])
+PLAIN = {
+    "add": lambda x: x + x.flip(-1),
+    "clamp": lambda x: x.clamp(-3, 5) * 3,
+    "concat": lambda x: torch.cat([x, torch.relu(x)], 1),
+    "where": lambda x: torch.where(x > 2, x, -x),
+    "max": lambda x: x.amax(1),
+    "to float": lambda x: torch.relu(x.float() * 0.1),
+}
+FLOATING = {
+    **{kind: FUNCTIONS[kind] for kind in ("exp", "sigmoid", "tanh", "erf", "silu", "gelu", "softmax")},
+    "layer norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "mean": lambda x: x.mean((2, 3)),
+    "max pool": lambda x: F.max_pool2d(x, 2),
+    "avg pool": lambda x: F.avg_pool2d(x, 2),
+    "product": lambda x: x @ x.transpose(-1, -2),
+}
+
+
+@drawn(8)
+@given(st.sampled_from(list(FLOATING)), halves, channels)
+def test_functions_in_half_precision(kind, dtype, count):
+    assert_same(FLOATING[kind], numbers((2, count, 4, 17), dtype), tolerance=PRECISION[dtype])
+
+
+@drawn(8)
+@given(st.sampled_from(list(PLAIN)), st.sampled_from(["float16", "bfloat16", "int8", "int32", "int64"]),
+       channels, st.sampled_from([2, 16, 17]))  # fmt: skip
+@example("max", "bfloat16", 5, 16)
+def test_functions_in_every_dtype(kind, dtype, count, width):
+    assert_same(PLAIN[kind], numbers((2, count, 4, width)).mul(5).to(getattr(torch, dtype)), tolerance=2**-6)
+
+
+@drawn(6)
+@given(convolutions(st.integers(1, 20), st.integers(1, 20), st.sampled_from([1, 1, 2])), halves)
+def test_convolutions_in_half_precision(case, dtype):
+    assert_convolves(case, None, 4 * PRECISION[dtype], dtype)
+
+
+@drawn(6)
+@given(halves, rows, depths, depths, st.booleans())
+@example("bfloat16", 1, 2, 16, False)
+def test_matrix_products_in_half_precision(dtype, count, depth, columns, weights):
+    a, b = numbers((count, depth), dtype), numbers((depth, columns), dtype, 2)
+    network, inputs = (nn.Linear(depth, columns).to(a.dtype), [a]) if weights else (torch.matmul, [a, b])
+    assert_same(network, *inputs, tolerance=4 * PRECISION[dtype])
