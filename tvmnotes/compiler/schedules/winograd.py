@@ -13,7 +13,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from .conv2d import Window, register_tile
+from .conv2d import Window
 from .tail import block_names, parallel, vectorize
 from .vector import Vectors
 
@@ -66,10 +66,7 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
     n, sources, lanes = data_shape[0], data_shape[1], vectors.lanes
     side = kernel_shape[1]
     height, width = (-(-size // (side - 2)) for size in window.out_size(*data_shape[2:4], 3, 3))
-    columns, blocks = register_tile(width, kernel_shape[0], vectors)
-    rows = 1
-    if columns == width and width * 2 * blocks + blocks + 1 <= vectors.registers and height % 2 == 0:
-        rows = 2
+    rows, columns, blocks = _register_tile(n, height, width, kernel_shape[0], vectors)
     weights = side * side * kernel_shape[0] * sources * lanes * lanes * 4
     row = rows * -(-width // columns) * columns * side * side * sources * lanes * 4  # bytes of a row of blocks
     lines = -(-height // rows)
@@ -78,6 +75,27 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
         group = max(1, min(_L2 // row, lines // 4))
         group = next(g for g in range(group, 0, -1) if lines % g == 0)
     return {"tile": side - 2, "rows": rows, "columns": columns, "blocks": blocks, "group": group}
+
+
+def _register_tile(n: int, height: int, width: int, outs: int, vectors: Vectors) -> tuple[int, int, int]:
+    """Rows and columns of tiles, and blocks of channels, for (height, width) tiles of n pictures and outs blocks.
+
+    Two blocks of channels, or three: with one the transformed inputs, with more the weights are fetched more often than
+    a cache delivers. The shape in tiles is that of the least cycles, as in `conv2d.register_tile`.
+    """
+    blocks = next(b for b in (2, 3, 1) if outs % b == 0)
+
+    def cycles(rows, columns):
+        tiles, steps = rows * columns, n * -(-height // rows) * -(-width // columns)
+        return steps * (max(tiles * blocks, tiles + blocks, 8) / 2 + 1), rows
+
+    shapes = [
+        (rows, columns)
+        for rows in range(1, height + 1)
+        for columns in range(1, width + 1)
+        if (rows * columns + 1) * blocks + 1 <= vectors.registers
+    ]
+    return *min(shapes, key=lambda shape: cycles(*shape)), blocks
 
 
 def transform_weight(weight: np.ndarray, tile: int, lanes: int) -> np.ndarray:
