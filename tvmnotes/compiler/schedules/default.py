@@ -6,6 +6,8 @@ import tvm
 from tvm.s_tir import Schedule, ScheduleError
 
 _SMALL = 1 << 13  # iterations of a loop nest that are not worth waking other threads for
+_SHARED = 64  # iterations, of which each thread gets its share
+_UNROLLED = 25  # iterations: a pool's window
 _SPATIAL = 0  # TVM's number for an axis that is not summed over
 
 
@@ -15,11 +17,7 @@ def schedule(sch: Schedule, config: dict) -> None:
     # TVM rounds to bfloat16 by an expression that repeats its argument, where no name (see elementwise.py) may stand.
     inlined = [] if "bfloat16" in sch.mod.script() else sch.get_child_blocks(root)[:-1]
     for block in inlined:
-        # A sum whose every step asks whether it reads padding is slow: padding is written out first.
-        choosy = "if_then_else" in sch.get(block).script() and any(
-            _sums(sch, next) for next in sch.get_consumers(block)
-        )
-        if not _sums(sch, block) and not choosy:
+        if not _sums(sch, block) and not _choosy(sch, block, config["lanes"]):
             try:
                 sch.compute_inline(block)
             except ScheduleError:  # two outputs need it, for example
@@ -37,7 +35,7 @@ def _nest(sch, block, lanes):
     if not spatial:
         return
     large = math.prod(int(sch.get(loop).extent) for loop in loops) >= _SMALL
-    outer, inner = spatial, []
+    outer, inner, vector = spatial, [], False
     # A sum is made row by row where its inputs lie side by side, too. (A plain loop over a row LLVM vectorizes itself.)
     if not reduced or _side_by_side(sch, block, axes[loops.index(spatial[-1])].var):
         *outer, row = spatial
@@ -45,13 +43,41 @@ def _nest(sch, block, lanes):
             more, row = sch.split(row, [None, lanes])
             outer = [*outer, more]
             sch.vectorize(row)
+            vector = True
         inner = [row]
     if reduced:
         sch.reorder(*outer, *reduced, *inner)
+        if vector:  # the sums stay in a register
+            stored = sch.cache_write(block, 0, "local")
+            sch.reverse_compute_at(stored, outer[-1])
+            sch.vectorize(sch.get_loops(stored)[-1])
+            if math.prod(int(sch.get(loop).extent) for loop in reduced) <= _UNROLLED:
+                for loop in reduced:
+                    sch.unroll(loop)
     if large and outer:
-        sch.parallel(sch.fuse(*outer))
+        sch.parallel(sch.fuse(*_first(sch, outer)))
     if reduced:
         sch.decompose_reduction(block, reduced[0])
+
+
+def _first(sch, loops) -> list:
+    """The outermost loops, as many as make enough iterations to share out; the others stay loops, which are cheaper."""
+    iterations = 1
+    for count, loop in enumerate(loops, start=1):
+        iterations *= int(sch.get(loop).extent)
+        if iterations >= _SHARED:
+            return loops[:count]
+    return loops
+
+
+def _choosy(sch, block, lanes) -> bool:
+    """Whether sums read a block that asks for each number whether it is padding: then it is better written out first.
+
+    In NCHW[x]c it asks for whole vectors, which costs little.
+    """
+    node = sch.get(block)
+    blocked = len(node.iter_vars) == 5 and int(node.iter_vars[-1].dom.extent) == lanes
+    return not blocked and "if_then_else" in node.script() and any(_sums(sch, b) for b in sch.get_consumers(block))
 
 
 def _sums(sch, block) -> bool:
