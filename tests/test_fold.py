@@ -1,0 +1,69 @@
+"""Folding: what depends on constants alone is gone after a build, and what is left gives PyTorch's numbers."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import Function
+from torch import nn
+
+from tvmnotes import build, from_pytorch
+
+
+class Table(nn.Module):
+    """x plus what `make` computes from the buffer `table`, float32 (4, 6)."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+        self.register_buffer("table", torch.linspace(0.5, 3, 24).reshape(4, 6))
+        self.register_buffer("rows", torch.tensor([2, 0, 3, 3]))
+
+    def forward(self, x):
+        return x + self.make(self.table, self.rows)
+
+
+MADE = {
+    "arithmetic": lambda table, rows: -torch.sqrt(table * 2 - 0.5) / torch.exp(table).clamp(1, 4) ** 2,
+    "rsqrt": lambda table, rows: torch.rsqrt(table),
+    "slices": lambda table, rows: torch.cat([table[:, 2:], table[:, :2]], 1),
+    "steps": lambda table, rows: torch.cat([table[::2], table[1::2]]),
+    "rows": lambda table, rows: table[rows],
+    "choice": lambda table, rows: torch.where(table < 1.5, table, torch.full((4, 6), 7.0)),
+    "equality": lambda table, rows: torch.where((table == 0.5) | (table != table[0, 3]), table, -table),
+    "shapes": lambda table, rows: table.reshape(6, 4).T.unsqueeze(0).expand(2, 4, 6)[1].squeeze(0),
+}
+
+
+@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.parametrize("kind", MADE)
+def test_what_depends_on_constants_alone_is_folded(kind, level):
+    net, x = Table(MADE[kind]).eval(), torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    lib = build(*from_pytorch(net, {"x": x}), opt_level=level)
+    assert [node["kernel"] for node in lib.graph["nodes"]] == ["add"]
+    np.testing.assert_allclose(lib(x), net(x).numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_batch_norm_without_convolution_is_one_multiplication_and_one_addition():
+    norm = nn.BatchNorm2d(5)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for values in (norm.weight, norm.bias, norm.running_mean):
+            values.copy_(torch.randn(5, generator=generator))
+        norm.running_var.copy_(torch.rand(5, generator=generator) + 0.5)
+    net, x = nn.Sequential(nn.ReLU(), norm).eval(), torch.randn(2, 5, 7, 7, generator=generator)
+    lib = build(*from_pytorch(net, {"x": x}))
+    (kernel,) = lib.kernels
+    assert "multiply" in kernel and "add" in kernel and "subtract" not in kernel and "divide" not in kernel
+    with torch.no_grad():
+        np.testing.assert_allclose(lib(x), net(x).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_chain_that_is_used_within_stays():
+    def function(x):
+        y = x * 2.0 + 1.0
+        return y, (y - 0.5) * 3.0
+
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    lib = build(*from_pytorch(Function(function).eval(), {"x": x}))
+    for got, wanted in zip(lib(x), function(x), strict=True):
+        np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-6, atol=1e-6)
