@@ -280,6 +280,10 @@ OPERATORS = {
         x, x[:, :2].permute(0, 2, 3, 1), mode="nearest", padding_mode="border", align_corners=True
     ),
     "max pool": lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "group norm": lambda x: F.group_norm(x, 1),
+    "layer norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "cumulative sum": lambda x: torch.cumsum(x, 1),
+    "sort": lambda x: torch.sort(x, dim=-1)[0],
 }
 
 
@@ -297,6 +301,10 @@ def test_operators():
         (lambda x: F.interpolate(x, scale_factor=1.5), "no whole number of pixels; give the size"),
         (lambda x: F.max_pool2d(x, 2, return_indices=True), "max_pool2d that returns indices"),
         (lambda x: F.avg_pool2d(x, 2, divisor_override=3), "avg_pool2d with divisor_override"),
+        (
+            lambda x: F.linear(x.double().flatten(1), torch.ones(2, x[0].numel()).double(), torch.ones(2).double()),
+            r"addmm\.default of float64; call net\.float\(\) first",
+        ),
     ],
 )
 def test_what_would_give_other_numbers_is_refused(function, message):
