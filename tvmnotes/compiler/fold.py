@@ -70,16 +70,7 @@ def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
 
 def fold_with_numpy() -> tvm.transform.Pass:
     """The pass. Results keep the dtype and shape that Relax has inferred for them."""
-
-    @tvm.transform.module_pass(opt_level=0, name="FoldWithNumPy")
-    def fold(mod, _context):
-        mod = mod.clone()
-        for var, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mod.update_func(var, _Fold().visit_expr(func))
-        return mod
-
-    return fold
+    return _on_each_function("FoldWithNumPy", _Fold)
 
 
 def fold_affine() -> tvm.transform.Pass:
@@ -87,13 +78,16 @@ def fold_affine() -> tvm.transform.Pass:
 
     Such chains are what is left of a batch norm that no convolution precedes.
     """
+    return _on_each_function("FoldAffine", _FoldAffine)
 
-    @tvm.transform.module_pass(opt_level=0, name="FoldAffine")
+
+def _on_each_function(name: str, mutator: type[relax.PyExprMutator]) -> tvm.transform.Pass:
+    @tvm.transform.module_pass(opt_level=0, name=name)
     def fold(mod, _context):
         mod = mod.clone()
         for var, func in mod.functions_items():
             if isinstance(func, relax.Function):
-                mod.update_func(var, _FoldAffine().visit_expr(func))
+                mod.update_func(var, mutator().visit_expr(func))
         return mod
 
     return fold

@@ -188,9 +188,9 @@ class _Blocker(relax.PyExprMutator):
     def _elementwise(self, call):
         channels = max(self.blocked[arg].channels for arg in call.args if _known(arg, self.blocked))
         shape = fixed_shape(call.ty)
-        if shape is None or len(shape) != 4 or shape[1] != channels:
-            return None
         safe = call.op.name in _FINITE or channels % self.lanes == 0
+        if not safe or shape is None or len(shape) != 4 or shape[1] != channels:
+            return None
         args = []
         for arg in call.args:
             if not isinstance(getattr(arg, "ty", None), relax.TensorType):  # a bound of clip, for example
@@ -207,7 +207,7 @@ class _Blocker(relax.PyExprMutator):
                 args.append(relax.op.expand_dims(self.visit_expr(arg), -1))
             else:
                 args.append(block.expr)
-        return _Blocked(tvm.ir.Call(call.op, args, call.attrs, call.ty_args), channels) if safe else None
+        return _Blocked(tvm.ir.Call(call.op, args, call.attrs, call.ty_args), channels)
 
     def _block_constant(self, array: np.ndarray) -> np.ndarray:
         """The constant so that it broadcasts against a blocked value as it did against the plain one."""
