@@ -213,24 +213,25 @@ def _max_pool2d(node: fx.Node, importer: Any) -> relax.Var:
     return importer._max_pool2d_with_indices(node)
 
 
-def _in_float32(key: str, product: bool = False) -> Callable:
+def _in_float32(usual: str | Callable, product: bool = False) -> Callable:
     """An operator that sums, in half precision: in float32 and then rounded, as PyTorch does on a CPU.
 
     TVM's way keeps the sum in the operands' dtype; and it takes every product for float32, whatever it is made of.
+    `usual` is the converter: the importer's method of that name, or a function like those of CONVERTERS.
     """
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
-        own, usual = dict(importer.env), CONVERTERS_OF_SUMS.get(key)
-        usual = partial(usual, importer=importer) if usual else importer.create_convert_map()[key]
+        own = dict(importer.env)
+        emit = getattr(importer, usual) if isinstance(usual, str) else partial(usual, importer=importer)
         operands = [arg for arg in node.args if isinstance(arg, fx.Node) and isinstance(own[arg].ty, relax.TensorType)]
         dtypes = {str(own[arg].ty.dtype) for arg in operands}
         if product and not dtypes <= {"float32", "float16", "bfloat16"}:
             raise ValueError(f"{node.target} of {', '.join(sorted(dtypes))}; call net.float() first")
         if not dtypes & {"float16", "bfloat16"}:
-            return usual(node)
+            return emit(node)
         for arg in operands:
             importer.env[arg] = importer.block_builder.emit(relax.op.astype(own[arg], "float32"))
-        made = usual(node)
+        made = emit(node)
         importer.env.update({arg: own[arg] for arg in operands})
         dtype = importer._convert_data_type(node.meta["val"].dtype)
         return importer.block_builder.emit(relax.op.astype(made, dtype))
@@ -243,20 +244,36 @@ def _matmul(node: fx.Node, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.matmul(a, b))
 
 
-CONVERTERS_OF_SUMS = {"avg_pool2d.default": _avg_pool2d}
-_PRODUCTS = (
-    *("addmm.default", "baddbmm.default", "linear.default", "convolution.default"),
-    *("conv1d.default", "conv2d.default", "conv3d.default", "conv_transpose1d.default", "conv_transpose2d.input"),
-)
-_SUMS = (
-    *("sum.default", "sum.dim_IntList", "mean.dim", "mean.default", "cumsum.default", "var.correction"),
-    *("softmax.int", "log_softmax.int", "_softmax.default", "_log_softmax.default", "layer_norm.default"),
-    *("avg_pool2d.default", "adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default"),
-)
+_PRODUCTS = {
+    "addmm.default": "_addmm",
+    "baddbmm.default": "_baddbmm",
+    "linear.default": "_linear",
+    "convolution.default": "_convolution",
+    "conv1d.default": "_conv1d",
+    "conv2d.default": "_conv2d",
+    "conv3d.default": "_conv3d",
+    "conv_transpose1d.default": "_conv_transpose1d",
+    "conv_transpose2d.input": "_conv_transpose2d",
+}
+_SUMS = {
+    "sum.default": "_sum",
+    "sum.dim_IntList": "_sum",
+    "mean.dim": "_mean",
+    "mean.default": "_mean",
+    "cumsum.default": "_cumsum",
+    "var.correction": "_var",
+    "softmax.int": "_softmax",
+    "_softmax.default": "_softmax",
+    "log_softmax.int": "_log_softmax",
+    "_log_softmax.default": "_log_softmax",
+    "avg_pool2d.default": _avg_pool2d,
+    "adaptive_avg_pool2d.default": "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool2d.default": "_adaptive_avg_pool2d",
+}
 
 CONVERTERS: dict[str, Callable] = {
-    **{key: _in_float32(key, product=True) for key in _PRODUCTS},
-    **{key: _in_float32(key) for key in _SUMS},
+    **{key: _in_float32(usual, product=True) for key, usual in _PRODUCTS.items()},
+    **{key: _in_float32(usual) for key, usual in _SUMS.items()},
     **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _matmul),
     "amax.default": _reduce(relax.op.max),
     "amin.default": _reduce(relax.op.min),
