@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
+import tvm_ffi
 from conftest import Case
 from torch import nn
 from tvm import relax
@@ -223,6 +224,14 @@ def test_bad_targets(small, target, message):
 def test_a_module_by_hand_with_numpy_parameters(attrs):
     for w in (W, tvm.runtime.tensor(W), np.asfortranarray(W)):
         np.testing.assert_array_equal(build(linear(attrs=attrs), {"w": w})(X), X @ W.T)
+
+
+def test_parameters_that_kernels_cannot_read_are_copied():
+    weights = torch.arange(25, dtype=torch.float32)
+    for given in (weights[1:7].view(2, 3), weights.view(5, 5).T[:2, :3]):  # unaligned; by columns
+        tensor = tvm_ffi.from_dlpack(given, require_contiguous=False)
+        lib = build(linear(), {"w": tensor}, opt_level=0)
+        np.testing.assert_allclose(lib(X), X @ given.numpy().T)
 
 
 def test_parameters_may_share_memory_or_come_in_any_order():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
+import tvm_ffi
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -81,6 +82,14 @@ def test_arrays_of_every_kind(weigh, way):
     np.testing.assert_array_equal(weigh(given, Y), values - 2 * Y)
     after = given.detach().numpy() if isinstance(given, torch.Tensor) else getattr(given, "numpy", lambda: given)()
     np.testing.assert_array_equal(after, values)
+
+
+@pytest.mark.parametrize("way", ["unaligned", "by columns", "every second", "torch by columns", "torch unaligned"])
+def test_tvm_tensors_that_kernels_cannot_read_are_copied(weigh, way):
+    """Kernels check neither strides nor alignment."""
+    tensor = tvm_ffi.from_dlpack(WAYS[way](X), require_contiguous=False)
+    assert isinstance(tensor, tvm.runtime.Tensor)
+    np.testing.assert_array_equal(weigh(tensor, Y), X - 2 * Y)
 
 
 def test_results_are_the_callers_own(weigh, compile_function):

@@ -55,11 +55,7 @@ class Compiled:
         self._library = library.read_bytes() if isinstance(library, Path) else library
         self._params = tvm_ffi.convert(list(params.values()))
         self._lock = threading.Lock()
-        self._main = None if self._foreign() else self._start(library)
-
-    def _foreign(self) -> str | None:
-        """Why this machine cannot run the library; None where it can."""
-        return _mismatch(_architecture(self.target), env.target_instruction_sets(self.target))
+        self._main = None if cannot_run(target) else self._start(library)
 
     def _start(self, library):
         module = _open_library(library) if isinstance(library, Path) else library
@@ -77,7 +73,7 @@ class Compiled:
         """
         tensors = [_tensor(value, spec) for value, spec in zip(self._bind(args, kwargs), self.inputs, strict=True)]
         if self._main is None:
-            raise RuntimeError(f"this library cannot run here: {self._foreign()}. Save it, and load it where it can.")
+            raise RuntimeError(f"this library cannot run here: {cannot_run(self.target)}. Save it, and load it where it can.")
         with self._lock:
             result = self._main(*tensors, self._params)
         return tuple(field.numpy() for field in result) if self.graph["tuple"] else result.numpy()
@@ -242,6 +238,11 @@ def _read_target(folder: Path, manifest: dict) -> tvm.target.Target:
     return target
 
 
+def cannot_run(target: tvm.target.Target) -> str | None:
+    """Why this machine cannot run what is compiled for `target`; None where it can."""
+    return _mismatch(_architecture(target), env.target_instruction_sets(target))
+
+
 def _mismatch(architecture: str, instruction_sets) -> str | None:
     here = _architecture(env.host_target())
     if architecture != here:
@@ -273,10 +274,18 @@ def _tensor(value, spec: TensorSpec) -> tvm.runtime.Tensor:
     if dtype != spec.dtype:
         raise ValueError(f"input {spec.name!r}: expected the dtype {spec.dtype}, got {dtype}; convert it first")
     if isinstance(value, tvm.runtime.Tensor):
-        return value
+        return plain(value)
     if isinstance(value, np.ndarray):
         as_it_is = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % _ALIGNMENT == 0
         as_it_is &= value.dtype.kind in "iuf"  # DLPack knows no bfloat16 of NumPy's, and NumPy 1's knows no bool
         return tvm.runtime.from_dlpack(value) if as_it_is else tvm.runtime.tensor(value)
     value = value.detach().cpu().contiguous()  # a torch tensor
     return tvm.runtime.from_dlpack(value if value.data_ptr() % _ALIGNMENT == 0 else value.clone())
+
+
+def plain(tensor: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
+    """`tensor` as compiled kernels read it, contiguous and aligned in the CPU's memory: itself, or a copy."""
+    on_cpu = tensor.device == tvm.cpu(tensor.device.index)
+    if on_cpu and tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0:
+        return tensor
+    return tvm.runtime.tensor(np.ascontiguousarray(np.from_dlpack(tensor) if on_cpu else tensor.numpy()))

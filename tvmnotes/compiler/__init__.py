@@ -5,8 +5,8 @@ import difflib
 import tvm
 
 from .. import env
-from ..runtime import Compiled
-from . import pipeline
+from ..runtime import Compiled, cannot_run, plain
+from . import codegen, pipeline
 from .fold import fixed_shape
 
 
@@ -29,7 +29,7 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> C
         raise ValueError(f"opt_level: expected one of {', '.join(map(str, pipeline.OPT_LEVELS))}; got {opt_level!r}")
     target = resolve_target(target)
     weights = _check(mod, params)
-    arrays = {name: array if isinstance(array, tvm.runtime.Tensor) else tvm.runtime.tensor(array)
+    arrays = {name: plain(array) if isinstance(array, tvm.runtime.Tensor) else tvm.runtime.tensor(array)
               for name, array in params.items()}  # fmt: skip
     for var in weights:
         wanted, given = (
@@ -47,7 +47,8 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> C
             mod, names={pipeline.array_key(array): name for name, array in arrays.items()}
         )
         graph = pipeline.describe(mod, list(constants))
-        executable = tvm.compile(pipeline.bundle(mod), target=target, relax_pipeline=pipeline.lowering())
+        mod = pipeline.lowering()(pipeline.bundle(mod))
+    executable = codegen.executable(mod, target, runs_here=cannot_run(target) is None)
     return Compiled(executable, graph, constants, target, opt_level)
 
 

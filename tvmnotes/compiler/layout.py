@@ -19,7 +19,7 @@ from tvm import relax, te
 
 from .fold import constant_array, fixed_shape
 from .schedules import OUT_EWISE_FUSABLE, conv2d, depthwise, winograd
-from .schedules.vector import Vectors
+from .schedules.vector import Vectors, filled_up
 
 # Elementwise operators that make a finite number of every finite number; and those that may not.
 _FINITE = {f"relax.{name}" for name in (
@@ -130,7 +130,7 @@ class _Blocker(relax.PyExprMutator):
 
     def _block(self, arg) -> _Blocked | None:
         """`arg`, a tensor of rank 4, in NCHW[x]c; None where its shape or dtype is not such."""
-        if isinstance(arg, relax.Var) and arg in self.blocked:
+        if arg in self.blocked:
             return self.blocked[arg]
         shape = fixed_shape(arg.ty)
         if shape is None or len(shape) != 4 or str(arg.ty.dtype) != "float32":
@@ -186,7 +186,7 @@ class _Blocker(relax.PyExprMutator):
         return _Blocked(made, int(weight.shape[0]))
 
     def _elementwise(self, call):
-        channels = max(self.blocked[arg].channels for arg in call.args if _known(arg, self.blocked))
+        channels = max(self.blocked[arg].channels for arg in call.args if arg in self.blocked)
         shape = fixed_shape(call.ty)
         safe = call.op.name in _FINITE or channels % self.lanes == 0
         if not safe or shape is None or len(shape) != 4 or shape[1] != channels:
@@ -200,13 +200,13 @@ class _Blocker(relax.PyExprMutator):
             if array is not None and rank <= 4 and array.dtype == np.float32:
                 args.append(relax.const(self._block_constant(array)))
                 continue
-            block = self._block(arg)
-            if block is None or block.channels not in (1, channels):
-                return None
-            if block.channels == 1 != channels:  # one value for all channels
+            if rank == 4 and fixed_shape(arg.ty)[1] == 1 != channels:  # one value for all channels
                 args.append(relax.op.expand_dims(self.visit_expr(arg), -1))
-            else:
-                args.append(block.expr)
+                continue
+            block = self._block(arg)
+            if block is None or block.channels != channels:
+                return None
+            args.append(block.expr)
         return _Blocked(tvm.ir.Call(call.op, args, call.attrs, call.ty_args), channels)
 
     def _block_constant(self, array: np.ndarray) -> np.ndarray:
@@ -289,10 +289,6 @@ def _variables(call):
         yield from arg.fields if isinstance(arg, relax.Tuple) else [arg]
 
 
-def _known(arg, table) -> bool:
-    return isinstance(arg, relax.Var) and arg in table
-
-
 def _to_blocks(data, lanes: int):
     n, channels, h, w = (int(s) for s in data.shape)
 
@@ -312,15 +308,15 @@ def _blocks(array: np.ndarray, lanes: int) -> np.ndarray:
     """(N, C, H, W) to (N, C / lanes, H, W, lanes), filled up with zeros."""
     n, channels, h, w = array.shape
     count = -(-channels // lanes)
-    array = np.pad(array, [(0, 0), (0, count * lanes - channels), (0, 0), (0, 0)])
-    return np.ascontiguousarray(array.reshape(n, count, lanes, h, w).transpose(0, 1, 3, 4, 2))
+    array = filled_up(array, (n, count * lanes, h, w)).reshape(n, count, lanes, h, w)
+    return np.ascontiguousarray(array.transpose(0, 1, 3, 4, 2))
 
 
 def _pack(weight: np.ndarray, inner: int, lanes: int) -> np.ndarray:
     """OIHW to OIHW[inner]i[lanes]o, or to OIHW[lanes]o for an inner of 1; filled up with zeros."""
     o, i, h, w = weight.shape
     outs, ins = -(-o // lanes), -(-i // inner)
-    weight = np.pad(weight, [(0, outs * lanes - o), (0, ins * inner - i), (0, 0), (0, 0)])
+    weight = filled_up(weight, (outs * lanes, ins * inner, h, w))
     packed = weight.reshape(outs, lanes, ins, inner, h, w).transpose(0, 2, 4, 5, 3, 1)
     return np.ascontiguousarray(packed if inner > 1 else packed[:, :, :, :, 0])
 
@@ -334,11 +330,8 @@ def _pack_groups(weight: np.ndarray, groups: int, lanes: int) -> np.ndarray:
     o, i, h, w = weight.shape
     out = o // groups
     blocks, source = -(-o // lanes), -(-groups * i // lanes)
-    read = [
-        (b * lanes // out * i // lanes, -(-(min(b * lanes + lanes - 1, o - 1) // out + 1) * i // lanes))
-        for b in range(blocks)
-    ]  # first block and end, by block of outputs
-    ins = max(end - first for first, end in read)
+    ends = [-(-(min(b * lanes + lanes - 1, o - 1) // out + 1) * i // lanes) for b in range(blocks)]
+    ins = max(end - conv2d.first_block(b, lanes, out, i, source, 0) for b, end in enumerate(ends))
     packed = np.zeros((blocks, ins, h, w, lanes, lanes), weight.dtype)
     for c in range(o):
         first = conv2d.first_block(c // lanes, lanes, out, i, source, ins)

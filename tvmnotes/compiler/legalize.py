@@ -6,14 +6,13 @@ from tvm import relax
 
 from .fold import fixed_shape
 from .schedules import OUT_EWISE_FUSABLE, elementwise, matmul, rows
-from .schedules.vector import vectors
+from .schedules.vector import Vectors, filled_up
 
 _FUSABLE = {"op_pattern": OUT_EWISE_FUSABLE}
 
 
-def legalizations(target: tvm.target.Target) -> dict:
-    """By operator, what `relax.transform.LegalizeOps` takes."""
-    v = vectors(target)
+def legalizations(v: Vectors) -> dict:
+    """By operator, what `relax.transform.LegalizeOps` takes, for a target with such vector registers."""
     return {
         "relax.matmul": lambda bb, call: _matmul(bb, call, v),
         "relax.nn.softmax": lambda bb, call: _softmax(bb, call, v),
@@ -79,6 +78,5 @@ def _panels(weight, lanes, config):
     depth, columns = weight.shape
     width = lanes * config["blocks"]
     blocks = -(-columns // width) * config["blocks"]
-    if blocks * lanes != columns:
-        weight = np.pad(weight, [(0, 0), (0, blocks * lanes - columns)])
-    return relax.const(np.ascontiguousarray(weight.reshape(depth, blocks, lanes).transpose(1, 0, 2)))
+    weight = filled_up(weight, (depth, blocks * lanes)).reshape(depth, blocks, lanes)
+    return relax.const(np.ascontiguousarray(weight.transpose(1, 0, 2)))

@@ -20,6 +20,7 @@ OPT_LEVELS = (0, 1, 2, 3)
 
 def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass]:
     """The graph passes of an opt level, in order, from an imported module to one kernel per fused group."""
+    registers = vectors(target)
     from_level = [
         # the graph
         (3, t.FoldBatchnormToConv2D()),
@@ -32,16 +33,16 @@ def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass
         (3, t.EliminateCommonSubexpr()),
         (3, fold_affine()),  # batch norms that no convolution precedes
         (3, t.DeadCodeElimination()),
-        (3, block_layouts(vectors(target))),  # NCHW to NCHW[x]c, weights packed
+        (3, block_layouts(registers)),  # NCHW to NCHW[x]c, weights packed
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
-        (0, t.LegalizeOps(legalizations(target) if opt_level >= 3 else None)),
+        (0, t.LegalizeOps(legalizations(registers) if opt_level >= 3 else None)),
         (0, t.AnnotateTIROpPattern()),
         (2, t.FoldConstant()),
         (1, t.FuseOps()),
         (1, t.FuseTIR()),
-        (3, schedule_kernels()),
+        (3, schedule_kernels(registers)),
         (0, t.DeadCodeElimination()),
     ]
     return [step for level, step in from_level if opt_level >= level]

@@ -10,7 +10,7 @@ import tvm
 from tvm.s_tir import Schedule, ScheduleError
 
 from . import conv2d, default, depthwise, matmul, rows, winograd
-from .vector import vectors
+from .vector import Vectors
 
 OUT_EWISE_FUSABLE = 4  # TVM's pattern of a kernel that elementwise operators may be fused behind
 
@@ -24,16 +24,15 @@ _FAMILIES = {
 }
 
 
-def schedule_kernels() -> tvm.transform.Pass:
+def schedule_kernels(vectors: Vectors) -> tvm.transform.Pass:
     """The pass, for all kernels. The name and config of its schedule become a kernel's attribute "schedule"."""
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
     def run(mod, _context):
-        lanes = vectors(tvm.target.Target.current()).lanes
         mod = mod.clone()
         for var, func in mod.functions_items():
             if isinstance(func, tvm.tirx.PrimFunc):
-                mod.update_func(var, _schedule(func, lanes))
+                mod.update_func(var, _schedule(func, vectors.lanes))
         return mod
 
     return run

@@ -14,7 +14,7 @@ from tvm import te, topi
 from tvm.s_tir import Schedule
 
 from .tail import block_names, crop, fuse_tail, parallel, vectorize
-from .vector import Vectors
+from .vector import Vectors, step_cycles
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the pictures
 
@@ -71,15 +71,13 @@ def first_block(block, lanes: int, out: int, ins: int, source: int, count: int):
 def register_tile(width: int, blocks: int, vectors: Vectors) -> tuple[int, int]:
     """The tile of sums, (pixels of a row, blocks of channels), with the least cycles for a row of `width` pixels.
 
-    A step takes as many cycles as its multiply-adds, or its loads, need at two each a cycle, but no fewer than the 4
-    that a sum takes to be ready again, and one more for the loop. A tile needs a register per sum, one per block for
-    the weights and one for the input. A width that the tile does not divide costs pixels that nobody reads.
+    A tile needs a register per sum, one per block for the weights and one for the input. A width that the tile does
+    not divide costs pixels that nobody reads.
     """
 
     def cycles(pixels, tile):
-        step = max(pixels * tile, pixels + tile, 8) / 2 + 1
         rows = -(-width // pixels) * (blocks // tile)
-        return step * rows * (1.0 if width % pixels == 0 else 1.1), -pixels * tile
+        return step_cycles(pixels, tile) * rows * (1.0 if width % pixels == 0 else 1.1), -pixels * tile
 
     tiles = [
         (pixels, tile)

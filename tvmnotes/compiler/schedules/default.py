@@ -34,6 +34,10 @@ def _nest(sch, block, lanes):
     reduced = [loop for loop, axis in zip(loops, axes, strict=True) if int(axis.iter_type) != _SPATIAL]
     if not spatial:
         return
+    if len(spatial) == 5:  # NCHW[x]c: rows before blocks, so that a thread reads what it has written for the kernel before
+        n, blocks, *others = spatial
+        sch.reorder(n, others[0], blocks)
+        spatial = [n, others[0], blocks, *others[1:]]
     large = math.prod(int(sch.get(loop).extent) for loop in loops) >= _SMALL
     outer, inner, vector = spatial, [], False
     # A sum is made row by row where its inputs lie side by side, too. (A plain loop over a row LLVM vectorizes itself.)

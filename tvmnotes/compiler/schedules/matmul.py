@@ -12,7 +12,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from .tail import block_names, crop, fuse_tail, parallel, vectorize
-from .vector import Vectors
+from .vector import Vectors, step_cycles
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache
 
@@ -25,8 +25,8 @@ def default_config(rows: int, depth: int, columns: int, vectors: Vectors) -> dic
     panels = -(-columns // vectors.lanes)
 
     def cycles(tile_rows, tile_panels):
-        step = max(tile_rows * tile_panels, tile_rows + tile_panels, 8) / 2 + 1
-        return step * -(-rows // tile_rows) * -(-panels // tile_panels), -tile_rows * tile_panels
+        steps = -(-rows // tile_rows) * -(-panels // tile_panels)
+        return step_cycles(tile_rows, tile_panels) * steps, -tile_rows * tile_panels
 
     tiles = [
         (r, p)

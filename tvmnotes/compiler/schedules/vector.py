@@ -1,7 +1,8 @@
-"""What the schedules need to know of a target: the width and the number of its vector registers."""
+"""What the schedules need to know of a target, the width and the number of its vector registers; and whole vectors."""
 
 from dataclasses import dataclass
 
+import numpy as np
 import tvm
 
 from ... import env
@@ -15,6 +16,15 @@ class Vectors:
     registers: int
 
 
+def step_cycles(rows: int, blocks: int) -> float:
+    """Cycles of one step of a reduction over a tile of `rows` times `blocks` vectors of sums.
+
+    It takes as many as its multiply-adds need at two a cycle, or its loads at somewhat fewer than two, but no fewer
+    than the 4 that a sum takes to be ready again, and one more for the loop.
+    """
+    return max(rows * blocks, 1.3 * (rows + blocks), 8) / 2 + 1
+
+
 def vectors(target: tvm.target.Target) -> Vectors:
     """The vector registers of a CPU target."""
     sets = env.target_instruction_sets(target)
@@ -23,3 +33,9 @@ def vectors(target: tvm.target.Target) -> Vectors:
     if "avx" in sets:
         return Vectors(8, 16)
     return Vectors(4, 32 if "neon" in sets else 16)
+
+
+def filled_up(array: np.ndarray, shape) -> np.ndarray:
+    """`array` with zeros behind its numbers along each axis, up to `shape`; itself where nothing is missing."""
+    missing = [(0, whole - size) for whole, size in zip(shape, array.shape, strict=True)]
+    return np.pad(array, missing) if any(behind for _, behind in missing) else array

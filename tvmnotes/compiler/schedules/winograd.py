@@ -15,7 +15,7 @@ from tvm.s_tir import Schedule
 
 from .conv2d import Window
 from .tail import block_names, parallel, vectorize
-from .vector import Vectors
+from .vector import Vectors, filled_up, step_cycles
 
 # By the side of a tile of outputs, the transforms of inputs, weights and outputs.
 _TRANSFORMS = {
@@ -86,8 +86,7 @@ def _register_tile(n: int, height: int, width: int, outs: int, vectors: Vectors)
     blocks = next(b for b in (2, 3, 1) if outs % b == 0)
 
     def cycles(rows, columns):
-        tiles, steps = rows * columns, n * -(-height // rows) * -(-width // columns)
-        return steps * (max(tiles * blocks, tiles + blocks, 8) / 2 + 1), rows
+        return step_cycles(rows * columns, blocks) * n * -(-height // rows) * -(-width // columns), rows
 
     shapes = [
         (rows, columns)
@@ -104,7 +103,7 @@ def transform_weight(weight: np.ndarray, tile: int, lanes: int) -> np.ndarray:
     outs, sources = -(-out // lanes), -(-ins // lanes)
     g = np.array(_TRANSFORMS[tile][1])
     made = np.einsum("ar,oirs,bs->oiab", g, weight.astype("float64"), g, optimize=True).astype("float32")
-    made = np.pad(made, [(0, outs * lanes - out), (0, sources * lanes - ins), (0, 0), (0, 0)])
+    made = filled_up(made, (outs * lanes, sources * lanes, *made.shape[2:]))
     made = made.reshape(outs, lanes, sources, lanes, tile + 2, tile + 2).transpose(0, 4, 5, 2, 3, 1)
     return np.ascontiguousarray(made)
 
