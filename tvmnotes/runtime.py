@@ -73,7 +73,8 @@ class Compiled:
         """
         tensors = [_tensor(value, spec) for value, spec in zip(self._bind(args, kwargs), self.inputs, strict=True)]
         if self._main is None:
-            raise RuntimeError(f"this library cannot run here: {cannot_run(self.target)}. Save it, and load it where it can.")
+            reason = cannot_run(self.target)
+            raise RuntimeError(f"this library cannot run here: {reason}. Save it, and load it where it can.")
         with self._lock:
             result = self._main(*tensors, self._params)
         return tuple(field.numpy() for field in result) if self.graph["tuple"] else result.numpy()

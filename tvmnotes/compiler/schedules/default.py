@@ -34,7 +34,7 @@ def _nest(sch, block, lanes):
     reduced = [loop for loop, axis in zip(loops, axes, strict=True) if int(axis.iter_type) != _SPATIAL]
     if not spatial:
         return
-    if len(spatial) == 5:  # NCHW[x]c: rows before blocks, so that a thread reads what it has written for the kernel before
+    if len(spatial) == 5:  # NCHW[x]c: rows outside, so that a thread reads what it has written in the kernel before
         n, blocks, *others = spatial
         sch.reorder(n, others[0], blocks)
         spatial = [n, others[0], blocks, *others[1:]]
