@@ -71,13 +71,19 @@ class Compiled:
         Raises TypeError for a wrong number, name or kind of argument, ValueError for a wrong shape or dtype (before
         anything runs), RuntimeError where the library is for another kind of machine.
         """
-        tensors = [_tensor(value, spec) for value, spec in zip(self._bind(args, kwargs), self.inputs, strict=True)]
+        result = self.run(self._bind(args, kwargs))
+        return tuple(field.numpy() for field in result) if self.graph["tuple"] else result[0].numpy()
+
+    def run(self, values: list, params: dict | None = None) -> list[tvm.runtime.Tensor]:
+        """As a call, with the inputs as a list and the outputs as TVM tensors; `params` stand in for those of a name."""
+        tensors = [_tensor(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
         if self._main is None:
             reason = cannot_run(self.target)
             raise RuntimeError(f"this library cannot run here: {reason}. Save it, and load it where it can.")
+        weights = tvm_ffi.convert(list({**self.params, **params}.values())) if params else self._params
         with self._lock:
-            result = self._main(*tensors, self._params)
-        return tuple(field.numpy() for field in result) if self.graph["tuple"] else result.numpy()
+            result = self._main(*tensors, weights)
+        return list(result) if self.graph["tuple"] else [result]
 
     def _bind(self, args: tuple, kwargs: dict) -> list:
         """The arguments in the order of `inputs`."""

@@ -81,7 +81,7 @@ def register_tile(width: int, blocks: int, vectors: Vectors) -> tuple[int, int]:
 
     tiles = [
         (pixels, tile)
-        for tile in (1, 2, 3, 4, 6, 8)
+        for tile in range(1, 9)
         for pixels in range(1, width + 1)
         if blocks % tile == 0 and pixels * tile + tile + 1 <= vectors.registers
     ]

@@ -30,7 +30,7 @@ def default_config(rows: int, depth: int, columns: int, vectors: Vectors) -> dic
 
     tiles = [
         (r, p)
-        for p in (1, 2, 3, 4, 6, 8)
+        for p in range(1, 9)
         for r in range(1, min(rows, vectors.registers) + 1)
         if p <= panels and r * p + p + 1 <= vectors.registers
     ]

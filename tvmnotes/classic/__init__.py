@@ -1,0 +1,60 @@
+"""The API that TVM had up to 0.19 (Relay, AutoTVM, the graph executor), on today's TVM.
+
+    import tvmnotes.classic as classic
+    classic.enable()         # from here on, `from tvm import relay` works; classic.disable() takes it back
+
+or, from a shell, `python -m tvmnotes classic SCRIPT [ARGS…]`. Scripts build and run through the importers and the
+pipeline of tvmnotes: `relay.build` at opt level 3 is `tn.build`.
+
+    ir, ops, text      Relay's expressions, operators and text
+    lower, lift        to Relax, and back
+    build, graph_executor, frontend, transform, targets, context
+                       each serves the old module, or modules, of like name
+    modules            what is put in place, and what is not served and why
+"""
+
+import sys
+from importlib.metadata import version
+
+_undo: list = []
+
+
+def enable() -> None:
+    """Put the old API in place, in this process. Again is harmless; a TVM that has Relay itself is left alone."""
+    if _undo:
+        return
+    import tvm
+
+    if hasattr(tvm, "relay"):
+        print(f"TVM {version('apache-tvm')} has Relay itself: tvmnotes.classic leaves it alone", file=sys.stderr)
+        return
+    from . import modules
+
+    for owner, name, value in modules.patches():
+        _set(owner, name, value)
+    for name, module in modules.modules().items():
+        _undo.append((sys.modules, name, sys.modules.get(name), name in sys.modules))
+        sys.modules[name] = module
+        parent, _, short = name.rpartition(".")
+        if not isinstance(sys.modules.get(parent), modules.Old):
+            _set(sys.modules[parent], short, module)
+
+
+def disable() -> None:
+    """Take the old API back out. What scripts have imported meanwhile stays with them."""
+    while _undo:
+        owner, name, value, was_there = _undo.pop()
+        if isinstance(owner, dict):
+            if was_there:
+                owner[name] = value
+            else:
+                owner.pop(name, None)
+        elif was_there:
+            setattr(owner, name, value)
+        else:
+            delattr(owner, name)
+
+
+def _set(owner, name, value) -> None:
+    _undo.append((owner, name, vars(owner).get(name), name in vars(owner)))
+    setattr(owner, name, value)

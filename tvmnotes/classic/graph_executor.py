@@ -1,0 +1,297 @@
+"""The graph executor and its debugger: `tvm.contrib.graph_executor`, `graph_runtime`, `debug_executor`, `debug_runtime`.
+
+A `GraphModule` keeps inputs by name and runs a `Compiled` when told to; the graph in JSON has the form of old.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import tvm
+from tvm.runtime.module import BenchmarkResult
+
+from ..runtime import Compiled, plain
+from ..spec import dtype_of
+
+
+class GraphModule:
+    """A compiled network with its inputs. `GraphModule(lib["default"](dev))` makes one, and so does `create`."""
+
+    def __init__(self, module):
+        if isinstance(module, GraphModule):
+            self.__dict__.update(module.__dict__)
+            return
+        if not isinstance(module, Compiled):
+            raise TypeError(f"GraphModule: expected lib['default'](dev), got {type(module).__name__}")
+        self._compiled, self._values, self._params, self._outputs = module, {}, {}, None
+        self.module = self
+
+    # ------------------------------------------------------------ inputs and outputs
+
+    def set_input(self, key=None, value=None, **params) -> None:
+        """Set an input by name or number, or several by name. What is not set is zero."""
+        if key is not None:
+            name = self._name(key)
+            if name is None:
+                raise ValueError(f"no input is named {key!r}; the inputs are {', '.join(self._specs())}")
+            self._set(name, value)
+        for name, array in params.items():
+            if self._name(name) is not None:  # parameters that were folded away are let pass, as ever
+                self._set(name, array)
+
+    def _specs(self) -> dict:
+        return {spec.name: spec for spec in self._compiled.inputs}
+
+    def _name(self, key) -> str | None:
+        names = [*self._specs(), *self._compiled.params]
+        if isinstance(key, int):
+            return names[key] if key < len(names) else None
+        return key if key in names else None
+
+    def _set(self, name, value) -> None:
+        value = value if isinstance(value, tvm.runtime.Tensor | np.ndarray) else np.asarray(value)
+        known = self._specs().get(name) or self._compiled.params[name]
+        shape, dtype = tuple(known.shape), str(known.dtype)
+        if isinstance(value, np.ndarray) and value.shape == shape and str(value.dtype) != dtype:
+            value = value.astype(dtype)  # as set_input did
+        if tuple(value.shape) != shape:
+            raise ValueError(f"input {name!r}: expected the shape {shape}, got {tuple(value.shape)}")
+        if dtype_of(value) != dtype:
+            raise ValueError(f"input {name!r}: expected the dtype {dtype}, got {dtype_of(value)}")
+        copy = tvm.runtime.tensor(value if isinstance(value, np.ndarray) else value.numpy())
+        (self._values if name in self._specs() else self._params)[name] = copy
+
+    def get_input(self, index, out=None):
+        name = self._name(index)
+        if name is None:
+            raise ValueError(f"no input {index!r}; the inputs are {', '.join(self._specs())}")
+        return _into(out, self._value(name) if name in self._specs() else
+                     self._params.get(name, self._compiled.params[name]))  # fmt: skip
+
+    def _value(self, name):
+        if name not in self._values:
+            spec = self._specs()[name]
+            self._values[name] = tvm.runtime.tensor(np.zeros(spec.shape, spec.dtype))
+        return self._values[name]
+
+    def get_output(self, index: int, out=None):
+        """Output `index` of the last run, as a TVM tensor; copied into `out` where one is given."""
+        if self._outputs is None:
+            self.run()
+        return _into(out, self._outputs[index])
+
+    def get_num_inputs(self) -> int:
+        return len(self._specs()) + len(self._compiled.params)
+
+    def get_num_outputs(self) -> int:
+        return len(self._compiled.outputs)
+
+    def get_input_index(self, name: str) -> int:
+        names = [*self._specs(), *self._compiled.params]
+        return names.index(name) if name in names else -1
+
+    def get_input_info(self) -> tuple[dict, dict]:
+        specs = self._specs().values()
+        return {s.name: s.shape for s in specs}, {s.name: s.dtype for s in specs}
+
+    def load_params(self, params_bytes) -> None:
+        """Set the parameters of bytes that relay.save_param_dict gave."""
+        self.set_input(**tvm.runtime.load_param_dict(params_bytes))
+
+    # ------------------------------------------------------------ running
+
+    def run(self, **inputs) -> None:
+        """Run the network once, on inputs set before or here."""
+        self.set_input(**inputs)
+        self._outputs = self._compiled.run([self._value(name) for name in self._specs()], self._params)
+
+    def __getitem__(self, name: str):
+        return getattr(self, name)
+
+    def time_evaluator(self, func_name, dev=None, number=10, repeat=1, min_repeat_ms=0, **_options):
+        """A function that calls `func_name` and gives the mean seconds of `number` calls, `repeat` times."""
+        function = self[func_name]
+
+        def evaluate(*args):
+            function(*args)
+            results = []
+            for _ in range(repeat):
+                calls, spent = 0, 0.0
+                while calls < number or 1e3 * spent < min_repeat_ms:
+                    start = time.perf_counter()
+                    for _ in range(number):
+                        function(*args)
+                    spent, calls = spent + time.perf_counter() - start, calls + number
+                results.append(spent / calls)
+            return BenchmarkResult(results)
+
+        return evaluate
+
+    def benchmark(self, device=None, func_name="run", repeat=5, number=5, min_repeat_ms=None, end_to_end=False,
+                  **inputs):  # fmt: skip
+        """Seconds of a run, with statistics; `end_to_end` includes setting the inputs and fetching the outputs."""
+        self.set_input(**inputs)
+        if not end_to_end:
+            return self.time_evaluator(func_name, device, number, repeat, min_repeat_ms or 0)()
+        given = {name: self._value(name).numpy() for name in self._specs()}
+
+        def whole():
+            self.set_input(**given)
+            self.run()
+            return [self.get_output(i).numpy() for i in range(self.get_num_outputs())]
+
+        self.whole = whole
+        return self.time_evaluator("whole", device, number, repeat, min_repeat_ms or 0)()
+
+    def __repr__(self) -> str:
+        return f"GraphModule({self._compiled!r})"
+
+
+class GraphModuleDebug(GraphModule):
+    """A graph module whose `run` prints the time of each kernel, and whose `profile` returns it."""
+
+    def run(self, number=3, repeat=1, min_repeat_ms=0, **inputs) -> None:
+        self.set_input(**inputs)
+        print(self.profile(number=number * repeat))
+
+    def run_individual(self, number, repeat=1, min_repeat_ms=0) -> list[float]:
+        """Milliseconds of each kernel call, in the order of the graph."""
+        return list(self.profile(number=number * repeat).table["Time(us)"] / 1e3)
+
+    def profile(self, collectors=None, number=3, **inputs) -> "Report":
+        self.set_input(**inputs)
+        return Report(self._time_kernels(number), self._compiled)
+
+    def get_debug_result(self, sort_by_time=True) -> pd.DataFrame:
+        table = self.profile().table
+        return table.sort_values("Time(us)", ascending=False) if sort_by_time else table
+
+    def _time_kernels(self, number) -> list[list[tuple[str, float]]]:
+        """By run, the kernel and the seconds of each call, in order."""
+        kernels, runs, started = self._compiled.kernels, [], [0.0]
+
+        def instrument(_function, symbol, before, _result, *_args):
+            if str(symbol) in kernels:
+                if before:
+                    started[0] = time.perf_counter()
+                else:
+                    runs[-1].append((str(symbol), time.perf_counter() - started[0]))
+
+        super().run()
+        machine = self._compiled._vm
+        machine.set_instrument(instrument)
+        try:
+            for _ in range(max(1, number)):
+                runs.append([])
+                GraphModule.run(self)
+        finally:
+            machine.set_instrument(lambda *_: 0)
+        return runs
+
+
+class Report:
+    """The table of a profiled run: prints as text, and `table` is it as a DataFrame."""
+
+    def __init__(self, runs: list[list[tuple[str, float]]], compiled: Compiled):
+        rest = iter(compiled.graph["nodes"])  # less those that became views of what they read
+        nodes = [next(node for node in rest if node["kernel"] == kernel) for kernel, _ in runs[0]]
+        times = np.median([[seconds for _, seconds in run] for run in runs], axis=0) * 1e6
+        self.table = pd.DataFrame(
+            {
+                "Node Name": [node["kernel"] for node in nodes],
+                "Time(us)": times,
+                "Time(%)": 100 * times / times.sum(),
+                "Shape": [str(tuple(node["makes"][0]["shape"])) for node in nodes],
+                "Inputs": [len(node["reads"]) for node in nodes],
+                "Outputs": [len(node["makes"]) for node in nodes],
+            }
+        )
+
+    def __str__(self) -> str:
+        table = self.table.sort_values("Time(us)", ascending=False)
+        total = f"Total: {self.table['Time(us)'].sum():.1f} us in {len(table)} calls"
+        return table.to_string(index=False, float_format="{:.2f}".format) + "\n" + total
+
+    __repr__ = __str__
+
+    def csv(self) -> str:
+        return self.table.to_csv(index=False)
+
+    def json(self) -> str:
+        return self.table.to_json(orient="records")
+
+
+def create(graph_json_str, libmod, device, dump_root=None) -> GraphModule:
+    """`graph_executor.create(graph, lib, dev)`."""
+    return GraphModule(_compiled(graph_json_str, libmod))
+
+
+def create_debug(graph_json_str, libmod, device, dump_root=None) -> GraphModuleDebug:
+    """`debug_executor.create(graph, lib, dev)`."""
+    return GraphModuleDebug(_compiled(graph_json_str, libmod))
+
+
+def _compiled(graph, lib) -> Compiled:
+    compiled = getattr(lib, "compiled", lib)
+    if not isinstance(compiled, Compiled):
+        raise TypeError(f"create: expected the library that relay.build gave, got {type(lib).__name__}")
+    if isinstance(graph, str) and json.loads(graph) != json.loads(graph_json(compiled)):
+        raise ValueError("create: the graph is not that of the library; take both from one relay.build")
+    return compiled
+
+
+def _into(out, tensor):
+    if out is None:
+        return tensor
+    if not isinstance(out, tvm.runtime.Tensor):
+        raise TypeError(f"out: expected a tensor of tvm.nd, got {type(out).__name__}")
+    tensor.copyto(out)
+    return out
+
+
+def graph_json(compiled: Compiled) -> str:
+    """The graph as the graph executor had it in JSON: nodes, arguments, outputs; shapes, dtypes and storage by output."""
+    graph = compiled.graph
+    nodes, at, shapes, dtypes, rows = [], {}, [], [], [0]
+
+    def add(node, makes, names):
+        for position, name in enumerate(names):
+            at[name] = [len(nodes), position, 0]
+        nodes.append(node)
+        shapes.extend(list(m["shape"] or []) for m in makes)
+        dtypes.extend(m["dtype"] for m in makes)
+        rows.append(len(shapes))
+
+    params = [{"name": n, "shape": tuple(t.shape), "dtype": str(t.dtype)} for n, t in compiled.params.items()]
+    for spec in (*graph["inputs"], *params):
+        add({"op": "null", "name": spec["name"], "inputs": []}, [spec], [spec["name"]])
+    arguments = list(range(len(nodes)))
+    for node in graph["nodes"]:
+        reads = [at[name] for name in node["reads"] if name in at]
+        attrs = {"func_name": node["kernel"], "flatten_data": "0", "num_inputs": str(len(reads)),
+                 "num_outputs": str(len(node["makes"]))}  # fmt: skip
+        made = {"op": "tvm_op", "name": node["name"], "attrs": attrs, "inputs": reads}
+        add(made, node["makes"], [node["name"]])
+    heads = [at[name] for name in graph.get("heads", []) if name in at] or [[len(nodes) - 1, 0, 0]]
+    return json.dumps(
+        {
+            "nodes": nodes,
+            "arg_nodes": arguments,
+            "heads": heads,
+            "attrs": {
+                "dltype": ["list_str", dtypes],
+                "device_index": ["list_int", [1] * len(shapes)],
+                "storage_id": ["list_int", list(range(len(shapes)))],
+                "shape": ["list_shape", shapes],
+            },
+            "node_row_ptr": rows,
+        },
+        indent=2,
+    )
+
+
+def params_of(values: Mapping) -> dict:
+    """Parameters as a dictionary of TVM tensors."""
+    return {k: plain(v) if isinstance(v, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(v)) for k, v in values.items()}

@@ -1,0 +1,85 @@
+"""Targets as scripts wrote them: strings with options, helpers by device, `target_host`."""
+
+import shlex
+import warnings
+
+import tvm
+
+_CPU_OPTIONS = ("mcpu", "mtriple", "mattr", "num-cores", "keys", "libs", "device", "model", "mfloat-abi", "mabi", "vector-width",
+                "fast-math", "opt-level", "jit", "tag")  # fmt: skip
+_RENAMED = {"target": "mtriple"}
+_GONE = {"stackvm", "aocl", "aocl_sw_emu", "sdaccel", "hybrid", "ext_dev", "vta", "micro", "nnvm"}
+_ARM = {  # tvm.target.arm_cpu by model
+    "rasp3b": "armv7l-linux-gnueabihf",
+    "rasp4b": "armv8l-linux-gnueabihf",
+    "rasp4b64": "aarch64-linux-gnu",
+    "rk3399": "aarch64-linux-gnu",
+    "pixel2": "aarch64-linux-android",
+    "jetson": "aarch64-linux-gnu",
+}
+
+
+def parse(target):
+    """What `tvm.target.Target` takes today for what it took then: a string with options becomes a dictionary."""
+    if not isinstance(target, str) or " " not in target.strip():
+        return target
+    kind, *options = shlex.split(target)
+    made = {"kind": kind}
+    for name, value in _options(options):
+        name = _RENAMED.get(name, name)
+        if kind == "llvm" and name not in _CPU_OPTIONS:
+            warnings.warn(f"target {target!r}: -{name} no longer exists and is left out", stacklevel=3)
+            continue
+        if name in ("mattr", "keys", "libs"):
+            made[name] = value.split(",")
+        else:
+            made[name] = int(value) if value.lstrip("-").isdigit() else value
+    return made
+
+
+def _options(words: list[str]):
+    """(name, value) of "-name=value", "-name value" and "-name"."""
+    words = list(words)
+    while words:
+        word = words.pop(0).lstrip("-")
+        name, sign, value = word.partition("=")
+        if not sign and words and not words[0].startswith("-"):
+            value = words.pop(0)
+        yield name, value or "1"
+
+
+def for_build(target=None, host=None):
+    """The target of a build, from `relay.build`'s arguments: None is that of the context, or this machine."""
+    if isinstance(target, dict) and "kind" not in target:  # by device, as heterogeneous builds had it
+        kinds = list(target.values())
+        if len(kinds) != 1:
+            raise NotImplementedError("relay.build for several devices at once: build for one, tn.build knows no others")
+        target = kinds[0]
+    if isinstance(target, list | tuple):
+        (target,) = target
+    if target is None:
+        target = tvm.target.Target.current(allow_none=True)
+    if isinstance(target, str) and target.strip() == "llvm":
+        return None  # the plain "llvm" of every tutorial means this machine
+    target = parse(target)
+    name = target.get("kind") if isinstance(target, dict) else getattr(getattr(target, "kind", None), "name", target)
+    if name is not None and name != "llvm":
+        raise NotImplementedError(
+            f"relay.build for target {name!r}: builds are for CPUs here (kind 'llvm'); for a GPU see notebook 10 and "
+            "tvm.s_tir.dlight"
+        )
+    return target
+
+
+def cuda(model: str = "unknown", options=None):
+    return tvm.target.Target({"kind": "cuda", "arch": "sm_70"})
+
+
+def arm_cpu(model: str = "unknown", options=None):
+    if model not in _ARM:
+        raise ValueError(f"tvm.target.arm_cpu: expected one of {', '.join(_ARM)}; got {model!r}")
+    return tvm.target.Target({"kind": "llvm", "mtriple": _ARM[model], "device": "arm_cpu", "model": model})
+
+
+def create(target):
+    return tvm.target.Target(target)

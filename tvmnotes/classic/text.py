@@ -1,0 +1,129 @@
+"""Relay's text: the form in which a module or an expression prints."""
+
+import numpy as np
+
+from . import ir
+from .ops import OPERATORS
+
+
+def astext(what) -> str:
+    """The text of a module, function or expression, with the types that are known; those of a module are inferred."""
+    if isinstance(what, ir.IRModule):
+        from .lower import infer
+
+        functions = {v.name_hint: f for v, f in what.functions_items()}
+        for function in functions.values():
+            infer(function, functions)
+        return "\n".join(_Printer().function(f, f"def @{name}") for name, f in functions.items())
+    if isinstance(what, ir.Function):
+        return _Printer().function(what, "fn ") + _meta()
+    printer = _Printer()
+    result = printer.value(what)
+    free = [f"free_var {printer.value(v)}{_annotated(v)};" for v in ir.free_vars(what)]
+    return "\n".join([*free, *printer.lines, result])
+
+
+def _meta() -> str:
+    return ""
+
+
+def _annotated(v: ir.Var) -> str:
+    return "" if v._type is None else f": {v._type!r}"
+
+
+class _Printer:
+    """Numbers the values of a function and writes a line for each call."""
+
+    def __init__(self, indent: int = 0):
+        self.names, self.lines, self.constants, self.pad = {}, [], 0, "  " * indent
+
+    def function(self, function: ir.Function, head: str) -> str:
+        inner = _Printer(1)
+        params = ", ".join(f"{inner.value(p)}{_annotated(p)}" for p in function.params)
+        result = inner.value(function.body)
+        returns = f" -> {function._ret_type!r}" if function._ret_type is not None else ""
+        attrs = "".join(f", {k}={_attribute(v)}" for k, v in function.attrs.items())
+        return "\n".join([f"{head}({params}{attrs}){returns} {{", *inner.lines, f"  {result}", "}", ""])
+
+    def value(self, expr: ir.Expr) -> str:
+        for node in ir.post_order(expr):
+            if node not in self.names:
+                self.names[node] = self._name(node)
+        last = self.lines and self.lines[-1].removeprefix(self.pad)
+        name = self.names[expr]
+        if isinstance(expr, ir.Call) and last and last.startswith(f"{name} = "):  # the result needs no number
+            self.lines.pop()
+            self.names.pop(expr)
+            return last.removeprefix(f"{name} = ").removesuffix(";")
+        return name
+
+    def _name(self, node) -> str:
+        if isinstance(node, ir.Var):
+            return self._unique(node.name_hint)
+        if isinstance(node, ir.Constant):
+            return self._constant(node)
+        if isinstance(node, ir.Tuple):
+            fields = ", ".join(self.names[f] for f in node.fields)
+            return f"({fields}{',' * (len(node.fields) == 1)})"
+        if isinstance(node, ir.TupleGetItem):
+            return f"{self.names[node.tuple_value]}.{node.index}"
+        if isinstance(node, ir.Function):
+            return _Printer().function(node, "fn ").strip()
+        number = f"%{sum(line.startswith(f'{self.pad}%') and ' = ' in line for line in self.lines)}"
+        self.lines.append(f"{self.pad}{number} = {self._operation(node)}{self._comment(node)};")
+        return number
+
+    def _operation(self, node) -> str:
+        if isinstance(node, ir.Let):
+            return f"let %{node.var.name_hint} = {self.names[node.value]}; {_Printer().value(node.body)}"
+        if isinstance(node, ir.If):
+            branches = (_Printer(2).value(b) for b in (node.true_branch, node.false_branch))
+            return f"if ({self.names[node.cond]}) {{ {' } else { '.join(branches)} }}"
+        if isinstance(node.op, ir.Op):
+            name = node.op.name
+        elif isinstance(node.op, ir.Function):
+            name = _Printer(1).function(node.op, "fn ").strip().replace("\n", f"\n{self.pad}")
+        else:
+            name = f"@{node.op.name_hint}" if hasattr(node.op, "name_hint") else self.names[node.op]
+        args = [self.names[arg] for arg in node.args]
+        defaults = OPERATORS[name].defaults if name in OPERATORS else {}
+        attrs = [
+            f"{key}={_attribute(value)}"
+            for key, value in (node.attrs.items() if node.attrs else ())
+            if value is not None and value != "" and _listed(defaults.get(key)) != _listed(value)
+        ]
+        return f"{name}({', '.join(args + attrs)})"
+
+    def _comment(self, node) -> str:
+        return "" if node._type is None else f" /* ty={node._type!r} */"
+
+    def _constant(self, node) -> str:
+        array = node.data.numpy()
+        if array.ndim == 0:
+            suffix = {"float32": "f", "float64": "f64", "int64": "i64", "bool": ""}.get(array.dtype.name, "")
+            return f"{_number(array.item())}{suffix}"
+        self.constants += 1
+        return f"meta[relay.Constant][{self.constants - 1}]{self._comment(node)}"
+
+    def _unique(self, hint: str) -> str:
+        taken, name, count = set(self.names.values()), f"%{hint}", 0
+        while name in taken:
+            count += 1
+            name = f"%{hint}_{count}"
+        return name
+
+
+def _listed(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _number(value) -> str:
+    return np.format_float_positional(value, trim="-") if isinstance(value, float) and abs(value) < 1e6 else str(value)
+
+
+def _attribute(value) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_attribute, value))}]"
+    return f"{value:g}f" if isinstance(value, float) else str(value)

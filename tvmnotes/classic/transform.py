@@ -1,0 +1,243 @@
+"""`relay.transform`: passes from module to module. Those that Relax has too run there, on the way down and up again."""
+
+import warnings
+
+import tvm
+from tvm.relax import transform as t
+
+from ..compiler.fold import fold_with_numpy
+from . import ir
+from .lift import from_relax
+from .lower import infer, to_relax
+from .ops import OPERATORS
+
+# The lowest opt level at which a Sequential runs a pass, as Relay had it.
+_LEVELS = {"FuseOps": 0, "FoldConstant": 2, "FoldScaleAxis": 3, "EliminateCommonSubexpr": 3, "ConvertLayout": 3, "AlterOpLayout": 3}
+
+
+_SEQUENTIAL = tvm.transform.Sequential  # today's, whatever `enable` puts in its place
+
+
+class Pass:
+    """A pass by name; call it with a module."""
+
+    def __init__(self, name: str, run):
+        self.name, self.run = name, run
+        self.info = self
+
+    @property
+    def opt_level(self) -> int:
+        return _LEVELS.get(self.name, 0)
+
+    def __call__(self, mod: ir.IRModule) -> ir.IRModule:
+        if not isinstance(mod, ir.IRModule):
+            raise TypeError(f"relay.transform.{self.name}: expected a Relay module, got {type(mod).__name__}")
+        return self.run(mod)
+
+    def __repr__(self) -> str:
+        return f"Pass({self.name})"
+
+
+class Sequential:
+    """`tvm.transform.Sequential` for Relay's passes; a list of today's passes gives today's Sequential."""
+
+    def __new__(cls, passes=None, opt_level=0, name="sequential", required=None):
+        if any(isinstance(p, Pass | Sequential) for p in passes or ()):
+            return super().__new__(cls)
+        return _SEQUENTIAL(passes, opt_level, name, required)
+
+    def __init__(self, passes=None, opt_level=0, name="sequential", required=None):
+        self.passes, self.name = list(passes), name
+
+    def __call__(self, mod):
+        context = tvm.transform.PassContext.current()
+        for step in self.passes:
+            disabled = getattr(step, "name", "") in [str(p) for p in context.disabled_pass]
+            if not disabled and getattr(step, "opt_level", 0) <= max(int(context.opt_level), 2):
+                mod = step(mod)
+        return mod
+
+
+def _relay(name):
+    """Make a pass of a function from function to function."""
+
+    def register(body):
+        def make(*args, **kwargs):
+            def run(mod):
+                return ir.IRModule({v: body(f, *args, **kwargs) for v, f in mod.functions_items()})
+
+            return Pass(name, run)
+
+        NAMES[name] = make
+        return make
+
+    return register
+
+
+def _relax(name, *passes):
+    """A pass that Relax has as well; `passes` make it from the same arguments."""
+
+    def make(*args, **kwargs):
+        def run(mod):
+            lowered, _ = to_relax(mod["main"], functions={v.name_hint: f for v, f in mod.functions_items()})
+            for step in passes:
+                lowered = step(*args, **kwargs)(lowered)
+            lowered = t.ConvertToDataflow()(lowered)
+            return from_relax(t.CanonicalizeBindings()(lowered))
+
+        return Pass(name, run)
+
+    NAMES[name] = make
+
+
+def _unchanged(name, why):
+    def make(*_args, **_kwargs):
+        def run(mod):
+            warnings.warn(f"relay.transform.{name} leaves the module as it is: {why}", stacklevel=3)
+            return mod
+
+        return Pass(name, run)
+
+    NAMES[name] = make
+
+
+NAMES: dict = {"Pass": Pass, "Sequential": Sequential}
+
+
+@_relay("InferType")
+def infer_type(function):
+    return infer(function)
+
+
+def _layouts(desired):
+    kernels = {"NCHW": "OIHW", "NHWC": "OHWI"}
+    wanted = {}
+    for name, layouts in desired.items():
+        if name != "nn.conv2d":
+            raise NotImplementedError(f"ConvertLayout of {name}: Relax converts nn.conv2d and carries the rest along")
+        data, kernel = (list(layouts) + ["default"])[:2]
+        wanted[f"relax.{name}"] = [data, kernels.get(data, "OIHW") if kernel == "default" else kernel]
+    return t.ConvertLayout(wanted)
+
+
+_relax("SimplifyInference", t.DecomposeOpsForInference)
+_relax("FoldConstant", fold_with_numpy, t.FoldConstant)
+_relax("EliminateCommonSubexpr", lambda fskip=None: t.EliminateCommonSubexpr())
+_relax("DeadCodeElimination", lambda *_: t.DeadCodeElimination())
+_relax("CanonicalizeOps", t.CanonicalizeBindings)
+_relax("ConvertLayout", _layouts)
+_relax("ToMixedPrecision", lambda mixed_precision_type="float16", missing_op_mode=1: t.ToMixedPrecision("float16"))
+
+_LATER = "tn.build chooses layouts and schedules itself, when it compiles"
+for _name in ("AlterOpLayout", "Legalize", "CombineParallelConv2D", "CombineParallelDense", "CombineParallelBatchMatmul"):
+    _unchanged(_name, _LATER)
+for _name in ("FastMath", "ToGraphNormalForm", "ToANormalForm", "RemoveUnusedFunctions", "Inline", "LazyGradientInit",
+              "BackwardFoldScaleAxis", "SimplifyExpr", "DynamicToStatic", "Defunctionalization", "EtaExpand",
+              "CanonicalizeCast"):  # fmt: skip
+    _unchanged(_name, "Relax has no such pass, or does it in another way")
+
+
+@_relay("FoldScaleAxis")
+def fold_scale_axis(function):
+    """Multiply a convolution's weight by what its result is multiplied with, channel by channel."""
+    infer(function)
+    uses = _uses(function.body)
+    replaced: dict = {}
+    for node in ir.post_order(function.body):
+        made = ir.rebuild(node, replaced)
+        if _is(made, "multiply"):
+            conv, scale = made.args if _is(made.args[0], "nn.conv2d") else reversed(made.args)
+            plain = _is(conv, "nn.conv2d") and conv.attrs.data_layout == "NCHW" and conv.attrs.kernel_layout == "OIHW"
+            channels = node._type.shape[1] if plain else 0
+            shape = getattr(scale._type, "shape", ())
+            if plain and uses.get(node.args[0], 0) + uses.get(node.args[1], 0) == 2 and shape[-3:] == (channels, 1, 1):
+                data, weight = conv.args
+                factor = OPERATORS["reshape"](scale, newshape=(channels, 1, 1, 1))
+                made = ir.Call(conv.op, [data, OPERATORS["multiply"](weight, factor)], conv.attrs)
+        replaced[node] = made
+    return ir.Function(function.params, replaced[function.body], attrs=function.attrs)
+
+
+NAMES["ForwardFoldScaleAxis"] = NAMES["FoldScaleAxis"]
+
+
+def _is(expr, name: str) -> bool:
+    return isinstance(expr, ir.Call) and isinstance(expr.op, ir.Op) and expr.op.name == name
+
+
+def _uses(body) -> dict:
+    counts: dict = {}
+    for node in ir.post_order(body):
+        for part in ir.children(node):
+            counts[part] = counts.get(part, 0) + 1
+    return counts
+
+
+# ---------------------------------------------------------------- fusion, as Relay drew it
+
+_HEAVY = ("nn.conv", "nn.dense", "nn.matmul", "nn.batch_matmul")
+_APART = ("nn.softmax", "nn.log_softmax", "nn.batch_norm", "split", "topk", "sort", "argsort", "take", "cumsum")
+
+
+def _kind(call) -> str:
+    """How an operator fuses: "heavy" takes elementwise ones behind it, "reduction" ends a group, "opaque" stays alone."""
+    if not isinstance(call, ir.Call) or not isinstance(call.op, ir.Op):
+        return "opaque"
+    name = call.op.name
+    if name.startswith(_HEAVY):
+        return "heavy"
+    if name in _APART:
+        return "opaque"
+    if "pool" in name or name in ("sum", "mean", "max", "min", "prod", "argmax", "argmin", "variance", "std"):
+        return "reduction"
+    return "elementwise"
+
+
+@_relay("FuseOps")
+def fuse_ops(function, fuse_opt_level=-1):
+    """Groups of calls that become one kernel each, as functions with the attribute Primitive.
+
+    A call joins the group of the value that it reads where nothing else reads that value, and the group is one that
+    elementwise operators may follow.
+    """
+    infer(function)
+    nodes = [node for node in ir.post_order(function.body) if isinstance(node, ir.Call)]
+    uses, group = _uses(function.body), {}
+    for node in nodes:
+        group[node] = [node]
+        if _kind(node) not in ("elementwise", "reduction"):
+            continue
+        for arg in node.args:
+            joined = group.get(arg)
+            if joined and uses[arg] == 1 and _kind(arg) in ("heavy", "elementwise") and (
+                _kind(node) == "elementwise" or all(_kind(n) == "elementwise" for n in joined)
+            ):  # fmt: skip
+                merged = joined + [n for n in group[node] if n not in joined]
+                for member in merged:
+                    group[member] = merged
+    replaced: dict = {}
+    for node in ir.post_order(function.body):
+        if node not in group:
+            replaced[node] = ir.rebuild(node, replaced)
+        elif group[node][-1] is node or not any(n in group[node] for n in _readers(nodes, node)):
+            replaced[node] = _primitive(node, group[node], replaced)
+    return ir.Function(function.params, replaced[function.body], attrs=function.attrs)
+
+
+def _readers(nodes, value) -> list:
+    return [n for n in nodes if value in n.args]
+
+
+def _primitive(last, members, replaced):
+    """The call of a function that computes `last` from what its group reads."""
+    params, inner, outside = [], {}, []
+    for node in ir.post_order(last):
+        if node in members:
+            for arg in node.args:
+                if arg not in members and arg not in inner and not isinstance(arg, ir.Constant):
+                    param = ir.Var(f"p{len(params)}", arg._type)
+                    inner[arg] = param
+                    params.append(param)
+                    outside.append(replaced.get(arg, arg))
+    body = ir.substitute(last, inner)
+    return ir.Call(ir.Function(params, body, last._type, attrs={"Primitive": 1}), outside)
