@@ -1,4 +1,4 @@
-"""The command line: `python -m tvmnotes doctor | bench`."""
+"""The command line: `python -m tvmnotes doctor | bench | classic`."""
 
 import json
 import os
@@ -80,6 +80,23 @@ def bench(
         part.replace(out)
     if any(row["runtime"] == "TVM" and row["error"] for row in report["results"]):
         raise typer.Exit(1)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def classic(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="SCRIPT [ARGS]...", help="The script, and what it is given.")],
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as for python -m.")] = False,
+):
+    """Run a script written for Relay, AutoTVM or the graph executor, as `python SCRIPT` would."""
+    from .classic import runner
+
+    try:
+        runner.run(name, context.args, as_module=module)
+    except FileNotFoundError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -75,7 +75,7 @@ class Compiled:
         return tuple(field.numpy() for field in result) if self.graph["tuple"] else result[0].numpy()
 
     def run(self, values: list, params: dict | None = None) -> list[tvm.runtime.Tensor]:
-        """As a call, with the inputs as a list and the outputs as TVM tensors; `params` stand in for those of a name."""
+        """As a call, with a list of inputs and TVM tensors as outputs; `params` stand in for those of a name."""
         tensors = [_tensor(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
         if self._main is None:
             reason = cannot_run(self.target)

@@ -97,7 +97,7 @@ class Factory:
         return []
 
     def export_library(self, file_name, fcompile=None, addons=None, workspace_dir=None, **_options) -> None:
-        """Write library, graph and parameters to one file: `.so` loads with the system's loader too, `.tar` is an archive."""
+        """Write library, graph and parameters to one file: `.so` is a shared library too, `.tar` an archive."""
         file = Path(file_name)
         with tempfile.TemporaryDirectory() as folder:
             saved = self.compiled.save(Path(folder) / "lib")
@@ -128,7 +128,7 @@ def _modules(executable):
 
 
 def _zip(folder: Path) -> bytes:
-    """All files of a saved network but the library, as the bytes of a zip archive: readers look for it at a file's end."""
+    """All files of a saved network but the library, as a zip archive: readers look for it at a file's end."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for part in sorted(folder.iterdir()):
@@ -196,10 +196,18 @@ class Executor:
         libraries = {}
 
         def run(*args, **kwargs):
-            given = {**dict(zip([p.name_hint for p in main.params], args, strict=False)), **(self.params or {}), **kwargs}
+            given = {
+                **dict(zip([p.name_hint for p in main.params], args, strict=False)),
+                **(self.params or {}),
+                **kwargs,
+            }
             for param in main.params:  # a type that was left open is that of the argument
                 if param.type_annotation is None and param.name_hint in given:
-                    value = np.asarray(given[param.name_hint]) if not hasattr(given[param.name_hint], "shape") else given[param.name_hint]
+                    value = (
+                        np.asarray(given[param.name_hint])
+                        if not hasattr(given[param.name_hint], "shape")
+                        else given[param.name_hint]
+                    )
                     param.type_annotation = ir.TensorType(value.shape, value.dtype)
             if "lib" not in libraries:
                 libraries["lib"] = build(program, self.target, params=self.params)

@@ -27,7 +27,7 @@ def opt_level() -> int:
 
 
 def arguments(opt_level=2, required_pass=None, disabled_pass=None, instruments=None, config=None, **others):
-    """What today's PassContext takes for what a script gave it: passes renamed, unknown options left out with a warning."""
+    """What today's PassContext takes: passes by today's names, unknown options left out with a warning."""
     known = {str(name) for name in tvm.transform.PassContext.list_configs()}
     kept = {}
     for name, value in (config or {}).items():

@@ -19,7 +19,7 @@ _GONE = {
 
 
 def from_pytorch(script_module, input_infos, custom_convert_map=None, default_dtype="float32", **_options):
-    """A traced, scripted or plain PyTorch module; `input_infos` is a list of (name, shape) or (name, (shape, dtype))."""
+    """A traced, scripted or plain PyTorch module; `input_infos` lists (name, shape) or (name, (shape, dtype))."""
     from ..importers.pytorch import from_pytorch as imported
 
     return _both(imported(script_module, {name: _spec(name, info, default_dtype) for name, info in input_infos}))

@@ -1,4 +1,4 @@
-"""The graph executor and its debugger: `tvm.contrib.graph_executor`, `graph_runtime`, `debug_executor`, `debug_runtime`.
+"""The graph executor and its debugger: `graph_executor`, `graph_runtime`, `debug_executor` and `debug_runtime`.
 
 A `GraphModule` keeps inputs by name and runs a `Compiled` when told to; the graph in JSON has the form of old.
 """
@@ -252,7 +252,7 @@ def _into(out, tensor):
 
 
 def graph_json(compiled: Compiled) -> str:
-    """The graph as the graph executor had it in JSON: nodes, arguments, outputs; shapes, dtypes and storage by output."""
+    """The graph as the graph executor's JSON: nodes, arguments, outputs; shapes, dtypes and storage by output."""
     graph = compiled.graph
     nodes, at, shapes, dtypes, rows = [], {}, [], [], [0]
 
@@ -294,4 +294,7 @@ def graph_json(compiled: Compiled) -> str:
 
 def params_of(values: Mapping) -> dict:
     """Parameters as a dictionary of TVM tensors."""
-    return {k: plain(v) if isinstance(v, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(v)) for k, v in values.items()}
+    return {
+        k: plain(v) if isinstance(v, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(v))
+        for k, v in values.items()
+    }

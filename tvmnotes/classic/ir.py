@@ -5,6 +5,7 @@ what the importers give; `text` prints.
 """
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 import tvm
@@ -98,7 +99,7 @@ class Attrs:
 class Op:
     """An operator by its name; the same name is the same object. `relay.op.get` gives one."""
 
-    _known: dict[str, "Op"] = {}
+    _known: ClassVar[dict[str, "Op"]] = {}
 
     def __new__(cls, name: str):
         if name not in cls._known:
@@ -139,7 +140,7 @@ class Expr:
 
     __str__ = astext
 
-    def _binary(name, swapped=False):  # noqa: N805 - makes the methods below
+    def _binary(name, swapped=False):
         def method(self, other):
             from . import ops
 
@@ -153,7 +154,12 @@ class Expr:
     __mul__, __rmul__ = _binary("multiply"), _binary("multiply", True)
     __truediv__, __rtruediv__ = _binary("divide"), _binary("divide", True)
     __pow__, __mod__, __floordiv__ = _binary("power"), _binary("floor_mod"), _binary("floor_divide")
-    __lt__, __le__, __gt__, __ge__ = _binary("less"), _binary("less_equal"), _binary("greater"), _binary("greater_equal")
+    __lt__, __le__, __gt__, __ge__ = (
+        _binary("less"),
+        _binary("less_equal"),
+        _binary("greater"),
+        _binary("greater_equal"),
+    )
 
     def __neg__(self):
         from . import ops

@@ -104,7 +104,9 @@ def _special(name, call, known, today) -> ir.Expr | None:
         axes, begin, end, *strides = (ir.plain(list(part.fields)) for part in call.args[1:])
         return make("strided_slice", [x], begin=begin, end=end, strides=(strides or [None])[0], axes=axes)
     if name == "split":
-        made = make("split", [x], indices_or_sections=ir.plain(call.attrs.indices_or_sections), axis=int(call.attrs.axis))
+        made = make(
+            "split", [x], indices_or_sections=ir.plain(call.attrs.indices_or_sections), axis=int(call.attrs.axis)
+        )
         return made.astuple() if isinstance(made, ir.TupleWrapper) else made
     return None
 

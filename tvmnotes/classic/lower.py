@@ -40,11 +40,13 @@ def to_relax(function: ir.Function, params: dict | None = None, functions: dict 
     mod = tvm.IRModule({"main": main.with_attr("global_symbol", "main").with_attr("num_input", len(inputs))})
     function._ret_type = _type(main.ret_ty)
     arrays = {p.name_hint: params[p.name_hint] for p in weights}
-    return mod, {k: v if isinstance(v, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(v)) for k, v in arrays.items()}
+    return mod, {
+        k: v if isinstance(v, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(v)) for k, v in arrays.items()
+    }
 
 
 def infer(function: ir.Function, functions: dict | None = None) -> ir.Function:
-    """Note the type of each expression of `function`; returns it. Raises what Relax says of an expression without one."""
+    """Note the type of each expression of `function`, and return it; raises what Relax says of one without."""
     to_relax(function, functions=functions)
     return function
 
@@ -83,7 +85,7 @@ def _relax_type(given, name):
         return relax.TupleType([_relax_type(field, name) for field in given.fields])
     if any(isinstance(axis, ir.Any) for axis in given.shape):
         raise Unservable(
-            f"%{name} has the shape {given.shape}: relay.Any() is an axis of any length, and builds are for fixed shapes "
+            f"%{name} has the shape {given.shape}: relay.Any() is of any length, and builds are for fixed shapes "
             "now; write a number for it"
         )
     return relax.TensorType(given.shape, given.dtype)
@@ -134,7 +136,7 @@ def _one(builder, node, known, functions):
     if isinstance(node, ir.Let):  # its body is lowered apart, as the variable stands in it
         return _lower(builder, node.body, {**known, node.var: known[node.value]}, functions)
     raise Unservable(
-        f"relay.{type(node).__name__}: control flow is not built; tn.build takes networks without it, so unroll the loop, "
+        f"relay.{type(node).__name__}: control flow is not built, only networks without it; unroll the loop, "
         "or build the branches apart and choose in Python"
     )
 

@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 from tvm import relax, te, tirx, topi
-from tvm.relax import op as R  # noqa: N812 - it reads as Relax does
+from tvm.relax import op as R
 
 from ..compiler.fold import fixed_shape
 from .ir import Call, Expr, Op, TupleWrapper, as_expr, plain
@@ -29,12 +29,12 @@ class Operator:
         kinds = self.signature.parameters.values()
         self.tensors = [p.name for p in kinds if p.kind is p.POSITIONAL_ONLY]
         self.variadic = any(p.kind is p.VAR_POSITIONAL for p in kinds)
-        self.defaults = {p.name: p.default for p in kinds if p.name not in self.tensors and p.kind is not p.VAR_POSITIONAL}
+        self.defaults = {
+            p.name: p.default for p in kinds if p.name not in self.tensors and p.kind is not p.VAR_POSITIONAL
+        }
         # A script may name a tensor: nn.conv2d(data=x, weight=w).
         self.__signature__ = self.signature.replace(
-            parameters=[
-                p.replace(kind=p.POSITIONAL_OR_KEYWORD) if p.kind is p.POSITIONAL_ONLY else p for p in kinds
-            ]
+            parameters=[p.replace(kind=p.POSITIONAL_OR_KEYWORD) if p.kind is p.POSITIONAL_ONLY else p for p in kinds]
         )
 
     def __call__(self, *args, **kwargs):
@@ -176,7 +176,9 @@ def variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
     made = R.variance(data, _axes(axis), keepdims)
     if not unbiased:
         return made
-    count = math.prod(n for i, n in enumerate(_shape(data)) if axis is None or i in [a % len(_shape(data)) for a in _axes(axis)])
+    count = math.prod(
+        n for i, n in enumerate(_shape(data)) if axis is None or i in [a % len(_shape(data)) for a in _axes(axis)]
+    )
     return R.multiply(made, relax.const(count / (count - 1), _dtype(data)))
 
 
@@ -432,7 +434,9 @@ def layout_transform(data, /, src_layout, dst_layout):
     shape = [int(s) for s in topi.layout_transform(made, src_layout, dst_layout).shape]
     if len(src_layout) == len(dst_layout) and sorted(src_layout) == sorted(dst_layout):
         return R.permute_dims(data, [src_layout.index(a) for a in dst_layout])
-    raise NotImplementedError(f"relay.layout_transform to a blocked layout ({dst_layout}, {shape}): tn.build chooses those")
+    raise NotImplementedError(
+        f"relay.layout_transform to a blocked layout ({dst_layout}, {shape}): tn.build chooses those"
+    )
 
 
 # ---------------------------------------------------------------- nn
@@ -443,8 +447,8 @@ def _convolution(name, transposed=False):
     layout = {1: "W", 2: "HW", 3: "DHW"}[dims]
     kernel = ("IO" if transposed else "OI") + layout
 
-    def body(data, weight, /, strides=(1,) * dims, padding=(0,) * dims, dilation=(1,) * dims, groups=1, channels=None,
-             kernel_size=None, data_layout="NC" + layout, kernel_layout=kernel, out_layout="", out_dtype=""):  # fmt: skip
+    def body(data, weight, /, strides=(1,) * dims, padding=(0,) * dims, dilation=(1,) * dims, groups=1,
+             channels=None, kernel_size=None, data_layout="NC" + layout, kernel_layout=kernel, out_layout="", out_dtype=""):  # fmt: skip
         return function(data, weight, _many(strides, dims), _sides(padding, dims), _many(dilation, dims), groups,
                         data_layout, kernel_layout, out_layout or None, out_dtype or None)  # fmt: skip
 
@@ -512,13 +516,13 @@ def layer_norm(data, gamma, beta, /, axis=-1, epsilon=1e-5, center=True, scale=T
 
 @operator("nn.instance_norm")
 def instance_norm(data, gamma, beta, /, axis=1, epsilon=1e-5, center=True, scale=True):
-    others = [i for i in range(2, len(_shape(data)))]
+    others = list(range(2, len(_shape(data))))
     return R.nn.instance_norm(data, gamma, beta, axis, others, epsilon, center, scale)
 
 
 @operator("nn.group_norm")
 def group_norm(data, gamma, beta, /, num_groups, axis=1, epsilon=1e-5, center=True, scale=True):
-    others = [i for i in range(2, len(_shape(data)))]
+    others = list(range(2, len(_shape(data))))
     return R.nn.group_norm(data, gamma, beta, num_groups, axis, others, epsilon, center, scale)
 
 
@@ -626,8 +630,9 @@ def upsampling(data, /, scale_h=1, scale_w=1, layout="NCHW", method="nearest_nei
 
 
 @operator("image.resize2d")
-def resize2d(data, /, size, roi=None, layout="NCHW", method="linear", coordinate_transformation_mode="half_pixel",
-             rounding_method="", cubic_alpha=-0.5, cubic_exclude=0, extrapolation_value=0.0, out_dtype=None):  # fmt: skip
+def resize2d(data, /, size, roi=None, layout="NCHW", method="linear",
+             coordinate_transformation_mode="half_pixel", rounding_method="", cubic_alpha=-0.5, cubic_exclude=0,
+             extrapolation_value=0.0, out_dtype=None):  # fmt: skip
     return _resized(data, _many(size, 2), layout, method, coordinate_transformation_mode, rounding_method)
 
 

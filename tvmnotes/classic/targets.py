@@ -5,8 +5,8 @@ import warnings
 
 import tvm
 
-_CPU_OPTIONS = ("mcpu", "mtriple", "mattr", "num-cores", "keys", "libs", "device", "model", "mfloat-abi", "mabi", "vector-width",
-                "fast-math", "opt-level", "jit", "tag")  # fmt: skip
+_CPU_OPTIONS = ("mcpu", "mtriple", "mattr", "num-cores", "keys", "libs", "device", "model", "mfloat-abi", "mabi",
+                "vector-width", "fast-math", "opt-level", "jit", "tag")  # fmt: skip
 _RENAMED = {"target": "mtriple"}
 _GONE = {"stackvm", "aocl", "aocl_sw_emu", "sdaccel", "hybrid", "ext_dev", "vta", "micro", "nnvm"}
 _ARM = {  # tvm.target.arm_cpu by model
@@ -53,7 +53,9 @@ def for_build(target=None, host=None):
     if isinstance(target, dict) and "kind" not in target:  # by device, as heterogeneous builds had it
         kinds = list(target.values())
         if len(kinds) != 1:
-            raise NotImplementedError("relay.build for several devices at once: build for one, tn.build knows no others")
+            raise NotImplementedError(
+                "relay.build for several devices at once: build for one, tn.build knows no others"
+            )
         target = kinds[0]
     if isinstance(target, list | tuple):
         (target,) = target

@@ -12,7 +12,14 @@ from .lower import infer, to_relax
 from .ops import OPERATORS
 
 # The lowest opt level at which a Sequential runs a pass, as Relay had it.
-_LEVELS = {"FuseOps": 0, "FoldConstant": 2, "FoldScaleAxis": 3, "EliminateCommonSubexpr": 3, "ConvertLayout": 3, "AlterOpLayout": 3}
+_LEVELS = {
+    "FuseOps": 0,
+    "FoldConstant": 2,
+    "FoldScaleAxis": 3,
+    "EliminateCommonSubexpr": 3,
+    "ConvertLayout": 3,
+    "AlterOpLayout": 3,
+}
 
 
 _SEQUENTIAL = tvm.transform.Sequential  # today's, whatever `enable` puts in its place
@@ -109,18 +116,41 @@ def infer_type(function):
     return infer(function)
 
 
+@_relay("SimplifyInference")
+def simplify_inference(function):
+    """Batch norm as one multiplication and one addition, dropout as nothing."""
+    infer(function)
+    make, replaced = OPERATORS, {}
+    for node in ir.post_order(function.body):
+        made = ir.rebuild(node, replaced)
+        inner = made.tuple_value if isinstance(made, ir.TupleGetItem) else made
+        if inner is not made and _is(inner, "nn.batch_norm") and made.index == 0:
+            data, gamma, beta, mean, variance = inner.args
+            scale = make["rsqrt"](variance + ir.const(inner.attrs.epsilon, variance._type.dtype))
+            scale = scale * gamma if inner.attrs.scale else scale
+            shift = -mean * scale
+            shift = shift + beta if inner.attrs.center else shift
+            rank = len(node._type.shape)
+            behind = rank - 1 - inner.attrs.axis % rank
+            scale, shift = (make["expand_dims"](v, axis=1, num_newaxis=behind) if behind else v for v in (scale, shift))
+            made = data * scale + shift
+        elif _is(made, "nn.dropout"):
+            made = made.args[0]
+        replaced[node] = made
+    return ir.Function(function.params, replaced[function.body], attrs=function.attrs)
+
+
 def _layouts(desired):
     kernels = {"NCHW": "OIHW", "NHWC": "OHWI"}
     wanted = {}
     for name, layouts in desired.items():
         if name != "nn.conv2d":
             raise NotImplementedError(f"ConvertLayout of {name}: Relax converts nn.conv2d and carries the rest along")
-        data, kernel = (list(layouts) + ["default"])[:2]
+        data, kernel = [*layouts, "default"][:2]
         wanted[f"relax.{name}"] = [data, kernels.get(data, "OIHW") if kernel == "default" else kernel]
     return t.ConvertLayout(wanted)
 
 
-_relax("SimplifyInference", t.DecomposeOpsForInference)
 _relax("FoldConstant", fold_with_numpy, t.FoldConstant)
 _relax("EliminateCommonSubexpr", lambda fskip=None: t.EliminateCommonSubexpr())
 _relax("DeadCodeElimination", lambda *_: t.DeadCodeElimination())
@@ -129,7 +159,13 @@ _relax("ConvertLayout", _layouts)
 _relax("ToMixedPrecision", lambda mixed_precision_type="float16", missing_op_mode=1: t.ToMixedPrecision("float16"))
 
 _LATER = "tn.build chooses layouts and schedules itself, when it compiles"
-for _name in ("AlterOpLayout", "Legalize", "CombineParallelConv2D", "CombineParallelDense", "CombineParallelBatchMatmul"):
+for _name in (
+    "AlterOpLayout",
+    "Legalize",
+    "CombineParallelConv2D",
+    "CombineParallelDense",
+    "CombineParallelBatchMatmul",
+):
     _unchanged(_name, _LATER)
 for _name in ("FastMath", "ToGraphNormalForm", "ToANormalForm", "RemoveUnusedFunctions", "Inline", "LazyGradientInit",
               "BackwardFoldScaleAxis", "SimplifyExpr", "DynamicToStatic", "Defunctionalization", "EtaExpand",
@@ -149,8 +185,12 @@ def fold_scale_axis(function):
             conv, scale = made.args if _is(made.args[0], "nn.conv2d") else reversed(made.args)
             plain = _is(conv, "nn.conv2d") and conv.attrs.data_layout == "NCHW" and conv.attrs.kernel_layout == "OIHW"
             channels = node._type.shape[1] if plain else 0
-            shape = getattr(scale._type, "shape", ())
-            if plain and uses.get(node.args[0], 0) + uses.get(node.args[1], 0) == 2 and shape[-3:] == (channels, 1, 1):
+            shape = next(getattr(a._type, "shape", ()) for a in node.args if not _is(a, "nn.conv2d")) if plain else ()
+            if (
+                plain
+                and uses[next(a for a in node.args if _is(a, "nn.conv2d"))] == 1
+                and shape[-3:] == (channels, 1, 1)
+            ):
                 data, weight = conv.args
                 factor = OPERATORS["reshape"](scale, newshape=(channels, 1, 1, 1))
                 made = ir.Call(conv.op, [data, OPERATORS["multiply"](weight, factor)], conv.attrs)
@@ -180,7 +220,7 @@ _APART = ("nn.softmax", "nn.log_softmax", "nn.batch_norm", "split", "topk", "sor
 
 
 def _kind(call) -> str:
-    """How an operator fuses: "heavy" takes elementwise ones behind it, "reduction" ends a group, "opaque" stays alone."""
+    """How an operator fuses: "heavy" takes elementwise ones, "reduction" ends a group, "opaque" is alone."""
     if not isinstance(call, ir.Call) or not isinstance(call.op, ir.Op):
         return "opaque"
     name = call.op.name

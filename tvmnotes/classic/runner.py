@@ -1,0 +1,48 @@
+"""Runs a script, or a module, with the old API in place, as `python SCRIPT` or `python -m MODULE` would."""
+
+import runpy
+import sys
+import traceback
+import types
+from pathlib import Path
+
+from . import enable
+
+
+def run(name: str, args: list[str], as_module: bool = False) -> None:
+    """Run `name` with `args` as its `sys.argv[1:]`.
+
+    What it raises ends the process with exit code 1 and a traceback that begins in the script; its SystemExit passes.
+    Raises FileNotFoundError where there is no such script.
+    """
+    sys.argv = [name, *args]
+    if as_module:
+        enable()
+        _guarded(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
+        return
+    path = Path(name)
+    if not path.is_file():
+        raise FileNotFoundError(f"{name}: no such script")
+    sys.path[0] = str(path.resolve().parent)
+    main = types.ModuleType("__main__")
+    main.__file__, main.__builtins__ = str(path), __builtins__
+    sys.modules["__main__"] = main
+    enable()
+    _guarded(lambda: exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__))
+
+
+def _guarded(call) -> None:
+    try:
+        call()
+    except Exception as error:
+        frames = error.__traceback__
+        while frames is not None and _ours(frames.tb_frame.f_code.co_filename) and frames.tb_next is not None:
+            frames = frames.tb_next
+        traceback.print_exception(error.with_traceback(frames))
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _ours(filename: str) -> bool:
+    return filename == __file__ or "runpy" in filename
