@@ -257,8 +257,8 @@ def download_testdata(url: str, relpath: str, module=None, overwrite: bool = Fal
         return str(data.path(name))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"download_testdata: {name} is not here, and is not downloaded without a checksum. Fetch it from {url}, put "
-            f"it at {data.cache() / name} or {old}."
+            f"download_testdata: {name} is not here, and is not downloaded without a checksum. Fetch it from {url}, "
+            f"and put it at {data.cache() / name} or {old}."
         ) from None
 
 

@@ -448,7 +448,8 @@ def _convolution(name, transposed=False):
     kernel = ("IO" if transposed else "OI") + layout
 
     def body(data, weight, /, strides=(1,) * dims, padding=(0,) * dims, dilation=(1,) * dims, groups=1,
-             channels=None, kernel_size=None, data_layout="NC" + layout, kernel_layout=kernel, out_layout="", out_dtype=""):  # fmt: skip
+             channels=None, kernel_size=None, data_layout="NC" + layout, kernel_layout=kernel,
+             out_layout="", out_dtype=""):  # fmt: skip
         return function(data, weight, _many(strides, dims), _sides(padding, dims), _many(dilation, dims), groups,
                         data_layout, kernel_layout, out_layout or None, out_dtype or None)  # fmt: skip
 
