@@ -178,6 +178,8 @@ class _Blocker(relax.PyExprMutator):
         if tile:
             family, packed = winograd, winograd.transform_weight(weight, tile, lanes)
         config = family.default_config(window, fixed_shape(source.ty), packed.shape, self.vectors)
+        if family is conv2d and groups == 1:
+            packed = conv2d.fill_tiles(packed, config)
         made = self.builder_.call_te(
             lambda data, kernel: family.compute(data, kernel, window, config), source, relax.const(packed),
             primfunc_name_hint="depthwise_conv2d" if depthwise_ else "conv2d",

@@ -10,13 +10,16 @@ import json
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
 from .tail import block_names, crop, fuse_tail, parallel, vectorize
-from .vector import Vectors, step_cycles
+from .vector import Vectors, filled_up, step_cycles
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the pictures
+_CACHED_PICTURE = 1 << 20  # bytes of a picture that stays there beside some weights
+_RUN = 8  # tiles of pixels
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,36 @@ class Window:
 def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -> dict:
     """The config that runs without tuning, from the shapes of data and packed weights (see `compute`).
 
-    pixels, blocks: the register tile. outer: which loop is outside: "rows" of the picture where all weights stay in
-    the cache, "channels" otherwise, so that each weight is fetched once.
+    pixels, blocks: the register tile. run: as many tiles of pixels take their turn before the next channels (a row of
+    the picture, where the window is larger than 1x1). outer: which loop is outside: "rows" of the picture where all
+    weights stay in the cache, "channels" where the picture does; where neither, the one that fetches less.
     """
-    _, width = window.out_size(*data_shape[2:4], *kernel_shape[2:4])
+    height, width = window.out_size(*data_shape[2:4], *kernel_shape[2:4])
+    if pointwise(window, data_shape, kernel_shape):
+        height, width = 1, height * width
     shared = _groups(data_shape, kernel_shape, window, vectors.lanes)
     # Blocks of one tile read the same input; where each reads its own, a tile has one.
     blocks = kernel_shape[0] // shared if shared else 1
-    pixels, tile = register_tile(width, blocks, vectors)
-    weights = 4 * math.prod(kernel_shape)
-    return {"pixels": pixels, "blocks": tile, "outer": "rows" if weights <= _CACHED_WEIGHTS else "channels"}
+    pixels, tile = register_tile(width, blocks, vectors, whole=shared != 1)
+    run = tiles = -(-width // pixels)
+    if height == 1:
+        run = max(r for r in range(1, _RUN + 1) if -tiles % r * 50 <= tiles)
+    picture, weights = 4 * math.prod(data_shape[1:]), 4 * math.prod(kernel_shape)
+    by_rows, by_channels = weights * height * tiles // run, picture * blocks // tile
+    rows = weights <= _CACHED_WEIGHTS or (picture > _CACHED_PICTURE and by_rows < by_channels)
+    return {"pixels": pixels, "blocks": tile, "run": run, "outer": "rows" if rows else "channels"}
+
+
+def pointwise(window: Window, data_shape, kernel_shape) -> bool:
+    """Whether the window is one pixel, the next one beside it: then rows do not matter, and a picture is one line."""
+    plain = window.strides == [1, 1] and not any(window.padding) and tuple(kernel_shape[2:4]) == (1, 1)
+    return plain and len(data_shape) == 5
+
+
+def fill_tiles(packed: np.ndarray, config: dict) -> np.ndarray:
+    """Packed weights with blocks of zeros up to whole tiles."""
+    blocks = -(-packed.shape[0] // config["blocks"]) * config["blocks"]
+    return filled_up(packed, (blocks, *packed.shape[1:]))
 
 
 def _groups(data_shape, kernel_shape, window: Window, lanes: int) -> int:
@@ -68,22 +91,22 @@ def first_block(block, lanes: int, out: int, ins: int, source: int, count: int):
     return min(first, source - count) if isinstance(block, int) else te.min(first, source - count)
 
 
-def register_tile(width: int, blocks: int, vectors: Vectors) -> tuple[int, int]:
+def register_tile(width: int, blocks: int, vectors: Vectors, whole: bool = False) -> tuple[int, int]:
     """The tile of sums, (pixels of a row, blocks of channels), with the least cycles for a row of `width` pixels.
 
     A tile needs a register per sum, one per block for the weights and one for the input. A width that the tile does
-    not divide costs pixels that nobody reads.
+    not divide costs pixels that nobody reads; likewise for the blocks, unless they are to come in `whole` tiles.
     """
 
     def cycles(pixels, tile):
-        rows = -(-width // pixels) * (blocks // tile)
+        rows = -(-width // pixels) * -(-blocks // tile)
         return step_cycles(pixels, tile) * rows * (1.0 if width % pixels == 0 else 1.1), -pixels * tile
 
     tiles = [
         (pixels, tile)
         for tile in range(1, 9)
-        for pixels in range(1, width + 1)
-        if blocks % tile == 0 and pixels * tile + tile + 1 <= vectors.registers
+        for pixels in range(1, min(width, vectors.registers) + 1)
+        if tile <= blocks and not (whole and blocks % tile) and pixels * tile + tile + 1 <= vectors.registers
     ]
     return min(tiles, key=lambda t: cycles(*t))
 
@@ -92,8 +115,10 @@ def compute(data, kernel, window: Window, config: dict):
     """The convolution as a tensor expression.
 
     `data` is (N, blocks, H, W, x) and `kernel` (O, I, KH, KW, i, x); or `data` is (N, channels, H, W), of one group,
-    and `kernel` (O, I, KH, KW, x). The rows are computed up to a multiple of the tile and then cropped.
+    and `kernel` (O, I, KH, KW, x). Rows and blocks are computed up to a multiple of the tile and then cropped.
     """
+    if pointwise(window, data.shape, kernel.shape):
+        return _compute_line(data, kernel, window, config)
     n, source, h, w, *inner = (int(s) for s in data.shape)
     out, ins, kernel_h, kernel_w = (int(s) for s in kernel.shape[:4])
     lanes = int(kernel.shape[-1])
@@ -110,10 +135,7 @@ def compute(data, kernel, window: Window, config: dict):
     ii = te.reduce_axis((0, inner[0] if inner else 1), "ii")
 
     def element(b, k, y, x, c):
-        if groups:
-            block = k // (out // groups) * ins + i if groups > 1 else i
-        else:
-            block = first_block(k, lanes, window.out, window.ins, source, ins) + i
+        block = _source(k, out, ins, groups, window, lanes, source) + i
         row, column = y * sh + kh * dh, x * sw + kw * dw
         if inner:
             product = data[b, block, row, column, ii] * kernel[k, i, kh, kw, ii, c]
@@ -121,20 +143,55 @@ def compute(data, kernel, window: Window, config: dict):
             product = data[b, i + ii, row, column] * kernel[k, i + ii, kh, kw, c]
         return te.sum(product, axis=[i, kh, kw, ii])
 
-    attrs = {"tvmnotes.family": "conv2d", "tvmnotes.config": json.dumps(config)}
-    made = te.compute((n, out, out_h, full_w, lanes), element, name="conv2d", attrs=attrs)
-    return crop(made, (n, out, out_h, out_w, lanes))
+    made = te.compute((n, out, out_h, full_w, lanes), element, name="conv2d", attrs=_attrs(config))
+    blocks = out if groups != 1 else -(-window.out // lanes)
+    return crop(made, (n, blocks, out_h, out_w, lanes))
+
+
+def _compute_line(data, kernel, window: Window, config: dict):
+    """`compute` where a picture is one line: of pixels up to a multiple of the run."""
+    n, source, h, w, lanes = (int(s) for s in data.shape)
+    out, ins = (int(s) for s in kernel.shape[:2])
+    step = config["pixels"] * config["run"]
+    full = -(-h * w // step) * step
+    groups = _groups((n, source, h, w, lanes), (out, ins), window, lanes)
+    i, ii = te.reduce_axis((0, ins), "i"), te.reduce_axis((0, lanes), "ii")
+
+    def element(b, k, p, c):
+        pixel = p if full == h * w else te.min(p, h * w - 1)
+        block = _source(k, out, ins, groups, window, lanes, source) + i
+        return te.sum(data[b, block, pixel // w, pixel % w, ii] * kernel[k, i, 0, 0, ii, c], axis=[i, ii])
+
+    made = te.compute((n, out, full, lanes), element, name="conv2d", attrs=_attrs(config))
+    blocks = out if groups != 1 else -(-window.out // lanes)
+    return te.compute((n, blocks, h, w, lanes), lambda b, k, y, x, c: made[b, k, y * w + x, c], name="crop")
+
+
+def _attrs(config: dict) -> dict:
+    return {"tvmnotes.family": "conv2d", "tvmnotes.config": json.dumps(config)}
+
+
+def _source(k, out: int, ins: int, groups: int, window: Window, lanes: int, source: int):
+    """The first block of inputs that block `k` of the outputs reads."""
+    if groups == 1:
+        return 0
+    return k // (out // groups) * ins if groups else first_block(k, lanes, window.out, window.ins, source, ins)
 
 
 def schedule(sch: Schedule, config: dict) -> None:
     """Apply the scheme to a kernel that `compute` gave, with whatever was fused behind it."""
     names = block_names(sch)
-    n, o, h, w, c, i, kh, kw, ii = sch.get_loops("conv2d")
+    n, o, *picture, c, i = sch.get_loops("conv2d")[: -3 if len(sch.get_loops("conv2d")) == 9 else -1]
+    window = sch.get_loops("conv2d")[len(picture) + 4 :]
     oo, oi = sch.split(o, [None, config["blocks"]])
-    wo, wi = sch.split(w, [None, config["pixels"]])
+    if len(picture) == 1:
+        h, wo, wi = sch.split(picture[0], [None, config["run"], config["pixels"]])
+    else:
+        h, w = picture
+        wo, wi = sch.split(w, [None, config["pixels"]])
     outer = [n, oo, h] if config["outer"] == "channels" else [n, h, oo]
-    sch.reorder(*outer, wo, i, kh, kw, ii, wi, oi, c)
-    fuse_tail(sch, "conv2d", wo, stages=("pad",))
+    sch.reorder(*outer, wo, i, *window, wi, oi, c)
+    fuse_tail(sch, "conv2d", wo, stages=("pad",), line=len(picture) == 1)
     parallel(sch, outer)
     vectorize(sch, [wi, oi, c])
     if "pad" in names:

@@ -18,11 +18,11 @@ def block_names(sch: Schedule) -> list[str]:
     return [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
 
 
-def fuse_tail(sch: Schedule, name: str, loop, stages: tuple[str, ...] = ()):
+def fuse_tail(sch: Schedule, name: str, loop, stages: tuple[str, ...] = (), line: bool = False):
     """Have the block `name` sum in registers, and what follows it read them, at the end of each run of `loop`.
 
     What follows (bias, residual, activation) becomes one block; without any, the result is just stored. `stages` are
-    the blocks that come before `name`.
+    the blocks that come before `name`. `line`: its pictures are lines, (n, blocks, H * W, x), so the tail's become such.
     """
     tail = [other for other in block_names(sch) if other != name and other not in stages]
     for other in tail[:-1]:
@@ -32,6 +32,9 @@ def fuse_tail(sch: Schedule, name: str, loop, stages: tuple[str, ...] = ()):
         sch.set_scope(name, 0, "local")
     else:
         last = sch.cache_write(name, 0, "local")
+    if line and tail:
+        width = int(sch.get(sch.get_loops(last)[-2]).extent)
+        sch.transform_block_layout(last, lambda n, o, h, w, c: (n, o, h * width + w, c))
     depth = _depth(sch, name, loop)
     sch.reverse_compute_at(last, loop)
     vectorize(sch, sch.get_loops(last)[depth:])

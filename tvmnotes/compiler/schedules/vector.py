@@ -19,10 +19,11 @@ class Vectors:
 def step_cycles(rows: int, blocks: int) -> float:
     """Cycles of one step of a reduction over a tile of `rows` times `blocks` vectors of sums.
 
-    It takes as many as its multiply-adds need at two a cycle, or its loads at somewhat fewer than two, but no fewer
-    than the 4 that a sum takes to be ready again, and one more for the loop.
+    It takes as many as its multiply-adds need at two a cycle, or its loads at somewhat fewer than two, or its weights,
+    a vector a block, at one in three cycles, as L2 gives them; but no fewer than the 4 that a sum takes to be ready
+    again, and one more for the loop.
     """
-    return max(rows * blocks, 1.3 * (rows + blocks), 8) / 2 + 1
+    return max(rows * blocks, 1.3 * (rows + blocks), 6 * blocks, 8) / 2 + 1
 
 
 def vectors(target: tvm.target.Target) -> Vectors:
