@@ -160,32 +160,37 @@ class _Blocker(relax.PyExprMutator):
             return None
         strides, padding, dilation = ([int(i) for i in at] for at in (attrs.strides, attrs.padding, attrs.dilation))
         groups, lanes = int(attrs.groups), self.lanes
+        depthwise_ = groups > 1 and len(weight) == groups and weight.shape[1] == 1
+        if not depthwise_:
+            weight, groups = _merged(weight, groups, lanes)
         out, ins = weight.shape[0] // groups, weight.shape[1]
         picture = groups == 1 and ins < lanes and data not in self.blocked  # few channels: read one by one, in NCHW
         block = None if picture else self._block(data)
         if not picture and block is None:
             return None
-        source = self.visit_expr(data) if picture else block.expr
-        depthwise_ = groups > 1 and out == ins == 1
+        source, inner = (self.visit_expr(data), 1) if picture else (block.expr, lanes)
         if depthwise_:
-            family, packed = depthwise, _pack(weight, 1, lanes)
-        elif groups > 1:
-            family, packed = conv2d, _pack_groups(weight, groups, lanes)
+            family, packed = depthwise, _pack(weight, 1, lanes)[..., 0, :]
         else:
-            family, packed = conv2d, _pack(weight, 1 if picture else lanes, lanes)
+            if groups > 1 and ins % lanes:  # then a group is a block
+                source, inner = self.builder_.emit(self.builder_.call_te(_group, source, groups, ins)), ins
+            family, packed = conv2d, _pack_groups(weight, groups, inner, lanes)
+            packed = packed[..., 0, :] if picture else packed
         window = conv2d.Window(strides, padding, dilation, out, ins)
         tile = winograd.best_tile(window, fixed_shape(source.ty), packed.shape) if groups == 1 else None
         if tile:
             family, packed = winograd, winograd.transform_weight(weight, tile, lanes)
         config = family.default_config(window, fixed_shape(source.ty), packed.shape, self.vectors)
-        if family is conv2d and groups == 1:
-            packed = conv2d.fill_tiles(packed, config)
+        if family is conv2d:
+            packed = conv2d.fill_tiles(packed, groups, config)
         made = self.builder_.call_te(
             lambda data, kernel: family.compute(data, kernel, window, config), source, relax.const(packed),
             primfunc_name_hint="depthwise_conv2d" if depthwise_ else "conv2d",
             primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
         )  # fmt: skip
-        return _Blocked(made, int(weight.shape[0]))
+        if family is conv2d and groups > 1 and packed.shape[0] * lanes != len(weight):
+            made = self.builder_.call_te(_ungroup, self.builder_.emit(made), groups, len(weight))
+        return _Blocked(made, len(weight))
 
     def _elementwise(self, call):
         channels = max(self.blocked[arg].channels for arg in call.args if arg in self.blocked)
@@ -315,29 +320,55 @@ def _blocks(array: np.ndarray, lanes: int) -> np.ndarray:
 
 
 def _pack(weight: np.ndarray, inner: int, lanes: int) -> np.ndarray:
-    """OIHW to OIHW[inner]i[lanes]o, or to OIHW[lanes]o for an inner of 1; filled up with zeros."""
+    """OIHW to OIHW[inner]i[lanes]o, filled up with zeros."""
     o, i, h, w = weight.shape
     outs, ins = -(-o // lanes), -(-i // inner)
     weight = filled_up(weight, (outs * lanes, ins * inner, h, w))
-    packed = weight.reshape(outs, lanes, ins, inner, h, w).transpose(0, 2, 4, 5, 3, 1)
-    return np.ascontiguousarray(packed if inner > 1 else packed[:, :, :, :, 0])
+    return np.ascontiguousarray(weight.reshape(outs, lanes, ins, inner, h, w).transpose(0, 2, 4, 5, 3, 1))
 
 
-def _pack_groups(weight: np.ndarray, groups: int, lanes: int) -> np.ndarray:
-    """The packed weight of a grouped convolution, (O, I, KH, KW, x, x): a block of outputs reads I blocks of inputs.
+def _pack_groups(weight: np.ndarray, groups: int, inner: int, lanes: int) -> np.ndarray:
+    """`_pack` for each group by itself."""
+    o, *window = weight.shape
+    by_group = weight.reshape(groups, o // groups, *window)
+    by_group = filled_up(by_group, (groups, -(-o // groups // lanes) * lanes, *window))
+    return _pack(by_group.reshape(-1, *window), inner, lanes)
 
-    `conv2d.first_block` tells the first of them. They hold all that the block's channels read, with weights of 0 for
-    what only others do.
+
+def _group(data, groups: int, channels: int):
+    """(N, blocks, H, W, x) as (N, groups, H, W, channels): the channels of each group side by side."""
+    n, _, h, w, lanes = (int(s) for s in data.shape)
+
+    def element(b, g, y, x, c):
+        channel = g * channels + c
+        return data[b, channel // lanes, y, x, channel % lanes]
+
+    return te.compute((n, groups, h, w, channels), element, name="group")
+
+
+def _ungroup(made, groups: int, channels: int):
+    """What `conv2d` made of `groups` groups, each filled up to whole blocks, as (N, blocks, H, W, x) without gaps."""
+    n, blocks, h, w, lanes = (int(s) for s in made.shape)
+    out, each = channels // groups, blocks // groups
+
+    def element(b, k, y, x, c):
+        channel = k * lanes + c
+        group, within = channel // out, channel % out
+        value = made[b, group * each + within // lanes, y, x, within % lanes]
+        return value if channels % lanes == 0 else te.if_then_else(channel < channels, value, 0.0)
+
+    return te.compute((n, -(-channels // lanes), h, w, lanes), element, name="ungroup")
+
+
+def _merged(weight: np.ndarray, groups: int, lanes: int) -> tuple[np.ndarray, int]:
+    """The weight, and its number of groups, with as many groups made one as fill a block together.
+
+    The weights between what were two groups are 0.
     """
     o, i, h, w = weight.shape
     out = o // groups
-    blocks, source = -(-o // lanes), -(-groups * i // lanes)
-    ends = [-(-(min(b * lanes + lanes - 1, o - 1) // out + 1) * i // lanes) for b in range(blocks)]
-    ins = max(end - conv2d.first_block(b, lanes, out, i, source, 0) for b, end in enumerate(ends))
-    packed = np.zeros((blocks, ins, h, w, lanes, lanes), weight.dtype)
-    for c in range(o):
-        first = conv2d.first_block(c // lanes, lanes, out, i, source, ins)
-        begin = c // out * i - first * lanes
-        at = np.arange(begin, begin + i)
-        packed[c // lanes, at // lanes, :, :, at % lanes, c % lanes] = weight[c]
-    return packed
+    count = lanes // out if lanes % out == 0 and groups % (lanes // out) == 0 else 1
+    merged = np.zeros((groups // count, count, out, count, i, h, w), weight.dtype)
+    for each in range(count):
+        merged[:, each, :, each] = weight.reshape(groups // count, count, out, i, h, w)[:, each]
+    return merged.reshape(o, count * i, h, w), groups // count

@@ -24,7 +24,7 @@ _RUN = 8  # tiles of pixels
 
 @dataclass(frozen=True)
 class Window:
-    """How a convolution reads its input. `out` and `ins` are the channels of a group, as the network has them."""
+    """How a convolution reads its input. `out` and `ins` are the channels of a group."""
 
     strides: list[int]
     padding: list[int]  # top, left, bottom, right
@@ -53,15 +53,14 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
     height, width = window.out_size(*data_shape[2:4], *kernel_shape[2:4])
     if pointwise(window, data_shape, kernel_shape):
         height, width = 1, height * width
-    shared = _groups(data_shape, kernel_shape, window, vectors.lanes)
-    # Blocks of one tile read the same input; where each reads its own, a tile has one.
-    blocks = kernel_shape[0] // shared if shared else 1
-    pixels, tile = register_tile(width, blocks, vectors, whole=shared != 1)
+    blocks = -(-window.out // vectors.lanes)
+    pixels, tile = register_tile(width, blocks, vectors)
     run = tiles = -(-width // pixels)
     if height == 1:
         run = max(r for r in range(1, _RUN + 1) if -tiles % r * 50 <= tiles)
     picture, weights = 4 * math.prod(data_shape[1:]), 4 * math.prod(kernel_shape)
-    by_rows, by_channels = weights * height * tiles // run, picture * blocks // tile
+    # Weights are read one after another, of a picture a few pixels here and there: that costs twice as much.
+    by_rows, by_channels = weights * height * tiles // run, 2 * picture * -(-blocks // tile)
     rows = weights <= _CACHED_WEIGHTS or (picture > _CACHED_PICTURE and by_rows < by_channels)
     return {"pixels": pixels, "blocks": tile, "run": run, "outer": "rows" if rows else "channels"}
 
@@ -72,30 +71,18 @@ def pointwise(window: Window, data_shape, kernel_shape) -> bool:
     return plain and len(data_shape) == 5
 
 
-def fill_tiles(packed: np.ndarray, config: dict) -> np.ndarray:
-    """Packed weights with blocks of zeros up to whole tiles."""
-    blocks = -(-packed.shape[0] // config["blocks"]) * config["blocks"]
-    return filled_up(packed, (blocks, *packed.shape[1:]))
+def fill_tiles(packed: np.ndarray, groups: int, config: dict) -> np.ndarray:
+    """Packed weights with blocks of zeros behind each group's, up to whole tiles."""
+    by_group = packed.reshape(groups, -1, *packed.shape[1:])
+    blocks = -(-by_group.shape[1] // config["blocks"]) * config["blocks"]
+    return filled_up(by_group, (groups, blocks, *packed.shape[1:])).reshape(-1, *packed.shape[1:])
 
 
-def _groups(data_shape, kernel_shape, window: Window, lanes: int) -> int:
-    """The number of groups where each is made of whole blocks; 0 where blocks read across groups."""
-    if len(data_shape) == 4 or kernel_shape[1] == data_shape[1]:
-        return 1
-    return data_shape[1] // kernel_shape[1] if window.out % lanes == window.ins % lanes == 0 else 0
-
-
-def first_block(block, lanes: int, out: int, ins: int, source: int, count: int):
-    """Of `source` blocks of inputs, the first of the `count` that a block of outputs of a grouped convolution reads."""
-    first = block * lanes // out * ins // lanes
-    return min(first, source - count) if isinstance(block, int) else te.min(first, source - count)
-
-
-def register_tile(width: int, blocks: int, vectors: Vectors, whole: bool = False) -> tuple[int, int]:
+def register_tile(width: int, blocks: int, vectors: Vectors) -> tuple[int, int]:
     """The tile of sums, (pixels of a row, blocks of channels), with the least cycles for a row of `width` pixels.
 
     A tile needs a register per sum, one per block for the weights and one for the input. A width that the tile does
-    not divide costs pixels that nobody reads; likewise for the blocks, unless they are to come in `whole` tiles.
+    not divide costs pixels that nobody reads; likewise for the blocks.
     """
 
     def cycles(pixels, tile):
@@ -106,7 +93,7 @@ def register_tile(width: int, blocks: int, vectors: Vectors, whole: bool = False
         (pixels, tile)
         for tile in range(1, 9)
         for pixels in range(1, min(width, vectors.registers) + 1)
-        if tile <= blocks and not (whole and blocks % tile) and pixels * tile + tile + 1 <= vectors.registers
+        if tile <= blocks and pixels * tile + tile + 1 <= vectors.registers
     ]
     return min(tiles, key=lambda t: cycles(*t))
 
@@ -114,8 +101,9 @@ def register_tile(width: int, blocks: int, vectors: Vectors, whole: bool = False
 def compute(data, kernel, window: Window, config: dict):
     """The convolution as a tensor expression.
 
-    `data` is (N, blocks, H, W, x) and `kernel` (O, I, KH, KW, i, x); or `data` is (N, channels, H, W), of one group,
-    and `kernel` (O, I, KH, KW, x). Rows and blocks are computed up to a multiple of the tile and then cropped.
+    `data` is (N, blocks, H, W, i) and `kernel` (O, I, KH, KW, i, x), or, of one group, `data` is (N, I, H, W) and
+    `kernel` (O, I, KH, KW, x). A group has I of the blocks, and an equal share of the O. Rows are computed up to a
+    multiple of the tile and then cropped; so are the blocks where there is one group.
     """
     if pointwise(window, data.shape, kernel.shape):
         return _compute_line(data, kernel, window, config)
@@ -129,13 +117,13 @@ def compute(data, kernel, window: Window, config: dict):
     if any((top, left, bottom, right)):
         zeros = [0] * len(inner)
         data = topi.nn.pad(data, [0, 0, top, left, *zeros], [0, 0, bottom, right, *zeros], name="pad")
-    groups = _groups((n, source, h, w, *inner), (out, ins), window, lanes)
+    groups = source // ins
     i = te.reduce_axis((0, ins), "i")
     kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")
     ii = te.reduce_axis((0, inner[0] if inner else 1), "ii")
 
     def element(b, k, y, x, c):
-        block = _source(k, out, ins, groups, window, lanes, source) + i
+        block = k // (out // groups) * ins + i
         row, column = y * sh + kh * dh, x * sw + kw * dw
         if inner:
             product = data[b, block, row, column, ii] * kernel[k, i, kh, kw, ii, c]
@@ -144,38 +132,31 @@ def compute(data, kernel, window: Window, config: dict):
         return te.sum(product, axis=[i, kh, kw, ii])
 
     made = te.compute((n, out, out_h, full_w, lanes), element, name="conv2d", attrs=_attrs(config))
-    blocks = out if groups != 1 else -(-window.out // lanes)
+    blocks = -(-window.out // lanes) if groups == 1 else out
     return crop(made, (n, blocks, out_h, out_w, lanes))
 
 
 def _compute_line(data, kernel, window: Window, config: dict):
     """`compute` where a picture is one line: of pixels up to a multiple of the run."""
-    n, source, h, w, lanes = (int(s) for s in data.shape)
-    out, ins = (int(s) for s in kernel.shape[:2])
+    n, source, h, w, inner = (int(s) for s in data.shape)
+    out, ins, lanes = (int(kernel.shape[axis]) for axis in (0, 1, -1))
     step = config["pixels"] * config["run"]
     full = -(-h * w // step) * step
-    groups = _groups((n, source, h, w, lanes), (out, ins), window, lanes)
-    i, ii = te.reduce_axis((0, ins), "i"), te.reduce_axis((0, lanes), "ii")
+    groups = source // ins
+    i, ii = te.reduce_axis((0, ins), "i"), te.reduce_axis((0, inner), "ii")
 
     def element(b, k, p, c):
         pixel = p if full == h * w else te.min(p, h * w - 1)
-        block = _source(k, out, ins, groups, window, lanes, source) + i
+        block = k // (out // groups) * ins + i
         return te.sum(data[b, block, pixel // w, pixel % w, ii] * kernel[k, i, 0, 0, ii, c], axis=[i, ii])
 
     made = te.compute((n, out, full, lanes), element, name="conv2d", attrs=_attrs(config))
-    blocks = out if groups != 1 else -(-window.out // lanes)
+    blocks = -(-window.out // lanes) if groups == 1 else out
     return te.compute((n, blocks, h, w, lanes), lambda b, k, y, x, c: made[b, k, y * w + x, c], name="crop")
 
 
 def _attrs(config: dict) -> dict:
     return {"tvmnotes.family": "conv2d", "tvmnotes.config": json.dumps(config)}
-
-
-def _source(k, out: int, ins: int, groups: int, window: Window, lanes: int, source: int):
-    """The first block of inputs that block `k` of the outputs reads."""
-    if groups == 1:
-        return 0
-    return k // (out // groups) * ins if groups else first_block(k, lanes, window.out, window.ins, source, ins)
 
 
 def schedule(sch: Schedule, config: dict) -> None:
@@ -197,7 +178,7 @@ def schedule(sch: Schedule, config: dict) -> None:
     if "pad" in names:
         loops = sch.get_loops("pad")
         parallel(sch, loops[:-2])
-        if len(loops) == 5:
+        if len(loops) == 5 and sch.get(loops[-1]).extent == sch.get(c).extent:
             sch.vectorize(loops[-1])
     init = sch.decompose_reduction("conv2d", i)
     vectorize(sch, sch.get_loops(init)[-3:])

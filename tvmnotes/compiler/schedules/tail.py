@@ -22,7 +22,7 @@ def fuse_tail(sch: Schedule, name: str, loop, stages: tuple[str, ...] = (), line
     """Have the block `name` sum in registers, and what follows it read them, at the end of each run of `loop`.
 
     What follows (bias, residual, activation) becomes one block; without any, the result is just stored. `stages` are
-    the blocks that come before `name`. `line`: its pictures are lines, (n, blocks, H * W, x), so the tail's become such.
+    the blocks that come before `name`. `line`: its pictures, so also the tail's, are lines, (n, blocks, H * W, x).
     """
     tail = [other for other in block_names(sch) if other != name and other not in stages]
     for other in tail[:-1]:
