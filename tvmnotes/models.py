@@ -48,7 +48,8 @@ def load(name: str, pretrained: bool = True) -> nn.Module:
     state = _pretrained_state(weights) if pretrained else None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*initialization.*")  # googlenet, inception_v3: it takes a while
-        net = seeded(lambda: torchvision.models.get_model(name, weights=None), size, calibrate=state is None)
+        options = {"image_size": size} if name.startswith("vit_") else {}  # for whose pictures they learn positions
+        net = seeded(lambda: torchvision.models.get_model(name, weights=None, **options), size, calibrate=state is None)
     if state is not None:
         if name in ("googlenet", "inception_v3"):  # their weights expect another normalization, done inside
             net.transform_input = True

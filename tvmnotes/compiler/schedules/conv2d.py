@@ -46,23 +46,25 @@ class Window:
 def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -> dict:
     """The config that runs without tuning, from the shapes of data and packed weights (see `compute`).
 
-    pixels, blocks: the register tile. run: as many tiles of pixels take their turn before the next channels (a row of
-    the picture, where the window is larger than 1x1). outer: which loop is outside: "rows" of the picture where all
-    weights stay in the cache, "channels" where the picture does; where neither, the one that fetches less.
+    pixels, blocks: the register tile. outer: which loop is outside: "rows" of the picture where all weights stay in
+    the cache, "channels" where the picture does; where neither, the one that fetches less. Of a pointwise convolution
+    also run: as many tiles of pixels take their turn before the next channels; of others, those of a row.
     """
     height, width = window.out_size(*data_shape[2:4], *kernel_shape[2:4])
-    if pointwise(window, data_shape, kernel_shape):
+    line = pointwise(window, data_shape, kernel_shape)
+    if line:
         height, width = 1, height * width
     blocks = -(-window.out // vectors.lanes)
     pixels, tile = register_tile(width, blocks, vectors)
     run = tiles = -(-width // pixels)
-    if height == 1:
+    if line:
         run = max(r for r in range(1, _RUN + 1) if -tiles % r * 50 <= tiles)
     picture, weights = 4 * math.prod(data_shape[1:]), 4 * math.prod(kernel_shape)
     # Weights are read one after another, of a picture a few pixels here and there: that costs twice as much.
     by_rows, by_channels = weights * height * tiles // run, 2 * picture * -(-blocks // tile)
     rows = weights <= _CACHED_WEIGHTS or (picture > _CACHED_PICTURE and by_rows < by_channels)
-    return {"pixels": pixels, "blocks": tile, "run": run, "outer": "rows" if rows else "channels"}
+    config = {"pixels": pixels, "blocks": tile, "outer": "rows" if rows else "channels"}
+    return config | ({"run": run} if line else {})
 
 
 def pointwise(window: Window, data_shape, kernel_shape) -> bool:
