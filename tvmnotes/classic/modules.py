@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 
 from .. import data
-from . import build, context, frontend, graph_executor, ir, ops, targets, transform
+from . import build, context, frontend, functor, graph_executor, ir, ops, targets, testing, transform
 
 # What scripts ask for and nothing here serves: why, and the way today.
 _GONE = {
@@ -120,6 +120,7 @@ def _spaces() -> dict[str, dict]:
         **_TYPES,
         **_PARAMS,
         **building,
+        **functor.NAMES,
         "bind": _bind,
         "Module": ir.IRModule,
         "GlobalVar": tvm.ir.GlobalVar,
@@ -140,6 +141,8 @@ def _spaces() -> dict[str, dict]:
         "tvm.relay.op.image": ops.module("image."),
         "tvm.relay.expr": _EXPRESSIONS,
         "tvm.relay.function": {"Function": ir.Function},
+        "tvm.relay.expr_functor": functor.NAMES,
+        **{f"tvm.relay.testing{name}": space for name, space in testing.MODULES.items()},
         "tvm.relay.ty": _TYPES,
         "tvm.relay.ir_pass": {"infer_type": _infer_type, "free_vars": ir.free_vars},
         "tvm.relay.analysis": analysis,

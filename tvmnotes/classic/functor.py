@@ -1,0 +1,103 @@
+"""`relay.expr_functor`: visitors of expressions, which scripts subclass. What a visit of an expression gave is kept."""
+
+import sys
+
+import tvm
+
+from . import ir
+
+sys.setrecursionlimit(
+    max(sys.getrecursionlimit(), 10_000)
+)  # as `import tvm.relay` did: visitors recurse, networks are deep
+
+_METHODS = {
+    ir.Function: "visit_function", ir.Call: "visit_call", ir.Let: "visit_let", ir.Var: "visit_var", ir.If: "visit_if",
+    ir.Tuple: "visit_tuple", ir.TupleGetItem: "visit_tuple_getitem", ir.Constant: "visit_constant", ir.Op: "visit_op",
+    tvm.ir.GlobalVar: "visit_global_var",
+}  # fmt: skip
+
+
+class ExprFunctor:
+    """`visit(expr)` calls the method for the kind of `expr`: `visit_call`, `visit_var`, … A subclass defines them."""
+
+    def __init__(self):
+        self.memo_map = {}
+
+    def visit(self, expr):
+        if expr not in self.memo_map:
+            kind = next((kind for kind in _METHODS if isinstance(expr, kind)), None)
+            if kind is None:
+                raise TypeError(f"{type(self).__name__}.visit: expected a Relay expression, got {type(expr).__name__}")
+            self.memo_map[expr] = getattr(self, _METHODS[kind])(expr)
+        return self.memo_map[expr]
+
+    def visit_type(self, typ):
+        return typ
+
+
+def _undefined(name: str):
+    def method(self, _expr):
+        raise NotImplementedError(f"{type(self).__name__} meets a {name.removeprefix('visit_')} and has no {name}")
+
+    return method
+
+
+for _name in _METHODS.values():
+    setattr(ExprFunctor, _name, _undefined(_name))
+
+
+class ExprVisitor(ExprFunctor):
+    """Visits each part of an expression once and returns nothing; methods call `super()` to go on below."""
+
+    def _parts(self, expr) -> None:
+        for part in _parts(expr):
+            self.visit(part)
+
+    def _nothing(self, expr) -> None:
+        pass
+
+    visit_call = visit_let = visit_if = visit_tuple = visit_tuple_getitem = _parts
+    visit_var = visit_constant = visit_op = visit_global_var = _nothing
+
+    def visit_function(self, fn) -> None:
+        for param in fn.params:
+            self.visit(param)
+        self.visit(fn.body)
+
+
+def _parts(expr) -> list:
+    """What the visitors visit of an expression, in Relay's order."""
+    if isinstance(expr, ir.Call):
+        return [expr.op, *expr.args]
+    return [expr.var, expr.value, expr.body] if isinstance(expr, ir.Let) else ir.children(expr)
+
+
+class ExprMutator(ExprFunctor):
+    """Returns an expression made of what the visits of its parts return; itself where none has changed."""
+
+    def _leaf(self, expr):
+        return expr
+
+    visit_var = visit_constant = visit_op = visit_global_var = _leaf
+
+    def _rebuilt(self, expr):
+        parts = _parts(expr)
+        new = [ir.as_expr(made) if isinstance(made, ir.TupleWrapper) else made for made in map(self.visit, parts)]
+        if all(a is b for a, b in zip(parts, new, strict=True)):
+            return expr
+        if isinstance(expr, ir.Call):
+            return ir.Call(new[0], new[1:], expr.attrs, expr.type_args)
+        if isinstance(expr, ir.Let):
+            return ir.Let(*new)
+        return ir.rebuild(expr, dict(zip(parts, new, strict=True)))
+
+    visit_call = visit_let = visit_if = visit_tuple = visit_tuple_getitem = _rebuilt
+
+    def visit_function(self, fn):
+        params, body = [self.visit(param) for param in fn.params], self.visit(fn.body)
+        if body is fn.body and all(a is b for a, b in zip(params, fn.params, strict=True)):
+            return fn
+        return ir.Function(params, body, None, fn.type_params, fn.attrs)
+
+
+NAMES = {"ExprFunctor": ExprFunctor, "ExprVisitor": ExprVisitor, "ExprMutator": ExprMutator}
