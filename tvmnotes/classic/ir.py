@@ -140,6 +140,9 @@ class Expr:
 
     __str__ = astext
 
+    def same_as(self, other) -> bool:
+        return self is other
+
     def _binary(name, swapped=False):
         def method(self, other):
             from . import ops

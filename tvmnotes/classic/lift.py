@@ -11,13 +11,9 @@ from ..compiler.fold import constant_array, fixed_shape
 from . import ir
 from .ops import OPERATORS
 
-_RENAMED = {
-    "concat": "concatenate",
-    "permute_dims": "transpose",
-    "nn.leakyrelu": "nn.leaky_relu",
-    "flip": "reverse",
-    "image.resize2d": "image.resize2d",
-}
+_RENAMED = {"concat": "concatenate", "permute_dims": "transpose", "nn.leakyrelu": "nn.leaky_relu", "flip": "reverse"}
+_UNLIKE = ("gather_nd", "nn.dropout", "argmax", "argmin")  # of the same name in Relay, with other indices or results
+_MODES = {"replicate": "edge", "circular": "wrap"}
 
 
 def from_relax(mod: tvm.IRModule) -> ir.IRModule:
@@ -55,15 +51,27 @@ def _lift(expr, known, today) -> ir.Expr:
 
 def _same(name, call, known) -> ir.Expr | None:
     """A call of the operator that has the same tensors and attributes in Relay."""
-    spec = OPERATORS.get(_RENAMED.get(name, name))
-    if spec is None or any(not _is_tensor(arg) for arg in call.args) or len(call.args) > len(spec.tensors):
+    spec, attrs = OPERATORS.get(_RENAMED.get(name, name)), _attributes(call)
+    if spec is None or name in _UNLIKE or not all(map(_is_tensor, call.args)) or len(call.args) != len(spec.tensors):
         return None
-    attrs = {k: ir.plain(getattr(call.attrs, k)) for k in spec.defaults if hasattr(call.attrs, k)}
-    unknown = [k for k, default in spec.defaults.items() if default is spec.signature.empty and k not in attrs]
-    if unknown:
+    if not set(attrs) <= set(spec.defaults):
         return None
-    defaults = {k: v for k, v in spec.defaults.items() if k not in attrs}
-    return ir.Call(ir.Op(spec.name), [_value(arg, known) for arg in call.args], {**defaults, **attrs})
+    attrs = {**spec.defaults, **attrs}
+    if attrs.get("out_layout") and attrs["out_layout"] == attrs["layout"]:
+        attrs["out_layout"] = ""
+    if spec.signature.empty in attrs.values():
+        return None
+    return ir.Call(ir.Op(spec.name), [_value(arg, known) for arg in call.args], attrs)
+
+
+def _attributes(call) -> dict:
+    if call.attrs is None:
+        return {}
+    names = [n for n in dir(call.attrs) if n[0] != "_" and n not in _METHODS]
+    return {n: ir.plain(getattr(call.attrs, n)) for n in names}
+
+
+_METHODS = ("get_int", "get_int_tuple", "get_str", "id_", "is_", "same_as")
 
 
 def _is_tensor(arg) -> bool:
@@ -95,25 +103,39 @@ def _special(name, call, known, today) -> ir.Expr | None:
         return make("cast", [x], dtype=str(call.attrs.dtype))
     if name == "permute_dims":
         return make("transpose", [x], axes=ir.plain(call.attrs.axes))
-    if name == "nn.layer_norm" and len(call.attrs.axes) == 1:
-        attrs = call.attrs
-        return make("nn.layer_norm", call.args, axis=int(attrs.axes[0]), epsilon=float(attrs.epsilon))
+    attrs = _attributes(call)
+    if name in ("argmax", "argmin"):  # which count in int32 in Relay
+        made = make(name, [x], axis=attrs["axis"], keepdims=attrs["keepdims"])
+        return OPERATORS["cast"](made, dtype=str(call.ty.dtype))
+    if name in ("sort", "argsort", "topk"):
+        attrs["is_ascend"] = not attrs.pop("largest" if name == "topk" else "descending")
+        made = make(name, [x], **attrs)
+        return made.astuple() if isinstance(made, ir.TupleWrapper) else made
+    if name == "nn.pad":
+        widths = [attrs["pad_width"][i : i + 2] for i in range(0, len(attrs["pad_width"]), 2)]
+        mode = _MODES.get(attrs["pad_mode"], attrs["pad_mode"])
+        return make("nn.pad", [x], pad_width=widths, pad_value=attrs["pad_value"], pad_mode=mode)
+    if name == "nn.layer_norm" and len(attrs["axes"]) == 1:
+        (attrs["axis"],) = attrs.pop("axes")
+        return make(name, call.args, **attrs)
+    if name in ("nn.instance_norm", "nn.group_norm") and attrs["axes"] == list(range(2, len(call.ty.shape))):
+        del attrs["axes"]
+        return make(name, call.args, axis=attrs.pop("channel_axis"), **attrs)
     if name == "nn.batch_norm":
-        return make("nn.batch_norm", call.args, axis=int(call.attrs.axis), epsilon=float(call.attrs.epsilon)).astuple()
+        kept = ("axis", "epsilon", "center", "scale")
+        return make(name, call.args, **{k: attrs[k] for k in kept}).astuple()
     if name == "strided_slice":
         axes, begin, end, *strides = (ir.plain(list(part.fields)) for part in call.args[1:])
         return make("strided_slice", [x], begin=begin, end=end, strides=(strides or [None])[0], axes=axes)
     if name == "split":
-        made = make(
-            "split", [x], indices_or_sections=ir.plain(call.attrs.indices_or_sections), axis=int(call.attrs.axis)
-        )
+        made = make("split", [x], **attrs)
         return made.astuple() if isinstance(made, ir.TupleWrapper) else made
     return None
 
 
 def _convolution(name, call, known):
     """With the channels and the window in its attributes, which Relax reads off the weight."""
-    attrs = {k: ir.plain(getattr(call.attrs, k)) for k in OPERATORS[name].defaults if hasattr(call.attrs, k)}
+    attrs = {k: v for k, v in _attributes(call).items() if k in OPERATORS[name].defaults}
     shape = dict(zip(attrs["kernel_layout"], fixed_shape(call.args[1].ty), strict=True))
     attrs["channels"] = shape["O"] * (attrs["groups"] if name.endswith("transpose") else 1)
     attrs["kernel_size"] = [size for axis, size in shape.items() if axis not in "OI"]
@@ -126,6 +148,7 @@ def _product(call, make, today):
     """nn.dense where the right matrix is a transposed weight."""
     left, right = call.args
     turned = today.get(right)
+    out_dtype = str(call.ty.dtype) if str(call.ty.dtype) != str(left.ty.dtype) else ""
     is_dense = (
         isinstance(turned, tvm.ir.Call)
         and getattr(turned.op, "name", "") == "relax.permute_dims"
@@ -133,8 +156,8 @@ def _product(call, make, today):
         and not isinstance(today.get(turned.args[0]), tvm.ir.Call)
     )
     if is_dense:
-        return make("nn.dense", [left, turned.args[0]], units=fixed_shape(call.ty)[-1])
-    return make("nn.matmul", [left, right])
+        return make("nn.dense", [left, turned.args[0]], units=fixed_shape(call.ty)[-1], out_dtype=out_dtype)
+    return make("nn.matmul", [left, right], out_dtype=out_dtype)
 
 
 def _kept(name, call, known) -> ir.Expr:
@@ -159,9 +182,4 @@ def _kept(name, call, known) -> ir.Expr:
 
         return tvm.ir.Call(call.op, [fill(slot) for slot in slots], call.attrs, call.ty_args)
 
-    names = [n for n in dir(call.attrs) if n[0] != "_" and n not in _METHODS] if call.attrs is not None else []
-    shown = {n: ir.plain(getattr(call.attrs, n)) for n in names}
-    return ir.Call(ir.Op(name), [_value(t, known) for t in tensors], {**shown, "_again": again})
-
-
-_METHODS = ("get_int", "get_int_tuple", "get_str", "id_", "is_", "same_as")
+    return ir.Call(ir.Op(name), [_value(t, known) for t in tensors], {**_attributes(call), "_again": again})

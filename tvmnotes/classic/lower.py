@@ -65,8 +65,8 @@ def _weight_shape(call: ir.Call, position: int, data: tuple[int, ...]) -> tuple[
     name, attrs = call.op.name, call.attrs
     if name.startswith("nn.conv") and attrs.kernel_size and attrs.channels:
         ins = data[attrs.data_layout.index("C")]
-        window = {axis: int(size) for axis, size in zip(attrs.kernel_layout.translate(_NO_CHANNELS), attrs.kernel_size,
-                                                        strict=True)}  # fmt: skip
+        axes = attrs.kernel_layout.translate(_NO_CHANNELS)
+        window = dict(zip(axes, np.broadcast_to(attrs.kernel_size, len(axes)).tolist(), strict=True))
         out, ins = (attrs.channels // attrs.groups, ins) if "transpose" in name else (
             attrs.channels, ins // attrs.groups)  # fmt: skip
         return tuple({"O": out, "I": ins, **window}[axis] for axis in attrs.kernel_layout)
@@ -133,8 +133,10 @@ def _one(builder, node, known, functions):
         return node
     if isinstance(node, ir.Var):
         raise ValueError(f"%{node.name_hint} is used and not bound: add it to the function's parameters")
-    if isinstance(node, ir.Let):  # its body is lowered apart, as the variable stands in it
-        return _lower(builder, node.body, {**known, node.var: known[node.value]}, functions)
+    if isinstance(node, ir.Let):  # its body is lowered after it, as the variable stands in it
+        known[node.var] = known[node.value]
+        node.var._type = _type(known[node.var].ty)
+        return _lower(builder, node.body, known, functions)
     raise Unservable(
         f"relay.{type(node).__name__}: control flow is not built, only networks without it; unroll the loop, "
         "or build the branches apart and choose in Python"

@@ -10,7 +10,8 @@ import math
 import re
 
 import numpy as np
-from tvm import relax, te, tirx, topi
+import tvm
+from tvm import relax, tirx
 from tvm.relax import op as R
 
 from ..compiler.fold import fixed_shape
@@ -22,20 +23,16 @@ OPERATORS: dict[str, "Operator"] = {}
 class Operator:
     """One operator. `signature` is Relay's; `lower(tensors, attrs)` makes Relax of Relax."""
 
-    def __init__(self, name: str, body, results):
+    def __init__(self, name: str, body, results, order=()):
         self.name, self.body, self.results = name, body, results
         self.__name__, self.__doc__ = name.rpartition(".")[2], body.__doc__
         self.signature = inspect.signature(body)
         kinds = self.signature.parameters.values()
         self.tensors = [p.name for p in kinds if p.kind is p.POSITIONAL_ONLY]
-        self.variadic = any(p.kind is p.VAR_POSITIONAL for p in kinds)
-        self.defaults = {
-            p.name: p.default for p in kinds if p.name not in self.tensors and p.kind is not p.VAR_POSITIONAL
-        }
+        self.defaults = {p.name: p.default for p in kinds if p.name not in self.tensors}
         # A script may name a tensor: nn.conv2d(data=x, weight=w).
-        self.__signature__ = self.signature.replace(
-            parameters=[p.replace(kind=p.POSITIONAL_OR_KEYWORD) if p.kind is p.POSITIONAL_ONLY else p for p in kinds]
-        )
+        called = {p.name: p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in kinds}
+        self.__signature__ = self.signature.replace(parameters=[called[name] for name in order or called])
 
     def __call__(self, *args, **kwargs):
         """The call, as an expression."""
@@ -44,7 +41,7 @@ class Operator:
         except TypeError as error:
             raise TypeError(f"relay.{self.name}{self.__signature__}: {error}") from None
         bound.apply_defaults()
-        tensors = [as_expr(bound.arguments.pop(name)) for name in self.tensors if bound.arguments[name] is not None]
+        tensors = [as_expr(bound.arguments.pop(name)) for name in self.tensors]
         attrs = {k: plain(v) for k, v in bound.arguments.items()}
         call = Call(Op(self.name), tensors, attrs)
         count = self.results(attrs) if callable(self.results) else self.results
@@ -52,8 +49,7 @@ class Operator:
 
     def lower(self, tensors: list, attrs) -> relax.Expr:
         values = {**self.defaults, **{k: v for k, v in attrs.items() if k in self.defaults}} if attrs else self.defaults
-        missing = len(self.tensors) - len(tensors)
-        return self.body(*tensors, *[None] * missing, **values)
+        return self.body(*tensors, **values)
 
     def relax_names(self) -> list[str]:
         """The Relax functions that the body calls, in the order in which they stand in it."""
@@ -63,11 +59,12 @@ class Operator:
         return list(dict.fromkeys(f"relax.op.{name}" for name in called))
 
 
-def operator(name: str, results=1):
-    """Make an operator of a function. `results` is how many values it gives, or a function of the attributes."""
+def operator(name: str, results=1, order=()):
+    """Make an operator of a function. `results` is how many values it gives, or a function of the attributes; `order`
+    is that of the arguments in a script, where an attribute stands among the tensors."""
 
     def register(body):
-        OPERATORS[name] = Operator(name, body, results)
+        OPERATORS[name] = Operator(name, body, results, order)
         return OPERATORS[name]
 
     return register
@@ -121,17 +118,18 @@ for _name in ("exp", "tanh", "erf"):
     _unary(f"fast_{_name}", _relax(_name), _name)
 for _name in ("copy", "identity", "annotation.stop_fusion"):
     _unary(_name, lambda x: x)
-_unary("shape_of", lambda x: R.shape_to_tensor(R.shape_of(x)), "shape_of", "shape_to_tensor")
+for _base in (2, 10):
+    _unary(
+        f"log{_base}",
+        lambda x, base=_base: R.multiply(R.log(x), relax.const(1 / math.log(base), _dtype(x))),
+        "log",
+        "multiply",
+    )
 
 
-@operator("log2")
-def log2(data, /):
-    return R.multiply(R.log(data), relax.const(1 / math.log(2), _dtype(data)))
-
-
-@operator("log10")
-def log10(data, /):
-    return R.multiply(R.log(data), relax.const(1 / math.log(10), _dtype(data)))
+@operator("shape_of")
+def shape_of(data, /, dtype="int32"):
+    return relax.const(np.asarray(_shape(data), dtype))
 
 
 def _dtype(x) -> str:
@@ -154,13 +152,16 @@ def _axes(axis):
 # ---------------------------------------------------------------- reductions
 
 
+def _reduced(data, axis, exclude) -> list[int]:
+    """The axes of `data` that a reduction takes away."""
+    rank = len(_shape(data))
+    axes = range(rank) if _axes(axis) is None else [a % rank for a in _axes(axis)]
+    return [a for a in range(rank) if (a in axes) != bool(exclude and _axes(axis))]
+
+
 def _reduction(name, function, today):
     def body(data, /, axis=None, keepdims=False, exclude=False):
-        axes = _axes(axis)
-        if exclude and axes is not None:
-            rank = len(_shape(data))
-            axes = [i for i in range(rank) if i not in [a % rank for a in axes]]
-        return function(data, axes, keepdims)
+        return function(data, _reduced(data, axis, exclude), keepdims)
 
     return _named(name, body, today)
 
@@ -173,13 +174,10 @@ _reduction("any", lambda x, axes, keep: R.astype(R.max(R.astype(x, "int32"), axe
 
 @operator("variance")
 def variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
-    made = R.variance(data, _axes(axis), keepdims)
-    if not unbiased:
-        return made
-    count = math.prod(
-        n for i, n in enumerate(_shape(data)) if axis is None or i in [a % len(_shape(data)) for a in _axes(axis)]
-    )
-    return R.multiply(made, relax.const(count / (count - 1), _dtype(data)))
+    axes = _reduced(data, axis, exclude)
+    count = math.prod(_shape(data)[a] for a in axes)
+    made = R.variance(data, axes, keepdims)
+    return R.multiply(made, relax.const(count / (count - 1), _dtype(data))) if unbiased else made
 
 
 @operator("logsumexp")
@@ -191,14 +189,12 @@ def logsumexp(data, /, axis=None, keepdims=False):
 
 def _argument(name, function):
     def body(data, /, axis=None, keepdims=False, exclude=False, select_last_index=False):
-        return R.astype(function(data, _one(axis), keepdims), "int32")
+        axes = _reduced(data, axis, exclude)
+        if (axis is not None and len(axes) != 1) or select_last_index:
+            raise ValueError(f"expected one axis, and the first index of it; got axis={axis}")
+        return R.astype(function(data, axes[0] if axis is not None else None, keepdims), "int32")
 
     _named(name, body, name)
-
-
-def _one(axis):
-    axes = _axes(axis)
-    return None if axes is None else axes[0]
 
 
 _argument("argmax", R.argmax)
@@ -270,7 +266,11 @@ def stack(data, /, axis=0):
 
 
 def _fields(data):
-    return data.fields if isinstance(data, relax.Tuple) else [data]
+    """The tensors of a tuple, which may be what a split gave."""
+    if isinstance(data, relax.Tuple):
+        return data.fields
+    several = isinstance(data.ty, tvm.ir.TupleType)
+    return [relax.TupleGetItem(data, n) for n in range(len(data.ty.fields))] if several else [data]
 
 
 @operator("split", lambda attrs: _parts(attrs))
@@ -295,12 +295,18 @@ def take(data, indices, /, axis=None, batch_dims=0, mode="clip"):
 @operator("strided_slice")
 def strided_slice(data, /, begin, end, strides=None, axes=None, slice_mode="end"):
     shape = _shape(data)
+    begin, end, strides = (_numbers(which) for which in (begin, end, strides or []))
     axes = list(range(len(begin))) if axes is None else [a % len(shape) for a in axes]
-    steps = [*(strides or []), *[1] * (len(begin) - len(strides or []))]
+    steps = strides + [1] * (len(begin) - len(strides))
     if slice_mode == "size":
         end = [shape[a] if size < 0 else first + size for a, first, size in zip(axes, begin, end, strict=True)]
         steps = [1] * len(begin)
-    return R.strided_slice(data, axes, list(begin), list(end), steps)
+    return R.strided_slice(data, axes, begin, end, steps)
+
+
+def _numbers(value) -> list:
+    """An attribute that a script may give as a constant expression."""
+    return np.ravel(value.data.numpy() if isinstance(value, Expr) else value).tolist()
 
 
 @operator("slice_like")
@@ -362,8 +368,8 @@ def ones(shape, dtype="float32"):
 
 @operator("arange")
 def arange(start, stop=None, step=None, dtype="float32"):
-    numbers = [a.data.numpy().item() if isinstance(a, Expr) else a for a in (start, stop, step) if a is not None]
-    return R.astype(relax.const(np.arange(*numbers).astype(dtype)), dtype)
+    numbers = [_numbers(a)[0] for a in (start, stop, step) if a is not None]
+    return relax.const(np.arange(*numbers).astype(dtype))
 
 
 @operator("where")
@@ -386,7 +392,7 @@ def clip(a, /, a_min, a_max):
     return R.clip(a, a_min, a_max)
 
 
-@operator("gather")
+@operator("gather", order=("data", "axis", "indices"))
 def gather(data, indices, /, axis):
     return R.gather_elements(data, indices, axis)
 
@@ -430,13 +436,11 @@ def cumsum(data, /, axis=None, dtype=None, exclusive=None):
 
 @operator("layout_transform")
 def layout_transform(data, /, src_layout, dst_layout):
-    made = te.placeholder(_shape(data), _dtype(data))
-    shape = [int(s) for s in topi.layout_transform(made, src_layout, dst_layout).shape]
-    if len(src_layout) == len(dst_layout) and sorted(src_layout) == sorted(dst_layout):
-        return R.permute_dims(data, [src_layout.index(a) for a in dst_layout])
-    raise NotImplementedError(
-        f"relay.layout_transform to a blocked layout ({dst_layout}, {shape}): tn.build chooses those"
-    )
+    if sorted(src_layout) != sorted(dst_layout):
+        raise NotImplementedError(
+            f"relay.layout_transform from {src_layout} to {dst_layout}: tn.build chooses blocked layouts itself"
+        )
+    return R.permute_dims(data, [src_layout.index(a) for a in dst_layout])
 
 
 # ---------------------------------------------------------------- nn
@@ -610,17 +614,23 @@ def adaptive_max_pool2d(data, /, output_size=None, layout="NCHW", out_layout="")
 
 
 @operator("nn.pad")
-def pad(data, pad_value=0.0, /, pad_width=(), pad_mode="constant"):
-    flat = [int(n) for sides in pad_width for n in sides]
-    value = pad_value.value.numpy().item() if hasattr(getattr(pad_value, "value", None), "numpy") else 0.0
-    return R.nn.pad(data, flat, pad_mode if pad_mode != "edge" else "replicate", value)
+def pad(data, /, pad_width, pad_value=0, pad_mode="constant"):
+    if pad_mode != "constant":
+        return _padded(data, pad_width, pad_mode)
+    return R.nn.pad(data, _numbers(pad_width), "constant", _numbers(pad_value)[0])
 
 
 @operator("nn.mirror_pad")
 def mirror_pad(data, /, pad_width, mode="SYMMETRIC"):
-    if mode != "REFLECT":
-        raise NotImplementedError("relay.nn.mirror_pad with mode SYMMETRIC: Relax reflects without the edge only")
-    return R.nn.pad(data, [int(n) for sides in pad_width for n in sides], "reflect")
+    return _padded(data, pad_width, mode.lower())
+
+
+def _padded(data, pad_width, mode):
+    """`data` with its own values around it, axis by axis, as NumPy's modes edge, reflect and symmetric have them."""
+    for axis, ((before, after), size) in enumerate(zip(pad_width, _shape(data), strict=True)):
+        at = np.pad(np.arange(size), (before, after), mode)
+        data = R.take(data, relax.const(at.astype("int32")), axis) if before or after else data
+    return data
 
 
 @operator("nn.upsampling")
@@ -634,19 +644,21 @@ def upsampling(data, /, scale_h=1, scale_w=1, layout="NCHW", method="nearest_nei
 def resize2d(data, /, size, roi=None, layout="NCHW", method="linear",
              coordinate_transformation_mode="half_pixel", rounding_method="", cubic_alpha=-0.5, cubic_exclude=0,
              extrapolation_value=0.0, out_dtype=None):  # fmt: skip
-    return _resized(data, _many(size, 2), layout, method, coordinate_transformation_mode, rounding_method)
+    return _resized(data, _many(size, 2), layout, method, coordinate_transformation_mode, rounding_method, cubic_alpha)
 
 
 @operator("image.resize")
 def resize(data, /, size, layout="NCHW", method="bilinear", coordinate_transformation_mode="half_pixel",
            rounding_method="", bicubic_alpha=-0.5, bicubic_exclude=0, out_dtype=None):  # fmt: skip
-    return _resized(data, _many(size, 2), layout, method, coordinate_transformation_mode, rounding_method)
+    return _resized(
+        data, _many(size, 2), layout, method, coordinate_transformation_mode, rounding_method, bicubic_alpha
+    )
 
 
-def _resized(data, size, layout, method, mode, rounding):
+def _resized(data, size, layout, method, mode, rounding, alpha=-0.5):
     method = {"bilinear": "linear", "bicubic": "cubic"}.get(method, method)
     rounding = rounding or ("round" if method != "nearest_neighbor" or mode != "asymmetric" else "floor")
-    return R.image.resize2d(data, tuple(int(s) for s in size), None, layout, method, mode, rounding, -0.5)
+    return R.image.resize2d(data, tuple(int(s) for s in size), None, layout, method, mode, rounding, alpha)
 
 
 @operator("nn.lrn")
@@ -671,7 +683,7 @@ def l2_normalize(data, /, eps, axis=None):
 
 @operator("nn.depth_to_space")
 def depth_to_space(data, /, block_size, layout="NCHW", mode="DCR"):
-    n, c, h, w = _shape(data)
+    n, c, h, w = _channels_first(data, layout)
     b, inner = block_size, c // block_size**2
     if mode == "DCR":
         made = R.permute_dims(R.reshape(data, (n, b, b, inner, h, w)), [0, 3, 4, 1, 5, 2])
@@ -682,10 +694,16 @@ def depth_to_space(data, /, block_size, layout="NCHW", mode="DCR"):
 
 @operator("nn.space_to_depth")
 def space_to_depth(data, /, block_size, layout="NCHW"):
-    n, c, h, w = _shape(data)
+    n, c, h, w = _channels_first(data, layout)
     b = block_size
     made = R.permute_dims(R.reshape(data, (n, c, h // b, b, w // b, b)), [0, 3, 5, 1, 2, 4])
     return R.reshape(made, (n, c * b * b, h // b, w // b))
+
+
+def _channels_first(data, layout) -> tuple[int, ...]:
+    if layout != "NCHW":
+        raise NotImplementedError(f"expected the layout NCHW, got {layout}: transpose the data before and after")
+    return _shape(data)
 
 
 @operator("nn.cross_entropy")

@@ -16,15 +16,11 @@ def astext(what) -> str:
             infer(function, functions)
         return "\n".join(_Printer().function(f, f"def @{name}") for name, f in functions.items())
     if isinstance(what, ir.Function):
-        return _Printer().function(what, "fn ") + _meta()
+        return _Printer().function(what, "fn ")
     printer = _Printer()
     result = printer.value(what)
     free = [f"free_var {printer.value(v)}{_annotated(v)};" for v in ir.free_vars(what)]
     return "\n".join([*free, *printer.lines, result])
-
-
-def _meta() -> str:
-    return ""
 
 
 def _annotated(v: ir.Var) -> str:
@@ -53,9 +49,8 @@ class _Printer:
         name = self.names[expr]
         if isinstance(expr, ir.Call) and last and last.startswith(f"{name} = "):  # the result needs no number
             self.lines.pop()
-            self.names.pop(expr)
-            return last.removeprefix(f"{name} = ").removesuffix(";")
-        return name
+            self.names[expr] = last.removeprefix(f"{name} = ").removesuffix(";")
+        return self.names[expr]
 
     def _name(self, node) -> str:
         if isinstance(node, ir.Var):
@@ -69,16 +64,23 @@ class _Printer:
             return f"{self.names[node.tuple_value]}.{node.index}"
         if isinstance(node, ir.Function):
             return _Printer().function(node, "fn ").strip()
+        if isinstance(node, ir.Let):
+            return self._let(node)
         number = f"%{sum(line.startswith(f'{self.pad}%') and ' = ' in line for line in self.lines)}"
         self.lines.append(f"{self.pad}{number} = {self._operation(node)}{self._comment(node)};")
         return number
 
+    def _let(self, node) -> str:
+        written = self.value(node.value)
+        name = self.names[node.var] = self._unique(node.var.name_hint)
+        if isinstance(node.value, ir.Call):
+            self.names[node.value] = name
+        self.lines.append(f"{self.pad}let {name}{_annotated(node.var)} = {written};")
+        return self.value(node.body)
+
     def _operation(self, node) -> str:
-        if isinstance(node, ir.Let):
-            return f"let %{node.var.name_hint} = {self.names[node.value]}; {_Printer().value(node.body)}"
         if isinstance(node, ir.If):
-            branches = (_Printer(2).value(b) for b in (node.true_branch, node.false_branch))
-            return f"if ({self.names[node.cond]}) {{ {' } else { '.join(branches)} }}"
+            return "if ({}) {{ {} }} else {{ {} }}".format(*(self.names[part] for part in ir.children(node)))
         if isinstance(node.op, ir.Op):
             name = node.op.name
         elif isinstance(node.op, ir.Function):

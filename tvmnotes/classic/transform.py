@@ -7,6 +7,7 @@ from tvm.relax import transform as t
 
 from ..compiler.fold import fold_with_numpy
 from . import ir
+from .context import PASSES
 from .lift import from_relax
 from .lower import infer, to_relax
 from .ops import OPERATORS
@@ -58,9 +59,12 @@ class Sequential:
 
     def __call__(self, mod):
         context = tvm.transform.PassContext.current()
+        disabled, required = ({str(p) for p in which} for which in (context.disabled_pass, context.required_pass))
         for step in self.passes:
-            disabled = getattr(step, "name", "") in [str(p) for p in context.disabled_pass]
-            if not disabled and getattr(step, "opt_level", 0) <= max(int(context.opt_level), 2):
+            name = getattr(step, "name", "")
+            today = set(PASSES.get(name, [name]))  # PassContext keeps the names of today
+            wanted = getattr(step, "opt_level", 0) <= int(context.opt_level) or today <= required
+            if wanted and not today <= disabled:
                 mod = step(mod)
         return mod
 
@@ -141,7 +145,7 @@ def simplify_inference(function):
 
 
 def _layouts(desired):
-    kernels = {"NCHW": "OIHW", "NHWC": "OHWI"}
+    kernels = {"NCHW": "OIHW", "NHWC": "HWIO"}
     wanted = {}
     for name, layouts in desired.items():
         if name != "nn.conv2d":
@@ -151,12 +155,18 @@ def _layouts(desired):
     return t.ConvertLayout(wanted)
 
 
+def _precision(mixed_precision_type="float16", missing_op_mode=1):
+    if mixed_precision_type != "float16":
+        raise NotImplementedError(f"ToMixedPrecision to {mixed_precision_type}: Relax converts to float16 only")
+    return t.ToMixedPrecision("float16")
+
+
 _relax("FoldConstant", fold_with_numpy, t.FoldConstant)
 _relax("EliminateCommonSubexpr", lambda fskip=None: t.EliminateCommonSubexpr())
 _relax("DeadCodeElimination", lambda *_: t.DeadCodeElimination())
 _relax("CanonicalizeOps", t.CanonicalizeBindings)
 _relax("ConvertLayout", _layouts)
-_relax("ToMixedPrecision", lambda mixed_precision_type="float16", missing_op_mode=1: t.ToMixedPrecision("float16"))
+_relax("ToMixedPrecision", _precision)
 
 _LATER = "tn.build chooses layouts and schedules itself, when it compiles"
 for _name in (
@@ -249,10 +259,11 @@ def fuse_ops(function, fuse_opt_level=-1):
             continue
         for arg in node.args:
             joined = group.get(arg)
-            if joined and uses[arg] == 1 and _kind(arg) in ("heavy", "elementwise") and (
-                _kind(node) == "elementwise" or all(_kind(n) == "elementwise" for n in joined)
-            ):  # fmt: skip
-                merged = joined + [n for n in group[node] if n not in joined]
+            if not joined or uses[arg] > 1 or _kind(arg) not in ("heavy", "elementwise"):
+                continue
+            merged = joined + [n for n in group[node] if n not in joined]
+            kinds = [_kind(n) for n in merged]
+            if kinds.count("heavy") + kinds.count("reduction") <= 1:  # one loop nest that is not elementwise
                 for member in merged:
                     group[member] = merged
     replaced: dict = {}
