@@ -145,7 +145,7 @@ def convolutions(draw, ins=channels, out=channels, groups=None, kernel=None):
 @given(convolutions())
 def test_convolutions(case):
     tolerance = WINOGRAD_TOLERANCE if case.kernel == (3, 3) else TOLERANCE
-    assert_convolves(case, "conv2d or winograd", tolerance)
+    assert_convolves(case, "conv2d or pointwise or winograd", tolerance)
 
 
 @drawn(9)
@@ -161,7 +161,7 @@ def test_grouped_convolutions(case):
         assert_convolves(case, "depthwise")
     else:  # groups that fill one block together may become one convolution for Winograd
         tolerance = WINOGRAD_TOLERANCE if case.kernel == (3, 3) else TOLERANCE
-        assert_convolves(case, "conv2d or winograd", tolerance)
+        assert_convolves(case, "conv2d or pointwise or winograd", tolerance)
 
 
 @drawn(7)

@@ -29,10 +29,10 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool):
 
     def compile_apart(part):
         with tvm.transform.PassContext(context.opt_level, config=dict(context.config)):
-            return _compile(part, target, runs_here)
+            return compile_kernels(part, target, runs_here)
 
     if context.instruments:  # they belong to this thread
-        libraries = [_compile(part, target, runs_here) for part in parts]
+        libraries = [compile_kernels(part, target, runs_here) for part in parts]
     else:
         with ThreadPoolExecutor(cores) as pool:
             libraries = list(pool.map(compile_apart, parts))
@@ -40,7 +40,7 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool):
     return tvm.relax.build(rest, target=target, relax_pipeline=None)
 
 
-def _compile(kernels: dict, target, runs_here):
+def compile_kernels(kernels: dict, target, runs_here):
     """What `tvm.tirx.build` does for kernels of a CPU, less the assertions."""
     lower, finalize, _ = tirx.get_default_tir_pipeline(target)
     mod = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(kernels))

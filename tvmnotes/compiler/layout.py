@@ -18,7 +18,8 @@ import tvm
 from tvm import relax, te
 
 from .fold import constant_array, fixed_shape
-from .schedules import OUT_EWISE_FUSABLE, conv2d, depthwise, winograd
+from .schedules import OUT_EWISE_FUSABLE, config_for, convolution
+from .schedules.convolution import Convolution
 from .schedules.vector import Vectors, filled_up
 
 # Elementwise operators that make a finite number of every finite number; and those that may not.
@@ -159,37 +160,26 @@ class _Blocker(relax.PyExprMutator):
         if not sound or shape is None or weight is None or weight.dtype != np.float32 or len(shape) != 4:
             return None
         strides, padding, dilation = ([int(i) for i in at] for at in (attrs.strides, attrs.padding, attrs.dilation))
-        groups, lanes = int(attrs.groups), self.lanes
-        depthwise_ = groups > 1 and len(weight) == groups and weight.shape[1] == 1
-        if not depthwise_:
-            weight, groups = _merged(weight, groups, lanes)
-        out, ins = weight.shape[0] // groups, weight.shape[1]
-        picture = groups == 1 and ins < lanes and data not in self.blocked  # few channels: read one by one, in NCHW
+        lanes, groups = self.lanes, int(attrs.groups)
+        picture = groups == 1 and weight.shape[1] < lanes and data not in self.blocked  # few channels: read in NCHW
         block = None if picture else self._block(data)
         if not picture and block is None:
             return None
-        source, inner = (self.visit_expr(data), 1) if picture else (block.expr, lanes)
-        if depthwise_:
-            family, packed = depthwise, _pack(weight, 1, lanes)[..., 0, :]
-        else:
-            if groups > 1 and ins % lanes:  # then a group is a block
-                source, inner = self.builder_.emit(self.builder_.call_te(_group, source, groups, ins)), ins
-            family, packed = conv2d, _pack_groups(weight, groups, inner, lanes)
-            packed = packed[..., 0, :] if picture else packed
-        window = conv2d.Window(strides, padding, dilation, out, ins)
-        tile = winograd.best_tile(window, fixed_shape(source.ty), packed.shape) if groups == 1 else None
-        if tile:
-            family, packed = winograd, winograd.transform_weight(weight, tile, lanes)
-        config = family.default_config(window, fixed_shape(source.ty), packed.shape, self.vectors)
-        if family is conv2d:
-            packed = conv2d.fill_tiles(packed, groups, config)
+        conv = Convolution(shape, weight.shape, tuple(strides), tuple(padding), tuple(dilation), groups, not picture)
+        config = config_for(conv, self.vectors)
+        source = self.visit_expr(data) if picture else block.expr
+        if fixed_shape(source.ty) != conv.source_shape(lanes):
+            _, groups, _, _, channels = conv.source_shape(lanes)
+            source = self.builder_.emit(self.builder_.call_te(convolution.group, source, groups, channels))
         made = self.builder_.call_te(
-            lambda data, kernel: family.compute(data, kernel, window, config), source, relax.const(packed),
-            primfunc_name_hint="depthwise_conv2d" if depthwise_ else "conv2d",
+            lambda data, kernel: conv.compute(data, kernel, config),
+            source, relax.const(conv.pack(weight, config, lanes)),
+            primfunc_name_hint="depthwise_conv2d" if conv.is_depthwise else "conv2d",
             primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
         )  # fmt: skip
-        if family is conv2d and groups > 1 and packed.shape[0] * lanes != len(weight):
-            made = self.builder_.call_te(_ungroup, self.builder_.emit(made), groups, len(weight))
+        if conv.has_gaps(config, lanes):
+            made = self.builder_.emit(made)
+            made = self.builder_.call_te(convolution.ungroup, made, conv.kernel_groups(lanes), len(weight))
         return _Blocked(made, len(weight))
 
     def _elementwise(self, call):
@@ -317,58 +307,3 @@ def _blocks(array: np.ndarray, lanes: int) -> np.ndarray:
     count = -(-channels // lanes)
     array = filled_up(array, (n, count * lanes, h, w)).reshape(n, count, lanes, h, w)
     return np.ascontiguousarray(array.transpose(0, 1, 3, 4, 2))
-
-
-def _pack(weight: np.ndarray, inner: int, lanes: int) -> np.ndarray:
-    """OIHW to OIHW[inner]i[lanes]o, filled up with zeros."""
-    o, i, h, w = weight.shape
-    outs, ins = -(-o // lanes), -(-i // inner)
-    weight = filled_up(weight, (outs * lanes, ins * inner, h, w))
-    return np.ascontiguousarray(weight.reshape(outs, lanes, ins, inner, h, w).transpose(0, 2, 4, 5, 3, 1))
-
-
-def _pack_groups(weight: np.ndarray, groups: int, inner: int, lanes: int) -> np.ndarray:
-    """`_pack` for each group by itself."""
-    o, *window = weight.shape
-    by_group = weight.reshape(groups, o // groups, *window)
-    by_group = filled_up(by_group, (groups, -(-o // groups // lanes) * lanes, *window))
-    return _pack(by_group.reshape(-1, *window), inner, lanes)
-
-
-def _group(data, groups: int, channels: int):
-    """(N, blocks, H, W, x) as (N, groups, H, W, channels): the channels of each group side by side."""
-    n, _, h, w, lanes = (int(s) for s in data.shape)
-
-    def element(b, g, y, x, c):
-        channel = g * channels + c
-        return data[b, channel // lanes, y, x, channel % lanes]
-
-    return te.compute((n, groups, h, w, channels), element, name="group")
-
-
-def _ungroup(made, groups: int, channels: int):
-    """What `conv2d` made of `groups` groups, each filled up to whole blocks, as (N, blocks, H, W, x) without gaps."""
-    n, blocks, h, w, lanes = (int(s) for s in made.shape)
-    out, each = channels // groups, blocks // groups
-
-    def element(b, k, y, x, c):
-        channel = k * lanes + c
-        group, within = channel // out, channel % out
-        value = made[b, group * each + within // lanes, y, x, within % lanes]
-        return value if channels % lanes == 0 else te.if_then_else(channel < channels, value, 0.0)
-
-    return te.compute((n, -(-channels // lanes), h, w, lanes), element, name="ungroup")
-
-
-def _merged(weight: np.ndarray, groups: int, lanes: int) -> tuple[np.ndarray, int]:
-    """The weight, and its number of groups, with as many groups made one as fill a block together.
-
-    The weights between what were two groups are 0.
-    """
-    o, i, h, w = weight.shape
-    out = o // groups
-    count = lanes // out if lanes % out == 0 and groups % (lanes // out) == 0 else 1
-    merged = np.zeros((groups // count, count, out, count, i, h, w), weight.dtype)
-    for each in range(count):
-        merged[:, each, :, each] = weight.reshape(groups // count, count, out, i, h, w)[:, each]
-    return merged.reshape(o, count * i, h, w), groups // count

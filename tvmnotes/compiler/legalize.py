@@ -1,12 +1,11 @@
 """From operators to kernels: the computations that opt level 3 has schedules for, instead of TVM's own."""
 
-import numpy as np
 import tvm
 from tvm import relax
 
 from .fold import fixed_shape
-from .schedules import OUT_EWISE_FUSABLE, elementwise, matmul, rows
-from .schedules.vector import Vectors, filled_up
+from .schedules import OUT_EWISE_FUSABLE, config_for, elementwise, matmul, rows
+from .schedules.vector import Vectors
 
 _FUSABLE = {"op_pattern": OUT_EWISE_FUSABLE}
 
@@ -33,8 +32,10 @@ def _matmul(bb, call, v):
     if a is None or b is None or len(a) < 2 or len(b) < 2 or dtypes != {"float32"}:
         return _default(bb, call)
     if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
-        config = matmul.default_config(a[-2], a[-1], b[1], v)
-        return bb.call_te(matmul.dense, left, _panels(right.value.numpy(), v.lanes, config), b[1], config,
+        dense = matmul.Dense(a[-2], *b)
+        config = config_for(dense, v)
+        panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
+        return bb.call_te(dense.compute, left, panels, config,
                           primfunc_name_hint="dense", primfunc_attrs=_FUSABLE)  # fmt: skip
     config = matmul.default_config(a[-2], a[-1], b[-1], v)
     return bb.call_te(matmul.batched, left, right, config, v.lanes,
@@ -71,12 +72,3 @@ def _concat(bb, call):
         return _default(bb, call)
     axis = int(call.attrs.axis) % len(call.ty.shape)
     return bb.call_te(lambda *xs: elementwise.concat(xs, axis), *parts.fields, primfunc_name_hint="concatenate")
-
-
-def _panels(weight, lanes, config):
-    """(K, N) to (blocks, K, lanes), filled up with zeros to whole tiles."""
-    depth, columns = weight.shape
-    width = lanes * config["blocks"]
-    blocks = -(-columns // width) * config["blocks"]
-    weight = filled_up(weight, (depth, blocks * lanes)).reshape(depth, blocks, lanes)
-    return relax.const(np.ascontiguousarray(weight.transpose(1, 0, 2)))

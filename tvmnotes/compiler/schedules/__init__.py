@@ -4,24 +4,48 @@ A family's kernels carry its name and their config (a plain dictionary: tile siz
 main block; whatever was fused behind them is scheduled along.
 """
 
+import contextlib
+import contextvars
 import json
+from collections.abc import Callable
 
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
 
-from . import conv2d, default, depthwise, matmul, rows, winograd
+from . import conv2d, default, depthwise, matmul, pointwise, rows, winograd
 from .vector import Vectors
 
 OUT_EWISE_FUSABLE = 4  # TVM's pattern of a kernel that elementwise operators may be fused behind
 
 _FAMILIES = {
     "conv2d": conv2d,
+    "pointwise": pointwise,
     "winograd": winograd,
     "depthwise": depthwise,
     "matmul": matmul,
     "rows": rows,
     "default": default,
 }
+
+
+_chosen = contextvars.ContextVar("chosen", default=None)
+
+
+@contextlib.contextmanager
+def choose(config: Callable):
+    """Within it, a workload gets `config(workload)`, where that is not None, instead of its default config."""
+    token = _chosen.set(config)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def config_for(workload, vectors: Vectors) -> dict:
+    """The config that was chosen for a workload, or its default one."""
+    chosen = _chosen.get()
+    config = chosen(workload) if chosen else None
+    return workload.default_config(vectors) if config is None else config
 
 
 def schedule_kernels(vectors: Vectors) -> tvm.transform.Pass:

@@ -10,16 +10,14 @@ import json
 import math
 from dataclasses import dataclass
 
-import numpy as np
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
 from .tail import block_names, crop, fuse_tail, parallel, vectorize
-from .vector import Vectors, filled_up, step_cycles
+from .vector import Vectors, step_cycles
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the pictures
 _CACHED_PICTURE = 1 << 20  # bytes of a picture that stays there beside some weights
-_RUN = 8  # tiles of pixels
 
 
 @dataclass(frozen=True)
@@ -46,38 +44,24 @@ class Window:
 def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -> dict:
     """The config that runs without tuning, from the shapes of data and packed weights (see `compute`).
 
-    pixels, blocks: the register tile. outer: which loop is outside: "rows" of the picture where all weights stay in
-    the cache, "channels" where the picture does; where neither, the one that fetches less. Of a pointwise convolution
-    also run: as many tiles of pixels take their turn before the next channels; of others, those of a row.
+    pixels, blocks: the register tile. outer: which loop is outside, "rows" of the picture or "channels".
     """
     height, width = window.out_size(*data_shape[2:4], *kernel_shape[2:4])
-    line = pointwise(window, data_shape, kernel_shape)
-    if line:
-        height, width = 1, height * width
-    blocks = -(-window.out // vectors.lanes)
-    pixels, tile = register_tile(width, blocks, vectors)
-    run = tiles = -(-width // pixels)
-    if line:
-        run = max(r for r in range(1, _RUN + 1) if -tiles % r * 50 <= tiles)
+    pixels, blocks = register_tile(width, -(-window.out // vectors.lanes), vectors)
+    tiles = -(-window.out // (vectors.lanes * blocks))
+    return {"pixels": pixels, "blocks": blocks, "outer": outer_loop(data_shape, kernel_shape, height, tiles)}
+
+
+def outer_loop(data_shape, kernel_shape, lines: int, tiles: int) -> str:
+    """Which loop is outside: "rows", of `lines` lines that each take all weights, or "channels", in tiles.
+
+    Rows where all weights stay in the cache, channels where the picture does; where neither, what fetches less. Weights
+    are read one after another, of a picture a few pixels here and there, which costs twice as much.
+    """
     picture, weights = 4 * math.prod(data_shape[1:]), 4 * math.prod(kernel_shape)
-    # Weights are read one after another, of a picture a few pixels here and there: that costs twice as much.
-    by_rows, by_channels = weights * height * tiles // run, 2 * picture * -(-blocks // tile)
-    rows = weights <= _CACHED_WEIGHTS or (picture > _CACHED_PICTURE and by_rows < by_channels)
-    config = {"pixels": pixels, "blocks": tile, "outer": "rows" if rows else "channels"}
-    return config | ({"run": run} if line else {})
-
-
-def pointwise(window: Window, data_shape, kernel_shape) -> bool:
-    """Whether the window is one pixel, the next one beside it: then rows do not matter, and a picture is one line."""
-    plain = window.strides == [1, 1] and not any(window.padding) and tuple(kernel_shape[2:4]) == (1, 1)
-    return plain and len(data_shape) == 5
-
-
-def fill_tiles(packed: np.ndarray, groups: int, config: dict) -> np.ndarray:
-    """Packed weights with blocks of zeros behind each group's, up to whole tiles."""
-    by_group = packed.reshape(groups, -1, *packed.shape[1:])
-    blocks = -(-by_group.shape[1] // config["blocks"]) * config["blocks"]
-    return filled_up(by_group, (groups, blocks, *packed.shape[1:])).reshape(-1, *packed.shape[1:])
+    if weights <= _CACHED_WEIGHTS:
+        return "rows"
+    return "rows" if picture > _CACHED_PICTURE and weights * lines < 2 * picture * tiles else "channels"
 
 
 def register_tile(width: int, blocks: int, vectors: Vectors) -> tuple[int, int]:
@@ -107,8 +91,6 @@ def compute(data, kernel, window: Window, config: dict):
     `kernel` (O, I, KH, KW, x). A group has I of the blocks, and an equal share of the O. Rows are computed up to a
     multiple of the tile and then cropped; so are the blocks where there is one group.
     """
-    if pointwise(window, data.shape, kernel.shape):
-        return _compute_line(data, kernel, window, config)
     n, source, h, w, *inner = (int(s) for s in data.shape)
     out, ins, kernel_h, kernel_w = (int(s) for s in kernel.shape[:4])
     lanes = int(kernel.shape[-1])
@@ -133,48 +115,21 @@ def compute(data, kernel, window: Window, config: dict):
             product = data[b, i + ii, row, column] * kernel[k, i + ii, kh, kw, c]
         return te.sum(product, axis=[i, kh, kw, ii])
 
-    made = te.compute((n, out, out_h, full_w, lanes), element, name="conv2d", attrs=_attrs(config))
+    attrs = {"tvmnotes.family": "conv2d", "tvmnotes.config": json.dumps(config)}
+    made = te.compute((n, out, out_h, full_w, lanes), element, name="conv2d", attrs=attrs)
     blocks = -(-window.out // lanes) if groups == 1 else out
     return crop(made, (n, blocks, out_h, out_w, lanes))
-
-
-def _compute_line(data, kernel, window: Window, config: dict):
-    """`compute` where a picture is one line: of pixels up to a multiple of the run."""
-    n, source, h, w, inner = (int(s) for s in data.shape)
-    out, ins, lanes = (int(kernel.shape[axis]) for axis in (0, 1, -1))
-    step = config["pixels"] * config["run"]
-    full = -(-h * w // step) * step
-    groups = source // ins
-    i, ii = te.reduce_axis((0, ins), "i"), te.reduce_axis((0, inner), "ii")
-
-    def element(b, k, p, c):
-        pixel = p if full == h * w else te.min(p, h * w - 1)
-        block = k // (out // groups) * ins + i
-        return te.sum(data[b, block, pixel // w, pixel % w, ii] * kernel[k, i, 0, 0, ii, c], axis=[i, ii])
-
-    made = te.compute((n, out, full, lanes), element, name="conv2d", attrs=_attrs(config))
-    blocks = -(-window.out // lanes) if groups == 1 else out
-    return te.compute((n, blocks, h, w, lanes), lambda b, k, y, x, c: made[b, k, y * w + x, c], name="crop")
-
-
-def _attrs(config: dict) -> dict:
-    return {"tvmnotes.family": "conv2d", "tvmnotes.config": json.dumps(config)}
 
 
 def schedule(sch: Schedule, config: dict) -> None:
     """Apply the scheme to a kernel that `compute` gave, with whatever was fused behind it."""
     names = block_names(sch)
-    n, o, *picture, c, i = sch.get_loops("conv2d")[: -3 if len(sch.get_loops("conv2d")) == 9 else -1]
-    window = sch.get_loops("conv2d")[len(picture) + 4 :]
+    n, o, h, w, c, i, kh, kw, ii = sch.get_loops("conv2d")
     oo, oi = sch.split(o, [None, config["blocks"]])
-    if len(picture) == 1:
-        h, wo, wi = sch.split(picture[0], [None, config["run"], config["pixels"]])
-    else:
-        h, w = picture
-        wo, wi = sch.split(w, [None, config["pixels"]])
+    wo, wi = sch.split(w, [None, config["pixels"]])
     outer = [n, oo, h] if config["outer"] == "channels" else [n, h, oo]
-    sch.reorder(*outer, wo, i, *window, wi, oi, c)
-    fuse_tail(sch, "conv2d", wo, stages=("pad",), line=len(picture) == 1)
+    sch.reorder(*outer, wo, i, kh, kw, ii, wi, oi, c)
+    fuse_tail(sch, "conv2d", wo, stages=("pad",))
     parallel(sch, outer)
     vectorize(sch, [wi, oi, c])
     if "pad" in names:

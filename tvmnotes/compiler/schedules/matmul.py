@@ -7,12 +7,14 @@ Multiplication" (TOMS 2008), without their blocking for the caches: the networks
 
 import json
 import math
+from dataclasses import dataclass
 
+import numpy as np
 from tvm import te
 from tvm.s_tir import Schedule
 
 from .tail import block_names, crop, fuse_tail, parallel, vectorize
-from .vector import Vectors, step_cycles
+from .vector import Vectors, filled_up, step_cycles
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache
 
@@ -37,6 +39,54 @@ def default_config(rows: int, depth: int, columns: int, vectors: Vectors) -> dic
     tile_rows, tile_panels = min(tiles, key=lambda t: cycles(*t))
     outer = "rows" if depth * columns * 4 <= _CACHED_WEIGHTS else "columns"
     return {"rows": tile_rows, "blocks": tile_panels, "outer": outer}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A float32 matrix product (rows, depth) x (depth, columns) as a workload; the second is known while compiling."""
+
+    rows: int
+    depth: int
+    columns: int
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        return self.depth, self.columns
+
+    @property
+    def multiplications(self) -> int:
+        return self.rows * self.depth * self.columns
+
+    def source_shape(self, lanes: int) -> tuple[int, int]:
+        """The shape of the data that the kernel reads."""
+        return self.rows, self.depth
+
+    def default_config(self, vectors: Vectors) -> dict:
+        return default_config(self.rows, self.depth, self.columns, vectors)
+
+    def space(self, vectors: Vectors) -> list[dict]:
+        """The configs to search, in an order that does not change, the default one first."""
+        panels, default = -(-self.columns // vectors.lanes), self.default_config(vectors)
+        found = [
+            {"rows": r, "blocks": p, "outer": outer}
+            for p in range(1, min(panels, 8) + 1)
+            for r in range(1, min(self.rows, vectors.registers) + 1)
+            for outer in ("rows", "columns")
+            if r * p + p + 1 <= vectors.registers
+        ]
+        return [default, *(config for config in found if config != default)]
+
+    def pack(self, weight: np.ndarray, config: dict, lanes: int) -> np.ndarray:
+        """(K, N) to (blocks, K, lanes), filled up with zeros to whole tiles."""
+        depth, columns = weight.shape
+        width = lanes * config["blocks"]
+        blocks = -(-columns // width) * config["blocks"]
+        weight = filled_up(weight, (depth, blocks * lanes)).reshape(depth, blocks, lanes)
+        return np.ascontiguousarray(weight.transpose(1, 0, 2))
+
+    def compute(self, data, panels, config: dict):
+        """The product as a tensor expression, of data (..., rows, depth) and what `pack` gave."""
+        return dense(data, panels, self.columns, config)
 
 
 def dense(data, panels, columns: int, config: dict):

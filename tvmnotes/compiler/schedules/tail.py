@@ -32,7 +32,7 @@ def fuse_tail(sch: Schedule, name: str, loop, stages: tuple[str, ...] = (), line
         sch.set_scope(name, 0, "local")
     else:
         last = sch.cache_write(name, 0, "local")
-    if line and tail:
+    if line:
         width = int(sch.get(sch.get_loops(last)[-2]).extent)
         sch.transform_block_layout(last, lambda n, o, h, w, c: (n, o, h * width + w, c))
     depth = _depth(sch, name, loop)

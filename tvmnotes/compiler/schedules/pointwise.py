@@ -1,0 +1,63 @@
+"""1x1 convolution of stride 1 in NCHW[x]c: a matrix product over the pixels, where rows of the picture do not matter.
+
+The tile of sums is `conv2d`'s. A picture is one line of H * W pixels, computed up to a whole number of tiles, so that a
+width such as 19 or 38 leaves none of a tile unused.
+"""
+
+import json
+
+from tvm import te
+from tvm.s_tir import Schedule
+
+from .conv2d import Window, outer_loop, register_tile
+from .tail import fuse_tail, parallel, vectorize
+from .vector import Vectors
+
+_RUN = 8  # tiles of pixels
+
+
+def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -> dict:
+    """The config that runs without tuning.
+
+    pixels, blocks: the register tile. run: as many tiles of pixels take their turn before the next channels. outer:
+    which loop is outside, "rows" (runs of pixels) or "channels".
+    """
+    length = data_shape[2] * data_shape[3]
+    pixels, blocks = register_tile(length, -(-window.out // vectors.lanes), vectors)
+    tiles = -(-length // pixels)
+    run = max(r for r in range(1, _RUN + 1) if -tiles % r * 50 <= tiles)  # at most 2 % that nobody reads
+    outer = outer_loop(data_shape, kernel_shape, -(-tiles // run), -(-window.out // (vectors.lanes * blocks)))
+    return {"pixels": pixels, "blocks": blocks, "run": run, "outer": outer}
+
+
+def compute(data, kernel, window: Window, config: dict):
+    """The convolution of `data` (N, blocks, H, W, i) with `kernel` (O, I, 1, 1, i, x); groups as in `conv2d`."""
+    n, source, h, w, inner = (int(s) for s in data.shape)
+    out, ins, lanes = (int(kernel.shape[axis]) for axis in (0, 1, -1))
+    step, groups = config["pixels"] * config["run"], source // ins
+    full = -(-h * w // step) * step
+    i, ii = te.reduce_axis((0, ins), "i"), te.reduce_axis((0, inner), "ii")
+
+    def element(b, k, p, c):
+        pixel = p if full == h * w else te.min(p, h * w - 1)
+        block = k // (out // groups) * ins + i
+        return te.sum(data[b, block, pixel // w, pixel % w, ii] * kernel[k, i, 0, 0, ii, c], axis=[i, ii])
+
+    attrs = {"tvmnotes.family": "pointwise", "tvmnotes.config": json.dumps(config)}
+    made = te.compute((n, out, full, lanes), element, name="pointwise", attrs=attrs)
+    blocks = -(-window.out // lanes) if groups == 1 else out
+    return te.compute((n, blocks, h, w, lanes), lambda b, k, y, x, c: made[b, k, y * w + x, c], name="picture")
+
+
+def schedule(sch: Schedule, config: dict) -> None:
+    """Apply the scheme to a kernel that `compute` gave, with whatever was fused behind it."""
+    n, o, p, c, i, ii = sch.get_loops("pointwise")
+    oo, oi = sch.split(o, [None, config["blocks"]])
+    line, po, pi = sch.split(p, [None, config["run"], config["pixels"]])
+    outer = [n, oo, line] if config["outer"] == "channels" else [n, line, oo]
+    sch.reorder(*outer, po, i, ii, pi, oi, c)
+    fuse_tail(sch, "pointwise", po, line=True)
+    parallel(sch, outer)
+    vectorize(sch, [pi, oi, c])
+    init = sch.decompose_reduction("pointwise", i)
+    vectorize(sch, sch.get_loops(init)[-3:])
