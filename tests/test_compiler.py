@@ -131,13 +131,13 @@ class EveryFamily(nn.Module):
     def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(3, 20, 5, stride=1, padding=2)
-        self.winograd = nn.Conv2d(20, 24, 3, padding=1)
+        self.winograd, self.pointwise = nn.Conv2d(20, 24, 3, padding=1), nn.Conv2d(24, 24, 1)
         self.depthwise = nn.Conv2d(24, 24, 3, padding=1, groups=24)
         self.grouped = nn.Conv2d(24, 36, 3, stride=2, groups=3)
         self.norm, self.classify = nn.LayerNorm(36), nn.Linear(36, 10)
 
     def forward(self, x):
-        x = torch.sigmoid(self.winograd(torch.relu(self.stem(x))))
+        x = self.pointwise(torch.sigmoid(self.winograd(torch.relu(self.stem(x)))))
         x = self.grouped(nn.functional.gelu(self.depthwise(x)) + x).flatten(2)
         x = self.norm((torch.softmax(x @ x.transpose(1, 2), dim=-1) @ x).mean(2))
         return self.classify(x)
