@@ -8,13 +8,14 @@ pipeline of tvmnotes: `relay.build` at opt level 3 is `tn.build`.
 
     ir, ops, text      Relay's expressions, operators and text
     lower, lift        to Relax, and back
-    build, graph_executor, frontend, transform, targets, context
+    build, graph_executor, frontend, transform, targets, context, relay_viz, tvmc
                        each serves the old module, or modules, of like name
     modules            what is put in place, and what is not served and why
 """
 
+import importlib
+import importlib.util
 import sys
-from importlib.metadata import version
 
 _undo: list = []
 
@@ -25,8 +26,8 @@ def enable() -> None:
         return
     import tvm
 
-    if hasattr(tvm, "relay"):
-        print(f"TVM {version('apache-tvm')} has Relay itself: tvmnotes.classic leaves it alone", file=sys.stderr)
+    if importlib.util.find_spec("tvm.relay") is not None:
+        print(f"TVM {tvm.__version__} has Relay itself: tvmnotes.classic leaves it alone", file=sys.stderr)
         return
     from . import modules
 
@@ -37,7 +38,7 @@ def enable() -> None:
         sys.modules[name] = module
         parent, _, short = name.rpartition(".")
         if not isinstance(sys.modules.get(parent), modules.Old):
-            _set(sys.modules[parent], short, module)
+            _set(importlib.import_module(parent), short, module)
 
 
 def disable() -> None:

@@ -48,9 +48,9 @@ class Factory:
 
     def __getitem__(self, name: str):
         if name in (self.libmod_name, "default"):
-            return lambda *_devices: self.compiled
+            return lambda *_devices: GraphModule(self.compiled)
         if name == "debug_create":
-            return lambda _name, *_devices: self.compiled
+            return lambda _name, *_devices: GraphModuleDebug(self.compiled)
         raise AttributeError(f"the library has no function {name!r}; it has {self.libmod_name!r} and 'debug_create'")
 
     get_function = __getitem__
@@ -193,7 +193,7 @@ class Executor:
 
     def _function(self, program):
         main = program["main"] if isinstance(program, ir.IRModule) else program
-        libraries = {}
+        libraries, level = {}, opt_level()
 
         def run(*args, **kwargs):
             given = {
@@ -210,7 +210,8 @@ class Executor:
                     )
                     param.type_annotation = ir.TensorType(value.shape, value.dtype)
             if "lib" not in libraries:
-                libraries["lib"] = build(program, self.target, params=self.params)
+                with tvm.transform.PassContext(opt_level=level):
+                    libraries["lib"] = build(program, self.target, params=self.params)
             module = GraphModule(libraries["lib"].compiled)
             module.run(**given)
             outputs = [module.get_output(i) for i in range(module.get_num_outputs())]

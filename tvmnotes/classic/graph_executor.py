@@ -6,6 +6,7 @@ A `GraphModule` keeps inputs by name and runs a `Compiled` when told to; the gra
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -150,11 +151,27 @@ class GraphModule:
 
 
 class GraphModuleDebug(GraphModule):
-    """A graph module whose `run` prints the time of each kernel, and whose `profile` returns it."""
+    """A graph module whose `run` prints the time of each kernel, and whose `profile` returns it.
+
+    With `dump_root`, `run` also writes the graph in JSON and what each kernel made (output_tensors.params, which
+    relay.load_param_dict reads) to that folder.
+    """
+
+    def __init__(self, module, device=None, graph_json_str=None, dump_root=None):
+        super().__init__(module)
+        self._dump_path = Path(dump_root) if dump_root else None
+
+    def __getitem__(self, name: str):
+        return super().run if name == "run" else super().__getitem__(name)  # to time it, without the table
 
     def run(self, number=3, repeat=1, min_repeat_ms=0, **inputs) -> None:
         self.set_input(**inputs)
         print(self.profile(number=number * repeat))
+        if self._dump_path:
+            self._dump_path.mkdir(parents=True, exist_ok=True)
+            (self._dump_path / "_tvmdbg_graph_dump.json").write_text(graph_json(self._compiled))
+            made = tvm.runtime.save_param_dict(self._made_by_kernels())
+            (self._dump_path / "output_tensors.params").write_bytes(made)
 
     def run_individual(self, number, repeat=1, min_repeat_ms=0) -> list[float]:
         """Milliseconds of each kernel call, in the order of the graph."""
@@ -168,27 +185,52 @@ class GraphModuleDebug(GraphModule):
         table = self.profile().table
         return table.sort_values("Time(us)", ascending=False) if sort_by_time else table
 
+    def debug_get_output(self, node, out=None):
+        """What a node of the graph made, by the node's name or by its number among the graph's calls."""
+        made = self._made_by_kernels()
+        names = list(made)
+        name = names[node] if isinstance(node, int) and node < len(names) else node
+        if name not in made:
+            raise ValueError(f"no node {node!r}; the nodes that kernels make are {', '.join(names)}")
+        return _into(out, made[name])
+
+    def _made_by_kernels(self) -> dict[str, tvm.runtime.Tensor]:
+        """By node, the first result of its kernel."""
+        made, nodes = {}, iter(self._compiled.graph["nodes"])
+
+        def instrument(_function, symbol, before, _result, *args):
+            if str(symbol) in self._compiled.kernels and not before:
+                node = next(node for node in nodes if node["kernel"] == str(symbol))
+                made[node["name"]] = tvm.runtime.tensor(args[-len(node["makes"])].numpy())
+
+        self._watch(instrument, 1)
+        return made
+
     def _time_kernels(self, number) -> list[list[tuple[str, float]]]:
         """By run, the kernel and the seconds of each call, in order."""
-        kernels, runs, started = self._compiled.kernels, [], [0.0]
+        calls, started = [], [0.0]
 
         def instrument(_function, symbol, before, _result, *_args):
-            if str(symbol) in kernels:
+            if str(symbol) in self._compiled.kernels:
                 if before:
                     started[0] = time.perf_counter()
                 else:
-                    runs[-1].append((str(symbol), time.perf_counter() - started[0]))
+                    calls.append((str(symbol), time.perf_counter() - started[0]))
 
         super().run()
+        runs = max(1, number)
+        self._watch(instrument, runs)
+        each = len(calls) // runs
+        return [calls[i * each : (i + 1) * each] for i in range(runs)]
+
+    def _watch(self, instrument, runs: int) -> None:
         machine = self._compiled._vm
         machine.set_instrument(instrument)
         try:
-            for _ in range(max(1, number)):
-                runs.append([])
-                GraphModule.run(self)
+            for _ in range(runs):
+                super().run()
         finally:
             machine.set_instrument(lambda *_: 0)
-        return runs
 
 
 class Report:
@@ -230,7 +272,7 @@ def create(graph_json_str, libmod, device, dump_root=None) -> GraphModule:
 
 def create_debug(graph_json_str, libmod, device, dump_root=None) -> GraphModuleDebug:
     """`debug_executor.create(graph, lib, dev)`."""
-    return GraphModuleDebug(_compiled(graph_json_str, libmod))
+    return GraphModuleDebug(_compiled(graph_json_str, libmod), device, graph_json_str, dump_root)
 
 
 def _compiled(graph, lib) -> Compiled:

@@ -1,15 +1,31 @@
 """What `enable` puts in place: the modules of old by name, and the attributes that today's TVM has lost or changed."""
 
 import difflib
+import os
 import tempfile
 import types
 from pathlib import Path
 
 import numpy as np
 import tvm
+from tvm.contrib.download import download
 
 from .. import data
-from . import build, context, frontend, functor, graph_executor, ir, ops, targets, testing, transform
+from . import (
+    autotvm,
+    build,
+    context,
+    frontend,
+    functor,
+    graph_executor,
+    ir,
+    ops,
+    relay_viz,
+    targets,
+    testing,
+    transform,
+    tvmc,
+)
 
 # What scripts ask for and nothing here serves: why, and the way today.
 _GONE = {
@@ -155,11 +171,16 @@ def _spaces() -> dict[str, dict]:
         "tvm.contrib.debugger": {},
         "tvm.contrib.debugger.debug_executor": _debugger(),
         "tvm.contrib.debugger.debug_runtime": _debugger(),
-        "tvm.contrib.download": {"download_testdata": download_testdata},
+        "tvm.contrib.download": {"download": download, "download_testdata": download_testdata},
+        "tvm.contrib.relay_viz": relay_viz.NAMES,
+        "tvm.contrib.relay_viz.interface": relay_viz.INTERFACE,
         "tvm.contrib.util": {"tempdir": TempDirectory},
         "tvm.contrib.utils": {"tempdir": TempDirectory},
         "tvm.nd": _arrays(),
         "tvm.module": {"load": _load_module},
+        **autotvm.SPACES,
+        "tvm.driver.tvmc": tvmc.NAMES,
+        **tvmc.SUBMODULES,
     }
 
 
@@ -253,7 +274,7 @@ def download_testdata(url: str, relpath: str, module=None, overwrite: bool = Fal
     Nothing is downloaded, as scripts name no checksum: the error says where to put the file.
     """
     name = f"{module}/{relpath}" if module else str(relpath)
-    old = Path("~/.tvm_test_data").expanduser() / name
+    old = Path(os.environ.get("TVM_DATA_ROOT_PATH", "~/.tvm_test_data")).expanduser() / name
     if old.is_file():
         return str(old)
     try:

@@ -1,5 +1,6 @@
 """Runs a script, or a module, with the old API in place, as `python SCRIPT` or `python -m MODULE` would."""
 
+import importlib
 import runpy
 import sys
 import traceback
@@ -7,6 +8,8 @@ import types
 from pathlib import Path
 
 from . import enable
+
+_FILES = {__file__, runpy.run_module.__code__.co_filename, importlib.import_module.__code__.co_filename}
 
 
 def run(name: str, args: list[str], as_module: bool = False) -> None:
@@ -18,7 +21,7 @@ def run(name: str, args: list[str], as_module: bool = False) -> None:
     sys.argv = [name, *args]
     if as_module:
         enable()
-        _guarded(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
+        _guarded(lambda: _run_module(name))
         return
     path = Path(name)
     if not path.is_file():
@@ -31,18 +34,28 @@ def run(name: str, args: list[str], as_module: bool = False) -> None:
     _guarded(lambda: exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__))
 
 
+def _run_module(name: str) -> None:
+    """A module of old has no file to run: its `main` is called."""
+    from .modules import Old
+
+    served = sys.modules.get(name)
+    if not isinstance(served, Old):
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        return
+    main = vars(served).get("main")
+    if main is None:
+        raise ImportError(f"{name} is a module to import, there is nothing in it to run")
+    sys.exit(main() if callable(main) else main.main())
+
+
 def _guarded(call) -> None:
     try:
         call()
     except Exception as error:
         frames = error.__traceback__
-        while frames is not None and _ours(frames.tb_frame.f_code.co_filename) and frames.tb_next is not None:
+        while frames is not None and frames.tb_frame.f_code.co_filename in _FILES:
             frames = frames.tb_next
         traceback.print_exception(error.with_traceback(frames))
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-
-
-def _ours(filename: str) -> bool:
-    return filename == __file__ or "runpy" in filename

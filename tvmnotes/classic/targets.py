@@ -8,7 +8,6 @@ import tvm
 _CPU_OPTIONS = ("mcpu", "mtriple", "mattr", "num-cores", "keys", "libs", "device", "model", "mfloat-abi", "mabi",
                 "vector-width", "fast-math", "opt-level", "jit", "tag")  # fmt: skip
 _RENAMED = {"target": "mtriple"}
-_GONE = {"stackvm", "aocl", "aocl_sw_emu", "sdaccel", "hybrid", "ext_dev", "vta", "micro", "nnvm"}
 _ARM = {  # tvm.target.arm_cpu by model
     "rasp3b": "armv7l-linux-gnueabihf",
     "rasp4b": "armv8l-linux-gnueabihf",
@@ -61,16 +60,23 @@ def for_build(target=None, host=None):
         (target,) = target
     if target is None:
         target = tvm.target.Target.current(allow_none=True)
-    if isinstance(target, str) and target.strip() == "llvm":
-        return None  # the plain "llvm" of every tutorial means this machine
-    target = parse(target)
-    name = target.get("kind") if isinstance(target, dict) else getattr(getattr(target, "kind", None), "name", target)
-    if name is not None and name != "llvm":
+    if target is None:
+        return None
+    if not isinstance(target, tvm.target.Target):
+        try:
+            target = tvm.target.Target(parse(target))
+        except (ValueError, TypeError):
+            return target  # tn.build says what is wrong with it
+    if target.kind.name != "llvm":
         raise NotImplementedError(
-            f"relay.build for target {name!r}: builds are for CPUs here (kind 'llvm'); for a GPU see notebook 10 and "
-            "tvm.s_tir.dlight"
+            f"relay.build for target {target.kind.name!r}: builds are for CPUs here (kind 'llvm'); for a GPU see "
+            "notebook 10 and tvm.s_tir.dlight"
         )
-    return target
+    if target.attrs.get("libs"):
+        warnings.warn(f"target {target}: -libs is left out, as tn.build has kernels of its own", stacklevel=3)
+    # The plain "llvm" of every tutorial means this machine; TVM notes the machine's triple in it.
+    elsewhere = target.attrs.get("mtriple", "") not in ("", tvm.target.Target("llvm").attrs.get("mtriple"))
+    return target if elsewhere or any(target.attrs.get(name) for name in ("mcpu", "mattr")) else None
 
 
 def cuda(model: str = "unknown", options=None):

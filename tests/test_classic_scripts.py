@@ -1,0 +1,705 @@
+"""Scripts for the TVM of old, run whole: `python -m tvmnotes classic SCRIPT` in a process of its own.
+
+The scripts in classic_scripts/ are the working notes that the course grew from, each in the spellings of two TVM
+generations; their downloads are found in the folders where TVM and torch would have put them.
+"""
+
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import tvm
+
+from tvmnotes import classic, data, digits, models, vision
+
+SCRIPTS = Path(__file__).parent / "classic_scripts"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A user's home with what old scripts would have downloaded: TVM's test data, and torchvision's weights."""
+    home = tmp_path_factory.mktemp("home")
+    for folder in ("data", "onnx"):
+        (home / ".tvm_test_data" / folder).mkdir(parents=True)
+    test_data = home / ".tvm_test_data"
+    vision.open_picture().save(test_data / "data" / "cat.png")
+    (test_data / "data" / "imagenet_synsets.txt").write_text("\n".join(vision.imagenet_classes()))
+    shutil.copy(data.path("digits/digits_resnet20.onnx"), test_data / "onnx" / "digits.onnx")
+    np.save(test_data / "data" / "picture.npy", picture())
+    checkpoints = home / "torch" / "hub" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    torch.save(models.load("resnet18").state_dict(), checkpoints / "resnet18-f37072fd.pth")
+    return home
+
+
+@pytest.fixture
+def script(home, tmp_path):
+    """Run `python -m tvmnotes classic ARGS`; returns the finished process.
+
+    `torch` is there for scripts that need it: TVM imports it where it can, and takes twice as long to start.
+    """
+
+    def run(*args, code=0, torch=False):
+        without = tmp_path / "without" / "torch.py"
+        without.parent.mkdir(exist_ok=True)
+        without.write_text("raise ImportError('hidden by a test')\n")
+        changes = {
+            "HOME": str(home),
+            "TORCH_HOME": str(home / "torch"),
+            "COLUMNS": "200",
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *([] if torch else [str(without.parent)])]),
+        }
+        command = [sys.executable, "-W", "ignore", "-m", "tvmnotes", "classic", *map(str, args)]
+        done = subprocess.run(command, env={**os.environ, **changes}, capture_output=True, text=True, timeout=300)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def enabled():
+    """The old API in this process, for the length of a test."""
+    classic.enable()
+    yield classic
+    classic.disable()
+
+
+def picture() -> np.ndarray:
+    return digits.preprocess(digits.load_test_set()[0][:1])
+
+
+def torch_result(net, x):
+    with torch.no_grad():
+        made = net(torch.from_numpy(x))
+    return [m.numpy() for m in made] if isinstance(made, tuple) else made.numpy()
+
+
+def onnx_result(x):
+    session = onnxruntime.InferenceSession(data.path("digits/digits_resnet20.onnx"))
+    return session.run(None, {"image": x})[0]
+
+
+# ---------------------------------------------------------------- the working notes, each in two spellings
+
+
+def test_note_a_as_of_2020(script, tmp_path):
+    done = script(SCRIPTS / "a_resnet18_2020.py", tmp_path / "out.npz", torch=True)
+    out = np.load(tmp_path / "out.npz")
+    wanted = torch_result(models.load("resnet18"), out["img"])
+    np.testing.assert_allclose(out["tvm"], wanted, rtol=1e-3, atol=1e-4)
+    best = vision.imagenet_classes()[wanted.argmax()]
+    assert f"Relay top-1 id: {wanted.argmax()}, class name: {best}" in done.stdout
+    assert f"Torch top-1 id: {wanted.argmax()}, class name: {best}" in done.stdout
+
+
+def test_note_a_as_of_2023(script, tmp_path):
+    done = script(SCRIPTS / "a_digits_2023.py", tmp_path / "out.npz", torch=True)
+    out, wanted = np.load(tmp_path / "out.npz"), torch_result(models.load("digits"), picture())
+    np.testing.assert_allclose(out["tvm"], wanted, rtol=1e-3, atol=1e-4)
+    np.testing.assert_array_equal(out["debug"], out["tvm"])
+    assert f"top-1: {wanted.argmax()}" in done.stdout
+    assert re.search(r"def @main\(%input0: Tensor\[\(1, 1, 32, 32\), float32\]", done.stdout)
+    assert re.search(r"nn\.conv2d\(%input0, .*padding=\[1, 1, 1, 1\], channels=16, kernel_size=\[3, 3\]", done.stdout)
+    assert re.search(r"mean \(ms\) +median \(ms\)", done.stdout)
+    assert done.stdout.count("Time(us)") == 2  # the table of run(), and that of profile()
+
+
+def test_note_b_as_of_2020(script, tmp_path):
+    done = script(SCRIPTS / "b_overview_2020.py", tmp_path / "out.npz")
+    wanted = vision.softmax(onnx_result(picture()))
+    np.testing.assert_allclose(np.load(tmp_path / "out.npz")["tvm"], wanted, rtol=1e-3, atol=1e-5)
+    assert "['deploy_graph.json', 'deploy_lib.tar', 'deploy_param.params']" in done.stdout
+    assert re.search(r"Mean inference time \(std dev\): \d+\.\d\d ms", done.stdout)
+
+
+def test_note_b_as_of_2022_saves_in_one_process_and_loads_in_another(script, tmp_path):
+    path = SCRIPTS / "b_overview_2022.py"
+    assert script(path, "save", tmp_path).stdout == "default\n"
+    assert {"compiled_lib.so", "model.params"} <= set(os.listdir(tmp_path))
+    script(path, "load", tmp_path, tmp_path / "out.npz")
+    wanted = vision.softmax(onnx_result(picture()))
+    np.testing.assert_allclose(np.load(tmp_path / "out.npz")["tvm"], wanted, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["c_python_interface_2020.py", "c_python_interface_2024.py"])
+def test_note_c(script, tmp_path, name):
+    done = script(SCRIPTS / name, tmp_path / "out.npz")
+    out, wanted = np.load(tmp_path / "out.npz"), onnx_result(picture())
+    np.testing.assert_allclose(out["tvm"], wanted, rtol=1e-3, atol=1e-4)
+    ranks = [int(rank) for rank in re.findall(r"class='(\d)' with probability=", done.stdout)]
+    assert ranks == list(np.argsort(wanted[0])[::-1][:5])
+    if "scores" in out:
+        np.testing.assert_allclose(out["scores"], vision.softmax(wanted)[0], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["d_through_onnx_2020.py", "d_through_onnx_2023.py"])
+def test_note_d(script, tmp_path, name):
+    done = script(SCRIPTS / name, tmp_path / "out.npz", torch=True)
+    out = np.load(tmp_path / "out.npz")
+    wanted = torch_result(models.load("digits"), out["x"])
+    np.testing.assert_allclose(out["tvm"], wanted, rtol=1e-3, atol=1e-4)
+    if name.endswith("2023.py"):
+        np.testing.assert_array_equal(out["graph"], out["tvm"])
+        fused, calls = (int(n) for n in re.findall(r"(?:FuseOps|graph): (\d+)", done.stdout))
+        assert 21 <= fused <= 40 and calls >= 21  # 19 convolutions in the main way, two in shortcuts, one dense layer
+
+
+@pytest.mark.parametrize("name", ["e_detector_2019.py", "e_detector_2022.py"])
+def test_note_e(script, tmp_path, name, monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import e_networks
+
+    script(SCRIPTS / name, tmp_path / "out.npz", torch=True)
+    out = np.load(tmp_path / "out.npz")
+    ids, scores, boxes = torch_result(e_networks.detector(), e_networks.picture())
+    np.testing.assert_array_equal(out["ids"], ids)
+    np.testing.assert_allclose(out["scores"], scores, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(out["boxes"], boxes, rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- running a script as python would
+
+
+def write(folder, text, name="script.py"):
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_a_script_sees_itself_as_python_would_show_it(script, tmp_path):
+    write(tmp_path, "value = 'a neighbour'", "neighbour.py")
+    path = write(tmp_path, "import json, sys, neighbour\n"
+                           "from tvm import relay\n"
+                           "print(json.dumps([sys.argv, __name__, __file__, neighbour.value, relay.__name__]))\n"
+                           "print(sys.modules['__main__'].__dict__ is globals())\n"
+                           "sys.exit(7)")  # fmt: skip
+    done = script(path, "--target", "llvm", "-m", "x", code=7)
+    seen, main = done.stdout.splitlines()
+    assert json.loads(seen) == [[str(path), "--target", "llvm", "-m", "x"], "__main__", str(path), "a neighbour",
+                                "tvm.relay"]  # fmt: skip
+    assert main == "True" and done.stderr == ""
+
+
+def test_exit_codes_and_tracebacks(script, tmp_path):
+    path = write(tmp_path, "import sys\nfrom tvm import relay\n\ndef f():\n    relay.nn.conv3(1)\n\n"
+                           "if sys.argv[1:]:\n    sys.exit(sys.argv[1])\nf()\n")  # fmt: skip
+    done = script(path, code=1)
+    assert done.stderr.splitlines()[:2] == [
+        "Traceback (most recent call last):",
+        f'  File "{path}", line 9, in <module>',
+    ]
+    assert "runner.py" not in done.stderr and "near names: conv3d, " in done.stderr
+    done = script(path, "it is over", code=1)
+    assert done.stderr == "it is over\n" and done.stdout == ""
+
+
+@pytest.mark.parametrize("name, code, words", [
+    ("missing.py", 2, "missing.py: no such script"),
+    ("wrong.py", 1, "SyntaxError"),
+])  # fmt: skip
+def test_a_script_that_cannot_start(script, tmp_path, name, code, words):
+    write(tmp_path, "x = = 1\n", "wrong.py")
+    done = script(tmp_path / name, code=code)
+    assert words in done.stderr and "Traceback" not in done.stderr and "runner.py" not in done.stderr
+
+
+def test_a_module_is_run_as_python_m_does(script, tmp_path):
+    write(tmp_path, "import sys\nfrom tvm import relay\nprint(__name__, sys.argv[1:], relay.var('x'))", "old_module.py")
+    done = script("-m", "old_module", "a", "-b")
+    assert done.stdout == "__main__ ['a', '-b'] free_var %x;\n%x\n"
+    done = script("-m", "nowhere", code=1)
+    assert done.stderr == "ImportError: No module named nowhere\n"
+
+
+def test_a_script_may_mix_old_and_new(script, tmp_path):
+    path = write(
+        tmp_path,
+        """
+import numpy as np
+import tvm
+from tvm import relax, relay, te
+from tvm.contrib import graph_executor
+from tvm.contrib.download import download
+from tvm.script import relax as R
+
+x = np.arange(12, dtype="float32").reshape(3, 4)
+builder = relax.BlockBuilder()
+v = relax.Var("x", relax.TensorType((3, 4), "float32"))
+with builder.function("main", [v]):
+    with builder.dataflow():
+        y = builder.emit_output(builder.emit(relax.op.exp(v)))
+    builder.emit_func_output(y)
+vm = relax.VirtualMachine(tvm.compile(builder.get(), target="llvm"), tvm.cpu())
+new = vm["main"](tvm.runtime.tensor(x)).numpy()
+
+a = relay.var("x", shape=(3, 4))
+with tvm.transform.PassContext(opt_level=3):
+    lib = relay.build(tvm.IRModule.from_expr(relay.exp(a)), "llvm")
+m = graph_executor.GraphModule(lib["default"](tvm.cpu()))
+m.run(x=x)
+np.testing.assert_allclose(new, np.exp(x), rtol=1e-5)
+np.testing.assert_allclose(m.get_output(0).numpy(), new, rtol=1e-5)
+with tvm.transform.PassContext(opt_level=3):
+    mod = tvm.transform.Sequential([relax.transform.LegalizeOps(), relax.transform.FuseOps()])(builder.get())
+assert isinstance(mod["main"], relax.Function), type(mod["main"])
+print(tvm.target.Target({"kind": "llvm", "mcpu": "core-avx2"}).attrs["mcpu"], callable(download))
+""",
+    )
+    assert script(path).stdout == "core-avx2 True\n"
+
+
+# ---------------------------------------------------------------- enable and disable
+
+
+def place():
+    """What enable may touch: the attributes of TVM's modules and classes, and the modules that can be imported."""
+    touched = [tvm, tvm.IRModule, tvm.target, tvm.target.Target, tvm.transform, tvm.transform.PassContext, tvm.runtime,
+               tvm.runtime.Tensor, tvm.contrib, tvm.driver]  # fmt: skip
+    attributes = {str(owner): dict(vars(owner)) for owner in touched}
+    return attributes, {name: module for name, module in sys.modules.items() if name.startswith("tvm.")}
+
+
+def test_disable_takes_back_all_that_enable_did():
+    classic.enable()
+    classic.disable()  # what it imports by the way is there from now on
+    before = place()
+    classic.enable()
+    assert tvm.relay.__name__ == "tvm.relay" and place() != before
+    enabled = place()
+    classic.enable()
+    assert place() == enabled
+    classic.disable()
+    assert place() == before
+    classic.disable()
+    assert place() == before and not hasattr(tvm, "relay")
+    with pytest.raises(ImportError):
+        from tvm import relay  # noqa: F401
+    assert tvm.target.Target("llvm").kind.name == "llvm"
+
+
+@pytest.mark.parametrize("order", ["import tvm; classic.enable()", "classic.enable(); import tvm"])
+def test_enable_before_and_after_importing_tvm(python, order):
+    code = f"import tvmnotes.classic as classic, sys; print('tvm' in sys.modules); {order}; "
+    assert python(code + "from tvm import relay; print(relay.const(1.0))") == "False\n1f"
+
+
+def test_a_tvm_that_has_relay_is_left_alone(python, tmp_path):
+    (tmp_path / "tvm" / "relay").mkdir(parents=True)
+    (tmp_path / "tvm" / "__init__.py").write_text("__version__ = '0.12.0'\n")
+    (tmp_path / "tvm" / "relay" / "__init__.py").write_text("own = True\n")
+    code = "import sys; sys.stderr = sys.stdout; from tvmnotes import classic; classic.enable(); " \
+           "from tvm import relay; print(relay.own); classic.disable()"  # fmt: skip
+    printed = python(code, PYTHONPATH=str(tmp_path)).splitlines()
+    assert printed == ["TVM 0.12.0 has Relay itself: tvmnotes.classic leaves it alone", "True"]
+
+
+@pytest.mark.parametrize("path, words", [
+    ("relay.nn.conv2dd", "tvmnotes.classic serves no tvm.relay.nn.conv2dd; near names: conv2d"),
+    ("relay.frontend.from_onx", "near names: from_onnx"),
+    ("contrib.graph_executor.GraphModul", "near names: GraphModule"),
+    ("autoscheduler", "no tvm.autoscheduler"),
+    ("auto_scheduler", r"tvm.auto_scheduler: Ansor was dropped in TVM 0\.\d+"),
+    ("micro", r"microTVM was dropped in TVM 0\.\d+"),
+    ("create_schedule", r"TE schedules were dropped in TVM 0\.\d+"),
+])  # fmt: skip
+def test_unknown_attributes(enabled, path, words):
+    *owners, name = path.split(".")
+    owner = tvm
+    for part in owners:
+        owner = getattr(owner, part)
+    with pytest.raises(AttributeError, match=words):
+        getattr(owner, name)
+
+
+# ---------------------------------------------------------------- files
+
+
+def ndarray(array: np.ndarray) -> bytes:
+    """An array in the byte format of TVM's NDArray: magic, reserved, device, dimensions, type, shape, size, data."""
+    code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
+    head = struct.pack("<QQii", 0xDD5E40F096B4A13F, 0, 1, 0)
+    kind = struct.pack("<iBBH", array.ndim, code, 8 * array.dtype.itemsize, 1)
+    shape = struct.pack(f"<{array.ndim}q", *array.shape)
+    return head + kind + shape + struct.pack("<q", array.nbytes) + array.tobytes()
+
+
+def param_dict(arrays: dict) -> bytes:
+    """Named arrays as relay.save_param_dict wrote them: magic, reserved, the names, the arrays."""
+    names = b"".join(struct.pack("<Q", len(name)) + name.encode() for name in arrays)
+    return b"".join(
+        [struct.pack("<QQQ", 0xF7E58D4F05049CB7, 0, len(arrays)), names, struct.pack("<Q", len(arrays)),
+         *map(ndarray, arrays.values())]
+    )  # fmt: skip
+
+
+def test_param_dict_has_the_old_byte_format(enabled):
+    from tvm import relay
+
+    generator = np.random.default_rng(0)
+    arrays = {"conv.weight": generator.random((2, 3, 1, 1)).astype("float32"), "steps": np.arange(5, dtype="int64"),
+              "p0": np.array([-1, 127], dtype="int8")}  # fmt: skip
+    old = param_dict(arrays)
+    for given in (old, bytearray(old)):
+        loaded = relay.load_param_dict(given)
+        assert set(loaded) == set(arrays)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(loaded[name].asnumpy(), array)
+            assert loaded[name].dtype == str(array.dtype)
+    one = {"w": arrays["conv.weight"]}
+    assert bytes(relay.save_param_dict(one)) == param_dict(one)
+
+
+def test_an_old_params_file_sets_the_weights_of_a_built_network(enabled):
+    from tvm import relay
+    from tvm.contrib import graph_runtime
+
+    x, w = relay.var("x", shape=(1, 4)), relay.var("w", shape=(3, 4))
+    with tvm.transform.PassContext(opt_level=0):
+        graph, lib, _ = relay.build(relay.Function([x, w], relay.nn.dense(x, w)), "llvm")
+    m = graph_runtime.create(graph, lib, tvm.cpu())
+    generator = np.random.default_rng(0)
+    weight, value = (generator.random(shape).astype("float32") for shape in ((3, 4), (1, 4)))
+    m.load_params(param_dict({"w": weight}))
+    m.run(x=value)
+    np.testing.assert_allclose(m.get_output(0).numpy(), value @ weight.T, rtol=1e-5)
+
+
+def test_download_testdata_looks_here_first_and_fetches_nothing(enabled, tmp_path, monkeypatch):
+    from tvm.contrib.download import download_testdata
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path / "cache"))
+    assert download_testdata("https://example.org/t.npz", "test.npz", module="digits") == str(
+        data.path("digits/test.npz")
+    )
+    with pytest.raises(FileNotFoundError, match=r"Fetch it from https://example\.org/cat\.png, and put it at"):
+        download_testdata("https://example.org/cat.png", "cat.png", module="data")
+    cached = tmp_path / "cache" / "data" / "cat.png"
+    old = tmp_path / ".tvm_test_data" / "data" / "cat.png"
+    for file in (cached, old):  # the folder of old goes first
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"")
+        assert download_testdata("https://example.org/cat.png", "cat.png", module="data") == str(file)
+
+
+# ---------------------------------------------------------------- targets and contexts
+
+
+@pytest.mark.parametrize("text, attrs", [
+    ("llvm -mcpu=core-avx2 -num-cores 4", {"mcpu": "core-avx2", "num-cores": 4}),
+    ("llvm -mtriple=aarch64-linux-gnu -mattr=+neon,+sve", {"mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+sve"]}),
+    ("llvm -device=arm_cpu -target=aarch64-linux-gnu", {"device": "arm_cpu", "mtriple": "aarch64-linux-gnu"}),
+    ("cuda -arch=sm_70", {"arch": "sm_70"}),
+])  # fmt: skip
+def test_target_strings_with_options(enabled, text, attrs):
+    for target in (tvm.target.Target(text), tvm.target.create(text), tvm.target.Target(text, host="llvm -mcpu=znver3")):
+        assert target.kind.name == text.split()[0]
+        for name, value in attrs.items():
+            given = target.attrs[name]
+            assert (list(given) if isinstance(value, list) else given) == value
+    assert target.host.attrs["mcpu"] == "znver3"
+
+
+def test_what_a_build_takes_for_a_target(enabled):
+    from tvm import relay
+
+    mod = tvm.IRModule.from_expr(relay.nn.relu(relay.var("x", shape=(4,))))
+    here = relay.build(mod, "llvm").compiled.target.attrs["mcpu"]
+    for target in (None, "llvm", tvm.target.Target("llvm"), tvm.target.create("llvm -num-cores=2"), {"cpu": "llvm"}):
+        assert relay.build(mod, target, target_host="llvm").compiled.target.attrs["mcpu"] == here
+    assert relay.build(mod, "llvm -mcpu=x86-64-v2").compiled.target.attrs["mcpu"] == "x86-64-v2"
+    with tvm.target.Target("llvm -mcpu=x86-64-v2"):
+        assert relay.build(mod).compiled.target.attrs["mcpu"] == "x86-64-v2"
+    with pytest.raises(NotImplementedError, match=r"relay\.build for target 'cuda'.*notebook 10"):
+        relay.build(mod, tvm.target.cuda())
+    with pytest.raises(ValueError, match="unknown target 'nonsense'"):
+        relay.build(mod, "nonsense")
+    with pytest.warns(UserWarning, match="-libs is left out"):
+        relay.build(mod, "llvm -libs=cblas")
+
+
+def test_pass_contexts(enabled, recwarn):
+    from tvm import relay
+
+    def levels(**options):
+        with tvm.transform.PassContext(**options):
+            return relay.build(mod, "llvm", params={"w": w}).compiled
+
+    x, v = relay.var("x", shape=(1, 16, 8, 8)), relay.var("w", shape=(16, 16, 3, 3))
+    w = np.ones((16, 16, 3, 3), "float32")
+    mod = tvm.IRModule.from_expr(relay.Function([x, v], relay.nn.relu(relay.nn.conv2d(x, v, padding=(1, 1)))))
+    assert [levels(opt_level=n).opt_level for n in (0, 1, 2, 3, 4)] == [0, 1, 2, 3, 3]
+    blocked, plain = levels(opt_level=3), levels(opt_level=3, disabled_pass=["AlterOpLayout"])
+    assert tuple(plain.params["w"].shape) == (16, 16, 3, 3)
+    assert [tuple(p.shape) for p in blocked.params.values()] != [(16, 16, 3, 3)]
+    with tvm.transform.PassContext(3, config={"relay.backend.use_auto_scheduler": True, "tir.disable_vectorize": True}):
+        assert tvm.transform.PassContext.current().opt_level == 3
+        with relay.build_config(opt_level=1):
+            assert relay.build(mod, "llvm").compiled.opt_level == 1
+        assert relay.build(mod, "llvm").compiled.opt_level == 3
+    assert relay.build(mod, "llvm").compiled.opt_level == 3
+    with relay.build_config(opt_level=1, config={"relay.backend.use_auto_scheduler": False}):
+        pass
+    told = [str(w.message) for w in recwarn if "no longer exists" in str(w.message)]
+    assert told == ["PassContext: the option 'relay.backend.use_auto_scheduler' no longer exists and is left out"]
+
+
+# ---------------------------------------------------------------- the graph executor and its debugger
+
+
+@pytest.fixture(scope="module")
+def small_lib(small):
+    """`small`, as relay.build gives it, with its input and PyTorch's result."""
+    classic.enable()
+    from tvm import relay
+
+    from tvmnotes.classic.lift import from_relax
+
+    lib = relay.build(from_relax(small.mod), "llvm", params=small.params)
+    classic.disable()
+    return lib, small.x, small.wanted
+
+
+def test_a_library_unpacks_and_indexes(enabled, small_lib):
+    from tvm.contrib import graph_executor, graph_runtime
+
+    lib, x, wanted = small_lib
+    graph, library, params = lib
+    made = [graph_runtime.create(graph, library, tvm.cpu()), graph_executor.GraphModule(lib["default"](tvm.cpu()))]
+    for m in made:
+        m.set_input(**params)
+        m.set_input("image", tvm.nd.array(x))
+        m.run()
+        np.testing.assert_allclose(m.get_output(0).asnumpy(), wanted, rtol=1e-3, atol=1e-4)
+        out = tvm.nd.empty((1, 5))
+        m.get_output(0, out)
+        np.testing.assert_array_equal(out.numpy(), m.get_output(0).numpy())
+        m.run(image=np.zeros_like(x))
+        assert abs(m.get_output(0).numpy() - wanted).max() > 1e-3
+        assert m.get_num_outputs() == 1 and m.get_input_info()[0] == {"image": (1, 3, 8, 8)}
+    run, set_input, get_output = (lib["default"](tvm.cpu())[name] for name in ("run", "set_input", "get_output"))
+    assert run and set_input and get_output
+    raw = lib["default"](tvm.cpu())
+    raw["set_input"]("image", tvm.nd.array(x))
+    raw["run"]()
+    np.testing.assert_allclose(raw["get_output"](0).numpy(), wanted, rtol=1e-3, atol=1e-4)
+    assert {n["op"] for n in json.loads(graph)["nodes"]} == {"null", "tvm_op"}
+    with pytest.raises(ValueError, match="no input is named 'picture'; the inputs are image"):
+        m.set_input("picture", x)
+    with pytest.raises(ValueError, match=r"input 'image': expected the shape \(1, 3, 8, 8\), got \(3, 8, 8\)"):
+        m.set_input("image", x[0])
+
+
+def test_timing(enabled, small_lib):
+    from tvm.contrib import graph_executor
+
+    lib, x, _ = small_lib
+    m = graph_executor.GraphModule(lib["default"](tvm.cpu()))
+    times = m.module.time_evaluator("run", tvm.cpu(), number=2, repeat=4)()
+    assert len(times.results) == 4 and 0 < times.min <= times.median <= times.max < 1
+    assert min(times.results) <= times.mean <= max(times.results)
+    for end_to_end in (False, True):
+        times = m.benchmark(tvm.cpu(), number=2, repeat=3, end_to_end=end_to_end, image=x)
+        assert len(times.results) == 3 and times.min > 0 and "mean (ms)" in str(times)
+
+
+def test_the_debugger_times_each_kernel(enabled, small_lib, tmp_path, capsys):
+    from tvm import relay
+    from tvm.contrib.debugger import debug_executor
+    from tvm.contrib.debugger.debug_executor import GraphModuleDebug
+
+    lib, x, wanted = small_lib
+    dev = tvm.cpu(0)
+    m = GraphModuleDebug(lib["debug_create"]("default", dev), [dev], lib.graph_json, dump_root=str(tmp_path / "dump"))
+    m.set_input("image", x)
+    m.run()
+    head, *rows, total = capsys.readouterr().out.strip().splitlines()
+    calls = [n["attrs"]["func_name"] for n in json.loads(lib.graph_json)["nodes"] if n["op"] == "tvm_op"]
+    assert head.split() == ["Node", "Name", "Time(us)", "Time(%)", "Shape", "Inputs", "Outputs"]
+    names = [row.split()[0] for row in rows]
+    assert set(names) <= set(calls) and sum("conv2d" in name for name in names) == 2 and total.startswith("Total: ")
+    np.testing.assert_allclose(m.get_output(0).numpy(), wanted, rtol=1e-3, atol=1e-4)
+    made = relay.load_param_dict((tmp_path / "dump" / "output_tensors.params").read_bytes())
+    graph = json.loads((tmp_path / "dump" / "_tvmdbg_graph_dump.json").read_text())
+    assert set(made) <= {node["name"] for node in graph["nodes"]}
+    assert any(np.array_equal(array.numpy(), m.get_output(0).numpy()) for array in made.values())
+    assert len(made) == len(names)
+    one = next(iter(made))
+    np.testing.assert_array_equal(m.debug_get_output(one).numpy(), made[one].numpy())
+    with pytest.raises(ValueError, match="no node 'nonsense'; the nodes that kernels make are"):
+        m.debug_get_output("nonsense")
+
+    m = debug_executor.create(lib.get_graph_json(), lib.get_lib(), dev)
+    report = m.profile(image=x)
+    table = report.table
+    assert len(table) == len(names) and (table["Time(us)"] > 0).all()
+    assert table["Time(%)"].sum() == pytest.approx(100)
+    assert len(m.run_individual(number=2)) == len(names)
+    assert len(m.module.time_evaluator("run", dev, number=1, repeat=2)().results) == 2
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", ["lib.so", "lib.tar"])
+def test_an_exported_library_is_one_file(enabled, small_lib, tmp_path, name):
+    from tvm.contrib import graph_executor
+
+    lib, x, wanted = small_lib
+    lib.export_library(str(tmp_path / name))
+    assert os.listdir(tmp_path) == [name]
+    loaded = tvm.runtime.load_module(str(tmp_path / name))
+    m = graph_executor.GraphModule(loaded["default"](tvm.cpu()))
+    m.run(image=x)
+    np.testing.assert_allclose(m.get_output(0).numpy(), wanted, rtol=1e-3, atol=1e-4)
+    assert (tarfile.is_tarfile(tmp_path / name)) == (name == "lib.tar")
+    with pytest.raises(ValueError, match="does not exist"):
+        tvm.runtime.load_module(str(tmp_path / "nowhere.so"))
+
+
+# ---------------------------------------------------------------- relay_viz
+
+
+def branches():
+    from tvm import relay
+
+    x, w = relay.var("x", shape=(1, 3, 8, 8)), relay.var("w", shape=(4, 3, 3, 3))
+    y = relay.nn.conv2d(x, w, kernel_size=(3, 3), channels=4)
+    return tvm.IRModule.from_expr(relay.Function([x, w], relay.concatenate([relay.nn.relu(y), y], axis=1)))
+
+
+def test_relay_viz_draws_a_tree(enabled, capsys):
+    from tvm.contrib import relay_viz
+
+    viz = relay_viz.RelayVisualizer(branches(), {"w": None}, relay_viz.TermPlotter(), relay_viz.TermVizParser())
+    viz.render()
+    lines = capsys.readouterr().out.splitlines()
+    words = [re.sub(r"^[ |`-]*(\[\d+\] )?|\W*\(.*", "", line) for line in lines]
+    assert words == ["@main", "Func", "Var", "Var", "Call concatenate", "Tuple", "Call nn.relu", "Call nn.conv2d",
+                     "Var", "Var", "Call nn.conv2d as above"]  # fmt: skip
+    assert "Var(Input) (name_hint: x, shape: (1, 3, 8, 8), dtype: float32)" in lines[2]
+    assert "Var(Param) (name_hint: w" in lines[3]
+    assert "kernel_size: [3, 3]" in lines[7]
+
+
+def test_relay_viz_writes_dot(enabled, tmp_path):
+    from tvm.contrib import relay_viz
+
+    plotter = relay_viz.DotPlotter(
+        node_attr={"color": "blue"},
+        get_node_attr=lambda node: {"fillcolor": "green"} if "conv2d" in node.type_name else {},
+    )
+    relay_viz.RelayVisualizer(branches(), plotter=plotter, parser=relay_viz.DotVizParser()).render(tmp_path / "net")
+    text = (tmp_path / "net.gv").read_text()
+    assert text.startswith("digraph {") and text.count("{") == text.count("}")
+    assert text.count(" -> ") == 9 and text.count('fillcolor="green"') == 1 and 'color="blue"' in text
+
+
+def test_relay_viz_takes_parsers_and_plotters_of_a_script(enabled):
+    from tvm import relay
+    from tvm.contrib import relay_viz
+    from tvm.contrib.relay_viz.interface import Plotter, VizEdge, VizGraph, VizNode, VizParser
+
+    class Parser(VizParser):
+        def __init__(self):
+            self._delegate = relay_viz.TermVizParser()
+
+        def get_node_edges(self, node, relay_param, node_to_id):
+            if isinstance(node, relay.Call) and node.op == relay.op.get("nn.relu"):
+                edges = [VizEdge(node_to_id[arg], node_to_id[node]) for arg in node.args]
+                return VizNode(node_to_id[node], "AwesomeRelu", "mine"), edges
+            return self._delegate.get_node_edges(node, relay_param, node_to_id)
+
+    class Graph(VizGraph):
+        def __init__(self):
+            self.nodes, self.edges = {}, []
+
+        def node(self, viz_node):
+            self.nodes[viz_node.identity] = viz_node
+
+        def edge(self, viz_edge):
+            self.edges.append((viz_edge.start, viz_edge.end))
+
+    class MyPlotter(Plotter):
+        def __init__(self):
+            self.graphs, self.rendered = {}, None
+
+        def create_graph(self, name):
+            return self.graphs.setdefault(name, Graph())
+
+        def render(self, filename):
+            self.rendered = filename
+
+    plotter = MyPlotter()
+    relay_viz.RelayVisualizer(branches(), plotter=plotter, parser=Parser()).render("name")
+    assert plotter.rendered == "name" and list(plotter.graphs) == ["main"]
+    graph = plotter.graphs["main"]
+    assert [n.detail for n in graph.nodes.values() if n.type_name == "AwesomeRelu"] == ["mine"]
+    assert all(start in graph.nodes and end in graph.nodes for start, end in graph.edges)
+
+
+# ---------------------------------------------------------------- tvmc
+
+
+def test_tvmc_from_python(enabled, tmp_path):
+    from tvm.driver import tvmc
+    from tvm.driver.tvmc.model import TVMCModel, TVMCPackage
+
+    x = picture()
+    model = tvmc.load(str(data.path("digits/digits_resnet20.onnx")), shape_dict={"image": [1, 1, 32, 32]})
+    assert isinstance(model, TVMCModel) and "nn.conv2d" in str(model.mod)
+    package = tvmc.compile(model, target="llvm", package_path=str(tmp_path / "digits.tar"), dump_code="asm")
+    with tarfile.open(tmp_path / "digits.tar") as archive:
+        assert sorted(archive.getnames()) == ["mod.json", "mod.params", "mod.so"]
+    assert "vfmadd" in (tmp_path / "digits.tar.asm").read_text()
+    for loaded in (package, TVMCPackage(package_path=str(tmp_path / "digits.tar"))):
+        result = tvmc.run(loaded, device="cpu", inputs={"image": x}, repeat=3, number=2)
+        np.testing.assert_allclose(result.outputs["output_0"], onnx_result(x), rtol=1e-3, atol=1e-4)
+    assert len(result.times.results) == 3 and "mean (ms)" in result.format_times()
+    assert str(result).endswith("Output Names:\n ['output_0']")
+    result = tvmc.run(package, device="cpu", fill_mode="zeros", repeat=1, number=1)
+    np.testing.assert_allclose(result.get_output("output_0"), onnx_result(0 * x), rtol=1e-3, atol=1e-4)
+    model.save(tmp_path / "model")
+    again = TVMCModel(model_path=tmp_path / "model")
+    assert str(again.mod["main"].ret_type) == str(model.mod["main"].ret_type)
+
+
+def test_tvmc_refuses_with_a_sentence(enabled, tmp_path):
+    from tvm.driver import tvmc
+
+    with pytest.raises(NotImplementedError, match=r"from_keras: .*tf2onnx"):
+        tvmc.load("model.h5")
+    with pytest.raises(tvmc.TVMCException, match="expected a model_format of onnx or pytorch for model.xyz"):
+        tvmc.load("model.xyz")
+    with pytest.raises(tvmc.TVMCException, match="no file .*nowhere.onnx"):
+        tvmc.load("nowhere.onnx")
+    with pytest.raises(tvmc.TVMCException, match="is no package that tvmc compile wrote"):
+        tvmc.run(tvmc.TVMCPackage(__file__), device="cpu")
+
+
+def test_tvmc_on_the_command_line(script, tmp_path):
+    tool = ("-m", "tvm.driver.tvmc")
+    model = tmp_path / "net.pt"
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU()).eval()
+    x = np.random.default_rng(0).random((1, 1, 8, 8)).astype("float32")
+    torch.jit.trace(net, torch.from_numpy(x)).save(str(model))
+    np.savez(tmp_path / "x.npz", data=x)
+    package = tmp_path / "net.tar"
+    script(*tool, "compile", "--target", "llvm", "--input-shapes", "data:[1,1,8,8]", "--opt-level", "2",
+           "--pass-config", "tir.disable_vectorize=true", "--output", package, model, torch=True)  # fmt: skip
+    done = script(*tool, "run", "--inputs", tmp_path / "x.npz", "--output", tmp_path / "y.npz", "--print-time",
+                  "--print-top", "3", "--repeat", "2", "--number", "1", package)  # fmt: skip
+    wanted = torch_result(net, x)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npz")["output_0"], wanted, rtol=1e-4, atol=1e-5)
+    assert "mean (ms)" in done.stdout and "output_0" in done.stdout
+    done = script(*tool, "compile", "--output", package, model, code=1)
+    assert done.stderr == "Error: tvmc.load: a PyTorch file does not say its inputs: give shape_dict (--input-shapes)\n"
+    assert "usage: tvmc run" in script(*tool, "run", code=2).stderr
