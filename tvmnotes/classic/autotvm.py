@@ -234,6 +234,17 @@ def measure_option(builder="local", runner="local") -> dict:
     }
 
 
+@functools.cache
+def _worker(timeout: float) -> trial.Worker:
+    """The process that measures, for all tasks."""
+    return trial.Worker(timeout)
+
+
+def _flops(inp: MeasureInput, result: MeasureResult) -> float:
+    """Operations in a second; 0 for a config that failed."""
+    return 0.0 if result.error_no else inp.task.flop / float(np.mean(result.costs))
+
+
 def _measured(worker: trial.Worker, inp: MeasureInput, runner: LocalRunner) -> MeasureResult:
     start = time.time()
     got = worker.measure(
@@ -278,8 +289,7 @@ class Tuner:
 
     def update(self, inputs, results) -> None:
         for inp, result in zip(inputs, results, strict=True):
-            flops = 0.0 if result.error_no else self.task.flop / float(np.mean(result.costs))
-            self._scores[inp.config.index] = flops
+            self._scores[inp.config.index] = _flops(inp, result)
 
     def load_history(self, data_set, min_seed_records=500) -> None:
         """Take over what was measured of this very task, so that it is not measured again."""
@@ -293,25 +303,21 @@ class Tuner:
     def tune(self, n_trial, measure_option, early_stopping=None, callbacks=(), si_prefix="G") -> None:
         """Measure up to `n_trial` configs, or until `early_stopping` of them in a row were no better."""
         runner = measure_option["runner"]
-        worker = trial.Worker(runner.timeout + measure_option["builder"].timeout)
-        done = 0
-        try:
-            while done < n_trial and self.has_next() and (batch := self.next_batch(1)):
-                inputs = [MeasureInput(self.task.target, self.task, config) for config in batch]
-                results = [_measured(worker, inp, runner) for inp in inputs]
-                for inp, result in zip(inputs, results, strict=True):
-                    done += 1
-                    flops = 0.0 if result.error_no else self.task.flop / float(np.mean(result.costs))
-                    if flops > self.best_flops:
-                        self.best_flops, self.best_config, self.best_iter = flops, inp.config, done
-                        self.best_measure_pair = inp, result
-                self.update(inputs, results)
-                for callback in callbacks:
-                    callback(self, inputs, results)
-                if early_stopping and done >= self.best_iter + early_stopping:
-                    break
-        finally:
-            worker.close()
+        worker = _worker(runner.timeout + measure_option["builder"].timeout)
+        for done in range(1, n_trial + 1):
+            if not (batch := self.next_batch(1)):
+                return
+            inputs = [MeasureInput(self.task.target, self.task, config) for config in batch]
+            results = [_measured(worker, inp, runner) for inp in inputs]
+            flops = _flops(inputs[0], results[0])
+            if flops > self.best_flops:
+                self.best_flops, self.best_config, self.best_iter = flops, inputs[0].config, done
+                self.best_measure_pair = inputs[0], results[0]
+            self.update(inputs, results)
+            for callback in callbacks:
+                callback(self, inputs, results)
+            if early_stopping and done >= self.best_iter + early_stopping:
+                return
 
 
 class GridSearchTuner(Tuner):
@@ -378,9 +384,8 @@ def progress_bar(total, prefix="", si_prefix="G"):
         current = 0.0
         for inp, result in zip(inputs, results, strict=True):
             state["done"] += 1
-            if not result.error_no:
-                current = inp.task.flop / float(np.mean(result.costs)) / 1e9
-                state["best"] = max(state["best"], current)
+            current = _flops(inp, result) / 1e9
+            state["best"] = max(state["best"], current)
         _progress(prefix, current, state["best"], state["done"], total, time.time() - state["start"])
 
     return callback

@@ -47,7 +47,7 @@ class Worker:
             self.close()
             return Trial([], "its process ended")
         except Exception as error:  # what the worker raised, whatever it is
-            return Trial([], " ".join(f"{type(error).__name__}: {error}".split())[:300])
+            return Trial([], str(error).strip().splitlines()[-1])  # of its traceback
 
     def close(self) -> None:
         if self._worker is not None:

@@ -1,0 +1,319 @@
+"""AutoTVM in the old API: tasks, tuners, measuring in another process, logs, and builds with what was found."""
+
+import json
+import re
+import sys
+import time
+import warnings
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+import tvm
+from torch import nn
+from tvm import te
+
+import tvmnotes.classic
+from tvmnotes.tuning.trial import Worker
+
+
+@pytest.fixture(autouse=True, scope="module")
+def classic():
+    tvmnotes.classic.enable()
+    yield
+    tvmnotes.classic.disable()
+
+
+class Network(nn.Sequential):
+    """Each kind of task: float32 (1, 3, 16, 16) to (1, 10)."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(
+            nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(32, 64, 1), nn.ReLU(),
+            nn.Conv2d(64, 64, 3, 2, 1, groups=64), nn.ReLU(),
+            nn.Conv2d(64, 96, 3, padding=1, groups=2), nn.ReLU(),
+            nn.Conv2d(96, 64, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def network():
+    return Network().eval()
+
+
+@pytest.fixture(scope="module")
+def program(network, classic):
+    from tvm import relay
+
+    traced = torch.jit.trace(network, torch.zeros(1, 3, 16, 16))
+    return relay.frontend.from_pytorch(traced, [("data", (1, 3, 16, 16))])
+
+
+@pytest.fixture(scope="module")
+def tasks(program):
+    from tvm import autotvm
+
+    mod, params = program
+    return autotvm.task.extract_from_program(mod["main"], target="llvm", params=params)
+
+
+@pytest.fixture(scope="module")
+def option(classic):
+    from tvm import autotvm
+
+    runner = autotvm.LocalRunner(number=2, repeat=1, timeout=60, cooldown_interval=0)
+    return autotvm.measure_option(builder=autotvm.LocalBuilder(timeout=60), runner=runner)
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def test_a_task_for_each_convolution_and_dense_layer(tasks):
+    assert [task.name for task in tasks] == [
+        "conv2d_NCHW.x86", "conv2d_NCHWc.x86", "conv2d_NCHWc.x86", "depthwise_conv2d_NCHWc.x86",
+        "group_conv2d_NCHWc.x86", "conv2d_NCHWc.x86", "dense_pack.x86",
+    ]  # fmt: skip
+    first = tasks[0]
+    assert first.args == (("TENSOR", (1, 3, 16, 16), "float32"), ("TENSOR", (32, 3, 3, 3), "float32"), (1, 1),
+                          (1, 1, 1, 1), (1, 1), "NCHW", "NCHW", "float32")  # fmt: skip
+    assert first.flop == 2 * 32 * 3 * 9 * 16 * 16
+    assert tasks[4].flop == 2 * 96 * 32 * 9 * 8 * 8
+    assert tasks[-1].flop == 2 * 64 * 10
+    assert first.workload == (first.name, *first.args)
+
+
+def test_ops_choose_among_the_tasks(program):
+    from tvm import autotvm, relay
+
+    mod, params = program
+    (dense,) = autotvm.task.extract_from_program(mod["main"], target="llvm", params=params, ops=(relay.op.nn.dense,))
+    assert dense.name == "dense_pack.x86"
+    convs = autotvm.task.extract_from_program(mod, target="llvm", params=params, ops=(relay.op.get("nn.conv2d"),))
+    assert len(convs) == 6
+
+
+def test_without_params_all_but_the_first_input_are_weights():
+    from tvm import autotvm, relay
+
+    data, weight = relay.var("data", shape=(1, 16, 8, 8)), relay.var("weight")
+    conv = relay.nn.conv2d(data, weight, channels=32, kernel_size=(3, 3), padding=(1, 1))
+    (task,) = autotvm.task.extract_from_program(relay.Function([data, weight], conv), target="llvm")
+    assert task.args[1] == ("TENSOR", (32, 16, 3, 3), "float32")
+
+
+def test_a_space_is_indexed_and_prints(tasks):
+    space = tasks[0].config_space
+    assert len(space) > 10
+    entity = space.get(3)
+    assert entity == space[3] and entity.index == 3
+    assert re.fullmatch(r"\[\('family', 'conv2d'\), \('pixels', \d+\), .*\],None,3", str(entity))
+    assert str(space).startswith(f"ConfigSpace (len={len(space)}, space_map=\n   0 family: OtherOption(")
+    with pytest.raises(IndexError):
+        space.get(len(space))
+
+
+def test_a_task_is_made_of_name_and_arguments(tasks):
+    from tvm import autotvm
+
+    for task in tasks:
+        again = autotvm.task.create(task.name, args=task.args, target="llvm")
+        assert again.workload == task.workload and len(again.config_space) == len(task.config_space)
+    with pytest.raises(ValueError, match="no template 'tutorial/conv2d_no_batching'"):
+        autotvm.task.create("tutorial/conv2d_no_batching", args=(1, 7, 7), target="llvm")
+
+
+# ---------------------------------------------------------------- tuning
+
+
+def test_the_four_tuners_measure_write_and_count(tasks, option, tmp_path, capsys):
+    from tvm import autotvm
+    from tvm.autotvm.tuner import GATuner, GridSearchTuner, RandomTuner, XGBTuner
+
+    log = tmp_path / "conv.log"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that XGBTuner has no cost model yet
+        tuners = [XGBTuner(tasks[0], loss_type="rank", feature_type="knob"), GATuner(tasks[1], pop_size=50),
+                  RandomTuner(tasks[2]), GridSearchTuner(tasks[3])]  # fmt: skip
+    for number, tuner in enumerate(tuners, 1):
+        progress = autotvm.callback.progress_bar(4, prefix=f"[Task {number:2d}/ 4] ")
+        tuner.tune(n_trial=4, measure_option=option, early_stopping=None,
+                   callbacks=[progress, autotvm.callback.log_to_file(str(log))])  # fmt: skip
+        assert tuner.best_flops > 0
+    lines = capsys.readouterr().out.replace("\r", "\n").splitlines()
+    pattern = r"\[Task  4/ 4\]  Current/Best: +\d+\.\d\d/ +\d+\.\d\d GFLOPS \| Progress: \(4/4\) \| \d+\.\d\d s Done\."
+    assert re.fullmatch(pattern, lines[-1]), lines[-1]
+    measured = list(autotvm.record.load_from_file(str(log)))
+    assert len(measured) == 16 and all(result.error_no == 0 for _, result in measured)
+    assert len({(inp.task.workload, inp.config.index) for inp, _ in measured}) == 16, "a config was measured twice"
+    for row in log.read_text().splitlines():
+        assert json.loads(row).keys() == {"input", "config", "result", "version", "tvm_version"}
+
+    best = tmp_path / "best.log"
+    autotvm.record.pick_best(str(log), str(best))
+    picked = {inp.task.workload: result.costs[0] for inp, result in autotvm.record.load_from_file(str(best))}
+    assert picked == {
+        workload: min(result.costs[0] for inp, result in measured if inp.task.workload == workload)
+        for workload in {inp.task.workload for inp, _ in measured}
+    }
+
+
+def test_a_small_space_is_exhausted_and_the_search_stops_early(option, tasks):
+    from tvm import autotvm
+
+    dense = tasks[-1]
+    tuner = autotvm.tuner.GridSearchTuner(dense)
+    tuner.tune(n_trial=1000, measure_option=option)
+    assert not tuner.has_next() and len(tuner._scores) == len(dense.config_space)
+
+    seen = []
+    tuner = autotvm.tuner.RandomTuner(tasks[1])
+    tuner.tune(n_trial=1000, measure_option=option, early_stopping=3, callbacks=[lambda *args: seen.append(args)])
+    assert len(seen) == tuner.best_iter + 3
+
+
+def test_history_is_not_measured_again(option, tasks, tmp_path):
+    from tvm import autotvm
+
+    log = tmp_path / "conv.log"
+    first = autotvm.tuner.GridSearchTuner(tasks[0])
+    first.tune(3, option, callbacks=[autotvm.callback.log_to_file(str(log))])
+    second = autotvm.tuner.GridSearchTuner(tasks[0])
+    second.load_history(autotvm.record.load_from_file(str(log)))
+    second.tune(2, option, callbacks=[autotvm.callback.log_to_file(str(log))])
+    indices = [inp.config.index for inp, _ in autotvm.record.load_from_file(str(log))]
+    assert len(indices) == len(set(indices)) == 5
+
+
+# ---------------------------------------------------------------- logs
+
+
+def record_of(task, index: int, cost: float):
+    from tvm import autotvm
+
+    return (autotvm.MeasureInput(task.target, task, task.config_space.get(index)),
+            autotvm.MeasureResult((cost,), 0, 0.1, time.time()))  # fmt: skip
+
+
+OLD = ('{"input": ["llvm -keys=cpu -mcpu=core-avx2", "conv2d_NCHWc.x86", [["TENSOR", [1, 3, 224, 224], "float32"], '
+       '["TENSOR", [64, 3, 7, 7], "float32"], [2, 2], [3, 3, 3, 3], [1, 1], "NCHW", "NCHW", "float32"], {}], "config": '
+       '{"index": 42, "code_hash": null, "entity": [["tile_ic", "sp", [-1, 3]], ["tile_oc", "sp", [-1, 32]]]}, '
+       '"result": [[0.0013], 0, 1.9, 1611111111.1], "version": 0.2, "tvm_version": "0.8.dev0"}\n')  # fmt: skip
+
+
+def test_torn_and_foreign_lines_are_left_out_with_a_warning(tasks, tmp_path):
+    from tvm import autotvm
+
+    log = tmp_path / "mixed.log"
+    good = autotvm.record.encode(*record_of(tasks[0], 2, 0.5))
+    log.write_text(f"# a comment\n{good}\n{OLD}{good[:40]}")
+    with pytest.warns(UserWarning, match="2 lines are torn, or of schedules that are not here"):
+        ((inp, result),) = autotvm.record.load_from_file(str(log))
+    assert inp.config == tasks[0].config_space.get(2) and result.costs == (0.5,)
+
+
+def test_a_build_takes_the_best_of_a_log_within_its_context_only(network, program, tasks, tmp_path):
+    from tvm import autotvm, relay
+    from tvm.contrib import graph_executor
+
+    mod, params = program
+    log = tmp_path / "best.log"
+    chosen = {task: len(task.config_space) - 1 for task in tasks}
+    pairs = [record_of(task, index, 1e-3) for task, index in chosen.items()]
+    pairs += [record_of(task, 0, 2e-3) for task in tasks]
+    log.write_text("".join(autotvm.record.encode(*pair) + "\n" for pair in pairs))
+    with autotvm.apply_history_best(str(log)), tvm.transform.PassContext(opt_level=3):
+        lib = relay.build(mod, target="llvm", params=params)
+    plain = relay.build(mod, target="llvm", params=params)
+    for task, index in chosen.items():
+        config = {k: v for k, v in task.config_space.get(index).values.items() if k != "family"}
+        assert any(json.dumps(config) in schedule for schedule in lib.compiled.kernels.values()), config
+        assert not any(json.dumps(config) in schedule for schedule in plain.compiled.kernels.values()), config
+
+    module = graph_executor.GraphModule(lib["default"](tvm.cpu()))
+    x = np.random.default_rng().standard_normal((1, 3, 16, 16), dtype="float32")
+    module.run(data=x)
+    with torch.no_grad():
+        wanted = network(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(module.get_output(0).numpy(), wanted, atol=1e-5 * np.abs(wanted).max() + 1e-6)
+
+
+def test_graph_tuners_write_the_best_records(tasks, tmp_path):
+    from tvm import autotvm
+    from tvm.autotvm.graph_tuner import DPTuner, PBQPTuner
+
+    log, out = tmp_path / "all.log", tmp_path / "graph.log"
+    log.write_text("".join(autotvm.record.encode(*record_of(tasks[0], i, 1.0 + i)) + "\n" for i in range(3)))
+    for kind in (DPTuner, PBQPTuner):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is nothing to choose
+            tuner = kind(None, {"data": (1, 3, 16, 16)}, str(log), [], "llvm")
+        tuner.benchmark_layout_transform(min_exec_num=2000)
+        tuner.run()
+        tuner.write_opt_sch2record_file(str(out))
+        ((inp, result),) = autotvm.record.load_from_file(str(out))
+        assert inp.config.index == 0 and result.costs == (1.0,)
+        with autotvm.apply_graph_best(str(out)):
+            pass
+
+
+def test_what_is_not_served_says_so(tasks):
+    from tvm import autotvm
+
+    with pytest.raises(NotImplementedError, match="TE schedules, which TVM 0.20 dropped"):
+        autotvm.template("mine")
+    with pytest.raises(NotImplementedError, match="measuring over RPC is not served"):
+        autotvm.RPCRunner("key", "127.0.0.1", 9190)
+    with pytest.raises(NotImplementedError, match="relay.build makes the kernel"):
+        tasks[0].instantiate(tasks[0].config_space.get(0))
+
+
+# ---------------------------------------------------------------- candidates that fail
+
+
+class Planted:
+    """A workload whose configs do what they say: doubling is its work."""
+
+    weight = (4,)
+
+    def source_shape(self, lanes):
+        return (64,)
+
+    def default_config(self, vectors):
+        return {"does": "double"}
+
+    def pack(self, weight, config, lanes):
+        return weight
+
+    def compute(self, data, kernel, config):
+        import os
+
+        if config["does"] == "crash":
+            os.abort()
+        if config["does"] == "hang":
+            time.sleep(1000)
+        if config["does"] == "raise":
+            raise RuntimeError("planted")
+        factor = 3.0 if config["does"] == "triple" else 2.0
+        return te.compute((64,), lambda i: data[i] * factor + kernel[0] * 0.0)
+
+
+def test_a_candidate_that_fails_costs_its_trial_only(classic):
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the worker does not know this file
+    worker, target = Worker(timeout=5), tvm.target.Target("llvm")
+    try:
+        errors = {}
+        for does in ("double", "crash", "double", "triple", "raise", "hang", "double"):
+            got = worker.measure(Planted(), {"does": does}, target)
+            errors.setdefault(does, []).append(got.error)
+            assert (got.error is None) == (does == "double") == bool(got.seconds)
+    finally:
+        worker.close()
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert errors["crash"] == ["its process ended"]
+    assert "differs by 5.0e-01" in errors["triple"][0]
+    assert "planted" in errors["raise"][0]
+    assert errors["hang"] == ["it took longer than 5 s"]
