@@ -291,6 +291,18 @@ def patches() -> list[tuple[object, str, object]]:
     from_expr, target_init, pass_init = (
         tvm.IRModule.__dict__["from_expr"], tvm.target.Target.__init__, tvm.transform.PassContext.__init__)  # fmt: skip
     enter, leave = tvm.transform.PassContext.__enter__, tvm.transform.PassContext.__exit__
+    add_function, call = tvm.IRModule.__setitem__, tvm.ir.GlobalVar.__call__
+
+    def add_function_of_today(self, name, function):
+        if isinstance(function, ir.Expr):
+            raise TypeError(
+                "a tvm.IRModule holds functions of today; make one of Relay's with tvm.IRModule.from_expr(function), "
+                "or begin with an empty relay.Module()"
+            )
+        add_function(self, name, function)
+
+    def call_of_either(self, *args):
+        return ir.Call(self, args) if any(isinstance(arg, ir.Expr) for arg in args) else call(self, *args)
 
     def from_expr_of_either(expr, functions=None, type_defs=None):
         if isinstance(expr, ir.Expr | ir.TupleWrapper):
@@ -316,6 +328,8 @@ def patches() -> list[tuple[object, str, object]]:
 
     return [
         (tvm.IRModule, "from_expr", staticmethod(from_expr_of_either)),
+        (tvm.IRModule, "__setitem__", add_function_of_today),
+        (tvm.ir.GlobalVar, "__call__", call_of_either),
         (tvm.target.Target, "__init__", target_of_string),
         (tvm.transform.PassContext, "__init__", context_of_old),
         (tvm.transform.PassContext, "__enter__", context_enter),
