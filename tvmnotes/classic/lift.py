@@ -54,6 +54,8 @@ def _same(name, call, known) -> ir.Expr | None:
     spec, attrs = OPERATORS.get(_RENAMED.get(name, name)), _attributes(call)
     if spec is None or name in _UNLIKE or not all(map(_is_tensor, call.args)) or len(call.args) != len(spec.tensors):
         return None
+    if "max_pool" in name:
+        del attrs["count_include_pad"]
     if not set(attrs) <= set(spec.defaults):
         return None
     attrs = {**spec.defaults, **attrs}
@@ -89,6 +91,8 @@ def _special(name, call, known, today) -> ir.Expr | None:
     x = call.args[0] if call.args else None
     if name == "matmul":
         return _product(call, make, today)
+    if name == "add":
+        return _bias(call, make, today)
     if name in ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv1d_transpose", "nn.conv2d_transpose"):
         return _convolution(name, call, known)
     if name == "expand_dims":
@@ -158,6 +162,19 @@ def _product(call, make, today):
     if is_dense:
         return make("nn.dense", [left, turned.args[0]], units=fixed_shape(call.ty)[-1], out_dtype=out_dtype)
     return make("nn.matmul", [left, right], out_dtype=out_dtype)
+
+
+def _bias(call, make, today):
+    """nn.bias_add where a vector was reshaped to lie along one axis of the left."""
+    left, right = call.args
+    turned, shape = today.get(right), fixed_shape(right.ty)
+    if getattr(getattr(turned, "op", None), "name", "") not in ("relax.reshape", "relax.expand_dims"):
+        return None
+    axes = [axis for axis, size in enumerate(shape) if size > 1]
+    if len(axes) != 1 or len(shape) != len(call.ty.shape) or fixed_shape(left.ty) != fixed_shape(call.ty):
+        return None
+    vector = turned.args[0]
+    return make("nn.bias_add", [left, vector], axis=axes[0]) if len(fixed_shape(vector.ty)) == 1 else None
 
 
 def _kept(name, call, known) -> ir.Expr:

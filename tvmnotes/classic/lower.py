@@ -57,6 +57,7 @@ def _parameter(param: ir.Var, params: dict) -> relax.Var | None:
     if given is None and param.name_hint in params:
         value = params[param.name_hint]
         given = ir.TensorType(value.shape, value.dtype)
+    given = given or param._type  # inferred before a pass took away the operator that it followed from
     return given and relax.Var(param.name_hint, _relax_type(given, param.name_hint))
 
 
@@ -66,7 +67,7 @@ def _weight_shape(call: ir.Call, position: int, data: tuple[int, ...]) -> tuple[
     if name.startswith("nn.conv") and attrs.kernel_size and attrs.channels:
         ins = data[attrs.data_layout.index("C")]
         axes = attrs.kernel_layout.translate(_NO_CHANNELS)
-        window = dict(zip(axes, np.broadcast_to(attrs.kernel_size, len(axes)).tolist(), strict=True))
+        window = dict(zip(axes, attrs.kernel_size, strict=True))
         out, ins = (attrs.channels // attrs.groups, ins) if "transpose" in name else (
             attrs.channels, ins // attrs.groups)  # fmt: skip
         return tuple({"O": out, "I": ins, **window}[axis] for axis in attrs.kernel_layout)

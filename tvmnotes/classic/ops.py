@@ -42,10 +42,19 @@ class Operator:
             raise TypeError(f"relay.{self.name}{self.__signature__}: {error}") from None
         bound.apply_defaults()
         tensors = [as_expr(bound.arguments.pop(name)) for name in self.tensors]
-        attrs = {k: plain(v) for k, v in bound.arguments.items()}
+        attrs = {k: self._sized(k, plain(v)) for k, v in bound.arguments.items()}
         call = Call(Op(self.name), tensors, attrs)
         count = self.results(attrs) if callable(self.results) else self.results
         return TupleWrapper(call, count) if count > 1 else call
+
+    def _sized(self, name: str, value):
+        """A number for each axis where a script gives one for all; paddings as before each axis, then behind each."""
+        like = self.defaults["strides" if name == "kernel_size" else name]
+        if isinstance(like, tuple) and like:
+            value = [value] if isinstance(value, int) else value
+            value = value * len(like) if value and len(value) == 1 else value
+            value = value * 2 if name == "padding" and len(value) == len(like) else value
+        return value
 
     def lower(self, tensors: list, attrs) -> relax.Expr:
         values = {**self.defaults, **{k: v for k, v in attrs.items() if k in self.defaults}} if attrs else self.defaults
@@ -436,11 +445,16 @@ def cumsum(data, /, axis=None, dtype=None, exclusive=None):
 
 @operator("layout_transform")
 def layout_transform(data, /, src_layout, dst_layout):
-    if sorted(src_layout) != sorted(dst_layout):
+    return _turned(data, src_layout, dst_layout)
+
+
+def _turned(data, source: str, wanted: str):
+    """`data` with its axes in another order; both layouts name each axis by a letter."""
+    if sorted(source) != sorted(wanted):
         raise NotImplementedError(
-            f"relay.layout_transform from {src_layout} to {dst_layout}: tn.build chooses blocked layouts itself"
+            f"expected a layout of the axes {source}, got {wanted}: tn.build chooses blocked ones"
         )
-    return R.permute_dims(data, [src_layout.index(a) for a in dst_layout])
+    return data if source == wanted else R.permute_dims(data, [source.index(axis) for axis in wanted])
 
 
 # ---------------------------------------------------------------- nn
@@ -454,27 +468,22 @@ def _convolution(name, transposed=False):
     def body(data, weight, /, strides=(1,) * dims, padding=(0,) * dims, dilation=(1,) * dims, groups=1,
              channels=None, kernel_size=None, data_layout="NC" + layout, kernel_layout=kernel,
              out_layout="", out_dtype=""):  # fmt: skip
-        return function(data, weight, _many(strides, dims), _sides(padding, dims), _many(dilation, dims), groups,
-                        data_layout, kernel_layout, out_layout or None, out_dtype or None)  # fmt: skip
+        return function(data, weight, strides, padding, dilation, groups, data_layout, kernel_layout,
+                        out_layout or None, out_dtype or None)  # fmt: skip
 
     def transposed_body(data, weight, /, strides=(1,) * dims, padding=(0,) * dims, dilation=(1,) * dims, channels=None,
                         kernel_size=None, groups=1, data_layout="NC" + layout, kernel_layout=kernel, out_layout="",
                         output_padding=(0,) * dims, out_dtype=""):  # fmt: skip
-        return function(data, weight, _many(strides, dims), _sides(padding, dims), _many(output_padding, dims),
-                        _many(dilation, dims), groups, data_layout, kernel_layout, out_layout or None,
-                        out_dtype or None)  # fmt: skip
+        plain = "NC" + layout  # the one layout that Relax lowers
+        made = function(_turned(data, data_layout, plain), _turned(weight, kernel_layout, kernel), strides, padding,
+                        output_padding, dilation, groups, plain, kernel, None, out_dtype or None)  # fmt: skip
+        return _turned(made, plain, out_layout or data_layout)
 
     _named(f"nn.{name}", transposed_body if transposed else body, f"nn.{name}")
 
 
 def _many(value, count) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,) * count
-
-
-def _sides(padding, dims) -> tuple[int, ...]:
-    """Padding as Relax has it: before each axis, then behind each."""
-    padding = _many(padding, dims)
-    return padding * 2 if len(padding) == dims else padding if len(padding) == 2 * dims else padding * 2 * dims
 
 
 for _name in ("conv1d", "conv2d", "conv3d", "conv1d_transpose", "conv2d_transpose"):
@@ -569,13 +578,12 @@ def _pool(name):
 
     def body(data, /, pool_size=(1,) * dims, strides=(1,) * dims, dilation=(1,) * dims, padding=(0,) * dims,
              layout=layout, out_layout="", ceil_mode=False, count_include_pad=False):  # fmt: skip
-        return function(data, _many(pool_size, dims), _many(strides, dims), _sides(padding, dims),
-                        _many(dilation, dims), ceil_mode, count_include_pad, layout, out_layout or None)  # fmt: skip
+        return function(data, pool_size, strides, padding, dilation, ceil_mode, count_include_pad, layout,
+                        out_layout or None)  # fmt: skip
 
     def largest(data, /, pool_size=(1,) * dims, strides=(1,) * dims, dilation=(1,) * dims, padding=(0,) * dims,
                 layout=layout, out_layout="", ceil_mode=False):  # fmt: skip
-        return function(data, _many(pool_size, dims), _many(strides, dims), _sides(padding, dims),
-                        _many(dilation, dims), ceil_mode, False, layout, out_layout or None)  # fmt: skip
+        return function(data, pool_size, strides, padding, dilation, ceil_mode, False, layout, out_layout or None)
 
     _named(f"nn.{name}", body if average else largest, f"nn.{name}")
 

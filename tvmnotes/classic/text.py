@@ -1,7 +1,5 @@
 """Relay's text: the form in which a module or an expression prints."""
 
-import numpy as np
-
 from . import ir
 from .ops import OPERATORS
 
@@ -47,7 +45,7 @@ class _Printer:
                 self.names[node] = self._name(node)
         last = self.lines and self.lines[-1].removeprefix(self.pad)
         name = self.names[expr]
-        if isinstance(expr, ir.Call) and last and last.startswith(f"{name} = "):  # the result needs no number
+        if isinstance(expr, ir.Call | ir.If) and last and last.startswith(f"{name} = "):  # the result needs no number
             self.lines.pop()
             self.names[expr] = last.removeprefix(f"{name} = ").removesuffix(";")
         return self.names[expr]
@@ -120,7 +118,7 @@ def _listed(value):
 
 
 def _number(value) -> str:
-    return np.format_float_positional(value, trim="-") if isinstance(value, float) and abs(value) < 1e6 else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _attribute(value) -> str:
