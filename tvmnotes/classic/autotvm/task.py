@@ -1,0 +1,176 @@
+"""Tasks, convolutions and dense layers of a network under their names and arguments of old; and their configs."""
+
+import functools
+
+import numpy as np
+import tvm
+
+from ... import compiler
+from ...compiler.schedules.convolution import Convolution
+from ...compiler.schedules.matmul import Dense
+from ...compiler.schedules.vector import vectors
+from ...tuning import tasks
+from .. import ir, targets
+from ..build import relax_of
+
+_NAMES = {"nn.conv2d": ("conv2d", "depthwise_conv2d", "group_conv2d"), "nn.dense": ("dense",)}
+
+
+class Task:
+    """A workload under its name and arguments of old, with `config_space` and `flop`."""
+
+    def __init__(self, workload, target: tvm.target.Target, times: int = 1):
+        self._workload, self.target, self.times = workload, target, times
+        self.name, self.args = _described(workload)
+        self.kwargs, self.target_host = {}, None
+        self.flop = 2 * workload.multiplications
+        self.config_space = ConfigSpace(workload.space(vectors(target)))
+
+    @property
+    def workload(self) -> tuple:
+        return (self.name, *self.args)
+
+    def instantiate(self, config):
+        raise NotImplementedError(
+            "task.instantiate: TE schedules are gone; relay.build makes the kernel, under autotvm.apply_history_best"
+        )
+
+    def __repr__(self) -> str:
+        return f"Task(func_name={self.name}, args={self.args}, kwargs={{}}, workload={self.workload})"
+
+
+class ConfigSpace:
+    """The configs of a task: `len(space)`, `space.get(7)`, `space[7]`; the first is the one that needs no tuning."""
+
+    def __init__(self, configs: list[dict]):
+        self._configs = configs
+
+    def __len__(self) -> int:
+        return len(self._configs)
+
+    def get(self, index: int) -> "ConfigEntity":
+        if not 0 <= index < len(self):
+            raise IndexError(f"Index out of range: size {len(self)}, got index {index}")
+        return ConfigEntity(index, self._configs[index])
+
+    __getitem__ = get
+
+    def index(self, config: dict) -> int | None:
+        return self._configs.index(config) if config in self._configs else None
+
+    @functools.cached_property
+    def space_map(self) -> dict[str, list]:
+        """By knob, its values."""
+        knobs: dict = {}
+        for config in self._configs:
+            for name, value in config.items():
+                knobs.setdefault(name, {})[value] = None
+        return {name: list(values) for name, values in knobs.items()}
+
+    def __repr__(self) -> str:
+        rows = [f"{i:4d} {name}: OtherOption({values}) len={len(values)}"
+                for i, (name, values) in enumerate(self.space_map.items())]  # fmt: skip
+        return "\n".join([f"ConfigSpace (len={len(self)}, space_map=", *rows, ")"])
+
+
+class ConfigEntity:
+    """One config, by its number in the space."""
+
+    def __init__(self, index: int, values: dict):
+        self.index, self.values = index, values
+
+    def to_json_dict(self) -> dict:
+        return {"index": self.index, "code_hash": None, "entity": [[k, "ot", v] for k, v in self.values.items()]}
+
+    @staticmethod
+    def from_json_dict(given: dict) -> "ConfigEntity":
+        return ConfigEntity(given["index"], {name: value for name, _, value in given["entity"]})
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, ConfigEntity) and self.values == other.values
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.values.items()))
+
+    def __repr__(self) -> str:
+        return f"{list(self.values.items())},None,{self.index}"
+
+
+def _described(workload) -> tuple[str, tuple]:
+    """The name and the arguments of a workload, as TVM's x86 templates had them."""
+    if isinstance(workload, Dense):
+        tensors = (workload.rows, workload.depth), (workload.columns, workload.depth)
+        return "dense_pack.x86", (*(("TENSOR", t, "float32") for t in tensors), None, "float32")
+    kind = "depthwise_conv2d" if workload.is_depthwise else "group_conv2d" if workload.groups > 1 else "conv2d"
+    layout = "NCHWc" if workload.blocked else "NCHW"
+    tensors = (("TENSOR", t, "float32") for t in (workload.data, workload.weight))
+    rest = workload.strides, workload.padding, workload.dilation
+    groups = (workload.groups,) if kind == "group_conv2d" else ()
+    return f"{kind}_{layout}.x86", (*tensors, *rest, *groups, "NCHW", "NCHW", "float32")
+
+
+def workload_of(name: str, args):
+    """The workload of a name and arguments; ValueError for others than `_described` gives."""
+    shapes = [tuple(int(n) for n in arg[1]) for arg in args[:2]]
+    if name == "dense_pack.x86":
+        return Dense(*shapes[0], shapes[1][0])
+    kind, _, layout = name.removesuffix(".x86").rpartition("_")
+    if kind not in _NAMES["nn.conv2d"] or layout not in ("NCHWc", "NCHW"):
+        raise ValueError(f"no template {name!r}")
+    strides, padding, dilation = (_tuple(arg) for arg in args[2:5])
+    padding = padding * 2 if len(padding) == 2 else padding
+    groups = {"conv2d": 1, "depthwise_conv2d": shapes[0][1]}.get(kind) or int(args[5])
+    return Convolution(*shapes, strides, padding, dilation, groups, layout == "NCHWc")
+
+
+def _tuple(value) -> tuple[int, ...]:
+    return (int(value),) * 2 if isinstance(value, int) else tuple(int(n) for n in value)
+
+
+def create(task_name, args, target, target_host=None) -> Task:
+    """`autotvm.task.create`: a task by its name and arguments, as tasks that were extracted have them."""
+    try:
+        return Task(workload_of(str(task_name), args), _target(target))
+    except (ValueError, TypeError, IndexError):
+        raise ValueError(
+            f"autotvm.task.create: no template {task_name!r} for {args!r}; there are conv2d_NCHWc.x86, "
+            "conv2d_NCHW.x86, depthwise_conv2d_NCHWc.x86, group_conv2d_NCHWc.x86 and dense_pack.x86, with the "
+            "arguments of extracted tasks"
+        ) from None
+
+
+def extract_from_program(mod, params=None, target=None, target_host=None, ops=None) -> list[Task]:
+    """A task for each distinct convolution and dense layer with known weights; `ops` leaves only those of operators.
+
+    Without `params`, all parameters of the function but the first count as weights.
+    """
+    if not params and isinstance(mod, ir.IRModule | ir.Function):
+        main = mod["main"] if isinstance(mod, ir.IRModule) else mod
+        params = _zeros(main)
+    target = _target(target)
+    found = tasks.workloads(*relax_of(mod, params), target)
+    made = [Task(workload, target, times) for workload, times in found.items()]
+    if ops is None:
+        return made
+    wanted = tuple(kind for op in ops for kind in _NAMES.get(getattr(op, "name", str(op)), ()))
+    return [task for task in made if task.name.startswith(wanted)] if wanted else []
+
+
+def extract_from_multiple_program(mods, params, target=None, target_host=None, ops=None) -> list[Task]:
+    """The tasks of several programs, each workload once."""
+    made = {}
+    for mod, weights in zip(mods, params, strict=True):
+        for task in extract_from_program(mod, weights, target, target_host, ops):
+            made.setdefault(task.workload, task)
+    return list(made.values())
+
+
+def _zeros(function: ir.Function) -> dict:
+    from ..lower import infer
+
+    infer(function)
+    return {p.name_hint: np.zeros(p._type.shape, p._type.dtype) for p in function.params[1:]}
+
+
+def _target(target) -> tvm.target.Target:
+    return compiler.resolve_target(targets.for_build(target))
