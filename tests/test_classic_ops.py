@@ -349,28 +349,28 @@ def outputs_of(program, opt_level=0, params=None, **inputs) -> list[np.ndarray]:
 
 
 @functools.cache
-def family(name: str, opt_level: int) -> dict[str, list[np.ndarray]]:
-    """The results of all operators of a family, from one build."""
+def family(name: str, way: str) -> dict[str, list[np.ndarray]]:
+    """The results of all operators of a family, from one build: at opt level 3, or as Relax and back at level 0."""
     variables, made = _variables(), {}
     for case, (write, _) in FAMILIES[name].items():
         written = write(variables)
         made[case] = list(written) if isinstance(written, classic.ir.TupleWrapper) else [written]
     body = relay.Tuple([value for values in made.values() for value in values])
     params = relay.analysis.free_vars(body)
-    results = iter(
-        outputs_of(relay.Function(params, body), opt_level, **{p.name_hint: getattr(A, p.name_hint) for p in params})
-    )
+    mod = tvm.IRModule.from_expr(relay.Function(params, body))
+    if way == "back":
+        mod = transform.CanonicalizeOps()(mod)
+    inputs = {p.name_hint: getattr(A, p.name_hint) for p in params}
+    results = iter(outputs_of(mod, 0 if way == "back" else 3, **inputs))
     return {case: [next(results) for _ in values] for case, values in made.items()}
 
 
-@pytest.mark.parametrize(
-    ("of", "case", "opt_level"),
-    [(f, case, level) for f, cases in FAMILIES.items() for level in (0, 3) for case in cases],
-)
-def test_an_operator_gives_what_numpy_or_pytorch_gives(of, case, opt_level):
+@pytest.mark.parametrize("way", ["there", "back"])
+@pytest.mark.parametrize(("of", "case"), [(of, case) for of, cases in FAMILIES.items() for case in cases])
+def test_an_operator_gives_what_numpy_or_pytorch_gives(of, case, way):
     wanted = FAMILIES[of][case][1]()
     wanted = wanted if isinstance(wanted, list | tuple) else [wanted]
-    results = family(of, opt_level)[case]
+    results = family(of, way)[case]
     assert len(results) == len(wanted)
     for result, array in zip(results, wanted, strict=True):
         array = np.asarray(array)
@@ -380,3 +380,598 @@ def test_an_operator_gives_what_numpy_or_pytorch_gives(of, case, opt_level):
 
 def test_each_operator_is_tested():
     assert {case.partition(":")[0] for cases in FAMILIES.values() for case in cases} == set(OPERATORS)
+
+
+# ---------------------------------------------------------------- expressions
+
+
+def test_arithmetic_on_expressions():
+    a, b = (relay.var(n, shape=(4, 6)) for n in "ab")
+    i = relay.var("i", shape=(4, 6), dtype="int32")
+    x, y, k = A.p, A.n, A.i
+    written = {
+        a + b: x + y, a - 1.5: x - 1.5, 2 - a: 2 - x, a * b * 2: x * y * 2, a / b: x / y, 1.0 / a: 1 / x, -a: -x,
+        a**2.0: x**2, i // 3: k // 3, i % 3: k % 3, a < b: x < y, a <= 1.0: x <= 1, a > b: x > y, i >= 2: k >= 2,
+        i.astype("float32") + b: k + y,
+    }  # fmt: skip
+    results = outputs_of(relay.Function([a, b, i], relay.Tuple(list(written))), a=x, b=y, i=k)
+    for result, wanted in zip(results, written.values(), strict=True):
+        assert result.dtype == (wanted.dtype if wanted.dtype != "float64" else "float32")
+        np.testing.assert_allclose(result, wanted, **TOLERANCE)
+
+
+def test_a_number_takes_the_dtype_of_the_expression_beside_it():
+    half = relay.var("half", shape=(2,), dtype="float16")
+    assert relay.Function([half], 1.0 - half * 2.0).ret_type == relay.TensorType((2,), "float16")
+    assert relay.const(1.0).checked_type.dtype == "float32"
+    assert relay.const(1).checked_type.dtype == "int32"
+    assert relay.const(np.float64(1)).checked_type.dtype == "float64"
+
+
+def small_net():
+    """A convolution with batch norm and ReLU, a second one around which a value goes, dropout, pooling and dense."""
+    x = relay.var("data", shape=(1, 3, 8, 8))
+    y = testing.layers.conv2d(x, channels=4, kernel_size=(3, 3), padding=(1, 1), name="conv")
+    y = nn.dropout(nn.relu(testing.layers.batch_norm_infer(y, name="bn")))
+    y = y + nn.conv2d(y, relay.var("w2_weight"), channels=4, kernel_size=3, padding=1)
+    y = nn.batch_flatten(nn.max_pool2d(y, (2, 2), (2, 2)))
+    y = nn.softmax(testing.layers.dense_add_bias(y, units=5, name="fc"))
+    return relay.Function(relay.analysis.free_vars(y), y)
+
+
+@functools.cache
+def small_case():
+    """The module of `small_net`, its parameters with batch norms that do something, an input, and PyTorch's result."""
+    mod, params = testing.create_workload(small_net())
+    rng = np.random.default_rng(3)
+    for name in params:
+        if "_bn_" in f"_{name}" or name.endswith("bias"):
+            params[name] = tvm.nd.array(rng.uniform(0.5, 1.5, params[name].shape).astype("float32"))
+    x, p = torch.from_numpy(rng.standard_normal((1, 3, 8, 8)).astype("float32")), {
+        k: torch.from_numpy(v.numpy()) for k, v in params.items()
+    }  # fmt: skip
+    y = F.conv2d(x, p["conv_weight"], padding=1)
+    y = F.relu(F.batch_norm(y, p["bn_moving_mean"], p["bn_moving_var"], p["bn_gamma"], p["bn_beta"]))
+    y = y + F.conv2d(y, p["w2_weight"], padding=1)
+    y = F.softmax(F.linear(F.max_pool2d(y, 2).flatten(1), p["fc_weight"], p["fc_bias"]), 1)
+    return mod, params, x.numpy(), y.numpy()
+
+
+def test_a_module_prints_as_relay_did():
+    assert (
+        str(small_case()[0])
+        == """\
+def @main(%data: Tensor[(1, 3, 8, 8), float32], %conv_weight: Tensor[(4, 3, 3, 3), float32], \
+%bn_gamma: Tensor[(4,), float32], %bn_beta: Tensor[(4,), float32], %bn_moving_mean: Tensor[(4,), float32], \
+%bn_moving_var: Tensor[(4,), float32], %w2_weight: Tensor[(4, 4, 3, 3), float32], \
+%fc_weight: Tensor[(5, 64), float32], %fc_bias: Tensor[(5,), float32]) -> Tensor[(1, 5), float32] {
+  %0 = nn.conv2d(%data, %conv_weight, padding=[1, 1, 1, 1], channels=4, kernel_size=[3, 3]) \
+/* ty=Tensor[(1, 4, 8, 8), float32] */;
+  %1 = nn.batch_norm(%0, %bn_gamma, %bn_beta, %bn_moving_mean, %bn_moving_var) \
+/* ty=(Tensor[(1, 4, 8, 8), float32], Tensor[(4,), float32], Tensor[(4,), float32]) */;
+  %2 = nn.relu(%1.0) /* ty=Tensor[(1, 4, 8, 8), float32] */;
+  %3 = nn.dropout(%2) /* ty=Tensor[(1, 4, 8, 8), float32] */;
+  %4 = nn.conv2d(%3, %w2_weight, padding=[1, 1, 1, 1], channels=4, kernel_size=[3, 3]) \
+/* ty=Tensor[(1, 4, 8, 8), float32] */;
+  %5 = add(%3, %4) /* ty=Tensor[(1, 4, 8, 8), float32] */;
+  %6 = nn.max_pool2d(%5, pool_size=[2, 2], strides=[2, 2], padding=[0, 0, 0, 0]) \
+/* ty=Tensor[(1, 4, 4, 4), float32] */;
+  %7 = nn.batch_flatten(%6) /* ty=Tensor[(1, 64), float32] */;
+  %8 = nn.dense(%7, %fc_weight, units=5) /* ty=Tensor[(1, 5), float32] */;
+  %9 = nn.bias_add(%8, %fc_bias, axis=-1) /* ty=Tensor[(1, 5), float32] */;
+  nn.softmax(%9) /* ty=Tensor[(1, 5), float32] */
+}
+"""
+    )
+
+
+def test_expressions_print_as_relay_did():
+    a, b, z = relay.var("a", shape=(2, 3)), relay.var("b", shape=(2, 3)), relay.var("z")
+    flag = relay.var("flag", shape=(), dtype="bool")
+    assert (a + b * relay.const(1e-5)).astext() == (
+        "free_var %a: Tensor[(2, 3), float32];\nfree_var %b: Tensor[(2, 3), float32];\n"
+        "%0 = multiply(%b, 1e-05f);\nadd(%a, %0)"
+    )
+    assert str(relay.Function([a, b], relay.Let(z, a + b, nn.relu(z) * z))) == (
+        "fn (%a: Tensor[(2, 3), float32], %b: Tensor[(2, 3), float32]) {\n"
+        "  let %z = add(%a, %b);\n  %0 = nn.relu(%z);\n  multiply(%0, %z)\n}\n"
+    )
+    assert str(relay.Function([flag, a], relay.If(flag, a + a, a))) == (
+        "fn (%flag: Tensor[(), bool], %a: Tensor[(2, 3), float32]) {\n"
+        "  %0 = add(%a, %a);\n  if (%flag) { %0 } else { %a }\n}\n"
+    )
+    assert str(relay.Tuple([a, relay.split(b, 3, axis=1)[1]])).endswith(
+        "%0 = split(%b, indices_or_sections=3, axis=1);\n(%a, %0.1)"
+    )
+
+
+def test_a_function_has_params_body_and_types():
+    function = small_net()
+    assert [p.name_hint for p in function.params][:2] == ["data", "conv_weight"]
+    assert (function.body.op.name, function.body.attrs.axis) == ("nn.softmax", -1)
+    assert function.body.args[0].op == relay.op.get("nn.bias_add")
+    with pytest.raises(ValueError, match="not been inferred.*InferType"):
+        _ = function.body.checked_type
+    assert function.ret_type == relay.TensorType((1, 5), "float32")
+    assert function.body.checked_type.concrete_shape == (1, 5)
+    assert function.checked_type.arg_types[0] == relay.TensorType((1, 3, 8, 8))
+    assert function.params[1].checked_type.shape == (4, 3, 3, 3)
+    assert function.body.attrs.get_int("axis") == -1
+    with pytest.raises(AttributeError):
+        _ = function.body.attrs.axes
+
+
+def test_let_tuples_and_calls_of_functions():
+    a, b, z = relay.var("a", shape=(4, 6)), relay.var("b", shape=(4, 6)), relay.var("z")
+    square = relay.Function([z], z * z)
+    let = relay.Let(relay.var("unused"), a * b, relay.Let(z, a + b, nn.relu(z) * z))
+    nested = relay.Tuple([relay.Tuple([a, b]), square(a) + square(b)])
+    body = relay.Tuple([let, relay.TupleGetItem(relay.TupleGetItem(nested, 0), 1), nested[1], relay.split(a, 2)[1]])
+    results = outputs_of(relay.Function([a, b], body), a=A.m, b=A.n)
+    total = A.m + A.n
+    for result, wanted in zip(results, (np.maximum(total, 0) * total, A.n, A.m**2 + A.n**2, A.m[2:]), strict=True):
+        np.testing.assert_allclose(result, wanted, **TOLERANCE)
+
+
+def test_functions_of_a_module_call_each_other():
+    x = relay.var("x", shape=(4, 6))
+    mod = relay.Module({"double": relay.Function([x], x + x)})
+    y = relay.var("y", shape=(4, 6))
+    mod["main"] = relay.Function([y], mod.get_global_var("double")(y) * y)
+    assert "@double(%y)" in str(mod)
+    np.testing.assert_allclose(outputs_of(mod, y=A.m)[0], 2 * A.m**2, **TOLERANCE)
+    assert "double" in mod and mod["double"].ret_type == relay.TensorType((4, 6))
+
+
+def test_a_branch_prints_and_is_refused_by_a_build():
+    flag, a = relay.var("flag", shape=(), dtype="bool"), relay.var("a", shape=(2,))
+    with pytest.raises(NotImplementedError, match="control flow"):
+        relay.build(relay.Function([flag, a], relay.If(flag, a, a + a)), "llvm")
+
+
+@pytest.mark.parametrize(
+    ("write", "shape"),
+    [
+        (lambda w: nn.conv2d(_image(), w, channels=8, kernel_size=(3, 5)), (8, 6, 3, 5)),
+        (lambda w: nn.conv2d(_image(), w, channels=8, kernel_size=3, groups=2), (8, 3, 3, 3)),
+        (
+            lambda w: nn.conv2d(_image(), w, channels=4, kernel_size=1, data_layout="NHWC", kernel_layout="HWIO"),
+            (1, 1, 10, 4),
+        ),
+        (lambda w: nn.conv2d_transpose(_image(), w, channels=4, kernel_size=(2, 2), groups=2), (6, 2, 2, 2)),
+        (lambda w: nn.dense(relay.var("x", shape=(2, 7)), w, units=3), (3, 7)),
+        (lambda w: nn.bias_add(_image(), w), (6,)),
+        (lambda w: nn.bias_add(_image(), w, axis=-1), (10,)),
+        (lambda w: nn.prelu(_image(), w), (6,)),
+        (lambda w: nn.batch_norm(_image(), *[relay.var(n) for n in "abc"], w, axis=3)[0], (10,)),
+        (lambda w: nn.layer_norm(_image(), relay.var("gamma"), w), (10,)),
+    ],
+)
+def test_the_shape_of_a_weight_without_type_follows_from_its_operator(write, shape):
+    w = relay.var("w")
+    main = transform.InferType()(tvm.IRModule.from_expr(write(w)))["main"]
+    assert w in main.params
+    assert w.checked_type == relay.TensorType(shape)
+
+
+def _image():
+    return relay.var("x", shape=(2, 6, 8, 10))
+
+
+# ---------------------------------------------------------------- passes
+
+
+def names(mod) -> list[str]:
+    """The operators that main calls, functions within it included, in order."""
+    found = []
+
+    class Names(relay.ExprVisitor):
+        def visit_call(self, call):
+            super().visit_call(call)
+            found.extend([call.op.name] if hasattr(call.op, "name") else ())
+
+    Names().visit(mod["main"])
+    return found
+
+
+PASSES = {
+    "InferType": lambda: transform.InferType(),
+    "SimplifyInference": lambda: transform.SimplifyInference(),
+    "FoldConstant": lambda: transform.FoldConstant(),
+    "FoldScaleAxis": lambda: tvm.transform.Sequential([transform.SimplifyInference(), transform.FoldScaleAxis()]),
+    "FuseOps": lambda: tvm.transform.Sequential([transform.SimplifyInference(), transform.FuseOps(fuse_opt_level=2)]),
+    "ConvertLayout": lambda: transform.ConvertLayout({"nn.conv2d": ["NHWC", "default"]}),
+    "ConvertLayout: both": lambda: transform.ConvertLayout({"nn.conv2d": ["NHWC", "OHWI"]}),
+    "EliminateCommonSubexpr": lambda: transform.EliminateCommonSubexpr(),
+    "DeadCodeElimination": lambda: transform.DeadCodeElimination(),
+    "ToMixedPrecision": lambda: transform.ToMixedPrecision("float16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*PASSES, "all but ToMixedPrecision"])
+def test_a_pass_keeps_the_result(name):
+    mod, params, x, wanted = small_case()
+    several = tvm.transform.Sequential([make() for known, make in PASSES.items() if not name.endswith(known)])
+    with tvm.transform.PassContext(opt_level=3):
+        passed = PASSES.get(name, lambda: several)()(mod)
+    result = outputs_of(passed, 0, params, data=x)[0]
+    tolerance = {"atol": 5e-3} if name == "ToMixedPrecision" else TOLERANCE  # float16 has eleven bits
+    np.testing.assert_allclose(result, wanted, **tolerance)
+
+
+@pytest.mark.parametrize("opt_level", [0, 1, 2, 3])
+def test_each_opt_level_gives_the_result_with_the_weights_as_params_or_bound(opt_level):
+    mod, params, x, wanted = small_case()
+    np.testing.assert_allclose(outputs_of(mod, opt_level, params, data=x)[0], wanted, **TOLERANCE)
+    bound = relay.build_module.bind_params_by_name(mod["main"], params)
+    assert [p.name_hint for p in bound.params] == ["data"]
+    np.testing.assert_allclose(outputs_of(bound, opt_level, data=x)[0], wanted, **TOLERANCE)
+
+
+def test_simplify_inference_takes_batch_norm_and_dropout_apart():
+    found = names(transform.SimplifyInference()(small_case()[0]))
+    assert not {"nn.batch_norm", "nn.dropout"} & set(found)
+    assert {"rsqrt", "multiply", "nn.conv2d"} <= set(found)
+
+
+def test_fold_constant_computes_what_does_not_depend_on_inputs():
+    a = relay.var("a", shape=(2, 3))
+    mod = tvm.IRModule.from_expr(a + relay.const(np.full((2, 3), 2, "float32")) * relay.const(3.0))
+    folded = transform.FoldConstant()(mod)["main"].body
+    assert folded.op.name == "add"
+    np.testing.assert_array_equal(folded.args[1].data.numpy(), np.full((2, 3), 6))
+
+
+def test_fold_scale_axis_moves_a_factor_into_the_weight():
+    x, w, s = relay.var("x", shape=(1, 3, 8, 8)), relay.var("w", shape=(4, 3, 3, 3)), relay.var("s", shape=(4, 1, 1))
+    scaled = tvm.IRModule.from_expr(relay.Function([x, w, s], nn.conv2d(x, w) * s))
+    assert names(scaled) == ["nn.conv2d", "multiply"]
+    folded = transform.FoldScaleAxis()(scaled)
+    assert names(folded) == ["reshape", "multiply", "nn.conv2d"]
+    twice = nn.conv2d(x, w)
+    kept = tvm.IRModule.from_expr(relay.Function([x, w, s], twice * s + twice))
+    assert names(transform.FoldScaleAxis()(kept)) == names(kept)
+
+
+def test_fuse_ops_makes_a_function_of_each_kernel():
+    mod = transform.SimplifyInference()(small_case()[0])
+    fused = transform.FuseOps()(mod)
+    groups = []
+    relay.analysis.post_order_visit(
+        fused["main"], lambda e: groups.append(e) if isinstance(getattr(e, "op", None), relay.Function) else None
+    )
+    assert all(g.op.attrs["Primitive"] == 1 for g in groups)
+    inside = [names({"main": g.op}) for g in groups]
+    assert sorted(n for group in inside for n in group) == sorted(names(mod))
+    assert ["nn.conv2d", "add"] in inside  # the sum goes with one of the convolutions, not with both
+    assert ["nn.dense", "nn.bias_add"] in inside
+    assert max(sum(n in ("nn.conv2d", "nn.dense", "nn.max_pool2d") for n in group) for group in inside) == 1
+
+
+def test_two_convolutions_do_not_share_a_kernel():
+    x, w, v = (relay.var(n, shape=s) for n, s in (("x", (1, 3, 8, 8)), ("w", (4, 3, 3, 3)), ("v", (4, 3, 3, 3))))
+    fused = transform.FuseOps()(tvm.IRModule.from_expr(nn.relu(nn.conv2d(x, w)) + nn.conv2d(x, v)))
+    assert str(fused).count("Primitive=1") == 2
+
+
+def test_convert_layout_changes_the_convolutions():
+    converted = transform.ConvertLayout({"nn.conv2d": ["NHWC", "default"]})(small_case()[0])
+    layouts = []
+    relay.analysis.post_order_visit(
+        converted["main"],
+        lambda e: layouts.append((e.attrs.data_layout, e.attrs.kernel_layout, list(e.checked_type.shape)))
+        if getattr(getattr(e, "op", None), "name", "") == "nn.conv2d" else None,
+    )  # fmt: skip
+    assert layouts == [("NHWC", "HWIO", [1, 8, 8, 4])] * 2
+    with pytest.raises(NotImplementedError, match="nn.dense"):
+        transform.ConvertLayout({"nn.dense": ["NC"]})(small_case()[0])
+
+
+def test_mixed_precision_runs_convolutions_and_products_in_half():
+    mixed = transform.ToMixedPrecision("float16")(small_case()[0])
+    text = str(mixed)
+    assert text.count("ty=Tensor[(1, 4, 8, 8), float16]") >= 2
+    assert mixed["main"].ret_type == relay.TensorType((1, 5), "float32")
+    with pytest.raises(NotImplementedError, match="bfloat16"):
+        transform.ToMixedPrecision("bfloat16")(small_case()[0])
+
+
+def test_equal_and_dead_expressions_go():
+    a, b = relay.var("a", shape=(2, 3)), relay.var("b", shape=(2, 3))
+    equal = tvm.IRModule.from_expr((a + b) * (a + b))
+    assert names(equal).count("add") == 2
+    assert names(transform.EliminateCommonSubexpr()(equal)) == ["add", "multiply"]
+    dead = tvm.IRModule.from_expr(relay.Function([a, b], relay.Let(relay.var("z"), relay.exp(a), a + b)))
+    assert names(dead) == ["exp", "add"]
+    assert names(transform.DeadCodeElimination()(dead)) == ["add"]
+
+
+def test_sequential_goes_by_the_pass_context():
+    a = relay.var("a", shape=(2, 3))
+    mod = tvm.IRModule.from_expr(a + relay.const(2.0) * relay.const(3.0))
+    both = tvm.transform.Sequential([transform.InferType(), transform.FoldConstant()])
+    counts = {}
+    for level, options in {
+        0: {}, 1: {}, 2: {}, 3: {"disabled_pass": ["FoldConstant"]}, -1: {"required_pass": ["FoldConstant"]},
+    }.items():  # fmt: skip
+        with tvm.transform.PassContext(opt_level=max(level, 0), **options):
+            counts[level] = len(names(both(mod)))
+    assert counts == {0: 2, 1: 2, 2: 1, 3: 2, -1: 1}
+    assert len(names(both(mod))) == 1  # outside of a context the level is 2
+
+
+# ---------------------------------------------------------------- Relax and back
+
+
+TORCH = {
+    "conv": lambda x: F.relu(F.conv2d(x, T("w"), T("v").repeat(2)[:8], padding=1)),
+    "transposed conv": lambda x: F.conv_transpose2d(x, T("wt"), stride=2, padding=1),
+    "pad": lambda x: F.pad(x, (1, 2, 0, 1), value=2.0),
+    **{f"pad {mode}": lambda x, mode=mode: F.pad(x, (1, 2, 0, 1), mode)
+       for mode in ("reflect", "replicate", "circular")},
+    "norms": lambda x: F.layer_norm(F.group_norm(x, 2, T("scale"), T("bias")), (10,)) + F.instance_norm(x),
+    "layer norm of two axes": lambda x: F.layer_norm(x, (8, 10)),
+    "sorted": lambda x: torch.topk(x, 3, dim=1, largest=False).values + x.sort(dim=1, descending=True).values[:, :3],
+    "arguments": lambda x: (x.argmax(1), x.argmin(3, keepdim=True), x.argsort(1)),
+    "linear": lambda x: F.linear(x.flatten(2), T("x").reshape(2, -1)[0, :160].reshape(2, 80), T("v")[:2]),
+    "matmul": lambda x: x @ x.transpose(2, 3),
+    "shapes": lambda x: x.permute(0, 2, 3, 1).reshape(2, -1, 6)[:, 1:40:2].unsqueeze(1).squeeze(1),
+    "parts": lambda x: torch.cat([p * n for n, p in enumerate(x.chunk(3, dim=1))], 1) + torch.stack([x, x]).sum(0),
+    "numbers": lambda x: x.clamp(-0.5, 1.0).pow(2).sum((2, 3), keepdim=True) + x.mean(1, keepdim=True),
+    "variance": lambda x: x.var((1, 2), keepdim=True) + x.std(3, keepdim=True),
+    "chosen": lambda x: torch.where(x > 0, x, x.exp()).cumsum(2),
+    "indices": lambda x: x[:, [0, 2, 5]] + x.gather(1, torch.ones(2, 3, 8, 10, dtype=torch.int64)),
+    "pools": lambda x: F.max_pool2d(x, 3, 2, 1) + F.avg_pool2d(x, 3, 2, 1) + F.adaptive_avg_pool2d(x, (4, 5)),
+    "scaled up": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "activations": lambda x: F.gelu(x) + F.silu(x) + F.leaky_relu(x, 0.3) + F.softmax(x, 1) + F.hardswish(x),
+    "dtypes": lambda x: (x > 0).to(torch.int32) + x.to(torch.int32),
+}  # fmt: skip
+
+
+@functools.cache
+def imported() -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
+    """By function of TORCH, pairs of what it gives as a Relay program and in PyTorch; all are one import, one build."""
+    from conftest import Function
+
+    def each(x):
+        made = {name: function(x) for name, function in TORCH.items()}
+        return {name: y if isinstance(y, tuple) else (y,) for name, y in made.items()}
+
+    net = Function(lambda x: tuple(made for several in each(x).values() for made in several)).eval()
+    mod, params = relay.frontend.from_pytorch(net, [("x", A.x.shape)])
+    results = iter(outputs_of(mod, 1, params, x=A.x))
+    return {name: [(next(results), y.numpy()) for y in several] for name, several in each(T("x")).items()}
+
+
+@pytest.mark.parametrize("case", TORCH)
+def test_an_imported_network_as_relay_gives_what_pytorch_gives(case):
+    for result, wanted in imported()[case]:
+        assert result.dtype == wanted.dtype
+        np.testing.assert_allclose(result, wanted, **TOLERANCE)
+
+
+def test_an_imported_network_reads_as_relay_wrote_it():
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
+                              torch.nn.Linear(36, 5)).eval()  # fmt: skip
+    mod, params = relay.frontend.from_pytorch(net, [("x", (1, 3, 8, 8))])
+    assert names(mod) == ["nn.conv2d", "nn.bias_add", "nn.relu", "nn.max_pool2d", "reshape", "nn.dense", "nn.bias_add"]
+    assert set(params) == {p.name_hint for p in mod["main"].params} - {"x"}
+    assert list(mod["main"].body.args[0].attrs.keys()) == ["units", "out_dtype"]
+
+
+# ---------------------------------------------------------------- relay.testing
+
+
+def test_a_multilayer_perceptron_and_a_chain_of_lstm_cells_give_what_pytorch_gives():
+    rng = np.random.default_rng(5)
+    mod, params = testing.mlp.get_workload(batch_size=2)
+    x = rng.standard_normal((2, 1, 28, 28)).astype("float32")
+    p = {k: torch.from_numpy(v.numpy()) for k, v in params.items()}
+    y = torch.from_numpy(x).flatten(1)
+    for n in (1, 2):
+        y = F.relu(F.linear(y, p[f"fc{n}_weight"], p[f"fc{n}_bias"]))
+    wanted = F.softmax(F.linear(y, p["fc3_weight"], p["fc3_bias"]), 1).numpy()
+    np.testing.assert_allclose(outputs_of(mod, 3, params, data=x)[0], wanted, **TOLERANCE)
+
+    mod, params = testing.lstm.get_workload(iterations=3, num_hidden=8, batch_size=2)
+    inputs = {name: rng.standard_normal((2, 8)).astype("float32") for name in ("data", "data_1", "data_2")}
+    state = torch.zeros(2, 8), torch.zeros(2, 8)
+    for n, step in enumerate(inputs.values()):
+        cell = torch.nn.LSTMCell(8, 8)
+        for theirs, ours in (("ih", "i2h"), ("hh", "h2h")):
+            for kind in ("weight", "bias"):
+                value = torch.from_numpy(params[f"{ours}_{n}_{kind}"].numpy())
+                setattr(cell, f"{kind}_{theirs}", torch.nn.Parameter(value))
+        with torch.no_grad():
+            state = cell(torch.from_numpy(step), state)
+    np.testing.assert_allclose(outputs_of(mod, 3, params, **inputs)[0], state[0].numpy(), **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape"),
+    [
+        ("resnet", {"num_layers": 8, "image_shape": (3, 16, 16), "num_classes": 10}, (1, 10)),
+        ("resnet", {"num_layers": 8, "image_shape": (16, 16, 3), "layout": "NHWC", "num_classes": 7}, (1, 7)),
+        ("squeezenet", {"version": "1.1", "image_shape": (3, 32, 32), "num_classes": 10}, (1, 10)),
+        ("dcgan", {"batch_size": 1, "ngf": 4}, (1, 3, 64, 64)),
+        ("dcgan", {"batch_size": 1, "ngf": 4, "layout": "NHWC"}, (1, 64, 64, 3)),
+    ],
+)
+def test_a_network_gives_the_same_at_every_opt_level(name, options, shape):
+    mod, params = getattr(testing, name).get_workload(**options)
+    rng = np.random.default_rng(6)
+    params |= {k: tvm.nd.array(v.numpy() + rng.uniform(0, 0.3, v.shape).astype("float32")) for k, v in params.items()
+               if not k.endswith("weight")}  # fmt: skip
+    (data,) = (p for p in mod["main"].params if p.name_hint not in params)
+    x = rng.standard_normal(data.checked_type.shape).astype("float32")
+    plain, fast = (outputs_of(mod, level, params, data=x)[0] for level in (0, 3))
+    assert plain.shape == shape
+    assert plain.std() > 1e-3
+    np.testing.assert_allclose(fast, plain, rtol=1e-3, atol=1e-4)  # Winograd's rounding, layer upon layer
+
+
+# Parameters that are learned, of the same networks in torchvision and Keras (mobilenet), which count them as papers do.
+@pytest.mark.parametrize(
+    ("name", "options", "like"),
+    [
+        ("squeezenet", {"version": "1.0"}, "squeezenet1_0"),
+        ("squeezenet", {"version": "1.1"}, "squeezenet1_1"),
+        ("vgg", {"batch_size": 1, "num_layers": 11}, "vgg11"),
+        ("vgg", {"batch_size": 1, "num_layers": 16, "batch_norm": True}, "vgg16_bn"),
+        ("densenet", {"batch_size": 1}, "densenet121"),
+        ("densenet", {"batch_size": 1, "densenet_size": 161}, "densenet161"),
+        ("inception_v3", {}, "inception_v3"),
+        ("mobilenet", {}, 4231976),
+    ],
+)
+def test_a_network_has_as_many_parameters_as_its_paper_says(name, options, like):
+    import torchvision
+
+    module = getattr(testing, name)
+    with pytest.MonkeyPatch.context() as patch:  # no need to draw the numbers
+        patch.setattr(classic.testing, "create_workload", lambda net: net)
+        net = module.get_workload(**options)
+    net = transform.InferType()(tvm.IRModule.from_expr(net))["main"]
+    learned = [p for p in net.params if not p.name_hint.endswith(("data", "mean", "var"))]
+    count = sum(int(np.prod(p.checked_type.shape)) for p in learned)
+    if isinstance(like, str):
+        extra = {"aux_logits": False, "init_weights": False} if like == "inception_v3" else {}
+        with torch.device("meta"):
+            like = sum(p.numel() for p in torchvision.models.get_model(like, **extra).parameters())
+    assert count == like
+    assert net.ret_type.shape[1] == 1000
+
+
+def test_resnets_have_the_units_of_their_number_of_layers():
+    for layers, size in ((18, 224), (50, 224), (20, 28), (164, 28)):
+        net = testing.resnet.get_net(1, 10, num_layers=layers, image_shape=(3, size, size))
+        found = testing.count_ops(net)
+        shortcuts = sum("_sc_weight" in p.name_hint for p in net.params)
+        assert found["nn.conv2d"] + found["nn.dense"] - shortcuts == layers
+    with pytest.raises(ValueError, match="no network of 19 layers"):
+        testing.resnet.get_net(1, 10, num_layers=19)
+
+
+def test_workloads_are_filled_as_tvm_filled_them():
+    mod, params = testing.resnet.get_workload(num_layers=8, image_shape=(3, 16, 16), num_classes=10)
+    again = testing.resnet.get_workload(num_layers=8, image_shape=(3, 16, 16), num_classes=10)[1]
+    assert list(params) == [p.name_hint for p in mod["main"].params if p.name_hint != "data"]
+    for name, array in params.items():
+        np.testing.assert_array_equal(array.numpy(), again[name].numpy())
+    bound = np.sqrt(3 / (9 * (16 + 3) / 2))
+    weight = params["conv0_weight"].numpy()
+    assert 0.9 * bound < np.abs(weight).max() <= bound
+    assert (params["bn1_gamma"].numpy() == 1).all()
+    assert (params["fc1_bias"].numpy() == 0).all()
+    ones = testing.create_workload(mod["main"], testing.init.Constant())[1]
+    assert np.isclose(ones["fc1_weight"].numpy().sum(), 1)
+
+
+def test_helpers_of_relay_testing():
+    a = relay.var("a", shape=(2, 3))
+    assert testing.run_infer_type(a + a).checked_type == relay.TensorType((2, 3))
+    folded = testing.run_opt_pass(a * (relay.const(2.0) + relay.const(1.0)), transform.FoldConstant())
+    assert folded.args[1].data.numpy() == 3
+    assert testing.count_ops(small_net())["nn.conv2d"] == 2
+    assert testing.rand("float32", 2, 3).shape == (2, 3)
+    assert testing.ctx_list()[0][0] == "llvm"
+    with pytest.raises(ValueError, match="3d_thing: expected a name"):
+        testing.init.Xavier()("3d_thing", np.zeros((2, 2)))
+
+
+# ---------------------------------------------------------------- visitors
+
+
+def test_a_visitor_meets_each_part_once_and_a_mutator_rebuilds():
+    seen = []
+
+    class Visitor(relay.expr_functor.ExprVisitor):
+        def visit_call(self, call):
+            super().visit_call(call)
+            seen.append(call.op.name)
+
+        def visit_var(self, var):
+            seen.append(var.name_hint)
+
+    class Swap(relay.ExprMutator):
+        def visit_call(self, call):
+            call = super().visit_call(call)
+            return nn.leaky_relu(call.args[0], alpha=0.5) if call.op == relay.op.get("nn.relu") else call
+
+    a, b = relay.var("a", shape=(4, 6)), relay.var("b", shape=(4, 6))
+    shared = nn.relu(a - b)
+    function = relay.Function([a, b], relay.Tuple([shared + shared, relay.split(shared, 2)[0]]))
+    Visitor().visit(function)
+    assert seen == ["a", "b", "subtract", "nn.relu", "add", "split"]
+    changed = Swap().visit(function)
+    x = A.m - A.n
+    x = np.where(x > 0, x, x / 2)
+    for result, wanted in zip(outputs_of(changed, a=A.m, b=A.n), (2 * x, x[:2]), strict=True):
+        np.testing.assert_allclose(result, wanted, **TOLERANCE)
+    assert relay.ExprMutator().visit(function) is function
+
+
+def test_visitors_go_into_let_if_and_deep_networks():
+    a, z = relay.var("a", shape=(2,)), relay.var("z")
+    body = relay.Let(z, relay.exp(a), relay.If(relay.const(True), relay.sin(z), z))
+    assert names({"main": relay.Function([a], body)}) == ["exp", "sin"]
+    mutated = relay.ExprMutator().visit(body)
+    assert mutated is body
+    for _ in range(1500):
+        a = relay.exp(a)
+    assert testing.count_ops(a)["exp"] == 1500
+
+
+def test_a_functor_says_which_method_it_lacks():
+    class Count(relay.ExprFunctor):
+        def visit_call(self, call):
+            return 1 + sum(self.visit(arg) for arg in call.args)
+
+    with pytest.raises(NotImplementedError, match="Count meets a var and has no visit_var"):
+        Count().visit(relay.exp(relay.var("x")))
+    with pytest.raises(TypeError, match="expected a Relay expression, got str"):
+        relay.ExprVisitor().visit("x")
+
+
+# ---------------------------------------------------------------- bad calls
+
+
+@pytest.mark.parametrize(
+    ("write", "error", "message"),
+    [
+        (lambda x: nn.conv2d(x), TypeError, r"relay.nn.conv2d\(data, weight, .*missing a required argument: 'weight'"),
+        (lambda x: nn.relu(x, alpha=1), TypeError, "relay.nn.relu.*alpha"),
+        (lambda x: nn.relu("x"), TypeError, "expected a Relay expression, a number or an array; got str"),
+        (lambda x: x + relay.var("y", shape=(7,)), ValueError, r"relay.add\(Tensor\[\(2, 6, 8, 10\), float32\], .*7"),
+        (lambda x: nn.dense(x, relay.var("w")), ValueError, "%w has no type"),
+        (lambda x: relay.reshape(x, (7, -1)), ValueError, "relay.reshape"),
+        (lambda x: relay.take(x, relay.const([0]), axis=0, batch_dims=1), NotImplementedError, "batch_dims"),
+        (lambda x: relay.layout_transform(x, "NCHW", "NCHW4c"), NotImplementedError, "NCHW4c"),
+        (lambda x: relay.argmax(x, axis=(0, 1)), ValueError, "one axis"),
+        (lambda x: nn.adaptive_max_pool2d(x, (3, 3)), NotImplementedError, "only whole windows"),
+        (lambda x: nn.depth_to_space(x, 2, layout="NHWC"), NotImplementedError, "expected the layout NCHW"),
+        (lambda x: relay.var("y", relay.TensorType((1,)), shape=(1,)), ValueError, "expected type_annotation or shape"),
+        (lambda x: nn.relu(relay.var("y", shape=(relay.Any(), 3))), NotImplementedError, "builds are for fixed shapes"),
+        (lambda x: relay.op.get("nn.convolution"), AttributeError, "no operator 'nn.convolution'; near names: nn.conv"),
+        (lambda x: relay.split(x, 2)[2], IndexError, "expected an index below 2, got 2"),
+        (lambda x: relay.Call(relay.op.Op("nn.unheard"), [x]), NotImplementedError, "nn.unheard has no counterpart"),
+    ],
+)  # fmt: skip
+def test_a_bad_call_says_what_is_wrong(write, error, message):
+    with pytest.raises(error, match=message):
+        written = write(_image())
+        _ = relay.Function(relay.analysis.free_vars(written), written).ret_type
+
+
+def test_modules_and_passes_take_what_is_of_relay():
+    a = relay.var("a", shape=(2,))
+    with pytest.raises(ValueError, match=r"%a is used and not bound"):
+        relay.build(relay.Function([], a + a), "llvm")
+    with pytest.raises(TypeError, match="InferType: expected a Relay module"):
+        transform.InferType()(tvm.IRModule())
+    with pytest.raises(TypeError, match="from_expr"):
+        tvm.IRModule()["main"] = relay.Function([a], a)
+    with pytest.raises(ValueError, match="has no function 'other'; it has main"):
+        _ = tvm.IRModule.from_expr(a + a)["other"]
+    with pytest.warns(UserWarning, match="AlterOpLayout leaves the module as it is"):
+        transform.AlterOpLayout()(tvm.IRModule.from_expr(a + a))

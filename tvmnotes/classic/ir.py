@@ -147,8 +147,10 @@ class Expr:
         def method(self, other):
             from . import ops
 
-            operands = (self, other) if isinstance(other, Expr) else (self, const(other, _number_dtype(self, other)))
-            return ops.OPERATORS[name](*(reversed(operands) if swapped else operands))
+            if isinstance(other, int | float):
+                other, number = const(other), other
+                other.number = number
+            return ops.OPERATORS[name](*((other, self) if swapped else (self, other)))
 
         return method
 
@@ -173,11 +175,6 @@ class Expr:
         return Call(self, args)
 
 
-def _number_dtype(expr, number) -> str | None:
-    """The dtype of a number beside `expr`: that of the expression, where it is known."""
-    return getattr(expr._type, "dtype", None) if isinstance(number, int | float) else None
-
-
 RelayExpr = Expr
 
 
@@ -189,7 +186,12 @@ class Var(Expr):
 
 
 class Constant(Expr):
-    """An array that is part of the program; `data` is a TVM tensor."""
+    """An array that is part of the program; `data` is a TVM tensor.
+
+    `number` is the Python number that an operator like `+` made it of: it takes the dtype of what stands beside it.
+    """
+
+    number = None
 
     def __init__(self, data):
         self.data = data if isinstance(data, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(data))

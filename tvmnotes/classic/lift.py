@@ -9,6 +9,7 @@ from tvm import relax
 
 from ..compiler.fold import constant_array, fixed_shape
 from . import ir
+from .lower import relay_type
 from .ops import OPERATORS
 
 _RENAMED = {"concat": "concatenate", "permute_dims": "transpose", "nn.leakyrelu": "nn.leaky_relu", "flip": "reverse"}
@@ -24,7 +25,8 @@ def from_relax(mod: tvm.IRModule) -> ir.IRModule:
     for block in main.body.blocks:
         for binding in block.bindings:
             today[binding.var] = binding.value
-            known[binding.var] = _lift(binding.value, known, today)
+            made = known[binding.var] = _lift(binding.value, known, today)
+            made._type = made._type or relay_type(binding.var.ty)
     return ir.IRModule({"main": ir.Function([known[p] for p in main.params], _value(main.body.body, known))})
 
 
@@ -41,7 +43,8 @@ def _value(expr, known) -> ir.Expr:
 
 def _lift(expr, known, today) -> ir.Expr:
     if isinstance(expr, relax.TupleGetItem):
-        return ir.TupleGetItem(_value(expr.tuple_value, known), expr.index)
+        value = _value(expr.tuple_value, known)
+        return value.fields[expr.index] if isinstance(value, ir.Tuple) else ir.TupleGetItem(value, expr.index)
     if not isinstance(expr, tvm.ir.Call):
         return _value(expr, known)
     name = getattr(expr.op, "name", "").removeprefix("relax.")
@@ -154,8 +157,7 @@ def _product(call, make, today):
     turned = today.get(right)
     out_dtype = str(call.ty.dtype) if str(call.ty.dtype) != str(left.ty.dtype) else ""
     is_dense = (
-        isinstance(turned, tvm.ir.Call)
-        and getattr(turned.op, "name", "") == "relax.permute_dims"
+        _called(turned) == "relax.permute_dims"
         and len(fixed_shape(right.ty) or ()) == len(fixed_shape(left.ty) or ()) == 2
         and not isinstance(today.get(turned.args[0]), tvm.ir.Call)
     )
@@ -165,16 +167,24 @@ def _product(call, make, today):
 
 
 def _bias(call, make, today):
-    """nn.bias_add where a vector was reshaped to lie along one axis of the left."""
-    left, right = call.args
-    turned, shape = today.get(right), fixed_shape(right.ty)
-    if getattr(getattr(turned, "op", None), "name", "") not in ("relax.reshape", "relax.expand_dims"):
-        return None
-    axes = [axis for axis, size in enumerate(shape) if size > 1]
-    if len(axes) != 1 or len(shape) != len(call.ty.shape) or fixed_shape(left.ty) != fixed_shape(call.ty):
-        return None
-    vector = turned.args[0]
-    return make("nn.bias_add", [left, vector], axis=axes[0]) if len(fixed_shape(vector.ty)) == 1 else None
+    """nn.bias_add of a vector along one axis: reshaped to lie along it, or added to a matrix product."""
+    shape = fixed_shape(call.ty)
+    for left, right in (call.args, reversed(call.args)):
+        if shape is None or fixed_shape(left.ty) != shape:
+            continue
+        turned, axes = today.get(right), [axis for axis, size in enumerate(fixed_shape(right.ty)) if size > 1]
+        if len(fixed_shape(right.ty)) == 1 and _called(today.get(left)) == "relax.matmul":
+            return make("nn.bias_add", [left, right], axis=-1)
+        along = len(axes) == 1 and len(right.ty.shape) == len(shape)
+        if along and _called(turned) in ("relax.reshape", "relax.expand_dims"):
+            vector = turned.args[0]
+            return make("nn.bias_add", [left, vector], axis=axes[0]) if len(vector.ty.shape) == 1 else None
+    return None
+
+
+def _called(value) -> str:
+    """The name of the operator that a Relax binding calls; "" for any other."""
+    return getattr(value.op, "name", "") if isinstance(value, tvm.ir.Call) else ""
 
 
 def _kept(name, call, known) -> ir.Expr:

@@ -34,11 +34,11 @@ def to_relax(function: ir.Function, params: dict | None = None, functions: dict 
             raise ValueError(
                 f"%{param.name_hint} has no type: give relay.var({param.name_hint!r}, shape=…), or its array in params"
             )
-        param._type = _type(known[param].ty)
+        param._type = relay_type(known[param].ty)
     main = builder.get()["main"]
     main = relax.Function([known[p] for p in (*inputs, *weights)], main.body, main.ret_ty, attrs=main.attrs)
     mod = tvm.IRModule({"main": main.with_attr("global_symbol", "main").with_attr("num_input", len(inputs))})
-    function._ret_type = _type(main.ret_ty)
+    function._ret_type = relay_type(main.ret_ty)
     arrays = {p.name_hint: params[p.name_hint] for p in weights}
     return mod, {
         k: v if isinstance(v, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(v)) for k, v in arrays.items()
@@ -92,10 +92,10 @@ def _relax_type(given, name):
     return relax.TensorType(given.shape, given.dtype)
 
 
-def _type(ty):
+def relay_type(ty):
     """A Relax type in Relay's words."""
     if isinstance(ty, tvm.ir.TupleType):
-        return ir.TupleType([_type(field) for field in ty.fields])
+        return ir.TupleType([relay_type(field) for field in ty.fields])
     if isinstance(ty, relax.TensorType):
         shape = fixed_shape(ty)
         return ir.TensorType(shape if shape is not None else [ir.Any()] * int(ty.ndim), ty.dtype)
@@ -107,7 +107,7 @@ def _lower(builder, expr: ir.Expr, known: dict, functions: dict):
         if node not in known:
             known[node] = _one(builder, node, known, functions)
             if not isinstance(node, ir.Function):
-                node._type = _type(known[node].ty)
+                node._type = relay_type(known[node].ty)
     return known[expr]
 
 
@@ -122,6 +122,7 @@ def _one(builder, node, known, functions):
             relax.TupleGetItem(value, node.index)
         )  # fmt: skip
     if isinstance(node, ir.Call):
+        _settle_numbers(node, known)
         for position, arg in enumerate(node.args):
             if known[arg] is None and isinstance(node.op, ir.Op):
                 data = known[node.args[0]]
@@ -136,12 +137,23 @@ def _one(builder, node, known, functions):
         raise ValueError(f"%{node.name_hint} is used and not bound: add it to the function's parameters")
     if isinstance(node, ir.Let):  # its body is lowered after it, as the variable stands in it
         known[node.var] = known[node.value]
-        node.var._type = _type(known[node.var].ty)
+        node.var._type = relay_type(known[node.var].ty)
         return _lower(builder, node.body, known, functions)
     raise Unservable(
         f"relay.{type(node).__name__}: control flow is not built, only networks without it; unroll the loop, "
         "or build the branches apart and choose in Python"
     )
+
+
+def _settle_numbers(call, known) -> None:
+    """Exchange a bare number in a call for a constant of the dtype of the expression beside it, if that can hold it."""
+    for at, arg in enumerate(call.args):
+        number, beside = getattr(arg, "number", None), known[call.args[1 - at]] if len(call.args) == 2 else None
+        if number is not None and beside is not None:
+            dtype = str(beside.ty.dtype)
+            if isinstance(number, int) or "float" in dtype:
+                call.args[at] = ir.const(number, dtype)
+                known[call.args[at]] = relax.const(call.args[at].data)
 
 
 def _call(builder, call, args, functions):
@@ -163,5 +175,5 @@ def _call(builder, call, args, functions):
         made = OPERATORS[called.name].lower(args, call.attrs)
         return builder.emit(made) if not isinstance(made, relax.Var | tvm.ir.GenericConst) else made
     except (ValueError, TypeError, tvm.error.InternalError) as error:
-        shapes = ", ".join(str(_type(arg.ty)) for arg in args)
+        shapes = ", ".join(str(relay_type(arg.ty)) for arg in args)
         raise ValueError(f"relay.{called.name}({shapes}): {str(error).strip().splitlines()[0]}") from error

@@ -69,13 +69,21 @@ class Sequential:
         return mod
 
 
+def _typed(mod: ir.IRModule) -> ir.IRModule:
+    functions = {v.name_hint: f for v, f in mod.functions_items()}
+    for function in functions.values():
+        infer(function, functions)
+    return mod
+
+
 def _relay(name):
-    """Make a pass of a function from function to function."""
+    """Make a pass of a function from function to function; types are known before it and after it."""
 
     def register(body):
         def make(*args, **kwargs):
             def run(mod):
-                return ir.IRModule({v: body(f, *args, **kwargs) for v, f in mod.functions_items()})
+                mod = _typed(mod)
+                return _typed(ir.IRModule({v: body(f, *args, **kwargs) for v, f in mod.functions_items()}))
 
             return Pass(name, run)
 
@@ -117,13 +125,12 @@ NAMES: dict = {"Pass": Pass, "Sequential": Sequential}
 
 @_relay("InferType")
 def infer_type(function):
-    return infer(function)
+    return function
 
 
 @_relay("SimplifyInference")
 def simplify_inference(function):
     """Batch norm as one multiplication and one addition, dropout as nothing."""
-    infer(function)
     make, replaced = OPERATORS, {}
     for node in ir.post_order(function.body):
         made = ir.rebuild(node, replaced)
@@ -186,7 +193,6 @@ for _name in ("FastMath", "ToGraphNormalForm", "ToANormalForm", "RemoveUnusedFun
 @_relay("FoldScaleAxis")
 def fold_scale_axis(function):
     """Multiply a convolution's weight by what its result is multiplied with, channel by channel."""
-    infer(function)
     uses = _uses(function.body)
     replaced: dict = {}
     for node in ir.post_order(function.body):
@@ -250,7 +256,6 @@ def fuse_ops(function, fuse_opt_level=-1):
     A call joins the group of the value that it reads where nothing else reads that value, and the group is one that
     elementwise operators may follow.
     """
-    infer(function)
     nodes = [node for node in ir.post_order(function.body) if isinstance(node, ir.Call)]
     uses, group = _uses(function.body), {}
     for node in nodes:
