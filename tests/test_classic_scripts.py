@@ -308,7 +308,7 @@ def test_a_tvm_that_has_relay_is_left_alone(python, tmp_path):
     ("relay.frontend.from_onx", "near names: from_onnx"),
     ("contrib.graph_executor.GraphModul", "near names: GraphModule"),
     ("autoscheduler", "no tvm.autoscheduler"),
-    ("auto_scheduler", r"tvm.auto_scheduler: Ansor was dropped in TVM 0\.\d+"),
+    ("auto_scheduler.SearchTask", r"tvm.auto_scheduler.SearchTask: Ansor was dropped in TVM 0\.20"),
     ("micro", r"microTVM was dropped in TVM 0\.\d+"),
     ("create_schedule", r"TE schedules were dropped in TVM 0\.\d+"),
 ])  # fmt: skip
@@ -319,6 +319,17 @@ def test_unknown_attributes(enabled, path, words):
         owner = getattr(owner, part)
     with pytest.raises(AttributeError, match=words):
         getattr(owner, name)
+
+
+@pytest.mark.parametrize("code, words", [
+    ("from tvm.relay import quantize", "relay.quantize was dropped in TVM 0.20; quantize in PyTorch"),
+    ("from tvm.relay.nn import conv2dd", "no tvm.relay.nn.conv2dd; near names: conv2d"),
+    ("import tvm.contrib.graph_executer", "no tvm.contrib.graph_executer; near names: graph_executor"),
+    ("from tvm import micro", r"tvm.micro: microTVM was dropped in TVM 0.19"),
+])  # fmt: skip
+def test_imports_of_what_is_not_there(enabled, code, words):
+    with pytest.raises(ImportError, match=words):
+        exec(code)
 
 
 # ---------------------------------------------------------------- files

@@ -30,7 +30,7 @@ with open(temp.relpath("deploy_graph.json"), "w") as fo:
     fo.write(graph)
 with open(temp.relpath("deploy_param.params"), "wb") as fo:
     fo.write(relay.save_param_dict(params))
-print(temp.listdir())
+print(sorted(temp.listdir()))
 
 loaded_json = open(temp.relpath("deploy_graph.json")).read()
 loaded_lib = tvm.module.load(path_lib)

@@ -17,7 +17,20 @@ import importlib
 import importlib.util
 import sys
 
+from .. import gluon
+
 _undo: list = []
+
+
+class _Missing:
+    """The last finder of modules: says of what is missing in TVM what became of it, or a near name."""
+
+    def find_spec(self, name: str, path=None, target=None):
+        from .modules import missing
+
+        parent, _, short = name.rpartition(".")
+        if name.startswith("tvm.") and parent in sys.modules:
+            raise ImportError(missing(parent, short, vars(sys.modules[parent])), name=name)
 
 
 def enable() -> None:
@@ -33,6 +46,7 @@ def enable() -> None:
 
     for owner, name, value in modules.patches():
         _set(owner, name, value)
+    sys.meta_path[:] = [gluon.Finder(), *sys.meta_path, _Missing()]
     for name, module in modules.modules().items():
         _undo.append((sys.modules, name, sys.modules.get(name), name in sys.modules))
         sys.modules[name] = module
@@ -43,6 +57,7 @@ def enable() -> None:
 
 def disable() -> None:
     """Take the old API back out. What scripts have imported meanwhile stays with them."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, gluon.Finder | _Missing)]
     while _undo:
         owner, name, value, was_there = _undo.pop()
         if isinstance(owner, dict):

@@ -25,6 +25,8 @@ def build(ir_mod, target=None, target_host=None, executor=None, runtime=None, wo
 
     Gives a library as of TVM 0.7 and later, which also unpacks into `graph, lib, params` as before.
     """
+    if isinstance(executor, dict):  # where TVM had params until 0.8
+        params = executor
     mod, weights = relax_of(ir_mod, params)
     return Factory(compiler.build(mod, weights, for_build(target, target_host), opt_level()), mod_name, ir_mod)
 
@@ -38,6 +40,23 @@ def relax_of(program, params=None) -> tuple[tvm.IRModule, dict]:
         program = ir.IRModule.from_expr(program)
     functions = {v.name_hint: f for v, f in program.functions_items()}
     return to_relax(functions["main"], params, functions)
+
+
+def _backend(what: str, served: str):
+    """`relay.backend.Executor("graph")` and `Runtime("cpp")`, which `relay.build` takes."""
+
+    def make(name: str = served, options: dict | None = None) -> str:
+        if name != served:
+            raise NotImplementedError(
+                f"relay.backend.{what}({name!r}): only {served!r} is served; to run without Python, save with lib.save "
+                "and use the C++ runtime (notebook 08)"
+            )
+        return name
+
+    return make
+
+
+BACKEND = {"Executor": _backend("Executor", "graph"), "Runtime": _backend("Runtime", "cpp")}
 
 
 class Factory:

@@ -1,13 +1,15 @@
 """What `enable` puts in place: the modules of old by name, and the attributes that today's TVM has lost or changed."""
 
 import difflib
+import importlib
 import os
-import tempfile
+import sys
 import types
 from pathlib import Path
 
 import numpy as np
 import tvm
+import tvm.rpc
 from tvm.contrib.download import download
 
 from .. import data
@@ -29,23 +31,23 @@ from . import (
 
 # What scripts ask for and nothing here serves: why, and the way today.
 _GONE = {
-    "micro": "microTVM was dropped in TVM 0.18; export with lib.save and run on the C++ runtime (notebook 08)",
-    "auto_scheduler": "Ansor was dropped in TVM 0.18; tune with tn.tune, or with tvm.s_tir.meta_schedule",
+    "micro": "microTVM was dropped in TVM 0.19; export with lib.save and run on the C++ runtime (notebook 08)",
+    "auto_scheduler": "Ansor was dropped in TVM 0.20; tune with tn.tune, or with tvm.s_tir.meta_schedule",
     "hybrid": "hybrid script was dropped; write TensorIR with tvm.script",
     "ir_builder": "the IR builder was dropped; write TensorIR with tvm.script",
-    "vta": "VTA was dropped in TVM 0.12",
+    "vta": "VTA was dropped in TVM 0.19",
     "create_schedule": "TE schedules were dropped in TVM 0.20; make a tvm.s_tir.Schedule of te.create_prim_func",
     "lower": "tvm.lower was dropped; tvm.compile lowers, and lib.mod.inspect_source shows what came out",
     "build": "tvm.build became tvm.compile",
-    "quantize": "relay.quantize was dropped; quantize in PyTorch or ONNX and import the result",
-    "qnn": "relay.qnn was dropped; import the float network, or one whose scales are plain multiplications",
-    "vm": "relay.vm became tvm.relax.VirtualMachine",
-    "parse": "Relay's parser was dropped; write the program with relay.var and relay.nn, or in TVMScript",
-    "fromtext": "Relay's parser was dropped; write the program with relay.var and relay.nn, or in TVMScript",
+    "quantize": "relay.quantize was dropped in TVM 0.20; quantize in PyTorch or ONNX and import the result",
+    "qnn": "relay.qnn was dropped in TVM 0.20; import the float network, or one whose scales are plain multiplications",
+    "vm": "relay.vm was dropped in TVM 0.20; relay.create_executor('vm', …) serves, or tvm.relax.VirtualMachine",
+    "parse": "Relay's parser was dropped in TVM 0.20; write it with relay.var and relay.nn, or in TVMScript",
+    "fromtext": "Relay's parser was dropped in TVM 0.20; write it with relay.var and relay.nn, or in TVMScript",
     "TensorCoreTarget": "tensor cores are scheduled by tvm.s_tir.dlight",
-    "adt": "algebraic data types were dropped with Relay; write that part in Python",
-    "Match": "algebraic data types were dropped with Relay; write that part in Python",
-    "RefCreate": "references were dropped with Relay; write that part in Python",
+    "adt": "algebraic data types were dropped with Relay in TVM 0.20; write that part in Python",
+    "Match": "algebraic data types were dropped with Relay in TVM 0.20; write that part in Python",
+    "RefCreate": "references were dropped with Relay in TVM 0.20; write that part in Python",
 }
 
 
@@ -59,8 +61,9 @@ class Old(types.ModuleType):
 
 
 def missing(module: str, name: str, known) -> str:
-    if name in _GONE:
-        return f"{module}.{name}: {_GONE[name]}"
+    gone = next((part for part in (name, module.rpartition(".")[2]) if part in _GONE), None)
+    if gone:
+        return f"{module}.{name}: {_GONE[gone]}"
     near = difflib.get_close_matches(name, [n for n in known if n[0] != "_"], n=3, cutoff=0.5)
     hint = f"; near names: {', '.join(near)}" if near else ""
     return f"tvmnotes.classic serves no {module}.{name}{hint}"
@@ -166,22 +169,30 @@ def _spaces() -> dict[str, dict]:
         "tvm.relay.frontend": frontend.NAMES,
         "tvm.relay.build_module": {**building, "bind_params_by_name": _bind},
         "tvm.relay.param_dict": _PARAMS,
+        "tvm.relay.backend": build.BACKEND,
         "tvm.contrib.graph_executor": _graph_executor(),
         "tvm.contrib.graph_runtime": _graph_executor(),
         "tvm.contrib.debugger": {},
         "tvm.contrib.debugger.debug_executor": _debugger(),
         "tvm.contrib.debugger.debug_runtime": _debugger(),
         "tvm.contrib.download": {"download": download, "download_testdata": download_testdata},
-        "tvm.contrib.relay_viz": relay_viz.NAMES,
-        "tvm.contrib.relay_viz.interface": relay_viz.INTERFACE,
-        "tvm.contrib.util": {"tempdir": TempDirectory},
-        "tvm.contrib.utils": {"tempdir": TempDirectory},
+        **relay_viz.SPACES,
+        **{f"tvm.contrib.{old}": _public(f"tvm.support.{new}") for old, new in _SUPPORT.items()},
         "tvm.nd": _arrays(),
         "tvm.module": {"load": _load_module},
         **autotvm.SPACES,
-        "tvm.driver.tvmc": tvmc.NAMES,
-        **tvmc.SUBMODULES,
+        **tvmc.SPACES,
+        "tvm.auto_scheduler": {},  # a tutorial on AutoTVM imports it and does without
     }
+
+
+_SUPPORT = {name: name for name in ("cc", "emcc", "ndk", "nvcc", "popen_pool", "tar", "utils", "xcode")} | {
+    "util": "utils"
+}
+
+
+def _public(module: str) -> dict:
+    return {k: v for k, v in vars(importlib.import_module(module)).items() if k[0] != "_"}
 
 
 def _operator(name: str) -> ir.Op:
@@ -245,29 +256,6 @@ def _arrays() -> dict:
             "device": _device, "context": _device, "from_dlpack": tvm.runtime.from_dlpack}  # fmt: skip
 
 
-class TempDirectory:
-    """`tvm.contrib.utils.tempdir()`: a folder that goes with the object."""
-
-    def __init__(self, custom_path=None, keep_for_debug=None):
-        self._folder = tempfile.TemporaryDirectory(prefix="tvm_")
-        self.temp_dir = self.path = custom_path or self._folder.name
-
-    def relpath(self, name: str) -> str:
-        return str(Path(self.temp_dir) / name)
-
-    def listdir(self) -> list[str]:
-        return sorted(p.name for p in Path(self.temp_dir).iterdir())
-
-    def remove(self) -> None:
-        self._folder.cleanup()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_error):
-        self.remove()
-
-
 def download_testdata(url: str, relpath: str, module=None, overwrite: bool = False) -> str:
     """The path of a file that is here: in the folder of TVM's old cache, bundled, or in the cache of tvmnotes.
 
@@ -291,6 +279,8 @@ def patches() -> list[tuple[object, str, object]]:
     from_expr, target_init, pass_init = (
         tvm.IRModule.__dict__["from_expr"], tvm.target.Target.__init__, tvm.transform.PassContext.__init__)  # fmt: skip
     enter, leave = tvm.transform.PassContext.__enter__, tvm.transform.PassContext.__exit__
+    remote_load = tvm.rpc.LocalSession.load_module
+    override = tvm.transform.PassContext.override_instruments
     add_function, call = tvm.IRModule.__setitem__, tvm.ir.GlobalVar.__call__
 
     def add_function_of_today(self, name, function):
@@ -326,7 +316,13 @@ def patches() -> list[tuple[object, str, object]]:
         context.leave()
         return leave(self, *error)
 
+    def load_uploaded(self, path):
+        """The session in this process: a library of relay.build, or of today."""
+        return build.load_module(self._temp.relpath(path), original=lambda _: remote_load(self, path))
+
     return [
+        (tvm.rpc.LocalSession, "load_module", load_uploaded),
+        (tvm.transform.PassContext, "override_instruments", lambda self, new: override(self, new or [])),
         (tvm.IRModule, "from_expr", staticmethod(from_expr_of_either)),
         (tvm.IRModule, "__setitem__", add_function_of_today),
         (tvm.ir.GlobalVar, "__call__", call_of_either),

@@ -159,12 +159,38 @@ class _Graph(VizGraph):
         self.reads.setdefault(viz_edge.end, []).append(viz_edge.start)
 
 
+class TermGraph(_Graph):
+    """`render()` gives the tree as text."""
+
+    def render(self) -> str:
+        reads = collections.Counter(start for starts in self.reads.values() for start in starts)
+        drawn = set()
+        lines = [f"@{self.name}"]
+        stack = [(identity, "", True) for identity in reversed(list(self.nodes)) if identity not in reads]
+        while stack:
+            identity, indent, last = stack.pop()
+            node = self.nodes.get(identity)
+            detail = ", ".join(node.detail.splitlines()) if node else ""
+            label = f"{node.type_name}{f' ({detail})' if detail else ''}" if node else UNKNOWN_TYPE
+            parts = self.reads.get(identity, [])
+            number = f"[{identity}] " if reads[identity] > 1 and parts else ""
+            again = bool(number) and identity in drawn
+            lines.append(f"{indent}{'`' if last else '|'}--{number}{f'{node.type_name} as above' if again else label}")
+            drawn.add(identity)
+            if not again:
+                inner = indent + ("   " if last else "|  ")
+                stack.extend((part, inner, n == len(parts) - 1) for n, part in reversed(list(enumerate(parts))))
+        return "\n".join(lines)
+
+
 class _Plotter(Plotter):
+    graph = _Graph
+
     def __init__(self):
         self.graphs = []
 
     def create_graph(self, name: str) -> _Graph:
-        self.graphs.append(_Graph(name))
+        self.graphs.append(self.graph(name))
         return self.graphs[-1]
 
 
@@ -172,34 +198,15 @@ class TermPlotter(_Plotter):
     """A tree per function: under each value what it is made of. What stands more than once is drawn once, then named
     with its number."""
 
+    graph = TermGraph
+
     def render(self, filename: str | None = None) -> None:
         """Print the trees, or write them to `filename`."""
-        text = "\n\n".join(_tree(graph) for graph in self.graphs)
+        text = "\n\n".join(graph.render() for graph in self.graphs)
         if filename:
             Path(filename).write_text(text + "\n")
         else:
             print(text)
-
-
-def _tree(graph: _Graph) -> str:
-    reads = collections.Counter(start for starts in graph.reads.values() for start in starts)
-    drawn = set()
-    lines = [f"@{graph.name}"]
-    stack = [(identity, "", True) for identity in reversed(list(graph.nodes)) if identity not in reads]
-    while stack:
-        identity, indent, last = stack.pop()
-        node = graph.nodes.get(identity)
-        detail = ", ".join(node.detail.splitlines()) if node else ""
-        label = f"{node.type_name}{f' ({detail})' if detail else ''}" if node else UNKNOWN_TYPE
-        parts = graph.reads.get(identity, [])
-        number = f"[{identity}] " if reads[identity] > 1 and parts else ""
-        again = bool(number) and identity in drawn
-        lines.append(f"{indent}{'`' if last else '|'}--{number}{f'{node.type_name} as above' if again else label}")
-        drawn.add(identity)
-        if not again:
-            inner = indent + ("   " if last else "|  ")
-            stack.extend((part, inner, n == len(parts) - 1) for n, part in reversed(list(enumerate(parts))))
-    return "\n".join(lines)
 
 
 class DotPlotter(_Plotter):
@@ -231,7 +238,17 @@ def _dot(attrs: dict) -> str:
     return ", ".join(f'{k}="{v}"' for k, v in quoted)
 
 
-INTERFACE = {"UNKNOWN_TYPE": UNKNOWN_TYPE, "VizNode": VizNode, "VizEdge": VizEdge, "VizParser": VizParser,
+_INTERFACE = {"UNKNOWN_TYPE": UNKNOWN_TYPE, "VizNode": VizNode, "VizEdge": VizEdge, "VizParser": VizParser,
              "VizGraph": VizGraph, "Plotter": Plotter, "DefaultVizParser": DefaultVizParser}  # fmt: skip
-NAMES = {**INTERFACE, "RelayVisualizer": RelayVisualizer, "TermPlotter": TermPlotter, "DotPlotter": DotPlotter,
+_NAMES = {**_INTERFACE, "RelayVisualizer": RelayVisualizer, "TermPlotter": TermPlotter, "DotPlotter": DotPlotter,
          "TermVizParser": TermVizParser, "DotVizParser": DotVizParser}  # fmt: skip
+SPACES = {
+    "tvm.contrib.relay_viz": _NAMES,
+    "tvm.contrib.relay_viz.interface": _INTERFACE,
+    "tvm.contrib.relay_viz.terminal": {
+        "TermGraph": TermGraph,
+        "TermPlotter": TermPlotter,
+        "TermVizParser": TermVizParser,
+    },
+    "tvm.contrib.relay_viz.dot": {"DotPlotter": DotPlotter, "DotVizParser": DotVizParser},
+}

@@ -239,7 +239,7 @@ def tune_model(tvmc_model: TVMCModel, target="llvm", tuning_records=None, prior_
     """Tune the model's tasks one after another with AutoTVM; returns the path of the log file."""
     autotvm = _autotvm()
     if enable_autoscheduler:
-        raise TVMCException("tvmc tune: Ansor (--enable-autoscheduler) was dropped in TVM 0.18; tune without it")
+        raise TVMCException("tvmc tune: Ansor (--enable-autoscheduler) was dropped in TVM 0.20; tune without it")
     if tuner not in _TUNERS:
         raise TVMCException(f"tvmc tune: expected a tuner of {', '.join(_TUNERS)}; got {tuner!r}")
     records = str(tuning_records or Path(tempfile.mkdtemp(prefix="tvmc_")) / "tuning_records.json")
@@ -364,7 +364,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("-o", "--output", required=True, help="the log file")
     made.add_argument("--trials", type=int, default=1000, metavar="N", help="of each task, at most (1000)")
     made.add_argument("--tuner", choices=_TUNERS, default="xgb", help="xgb")
-    made.add_argument("--enable-autoscheduler", action="store_true", help="refused: Ansor was dropped in TVM 0.18")
+    made.add_argument("--enable-autoscheduler", action="store_true", help="refused: Ansor was dropped in TVM 0.20")
     made.add_argument("--early-stopping", type=int, metavar="N", help="stop a task after N trials without a better one")
     made.add_argument("--min-repeat-ms", type=int, metavar="MS", help="the least time of one repeat")
     made.add_argument("--number", type=int, default=10, metavar="N", help="runs in a mean (10)")
@@ -434,13 +434,14 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-NAMES = {"load": load, "compile": compile_model, "run": run_module, "tune": tune_model, "TVMCModel": TVMCModel,
-         "TVMCPackage": TVMCPackage, "TVMCResult": TVMCResult, "TVMCException": TVMCException}  # fmt: skip
-SUBMODULES = {
-    "tvm.driver.tvmc.model": {k: NAMES[k] for k in ("TVMCModel", "TVMCPackage", "TVMCResult")},
+_THINGS = {"TVMCModel": TVMCModel, "TVMCPackage": TVMCPackage, "TVMCResult": TVMCResult}
+SPACES = {
+    "tvm.driver.tvmc": {"load": load, "compile": compile_model, "run": run_module, "tune": tune_model, **_THINGS,
+                        "TVMCException": TVMCException},
+    "tvm.driver.tvmc.model": _THINGS,
     "tvm.driver.tvmc.frontends": {"load_model": load},
     "tvm.driver.tvmc.compiler": {"compile_model": compile_model},
     "tvm.driver.tvmc.runner": {"run_module": run_module},
     "tvm.driver.tvmc.autotuner": {"tune_model": tune_model},
     "tvm.driver.tvmc.main": {"main": main},
-}
+}  # fmt: skip
