@@ -3,7 +3,6 @@
 import difflib
 import importlib
 import os
-import sys
 import types
 from pathlib import Path
 
