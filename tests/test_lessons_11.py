@@ -1,0 +1,129 @@
+"""What notebook 11 claims: its scripts run unchanged and give PyTorch's numbers, and so does the rewriting."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+
+import tvmnotes as tn
+from tvmnotes import digits
+from tvmnotes.classic import names
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "11_running_old_scripts.ipynb"
+SOURCES = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+PICTURES = 12
+
+
+def script(name):
+    """The text of a script that the notebook writes."""
+    head = f"%%writefile {name}\n"
+    (source,) = (source for source in SOURCES if source.startswith(head))
+    return source.removeprefix(head)
+
+
+def agree(result, reference, tolerance=1e-5):
+    return np.abs(result - reference).max() <= tolerance * np.abs(reference).max()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What the scripts find: a network in two forms, pictures, themselves."""
+    folder = tmp_path_factory.mktemp("scripts")
+    x = digits.preprocess(digits.load_test_set()[0][:PICTURES])
+    np.save(folder / "pictures.npy", x)
+    (folder / "digits.onnx").write_bytes(tn.models.onnx_file("digits")[0].read_bytes())
+    torch.jit.trace(tn.models.load("digits"), torch.from_numpy(x)).save(folder / "digits.pt")
+    for name in ("digits_2019.py", "digits_2023.py"):
+        (folder / name).write_text(script(name))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def logits(folder):
+    with torch.inference_mode():
+        return tn.models.load("digits")(torch.from_numpy(np.load(folder / "pictures.npy"))).numpy()
+
+
+def run(folder, *command):
+    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def test_without_classic_a_script_ends_at_its_imports(folder):
+    done = run(folder, "digits_2019.py", "digits.onnx", "pictures.npy")
+    assert done.returncode == 1
+    assert "cannot import name 'relay' from 'tvm'" in done.stderr
+
+
+def test_the_script_of_2019_gives_pytorchs_probabilities(folder, logits):
+    done = run(folder, "-m", "tvmnotes", "classic", "digits_2019.py", "digits.onnx", "pictures.npy")
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    assert done.stdout.split() == ["TVM", "reads:", *map(str, logits.argmax(axis=1))]
+    assert agree(np.load(folder / "2019.npy"), torch.softmax(torch.from_numpy(logits), dim=1).numpy())
+
+
+def test_the_script_of_2023_tunes_and_gives_pytorchs_scores(folder, logits):
+    command = ("-m", "tvmnotes", "classic", "digits_2023.py", "digits.pt", "pictures.npy", "--trials", "2")
+    done = run(folder, *command)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["imported: 21 convolutions, 21 batch norms", "simplified: 21 convolutions, 0 batch norms"]
+    assert [line.split("]")[0] for line in lines if "(2/2)" in line] == ["[Task  1/ 8", "[Task  2/ 8"]
+    assert len((folder / "digits.log").read_text().splitlines()) == 4
+    assert ["TVM", "reads:", *map(str, logits.argmax(axis=1))] in [line.split() for line in lines]
+    assert "Execution time summary:" in lines
+    assert agree(np.load(folder / "2023.npy"), logits)
+
+
+def test_the_rewritten_script_gives_the_same_numbers(folder, logits):
+    """The notebook's own lines for it, as they stand in its Markdown."""
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    (text,) = (cell.source for cell in cells if cell.source.startswith("All that the script did"))
+    lines = text.split("```python\n")[1].split("```")[0]
+    (folder / "digits_today.py").write_text(
+        f"import sys\nimport numpy as np\nimport tvmnotes as tn\n{lines}np.save('today.npy', out)\n"
+    )
+    done = run(folder, "digits_today.py", "digits.onnx", "pictures.npy")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["TVM", "reads:", *map(str, logits.argmax(axis=1))]
+    assert agree(np.load(folder / "today.npy"), torch.softmax(torch.from_numpy(logits), dim=1).numpy())
+
+
+def test_relay_build_compiles_as_tn_build_does(folder):
+    """In a process of its own: the old API stays out of this one."""
+    done = run(folder, "-c", (
+        "import numpy as np, onnx, tvm, tvmnotes as tn\n"
+        "from tvmnotes import classic\n"
+        "classic.enable()\n"
+        "from tvm import relay\n"
+        f"shape = ({PICTURES}, 1, 32, 32)\n"
+        "mod, params = relay.frontend.from_onnx(onnx.load('digits.onnx'), {'image': shape})\n"
+        "with tvm.transform.PassContext(opt_level=3):\n"
+        "    old = relay.build(mod, target='llvm', params=params).compiled\n"
+        "classic.disable()\n"
+        "assert not hasattr(tvm, 'relay')\n"
+        "new = tn.build(*tn.from_onnx('digits.onnx', {'image': shape}))\n"
+        "assert sorted(old.kernels.values()) == sorted(new.kernels.values())\n"
+        "x = np.load('pictures.npy')\n"
+        "assert np.array_equal(old(x), new(x))\n"
+    ))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_scripts_names_are_in_the_tables():
+    old, new = (names.used_in(script(name)) for name in ("digits_2019.py", "digits_2023.py"))
+    for name in ("relay.build_config", "relay.build", "tvm.context", "graph_runtime.create", "NDArray.asnumpy",
+                 "relay.frontend.from_onnx", "relay.Function", "relay.nn.softmax", "relay.Module", "util.tempdir",
+                 "lib.export_library", "relay.save_param_dict", "tvm.module.load", "GraphModule.load_params",
+                 ):  # fmt: skip
+        assert name in old.old.tolist()
+    for name in ("relay.frontend.from_pytorch", "tvm.transform.PassContext", "graph_executor.GraphModule",
+                 "relay.transform.SimplifyInference", "GraphModule.benchmark", "autotvm.tuner.GridSearchTuner",
+                 "autotvm.task.extract_from_program", "autotvm.apply_history_best"):  # fmt: skip
+        assert name in new.old.tolist()
+    assert (old.new == "tn.build").sum() >= 2, "what has become one"
