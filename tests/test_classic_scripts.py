@@ -310,7 +310,9 @@ def test_a_tvm_that_has_relay_is_left_alone(python, tmp_path):
     ("autoscheduler", "no tvm.autoscheduler"),
     ("auto_scheduler.SearchTask", r"tvm.auto_scheduler.SearchTask: Ansor was dropped in TVM 0\.20"),
     ("micro", r"microTVM was dropped in TVM 0\.\d+"),
-    ("create_schedule", r"TE schedules were dropped in TVM 0\.\d+"),
+    ("te.create_schedule", r"tvm\.te\.create_schedule: TE schedules were dropped in TVM 0\.\d+"),
+    ("target.mali", r"no tvm\.target\.mali"),
+    ("contrib.pipeline_executor", "near names: graph_executor"),
 ])  # fmt: skip
 def test_unknown_attributes(enabled, path, words):
     *owners, name = path.split(".")
@@ -511,6 +513,11 @@ def test_a_library_unpacks_and_indexes(enabled, small_lib):
         m.set_input("image", x[0])
 
 
+def test_a_build_has_the_kernels_of_todays_api(small_lib, lib):
+    """So it is as fast: the same operators fused, with the same schedules."""
+    assert sorted(small_lib[0].compiled.kernels.items()) == sorted(lib.kernels.items())
+
+
 def test_timing(enabled, small_lib):
     from tvm.contrib import graph_executor
 
@@ -558,6 +565,31 @@ def test_the_debugger_times_each_kernel(enabled, small_lib, tmp_path, capsys):
     assert len(m.run_individual(number=2)) == len(names)
     assert len(m.module.time_evaluator("run", dev, number=1, repeat=2)().results) == 2
     assert capsys.readouterr().out == ""
+
+
+def test_a_local_session_loads_what_was_uploaded(enabled, small_lib, tmp_path):
+    from tvm import rpc
+    from tvm.contrib import graph_executor, utils
+
+    lib, x, wanted = small_lib
+    temp = utils.tempdir()
+    lib.export_library(temp.relpath("net.tar"))
+    remote = rpc.LocalSession()
+    remote.upload(temp.relpath("net.tar"))
+    m = graph_executor.GraphModule(remote.load_module("net.tar")["default"](remote.cpu(0)))
+    m.set_input("image", tvm.nd.array(x, remote.cpu(0)))
+    m.run()
+    np.testing.assert_allclose(m.get_output(0).numpy(), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_relay_backends(enabled):
+    from tvm import relay
+    from tvm.relay.backend import Executor, Runtime
+
+    mod = tvm.IRModule.from_expr(relay.nn.relu(relay.var("x", shape=(4,))))
+    assert relay.build(mod, "llvm", executor=Executor("graph"), runtime=Runtime("cpp")).libmod_name == "default"
+    with pytest.raises(NotImplementedError, match=r"Executor\('aot'\): only 'graph' is served"):
+        Executor("aot")
 
 
 @pytest.mark.parametrize("name", ["lib.so", "lib.tar"])
@@ -681,6 +713,23 @@ def test_tvmc_from_python(enabled, tmp_path):
     model.save(tmp_path / "model")
     again = TVMCModel(model_path=tmp_path / "model")
     assert str(again.mod["main"].ret_type) == str(model.mod["main"].ret_type)
+
+
+def test_tvmc_tunes(enabled, tmp_path):
+    from tvm.driver import tvmc
+
+    net = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.ReLU()).eval()
+    x = np.random.default_rng(0).random((1, 8, 10, 10)).astype("float32")
+    torch.jit.trace(net, torch.from_numpy(x)).save(str(tmp_path / "net.pt"))
+    model = tvmc.load(tmp_path / "net.pt", shape_dict={"data": x.shape})
+    records = tvmc.tune(model, "llvm", tuning_records=tmp_path / "log.json", trials=2, number=1, tuner="random")
+    lines = Path(records).read_text().splitlines()
+    assert len(lines) == 2 and all(json.loads(line) for line in lines)
+    package = tvmc.compile(model, "llvm", tuning_records=records, package_path=tmp_path / "net.tar")
+    result = tvmc.run(package, inputs={"data": x}, number=1, repeat=1)
+    np.testing.assert_allclose(result.outputs["output_0"], torch_result(net, x), rtol=1e-3, atol=1e-4)
+    with pytest.raises(tvmc.TVMCException, match="expected a tuner of ga, gridsearch, random, xgb"):
+        tvmc.tune(model, "llvm", tuner="best")
 
 
 def test_tvmc_refuses_with_a_sentence(enabled, tmp_path):

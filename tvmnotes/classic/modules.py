@@ -32,6 +32,7 @@ from . import (
 _GONE = {
     "micro": "microTVM was dropped in TVM 0.19; export with lib.save and run on the C++ runtime (notebook 08)",
     "auto_scheduler": "Ansor was dropped in TVM 0.20; tune with tn.tune, or with tvm.s_tir.meta_schedule",
+    "tir": "tvm.tir became tvm.tirx",
     "hybrid": "hybrid script was dropped; write TensorIR with tvm.script",
     "ir_builder": "the IR builder was dropped; write TensorIR with tvm.script",
     "vta": "VTA was dropped in TVM 0.19",
@@ -342,9 +343,15 @@ def patches() -> list[tuple[object, str, object]]:
         (tvm.target, "create", targets.create),
         (tvm.target, "cuda", targets.cuda),
         (tvm.target, "arm_cpu", targets.arm_cpu),
-        (tvm, "__getattr__", _unknown),
+        *((module, "__getattr__", _unknown_in(module)) for module in _KNOWING),
     ]
 
 
-def _unknown(name: str):
-    raise AttributeError(missing("tvm", name, {**vars(tvm), "relay": None, "autotvm": None}))
+_KNOWING = (tvm, tvm.te, tvm.target, tvm.transform, tvm.contrib)  # modules of today that have lost something
+
+
+def _unknown_in(module):
+    def unknown(name: str):
+        raise AttributeError(missing(module.__name__, name, vars(module)))
+
+    return unknown
