@@ -189,6 +189,12 @@ def variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
     return R.multiply(made, relax.const(count / (count - 1), _dtype(data))) if unbiased else made
 
 
+@operator("mean_variance", 2)
+def mean_variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
+    mean = R.mean(data, _reduced(data, axis, exclude), keepdims)
+    return relax.Tuple([mean, variance.body(data, axis, keepdims, exclude, unbiased)])
+
+
 @operator("logsumexp")
 def logsumexp(data, /, axis=None, keepdims=False):
     largest = R.max(data, _axes(axis), True)
@@ -417,6 +423,16 @@ def scatter_elements(data, indices, updates, /, axis=0, reduction="update"):
     return R.scatter_elements(data, indices, updates, axis, reduction)
 
 
+@operator("scatter")
+def scatter(data, indices, updates, /, axis):
+    return R.scatter_elements(data, indices, updates, axis, "update")
+
+
+@operator("scatter_add")
+def scatter_add(data, indices, updates, /, axis):
+    return R.scatter_elements(data, indices, updates, axis, "add")
+
+
 @operator("one_hot")
 def one_hot(indices, on_value, off_value, /, depth, axis, dtype):
     made = R.one_hot(R.astype(indices, "int64"), tirx.const(1, dtype), tirx.const(0, dtype), depth, axis)
@@ -441,6 +457,11 @@ def argsort(data, /, axis=-1, is_ascend=1, dtype="int32"):
 @operator("cumsum")
 def cumsum(data, /, axis=None, dtype=None, exclusive=None):
     return R.cumsum(data, axis, dtype, bool(exclusive))
+
+
+@operator("cumprod")
+def cumprod(data, /, axis=None, dtype=None, exclusive=None):
+    return R.cumprod(data, axis, dtype, bool(exclusive))
 
 
 @operator("layout_transform")
@@ -593,22 +614,30 @@ for _name in ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2
 
 
 def _spatial(layout: str) -> list[int]:
-    return [layout.index(a) for a in "HW"]
+    return [axis for axis, letter in enumerate(layout) if letter not in "NC"]
 
 
-@operator("nn.global_avg_pool2d")
-def global_avg_pool2d(data, /, layout="NCHW", out_layout=""):
-    return R.mean(data, _spatial(layout), True)
+def _whole_pools(spatial: str):
+    """The pools of all of a picture, and those that choose their windows by the size of the result."""
+    dims, plain = len(spatial), "NC" + spatial
+
+    def average(data, /, layout=plain, out_layout=""):
+        return R.mean(data, _spatial(layout), True)
+
+    def largest(data, /, layout=plain, out_layout=""):
+        return R.max(data, _spatial(layout), True)
+
+    def adaptive(data, /, output_size=None, layout=plain, out_layout=""):
+        size = _many(output_size, dims) if output_size else None
+        return _relax(f"nn.adaptive_avg_pool{dims}d")(data, size, layout, out_layout or None)
+
+    _named(f"nn.global_avg_pool{dims}d", average, "mean")
+    _named(f"nn.global_max_pool{dims}d", largest, "max")
+    _named(f"nn.adaptive_avg_pool{dims}d", adaptive, f"nn.adaptive_avg_pool{dims}d")
 
 
-@operator("nn.global_max_pool2d")
-def global_max_pool2d(data, /, layout="NCHW", out_layout=""):
-    return R.max(data, _spatial(layout), True)
-
-
-@operator("nn.adaptive_avg_pool2d")
-def adaptive_avg_pool2d(data, /, output_size=None, layout="NCHW", out_layout=""):
-    return R.nn.adaptive_avg_pool2d(data, _many(output_size, 2) if output_size else None, layout, out_layout or None)
+for _axes_of in ("W", "HW", "DHW"):
+    _whole_pools(_axes_of)
 
 
 @operator("nn.adaptive_max_pool2d")

@@ -29,13 +29,10 @@ _SEQUENTIAL = tvm.transform.Sequential  # today's, whatever `enable` puts in its
 class Pass:
     """A pass by name; call it with a module."""
 
-    def __init__(self, name: str, run):
+    def __init__(self, name: str, run, opt_level: int | None = None):
         self.name, self.run = name, run
+        self.opt_level = _LEVELS.get(name, 0) if opt_level is None else opt_level
         self.info = self
-
-    @property
-    def opt_level(self) -> int:
-        return _LEVELS.get(self.name, 0)
 
     def __call__(self, mod: ir.IRModule) -> ir.IRModule:
         if not isinstance(mod, ir.IRModule):
@@ -109,6 +106,27 @@ def _relax(name, *passes):
     NAMES[name] = make
 
 
+def _of_script(method: str, run):
+    """A decorator that makes a pass of a script's own function, or of a class whose `method` is one."""
+
+    def decorator(given=None, opt_level=0, name=None, required=None, traceable=False):
+        def wrap(made):
+            if isinstance(made, type):
+                return lambda *args, **kwargs: wrap_one(getattr(made(*args, **kwargs), method), made.__name__)
+            return wrap_one(made, made.__name__)
+
+        def wrap_one(body, known_as):
+            return Pass(name or known_as, lambda mod: run(body, mod, tvm.transform.PassContext.current()), opt_level)
+
+        return wrap if given is None else wrap(given)
+
+    return decorator
+
+
+def _run_on_functions(body, mod, context):
+    return _typed(ir.IRModule({v: body(f, mod, context) for v, f in _typed(mod).functions_items()}))
+
+
 def _unchanged(name, why):
     def make(*_args, **_kwargs):
         def run(mod):
@@ -120,7 +138,13 @@ def _unchanged(name, why):
     NAMES[name] = make
 
 
-NAMES: dict = {"Pass": Pass, "Sequential": Sequential}
+NAMES: dict = {
+    "Pass": Pass,
+    "Sequential": Sequential,
+    "PassContext": tvm.transform.PassContext,
+    "function_pass": _of_script("transform_function", _run_on_functions),
+    "module_pass": _of_script("transform_module", lambda body, mod, context: body(mod, context)),
+}
 
 
 @_relay("InferType")
@@ -151,6 +175,20 @@ def simplify_inference(function):
     return ir.Function(function.params, replaced[function.body], attrs=function.attrs)
 
 
+@_relay("EliminateCommonSubexpr")
+def eliminate_common_subexpr(function, fskip=None):
+    """Calls of the same operator, arguments and attributes become one, but for those that `fskip(call)` names."""
+    replaced, first = {}, {}
+    for node in ir.post_order(function.body):
+        made = replaced[node] = ir.rebuild(node, replaced)
+        if isinstance(made, ir.TupleGetItem):
+            replaced[node] = first.setdefault((made.tuple_value, made.index), made)
+        elif isinstance(made, ir.Call) and not (fskip and fskip(made)):
+            again = made.attrs.get("_again") if made.attrs else None
+            replaced[node] = first.setdefault((made.op, tuple(made.args), repr(made.attrs), again), made)
+    return ir.Function(function.params, replaced[function.body], attrs=function.attrs)
+
+
 def _layouts(desired):
     kernels = {"NCHW": "OIHW", "NHWC": "HWIO"}
     wanted = {}
@@ -169,11 +207,27 @@ def _precision(mixed_precision_type="float16", missing_op_mode=1):
 
 
 _relax("FoldConstant", fold_with_numpy, t.FoldConstant)
-_relax("EliminateCommonSubexpr", lambda fskip=None: t.EliminateCommonSubexpr())
 _relax("DeadCodeElimination", lambda *_: t.DeadCodeElimination())
 _relax("CanonicalizeOps", t.CanonicalizeBindings)
 _relax("ConvertLayout", _layouts)
 _relax("ToMixedPrecision", _precision)
+
+
+def _remove_unused_functions(entry_functions=("main",)):
+    def run(mod):
+        kept, left = {}, list(entry_functions)
+        while left:
+            name = left.pop()
+            if name not in kept:
+                kept[name] = mod[name]
+                called = [getattr(node, "op", None) for node in ir.post_order(mod[name].body)]
+                left += [op.name_hint for op in called if isinstance(op, tvm.ir.GlobalVar)]
+        return ir.IRModule({v: f for v, f in mod.functions_items() if v.name_hint in kept})
+
+    return Pass("RemoveUnusedFunctions", run)
+
+
+NAMES["RemoveUnusedFunctions"] = _remove_unused_functions
 
 _LATER = "tn.build chooses layouts and schedules itself, when it compiles"
 for _name in (
@@ -184,7 +238,7 @@ for _name in (
     "CombineParallelBatchMatmul",
 ):
     _unchanged(_name, _LATER)
-for _name in ("FastMath", "ToGraphNormalForm", "ToANormalForm", "RemoveUnusedFunctions", "Inline", "LazyGradientInit",
+for _name in ("FastMath", "ToGraphNormalForm", "ToANormalForm", "Inline", "LazyGradientInit",
               "BackwardFoldScaleAxis", "SimplifyExpr", "DynamicToStatic", "Defunctionalization", "EtaExpand",
               "CanonicalizeCast"):  # fmt: skip
     _unchanged(_name, "Relax has no such pass, or does it in another way")
@@ -254,13 +308,14 @@ def fuse_ops(function, fuse_opt_level=-1):
     """Groups of calls that become one kernel each, as functions with the attribute Primitive.
 
     A call joins the group of the value that it reads where nothing else reads that value, and the group is one that
-    elementwise operators may follow.
+    elementwise operators may follow. At level 0, which is that of the PassContext where it is -1, each is alone.
     """
+    level = fuse_opt_level if fuse_opt_level >= 0 else int(tvm.transform.PassContext.current().opt_level)
     nodes = [node for node in ir.post_order(function.body) if isinstance(node, ir.Call)]
     uses, group = _uses(function.body), {}
     for node in nodes:
         group[node] = [node]
-        if _kind(node) not in ("elementwise", "reduction"):
+        if level == 0 or _kind(node) not in ("elementwise", "reduction"):
             continue
         for arg in node.args:
             joined = group.get(arg)
