@@ -10,6 +10,7 @@ import inspect
 import re
 
 import tvm
+import tvm.rpc
 
 from ..compiler import pipeline
 from . import build, context, frontend, graph_executor, modules, ops, transform
@@ -23,8 +24,12 @@ _CALLS = {
     "relay.build_config": ("tvm.transform.PassContext", "the opt level is an argument of tn.build"),
     "tvm.build_config": ("tvm.transform.PassContext", "the opt level is an argument of tn.build"),
     "tvm.transform.PassContext": ("tvm.transform.PassContext", "the opt level is an argument of tn.build"),
+    "tvm.transform.PassContext.override_instruments": ("tvm.transform.PassContext.override_instruments",
+                                                       "takes a list, not None"),
     "relay.create_executor": ("tn.build", "lib is the function: lib(x)"),
     "relay.GraphExecutor": ("tn.build", "lib(x) runs it"),
+    "relay.backend.Executor": ("", "there is one way to run, so nothing to choose: leave it out"),
+    "relay.backend.Runtime": ("", "there is one way to run, so nothing to choose: leave it out"),
     "relay.optimize": ("relax.get_pipeline", "a build's passes as one; tn.build runs its own"),
     "relay.bind": ("relax.transform.BindParams", "a pass, from module to module"),
     "relay.build_module.bind_params_by_name": ("relax.transform.BindParams", "a pass, from module to module"),
@@ -34,6 +39,7 @@ _CALLS = {
     "debug_executor.create": ("relax.VirtualMachine.set_instrument", "called before and after each kernel"),
     "tvm.module.load": ("tn.load", "for one kernel tvm.runtime.load_module"),
     "tvm.runtime.load_module": ("tn.load", "for one kernel tvm.runtime.load_module"),
+    "tvm.rpc.LocalSession.load_module": ("tvm.rpc.LocalSession.load_module", "of a library of tvm.compile"),
     "relay.save_param_dict": ("tvm.runtime.save_param_dict", "lib.save writes the parameters too"),
     "relay.load_param_dict": ("tvm.runtime.load_param_dict", "tn.load reads the parameters too"),
     # importing
@@ -65,6 +71,7 @@ _CALLS = {
     "relay.var": ("relax.Var", "relax.Var(name, relax.TensorType(shape, dtype))"),
     "relay.const": ("relax.const", ""),
     "relay.Module": ("tvm.IRModule", ""),
+    "tvm.IRModule": ("tvm.IRModule", "of functions of Relax"),
     "tvm.IRModule.from_expr": ("tvm.IRModule.from_expr", "of a Relax function"),
     "relay.Expr": ("relax.Expr", ""),
     "relay.RelayExpr": ("relax.Expr", ""),
@@ -78,6 +85,7 @@ _CALLS = {
     "relay.Let": ("relax.VarBinding", "each value has a variable in Relax"),
     "relay.If": ("relax.If", "tn.build compiles no control flow"),
     "relay.Function": ("relax.Function", "made by relax.BlockBuilder, or written in TVMScript"),
+    "relay.ScopeBuilder": ("relax.BlockBuilder", ""),
     "relay.TensorType": ("relax.TensorType", ""),
     "relay.TupleType": ("relax.TupleType", ""),
     "relay.FuncType": ("relax.FuncType", ""),
@@ -134,6 +142,7 @@ _GROUPS = {
     "relay.testing.*": ("tn.models.load", "networks by name, with weights"),
     "relay_viz.*": ("tvm.IRModule.script", "a module's text; mod.show() prints it in colours"),
     "tvm.driver.tvmc.*": ("tn.build", "from a shell: python -m tvmnotes bench"),
+    **{f"{old}.*": (f"tvm.support.{new}", "") for old, new in modules._SUPPORT.items()},
 }
 
 # The same for what scripts call on objects: an array, a library, an executor.
@@ -175,8 +184,7 @@ _METHODS = {
 
 # Relay's passes that no pass of today stands for by name.
 _PASSES = {
-    "Pass": ("tvm.transform.Pass", ""),
-    "Sequential": ("tvm.transform.Sequential", ""),
+    "RemoveUnusedFunctions": ("relax.transform.DeadCodeElimination", ""),
     "InferType": ("relax.transform.Normalize", "types are known as soon as a call is emitted"),
     "ForwardFoldScaleAxis": ("relax.transform.FoldBatchnormToConv2D", ""),
 }
@@ -185,7 +193,8 @@ _PASSES = {
 _OURS = {graph_executor.GraphModule: "GraphModule", graph_executor.GraphModuleDebug: "GraphModuleDebug",
          build.Factory: "lib", build.Executor: "GraphExecutor"}  # fmt: skip
 _TVMS = {tvm.target.Target: "tvm.target.Target", tvm.transform.PassContext: "tvm.transform.PassContext",
-         tvm.IRModule: "tvm.IRModule", tvm.runtime.Tensor: "NDArray"}  # fmt: skip
+         tvm.IRModule: "tvm.IRModule", tvm.runtime.Tensor: "NDArray",
+         tvm.rpc.LocalSession: "tvm.rpc.LocalSession"}  # fmt: skip
 _IN_RELAY = ("quantize", "qnn", "vm", "parse", "fromtext", "adt", "Match", "RefCreate")
 
 
@@ -299,8 +308,10 @@ def _operator(made: ops.Operator) -> tuple[str, str]:
 def _pass(name: str, make) -> tuple[str, str]:
     if name in _PASSES:
         return _PASSES[name]
-    inside = inspect.getclosurevars(make).nonlocals  # what the makers in `transform` made it of
+    # What the makers in `transform` made it of; a class, or a decorator, has kept its name.
+    inside = inspect.getclosurevars(make).nonlocals if inspect.isfunction(make) else {}
     steps = [*context.PASSES.get(name, ()), *(n for step in inside.get("passes", ()) for n in _calls(step))]
+    steps = steps if "name" in inside else [name]
     today = [path for path in map(_pass_today, dict.fromkeys(steps)) if path]
     return ", ".join(dict.fromkeys(today)), inside.get("why", "")
 
@@ -311,9 +322,11 @@ def _calls(function) -> list[str]:
 
 
 def _pass_today(name: str) -> str:
-    """Where the pass `name` is today: in Relax, or in the compiler of tvmnotes."""
+    """Where the pass `name` is today: in Relax, in TVM for all its languages, or in the compiler of tvmnotes."""
     if hasattr(tvm.relax.transform, name):
         return f"relax.transform.{name}"
+    if hasattr(tvm.transform, name):
+        return f"tvm.transform.{name}"
     for ours, made in vars(pipeline).items():
         if ours.replace("_", "") == name.replace("_", "").lower() and callable(made):
             return f"{made.__module__}.{ours}"
@@ -325,7 +338,8 @@ def show(rows):
     from IPython.display import HTML
     from pandas.io.formats.style import Styler
 
-    cells = [{"selector": "td, th", "props": "text-align: left; vertical-align: top"},
-             {"selector": "td:not(:last-child)", "props": "font-family: monospace"}]  # fmt: skip
+    cells = [{"selector": "td, th", "props": "text-align: left; vertical-align: top; overflow-wrap: anywhere"},
+             {"selector": "td:not(:last-child)", "props": "font-family: monospace"},
+             {"selector": "td:last-child", "props": "min-width: 20em"}]  # fmt: skip
     made = Styler(rows, uuid="names", cell_ids=False).hide(axis="index").set_table_styles(cells)
     return HTML(made.to_html())
