@@ -732,6 +732,20 @@ def test_equal_expressions_stay_where_a_script_says_so():
     assert sorted(names(skipped)) == ["add", "add", "exp", "multiply", "sin", "sin"]
 
 
+def test_the_module_is_printed_between_passes_and_other_passes_of_today_are_refused(capsys):
+    mod = tvm.IRModule.from_expr(relay.exp(relay.var("a", shape=(2, 3))))
+    tvm.transform.Sequential([transform.InferType(), tvm.transform.PrintIR()])(mod)
+    assert capsys.readouterr().err == str(mod) + "\n"
+    with pytest.raises(TypeError, match="LegalizeOps is a pass of today"):
+        tvm.transform.Sequential([transform.InferType(), tvm.relax.transform.LegalizeOps()])(mod)
+
+
+def test_a_constant_stays_one_through_relax_and_back():
+    a, c = relay.var("a", shape=(2, 3)), relay.const(np.ones((2, 3), "float32"))
+    mod = transform.CanonicalizeOps()(tvm.IRModule.from_expr((a + c) * (a - c)))
+    assert str(mod).count("meta[relay.Constant][0]") == 2
+
+
 def test_unused_functions_go():
     x = relay.var("x", shape=(2,))
     mod = relay.Module({n: relay.Function([x], relay.exp(x)) for n in ("used", "unused", "inner")})

@@ -8,6 +8,7 @@ import tvm
 from tvm import relax
 
 from ..compiler.fold import constant_array, fixed_shape
+from ..compiler.pipeline import array_key
 from . import ir
 from .lower import relay_type
 from .ops import OPERATORS
@@ -35,9 +36,8 @@ def _value(expr, known) -> ir.Expr:
         return known[expr]
     if isinstance(expr, relax.Tuple):
         return ir.Tuple([_value(field, known) for field in expr.fields])
-    array = constant_array(expr)
-    if array is not None:
-        return ir.Constant(expr.value)
+    if constant_array(expr) is not None:
+        return known.setdefault(array_key(expr.value), ir.Constant(expr.value))  # one constant, however often read
     raise TypeError(f"expected a Relax value, got {type(expr).__name__}")
 
 

@@ -1,5 +1,7 @@
 """Relay's text: the form in which a module or an expression prints."""
 
+import itertools
+
 from . import ir
 from .ops import OPERATORS
 
@@ -12,7 +14,8 @@ def astext(what) -> str:
         functions = {v.name_hint: f for v, f in what.functions_items()}
         for function in functions.values():
             infer(function, functions)
-        return "\n".join(_Printer().function(f, f"def @{name}") for name, f in functions.items())
+        printer = _Printer()
+        return "\n".join(printer.function(f, f"def @{name}") for name, f in functions.items())
     if isinstance(what, ir.Function):
         return _Printer().function(what, "fn ")
     printer = _Printer()
@@ -26,13 +29,13 @@ def _annotated(v: ir.Var) -> str:
 
 
 class _Printer:
-    """Numbers the values of a function and writes a line for each call."""
+    """Numbers the values of a function and writes a line for each call; constants are numbered in a text's order."""
 
-    def __init__(self, indent: int = 0):
-        self.names, self.lines, self.constants, self.pad = {}, [], 0, "  " * indent
+    def __init__(self, indent: int = 0, constants=None):
+        self.names, self.lines, self.constants, self.pad = {}, [], constants or itertools.count(), "  " * indent
 
     def function(self, function: ir.Function, head: str) -> str:
-        inner = _Printer(1)
+        inner = _Printer(1, self.constants)
         params = ", ".join(f"{inner.value(p)}{_annotated(p)}" for p in function.params)
         result = inner.value(function.body)
         returns = f" -> {function._ret_type!r}" if function._ret_type is not None else ""
@@ -61,7 +64,7 @@ class _Printer:
         if isinstance(node, ir.TupleGetItem):
             return f"{self.names[node.tuple_value]}.{node.index}"
         if isinstance(node, ir.Function):
-            return _Printer().function(node, "fn ").strip()
+            return self.function(node, "fn ").strip()
         if isinstance(node, ir.Let):
             return self._let(node)
         number = f"%{sum(line.startswith(f'{self.pad}%') and ' = ' in line for line in self.lines)}"
@@ -82,7 +85,7 @@ class _Printer:
         if isinstance(node.op, ir.Op):
             name = node.op.name
         elif isinstance(node.op, ir.Function):
-            name = _Printer(1).function(node.op, "fn ").strip().replace("\n", f"\n{self.pad}")
+            name = self.function(node.op, "fn ").strip().replace("\n", f"\n{self.pad}")
         else:
             name = f"@{node.op.name_hint}" if hasattr(node.op, "name_hint") else self.names[node.op]
         args = [self.names[arg] for arg in node.args]
@@ -102,8 +105,7 @@ class _Printer:
         if array.ndim == 0:
             suffix = {"float32": "f", "float64": "f64", "int64": "i64", "bool": ""}.get(array.dtype.name, "")
             return f"{_number(array.item())}{suffix}"
-        self.constants += 1
-        return f"meta[relay.Constant][{self.constants - 1}]{self._comment(node)}"
+        return f"meta[relay.Constant][{next(self.constants)}]{self._comment(node)}"
 
     def _unique(self, hint: str) -> str:
         taken, name, count = set(self.names.values()), f"%{hint}", 0
