@@ -338,8 +338,8 @@ def show(rows):
     from IPython.display import HTML
     from pandas.io.formats.style import Styler
 
-    cells = [{"selector": "td, th", "props": "text-align: left; vertical-align: top; overflow-wrap: anywhere"},
+    cells = [{"selector": "td, th", "props": "text-align: left; vertical-align: top"},
              {"selector": "td:not(:last-child)", "props": "font-family: monospace"},
-             {"selector": "td:last-child", "props": "min-width: 20em"}]  # fmt: skip
+             {"selector": "td:last-child", "props": "min-width: 14em; overflow-wrap: anywhere"}]  # fmt: skip
     made = Styler(rows, uuid="names", cell_ids=False).hide(axis="index").set_table_styles(cells)
     return HTML(made.to_html())
