@@ -43,21 +43,23 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture
-def script(home, tmp_path):
-    """Run `python -m tvmnotes classic ARGS`; returns the finished process.
+def without_torch(tmp_path):
+    """A folder for PYTHONPATH that hides torch: TVM imports it where it can, and takes twice as long to start."""
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "torch.py").write_text("raise ImportError('hidden by a test')\n")
+    return tmp_path / "without"
 
-    `torch` is there for scripts that need it: TVM imports it where it can, and takes twice as long to start.
-    """
+
+@pytest.fixture
+def script(home, tmp_path, without_torch):
+    """Run `python -m tvmnotes classic ARGS`, with torch where a script needs it; returns the finished process."""
 
     def run(*args, code=0, torch=False):
-        without = tmp_path / "without" / "torch.py"
-        without.parent.mkdir(exist_ok=True)
-        without.write_text("raise ImportError('hidden by a test')\n")
         changes = {
             "HOME": str(home),
             "TORCH_HOME": str(home / "torch"),
             "COLUMNS": "200",
-            "PYTHONPATH": os.pathsep.join([str(tmp_path), *([] if torch else [str(without.parent)])]),
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *([] if torch else [str(without_torch)])]),
         }
         command = [sys.executable, "-W", "ignore", "-m", "tvmnotes", "classic", *map(str, args)]
         done = subprocess.run(command, env={**os.environ, **changes}, capture_output=True, text=True, timeout=300)
@@ -103,13 +105,16 @@ def test_note_a_as_of_2020(script, tmp_path):
     assert f"Torch top-1 id: {wanted.argmax()}, class name: {best}" in done.stdout
 
 
-def test_note_a_as_of_2023(script, tmp_path):
-    done = script(SCRIPTS / "a_digits_2023.py", tmp_path / "out.npz", torch=True)
-    out, wanted = np.load(tmp_path / "out.npz"), torch_result(models.load("digits"), picture())
+def test_note_a_as_of_2023(script, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import networks
+
+    done = script(SCRIPTS / "a_traced_2023.py", tmp_path / "out.npz", torch=True)
+    out, wanted = np.load(tmp_path / "out.npz"), torch_result(networks.classifier(), networks.picture())
     np.testing.assert_allclose(out["tvm"], wanted, rtol=1e-3, atol=1e-4)
     np.testing.assert_array_equal(out["debug"], out["tvm"])
     assert f"top-1: {wanted.argmax()}" in done.stdout
-    assert re.search(r"def @main\(%input0: Tensor\[\(1, 1, 32, 32\), float32\]", done.stdout)
+    assert re.search(r"def @main\(%input0: Tensor\[\(1, 3, 32, 32\), float32\]", done.stdout)
     assert re.search(r"nn\.conv2d\(%input0, .*padding=\[1, 1, 1, 1\], channels=16, kernel_size=\[3, 3\]", done.stdout)
     assert re.search(r"mean \(ms\) +median \(ms\)", done.stdout)
     assert done.stdout.count("Time(us)") == 2  # the table of run(), and that of profile()
@@ -158,11 +163,11 @@ def test_note_d(script, tmp_path, name):
 @pytest.mark.parametrize("name", ["e_detector_2019.py", "e_detector_2022.py"])
 def test_note_e(script, tmp_path, name, monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
-    import e_networks
+    import networks
 
     script(SCRIPTS / name, tmp_path / "out.npz", torch=True)
     out = np.load(tmp_path / "out.npz")
-    ids, scores, boxes = torch_result(e_networks.detector(), e_networks.picture())
+    ids, scores, boxes = torch_result(networks.detector(), networks.picture())
     np.testing.assert_array_equal(out["ids"], ids)
     np.testing.assert_allclose(out["scores"], scores, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(out["boxes"], boxes, rtol=1e-4, atol=1e-5)
@@ -288,9 +293,10 @@ def test_disable_takes_back_all_that_enable_did():
 
 
 @pytest.mark.parametrize("order", ["import tvm; classic.enable()", "classic.enable(); import tvm"])
-def test_enable_before_and_after_importing_tvm(python, order):
+def test_enable_before_and_after_importing_tvm(python, order, without_torch):
     code = f"import tvmnotes.classic as classic, sys; print('tvm' in sys.modules); {order}; "
-    assert python(code + "from tvm import relay; print(relay.const(1.0))") == "False\n1f"
+    code += "from tvm import relay; print(relay.const(1.0))"
+    assert python(code, PYTHONPATH=str(without_torch)) == "False\n1f"
 
 
 def test_a_tvm_that_has_relay_is_left_alone(python, tmp_path):
@@ -746,20 +752,34 @@ def test_tvmc_refuses_with_a_sentence(enabled, tmp_path):
 
 
 def test_tvmc_on_the_command_line(script, tmp_path):
-    tool = ("-m", "tvm.driver.tvmc")
-    model = tmp_path / "net.pt"
-    net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU()).eval()
-    x = np.random.default_rng(0).random((1, 1, 8, 8)).astype("float32")
-    torch.jit.trace(net, torch.from_numpy(x)).save(str(model))
-    np.savez(tmp_path / "x.npz", data=x)
-    package = tmp_path / "net.tar"
-    script(*tool, "compile", "--target", "llvm", "--input-shapes", "data:[1,1,8,8]", "--opt-level", "2",
-           "--pass-config", "tir.disable_vectorize=true", "--output", package, model, torch=True)  # fmt: skip
+    tool, model, package = ("-m", "tvm.driver.tvmc"), data.path("digits/digits_resnet20.onnx"), tmp_path / "net.tar"
+    np.savez(tmp_path / "x.npz", image=picture())
+    script(*tool, "compile", "--target", "llvm", "--input-shapes", "image:[1,1,32,32]", "--opt-level", "2",
+           "--pass-config", "tir.disable_vectorize=true", "--output", package, model)  # fmt: skip
     done = script(*tool, "run", "--inputs", tmp_path / "x.npz", "--output", tmp_path / "y.npz", "--print-time",
                   "--print-top", "3", "--repeat", "2", "--number", "1", package)  # fmt: skip
-    wanted = torch_result(net, x)
-    np.testing.assert_allclose(np.load(tmp_path / "y.npz")["output_0"], wanted, rtol=1e-4, atol=1e-5)
-    assert "mean (ms)" in done.stdout and "output_0" in done.stdout
-    done = script(*tool, "compile", "--output", package, model, code=1)
-    assert done.stderr == "Error: tvmc.load: a PyTorch file does not say its inputs: give shape_dict (--input-shapes)\n"
-    assert "usage: tvmc run" in script(*tool, "run", code=2).stderr
+    output, wanted = np.load(tmp_path / "y.npz")["output_0"], onnx_result(picture())
+    np.testing.assert_allclose(output, wanted, rtol=1e-3, atol=1e-4)
+    assert "mean (ms)" in done.stdout
+    assert re.search(rf"output_0\n\[\[ *{wanted.argmax()}\. ", done.stdout)
+
+
+def test_tvmc_on_the_command_line_refuses_with_a_sentence(enabled, tmp_path, capsys):
+    from tvm.driver.tvmc.main import main
+
+    for words, code, told in [
+        (["compile", str(tmp_path / "net.onnx")], 1, f"Error: tvmc.load: no file {tmp_path / 'net.onnx'}\n"),
+        (["compile", "--input-shapes", "data=1,3", "net.onnx"], 1, 'expected "name:[1,3,224,224] name2:[1,8]", got'),
+        (["run", __file__], 1, "is no package that tvmc compile wrote"),
+        (["run"], 2, "usage: tvmc run"),
+        (["tune", "net.onnx"], 2, "--output"),
+    ]:
+        try:
+            ended = main(words)
+        except SystemExit as error:  # argparse's own
+            ended = error.code
+        assert ended == code and told in capsys.readouterr().err
+    (tmp_path / "net.pt").write_bytes(b"")
+    assert main(["compile", str(tmp_path / "net.pt")]) == 1
+    assert "give shape_dict (--input-shapes)" in capsys.readouterr().err
+    assert main([]) == 0 and "Compile, run and tune models" in capsys.readouterr().out

@@ -1,5 +1,5 @@
 """Note B, as it was in 2020 (TVM 0.6): import, build, time, save in three files, load them back."""
-# ruff: noqa: SIM115, UP031
+# ruff: noqa: SIM115
 
 import sys
 

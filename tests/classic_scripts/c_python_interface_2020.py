@@ -1,5 +1,4 @@
 """Note C, the tutorial on TVM's Python interface, in the words of TVM 0.7: import, run, statistics, softmax, top-5."""
-# ruff: noqa: UP031
 
 import sys
 import timeit

@@ -9,7 +9,7 @@ os.environ["TVM_BIND_THREADS"] = "0"
 import numpy as np
 import torch
 import tvm
-from e_networks import detector, picture
+from networks import detector, picture
 from tvm import relay
 from tvm.contrib import graph_runtime
 

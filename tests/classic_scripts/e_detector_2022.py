@@ -8,7 +8,7 @@ os.environ["TVM_NUM_THREADS"] = "2"
 import numpy as np
 import torch
 import tvm
-from e_networks import detector, picture
+from networks import detector, picture
 from tvm import relay
 from tvm.contrib import graph_executor
 

@@ -5,15 +5,13 @@ import sys
 import numpy as np
 import torch
 import tvm
+from networks import classifier, picture
 from tvm import relay
 from tvm.contrib import graph_executor
 from tvm.contrib.debugger import debug_executor
 
-from tvmnotes import data, digits
-
-model = digits.ResNet20().eval()
-model.load_state_dict(torch.load(data.path("digits/digits_resnet20.pt"), weights_only=True))
-img = digits.preprocess(digits.load_test_set()[0][:1])
+model = classifier()
+img = picture()
 scripted_model = torch.jit.trace(model, torch.from_numpy(img)).eval()
 
 mod, params = relay.frontend.from_pytorch(scripted_model, [("input0", img.shape)])

@@ -1,4 +1,4 @@
-"""What the scripts of note E took from GluonCV: a picture, and a network that gives classes, scores and boxes."""
+"""Stand-ins for what the scripts took from torchvision and GluonCV: a picture, a classifier and a detector."""
 
 import numpy as np
 import torch
@@ -21,6 +21,16 @@ class Detector(nn.Module):
         probabilities = torch.softmax(self.classes(features).flatten(2), dim=1)
         boxes = torch.sigmoid(self.boxes(features)).flatten(2).permute(0, 2, 1)
         return torch.argmax(probabilities, dim=1).to(torch.float32), probabilities.amax(dim=1), boxes
+
+
+def classifier() -> nn.Module:
+    """Float32 (1, 3, 32, 32) to (1, 10)."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(32, 10),
+    ).eval()  # fmt: skip
 
 
 def detector() -> nn.Module:
