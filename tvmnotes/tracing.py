@@ -272,7 +272,8 @@ class Trace:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return self.frame().style.format(precision=2).hide(axis="index").to_html()
+        left = {"subset": ["pass", "changed"], "text-align": "left"}
+        return self.frame().style.format(precision=2).hide(axis="index").set_properties(**left).to_html()
 
 
 def _outside(seconds: float) -> Step:
