@@ -506,6 +506,14 @@ def test_a_library_unpacks_and_indexes(enabled, small_lib):
         m.run(image=np.zeros_like(x))
         assert abs(m.get_output(0).numpy() - wanted).max() > 1e-3
         assert m.get_num_outputs() == 1 and m.get_input_info()[0] == {"image": (1, 3, 8, 8)}
+    shared = tvm.nd.array(x)
+    m.set_input_zero_copy("image", shared)
+    for values, expected in ((x, wanted), (2 * x, None)):  # what is written to it later is read too
+        shared.copyfrom(values)
+        m.run()
+        made = m.get_output(0).numpy()
+        assert (abs(made - wanted).max() < 1e-3) == (expected is not None)
+    assert isinstance(shared, tvm.runtime.NDArray) and isinstance(shared, tvm.nd.NDArray)
     run, set_input, get_output = (lib["default"](tvm.cpu())[name] for name in ("run", "set_input", "get_output"))
     assert run and set_input and get_output
     raw = lib["default"](tvm.cpu())

@@ -64,6 +64,14 @@ class GraphModule:
         copy = tvm.runtime.tensor(value if isinstance(value, np.ndarray) else value.numpy())
         (self._values if name in self._specs() else self._params)[name] = copy
 
+    def set_input_zero_copy(self, key, value: tvm.runtime.Tensor) -> None:
+        """Read an input from the memory of `value`, in each run from now on."""
+        self.set_input(key, value)
+        if not isinstance(value, tvm.runtime.Tensor) or plain(value) is not value:
+            raise ValueError(f"input {key!r}: expected a tensor of tvm.nd, contiguous and aligned, to read in place")
+        name = self._name(key)
+        (self._values if name in self._specs() else self._params)[name] = value
+
     def get_input(self, index, out=None):
         name = self._name(index)
         if name is None:

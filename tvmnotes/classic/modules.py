@@ -182,7 +182,7 @@ def _spaces() -> dict[str, dict]:
         **relay_viz.SPACES,
         **{f"tvm.contrib.{old}": _public(f"tvm.support.{new}") for old, new in _SUPPORT.items()},
         "tvm.nd": _arrays(),
-        "tvm.module": {"load": _load_module},
+        "tvm.module": {"load": _load_module, "enabled": tvm.runtime.enabled},
         **autotvm.SPACES,
         **tvmc.SPACES,
         "tvm.auto_scheduler": {},  # a tutorial on AutoTVM imports it and does without
@@ -339,6 +339,7 @@ def patches() -> list[tuple[object, str, object]]:
         (tvm.runtime.Tensor, "context", property(lambda self: self.device)),
         (tvm.runtime, "load_module", _load_module),
         (tvm.runtime, "ndarray", modules()["tvm.nd"]),
+        (tvm.runtime, "NDArray", tvm.runtime.Tensor),
         (tvm, "gpu", tvm.cuda),
         (tvm, "device", _device),
         (tvm, "context", _device),
