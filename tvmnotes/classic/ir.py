@@ -100,6 +100,7 @@ class Op:
     """An operator by its name; the same name is the same object. `relay.op.get` gives one."""
 
     _known: ClassVar[dict[str, "Op"]] = {}
+    __class__ = property(lambda self: tvm.ir.Op)  # as scripts ask isinstance(call.op, tvm.ir.Op)
 
     def __new__(cls, name: str):
         if name not in cls._known:

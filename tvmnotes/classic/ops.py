@@ -60,6 +60,9 @@ class Operator:
         values = {**self.defaults, **{k: v for k, v in attrs.items() if k in self.defaults}} if attrs else self.defaults
         return self.body(*tensors, **values)
 
+    def __repr__(self) -> str:
+        return f"relay.{self.name}{self.__signature__}"
+
     def relax_names(self) -> list[str]:
         """The Relax functions that the body calls, in the order in which they stand in it."""
         called = getattr(self.body, "names", None)
@@ -158,6 +161,44 @@ def _axes(axis):
     return list(axis) if isinstance(axis, list | tuple) else [axis]
 
 
+# ---------------------------------------------------------------- those of one expression
+
+_SHORT = {
+    "reshape_like": lambda data, shape_like, /: R.reshape(data, _shape(shape_like)),
+    "transpose": lambda data, /, axes=None: R.permute_dims(data, _axes(axes)),
+    "squeeze": lambda data, /, axis=None: R.squeeze(data, _axes(axis)),
+    "concatenate": lambda data, /, axis=0: R.concat(list(_fields(data)), axis),
+    "stack": lambda data, /, axis=0: R.stack(list(_fields(data)), axis),
+    "broadcast_to": lambda data, /, shape, dtype="": R.broadcast_to(data, list(shape)),
+    "broadcast_to_like": lambda data, broadcast_type, /: R.broadcast_to(data, _shape(broadcast_type)),
+    "collapse_sum_like": lambda data, collapse_type, /: R.collapse_sum_like(data, collapse_type),
+    "repeat": lambda data, /, repeats, axis: R.repeat(data, repeats, axis),
+    "tile": lambda data, /, reps: R.tile(data, list(reps)),
+    "reverse": lambda data, /, axis: R.flip(data, axis),
+    "full": lambda fill_value, /, shape=(), dtype="": R.full(list(shape), fill_value, dtype or None),
+    "full_like": lambda data, fill_value, /: R.full_like(data, fill_value),
+    "zeros": lambda shape, dtype="float32": R.zeros(list(shape), dtype),
+    "ones": lambda shape, dtype="float32": R.ones(list(shape), dtype),
+    "where": lambda condition, x, y, /: R.where(R.astype(condition, "bool"), x, y),
+    "cast": lambda data, /, dtype: R.astype(data, dtype),
+    "cast_like": lambda data, dtype_like, /: R.astype(data, _dtype(dtype_like)),
+    "clip": lambda a, /, a_min, a_max: R.clip(a, a_min, a_max),
+    "scatter": lambda data, indices, updates, /, axis: R.scatter_elements(data, indices, updates, axis, "update"),
+    "scatter_add": lambda data, indices, updates, /, axis: R.scatter_elements(data, indices, updates, axis, "add"),
+    "sort": lambda data, /, axis=-1, is_ascend=1: R.sort(data, axis, not is_ascend),
+    "argsort": lambda data, /, axis=-1, is_ascend=1, dtype="int32": R.argsort(data, axis, not is_ascend, dtype),
+    "cumsum": lambda data, /, axis=None, dtype=None, exclusive=None: R.cumsum(data, axis, dtype, bool(exclusive)),
+    "cumprod": lambda data, /, axis=None, dtype=None, exclusive=None: R.cumprod(data, axis, dtype, bool(exclusive)),
+    "nn.leaky_relu": lambda data, /, alpha=0.01: R.nn.leakyrelu(data, alpha),
+    "nn.prelu": lambda data, alpha, /, axis=1: R.nn.prelu(data, alpha, axis),
+    "nn.softmax": lambda data, /, axis=-1: R.nn.softmax(data, axis),
+    "nn.fast_softmax": lambda data, /, axis=-1: R.nn.softmax(data, axis),
+    "nn.log_softmax": lambda data, /, axis=-1: R.nn.log_softmax(data, axis),
+}
+for _name, _body in _SHORT.items():
+    operator(_name)(_body)
+
+
 # ---------------------------------------------------------------- reductions
 
 
@@ -249,35 +290,10 @@ def reshaped(shape, wanted, allowzero=False) -> list[int]:
     return made
 
 
-@operator("reshape_like")
-def reshape_like(data, shape_like, /):
-    return R.reshape(data, _shape(shape_like))
-
-
-@operator("transpose")
-def transpose(data, /, axes=None):
-    return R.permute_dims(data, _axes(axes))
-
-
 @operator("expand_dims")
 def expand_dims(data, /, axis, num_newaxis=1):
     first = axis if axis >= 0 else axis + len(_shape(data)) + 1
     return R.expand_dims(data, list(range(first, first + num_newaxis)))
-
-
-@operator("squeeze")
-def squeeze(data, /, axis=None):
-    return R.squeeze(data, _axes(axis))
-
-
-@operator("concatenate")
-def concatenate(data, /, axis=0):
-    return R.concat(list(_fields(data)), axis)
-
-
-@operator("stack")
-def stack(data, /, axis=0):
-    return R.stack(list(_fields(data)), axis)
 
 
 def _fields(data):
@@ -331,80 +347,10 @@ def slice_like(data, shape_like, /, axes=None):
     return R.strided_slice(data, axes, [0] * len(axes), [wanted[a] for a in axes])
 
 
-@operator("broadcast_to")
-def broadcast_to(data, /, shape, dtype=""):
-    return R.broadcast_to(data, list(shape))
-
-
-@operator("broadcast_to_like")
-def broadcast_to_like(data, broadcast_type, /):
-    return R.broadcast_to(data, _shape(broadcast_type))
-
-
-@operator("collapse_sum_like")
-def collapse_sum_like(data, collapse_type, /):
-    return R.collapse_sum_like(data, collapse_type)
-
-
-@operator("repeat")
-def repeat(data, /, repeats, axis):
-    return R.repeat(data, repeats, axis)
-
-
-@operator("tile")
-def tile(data, /, reps):
-    return R.tile(data, list(reps))
-
-
-@operator("reverse")
-def reverse(data, /, axis):
-    return R.flip(data, axis)
-
-
-@operator("full")
-def full(fill_value, /, shape=(), dtype=""):
-    return R.full(list(shape), fill_value, dtype or None)
-
-
-@operator("full_like")
-def full_like(data, fill_value, /):
-    return R.full_like(data, fill_value)
-
-
-@operator("zeros")
-def zeros(shape, dtype="float32"):
-    return R.zeros(list(shape), dtype)
-
-
-@operator("ones")
-def ones(shape, dtype="float32"):
-    return R.ones(list(shape), dtype)
-
-
 @operator("arange")
 def arange(start, stop=None, step=None, dtype="float32"):
     numbers = [_numbers(a)[0] for a in (start, stop, step) if a is not None]
     return relax.const(np.arange(*numbers).astype(dtype))
-
-
-@operator("where")
-def where(condition, x, y, /):
-    return R.where(R.astype(condition, "bool"), x, y)
-
-
-@operator("cast")
-def cast(data, /, dtype):
-    return R.astype(data, dtype)
-
-
-@operator("cast_like")
-def cast_like(data, dtype_like, /):
-    return R.astype(data, _dtype(dtype_like))
-
-
-@operator("clip")
-def clip(a, /, a_min, a_max):
-    return R.clip(a, a_min, a_max)
 
 
 @operator("gather", order=("data", "axis", "indices"))
@@ -423,16 +369,6 @@ def scatter_elements(data, indices, updates, /, axis=0, reduction="update"):
     return R.scatter_elements(data, indices, updates, axis, reduction)
 
 
-@operator("scatter")
-def scatter(data, indices, updates, /, axis):
-    return R.scatter_elements(data, indices, updates, axis, "update")
-
-
-@operator("scatter_add")
-def scatter_add(data, indices, updates, /, axis):
-    return R.scatter_elements(data, indices, updates, axis, "add")
-
-
 @operator("one_hot")
 def one_hot(indices, on_value, off_value, /, depth, axis, dtype):
     made = R.one_hot(R.astype(indices, "int64"), tirx.const(1, dtype), tirx.const(0, dtype), depth, axis)
@@ -442,26 +378,6 @@ def one_hot(indices, on_value, off_value, /, depth, axis, dtype):
 @operator("topk", lambda attrs: 2 if attrs["ret_type"] == "both" else 1)
 def topk(data, /, k=1, axis=-1, ret_type="both", is_ascend=False, dtype="int32"):
     return R.topk(data, k, axis, ret_type, not is_ascend, dtype)
-
-
-@operator("sort")
-def sort(data, /, axis=-1, is_ascend=1):
-    return R.sort(data, axis, not is_ascend)
-
-
-@operator("argsort")
-def argsort(data, /, axis=-1, is_ascend=1, dtype="int32"):
-    return R.argsort(data, axis, not is_ascend, dtype)
-
-
-@operator("cumsum")
-def cumsum(data, /, axis=None, dtype=None, exclusive=None):
-    return R.cumsum(data, axis, dtype, bool(exclusive))
-
-
-@operator("cumprod")
-def cumprod(data, /, axis=None, dtype=None, exclusive=None):
-    return R.cumprod(data, axis, dtype, bool(exclusive))
 
 
 @operator("layout_transform")
@@ -559,31 +475,6 @@ def instance_norm(data, gamma, beta, /, axis=1, epsilon=1e-5, center=True, scale
 def group_norm(data, gamma, beta, /, num_groups, axis=1, epsilon=1e-5, center=True, scale=True):
     others = list(range(2, len(_shape(data))))
     return R.nn.group_norm(data, gamma, beta, num_groups, axis, others, epsilon, center, scale)
-
-
-@operator("nn.leaky_relu")
-def leaky_relu(data, /, alpha=0.01):
-    return R.nn.leakyrelu(data, alpha)
-
-
-@operator("nn.prelu")
-def prelu(data, alpha, /, axis=1):
-    return R.nn.prelu(data, alpha, axis)
-
-
-@operator("nn.softmax")
-def softmax(data, /, axis=-1):
-    return R.nn.softmax(data, axis)
-
-
-@operator("nn.fast_softmax")
-def fast_softmax(data, /, axis=-1):
-    return R.nn.softmax(data, axis)
-
-
-@operator("nn.log_softmax")
-def log_softmax(data, /, axis=-1):
-    return R.nn.log_softmax(data, axis)
 
 
 @operator("nn.dropout")
