@@ -6,6 +6,7 @@ generations; their downloads are found in the folders where TVM and torch would 
 
 import json
 import os
+import platform
 import re
 import shutil
 import struct
@@ -594,6 +595,23 @@ def test_a_local_session_loads_what_was_uploaded(enabled, small_lib, tmp_path):
     m.set_input("image", tvm.nd.array(x, remote.cpu(0)))
     m.run()
     np.testing.assert_allclose(m.get_output(0).numpy(), wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(platform.machine() in ("aarch64", "arm64"), reason="needs a target that is not this machine")
+def test_a_library_for_another_machine_is_refused_with_a_sentence(enabled, small_lib, tmp_path):
+    from tvm import relay, rpc
+    from tvm.rpc.client import RPCSession
+
+    mod = tvm.IRModule.from_expr(relay.nn.relu(relay.var("x", shape=(4,))))
+    lib = relay.build(mod, tvm.target.arm_cpu("rk3399"))
+    with pytest.raises(NotImplementedError, match="export_library: it is built for aarch64, this machine is "):
+        lib.export_library(tmp_path / "net.tar")
+    assert os.listdir(tmp_path) == []
+    small_lib[0].export_library(tmp_path / "net.tar")
+    session = RPCSession.__new__(RPCSession)  # of no server: the refusal comes before anything is sent
+    assert not isinstance(session, rpc.LocalSession)
+    with pytest.raises(NotImplementedError, match="not over RPC"):
+        session.upload(str(tmp_path / "net.tar"))
 
 
 def test_relay_backends(enabled):

@@ -119,7 +119,16 @@ class Factory:
         """Write library, graph and parameters to one file: `.so` is a shared library too, `.tar` an archive."""
         file = Path(file_name)
         with tempfile.TemporaryDirectory() as folder:
-            saved = self.compiled.save(Path(folder) / "lib")
+            try:
+                saved = self.compiled.save(Path(folder) / "lib")
+            except RuntimeError as error:
+                reason = runtime.cannot_run(self.compiled.target)
+                if reason is None:
+                    raise
+                raise NotImplementedError(
+                    f"export_library: {reason}, and cross compilers are not called here: build on the machine that is "
+                    "to run it"
+                ) from error
             if file.suffix == ".tar":
                 content = io.BytesIO()
                 with tarfile.open(fileobj=content, mode="w") as archive:
@@ -170,6 +179,11 @@ def load_module(path, fmt: str = "", original=None):
         for name, content in parts.items():
             (Path(folder) / name).write_bytes(content)
         return Factory(runtime.load(folder))
+
+
+def is_library(path) -> bool:
+    """Whether a file is one that `export_library` wrote here."""
+    return Path(path).is_file() and "manifest.json" in _unpack(Path(path))
 
 
 _PARTS = ("lib.so", "graph.json", "params.bin", "manifest.json")

@@ -282,7 +282,7 @@ def patches() -> list[tuple[object, str, object]]:
     from_expr, target_init, pass_init = (
         tvm.IRModule.__dict__["from_expr"], tvm.target.Target.__init__, tvm.transform.PassContext.__init__)  # fmt: skip
     enter, leave = tvm.transform.PassContext.__enter__, tvm.transform.PassContext.__exit__
-    remote_load = tvm.rpc.LocalSession.load_module
+    remote_load, upload = tvm.rpc.LocalSession.load_module, tvm.rpc.RPCSession.upload
     override = tvm.transform.PassContext.override_instruments
     add_function, call = tvm.IRModule.__setitem__, tvm.ir.GlobalVar.__call__
 
@@ -323,7 +323,16 @@ def patches() -> list[tuple[object, str, object]]:
         """The session in this process: a library of relay.build, or of today."""
         return build.load_module(self._temp.relpath(path), original=lambda _: remote_load(self, path))
 
+    def upload_what_runs_there(self, data, target=None):
+        if not isinstance(self, tvm.rpc.LocalSession) and isinstance(data, str) and build.is_library(data):
+            raise NotImplementedError(
+                "remote.upload: a library of relay.build runs in the process that loads it, not over RPC; copy the "
+                "file to the other machine and run the script there"
+            )
+        return upload(self, data, target)
+
     return [
+        (tvm.rpc.RPCSession, "upload", upload_what_runs_there),
         (tvm.rpc.LocalSession, "load_module", load_uploaded),
         (tvm.transform.PassContext, "override_instruments", lambda self, new: override(self, new or [])),
         (tvm.IRModule, "from_expr", staticmethod(from_expr_of_either)),
