@@ -151,6 +151,7 @@ REDUCTIONS = {
 
 SHAPES = {
     "reshape": (lambda v: relay.reshape(v.t, (4, -1)), lambda: A.t.reshape(4, -1)),
+    "reshape: constant": (lambda v: relay.reshape(v.t, relay.const([4, 6])), lambda: A.t.reshape(4, 6)),
     "reshape: codes": (lambda v: relay.reshape(v.x, (0, -3, -2)), lambda: A.x.reshape(2, 48, 10)),
     "reshape: rest": (lambda v: relay.reshape(v.x, (-4, 1, -1, -2)), lambda: A.x.reshape(1, 2, 6, 8, 10)),
     "reshape: flat": (lambda v: relay.reshape(v.t, -1), lambda: A.t.ravel()),
@@ -1059,6 +1060,11 @@ def test_a_functor_says_which_method_it_lacks():
         (lambda x: relay.var("y", relay.TensorType((1,)), shape=(1,)), ValueError, "expected type_annotation or shape"),
         (lambda x: nn.relu(relay.var("y", shape=(relay.Any(), 3))), NotImplementedError, "builds are for fixed shapes"),
         (lambda x: relay.op.get("nn.convolution"), AttributeError, "no operator 'nn.convolution'; near names: nn.conv"),
+        (lambda x: nn.conv2d(x, relay.var("w"), padding="SAME"), ValueError, "expected numbers as padding, got 'SAME'"),
+        (lambda x: relay.reshape(x, (0, 0, -4, 2)), ValueError, "two numbers after -4"),
+        (lambda x: relay.reshape(x, (0, 0, 0, 0, 0)), ValueError, "relay.reshape.*index out of range"),
+        (lambda x: relay.TupleGetItem(x, 0), ValueError, r"expected a tuple to take value 0 of, got Tensor\[\(2, 6"),
+        (lambda x: relay.Function([x], x)(x, x), ValueError, "of 1 parameters is called with 2 arguments"),
         (lambda x: relay.split(x, 2)[2], IndexError, "expected an index below 2, got 2"),
         (lambda x: relay.Call(relay.op.Op("nn.unheard"), [x]), NotImplementedError, "nn.unheard has no counterpart"),
     ],

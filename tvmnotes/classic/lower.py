@@ -118,6 +118,8 @@ def _one(builder, node, known, functions):
         return builder.normalize(relax.Tuple([known[field] for field in node.fields]))
     if isinstance(node, ir.TupleGetItem):
         value = known[node.tuple_value]
+        if not isinstance(value.ty, tvm.ir.TupleType):
+            raise ValueError(f"expected a tuple to take value {node.index} of, got {relay_type(value.ty)}")
         return value.fields[node.index] if isinstance(value, relax.Tuple) else builder.emit(
             relax.TupleGetItem(value, node.index)
         )  # fmt: skip
@@ -164,6 +166,8 @@ def _call(builder, call, args, functions):
     else:
         called = call.op
     if isinstance(called, ir.Function):
+        if len(args) != len(called.params):
+            raise ValueError(f"a function of {len(called.params)} parameters is called with {len(args)} arguments")
         return _lower(builder, called.body, dict(zip(called.params, args, strict=True)), functions)
     if not isinstance(called, ir.Op):
         raise Unservable(f"a call of {type(called).__name__}: functions as values are not built")
@@ -174,6 +178,6 @@ def _call(builder, call, args, functions):
     try:
         made = OPERATORS[called.name].lower(args, call.attrs)
         return builder.emit(made) if not isinstance(made, relax.Var | tvm.ir.GenericConst) else made
-    except (ValueError, TypeError, tvm.error.InternalError) as error:
+    except (ValueError, TypeError, IndexError, tvm.error.InternalError) as error:
         shapes = ", ".join(str(relay_type(arg.ty)) for arg in args)
         raise ValueError(f"relay.{called.name}({shapes}): {str(error).strip().splitlines()[0]}") from error

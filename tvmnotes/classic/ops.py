@@ -51,6 +51,8 @@ class Operator:
         """A number for each axis where a script gives one for all; paddings as before each axis, then behind each."""
         like = self.defaults["strides" if name == "kernel_size" else name]
         if isinstance(like, tuple) and like:
+            if isinstance(value, str):
+                raise ValueError(f"relay.{self.name}: expected numbers as {name}, got {value!r}")
             value = [value] if isinstance(value, int) else value
             value = value * len(like) if value and len(value) == 1 else value
             value = value * 2 if name == "padding" and len(value) == len(like) else value
@@ -262,7 +264,7 @@ _argument("argmin", R.argmin)
 
 @operator("reshape")
 def reshape(data, /, newshape, allowzero=False):
-    return R.reshape(data, reshaped(_shape(data), _axes(newshape) or [], allowzero))
+    return R.reshape(data, reshaped(_shape(data), _numbers(newshape), allowzero))
 
 
 def reshaped(shape, wanted, allowzero=False) -> list[int]:
@@ -279,7 +281,9 @@ def reshaped(shape, wanted, allowzero=False) -> list[int]:
             made.append(shape[at] * shape[at + 1])
             at += 1
         elif code == -4:
-            first, second = next(codes), next(codes)
+            first, second = next(codes, None), next(codes, None)
+            if second is None:
+                raise ValueError(f"expected two numbers after -4, got the new shape {list(wanted)}")
             first = shape[at] // second if first == -1 else first
             made += [first, shape[at] // first]
         else:
