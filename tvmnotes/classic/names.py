@@ -38,8 +38,10 @@ _CALLS = {
     "debug_executor.GraphModuleDebug": ("relax.VirtualMachine.set_instrument", "called before and after each kernel"),
     "debug_executor.create": ("relax.VirtualMachine.set_instrument", "called before and after each kernel"),
     "tvm.module.load": ("tn.load", "for one kernel tvm.runtime.load_module"),
+    "tvm.module.enabled": ("tvm.runtime.enabled", ""),
     "tvm.runtime.load_module": ("tn.load", "for one kernel tvm.runtime.load_module"),
     "tvm.rpc.LocalSession.load_module": ("tvm.rpc.LocalSession.load_module", "of a library of tvm.compile"),
+    "tvm.rpc.RPCSession.upload": ("tvm.rpc.RPCSession.upload", "of a library of tvm.compile"),
     "relay.save_param_dict": ("tvm.runtime.save_param_dict", "lib.save writes the parameters too"),
     "relay.load_param_dict": ("tvm.runtime.load_param_dict", "tn.load reads the parameters too"),
     # importing
@@ -151,6 +153,7 @@ _METHODS = {
     "NDArray.ctx": ("tvm.runtime.Tensor.device", ""),
     "NDArray.context": ("tvm.runtime.Tensor.device", ""),
     "GraphModule.set_input": ("lib(x)", "inputs are arguments, by position or by name: lib(data=x)"),
+    "GraphModule.set_input_zero_copy": ("lib(x)", "reads contiguous arrays that begin at a multiple of 64 bytes in place"),
     "GraphModule.get_input": ("", "inputs are arguments, and not kept"),
     "GraphModule.get_output": ("lib(x)", "outputs are what the call gives"),
     "GraphModule.run": ("lib(x)", ""),
@@ -194,7 +197,7 @@ _OURS = {graph_executor.GraphModule: "GraphModule", graph_executor.GraphModuleDe
          build.Factory: "lib", build.Executor: "GraphExecutor"}  # fmt: skip
 _TVMS = {tvm.target.Target: "tvm.target.Target", tvm.transform.PassContext: "tvm.transform.PassContext",
          tvm.IRModule: "tvm.IRModule", tvm.runtime.Tensor: "NDArray",
-         tvm.rpc.LocalSession: "tvm.rpc.LocalSession"}  # fmt: skip
+         tvm.rpc.LocalSession: "tvm.rpc.LocalSession", tvm.rpc.RPCSession: "tvm.rpc.RPCSession"}  # fmt: skip
 _IN_RELAY = ("quantize", "qnn", "vm", "parse", "fromtext", "adt", "Match", "RefCreate")
 
 
