@@ -8,8 +8,9 @@ pipeline of tvmnotes: `relay.build` at opt level 3 is `tn.build`.
 
     ir, ops, text      Relay's expressions, operators and text
     lower, lift        to Relax, and back
-    build, graph_executor, frontend, transform, targets, context, relay_viz, tvmc
-                       each serves the old module, or modules, of like name
+    build, graph_executor, frontend, transform, testing, functor, scope_builder, autotvm, targets, context, relay_viz,
+    tvmc               each serves the old module, or modules, of like name
+    names              the table of old and new names
     modules            what is put in place, and what is not served and why
 """
 

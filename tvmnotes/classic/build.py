@@ -236,11 +236,8 @@ class Executor:
             }
             for param in main.params:  # a type that was left open is that of the argument
                 if param.type_annotation is None and param.name_hint in given:
-                    value = (
-                        np.asarray(given[param.name_hint])
-                        if not hasattr(given[param.name_hint], "shape")
-                        else given[param.name_hint]
-                    )
+                    value = given[param.name_hint]
+                    value = value if hasattr(value, "shape") else np.asarray(value)
                     param.type_annotation = ir.TensorType(value.shape, value.dtype)
             if "lib" not in libraries:
                 with tvm.transform.PassContext(opt_level=level):

@@ -18,6 +18,7 @@ PASSES = {
 }
 _entered = threading.local()
 _warned: set[str] = set()
+_instruments: dict[int, list] = {}  # by a PassContext's id, which keeps no attributes of ours
 
 
 def opt_level() -> int:
@@ -46,6 +47,17 @@ def _warn(name: str) -> None:
     if name not in _warned:
         _warned.add(name)
         warnings.warn(f"PassContext: the option {name!r} no longer exists and is left out", stacklevel=4)
+
+
+def remember(context, instruments) -> None:
+    """Note the instruments that a script gave to a PassContext, to hear of Relay's passes as well."""
+    _instruments[id(context)] = list(instruments or ())
+
+
+def instruments() -> list:
+    """Those of the innermost PassContext that a script has entered."""
+    stack = getattr(_entered, "stack", [])
+    return _instruments.get(id(stack[-1]), []) if stack else []
 
 
 def enter(context) -> None:

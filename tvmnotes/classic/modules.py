@@ -309,7 +309,9 @@ def patches() -> list[tuple[object, str, object]]:
         return target_init(self, target, *args)
 
     def context_of_old(self, *args, **kwargs):
-        pass_init(self, **context.arguments(*args, **kwargs))
+        given = context.arguments(*args, **kwargs)
+        context.remember(self, given["instruments"])
+        pass_init(self, **given)
 
     def context_enter(self):
         context.enter(self)
