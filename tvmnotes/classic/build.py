@@ -49,7 +49,7 @@ def _backend(what: str, served: str):
         if name != served:
             raise NotImplementedError(
                 f"relay.backend.{what}({name!r}): only {served!r} is served; to run without Python, save with lib.save "
-                "and use the C++ runtime (notebook 08)"
+                "and use the C++ runtime"
             )
         return name
 

@@ -69,8 +69,8 @@ def for_build(target=None, host=None):
             return target  # tn.build says what is wrong with it
     if target.kind.name != "llvm":
         raise NotImplementedError(
-            f"relay.build for target {target.kind.name!r}: builds are for CPUs here (kind 'llvm'); for a GPU see "
-            "notebook 10 and tvm.s_tir.dlight"
+            f"relay.build for target {target.kind.name!r}: builds are for CPUs here (kind 'llvm'); for a GPU use "
+            "tvm.compile, with the schedules of tvm.s_tir.dlight"
         )
     if target.attrs.get("libs"):
         warnings.warn(f"target {target}: -libs is left out, as tn.build has kernels of its own", stacklevel=3)
