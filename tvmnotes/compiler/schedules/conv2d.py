@@ -135,7 +135,7 @@ def schedule(sch: Schedule, config: dict) -> None:
     if "pad" in names:
         loops = sch.get_loops("pad")
         parallel(sch, loops[:-2])
-        if len(loops) == 5 and sch.get(loops[-1]).extent == sch.get(c).extent:
+        if len(loops) == 5:
             sch.vectorize(loops[-1])
     init = sch.decompose_reduction("conv2d", i)
     vectorize(sch, sch.get_loops(init)[-3:])
