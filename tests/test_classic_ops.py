@@ -5,6 +5,7 @@ All operators of a family are built as one function with a tuple of results; eac
 
 import functools
 import importlib
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -1087,3 +1088,18 @@ def test_modules_and_passes_take_what_is_of_relay():
         _ = tvm.IRModule.from_expr(a + a)["other"]
     with pytest.warns(UserWarning, match="AlterOpLayout leaves the module as it is"):
         transform.AlterOpLayout()(tvm.IRModule.from_expr(a + a))
+
+
+def test_the_heads_of_the_graph_are_the_outputs():
+    x = relay.var("x", shape=(2, 4))
+    first, second = (relay.split(nn.relu(x), 2, axis=1)[i] for i in range(2))
+    outputs = [nn.softmax(first), x, second]
+    library = relay.build(relay.Function([x], relay.Tuple(outputs)), "llvm")
+    graph = json.loads(library.get_graph_json())
+    heads = [graph["attrs"]["shape"][1][graph["node_row_ptr"][node] + output] for node, output, _ in graph["heads"]]
+    assert heads == [[2, 2], [2, 4], [2, 2]]
+    module = importlib.import_module("tvm.contrib.graph_executor").GraphModule(library["default"](tvm.cpu()))
+    values = np.random.default_rng().standard_normal((2, 4), dtype="float32")
+    module.run(x=values)
+    np.testing.assert_array_equal(module.get_output(1).numpy(), values)
+    np.testing.assert_array_equal(module.get_output(2).numpy(), np.maximum(values, 0)[:, 2:])

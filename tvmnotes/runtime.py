@@ -27,7 +27,7 @@ from .spec import TensorSpec, dtype_of
 
 _FILES = ("lib.so", "graph.json", "params.bin")
 _ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
-_FORMAT = 2
+_FORMAT = 3
 _MANIFEST = {
     "versions": dict,
     "target": dict,

@@ -324,7 +324,7 @@ def graph_json(compiled: Compiled) -> str:
                  "num_outputs": str(len(node["makes"]))}  # fmt: skip
         made = {"op": "tvm_op", "name": node["name"], "attrs": attrs, "inputs": reads}
         add(made, node["makes"], [node["name"]])
-    heads = [at[name] for name in graph.get("heads", []) if name in at] or [[len(nodes) - 1, 0, 0]]
+    heads = [[at[name][0], position, 0] for name, position in graph["heads"] if name in at]
     return json.dumps(
         {
             "nodes": nodes,

@@ -122,7 +122,7 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
     """The graph of `main` as plain data, for graph.json: inputs, parameter names, kernel calls, outputs, schedules.
 
     A node names the value it makes, its kernel (or the Relax operator that the runtime serves by itself), the values
-    it reads, and the shape and dtype of what it makes.
+    it reads, and the shape and dtype of what it makes. The heads are the values that are the outputs.
     """
     main = mod["main"]
     inputs = [p for p in main.params if p.name not in params]
@@ -138,6 +138,7 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
         "params": params,
         "nodes": nodes,
         "outputs": [_tensor(field) for field in (result.fields if several else [result])],
+        "heads": _heads(main.body),
         "tuple": several,
         "kernels": {
             var.name_hint: str((func.attrs or {}).get("schedule", "none"))
@@ -145,6 +146,26 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
             if isinstance(func, tvm.tirx.PrimFunc)
         },
     }
+
+
+def _heads(body) -> list:
+    """Each output as the name of a node, or of an input, and the number among what that makes."""
+    bound = {binding.var: binding.value for block in body.blocks for binding in block.bindings}
+
+    def behind(expr):
+        value = bound.get(expr) if isinstance(expr, relax.Var) else expr
+        return behind(value) if isinstance(value, relax.Var) else (expr, value)
+
+    expr, value = behind(body.body)
+    heads = []
+    for field in value.fields if isinstance(value, relax.Tuple) else [expr]:
+        expr, value = behind(field)
+        position = 0
+        if isinstance(value, relax.TupleGetItem):
+            expr, position = behind(value.tuple_value)[0], int(value.index)
+        if isinstance(expr, relax.Var):
+            heads.append([expr.name, position])
+    return heads
 
 
 def _node(binding) -> dict:
