@@ -14,7 +14,7 @@ import tvm
 from .. import compiler, runtime
 from . import ir
 from .context import opt_level
-from .graph_executor import GraphModule, GraphModuleDebug, graph_json, params_of
+from .graph_executor import GraphModule, graph_json, params_of
 from .lower import to_relax
 from .targets import for_build
 
@@ -253,10 +253,6 @@ class Executor:
 def create_executor(kind="graph", mod=None, device=None, target="llvm", params=None, ctx=None) -> Executor:
     """`relay.create_executor(kind, mod=…, device=…, target=…).evaluate()(x)`."""
     return Executor(kind, mod, device or ctx, target, params)
-
-
-def debugger(lib: Factory) -> GraphModuleDebug:
-    return GraphModuleDebug(lib.compiled)
 
 
 def optimize(mod, target=None, params=None):

@@ -351,8 +351,8 @@ def children(expr: Expr) -> list[Expr]:
     return []
 
 
-def post_order(expr: Expr) -> list[Expr]:
-    """`expr` and all it is made of, each once and after its own parts; no recursion, as networks are deep."""
+def post_order(expr: Expr, parts=children) -> list[Expr]:
+    """`expr` and all it is made of, each once and after its own `parts`; no recursion, as networks are deep."""
     order, seen, stack = [], set(), [(expr, False)]
     while stack:
         node, done = stack.pop()
@@ -361,7 +361,7 @@ def post_order(expr: Expr) -> list[Expr]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack.extend((child, False) for child in reversed(children(node)))
+            stack.extend((part, False) for part in reversed(parts(node)))
     return order
 
 

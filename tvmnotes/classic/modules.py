@@ -151,7 +151,6 @@ def _spaces() -> dict[str, dict]:
         "scalar_type": lambda dtype: ir.TensorType((), dtype),
         "ShapeVar": ir.Any,
         "TypeVar": _refuse("relay.TypeVar", "types are inferred for fixed shapes now; leave it out"),
-        "save_param_dict": tvm.runtime.save_param_dict,
     }
     op = {"get": _operator, "Op": ir.Op, "nn": None, **ops.module("")}
     return {

@@ -116,7 +116,7 @@ class RelayVisualizer:
         functions = {v.name_hint: f for v, f in relay_mod.functions_items()}
         for name, function in functions.items():
             infer(function, functions)
-            order = _post_order(function)
+            order = ir.post_order(function, _parts)  # functions that are called too
             identities = {node: str(n) for n, node in enumerate(order)}
             graph = self._plotter.create_graph(name)
             for node in order:
@@ -129,20 +129,6 @@ class RelayVisualizer:
     def render(self, filename: str | None = None) -> None:
         """Show the graphs; to `filename` where one is given and the plotter writes files."""
         self._plotter.render(filename)
-
-
-def _post_order(function) -> list:
-    """All expressions of `function`, parts before wholes, called functions too; no recursion, as networks are deep."""
-    order, seen, stack = [], set(), [(function, False)]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((part, False) for part in reversed(_parts(node)))
-    return order
 
 
 # ---------------------------------------------------------------- plotters

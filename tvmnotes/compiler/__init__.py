@@ -28,6 +28,20 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> C
     if opt_level not in pipeline.OPT_LEVELS:
         raise ValueError(f"opt_level: expected one of {', '.join(map(str, pipeline.OPT_LEVELS))}; got {opt_level!r}")
     target = resolve_target(target)
+    mod, arrays = bind(mod, params)
+    with target:
+        mod = tvm.transform.Sequential(pipeline.passes(opt_level, target))(mod)
+        mod, constants = pipeline.lift_constants(
+            mod, names={pipeline.array_key(array): name for name, array in arrays.items()}
+        )
+        graph = pipeline.describe(mod, list(constants))
+        mod = pipeline.lowering()(pipeline.bundle(mod))
+    executable = codegen.executable(mod, target, runs_here=cannot_run(target) is None)
+    return Compiled(executable, graph, constants, target, opt_level)
+
+
+def bind(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """The module with its parameters as constants, and their arrays by name; raises what `build` says of both."""
     weights = _check(mod, params)
     arrays = {name: plain(array) if isinstance(array, tvm.runtime.Tensor) else tvm.runtime.tensor(array)
               for name, array in params.items()}  # fmt: skip
@@ -40,16 +54,7 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> C
             raise ValueError(
                 f"params: {var.name!r} must be of shape {wanted[0]} and {wanted[1]}; got {given[0]}, {given[1]}"
             )
-    mod = tvm.relax.transform.BindParams("main", arrays)(mod)
-    with target:
-        mod = tvm.transform.Sequential(pipeline.passes(opt_level, target))(mod)
-        mod, constants = pipeline.lift_constants(
-            mod, names={pipeline.array_key(array): name for name, array in arrays.items()}
-        )
-        graph = pipeline.describe(mod, list(constants))
-        mod = pipeline.lowering()(pipeline.bundle(mod))
-    executable = codegen.executable(mod, target, runs_here=cannot_run(target) is None)
-    return Compiled(executable, graph, constants, target, opt_level)
+    return tvm.relax.transform.BindParams("main", arrays)(mod), arrays
 
 
 def resolve_target(target=None) -> tvm.target.Target:

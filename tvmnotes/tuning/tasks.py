@@ -2,7 +2,7 @@
 
 import tvm
 
-from ..compiler import pipeline, resolve_target
+from ..compiler import bind, pipeline, resolve_target
 from ..compiler.schedules import choose
 
 
@@ -13,8 +13,7 @@ def workloads(mod: tvm.IRModule, params: dict, target=None) -> dict:
     def seen(workload):
         found[workload] = found.get(workload, 0) + 1
 
-    arrays = {k: v if isinstance(v, tvm.runtime.Tensor) else tvm.runtime.tensor(v) for k, v in params.items()}
+    mod, _ = bind(mod, params)
     with target, choose(seen):
-        mod = tvm.relax.transform.BindParams("main", arrays)(mod)
         tvm.transform.Sequential(pipeline.passes(3, target))(mod)
     return found

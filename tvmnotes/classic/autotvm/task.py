@@ -6,6 +6,7 @@ import numpy as np
 import tvm
 
 from ... import compiler
+from ...compiler.schedules import configs
 from ...compiler.schedules.convolution import Convolution
 from ...compiler.schedules.matmul import Dense
 from ...compiler.schedules.vector import vectors
@@ -24,7 +25,7 @@ class Task:
         self.name, self.args = _described(workload)
         self.kwargs, self.target_host = {}, None
         self.flop = 2 * workload.multiplications
-        self.config_space = ConfigSpace(workload.space(vectors(target)))
+        self.config_space = ConfigSpace(configs(workload, vectors(target)))
 
     @property
     def workload(self) -> tuple:

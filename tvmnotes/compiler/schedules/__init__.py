@@ -48,6 +48,12 @@ def config_for(workload, vectors: Vectors) -> dict:
     return workload.default_config(vectors) if config is None else config
 
 
+def configs(workload, vectors: Vectors) -> list[dict]:
+    """The configs of a workload to search, in an order that does not change, the default one first."""
+    default = workload.default_config(vectors)
+    return [default, *(config for config in workload.space(vectors) if config != default)]
+
+
 def schedule_kernels(vectors: Vectors) -> tvm.transform.Pass:
     """The pass, for all kernels. The name and config of its schedule become a kernel's attribute "schedule"."""
 

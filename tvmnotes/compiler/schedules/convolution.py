@@ -100,13 +100,12 @@ class Convolution:
         return blocks, source[1] // groups, *self.weight[2:], source[-1], lanes
 
     def space(self, vectors: Vectors) -> list[dict]:
-        """The configs to search, in an order that does not change, the default one first."""
-        window, default = self.window(vectors.lanes), self.default_config(vectors)
+        """Configs to search besides the default one, which may be among them."""
+        window = self.window(vectors.lanes)
         height, width = window.out_size(*self.data[2:], *self.weight[2:])
         if self.is_depthwise:
             pixels = [p for p in range(1, vectors.registers // 2 + 1) if p <= width]
-            found = [{"family": "depthwise", "rows": r, "pixels": p} for r in _divisions(height) for p in pixels]
-            return _with(found, default)
+            return [{"family": "depthwise", "rows": r, "pixels": p} for r in _divisions(height) for p in pixels]
         blocks = -(-window.out // vectors.lanes)
         line = height * width if self._is_pointwise() else width
         tiles = [
@@ -119,7 +118,7 @@ class Convolution:
         runs = [{"run": r} for r in (1, 2, 4, 8, 16)] if self._is_pointwise() else [{}]
         family = {"family": "pointwise" if self._is_pointwise() else "conv2d"}
         found = [family | t | r | o for t, r, o in itertools.product(tiles, runs, outer)]
-        return _with(found + self._winograd_space(vectors), default)
+        return found + self._winograd_space(vectors)
 
     def _winograd_space(self, vectors: Vectors) -> list[dict]:
         fits = self.weight[2:] == (3, 3) and self.strides == self.dilation == (1, 1) and self.blocked
@@ -171,10 +170,6 @@ class Convolution:
 def _divisions(length: int) -> list[int]:
     """The lengths of the parts, where `length` is shared out evenly to 1, 2, 3, … parts."""
     return sorted({-(-length // parts) for parts in range(1, length + 1)})
-
-
-def _with(configs: list[dict], default: dict) -> list[dict]:
-    return [default, *(config for config in configs if config != default)]
 
 
 def group(data, groups: int, channels: int):

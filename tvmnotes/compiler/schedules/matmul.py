@@ -65,16 +65,15 @@ class Dense:
         return default_config(self.rows, self.depth, self.columns, vectors)
 
     def space(self, vectors: Vectors) -> list[dict]:
-        """The configs to search, in an order that does not change, the default one first."""
-        panels, default = -(-self.columns // vectors.lanes), self.default_config(vectors)
-        found = [
+        """Configs to search besides the default one, which may be among them."""
+        panels = -(-self.columns // vectors.lanes)
+        return [
             {"rows": r, "blocks": p, "outer": outer}
             for p in range(1, min(panels, 8) + 1)
             for r in range(1, min(self.rows, vectors.registers) + 1)
             for outer in ("rows", "columns")
             if r * p + p + 1 <= vectors.registers
         ]
-        return [default, *(config for config in found if config != default)]
 
     def pack(self, weight: np.ndarray, config: dict, lanes: int) -> np.ndarray:
         """(K, N) to (blocks, K, lanes), filled up with zeros to whole tiles."""
