@@ -14,7 +14,7 @@ import tvm
 from .. import compiler, runtime
 from . import ir
 from .context import opt_level
-from .graph_executor import GraphModule, graph_json, params_of
+from .graph_executor import GraphModule, GraphModuleDebug, graph_json, params_of
 from .lower import to_relax
 from .targets import for_build
 
