@@ -24,8 +24,9 @@ _FACE = {
     "build": "compiler",
     "load": "runtime",
     "compare": "measure",
+    "tune": "tuning",
 }
-_MODULES = ("compiler", "data", "importers", "measure", "models", "plots", "runtime", "vision")
+_MODULES = ("compiler", "data", "importers", "measure", "models", "plots", "records", "runtime", "tuning", "vision")
 
 __all__ = ["env", *_FACE, *_MODULES]
 

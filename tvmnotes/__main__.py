@@ -66,7 +66,7 @@ def bench(
             raise typer.BadParameter(f"expected {least} or more, got {value}", param_hint=option)
     if threads > 0:
         os.environ["TVM_NUM_THREADS"] = str(threads)  # before TVM starts its threads
-    from . import benchmark
+    from . import benchmark, data
 
     names, peers = _distinct(networks or ["resnet18"]), _distinct(against.split(","))
     try:
@@ -75,9 +75,7 @@ def bench(
         raise typer.BadParameter(str(error)) from None
     report = benchmark.run(names, peers, batch, seconds, typer.echo)
     if out is not None:
-        part = out.with_name(f".{out.name}-{os.getpid()}")
-        part.write_text(json.dumps(report, indent=1))
-        part.replace(out)
+        data.write_whole(out, json.dumps(report, indent=1))
     if any(row["runtime"] == "TVM" and row["error"] for row in report["results"]):
         raise typer.Exit(1)
 

@@ -71,6 +71,22 @@ def path(name: str, url: str | None = None, sha256: str | None = None) -> Path:
     return _download(url, sha256, cached)
 
 
+def bundled(folder: str, pattern: str) -> list[Path]:
+    """The files of a folder that come with tvmnotes, by name."""
+    return sorted((_BUNDLED / folder).glob(pattern))
+
+
+def write_whole(file: str | os.PathLike, text: str) -> None:
+    """Write a file so that nobody ever finds it half-written: under another name first."""
+    file = Path(file)
+    part = file.with_name(f".{file.name}-{os.getpid()}")
+    try:
+        part.write_text(text)
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def _download(url: str, sha256: str, target: Path) -> Path:
     import pooch
     import requests

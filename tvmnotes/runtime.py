@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time as clock
 from importlib import metadata
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from .spec import TensorSpec, dtype_of
 
 _FILES = ("lib.so", "graph.json", "params.bin")
 _ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
-_FORMAT = 3
+_FORMAT = 4
 _MANIFEST = {
     "versions": dict,
     "target": dict,
@@ -105,10 +106,37 @@ class Compiled:
         """By kernel, the schedule that it got and its config; "none" below opt level 3: TVM's loops as they come."""
         return dict(self.graph["kernels"])
 
+    @property
+    def tuned(self) -> str:
+        """Which tuning records the build used, and for how many workloads; empty where it was to use none."""
+        return self.graph["tuned"]
+
+    def timed(self, *inputs) -> list[tuple[str, float]]:
+        """Run the network once and give each kernel with the seconds that its call took, in the order of the calls."""
+        kernels, spent, begin = self.graph["kernels"], [], 0.0
+
+        def instrument(_function, symbol, before, _result, *_args):
+            nonlocal begin
+            if before:
+                begin = clock.perf_counter()
+            elif symbol in kernels:
+                spent.append((str(symbol), clock.perf_counter() - begin))
+            return 0
+
+        values = self._bind(inputs, {})
+        self._vm.set_instrument(instrument)
+        try:
+            self.run(values)
+        finally:
+            self._vm.set_instrument(lambda *_: 0)
+        return spent
+
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
         cpu = self.target.attrs.get("mcpu", "generic CPU")
-        return f"Compiled({inputs} -> {outputs}; {len(self.kernels)} kernels, opt level {self.opt_level}, {cpu})"
+        tuned = f"; {self.tuned}" if self.tuned else ""
+        kernels = f"{len(self.kernels)} kernels, opt level {self.opt_level}, {cpu}"
+        return f"Compiled({inputs} -> {outputs}; {kernels}{tuned})"
 
     def save(self, folder: str | os.PathLike) -> Path:
         """Write the network to `folder` (see this module's docstring), all of it or nothing; returns the folder.

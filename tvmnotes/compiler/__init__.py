@@ -1,6 +1,7 @@
 """The compiler: `build` turns `(IRModule, params)` from an importer into a `Compiled` that runs on a target."""
 
 import difflib
+import os
 
 import tvm
 
@@ -8,9 +9,10 @@ from .. import env
 from ..runtime import Compiled, cannot_run, plain
 from . import codegen, pipeline
 from .fold import fixed_shape
+from .schedules import choose, chosen
 
 
-def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> Compiled:
+def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, records=None) -> Compiled:
     """Compile a network for a CPU.
 
     `mod["main"]` takes the network's inputs and then one parameter per entry of `params` (name to array), as every
@@ -22,6 +24,10 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> C
     `pipeline.passes`). The parameters are bound while compiling, so that levels 2 and 3 compute at compile time what
     depends on them alone. Below level 3 each kernel is the plainest loop, on one core.
 
+    `records` are those of `tn.tune`, used at level 3: a file, several, or a list of `records.Record`. Kernels that they
+    have measured for this target, or else for another CPU with the same vector registers, get the best config that was
+    found; the result's `tuned` tells of how many. None takes the records that tvmnotes ships, False takes none.
+
     Raises ValueError for an unknown opt level or target, for parameters that do not fit the module, and for an input
     whose shape is not fixed, or a value inside; TypeError where `mod` is not an IRModule, or `params` not a dictionary.
     """
@@ -29,15 +35,35 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3) -> C
         raise ValueError(f"opt_level: expected one of {', '.join(map(str, pipeline.OPT_LEVELS))}; got {opt_level!r}")
     target = resolve_target(target)
     mod, arrays = bind(mod, params)
-    with target:
+    chosen = _chosen(records, target)
+    with target, choose(chosen):
         mod = tvm.transform.Sequential(pipeline.passes(opt_level, target))(mod)
         mod, constants = pipeline.lift_constants(
             mod, names={pipeline.array_key(array): name for name, array in arrays.items()}
         )
-        graph = pipeline.describe(mod, list(constants))
+        graph = pipeline.describe(mod, list(constants)) | {"tuned": str(chosen or "")}
         mod = pipeline.lowering()(pipeline.bundle(mod))
     executable = codegen.executable(mod, target, runs_here=cannot_run(target) is None)
     return Compiled(executable, graph, constants, target, opt_level)
+
+
+def _chosen(records, target):
+    """What `records` say of each workload; what an outer `choose` says, where they are None and there is one."""
+    from .. import records as known
+
+    if records is None and chosen():
+        return chosen()
+    if records is False:
+        return None
+    if records is None:
+        return known.Chosen(known.shipped(), target, "shipped records")
+    if isinstance(records, str | os.PathLike):
+        records = [records]
+    files = [each for each in records if isinstance(each, str | os.PathLike)]
+    listed = [each for each in records if isinstance(each, known.Record)]
+    if len(files) + len(listed) < len(records):
+        raise TypeError("records: expected None, False, a file, or a list of files or of tvmnotes.records.Record")
+    return known.Chosen([*known.read(*files), *listed], target, ", ".join(map(str, files)) or "records")
 
 
 def bind(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:

@@ -119,7 +119,8 @@ def bundle(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def describe(mod: tvm.IRModule, params: list[str]) -> dict:
-    """The graph of `main` as plain data, for graph.json: inputs, parameter names, kernel calls, outputs, schedules.
+    """The graph of `main` as plain data, for graph.json: inputs, parameter names, kernel calls, outputs; and of each
+    kernel its schedule, and its workload where it has one.
 
     A node names the value it makes, its kernel (or the Relax operator that the runtime serves by itself), the values
     it reads, and the shape and dtype of what it makes. The heads are the values that are the outputs.
@@ -133,6 +134,8 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
                 nodes.append(_node(binding))
     result = main.ret_ty
     several = isinstance(result, tvm.ir.TupleType)
+    kernels = [(var, func) for var, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
+    kernels.sort(key=lambda item: item[0].name_hint)
     return {
         "inputs": [{"name": p.name, **_tensor(p.ty)} for p in inputs],
         "params": params,
@@ -140,10 +143,9 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
         "outputs": [_tensor(field) for field in (result.fields if several else [result])],
         "heads": _heads(main.body),
         "tuple": several,
-        "kernels": {
-            var.name_hint: str((func.attrs or {}).get("schedule", "none"))
-            for var, func in sorted(mod.functions_items(), key=lambda item: item[0].name_hint)
-            if isinstance(func, tvm.tirx.PrimFunc)
+        "kernels": {var.name_hint: str((func.attrs or {}).get("schedule", "none")) for var, func in kernels},
+        "workloads": {
+            var.name_hint: str(func.attrs["workload"]) for var, func in kernels if "workload" in (func.attrs or {})
         },
     }
 

@@ -1,9 +1,50 @@
-"""The workloads of a module, whose configs tuning chooses: its convolutions and its products with known matrices."""
+"""What there is to tune in a network: a task for each distinct workload; and which task deserves the next trials."""
+
+import functools
+from dataclasses import dataclass, field
 
 import tvm
 
 from ..compiler import bind, pipeline, resolve_target
-from ..compiler.schedules import choose
+from ..compiler.schedules import Kernel, choose, configs
+from ..compiler.schedules.matmul import Dense
+from ..compiler.schedules.vector import vectors
+
+_RECENT = 3  # batches whose gain tells what the next may bring
+_TRUST = 0.2  # in that, against what a task could gain at most
+
+
+@dataclass(frozen=True)
+class Task:
+    """A workload of a network, which has `count` kernels of it, for a target, as str(tvm.target.Target) gives it."""
+
+    workload: object
+    count: int
+    target: str
+
+    @functools.cached_property
+    def space(self) -> list[dict]:
+        """The configs to choose from; the first is the one that needs no tuning."""
+        return configs(self.workload, vectors(tvm.target.Target(self.target)))
+
+    @property
+    def default(self) -> dict:
+        """The config that needs no tuning."""
+        return self.space[0]
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of a call, counted 1 each, by the plain method."""
+        return 2 * self.workload.multiplications
+
+    def __str__(self) -> str:
+        w = self.workload
+        if isinstance(w, Dense):
+            return f"dense {w.depth} to {w.columns}" + (f", {w.rows} rows" if w.rows > 1 else "")
+        kind = "depthwise" if w.is_depthwise else "conv2d" if w.groups == 1 else f"conv2d of {w.groups} groups"
+        window = "x".join(map(str, w.weight[2:])) + (f"/{w.strides[0]}" if max(w.strides) > 1 else "")
+        channels = str(w.data[1]) if w.is_depthwise else f"{w.data[1]} to {w.weight[0]}"
+        return f"{kind} {window}, {channels}, {w.data[2]}x{w.data[3]}" + (f", batch {w.data[0]}" * (w.data[0] > 1))
 
 
 def workloads(mod: tvm.IRModule, params: dict, target=None) -> dict:
@@ -17,3 +58,57 @@ def workloads(mod: tvm.IRModule, params: dict, target=None) -> dict:
     with target, choose(seen):
         tvm.transform.Sequential(pipeline.passes(3, target))(mod)
     return found
+
+
+def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
+    """The convolutions, and the products with known matrices, of a network, in its order, each distinct one once."""
+    target = resolve_target(target)
+    found = workloads(mod, params, target)
+    return [Task(workload, count, str(target)) for workload, count in found.items() if not isinstance(workload, Kernel)]
+
+
+# ---------------------------------------------------------------- which task is next
+
+
+@dataclass
+class Progress:
+    """How a task's tuning has gone: the least seconds after each of its batches, the first with the default config."""
+
+    task: Task
+    best: list[float] = field(default_factory=list)
+    trials: int = 0
+    last: float = float("inf")
+    last_gain: int = 0  # the trial that was the last to be better
+
+    def update(self, seconds: list[float]) -> None:
+        """Take in a batch's times; infinite ones failed."""
+        best = self.best[-1] if self.best else float("inf")
+        for one in seconds:
+            self.trials, self.last = self.trials + 1, one
+            if one < best:
+                best, self.last_gain = one, self.trials
+        self.best.append(best)
+
+
+def expected_gain(progress: Progress, all_of_them: list[Progress]) -> float:
+    """Seconds that a task's next batch may save a run of the network.
+
+    After Ansor's task scheduler (Zheng et al., OSDI 2020, section 6): a part of what the last batches have saved each,
+    and of the least of two guesses, that a time falls as 1 / batches, and that a kernel of as many operations cannot be
+    faster than the best of its kind.
+    """
+    best, batches = progress.best[-1], len(progress.best)
+    if best == float("inf"):
+        return best if batches < _RECENT else 0.0
+    before = progress.best[max(0, batches - 1 - _RECENT)]
+    recent = (before - best) / min(batches, _RECENT) if before < float("inf") else 0.0
+    speeds = [p.task.operations / p.best[-1] for p in all_of_them if p.best and _kind(p) == _kind(progress)]
+    least = progress.task.operations / max(speeds)
+    guess = min(best / batches, max(best - least, 0.02 * best))
+    return progress.task.count * (_TRUST * recent + (1 - _TRUST) * guess)
+
+
+def _kind(progress: Progress) -> tuple:
+    workload = progress.task.workload
+    window = () if isinstance(workload, Dense) else (workload.weight[2:], workload.is_depthwise)
+    return type(workload), window

@@ -1,7 +1,19 @@
-"""One config of a workload: built, held against the default config's result, and timed, in a process of its own."""
+"""One trial, as it runs in worker processes: a kernel is built, run, held against NumPy, and timed.
 
+These are the functions that `runner` hands to MetaSchedule's builders and runners.
+"""
+
+import base64
+import functools
+import os
+import signal
+import tempfile
+import threading
+import time as clock
 from dataclasses import dataclass
+from typing import Any
 
+import cloudpickle
 import numpy as np
 import tvm
 from tvm import te
@@ -14,85 +26,97 @@ _TOLERANCE = 1e-3  # of the largest magnitude, as for Winograd's method
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What came of a config: the seconds of a call, once per repeat; or none, and the error in one sentence."""
+class Candidate:
+    """A config to try: of a workload, for a target, as str(tvm.target.Target) gives it."""
 
-    seconds: list[float]
+    workload: Any
+    config: dict
+    target: str
+
+    def as_module(self) -> tvm.IRModule:
+        """A module without functions that carries the candidate to a builder."""
+        packed = base64.b64encode(cloudpickle.dumps(self)).decode()
+        return tvm.IRModule({}, attrs={"candidate": packed})
+
+    @staticmethod
+    def from_module(mod: tvm.IRModule) -> "Candidate":
+        return cloudpickle.loads(base64.b64decode(mod.attrs["candidate"]))
+
+    @property
+    def lanes(self) -> int:
+        return vectors(tvm.target.Target(self.target)).lanes
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a candidate: the seconds of a call, once per repeat; or none, and the error in one sentence."""
+
+    seconds: tuple[float, ...]
     error: str | None = None
 
 
-class Worker:
-    """A process that measures, started at the first trial, and anew after one that crashed or took too long."""
-
-    def __init__(self, timeout: float = 10.0):
-        """`timeout`: seconds for a trial, its build included."""
-        self.timeout, self._worker = timeout, None
-
-    def measure(self, workload, config: dict, target: tvm.target.Target, number: int = 4, repeat: int = 3,
-                min_repeat_ms: int = 0) -> Trial:  # fmt: skip
-        """Seconds of `workload` with `config`: `repeat` means of `number` calls or as many as take `min_repeat_ms`."""
-        from tvm.support.popen_pool import PopenWorker
-
-        first = self._worker is None
-        if first:
-            self._worker = PopenWorker()
-        args = [workload, config, str(target), number, repeat, min_repeat_ms]
-        try:
-            self._worker.send(_measure, args, timeout=self.timeout + 60 * first)  # the imports take a while
-            return Trial(self._worker.recv())
-        except TimeoutError:
-            self.close()
-            return Trial([], f"it took longer than {self.timeout:g} s")
-        except ChildProcessError:
-            self.close()
-            return Trial([], "its process ended")
-        except Exception as error:  # what the worker raised, whatever it is
-            return Trial([], str(error).strip().splitlines()[-1])  # of its traceback
-
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
+# ---------------------------------------------------------------- in a worker process
 
 
-def _measure(workload, config, target, number, repeat, min_repeat_ms):
-    target = tvm.target.Target(target)
-    lanes = vectors(target).lanes
-    random = np.random.default_rng(0)
-    data = random.standard_normal(workload.source_shape(lanes), dtype="float32")
-    weight = random.standard_normal(workload.weight, dtype="float32")
-    library, arrays = _build(workload, config, target, data, weight)
-    library["main"](*arrays)
-    made, wanted = arrays[-1].numpy(), _reference(workload, target, data, weight)
+def begin() -> None:
+    """Leave Ctrl-C to the process that tunes, and end when it ends, whatever a candidate does then."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+
+    def watch():
+        while os.getppid() == parent:
+            clock.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def build(mod: tvm.IRModule, target: tvm.target.Target, _params):
+    """A builder's f_build: the library with the candidate's kernel, "main"."""
+    candidate, registers = Candidate.from_module(mod), vectors(target)
+    workload, config = candidate.workload, candidate.config
+    shapes = workload.source_shape(registers.lanes), workload.packed_shape(config, registers.lanes)
+    inputs = [te.placeholder(shape, name=name) for shape, name in zip(shapes, ("data", "weight"), strict=True)]
+    func = te.create_prim_func([*inputs, workload.compute(*inputs, config)]).with_attr("global_symbol", "main")
+    scheduled = schedule_kernels(registers)(tvm.IRModule({"main": func}))
+    (var,) = scheduled.get_global_vars()
+    return codegen.compile_kernels({var: scheduled[var]}, target, runs_here=False)
+
+
+def export(library) -> str:
+    """A builder's f_export: links the library into a file, in a folder of its own, and gives the path."""
+    path = os.path.join(tempfile.mkdtemp(prefix="tvmnotes-trial-"), "kernel.so")
+    library.export_library(path)
+    return path
+
+
+def arguments(candidate: Candidate, device) -> list[list[tvm.runtime.Tensor]]:
+    """A runner's arguments, made once: data, packed weight, and room for the result."""
+    workload, lanes = candidate.workload, candidate.lanes
+    data, weight, _ = _inputs(workload)
+    room = np.zeros(workload.made_shape(candidate.config, lanes), "float32")
+    arrays = workload.source(data, lanes), workload.pack(weight, candidate.config, lanes), room
+    return [[tvm.runtime.tensor(array, device) for array in arrays]]
+
+
+def check_and_time(candidate: Candidate, library, device, evaluator, arguments) -> list[float]:
+    """A runner's evaluator: seconds of a call, once per repeat. Raises ValueError for a wrong result."""
+    (tensors,) = arguments
+    library["main"](*tensors)
+    _, _, wanted = _inputs(candidate.workload)
+    made = candidate.workload.result(tensors[-1].numpy(), candidate.lanes)
     difference = np.abs(made - wanted).max() / np.abs(wanted).max()
     if not difference <= _TOLERANCE:
         raise ValueError(f"its result differs by {difference:.1e} of the largest magnitude")
-    timer = library.time_evaluator("main", tvm.cpu(), number=number, repeat=repeat, min_repeat_ms=min_repeat_ms)
-    return list(timer(*arrays).results)
+    timer = library.time_evaluator(
+        "main", device, number=evaluator.number, repeat=evaluator.repeat, min_repeat_ms=evaluator.min_repeat_ms
+    )
+    return list(timer(*tensors).results)
 
 
-_references: dict = {}
-
-
-def _reference(workload, target, data, weight):
-    """The result with the default config, which the project's tests hold against PyTorch."""
-    if workload not in _references:
-        _references.clear()
-        library, arrays = _build(workload, workload.default_config(vectors(target)), target, data, weight)
-        library["main"](*arrays)
-        _references[workload] = arrays[-1].numpy()
-    return _references[workload]
-
-
-def _build(workload, config, target, data, weight):
-    """The kernel's library, and its arguments: data, packed weight, and room for the result."""
-    registers = vectors(target)
-    packed = workload.pack(weight, config, registers.lanes)
-    inputs = [te.placeholder(array.shape, name=name) for array, name in ((data, "data"), (packed, "weight"))]
-    out = workload.compute(*inputs, config)
-    func = te.create_prim_func([*inputs, out]).with_attr("global_symbol", "main")
-    mod = schedule_kernels(registers)(tvm.IRModule({"main": func}))
-    (var,) = mod.get_global_vars()
-    room = tvm.runtime.empty([int(size) for size in out.shape], "float32")
-    return codegen.compile_kernels({var: mod[var]}, target, runs_here=True), [
-        tvm.runtime.tensor(data), tvm.runtime.tensor(packed), room]  # fmt: skip
+@functools.lru_cache(maxsize=2)
+def _inputs(workload) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Random data and weight of a workload, and the result that NumPy makes of them."""
+    random = np.random.default_rng()
+    data, weight = (random.standard_normal(shape, dtype="float32") for shape in (workload.data, workload.weight))
+    return data, weight, workload.reference(data, weight)

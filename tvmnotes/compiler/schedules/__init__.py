@@ -8,11 +8,15 @@ import contextlib
 import contextvars
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import tvm
+import tvm_ffi
 from tvm.s_tir import Schedule, ScheduleError
 
-from . import conv2d, default, depthwise, matmul, pointwise, rows, winograd
+from . import conv2d, default, depthwise, matmul, metaschedule, pointwise, rows, winograd
+from .marks import described, marked
 from .vector import Vectors
 
 OUT_EWISE_FUSABLE = 4  # TVM's pattern of a kernel that elementwise operators may be fused behind
@@ -24,8 +28,28 @@ _FAMILIES = {
     "depthwise": depthwise,
     "matmul": matmul,
     "rows": rows,
+    "metaschedule": metaschedule,
     "default": default,
 }
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that has no schedule of a family as a workload: one of a structure, by TVM's hash of it."""
+
+    op: ClassVar[str] = "kernel"
+
+    hash: str
+    name: str = field(compare=False)
+    func: tvm.tirx.PrimFunc | None = field(compare=False, repr=False, default=None)
+
+    @staticmethod
+    def of(func, name: str) -> "Kernel":
+        plain = func.with_attr("global_symbol", "main").without_attr("op_pattern")
+        return Kernel(f"{tvm_ffi.structural_hash(plain) % 2**64:016x}", name, plain)
+
+    def default_config(self, vectors: Vectors) -> dict:
+        return {"family": "default", "lanes": vectors.lanes}
 
 
 _chosen = contextvars.ContextVar("chosen", default=None)
@@ -41,10 +65,14 @@ def choose(config: Callable):
         _chosen.reset(token)
 
 
+def chosen() -> Callable | None:
+    """What `choose` was given, within it."""
+    return _chosen.get()
+
+
 def config_for(workload, vectors: Vectors) -> dict:
     """The config that was chosen for a workload, or its default one."""
-    chosen = _chosen.get()
-    config = chosen(workload) if chosen else None
+    config = _chosen.get()(workload) if _chosen.get() else None
     return workload.default_config(vectors) if config is None else config
 
 
@@ -62,15 +90,19 @@ def schedule_kernels(vectors: Vectors) -> tvm.transform.Pass:
         mod = mod.clone()
         for var, func in mod.functions_items():
             if isinstance(func, tvm.tirx.PrimFunc):
-                mod.update_func(var, _schedule(func, vectors.lanes))
+                mod.update_func(var, _schedule(func, var.name_hint, vectors.lanes))
         return mod
 
     return run
 
 
-def _schedule(func, lanes):
-    """The kernel with the schedule of its family; by default where that does not fit, as it is where nothing does."""
-    for family, config in (*_annotated(func), ("default", {"lanes": lanes})):
+def _schedule(func, name, lanes):
+    """The kernel with the schedule of its family; by default where that does not fit, as it is where nothing does.
+
+    Where its family's fits, the workload that it serves becomes its attribute "workload".
+    """
+    found = marked(_begin(func)) or _searched(func, name)
+    for family, config, workload in (*found, ("default", {"lanes": lanes}, None)):
         sch = _begin(func)
         try:
             _FAMILIES[family].schedule(sch, config)
@@ -79,19 +111,17 @@ def _schedule(func, lanes):
         made = sch.mod["main"]
         for key, value in func.attrs.items():
             made = made.with_attr(key, value)
+        if workload:
+            made = made.with_attr("workload", workload)
         return made.with_attr("schedule", f"{family} {json.dumps(config)}")
     return func.with_attr("schedule", "none")
 
 
-def _annotated(func) -> list[tuple[str, dict]]:
-    """Family and config in the annotations of a kernel's blocks, if any."""
-    sch = _begin(func)
-    try:
-        blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    except ScheduleError:  # a kernel that is no nest of blocks: a sort, for example
-        return []
-    marked = [notes for block in blocks if "tvmnotes.family" in (notes := sch.get(block).annotations)]
-    return [(str(notes["tvmnotes.family"]), json.loads(notes["tvmnotes.config"])) for notes in marked]
+def _searched(func, name) -> list[tuple[str, dict, str | None]]:
+    """The schedule that was chosen for a kernel of no family, if any was."""
+    kernel = Kernel.of(func, name)
+    config = _chosen.get()(kernel) if _chosen.get() else None
+    return [("metaschedule", config, json.dumps(described(kernel)))] if config else []
 
 
 def _begin(func) -> Schedule:

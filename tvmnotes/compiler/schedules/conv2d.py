@@ -6,7 +6,6 @@ of weights per block: (pixels + blocks) loads for pixels * blocks fused multiply
 (Liu et al., USENIX ATC 2019) and of oneDNN's direct convolution (Georganas et al., SC 2018).
 """
 
-import json
 import math
 from dataclasses import dataclass
 
@@ -84,7 +83,7 @@ def register_tile(width: int, blocks: int, vectors: Vectors) -> tuple[int, int]:
     return min(tiles, key=lambda t: cycles(*t))
 
 
-def compute(data, kernel, window: Window, config: dict):
+def compute(data, kernel, window: Window, config: dict, attrs: dict):
     """The convolution as a tensor expression.
 
     `data` is (N, blocks, H, W, i) and `kernel` (O, I, KH, KW, i, x), or, of one group, `data` is (N, I, H, W) and
@@ -115,7 +114,6 @@ def compute(data, kernel, window: Window, config: dict):
             product = data[b, i + ii, row, column] * kernel[k, i + ii, kh, kw, c]
         return te.sum(product, axis=[i, kh, kw, ii])
 
-    attrs = {"tvmnotes.family": "conv2d", "tvmnotes.config": json.dumps(config)}
     made = te.compute((n, out, out_h, full_w, lanes), element, name="conv2d", attrs=attrs)
     blocks = -(-window.out // lanes) if groups == 1 else out
     return crop(made, (n, blocks, out_h, out_w, lanes))

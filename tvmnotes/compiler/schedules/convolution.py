@@ -6,11 +6,13 @@ family's `default_config` explains.
 
 import itertools
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from tvm import te
 
 from . import conv2d, depthwise, pointwise, winograd
+from .marks import marks
 from .vector import Vectors, filled_up
 
 _FAMILIES = {"conv2d": conv2d, "pointwise": pointwise, "depthwise": depthwise, "winograd": winograd}
@@ -19,6 +21,8 @@ _FAMILIES = {"conv2d": conv2d, "pointwise": pointwise, "depthwise": depthwise, "
 @dataclass(frozen=True)
 class Convolution:
     """A float32 convolution of a network, of data (N, C, H, W) with a weight (O, I, KH, KW) known while compiling."""
+
+    op: ClassVar[str] = "conv2d"
 
     data: tuple[int, int, int, int]
     weight: tuple[int, int, int, int]
@@ -64,6 +68,30 @@ class Convolution:
             return n, groups, h, w, ins
         return n, -(-channels // lanes), h, w, lanes
 
+    def packed_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
+        """The shape of the weight that the kernel reads, as `pack` makes it."""
+        outs, ins = -(-self.weight[0] // lanes), -(-self.data[1] // lanes)
+        if config["family"] == "depthwise":
+            return outs, 1, *self.weight[2:], lanes
+        if config["family"] == "winograd":
+            return outs, config["tile"] + 2, config["tile"] + 2, ins, lanes, lanes
+        return self._packed_shape(lanes, config["blocks"])
+
+    def _packed_shape(self, lanes: int, tile: int) -> tuple[int, ...]:
+        """The shape of a weight packed for the direct way, each group filled up to tiles of `tile` blocks."""
+        groups, window, source = self.kernel_groups(lanes), self.window(lanes), self.source_shape(lanes)
+        blocks = groups * -(-window.out // (lanes * tile)) * tile
+        if not self.blocked:
+            return blocks, window.ins, *self.weight[2:], lanes
+        return blocks, source[1] // groups, *self.weight[2:], source[-1], lanes
+
+    def made_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
+        """The shape of what the kernel makes: NCHW[x]c, with gaps where `has_gaps` says so."""
+        blocks = -(-self.weight[0] // lanes)
+        if self.has_gaps(config, lanes):
+            blocks = self.packed_shape(config, lanes)[0]
+        return self.data[0], blocks, *self.window(1).out_size(*self.data[2:], *self.weight[2:]), lanes
+
     def has_gaps(self, config: dict, lanes: int) -> bool:
         """Whether each group of the result is filled up to whole blocks or tiles, which `ungroup` takes out."""
         groups, out = self.kernel_groups(lanes), self.window(lanes).out
@@ -79,7 +107,7 @@ class Convolution:
         if self.is_depthwise:
             packed = (source[1], 1, *self.weight[2:], vectors.lanes)
             return {"family": "depthwise", **depthwise.default_config(window, source, packed, vectors)}
-        packed = self._packed_shape(vectors.lanes)
+        packed = self._packed_shape(vectors.lanes, 1)
         tile = winograd.best_tile(window, source, packed) if self.kernel_groups(vectors.lanes) == 1 else None
         if tile:
             packed = (packed[0], tile + 2, tile + 2, packed[1], *packed[-2:])
@@ -90,14 +118,6 @@ class Convolution:
     def _is_pointwise(self) -> bool:
         plain = self.strides == (1, 1) and not any(self.padding) and self.weight[2:] == (1, 1)
         return plain and self.blocked
-
-    def _packed_shape(self, lanes: int) -> tuple[int, ...]:
-        """The shape of the packed weight, less what fills up tiles."""
-        groups, window, source = self.kernel_groups(lanes), self.window(lanes), self.source_shape(lanes)
-        blocks = groups * -(-window.out // lanes)
-        if not self.blocked:
-            return blocks, window.ins, *self.weight[2:], lanes
-        return blocks, source[1] // groups, *self.weight[2:], source[-1], lanes
 
     def space(self, vectors: Vectors) -> list[dict]:
         """Configs to search besides the default one, which may be among them."""
@@ -142,6 +162,35 @@ class Convolution:
                 ]
         return found
 
+    # ------------------------------------------------------------ one call, on NumPy arrays
+
+    def source(self, data: np.ndarray, lanes: int) -> np.ndarray:
+        """The data (N, C, H, W) as the kernel reads them, in `source_shape`."""
+        if not self.blocked:
+            return data
+        n, blocks, h, w, each = self.source_shape(lanes)
+        filled = filled_up(data, (n, blocks * each, h, w)).reshape(n, blocks, each, h, w)
+        return np.ascontiguousarray(filled.transpose(0, 1, 3, 4, 2))
+
+    def result(self, made: np.ndarray, lanes: int) -> np.ndarray:
+        """What the kernel made as (N, O, H, W)."""
+        n, _, h, w, _ = made.shape
+        groups = 1 if self.is_depthwise else self.kernel_groups(lanes)
+        by_group = made.transpose(0, 1, 4, 2, 3).reshape(n, groups, -1, h, w)
+        return by_group[:, :, : self.weight[0] // groups].reshape(n, -1, h, w)
+
+    def reference(self, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """The convolution of data (N, C, H, W) with a weight (O, I, KH, KW), (N, O, H, W), by NumPy alone."""
+        (top, left, bottom, right), (sh, sw), (dh, dw) = self.padding, self.strides, self.dilation
+        padded = np.pad(data, [(0, 0), (0, 0), (top, bottom), (left, right)])
+        reach = self.window(1).reach(*self.weight[2:])
+        windows = np.lib.stride_tricks.sliding_window_view(padded, reach, (2, 3))[:, :, ::sh, ::sw, ::dh, ::dw]
+        if self.is_depthwise:
+            return np.einsum("nchwyx,cyx->nchw", windows, weight[:, 0])
+        parts = zip(np.split(windows, self.groups, 1), np.split(weight, self.groups), strict=True)
+        made = [np.tensordot(part, w, ([1, 4, 5], [1, 2, 3])) for part, w in parts]
+        return np.concatenate(made, -1).transpose(0, 3, 1, 2)
+
     # ------------------------------------------------------------ the kernel
 
     def pack(self, weight: np.ndarray, config: dict, lanes: int) -> np.ndarray:
@@ -162,9 +211,10 @@ class Convolution:
 
     def compute(self, data, kernel, config: dict):
         """The convolution as a tensor expression, of data of `source_shape` and what `pack` gave."""
-        family = _FAMILIES[config["family"]]
+        family = config["family"]
         config = {key: value for key, value in config.items() if key != "family"}
-        return family.compute(data, kernel, self.window(int(kernel.shape[-1])), config)
+        window = self.window(int(kernel.shape[-1]))
+        return _FAMILIES[family].compute(data, kernel, window, config, marks(family, config, self))
 
 
 def _divisions(length: int) -> list[int]:

@@ -5,8 +5,6 @@ the data, so zeros around the picture are not written to memory: `rows` rows at 
 into a buffer that stays in the cache.
 """
 
-import json
-
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
@@ -33,7 +31,7 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
     return {"rows": rows, "pixels": pixels}
 
 
-def compute(data, kernel, window: Window, config: dict):
+def compute(data, kernel, window: Window, config: dict, attrs: dict):
     """The convolution of data (N, blocks, H, W, x) with kernel (blocks, 1, KH, KW, x) as a tensor expression."""
     n, blocks, h, w, lanes = (int(s) for s in data.shape)
     kernel_h, kernel_w = (int(s) for s in kernel.shape[2:4])
@@ -44,7 +42,6 @@ def compute(data, kernel, window: Window, config: dict):
     if any((top, left, bottom, right)):
         data = topi.nn.pad(data, [0, 0, top, left, 0], [0, 0, bottom, right, 0], name="pad")
     kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")
-    attrs = {"tvmnotes.family": "depthwise", "tvmnotes.config": json.dumps(config)}
     made = te.compute(
         (n, blocks, full_h, full_w, lanes),
         lambda b, k, y, x, c: te.sum(

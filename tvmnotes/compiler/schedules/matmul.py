@@ -5,14 +5,15 @@ The right matrix is read in panels of x columns, (blocks, K, x): weights are pac
 Multiplication" (TOMS 2008), without their blocking for the caches: the networks' panels fit into L2.
 """
 
-import json
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from tvm import te
 from tvm.s_tir import Schedule
 
+from .marks import marks
 from .tail import block_names, crop, fuse_tail, parallel, vectorize
 from .vector import Vectors, filled_up, step_cycles
 
@@ -45,9 +46,15 @@ def default_config(rows: int, depth: int, columns: int, vectors: Vectors) -> dic
 class Dense:
     """A float32 matrix product (rows, depth) x (depth, columns) as a workload; the second is known while compiling."""
 
+    op: ClassVar[str] = "dense"
+
     rows: int
     depth: int
     columns: int
+
+    @property
+    def data(self) -> tuple[int, int]:
+        return self.rows, self.depth
 
     @property
     def weight(self) -> tuple[int, int]:
@@ -59,7 +66,27 @@ class Dense:
 
     def source_shape(self, lanes: int) -> tuple[int, int]:
         """The shape of the data that the kernel reads."""
-        return self.rows, self.depth
+        return self.data
+
+    def packed_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
+        """The shape of the matrix that the kernel reads, as `pack` makes it."""
+        return -(-self.columns // (lanes * config["blocks"])) * config["blocks"], self.depth, lanes
+
+    def made_shape(self, config: dict, lanes: int) -> tuple[int, int]:
+        """The shape of what the kernel makes."""
+        return self.rows, self.columns
+
+    def source(self, data: np.ndarray, lanes: int) -> np.ndarray:
+        """The data as the kernel reads them."""
+        return data
+
+    def result(self, made: np.ndarray, lanes: int) -> np.ndarray:
+        """What the kernel made as (rows, columns)."""
+        return made
+
+    def reference(self, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """The product by NumPy."""
+        return data @ weight
 
     def default_config(self, vectors: Vectors) -> dict:
         return default_config(self.rows, self.depth, self.columns, vectors)
@@ -85,10 +112,10 @@ class Dense:
 
     def compute(self, data, panels, config: dict):
         """The product as a tensor expression, of data (..., rows, depth) and what `pack` gave."""
-        return dense(data, panels, self.columns, config)
+        return dense(data, panels, self.columns, config, marks("matmul", config, self))
 
 
-def dense(data, panels, columns: int, config: dict):
+def dense(data, panels, columns: int, config: dict, attrs: dict):
     """data (..., M, K) times the first `columns` columns of packed weights (blocks, K, x): (..., M, columns)."""
     *batch, rows, depth = (int(s) for s in data.shape)
     blocks, _, lanes = (int(s) for s in panels.shape)
@@ -100,7 +127,7 @@ def dense(data, panels, columns: int, config: dict):
         row = m if full == rows else te.min(m, rows - 1)
         return te.sum(data[(*b, row, k)] * panels[n // lanes, k, n % lanes], axis=[k])
 
-    return _product((*batch, full, blocks * lanes), (*batch, rows, columns), element, config)
+    return _product((*batch, full, blocks * lanes), (*batch, rows, columns), element, attrs)
 
 
 def batched(left, right, config: dict, lanes: int):
@@ -136,12 +163,11 @@ def batched(left, right, config: dict, lanes: int):
         own = [0 if size == 1 else i for size, i in zip(packed_batch, b, strict=True)]
         return te.sum(left[(*at(left, b), row, k)] * panels[(*own, n // lanes, k, n % lanes)], axis=[k])
 
-    return _product((*batch, full, blocks * lanes), (*batch, rows, columns), element, config)
+    return _product((*batch, full, blocks * lanes), (*batch, rows, columns), element, marks("matmul", config))
 
 
-def _product(full, shape, element, config):
+def _product(full, shape, element, attrs):
     """The matrix product of shape `full` as a tensor expression, cropped to `shape`."""
-    attrs = {"tvmnotes.family": "matmul", "tvmnotes.config": json.dumps(config)}
     return crop(te.compute(full, element, name="matmul", attrs=attrs), shape)
 
 

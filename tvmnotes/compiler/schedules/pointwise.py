@@ -4,8 +4,6 @@ The tile of sums is `conv2d`'s. A picture is one line of H * W pixels, computed 
 width such as 19 or 38 leaves none of a tile unused.
 """
 
-import json
-
 from tvm import te
 from tvm.s_tir import Schedule
 
@@ -30,7 +28,7 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
     return {"pixels": pixels, "blocks": blocks, "run": run, "outer": outer}
 
 
-def compute(data, kernel, window: Window, config: dict):
+def compute(data, kernel, window: Window, config: dict, attrs: dict):
     """The convolution of `data` (N, blocks, H, W, i) with `kernel` (O, I, 1, 1, i, x); groups as in `conv2d`."""
     n, source, h, w, inner = (int(s) for s in data.shape)
     out, ins, lanes = (int(kernel.shape[axis]) for axis in (0, 1, -1))
@@ -43,7 +41,6 @@ def compute(data, kernel, window: Window, config: dict):
         block = k // (out // groups) * ins + i
         return te.sum(data[b, block, pixel // w, pixel % w, ii] * kernel[k, i, 0, 0, ii, c], axis=[i, ii])
 
-    attrs = {"tvmnotes.family": "pointwise", "tvmnotes.config": json.dumps(config)}
     made = te.compute((n, out, full, lanes), element, name="pointwise", attrs=attrs)
     blocks = -(-window.out // lanes) if groups == 1 else out
     return te.compute((n, blocks, h, w, lanes), lambda b, k, y, x, c: made[b, k, y * w + x, c], name="picture")

@@ -8,6 +8,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from . import elementwise
+from .marks import marks
 from .tail import block_names, parallel
 
 _STAGES = ("lanes0", "reduced0", "lanes1", "reduced1", "exp", "rest0", "rest1")
@@ -18,7 +19,7 @@ def softmax(x, lanes: int):
     largest = _reduce(x, lambda *at: x[at], te.max, lanes, 0)
     exp = te.compute(x.shape, lambda *at: elementwise.exp(x[at] - largest[at[:-1]]), name="exp")
     total = _reduce(exp, lambda *at: exp[at], te.sum, lanes, 1)
-    return te.compute(x.shape, lambda *at: exp[at] * (1.0 / total[at[:-1]]), name="softmax", attrs=_attrs())
+    return te.compute(x.shape, lambda *at: exp[at] * (1.0 / total[at[:-1]]), name="softmax", attrs=marks("rows", {}))
 
 
 def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
@@ -36,11 +37,7 @@ def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
         scale = 1.0 / te.sqrt(squares[at[:-1]] / count + epsilon)
         return (x[at] - total[at[:-1]] / count) * scale * gamma[at[-1]] + beta[at[-1]]
 
-    return te.compute(x.shape, normal, name="layer_norm", attrs=_attrs())
-
-
-def _attrs():
-    return {"tvmnotes.family": "rows", "tvmnotes.config": "{}"}
+    return te.compute(x.shape, normal, name="layer_norm", attrs=marks("rows", {}))
 
 
 def _reduce(x, element, combine, lanes, number):

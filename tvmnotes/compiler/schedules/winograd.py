@@ -7,8 +7,6 @@ compiling. The largest error of the first stays near 1e-5 of the output's larges
 times that of the direct way; that of the second is as small as the direct way's.
 """
 
-import json
-
 import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule
@@ -108,7 +106,7 @@ def transform_weight(weight: np.ndarray, tile: int, lanes: int) -> np.ndarray:
     return np.ascontiguousarray(made)
 
 
-def compute(data, kernel, window: Window, config: dict):
+def compute(data, kernel, window: Window, config: dict, attrs: dict):
     """The convolution of data (N, blocks, H, W, x) with weights from `transform_weight` as a tensor expression."""
     n, sources, h, w, lanes = (int(s) for s in data.shape)
     outs = int(kernel.shape[0])
@@ -143,7 +141,7 @@ def compute(data, kernel, window: Window, config: dict):
             transformed[b, ty, tx, p, q, i, row, column, ii] * kernel[k, p, q, i, ii, c], axis=[i, ii]
         ),
         name="winograd",
-        attrs={"tvmnotes.family": "winograd", "tvmnotes.config": json.dumps(config)},
+        attrs=attrs,
     )
     half_out = te.compute(
         (*grid, outs, rows, columns, tile, side, lanes),

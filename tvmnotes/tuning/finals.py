@@ -1,0 +1,105 @@
+"""The end of a tuning: the best few configs of each task run in turns, so that luck, or a warm cache, decides nothing.
+
+A trial runs one kernel again and again, with its weights in the caches. In a network other kernels have been there in
+between, and operators are fused behind it: there the finals take place.
+"""
+
+import json
+import math
+import time as clock
+
+import numpy as np
+
+from .. import records
+from ..compiler import build
+from ..compiler.schedules.marks import described
+from ..records import Record
+from .tasks import Task
+from .trial import Candidate
+
+_FINALISTS = 4  # for a task, the default config one of them
+_TURNS = 8
+_SECONDS = 0.4  # of a network's turn
+
+
+def finalists(tasks: list[Task], measured: list[Record]) -> dict[Task, list[dict]]:
+    """For each task, the default config, and then the best by their trials; the winner of earlier finals with them."""
+    winners = records.best(measured)
+    chosen = {}
+    for task in tasks:
+        trials: dict[str, Record] = {}
+        for record in measured:
+            if record.workload == task.workload and record.seconds and not record.final:
+                found = trials.setdefault(records.key(record.config), record)
+                if record.best_seconds < found.best_seconds:
+                    trials[records.key(record.config)] = record
+        ranked = [r.config for r in sorted(trials.values(), key=lambda r: r.best_seconds)]
+        winner = winners.get((task.workload, task.target))
+        configs = [task.default, *([winner.config] if winner else []), *ranked]
+        distinct = {records.key(config): config for config in configs}
+        chosen[task] = list(distinct.values())[:_FINALISTS]
+    return chosen
+
+
+def in_network(best: dict[Task, list[dict]], mod, params, target, moment: str) -> list[Record]:
+    """Build the network with everyone's first config, with everyone's second, and so on; time each kernel in each."""
+    variants = []
+    for place in range(max(map(len, best.values()))):
+        placed = {task: configs[min(place, len(configs) - 1)] for task, configs in best.items()}
+        chosen = [records.measured(task.workload, str(target), config) for task, config in placed.items()]
+        variants.append((placed, build(mod, params, target, records=chosen)))
+    inputs = random_inputs(variants[0][1])
+    turns = [[_turn(lib, inputs) for _, lib in variants] for _ in range(_TURNS)]
+    made = []
+    for task, configs in best.items():
+        name = described_key(task.workload)
+        for place in range(len(configs)):
+            seconds = [turn[place].get(name, math.inf) / task.count for turn in turns]
+            if max(seconds) < math.inf:
+                made.append(records.measured(task.workload, str(target), configs[place], seconds, final=moment))
+    return made
+
+
+def _turn(lib, inputs) -> dict[str, float]:
+    """The seconds that a run spends on each workload: of each kernel the least of some runs."""
+    least: list[float] = []
+    end = clock.perf_counter() + _SECONDS
+    while not least or clock.perf_counter() < end:
+        kernels, seconds = zip(*lib.timed(*inputs), strict=True)
+        least = [min(pair) for pair in zip(least, seconds, strict=True)] if least else list(seconds)
+    spent: dict[str, float] = {}
+    for kernel, seconds in zip(kernels, least, strict=True):
+        workload = lib.graph["workloads"].get(kernel)
+        spent[workload] = spent.get(workload, 0.0) + seconds
+    return spent
+
+
+def described_key(workload) -> str:
+    """How a library's graph names a workload."""
+    return json.dumps(described(workload))
+
+
+def by_kernel(best: dict[Task, list[dict]], runner, moment: str) -> list[Record]:
+    """Measure the kernels by themselves, in turns, where the network cannot run here."""
+    made = []
+    for task, configs in best.items():
+        candidates = [Candidate(task.workload, config, task.target) for config in configs]
+        turns = [runner.measure(candidates) for _ in range(2)]
+        for number, config in enumerate(configs):
+            trials = [turn[number] for turn in turns]
+            if not any(trial.error for trial in trials):
+                seconds = [s for trial in trials for s in trial.seconds]
+                made.append(
+                    records.measured(task.workload, task.target, config, seconds, final=moment, machine=runner.machine)
+                )
+    return made
+
+
+def random_inputs(lib) -> list[np.ndarray]:
+    """Random inputs for a network; zeros where they are not of floats."""
+    random = np.random.default_rng()
+    return [
+        random.standard_normal(spec.shape).astype(spec.dtype) if "float" in spec.dtype
+        else np.zeros(spec.shape, spec.dtype)
+        for spec in lib.inputs
+    ]  # fmt: skip

@@ -1,0 +1,276 @@
+"""`tn.tune`: the loop over a network's tasks, from what the records hold to the best that the trials allow."""
+
+import time as clock
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+import tvm
+
+from .. import env, measure, records
+from ..compiler import build, resolve_target
+from ..compiler.schedules.vector import vectors
+from ..records import Log, Record
+from ..runtime import cannot_run
+from . import finals, metaschedule
+from .features import features
+from .progress import Bars
+from .runner import Local
+from .tasks import Progress, Task, expected_gain
+from .tasks import tasks as tasks_of
+from .trial import Candidate
+from .tuners import TUNERS, XGB, CostModel
+
+_BATCH = 16
+_TRIALS = 32  # for each task, where the user says nothing
+
+
+def tune(mod: tvm.IRModule, params: dict, target=None, tuner: str = "xgb", trials: int | None = None,
+         early_stopping: int | None = None, records="tuning.jsonl", runner=None, transfer: bool = True,
+         tasks: list[Task] | None = None, seed: int | None = None) -> "Tuning":  # fmt: skip
+    """Search for faster configs of a network's kernels by measuring; `tn.build(…, records=…)` then uses them.
+
+    mod, params, target: as for `tn.build`; tuner: grid, random, ga, xgb, or metaschedule, which is for the kernels that
+    tvmnotes has no schedule of; trials: configs to measure in all, with those that the records hold already (None: 32
+    for each task); early_stopping: a task is done after so many trials in a row that were no better; records: the file
+    to go on with, and to append to after each batch; runner: where to measure, `tn.tuning.rpc(…)` or None for this
+    machine; transfer: let each task's cost model learn from the other tasks, those in the records included; tasks: some
+    of `tn.tuning.tasks(mod, params, target)`; seed: for the tuner's choices.
+
+    Each task starts with the config that needs no tuning, and the trials go where they promise most (see
+    `tasks.expected_gain`). At the end the best few of each task run in turns, inside the network where this machine can
+    run it. A kill at any moment loses the batch that was being measured; the same call goes on from there. Ctrl-C ends
+    the search and returns what was found.
+
+    Raises what `tn.build` raises; ValueError for an unknown tuner, no tasks, or numbers below 1; OSError for records
+    that cannot be written; ConnectionError where servers are gone; RuntimeError without a C++ compiler.
+    """
+    if tuner not in (*TUNERS, "metaschedule"):
+        raise ValueError(f"tuner: expected one of {', '.join(TUNERS)}, metaschedule; got {tuner!r}")
+    for name, value in (("trials", trials), ("early_stopping", early_stopping)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}: expected 1 or more, or None; got {value}")
+    target = resolve_target(target)
+    if runner is None and (reason := cannot_run(target)):
+        raise ValueError(f"this machine cannot measure for {target}: {reason}; give runner=tn.tuning.rpc(…)")
+    find = metaschedule.tasks if tuner == "metaschedule" else tasks_of
+    tasks = list(find(mod, params, target) if tasks is None else tasks)
+    if not tasks:
+        raise ValueError("nothing to tune: the network has no kernels for this tuner")
+    trials = trials or _TRIALS * len(tasks)
+    log = Log(records, write=True)
+    session = Session(tasks, target, log, trials, early_stopping)
+    own = runner is None
+    runner = Local() if own else runner
+    try:
+        if tuner == "metaschedule":
+            metaschedule.search(session, runner)
+        else:
+            session.search(tuner, runner, transfer, seed)
+        if not session.interrupted:
+            session.finish(mod, params, runner)
+    except KeyboardInterrupt:
+        session.interrupted = True
+    finally:
+        log.close()
+        if own:
+            runner.close()
+    return session.result()
+
+
+@dataclass
+class Session:
+    """A tuning that runs: its tasks, how each has gone, and the file of records."""
+
+    tasks: list[Task]
+    target: tvm.target.Target
+    log: Log
+    trials: int
+    early_stopping: int | None = None
+    interrupted: bool = False
+    network: measure.Comparison | None = None
+    states: list[Progress] = field(init=False)
+    started: float = field(default_factory=clock.monotonic)
+    measured: list[Record] = field(default_factory=list)  # of this session
+
+    def __post_init__(self):
+        self.states = [Progress(task) for task in self.tasks]
+        self.earlier = [r for r in self.log.read() if r.target == str(self.target)]
+
+    @property
+    def done(self) -> int:
+        return sum(state.trials for state in self.states)
+
+    # ------------------------------------------------------------ the search
+
+    def search(self, tuner: str, runner, transfer: bool, seed: int | None) -> None:
+        """Measure until the trials are used up, or nothing is left to try. Ctrl-C ends it."""
+        registers, shared = vectors(self.target), CostModel()
+        self.tuners, self.numbers = {}, {}
+        for task in self.tasks:
+            more = {}
+            if TUNERS[tuner] is XGB:
+                more = {"workload": task.workload, "model": shared if transfer else CostModel(),
+                        "features": lambda c, w=task.workload: features(w, c, registers, env.threads())}  # fmt: skip
+            self.tuners[task.workload] = TUNERS[tuner](task.space, seed, **more)
+            self.numbers[task.workload] = {records.key(config): n for n, config in enumerate(task.space)}
+        if transfer:
+            for record in self.earlier:
+                if record.workload not in self.tuners and not record.final and hasattr(record.workload, "weight"):
+                    seconds = record.best_seconds
+                    shared.add(
+                        record.workload, features(record.workload, record.config, registers, env.threads()), seconds
+                    )
+        with Bars(self.tasks, self.trials) as bars:
+            self._take_in(self.earlier)
+            for number, state in enumerate(self.states):
+                bars.update(number, state)
+            try:
+                while (number := self._next()) is not None:
+                    self._batch(number, runner)
+                    self._take_in(self.log.fresh())
+                    bars.update(number, self.states[number])
+            except KeyboardInterrupt:
+                self.interrupted = True
+
+    def _next(self) -> int | None:
+        """The number of the task whose turn it is."""
+        if self.done >= self.trials:
+            return None
+        open_ = [n for n, state in enumerate(self.states) if self._is_open(state)]
+        begin = [n for n in open_ if not self.states[n].best]
+        if begin:
+            return begin[0]
+        return max(open_, key=lambda n: expected_gain(self.states[n], self.states), default=None)
+
+    def _is_open(self, state: Progress) -> bool:
+        stopped = self.early_stopping and state.trials - state.last_gain >= self.early_stopping
+        return bool(self.tuners[state.task.workload].left) and not stopped
+
+    def _batch(self, number: int, runner) -> None:
+        """Measure a batch of a task's configs, and write it down."""
+        state = self.states[number]
+        first = max(1, self.trials // (2 * len(self.tasks)))  # half of the trials go to the tasks' first batches
+        size = min(_BATCH if state.best else min(_BATCH, first), self.trials - self.done)
+        if self.early_stopping:
+            size = min(size, self.early_stopping - (state.trials - state.last_gain))
+        workload, space = state.task.workload, state.task.space
+        chosen = self.tuners[workload].propose(size)
+        candidates = [Candidate(workload, space[n], str(self.target)) for n in chosen]
+        self.write([
+            records.measured(c.workload, c.target, c.config, trial.seconds, trial.error, machine=runner.machine)
+            for c, trial in zip(candidates, runner.measure(candidates), strict=True)
+        ])  # fmt: skip
+
+    def write(self, made: list[Record]) -> None:
+        self.log.append(made)
+        self.measured += made
+
+    def _take_in(self, fresh: list[Record]) -> None:
+        """What was measured, here, before, or by another process."""
+        by_task = {}
+        for record in fresh:
+            number = self.numbers.get(record.workload, {}).get(records.key(record.config))
+            known = number is not None and record.target == str(self.target) and not record.final
+            if known and number not in self.tuners[record.workload].seconds:
+                self.tuners[record.workload].update(number, record.best_seconds)
+                by_task.setdefault(record.workload, []).append(record.best_seconds)
+        for state in self.states:
+            if state.task.workload in by_task:
+                state.update(by_task[state.task.workload])
+
+    # ------------------------------------------------------------ the end
+
+    def finish(self, mod, params, runner) -> None:
+        """Run the best few configs of each task in turns, write down how they did, and time the network."""
+        now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+        best = finals.finalists(self.tasks, [*self.earlier, *self.log_so_far()])
+        if cannot_run(self.target):
+            made = finals.by_kernel(best, runner, now)
+        else:
+            made = finals.in_network(best, mod, params, self.target, now)
+        self.write(made)
+        if not cannot_run(self.target):
+            self.network = self._compare(mod, params)
+
+    def log_so_far(self) -> list[Record]:
+        return [r for r in records.read(self.log.path) if r.target == str(self.target)]
+
+    def _compare(self, mod, params) -> measure.Comparison:
+        libs = {
+            "before": build(mod, params, self.target, records=False),
+            "after": build(mod, params, self.target, records=self.log_so_far()),
+        }
+        return measure.compare(libs, *finals.random_inputs(libs["before"]))
+
+    def result(self) -> "Tuning":
+        chosen = records.best(self.log_so_far())
+        every = [r for r in self.log_so_far() if r.seconds]
+        rows = []
+        for task, state in zip(self.tasks, self.states, strict=True):
+            best = chosen.get((task.workload, str(self.target)))
+            same = [r for r in every if r.workload == task.workload and best and r.final == best.final]
+            default = [r.best_seconds for r in same if r.config == task.default]
+            rows.append((task, state.trials, min(default, default=None), best))
+        return Tuning(rows, self.network, str(self.log.path), self.interrupted, clock.monotonic() - self.started)
+
+
+@dataclass
+class Tuning:
+    """What a tuning came to: for each task its trials, the seconds of the default config, and the best record.
+
+    `network` compares the whole network before and after, where this machine runs it. Prints as a table, and shows as
+    one.
+    """
+
+    rows: list[tuple[Task, int, float | None, Record | None]]
+    network: measure.Comparison | None
+    records: str
+    interrupted: bool
+    seconds: float
+
+    def frame(self):
+        """A pandas DataFrame with a row per task."""
+        import pandas as pd
+
+        rows = {
+            str(task): {
+                "kernels": task.count,
+                "trials": trials,
+                "before (ms)": None if before is None else before * 1e3,
+                "after (ms)": None if best is None else best.best_seconds * 1e3,
+                "ratio": None if best is None or not before else best.best_seconds / before,
+                "config": None if best is None else _short(best.config),
+            }
+            for task, trials, before, best in self.rows
+        }
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    @property
+    def summary(self) -> str:
+        trials = sum(trials for _, trials, _, _ in self.rows)
+        told = f"{trials} trials in {self.records}, {self.seconds:.0f} s"
+        if self.interrupted:
+            return f"{told}; interrupted: the same call goes on from here"
+        if self.network is None:
+            return told
+        before, after = (self.network[name].median * 1e3 for name in ("before", "after"))
+        return f"{told}; the network takes {before:.2f} ms before, {after:.2f} ms after: ratio {after / before:.2f}"
+
+    def __str__(self) -> str:
+        return f"{self.frame().to_string(float_format='{:.3f}'.format)}\n{self.summary}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.frame().style.format(precision=3).to_html() + f"<p>{self.summary}</p>"
+
+    def plot(self):
+        """The time of each task's kernels in a run of the network, before and after; see `plots.before_and_after`."""
+        from .. import plots
+
+        times = {str(t): (t.count * before, t.count * best.best_seconds) for t, _, before, best in self.rows if before}
+        return plots.before_and_after(times)
+
+
+def _short(config: dict) -> str:
+    return " ".join(str(v) if k == "family" else f"{k}={v}" for k, v in config.items() if k != "trace")

@@ -1,0 +1,161 @@
+"""Tuners: which configs of a space to measure next, given the times of those that were.
+
+A tuner numbers the configs of its space, the default config 0, which it proposes first. It proposes none twice.
+"""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+_EXPLORED = 0.15  # of a batch of `XGB`: configs at random
+_LEAST_SAMPLES = 8  # below it a cost model has nothing to say
+
+
+class Tuner:
+    """What all have in common; `propose` is theirs."""
+
+    def __init__(self, space: list[dict], seed: int | None = None):
+        self.space, self.random = space, random.Random(seed)
+        self.left = dict.fromkeys(range(len(space)))  # in the space's order
+        self.seconds: dict[int, float] = {}
+
+    def propose(self, count: int) -> list[int]:
+        """The numbers of up to `count` configs to measure next; fewer, or none, where the space ends."""
+        first = [0] if 0 in self.left else []
+        self._take(first)
+        chosen = first + self._choose(min(count - len(first), len(self.left)))
+        self._take(chosen)
+        return chosen
+
+    def update(self, number: int, seconds: float) -> None:
+        """Take in the time of a config, infinite where it failed; also of one that this tuner did not propose."""
+        self.seconds[number] = seconds
+        self.left.pop(number, None)
+
+    def _take(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.left.pop(number, None)
+
+    def _choose(self, count: int) -> list[int]:
+        raise NotImplementedError
+
+
+class Grid(Tuner):
+    """The configs one after the other."""
+
+    def _choose(self, count):
+        return list(self.left)[:count]
+
+
+class Random(Tuner):
+    """The configs in random order."""
+
+    def _choose(self, count):
+        return self.random.sample(list(self.left), count)
+
+
+class GA(Tuner):
+    """A genetic search: a proposal takes each knob from one of two good configs, or now and then any value of it."""
+
+    def __init__(self, space, seed=None, parents: int = 16, mutation: float = 0.1):
+        super().__init__(space, seed)
+        self.parents, self.mutation = parents, mutation
+        self._values = {knob: sorted({c[knob] for c in space if knob in c}, key=str) for c in space for knob in c}
+        self._numbers = {_frozen(config): number for number, config in enumerate(space)}
+
+    def _choose(self, count):
+        children: dict[int, None] = {}
+        fit = sorted((n for n, s in self.seconds.items() if s < float("inf")), key=self.seconds.get)
+        fit = fit[: max(2, min(self.parents, len(fit) // 2))]
+        for _ in range(50 * count if len(fit) >= 2 else 0):
+            if len(children) < count and (child := self._child(*self.random.sample(fit, 2))) in self.left:
+                children[child] = None
+        others = [n for n in self.left if n not in children]
+        return [*children, *self.random.sample(others, count - len(children))]
+
+    def _child(self, first: int, second: int) -> int | None:
+        """The number of a config with knobs of two others; None where there is no such config."""
+        first, second = self.space[first], self.space[second]
+        child = {}
+        for knob, value in first.items():
+            child[knob] = self.random.choice([value, second.get(knob, value)])
+            if self.random.random() < self.mutation:
+                child[knob] = self.random.choice(self._values[knob])
+        return self._numbers.get(_frozen(child))
+
+
+def _frozen(config: dict) -> frozenset:
+    return frozenset(config.items())
+
+
+class CostModel:
+    """Ranks configs by their features: gradient-boosted trees trained on pairs of configs of one workload.
+
+    XGBoost (Chen and Guestrin, KDD 2016) with a ranking loss, as AutoTVM has it (Chen et al., "Learning to Optimize
+    Tensor Programs", NeurIPS 2018). One model may serve several tasks, each of which is then ranked with what the
+    others have taught it.
+    """
+
+    def __init__(self, seed: int = 0):
+        self.seed, self._samples, self._booster, self._stale = seed, {}, None, True
+
+    def add(self, workload, features: list[float], seconds: float) -> None:
+        """A sample: the time of a config of `workload`, infinite where it failed."""
+        self._samples.setdefault(workload, []).append((features, seconds))
+        self._stale = True
+
+    def __len__(self) -> int:
+        return sum(map(len, self._samples.values()))
+
+    def predict(self, features: list[list[float]]) -> np.ndarray:
+        """A score for each config: the higher, the faster, among configs of one workload."""
+        import xgboost
+
+        if self._stale:
+            self._train(xgboost)
+        return self._booster.predict(xgboost.DMatrix(np.array(features, "float32")))
+
+    def _train(self, xgboost) -> None:
+        rows, speeds, groups = [], [], []
+        for samples in self._samples.values():
+            best = min(seconds for _, seconds in samples)
+            rows += [features for features, _ in samples]
+            speeds += [0.0 if seconds == float("inf") else best / seconds for _, seconds in samples]
+            groups.append(len(samples))
+        matrix = xgboost.DMatrix(np.array(rows, "float32"), np.array(speeds, "float32"))
+        matrix.set_group(groups)
+        settings = {
+            "objective": "rank:pairwise", "lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 8,
+            "max_depth": 6, "eta": 0.2, "min_child_weight": 0.1, "seed": self.seed, "verbosity": 0,
+        }  # fmt: skip
+        self._booster = xgboost.train(settings, matrix, num_boost_round=80)
+        self._stale = False
+
+
+class XGB(Tuner):
+    """What a cost model thinks is fastest, and a few at random; at random, too, while the model knows too little."""
+
+    def __init__(self, space, seed=None, *, workload, features: Callable[[dict], list[float]], model: CostModel):
+        super().__init__(space, seed)
+        self.workload, self.model = workload, model
+        self._features = [features(config) for config in space]
+
+    def update(self, number, seconds):
+        super().update(number, seconds)
+        self.model.add(self.workload, self._features[number], seconds)
+
+    def predicted(self) -> np.ndarray:
+        """The model's score of each config of the space."""
+        return self.model.predict(self._features)
+
+    def _choose(self, count):
+        if len(self.model) < _LEAST_SAMPLES:
+            return self.random.sample(list(self.left), count)
+        scores = self.predicted()
+        guided = sorted(self.left, key=lambda n: -scores[n])[: count - round(_EXPLORED * count)]
+        others = [n for n in self.left if n not in set(guided)]
+        return guided + self.random.sample(others, min(count - len(guided), len(others)))
+
+
+TUNERS = {"grid": Grid, "random": Random, "ga": GA, "xgb": XGB}
