@@ -1,5 +1,6 @@
-"""The command line: `python -m tvmnotes doctor | bench | classic`."""
+"""The command line: `python -m tvmnotes doctor | bench | tune | serve | classic`."""
 
+import contextlib
 import json
 import os
 import tempfile
@@ -78,6 +79,75 @@ def bench(
         data.write_whole(out, json.dumps(report, indent=1))
     if any(row["runtime"] == "TVM" and row["error"] for row in report["results"]):
         raise typer.Exit(1)
+
+
+@app.command()
+def tune(
+    network: Annotated[str, typer.Argument(help="A name that tn.models.load knows, or an ONNX file.")],
+    tuner: Annotated[str, typer.Option(help="grid, random, ga, xgb or metaschedule.")] = "xgb",
+    trials: Annotated[
+        int | None, typer.Option(help="Configs to measure in all, those in the records included.")
+    ] = None,
+    early_stopping: Annotated[
+        int | None, typer.Option(help="A task is done after so many trials in a row that were no better.")
+    ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="The file to go on with; none: NETWORK.jsonl.", show_default=False),
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The CPU to tune for, by LLVM's name; none: this one.")] = None,
+    tracker: Annotated[str | None, typer.Option(help="Measure on the servers of this RPC tracker, HOST:PORT.")] = None,
+    key: Annotated[str, typer.Option(help="The servers' key.")] = "tvmnotes",
+    batch: Annotated[int, typer.Option(help="Pictures in an input.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="For the tuner's choices.")] = None,
+):
+    """Search for faster configs of a network's kernels. The same command goes on where it was stopped.
+
+    tn.build(…, records=FILE) then uses them. Ctrl-C ends the search with the best so far.
+    """
+    if batch < 1:
+        raise typer.BadParameter(f"expected 1 or more, got {batch}", param_hint="--batch")
+    from . import tuning
+
+    try:
+        mod, params = _imported(network, batch)
+        cpu = {"kind": "llvm", "mcpu": target} if target else None
+        with tuning.rpc(tracker, key) if tracker else contextlib.nullcontext() as runner:
+            made = tuning.tune(mod, params, cpu, tuner, trials, early_stopping,
+                               records or f"{Path(network).stem}.jsonl", runner, seed=seed)  # fmt: skip
+    except (ValueError, OSError, RuntimeError) as error:
+        raise typer.BadParameter(str(error)) from None
+    typer.echo(made)
+    if made.interrupted:
+        raise typer.Exit(130)
+
+
+def _imported(network: str, batch: int):
+    """Module and parameters of a network by name, or of an ONNX file."""
+    from . import from_onnx, from_pytorch, models
+
+    if network.endswith(".onnx"):
+        return from_onnx(network)
+    net = models.load(network)
+    return from_pytorch(net, {"data": (batch, *net.input_shape[1:])})
+
+
+@app.command()
+def serve(
+    tracker: Annotated[str, typer.Option(help="The RPC tracker to register with, HOST:PORT.")] = "127.0.0.1:9190",
+    key: Annotated[str, typer.Option(help="What kind of machine this is; those who tune ask for it.")] = "tvmnotes",
+    host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The first port to try, of a hundred.")] = 9090,
+    threads: Annotated[int | None, typer.Option(help="Threads of a kernel; none: the usable cores.")] = None,
+    cores: Annotated[str, typer.Option(help="The CPUs to stay on, such as 0,1; none: all.")] = "",
+):
+    """Measure here what others tune: an RPC server. It runs whatever it is sent, so serve on trusted networks only."""
+    from .tuning import server
+
+    try:
+        server.serve(tracker, key, host, port, threads, [int(c) for c in cores.split(",") if c.strip()], typer.echo)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 @app.command(

@@ -98,6 +98,57 @@ def steps(speeds: dict, marks: dict):
     return figure
 
 
+def before_and_after(times: dict):
+    """For each name a bar of the time before (seconds) and one of the time after, the longest first; in ms."""
+    pairs = sorted(times.items(), key=lambda pair: -pair[1][0])
+    figure, axes = _axes(6.4, 1.1 + 0.34 * len(pairs))
+    rows = np.arange(len(pairs))
+    for shift, label, color in ((-0.19, "before", GREY), (0.19, "after", BLUE)):
+        axes.barh(rows + shift, [pair[1][label == "after"] * 1e3 for pair in pairs], 0.36, color=color, label=label)
+    axes.set_yticks(rows, [name for name, _ in pairs], fontsize=9)
+    axes.set_xlabel("time in a run of the network (ms)")
+    axes.legend(frameon=False)
+    axes.invert_yaxis()
+    return figure
+
+
+def best_so_far(seconds: dict, operations: int):
+    """For each tuner the best GFLOP/s after 1, 2, 3, … trials, from the `seconds` of its trials in order."""
+    figure, axes = _axes(6.4, 3.2)
+    for (name, trials), color in zip(seconds.items(), (GREY, ORANGE, GREEN, BLUE), strict=False):
+        best = operations / np.minimum.accumulate(trials) / 1e9
+        axes.step(np.arange(1, len(best) + 1), best, where="post", color=color, label=name)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("trials")
+    axes.set_ylabel("best so far (GFLOP/s)")
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def predicted(scores, seconds):
+    """What a cost model predicted of configs (a score, higher is faster) against the measured times, in ms."""
+    figure, axes = _axes(4.6, 3.2)
+    axes.scatter(scores, np.array(seconds) * 1e3, s=12, color=BLUE, alpha=0.6, linewidths=0)
+    axes.set_yscale("log")
+    axes.set_xlabel("the model's score")
+    axes.set_ylabel("measured (ms)")
+    return figure
+
+
+def heat(values, rows, columns, labels: tuple[str, str, str]):
+    """A heat map of `values` (len(rows) x len(columns), NaN where there is none); labels: of rows, columns, values."""
+    values = np.asarray(values, float)
+    figure, axes = _axes(1.6 + 0.28 * len(columns), 1.2 + 0.3 * len(rows))
+    image = axes.imshow(values, cmap="viridis", aspect="auto")
+    axes.set_xticks(range(len(columns)), columns, fontsize=8)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_ylabel(labels[0])
+    axes.set_xlabel(labels[1])
+    figure.colorbar(image, ax=axes, label=labels[2])
+    return figure
+
+
 def _digits(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 

@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import tvm
 
 from . import data, env
@@ -52,9 +53,15 @@ class Record:
     time: str = ""
 
     @property
-    def best_seconds(self) -> float:
-        """The least of the repeats: what other processes do to a machine makes times longer, never shorter."""
-        return min(self.seconds, default=float("inf"))
+    def call_seconds(self) -> float:
+        """Seconds of a call, infinite where it failed.
+
+        The least of a trial's repeats, as what other processes do to a machine makes times longer, never shorter; of
+        the turns of finals, each of which is already the least of several runs, the median.
+        """
+        if not self.seconds:
+            return float("inf")
+        return float(np.median(self.seconds)) if self.final else min(self.seconds)
 
     def __str__(self) -> str:
         return json.dumps({
@@ -246,7 +253,7 @@ def best(records: Iterable[Record]) -> dict[tuple, Record]:
         if not record.error:
             where = record.workload, record.target
             known = found.setdefault(where, record)
-            if (record.final, -record.best_seconds) > (known.final, -known.best_seconds):
+            if (record.final, -record.call_seconds) > (known.final, -known.call_seconds):
                 found[where] = record
     return found
 

@@ -1,6 +1,6 @@
 """Tuning: `tune` searches for the fastest configs of a network's kernels, by measuring.
 
-tasks         what there is to tune in a network, and which task deserves the next trials
+task          what there is to tune in a network, and which task deserves the next trials
 tuners        which configs to try: grid, random, genetic, XGBoost; features: what the last one's model sees
 runner        where they are measured: here, or on the machines behind an RPC tracker; trial: one of them
 session       the loop, from what the records hold to the finals
@@ -9,7 +9,7 @@ metaschedule  TVM's own search, for the kernels without a schedule of ours
 
 from .runner import Local, rpc
 from .session import Tuning, tune
-from .tasks import Task, tasks
+from .task import Task, tasks
 from .trial import Candidate, Trial
 
 __all__ = ["Candidate", "Local", "Task", "Trial", "Tuning", "rpc", "tasks", "tune"]

@@ -18,7 +18,7 @@ def features(workload, config: dict, vectors: Vectors, threads: int) -> list[flo
     rows, blocks = shape["tile"]
     pixels, outs = shape["line"], shape["outs"]  # what the tiles cover, in pixels and in blocks of channels
     tiles = shape["lines"] * math.ceil(pixels / rows) * math.ceil(outs / blocks)
-    useful = shape["lines"] * pixels * outs / (tiles * rows * blocks)
+    useful = shape["points"] * outs / (tiles * rows * blocks)
     chunks = shape["chunks"]
     depth = shape["depth"]
     numbers = [
@@ -47,7 +47,8 @@ def _shape(workload, config, family, lanes) -> dict:
         tiles = math.ceil(workload.rows / config["rows"]), math.ceil(panels / config["blocks"])
         return {
             "tile": (config["rows"], config["blocks"]), "line": workload.rows, "outs": panels, "lines": 1,
-            "depth": workload.depth, "data": math.prod(workload.data), "weights": math.prod(workload.weight),
+            "points": workload.rows, "depth": workload.depth,
+            "data": math.prod(workload.data), "weights": math.prod(workload.weight),
             "chunks": tiles[config["outer"] != "rows"], "run": 1, "columns": 1, "stride": 1,
         }  # fmt: skip
     n, height, width = workload.data[0], *workload.window(lanes).out_size(*workload.data[2:], *workload.weight[2:])
@@ -58,7 +59,7 @@ def _shape(workload, config, family, lanes) -> dict:
     if family == "depthwise":
         lines = math.ceil(height / config["rows"])
         return sizes | {"tile": (config["pixels"], 1), "line": width, "outs": outs, "lines": n * height, "depth": depth,
-                        "chunks": n * outs * lines, "run": config["rows"]}  # fmt: skip
+                        "points": n * height * width, "chunks": n * outs * lines, "run": config["rows"]}  # fmt: skip
     if family == "winograd":
         down, across = (math.ceil(size / config["tile"]) for size in (height, width))
         rows, columns = config["rows"], config["columns"]
@@ -66,12 +67,15 @@ def _shape(workload, config, family, lanes) -> dict:
         chunks = math.ceil(lines / config["group"]) if config["group"] else math.ceil(outs / config["blocks"])
         return sizes | {
             "tile": (rows * columns, config["blocks"]), "line": math.ceil(across / columns) * columns * rows,
+            "points": n * down * across * (config["tile"] + 2) ** 2,
             "outs": outs, "lines": lines * (config["tile"] + 2) ** 2, "depth": workload.data[1], "chunks": chunks,
             "run": rows, "columns": columns,
         }  # fmt: skip
-    line, lines = (height * width, n) if family == "pointwise" else (width, n * height)
-    tiles = math.ceil(outs / config["blocks"])
+    tiles, down = math.ceil(outs / config["blocks"]), config.get("lines", 1)
+    line, lines = (height * width, n) if family == "pointwise" else (width * down, n * math.ceil(height / down))
     runs = lines * math.ceil(line / (config["pixels"] * config["run"])) if family == "pointwise" else lines
-    return sizes | {"tile": (config["pixels"], config["blocks"]), "line": line, "outs": outs, "lines": lines,
-                    "depth": depth, "chunks": runs * tiles, "run": config.get("run", 1),
-                    "columns": runs if config["outer"] == "rows" else tiles}  # fmt: skip
+    return sizes | {
+        "tile": (down * config["pixels"], config["blocks"]), "line": line, "outs": outs, "lines": lines, "depth": depth,
+        "points": n * height * width, "chunks": runs * tiles, "run": config.get("run", down),
+        "columns": runs if config["outer"] == "rows" else tiles,
+    }  # fmt: skip

@@ -6,6 +6,7 @@ between, and operators are fused behind it: there the finals take place.
 
 import json
 import math
+import random
 import time as clock
 
 import numpy as np
@@ -14,12 +15,12 @@ from .. import records
 from ..compiler import build
 from ..compiler.schedules.marks import described
 from ..records import Record
-from .tasks import Task
+from .task import Task
 from .trial import Candidate
 
-_FINALISTS = 4  # for a task, the default config one of them
-_TURNS = 8
-_SECONDS = 0.4  # of a network's turn
+_FINALISTS = 6  # for a task, the default config one of them
+_TURNS = 16
+_RUNS, _SECONDS = 12, 0.15  # of a network's turn: so many runs, or seconds
 
 
 def finalists(tasks: list[Task], measured: list[Record]) -> dict[Task, list[dict]]:
@@ -31,9 +32,9 @@ def finalists(tasks: list[Task], measured: list[Record]) -> dict[Task, list[dict
         for record in measured:
             if record.workload == task.workload and record.seconds and not record.final:
                 found = trials.setdefault(records.key(record.config), record)
-                if record.best_seconds < found.best_seconds:
+                if record.call_seconds < found.call_seconds:
                     trials[records.key(record.config)] = record
-        ranked = [r.config for r in sorted(trials.values(), key=lambda r: r.best_seconds)]
+        ranked = [r.config for r in sorted(trials.values(), key=lambda r: r.call_seconds)]
         winner = winners.get((task.workload, task.target))
         configs = [task.default, *([winner.config] if winner else []), *ranked]
         distinct = {records.key(config): config for config in configs}
@@ -49,7 +50,11 @@ def in_network(best: dict[Task, list[dict]], mod, params, target, moment: str) -
         chosen = [records.measured(task.workload, str(target), config) for task, config in placed.items()]
         variants.append((placed, build(mod, params, target, records=chosen)))
     inputs = random_inputs(variants[0][1])
-    turns = [[_turn(lib, inputs) for _, lib in variants] for _ in range(_TURNS)]
+    turns = []
+    for _ in range(_TURNS):  # in another order each time, lest a rhythm of the machine hit always the same
+        order = random.sample(range(len(variants)), len(variants))
+        spent = {place: _turn(variants[place][1], inputs) for place in order}
+        turns.append([spent[place] for place in range(len(variants))])
     made = []
     for task, configs in best.items():
         name = described_key(task.workload)
@@ -64,7 +69,9 @@ def _turn(lib, inputs) -> dict[str, float]:
     """The seconds that a run spends on each workload: of each kernel the least of some runs."""
     least: list[float] = []
     end = clock.perf_counter() + _SECONDS
-    while not least or clock.perf_counter() < end:
+    for run in range(_RUNS):
+        if run and clock.perf_counter() > end:
+            break
         kernels, seconds = zip(*lib.timed(*inputs), strict=True)
         least = [min(pair) for pair in zip(least, seconds, strict=True)] if least else list(seconds)
     spent: dict[str, float] = {}
@@ -97,9 +104,9 @@ def by_kernel(best: dict[Task, list[dict]], runner, moment: str) -> list[Record]
 
 def random_inputs(lib) -> list[np.ndarray]:
     """Random inputs for a network; zeros where they are not of floats."""
-    random = np.random.default_rng()
+    generator = np.random.default_rng()
     return [
-        random.standard_normal(spec.shape).astype(spec.dtype) if "float" in spec.dtype
+        generator.standard_normal(spec.shape).astype(spec.dtype) if "float" in spec.dtype
         else np.zeros(spec.shape, spec.dtype)
         for spec in lib.inputs
     ]  # fmt: skip

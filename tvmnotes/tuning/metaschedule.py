@@ -13,7 +13,7 @@ from tvm.s_tir import meta_schedule as ms
 from .. import env, records
 from ..compiler.schedules import Kernel
 from .progress import Bars
-from .tasks import Task, workloads
+from .task import Task, workloads
 
 _BATCH = 16
 _REDUCTION = 2  # tvm's IterVar.CommReduce
@@ -57,7 +57,8 @@ class _Write(ms.measure_callback.PyMeasureCallback):
                         task.workload, task.target, as_config(candidate.sch.trace), spent, None, "", self.machine
                     )
                 )
-        self.session.write(made)
+        self.session.log.append(made)
+        self.session.known += made
         state.update(seconds)
         self.bars.update(task_id, state)
 
@@ -78,11 +79,11 @@ def search(session, runner) -> None:
     ]  # fmt: skip
     database = ms.database.MemoryDatabase()
     for task, state, context in zip(session.tasks, session.states, contexts, strict=True):
-        known = [r for r in session.earlier if r.workload == task.workload and r.seconds and not r.final]
+        known = [r for r in session.known if r.workload == task.workload and r.seconds and not r.final]
         for record in known:
             database.commit_tuning_record(_as_tuning_record(record, context, database, session.target))
         if known:
-            state.update([record.best_seconds for record in known])
+            state.update([record.call_seconds for record in known])
     with Bars(session.tasks, session.trials) as bars, tempfile.TemporaryDirectory() as folder:
         for number, state in enumerate(session.states):
             bars.update(number, state)

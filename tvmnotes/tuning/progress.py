@@ -4,7 +4,7 @@ import os
 
 from tqdm.auto import tqdm
 
-from .tasks import Progress, Task
+from .task import Progress, Task
 
 
 class Bars:

@@ -62,9 +62,12 @@ def _sentence(error: Exception | str) -> str:
 class Local:
     """Measures on this machine, one trial after the other."""
 
-    def __init__(self, timeout: float = 10.0, number: int = 1, repeat: int = 8, min_repeat_ms: int = 3):
-        """`timeout`: seconds for a build, and for a run. A trial has `repeat` repeats, each the mean of `number` calls,
-        or of as many as take `min_repeat_ms`."""
+    def __init__(self, timeout: float = 10.0, number: int = 1, repeat: int = 10, min_repeat_ms: int = 0):
+        """`timeout`: seconds for a build, and for a run.
+
+        A trial has `repeat` repeats, each the mean of `number` calls, or of as many as take `min_repeat_ms`. With one
+        call, which is the default, a kernel finds the caches as in a network.
+        """
         if not (shutil.which("g++") or shutil.which("clang++")):
             raise RuntimeError("tuning links a library for each trial with a C++ compiler: install g++ or clang++")
         self.timeout = timeout
@@ -137,8 +140,17 @@ def _arguments(candidate, *given):
 
 
 def _evaluate(candidate, *given):
-    *_session, library, device, evaluator, arguments = given
-    return trial.check_and_time(candidate, library, device, evaluator, arguments)
+    *session, library, device, evaluator, arguments = given
+    return trial.check_and_time(candidate, library, device, evaluator, arguments, not session or _can_sweep(*session))
+
+
+def _can_sweep(session) -> bool:
+    """Whether a server is one of `python -m tvmnotes serve`."""
+    try:
+        session.get_function("tvmnotes.sweep")
+    except AttributeError:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------- many machines

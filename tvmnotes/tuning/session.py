@@ -1,5 +1,6 @@
 """`tn.tune`: the loop over a network's tasks, from what the records hold to the best that the trials allow."""
 
+import functools
 import time as clock
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -8,6 +9,7 @@ import tvm
 
 from .. import env, measure, records
 from ..compiler import build, resolve_target
+from ..compiler.schedules import Kernel
 from ..compiler.schedules.vector import vectors
 from ..records import Log, Record
 from ..runtime import cannot_run
@@ -15,12 +17,12 @@ from . import finals, metaschedule
 from .features import features
 from .progress import Bars
 from .runner import Local
-from .tasks import Progress, Task, expected_gain
-from .tasks import tasks as tasks_of
+from .task import Progress, Task, expected_gain
+from .task import tasks as tasks_of
 from .trial import Candidate
 from .tuners import TUNERS, XGB, CostModel
 
-_BATCH = 16
+_BATCH = 8
 _TRIALS = 32  # for each task, where the user says nothing
 
 
@@ -37,7 +39,7 @@ def tune(mod: tvm.IRModule, params: dict, target=None, tuner: str = "xgb", trial
     of `tn.tuning.tasks(mod, params, target)`; seed: for the tuner's choices.
 
     Each task starts with the config that needs no tuning, and the trials go where they promise most (see
-    `tasks.expected_gain`). At the end the best few of each task run in turns, inside the network where this machine can
+    `task.expected_gain`). At the end the best few of each task run in turns, inside the network where this machine can
     run it. A kill at any moment loses the batch that was being measured; the same call goes on from there. Ctrl-C ends
     the search and returns what was found.
 
@@ -90,11 +92,18 @@ class Session:
     network: measure.Comparison | None = None
     states: list[Progress] = field(init=False)
     started: float = field(default_factory=clock.monotonic)
-    measured: list[Record] = field(default_factory=list)  # of this session
+    known: list[Record] = field(default_factory=list)  # of the target: what was in the file, and what comes
 
     def __post_init__(self):
         self.states = [Progress(task) for task in self.tasks]
-        self.earlier = [r for r in self.log.read() if r.target == str(self.target)]
+        self._read(self.log.read())
+        self.earlier = len(self.known)
+
+    def _read(self, fresh: list[Record]) -> list[Record]:
+        """Keep what is for the target."""
+        fresh = [record for record in fresh if record.target == str(self.target)]
+        self.known += fresh
+        return fresh
 
     @property
     def done(self) -> int:
@@ -104,33 +113,32 @@ class Session:
 
     def search(self, tuner: str, runner, transfer: bool, seed: int | None) -> None:
         """Measure until the trials are used up, or nothing is left to try. Ctrl-C ends it."""
-        registers, shared = vectors(self.target), CostModel()
+        shared = CostModel()
         self.tuners, self.numbers = {}, {}
         for task in self.tasks:
             more = {}
             if TUNERS[tuner] is XGB:
                 more = {"workload": task.workload, "model": shared if transfer else CostModel(),
-                        "features": lambda c, w=task.workload: features(w, c, registers, env.threads())}  # fmt: skip
+                        "features": functools.partial(self._features, task.workload)}  # fmt: skip
             self.tuners[task.workload] = TUNERS[tuner](task.space, seed, **more)
             self.numbers[task.workload] = {records.key(config): n for n, config in enumerate(task.space)}
-        if transfer:
-            for record in self.earlier:
-                if record.workload not in self.tuners and not record.final and hasattr(record.workload, "weight"):
-                    seconds = record.best_seconds
-                    shared.add(
-                        record.workload, features(record.workload, record.config, registers, env.threads()), seconds
-                    )
+        for record in self.known if transfer else []:
+            if record.workload not in self.tuners and not record.final and not isinstance(record.workload, Kernel):
+                shared.add(record.workload, self._features(record.workload, record.config), record.call_seconds)
         with Bars(self.tasks, self.trials) as bars:
-            self._take_in(self.earlier)
+            self._take_in(self.known)
             for number, state in enumerate(self.states):
                 bars.update(number, state)
             try:
                 while (number := self._next()) is not None:
                     self._batch(number, runner)
-                    self._take_in(self.log.fresh())
+                    self._take_in(self._read(self.log.fresh()))
                     bars.update(number, self.states[number])
             except KeyboardInterrupt:
                 self.interrupted = True
+
+    def _features(self, workload, config: dict) -> list[float]:
+        return features(workload, config, vectors(self.target), env.threads())
 
     def _next(self) -> int | None:
         """The number of the task whose turn it is."""
@@ -156,24 +164,20 @@ class Session:
         workload, space = state.task.workload, state.task.space
         chosen = self.tuners[workload].propose(size)
         candidates = [Candidate(workload, space[n], str(self.target)) for n in chosen]
-        self.write([
+        self.log.append([
             records.measured(c.workload, c.target, c.config, trial.seconds, trial.error, machine=runner.machine)
             for c, trial in zip(candidates, runner.measure(candidates), strict=True)
         ])  # fmt: skip
-
-    def write(self, made: list[Record]) -> None:
-        self.log.append(made)
-        self.measured += made
 
     def _take_in(self, fresh: list[Record]) -> None:
         """What was measured, here, before, or by another process."""
         by_task = {}
         for record in fresh:
             number = self.numbers.get(record.workload, {}).get(records.key(record.config))
-            known = number is not None and record.target == str(self.target) and not record.final
+            known = number is not None and not record.final
             if known and number not in self.tuners[record.workload].seconds:
-                self.tuners[record.workload].update(number, record.best_seconds)
-                by_task.setdefault(record.workload, []).append(record.best_seconds)
+                self.tuners[record.workload].update(number, record.call_seconds)
+                by_task.setdefault(record.workload, []).append(record.call_seconds)
         for state in self.states:
             if state.task.workload in by_task:
                 state.update(by_task[state.task.workload])
@@ -183,33 +187,26 @@ class Session:
     def finish(self, mod, params, runner) -> None:
         """Run the best few configs of each task in turns, write down how they did, and time the network."""
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-        best = finals.finalists(self.tasks, [*self.earlier, *self.log_so_far()])
-        if cannot_run(self.target):
-            made = finals.by_kernel(best, runner, now)
-        else:
-            made = finals.in_network(best, mod, params, self.target, now)
-        self.write(made)
-        if not cannot_run(self.target):
-            self.network = self._compare(mod, params)
-
-    def log_so_far(self) -> list[Record]:
-        return [r for r in records.read(self.log.path) if r.target == str(self.target)]
-
-    def _compare(self, mod, params) -> measure.Comparison:
-        libs = {
-            "before": build(mod, params, self.target, records=False),
-            "after": build(mod, params, self.target, records=self.log_so_far()),
-        }
-        return measure.compare(libs, *finals.random_inputs(libs["before"]))
+        best, elsewhere = finals.finalists(self.tasks, self.known), runner.machine is not None
+        if len(self.known) > self.earlier or not any(record.final for record in self.known):
+            if elsewhere:
+                self.log.append(finals.by_kernel(best, runner, now))
+            else:
+                self.log.append(finals.in_network(best, mod, params, self.target, now))
+            self._read(self.log.fresh())
+        if not elsewhere:
+            libs = {
+                "before": build(mod, params, self.target, records=False),
+                "after": build(mod, params, self.target, records=self.known),
+            }
+            self.network = measure.compare(libs, *finals.random_inputs(libs["before"]))
 
     def result(self) -> "Tuning":
-        chosen = records.best(self.log_so_far())
-        every = [r for r in self.log_so_far() if r.seconds]
-        rows = []
+        chosen, rows = records.best(self.known), []
         for task, state in zip(self.tasks, self.states, strict=True):
             best = chosen.get((task.workload, str(self.target)))
-            same = [r for r in every if r.workload == task.workload and best and r.final == best.final]
-            default = [r.best_seconds for r in same if r.config == task.default]
+            same = [r for r in self.known if best and r.workload == task.workload and r.final == best.final]
+            default = [r.call_seconds for r in same if r.config == task.default]
             rows.append((task, state.trials, min(default, default=None), best))
         return Tuning(rows, self.network, str(self.log.path), self.interrupted, clock.monotonic() - self.started)
 
@@ -232,18 +229,18 @@ class Tuning:
         """A pandas DataFrame with a row per task."""
         import pandas as pd
 
-        rows = {
-            str(task): {
+        rows = [
+            {
                 "kernels": task.count,
                 "trials": trials,
                 "before (ms)": None if before is None else before * 1e3,
-                "after (ms)": None if best is None else best.best_seconds * 1e3,
-                "ratio": None if best is None or not before else best.best_seconds / before,
+                "after (ms)": None if best is None else best.call_seconds * 1e3,
+                "ratio": None if best is None or not before else best.call_seconds / before,
                 "config": None if best is None else _short(best.config),
             }
             for task, trials, before, best in self.rows
-        }
-        return pd.DataFrame.from_dict(rows, orient="index")
+        ]
+        return pd.DataFrame(rows, index=[str(task) for task, *_ in self.rows])
 
     @property
     def summary(self) -> str:
@@ -268,7 +265,7 @@ class Tuning:
         """The time of each task's kernels in a run of the network, before and after; see `plots.before_and_after`."""
         from .. import plots
 
-        times = {str(t): (t.count * before, t.count * best.best_seconds) for t, _, before, best in self.rows if before}
+        times = {str(t): (t.count * before, t.count * best.call_seconds) for t, _, before, best in self.rows if before}
         return plots.before_and_after(times)
 
 

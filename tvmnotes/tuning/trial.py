@@ -17,12 +17,15 @@ import cloudpickle
 import numpy as np
 import tvm
 from tvm import te
+from tvm.s_tir import Schedule
 
+from .. import env
 from ..compiler import codegen
 from ..compiler.schedules import schedule_kernels
 from ..compiler.schedules.vector import vectors
 
 _TOLERANCE = 1e-3  # of the largest magnitude, as for Winograd's method
+_SWEPT = 32 << 20  # bytes: more than the cores' own caches hold
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class Trial:
 
 
 def begin() -> None:
-    """Leave Ctrl-C to the process that tunes, and end when it ends, whatever a candidate does then."""
+    """Be ready to measure; leave Ctrl-C to the process that tunes, and end when it ends, whatever a candidate does."""
+    register_sweep()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
 
@@ -69,6 +73,33 @@ def begin() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def register_sweep() -> None:
+    """Let timers call "tvmnotes.sweep" before each repeat, so that a kernel finds the caches as in a network.
+
+    There, other kernels have run since a kernel's weights were last read. The sweep reads other data, on all threads.
+    """
+
+    @functools.cache
+    def kernel():
+        count = env.threads()
+        data = te.placeholder((count, _SWEPT // count // 64, 16), name="data")
+        step = te.reduce_axis((0, data.shape[1]), "step")
+        total = te.compute((count, 16), lambda t, c: te.sum(data[t, step, c], axis=step), name="total")
+        sch = Schedule(te.create_prim_func([data, total]))
+        thread, lane, step = sch.get_loops("total")
+        sch.reorder(thread, step, lane)
+        sch.parallel(thread)
+        sch.vectorize(lane)
+        var = tvm.ir.GlobalVar("sweep")
+        library = codegen.compile_kernels(
+            {var: sch.mod["main"].with_attr("global_symbol", "sweep")}, env.host_target(), True
+        )
+        arrays = [tvm.runtime.tensor(np.ones([int(n) for n in t.shape], "float32")) for t in (data, total)]
+        return lambda: library["sweep"](*arrays)
+
+    tvm.register_global_func("tvmnotes.sweep", lambda *_: kernel()(), override=True)
 
 
 def build(mod: tvm.IRModule, target: tvm.target.Target, _params):
@@ -99,8 +130,11 @@ def arguments(candidate: Candidate, device) -> list[list[tvm.runtime.Tensor]]:
     return [[tvm.runtime.tensor(array, device) for array in arrays]]
 
 
-def check_and_time(candidate: Candidate, library, device, evaluator, arguments) -> list[float]:
-    """A runner's evaluator: seconds of a call, once per repeat. Raises ValueError for a wrong result."""
+def check_and_time(candidate: Candidate, library, device, evaluator, arguments, sweep: bool = True) -> list[float]:
+    """A runner's evaluator: seconds of a call, once per repeat, with caches swept before each unless there is none.
+
+    Raises ValueError for a wrong result.
+    """
     (tensors,) = arguments
     library["main"](*tensors)
     _, _, wanted = _inputs(candidate.workload)
@@ -109,8 +143,9 @@ def check_and_time(candidate: Candidate, library, device, evaluator, arguments) 
     if not difference <= _TOLERANCE:
         raise ValueError(f"its result differs by {difference:.1e} of the largest magnitude")
     timer = library.time_evaluator(
-        "main", device, number=evaluator.number, repeat=evaluator.repeat, min_repeat_ms=evaluator.min_repeat_ms
-    )
+        "main", device, number=evaluator.number, repeat=evaluator.repeat, min_repeat_ms=evaluator.min_repeat_ms,
+        f_preproc="tvmnotes.sweep" if sweep else "",
+    )  # fmt: skip
     return list(timer(*tensors).results)
 
 

@@ -10,7 +10,7 @@ from ...compiler.schedules import configs
 from ...compiler.schedules.convolution import Convolution
 from ...compiler.schedules.matmul import Dense
 from ...compiler.schedules.vector import vectors
-from ...tuning import tasks
+from ...tuning.task import workloads
 from .. import ir, targets
 from ..build import relax_of
 
@@ -149,7 +149,7 @@ def extract_from_program(mod, params=None, target=None, target_host=None, ops=No
         main = mod["main"] if isinstance(mod, ir.IRModule) else mod
         params = _zeros(main)
     target = _target(target)
-    found = tasks.workloads(*relax_of(mod, params), target)
+    found = workloads(*relax_of(mod, params), target)
     made = [Task(workload, target, times) for workload, times in found.items()]
     if ops is None:
         return made

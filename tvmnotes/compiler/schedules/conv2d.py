@@ -43,7 +43,8 @@ class Window:
 def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -> dict:
     """The config that runs without tuning, from the shapes of data and packed weights (see `compute`).
 
-    pixels, blocks: the register tile. outer: which loop is outside, "rows" of the picture or "channels".
+    pixels, blocks: the register tile, of one row, or of as many as "lines" says where it is there.
+    outer: which loop is outside, "rows" of the picture or "channels".
     """
     height, width = window.out_size(*data_shape[2:4], *kernel_shape[2:4])
     pixels, blocks = register_tile(width, -(-window.out // vectors.lanes), vectors)
@@ -83,7 +84,7 @@ def register_tile(width: int, blocks: int, vectors: Vectors) -> tuple[int, int]:
     return min(tiles, key=lambda t: cycles(*t))
 
 
-def compute(data, kernel, window: Window, config: dict, attrs: dict):
+def compute(data, kernel, window: Window, config: dict, attrs: dict | None = None):
     """The convolution as a tensor expression.
 
     `data` is (N, blocks, H, W, i) and `kernel` (O, I, KH, KW, i, x), or, of one group, `data` is (N, I, H, W) and
@@ -95,8 +96,9 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict):
     lanes = int(kernel.shape[-1])
     (sh, sw), (top, left, _, _), (dh, dw) = window.strides, window.padding, window.dilation
     (reach_h, reach_w), (out_h, out_w) = window.reach(kernel_h, kernel_w), window.out_size(h, w, kernel_h, kernel_w)
-    full_w = -(-out_w // config["pixels"]) * config["pixels"]
-    bottom, right = max(0, (out_h - 1) * sh + reach_h - h - top), max(0, (full_w - 1) * sw + reach_w - w - left)
+    lines, pixels = config.get("lines", 1), config["pixels"]
+    full_h, full_w = -(-out_h // lines) * lines, -(-out_w // pixels) * pixels
+    bottom, right = max(0, (full_h - 1) * sh + reach_h - h - top), max(0, (full_w - 1) * sw + reach_w - w - left)
     if any((top, left, bottom, right)):
         zeros = [0] * len(inner)
         data = topi.nn.pad(data, [0, 0, top, left, *zeros], [0, 0, bottom, right, *zeros], name="pad")
@@ -114,7 +116,7 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict):
             product = data[b, i + ii, row, column] * kernel[k, i + ii, kh, kw, c]
         return te.sum(product, axis=[i, kh, kw, ii])
 
-    made = te.compute((n, out, out_h, full_w, lanes), element, name="conv2d", attrs=attrs)
+    made = te.compute((n, out, full_h, full_w, lanes), element, name="conv2d", attrs=attrs)
     blocks = -(-window.out // lanes) if groups == 1 else out
     return crop(made, (n, blocks, out_h, out_w, lanes))
 
@@ -125,15 +127,16 @@ def schedule(sch: Schedule, config: dict) -> None:
     n, o, h, w, c, i, kh, kw, ii = sch.get_loops("conv2d")
     oo, oi = sch.split(o, [None, config["blocks"]])
     wo, wi = sch.split(w, [None, config["pixels"]])
-    outer = [n, oo, h] if config["outer"] == "channels" else [n, h, oo]
-    sch.reorder(*outer, wo, i, kh, kw, ii, wi, oi, c)
+    ho, hi = sch.split(h, [None, config.get("lines", 1)])
+    outer = [n, oo, ho] if config["outer"] == "channels" else [n, ho, oo]
+    sch.reorder(*outer, wo, i, kh, kw, ii, hi, wi, oi, c)
     fuse_tail(sch, "conv2d", wo, stages=("pad",))
     parallel(sch, outer)
-    vectorize(sch, [wi, oi, c])
+    vectorize(sch, [hi, wi, oi, c])
     if "pad" in names:
         loops = sch.get_loops("pad")
         parallel(sch, loops[:-2])
         if len(loops) == 5:
             sch.vectorize(loops[-1])
     init = sch.decompose_reduction("conv2d", i)
-    vectorize(sch, sch.get_loops(init)[-3:])
+    vectorize(sch, sch.get_loops(init)[-4:])

@@ -132,12 +132,21 @@ class Convolution:
             {"pixels": p, "blocks": b}
             for b in range(1, min(blocks, 8) + 1)
             for p in range(1, min(line, vectors.registers) + 1)
-            if p * b + b + 1 <= vectors.registers < 2 * (p * b + b + 1) + 2 * p * b
+            if _uses(p * b, b, vectors)
         ]
         outer = [{"outer": "rows"}, {"outer": "channels"}]
-        runs = [{"run": r} for r in (1, 2, 4, 8, 16)] if self._is_pointwise() else [{}]
-        family = {"family": "pointwise" if self._is_pointwise() else "conv2d"}
-        found = [family | t | r | o for t, r, o in itertools.product(tiles, runs, outer)]
+        if self._is_pointwise():
+            family, more = "pointwise", [{"run": r} for r in (1, 2, 4, 8, 16)]
+        else:
+            family, more = "conv2d", [{}]
+            tiles += [
+                {"lines": lines, "pixels": p, "blocks": b}
+                for lines in (2, 3, 4, 7) if lines <= height
+                for b in range(1, min(blocks, 3) + 1)
+                for p in range(2, width + 1)
+                if _uses(lines * p * b, b, vectors)
+            ]  # fmt: skip
+        found = [{"family": family} | t | m | o for t, m, o in itertools.product(tiles, more, outer)]
         return found + self._winograd_space(vectors)
 
     def _winograd_space(self, vectors: Vectors) -> list[dict]:
@@ -215,6 +224,11 @@ class Convolution:
         config = {key: value for key, value in config.items() if key != "family"}
         window = self.window(int(kernel.shape[-1]))
         return _FAMILIES[family].compute(data, kernel, window, config, marks(family, config, self))
+
+
+def _uses(sums: int, blocks: int, vectors: Vectors) -> bool:
+    """Whether a tile of so many sums fits into the registers and leaves not too many unused."""
+    return sums + blocks + 1 <= vectors.registers < 2 * (sums + blocks + 1) + 2 * sums
 
 
 def _divisions(length: int) -> list[int]:

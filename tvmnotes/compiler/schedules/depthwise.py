@@ -31,7 +31,7 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
     return {"rows": rows, "pixels": pixels}
 
 
-def compute(data, kernel, window: Window, config: dict, attrs: dict):
+def compute(data, kernel, window: Window, config: dict, attrs: dict | None = None):
     """The convolution of data (N, blocks, H, W, x) with kernel (blocks, 1, KH, KW, x) as a tensor expression."""
     n, blocks, h, w, lanes = (int(s) for s in data.shape)
     kernel_h, kernel_w = (int(s) for s in kernel.shape[2:4])

@@ -28,7 +28,7 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
     return {"pixels": pixels, "blocks": blocks, "run": run, "outer": outer}
 
 
-def compute(data, kernel, window: Window, config: dict, attrs: dict):
+def compute(data, kernel, window: Window, config: dict, attrs: dict | None = None):
     """The convolution of `data` (N, blocks, H, W, i) with `kernel` (O, I, 1, 1, i, x); groups as in `conv2d`."""
     n, source, h, w, inner = (int(s) for s in data.shape)
     out, ins, lanes = (int(kernel.shape[axis]) for axis in (0, 1, -1))

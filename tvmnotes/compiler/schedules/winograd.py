@@ -106,7 +106,7 @@ def transform_weight(weight: np.ndarray, tile: int, lanes: int) -> np.ndarray:
     return np.ascontiguousarray(made)
 
 
-def compute(data, kernel, window: Window, config: dict, attrs: dict):
+def compute(data, kernel, window: Window, config: dict, attrs: dict | None = None):
     """The convolution of data (N, blocks, H, W, x) with weights from `transform_weight` as a tensor expression."""
     n, sources, h, w, lanes = (int(s) for s in data.shape)
     outs = int(kernel.shape[0])
