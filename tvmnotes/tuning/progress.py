@@ -32,5 +32,7 @@ class Bars:
         return self
 
     def __exit__(self, *error):
-        for bar in (*self._tasks, self._all):
+        for bar in (self._all, *self._tasks):
+            bar.total = bar.n  # a bar that ends before its end would be red
+            bar.refresh()
             bar.close()
