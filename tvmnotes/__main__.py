@@ -46,11 +46,14 @@ def bench(
         list[str] | None, typer.Argument(help="Names that tn.models.load knows; none: resnet18.", show_default=False)
     ] = None,
     against: Annotated[
-        str, typer.Option(help="Of pytorch, compile and onnxruntime, with commas.")
+        str, typer.Option(help="Of pytorch, compile, onnxruntime and untuned (TVM without records), with commas.")
     ] = "pytorch,onnxruntime",
     threads: Annotated[int, typer.Option(help="Threads of each; 0: TVM_NUM_THREADS, else all cores.")] = 0,
     batch: Annotated[int, typer.Option(help="Pictures in an input.")] = 1,
     seconds: Annotated[float, typer.Option(help="Timed seconds for each.")] = 2.0,
+    records: Annotated[
+        list[Path] | None, typer.Option(exists=True, help="Tuning records for TVM; none: those that tvmnotes ships.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--json", dir_okay=False, callback=_writable, help="Write the figures to this file too."),
@@ -74,7 +77,7 @@ def bench(
         benchmark.check(names, peers)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    report = benchmark.run(names, peers, batch, seconds, typer.echo)
+    report = benchmark.run(names, peers, batch, seconds, typer.echo, records or None)
     if out is not None:
         data.write_whole(out, json.dumps(report, indent=1))
     if any(row["runtime"] == "TVM" and row["error"] for row in report["results"]):

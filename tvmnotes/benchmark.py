@@ -34,11 +34,12 @@ def check(networks: list[str], against: list[str]) -> None:
             models.load(name)  # raises, with near names
 
 
-def run(networks: list[str], against: list[str], batch: int, seconds: float, echo: Callable[[str], None]) -> dict:
+def run(networks: list[str], against: list[str], batch: int, seconds: float, echo: Callable[[str], None],
+        records=None) -> dict:  # fmt: skip
     """Measure each network for `seconds` per candidate, and print a table with `echo`, each network's rows at once.
 
-    `against` names peers: "pytorch" (eager), "compile" (torch.compile), "onnxruntime"; `check` knows all names. `batch`
-    is the first axis of the inputs. Returns "machine", what it is, and "results", a dictionary per network and runtime:
+    `against` names peers: "pytorch" (eager), "compile" (torch.compile), "onnxruntime", "untuned" (TVM without tuning
+    records); `check` knows all names. `batch` is the first axis of the inputs; `records` are for `tn.build`. Returns "machine", what it is, and "results", a dictionary per network and runtime:
     times in ms, the ratio of TVM's median to this runtime's, the largest difference to PyTorch relative to the
     output's largest magnitude (None where that is 0), GFLOP/s (see `count_flops`), their share of the machine's peak,
     and the seconds that it took to build: `tn.build`, torch.compile's first call, ONNX Runtime's session. Where a
@@ -54,7 +55,7 @@ def run(networks: list[str], against: list[str], batch: int, seconds: float, ech
     echo(f"{textwrap.fill(head, _WIDTH)}\n\n{_head()}")
     results = []
     for name in networks:
-        rows = _measure(name, against, batch, seconds, machine["peak_gflops"])
+        rows = _measure(name, against, batch, seconds, machine["peak_gflops"], records)
         results += rows
         echo("\n".join(_line(row, "" if i else name) for i, row in enumerate(rows)))
     if len(networks) > 1 and against:
@@ -89,7 +90,7 @@ def count_flops(net: torch.nn.Module, x: torch.Tensor) -> int:
 # ---------------------------------------------------------------- measuring
 
 
-def _measure(name: str, against: list[str], batch: int, seconds: float, peak_gflops: float) -> list[dict]:
+def _measure(name: str, against: list[str], batch: int, seconds: float, peak_gflops: float, records) -> list[dict]:
     """The rows of a network: TVM's, and one for each peer."""
     rows = {runtime: {"network": name, "runtime": runtime, **dict.fromkeys(_FACTS)} for runtime in ("TVM", *against)}
     try:
@@ -103,7 +104,8 @@ def _measure(name: str, against: list[str], batch: int, seconds: float, peak_gfl
         for runtime, row in rows.items():
             row |= {"weights": net.weights_kind, "input": list(x.shape)}
             try:
-                call, build_s = _RUNTIMES[runtime](net, x, Path(folder))
+                more = {"records": records} if records is not None and runtime == "TVM" else {}
+                call, build_s = _RUNTIMES[runtime](net, x, Path(folder), **more)
                 row |= {"difference": _difference(call(x), wanted), "build_s": build_s}
                 candidates[runtime] = call
             except Exception as error:  # whatever it is, it is this runtime's alone
@@ -137,10 +139,14 @@ def _reason(error: Exception) -> str:
 # Each gives a function from an array to an array, and the seconds that it took to build, or None.
 
 
-def _tvm(net, x, folder):
+def _tvm(net, x, folder, records=None):
     mod, params = from_pytorch(net, {"data": x.shape})
     start = clock.perf_counter()
-    return build(mod, params), clock.perf_counter() - start
+    return build(mod, params, records=records), clock.perf_counter() - start
+
+
+def _untuned(net, x, folder):
+    return _tvm(net, x, folder, records=False)
 
 
 def _pytorch(net, x, folder):
@@ -176,7 +182,7 @@ def _onnxruntime(net, x, folder):
     return lambda x: session.run(None, {"data": x})[0], clock.perf_counter() - start
 
 
-_PEERS = {"pytorch": _pytorch, "compile": _compile, "onnxruntime": _onnxruntime}
+_PEERS = {"pytorch": _pytorch, "compile": _compile, "onnxruntime": _onnxruntime, "untuned": _untuned}
 _RUNTIMES = {"TVM": _tvm, **_PEERS}
 
 # ---------------------------------------------------------------- printing
