@@ -24,6 +24,7 @@ def features(workload, config: dict, vectors: Vectors, threads: int) -> list[flo
     numbers = [
         depth, pixels, outs, shape["lines"], shape["data"], shape["weights"], rows, blocks, rows * blocks, tiles,
         chunks, depth * blocks * vectors.lanes * 4, depth * rows * 4, shape["run"], shape["columns"],
+        shape.get("chunk", 1),
     ]  # fmt: skip
     return [
         *(float(family == name) for name in _FAMILIES),
@@ -34,6 +35,7 @@ def features(workload, config: dict, vectors: Vectors, threads: int) -> list[flo
         chunks / (math.ceil(chunks / threads) * threads),  # the share of the threads that has work
         math.log2(step_cycles(rows, blocks) * tiles * depth),  # the rule's cycles
         float(config.get("outer") == "rows"),
+        float("chunk" in config),
         float(config.get("tile", 0)),
         float(config.get("group", 0)),
         float(shape["stride"]),
@@ -74,8 +76,9 @@ def _shape(workload, config, family, lanes) -> dict:
     tiles, down = math.ceil(outs / config["blocks"]), config.get("lines", 1)
     line, lines = (height * width, n) if family == "pointwise" else (width * down, n * math.ceil(height / down))
     runs = lines * math.ceil(line / (config["pixels"] * config["run"])) if family == "pointwise" else lines
+    ins = math.ceil(workload.window(lanes).ins / lanes) if workload.blocked else 1
     return sizes | {
-        "tile": (down * config["pixels"], config["blocks"]), "line": line, "outs": outs, "lines": lines, "depth": depth,
+        "chunk": config.get("chunk", ins), "tile": (down * config["pixels"], config["blocks"]), "line": line, "outs": outs, "lines": lines, "depth": depth,
         "points": n * height * width, "chunks": runs * tiles, "run": config.get("run", down),
         "columns": runs if config["outer"] == "rows" else tiles,
     }  # fmt: skip

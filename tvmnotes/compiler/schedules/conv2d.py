@@ -44,7 +44,9 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
     """The config that runs without tuning, from the shapes of data and packed weights (see `compute`).
 
     pixels, blocks: the register tile, of one row, or of as many as "lines" says where it is there.
-    outer: which loop is outside, "rows" of the picture or "channels".
+    outer: which loop is outside, "rows" of the picture or "channels". chunk, where it is there: for as many blocks of
+    input channels at a time all pixels take their turn, while their sums wait in the cache, so that large weights are
+    read once, one after the other.
     """
     height, width = window.out_size(*data_shape[2:4], *kernel_shape[2:4])
     pixels, blocks = register_tile(width, -(-window.out // vectors.lanes), vectors)
@@ -128,9 +130,15 @@ def schedule(sch: Schedule, config: dict) -> None:
     oo, oi = sch.split(o, [None, config["blocks"]])
     wo, wi = sch.split(w, [None, config["pixels"]])
     ho, hi = sch.split(h, [None, config.get("lines", 1)])
-    outer = [n, oo, ho] if config["outer"] == "channels" else [n, ho, oo]
-    sch.reorder(*outer, wo, i, kh, kw, ii, hi, wi, oi, c)
-    fuse_tail(sch, "conv2d", wo, stages=("pad",))
+    if "chunk" in config:
+        reduction, i = sch.split(i, [None, config["chunk"]])
+        outer, end = [n, oo], oo
+        sch.reorder(*outer, reduction, ho, wo, i, kh, kw, ii, hi, wi, oi, c)
+    else:
+        reduction, end = i, wo
+        outer = [n, oo, ho] if config["outer"] == "channels" else [n, ho, oo]
+        sch.reorder(*outer, wo, i, kh, kw, ii, hi, wi, oi, c)
+    fuse_tail(sch, "conv2d", end, stages=("pad",))
     parallel(sch, outer)
     vectorize(sch, [hi, wi, oi, c])
     if "pad" in names:
@@ -138,5 +146,5 @@ def schedule(sch: Schedule, config: dict) -> None:
         parallel(sch, loops[:-2])
         if len(loops) == 5:
             sch.vectorize(loops[-1])
-    init = sch.decompose_reduction("conv2d", i)
+    init = sch.decompose_reduction("conv2d", reduction)
     vectorize(sch, sch.get_loops(init)[-4:])

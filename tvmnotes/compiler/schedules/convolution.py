@@ -134,11 +134,16 @@ class Convolution:
             for p in range(1, min(line, vectors.registers) + 1)
             if _uses(p * b, b, vectors)
         ]
-        outer = [{"outer": "rows"}, {"outer": "channels"}]
+        orders = [{"outer": "rows"}, {"outer": "channels"}]
+        ins = self._packed_shape(vectors.lanes, 1)[1]
+        chunks = [{"chunk": c} for c in (1, 2, 4, 8) if c < ins and ins % c == 0] if self.blocked else []
+        by_chunk = [{"outer": "channels", **chunk} for chunk in chunks]
         if self._is_pointwise():
-            family, more = "pointwise", [{"run": r} for r in (1, 2, 4, 8, 16)]
+            family = "pointwise"
+            more = [{"run": r, **o} for r in (1, 2, 4, 8, 16) for o in orders]
+            more += [{"run": r, **o} for r in (4, 16, 64) for o in by_chunk]
         else:
-            family, more = "conv2d", [{}]
+            family, more = "conv2d", orders + by_chunk
             tiles += [
                 {"lines": lines, "pixels": p, "blocks": b}
                 for lines in (2, 3, 4, 7) if lines <= height
@@ -146,7 +151,7 @@ class Convolution:
                 for p in range(2, width + 1)
                 if _uses(lines * p * b, b, vectors)
             ]  # fmt: skip
-        found = [{"family": family} | t | m | o for t, m, o in itertools.product(tiles, more, outer)]
+        found = [{"family": family, **t, **m} for t, m in itertools.product(tiles, more)]
         return found + self._winograd_space(vectors)
 
     def _winograd_space(self, vectors: Vectors) -> list[dict]:

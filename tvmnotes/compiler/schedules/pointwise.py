@@ -18,7 +18,7 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
     """The config that runs without tuning.
 
     pixels, blocks: the register tile. run: as many tiles of pixels take their turn before the next channels. outer:
-    which loop is outside, "rows" (runs of pixels) or "channels".
+    which loop is outside, "rows" (runs of pixels) or "channels". chunk: as in `conv2d`, for the pixels of a run.
     """
     length = data_shape[2] * data_shape[3]
     pixels, blocks = register_tile(length, -(-window.out // vectors.lanes), vectors)
@@ -52,9 +52,15 @@ def schedule(sch: Schedule, config: dict) -> None:
     oo, oi = sch.split(o, [None, config["blocks"]])
     line, po, pi = sch.split(p, [None, config["run"], config["pixels"]])
     outer = [n, oo, line] if config["outer"] == "channels" else [n, line, oo]
-    sch.reorder(*outer, po, i, ii, pi, oi, c)
-    fuse_tail(sch, "pointwise", po, line=True)
+    if "chunk" in config:
+        reduction, i = sch.split(i, [None, config["chunk"]])
+        end = outer[-1]
+        sch.reorder(*outer, reduction, po, i, ii, pi, oi, c)
+    else:
+        reduction, end = i, po
+        sch.reorder(*outer, po, i, ii, pi, oi, c)
+    fuse_tail(sch, "pointwise", end, line=True)
     parallel(sch, outer)
     vectorize(sch, [pi, oi, c])
-    init = sch.decompose_reduction("pointwise", i)
+    init = sch.decompose_reduction("pointwise", reduction)
     vectorize(sch, sch.get_loops(init)[-3:])
