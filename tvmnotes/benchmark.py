@@ -41,10 +41,11 @@ def run(networks: list[str], against: list[str], batch: int, seconds: float, ech
     `against` names peers: "pytorch" (eager), "compile" (torch.compile), "onnxruntime", "untuned" (TVM without tuning
     records); `check` knows all names. `batch` is the first axis of the inputs; `records` are for `tn.build`.
 
-    Returns "machine", what it is, and "results", a dictionary per network and runtime: times in ms, the ratio of TVM's median to this runtime's, the largest difference to PyTorch relative to the
-    output's largest magnitude (None where that is 0), GFLOP/s (see `count_flops`), their share of the machine's peak,
-    and the seconds that it took to build: `tn.build`, torch.compile's first call, ONNX Runtime's session. Where a
-    runtime failed, "error" says why and its figures are None.
+    Returns "machine", what it is, and "results", a dictionary per network and runtime: times in ms, the ratio of TVM's
+    median to this runtime's, the largest difference to PyTorch relative to the output's largest magnitude (None where
+    that is 0), GFLOP/s (see `count_flops`), their share of the machine's peak, and the seconds that it took to build:
+    `tn.build`, torch.compile's first call, ONNX Runtime's session. Where a runtime failed, "error" says why and its
+    figures are None.
     """
     torch.set_num_threads(env.threads())
     machine = describe_machine()

@@ -99,26 +99,45 @@ def steps(speeds: dict, marks: dict):
 
 
 def before_and_after(times: dict):
-    """For each name a bar of the time before (seconds) and one of the time after, the longest first; in ms."""
+    """For each name a bar of the time before (seconds) and one of the time after, the longest first; in ms.
+
+    Behind the bars stands the ratio of after to before.
+    """
     pairs = sorted(times.items(), key=lambda pair: -pair[1][0])
     figure, axes = _axes(6.4, 1.1 + 0.34 * len(pairs))
     rows = np.arange(len(pairs))
-    for shift, label, color in ((-0.19, "before", GREY), (0.19, "after", BLUE)):
-        axes.barh(rows + shift, [pair[1][label == "after"] * 1e3 for pair in pairs], 0.36, color=color, label=label)
+    before, after = np.array([pair for _, pair in pairs]).T * 1e3
+    axes.barh(rows - 0.19, before, 0.36, color=GREY, label="before")
+    axes.barh(rows + 0.19, after, 0.36, color=BLUE, label="after")
+    for row, (was, now) in enumerate(zip(before, after, strict=True)):
+        axes.text(max(was, now), row, f" {now / was:.2f}x", va="center", fontsize=8)
     axes.set_yticks(rows, [name for name, _ in pairs], fontsize=9)
+    axes.set_xlim(0, max(*before, *after) * 1.12)
     axes.set_xlabel("time in a run of the network (ms)")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right")
     axes.invert_yaxis()
     return figure
 
 
-def best_so_far(seconds: dict, operations: int):
-    """For each tuner the best GFLOP/s after 1, 2, 3, … trials, from the `seconds` of its trials in order."""
+def best_so_far(runs: dict, operations: int):
+    """The best GFLOP/s after 1, 2, 3, … trials: for each tuner the median of its runs, and where their middle half lies.
+
+    `runs` has up to four names, each with a list of runs: the seconds of its trials, in order, as many in each.
+    `operations` are those of a call.
+    """
     figure, axes = _axes(6.4, 3.2)
-    for (name, trials), color in zip(seconds.items(), (GREY, ORANGE, GREEN, BLUE), strict=False):
-        best = operations / np.minimum.accumulate(trials) / 1e9
-        axes.step(np.arange(1, len(best) + 1), best, where="post", color=color, label=name)
+    longest = 1
+    for number, (name, seconds) in enumerate(runs.items()):
+        color = (GREY, ORANGE, GREEN, BLUE)[number]
+        best = operations / np.minimum.accumulate(seconds, axis=1) / 1e9
+        trials = np.arange(1, best.shape[1] + 1)
+        low, middle, high = np.percentile(best, [25, 50, 75], axis=0)
+        axes.fill_between(trials, low, high, step="post", color=color, alpha=0.2, linewidth=0)
+        axes.step(trials, middle, where="post", color=color, label=name)
+        longest = max(longest, len(trials))
     axes.set_xscale("log")
+    axes.set_xticks([tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if tick <= longest], minor=False)
+    axes.set_xticks([], minor=True)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("trials")
     axes.set_ylabel("best so far (GFLOP/s)")
@@ -126,25 +145,47 @@ def best_so_far(seconds: dict, operations: int):
     return figure
 
 
-def predicted(scores, seconds):
-    """What a cost model predicted of configs (a score, higher is faster) against the measured times, in ms."""
-    figure, axes = _axes(4.6, 3.2)
-    axes.scatter(scores, np.array(seconds) * 1e3, s=12, color=BLUE, alpha=0.6, linewidths=0)
+def predicted(scores, seconds, taught=()):
+    """What a cost model says of configs (a score, the higher the faster) against their measured times, in ms.
+
+    `taught` has the numbers of those that the model was trained on, which get another colour.
+    """
+    scores, seconds, seen = np.asarray(scores), np.asarray(seconds) * 1e3, np.zeros(len(scores), bool)
+    seen[list(taught)] = True
+    figure, axes = _axes(5.2, 3.2)
+    for which, color, label in ((~seen, BLUE, "never seen"), (seen, ORANGE, "trained on")):
+        if which.any():
+            axes.scatter(scores[which], seconds[which], s=14, color=color, alpha=0.7, linewidths=0, label=label)
     axes.set_yscale("log")
-    axes.set_xlabel("the model's score")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="y", which="minor", labelsize=8)
+    axes.set_xlabel("the model's score: the higher, the faster")
     axes.set_ylabel("measured (ms)")
+    axes.legend(frameon=False)
     return figure
 
 
-def heat(values, rows, columns, labels: tuple[str, str, str]):
-    """A heat map of `values` (len(rows) x len(columns), NaN where there is none); labels: of rows, columns, values."""
-    values = np.asarray(values, float)
-    figure, axes = _axes(1.6 + 0.28 * len(columns), 1.2 + 0.3 * len(rows))
+def heat(values, rows, columns, labels: tuple[str, str, str], marks: dict | None = None):
+    """A heat map of `values` (len(rows) x len(columns), NaN where there is none); labels: of rows, columns, values.
+
+    `marks` gives names for some fields, (row, column) as they stand in `rows` and `columns`.
+    """
+    values, rows, columns = np.asarray(values, float), list(rows), list(columns)
+    figure, axes = plt.subplots(figsize=(1.9 + 0.24 * len(columns), 1.3 + 0.28 * len(rows)), layout="constrained")
     image = axes.imshow(values, cmap="viridis", aspect="auto")
+    for (name, (row, column)), shape in zip((marks or {}).items(), ("o", "s", "D"), strict=False):
+        place = columns.index(column), rows.index(row)
+        axes.plot(*place, shape, markersize=9, color="none", markeredgecolor="white", markeredgewidth=4)
+        axes.plot(*place, shape, markersize=9, color="none", markeredgecolor="black", markeredgewidth=1.5, label=name)
     axes.set_xticks(range(len(columns)), columns, fontsize=8)
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
     axes.set_ylabel(labels[0])
     axes.set_xlabel(labels[1])
+    if marks:
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(marks), fontsize=9)
     figure.colorbar(image, ax=axes, label=labels[2])
     return figure
 

@@ -78,7 +78,8 @@ def _shape(workload, config, family, lanes) -> dict:
     runs = lines * math.ceil(line / (config["pixels"] * config["run"])) if family == "pointwise" else lines
     ins = math.ceil(workload.window(lanes).ins / lanes) if workload.blocked else 1
     return sizes | {
-        "chunk": config.get("chunk", ins), "tile": (down * config["pixels"], config["blocks"]), "line": line, "outs": outs, "lines": lines, "depth": depth,
+        "chunk": config.get("chunk", ins),
+        "tile": (down * config["pixels"], config["blocks"]), "line": line, "outs": outs, "lines": lines, "depth": depth,
         "points": n * height * width, "chunks": runs * tiles, "run": config.get("run", down),
         "columns": runs if config["outer"] == "rows" else tiles,
     }  # fmt: skip

@@ -136,14 +136,12 @@ class Convolution:
         ]
         orders = [{"outer": "rows"}, {"outer": "channels"}]
         ins = self._packed_shape(vectors.lanes, 1)[1]
-        chunks = [{"chunk": c} for c in (1, 2, 4, 8) if c < ins and ins % c == 0] if self.blocked else []
+        chunks = [{"chunk": c} for c in (1, 4, 16) if c < ins and ins % c == 0] if self.blocked else []
         by_chunk = [{"outer": "channels", **chunk} for chunk in chunks]
         if self._is_pointwise():
-            family = "pointwise"
-            more = [{"run": r, **o} for r in (1, 2, 4, 8, 16) for o in orders]
-            more += [{"run": r, **o} for r in (4, 16, 64) for o in by_chunk]
+            family, tiles = "pointwise", [{**t, "run": r} for t in tiles for r in _runs(-(-line // t["pixels"]))]
         else:
-            family, more = "conv2d", orders + by_chunk
+            family = "conv2d"
             tiles += [
                 {"lines": lines, "pixels": p, "blocks": b}
                 for lines in (2, 3, 4, 7) if lines <= height
@@ -151,7 +149,7 @@ class Convolution:
                 for p in range(2, width + 1)
                 if _uses(lines * p * b, b, vectors)
             ]  # fmt: skip
-        found = [{"family": family, **t, **m} for t, m in itertools.product(tiles, more)]
+        found = [{"family": family, **t, **o} for t, o in itertools.product(tiles, orders + by_chunk)]
         return found + self._winograd_space(vectors)
 
     def _winograd_space(self, vectors: Vectors) -> list[dict]:
@@ -229,6 +227,11 @@ class Convolution:
         config = {key: value for key, value in config.items() if key != "family"}
         window = self.window(int(kernel.shape[-1]))
         return _FAMILIES[family].compute(data, kernel, window, config, marks(family, config, self))
+
+
+def _runs(tiles: int) -> list[int]:
+    """Lengths of runs of tiles, few and many, that leave no more than a tenth of the last run unused."""
+    return sorted({r for n in (1, 2, 4, 8, 16, tiles) if -tiles % (r := min(n, tiles)) * 10 <= tiles})
 
 
 def _uses(sums: int, blocks: int, vectors: Vectors) -> bool:
