@@ -36,6 +36,7 @@ def features(workload, config: dict, vectors: Vectors, threads: int) -> list[flo
         math.log2(step_cycles(rows, blocks) * tiles * depth),  # the rule's cycles
         float(config.get("outer") == "rows"),
         float("chunk" in config),
+        float("prefetch" in config),
         float(config.get("tile", 0)),
         float(config.get("group", 0)),
         float(shape["stride"]),

@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule, ScheduleError
 
-from . import conv2d, default, depthwise, matmul, metaschedule, pointwise, rows, winograd
+from . import conv2d, default, depthwise, matmul, metaschedule, pointwise, prefetch, rows, winograd
 from .marks import described, marked
 from .vector import Vectors
 
@@ -108,7 +108,7 @@ def _schedule(func, name, lanes):
             _FAMILIES[family].schedule(sch, config)
         except ScheduleError:
             continue
-        made = sch.mod["main"]
+        made = prefetch.insert(sch.mod["main"]) if config.get("prefetch") else sch.mod["main"]
         for key, value in func.attrs.items():
             made = made.with_attr(key, value)
         if workload:

@@ -167,11 +167,9 @@ class Convolution:
                 if vectors.registers / 2 < (rows * columns + 1) * blocks + 1 <= vectors.registers
             ]  # fmt: skip
             for rows, columns, blocks in shapes:
-                groups = {0, *(g for g in (1, 2, 4) if -(-down // rows) % g == 0)}
-                found += [
-                    {"family": "winograd", "tile": tile, "rows": rows, "columns": columns, "blocks": blocks, "group": g}
-                    for g in sorted(groups)
-                ]
+                shape = {"family": "winograd", "tile": tile, "rows": rows, "columns": columns, "blocks": blocks}
+                found += [shape | {"group": g} for g in (0, 1, 2, 4) if not g or -(-down // rows) % g == 0]
+                found.append(shape | {"group": 0, "prefetch": True})
         return found
 
     # ------------------------------------------------------------ one call, on NumPy arrays

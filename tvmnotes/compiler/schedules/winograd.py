@@ -11,6 +11,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
+from . import prefetch
 from .conv2d import Window
 from .tail import block_names, parallel, vectorize
 from .vector import Vectors, filled_up, step_cycles
@@ -59,7 +60,8 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
     tile: the side of a tile of outputs. rows, columns: the tiles of a block, whose matrix products' sums are in
     registers together with `blocks` blocks of channels. group: rows of such blocks that a thread transforms and
     multiplies while they are in its cache; 0 has all inputs transformed first and shares out the channels, for weights
-    that do not fit into the cache.
+    that do not fit into the cache. prefetch, where it is there: the weights of the next of a tile's numbers come while
+    those of one are used.
     """
     n, sources, lanes = data_shape[0], data_shape[1], vectors.lanes
     side = kernel_shape[1]
@@ -195,11 +197,11 @@ def schedule(sch: Schedule, config: dict) -> None:
     sch.compute_at("winograd", tx, True)
     vectorize(sch, [yi, xi, c])
     _unroll_all(sch, sch.get_loops("half_out")[-3:])
-    _products(sch)
+    _products(sch, config)
     _inputs(sch, outer)
 
 
-def _products(sch):
+def _products(sch, config):
     """The matrix products of one block of tiles and channels."""
     stored = sch.cache_write("winograd", 0, "local")
     k, p, q, row, column, c, i, ii = sch.get_loops("winograd")[-8:]
@@ -207,6 +209,8 @@ def _products(sch):
     sch.reverse_compute_at(stored, q, True)
     vectorize(sch, sch.get_loops(stored)[-4:])
     vectorize(sch, [row, column, k, c])
+    if config.get("prefetch"):
+        prefetch.mark(sch, i, config["blocks"])
     init = sch.decompose_reduction("winograd", i)
     vectorize(sch, sch.get_loops(init)[-4:])
 

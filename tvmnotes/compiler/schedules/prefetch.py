@@ -1,0 +1,77 @@
+"""Software prefetch of weights: while the sums of one panel run, the panel after it is on its way from memory.
+
+A core's own prefetching follows the loads, so a panel that is used in several passes comes at memory's pace in the
+first, and memory rests in the others. TVM has no schedule primitive for it; a loop is marked while scheduling, and the
+prefetches are put into it afterwards.
+"""
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir import Schedule
+
+_NOTE = "tvmnotes.prefetch"
+_READ, _L2, _DATA = 0, 2, 1  # arguments of LLVM's intrinsic
+
+
+def mark(sch: Schedule, loop, blocks: int) -> None:
+    """Have each iteration of `loop` prefetch what it reads of the weight, one further along the weight's third axis.
+
+    The weight has 6 axes: blocks of output channels, of which an iteration reads `blocks`; three that stand still
+    inside the loop; a row for each input channel of a block; lanes. Past the weight's end nothing is fetched.
+    """
+    sch.annotate(loop, _NOTE, blocks)
+
+
+def insert(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The kernel with prefetches in its marked loops."""
+    return func.with_body(_inserted(func.body))
+
+
+def _inserted(stmt):
+    if isinstance(stmt, tirx.SeqStmt):
+        return tirx.SeqStmt([_inserted(one) for one in stmt.seq])
+    if isinstance(stmt, s_tir.SBlockRealize):
+        b = stmt.block
+        block = s_tir.SBlock(b.iter_vars, b.reads, b.writes, b.name_hint, _inserted(b.body), b.init, b.alloc_buffers,
+                             b.match_buffers, b.annotations)  # fmt: skip
+        return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, block)
+    if not isinstance(stmt, tirx.For):
+        return stmt
+    notes, body = dict(stmt.annotations), _inserted(stmt.body)
+    if _NOTE in notes:
+        body = tirx.SeqStmt([*_prefetches(stmt.body, int(notes.pop(_NOTE))), body])
+    return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, notes)
+
+
+def _prefetches(body, blocks: int) -> list:
+    realize, inner = _innermost(body, [])
+    (weight,) = (region for region in realize.block.reads if len(region.source.shape) == 6)
+    values = {var.var: value for var, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
+    first, p, q, i = (values[dim.min] for dim in weight.region[:4])
+    made = []
+    for block in range(blocks):
+        for row in range(int(weight.source.shape[4])):
+            next_panel = tirx.BufferLoad(weight.source, [_at_start(first, inner) + block, p, q + 1, i, row, 0])
+            how = (tirx.const(number, "int32") for number in (_READ, _L2, _DATA))
+            call = tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(next_panel), *how)
+            made.append(tirx.Evaluate(call))
+    return made
+
+
+def _innermost(stmt, loops: list):
+    """The block inside nested loops, and the variables of these."""
+    while isinstance(stmt, tirx.For):
+        loops, stmt = [*loops, stmt.loop_var], stmt.body
+    return stmt, loops
+
+
+def _at_start(expr, loops: list):
+    """An index where the variables of `loops` are 0."""
+    if isinstance(expr, tirx.Var):
+        return tirx.const(0, "int32") if any(expr.same_as(var) for var in loops) else expr
+    parts = {tirx.Add: lambda a, b: a + b, tirx.Mul: lambda a, b: a * b, tirx.FloorDiv: tvm.tirx.floordiv,
+             tirx.FloorMod: tvm.tirx.floormod}  # fmt: skip
+    for kind, made in parts.items():
+        if isinstance(expr, kind):
+            return made(_at_start(expr.a, loops), _at_start(expr.b, loops))
+    return expr
