@@ -1,0 +1,40 @@
+"""Make the records that tvmnotes ships: tune the networks of the notes on this machine, and keep the best.
+
+    python data/records/make.py avx512
+    python data/records/make.py avx2
+
+All trials go to one file in tvmnotes's cache, which a second start goes on with; the best of each workload, together
+with what is shipped already for other CPUs, goes to avx512.jsonl or avx2.jsonl beside this script.
+"""
+
+import sys
+from pathlib import Path
+
+import tvmnotes as tn
+
+NETWORKS = ("digits", "resnet18", "squeezenet1_1", "mobilenet_v2", "resnet50", "vgg11", "densenet121")
+TRIALS = 24  # for each task
+TARGETS = {"avx512": None, "avx2": {"kind": "llvm", "mcpu": "core-avx2", "num-cores": tn.env.usable_cores()}}
+
+
+def main(name: str) -> None:
+    if name not in TARGETS:
+        sys.exit(f"expected one of {', '.join(TARGETS)}; got {name!r}")
+    target = tn.compiler.resolve_target(TARGETS[name])
+    if ("avx512f" in tn.env.target_instruction_sets(target)) != (name == "avx512"):
+        sys.exit(f"this machine's target, {target}, is not one for {name}.jsonl")
+    log = tn.data.writable_cache() / "records" / f"{name}.jsonl"
+    for network in NETWORKS:
+        net = tn.models.load(network)
+        mod, params = tn.from_pytorch(net, {"data": net.input_shape})
+        made = tn.tune(mod, params, target, trials=TRIALS * len(tn.tuning.tasks(mod, params, target)), records=log)
+        print(f"{network}\n{made}\n", flush=True)
+        if made.interrupted:
+            break
+    shipped = Path(__file__).with_name(f"{name}.jsonl")
+    picked = tn.records.pick_best([shipped, log] if shipped.exists() else log, shipped)
+    print(f"{len(picked)} records in {shipped}, {shipped.stat().st_size / 1024:.0f} KiB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) == 2 else "")
