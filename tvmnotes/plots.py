@@ -120,7 +120,7 @@ def before_and_after(times: dict):
 
 
 def best_so_far(runs: dict, operations: int):
-    """The best GFLOP/s after 1, 2, 3, … trials: for each tuner the median of its runs, and where their middle half lies.
+    """The best GFLOP/s after 1, 2, 3, … trials: of each tuner's runs the median, and where their middle half lies.
 
     `runs` has up to four names, each with a list of runs: the seconds of its trials, in order, as many in each.
     `operations` are those of a call.
