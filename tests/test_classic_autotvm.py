@@ -1,25 +1,28 @@
-"""AutoTVM in the old API: tasks, tuners, measuring in another process, logs, and builds with what was found."""
+"""AutoTVM in the old API: tasks, tuners, measuring here and over RPC, logs, and builds with what was found."""
 
+import contextlib
 import json
+import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import time
 import warnings
 from pathlib import Path
 
-import cloudpickle
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 import tvm
+from instant import Instant
 from torch import nn
-from tvm import te
 
 import tvmnotes.classic
-from tvmnotes import models
-from tvmnotes.tuning.trial import Worker
+from tvmnotes import models, records
+from tvmnotes.tuning import server
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -138,10 +141,8 @@ def test_the_four_tuners_measure_write_and_count(tasks, option, tmp_path, capsys
     from tvm.autotvm.tuner import GATuner, GridSearchTuner, RandomTuner, XGBTuner
 
     log = tmp_path / "conv.log"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that XGBTuner has no cost model yet
-        tuners = [XGBTuner(tasks[0], loss_type="rank", feature_type="knob"), GATuner(tasks[1], pop_size=50),
-                  RandomTuner(tasks[2]), GridSearchTuner(tasks[3])]  # fmt: skip
+    tuners = [XGBTuner(tasks[0], plan_size=64, loss_type="rank", feature_type="knob"), GATuner(tasks[1], pop_size=50),
+              RandomTuner(tasks[2]), GridSearchTuner(tasks[3])]  # fmt: skip
     for number, tuner in enumerate(tuners, 1):
         progress = autotvm.callback.progress_bar(4, prefix=f"[Task {number:2d}/ 4] ")
         tuner.tune(n_trial=4, measure_option=option, early_stopping=None,
@@ -165,24 +166,114 @@ def test_the_four_tuners_measure_write_and_count(tasks, option, tmp_path, capsys
     }
 
 
-def test_a_small_space_is_exhausted_and_the_search_stops_early(option, tasks):
+def test_the_runner_is_obeyed_and_kept_for_all_tasks(tasks):
     from tvm import autotvm
 
-    dense = tasks[-1]
-    tuner = autotvm.tuner.GridSearchTuner(dense)
-    tuner.tune(n_trial=1000, measure_option=option)
-    assert not tuner.has_next() and len(tuner._scores) == len(dense.config_space)
-
+    made = [autotvm.LocalRunner(number=1, repeat=5, timeout=60, cooldown_interval=0) for _ in range(2)]
     seen = []
-    tuner = autotvm.tuner.RandomTuner(tasks[1])
-    tuner.tune(n_trial=1000, measure_option=option, early_stopping=3, callbacks=[lambda *args: seen.append(args)])
-    assert len(seen) == tuner.best_iter + 3
+    for runner, task in zip(made, tasks[2:4], strict=True):
+        option = autotvm.measure_option(builder="local", runner=runner)
+        autotvm.tuner.GridSearchTuner(task).tune(1, option, callbacks=[lambda *args: seen.append(args)])
+    assert [len(results[0].costs) for _, _, results in seen] == [5, 5]
+    assert made[0].open(10) is made[1].open(10)
+    assert made[0].open(90).timeout == 90, "the builder's, where that is longer"
 
 
-def test_history_is_not_measured_again(option, tasks, tmp_path):
+class Quick:
+    """A runner for `measure_option` that measures nothing: it answers with `seconds(config)`, see `Instant`."""
+
+    n_parallel, cooldown_interval = 1, 0
+
+    def __init__(self, seconds):
+        self.opened = Instant(seconds)
+
+    def open(self, _timeout):
+        return self.opened
+
+
+def quick_option(seconds, n_parallel=1):
     from tvm import autotvm
 
-    log = tmp_path / "conv.log"
+    return autotvm.measure_option(builder=autotvm.LocalBuilder(n_parallel=n_parallel), runner=Quick(seconds))
+
+
+@pytest.mark.parametrize("kind", ["GridSearchTuner", "RandomTuner", "GATuner", "XGBTuner"])
+def test_a_space_is_exhausted_each_config_once_the_default_first(kind):
+    from tvm import autotvm
+
+    dense, seen = autotvm.task.create("dense_pack.x86", args=DENSE, target="llvm"), []
+    tuner = getattr(autotvm.tuner, kind)(dense)
+    option = quick_option(lambda config: config["rows"] * 1e-6, n_parallel=3)
+    tuner.tune(n_trial=1000, measure_option=option, callbacks=[lambda _, inputs, results: seen.append(inputs)])
+    measured = [inp.config.index for inputs in seen for inp in inputs]
+    assert sorted(measured) == list(range(len(dense.config_space))) and measured[0] == 0
+    assert {len(inputs) for inputs in seen[:-1]} == {3}, "a batch holds as many as the builder builds at once"
+    assert not tuner.has_next() and tuner.next_batch(1) == []
+    tuner.reset()
+    assert tuner.has_next() and tuner.best_config is None
+
+
+def test_a_search_stops_early():
+    from tvm import autotvm
+
+    task = autotvm.task.create("dense_pack.x86", args=DENSE, target="llvm")
+    best = task.config_space[3].values
+    tuner = autotvm.tuner.GridSearchTuner(task)
+    option, seen = quick_option(lambda config: 1e-6 if config == best else 1e-3), []
+    tuner.tune(n_trial=1000, measure_option=option, early_stopping=4, callbacks=[lambda *args: seen.append(args)])
+    assert len(seen) == 4 + 4
+    assert tuner.best_config.values == best and tuner.best_flops == pytest.approx(task.flop / 1e-6)
+
+
+DENSE = (("TENSOR", (4, 512), "float32"), ("TENSOR", (64, 512), "float32"), None, "float32")
+
+
+def convolution(channels: int, size: int):
+    from tvm import autotvm
+
+    args = (("TENSOR", (1, channels, size, size), "float32"), ("TENSOR", (64, channels, 3, 3), "float32"), (2, 2),
+            (1, 1, 1, 1), (1, 1), "NCHW", "NCHW", "float32")  # fmt: skip
+    return autotvm.task.create("conv2d_NCHWc.x86", args=args, target="llvm")
+
+
+def model_time(config: dict) -> float:
+    """Seconds that a machine might take: the more of its registers hold sums, the fewer."""
+    tile = config["pixels"] * config.get("lines", 1), config["blocks"]
+    return 1e-4 * (sum(tile) / np.prod(tile) + 0.1 * (config["outer"] == "rows"))
+
+
+def places(task, entities) -> list[float]:
+    """Where configs stand among all of the task's, from 0, the fastest, to 1."""
+    times = sorted(model_time(config) for config in task.today.space)
+    return [times.index(model_time(entity.values)) / len(times) for entity in entities]
+
+
+def test_xgb_proposes_what_its_model_finds_fast():
+    from tvm import autotvm
+
+    task = convolution(64, 28)
+    tuner = autotvm.tuner.XGBTuner(task)
+    tuner.tune(24, quick_option(model_time))
+    assert sorted(places(task, tuner.next_batch(8)))[5] < 0.25, "six of eight in the best quarter"
+
+
+def test_xgb_learns_from_the_records_of_other_tasks(tmp_path):
+    from tvm import autotvm
+
+    log, other, task = tmp_path / "other.log", convolution(32, 56), convolution(64, 28)
+    autotvm.tuner.RandomTuner(other).tune(
+        64, quick_option(model_time), callbacks=[autotvm.callback.log_to_file(str(log))]
+    )
+    tuner = autotvm.tuner.XGBTuner(task)
+    tuner.load_history(autotvm.record.load_from_file(str(log)), min_seed_records=10)
+    default, *guided = tuner.next_batch(8)
+    assert default.index == 0 and sorted(places(task, guided))[4] < 0.2, "five of seven in the best fifth"
+
+
+def test_history_is_not_measured_again(tasks, tmp_path):
+    from tvm import autotvm
+
+    log, option = tmp_path / "conv.log", quick_option(lambda config: 1e-3)
     first = autotvm.tuner.GridSearchTuner(tasks[0])
     first.tune(3, option, callbacks=[autotvm.callback.log_to_file(str(log))])
     second = autotvm.tuner.GridSearchTuner(tasks[0])
@@ -245,6 +336,37 @@ def test_a_build_takes_the_best_of_a_log_within_its_context_only(network, progra
     np.testing.assert_allclose(module.get_output(0).numpy(), wanted, atol=1e-5 * np.abs(wanted).max() + 1e-6)
 
 
+def test_a_build_takes_the_records_of_today_within_the_same_context(program, tasks, tmp_path):
+    from tvm import autotvm, relay
+
+    mod, params = program
+    task, log, jsonl = tasks[1], tmp_path / "old.log", tmp_path / "new.jsonl"
+    chosen = [task.config_space[len(task.config_space) - n].values for n in (1, 2)]
+    trials = zip(chosen, [(1e-3,), (2e-3,)], [None, None], ["", "2026-01-01"], strict=True)
+    jsonl.write_text("".join(f"{records.measured(task.today.workload, task.today.target, *t)}\n" for t in trials))
+    log.write_text(autotvm.record.encode(*record_of(tasks[0], 3, 1e-3)) + "\n")
+    with autotvm.apply_history_best([str(log), str(jsonl)]):
+        lib = relay.build(mod, target="llvm", params=params)
+    for config in (chosen[1], tasks[0].config_space[3].values):
+        plain = json.dumps({k: v for k, v in config.items() if k != "family"})
+        assert any(plain in schedule for schedule in lib.compiled.kernels.values()), config
+    assert lib.compiled.tuned.startswith("autotvm.apply_history_best: 2 of this target, 5 workloads")
+    plain = relay.build(mod, target="llvm", params=params)
+    assert "apply_history_best" not in plain.compiled.tuned
+
+
+def test_tophub_gives_the_shipped_records_and_those_of_more_files(program, tasks, tmp_path):
+    from tvm import autotvm, relay
+
+    mod, params = program
+    log = tmp_path / "mine.log"
+    log.write_text(autotvm.record.encode(*record_of(tasks[0], 3, 1e-9)) + "\n")
+    with autotvm.tophub.context("llvm", extra_files=[str(log)]):
+        lib = relay.build(mod, target="llvm", params=params)
+    config = {k: v for k, v in tasks[0].config_space[3].values.items() if k != "family"}
+    assert any(json.dumps(config) in schedule for schedule in lib.compiled.kernels.values())
+
+
 def test_graph_tuners_write_the_best_records(tasks, tmp_path):
     from tvm import autotvm
     from tvm.autotvm.graph_tuner import DPTuner, PBQPTuner
@@ -269,58 +391,83 @@ def test_what_is_not_served_says_so(tasks):
 
     with pytest.raises(NotImplementedError, match="TE schedules, which TVM 0.20 dropped"):
         autotvm.template("mine")
-    with pytest.raises(NotImplementedError, match="measuring over RPC is not served"):
-        autotvm.RPCRunner("key", "127.0.0.1", 9190)
     with pytest.raises(NotImplementedError, match="relay.build makes the kernel"):
         tasks[0].instantiate(tasks[0].config_space.get(0))
 
 
-# ---------------------------------------------------------------- candidates that fail
+# ---------------------------------------------------------------- candidates that fail, and other machines
 
 
-class Planted:
-    """A workload whose configs do what they say: doubling is its work."""
+def test_a_candidate_that_fails_costs_its_trial_only(tmp_path):
+    from tvm import autotvm
 
-    weight = (4,)
+    log = tmp_path / "dense.log"
+    task = autotvm.task.create("dense_pack.x86", args=DENSE, target="llvm")
+    bad = [task.config_space[n].values for n in (1, 4, 5)]
+    option = quick_option(lambda config: "its process ended" if config in bad else 1e-3)
+    callbacks = [autotvm.callback.log_to_file(str(log))]
+    autotvm.tuner.GridSearchTuner(task).tune(8, option, callbacks=callbacks)
+    measured = list(autotvm.record.load_from_file(str(log)))
+    assert [inp.config.index for inp, result in measured if result.error_no] == [1, 4, 5]
+    assert {str(result.costs[0]) for _, result in measured if result.error_no} == {"its process ended"}
 
-    def source_shape(self, lanes):
-        return (64,)
-
-    def default_config(self, vectors):
-        return {"does": "double"}
-
-    def pack(self, weight, config, lanes):
-        return weight
-
-    def compute(self, data, kernel, config):
-        import os
-
-        if config["does"] == "crash":
-            os.abort()
-        if config["does"] == "hang":
-            time.sleep(1000)
-        if config["does"] == "raise":
-            raise RuntimeError("planted")
-        factor = 3.0 if config["does"] == "triple" else 2.0
-        return te.compute((64,), lambda i: data[i] * factor + kernel[0] * 0.0)
+    tuner = autotvm.tuner.GridSearchTuner(task)
+    tuner.load_history(measured)
+    tuner.tune(2, option, callbacks=callbacks)
+    indices = [inp.config.index for inp, _ in autotvm.record.load_from_file(str(log))]
+    assert indices == list(range(10)), "failed configs are not measured again either"
+    with autotvm.apply_history_best(measured) as best:
+        assert best._chosen(task.target)(task.today.workload) == task.config_space[0].values
 
 
-def test_a_candidate_that_fails_costs_its_trial_only(classic):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the worker does not know this file
-    worker, target = Worker(timeout=5), tvm.target.Target("llvm")
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+@pytest.fixture
+def port():
+    """The port of an RPC tracker on 127.0.0.1 with a server of the key "shelf"; both end with the test."""
+    port, started = free_port(), []
+    tracker = ["tvm.exec.rpc_tracker", "--host", "127.0.0.1", "--port", port, "--port-end", port + 1]
+    serve = ["tvmnotes", "serve", "--tracker", f"127.0.0.1:{port}", "--key", "shelf", "--port", free_port()]
     try:
-        errors = {}
-        for does in ("double", "crash", "double", "triple", "raise", "hang", "double"):
-            got = worker.measure(Planted(), {"does": does}, target)
-            errors.setdefault(does, []).append(got.error)
-            assert (got.error is None) == (does == "double") == bool(got.seconds)
+        for command, there in ((tracker, 0), (serve, 1)):
+            command = [sys.executable, "-m", *map(str, command)]
+            started.append(subprocess.Popen(command, start_new_session=True))
+            deadline = time.monotonic() + 90
+            while servers(port) != there:
+                assert time.monotonic() < deadline, f"waited in vain for {command}"
+                time.sleep(0.1)
+        yield port
     finally:
-        worker.close()
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    assert errors["crash"] == ["its process ended"]
-    assert "differs by 5.0e-01" in errors["triple"][0]
-    assert "planted" in errors["raise"][0]
-    assert errors["hang"] == ["it took longer than 5 s"]
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def servers(port: int) -> int | None:
+    """How many servers the tracker knows; None where it does not answer."""
+    with contextlib.suppress(ConnectionError):
+        return len(server.servers(f"127.0.0.1:{port}", "shelf"))
+
+
+def test_an_rpc_runner_measures_on_the_servers_of_its_key(port, tmp_path):
+    from tvm import autotvm
+
+    log = tmp_path / "dense.log"
+    runner = autotvm.RPCRunner("shelf", "127.0.0.1", port, number=2, repeat=3, timeout=60, cooldown_interval=0)
+    option = autotvm.measure_option(builder=autotvm.LocalBuilder(), runner=runner)
+    tuner = autotvm.tuner.RandomTuner(autotvm.task.create("dense_pack.x86", args=DENSE, target="llvm"))
+    tuner.tune(3, option, callbacks=[autotvm.callback.log_to_file(str(log))])
+    measured = list(autotvm.record.load_from_file(str(log)))
+    assert [len(result.costs) for _, result in measured] == [3, 3, 3]
+    assert tuner.best_flops > 0
+
+    absent = autotvm.measure_option(runner=autotvm.RPCRunner("attic", "127.0.0.1", port))
+    with pytest.raises(ConnectionError, match="knows no server of key 'attic'"):
+        tuner.tune(1, absent)
 
 
 # ---------------------------------------------------------------- whole scripts

@@ -5,60 +5,41 @@ record    logs, and builds with the best of one
 tuner     measuring, the four tuners, the progress line, the graph tuners
 """
 
-import contextlib
-
-from .record import (
-    ApplyHistoryBest,
-    MeasureErrorNo,
-    MeasureInput,
-    MeasureResult,
-    decode,
-    encode,
-    load_from_file,
-    log_to_file,
-    pick_best,
-)  # fmt: skip
-from .task import ConfigEntity, ConfigSpace, Task, create, extract_from_multiple_program, extract_from_program
-from .tuner import (
-    GATuner,
-    GraphTuner,
-    GridSearchTuner,
-    LocalBuilder,
-    LocalRunner,
-    RandomTuner,
-    Tuner,
-    XGBTuner,
-    measure_option,
-    progress_bar,
-    rpc_runner,
-)  # fmt: skip
+from ...records import shipped
+from . import record, task, tuner
 
 
 def _templates_are_gone(*_args, **_kwargs):
     raise NotImplementedError(
         "autotvm.template: templates were TE schedules, which TVM 0.20 dropped; write the kernel in TensorIR and tune "
-        "it with tvm.s_tir.meta_schedule, or tune a network's convolutions with autotvm.task.extract_from_program"
+        "it with tvm.s_tir.meta_schedule, or tune a network with tn.tune"
     )
 
 
-_TUNERS = {"XGBTuner": XGBTuner, "GATuner": GATuner, "RandomTuner": RandomTuner, "GridSearchTuner": GridSearchTuner,
-           "Tuner": Tuner}  # fmt: skip
-_MEASURE = {"measure_option": measure_option, "LocalBuilder": LocalBuilder, "LocalRunner": LocalRunner,
-            "RPCRunner": rpc_runner, "MeasureInput": MeasureInput, "MeasureResult": MeasureResult,
-            "MeasureErrorNo": MeasureErrorNo}  # fmt: skip
-_TASK = {"extract_from_program": extract_from_program, "create": create, "Task": Task,
-         "extract_from_multiple_program": extract_from_multiple_program}  # fmt: skip
-_SPACE = {"ConfigSpace": ConfigSpace, "ConfigEntity": ConfigEntity}
-_CALLBACKS = {"progress_bar": progress_bar, "log_to_file": log_to_file}
-_RECORD = {"encode": encode, "decode": decode, "load_from_file": load_from_file, "pick_best": pick_best}
-_GRAPH = {"DPTuner": GraphTuner, "PBQPTuner": GraphTuner}
-_APPLY = {"apply_history_best": ApplyHistoryBest, "ApplyHistoryBest": ApplyHistoryBest,
-          "apply_graph_best": ApplyHistoryBest, "ApplyGraphBest": ApplyHistoryBest}  # fmt: skip
+def _tophub(target, extra_files=None) -> record.ApplyHistoryBest:
+    """The records that tvmnotes ships, which builds without a context take too, and those of other files."""
+    return record.ApplyHistoryBest([*shipped(), *(extra_files or ())])
+
+
+def _of(module, *names) -> dict:
+    return {name: getattr(module, name) for name in names}
+
+
+_TUNERS = _of(tuner, "XGBTuner", "GATuner", "RandomTuner", "GridSearchTuner", "Tuner")
+_MEASURE = {**_of(tuner, "measure_option", "LocalBuilder", "LocalRunner", "RPCRunner"),
+            **_of(record, "MeasureInput", "MeasureResult", "MeasureErrorNo")}  # fmt: skip
+_TASK = _of(task, "extract_from_program", "extract_from_multiple_program", "create", "Task")
+_SPACE = _of(task, "ConfigSpace", "ConfigEntity")
+_CALLBACKS = {**_of(tuner, "progress_bar"), **_of(record, "log_to_file")}
+_RECORD = _of(record, "encode", "decode", "load_from_file", "pick_best")
+_GRAPH = dict.fromkeys(["DPTuner", "PBQPTuner"], tuner.GraphTuner)
+_APPLY = dict.fromkeys(["apply_history_best", "ApplyHistoryBest", "apply_graph_best", "ApplyGraphBest"],
+                       record.ApplyHistoryBest)  # fmt: skip
 _NOT_SERVED = dict.fromkeys(["template", "get_config", "register_topi_compute", "register_topi_schedule"],
                             _templates_are_gone)  # fmt: skip
 
 SPACES = {
-    "tvm.autotvm": {**_MEASURE, **_APPLY, **_NOT_SERVED, **_RECORD, "create": create, "Task": Task},
+    "tvm.autotvm": {**_MEASURE, **_APPLY, **_NOT_SERVED, **_RECORD, **_of(task, "create", "Task")},
     "tvm.autotvm.task": {**_TASK, **_SPACE, **_APPLY, "template": _templates_are_gone},
     "tvm.autotvm.task.space": _SPACE,
     "tvm.autotvm.task.dispatcher": _APPLY,
@@ -68,5 +49,5 @@ SPACES = {
     "tvm.autotvm.measure": _MEASURE,
     "tvm.autotvm.record": _RECORD,
     "tvm.autotvm.graph_tuner": _GRAPH,
-    "tvm.autotvm.tophub": {"context": lambda *_args, **_kwargs: contextlib.nullcontext()},
+    "tvm.autotvm.tophub": {"context": _tophub},
 }

@@ -1,6 +1,7 @@
-"""What was measured, as lines of JSON in a log, and builds with the best of it.
+"""AutoTVM's log, a line of JSON for each measurement, and builds with the best of one.
 
-A log names configs of tvmnotes's schedules; lines that TVM's own templates left are passed over, with a warning.
+A log names configs of tvmnotes's schedules; lines that TVM's own templates left are passed over, with a warning. What
+is best, and which config a build takes, is for `tvmnotes.records` to say.
 """
 
 import contextlib
@@ -9,12 +10,13 @@ import json
 import os
 import warnings
 from collections import namedtuple
-from pathlib import Path
 
 import numpy as np
 import tvm
 
+from ... import data, tuning
 from ...compiler.schedules import choose
+from ...records import Chosen, Record, best, read
 from .. import targets
 from .task import ConfigEntity, Task, workload_of
 
@@ -24,12 +26,18 @@ _VERSION = 0.2  # of the log's lines
 
 
 class MeasureErrorNo:
-    NO_ERROR, UNKNOWN_ERROR = 0, 6
+    NO_ERROR, UNKNOWN_ERROR = 0, 8
 
 
-def flops(inp: MeasureInput, result: MeasureResult) -> float:
-    """Operations in a second; 0 for a config that failed."""
-    return 0.0 if result.error_no else inp.task.flop / float(np.mean(result.costs))
+def seconds(result: MeasureResult) -> float:
+    """Of a call: the mean of the costs; infinite for a config that failed."""
+    return float("inf") if result.error_no else float(np.mean(result.costs))
+
+
+def as_record(inp: MeasureInput, result: MeasureResult) -> Record:
+    """A measurement as a record of today."""
+    task, error = inp.task.today, str(result.costs[0]) if result.error_no else None
+    return Record(task.workload, task.target, inp.config.values, () if error else (seconds(result),), error)
 
 
 def encode(inp: MeasureInput, result: MeasureResult, protocol="json") -> str:
@@ -45,28 +53,25 @@ def encode(inp: MeasureInput, result: MeasureResult, protocol="json") -> str:
 
 
 def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | None:
-    """What `encode` wrote; None for a line of another TVM's templates. ValueError for what is no record."""
+    """What `encode` wrote; None for a line that is torn, or of another TVM's templates."""
     try:
         given = json.loads(row)
         target, name, args, _ = given["input"]
-        costs, error, seconds, timestamp = given["result"]
+        costs, error, spent, timestamp = given["result"]
         config = ConfigEntity.from_json_dict(given["config"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"no record of AutoTVM: {row[:80]!r}") from error
-    try:
-        workload = workload_of(name, args)
-    except (ValueError, TypeError, IndexError):
+        task = _task(workload_of(name, args), target)
+    except (ValueError, KeyError, TypeError, IndexError):
         return None
-    task = _task(workload, target)
     if task.config_space.index(config.values) is None:
         return None
     costs = tuple(RuntimeError(c) for c in costs) if error else tuple(costs)
-    return MeasureInput(task.target, task, config), MeasureResult(costs, error, seconds, timestamp)
+    return MeasureInput(task.target, task, config), MeasureResult(costs, error, spent, timestamp)
 
 
 @functools.lru_cache(maxsize=1024)
 def _task(workload, target: str) -> Task:
-    return Task(workload, tvm.target.Target(json.loads(target) if target.startswith("{") else targets.parse(target)))
+    given = json.loads(target) if target.startswith("{") else targets.parse(target)
+    return Task(tuning.Task(workload, 1, str(tvm.target.Target(given))))
 
 
 def load_from_file(filepath):
@@ -77,65 +82,13 @@ def load_from_file(filepath):
         for line in lines:
             if not line.strip() or line.startswith("#"):
                 continue
-            try:
-                found = decode(line)
-            except ValueError:
-                found = None
-            if found is None:
-                left_out += 1
-            else:
+            if found := decode(line):
                 yield found
+            else:
+                left_out += 1
     if left_out:
         warnings.warn(f"{filepath}: {left_out} lines are torn, or of schedules that are not here, and left out",
                       stacklevel=2)  # fmt: skip
-
-
-def _best(records) -> dict:
-    """By target and workload, the measurement of the least mean time."""
-    best: dict = {}
-    for inp, result in records:
-        key = str(inp.target), inp.task.workload
-        if not result.error_no and (key not in best or np.mean(result.costs) < np.mean(best[key][1].costs)):
-            best[key] = inp, result
-    return best
-
-
-def pick_best(in_file, out_file) -> None:
-    """Write the best measurement of each task in `in_file` to `out_file`."""
-    lines = [encode(*pair) for pair in _best(load_from_file(in_file)).values()]
-    if hasattr(out_file, "write"):
-        out_file.write("".join(line + "\n" for line in lines))
-        return
-    out_file = Path(out_file)
-    part = out_file.with_name(f".{out_file.name}-{os.getpid()}")
-    part.write_text("".join(line + "\n" for line in lines))
-    part.replace(out_file)
-
-
-class ApplyHistoryBest:
-    """Within it, builds use the best configs of a log, of several, or of measurements."""
-
-    def __init__(self, records, n_lines=None):
-        self._best: dict = {}
-        self.load(records)
-
-    def load(self, records) -> None:
-        if records is None:
-            return
-        if isinstance(records, str | os.PathLike):
-            records = load_from_file(records)
-        elif isinstance(records, list | tuple) and records and isinstance(records[0], str | os.PathLike):
-            records = (pair for file in records for pair in load_from_file(file))
-        for inp, result in _best(records).values():
-            self._best[inp.task._workload] = inp.config.values, result
-
-    def __enter__(self):
-        self._context = choose(lambda workload: self._best[workload][0] if workload in self._best else None)
-        self._context.__enter__()
-        return self
-
-    def __exit__(self, *error):
-        self._context.__exit__(*error)
 
 
 def log_to_file(file_out, protocol="json"):
@@ -150,3 +103,53 @@ def log_to_file(file_out, protocol="json"):
             file.write(lines)
 
     return callback
+
+
+def pick_best(in_file, out_file) -> None:
+    """Write the best measurement of each task in `in_file` to `out_file`."""
+    pairs = list(load_from_file(in_file))
+    measured = [as_record(*pair) for pair in pairs]
+    chosen = {id(record) for record in best(measured).values()}
+    text = "".join(encode(*pair) + "\n" for pair, record in zip(pairs, measured, strict=True) if id(record) in chosen)
+    if hasattr(out_file, "write"):
+        out_file.write(text)
+    else:
+        data.write_whole(out_file, text)
+
+
+class ApplyHistoryBest:
+    """Within it, builds use the best configs of a log, of a file of `tn.tune`'s, of several, or of measurements."""
+
+    def __init__(self, records, n_lines=None):
+        self._records: list[Record] = []
+        self.load(records)
+
+    def load(self, records) -> None:
+        for each in [records] if isinstance(records, str | os.PathLike) else records or []:
+            if isinstance(each, str | os.PathLike):
+                self._records += _read(each)
+            else:
+                self._records.append(each if isinstance(each, Record) else as_record(*each))
+        self._chosen = functools.cache(lambda target: Chosen(self._records, target, "autotvm.apply_history_best"))
+
+    def __call__(self, workload) -> dict | None:
+        """The config of a workload, for the target of the build that asks."""
+        return self._chosen(tvm.target.Target.current())(workload)
+
+    def __str__(self) -> str:
+        return str(self._chosen(tvm.target.Target.current()))
+
+    def __enter__(self):
+        self._context = choose(self)
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._context.__exit__(*error)
+
+
+def _read(file) -> list[Record]:
+    """The records in a log of AutoTVM's, or in a file of `tn.tune`'s."""
+    with open(file) as lines:
+        is_todays = lines.readline().startswith('{"format"')
+    return read(file) if is_todays else [as_record(*pair) for pair in load_from_file(file)]

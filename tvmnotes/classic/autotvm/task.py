@@ -1,16 +1,14 @@
 """Tasks, convolutions and dense layers of a network under their names and arguments of old; and their configs."""
 
 import functools
+import json
 
 import numpy as np
 import tvm
 
-from ... import compiler
-from ...compiler.schedules import configs
+from ... import compiler, tuning
 from ...compiler.schedules.convolution import Convolution
 from ...compiler.schedules.matmul import Dense
-from ...compiler.schedules.vector import vectors
-from ...tuning.task import workloads
 from .. import ir, targets
 from ..build import relax_of
 
@@ -18,14 +16,13 @@ _NAMES = {"nn.conv2d": ("conv2d", "depthwise_conv2d", "group_conv2d"), "nn.dense
 
 
 class Task:
-    """A workload under its name and arguments of old, with `config_space` and `flop`."""
+    """A task of today, `today`, under its name and arguments of old, with `config_space` and `flop`."""
 
-    def __init__(self, workload, target: tvm.target.Target, times: int = 1):
-        self._workload, self.target, self.times = workload, target, times
-        self.name, self.args = _described(workload)
+    def __init__(self, today: tuning.Task):
+        self.today, self.target = today, tvm.target.Target(json.loads(today.target))
+        self.name, self.args = _described(today.workload)
         self.kwargs, self.target_host = {}, None
-        self.flop = 2 * workload.multiplications
-        self.config_space = ConfigSpace(configs(workload, vectors(target)))
+        self.flop, self.config_space = today.operations, ConfigSpace(today.space)
 
     @property
     def workload(self) -> tuple:
@@ -131,7 +128,7 @@ def _tuple(value) -> tuple[int, ...]:
 def create(task_name, args, target, target_host=None) -> Task:
     """`autotvm.task.create`: a task by its name and arguments, as tasks that were extracted have them."""
     try:
-        return Task(workload_of(str(task_name), args), _target(target))
+        return Task(tuning.Task(workload_of(str(task_name), args), 1, str(_target(target))))
     except (ValueError, TypeError, IndexError):
         raise ValueError(
             f"autotvm.task.create: no template {task_name!r} for {args!r}; there are conv2d_NCHWc.x86, "
@@ -148,9 +145,7 @@ def extract_from_program(mod, params=None, target=None, target_host=None, ops=No
     if not params and isinstance(mod, ir.IRModule | ir.Function):
         main = mod["main"] if isinstance(mod, ir.IRModule) else mod
         params = _zeros(main)
-    target = _target(target)
-    found = workloads(*relax_of(mod, params), target)
-    made = [Task(workload, target, times) for workload, times in found.items()]
+    made = [Task(task) for task in tuning.tasks(*relax_of(mod, params), _target(target))]
     if ops is None:
         return made
     wanted = tuple(kind for op in ops for kind in _NAMES.get(getattr(op, "name", str(op)), ()))

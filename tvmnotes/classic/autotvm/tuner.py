@@ -1,36 +1,66 @@
-"""Measuring, tuners, and what they tell while they run."""
+"""Measuring, tuners, and what they tell while they run: AutoTVM's loop around what `tvmnotes.tuning` searches with."""
 
+import atexit
 import functools
-import random
 import sys
 import time
 import warnings
 
-from ...tuning import trial
-from .record import MeasureErrorNo, MeasureInput, MeasureResult, flops, pick_best
+from ... import env, tuning
+from ...compiler.schedules.vector import vectors
+from ...tuning import tuners
+from ...tuning.features import features
+from .record import MeasureErrorNo, MeasureInput, MeasureResult, pick_best, seconds
 from .task import ConfigEntity, Task
+
+_PLAN = 8  # configs that a search proposes at once
+
+
+# ---------------------------------------------------------------- measuring
 
 
 class LocalBuilder:
-    """Builds in the process that measures. `timeout` is in seconds."""
+    """Builds, `n_parallel` candidates at once; None: one for each core. `timeout` is in seconds."""
 
-    def __init__(
-        self, timeout=10, n_parallel=None, build_kwargs=None, build_func="default", do_fork=False, runtime=None
-    ):
-        self.timeout = timeout
+    def __init__(self, timeout=10, n_parallel=None, build_kwargs=None, build_func="default", do_fork=False,
+                 runtime=None):  # fmt: skip
+        self.timeout, self.n_parallel = timeout, n_parallel or env.usable_cores()
 
 
 class LocalRunner:
-    """Measures in a process on this machine, `repeat` times the mean of `number` calls. `timeout` is in seconds."""
+    """Measures on this machine: `repeat` times the mean of `number` calls, with caches swept before.
+
+    `timeout` is in seconds; the longer one of builder and runner is that of both.
+    """
+
+    n_parallel: int | None = 1
+    _where: tuple = ()
 
     def __init__(self, timeout=10, number=4, repeat=3, min_repeat_ms=0, cooldown_interval=0.1,
                  enable_cpu_cache_flush=False, module_loader=None):  # fmt: skip
-        self.timeout, self.number, self.repeat = timeout, number, repeat
-        self.min_repeat_ms, self.cooldown_interval = min_repeat_ms, cooldown_interval
+        self.timeout, self.cooldown_interval = timeout, cooldown_interval
+        self._options = {"number": number, "repeat": repeat, "min_repeat_ms": min_repeat_ms}
+
+    def open(self, timeout: float) -> tuning.Local:
+        """What measures. Raises ConnectionError where there is no tracker, or no server."""
+        return _opened(*self._where, timeout=max(timeout, self.timeout), **self._options)
 
 
-def rpc_runner(*_args, **_kwargs):
-    raise NotImplementedError("autotvm.RPCRunner: measuring over RPC is not served; autotvm.LocalRunner measures here")
+class RPCRunner(LocalRunner):
+    """Measures on all servers of `key` that are known to the tracker at `host` and `port`."""
+
+    def __init__(self, key, host, port, priority=1, timeout=10, n_parallel=None, number=4, repeat=3, min_repeat_ms=0,
+                 cooldown_interval=0.1, enable_cpu_cache_flush=False, module_loader=None):  # fmt: skip
+        super().__init__(timeout, number, repeat, min_repeat_ms, cooldown_interval)
+        self._where, self.n_parallel = (f"{host}:{port}", key), n_parallel
+
+
+@functools.cache
+def _opened(*where, **options) -> tuning.Local:
+    """One for all tasks, as its worker processes take seconds to start."""
+    made = tuning.rpc(*where, **options) if where else tuning.Local(**options)
+    atexit.register(made.close)
+    return made
 
 
 def measure_option(builder="local", runner="local") -> dict:
@@ -41,21 +71,23 @@ def measure_option(builder="local", runner="local") -> dict:
     }
 
 
-@functools.cache
-def _worker(timeout: float) -> trial.Worker:
-    """The process that measures, for all tasks."""
-    return trial.Worker(timeout)
-
-
-def _measured(worker: trial.Worker, inp: MeasureInput, runner: LocalRunner) -> MeasureResult:
+def _measure(opened: tuning.Local, inputs: list[MeasureInput], cooldown: float) -> list[MeasureResult]:
     start = time.time()
-    got = worker.measure(
-        inp.task._workload, inp.config.values, inp.target, runner.number, runner.repeat, runner.min_repeat_ms
-    )
-    time.sleep(runner.cooldown_interval)
-    error = MeasureErrorNo.UNKNOWN_ERROR if got.error else MeasureErrorNo.NO_ERROR
-    costs = (RuntimeError(got.error),) if got.error else tuple(got.seconds)
-    return MeasureResult(costs, error, time.time() - start, time.time())
+    tasks = [inp.task.today for inp in inputs]
+    trials = opened.measure([
+        tuning.Candidate(task.workload, inp.config.values, task.target)
+        for task, inp in zip(tasks, inputs, strict=True)
+    ])  # fmt: skip
+    time.sleep(cooldown)
+    spent = (time.time() - start) / len(trials)
+    return [
+        MeasureResult((RuntimeError(trial.error),), MeasureErrorNo.UNKNOWN_ERROR, spent, time.time()) if trial.error
+        else MeasureResult(trial.seconds, MeasureErrorNo.NO_ERROR, spent, time.time())
+        for trial in trials
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- tuners
 
 
 class Tuner:
@@ -67,51 +99,51 @@ class Tuner:
 
     def reset(self) -> None:
         self.best_config, self.best_flops, self.best_measure_pair, self.best_iter = None, 0.0, None, 0
-        self._left = list(range(1, len(self.task.config_space)))
-        self._scores: dict[int, float] = {}
+        self._search, self._plan = self._begin(self.task.today.space), []
 
-    def propose(self) -> int:
-        """The next config's number, out of `_left`."""
-        raise NotImplementedError
+    def _begin(self, space: list[dict]) -> tuners.Tuner:
+        return tuners.Grid(space)
 
     def has_next(self) -> bool:
-        return len(self._scores) < len(self.task.config_space)
+        return bool(self._plan or self._search.left)
 
     def next_batch(self, batch_size: int) -> list[ConfigEntity]:
         batch = []
-        while len(batch) < batch_size and (self._left or 0 not in self._scores):
-            index = 0 if not self._scores and not batch else self.propose()
-            if index in self._left:
-                self._left.remove(index)
-            batch.append(self.task.config_space.get(index))
+        while len(batch) < batch_size and self.has_next():
+            self._plan = self._plan or self._search.propose(_PLAN)
+            batch.append(self.task.config_space.get(self._plan.pop(0)))
         return batch
 
     def update(self, inputs, results) -> None:
         for inp, result in zip(inputs, results, strict=True):
-            self._scores[inp.config.index] = flops(inp, result)
+            self._search.update(inp.config.index, seconds(result))
 
     def load_history(self, data_set, min_seed_records=500) -> None:
-        """Take over what was measured of this very task, so that it is not measured again."""
+        """Take over what was measured for the same target: of this very task, so that it is not measured again."""
         for inp, result in data_set:
-            index = self.task.config_space.index(inp.config.values) if inp.task.workload == self.task.workload else None
-            if index is not None and not result.error_no:
-                self.update([inp._replace(config=self.task.config_space.get(index))], [result])
-                if index in self._left:
-                    self._left.remove(index)
+            if inp.task.today.target == self.task.today.target:
+                self._take_over(inp.task.today.workload, inp.config.values, seconds(result))
+
+    def _take_over(self, workload, config: dict, spent: float) -> None:
+        number = self.task.config_space.index(config) if workload == self.task.today.workload else None
+        if number is not None:
+            self._search.update(number, spent)
 
     def tune(self, n_trial, measure_option, early_stopping=None, callbacks=(), si_prefix="G") -> None:
         """Measure up to `n_trial` configs, or until `early_stopping` of them in a row were no better."""
-        runner = measure_option["runner"]
-        worker = _worker(runner.timeout + measure_option["builder"].timeout)
-        for done in range(1, n_trial + 1):
-            if not (batch := self.next_batch(1)):
-                return
-            inputs = [MeasureInput(self.task.target, self.task, config) for config in batch]
-            results = [_measured(worker, inp, runner) for inp in inputs]
-            reached = flops(inputs[0], results[0])
-            if reached > self.best_flops:
-                self.best_flops, self.best_config, self.best_iter = reached, inputs[0].config, done
-                self.best_measure_pair = inputs[0], results[0]
+        builder, runner, done = measure_option["builder"], measure_option["runner"], 0
+        opened = runner.open(builder.timeout)
+        while done < n_trial and self.has_next():
+            size = max(builder.n_parallel, runner.n_parallel or opened.servers())
+            inputs = [MeasureInput(self.task.target, self.task, config)
+                      for config in self.next_batch(min(size, n_trial - done))]  # fmt: skip
+            results = _measure(opened, inputs, runner.cooldown_interval)
+            for inp, result in zip(inputs, results, strict=True):
+                done += 1
+                reached = self.task.flop / seconds(result)
+                if reached > self.best_flops:
+                    self.best_flops, self.best_config, self.best_iter = reached, inp.config, done
+                    self.best_measure_pair = inp, result
             self.update(inputs, results)
             for callback in callbacks:
                 callback(self, inputs, results)
@@ -122,83 +154,69 @@ class Tuner:
 class GridSearchTuner(Tuner):
     """The configs one after the other."""
 
-    def propose(self) -> int:
-        return self._left[0]
-
 
 class RandomTuner(Tuner):
     """The configs in random order."""
 
-    def propose(self) -> int:
-        return random.choice(self._left)
+    def _begin(self, space):
+        return tuners.Random(space)
 
 
 class GATuner(Tuner):
-    """A genetic search: each proposal takes its knobs from two of the best so far, now and then one at random."""
+    """A genetic search, whose parents are the `pop_size` best so far."""
 
     def __init__(self, task, pop_size=100, elite_num=3, mutation_prob=0.1, **_options):
-        self._population, self._mutation = pop_size, mutation_prob
+        self._options = {"parents": pop_size, "mutation": mutation_prob}
         super().__init__(task)
 
-    def propose(self) -> int:
-        space, best = self.task.config_space, sorted(self._scores, key=self._scores.get, reverse=True)
-        parents = best[: max(2, min(self._population, len(best) // 3))]
-        for _ in range(50 if len(parents) >= 2 else 0):
-            first, second = (space.get(index).values for index in random.sample(parents, 2))
-            child = {name: random.choice([value, second.get(name, value)]) for name, value in first.items()}
-            child = {name: random.choice(space.space_map[name]) if random.random() < self._mutation else value
-                     for name, value in child.items()}  # fmt: skip
-            index = space.index(child)
-            if index in self._left:
-                return index
-        return random.choice(self._left)
+    def _begin(self, space):
+        return tuners.GA(space, **self._options)
 
 
-class XGBTuner(GATuner):
-    """Searches as GATuner does: the XGBoost cost model is not there yet, which is said once."""
+class XGBTuner(Tuner):
+    """A cost model proposes; it learns from each batch, and from other tasks with `load_history`."""
 
     def __init__(self, task, plan_size=64, feature_type="itervar", loss_type="rank", num_threads=None, **_options):
-        _say_once("autotvm.XGBTuner searches genetically for now, without a cost model")
         super().__init__(task)
 
+    def _begin(self, space):
+        of_own = functools.partial(self._features, self.task.today.workload)
+        return tuners.XGB(space, workload=self.task.today.workload, features=of_own, model=tuners.CostModel())
 
-_said: set[str] = set()
+    def _features(self, workload, config: dict) -> list[float]:
+        return features(workload, config, vectors(self.task.target), env.threads())
 
-
-def _say_once(sentence: str) -> None:
-    if sentence not in _said:
-        _said.add(sentence)
-        warnings.warn(sentence, stacklevel=4)
+    def _take_over(self, workload, config, spent):
+        super()._take_over(workload, config, spent)
+        if workload != self.task.today.workload:
+            self._search.model.add(workload, self._features(workload, config), spent)
 
 
 def progress_bar(total, prefix="", si_prefix="G"):
     """A callback that writes the line `[Task  1/25]  Current/Best: … GFLOPS | Progress: (4/20) | 6.23 s`."""
-    state = {"done": 0, "best": 0.0, "start": time.time()}
-    _progress(prefix, 0.0, 0.0, 0, total, 0.0)
+    start, reached = time.time(), [0.0]
 
-    def callback(tuner, inputs, results):
-        current = 0.0
-        for inp, result in zip(inputs, results, strict=True):
-            state["done"] += 1
-            current = flops(inp, result) / 1e9
-            state["best"] = max(state["best"], current)
-        _progress(prefix, current, state["best"], state["done"], total, time.time() - state["start"])
+    def write():
+        done, spent = len(reached) - 1, time.time() - start
+        sys.stdout.write(f"\r{prefix} Current/Best: {reached[-1]:7.2f}/{max(reached):7.2f} GFLOPS | Progress: "
+                         f"({done}/{total}) | {spent:.2f} s{' Done.' * (done >= total)}")  # fmt: skip
+        sys.stdout.write("\n" * (done >= total))
+        sys.stdout.flush()
 
+    def callback(_tuner, inputs, results):
+        reached.extend(i.task.flop / seconds(r) / 1e9 for i, r in zip(inputs, results, strict=True))
+        write()
+
+    write()
     return callback
-
-
-def _progress(prefix, current, best, done, total, seconds) -> None:
-    end = " Done.\n" if done >= total else ""
-    sys.stdout.write(f"\r{prefix} Current/Best: {current:7.2f}/{best:7.2f} GFLOPS | Progress: ({done}/{total}) "
-                     f"| {seconds:.2f} s{end}")  # fmt: skip
-    sys.stdout.flush()
 
 
 class GraphTuner:
     """DPTuner and PBQPTuner: the layouts of a build are uniform here, so the best records are all there is to write."""
 
     def __init__(self, graph, input_shapes, records, target_ops, target, max_sch_num=20, dtype="float32", **_options):
-        _say_once("autotvm's graph tuners write the best records: layouts are uniform, there are none to choose")
+        warnings.warn("autotvm's graph tuners write the best records: layouts are uniform, there are none to choose",
+                      stacklevel=2)  # fmt: skip
         self._records = records
 
     def benchmark_layout_transform(self, **_options) -> None:
