@@ -32,7 +32,7 @@ from . import (
 # What scripts ask for and nothing here serves: why, and the way today.
 _GONE = {
     "micro": "microTVM was dropped in TVM 0.19; export with lib.save and run on the C++ runtime",
-    "auto_scheduler": "Ansor was dropped in TVM 0.20; tune with tvm.s_tir.meta_schedule",
+    "auto_scheduler": "Ansor was dropped in TVM 0.20; tn.tune(…, tuner='metaschedule') searches as it did",
     "tir": "tvm.tir became tvm.tirx",
     "hybrid": "hybrid script was dropped; write TensorIR with tvm.script",
     "ir_builder": "the IR builder was dropped; write TensorIR with tvm.script",
