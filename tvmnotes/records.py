@@ -102,20 +102,29 @@ def parse(line: str | bytes) -> Record | str:
     """The record in a line, or, in a few words, why there is none."""
     try:
         given = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "torn"
     if not isinstance(given, dict) or given.get("format") != _FORMAT:
         return "of another format"
     try:
-        target, config = json.dumps(given["target"]), given["config"]
         record = Record(
-            _workload(given["workload"]), _canonical(target), config, tuple(map(float, given["seconds"])),
-            given["error"], given["final"], given["machine"], given["versions"], given["time"],
+            _workload(given["workload"]), _canonical(json.dumps(given["target"])), given["config"],
+            tuple(map(float, given["seconds"])), given["error"], given["final"], given["machine"], given["versions"],
+            given["time"],
         )  # fmt: skip
-        known = is_config(record.workload, config, record.target)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError):
+        sound = _is_sound(record)
+        known = sound and is_config(record.workload, record.config, record.target)
+    except Exception:  # a foreign line may hold anything
         return "of another format"
-    return record if known else "of configs that no longer exist"
+    return record if known else "of configs that no longer exist" if sound else "of another format"
+
+
+def _is_sound(record: Record) -> bool:
+    """Whether a record's parts are of their kinds: either seconds or an error, for one."""
+    texts = record.final, record.time, record.error or ""
+    timed = all(0 < seconds < float("inf") for seconds in record.seconds)
+    failed = isinstance(record.error, str)
+    return all(isinstance(text, str) for text in texts) and timed and failed == (not record.seconds)
 
 
 @functools.lru_cache(maxsize=64)
@@ -130,7 +139,9 @@ def vectors_of(target: str) -> Vectors:
 
 def is_config(workload, config: dict, target: str) -> bool:
     """Whether the schedules of today know the config."""
-    return isinstance(workload, Kernel) or key(config) in _config_keys(workload, vectors_of(target))
+    if isinstance(workload, Kernel):
+        return {"default": "lanes", "metaschedule": "trace"}.get(config.get("family")) in config
+    return key(config) in _config_keys(workload, vectors_of(target))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -161,25 +172,13 @@ class Log:
 
     def fresh(self) -> list[Record]:
         """The records that came since the last call, whoever wrote them. Warns of lines that hold none."""
-        self._file.seek(self._read)
-        text = self._file.read()
-        whole = text.rfind(b"\n") + 1
-        self._read += whole
-        parsed = [parse(line) for line in text[:whole].splitlines() if line.strip()]
+        with _locked(self._file, shared=True):  # nobody is in the middle of a line
+            self._file.seek(self._read)
+            text = self._file.read()
+        self._read += len(text)
+        parsed = [parse(line) for line in text.splitlines() if line.strip()]
         self._note(Counter(reason for reason in parsed if isinstance(reason, str)))
         return [record for record in parsed if isinstance(record, Record)]
-
-    def read(self) -> list[Record]:
-        """All records; a last line that was torn, and nothing appended to since, is warned of too."""
-        found = self.fresh()
-        rest = self._file.read() if self._file.seek(self._read) is not None else b""
-        if rest.strip():
-            last = parse(rest)
-            if isinstance(last, Record):
-                found.append(last)
-            else:
-                self._note(Counter([last]))
-        return found
 
     def _note(self, left_out: Counter) -> None:
         if left_out:
@@ -216,14 +215,14 @@ class Log:
 
 
 class _locked:
-    """Within it, no other process appends to the file."""
+    """Within it, no other process appends to the file; nor reads it, unless both read."""
 
-    def __init__(self, file):
-        self._file = file
+    def __init__(self, file, shared: bool = False):
+        self._file, self._shared = file, shared
 
     def __enter__(self):
         if fcntl:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            fcntl.flock(self._file, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
 
     def __exit__(self, *error):
         if fcntl:
@@ -235,7 +234,7 @@ def read(*paths: str | os.PathLike) -> list[Record]:
     found = []
     for path in paths:
         log = Log(path)
-        found += log.read()
+        found += log.fresh()
         log.close()
     return found
 

@@ -1,5 +1,6 @@
 """`tn.tune`: the loop over a network's tasks, from what the records hold to the best that the trials allow."""
 
+import contextlib
 import functools
 import time as clock
 from dataclasses import dataclass, field
@@ -54,28 +55,24 @@ def tune(mod: tvm.IRModule, params: dict, target=None, tuner: str = "xgb", trial
     target = resolve_target(target)
     if runner is None and (reason := cannot_run(target)):
         raise ValueError(f"this machine cannot measure for {target}: {reason}; give runner=tn.tuning.rpc(…)")
-    find = metaschedule.tasks if tuner == "metaschedule" else tasks_of
-    tasks = list(find(mod, params, target) if tasks is None else tasks)
-    if not tasks:
-        raise ValueError("nothing to tune: the network has no kernels for this tuner")
-    trials = trials or _TRIALS * len(tasks)
-    log = Log(records, write=True)
-    session = Session(tasks, target, log, trials, early_stopping)
-    own = runner is None
-    runner = Local() if own else runner
-    try:
-        if tuner == "metaschedule":
-            metaschedule.search(session, runner)
-        else:
-            session.search(tuner, runner, transfer, seed)
-        if not session.interrupted:
-            session.finish(mod, params, runner)
-    except KeyboardInterrupt:
-        session.interrupted = True
-    finally:
-        log.close()
-        if own:
-            runner.close()
+    with contextlib.ExitStack() as stack:
+        if runner is None:
+            runner = stack.enter_context(Local())
+        log = stack.enter_context(contextlib.closing(Log(records, write=True)))
+        find = metaschedule.tasks if tuner == "metaschedule" else tasks_of
+        tasks = list(find(mod, params, target) if tasks is None else tasks)
+        if not tasks:
+            raise ValueError("nothing to tune: the network has no kernels for this tuner")
+        session = Session(tasks, target, log, trials or _TRIALS * len(tasks), early_stopping)
+        try:
+            if tuner == "metaschedule":
+                metaschedule.search(session, runner)
+            else:
+                session.search(tuner, runner, transfer, seed)
+            if not session.interrupted:
+                session.finish(mod, params, runner)
+        except KeyboardInterrupt:
+            session.interrupted = True
     return session.result()
 
 
@@ -96,7 +93,7 @@ class Session:
 
     def __post_init__(self):
         self.states = [Progress(task) for task in self.tasks]
-        self._read(self.log.read())
+        self._read(self.log.fresh())
         self.earlier = len(self.known)
 
     def _read(self, fresh: list[Record]) -> list[Record]:

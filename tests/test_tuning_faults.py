@@ -1,0 +1,359 @@
+"""What may happen to a tuning: it is killed or stopped, the disk is full, two share a file, candidates are bad."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import cloudpickle
+import psutil
+import pytest
+from instant import TARGET
+from tvm import te
+
+import tvmnotes as tn
+from tvmnotes import records
+from tvmnotes.compiler.schedules.convolution import Convolution
+from tvmnotes.tuning import Local, Task
+
+HERE = Path(__file__).parent  # where a process of its own finds `instant` and `conftest`
+
+# A tuning with a runner that answers at once. Its log tells, a line of JSON for each batch, when it had read the file
+# last, and when the batch was on the disk, and which configs those were.
+TELLING = """
+import json, os, sys, time
+from instant import *
+from tvmnotes import records, tune
+from tvmnotes.tuning import session
+
+class Telling(records.Log):
+    def _fresh(self):
+        self.had_read = time.monotonic()
+        return super().fresh()
+    fresh = _fresh
+
+    def append(self, found):
+        super().append(found)
+        keys = [[f.workload.op, str(f.workload), records.key(f.config)] for f in found if not f.final]
+        told = {"pid": os.getpid(), "read": self.had_read, "written": time.monotonic(), "keys": keys}
+        os.write(marks, json.dumps(told).encode() + b"\\n")
+
+session.Log = Telling
+
+class Slow(Instant):
+    def measure(self, candidates):
+        time.sleep(0.002)
+        return super().measure(candidates)
+
+def go(records, **options):
+    given = {"tasks": tasks(), "runner": Slow(), "trials": TRIALS, "tuner": "random"} | options
+    return tune(None, {}, records=records, **given)
+
+path, marks = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+"""
+
+
+def told(marks: Path) -> list[dict]:
+    return [json.loads(line) for line in marks.read_text().splitlines()] if marks.exists() else []
+
+
+def keys_of(found) -> list[tuple]:
+    return [(each.workload.op, str(each.workload), records.key(each.config)) for each in found if not each.final]
+
+
+# ---------------------------------------------------------------- killed
+
+# One process has everything imported; each of the tunings is a child of it, killed at a moment of its own.
+KILLED = (
+    TELLING.replace("TRIALS", "800")
+    + """
+import random, signal
+moments = random.Random()
+for kill in range(20):
+    child = os.fork()
+    if not child:
+        go(path)
+        os._exit(3)  # it must not come to its end
+    size, batches = os.fstat(marks).st_size, moments.randrange(4)
+    while open(sys.argv[2]).read()[size:].count("\\n") < batches:
+        time.sleep(0.0005)
+    time.sleep(moments.uniform(0, 0.02 if batches else 0.3))
+    os.kill(child, signal.SIGKILL)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(open(path).readlines()), flush=True)
+made = go(path)
+print(sum(trials for _, trials, _, _ in made.rows))
+"""
+)
+
+
+def test_a_tuning_killed_20_times_loses_no_batch_and_measures_nothing_twice(tmp_path):
+    path, marks = tmp_path / "tuning.jsonl", tmp_path / "marks"
+    command = [sys.executable, "-c", KILLED, path, marks]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    *kills, trials = done.stdout.splitlines()
+    assert [int(line.split()[0]) for line in kills] == [-signal.SIGKILL] * 20
+    assert trials == "800"
+    grown = [int(line.split()[1]) for line in kills]
+    assert grown == sorted(grown) and len(set(grown)) > 5, "each start goes on where the last was killed"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of lines that a kill has torn
+        found = keys_of(records.read(path))
+    assert len(found) == 800 == len(set(found)), "a config was measured twice"
+    marked = [tuple(key) for batch in told(marks) for key in batch["keys"]]
+    assert set(marked) <= set(found), "a batch that was measured is not there"
+
+
+REAL = """
+import sys
+import conftest
+from tvmnotes import from_pytorch, models, records, tune
+from tvmnotes.tuning import session
+session.Session.finish = lambda *_: None  # what follows the search
+append = records.Log.append
+def telling(self, found):
+    append(self, found)
+    print("batch", flush=True)
+records.Log.append = telling
+mod, params = from_pytorch(models.seeded(conftest.SmallNet, 8), {"image": (1, 3, 8, 8)})
+print(tune(mod, params, records=sys.argv[1], trials=int(sys.argv[2]), tuner="random"))
+"""
+
+
+def start_real(path, trials, **options) -> subprocess.Popen:
+    env = {**os.environ, "TQDM_DISABLE": "1"}
+    return subprocess.Popen([sys.executable, "-c", REAL, path, str(trials)], cwd=HERE, env=env, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)  # fmt: skip
+
+
+def wait_for_end(processes, seconds=20) -> list[psutil.Process]:
+    """Those that are still there after so many seconds."""
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_kill_while_kernels_are_measured_leaves_the_batches_and_no_process(tmp_path):
+    path = tmp_path / "tuning.jsonl"
+    with start_real(path, 1000) as killed:
+        for _ in range(2):
+            assert killed.stdout.readline() == "batch\n", killed.stderr.read()
+        workers = psutil.Process(killed.pid).children(recursive=True)
+        assert workers
+        os.kill(killed.pid, signal.SIGKILL)
+    assert wait_for_end(workers) == []
+    before = keys_of(records.read(path))
+    assert len(before) >= 16
+    with start_real(path, len(before) + 4) as again:
+        out, err = again.communicate(timeout=200)
+    assert again.returncode == 0, err
+    found = keys_of(records.read(path))
+    assert found[: len(before)] == before
+    assert len(found) == len(before) + 4 == len(set(found))
+    assert f"{len(found)} trials in {path}" in out
+
+
+# ---------------------------------------------------------------- stopped
+
+
+def test_ctrl_c_ends_the_command_with_the_best_so_far(tmp_path):
+    path, temporary = tmp_path / "digits.jsonl", tmp_path / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "tvmnotes", "tune", "digits", "--trials", "5000", "--records", path]
+    env = {**os.environ, "TQDM_DISABLE": "1", "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, env=env, text=True, start_new_session=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as stopped:  # fmt: skip
+        while stopped.poll() is None and not (path.exists() and path.read_text().count("\n") >= 8):
+            time.sleep(0.05)
+        workers = psutil.Process(stopped.pid).children(recursive=True)
+        os.killpg(stopped.pid, signal.SIGINT)
+        out, err = stopped.communicate(timeout=30)
+    assert stopped.returncode == 130, err
+    assert "interrupted: the same call goes on from here" in out
+    assert "conv2d 3x3, 1 to 16, 32x32" in out and f"trials in {path}" in " ".join(out.split())
+    assert "Traceback" not in out + err and "KeyboardInterrupt" not in out + err
+    assert workers and wait_for_end(workers) == []
+    assert len(records.read(path)) >= 8
+    assert list(temporary.glob("tvmnotes-trial-*")) == []
+
+
+# ---------------------------------------------------------------- the disk, and others
+
+FULL = (
+    TELLING.replace("TRIALS", "100")
+    + """
+import resource
+go(path, trials=40)
+size = os.path.getsize(path)
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 3000, -1))
+try:
+    go(path)
+except OSError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+made = go(path)
+print(sum(trials for _, trials, _, _ in made.rows))
+"""
+)
+
+
+def test_a_full_disk_ends_a_tuning_with_an_error_and_it_goes_on_when_there_is_room(tmp_path):
+    path, marks = tmp_path / "tuning.jsonl", tmp_path / "marks"
+    command = [sys.executable, "-W", "error::UserWarning", "-c", FULL, path, marks]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    error, trials = done.stdout.splitlines()
+    assert error.endswith(f"cannot write the records (File too large); those of before are all there: '{path}'")
+    assert trials == "100"
+    found = keys_of(records.read(path))
+    marked = [tuple(key) for batch in told(marks) for key in batch["keys"]]
+    assert sorted(found) == sorted(marked), "the file holds what was written, each record once"
+
+
+TWO = (
+    TELLING.replace("TRIALS", "400")
+    + """
+print("ready", flush=True)
+sys.stdin.readline()
+made = go(path, seed=int(sys.argv[3]), tuner=sys.argv[4])
+print(sum(trials for _, trials, _, _ in made.rows))
+"""
+)
+
+
+@pytest.mark.parametrize("tuner", ["random", "xgb"])
+def test_two_tunings_at_once_share_a_file_and_what_they_measure(tmp_path, tuner):
+    path, marks = tmp_path / "tuning.jsonl", tmp_path / "marks"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": HERE}
+    both = [subprocess.Popen([sys.executable, "-c", TWO, path, marks, str(seed), tuner], **pipes) for seed in (1, 2)]
+    for each in both:
+        assert each.stdout.readline() == "ready\n"
+    for each in both:
+        each.stdin.write("\n")
+        each.stdin.flush()
+    for each in both:
+        out, _ = each.communicate(timeout=100)
+        assert each.returncode == 0 and int(out) >= 400
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = keys_of(records.read(path))
+    batches = [batch for batch in told(marks) if batch["keys"]]
+    assert Counter(found) == Counter(tuple(key) for batch in batches for key in batch["keys"]), "a record is lost"
+    assert min(Counter(batch["pid"] for batch in batches).values()) >= 10, "both have measured"
+    assert 400 <= len(set(found)) <= 400 + 2 * 8
+    first = {}
+    for batch in batches:
+        for key in map(tuple, batch["keys"]):
+            earlier = first.setdefault(key, batch)
+            if earlier is not batch:
+                in_flight = earlier["read"] < batch["written"] and batch["read"] < earlier["written"]
+                assert in_flight and earlier["pid"] != batch["pid"], "what was in the file was measured again"
+
+
+# ---------------------------------------------------------------- bad candidates
+
+
+TIMEOUT = 6.0
+ERRORS = {
+    "crash": "its process ended",
+    "crash the build": "its build failed: its process ended",
+    "crash the run": "its process ended",
+    "hang": "it took longer than 6 s",
+    "hang the build": "its build took longer than 6 s",
+    "triple": "its result differs by 5.0e-01 of the largest magnitude",
+    "make nothing": "its result differs by nan of the largest magnitude",
+    "raise in the build": "its build failed: planted in the build",
+    "raise in the run": "planted in the run",
+}
+
+
+@dataclass(frozen=True)
+class Planted(Convolution):
+    """A workload whose configs do what they say: doubling 64 numbers is its work."""
+
+    op: ClassVar[str] = "planted"
+
+    def default_config(self, vectors):
+        return {"does": "double"}
+
+    def space(self, vectors):
+        good = [{"does": "double", "again": n} for n in range(3)]
+        return [*good[:2], *({"does": does} for does in ERRORS), *good[2:]]
+
+    def source_shape(self, lanes):
+        return self.data
+
+    def packed_shape(self, config, lanes):
+        return self.weight
+
+    def made_shape(self, config, lanes):
+        return self.data
+
+    def source(self, data, lanes):
+        return data
+
+    def pack(self, weight, config, lanes):
+        if config["does"] == "crash the run":
+            os.abort()
+        if config["does"] == "raise in the run":
+            raise RuntimeError("planted in the run")
+        return weight
+
+    def result(self, made, lanes):
+        return made
+
+    def reference(self, data, weight):
+        return data * 2
+
+    def compute(self, data, kernel, config):
+        does = config["does"]
+        if does == "crash the build":
+            os.abort()
+        if does == "hang the build":
+            time.sleep(1000)
+        if does == "raise in the build":
+            raise RuntimeError("planted in the build")
+        if does == "hang":  # in the kernel: 10^15 additions that no compiler may leave out
+            long = te.reduce_axis((0, 10**15), "long")
+            return self._made(lambda c: te.sum(data[0, (long * 7 + c) % 64, 0, 0] * kernel[long % 4, 0, 0, 0], [long]))
+        if does == "crash":  # in the kernel: it reads where there is no memory
+            return self._made(lambda c: data[0, (c + 1) * 2**40, 0, 0] + kernel[0, 0, 0, 0])
+        factor = {"triple": 3.0, "make nothing": float("nan")}.get(does, 2.0)
+        return self._made(lambda c: data[0, c, 0, 0] * factor + kernel[0, 0, 0, 0] * 0.0)
+
+    def _made(self, of_channel):
+        return te.compute(self.data, lambda n, c, y, x: of_channel(c))
+
+
+PLANTED = Planted((1, 64, 1, 1), (64, 64, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1, False)
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    monkeypatch.setitem(records._WORKLOADS, "planted", Planted)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers do not know this file
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def test_a_bad_candidate_costs_its_trial_only_and_is_written_down(planted, tmp_path):
+    path = tmp_path / "planted.jsonl"
+    with Local(timeout=TIMEOUT, repeat=3) as runner:
+        runner.machine = {"rpc": "planted"}  # so that the finals ask it, too, and no network is built
+        made = tn.tune(None, {}, tuner="grid", records=path, runner=runner, tasks=[Task(PLANTED, 1, TARGET)])
+        workers = [p for p in psutil.Process().children(recursive=True) if "popen_worker" in " ".join(p.cmdline())]
+    found = records.read(path)
+    trials = [each for each in found if not each.final]
+    assert [each.config["does"] for each in trials] == ["double"] * 3 + list(ERRORS) + ["double"]
+    for each in trials:
+        assert each.error == ERRORS.get(each.config["does"]), each.config
+        assert len(each.seconds) == (0 if each.error else 3), each.config
+    assert all(each.config["does"] == "double" and not each.error for each in found if each.final)
+    assert made.rows[0][1] == len(trials) and made.rows[0][3].config["does"] == "double"
+    assert workers and wait_for_end(workers) == []
