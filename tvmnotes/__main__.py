@@ -141,15 +141,24 @@ def serve(
     key: Annotated[str, typer.Option(help="What kind of machine this is; those who tune ask for it.")] = "tvmnotes",
     host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The first port to try, of a hundred.")] = 9090,
-    threads: Annotated[int | None, typer.Option(help="Threads of a kernel; none: the usable cores.")] = None,
+    name: Annotated[
+        str, typer.Option(help="What records call this server; none: the machine's name and the port.")
+    ] = "",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of a kernel; none: one for each usable core.", show_default=False)
+    ] = None,
     cores: Annotated[str, typer.Option(help="The CPUs to stay on, such as 0,1; none: all.")] = "",
 ):
     """Measure here what others tune: an RPC server. It runs whatever it is sent, so serve on trusted networks only."""
+    if threads is not None and threads < 1:
+        raise typer.BadParameter(f"expected 1 or more, got {threads}", param_hint="--threads")
+    if not all(core.strip().isdigit() for core in cores.split(",") if cores):
+        raise typer.BadParameter(f"expected numbers with commas such as 0,1; got {cores!r}", param_hint="--cores")
     from .tuning import server
 
     try:
-        server.serve(tracker, key, host, port, threads, [int(c) for c in cores.split(",") if c.strip()], typer.echo)
-    except ValueError as error:
+        server.serve(tracker, key, host, port, name, threads, [int(c) for c in cores.split(",") if cores], typer.echo)
+    except (ValueError, ConnectionError) as error:
         raise typer.BadParameter(str(error)) from None
 
 

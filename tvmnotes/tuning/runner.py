@@ -6,26 +6,30 @@ Both build here, in worker processes, and run in others: MetaSchedule's LocalRun
 
 import contextlib
 import functools
+import json
+import os
 import shutil
-import socket
 import subprocess
 import threading
 import time as clock
+from collections import Counter, deque
 from pathlib import Path
 
 import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.runner.rpc_runner import default_upload_module
 from tvm.support.popen_pool import PopenPoolExecutor, StatusKind
 
 from .. import env
-from . import trial
+from . import server, trial
 from .trial import Candidate, Trial
 
 _BUILDS = 200  # of a worker process: TVM leaks a little in each
 _ATTEMPTS = 3  # for a trial that was lost with its server
-_TRACKER_SECONDS = 5
-_SERVERLESS_SECONDS = 20
+_SERVERLESS_SECONDS = 15
+_GRACE = 5  # seconds
+_GONE = "the server is gone"
 
 
 @derived_object
@@ -159,100 +163,139 @@ def _can_sweep(session) -> bool:
 def rpc(tracker: str, key: str, **options) -> "Rpc":
     """Measure on the servers of `key` that are known to the tracker at "HOST:PORT", on all of them at once.
 
-    A trial that is lost with its server is measured again on another. `options` are those of `Local`. Raises
-    ConnectionError within 5 seconds where no tracker answers, or where it has no server of that key.
+    A trial that is lost with its server is measured again on another; a server that joins is used from the next batch
+    on. `options` are those of `Local`. Raises ValueError for a tracker that is not HOST:PORT, and ConnectionError
+    within 5 seconds where no tracker answers, or where it has no server of that key.
     """
     return Rpc(tracker, key, **options)
 
 
 class Rpc(Local):
-    """See `rpc`."""
+    """See `rpc`. `measured_by` tells, in order, which candidate was measured by the server of which name.
+
+    The name is None for a server that does not tell, as TVM's own.
+    """
 
     def __init__(self, tracker: str, key: str, **options):
-        host, _, port = tracker.rpartition(":")
-        if not host or not port.isdigit():
-            raise ValueError(f"tracker: expected HOST:PORT such as 127.0.0.1:9190; got {tracker!r}")
-        super().__init__(**options)
-        self.tracker, self.key = tracker, key
-        self.machine = {"rpc": key}
-        self._config = ms.runner.RPCConfig(host, int(port), key, session_timeout_sec=int(self.timeout) or 1)
-        self._workers = 0
+        host, port = server.address(tracker)
+        self.tracker, self.key, self.machine, self.measured_by = tracker, key, {"rpc": key}, []
         if not self.servers():
-            raise ConnectionError(
-                f"the tracker at {tracker} knows no server of key {key!r}: start one with "
-                f"python -m tvmnotes serve --tracker {tracker} --key {key}"
-            )
+            raise ConnectionError(f"the tracker at {tracker} knows no server of key {key!r}: {self._how_to_serve()}")
+        super().__init__(**options)
+        self._config = ms.runner.RPCConfig(host, port, key, session_timeout_sec=max(1, int(self.timeout)))
+        self._workers = 0
 
     def servers(self) -> int:
         """How many servers the tracker knows; ConnectionError where it does not answer."""
-        found: list[int] = []
-        host, port = self._config.tracker_host, self._config.tracker_port
+        return len(server.servers(self.tracker, self.key))
 
-        def ask():
-            with contextlib.suppress(Exception):
-                listed = tvm.rpc.connect_tracker(host, port).summary()["server_info"]
-                found.append(sum(server["key"] == f"server:{self.key}" for server in listed))
-
-        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=_TRACKER_SECONDS):
-            asking = threading.Thread(target=ask, daemon=True)
-            asking.start()
-            asking.join(_TRACKER_SECONDS)
-        if not found:
-            raise ConnectionError(
-                f"no RPC tracker answers at {self.tracker}: start one with "
-                f"python -m tvm.exec.rpc_tracker --host {host} --port {port}"
-            )
-        return found[0]
+    def _how_to_serve(self) -> str:
+        return f"start one with python -m tvmnotes serve --tracker {self.tracker} --key {self.key}"
 
     def for_metaschedule(self):
-        return ms.runner.RPCRunner(self._config, evaluator_config=self._evaluator, max_workers=self.servers())
+        return ms.runner.RPCRunner(self._config, evaluator_config=self._evaluator, max_workers=max(1, self.servers()))
 
     def _run(self, built: list[tuple[Candidate, str]]) -> list[Trial]:
-        self._follow_servers()
-        trials: dict[int, Trial] = {}
-        for _ in range(_ATTEMPTS):
-            started = {n: self._submit(*pair) for n, pair in enumerate(built) if n not in trials}
-            lost = {}
-            for number, future in started.items():
-                self._wait(future)
-                result = future.result()
-                trials[number] = self._trial(result)
-                if _is_lost(result):
-                    lost[number] = trials.pop(number)
-            if not lost:
-                break
-        return [trials.get(n) or Trial((), f"its server went {_ATTEMPTS} times") for n in range(len(built))]
+        trials, waiting, running, lost = {}, deque(range(len(built))), {}, Counter()
+        try:
+            self._follow_servers()
+            while waiting or running:
+                while waiting and len(running) < self._workers:
+                    number = waiting.popleft()
+                    running[number] = self._submit(*built[number])
+                for number in [n for n, future in running.items() if future.done()]:
+                    trials[number] = self._trial(running.pop(number).result())
+                    if trials[number] is None:
+                        lost[number] += 1
+                        trials[number] = Trial((), f"its server went {_ATTEMPTS} times")
+                        waiting += [number] * (lost[number] < _ATTEMPTS)
+                self._look_for_servers()
+                clock.sleep(0.02)
+        except BaseException:  # Ctrl-C too: some workers may wait for ever
+            self._end_workers(running.values())
+            raise
+        self.measured_by += [(candidate, _name(path)) for candidate, path in built]
+        return [trials[number] for number in range(len(built))]
 
     def _follow_servers(self) -> None:
-        """A session at a time for each server there is."""
+        """Have a worker for each server that there is."""
+        self._seen = self._looked = clock.monotonic()
         count = max(1, self.servers())
-        if count != self._workers:
-            if self._runner is not None:
-                self._runner.pool.shutdown(wait=False)
-            self._workers = count
-            self._runner = ms.runner.RPCRunner(
-                self._config, evaluator_config=self._evaluator, max_workers=count, initializer=trial.begin
-            )
+        if count > self._workers:
+            self._end_workers()
+            self._runner, self._workers = ms.runner.RPCRunner(
+                self._config, evaluator_config=self._evaluator, max_workers=count, initializer=trial.begin,
+                f_create_session=_connect, f_upload_module=_upload, f_cleanup=_disconnect,
+            ), count  # fmt: skip
 
-    def _wait(self, future) -> None:
-        """Wait for a trial, but not for servers that are all gone."""
-        deadline = checked = clock.monotonic()
-        while not future.done():
-            now = clock.monotonic()
-            if now - checked > 2:
-                checked = now
-                if self.servers():
-                    deadline = now
-                elif now - deadline > _SERVERLESS_SECONDS:
-                    self._runner.pool.shutdown(wait=False)
-                    raise ConnectionError(
-                        f"all servers of key {self.key!r} are gone; what was measured is kept. Start some with "
-                        f"python -m tvmnotes serve --tracker {self.tracker} --key {self.key}, and tune again"
-                    )
+    def _look_for_servers(self) -> None:
+        """Wait for trials, but not for servers that are all gone."""
+        now = clock.monotonic()
+        if now - self._looked > 2:
+            self._looked = now
+            if self.servers():
+                self._seen = now
+            elif now - self._seen > _SERVERLESS_SECONDS:
+                raise ConnectionError(
+                    f"all servers of key {self.key!r} are gone; what was measured is kept. Tune again when there are "
+                    f"some: {self._how_to_serve()}"
+                )
+
+    def _end_workers(self, running=()) -> None:
+        """End the workers, first those that run trials: TVM's pool would wait for them."""
+        while not all(future.done() for future in running):
+            for worker in list(self._runner.pool._worker_map.values()):
+                if (process := worker._proc) is not None:
+                    process.kill()
             clock.sleep(0.02)
+        if self._runner is not None:
+            self._runner.pool.shutdown(wait=False)
+        self._runner, self._workers = None, 0
+
+    def _trial(self, result) -> Trial | None:
+        """None for one that failed with its connection, not by itself."""
+        message = str(result.error_msg or "")
+        if server.TOOK_TOO_LONG in message:
+            return Trial((), f"it took longer than {self.timeout:g} s")
+        if server.CRASHED in message:
+            return Trial((), "its process ended")
+        if _GONE in message or "Subprocess terminated" in message:
+            return None
+        return super()._trial(result)
 
 
-def _is_lost(result) -> bool:
-    """Whether a trial failed with its connection, not by itself."""
-    message = str(result.error_msg or "")
-    return bool(message) and "ValueError" not in message and "Timeout, killed" not in message
+# What a worker does with a session.
+
+
+def _connect(config):
+    """A session, and a clock: who waits for a server that was unplugged waits for ever, as a connection is then silent.
+
+    A server that is there ends a session in time.
+    """
+    session = config.connect_server()
+    session.clock = threading.Timer(config.session_timeout_sec + _GRACE, os._exit, [1])
+    session.clock.daemon = True
+    session.clock.start()
+    return session
+
+
+def _upload(session, local_path, remote_path):
+    """The kernel's library, over there; who is there is left beside the one here."""
+    with contextlib.suppress(AttributeError):  # a server of TVM's own
+        Path(local_path).with_name("server").write_text(session.get_function("tvmnotes.server")())
+    return default_upload_module(session, local_path, remote_path)
+
+
+def _disconnect(session, _remote_path):
+    """The end of a trial, however it went. Raises ConnectionError where there is no server any more."""
+    try:
+        session.get_function("tvm.rpc.server.workpath")
+    except Exception as error:
+        raise ConnectionError(_GONE) from error
+    session.clock.cancel()
+
+
+def _name(path: str) -> str | None:
+    """The name of the server that `_upload` has left."""
+    left = Path(path).with_name("server")
+    return json.loads(left.read_text())["server"] if left.exists() else None

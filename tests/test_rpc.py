@@ -1,0 +1,399 @@
+"""Tuning on many machines: a real tracker, real servers, and what becomes of a tuning when some of them go."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
+
+import cloudpickle
+import psutil
+import pytest
+import tvm
+from tvm import te
+
+import tvmnotes as tn
+from tvmnotes.tuning import server
+from tvmnotes.tuning.trial import Candidate
+
+TARGET = str(tn.env.host_target())
+QUICK = {"timeout": 20, "number": 1, "repeat": 2}
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A workload whose kernels do what their config says, and double one number."""
+
+    op: ClassVar[str] = "planted"
+    data: tuple[int] = (1,)
+    weight: tuple[int] = (1,)
+
+    def source_shape(self, lanes):
+        return self.data
+
+    def packed_shape(self, config, lanes):
+        return self.weight
+
+    def made_shape(self, config, lanes):
+        return self.data
+
+    def source(self, data, lanes):
+        return data
+
+    def pack(self, weight, config, lanes):
+        return weight
+
+    def result(self, made, lanes):
+        return made
+
+    def reference(self, data, weight):
+        return 2 * data
+
+    def compute(self, data, weight, config):
+        call = {
+            "crash": lambda: tvm.tirx.call_extern("int32", "abort"),
+            "hang": lambda: tvm.tirx.call_extern("int32", "sleep", 1000),
+            "sleep": lambda: tvm.tirx.call_extern("int32", "usleep", config.get("us", 0)),
+        }.get(config["does"], lambda: 0)
+        factor = 3.0 if config["does"] == "nonsense" else 2.0
+        return te.compute((1,), lambda i: data[i] * factor + weight[i] * 0.0 + tvm.tirx.Cast("float32", call()))
+
+
+def planted(*configs):
+    return [Candidate(Planted(), {"does": config} if isinstance(config, str) else config, TARGET) for config in configs]
+
+
+def sleeps(seconds, count):
+    return planted(*({"does": "sleep", "us": int(seconds * 1e6), "number": n} for n in range(count)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _planted():
+    """Workers do not know this file."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+# ---------------------------------------------------------------- processes
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def wait_until(true, seconds=60):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+class Machines:
+    """A tracker and its servers, each a group of processes, so that one can be unplugged."""
+
+    def __init__(self, folder):
+        self.folder, self.port, self.processes = folder, free_port(), {}
+        self.tracker = f"127.0.0.1:{self.port}"
+        self._start("tracker", "tvm.exec.rpc_tracker", "--host", "127.0.0.1", "--port", self.port,
+                    "--port-end", self.port + 1)  # fmt: skip
+        wait_until(self._answers)
+
+    def _answers(self):
+        with contextlib.suppress(ConnectionError):
+            return server.servers(self.tracker, "any") == []
+
+    def _start(self, name, *command):
+        with (self.folder / f"{name}.txt").open("w") as out:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", *map(str, command)], stdout=out, stderr=out, start_new_session=True
+            )
+
+    def serve(self, name, key="k", module="tvmnotes", wait=True):
+        """Start a server of ours, or one of TVM's own."""
+        known = set(self.servers(key))
+        port = free_port()
+        options = ("--tracker", self.tracker, "--key", key, "--host", "127.0.0.1", "--port", port)
+        if module == "tvmnotes":
+            self._start(name, module, "serve", *options, "--threads", 1, "--name", name)
+        else:
+            self._start(name, module, *options, "--port-end", port + 1)
+        if wait:
+            wait_until(lambda: self.servers(key) - known)
+        return self.processes[name]
+
+    def servers(self, key="k"):
+        return set(server.servers(self.tracker, key))
+
+    def unplug(self, name):
+        """Kill a server with the session that it has."""
+        os.killpg(self.processes[name].pid, signal.SIGKILL)
+        self.processes.pop(name).wait()
+
+    def text(self, name):
+        return (self.folder / f"{name}.txt").read_text()
+
+    def close(self):
+        for name in list(self.processes):
+            self.unplug(name)
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory):
+    """A tracker, with two servers of key "k" that live on."""
+    found = Machines(tmp_path_factory.mktemp("machines"))
+    try:
+        found.serve("first", wait=False)
+        found.serve("second", wait=False)
+        wait_until(lambda: len(found.servers()) == 2)
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def runner(machines):
+    with tn.tuning.rpc(machines.tracker, "k", **QUICK) as found:
+        yield found
+
+
+# ---------------------------------------------------------------- at the door
+
+
+@pytest.mark.parametrize("tracker", ["9190", "localhost", ":9190", "localhost:", "localhost:port", "localhost:99999"])
+def test_a_tracker_is_named_by_host_and_port(tracker):
+    with pytest.raises(ValueError, match=f"expected HOST:PORT such as 127.0.0.1:9190; got '{tracker}'"):
+        tn.tuning.rpc(tracker, "k")
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_tracker_that_does_not_answer_is_an_error_within_five_seconds(listens):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        if not listens:
+            silent.close()
+        started = time.monotonic()
+        with pytest.raises(ConnectionError) as caught:
+            tn.tuning.rpc(f"127.0.0.1:{port}", "k")
+        assert time.monotonic() - started < 5
+    assert str(caught.value) == (
+        f"no RPC tracker answers at 127.0.0.1:{port}: start one with "
+        f"python -m tvm.exec.rpc_tracker --host 127.0.0.1 --port {port}"
+    )
+
+
+def test_a_tracker_that_speaks_something_else_is_no_tracker():
+    with socket.create_server(("127.0.0.1", 0)) as web:
+        address = f"127.0.0.1:{web.getsockname()[1]}"
+        threading.Thread(target=lambda: web.accept()[0].sendall(b"HTTP/1.1 400 Bad Request"), daemon=True).start()
+        with pytest.raises(ConnectionError, match="no RPC tracker answers"):
+            server.servers(address, "k")
+
+
+def test_a_tracker_without_a_server_of_the_key_says_how_to_start_one(machines):
+    with pytest.raises(ConnectionError) as caught:
+        tn.tuning.rpc(machines.tracker, "pi")
+    assert f"knows no server of key 'pi': start one with python -m tvmnotes serve --tracker {machines.tracker} " in str(
+        caught.value
+    )
+
+
+# ---------------------------------------------------------------- tuning
+
+
+def test_a_tuning_uses_all_servers(small, machines, runner, tmp_path):
+    log, before = tmp_path / "records.jsonl", len(runner.measured_by)
+    made = tn.tune(small.mod, small.params, tuner="random", trials=6, records=log, runner=runner)
+    found = tn.records.read(log)
+    trials, finals = [r for r in found if not r.final], [r for r in found if r.final]
+    assert len(trials) == 6 and finals
+    assert not any(r.error for r in found)
+    assert {r.machine["rpc"] for r in found} == {"k"}
+    shares = Counter(name for _, name in runner.measured_by[before:])
+    assert set(shares) == {"first", "second"}
+    assert [c.config for c, _ in runner.measured_by[before:]][:6] == [r.config for r in trials]
+    assert made.network is None and not made.interrupted
+    lib = tn.build(small.mod, small.params, records=log)
+    assert "of this target" in lib.graph["tuned"]
+    assert abs(lib(small.x) - small.wanted).max() <= 1e-5 * abs(small.wanted).max()
+
+
+def test_a_candidate_that_fails_costs_its_trial_only(machines):
+    with tn.tuning.rpc(machines.tracker, "k", **QUICK | {"timeout": 3}) as runner:
+        started = {name: process.pid for name, process in machines.processes.items()}
+        made = runner.measure(planted("double", "crash", "nonsense", "hang", "crash", "double"))
+        again = runner.measure(planted("double", "double", "double", "double"))
+    assert [trial.error for trial in made] == [
+        None, "its process ended", "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 3 s",
+        "its process ended", None,
+    ]  # fmt: skip
+    assert [bool(trial.seconds) for trial in made] == [trial.error is None for trial in made]
+    assert [trial.error for trial in again] == [None] * 4
+    assert {name for _, name in runner.measured_by[6:]} == {"first", "second"}
+    assert started == {name: process.pid for name, process in machines.processes.items()}
+    assert len(machines.servers()) == 2
+    told = machines.text("first") + machines.text("second")
+    assert told.count("a trial was ended") == 3  # none of them was tried again
+
+
+def test_the_caches_are_swept_on_the_server(runner):
+    assert [t.error for t in runner.measure(planted("double"))] == [None]
+    session = runner._config.connect_server()
+    session.get_function("tvmnotes.sweep")()
+    told = json.loads(session.get_function("tvmnotes.server")())
+    assert told["server"] in {"first", "second"}
+    assert told["threads"] == 1 and told["cpu"] == tn.env.cpu_name()
+
+
+def test_a_server_that_joins_is_used_from_the_next_batch_on(machines):
+    machines.serve("one", key="joined")
+    with tn.tuning.rpc(machines.tracker, "joined", **QUICK) as runner:
+        runner.measure(planted("double", "double"))
+        machines.serve("another", key="joined")
+        runner.measure(sleeps(0.1, 4))
+    names = [name for _, name in runner.measured_by]
+    assert names[:2] == ["one", "one"]
+    assert set(names[2:]) == {"one", "another"}
+    for name in ("one", "another"):
+        machines.unplug(name)
+
+
+def test_servers_that_go(machines, tmp_path):
+    """One is killed in mid-trial: nothing is lost. All are killed: an error, and the runner can be used again."""
+    machines.serve("one", key="dying", wait=False)
+    machines.serve("another", key="dying", wait=False)
+    wait_until(lambda: len(machines.servers("dying")) == 2)
+    with tn.tuning.rpc(machines.tracker, "dying", **QUICK) as runner:
+        runner.measure(sleeps(0.0, 2))
+        killer = threading.Timer(2, machines.unplug, ["one"])
+        killer.start()
+        made = runner.measure(sleeps(0.5, 6))
+        killer.join()
+        assert [trial.error for trial in made] == [None] * 6
+        assert all(min(trial.seconds) >= 0.5 for trial in made)
+        assert {name for _, name in runner.measured_by[-2:]} == {"another"}
+        assert len(machines.servers("dying")) == 1
+
+        killer = threading.Timer(1, machines.unplug, ["another"])
+        killer.start()
+        started = time.monotonic()
+        with pytest.raises(ConnectionError, match="all servers of key 'dying' are gone; what was measured is kept"):
+            runner.measure(sleeps(0.5, 4))
+        assert time.monotonic() - started < 30
+        machines.serve("one", key="dying")
+        assert [trial.error for trial in runner.measure(planted("double"))] == [None]
+    machines.unplug("one")
+
+
+def test_a_server_that_falls_silent_loses_its_trial_to_another(machines):
+    """As when a cable is pulled: the connection stays, and no answer comes."""
+    machines.serve("silent", key="cable", wait=False)
+    machines.serve("other", key="cable", wait=False)
+    wait_until(lambda: len(machines.servers("cable")) == 2)
+    with tn.tuning.rpc(machines.tracker, "cable", **QUICK | {"timeout": 2}) as runner:
+        runner.measure(sleeps(0.0, 2))
+        group = machines.processes["silent"].pid
+        killer = threading.Timer(1, os.killpg, [group, signal.SIGSTOP])
+        killer.start()
+        made = runner.measure(sleeps(0.4, 4))
+        killer.join()
+    assert [trial.error for trial in made] == [None] * 4
+    for name in ("silent", "other"):
+        machines.unplug(name)
+
+
+def test_tvms_own_server_will_do(machines):
+    machines.serve("plain", key="plain", module="tvm.exec.rpc_server")
+    with tn.tuning.rpc(machines.tracker, "plain", **QUICK | {"timeout": 3}) as runner:
+        made = runner.measure(planted("double", "nonsense", "hang", "double"))
+    assert [trial.error for trial in made] == [
+        None, "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 3 s", None,
+    ]  # fmt: skip
+    assert {name for _, name in runner.measured_by} == {None}
+    machines.unplug("plain")
+
+
+# ---------------------------------------------------------------- serve
+
+
+def serve(*options):
+    command = [sys.executable, "-m", "tvmnotes", "serve", *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "500"})
+
+
+@pytest.mark.parametrize("options, told", [
+    (("--tracker", "nowhere"), "tracker: expected HOST:PORT such as 127.0.0.1:9190; got 'nowhere'"),
+    (("--threads", 0), "expected 1 or more, got 0"),
+    (("--cores", "0,x"), "expected numbers with commas such as 0,1; got '0,x'"),
+])  # fmt: skip
+def test_serve_refuses_what_will_not_do(options, told):
+    done = serve(*options)
+    assert done.returncode == 2
+    assert told in done.stderr and "Traceback" not in done.stderr
+
+
+def test_serve_refuses_cores_that_are_not_there(machines):
+    done = serve("--tracker", machines.tracker, "--cores", 4095)
+    assert done.returncode == 2
+    assert "cannot stay on [4095]" in done.stderr and "those that this process may use: " in done.stderr
+
+
+def test_serve_says_in_one_sentence_that_no_tracker_answers():
+    port = free_port()
+    done = serve("--tracker", f"127.0.0.1:{port}")
+    assert done.returncode == 2
+    assert f"no RPC tracker answers at 127.0.0.1:{port}: start one with python -m tvm.exec.rpc_tracker" in done.stderr
+    assert "Traceback" not in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_ends_with_all_its_processes(machines, number):
+    """In mid-trial, and also where only the server itself gets the signal."""
+    key = f"ended by {number}"
+    ends = machines.serve("ends", key=key.replace(" ", "-"))
+    session = threading.Thread(target=_hang, args=(machines, key.replace(" ", "-")), daemon=True)
+    session.start()
+    wait_until(lambda: psutil.Process(ends.pid).children())
+    children = psutil.Process(ends.pid).children(recursive=True)
+    ends.send_signal(number)
+    assert ends.wait(30) == 0
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert "ends ended." in machines.text("ends")
+    assert "Traceback" not in machines.text("ends")
+    machines.processes.pop("ends")
+
+
+def _hang(machines, key):
+    host, port = machines.tracker.split(":")
+    with contextlib.suppress(Exception):
+        session = tvm.rpc.connect_tracker(host, int(port)).request(key, session_timeout=60)
+        session.get_function("testing.object_use_count")
+        time.sleep(60)
+
+
+def test_serve_warns_on_a_network(machines):
+    machines._start("open", "tvmnotes", "serve", "--tracker", machines.tracker, "--key", "open", "--host", "0.0.0.0")
+    wait_until(lambda: machines.servers("open"))
+    machines.unplug("open")
+    assert "Warning: whoever reaches 0.0.0.0 can run any program here." in machines.text("open")
+    assert "Warning" not in machines.text("first")
+
+
+def test_serve_stays_on_its_cores(machines):
+    core = min(os.sched_getaffinity(0))
+    machines._start("pinned", "tvmnotes", "serve", "--tracker", machines.tracker, "--key", "pinned", "--cores", core)
+    wait_until(lambda: machines.servers("pinned"))
+    threads = psutil.Process(machines.processes["pinned"].pid).threads()
+    assert all(os.sched_getaffinity(thread.id) == {core} for thread in threads)
+    assert re.search(r":\d+ serves on 127.0.0.1:\d+ as 'pinned', with 1 threads", machines.text("pinned"))
+    machines.unplug("pinned")
