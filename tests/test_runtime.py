@@ -349,29 +349,29 @@ def test_a_damaged_file(copy, name, damage):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", "3", "{}", '{"format": 2}', '{"format": 3}', "\xff", "[" * 100_000]
+    "text", ["", "{", "[]", "null", "3", "{}", '{"format": 2}', '{"format": 4}', "\xff", "[" * 100_000]
 )
 def test_a_manifest_that_is_none(copy, text):
     (copy / "manifest.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match="manifest.json (cannot be read|is not of format 3)"):
+    with pytest.raises(ValueError, match="manifest.json (cannot be read|is not of format 4)"):
         load(copy)
 
 
 @pytest.mark.parametrize(
     ("entries", "error", "message"),
     [
-        ({"format": 1}, ValueError, "is not of format 3"),
+        ({"format": 1}, ValueError, "is not of format 4"),
         ({"files": {}}, ValueError, "expected the files lib.so, graph.json, params.bin; got "),
         ({"files": dict.fromkeys(["../x", "lib.so", "params.bin"])}, ValueError, r"got \.\./x"),
         ({"files": dict.fromkeys(["lib.so", "graph.json", "params.bin"])}, ValueError, "is not the file"),
-        ({"files": ["lib.so", "graph.json", "params.bin"]}, ValueError, "is not of format 3"),
+        ({"files": ["lib.so", "graph.json", "params.bin"]}, ValueError, "is not of format 4"),
         ({"versions": {"apache-tvm": "0.18.0"}}, RuntimeError, "was built with apache-tvm 0.18.0; here is apache-tvm"),
         ({"architecture": "riscv64"}, ValueError, "not of kind llvm for its architecture"),
         ({"instruction_sets": ["avx", "avx9000"]}, RuntimeError, "cannot run here: it uses .*avx9000, which this CPU"),
         ({"target": {"kind": "cuda"}}, ValueError, "not of kind llvm"),
         ({"target": {"kind": "abacus"}}, ValueError, "TVM does not read its target"),
         ({"target": {}}, ValueError, "TVM does not read its target"),
-        ({"target": "llvm"}, ValueError, "is not of format 3"),
+        ({"target": "llvm"}, ValueError, "is not of format 4"),
     ],
 )
 def test_manifests_that_do_not_fit(copy, entries, error, message):
