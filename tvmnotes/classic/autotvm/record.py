@@ -137,7 +137,8 @@ class ApplyHistoryBest:
         return self._chosen(tvm.target.Target.current())(workload)
 
     def __str__(self) -> str:
-        return str(self._chosen(tvm.target.Target.current()))
+        target = tvm.target.Target.current(allow_none=True)
+        return str(self._chosen(target)) if target else super().__str__()
 
     def __enter__(self):
         self._context = choose(self)
