@@ -104,6 +104,9 @@ class Machines:
     def __init__(self, folder):
         self.folder, self.port, self.processes = folder, free_port(), {}
         self.tracker = f"127.0.0.1:{self.port}"
+        self.start_tracker()
+
+    def start_tracker(self):
         self._start("tracker", "tvm.exec.rpc_tracker", "--host", "127.0.0.1", "--port", self.port,
                     "--port-end", self.port + 1)  # fmt: skip
         wait_until(self._answers)
@@ -187,7 +190,7 @@ def test_a_tracker_that_does_not_answer_is_an_error_within_five_seconds(listens)
         assert time.monotonic() - started < 5
     assert str(caught.value) == (
         f"no RPC tracker answers at 127.0.0.1:{port}: start one with "
-        f"python -m tvm.exec.rpc_tracker --host 127.0.0.1 --port {port}"
+        f"python -m tvm.exec.rpc_tracker --host 127.0.0.1 --port {port} --port-end {port + 1}"
     )
 
 
@@ -294,18 +297,25 @@ def test_servers_that_go(machines, tmp_path):
     machines.unplug("one")
 
 
-def test_a_server_that_falls_silent_loses_its_trial_to_another(machines):
+@pytest.mark.parametrize("when", ["free", "in mid-trial"])
+def test_a_server_that_falls_silent_loses_its_trial_to_another(machines, when):
     """As when a cable is pulled: the connection stays, and no answer comes."""
     machines.serve("silent", key="cable", wait=False)
     machines.serve("other", key="cable", wait=False)
     wait_until(lambda: len(machines.servers("cable")) == 2)
-    with tn.tuning.rpc(machines.tracker, "cable", **QUICK | {"timeout": 2}) as runner:
+    silent = psutil.Process(machines.processes["silent"].pid)
+
+    def pull():
+        if when == "in mid-trial":
+            wait_until(silent.children)
+        os.killpg(silent.pid, signal.SIGSTOP)
+
+    with tn.tuning.rpc(machines.tracker, "cable", **QUICK | {"timeout": 3}) as runner:
         runner.measure(sleeps(0.0, 2))
-        group = machines.processes["silent"].pid
-        killer = threading.Timer(1, os.killpg, [group, signal.SIGSTOP])
-        killer.start()
-        made = runner.measure(sleeps(0.4, 4))
-        killer.join()
+        puller = threading.Thread(target=pull)
+        puller.start()
+        made = runner.measure(sleeps(0.3, 4))
+        puller.join()
     assert [trial.error for trial in made] == [None] * 4
     for name in ("silent", "other"):
         machines.unplug(name)

@@ -268,14 +268,20 @@ class Rpc(Local):
 
 
 def _connect(config):
-    """A session, and a clock: who waits for a server that was unplugged waits for ever, as a connection is then silent.
+    """A session, and a limit: a server that was unplugged leaves a connection that is silent for ever.
 
-    A server that is there ends a session in time.
+    A server that is there ends a session in time. The limit ends this process, so that the trial is lost.
     """
-    session = config.connect_server()
-    session.clock = threading.Timer(config.session_timeout_sec + _GRACE, os._exit, [1])
-    session.clock.daemon = True
-    session.clock.start()
+    found = server.free_server(f"{config.tracker_host}:{config.tracker_port}", config.tracker_key)
+    limit = threading.Timer(config.session_timeout_sec + _GRACE, os._exit, [1])
+    limit.daemon = True
+    limit.start()
+    try:
+        session = tvm.rpc.connect(*found, session_timeout=config.session_timeout_sec)
+    except Exception:
+        limit.cancel()
+        raise
+    session.limit = limit
     return session
 
 
@@ -292,7 +298,7 @@ def _disconnect(session, _remote_path):
         session.get_function("tvm.rpc.server.workpath")
     except Exception as error:
         raise ConnectionError(_GONE) from error
-    session.clock.cancel()
+    session.limit.cancel()
 
 
 def _name(path: str) -> str | None:

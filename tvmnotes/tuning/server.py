@@ -39,22 +39,38 @@ def address(tracker: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def servers(tracker: str, key: str) -> list[tuple[str, int]]:
-    """Where the servers of `key` are that a tracker knows. Raises ConnectionError within 5 s where none answers."""
+@contextlib.contextmanager
+def _connected(tracker: str):
+    """A connection to a tracker. Raises ConnectionError where none answers."""
     host, port = address(tracker)
     try:
         with socket.create_connection((host, port), _ANSWER_SECONDS) as connection:
             connection.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
             if struct.unpack("<i", base.recvall(connection, 4)) != (base.RPC_TRACKER_MAGIC,):
                 raise OSError("not a tracker")
-            base.sendjson(connection, [base.TrackerCode.SUMMARY])
-            _, summary = base.recvjson(connection)
+            yield connection
     except (OSError, ValueError) as error:
         raise ConnectionError(
             f"no RPC tracker answers at {tracker}: start one with "
-            f"python -m tvm.exec.rpc_tracker --host {host} --port {port}"
+            f"python -m tvm.exec.rpc_tracker --host {host} --port {port} --port-end {port + 1}"
         ) from error
+
+
+def servers(tracker: str, key: str) -> list[tuple[str, int]]:
+    """Where the servers of `key` are that a tracker knows. Raises ConnectionError within 5 s where none answers."""
+    with _connected(tracker) as connection:
+        base.sendjson(connection, [base.TrackerCode.SUMMARY])
+        _, summary = base.recvjson(connection)
     return [tuple(known["addr"]) for known in summary["server_info"] if known["key"] == f"server:{key}"]
+
+
+def free_server(tracker: str, key: str) -> tuple[str, int, str]:
+    """Wait until the tracker has a server that is free: its host, its port, and the word that it expects."""
+    with _connected(tracker) as connection:
+        connection.settimeout(None)
+        base.sendjson(connection, [base.TrackerCode.REQUEST, key, "", 1])
+        _, found = base.recvjson(connection)
+    return tuple(found)
 
 
 def serve(tracker, key, host, port, name, threads, cores, say) -> None:
