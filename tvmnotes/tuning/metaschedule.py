@@ -4,37 +4,48 @@ By itself it keeps what it measured in memory until every task had its first bat
 batch is written down at once, and what the records hold is where the next search begins.
 """
 
+import contextlib
+import importlib
+import json
+import sys
 import tempfile
+import types
+from pathlib import Path
 
 import tvm
 from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+from tvm.tirx import IterVar
 
 from .. import env, records
+from ..compiler import codegen, resolve_target
 from ..compiler.schedules import Kernel
+from ..compiler.schedules.metaschedule import schedule
+from . import trial
 from .progress import Bars
 from .task import Task, workloads
 
 _BATCH = 16
-_REDUCTION = 2  # tvm's IterVar.CommReduce
+_POPULATION = 128  # traces that evolve between batches; of TVM's 512 each batch takes half a minute
 
 
-def tasks(mod: tvm.IRModule, params: dict, target: tvm.target.Target) -> list[Task]:
+def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
     """The kernels of a network that sum or compare over something and have no schedule of ours."""
+    target = resolve_target(target)
     found = workloads(mod, params, target)
     return [Task(workload, count, str(target)) for workload, count in found.items()
             if isinstance(workload, Kernel) and _reduces(workload.func)]  # fmt: skip
 
 
 def _reduces(func) -> bool:
-    found = []
-
-    def visit(node):
-        if isinstance(node, tvm.tirx.SBlock):
-            found.extend(var for var in node.iter_vars if var.iter_type == _REDUCTION)
-
-    tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
-    return bool(found)
+    sch = Schedule(tvm.IRModule({"main": func}))
+    try:
+        blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    except ScheduleError:  # no nest of blocks: a sort, for example
+        return False
+    return any(axis.iter_type == IterVar.CommReduce for block in blocks for axis in sch.get(block).iter_vars)
 
 
 @derived_object
@@ -46,42 +57,72 @@ class _Write(ms.measure_callback.PyMeasureCallback):
         self.session, self.machine, self.bars = session, machine, bars
 
     def apply(self, task_scheduler, task_id, measure_candidates, builder_results, runner_results):
-        task, state, seconds = self.session.tasks[task_id], self.session.states[task_id], []
-        made = []
-        for candidate, result in zip(measure_candidates, runner_results, strict=True):
-            spent = [] if result.error_msg else [float(s) for s in result.run_secs]
-            seconds.append(min(spent, default=float("inf")))
-            if spent:
-                made.append(
-                    records.measured(
-                        task.workload, task.target, as_config(candidate.sch.trace), spent, None, "", self.machine
-                    )
-                )
-        self.session.log.append(made)
-        self.session.known += made
-        state.update(seconds)
+        task, state = self.session.tasks[task_id], self.session.states[task_id]
+        made = [
+            records.measured(task.workload, task.target, as_config(candidate.sch.trace), *_came(result),
+                             machine=self.machine)
+            for candidate, result in zip(measure_candidates, runner_results, strict=True)
+        ]  # fmt: skip
+        self.session.write(made)
+        state.update([record.call_seconds for record in made])
         self.bars.update(task_id, state)
+
+
+def _came(result) -> tuple[tuple[float, ...], str | None]:
+    """What came of a candidate: seconds, or an error."""
+    if result.error_msg:
+        return (), str(result.error_msg).strip().splitlines()[-1]
+    return tuple(float(s) for s in result.run_secs), None
+
+
+@contextlib.contextmanager
+def _intrinsics_of_cpus():
+    """Within it, TVM's package of intrinsics holds those of CPUs alone.
+
+    A context imports the package, and TVM then parses what it has for GPUs and signal processors, a minute's work.
+    """
+    name = "tvm.s_tir.tensor_intrin"
+    package = types.ModuleType(name)
+    package.__path__ = [str(Path(tvm.s_tir.__file__).with_name("tensor_intrin"))]
+    whole = sys.modules.setdefault(name, package)
+    try:
+        for cpus in ("x86", "arm_cpu"):
+            importlib.import_module(f"{name}.{cpus}")
+        yield
+    finally:
+        if whole is package:
+            del sys.modules[name]
+
+
+def _build(mod, target, _params):
+    """A builder's f_build. TVM's own begins with the import that `_intrinsics_of_cpus` avoids, for each batch."""
+    mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
+    return codegen.compile_kernels(dict(mod.functions_items()), target, runs_here=False)
 
 
 def as_config(trace) -> dict:
     """A trace as the config of a record."""
-    return {"family": "metaschedule", "trace": tvm.ir.save_json(trace.as_json())}
+    plain = json.dumps(trace.as_json(), default=lambda number: number.value)
+    return {"family": "metaschedule", "trace": json.loads(plain)}
 
 
 def search(session, runner) -> None:
     """Have MetaSchedule search until the session's trials are used up."""
-    contexts = [
-        ms.TuneContext(
-            mod=tvm.IRModule({"main": task.workload.func}), target=session.target, task_name=task.workload.name,
-            space_generator="post-order-apply", search_strategy="evolutionary", num_threads=env.usable_cores(),
-        ).clone()
-        for task in session.tasks
-    ]  # fmt: skip
+    with _intrinsics_of_cpus():
+        contexts = [
+            ms.TuneContext(
+                mod=tvm.IRModule({"main": task.workload.func}), target=session.target, task_name=task.workload.name,
+                space_generator="post-order-apply", num_threads=env.usable_cores(),
+                search_strategy=ms.search_strategy.EvolutionarySearch(population_size=_POPULATION),
+            ).clone()
+            for task in session.tasks
+        ]  # fmt: skip
     database = ms.database.MemoryDatabase()
     for task, state, context in zip(session.tasks, session.states, contexts, strict=True):
-        known = [r for r in session.known if r.workload == task.workload and r.seconds and not r.final]
+        known = [r for r in session.known if r.workload == task.workload and not r.final]
         for record in known:
-            database.commit_tuning_record(_as_tuning_record(record, context, database, session.target))
+            if record.seconds:
+                database.commit_tuning_record(_as_tuning_record(record, context, database, session.target))
         if known:
             state.update([record.call_seconds for record in known])
     with Bars(session.tasks, session.trials) as bars, tempfile.TemporaryDirectory() as folder:
@@ -95,7 +136,9 @@ def search(session, runner) -> None:
             work_dir=folder,
             max_trials_global=session.trials - session.done,
             num_trials_per_iter=_BATCH,
-            builder=ms.builder.LocalBuilder(max_workers=env.usable_cores()),
+            builder=ms.builder.LocalBuilder(
+                max_workers=env.usable_cores(), f_build=_build, f_export=trial.export, initializer=trial.begin
+            ),
             runner=runner.for_metaschedule(),
             database=database,
             measure_callbacks=[
@@ -107,9 +150,7 @@ def search(session, runner) -> None:
 
 def _as_tuning_record(record, context, database, target):
     workload = database.commit_workload(context.mod)
-    sch = tvm.s_tir.Schedule(context.mod)
-    from tvm.s_tir.schedule import Trace
-
-    Trace.apply_json_to_schedule(tvm.ir.load_json(record.config["trace"]), sch)
+    sch = Schedule(context.mod)
+    schedule(sch, record.config)
     args = ms.arg_info.ArgInfo.from_entry_func(context.mod, remove_preproc=True)
     return ms.database.TuningRecord(sch.trace, workload, list(record.seconds), target, args)

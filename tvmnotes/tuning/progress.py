@@ -4,6 +4,7 @@ import os
 
 from tqdm.auto import tqdm
 
+from ..compiler.schedules import Kernel
 from .task import Progress, Task
 
 
@@ -16,7 +17,9 @@ class Bars:
         self._all = tqdm(total=trials, desc="trials", bar_format=overall, **off)
         width = max(len(str(task)) for task in tasks)
         line = "{desc} {n_fmt:>4} of {total_fmt:>4}{postfix}"
-        self._tasks = [tqdm(total=len(task.space), desc=f"{task!s:{width}}", bar_format=line, **off) for task in tasks]
+        totals = [None if isinstance(task.workload, Kernel) else len(task.space) for task in tasks]
+        self._tasks = [tqdm(total=total, desc=f"{task!s:{width}}", bar_format=line, **off)
+                       for task, total in zip(tasks, totals, strict=True)]  # fmt: skip
 
     def update(self, number: int, state: Progress) -> None:
         """Show where a task is."""

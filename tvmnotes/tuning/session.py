@@ -128,8 +128,7 @@ class Session:
                 bars.update(number, state)
             try:
                 while (number := self._next()) is not None:
-                    self._batch(number, runner)
-                    self._take_in(self._read(self.log.fresh()))
+                    self._take_in(self._batch(number, runner))
                     bars.update(number, self.states[number])
             except KeyboardInterrupt:
                 self.interrupted = True
@@ -151,8 +150,13 @@ class Session:
         stopped = self.early_stopping and state.trials - state.last_gain >= self.early_stopping
         return bool(self.tuners[state.task.workload].left) and not stopped
 
-    def _batch(self, number: int, runner) -> None:
-        """Measure a batch of a task's configs, and write it down."""
+    def write(self, made: list[Record]) -> list[Record]:
+        """Write records down; gives what is new in the file, these and those of other processes."""
+        self.log.append(made)
+        return self._read(self.log.fresh())
+
+    def _batch(self, number: int, runner) -> list[Record]:
+        """Measure a batch of a task's configs, and write it down; see `write`."""
         state = self.states[number]
         first = max(1, self.trials // (2 * len(self.tasks)))  # half of the trials go to the tasks' first batches
         size = min(_BATCH if state.best else min(_BATCH, first), self.trials - self.done)
@@ -161,7 +165,7 @@ class Session:
         workload, space = state.task.workload, state.task.space
         chosen = self.tuners[workload].propose(size)
         candidates = [Candidate(workload, space[n], str(self.target)) for n in chosen]
-        self.log.append([
+        return self.write([
             records.measured(c.workload, c.target, c.config, trial.seconds, trial.error, machine=runner.machine)
             for c, trial in zip(candidates, runner.measure(candidates), strict=True)
         ])  # fmt: skip
@@ -187,10 +191,9 @@ class Session:
         best, elsewhere = finals.finalists(self.tasks, self.known), runner.machine is not None
         if len(self.known) > self.earlier or not any(record.final for record in self.known):
             if elsewhere:
-                self.log.append(finals.by_kernel(best, runner, now))
+                self.write(finals.by_kernel(best, runner, now))
             else:
-                self.log.append(finals.in_network(best, mod, params, self.target, now))
-            self._read(self.log.fresh())
+                self.write(finals.in_network(best, mod, params, self.target, now))
         if not elsewhere:
             libs = {
                 "before": build(mod, params, self.target, records=False),

@@ -24,8 +24,11 @@ class Task:
 
     @functools.cached_property
     def space(self) -> list[dict]:
-        """The configs to choose from; the first is the one that needs no tuning."""
-        return configs(self.workload, vectors(tvm.target.Target(self.target)))
+        """The configs to choose from; the first is the one that needs no tuning, for MetaSchedule the only one."""
+        registers = vectors(tvm.target.Target(self.target))
+        if isinstance(self.workload, Kernel):
+            return [self.workload.default_config(registers)]
+        return configs(self.workload, registers)
 
     @property
     def default(self) -> dict:
@@ -39,6 +42,8 @@ class Task:
 
     def __str__(self) -> str:
         w = self.workload
+        if isinstance(w, Kernel):
+            return w.name
         if isinstance(w, Dense):
             return f"dense {w.depth} to {w.columns}" + (f", {w.rows} rows" if w.rows > 1 else "")
         kind = "depthwise" if w.is_depthwise else "conv2d" if w.groups == 1 else f"conv2d of {w.groups} groups"

@@ -1,10 +1,17 @@
-"""A kernel as MetaSchedule's search found it: the config is the trace of what it did to the kernel."""
+"""A kernel as MetaSchedule's search found it: the config is the trace of what it did to the kernel.
 
-import tvm
+Where the kernel was best as it is without, the config is that of `default`.
+"""
+
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
+
+from . import default
 
 
 def schedule(sch: Schedule, config: dict) -> None:
     """Do it again."""
-    Trace.apply_json_to_schedule(tvm.ir.load_json(config["trace"]), sch)
+    if config["family"] == "default":
+        default.schedule(sch, config)
+    else:
+        Trace.apply_json_to_schedule(config["trace"], sch)
