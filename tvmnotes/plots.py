@@ -5,6 +5,7 @@ Colours are from the Okabe-Ito palette, which readers with any colour vision tel
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import LogLocator
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
 
@@ -141,7 +142,7 @@ def best_so_far(runs: dict, operations: int):
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("trials")
     axes.set_ylabel("best so far (GFLOP/s)")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="upper left")
     return figure
 
 
@@ -157,9 +158,9 @@ def predicted(scores, seconds, taught=()):
         if which.any():
             axes.scatter(scores[which], seconds[which], s=14, color=color, alpha=0.7, linewidths=0, label=label)
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="y", which="minor", labelsize=8)
+    axes.set_yticks([], minor=True)
     axes.set_xlabel("the model's score: the higher, the faster")
     axes.set_ylabel("measured (ms)")
     axes.legend(frameon=False)
@@ -169,15 +170,15 @@ def predicted(scores, seconds, taught=()):
 def heat(values, rows, columns, labels: tuple[str, str, str], marks: dict | None = None):
     """A heat map of `values` (len(rows) x len(columns), NaN where there is none); labels: of rows, columns, values.
 
-    `marks` gives names for some fields, (row, column) as they stand in `rows` and `columns`.
+    `marks` gives names to one or two fields, (row, column) as they stand in `rows` and `columns`.
     """
     values, rows, columns = np.asarray(values, float), list(rows), list(columns)
     figure, axes = plt.subplots(figsize=(1.9 + 0.24 * len(columns), 1.3 + 0.28 * len(rows)), layout="constrained")
     image = axes.imshow(values, cmap="viridis", aspect="auto")
-    for (name, (row, column)), shape in zip((marks or {}).items(), ("o", "s", "D"), strict=False):
-        place = columns.index(column), rows.index(row)
-        axes.plot(*place, shape, markersize=9, color="none", markeredgecolor="white", markeredgewidth=4)
-        axes.plot(*place, shape, markersize=9, color="none", markeredgecolor="black", markeredgewidth=1.5, label=name)
+    for number, (name, (row, column)) in enumerate((marks or {}).items()):
+        form = {"marker": "os"[number], "markersize": (13, 7)[number], "linestyle": "none", "markerfacecolor": "none"}
+        for color, width, label in (("white", 3.5, None), ("black", 1.5, name)):
+            axes.plot(columns.index(column), rows.index(row), **form, color=color, markeredgewidth=width, label=label)
     axes.set_xticks(range(len(columns)), columns, fontsize=8)
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     axes.tick_params(length=0)
