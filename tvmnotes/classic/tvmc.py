@@ -239,13 +239,18 @@ def tune_model(tvmc_model: TVMCModel, target="llvm", tuning_records=None, prior_
     """Tune the model's tasks one after another with AutoTVM; returns the path of the log file."""
     autotvm = _autotvm()
     if enable_autoscheduler:
-        raise TVMCException("tvmc tune: Ansor (--enable-autoscheduler) was dropped in TVM 0.20; tune without it")
+        raise TVMCException(
+            "tvmc tune: Ansor (--enable-autoscheduler) was dropped in TVM 0.20; tune without it, or "
+            "with tn.tune(…, tuner='metaschedule')"
+        )
     if tuner not in _TUNERS:
         raise TVMCException(f"tvmc tune: expected a tuner of {', '.join(_TUNERS)}; got {tuner!r}")
     records = str(tuning_records or Path(tempfile.mkdtemp(prefix="tvmc_")) / "tuning_records.json")
     tasks = autotvm.task.extract_from_program(tvmc_model.mod["main"], params=tvmc_model.params, target=target)
     limits = {"number": number, "repeat": repeat, "min_repeat_ms": 0 if min_repeat_ms is None else min_repeat_ms}
-    if hostname or rpc_key:
+    if bool(hostname) != bool(rpc_key):
+        raise TVMCException("tvmc tune: measuring over RPC needs both --rpc-tracker HOST:PORT and --rpc-key KEY")
+    if hostname:
         runner = autotvm.RPCRunner(rpc_key, hostname, port, timeout=timeout, **limits)
     else:
         runner = autotvm.LocalRunner(timeout=timeout, **limits)

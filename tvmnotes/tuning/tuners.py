@@ -128,6 +128,7 @@ class CostModel:
         settings = {
             "objective": "rank:pairwise", "lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 8,
             "max_depth": 6, "eta": 0.2, "min_child_weight": 0.1, "seed": self.seed, "verbosity": 0,
+            "nthread": 1,  # it is small; threads that wait for more work would disturb the trials
         }  # fmt: skip
         self._booster = xgboost.train(settings, matrix, num_boost_round=80)
         self._stale = False
@@ -153,7 +154,8 @@ class XGB(Tuner):
         if len(self.model) < _LEAST_SAMPLES:
             return self.random.sample(list(self.left), count)
         scores = self.predicted()
-        guided = sorted(self.left, key=lambda n: -scores[n])[: count - round(_EXPLORED * count)]
+        explored = int(_EXPLORED * count + self.random.random())
+        guided = sorted(self.left, key=lambda n: -scores[n])[: count - explored]
         others = [n for n in self.left if n not in set(guided)]
         return guided + self.random.sample(others, min(count - len(guided), len(others)))
 
