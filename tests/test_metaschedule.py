@@ -1,0 +1,135 @@
+"""MetaSchedule's search, for the kernels that tvmnotes has no schedule of: its records, a build with them, going on."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import Function
+from torch import nn
+
+import tvmnotes as tn
+from tvmnotes import models, records
+from tvmnotes.compiler.schedules import Kernel
+from tvmnotes.tuning import metaschedule, session, tasks
+
+TRIALS = 6
+
+
+class Upward(nn.Module):
+    """Kernels without a schedule of ours between some with one: float32 (1, 4, 6, 6) to (1, 8, 12, 12)."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.up = nn.Conv2d(4, 8, 3, padding=1), nn.ConvTranspose2d(8, 8, 2, 2)
+
+    def forward(self, x):
+        return torch.relu(self.up(torch.relu(self.before(x))))
+
+
+@pytest.fixture(scope="module")
+def net():
+    return models.seeded(Upward, 6)
+
+
+@pytest.fixture(scope="module")
+def imported(net):
+    return tn.from_pytorch(net, {"x": (1, 4, 6, 6)})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few():
+    """A search of few traces, which has the same steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metaschedule, "_POPULATION", 16)
+        yield
+
+
+@pytest.fixture(scope="module")
+def tuned(imported, tmp_path_factory):
+    """The file of records, what `tn.tune` gave, and how many records each of its writes had."""
+    path = tmp_path_factory.mktemp("metaschedule") / "tuning.jsonl"
+    written = []
+    with pytest.MonkeyPatch.context() as patch:
+        append = records.Log.append
+
+        def telling(self, found):
+            append(self, found)
+            written.append(len(found))
+
+        patch.setattr(records.Log, "append", telling)
+        made = tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path)
+    return path, made, written
+
+
+def assert_equals_pytorch(lib, net):
+    x = torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = net(x).numpy()
+    np.testing.assert_allclose(lib(x), wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_its_tasks_are_the_kernels_that_sum_and_have_no_schedule_of_ours(imported):
+    mod, params = imported
+    (found,) = metaschedule.tasks(mod, params)
+    assert isinstance(found.workload, Kernel) and found.workload.name.startswith("fused_conv2d_transpose")
+    assert found.count == 1
+    assert all(not isinstance(task.workload, Kernel) for task in tasks(mod, params))
+
+
+def test_what_it_measures_is_written_down(tuned):
+    path, made, written = tuned
+    found = records.read(path)
+    trials, finals = ([each for each in found if bool(each.final) == last] for last in (False, True))
+    assert written == [len(trials), len(finals)] and len(trials) == TRIALS
+    assert all(each.config["family"] == "metaschedule" and each.config["trace"] for each in trials)
+    assert finals[0].config["family"] == "default" and len(finals) > 1
+    (row,) = made.rows
+    assert row[1:3] == (TRIALS, finals[0].call_seconds) and row[3] in finals and not made.interrupted
+    assert set(made.network) == {"before", "after"}
+    assert "fused_conv2d_transpose" in str(made)
+
+
+def test_a_build_uses_it(tuned, imported, net):
+    path, _, _ = tuned
+    searched = [each for each in records.read(path) if each.config["family"] == "metaschedule" and not each.error]
+    assert searched
+    for each in searched[:3]:
+        lib = tn.build(*imported, records=[each])
+        assert lib.tuned.startswith("records: 1 of this target")
+        assert [schedule for schedule in lib.kernels.values() if schedule.startswith("metaschedule {")]
+        assert_equals_pytorch(lib, net)
+    lib = tn.build(*imported, records=path)
+    assert lib.tuned.startswith(f"{path}: 1 of this target")
+    assert_equals_pytorch(lib, net)
+    plain = tn.build(*imported, records=False)
+    assert not [schedule for schedule in plain.kernels.values() if schedule.startswith("metaschedule")]
+
+
+def test_the_same_call_goes_on(tuned, imported, tmp_path, monkeypatch):
+    monkeypatch.setattr(session.Session, "finish", lambda *_: None)  # what follows the search
+    path = tmp_path / "again.jsonl"
+    path.write_bytes(tuned[0].read_bytes())
+    before = records.read(path)
+    tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path)
+    assert records.read(path) == before, "nothing was left to measure"
+    made = tn.tune(*imported, tuner="metaschedule", trials=TRIALS + 3, records=path)
+    found = records.read(path)
+    assert found[: len(before)] == before
+    trials = [each for each in found if not each.final]
+    assert made.rows[0][1] == TRIALS + 3 == len(trials)
+    assert len({records.key(each.config) for each in trials}) == len(trials), "a trace was measured twice"
+
+
+def test_a_trace_that_does_not_fit_leaves_the_kernel_as_it_is_without(imported, net):
+    (task,) = metaschedule.tasks(*imported)
+    for trace in ([[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []], "no trace"):
+        config = {"family": "metaschedule", "trace": trace}
+        found = [records.measured(task.workload, task.target, config, (1e-6,))]
+        lib = tn.build(*imported, records=found)
+        assert not [schedule for schedule in lib.kernels.values() if schedule.startswith("metaschedule")]
+        assert_equals_pytorch(lib, net)
+
+
+def test_a_network_without_such_kernels_is_refused(tmp_path):
+    mod, params = tn.from_pytorch(Function(torch.relu).eval(), {"x": (1, 3)})
+    with pytest.raises(ValueError, match="nothing to tune: the network has no kernels for this tuner"):
+        tn.tune(mod, params, tuner="metaschedule", records=tmp_path / "tuning.jsonl")
