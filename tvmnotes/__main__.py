@@ -113,9 +113,9 @@ def tune(
     from . import tuning
 
     try:
-        mod, params = _imported(network, batch)
         cpu = {"kind": "llvm", "mcpu": target} if target else None
         with tuning.rpc(tracker, key) if tracker else contextlib.nullcontext() as runner:
+            mod, params = _imported(network, batch)
             made = tuning.tune(mod, params, cpu, tuner, trials, early_stopping,
                                records or f"{Path(network).stem}.jsonl", runner, seed=seed)  # fmt: skip
     except (ValueError, OSError, RuntimeError) as error:

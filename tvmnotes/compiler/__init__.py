@@ -47,6 +47,9 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     return Compiled(executable, graph, constants, target, opt_level)
 
 
+_RECORDS = "records: expected None, False, a file, or a list of files or of tvmnotes.records.Record"
+
+
 def _chosen(records, target):
     """What `records` say of each workload; what an outer `choose` says, where they are None and there is one."""
     from .. import records as known
@@ -59,10 +62,12 @@ def _chosen(records, target):
         return known.Chosen(known.shipped(), target, "shipped records")
     if isinstance(records, str | os.PathLike):
         records = [records]
+    if not isinstance(records, list | tuple):
+        raise TypeError(f"{_RECORDS}; got {type(records).__name__}")
     files = [each for each in records if isinstance(each, str | os.PathLike)]
     listed = [each for each in records if isinstance(each, known.Record)]
     if len(files) + len(listed) < len(records):
-        raise TypeError("records: expected None, False, a file, or a list of files or of tvmnotes.records.Record")
+        raise TypeError(f"{_RECORDS}; got a list with others")
     return known.Chosen([*known.read(*files), *listed], target, ", ".join(map(str, files)) or "records")
 
 

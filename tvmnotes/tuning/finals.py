@@ -57,7 +57,7 @@ def in_network(best: dict[Task, list[dict]], mod, params, target, moment: str) -
         turns.append([spent[place] for place in range(len(variants))])
     made = []
     for task, configs in best.items():
-        name = described_key(task.workload)
+        name = _name(described(task.workload))
         for place in range(len(configs)):
             seconds = [turn[place].get(name, math.inf) / task.count for turn in turns]
             if max(seconds) < math.inf:
@@ -76,14 +76,15 @@ def _turn(lib, inputs) -> dict[str, float]:
         least = [min(pair) for pair in zip(least, seconds, strict=True)] if least else list(seconds)
     spent: dict[str, float] = {}
     for kernel, seconds in zip(kernels, least, strict=True):
-        workload = lib.graph["workloads"].get(kernel)
-        spent[workload] = spent.get(workload, 0.0) + seconds
+        if kernel in lib.graph["workloads"]:
+            name = _name(json.loads(lib.graph["workloads"][kernel]))
+            spent[name] = spent.get(name, 0.0) + seconds
     return spent
 
 
-def described_key(workload) -> str:
-    """How a library's graph names a workload."""
-    return json.dumps(described(workload))
+def _name(workload: dict) -> str:
+    """What workloads that count as one, as `marks.described` gives them, have in common."""
+    return str(workload.get("hash") or json.dumps(workload))
 
 
 def by_kernel(best: dict[Task, list[dict]], runner, moment: str) -> list[Record]:

@@ -121,7 +121,7 @@ def _searched(func, name) -> list[tuple[str, dict, str | None]]:
     """The schedule that was chosen for a kernel of no family, if any was."""
     kernel = Kernel.of(func, name)
     config = _chosen.get()(kernel) if _chosen.get() else None
-    return [("metaschedule", config, json.dumps(described(kernel)))] if config else []
+    return [(config["family"], config, json.dumps(described(kernel)))] if config else []
 
 
 def _begin(func) -> Schedule:
