@@ -15,11 +15,9 @@ class Bars:
         off = {"disable": "TQDM_DISABLE" in os.environ}
         overall = "{desc} {bar} {n_fmt}/{total_fmt} {elapsed}<{remaining}"
         self._all = tqdm(total=trials, desc="trials", bar_format=overall, **off)
-        width = max(len(str(task)) for task in tasks)
-        line = "{desc} {n_fmt:>4} of {total_fmt:>4}{postfix}"
-        totals = [None if isinstance(task.workload, Kernel) else len(task.space) for task in tasks]
-        self._tasks = [tqdm(total=total, desc=f"{task!s:{width}}", bar_format=line, **off)
-                       for task, total in zip(tasks, totals, strict=True)]  # fmt: skip
+        sizes = ["" if isinstance(task.workload, Kernel) else f" of {len(task.space)}" for task in tasks]
+        self._tasks = [tqdm(desc=str(task), bar_format=f"{{desc}}: {{n_fmt}}{size} configs{{postfix}}", **off)
+                       for task, size in zip(tasks, sizes, strict=True)]  # fmt: skip
 
     def update(self, number: int, state: Progress) -> None:
         """Show where a task is."""
@@ -35,7 +33,7 @@ class Bars:
         return self
 
     def __exit__(self, *error):
+        self._all.total = self._all.n  # a bar that ends before its end would be red
         for bar in (self._all, *self._tasks):
-            bar.total = bar.n  # a bar that ends before its end would be red
             bar.refresh()
             bar.close()

@@ -259,7 +259,8 @@ class Tuning:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return self.frame().style.format(precision=3).to_html() + f"<p>{self.summary}</p>"
+        whole = [{"selector": "th", "props": "white-space: nowrap"}]
+        return self.frame().style.format(precision=3).set_table_styles(whole).to_html() + f"<p>{self.summary}</p>"
 
     def plot(self):
         """The time of each task's kernels in a run of the network, before and after; see `plots.before_and_after`."""
