@@ -48,8 +48,10 @@ class Telling(records.Log):
 session.Log = Telling
 
 class Slow(Instant):
+    pause = 0.002
+
     def measure(self, candidates):
-        time.sleep(0.002)
+        time.sleep(self.pause)
         return super().measure(candidates)
 
 def go(records, **options):
@@ -72,10 +74,11 @@ def keys_of(found) -> list[tuple]:
 
 # One process has everything imported; each of the tunings is a child of it, killed at a moment of its own.
 KILLED = (
-    TELLING.replace("TRIALS", "800")
+    TELLING.replace("TRIALS", "10**6")
     + """
 import random, signal
-moments = random.Random()
+moments, Slow.pause = random.Random(), 0.02
+tune(None, {}, records=path, tasks=tasks(), runner=Instant(), trials=10, tuner="random")  # everything is imported
 for kill in range(20):
     child = os.fork()
     if not child:
@@ -83,12 +86,14 @@ for kill in range(20):
         os._exit(3)  # it must not come to its end
     size, batches = os.fstat(marks).st_size, moments.randrange(4)
     while open(sys.argv[2]).read()[size:].count("\\n") < batches:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended by itself"
         time.sleep(0.0005)
-    time.sleep(moments.uniform(0, 0.02 if batches else 0.3))
+    time.sleep(moments.uniform(0, 0.02 if batches else 0.2))
     os.kill(child, signal.SIGKILL)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(open(path).readlines()), flush=True)
-made = go(path)
-print(sum(trials for _, trials, _, _ in made.rows))
+before = sum(trials for _, trials, _, _ in go(path, trials=1).rows)
+made = go(path, trials=before + 40)
+print(before, sum(trials for _, trials, _, _ in made.rows))
 """
 )
 
@@ -98,15 +103,15 @@ def test_a_tuning_killed_20_times_loses_no_batch_and_measures_nothing_twice(tmp_
     command = [sys.executable, "-c", KILLED, path, marks]
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    *kills, trials = done.stdout.splitlines()
-    assert [int(line.split()[0]) for line in kills] == [-signal.SIGKILL] * 20
-    assert trials == "800"
-    grown = [int(line.split()[1]) for line in kills]
+    *kills, (before, trials) = (list(map(int, line.split())) for line in done.stdout.splitlines())
+    assert [code for code, _ in kills] == [-signal.SIGKILL] * 20
+    assert trials == before + 40
+    grown = [lines for _, lines in kills]
     assert grown == sorted(grown) and len(set(grown)) > 5, "each start goes on where the last was killed"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of lines that a kill has torn
         found = keys_of(records.read(path))
-    assert len(found) == 800 == len(set(found)), "a config was measured twice"
+    assert len(found) == trials == len(set(found)), "a config was measured twice"
     marked = [tuple(key) for batch in told(marks) for key in batch["keys"]]
     assert set(marked) <= set(found), "a batch that was measured is not there"
 
@@ -344,10 +349,11 @@ def planted(monkeypatch):
 
 def test_a_bad_candidate_costs_its_trial_only_and_is_written_down(planted, tmp_path):
     path = tmp_path / "planted.jsonl"
+    others = psutil.Process().children(recursive=True)
     with Local(timeout=TIMEOUT, repeat=3) as runner:
         runner.machine = {"rpc": "planted"}  # so that the finals ask it, too, and no network is built
         made = tn.tune(None, {}, tuner="grid", records=path, runner=runner, tasks=[Task(PLANTED, 1, TARGET)])
-        workers = [p for p in psutil.Process().children(recursive=True) if "popen_worker" in " ".join(p.cmdline())]
+        workers = [p for p in psutil.Process().children(recursive=True) if p not in others]
     found = records.read(path)
     trials = [each for each in found if not each.final]
     assert [each.config["does"] for each in trials] == ["double"] * 3 + list(ERRORS) + ["double"]

@@ -110,16 +110,17 @@ class Session:
 
     def search(self, tuner: str, runner, transfer: bool, seed: int | None) -> None:
         """Measure until the trials are used up, or nothing is left to try. Ctrl-C ends it."""
-        shared = CostModel()
+        guided = TUNERS[tuner] is XGB
+        shared = CostModel() if guided else None
         self.tuners, self.numbers = {}, {}
         for task in self.tasks:
             more = {}
-            if TUNERS[tuner] is XGB:
+            if guided:
                 more = {"workload": task.workload, "model": shared if transfer else CostModel(),
                         "features": functools.partial(self._features, task.workload)}  # fmt: skip
             self.tuners[task.workload] = TUNERS[tuner](task.space, seed, **more)
             self.numbers[task.workload] = {records.key(config): n for n, config in enumerate(task.space)}
-        for record in self.known if transfer else []:
+        for record in self.known if guided and transfer else []:
             if record.workload not in self.tuners and not record.final and not isinstance(record.workload, Kernel):
                 shared.add(record.workload, self._features(record.workload, record.config), record.call_seconds)
         with Bars(self.tasks, self.trials) as bars:

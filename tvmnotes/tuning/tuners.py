@@ -98,7 +98,10 @@ class CostModel:
     """
 
     def __init__(self, seed: int = 0):
-        self.seed, self._samples, self._booster, self._stale = seed, {}, None, True
+        import xgboost  # now, and not at the first prediction, where Ctrl-C would break the import
+
+        self._xgboost, self.seed = xgboost, seed
+        self._samples, self._booster, self._stale = {}, None, True
 
     def add(self, workload, features: list[float], seconds: float) -> None:
         """A sample: the time of a config of `workload`, infinite where it failed."""
@@ -110,27 +113,25 @@ class CostModel:
 
     def predict(self, features: list[list[float]]) -> np.ndarray:
         """A score for each config: the higher, the faster, among configs of one workload."""
-        import xgboost
-
         if self._stale:
-            self._train(xgboost)
-        return self._booster.predict(xgboost.DMatrix(np.array(features, "float32")))
+            self._train()
+        return self._booster.predict(self._xgboost.DMatrix(np.array(features, "float32"), nthread=1))
 
-    def _train(self, xgboost) -> None:
+    def _train(self) -> None:
         rows, speeds, groups = [], [], []
         for samples in self._samples.values():
             best = min(seconds for _, seconds in samples)
             rows += [features for features, _ in samples]
             speeds += [0.0 if seconds == float("inf") else best / seconds for _, seconds in samples]
             groups.append(len(samples))
-        matrix = xgboost.DMatrix(np.array(rows, "float32"), np.array(speeds, "float32"))
+        matrix = self._xgboost.DMatrix(np.array(rows, "float32"), np.array(speeds, "float32"), nthread=1)
         matrix.set_group(groups)
         settings = {
             "objective": "rank:pairwise", "lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 8,
             "max_depth": 6, "eta": 0.2, "min_child_weight": 0.1, "seed": self.seed, "verbosity": 0,
             "nthread": 1,  # it is small; threads that wait for more work would disturb the trials
         }  # fmt: skip
-        self._booster = xgboost.train(settings, matrix, num_boost_round=80)
+        self._booster = self._xgboost.train(settings, matrix, num_boost_round=80)
         self._stale = False
 
 
