@@ -12,7 +12,7 @@ class Bars:
     """Bars in a notebook or a terminal; none where TQDM_DISABLE is set."""
 
     def __init__(self, tasks: list[Task], trials: int):
-        off = {"disable": "TQDM_DISABLE" in os.environ}
+        off = {"disable": True if "TQDM_DISABLE" in os.environ else None}  # None: none where nobody looks, as in a pipe
         overall = "{desc} {bar} {n_fmt}/{total_fmt} {elapsed}<{remaining}"
         self._all = tqdm(total=trials, desc="trials", bar_format=overall, **off)
         sizes = ["" if isinstance(task.workload, Kernel) else f" of {len(task.space)}" for task in tasks]

@@ -12,6 +12,7 @@ from ..compiler.schedules.vector import vectors
 
 _RECENT = 3  # batches whose gain tells what the next may bring
 _TRUST = 0.2  # in that, against what a task could gain at most
+_HOPE = 0.15  # of a time: what a batch may save at most, also of the fastest kernel of its kind
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def expected_gain(progress: Progress, all_of_them: list[Progress]) -> float:
     recent = (before - best) / min(batches, _RECENT) if before < float("inf") else 0.0
     speeds = [p.task.operations / p.best[-1] for p in all_of_them if p.best and _kind(p) == _kind(progress)]
     least = progress.task.operations / max(speeds)
-    guess = min(best / batches, max(best - least, 0.02 * best))
+    guess = min(best / batches, max(best - least, _HOPE * best))
     return progress.task.count * (_TRUST * recent + (1 - _TRUST) * guess)
 
 
