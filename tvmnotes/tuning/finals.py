@@ -19,12 +19,17 @@ from .task import Task
 from .trial import Candidate
 
 _FINALISTS = 6  # for a task, the default config one of them
+_NEAR = 1.4  # times the best trial
 _TURNS = 16
 _RUNS, _SECONDS = 12, 0.15  # of a network's turn: so many runs, or seconds
 
 
 def finalists(tasks: list[Task], measured: list[Record]) -> dict[Task, list[dict]]:
-    """For each task, the default config, and then the best by their trials; the winner of earlier finals with them."""
+    """For each task, the default config, the winner of earlier finals, and then the best by their trials.
+
+    Before a second config of a kind, with the same knobs, comes the best one of each other kind that is not far behind:
+    what differs much differs most between a trial and a network.
+    """
     winners = records.best(measured)
     chosen = {}
     for task in tasks:
@@ -34,9 +39,13 @@ def finalists(tasks: list[Task], measured: list[Record]) -> dict[Task, list[dict
                 found = trials.setdefault(records.key(record.config), record)
                 if record.call_seconds < found.call_seconds:
                     trials[records.key(record.config)] = record
-        ranked = [r.config for r in sorted(trials.values(), key=lambda r: r.call_seconds)]
+        ordered = sorted(trials.values(), key=lambda r: r.call_seconds)
+        ranked = [record.config for record in ordered]
+        near = [record.config for record in ordered if record.call_seconds < _NEAR * ordered[0].call_seconds]
         winner = winners.get((task.workload, task.target))
-        configs = [task.default, *([winner.config] if winner else []), *ranked]
+        kinds = {(config.get("family"), config.get("outer"), *sorted(config)): config for config in reversed(near)}
+        first = [config for config in near if config in kinds.values()]
+        configs = [task.default, *([winner.config] if winner else []), *first, *ranked]
         distinct = {records.key(config): config for config in configs}
         chosen[task] = list(distinct.values())[:_FINALISTS]
     return chosen
