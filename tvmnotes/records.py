@@ -161,7 +161,7 @@ class Log:
     """
 
     def __init__(self, path: str | os.PathLike, write: bool = False):
-        self.path, self._read, self._left_out = Path(path), 0, Counter()
+        self.path, self._read = Path(path), 0
         try:
             if write:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

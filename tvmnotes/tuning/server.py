@@ -14,7 +14,6 @@ import signal
 import socket
 import struct
 import threading
-import time as clock
 
 import tvm
 from tvm.rpc import base
@@ -161,13 +160,6 @@ def _session(connection, folder) -> None:
     """The session's process. It ends with the server, at once or, where that is killed, within a second."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    server = os.getppid()
-
-    def watch():
-        while os.getppid() == server:
-            clock.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    trial.end_with_parent()
     os.chdir(folder.path)
     theirs._serve_loop(connection, None, folder)

@@ -110,19 +110,23 @@ class Session:
 
     def search(self, tuner: str, runner, transfer: bool, seed: int | None) -> None:
         """Measure until the trials are used up, or nothing is left to try. Ctrl-C ends it."""
-        guided = TUNERS[tuner] is XGB
+        guided, registers, threads = TUNERS[tuner] is XGB, vectors(self.target), env.threads()
+
+        def described(workload, config):
+            return features(workload, config, registers, threads)
+
         shared = CostModel() if guided else None
         self.tuners, self.numbers = {}, {}
         for task in self.tasks:
             more = {}
             if guided:
                 more = {"workload": task.workload, "model": shared if transfer else CostModel(),
-                        "features": functools.partial(self._features, task.workload)}  # fmt: skip
+                        "features": functools.partial(described, task.workload)}  # fmt: skip
             self.tuners[task.workload] = TUNERS[tuner](task.space, seed, **more)
             self.numbers[task.workload] = {records.key(config): n for n, config in enumerate(task.space)}
         for record in self.known if guided and transfer else []:
             if record.workload not in self.tuners and not record.final and not isinstance(record.workload, Kernel):
-                shared.add(record.workload, self._features(record.workload, record.config), record.call_seconds)
+                shared.add(record.workload, described(record.workload, record.config), record.call_seconds)
         with Bars(self.tasks, self.trials) as bars:
             self._take_in(self.known)
             for number, state in enumerate(self.states):
@@ -133,9 +137,6 @@ class Session:
                     bars.update(number, self.states[number])
             except KeyboardInterrupt:
                 self.interrupted = True
-
-    def _features(self, workload, config: dict) -> list[float]:
-        return features(workload, config, vectors(self.target), env.threads())
 
     def _next(self) -> int | None:
         """The number of the task whose turn it is."""

@@ -23,6 +23,7 @@ from .. import env
 from ..compiler import codegen
 from ..compiler.schedules import schedule_kernels
 from ..compiler.schedules.vector import vectors
+from ..records import vectors_of
 
 _TOLERANCE = 1e-3  # of the largest magnitude, as for Winograd's method
 _SPIN = 0.1  # seconds that NumPy's threads keep the cores busy after a product
@@ -48,7 +49,7 @@ class Candidate:
 
     @property
     def lanes(self) -> int:
-        return vectors(tvm.target.Target(self.target)).lanes
+        return vectors_of(self.target).lanes
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,16 @@ def begin() -> None:
     """Be ready to measure; leave Ctrl-C to the process that tunes, and end when it ends, whatever a candidate does."""
     register_sweep()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """Have this process end within a second after the one that started it."""
     parent = os.getppid()
 
     def watch():
         while os.getppid() == parent:
-            clock.sleep(1)
+            clock.sleep(0.5)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
