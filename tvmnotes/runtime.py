@@ -8,6 +8,7 @@
     manifest.json   versions, target, instruction sets, and size and SHA-256 of the three others
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -111,8 +112,18 @@ class Compiled:
         """Which tuning records the build used, and for how many workloads; empty where it was to use none."""
         return self.graph["tuned"]
 
-    def timed(self, *inputs) -> list[tuple[str, float]]:
-        """Run the network once and give each kernel with the seconds that its call took, in the order of the calls."""
+    @contextlib.contextmanager
+    def instrumented(self, instrument):
+        """Within it, runs call `instrument` around each call; see `tvm.relax.VirtualMachine.set_instrument`."""
+        self._vm.set_instrument(instrument)
+        try:
+            yield
+        finally:
+            self._vm.set_instrument(lambda *_: 0)
+
+    @contextlib.contextmanager
+    def timing(self):
+        """Within it, runs add each kernel with the seconds that its call took to the list that this gives, in order."""
         kernels, spent, begin = self.graph["kernels"], [], 0.0
 
         def instrument(_function, symbol, before, _result, *_args):
@@ -123,12 +134,14 @@ class Compiled:
                 spent.append((str(symbol), clock.perf_counter() - begin))
             return 0
 
+        with self.instrumented(instrument):
+            yield spent
+
+    def timed(self, *inputs) -> list[tuple[str, float]]:
+        """Run the network once and give each kernel with the seconds that its call took, in the order of the calls."""
         values = self._bind(inputs, {})
-        self._vm.set_instrument(instrument)
-        try:
+        with self.timing() as spent:
             self.run(values)
-        finally:
-            self._vm.set_instrument(lambda *_: 0)
         return spent
 
     def __repr__(self) -> str:

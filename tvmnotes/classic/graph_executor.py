@@ -211,34 +211,19 @@ class GraphModuleDebug(GraphModule):
                 node = next(node for node in nodes if node["kernel"] == str(symbol))
                 made[node["name"]] = tvm.runtime.tensor(args[-len(node["makes"])].numpy())
 
-        self._watch(instrument, 1)
+        with self._compiled.instrumented(instrument):
+            super().run()
         return made
 
     def _time_kernels(self, number) -> list[list[tuple[str, float]]]:
         """By run, the kernel and the seconds of each call, in order."""
-        calls, started = [], [0.0]
-
-        def instrument(_function, symbol, before, _result, *_args):
-            if str(symbol) in self._compiled.kernels:
-                if before:
-                    started[0] = time.perf_counter()
-                else:
-                    calls.append((str(symbol), time.perf_counter() - started[0]))
-
         super().run()
-        runs = max(1, number)
-        self._watch(instrument, runs)
-        each = len(calls) // runs
-        return [calls[i * each : (i + 1) * each] for i in range(runs)]
-
-    def _watch(self, instrument, runs: int) -> None:
-        machine = self._compiled._vm
-        machine.set_instrument(instrument)
-        try:
-            for _ in range(runs):
+        runs = []
+        for _ in range(max(1, number)):
+            with self._compiled.timing() as calls:
                 super().run()
-        finally:
-            machine.set_instrument(lambda *_: 0)
+            runs.append(calls)
+        return runs
 
 
 class Report:
