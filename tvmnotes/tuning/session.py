@@ -116,14 +116,13 @@ class Session:
             return features(workload, config, registers, threads)
 
         shared = CostModel() if guided else None
-        self.tuners, self.numbers = {}, {}
+        self.tuners = {}
         for task in self.tasks:
             more = {}
             if guided:
                 more = {"workload": task.workload, "model": shared if transfer else CostModel(),
                         "features": functools.partial(described, task.workload)}  # fmt: skip
             self.tuners[task.workload] = TUNERS[tuner](task.space, seed, **more)
-            self.numbers[task.workload] = {records.key(config): n for n, config in enumerate(task.space)}
         for record in self.known if guided and transfer else []:
             if record.workload not in self.tuners and not record.final and not isinstance(record.workload, Kernel):
                 shared.add(record.workload, described(record.workload, record.config), record.call_seconds)
@@ -176,10 +175,10 @@ class Session:
         """What was measured, here, before, or by another process."""
         by_task = {}
         for record in fresh:
-            number = self.numbers.get(record.workload, {}).get(records.key(record.config))
-            known = number is not None and not record.final
-            if known and number not in self.tuners[record.workload].seconds:
-                self.tuners[record.workload].update(number, record.call_seconds)
+            tuner = self.tuners.get(record.workload)
+            number = tuner.number(record.config) if tuner and not record.final else None
+            if number is not None and number not in tuner.seconds:
+                tuner.update(number, record.call_seconds)
                 by_task.setdefault(record.workload, []).append(record.call_seconds)
         for state in self.states:
             if state.task.workload in by_task:

@@ -19,6 +19,11 @@ class Tuner:
         self.space, self.random = space, random.Random(seed)
         self.left = dict.fromkeys(range(len(space)))  # in the space's order
         self.seconds: dict[int, float] = {}
+        self._numbers = {_frozen(config): number for number, config in enumerate(space)}
+
+    def number(self, config: dict) -> int | None:
+        """The number of a config; None for one that the space does not have."""
+        return self._numbers.get(_frozen(config))
 
     def propose(self, count: int) -> list[int]:
         """The numbers of up to `count` configs to measure next; fewer, or none, where the space ends."""
@@ -62,7 +67,6 @@ class GA(Tuner):
         super().__init__(space, seed)
         self.parents, self.mutation = parents, mutation
         self._values = {knob: sorted({c[knob] for c in space if knob in c}, key=str) for c in space for knob in c}
-        self._numbers = {_frozen(config): number for number, config in enumerate(space)}
 
     def _choose(self, count):
         children: dict[int, None] = {}
@@ -82,7 +86,7 @@ class GA(Tuner):
             child[knob] = self.random.choice([value, second.get(knob, value)])
             if self.random.random() < self.mutation:
                 child[knob] = self.random.choice(self._values[knob])
-        return self._numbers.get(_frozen(child))
+        return self.number(child)
 
 
 def _frozen(config: dict) -> frozenset:
