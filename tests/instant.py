@@ -3,6 +3,11 @@
 Its machine is not this one, so that a tuning's finals ask it too, and nothing is compiled.
 """
 
+import contextlib
+import sys
+
+import cloudpickle
+
 from tvmnotes import env
 from tvmnotes.compiler.schedules.convolution import Convolution
 from tvmnotes.compiler.schedules.matmul import Dense
@@ -33,6 +38,39 @@ def seconds_of(config: dict) -> float:
     ideal = {"pixels": 7, "blocks": 2, "run": 4, "lines": 2, "rows": 3, "columns": 5, "tile": 4, "group": 2}
     away = sum(abs(config.get(name, 0) - value) for name, value in ideal.items())
     return 1e-4 * (1 + away / 20 + 0.1 * (config.get("outer") == "channels"))
+
+
+class AsItIs:
+    """What a planted workload has in common with others: its kernel reads and makes its arrays as they are."""
+
+    def source_shape(self, lanes):
+        return self.data
+
+    def packed_shape(self, config, lanes):
+        return self.weight
+
+    def made_shape(self, config, lanes):
+        return self.data
+
+    def source(self, data, lanes):
+        return data
+
+    def pack(self, weight, config, lanes):
+        return weight
+
+    def result(self, made, lanes):
+        return made
+
+
+@contextlib.contextmanager
+def known_to_workers(name: str):
+    """Within it, worker processes are sent the classes of a test file, which they cannot import, and of this one."""
+    modules = [sys.modules[name], sys.modules[__name__]]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 class Instant:

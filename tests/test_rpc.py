@@ -14,45 +14,26 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-import cloudpickle
 import psutil
 import pytest
 import tvm
+from instant import TARGET, AsItIs, known_to_workers
 from tvm import te
 
 import tvmnotes as tn
 from tvmnotes.tuning import server
 from tvmnotes.tuning.trial import Candidate
 
-TARGET = str(tn.env.host_target())
 QUICK = {"timeout": 20, "number": 1, "repeat": 2}
 
 
 @dataclass(frozen=True)
-class Planted:
+class Planted(AsItIs):
     """A workload whose kernels do what their config says, and double one number."""
 
     op: ClassVar[str] = "planted"
     data: tuple[int] = (1,)
     weight: tuple[int] = (1,)
-
-    def source_shape(self, lanes):
-        return self.data
-
-    def packed_shape(self, config, lanes):
-        return self.weight
-
-    def made_shape(self, config, lanes):
-        return self.data
-
-    def source(self, data, lanes):
-        return data
-
-    def pack(self, weight, config, lanes):
-        return weight
-
-    def result(self, made, lanes):
-        return made
 
     def reference(self, data, weight):
         return 2 * data
@@ -77,10 +58,8 @@ def sleeps(seconds, count):
 
 @pytest.fixture(autouse=True, scope="module")
 def _planted():
-    """Workers do not know this file."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    with known_to_workers(__name__):
+        yield
 
 
 # ---------------------------------------------------------------- processes

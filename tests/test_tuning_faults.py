@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import cloudpickle
 import psutil
 import pytest
-from instant import TARGET
+from instant import TARGET, AsItIs, known_to_workers
 from tvm import te
 
 import tvmnotes as tn
@@ -279,7 +278,7 @@ ERRORS = {
 
 
 @dataclass(frozen=True)
-class Planted(Convolution):
+class Planted(AsItIs, Convolution):
     """A workload whose configs do what they say: doubling 64 numbers is its work."""
 
     op: ClassVar[str] = "planted"
@@ -291,27 +290,12 @@ class Planted(Convolution):
         good = [{"does": "double", "again": n} for n in range(3)]
         return [*good[:2], *({"does": does} for does in ERRORS), *good[2:]]
 
-    def source_shape(self, lanes):
-        return self.data
-
-    def packed_shape(self, config, lanes):
-        return self.weight
-
-    def made_shape(self, config, lanes):
-        return self.data
-
-    def source(self, data, lanes):
-        return data
-
     def pack(self, weight, config, lanes):
         if config["does"] == "crash the run":
             os.abort()
         if config["does"] == "raise in the run":
             raise RuntimeError("planted in the run")
         return weight
-
-    def result(self, made, lanes):
-        return made
 
     def reference(self, data, weight):
         return data * 2
@@ -342,9 +326,8 @@ PLANTED = Planted((1, 64, 1, 1), (64, 64, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1
 @pytest.fixture
 def planted(monkeypatch):
     monkeypatch.setitem(records._WORKLOADS, "planted", Planted)
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers do not know this file
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    with known_to_workers(__name__):
+        yield
 
 
 def test_a_bad_candidate_costs_its_trial_only_and_is_written_down(planted, tmp_path):
