@@ -1,11 +1,7 @@
 """AutoTVM in the old API: tasks, tuners, measuring here and over RPC, logs, and builds with what was found."""
 
-import contextlib
 import json
-import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,11 +14,11 @@ import pytest
 import torch
 import tvm
 from instant import Instant
+from machines import Machines
 from torch import nn
 
 import tvmnotes.classic
 from tvmnotes import models, records
-from tvmnotes.tuning import server
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -420,43 +416,15 @@ def test_a_candidate_that_fails_costs_its_trial_only(tmp_path):
         assert best._chosen(task.target)(task.today.workload) == task.config_space[0].values
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
-
-
-@pytest.fixture
-def port():
-    """The port of an RPC tracker on 127.0.0.1 with a server of the key "shelf"; both end with the test."""
-    port, started = free_port(), []
-    tracker = ["tvm.exec.rpc_tracker", "--host", "127.0.0.1", "--port", port, "--port-end", port + 1]
-    serve = ["tvmnotes", "serve", "--tracker", f"127.0.0.1:{port}", "--key", "shelf", "--port", free_port()]
-    try:
-        for command, there in ((tracker, 0), (serve, 1)):
-            command = [sys.executable, "-m", *map(str, command)]
-            started.append(subprocess.Popen(command, start_new_session=True))
-            deadline = time.monotonic() + 90
-            while servers(port) != there:
-                assert time.monotonic() < deadline, f"waited in vain for {command}"
-                time.sleep(0.1)
-        yield port
-    finally:
-        for process in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def servers(port: int) -> int | None:
-    """How many servers the tracker knows; None where it does not answer."""
-    with contextlib.suppress(ConnectionError):
-        return len(server.servers(f"127.0.0.1:{port}", "shelf"))
-
-
-def test_an_rpc_runner_measures_on_the_servers_of_its_key(port, tmp_path):
+def test_an_rpc_runner_measures_on_the_servers_of_its_key(tmp_path):
     from tvm import autotvm
 
-    log = tmp_path / "dense.log"
+    with Machines(tmp_path) as machines:
+        machines.serve("one", key="shelf")
+        measure_over_rpc(autotvm, machines.port, tmp_path / "dense.log")
+
+
+def measure_over_rpc(autotvm, port, log):
     runner = autotvm.RPCRunner("shelf", "127.0.0.1", port, number=2, repeat=3, timeout=60, cooldown_interval=0)
     option = autotvm.measure_option(builder=autotvm.LocalBuilder(), runner=runner)
     tuner = autotvm.tuner.RandomTuner(autotvm.task.create("dense_pack.x86", args=DENSE, target="llvm"))

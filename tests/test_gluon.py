@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tvmnotes.gluon import without_torch
+from tvmnotes.env import without_torch
 
 SCRIPT = """
 import mxnet as mx

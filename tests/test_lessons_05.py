@@ -4,14 +4,12 @@ import functools
 import math
 import random
 import re
-import warnings
 from pathlib import Path
 
 import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import SmallNet
 
 import tvmnotes as tn
 from tvmnotes import records
@@ -92,49 +90,6 @@ def test_a_trial_is_ten_repeats_or_an_error_in_a_sentence(small):
         good, bad = runner.measure([tn.tuning.Candidate(task.workload, c, task.target) for c in (task.default, broken)])
     assert good.error is None and len(good.seconds) == 10 and min(good.seconds) > 0
     assert not bad.seconds and "build failed" in bad.error and "\n" not in bad.error
-
-
-@pytest.fixture(scope="module")
-def tuned(small, tmp_path_factory):
-    """The small network's tuning of a dozen trials, and its file."""
-    file = tmp_path_factory.mktemp("tuning") / "small.jsonl"
-    return tn.tune(small.mod, small.params, trials=12, records=file, seed=0), file
-
-
-def test_the_tuned_network_gives_pytorchs_numbers_with_a_record_for_each_workload(small, tuned):
-    tuning, file = tuned
-    lib = tn.build(small.mod, small.params, records=file)
-    assert lib.tuned == f"{file}: {len(tuning.rows)} of this target"
-    assert np.abs(lib(small.x) - small.wanted).max() < 1e-5 * np.abs(small.wanted).max()
-    assert list(tuning.network) == ["before", "after"]
-
-
-def test_the_same_call_again_measures_nothing_and_the_best_is_a_record_a_workload(small, tuned, tmp_path):
-    tuning, file = tuned
-    before = file.read_bytes()
-    again = tn.tune(small.mod, small.params, trials=12, records=file, seed=0)
-    assert file.read_bytes() == before
-    assert [row[1] for row in again.rows] == [row[1] for row in tuning.rows]
-    best = records.pick_best(file, tmp_path / "best.jsonl")
-    assert len(best) == len(tuning.rows) == len(records.read(tmp_path / "best.jsonl"))
-    assert all(record.final for record in best), "the finals decide"
-
-
-def test_a_torn_line_is_left_out_with_a_note(tuned, tmp_path):
-    torn, whole = tmp_path / "torn.jsonl", tuned[1].read_bytes()
-    torn.write_bytes(whole[:-100])
-    with pytest.warns(UserWarning, match=r"left out 1 line \(1 torn\)"):
-        found = records.read(torn)
-    assert len(found) == len(whole.splitlines()) - 1
-
-
-def test_records_are_for_their_workloads_and_false_takes_none(small, tuned):
-    assert tn.build(small.mod, small.params, records=False).tuned == ""
-    mod, params = tn.from_pytorch(tn.models.seeded(SmallNet, 8), {"image": (2, 3, 8, 8)})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert tn.build(mod, params, records=tuned[1]).tuned.endswith(": none for this network and target")
-    assert tn.build(mod, params).tuned.startswith("shipped records: ")
 
 
 # ---------------------------------------------------------------- the figures

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import typer
-from test_rpc import QUICK, Machines, wait_until
+from machines import QUICK, Machines, wait_until
 
 import tvmnotes as tn
 from tvmnotes.__main__ import app
@@ -22,14 +22,9 @@ TEXT = "\n".join(cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).c
 
 @pytest.fixture
 def machines(tmp_path):
-    found = Machines(tmp_path)
-    try:
-        for name in ("first", "second"):
-            found.serve(name, wait=False)
-        wait_until(lambda: len(found.servers()) == 2)
+    with Machines(tmp_path) as found:
+        found.serve_all("first", "second")
         yield found
-    finally:
-        found.close()
 
 
 def test_a_tuning_loses_a_server_and_nothing_else_and_the_tracker_comes_back(small, machines, tmp_path):
@@ -50,7 +45,7 @@ def test_a_tuning_loses_a_server_and_nothing_else_and_the_tracker_comes_back(sma
     assert len(trials) == 40
     assert len({(record.workload, tn.records.key(record.config)) for record in trials}) == 40
     assert not any(record.error for record in trials)
-    names = [name for _, name in runner.measured_by]
+    names = [record.machine["server"] for record in trials]
     assert set(names) == {"first", "second"} and set(names[-8:]) == {"first"}
     made = tn.build(small.mod, small.params, records=log)(small.x)
     assert np.abs(made - small.wanted).max() <= 1e-5 * np.abs(small.wanted).max()

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,13 +17,12 @@ import psutil
 import pytest
 import tvm
 from instant import TARGET, AsItIs, known_to_workers
+from machines import QUICK, Machines, free_port, wait_until
 from tvm import te
 
 import tvmnotes as tn
 from tvmnotes.tuning import server
 from tvmnotes.tuning.trial import Candidate
-
-QUICK = {"timeout": 20, "number": 1, "repeat": 2}
 
 
 @dataclass(frozen=True)
@@ -56,90 +54,23 @@ def sleeps(seconds, count):
     return planted(*({"does": "sleep", "us": int(seconds * 1e6), "number": n} for n in range(count)))
 
 
+def servers_of(trials):
+    """The names of the servers that have measured trials, or records; None for one that does not tell."""
+    return {trial.machine.get("server") for trial in trials}
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _planted():
     with known_to_workers(__name__):
         yield
 
 
-# ---------------------------------------------------------------- processes
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
-
-
-def wait_until(true, seconds=60):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
-
-class Machines:
-    """A tracker and its servers, each a group of processes, so that one can be unplugged."""
-
-    def __init__(self, folder):
-        self.folder, self.port, self.processes = folder, free_port(), {}
-        self.tracker = f"127.0.0.1:{self.port}"
-        self.start_tracker()
-
-    def start_tracker(self):
-        self._start("tracker", "tvm.exec.rpc_tracker", "--host", "127.0.0.1", "--port", self.port,
-                    "--port-end", self.port + 1)  # fmt: skip
-        wait_until(self._answers)
-
-    def _answers(self):
-        with contextlib.suppress(ConnectionError):
-            return server.servers(self.tracker, "any") == []
-
-    def _start(self, name, *command):
-        with (self.folder / f"{name}.txt").open("w") as out:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", *map(str, command)], stdout=out, stderr=out, start_new_session=True
-            )
-
-    def serve(self, name, key="k", module="tvmnotes", wait=True):
-        """Start a server of ours, or one of TVM's own."""
-        known = set(self.servers(key))
-        port = free_port()
-        options = ("--tracker", self.tracker, "--key", key, "--host", "127.0.0.1", "--port", port)
-        if module == "tvmnotes":
-            self._start(name, module, "serve", *options, "--threads", 1, "--name", name)
-        else:
-            self._start(name, module, *options, "--port-end", port + 1)
-        if wait:
-            wait_until(lambda: self.servers(key) - known)
-        return self.processes[name]
-
-    def servers(self, key="k"):
-        return set(server.servers(self.tracker, key))
-
-    def unplug(self, name):
-        """Kill a server with the session that it has."""
-        os.killpg(self.processes[name].pid, signal.SIGKILL)
-        self.processes.pop(name).wait()
-
-    def text(self, name):
-        return (self.folder / f"{name}.txt").read_text()
-
-    def close(self):
-        for name in list(self.processes):
-            self.unplug(name)
-
-
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory):
     """A tracker, with two servers of key "k" that live on."""
-    found = Machines(tmp_path_factory.mktemp("machines"))
-    try:
-        found.serve("first", wait=False)
-        found.serve("second", wait=False)
-        wait_until(lambda: len(found.servers()) == 2)
+    with Machines(tmp_path_factory.mktemp("machines")) as found:
+        found.serve_all("first", "second")
         yield found
-    finally:
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -193,16 +124,15 @@ def test_a_tracker_without_a_server_of_the_key_says_how_to_start_one(machines):
 
 
 def test_a_tuning_uses_all_servers(small, machines, runner, tmp_path):
-    log, before = tmp_path / "records.jsonl", len(runner.measured_by)
+    log = tmp_path / "records.jsonl"
     made = tn.tune(small.mod, small.params, tuner="random", trials=6, records=log, runner=runner)
     found = tn.records.read(log)
     trials, finals = [r for r in found if not r.final], [r for r in found if r.final]
     assert len(trials) == 6 and finals
     assert not any(r.error for r in found)
     assert {r.machine["rpc"] for r in found} == {"k"}
-    shares = Counter(name for _, name in runner.measured_by[before:])
-    assert set(shares) == {"first", "second"}
-    assert [c.config for c, _ in runner.measured_by[before:]][:6] == [r.config for r in trials]
+    assert servers_of(trials) == {"first", "second"}
+    assert all(r.machine["cpu"] == tn.env.cpu_name() and r.machine["threads"] == 1 for r in trials)
     assert made.network is None and not made.interrupted
     lib = tn.build(small.mod, small.params, records=log)
     assert "of this target" in lib.graph["tuned"]
@@ -220,7 +150,7 @@ def test_a_candidate_that_fails_costs_its_trial_only(machines):
     ]  # fmt: skip
     assert [bool(trial.seconds) for trial in made] == [trial.error is None for trial in made]
     assert [trial.error for trial in again] == [None] * 4
-    assert {name for _, name in runner.measured_by[6:]} == {"first", "second"}
+    assert servers_of(again) == {"first", "second"}
     assert started == {name: process.pid for name, process in machines.processes.items()}
     assert len(machines.servers()) == 2
     told = machines.text("first") + machines.text("second")
@@ -239,21 +169,16 @@ def test_the_caches_are_swept_on_the_server(runner):
 def test_a_server_that_joins_is_used_from_the_next_batch_on(machines):
     machines.serve("one", key="joined")
     with tn.tuning.rpc(machines.tracker, "joined", **QUICK) as runner:
-        runner.measure(planted("double", "double"))
+        assert servers_of(runner.measure(planted("double", "double"))) == {"one"}
         machines.serve("another", key="joined")
-        runner.measure(sleeps(0.1, 4))
-    names = [name for _, name in runner.measured_by]
-    assert names[:2] == ["one", "one"]
-    assert set(names[2:]) == {"one", "another"}
+        assert servers_of(runner.measure(sleeps(0.1, 4))) == {"one", "another"}
     for name in ("one", "another"):
         machines.unplug(name)
 
 
 def test_servers_that_go(machines, tmp_path):
     """One is killed in mid-trial: nothing is lost. All are killed: an error, and the runner can be used again."""
-    machines.serve("one", key="dying", wait=False)
-    machines.serve("another", key="dying", wait=False)
-    wait_until(lambda: len(machines.servers("dying")) == 2)
+    machines.serve_all("one", "another", key="dying")
     with tn.tuning.rpc(machines.tracker, "dying", **QUICK) as runner:
         runner.measure(sleeps(0.0, 2))
         killer = threading.Timer(2, machines.unplug, ["one"])
@@ -262,7 +187,7 @@ def test_servers_that_go(machines, tmp_path):
         killer.join()
         assert [trial.error for trial in made] == [None] * 6
         assert all(min(trial.seconds) >= 0.5 for trial in made)
-        assert {name for _, name in runner.measured_by[-2:]} == {"another"}
+        assert servers_of(made[-2:]) == {"another"}
         assert len(machines.servers("dying")) == 1
 
         killer = threading.Timer(1, machines.unplug, ["another"])
@@ -279,9 +204,7 @@ def test_servers_that_go(machines, tmp_path):
 @pytest.mark.parametrize("when", ["free", "in mid-trial"])
 def test_a_server_that_falls_silent_loses_its_trial_to_another(machines, when):
     """As when a cable is pulled: the connection stays, and no answer comes."""
-    machines.serve("silent", key="cable", wait=False)
-    machines.serve("other", key="cable", wait=False)
-    wait_until(lambda: len(machines.servers("cable")) == 2)
+    machines.serve_all("silent", "other", key="cable")
     silent = psutil.Process(machines.processes["silent"].pid)
 
     def pull():
@@ -307,7 +230,7 @@ def test_tvms_own_server_will_do(machines):
     assert [trial.error for trial in made] == [
         None, "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 3 s", None,
     ]  # fmt: skip
-    assert {name for _, name in runner.measured_by} == {None}
+    assert servers_of(made) == {None}
     machines.unplug("plain")
 
 

@@ -184,7 +184,7 @@ def test_ctrl_c_ends_the_command_with_the_best_so_far(tmp_path):
     assert "Traceback" not in out + err and "KeyboardInterrupt" not in out + err
     assert workers and wait_for_end(workers) == []
     assert len(records.read(path)) >= 8
-    assert list(temporary.glob("tvmnotes-trial-*")) == []
+    assert list(temporary.glob("tvmnotes-*")) == []
 
 
 # ---------------------------------------------------------------- the disk, and others

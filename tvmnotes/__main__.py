@@ -130,9 +130,25 @@ def _imported(network: str, batch: int):
     from . import from_onnx, from_pytorch, models
 
     if network.endswith(".onnx"):
-        return from_onnx(network)
+        return from_onnx(network, _with_batch(network, batch))
     net = models.load(network)
     return from_pytorch(net, {"data": (batch, *net.input_shape[1:])})
+
+
+def _with_batch(file: str, batch: int) -> dict | None:
+    """Shapes for the inputs of an ONNX file that leaves only the first size open."""
+    import onnx
+
+    if not Path(file).is_file():
+        return None
+    graph = onnx.load(file, load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    shapes = {
+        each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim]
+        for each in graph.input if each.name not in weights
+    }  # fmt: skip
+    open_ = {name: shape[1:] for name, shape in shapes.items() if shape and not shape[0] and all(shape[1:])}
+    return {name: (batch, *rest) for name, rest in open_.items()} or None
 
 
 @app.command()
@@ -154,7 +170,10 @@ def serve(
         raise typer.BadParameter(f"expected 1 or more, got {threads}", param_hint="--threads")
     if not all(core.strip().isdigit() for core in cores.split(",") if cores):
         raise typer.BadParameter(f"expected numbers with commas such as 0,1; got {cores!r}", param_hint="--cores")
-    from .tuning import server
+    from .env import without_torch
+
+    with without_torch():
+        from .tuning import server
 
     try:
         server.serve(tracker, key, host, port, name, threads, [int(c) for c in cores.split(",") if cores], typer.echo)

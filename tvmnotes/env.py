@@ -4,12 +4,14 @@ Called by `import tvmnotes` (thread count), by `build` and `load` (target, instr
 and by `python -m tvmnotes doctor` (`report`, `problems`). Only the standard library is imported at the top.
 """
 
+import contextlib
 import functools
 import html
 import os
 import platform
 import re
 import shutil
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -260,3 +262,24 @@ def _compile_and_run() -> None:
     tvm.compile(schedule.mod, target=host_target())(tvm.runtime.tensor(x), y)
     if not np.array_equal(y.numpy(), x * 2 + 1):
         raise RuntimeError("a compiled kernel gave wrong numbers")
+
+
+# ---------------------------------------------------------------- torch
+
+
+@contextlib.contextmanager
+def without_torch():
+    """Within it, `import torch` is an ImportError; torch itself, where it was imported before, stays as it is.
+
+    For what would refuse to run beside it (GluonCV), or import it in vain, which takes seconds (TVM).
+    """
+    had = "torch" in sys.modules
+    torch = sys.modules.get("torch")
+    sys.modules["torch"] = None
+    try:
+        yield
+    finally:
+        if had:
+            sys.modules["torch"] = torch
+        else:
+            del sys.modules["torch"]

@@ -1,24 +1,9 @@
 """GluonCV beside torch: it refuses to be imported where it can import a torch of version 2 or later."""
 
-import contextlib
 import importlib.abc
 import importlib.machinery
-import sys
 
-
-@contextlib.contextmanager
-def without_torch():
-    """Within it, `import torch` is an ImportError; torch itself, where it was imported before, stays as it is."""
-    had = "torch" in sys.modules
-    torch = sys.modules.get("torch")
-    sys.modules["torch"] = None
-    try:
-        yield
-    finally:
-        if had:
-            sys.modules["torch"] = torch
-        else:
-            del sys.modules["torch"]
+from .env import without_torch
 
 
 class Finder(importlib.abc.MetaPathFinder):

@@ -51,18 +51,25 @@ def finalists(tasks: list[Task], measured: list[Record]) -> dict[Task, list[dict
     return chosen
 
 
-def in_network(best: dict[Task, list[dict]], mod, params, target, moment: str) -> list[Record]:
-    """Build the network with everyone's first config, with everyone's second, and so on; time each kernel in each."""
-    variants = []
-    for place in range(max(map(len, best.values()))):
-        placed = {task: configs[min(place, len(configs) - 1)] for task, configs in best.items()}
-        chosen = [records.measured(task.workload, str(target), config) for task, config in placed.items()]
-        variants.append((placed, build(mod, params, target, records=chosen)))
-    inputs = random_inputs(variants[0][1])
+def variant(best: dict[Task, list[dict]], place: int, mod, params, target):
+    """The network with everyone's config of that place, or the last one."""
+    placed = {task: configs[min(place, len(configs) - 1)] for task, configs in best.items()}
+    chosen = [records.measured(task.workload, str(target), config) for task, config in placed.items()]
+    return build(mod, params, target, records=chosen)
+
+
+def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, moment: str) -> list[Record]:
+    """Build the network with everyone's second config, with everyone's third, and so on; time each kernel in each.
+
+    `untuned` is its variant with everyone's first, which is the default one.
+    """
+    places = range(1, max(map(len, best.values())))
+    variants = [untuned, *(variant(best, place, mod, params, target) for place in places)]
+    inputs = random_inputs(untuned)
     turns = []
     for _ in range(_TURNS):  # in another order each time, lest a rhythm of the machine hit always the same
         order = random.sample(range(len(variants)), len(variants))
-        spent = {place: _turn(variants[place][1], inputs) for place in order}
+        spent = {place: _turn(variants[place], inputs) for place in order}
         turns.append([spent[place] for place in range(len(variants))])
     made = []
     for task, configs in best.items():

@@ -23,11 +23,12 @@ from .. import env, records
 from ..compiler import codegen, resolve_target
 from ..compiler.schedules import Kernel
 from ..compiler.schedules.metaschedule import schedule
-from . import trial
 from .progress import Bars
 from .task import Task, workloads
+from .workers import Builder
 
 _BATCH = 16
+_BUILD_SECONDS = 30.0
 _POPULATION = 128  # traces that evolve between batches; of TVM's 512 each batch takes half a minute
 
 
@@ -125,20 +126,22 @@ def search(session, runner) -> None:
                 database.commit_tuning_record(_as_tuning_record(record, context, database, session.target))
         if known:
             state.update([record.call_seconds for record in known])
-    with Bars(session.tasks, session.trials) as bars, tempfile.TemporaryDirectory() as folder:
+    with contextlib.ExitStack() as stack:
+        bars = stack.enter_context(Bars(session.tasks, session.trials))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         for number, state in enumerate(session.states):
             bars.update(number, state)
         if session.done >= session.trials:
             return
+        builder = Builder(_build, _BUILD_SECONDS)
+        stack.callback(builder.close)
         ms.tune.tune_tasks(
             tasks=contexts,
             task_weights=[float(task.count) for task in session.tasks],
             work_dir=folder,
             max_trials_global=session.trials - session.done,
             num_trials_per_iter=_BATCH,
-            builder=ms.builder.LocalBuilder(
-                max_workers=env.usable_cores(), f_build=_build, f_export=trial.export, initializer=trial.begin
-            ),
+            builder=builder,
             runner=runner.for_metaschedule(),
             database=database,
             measure_callbacks=[

@@ -5,62 +5,31 @@ Both build here, in worker processes, and run in others: MetaSchedule's LocalRun
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
 import shutil
-import subprocess
 import threading
 import time as clock
 from collections import Counter, deque
 from pathlib import Path
 
 import tvm
-from tvm.ir.utils import derived_object
+import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner.rpc_runner import default_upload_module
-from tvm.support.popen_pool import PopenPoolExecutor, StatusKind
 
-from .. import env
-from . import server, trial
+from . import server, trial, workers
 from .trial import Candidate, Trial
 
-_BUILDS = 200  # of a worker process: TVM leaks a little in each
 _ATTEMPTS = 3  # for a trial that was lost with its server
 _SERVERLESS_SECONDS = 15
 _GRACE = 5  # seconds
 _GONE = "the server is gone"
 
-
-@derived_object
-class _Builder(ms.builder.PyBuilder):
-    """MetaSchedule's LocalBuilder with workers that live on: it starts new ones, two seconds each, for every batch."""
-
-    def __init__(self, timeout: float):
-        super().__init__()
-        self.timeout = timeout
-        self.pool = PopenPoolExecutor(
-            env.usable_cores(), timeout, trial.begin, maximum_process_uses=_BUILDS, stderr=subprocess.DEVNULL
-        )
-
-    def build(self, build_inputs):
-        def work(given):
-            return trial.export(trial.build(given.mod, given.target, given.params))
-
-        results = []
-        for made in self.pool.map_with_error_catching(work, build_inputs):
-            failed = {StatusKind.COMPLETE: None, StatusKind.TIMEOUT: f"its build took longer than {self.timeout:g} s"}
-            error = failed.get(made.status, f"its build failed: {_sentence(made.value)}")
-            results.append(ms.builder.BuilderResult(None if error else made.value, error))
-        return results
-
-
-def _sentence(error: Exception | str) -> str:
-    """What a worker raised, less its traceback."""
-    if isinstance(error, ChildProcessError):
-        return "its process ended"
-    lines = str(error).strip().splitlines() or ["unknown"]
-    return lines[-1].removeprefix("ValueError: ").removeprefix("RuntimeError: ")
+# TVM calls builders and runners through C++, which would make a RuntimeError without a word of a Ctrl-C.
+tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 
 
 class Local:
@@ -76,7 +45,7 @@ class Local:
             raise RuntimeError("tuning links a library for each trial with a C++ compiler: install g++ or clang++")
         self.timeout = timeout
         self._evaluator = ms.runner.EvaluatorConfig(number, repeat, min_repeat_ms)
-        self._builder = _Builder(timeout)
+        self._builder = workers.Builder(trial.build, timeout)
         self._runner = None
 
     machine: dict | None = None  # in records: this one
@@ -97,9 +66,11 @@ class Local:
         return [Trial((), str(made.error_msg)) if made.error_msg else next(results) for made in built]
 
     def _run(self, built: list[tuple[Candidate, str]]) -> list[Trial]:
-        self._runner = self._runner or ms.runner.LocalRunner(
-            timeout_sec=self.timeout, evaluator_config=self._evaluator, initializer=trial.begin
-        )
+        if self._runner is None:
+            with workers.of_runners():
+                self._runner = ms.runner.LocalRunner(
+                    timeout_sec=self.timeout, evaluator_config=self._evaluator, initializer=trial.begin
+                )
         return [self._trial(self._submit(candidate, path).result()) for candidate, path in built]
 
     def _submit(self, candidate: Candidate, path: str):
@@ -115,17 +86,19 @@ class Local:
         message = str(result.error_msg)
         if "Timeout, killed" in message:
             return Trial((), f"it took longer than {self.timeout:g} s")
-        return Trial((), "its process ended" if "Subprocess terminated" in message else _sentence(message))
+        return Trial((), "its process ended" if "Subprocess terminated" in message else workers.sentence(message))
 
     def for_metaschedule(self):
         """A runner for MetaSchedule's own search."""
-        return ms.runner.LocalRunner(timeout_sec=self.timeout, evaluator_config=self._evaluator)
+        with workers.of_runners():
+            return ms.runner.LocalRunner(timeout_sec=self.timeout, evaluator_config=self._evaluator)
 
     def close(self) -> None:
         """End the worker processes."""
-        for owner in (self._builder, self._runner):
-            if owner is not None:
-                owner.pool.shutdown(wait=False)
+        if self._builder is not None:
+            self._builder.close()
+        if self._runner is not None:
+            self._runner.pool.shutdown(wait=False)
         self._builder = self._runner = None
 
     def __enter__(self):
@@ -171,14 +144,11 @@ def rpc(tracker: str, key: str, **options) -> "Rpc":
 
 
 class Rpc(Local):
-    """See `rpc`. `measured_by` tells, in order, which candidate was measured by the server of which name.
-
-    The name is None for a server that does not tell, as TVM's own.
-    """
+    """See `rpc`. Each trial's `machine` says which server has measured it, if that tells, as TVM's own does not."""
 
     def __init__(self, tracker: str, key: str, **options):
         host, port = server.address(tracker)
-        self.tracker, self.key, self.machine, self.measured_by = tracker, key, {"rpc": key}, []
+        self.tracker, self.key, self.machine = tracker, key, {"rpc": key}
         if not self.servers():
             raise ConnectionError(f"the tracker at {tracker} knows no server of key {key!r}: {self._how_to_serve()}")
         super().__init__(**options)
@@ -193,7 +163,10 @@ class Rpc(Local):
         return f"start one with python -m tvmnotes serve --tracker {self.tracker} --key {self.key}"
 
     def for_metaschedule(self):
-        return ms.runner.RPCRunner(self._config, evaluator_config=self._evaluator, max_workers=max(1, self.servers()))
+        with workers.of_runners():
+            return ms.runner.RPCRunner(
+                self._config, evaluator_config=self._evaluator, max_workers=max(1, self.servers())
+            )
 
     def _run(self, built: list[tuple[Candidate, str]]) -> list[Trial]:
         trials, waiting, running, lost = {}, deque(range(len(built))), {}, Counter()
@@ -214,8 +187,10 @@ class Rpc(Local):
         except BaseException:  # Ctrl-C too: some workers may wait for ever
             self._end_workers(running.values())
             raise
-        self.measured_by += [(candidate, _name(path)) for candidate, path in built]
-        return [trials[number] for number in range(len(built))]
+        return [
+            dataclasses.replace(trials[number], machine=self.machine | _left_by_server(path))
+            for number, (_, path) in enumerate(built)
+        ]
 
     def _follow_servers(self) -> None:
         """Have a worker for each server that there is."""
@@ -223,10 +198,11 @@ class Rpc(Local):
         count = max(1, self.servers())
         if count > self._workers:
             self._end_workers()
-            self._runner, self._workers = ms.runner.RPCRunner(
-                self._config, evaluator_config=self._evaluator, max_workers=count, initializer=trial.begin,
-                f_create_session=_connect, f_upload_module=_upload, f_cleanup=_disconnect,
-            ), count  # fmt: skip
+            with workers.of_runners():
+                self._runner, self._workers = ms.runner.RPCRunner(
+                    self._config, evaluator_config=self._evaluator, max_workers=count, initializer=trial.begin,
+                    f_create_session=_connect, f_upload_module=_upload, f_cleanup=_disconnect,
+                ), count  # fmt: skip
 
     def _look_for_servers(self) -> None:
         """Wait for trials, but not for servers that are all gone."""
@@ -301,7 +277,7 @@ def _disconnect(session, _remote_path):
     session.limit.cancel()
 
 
-def _name(path: str) -> str | None:
-    """The name of the server that `_upload` has left."""
+def _left_by_server(path: str) -> dict:
+    """What `_upload` has left: the server's name, its CPU and its threads."""
     left = Path(path).with_name("server")
-    return json.loads(left.read_text())["server"] if left.exists() else None
+    return json.loads(left.read_text()) if left.exists() else {}

@@ -167,7 +167,8 @@ class Session:
         chosen = self.tuners[workload].propose(size)
         candidates = [Candidate(workload, space[n], str(self.target)) for n in chosen]
         return self.write([
-            records.measured(c.workload, c.target, c.config, trial.seconds, trial.error, machine=runner.machine)
+            records.measured(c.workload, c.target, c.config, trial.seconds, trial.error,
+                             machine=trial.machine or runner.machine)
             for c, trial in zip(candidates, runner.measure(candidates), strict=True)
         ])  # fmt: skip
 
@@ -190,16 +191,14 @@ class Session:
         """Run the best few configs of each task in turns, write down how they did, and time the network."""
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
         best, elsewhere = finals.finalists(self.tasks, self.known), runner.machine is not None
+        libs = {} if elsewhere else {"before": finals.variant(best, 0, mod, params, self.target)}
         if len(self.known) > self.earlier or not any(record.final for record in self.known):
             if elsewhere:
                 self.write(finals.by_kernel(best, runner, now))
             else:
-                self.write(finals.in_network(best, mod, params, self.target, now))
+                self.write(finals.in_network(best, libs["before"], mod, params, self.target, now))
         if not elsewhere:
-            libs = {
-                "before": build(mod, params, self.target, records=False),
-                "after": build(mod, params, self.target, records=self.known),
-            }
+            libs["after"] = build(mod, params, self.target, records=self.known)
             self.network = measure.compare(libs, *finals.random_inputs(libs["before"]))
 
     def result(self) -> "Tuning":

@@ -54,10 +54,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a candidate: the seconds of a call, once per repeat; or none, and the error in one sentence."""
+    """What came of a candidate: the seconds of a call, once per repeat; or none, and the error in one sentence.
+
+    `machine` is where it was measured, as records tell it; None for this one.
+    """
 
     seconds: tuple[float, ...]
     error: str | None = None
+    machine: dict | None = None
 
 
 # ---------------------------------------------------------------- in a worker process
@@ -121,9 +125,9 @@ def build(mod: tvm.IRModule, target: tvm.target.Target, _params):
     return codegen.compile_kernels({var: scheduled[var]}, target, runs_here=False)
 
 
-def export(library) -> str:
-    """A builder's f_export: links the library into a file, in a folder of its own, and gives the path."""
-    path = os.path.join(tempfile.mkdtemp(prefix="tvmnotes-trial-"), "kernel.so")
+def export(library, folder: str) -> str:
+    """Link the library into a file, in a folder of its own within `folder`, and give the path."""
+    path = os.path.join(tempfile.mkdtemp(dir=folder), "kernel.so")
     library.export_library(path)
     return path
 
