@@ -25,6 +25,7 @@ _FACE = {
     "load": "runtime",
     "compare": "measure",
     "tune": "tuning",
+    "from_mxnet": "importers.mxnet",
 }
 _MODULES = ("compiler", "data", "importers", "measure", "models", "plots", "records", "runtime", "tuning", "vision")
 
