@@ -13,8 +13,8 @@ from . import data
 from .env import without_torch
 
 _SEED = 233
-_SIZES = {"cifar": 32, "inceptionv3": 299, "ssd_300": 300, "ssd_512": 512, "yolo3": 416, "center_net": 512, "faster_rcnn": 600,
-          "fcn": 480, "psp": 480, "deeplab": 480, "danet": 480, "icnet": 480}  # fmt: skip
+_SIZES = {"cifar": 32, "inceptionv3": 299, "ssd_300": 300, "ssd_512": 512, "yolo3": 416, "center_net": 512,
+          "faster_rcnn": 600, "fcn": 480, "psp": 480, "deeplab": 480, "danet": 480, "icnet": 480}  # fmt: skip
 
 
 def installed() -> bool:
@@ -55,7 +55,7 @@ def _seeded(get_model, name: str):
     import mxnet as mx
 
     class Init(mx.init.Xavier):
-        """He's initialization for matrices, less for what predicts boxes; of vectors, scales are 1, and the others 0."""
+        """He's initialization for matrices, less for what predicts boxes; of vectors, scales are 1, others 0."""
 
         def _init_weight(self, description, array):
             if "predictor" in str(description):  # whose exponents are sizes of boxes
@@ -142,7 +142,7 @@ def as_symbol(block) -> tuple:
         return symbol, {name: p.data() for name, p in block.collect_params().items() if name in wanted}
     except (RuntimeError, mx.gluon.parameter.DeferredInitializationError):
         raise ValueError(
-            "symbol: the HybridBlock's parameters have no values yet; call its initialize(), and run it once on an array"
+            "symbol: the HybridBlock's parameters have no values yet: call its initialize(), and run it on an array"
         ) from None
 
 

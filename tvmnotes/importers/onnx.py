@@ -21,7 +21,8 @@ from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx as tvm_from_onnx
 
 from ..spec import TensorSpec, parse_inputs
-from .onnx_graph import fold_constants, modernize, one_line, prepare_for_tvm, replace, require_operators
+from . import one_line
+from .onnx_graph import fold_constants, modernize, prepare_for_tvm, replace, require_operators
 
 
 def from_onnx(

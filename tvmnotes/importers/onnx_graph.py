@@ -14,6 +14,8 @@ from onnx.helper import make_attribute, make_node, make_tensor_value_info, tenso
 from onnx.reference import ReferenceEvaluator
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from . import one_line
+
 # Results with more elements than this are left for the compiler to fold: a model must not grow by being read.
 FOLD_LIMIT = 1 << 16
 
@@ -214,7 +216,3 @@ def _check_resizes(graph: onnx.GraphProto) -> None:
                 f"Resize {node.name!r}: scales {scales.tolist()} of shape {shape} give no whole sizes, which TVM gets "
                 "wrong; export the model with sizes in place of scales (in PyTorch: interpolate(size=...))"
             )
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,210 @@
+"""MXNet's files read without MXNet: the bundled checkpoint, old formats, and whatever else may come."""
+
+import json
+import random
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tvmnotes as tn
+from tvmnotes import data, digits
+from tvmnotes.importers.mxnet_file import read_params, read_symbol
+
+
+def checkpoint():
+    return data.path("mxnet/digits_resnet20-symbol.json"), data.path("mxnet/digits_resnet20-0000.params")
+
+
+def test_the_bundled_checkpoint_reads_digits_without_mxnet(python):
+    """In a process that cannot import mxnet, torch or onnx."""
+    symbol, params = checkpoint()
+    code = f"""
+import sys
+for name in ("mxnet", "gluoncv", "torch", "onnx"):
+    sys.modules[name] = None
+import numpy as np, tvmnotes as tn
+mod, params = tn.from_mxnet({str(symbol)!r}, {str(params)!r}, {{"data": (4, 1, 32, 32)}})
+x = np.load(sys.stdin.buffer if False else {str(data.path("digits/test.npz"))!r})
+pictures = ((x["images"][:4, None].astype("float32") / 255 - 0.3057) / 0.3238).astype("float32")
+print(tn.build(mod, params)(pictures).argmax(1).tolist() == x["labels"][:4].tolist())
+"""
+    assert python(code) == "True"
+
+
+def test_the_bundled_checkpoint_gives_pytorchs_probabilities():
+    import torch
+
+    images, _ = digits.load_test_set()
+    x = digits.preprocess(images[:16])
+    made = tn.build(*tn.from_mxnet(*checkpoint(), {"data": x.shape}))(x)
+    with torch.inference_mode():
+        wanted = torch.softmax(tn.models.load("digits")(torch.from_numpy(x)), 1).numpy()
+    np.testing.assert_allclose(made, wanted, atol=1e-5)
+
+
+# ---------------------------------------------------------------- .params
+
+DTYPES = {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6, "bool": 7}
+
+
+def one(array, version: int) -> bytes:
+    """An array as MXNet of some version saves it: 0 is before 1.0, 1 to 3 are the formats V1 to V3."""
+    shape = array.shape
+    head = {
+        0: struct.pack(f"<I{len(shape)}I", len(shape), *shape),
+        1: struct.pack(f"<II{len(shape)}q", 0xF993FAC8, len(shape), *shape),
+        2: struct.pack(f"<Iii{len(shape)}q", 0xF993FAC9, 0, len(shape), *shape),
+        3: struct.pack(f"<Iii{len(shape)}q", 0xF993FACA, 0, len(shape), *shape),
+    }[version]
+    return head + struct.pack("<iii", 1, 0, DTYPES[str(array.dtype)]) + array.tobytes()
+
+
+def params_file(arrays: dict, version: int = 2) -> bytes:
+    parts = [struct.pack("<QQQ", 0x112, 0, len(arrays)), *(one(array, version) for array in arrays.values())]
+    parts.append(struct.pack("<Q", len(arrays)))
+    parts += [struct.pack("<Q", len(name.encode())) + name.encode() for name in arrays]
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_format_and_dtype_is_read(tmp_path, version, dtype):
+    arrays = {"arg:weight": np.arange(24).reshape(2, 3, 4).astype(dtype), "aux:mean": np.ones(5, dtype)}
+    (tmp_path / "net.params").write_bytes(params_file(arrays, version))
+    found = read_params(tmp_path / "net.params")
+    assert list(found) == ["weight", "mean"]
+    for (_, wanted), array in zip(arrays.items(), found.values(), strict=True):
+        assert array.dtype == wanted.dtype
+        np.testing.assert_array_equal(array, wanted)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_whatever_bytes_come_end_in_one_error(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "random.params"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"expected a \.params file"):
+        read_params(path)
+
+
+def test_ten_thousand_damaged_files_crash_nothing_and_take_no_memory(tmp_path):
+    """Bytes changed, cut out and put in, some of them where sizes are. What is read is never more than the file."""
+    good = params_file({f"arg:layer{n}_weight": np.arange(60, dtype="float32").reshape(3, 4, 5) for n in range(4)})
+    path, dice, refused = tmp_path / "damaged.params", random.Random(0), 0
+    tracemalloc.start()
+    for _ in range(10_000):
+        content = bytearray(good)
+        for _ in range(dice.randint(1, 4)):
+            at = dice.randrange(len(content))
+            kind = dice.randrange(4)
+            if kind == 0:
+                content[at] = dice.randrange(256)
+            elif kind == 1:
+                content[at : at + 8] = struct.pack("<q", dice.choice([-1, 2**31, 2**62, 10**9, 0, 1]))
+            elif kind == 2:
+                del content[at : at + dice.randint(1, 40)]
+            else:
+                content[at:at] = dice.randbytes(dice.randint(1, 20))
+            content = content or bytearray(b"\0")
+        path.write_bytes(content)
+        try:
+            found = read_params(path)
+        except ValueError as error:
+            assert "expected a .params file as MXNet saves it" in str(error)
+            refused += 1
+        else:
+            assert sum(array.nbytes for array in found.values()) <= len(content)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert refused > 5000 and most < 10 << 20
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b[:-3], r"is cut short at byte"),
+        (lambda b: b[:70], r"promises an array of shape \(2, 3\), float32, and is cut short"),
+        (lambda b: b"\x89PNG" + b, r"begins with something else at byte 8"),
+        (lambda b: b"", r"\(0 bytes\) is cut short"),
+        (lambda b: b[:16] + struct.pack("<Q", 2**60) + b[24:], r"promises 1,152,921,504,606,846,976 arrays"),
+        (
+            lambda b: b.replace(struct.pack("<qq", 2, 3), struct.pack("<qq", 2**40, 2**40)),
+            r"promises an array of shape \(1099511627776, 1099511627776\)",
+        ),
+        (
+            lambda b: b.replace(struct.pack("<Ii", 0xF993FAC9, 0), struct.pack("<Ii", 0xF993FAC9, 1)),
+            r"has a sparse array",
+        ),
+    ],
+    ids=range(7),
+)
+def test_a_damaged_file_is_refused_with_the_place(tmp_path, change, message):
+    path = tmp_path / "net.params"
+    path.write_bytes(change(params_file({"arg:weight": np.ones((2, 3), "float32")})))
+    with pytest.raises(ValueError, match=message):
+        read_params(path)
+    with pytest.raises(FileNotFoundError, match=r"no \.params file at"):
+        read_params(tmp_path / "other.params")
+
+
+# ---------------------------------------------------------------- -symbol.json
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"no symbol file at ''"),
+        ("{", r"cut short or damaged"),
+        ("{}", r"is JSON, but no symbol: no 'nodes'"),
+        ('{"nodes": 3, "heads": []}', r"is JSON, but no symbol"),
+        ('{"nodes": [], "heads": []}', r"no outputs"),
+        ('{"nodes": [{"op": "null", "name": "x", "inputs": []}], "heads": [[1, 0]]}', r"is JSON, but no symbol"),
+        (
+            '{"nodes": [{"op": "relu", "name": "x", "inputs": [[0, 0]]}], "heads": [[0, 0]]}',
+            r"reads node 0, which does not come before it",
+        ),
+        ("{" * 10_000, r"cut short or damaged|nested too deeply"),
+        ('{"a":' * 100_000, r"cut short or damaged|nested too deeply"),
+    ],
+    ids=range(9),
+)
+def test_a_damaged_symbol_is_refused(text, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        read_symbol(text)
+
+
+def test_ten_thousand_damaged_symbols_end_in_one_error_or_a_graph():
+    good, dice = checkpoint()[0].read_text(), random.Random(1)
+    graph = json.loads(good)
+    small = json.dumps({**graph, "nodes": graph["nodes"][:12], "heads": [[11, 0, 0]]})
+    for _ in range(10_000):
+        text = list(small)
+        for _ in range(dice.randint(1, 4)):
+            at = dice.randrange(1, len(text))
+            text[at : at + dice.randint(0, 3)] = dice.choice(["", "-", "9", "[", "]", '"', "null", ",", "1e9", "{}"])
+        try:
+            read_symbol("".join(text))
+        except ValueError as error:
+            assert "expected the JSON of an MXNet symbol" in str(error)
+
+
+def test_states_of_before_version_09_become_variables():
+    nodes = [{"op": "null", "param": {}, "name": name, "inputs": []} for name in ("data", "bn_gamma", "bn_beta")]
+    nodes.append({"op": "BatchNorm", "param": {"eps": "0.001"}, "name": "bn", "inputs": [[0, 0], [1, 0], [2, 0]]})
+    found = read_symbol(json.dumps({"nodes": nodes, "arg_nodes": [0, 1, 2], "heads": [[3, 0]]}))
+    assert found.variables() == ["data", "bn_gamma", "bn_beta", "bn_moving_mean", "bn_moving_var"]
+    assert [found.nodes[n].name for n, _ in found.nodes[found.heads[0][0]].inputs] == found.variables()
+
+
+def test_a_large_checkpoint_is_not_held_twice(tmp_path):
+    """250 MB, in numbers that the operating system shows: 100 MB here, as memory goes by the size."""
+    arrays = {f"arg:layer{n}": np.ones((1 << 20,), "float32") for n in range(25)}
+    (tmp_path / "large.params").write_bytes(params_file(arrays))
+    tracemalloc.start()
+    found = read_params(tmp_path / "large.params")
+    assert len(found) == 25 and tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()

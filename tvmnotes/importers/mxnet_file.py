@@ -1,0 +1,213 @@
+"""MXNet's two files, read without MXNet: the symbol, which is JSON, and the .params file, a list of named arrays.
+
+Sources: the savers and loaders of MXNet 1.9.1 (src/ndarray/ndarray.cc, src/nnvm/legacy_json_util.cc, nnvm's JSON pass),
+and of the versions before that it can still read.
+"""
+
+import json
+import math
+import mmap
+import os
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+# ---------------------------------------------------------------- the symbol
+
+
+@dataclass
+class Node:
+    """A node of the graph: `inputs` are numbers of nodes, each with the number of one of its outputs.
+
+    A variable, which is an input or a parameter, is of the op "null".
+    """
+
+    op: str
+    name: str
+    attrs: dict[str, str]
+    inputs: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class Graph:
+    """Nodes in an order in which each comes after what it reads, and the outputs, as the inputs of a node."""
+
+    nodes: list[Node]
+    heads: list[tuple[int, int]]
+
+    def variables(self) -> list[str]:
+        return [node.name for node in self.nodes if node.op == "null"]
+
+
+# The states that operators had beside their inputs before version 0.9; since then they are variables like others.
+_STATES = {"BatchNorm": ("moving_mean", "moving_var"), "CuDNNBatchNorm": ("moving_mean", "moving_var")}
+_NO_SYMBOL = "expected the JSON of an MXNet symbol"
+
+
+def read_symbol(source: str | os.PathLike) -> Graph:
+    """The graph of a -symbol.json file, or of its text, as MXNet 0.8 to 1.9 write it.
+
+    Raises FileNotFoundError where there is no such file, and ValueError for what is no symbol, saying where it fails.
+    """
+    text, name = str(source), "the text"
+    if not text.lstrip().startswith("{"):
+        path = Path(source)
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"no symbol file at {text[:200]!r}; expected the path of a -symbol.json, or its text"
+            )
+        name = repr(str(path))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{_NO_SYMBOL}; {name} is not text (a .params file goes second)") from None
+    try:
+        given = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{_NO_SYMBOL}; {name} is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{_NO_SYMBOL}; {name} is cut short or damaged: {error}") from None
+    try:
+        return _graph(given)
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{_NO_SYMBOL}; {name} is JSON, but no symbol: {reason}") from None
+
+
+def _graph(given: dict) -> Graph:
+    nodes, number = [], []  # where each node of the file is
+    version = given.get("attrs", {}).get("mxnet_version", [None, 0])[1]
+    for position, entry in enumerate(given["nodes"]):
+        # "param" held what the operator reads up to 0.8, "attr" then and "attrs" now may hold more than that.
+        attrs = {}
+        for key in ("attr", "attrs", "param"):
+            attrs |= {str(name): str(value) for name, value in (entry.get(key) or {}).items()}
+        node = Node(str(entry["op"]), str(entry["name"]), attrs)
+        for source, *rest in entry["inputs"]:
+            if not 0 <= source < position:
+                raise ValueError(f"node {position} reads node {source}, which does not come before it")
+            node.inputs.append((number[source], int(rest[0]) if rest else 0))
+        if node.op == "null" and node.inputs:
+            raise ValueError(f"variable {node.name!r} has inputs")
+        if version < 900 and len(node.inputs) == 3 and node.op in _STATES:
+            for state in _STATES[node.op]:
+                node.inputs.append((len(nodes), 0))
+                nodes.append(Node("null", f"{node.name}_{state}", {}))
+        if version < 905 and node.op in ("argmax", "argmin") and node.attrs.get("axis") == "-1":
+            del node.attrs["axis"]  # it meant all axes
+        number.append(len(nodes))
+        nodes.append(node)
+    heads = [(number[source], int(rest[0]) if rest else 0) for source, *rest in given["heads"]]
+    if not heads or min(source for source, *_ in given["heads"]) < 0:
+        raise ValueError("no outputs (heads)")
+    return Graph(nodes, heads)
+
+
+# ---------------------------------------------------------------- the parameters
+
+_LIST = 0x112
+_V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
+_DTYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool", "int16", "uint16", "uint32",
+           "uint64")  # fmt: skip
+_MOST_AXES = 32
+
+
+class _Reader:
+    """Reads numbers and arrays from a file in memory, and never more than it holds."""
+
+    def __init__(self, data, name: str):
+        self.data, self.name, self.at = data, name, 0
+
+    def fail(self, reason: str):
+        raise ValueError(
+            f"expected a .params file as MXNet saves it; {self.name} ({len(self.data):,} bytes) {reason} "
+            f"at byte {self.at:,}"
+        )
+
+    def take(self, kind: str) -> tuple:
+        size = struct.calcsize(kind)
+        if size > len(self.data) - self.at:
+            self.fail("is cut short")
+        found = struct.unpack_from(kind, self.data, self.at)
+        self.at += size
+        return found
+
+    def one(self, kind: str) -> int:
+        return self.take("<" + kind)[0]
+
+    def shape(self, axes: int, kind: str) -> tuple[int, ...]:
+        if not 0 <= axes <= _MOST_AXES:
+            self.fail(f"has an array of {axes} axes")
+        shape = self.take(f"<{axes}{kind}")
+        if min(shape, default=0) < 0:
+            self.fail(f"has an array of shape {shape}")
+        return shape
+
+    def array(self) -> np.ndarray | None:
+        """The next array, a view of the file; None for one without a shape."""
+        magic = self.one("I")
+        if magic in (_V2, _V3):
+            if storage := self.one("i"):
+                self.fail(f"has a sparse array (storage type {storage}), which no network reads,")
+            axes = self.one("i")
+            if axes == (-1 if magic == _V3 else 0):
+                return None
+            shape = self.shape(axes, "q")
+        elif magic == _V1:
+            shape = self.shape(self.one("I"), "q")
+        else:  # before version 1: the number of axes stands where the mark is now
+            shape = self.shape(magic, "I")
+        if not shape and magic != _V3:
+            return None
+        self.take("<ii")  # the device that it was on
+        kind = self.one("i")
+        if not 0 <= kind < len(_DTYPES):
+            self.fail(f"has an array of an unknown dtype ({kind})")
+        dtype = np.dtype(_DTYPES[kind])
+        count = math.prod(shape)
+        if count * dtype.itemsize > len(self.data) - self.at or max(shape, default=0) > len(self.data):
+            self.fail(f"promises an array of shape {shape}, {dtype}, and is cut short")
+        found = np.frombuffer(self.data, dtype.newbyteorder("<"), count, self.at).reshape(shape)
+        self.at += found.nbytes
+        return found
+
+    def text(self) -> str:
+        length = self.one("Q")
+        if length > len(self.data) - self.at:
+            self.fail("is cut short")
+        found = bytes(self.data[self.at : self.at + length])
+        self.at += length
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            self.fail("has a name that is not text")
+
+
+def read_params(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """The arrays of a .params file by name, without the "arg:" and "aux:" before them. They are views of the file.
+
+    Raises FileNotFoundError where there is none, and ValueError for what is no such file, saying where it fails.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no .params file at {str(path)!r}")
+    with path.open("rb") as file:
+        empty = os.fstat(file.fileno()).st_size == 0
+        data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    reader = _Reader(data, repr(str(path)))
+    if reader.one("Q") != _LIST:
+        reader.fail("begins with something else")
+    reader.take("<Q")
+    count = reader.one("Q")
+    if count > len(data) // 4:
+        reader.fail(f"promises {count:,} arrays")
+    arrays = [reader.array() for _ in range(count)]
+    if reader.one("Q") != count:
+        reader.fail("has not one name for each array: it is a list without names, or damaged,")
+    names = [reader.text() for _ in range(count)]
+    found = {name.removeprefix("arg:").removeprefix("aux:"): array for name, array in zip(names, arrays, strict=True)}
+    if len(found) < count:
+        reader.fail("has two arrays of one name")
+    return {name: array for name, array in found.items() if array is not None}
