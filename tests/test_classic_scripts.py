@@ -21,7 +21,7 @@ import pytest
 import torch
 import tvm
 
-from tvmnotes import classic, data, digits, models, vision
+from tvmnotes import classic, data, digits, gluon, models, vision
 
 SCRIPTS = Path(__file__).parent / "classic_scripts"
 
@@ -172,6 +172,14 @@ def test_note_e(script, tmp_path, name, monkeypatch):
     np.testing.assert_array_equal(out["ids"], ids)
     np.testing.assert_allclose(out["scores"], scores, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(out["boxes"], boxes, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not gluon.installed(), reason="the mxnet extra is not installed")
+def test_note_e_with_gluoncv(script, tmp_path):
+    script(SCRIPTS / "e_gluoncv_2019.py", tmp_path / "out.npz", torch=True)
+    out = np.load(tmp_path / "out.npz")
+    exponents = np.exp(out["mxnet"] - out["mxnet"].max())
+    np.testing.assert_allclose(out["tvm"], exponents / exponents.sum(), rtol=1e-4, atol=1e-6)
 
 
 # ---------------------------------------------------------------- running a script as python would

@@ -46,6 +46,33 @@ def test_the_bundled_checkpoint_gives_pytorchs_probabilities():
     np.testing.assert_allclose(made, wanted, atol=1e-5)
 
 
+def test_relays_importer_stands_on_ours(tmp_path):
+    """With a kernel of our own in it, which Relay's words must carry."""
+    import tvmnotes.classic
+
+    nodes = [{"op": "null", "name": "data", "inputs": []}, {"op": "null", "name": "shift", "inputs": []}]
+    nodes.append({"op": "broadcast_add", "name": "add", "inputs": [[0, 0], [1, 0]]})
+    nms = {"op": "_contrib_box_nms", "name": "nms", "inputs": [[2, 0]], "attrs": {"id_index": "0", "topk": "5"}}
+    text = json.dumps({"nodes": [*nodes, nms], "heads": [[3, 0]]})
+    boxes = np.random.default_rng().uniform(0, 1, (1, 30, 6)).astype("float32")
+    shift = np.zeros(6, "float32")
+    wanted = tn.build(*tn.from_mxnet(text, {"shift": shift}, {"data": boxes.shape}))(boxes)
+    tvmnotes.classic.enable()
+    try:
+        import tvm
+        from tvm import relay
+        from tvm.contrib import graph_executor
+
+        mod, params = relay.frontend.from_mxnet(text, {"data": boxes.shape}, arg_params={"shift": shift})
+        with tvm.transform.PassContext(opt_level=3):
+            lib = relay.build(mod, "llvm", params=params)
+        module = graph_executor.GraphModule(lib["default"](tvm.cpu()))
+        module.run(data=boxes)
+        np.testing.assert_array_equal(module.get_output(0).numpy(), wanted)
+    finally:
+        tvmnotes.classic.disable()
+
+
 # ---------------------------------------------------------------- .params
 
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6, "bool": 7}

@@ -21,13 +21,25 @@ __version__ = "0.1.0"
 _FACE = {
     "from_pytorch": "importers.pytorch",
     "from_onnx": "importers.onnx",
+    "from_mxnet": "importers.mxnet",
     "build": "compiler",
     "load": "runtime",
     "compare": "measure",
     "tune": "tuning",
-    "from_mxnet": "importers.mxnet",
 }
-_MODULES = ("compiler", "data", "importers", "measure", "models", "plots", "records", "runtime", "tuning", "vision")
+_MODULES = (
+    "compiler",
+    "data",
+    "gluon",
+    "importers",
+    "measure",
+    "models",
+    "plots",
+    "records",
+    "runtime",
+    "tuning",
+    "vision",
+)
 
 __all__ = ["env", *_FACE, *_MODULES]
 

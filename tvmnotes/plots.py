@@ -59,6 +59,27 @@ def pictures(images, titles=None, columns: int = 10):
     return figure
 
 
+def detections(image, found: dict, least: float = 0.0, most: int = 5):
+    """A picture for each name in `found` with its boxes: classes (N,), scores (N,) and corners in pixels (N, 4).
+
+    Only the first `most` with a score of at least `least` are drawn, in a colour for their place.
+    """
+    figure, panels = plt.subplots(1, len(found), figsize=(4.2 * len(found), 4.4), squeeze=False, layout="constrained")
+    for axes, (name, (classes, scores, corners)) in zip(panels[0], found.items(), strict=True):
+        axes.imshow(np.asarray(image))
+        axes.set_title(name, fontsize=10)
+        axes.axis("off")
+        colours = (BLUE, ORANGE, GREEN, GREY)
+        for place in range(min(most, len(scores))):
+            if scores[place] >= least and classes[place] >= 0:
+                left, top, right, bottom = corners[place]
+                colour = colours[place % len(colours)]
+                axes.add_patch(plt.Rectangle((left, top), right - left, bottom - top, fill=False, color=colour, lw=2))
+                axes.text(left, top, f"{int(classes[place])}: {scores[place]:.3f}", fontsize=8, color="black",
+                          bbox={"color": colour, "pad": 1, "alpha": 0.8})  # fmt: skip
+    return figure
+
+
 def counts(values: dict, label: str):
     """Horizontal bars of counts by name, the largest first; `label` says what is counted."""
     pairs = sorted(values.items(), key=lambda pair: -pair[1])

@@ -1,5 +1,4 @@
 """Note C, the tutorial on TVM's Python interface, in the words of TVM 0.15 to 0.19."""
-# ruff: noqa: NPY002
 
 import sys
 import timeit

@@ -14,7 +14,6 @@ _GONE = {
     "from_darknet": "load the weights in PyTorch, or convert them to ONNX, and import that",
     "from_paddle": "convert the model with paddle2onnx and import it with relay.frontend.from_onnx",
     "from_oneflow": "convert the model with oneflow_onnx and import it with relay.frontend.from_onnx",
-    "from_mxnet": "load the same network in PyTorch, or convert it to ONNX, and import that",
 }
 
 
@@ -38,6 +37,19 @@ def from_onnx(model, shape=None, dtype="float32", opset=None, freeze_params=Fals
     return _both(imported(model, {k: tuple(v) for k, v in shape.items()} if shape else None))
 
 
+def from_mxnet(symbol, shape=None, dtype="float32", arg_params=None, aux_params=None):
+    """An MXNet symbol with its parameters, or a Gluon HybridBlock, which has its own.
+
+    `shape` is a dictionary from input to shape, `dtype` one dtype or a dictionary of them.
+    """
+    from ..importers.mxnet import from_mxnet as imported
+
+    dtypes = dtype if isinstance(dtype, dict) else dict.fromkeys(shape or {}, dtype)
+    shapes = {name: (tuple(sizes), dtypes.get(name, "float32")) for name, sizes in (shape or {}).items()}
+    params = {**(arg_params or {}), **(aux_params or {})} or None
+    return _both(imported(symbol, params, shapes or None))
+
+
 def _both(made) -> tuple[IRModule, dict]:
     mod, params = made
     return from_relax(mod), params
@@ -51,4 +63,9 @@ def _gone(name: str, instead: str):
     return importer
 
 
-NAMES = {"from_pytorch": from_pytorch, "from_onnx": from_onnx, **{n: _gone(n, way) for n, way in _GONE.items()}}
+NAMES = {
+    "from_pytorch": from_pytorch,
+    "from_onnx": from_onnx,
+    "from_mxnet": from_mxnet,
+    **{name: _gone(name, way) for name, way in _GONE.items()},
+}

@@ -20,7 +20,7 @@ _MODES = {"replicate": "edge", "circular": "wrap"}
 
 def from_relax(mod: tvm.IRModule) -> ir.IRModule:
     """Relay's view of `mod["main"]`."""
-    main, known, today = mod["main"], {}, {}
+    main, known, today = mod["main"], {}, dict(mod.functions_items())
     for param in main.params:
         known[param] = ir.Var(param.name, ir.TensorType(fixed_shape(param.ty) or (), param.ty.dtype))
     for block in main.body.blocks:
@@ -49,7 +49,7 @@ def _lift(expr, known, today) -> ir.Expr:
         return _value(expr, known)
     name = getattr(expr.op, "name", "").removeprefix("relax.")
     made = _special(name, expr, known, today) or _same(name, expr, known)
-    return made or _kept(name, expr, known)
+    return made or _kept(name, expr, known, today)
 
 
 def _same(name, call, known) -> ir.Expr | None:
@@ -187,8 +187,8 @@ def _called(value) -> str:
     return getattr(value.op, "name", "") if isinstance(value, tvm.ir.Call) else ""
 
 
-def _kept(name, call, known) -> ir.Expr:
-    """A call under Relax's name, with what makes the same call again."""
+def _kept(name, call, known, today) -> ir.Expr:
+    """A call under Relax's name, with what makes the same call again, within a builder that has its kernel."""
     tensors = []
 
     def collect(arg):
@@ -197,15 +197,18 @@ def _kept(name, call, known) -> ir.Expr:
         if _is_tensor(arg):
             tensors.append(arg)
             return len(tensors) - 1
-        return (arg,)
+        return (arg, today.get(arg) if isinstance(arg, tvm.ir.GlobalVar) else None)
 
     slots = [collect(arg) for arg in call.args]
 
-    def again(args):
+    def again(builder, args):
         def fill(slot):
             if isinstance(slot, list):
                 return relax.Tuple([fill(s) for s in slot])
-            return args[slot] if isinstance(slot, int) else slot[0]
+            if isinstance(slot, int):
+                return args[slot]
+            other, kernel = slot
+            return other if kernel is None else builder.add_func(kernel, other.name_hint)
 
         return tvm.ir.Call(call.op, [fill(slot) for slot in slots], call.attrs, call.ty_args)
 

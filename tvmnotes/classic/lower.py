@@ -35,9 +35,11 @@ def to_relax(function: ir.Function, params: dict | None = None, functions: dict 
                 f"%{param.name_hint} has no type: give relay.var({param.name_hint!r}, shape=…), or its array in params"
             )
         param._type = relay_type(known[param].ty)
-    main = builder.get()["main"]
+    whole = builder.get()
+    main = whole["main"]
     main = relax.Function([known[p] for p in (*inputs, *weights)], main.body, main.ret_ty, attrs=main.attrs)
-    mod = tvm.IRModule({"main": main.with_attr("global_symbol", "main").with_attr("num_input", len(inputs))})
+    main = main.with_attr("global_symbol", "main").with_attr("num_input", len(inputs))
+    mod = tvm.IRModule({**dict(whole.functions_items()), whole.get_global_var("main"): main})
     function._ret_type = relay_type(main.ret_ty)
     arrays = {p.name_hint: params[p.name_hint] for p in weights}
     return mod, {
@@ -172,7 +174,7 @@ def _call(builder, call, args, functions):
     if not isinstance(called, ir.Op):
         raise Unservable(f"a call of {type(called).__name__}: functions as values are not built")
     if call.attrs and "_again" in call.attrs:
-        return builder.emit(call.attrs["_again"](args))
+        return builder.emit(call.attrs["_again"](builder, args))
     if called.name not in OPERATORS:
         raise Unservable(f"relay.{called.name} has no counterpart here: write it with operators that have one")
     try:

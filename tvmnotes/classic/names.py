@@ -46,6 +46,7 @@ _CALLS = {
     # importing
     "relay.frontend.from_pytorch": ("tn.from_pytorch", "in TVM itself relax.frontend.torch.from_exported_program"),
     "relay.frontend.from_onnx": ("tn.from_onnx", "in TVM itself relax.frontend.onnx.from_onnx"),
+    "relay.frontend.from_mxnet": ("tn.from_mxnet", "files are read without MXNet"),
     "download.download": ("tvm.contrib.download.download", ""),
     "download.download_testdata": ("tn.data.path", "a download has a checksum"),
     # devices and targets

@@ -1,0 +1,116 @@
+"""GluonCV's networks with seeded weights: TVM's result is MXNet's. A sample here; `python tests/test_gluon_zoo.py` all.
+
+Classifiers and segmenters are held to 1e-3 of the largest magnitude in an output. Detectors must have the same classes
+in the same order, scores within 1e-4, and corners within half a pixel.
+"""
+
+import re
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import tvmnotes as tn
+
+if not tn.gluon.installed():
+    pytest.skip("the mxnet extra is not installed", allow_module_level=True)
+
+TOLERANCE = 1e-3
+DETECTORS = r"ssd_|yolo3_|center_net_|faster_rcnn_"
+SEGMENTERS = r"fcn_|psp_|deeplab_|icnet_|danet_|fastscnn"
+# Of other kinds: videos, poses, masks, tracking, depth; networks for GPUs alone, or without a fixed shape.
+OTHERS = (
+    r".*(int8|kinetics|sthsth|ucf101|hmdb51|simple_pose|alpha_pose|mask_rcnn|siamrpn|monodepth|doublehead|custom|posenet"
+    r"|syncbn|_dcnv2|jasper|hrnet|smot|nasnet|kinetcs|i3d|slowfast|c3d|p3d|r2plus1d)"
+)
+
+# The sample, and the size of its picture, small since most of the time goes into compiling.
+SAMPLE = {
+    "resnet18_v1": 64,
+    "resnet50_v1d": 64,
+    "resnet18_v2": 64,
+    "se_resnext50_32x4d": 64,
+    "mobilenetv2_0.5": 64,
+    "mobilenetv3_small": 64,
+    "squeezenet1.1": 64,
+    "cifar_resnet20_v1": 32,
+    "cifar_wideresnet16_10": 32,
+    "ssd_512_mobilenet1.0_voc": 256,
+    "yolo3_mobilenet1.0_voc": 128,
+    "center_net_resnet18_v1b_voc": 128,
+}
+
+
+def compare(name: str, size: int | None = None) -> dict:
+    """Import, build, and run a network on random pictures in both; what was found."""
+    import mxnet as mx
+
+    net, shape = tn.gluon.network(name), tn.gluon.shape_of(name)
+    shape = shape if size is None else (1, 3, size, size)
+    if size is not None and re.match(DETECTORS, name) and hasattr(net, "reset_class"):
+        net.hybridize(False)
+    mod, params = tn.from_mxnet(net, None, {"data": shape})
+    started = time.perf_counter()
+    lib = tn.build(mod, params)
+    seconds = time.perf_counter() - started
+    x = np.random.default_rng().standard_normal(shape).astype("float32")
+    there = mx.nd.array(x)
+    wanted, made = flat(net(there)), flat(lib(x))
+    assert [a.shape for a in made] == [a.shape for a in wanted]
+    if re.match(DETECTORS, name):
+        error = of_detections(made, wanted)
+    else:
+        error = max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(made, wanted, strict=True))
+    return {"error": float(error), "build": seconds, "mxnet": lambda: flat(net(there)), "tvm": lib, "x": x, "net": net}
+
+
+def flat(made) -> list[np.ndarray]:
+    made = list(tn.gluon._flat(made)) if isinstance(made, list | tuple) else [made]
+    return [each.asnumpy() if hasattr(each, "asnumpy") else np.asarray(each) for each in made]
+
+
+def of_detections(made, wanted) -> float:
+    """The largest difference between scores, where all else is as it must be."""
+    classes, scores, corners = wanted
+    assert (classes >= 0).any(), "no detections"
+    np.testing.assert_array_equal(made[0], classes)
+    found = classes[..., 0] >= 0
+    np.testing.assert_allclose(made[1][found], scores[found], atol=1e-4)
+    np.testing.assert_allclose(made[2][found], corners[found], atol=0.5)
+    return np.abs(made[1][found] - scores[found]).max()
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_network_gives_mxnets_numbers(name):
+    assert compare(name, SAMPLE[name])["error"] < TOLERANCE
+
+
+def names() -> list[str]:
+    with tn.env.without_torch():
+        from gluoncv.model_zoo import get_model_list
+    return sorted(name for name in get_model_list() if not re.match(OTHERS, name))
+
+
+def main(wanted: list[str]) -> None:
+    """A line for each network: whether it imports, the error, the times."""
+    failed = 0
+    for name in wanted or names():
+        try:
+            found = compare(name)
+            found["net"].hybridize(static_alloc=True, static_shape=True)
+            times = tn.compare(
+                {"MXNet": lambda _, run=found["mxnet"]: run(), "TVM": found["tvm"]}, found["x"], seconds=1
+            )
+            ours, theirs = times["TVM"].median * 1e3, times["MXNet"].median * 1e3
+            kind = found["net"].weights_kind
+            print(f"{name:40} {found['error']:.1e}  TVM {ours:8.2f} ms  MXNet {theirs:8.2f} ms  {ours / theirs:.2f}  "
+                  f"build {found['build']:5.1f} s  {kind}", flush=True)  # fmt: skip
+        except Exception as error:
+            failed += 1
+            print(f"{name:40} {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
+    sys.exit(f"{failed} failed" if failed else 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
