@@ -3,16 +3,23 @@
 The only file that imports mxnet.
 """
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import os
+import sys
+import warnings
 from pathlib import Path
+
+import numpy as np
 
 from . import data
 from .env import without_torch
 
 _SEED = 233
+_LEAST_VARIANCE = 0.1
 _SIZES = {"cifar": 32, "inceptionv3": 299, "ssd_300": 300, "ssd_512": 512, "yolo3": 416, "center_net": 512,
           "faster_rcnn": 600, "fcn": 480, "psp": 480, "deeplab": 480, "danet": 480, "icnet": 480}  # fmt: skip
 
@@ -46,7 +53,8 @@ def network(name: str):
     if known and (any(root.glob(f"{name}-*.params")) or data.reachable(model_store.apache_repo_url)):
         net, kind = get_model(name, pretrained=True), "pretrained"
     else:
-        net, kind = _seeded(get_model, name), "seeded"
+        with _plainly():
+            net, kind = _seeded(get_model, name), "seeded"
     net.weights_kind = kind
     return net
 
@@ -55,11 +63,9 @@ def _seeded(get_model, name: str):
     import mxnet as mx
 
     class Init(mx.init.Xavier):
-        """He's initialization for matrices, less for what predicts boxes; of vectors, scales are 1, others 0."""
+        """He's initialization for matrices; of vectors, scales are 1, others 0."""
 
         def _init_weight(self, description, array):
-            if "predictor" in str(description):  # whose exponents are sizes of boxes
-                return mx.init.Normal(0.01)._init_weight(description, array)
             if array.ndim > 1:
                 return super()._init_weight(description, array)
             array[:] = float(str(description).endswith(("gamma", "var")))
@@ -70,24 +76,69 @@ def _seeded(get_model, name: str):
     except TypeError:
         net = get_model(name, pretrained=False)
     net.initialize(Init(rnd_type="gaussian", factor_type="in", magnitude=2))
-    calibrate(net, mx.nd.random.normal(shape=(2, *shape_of(name)[1:])))
+    calibrate(net, mx.nd.random.normal(shape=(1, *shape_of(name)[1:])))
     return net
 
 
-def calibrate(net, batch) -> None:
-    """Give each batch norm the mean and the variance of its input for a batch."""
+def calibrate(net, x) -> None:
+    """Give each batch norm the mean and variance of what it gets for an input, and what predicts boxes a spread of 1.
+
+    Without that, a deep network with random weights has outputs that are all the same, or infinite. Its batch norms
+    also add 1, which leaves more of their results above 0: where half of them fall to a ReLU, each layer makes the
+    difference between two inputs larger, and after a hundred the last digit of a sum decides what comes out.
+    """
     import mxnet as mx
 
-    norms = []
-    net.apply(lambda block: norms.append(block) if isinstance(block, mx.gluon.nn.BatchNorm) else None)
-    momentum = [norm._kwargs["momentum"] for norm in norms]
-    for norm in norms:
-        norm._kwargs["momentum"] = 0.0
-    with mx.autograd.train_mode():
-        net(batch)
-    mx.nd.waitall()
-    for norm, usual in zip(norms, momentum, strict=True):
-        norm._kwargs["momentum"] = usual
+    def run(symbol, training: bool):
+        arrays = {name: params[name] for name in symbol.list_arguments() if name != "data"} | {"data": x}
+        states = {name: params[name] for name in symbol.list_auxiliary_states()}
+        made = symbol.bind(mx.cpu(), arrays, grad_req="null", aux_states=states).forward(is_train=training)
+        return [each.asnumpy() for each in made]
+
+    with _plainly():
+        net(x)  # shapes of weights become known
+        symbol, params = as_symbol(net)
+        graph = json.loads(symbol.tojson())
+        norms = [n for n, node in enumerate(graph["nodes"]) if node["op"].endswith("BatchNorm")]
+        for number in norms:
+            node = graph["nodes"][number]
+            node.setdefault("attrs", {})["output_mean_var"] = "True"
+            params[graph["nodes"][node["inputs"][2][0]]["name"]][:] = 1.0
+        graph["heads"] = [[number, output, 0] for number in norms for output in (1, 2)]
+        found = iter(run(mx.sym.load_json(json.dumps(graph)), training=True) if norms else [])
+        for number in norms:
+            node = graph["nodes"][number]
+            mean, variance = (graph["nodes"][source]["name"] for source, *_ in node["inputs"][3:5])
+            params[mean][:] = next(found)
+            # The second output is one through the deviation. Maps of a few pixels have none to speak of.
+            params[variance][:] = np.maximum(next(found) ** -2.0, _LEAST_VARIANCE)
+        inside = symbol.get_internals()
+        heads = [name for name in inside.list_outputs() if "predictor" in name and name.endswith("fwd_output")]
+        for name in heads:
+            (made,) = run(inside[name], training=False)
+            params[name.removesuffix("fwd_output") + "weight"] /= made.std() or 1.0
+        mx.nd.waitall()
+
+
+@contextlib.contextmanager
+def _plainly():
+    """Within it, MXNet's library explains nothing, and fuses nothing: batch norms are what `calibrate` is after."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    backend = os.environ.get("MXNET_SUBGRAPH_BACKEND")
+    os.environ["MXNET_SUBGRAPH_BACKEND"] = "NONE"
+    try:
+        sys.stderr.flush()
+        os.dup2(nowhere, 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        del os.environ["MXNET_SUBGRAPH_BACKEND"]
+        if backend is not None:
+            os.environ["MXNET_SUBGRAPH_BACKEND"] = backend
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def exported(name: str) -> tuple[Path, Path, str]:

@@ -4,7 +4,7 @@ import tvm
 from tvm import relax
 
 from .fold import fixed_shape
-from .schedules import OUT_EWISE_FUSABLE, config_for, elementwise, matmul, rows
+from .schedules import OPAQUE, OUT_EWISE_FUSABLE, config_for, elementwise, matmul, rows
 from .schedules.vector import Vectors
 
 _FUSABLE = {"op_pattern": OUT_EWISE_FUSABLE}
@@ -71,4 +71,13 @@ def _concat(bb, call):
     if not isinstance(parts, relax.Tuple) or len(parts.fields) < 3 or call.attrs.axis is None:
         return _default(bb, call)
     axis = int(call.attrs.axis) % len(call.ty.shape)
-    return bb.call_te(lambda *xs: elementwise.concat(xs, axis), *parts.fields, primfunc_name_hint="concatenate")
+    # A concatenation of concatenations, fused to one, would ask for each number which of dozens of parts it is from.
+    apart = {"op_pattern": OPAQUE} if any(_is_concat(bb, part) for part in parts.fields) else None
+    return bb.call_te(lambda *xs: elementwise.concat(xs, axis), *parts.fields,
+                      primfunc_name_hint="concatenate", primfunc_attrs=apart)  # fmt: skip
+
+
+def _is_concat(bb, part) -> bool:
+    made = bb.lookup_binding(part) if isinstance(part, relax.Var) else None
+    called = made.args[0] if isinstance(made, tvm.ir.Call) and made.args else None
+    return isinstance(called, tvm.ir.GlobalVar) and called.name_hint.startswith("concatenate")

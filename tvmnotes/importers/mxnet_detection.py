@@ -13,10 +13,8 @@ from tvm import relax, te
 from tvm.relax import op
 from tvm.script import tirx as T
 
+from ..compiler.schedules import OPAQUE
 from .mxnet_call import Call, converts, shape_of
-
-_OPAQUE = 8  # TVM's pattern of a kernel that nothing is fused with
-
 
 # ---------------------------------------------------------------- kernels
 
@@ -36,7 +34,7 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
         places: T.Buffer((rows, count), "int32"),
         best: T.Buffer((rows, count), "float32"),
     ):
-        T.func_attr({"tirx.noalias": True, "op_pattern": _OPAQUE})
+        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         with T.sblock("best_places"):
             found = T.sblock_alloc_buffer((2048,), "int32")
             state = T.sblock_alloc_buffer((3,), "int32")  # still to find, the bin, places written
@@ -110,7 +108,7 @@ def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") 
         kept: T.Buffer((batch, rows, width), "float32"),
         places: T.Buffer((batch, rows, 1), "float32"),
     ):
-        T.func_attr({"tirx.noalias": True, "op_pattern": _OPAQUE})
+        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         for n in range(batch):
             corners = T.alloc_buffer(
                 (4, count), "float32"

@@ -20,6 +20,7 @@ from .marks import described, marked
 from .vector import Vectors
 
 OUT_EWISE_FUSABLE = 4  # TVM's pattern of a kernel that elementwise operators may be fused behind
+OPAQUE = 8  # and of one that nothing is fused with
 
 _FAMILIES = {
     "conv2d": conv2d,
