@@ -33,7 +33,7 @@ SAMPLE = {
     "se_resnext50_32x4d": 64,
     "mobilenetv2_0.5": 64,
     "mobilenetv3_small": 64,
-    "squeezenet1.1": 64,
+    "squeezenet1.1": 224,  # its last pooling has a fixed window
     "cifar_resnet20_v1": 32,
     "cifar_wideresnet16_10": 32,
     "ssd_512_mobilenet1.0_voc": 256,
