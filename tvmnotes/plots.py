@@ -62,8 +62,10 @@ def pictures(images, titles=None, columns: int = 10):
 def detections(image, found: dict, least: float = 0.0, most: int = 5):
     """A picture for each name in `found` with its boxes: classes (N,), scores (N,) and corners in pixels (N, 4).
 
-    Only the first `most` with a score of at least `least` are drawn, in a colour for their place.
+    Only the first `most` with a score of at least `least` are drawn, in a colour for their place, as far as they are
+    within the picture.
     """
+    width, height = image.size if hasattr(image, "size") and not hasattr(image, "shape") else image.shape[1::-1]
     figure, panels = plt.subplots(1, len(found), figsize=(4.2 * len(found), 4.4), squeeze=False, layout="constrained")
     for axes, (name, (classes, scores, corners)) in zip(panels[0], found.items(), strict=True):
         axes.imshow(np.asarray(image))
@@ -72,10 +74,10 @@ def detections(image, found: dict, least: float = 0.0, most: int = 5):
         colours = (BLUE, ORANGE, GREEN, GREY)
         for place in range(min(most, len(scores))):
             if scores[place] >= least and classes[place] >= 0:
-                left, top, right, bottom = corners[place]
+                left, top, right, bottom = np.clip(corners[place], 0, (width, height, width, height))
                 colour = colours[place % len(colours)]
                 axes.add_patch(plt.Rectangle((left, top), right - left, bottom - top, fill=False, color=colour, lw=2))
-                axes.text(left, top, f"{int(classes[place])}: {scores[place]:.3f}", fontsize=8, color="black",
+                axes.text(left + 4, top + 14, f"{int(classes[place])}: {scores[place]:.3f}", fontsize=8, color="black",
                           bbox={"color": colour, "pad": 1, "alpha": 0.8})  # fmt: skip
     return figure
 
