@@ -1,7 +1,8 @@
 """GluonCV's networks with seeded weights: TVM's result is MXNet's. A sample here; `python tests/test_gluon_zoo.py` all.
 
 Classifiers and segmenters are held to 1e-3 of the largest magnitude in an output. Detectors must have the same classes
-in the same order, scores within 1e-4, and corners within half a pixel.
+in the same order, scores within 1e-4, and corners within half a pixel; detections whose scores differ by less than what
+the two round differently may stand in another order.
 """
 
 import re
@@ -17,6 +18,7 @@ if not tn.gluon.installed():
     pytest.skip("the mxnet extra is not installed", allow_module_level=True)
 
 TOLERANCE = 1e-3
+EQUAL = 1e-5  # scores, which are at most 1
 DETECTORS = r"ssd_|yolo3_|center_net_|faster_rcnn_"
 SEGMENTERS = r"fcn_|psp_|deeplab_|icnet_|danet_|fastscnn"
 # Of other kinds: videos, poses, masks, tracking, depth; networks for GPUs alone, or without a fixed shape.
@@ -48,8 +50,6 @@ def compare(name: str, size: int | None = None) -> dict:
 
     net, shape = tn.gluon.network(name), tn.gluon.shape_of(name)
     shape = shape if size is None else (1, 3, size, size)
-    if size is not None and re.match(DETECTORS, name) and hasattr(net, "reset_class"):
-        net.hybridize(False)
     mod, params = tn.from_mxnet(net, None, {"data": shape})
     started = time.perf_counter()
     lib = tn.build(mod, params)
@@ -72,13 +72,26 @@ def flat(made) -> list[np.ndarray]:
 
 def of_detections(made, wanted) -> float:
     """The largest difference between scores, where all else is as it must be."""
-    classes, scores, corners = wanted
-    assert (classes >= 0).any(), "no detections"
-    np.testing.assert_array_equal(made[0], classes)
-    found = classes[..., 0] >= 0
-    np.testing.assert_allclose(made[1][found], scores[found], atol=1e-4)
-    np.testing.assert_allclose(made[2][found], corners[found], atol=0.5)
-    return np.abs(made[1][found] - scores[found]).max()
+    classes, scores, corners = (each[0] for each in wanted)
+    found = classes[:, 0] >= 0
+    assert found.any(), "no detections"
+    order = order_of([each[0] for each in made], classes, scores, corners)
+    ours = [each[0][order] for each in made]
+    np.testing.assert_array_equal(ours[0], classes)
+    np.testing.assert_allclose(ours[1][found], scores[found], atol=1e-4)
+    np.testing.assert_allclose(ours[2][found], corners[found], atol=0.5)
+    return np.abs(ours[1][found] - scores[found]).max()
+
+
+def order_of(made, classes, scores, corners) -> np.ndarray:
+    """Our rows in MXNet's order: each in its place, or else where its equal is among the rows of nearly its score."""
+    off = (made[0] != classes)[:, 0] | (np.abs(made[2] - corners).max(axis=1) > 0.5)
+    order = np.arange(len(off))
+    for row in np.flatnonzero(off):
+        near = off & (np.abs(made[1] - scores[row])[:, 0] < EQUAL) & (made[0] == classes[row])[:, 0]
+        same = near & (np.abs(made[2] - corners[row]).max(axis=1) <= 0.5)
+        order[row] = np.flatnonzero(same)[0] if same.any() else row
+    return order if len(set(order)) == len(order) else np.arange(len(off))
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -9,6 +9,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -20,6 +21,8 @@ from .env import without_torch
 
 _SEED = 233
 _LEAST_VARIANCE = 0.1
+# What predicts boxes and their classes, by the names of what it gives.
+_HEADS = re.compile(r"(predictor.*|(yolooutput|fasterrcnn|centernet).*(conv|dense)\d+)_fwd_output$")
 _SIZES = {"cifar": 32, "inceptionv3": 299, "ssd_300": 300, "ssd_512": 512, "yolo3": 416, "center_net": 512,
           "faster_rcnn": 600, "fcn": 480, "psp": 480, "deeplab": 480, "danet": 480, "icnet": 480}  # fmt: skip
 
@@ -76,11 +79,11 @@ def _seeded(get_model, name: str):
     except TypeError:
         net = get_model(name, pretrained=False)
     net.initialize(Init(rnd_type="gaussian", factor_type="in", magnitude=2))
-    calibrate(net, mx.nd.random.normal(shape=(1, *shape_of(name)[1:])))
+    _calibrate(net, mx.nd.random.normal(shape=(1, *shape_of(name)[1:])))
     return net
 
 
-def calibrate(net, x) -> None:
+def _calibrate(net, x) -> None:
     """Give each batch norm the mean and variance of what it gets for an input, and what predicts boxes a spread of 1.
 
     Without that, a deep network with random weights has outputs that are all the same, or infinite. Its batch norms
@@ -95,34 +98,33 @@ def calibrate(net, x) -> None:
         made = symbol.bind(mx.cpu(), arrays, grad_req="null", aux_states=states).forward(is_train=training)
         return [each.asnumpy() for each in made]
 
-    with _plainly():
-        net(x)  # shapes of weights become known
-        symbol, params = as_symbol(net)
-        graph = json.loads(symbol.tojson())
-        norms = [n for n, node in enumerate(graph["nodes"]) if node["op"].endswith("BatchNorm")]
-        for number in norms:
-            node = graph["nodes"][number]
-            node.setdefault("attrs", {})["output_mean_var"] = "True"
-            params[graph["nodes"][node["inputs"][2][0]]["name"]][:] = 1.0
-        graph["heads"] = [[number, output, 0] for number in norms for output in (1, 2)]
-        found = iter(run(mx.sym.load_json(json.dumps(graph)), training=True) if norms else [])
-        for number in norms:
-            node = graph["nodes"][number]
-            mean, variance = (graph["nodes"][source]["name"] for source, *_ in node["inputs"][3:5])
-            params[mean][:] = next(found)
-            # The second output is one through the deviation. Maps of a few pixels have none to speak of.
-            params[variance][:] = np.maximum(next(found) ** -2.0, _LEAST_VARIANCE)
-        inside = symbol.get_internals()
-        heads = [name for name in inside.list_outputs() if "predictor" in name and name.endswith("fwd_output")]
-        for name in heads:
-            (made,) = run(inside[name], training=False)
-            params[name.removesuffix("fwd_output") + "weight"] /= made.std() or 1.0
-        mx.nd.waitall()
+    net(x)  # shapes of weights become known
+    symbol, params = as_symbol(net)
+    graph = json.loads(symbol.tojson())
+    norms = [n for n, node in enumerate(graph["nodes"]) if node["op"].endswith("BatchNorm")]
+    for number in norms:
+        node = graph["nodes"][number]
+        node.setdefault("attrs", {})["output_mean_var"] = "True"
+        params[graph["nodes"][node["inputs"][2][0]]["name"]][:] = 1.0
+    graph["heads"] = [[number, output, 0] for number in norms for output in (1, 2)]
+    found = iter(run(mx.sym.load_json(json.dumps(graph)), training=True) if norms else [])
+    for number in norms:
+        node = graph["nodes"][number]
+        mean, variance = (graph["nodes"][source]["name"] for source, *_ in node["inputs"][3:5])
+        params[mean][:] = next(found)
+        # The second output is one through the deviation. Maps of a few pixels have none to speak of.
+        params[variance][:] = np.maximum(next(found) ** -2.0, _LEAST_VARIANCE)
+    inside = symbol.get_internals()
+    heads = [name for name in inside.list_outputs() if _HEADS.search(name)]
+    for name in heads:
+        (made,) = run(inside[name], training=False)
+        params[name.removesuffix("fwd_output") + "weight"] /= made.std() or 1.0
+    mx.nd.waitall()
 
 
 @contextlib.contextmanager
 def _plainly():
-    """Within it, MXNet's library explains nothing, and fuses nothing: batch norms are what `calibrate` is after."""
+    """Within it, MXNet's library explains nothing, and fuses nothing: batch norms are what `_calibrate` is after."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     backend = os.environ.get("MXNET_SUBGRAPH_BACKEND")
     os.environ["MXNET_SUBGRAPH_BACKEND"] = "NONE"

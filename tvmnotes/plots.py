@@ -65,13 +65,13 @@ def detections(image, found: dict, least: float = 0.0, most: int = 5):
     Only the first `most` with a score of at least `least` are drawn, in a colour for their place, as far as they are
     within the picture.
     """
-    width, height = image.size if hasattr(image, "size") and not hasattr(image, "shape") else image.shape[1::-1]
+    image, colours = np.asarray(image), (BLUE, ORANGE, GREEN, GREY)
+    height, width = image.shape[:2]
     figure, panels = plt.subplots(1, len(found), figsize=(4.2 * len(found), 4.4), squeeze=False, layout="constrained")
     for axes, (name, (classes, scores, corners)) in zip(panels[0], found.items(), strict=True):
-        axes.imshow(np.asarray(image))
+        axes.imshow(image)
         axes.set_title(name, fontsize=10)
         axes.axis("off")
-        colours = (BLUE, ORANGE, GREEN, GREY)
         for place in range(min(most, len(scores))):
             if scores[place] >= least and classes[place] >= 0:
                 left, top, right, bottom = np.clip(corners[place], 0, (width, height, width, height))

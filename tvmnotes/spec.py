@@ -94,3 +94,9 @@ def _is_dtype(name: str) -> bool:
         return np.dtype(name).kind in "biuf"
     except TypeError:
         return False
+
+
+def some(names) -> str:
+    """The first five names in order, and how many more there are, for an error message; "none" for none."""
+    listed = sorted(names)
+    return (", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")) or "none"

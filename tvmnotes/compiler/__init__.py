@@ -7,6 +7,7 @@ import tvm
 
 from .. import env
 from ..runtime import Compiled, cannot_run, plain
+from ..spec import some
 from . import codegen, pipeline
 from .fold import fixed_shape
 from .schedules import choose, chosen
@@ -139,7 +140,7 @@ def _check(mod, params) -> list[tvm.relax.Var]:
     if missing or superfluous:
         raise ValueError(
             "params: expected one array for each weight of the module; "
-            f"missing: {_some(missing)}; not in the module: {_some(superfluous)}"
+            f"missing: {some(missing)}; not in the module: {some(superfluous)}"
         )
     for var in main.params[:inputs]:
         if fixed_shape(var.ty) is None:
@@ -151,8 +152,3 @@ def _check(mod, params) -> list[tvm.relax.Var]:
     if not all(isinstance(output, tvm.relax.TensorType) for output in outputs):
         raise ValueError(f"mod: expected main to return a tensor or a tuple of tensors, it returns {main.ret_ty}")
     return list(main.params[inputs:])
-
-
-def _some(names: set[str]) -> str:
-    listed = sorted(names)
-    return (", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")) or "none"

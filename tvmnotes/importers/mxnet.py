@@ -10,10 +10,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..spec import TensorSpec, parse_inputs
+from ..spec import TensorSpec, parse_inputs, some
 from . import mxnet_arrays, mxnet_detection, mxnet_layers, one_line  # noqa: F401  (they fill the table of converters)
 from .mxnet_call import CONVERTERS, Call, shape_of
-from .mxnet_file import Graph, read_params, read_symbol
+from .mxnet_file import Graph, plain_name, read_params, read_symbol
 
 _LABELS = {  # operators whose second input is a label, which inference does not read
     "SoftmaxOutput", "Softmax", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput",
@@ -86,9 +86,7 @@ def _arrays(params) -> dict[str, np.ndarray]:
             f"got {type(params).__name__}"
         )
     return {
-        name.removeprefix("arg:").removeprefix("aux:"): array.asnumpy()
-        if hasattr(array, "asnumpy")
-        else np.asarray(array)
+        plain_name(name): array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
         for name, array in params.items()
     }
 
@@ -138,15 +136,15 @@ def _inputs(graph: Graph, given: dict, shapes, whole: set[str]) -> dict[str, Ten
         likely = [name for name in missing if name.rpartition("_")[2] in _OF_PARAMETERS]
         if likely:
             raise ValueError(
-                f"params: missing {_some(likely)}; the file, or the dictionary, must have all of the symbol's"
+                f"params: missing {some(likely)}; the file, or the dictionary, must have all of the symbol's"
             )
         raise ValueError(
-            f"shapes: missing for the input {_some(missing)}; "
+            f"shapes: missing for the input {some(missing)}; "
             f"give shapes={{{missing[0]!r}: (1, 3, 224, 224)}}, or whatever it is"
         )
     if superfluous := set(given) - whole:
         raise ValueError(
-            f"params: not in the symbol: {_some(superfluous)}. Is it the file of another network? Where the symbol is "
+            f"params: not in the symbol: {some(superfluous)}. Is it the file of another network? Where the symbol is "
             "a part of one, leave them out: {name: params[name] for name in symbol.list_inputs() if name in params}"
         )
     return {name: specs[name] for name in variables if name in specs}
@@ -160,11 +158,6 @@ def _shape_in_symbol(node) -> tuple[int, ...] | None:
     sizes = [size.strip().rstrip("L") for size in text.split(",")] if text else []
     shape = tuple(int(size) for size in sizes if size.isdigit())
     return shape if len(shape) == len(sizes) and min(shape, default=0) > 0 else None
-
-
-def _some(names) -> str:
-    names = sorted(names)
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 # ---------------------------------------------------------------- into Relax
@@ -187,10 +180,7 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
                         else _emitted(Call(node, read, names, builder))
                     )  # fmt: skip
                 heads = [made[source][n] for source, n in graph.heads]
-            except (
-                ValueError,
-                NotImplementedError,
-            ) as error:  # raised later: TVM would grumble at a half-made function
+            except (ValueError, NotImplementedError) as error:  # raised later: TVM grumbles at half a function
                 failure, heads = error, [relax.const(0)]
             result = builder.emit_output(heads[0] if len(heads) == 1 else relax.Tuple(heads))
         builder.emit_func_output(result)

@@ -106,9 +106,7 @@ def _split(c: Call):
     axis, parts = int(c.get("axis", 1)) % c.rank, int(c.need("num_outputs"))
     if c.shape[axis] % parts:
         raise ValueError(f"axis {axis} of shape {c.shape} in {parts} parts")
-    size = c.shape[axis] // parts
-    made = [c.emit(op.strided_slice(c.x, [axis], [n * size], [n * size + size])) for n in range(parts)]
-    return [c.emit(op.squeeze(each, [axis])) for each in made] if c.get("squeeze_axis", False) else made
+    return _cut(c, axis, range(0, c.shape[axis], c.shape[axis] // parts))
 
 
 @converts("_split_v2")
@@ -117,6 +115,11 @@ def _split_v2(c: Call):
     begins = list(c.get("indices", (0,)))
     if sections:
         begins = [n * (c.shape[axis] // sections) for n in range(sections)]
+    return _cut(c, axis, begins)
+
+
+def _cut(c: Call, axis: int, begins) -> list[relax.Expr]:
+    """The parts of an axis that begin there."""
     ends = [*begins[1:], c.shape[axis]]
     made = [c.emit(op.strided_slice(c.x, [axis], [a], [b])) for a, b in zip(begins, ends, strict=True)]
     return [c.emit(op.squeeze(each, [axis])) for each in made] if c.get("squeeze_axis", False) else made
@@ -329,14 +332,18 @@ def _one_hot(c: Call):
     return op.where(marked, on, off)
 
 
+def _line(c: Call) -> tuple[relax.Expr, int]:
+    """What is ordered, and along which axis: the last where none is named, all as one line where it is None."""
+    if c.node.attrs.get("axis", "").strip() == "None":
+        return c.emit(op.reshape(c.x, [math.prod(c.shape)])), 0
+    return c.x, int(c.get("axis", -1)) % c.rank
+
+
 @converts("topk")
 def _topk(c: Call):
-    kind, axis, x = c.get("ret_typ", "indices"), c.get("axis", -1), c.x
+    kind, (x, axis) = c.get("ret_typ", "indices"), _line(c)
     if kind == "mask":
         raise NotImplementedError("ret_typ=mask")
-    if axis is None or c.node.attrs.get("axis", "").strip() == "None":
-        x, axis = c.emit(op.reshape(x, [math.prod(c.shape)])), 0
-    axis = int(axis) % len(shape_of(x))
     count = int(c.get("k", 1)) or shape_of(x)[axis]
     made = c.emit(op.topk(x, count, axis, "both", largest=not c.get("is_ascend", False), dtype="int32"))
     values, indices = (c.emit(relax.TupleGetItem(made, n)) for n in (0, 1))
@@ -346,10 +353,7 @@ def _topk(c: Call):
 
 @converts("sort", "argsort")
 def _sort(c: Call):
-    x, axis, descending = c.x, c.get("axis", -1), not c.get("is_ascend", True)
-    if c.node.attrs.get("axis", "").strip() == "None":
-        x, axis = c.emit(op.reshape(x, [math.prod(c.shape)])), 0
-    axis = int(axis) % len(shape_of(x))
+    (x, axis), descending = _line(c), not c.get("is_ascend", True)
     if c.node.op == "sort":
         return op.sort(x, axis, descending)
     return op.astype(c.emit(op.argsort(x, axis, descending, "int32")), c.get("dtype", "float32"))

@@ -207,7 +207,12 @@ def read_params(path: str | os.PathLike) -> dict[str, np.ndarray]:
     if reader.one("Q") != count:
         reader.fail("has not one name for each array: it is a list without names, or damaged,")
     names = [reader.text() for _ in range(count)]
-    found = {name.removeprefix("arg:").removeprefix("aux:"): array for name, array in zip(names, arrays, strict=True)}
+    found = {plain_name(name): array for name, array in zip(names, arrays, strict=True)}
     if len(found) < count:
         reader.fail("has two arrays of one name")
     return {name: array for name, array in found.items() if array is not None}
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name in the symbol: without what says whether training learns it ("arg:") or keeps it ("aux:")."""
+    return name.removeprefix("arg:").removeprefix("aux:")

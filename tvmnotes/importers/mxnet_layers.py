@@ -157,18 +157,19 @@ def _batch_norm(c: Call):
         gamma = c.const(np.ones(c.shape[axis]), dtype_of(gamma))
     # MXNet's SyncBatchNorm has no axis, and the default epsilon of all of them is 0.001.
     made = op.nn.batch_norm(c.x, gamma, beta, mean, variance, axis, float(c.get("eps", 1e-3)), training=False)
-    return op_field(c, made)
-
-
-def op_field(c: Call, made: relax.Expr) -> relax.Expr:
     return relax.TupleGetItem(c.emit(made), 0)
 
 
 @converts("InstanceNorm")
 def _instance_norm(c: Call):
     made = _normalized(c, c.x, list(range(2, c.rank)), float(c.get("eps", 1e-3)))
-    scaled = c.emit(op.multiply(made, c.along(c.expect(1, c.shape[1]), 1)))
-    return op.add(scaled, c.along(c.expect(2, c.shape[1]), 1))
+    return _scaled(c, made, 1)
+
+
+def _scaled(c: Call, made: relax.Expr, axis: int) -> relax.Expr:
+    """Times gamma, plus beta, which lie along an axis."""
+    gamma, beta = (c.along(c.expect(n, c.shape[axis]), axis) for n in (1, 2))
+    return op.add(c.emit(op.multiply(made, gamma)), beta)
 
 
 def _normalized(c: Call, x: relax.Expr, axes: list[int], epsilon: float) -> relax.Expr:
@@ -180,9 +181,7 @@ def _normalized(c: Call, x: relax.Expr, axes: list[int], epsilon: float) -> rela
 @converts("LayerNorm")
 def _layer_norm(c: Call):
     axis = int(c.get("axis", -1)) % c.rank
-    made = _normalized(c, c.x, [axis], float(c.get("eps", 1e-5)))
-    scaled = c.emit(op.multiply(made, c.along(c.expect(1, c.shape[axis]), axis)))
-    return op.add(scaled, c.along(c.expect(2, c.shape[axis]), axis))
+    return _scaled(c, _normalized(c, c.x, [axis], float(c.get("eps", 1e-5))), axis)
 
 
 @converts("GroupNorm")
