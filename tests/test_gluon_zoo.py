@@ -72,23 +72,28 @@ def flat(made) -> list[np.ndarray]:
 
 def of_detections(made, wanted) -> float:
     """The largest difference between scores, where all else is as it must be."""
-    classes, scores, corners = (each[0] for each in wanted)
-    found = classes[:, 0] >= 0
+    ours, (classes, scores, corners) = rows(made), rows(wanted)
+    found = classes >= 0
     assert found.any(), "no detections"
-    order = order_of([each[0] for each in made], classes, scores, corners)
-    ours = [each[0][order] for each in made]
+    ours = [each[order_of(ours, classes, scores, corners)] for each in ours]
     np.testing.assert_array_equal(ours[0], classes)
     np.testing.assert_allclose(ours[1][found], scores[found], atol=1e-4)
     np.testing.assert_allclose(ours[2][found], corners[found], atol=0.5)
     return np.abs(ours[1][found] - scores[found]).max()
 
 
+def rows(detections) -> list[np.ndarray]:
+    """Classes (N,), scores (N,) and corners (N, 4) of one picture, with and without an axis for each number."""
+    classes, scores, corners = detections
+    return [classes.reshape(-1), scores.reshape(-1), corners.reshape(-1, 4)]
+
+
 def order_of(made, classes, scores, corners) -> np.ndarray:
     """Our rows in MXNet's order: each in its place, or else where its equal is among the rows of nearly its score."""
-    off = (made[0] != classes)[:, 0] | (np.abs(made[2] - corners).max(axis=1) > 0.5)
+    off = (made[0] != classes) | (np.abs(made[2] - corners).max(axis=1) > 0.5)
     order = np.arange(len(off))
     for row in np.flatnonzero(off):
-        near = off & (np.abs(made[1] - scores[row])[:, 0] < EQUAL) & (made[0] == classes[row])[:, 0]
+        near = off & (np.abs(made[1] - scores[row]) < EQUAL) & (made[0] == classes[row])
         same = near & (np.abs(made[2] - corners[row]).max(axis=1) <= 0.5)
         order[row] = np.flatnonzero(same)[0] if same.any() else row
     return order if len(set(order)) == len(order) else np.arange(len(off))

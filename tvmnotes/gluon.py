@@ -76,7 +76,7 @@ def _seeded(get_model, name: str):
     mx.random.seed(_SEED)
     try:  # detectors and the like load the weights of what they stand on, unless told otherwise
         net = get_model(name, pretrained=False, pretrained_base=False)
-    except TypeError:
+    except (TypeError, Warning):
         net = get_model(name, pretrained=False)
     net.initialize(Init(rnd_type="gaussian", factor_type="in", magnitude=2))
     _calibrate(net, mx.nd.random.normal(shape=(1, *shape_of(name)[1:])))
