@@ -4,8 +4,10 @@ import importlib.util
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import tvmnotes as tn
 from tvmnotes.env import without_torch
 
 SCRIPT = """
@@ -37,3 +39,28 @@ def test_torch_is_hidden_for_a_while_only():
     import torch as again
 
     assert again is torch
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mxnet") is None, reason="the mxnet extra is not installed")
+def test_a_network_is_exported_once_whole_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path))
+    name = "cifar_resnet20_v1"
+    shape = tn.gluon.shape_of(name)
+    with pytest.raises(OSError, match="no space"), monkeypatch.context() as full:
+        full.setattr(tn.gluon.Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+        tn.gluon.exported(name)
+    assert not any(file.is_file() for file in tmp_path.rglob("*"))
+
+    symbol_file, params_file, kind = tn.gluon.exported(name)
+    assert sorted(file.name for file in tmp_path.rglob("*") if file.is_file()) == [params_file.name, symbol_file.name]
+    x = np.random.default_rng().standard_normal(shape, dtype="float32")
+    made = tn.build(*tn.from_mxnet(symbol_file, params_file, {"data": shape}), opt_level=0)(x)
+    net = tn.gluon.network(name)
+    import mxnet as mx
+
+    wanted = net(mx.nd.array(x)).asnumpy()
+    np.testing.assert_allclose(made, wanted, atol=1e-5 * np.abs(wanted).max())
+    assert kind == net.weights_kind
+
+    monkeypatch.setattr(tn.gluon, "network", None)
+    assert tn.gluon.exported(name) == (symbol_file, params_file, kind)

@@ -116,9 +116,9 @@ def _calibrate(net, x) -> None:
         params[variance][:] = np.maximum(next(found) ** -2.0, _LEAST_VARIANCE)
     inside = symbol.get_internals()
     heads = [name for name in inside.list_outputs() if _HEADS.search(name)]
-    for name in heads:
-        (made,) = run(inside[name], training=False)
-        params[name.removesuffix("fwd_output") + "weight"] /= made.std() or 1.0
+    for _ in range(2 if heads else 0):  # the second time for those that stand on another
+        for name, made in zip(heads, run(mx.sym.Group([inside[n] for n in heads]), training=False), strict=True):
+            params[name.removesuffix("fwd_output") + "weight"] /= made.std() or 1.0
     mx.nd.waitall()
 
 
