@@ -2,9 +2,11 @@
 
     python data/records/make.py avx512
     python data/records/make.py avx2
+    python data/records/make.py avx512 resnet18 ssd_512_resnet50_v1_voc     # of these networks alone
 
-All trials go to one file in tvmnotes's cache, which a second start goes on with; the best of each workload, together
-with what is shipped already for other CPUs, goes to avx512.jsonl or avx2.jsonl beside this script.
+GluonCV's networks need the extra "mxnet". All trials go to one file in tvmnotes's cache, which a second start goes on
+with; the best of each workload, together with what is shipped already for other CPUs, goes to avx512.jsonl or
+avx2.jsonl beside this script.
 """
 
 import sys
@@ -13,20 +15,28 @@ from pathlib import Path
 import tvmnotes as tn
 
 NETWORKS = ("digits", "resnet18", "squeezenet1_1", "mobilenet_v2", "resnet50", "vgg11", "densenet121")
+GLUON = ("cifar_resnet20_v1", "resnet101_v1d", "ssd_512_resnet50_v1_voc")
 TRIALS = 24  # for each task
 TARGETS = {"avx512": None, "avx2": {"kind": "llvm", "mcpu": "core-avx2", "num-cores": tn.env.usable_cores()}}
 
 
-def main(name: str) -> None:
-    if name not in TARGETS:
-        sys.exit(f"expected one of {', '.join(TARGETS)}; got {name!r}")
+def load(network: str) -> tuple:
+    if network in GLUON:
+        symbol_file, params_file, _ = tn.gluon.exported(network)
+        return tn.from_mxnet(symbol_file, params_file, {"data": tn.gluon.shape_of(network)})
+    net = tn.models.load(network)
+    return tn.from_pytorch(net, {"data": net.input_shape})
+
+
+def main(name: str = "", *networks: str) -> None:
+    if name not in TARGETS or not {*networks} <= {*NETWORKS, *GLUON}:
+        sys.exit(f"expected one of {', '.join(TARGETS)}, and of the networks {', '.join(NETWORKS + GLUON)} or none")
     target = tn.compiler.resolve_target(TARGETS[name])
     if ("avx512f" in tn.env.target_instruction_sets(target)) != (name == "avx512"):
         sys.exit(f"this machine's target, {target}, is not one for {name}.jsonl")
     log = tn.data.writable_cache() / "records" / f"{name}.jsonl"
-    for network in NETWORKS:
-        net = tn.models.load(network)
-        mod, params = tn.from_pytorch(net, {"data": net.input_shape})
+    for network in networks or NETWORKS + GLUON:
+        mod, params = load(network)
         made = tn.tune(mod, params, target, trials=TRIALS * len(tn.tuning.tasks(mod, params, target)), records=log)
         print(f"{network}\n{made}\n", flush=True)
         if made.interrupted:
@@ -37,4 +47,4 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) == 2 else "")
+    main(*sys.argv[1:])
