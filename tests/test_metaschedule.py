@@ -19,7 +19,7 @@ class Upward(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.before, self.up = nn.Conv2d(4, 8, 3, padding=1), nn.ConvTranspose2d(8, 8, 2, 2)
+        self.before, self.up = nn.Conv2d(4, 8, 3, padding=1), nn.ConvTranspose2d(8, 8, 2, 2, groups=2)
 
     def forward(self, x):
         return torch.relu(self.up(torch.relu(self.before(x))))

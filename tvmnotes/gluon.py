@@ -115,9 +115,11 @@ def _calibrate(net, x) -> None:
         # The second output is one through the deviation. Maps of a few pixels have none to speak of.
         params[variance][:] = np.maximum(next(found) ** -2.0, _LEAST_VARIANCE)
     inside = symbol.get_internals()
-    heads = [name for name in inside.list_outputs() if _HEADS.search(name)]
+    # By name the first of each: some predict on maps of several sizes.
+    heads = {name: n for n, name in reversed([*enumerate(inside.list_outputs())]) if _HEADS.search(name)}
     for _ in range(2 if heads else 0):  # the second time for those that stand on another
-        for name, made in zip(heads, run(mx.sym.Group([inside[n] for n in heads]), training=False), strict=True):
+        found = run(mx.sym.Group([inside[n] for n in heads.values()]), training=False)
+        for name, made in zip(heads, found, strict=True):
             params[name.removesuffix("fwd_output") + "weight"] /= made.std() or 1.0
     mx.nd.waitall()
 

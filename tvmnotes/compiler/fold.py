@@ -70,7 +70,7 @@ def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
 
 def fold_with_numpy() -> tvm.transform.Pass:
     """The pass. Results keep the dtype and shape that Relax has inferred for them."""
-    return _on_each_function("FoldWithNumPy", _Fold)
+    return on_each_function("FoldWithNumPy", _Fold)
 
 
 def fold_affine() -> tvm.transform.Pass:
@@ -78,10 +78,12 @@ def fold_affine() -> tvm.transform.Pass:
 
     Such chains are what is left of a batch norm that no convolution precedes.
     """
-    return _on_each_function("FoldAffine", _FoldAffine)
+    return on_each_function("FoldAffine", _FoldAffine)
 
 
-def _on_each_function(name: str, mutator: type[relax.PyExprMutator]) -> tvm.transform.Pass:
+def on_each_function(name: str, mutator: type[relax.PyExprMutator]) -> tvm.transform.Pass:
+    """A pass that runs a mutator on each Relax function."""
+
     @tvm.transform.module_pass(opt_level=0, name=name)
     def fold(mod, _context):
         mod = mod.clone()

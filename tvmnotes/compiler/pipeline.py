@@ -9,7 +9,10 @@ import tvm
 from tvm import relax
 from tvm.relax import transform as t
 
+from .costs import count, note_operators, operators
+from .deconvolution import transposed_to_plain
 from .fold import fixed_shape, fold_affine, fold_with_numpy
+from .gpu import has_threads
 from .layout import block_layouts
 from .legalize import legalizations
 from .schedules import schedule_kernels
@@ -20,7 +23,7 @@ OPT_LEVELS = (0, 1, 2, 3)
 
 def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass]:
     """The graph passes of an opt level, in order, from an imported module to one kernel per fused group."""
-    registers = vectors(target)
+    registers = None if target.kind.name == "cuda" else vectors(target)
     from_level = [
         # the graph
         (3, t.FoldBatchnormToConv2D()),
@@ -30,19 +33,21 @@ def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass
         (2, fold_with_numpy()),
         (2, t.CanonicalizeBindings()),
         (3, t.FoldConstant()),
+        (3, transposed_to_plain()),
         (3, t.EliminateCommonSubexpr()),
         (3, fold_affine()),  # batch norms that no convolution precedes
         (3, t.DeadCodeElimination()),
-        (3, block_layouts(registers)),  # NCHW to NCHW[x]c, weights packed
+        *([(3, block_layouts(registers))] if registers else []),  # NCHW to NCHW[x]c, weights packed
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
-        (0, t.LegalizeOps(legalizations(registers) if opt_level >= 3 else None)),
+        (0, t.LegalizeOps(legalizations(registers) if registers and opt_level >= 3 else None)),
         (0, t.AnnotateTIROpPattern()),
         (2, t.FoldConstant()),
         (1, t.FuseOps()),
+        (1, note_operators()),
         (1, t.FuseTIR()),
-        (3, schedule_kernels(registers)),
+        *([(3, schedule_kernels(registers))] if registers else []),  # for a GPU `gpu.scheduled` does it
         (0, t.DeadCodeElimination()),
     ]
     return [step for level, step in from_level if opt_level >= level]
@@ -57,6 +62,7 @@ def lowering() -> tvm.transform.Pass:
             t.RemovePurityChecking(),
             t.CallTIRRewrite(),  # kernels write into buffers that the caller allocates
             t.StaticPlanBlockMemory(),  # buffers that are not alive together share memory
+            t.RewriteCUDAGraph(),  # for a GPU, where the pass context has "relax.backend.use_cuda_graph"
             t.LowerAllocTensor(),
             t.KillAfterLastUse(),
             t.LowerRuntimeBuiltin(),
@@ -120,7 +126,8 @@ def bundle(mod: tvm.IRModule) -> tvm.IRModule:
 
 def describe(mod: tvm.IRModule, params: list[str]) -> dict:
     """The graph of `main` as plain data, for graph.json: inputs, parameter names, kernel calls, outputs; and of each
-    kernel its schedule, and its workload where it has one.
+    kernel its schedule, what it computes and moves in a call (`costs.count`), the operators that it fuses, and its
+    workload where it has one.
 
     A node names the value it makes, its kernel (or the Relax operator that the runtime serves by itself), the values
     it reads, and the shape and dtype of what it makes. The heads are the values that are the outputs.
@@ -144,6 +151,11 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
         "heads": _heads(main.body),
         "tuple": several,
         "kernels": {var.name_hint: str((func.attrs or {}).get("schedule", "none")) for var, func in kernels},
+        "costs": {
+            var.name_hint: count(func) | {"operators": operators(mod, var.name_hint)}
+            for var, func in kernels
+            if not has_threads(func)  # TVM's sorts for GPUs
+        },
         "workloads": {
             var.name_hint: str(func.attrs["workload"]) for var, func in kernels if "workload" in (func.attrs or {})
         },

@@ -1,0 +1,73 @@
+"""Transposed convolutions as plain ones: PyTorch's numbers for all strides, kernels, paddings; what is left alone."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tvmnotes as tn
+
+CASES = [
+    (kernel, stride, padding, extra)
+    for kernel, stride, padding, extra in itertools.product((1, 2, 3, 4, 5), (1, 2, 3), (0, 1, 2), (0, 1))
+    if padding < kernel and extra < max(stride, 2) and (extra == 0 or stride > 1)
+]
+
+
+def built(net: nn.Module, shape: tuple):
+    torch.manual_seed(0)
+    return tn.build(*tn.from_pytorch(net.eval(), {"x": shape}))
+
+
+def held(net: nn.Module, shape: tuple):
+    lib, x = built(net, shape), np.random.default_rng().standard_normal(shape, "float32")
+    with torch.inference_mode():
+        wanted = net(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(lib(x), wanted, atol=1e-5 * np.abs(wanted).max())
+    return lib
+
+
+def transposed(lib) -> bool:
+    return any("conv2d_transpose" in kernel for kernel in lib.kernels)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4, 5])
+def test_each_size_of_kernel_stride_and_padding(kernel):
+    layers = [
+        nn.ConvTranspose2d(8, 12, kernel, stride, padding, extra) for k, stride, padding, extra in CASES if k == kernel
+    ]
+
+    class Side(nn.Module):
+        """One network of all, as building takes longer than running."""
+
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x):
+            return torch.cat([layer(x).flatten(1) for layer in self.layers], 1)
+
+    assert layers and not transposed(held(Side(), (2, 8, 7, 6)))
+
+
+def test_sides_that_differ_and_what_comes_behind():
+    net = nn.Sequential(
+        nn.ConvTranspose2d(16, 32, (4, 2), (2, 1), (1, 0)), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 8, 3)
+    )
+    assert not transposed(held(net, (1, 16, 5, 9)))
+
+
+@pytest.mark.parametrize("options", [{"dilation": 2}, {"groups": 2}], ids=str)
+def test_others_are_left_to_tvm(options):
+    assert transposed(held(nn.ConvTranspose2d(8, 8, 3, 2, 1, **options), (1, 8, 6, 6)))
+
+
+def test_weights_that_are_computed_are_left_to_tvm():
+    class Computed(nn.Module):
+        def forward(self, x, w):
+            return nn.functional.conv_transpose2d(x, w, stride=2)
+
+    lib = tn.build(*tn.from_pytorch(Computed().eval(), {"x": (1, 4, 6, 6), "w": (4, 4, 2, 2)}))
+    assert transposed(lib)
