@@ -18,14 +18,15 @@ if not tn.gluon.installed():
     pytest.skip("the mxnet extra is not installed", allow_module_level=True)
 
 TOLERANCE = 1e-3
-EQUAL = 1e-5  # scores, which are at most 1
+SCORES = 1e-4  # their tolerance; those closer to each other may stand in either order
 DETECTORS = r"ssd_|yolo3_|center_net_|faster_rcnn_"
 SEGMENTERS = r"fcn_|psp_|deeplab_|icnet_|danet_|fastscnn|hrnet_.*_s$"
 # Of other kinds: videos, key points of persons found before, masks, tracking, depth; networks of integers; and those
-# that want to be told their classes.
+# that want to be told their classes. MXNet's ROIAlign on CPUs does not write what is of no picture, so where there are
+# maps of several sizes ("fpn") its results are what was in memory, and nothing to compare with.
 OTHERS = (
     r".*(int8|kinetics|sthsth|ucf101|hmdb51|alpha_pose|mask_rcnn|siamrpn|monodepth|doublehead|custom|posenet|jasper|smot"
-    r"|i3d|slowfast|c3d|p3d|r2plus1d)"
+    r"|_fpn_|i3d|slowfast|c3d|p3d|r2plus1d)"
 )
 
 # The sample, and the size of its picture, small since most of the time goes into compiling.
@@ -78,7 +79,7 @@ def of_detections(made, wanted) -> float:
     assert found.any(), "no detections"
     ours = [each[order_of(ours, classes, scores, corners)] for each in ours]
     np.testing.assert_array_equal(ours[0], classes)
-    np.testing.assert_allclose(ours[1][found], scores[found], atol=1e-4)
+    np.testing.assert_allclose(ours[1][found], scores[found], atol=SCORES)
     np.testing.assert_allclose(ours[2][found], corners[found], atol=0.5)
     return np.abs(ours[1][found] - scores[found]).max()
 
@@ -94,7 +95,7 @@ def order_of(made, classes, scores, corners) -> np.ndarray:
     off = (made[0] != classes) | (np.abs(made[2] - corners).max(axis=1) > 0.5)
     order = np.arange(len(off))
     for row in np.flatnonzero(off):
-        near = off & (np.abs(made[1] - scores[row]) < EQUAL) & (made[0] == classes[row])
+        near = off & (np.abs(made[1] - scores[row]) < SCORES) & (made[0] == classes[row])
         same = near & (np.abs(made[2] - corners[row]).max(axis=1) <= 0.5)
         order[row] = np.flatnonzero(same)[0] if same.any() else row
     return order if len(set(order)) == len(order) else np.arange(len(off))

@@ -349,19 +349,33 @@ def _multibox_detection(c: Call):
 def _roi_align(c: Call):
     if c.get("position_sensitive", False):
         raise NotImplementedError("position_sensitive=True")
-    scale, aligned, rois = float(c.need("spatial_scale")), bool(c.get("aligned", False)), c.inputs[1]
+    scale, aligned, (rois, there) = float(c.need("spatial_scale")), bool(c.get("aligned", False)), _regions(c)
     if aligned:  # pixels have their centres at halves, which TVM leaves to others
         shift = np.array([0, *[0.5 / scale] * 4], "float32")
         rois = c.emit(op.subtract(rois, c.const(shift, "float32")))
-    return op.vision.roi_align(
+    made = c.emit(op.vision.roi_align(
         c.x, rois, c.numbers("pooled_size", 2, 1), scale, int(c.get("sample_ratio", -1)),
         aligned, layout="NCHW", mode="avg",
-    )  # fmt: skip
+    ))  # fmt: skip
+    return op.where(there, made, c.const(0.0, "float32"))
 
 
 @converts("ROIPooling")
 def _roi_pooling(c: Call):
-    return op.vision.roi_pool(c.x, c.inputs[1], c.numbers("pooled_size", 2, 1), float(c.need("spatial_scale")), "NCHW")
+    rois, _ = _regions(c)
+    return op.vision.roi_pool(c.x, rois, c.numbers("pooled_size", 2, 1), float(c.need("spatial_scale")), "NCHW")
+
+
+def _regions(c: Call) -> tuple[relax.Expr, relax.Expr]:
+    """Rows of (picture, four corners) with a picture that there is, and which of them named one: bool (rows, 1, 1, 1).
+
+    Networks with maps of several sizes give each region to one of them, and to the others with the picture -1.
+    """
+    rows, pictures = shape_of(c.inputs[1])[0], shape_of(c.x)[0]
+    picture, corners = (c.emit(op.strided_slice(c.inputs[1], [1], [a], [b])) for a, b in ((0, 1), (1, 5)))
+    there = c.emit(op.greater_equal(picture, c.const(0.0, "float32")))
+    safe = c.emit(op.clip(picture, 0, pictures - 1))
+    return c.emit(op.concat([safe, corners], 1)), c.emit(op.reshape(there, (rows, 1, 1, 1)))
 
 
 def deformed(data, offset, mask=None, *, kernel, stride, dilate, pad, parts, size):
