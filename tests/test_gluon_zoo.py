@@ -1,8 +1,8 @@
 """GluonCV's networks with seeded weights: TVM's result is MXNet's. A sample here; `python tests/test_gluon_zoo.py` all.
 
 Classifiers and segmenters are held to 1e-3 of the largest magnitude in an output. Detectors must have the same classes
-in the same order, scores within 1e-4, and corners within half a pixel; detections whose scores differ by less than what
-the two round differently may stand in another order.
+in the same order, scores within 1e-4, and corners within half a pixel; where two scores are closer to each other than
+that, their detections may stand in either order.
 """
 
 import re
