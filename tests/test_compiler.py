@@ -201,8 +201,8 @@ def test_no_target_is_this_machine():
     ("target", "message"),
     [
         ("llvm -mcpu=skylake", "no longer reads options in a string; give a dictionary such as"),
-        ("cuda", "is of kind 'cuda'; tn.build compiles for kind 'llvm'"),
-        ({"kind": "cuda", "arch": "sm_80"}, "is of kind 'cuda'"),
+        ("opencl", "is of kind 'opencl'; expected kind 'llvm' .CPUs. or 'cuda' .GPUs."),
+        ({"kind": "cuda", "arch": "sm_35"}, "expected an arch from sm_75 on"),
         ({"kind": "llvm", "mcpu": "skylak"}, "knows no CPU 'skylak'; near names: .*skylake"),
         ({"kind": "llvm", "mcpu": "?"}, r"knows no CPU '\?'; near names: "),
         ("gpu", "unknown target 'gpu'.*expected None for this machine, 'llvm', or a dictionary"),

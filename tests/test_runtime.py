@@ -274,7 +274,7 @@ def test_folders_of_others_are_left_alone(plus, tmp_path):
     assert files(tmp_path / "thesis") == ["chapter1.tex"]
 
 
-@pytest.mark.parametrize("step", ["export_library", "save_param_dict_to_file", "rename"])
+@pytest.mark.parametrize("step", ["export_library", "_function", "replace"])
 @pytest.mark.parametrize("before", [True, False])
 def test_a_save_that_fails_changes_nothing(plus, times, tmp_path, monkeypatch, step, before):
     folder = tmp_path / "net"
@@ -284,17 +284,11 @@ def test_a_save_that_fails_changes_nothing(plus, times, tmp_path, monkeypatch, s
     def fail(*args, **kwargs):
         raise OSError("no space left on device")
 
-    rename = Path.rename
     with monkeypatch.context() as patch:
         if step == "export_library":
             patch.setattr(type(times._library), step, fail)
-        elif step == "rename":  # of the new folder to its place, not of the old one out of it and back
-            patch.setattr(
-                Path, step, lambda self, to: fail() if (self / "lib.so").stat().st_mtime > start else rename(self, to)
-            )
-            start = (folder / "lib.so").stat().st_mtime if before else 0
         else:
-            patch.setattr(tvm.runtime, step, fail)
+            patch.setattr({"replace": Path, "_function": runtime}[step], step, fail)
         with pytest.raises(OSError, match="no space left"):
             times.save(folder)
     assert files(tmp_path) == (["net"] if before else [])
@@ -318,7 +312,9 @@ def change(folder, **entries):
 
 
 def test_a_folder_that_is_missing_or_none_of_ours(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nothing does not exist; expected a folder that Compiled.save wrote"):
+    with pytest.raises(
+        FileNotFoundError, match="nothing does not exist; expected a folder or an archive that Compiled.save wrote"
+    ):
         load(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match="is not a saved network.*lacks manifest.json"):
         load(tmp_path)
@@ -326,7 +322,7 @@ def test_a_folder_that_is_missing_or_none_of_ours(tmp_path):
     with pytest.raises(ValueError, match="manifest.json cannot be read"):
         load(tmp_path)
     (tmp_path / "file").write_text("{}")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="file is not a saved network: expected a folder or an archive"):
         load(tmp_path / "file")
 
 
@@ -353,25 +349,24 @@ def test_a_damaged_file(copy, name, damage):
 )
 def test_a_manifest_that_is_none(copy, text):
     (copy / "manifest.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match="manifest.json (cannot be read|is not of format 4)"):
+    with pytest.raises(ValueError, match="manifest.json (cannot be read|is not of format)"):
         load(copy)
 
 
 @pytest.mark.parametrize(
     ("entries", "error", "message"),
     [
-        ({"format": 1}, ValueError, "is not of format 4"),
+        ({"format": 1}, ValueError, "is not of format"),
         ({"files": {}}, ValueError, "expected the files lib.so, graph.json, params.bin; got "),
         ({"files": dict.fromkeys(["../x", "lib.so", "params.bin"])}, ValueError, r"got \.\./x"),
         ({"files": dict.fromkeys(["lib.so", "graph.json", "params.bin"])}, ValueError, "is not the file"),
-        ({"files": ["lib.so", "graph.json", "params.bin"]}, ValueError, "is not of format 4"),
+        ({"files": ["lib.so", "graph.json", "params.bin"]}, ValueError, "is not of format"),
         ({"versions": {"apache-tvm": "0.18.0"}}, RuntimeError, "was built with apache-tvm 0.18.0; here is apache-tvm"),
-        ({"architecture": "riscv64"}, ValueError, "not of kind llvm for its architecture"),
+        ({"architecture": "riscv64"}, RuntimeError, "cannot run here: it is built for riscv64, this machine is"),
         ({"instruction_sets": ["avx", "avx9000"]}, RuntimeError, "cannot run here: it uses .*avx9000, which this CPU"),
         ({"target": {"kind": "cuda"}}, ValueError, "not of kind llvm"),
-        ({"target": {"kind": "abacus"}}, ValueError, "TVM does not read its target"),
-        ({"target": {}}, ValueError, "TVM does not read its target"),
-        ({"target": "llvm"}, ValueError, "is not of format 4"),
+        ({"target": {}}, ValueError, "not of kind llvm"),
+        ({"target": "llvm"}, ValueError, "is not of format"),
     ],
 )
 def test_manifests_that_do_not_fit(copy, entries, error, message):

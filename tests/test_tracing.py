@@ -1,5 +1,6 @@
 """tracing.py: the tree, the times and the changes of a build, held against modules whose passes are known."""
 
+import json
 import time
 
 import pytest
@@ -153,3 +154,25 @@ def test_the_tree_adds_up_and_joins_what_is_done_to_each_part(traces):
     assert sum(top) == pytest.approx(traces[3].seconds * 1e3, abs=0.05 * len(top) + 0.1)
     assert sum("tirx.MakePackedAPI" in line for line in lines) == 1 < names(traces[3]).count("tirx.MakePackedAPI")
     assert sum("├─ CanonicalizeBindings" in line for line in lines) > 1, "passes over the graph stay apart"
+
+
+def test_a_trace_for_perfetto_has_each_pass_within_the_one_that_ran_it(traces, tmp_path):
+    path = traces[3].to_chrome_trace(tmp_path / "build.json")
+    whole, *events = json.loads(path.read_text())["traceEvents"]
+    assert [event["name"] for event in events] == names(traces[3])
+    assert all(event["ph"] == "X" and event["dur"] >= 0 for event in events)
+    open_ = [whole]
+    for (depth, step), event in zip(traces[3].walk(), events, strict=True):
+        del open_[depth + 1 :]
+        around = open_[-1]
+        assert around["ts"] <= event["ts"], step.name
+        assert event["ts"] + event["dur"] <= around["ts"] + around["dur"] + 2e-3
+        assert event["args"] == {"changed": step.changed}
+        open_.append(event)
+    assert [file.name for file in tmp_path.iterdir()] == ["build.json"]
+
+
+def test_a_build_is_traced_with_its_own_arguments(small):
+    lib, trace = tracing.trace_build(small.mod, small.params, opt_level=1)
+    assert lib.opt_level == 1 and lib(small.x).shape == small.wanted.shape
+    assert "FuseOps" in names(trace) and "ScheduleKernels" not in names(trace)

@@ -25,6 +25,8 @@ _FACE = {
     "build": "compiler",
     "load": "runtime",
     "compare": "measure",
+    "profile": "profiling",
+    "trace_build": "tracing",
     "tune": "tuning",
 }
 _MODULES = (
@@ -35,8 +37,10 @@ _MODULES = (
     "measure",
     "models",
     "plots",
+    "profiling",
     "records",
     "runtime",
+    "threads",
     "tuning",
     "vision",
 )

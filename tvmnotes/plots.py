@@ -214,6 +214,79 @@ def heat(values, rows, columns, labels: tuple[str, str, str], marks: dict | None
     return figure
 
 
+def shares(timings: dict, most: int = 12):
+    """Horizontal bars of each name's share of all the time, the largest first, with its median in ms behind.
+
+    `timings` has a `measure.Timing` by name. What comes after the first `most` stands together in the last bar.
+    """
+    times = sorted(((name, t.median) for name, t in timings.items()), key=lambda pair: -pair[1])
+    shown, rest = times[:most], times[most:]
+    total = sum(seconds for _, seconds in times)
+    if rest:
+        shown.append((f"{len(rest)} more", sum(seconds for _, seconds in rest)))
+    figure, axes = _axes(8.0, 0.9 + 0.28 * len(shown))
+    rows = np.arange(len(shown))
+    parts = 100 * np.array([seconds for _, seconds in shown]) / total
+    colors = [BLUE] * len(shown[:most]) + [GREY] * bool(rest)
+    bars = axes.barh(rows, parts, color=colors, height=0.65)
+    axes.bar_label(bars, [f"{_digits(seconds * 1e3)} ms" for _, seconds in shown], padding=3, fontsize=8)
+    axes.set_yticks(rows, [name for name, _ in shown], fontsize=8)
+    axes.set_xlim(0, parts.max() * 1.15)
+    axes.set_xlabel("share of the time of all kernels (%)")
+    axes.invert_yaxis()
+    return figure
+
+
+def roofline(profiles: dict, flops: float, bandwidth: float):
+    """Kernels as dots under the machine's roofline, in log axes: what they reach against what they compute per byte.
+
+    `profiles` has up to three names, each with a list of (operations, bytes, seconds), one for each kernel; the more of
+    its profile's time a kernel takes, the larger is its dot. `flops` and `bandwidth` are the machine's, per second.
+    """
+    figure, axes = _axes(6.4, 4.0)
+    intensities = [operations / moved for dots in profiles.values() for operations, moved, _ in dots]
+    ridge = flops / bandwidth
+    ends = np.array([min(*intensities, ridge) / 2, ridge, max(*intensities, ridge) * 2])
+    axes.plot(ends, np.minimum(ends * bandwidth, flops) / 1e9, color="black", lw=1.2, zorder=1)
+    limits = f"the machine: {_digits(flops / 1e9)} GFLOP/s, {_digits(bandwidth / 1e9)} GB/s"
+    axes.text(0.02, 0.97, limits, fontsize=9, va="top", transform=axes.transAxes)
+    for number, (name, dots) in enumerate(profiles.items()):
+        operations, moved, seconds = np.array(dots, float).T
+        look = {"color": (BLUE, ORANGE, GREEN)[number], "marker": "os^"[number], "edgecolors": "black"}
+        axes.scatter(operations / moved, operations / seconds / 1e9, 12 + 400 * seconds / seconds.sum(), alpha=0.7,
+                     linewidths=0.5, label=name, zorder=2, **look)  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("operations for each byte read or written (FLOP/byte)")
+    axes.set_ylabel("GFLOP/s")
+    if len(profiles) > 1:
+        for handle in axes.legend(frameon=False, loc="lower right").legend_handles:
+            handle.set_sizes([40])
+    return figure
+
+
+def by_threads(timings: dict):
+    """Median time against threads, in ms, from `measure.Timing` by (threads, bound); a line for bound and not bound.
+
+    The dotted line is what as many threads would take if each did its share.
+    """
+    figure, axes = _axes(6.4, 3.2)
+    counts = sorted({count for count, _ in timings})
+    for bound, color, form in ((True, BLUE, "o-"), (False, ORANGE, "s--")):
+        medians = [timings[count, bound].median * 1e3 for count in counts]
+        axes.plot(counts, medians, form, color=color, label="bound to a core" if bound else "not bound")
+    first = min(timings[counts[0], bound].median for bound in (True, False)) * 1e3
+    axes.plot(counts, [first * counts[0] / count for count in counts], ":", color="black", label="shared out evenly")
+    axes.set_ylim(0)
+    axes.set_xticks(counts)
+    axes.set_xlabel("threads")
+    axes.set_ylabel("median time of a run (ms)")
+    axes.legend(frameon=False)
+    return figure
+
+
 def _digits(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 

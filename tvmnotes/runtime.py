@@ -1,43 +1,58 @@
-"""Compiled networks: arrays in, NumPy arrays out; saved to a folder and loaded back.
+"""Compiled networks: arrays in, NumPy arrays out; saved and loaded back.
 
-`tn.build` gives a `Compiled`, `tn.load` brings one back in another process. A saved network is a folder of four files:
-
-    lib.so          the kernels and the virtual machine's program: machine code for one target
-    graph.json      inputs, outputs, the kernel calls between them, the kernels' schedules
-    params.bin      the parameters, folded and packed, in TVM's format for named arrays
-    manifest.json   versions, target, instruction sets, and size and SHA-256 of the three others
+`tn.build` gives a `Compiled`, `tn.load` brings one back in another process; `saved.py` says what lies between them. To
+load and run one takes TVM's runtime library, not its compiler: `import tvm`, which takes several times as long, is left
+to what compiles.
 """
 
 import contextlib
+import ctypes
+import functools
 import json
 import os
-import shutil
 import sys
 import tempfile
 import threading
-import time as clock
-from importlib import metadata
+from importlib import import_module, util
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tvm
-import tvm_ffi
 
-from . import env
-from .data import checksum
+from . import saved
 from .spec import TensorSpec, dtype_of
 
-_FILES = ("lib.so", "graph.json", "params.bin")
+if TYPE_CHECKING:
+    import tvm
+
+
+def _import_ffi():
+    """Python's side of TVM's runtime, `tvm_ffi`, and the runtime itself, unless all of TVM is here already.
+
+    `tvm_ffi` imports torch where it can, which takes seconds, and CUDA's bindings; what is not here yet is left out.
+    """
+    hidden = [name for name in ("torch", "cuda.bindings") if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))
+    try:
+        import tvm_ffi
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+    library = Path(util.find_spec("tvm").origin).parent / "lib" / "libtvm_runtime.so"
+    if "tvm" not in sys.modules and library.is_file():
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    else:
+        import_module("tvm")
+    return tvm_ffi
+
+
+tvm_ffi = _import_ffi()
+
 _ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
-_FORMAT = 4
-_MANIFEST = {
-    "versions": dict,
-    "target": dict,
-    "architecture": str,
-    "instruction_sets": list,
-    "opt_level": int,
-    "files": dict,
-}
+_POOLED = 2  # the virtual machine's allocator that keeps what is freed
+# The virtual machine asks it for an instrument, gets none, and has none from then on.
+tvm_ffi.register_global_func("tvmnotes.no_instrument", lambda: None, override=True)
 
 
 class Compiled:
@@ -48,21 +63,31 @@ class Compiled:
     call runs at a time, on all of TVM's threads.
     """
 
-    def __init__(self, library, graph: dict, params: dict, target: tvm.target.Target, opt_level: int):
-        """`library` is what `tvm.compile` gives, or the path of a lib.so."""
-        self.graph, self.params, self.target, self.opt_level = graph, params, target, opt_level
+    def __init__(self, library, graph: dict, params: dict, target, opt_level: int):
+        """`library` is what `tvm.compile` gives, or the path of a lib.so; `target` may be what its manifest says."""
+        self.graph, self.params, self.opt_level = graph, params, opt_level
+        self._account = target if isinstance(target, dict) else saved.account(target)
         self.inputs = [TensorSpec(i["name"], tuple(i["shape"]), i["dtype"]) for i in graph["inputs"]]
         self.outputs = [TensorSpec(f"output{n}", tuple(o["shape"]), o["dtype"]) for n, o in enumerate(graph["outputs"])]
         # Kept as bytes, since the file may be replaced while the library is in use.
         self._library = library.read_bytes() if isinstance(library, Path) else library
         self._params = tvm_ffi.convert(list(params.values()))
         self._lock = threading.Lock()
-        self._main = None if cannot_run(target) else self._start(library)
+        self._main = None if saved.mismatch(self._account) else self._start(library)
 
     def _start(self, library):
-        module = _open_library(library) if isinstance(library, Path) else library
-        self._vm = tvm.relax.VirtualMachine(module, tvm.cpu())
-        return self._vm["main"]
+        """The function `main` of the virtual machine that runs the library; what `tvm.relax.VirtualMachine` does."""
+        module = _open_library(library) if isinstance(library, Path) else library.jit()
+        machine = module["vm_load_executable"]()
+        machine["vm_initialization"](tvm_ffi.DLDeviceType.kDLCPU, 0, _POOLED)
+        self._vm = SimpleNamespace(set_instrument=machine["set_instrument"])
+        return machine["main"]
+
+    @functools.cached_property
+    def target(self) -> "tvm.target.Target":
+        import tvm
+
+        return tvm.target.Target(self._account["target"])
 
     def __call__(self, *args, **kwargs):
         """Run the network once.
@@ -74,13 +99,13 @@ class Compiled:
         anything runs), RuntimeError where the library is for another kind of machine.
         """
         result = self.run(self._bind(args, kwargs))
-        return tuple(field.numpy() for field in result) if self.graph["tuple"] else result[0].numpy()
+        return tuple(map(_numpy, result)) if self.graph["tuple"] else _numpy(result[0])
 
-    def run(self, values: list, params: dict | None = None) -> list[tvm.runtime.Tensor]:
+    def run(self, values: list, params: dict | None = None) -> list[tvm_ffi.Tensor]:
         """As a call, with a list of inputs and TVM tensors as outputs; `params` stand in for those of a name."""
         tensors = [_tensor(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
         if self._main is None:
-            reason = cannot_run(self.target)
+            reason = saved.mismatch(self._account)
             raise RuntimeError(f"this library cannot run here: {reason}. Save it, and load it where it can.")
         weights = tvm_ffi.convert(list({**self.params, **params}.values())) if params else self._params
         with self._lock:
@@ -119,123 +144,73 @@ class Compiled:
         try:
             yield
         finally:
-            self._vm.set_instrument(lambda *_: 0)
-
-    @contextlib.contextmanager
-    def timing(self):
-        """Within it, runs add each kernel with the seconds that its call took to the list that this gives, in order."""
-        kernels, spent, begin = self.graph["kernels"], [], 0.0
-
-        def instrument(_function, symbol, before, _result, *_args):
-            nonlocal begin
-            if before:
-                begin = clock.perf_counter()
-            elif symbol in kernels:
-                spent.append((str(symbol), clock.perf_counter() - begin))
-            return 0
-
-        with self.instrumented(instrument):
-            yield spent
+            self._vm.set_instrument("tvmnotes.no_instrument")
 
     def timed(self, *inputs) -> list[tuple[str, float]]:
-        """Run the network once and give each kernel with the seconds that its call took, in the order of the calls."""
+        """Run the network and give each kernel with the seconds that its call took, in the order of the calls.
+
+        It runs twice, and the second run is timed. `tn.profile` takes more runs, and tells more.
+        """
+        from .stopwatch import Stopwatch
+
         values = self._bind(inputs, {})
-        with self.timing() as spent:
-            self.run(values)
-        return spent
+        watch = Stopwatch(self, lambda: self.run(values))
+        watch()
+        return [(call.name, call.end - call.begin) for call in watch.runs[0] if call.name in self.graph["kernels"]]
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
-        cpu = self.target.attrs.get("mcpu", "generic CPU")
+        cpu = self._account["target"].get("mcpu", "generic CPU")
         tuned = f"; {self.tuned}" if self.tuned else ""
         kernels = f"{len(self.kernels)} kernels, opt level {self.opt_level}, {cpu}"
         return f"Compiled({inputs} -> {outputs}; {kernels}{tuned})"
 
-    def save(self, folder: str | os.PathLike) -> Path:
-        """Write the network to `folder` (see this module's docstring), all of it or nothing; returns the folder.
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write the network to a folder, or to one file where `path` ends in .zip, all of it or nothing; see `saved`.
 
-        A folder that holds a saved network and nothing else is replaced. Raises FileExistsError where `folder` is
-        anything else that holds files, RuntimeError where linking finds no C++ compiler.
+        Returns `path`. What holds a saved network and nothing else is replaced. Raises FileExistsError where `path` is
+        anything else that holds files, RuntimeError where no C++ compiler is found that links for the target.
         """
-        given, folder = Path(folder), Path(folder).resolve()
-        if folder.is_file() or (folder.is_dir() and not _replaceable(folder)):
-            raise FileExistsError(
-                f"{given} exists and is not a saved network, or holds other files too: name a new folder, or remove it "
-                "first"
-            )
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            self._write(new)
-            if folder.exists():
-                old = new.with_name(new.name + "-old")
-                folder.rename(old)
-                try:
-                    new.rename(folder)
-                except BaseException:
-                    old.rename(folder)
-                    raise
-                shutil.rmtree(old)
-            else:
-                new.rename(folder)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
-        return given
+        saved.write(Path(path), self._fill, self._account, self.opt_level)
+        return Path(path)
 
-    def _write(self, folder: Path) -> None:
-        lib, graph, params = (folder / name for name in _FILES)
+    def _fill(self, folder: Path) -> None:
+        lib, graph, params = (folder / name for name in saved.FILES)
         if isinstance(self._library, bytes):
             lib.write_bytes(self._library)
-        elif not (shutil.which("g++") or shutil.which("clang++")):
-            raise RuntimeError("saving links a library and needs a C++ compiler: install g++ or clang++")
         else:
-            self._library.export_library(str(lib))
+            self._library.export_library(str(lib), **saved.linker(self._account))
         graph.write_text(json.dumps(self.graph, indent=1))
-        tvm.runtime.save_param_dict_to_file(self.params, str(params))
-        manifest = {
-            "format": _FORMAT,
-            "versions": _versions(),
-            "target": json.loads(str(self.target)),
-            "architecture": _architecture(self.target),
-            "instruction_sets": env.target_instruction_sets(self.target),
-            "opt_level": self.opt_level,
-            "files": {
-                file.name: {"size": file.stat().st_size, "sha256": checksum(file)} for file in (lib, graph, params)
-            },
-        }
-        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        folder.chmod(0o755)
+        _function("SaveParamsToFile")(self.params, str(params))
 
 
-def load(folder: str | os.PathLike) -> Compiled:
-    """Load a network that `Compiled.save` wrote.
+def load(path: str | os.PathLike) -> Compiled:
+    """Load a network that `Compiled.save` wrote: a folder, or an archive.
 
     A library is machine code: load only what you trust. Raises FileNotFoundError where the folder or one of its files
-    is missing, ValueError where a file is not the one that was saved or the manifest cannot be read, RuntimeError
-    where the library was built by other versions of TVM or tvmnotes's format, or for a CPU that this one is not.
+    is missing; ValueError where a file is not the one that was saved, the manifest cannot be read, or an archive holds
+    anything else; RuntimeError where the library was built by other versions of TVM or tvmnotes's format, or for a CPU
+    that this one is not, or the system does not open it.
     """
-    folder = Path(folder)
-    manifest = _read_manifest(folder)
-    if manifest["versions"] != _versions():
-        built, here = (", ".join(f"{k} {v}" for k, v in vs.items()) for vs in (manifest["versions"], _versions()))
-        raise RuntimeError(f"{folder} was built with {built}; here is {here}: build it again here, or install those")
-    target = _read_target(folder, manifest)
-    mismatch = _mismatch(manifest["architecture"], manifest["instruction_sets"])
-    if mismatch:
-        raise RuntimeError(f"{folder} cannot run here: {mismatch}. Build it again for this machine.")
-    for name, known in manifest["files"].items():
-        file = folder / name
-        if not file.is_file():
-            raise FileNotFoundError(f"{folder} lacks {name}: copy the folder again as a whole, or build it again")
-        if known != {"size": file.stat().st_size, "sha256": checksum(file)}:
-            raise ValueError(
-                f"{file} is not the file that was saved (checksum differs): copy it again, or build it again"
-            )
-    graph = json.loads((folder / "graph.json").read_text())
-    arrays = tvm.runtime.load_param_dict_from_file(str(folder / "params.bin"))
-    params = {name: arrays[name] for name in graph["params"]}
-    library = (folder / "lib.so").resolve()
-    return Compiled(library, graph, params, target, manifest["opt_level"])
+    with saved.opened(Path(path)) as (folder, manifest):
+        graph = json.loads((folder / "graph.json").read_text())
+        arrays = _function("LoadParamsFromFile")(str(folder / "params.bin"))
+        params = {name: arrays[name] for name in graph["params"]}
+        library = (folder / "lib.so").resolve()
+        try:
+            return Compiled(library, graph, params, saved.account_in(manifest), manifest["opt_level"])
+        except (RuntimeError, OSError) as error:
+            raise RuntimeError(f"{path}/lib.so does not open ({error}): build it again for this machine") from error
+
+
+def cannot_run(target: "tvm.target.Target") -> str | None:
+    """Why this machine cannot run what is compiled for `target`; None where it can."""
+    return saved.mismatch(saved.account(target))
+
+
+def _function(name: str):
+    """A function of TVM's runtime."""
+    return tvm_ffi.get_global_func(f"runtime.{name}")
 
 
 def _open_library(file: Path):
@@ -250,69 +225,10 @@ def _open_library(file: Path):
         return tvm_ffi.load_module(str(link))  # tvm.runtime.load_module would follow the link first
 
 
-def _replaceable(folder: Path) -> bool:
-    """Whether `save` may replace the folder: it is empty, or holds a saved network and nothing else."""
-    names = {entry.name for entry in folder.iterdir()}
-    return not names or ("manifest.json" in names and names <= {*_FILES, "manifest.json"})
-
-
-def _read_manifest(folder: Path) -> dict:
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-    except FileNotFoundError:
-        what = "is not a saved network (it lacks manifest.json)" if folder.is_dir() else "does not exist"
-        raise FileNotFoundError(f"{folder} {what}; expected a folder that Compiled.save wrote") from None
-    except (ValueError, RecursionError, OSError) as error:
-        raise ValueError(
-            f"{folder}/manifest.json cannot be read ({error}): copy the folder again, or build it again"
-        ) from error
-    sound = isinstance(manifest, dict) and all(isinstance(manifest.get(k), kind) for k, kind in _MANIFEST.items())
-    if not sound or manifest.get("format") != _FORMAT:
-        raise ValueError(f"{folder}/manifest.json is not of format {_FORMAT} of tvmnotes: build the network again")
-    if set(manifest["files"]) != set(_FILES):
-        raise ValueError(
-            f"{folder}/manifest.json: expected the files {', '.join(_FILES)}; got {', '.join(manifest['files'])}"
-        )
-    return manifest
-
-
-def _read_target(folder: Path, manifest: dict) -> tvm.target.Target:
-    try:
-        target = tvm.target.Target(manifest["target"])
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{folder}/manifest.json: TVM does not read its target ({error})") from error
-    if target.kind.name != "llvm" or _architecture(target) != manifest["architecture"]:
-        raise ValueError(f"{folder}/manifest.json: its target {target} is not of kind llvm for its architecture")
-    return target
-
-
-def cannot_run(target: tvm.target.Target) -> str | None:
-    """Why this machine cannot run what is compiled for `target`; None where it can."""
-    return _mismatch(_architecture(target), env.target_instruction_sets(target))
-
-
-def _mismatch(architecture: str, instruction_sets) -> str | None:
-    here = _architecture(env.host_target())
-    if architecture != here:
-        return f"it is built for {architecture}, this machine is {here}"
-    missing = [str(isa) for isa in instruction_sets if isa not in env.instruction_sets()]
-    return f"it uses {', '.join(missing)}, which this CPU ({env.cpu_name()}) lacks" if missing else None
-
-
-def _architecture(target: tvm.target.Target) -> str:
-    triple = target.attrs.get("mtriple") or tvm.target.codegen.llvm_get_system_triple()
-    machine = str(triple).split("-")[0]
-    return {"arm64": "aarch64", "amd64": "x86_64"}.get(machine, machine)
-
-
-def _versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
-
-
-def _tensor(value, spec: TensorSpec) -> tvm.runtime.Tensor:
+def _tensor(value, spec: TensorSpec) -> tvm_ffi.Tensor:
     """`value` as a TVM tensor on the CPU, without a copy where its memory is contiguous and aligned."""
     torch = sys.modules.get("torch")
-    if not isinstance(value, np.ndarray | tvm.runtime.Tensor) and not (torch and isinstance(value, torch.Tensor)):
+    if not isinstance(value, np.ndarray | tvm_ffi.Tensor) and not (torch and isinstance(value, torch.Tensor)):
         raise TypeError(
             f"input {spec.name!r}: expected a NumPy array, torch tensor or TVM tensor; got {type(value).__name__}"
         )
@@ -321,19 +237,48 @@ def _tensor(value, spec: TensorSpec) -> tvm.runtime.Tensor:
         raise ValueError(f"input {spec.name!r}: expected the shape {spec.shape}, got {shape}")
     if dtype != spec.dtype:
         raise ValueError(f"input {spec.name!r}: expected the dtype {spec.dtype}, got {dtype}; convert it first")
-    if isinstance(value, tvm.runtime.Tensor):
+    if isinstance(value, tvm_ffi.Tensor):
         return plain(value)
     if isinstance(value, np.ndarray):
         as_it_is = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % _ALIGNMENT == 0
         as_it_is &= value.dtype.kind in "iuf"  # DLPack knows no bfloat16 of NumPy's, and NumPy 1's knows no bool
-        return tvm.runtime.from_dlpack(value) if as_it_is else tvm.runtime.tensor(value)
+        return _from_dlpack(value) if as_it_is else _copied(value)
     value = value.detach().cpu().contiguous()  # a torch tensor
-    return tvm.runtime.from_dlpack(value if value.data_ptr() % _ALIGNMENT == 0 else value.clone())
+    return _from_dlpack(value if value.data_ptr() % _ALIGNMENT == 0 else value.clone())
 
 
-def plain(tensor: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
+def plain(tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
     """`tensor` as compiled kernels read it, contiguous and aligned in the CPU's memory: itself, or a copy."""
-    on_cpu = tensor.device == tvm.cpu(tensor.device.index)
+    on_cpu = tensor.device == tvm_ffi.device("cpu", tensor.device.index)
     if on_cpu and tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0:
         return tensor
-    return tvm.runtime.tensor(np.ascontiguousarray(np.from_dlpack(tensor) if on_cpu else tensor.numpy()))
+    return _copied(np.from_dlpack(tensor) if on_cpu else _numpy(tensor))
+
+
+def _from_dlpack(value) -> tvm_ffi.Tensor:
+    return tvm_ffi.from_dlpack(value, require_alignment=_ALIGNMENT, require_contiguous=True)
+
+
+def _copied(array: np.ndarray) -> tvm_ffi.Tensor:
+    """A TVM tensor in the CPU's memory with the content of an array."""
+    array = np.asarray(array, order="C")
+    shape, dtype = tvm_ffi.Shape(array.shape), tvm_ffi.dtype(str(array.dtype))
+    tensor = _function("TVMTensorAllocWithScope")(shape, dtype, tvm_ffi.device("cpu", 0), None)
+    _copy("From", tensor, array)
+    return tensor
+
+
+def _numpy(tensor: tvm_ffi.Tensor) -> np.ndarray:
+    """A NumPy array with the content of a TVM tensor."""
+    name = str(tensor.dtype)
+    try:
+        dtype = np.dtype(name)
+    except TypeError:  # bfloat16 and its like, which NumPy does not know by itself
+        dtype = getattr(import_module("ml_dtypes"), name)
+    array = np.empty(tensor.shape, dtype)
+    _copy("To", tensor, array)
+    return array
+
+
+def _copy(way: str, tensor: tvm_ffi.Tensor, array: np.ndarray) -> None:
+    _function(f"TVMTensorCopy{way}Bytes")(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)

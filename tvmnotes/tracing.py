@@ -6,17 +6,22 @@
     trace                         # in a notebook a table; print(trace) draws the tree
     trace["FuseOps"].diff()       # what one pass did to the list of operators
     trace["FuseOps"].after.mermaid()
+    trace.to_chrome_trace("build.json")  # for https://ui.perfetto.dev
 
 TVM calls an instrument before and after each pass that runs in its `PassContext`, also those that a pass runs itself:
 hence the tree. Code generation is no pass; it is what is left of the context's time.
 """
 
 import difflib
+import json
+import os
 import re
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import tvm
@@ -140,7 +145,10 @@ def _type(ty) -> str:
 
 @dataclass
 class Step:
-    """One run of a pass: `seconds` with those of `steps`, the passes that it ran itself; the graph around it."""
+    """One run of a pass: `seconds` with those of `steps`, the passes that it ran itself; the graph around it.
+
+    `begin` is in seconds from the beginning of the context.
+    """
 
     name: str
     before: Graph
@@ -148,6 +156,7 @@ class Step:
     seconds: float = 0.0
     steps: list["Step"] = field(default_factory=list)
     runs: int = 1  # more, where the tree shows several as one
+    begin: float = 0.0
 
     def diff(self) -> str:
         """The operations that the pass took out (-) and put in (+), in the order of the graph."""
@@ -197,15 +206,16 @@ class Trace:
     def exit_pass_ctx(self):
         self._contexts -= 1
         if not self._contexts:
-            self.seconds = self._now() - self._begin
             while self._open:  # a pass that raised an error
                 self._close(None)
+            self.seconds = self._now() - self._begin
 
     def run_before_pass(self, mod, info):
         step = Step(str(info.name), self._look(mod))
         (self._open[-1].steps if self._open else self.steps).append(step)
         self._open.append(step)
-        step.seconds = -self._now()
+        now = self._now()
+        step.begin, step.seconds = now - self._begin, -now
 
     def run_after_pass(self, mod, _info):
         self._close(mod)
@@ -259,6 +269,16 @@ class Trace:
             }
         )
 
+    def to_chrome_trace(self, path: str | os.PathLike) -> Path:
+        """Write the tree as a Chrome trace, which https://ui.perfetto.dev opens; returns the path.
+
+        A pass stands below the one that ran it. A click on it shows what it changed.
+        """
+        events = [("the whole context", "context", 0.0, self.seconds, {})]
+        for _, step in self.walk():
+            events.append((step.name, "pass", step.begin, step.seconds, {"changed": step.changed}))
+        return write_chrome_trace(path, events)
+
     def __str__(self) -> str:
         """The tree: each pass with its milliseconds; equal passes over parts of the kernels stand in one line."""
         within = sum(step.seconds for step in self.steps)
@@ -274,6 +294,38 @@ class Trace:
     def _repr_html_(self) -> str:
         left = {"subset": ["pass", "changed"], "text-align": "left"}
         return self.frame().style.format(precision=2).hide(axis="index").set_properties(**left).to_html()
+
+
+def trace_build(mod: tvm.IRModule, params: dict, **options) -> tuple:
+    """`tn.build` with the same arguments under a `Trace`; gives the library and the trace."""
+    from .compiler import build
+
+    trace = Trace()
+    with tvm.transform.PassContext(opt_level=3, instruments=[trace]):
+        return build(mod, params, **options), trace
+
+
+def write_chrome_trace(path: str | os.PathLike, events: list[tuple]) -> Path:
+    """Write events (name, category, begin and length in seconds, facts) to a file, all of it or nothing.
+
+    The format is Chrome's Trace Event Format, which Perfetto reads: an event that lies within another stands below it.
+    """
+    made = []
+    for name, category, begin, seconds, facts in events:
+        first, last = round(begin * 1e9), round((begin + seconds) * 1e9)
+        times = {"ts": first / 1e3, "dur": (last - first) / 1e3}  # microseconds; whole nanoseconds, so that they nest
+        made.append({"name": name, "cat": category, "ph": "X", **times, "pid": 1, "tid": 1, "args": facts})
+    return write(path, json.dumps({"traceEvents": made, "displayTimeUnit": "ms"}, indent=0))
+
+
+def write(path: str | os.PathLike, text: str) -> Path:
+    """Write a file, all of it or nothing; returns its path."""
+    path = Path(path)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
+        file.write(text)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)
+    return path
 
 
 def _outside(seconds: float) -> Step:

@@ -13,6 +13,7 @@ import pandas as pd
 import tvm
 from tvm.runtime.module import BenchmarkResult
 
+from .. import profiling
 from ..runtime import Compiled, plain
 from ..spec import dtype_of
 
@@ -187,7 +188,7 @@ class GraphModuleDebug(GraphModule):
 
     def profile(self, collectors=None, number=3, **inputs) -> "Report":
         self.set_input(**inputs)
-        return Report(self._time_kernels(number), self._compiled)
+        return Report(profiling.of_run(self._compiled, super().run, calls=max(1, number)))
 
     def get_debug_result(self, sort_by_time=True) -> pd.DataFrame:
         table = self.profile().table
@@ -215,24 +216,14 @@ class GraphModuleDebug(GraphModule):
             super().run()
         return made
 
-    def _time_kernels(self, number) -> list[list[tuple[str, float]]]:
-        """By run, the kernel and the seconds of each call, in order."""
-        super().run()
-        runs = []
-        for _ in range(max(1, number)):
-            with self._compiled.timing() as calls:
-                super().run()
-            runs.append(calls)
-        return runs
-
 
 class Report:
     """The table of a profiled run: prints as text, and `table` is it as a DataFrame."""
 
-    def __init__(self, runs: list[list[tuple[str, float]]], compiled: Compiled):
-        rest = iter(compiled.graph["nodes"])  # less those that became views of what they read
-        nodes = [next(node for node in rest if node["kernel"] == kernel) for kernel, _ in runs[0]]
-        times = np.median([[seconds for _, seconds in run] for run in runs], axis=0) * 1e6
+    def __init__(self, profile: profiling.Profile):
+        calls = profile.calls()
+        nodes = [profile.compiled.graph["nodes"][number] for number in calls["node"]]
+        times = calls["ms"] * 1e3
         self.table = pd.DataFrame(
             {
                 "Node Name": [node["kernel"] for node in nodes],

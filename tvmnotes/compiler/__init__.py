@@ -8,17 +8,19 @@ import tvm
 from .. import env
 from ..runtime import Compiled, cannot_run, plain
 from ..spec import some
-from . import codegen, pipeline
+from . import codegen, gpu, pipeline
+from .costs import memory
 from .fold import fixed_shape
 from .schedules import choose, chosen
 
 
 def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, records=None) -> Compiled:
-    """Compile a network for a CPU.
+    """Compile a network for a CPU or an NVIDIA GPU.
 
     `mod["main"]` takes the network's inputs and then one parameter per entry of `params` (name to array), as every
     importer of tvmnotes gives them. `target` is None for this machine, or a `tvm.target.Target`, or what makes one: a
-    kind ("llvm") or a dictionary (`{"kind": "llvm", "mcpu": "core-avx2"}`).
+    kind ("llvm") or a dictionary (`{"kind": "llvm", "mcpu": "core-avx2"}`). Kind "cuda" is for GPUs, with an "arch"
+    such as "sm_80" unless this machine's GPU is meant; gpu.py says what differs. The result is a `gpu.CompiledForGPU`.
 
     `opt_level` means what it meant in Relay: 0 nothing but lowering, 1 operator fusion, 2 constant folding, 3 folding
     of batch norm, merging of equal expressions, blocked layouts (NCHW[x]c) and a schedule for each kernel (see
@@ -34,7 +36,8 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     """
     if opt_level not in pipeline.OPT_LEVELS:
         raise ValueError(f"opt_level: expected one of {', '.join(map(str, pipeline.OPT_LEVELS))}; got {opt_level!r}")
-    target = resolve_target(target)
+    target = resolve_target(target, kinds=("llvm", "cuda"))
+    for_gpu = target.kind.name == "cuda"
     mod, arrays = bind(mod, params)
     chosen = _chosen(records, target)
     with target, choose(chosen):
@@ -43,7 +46,12 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
             mod, names={pipeline.array_key(array): name for name, array in arrays.items()}
         )
         graph = pipeline.describe(mod, list(constants)) | {"tuned": str(chosen or "")}
+        if for_gpu:
+            mod, graph["kernels"] = gpu.scheduled(mod, target)
         mod = pipeline.lowering()(pipeline.bundle(mod))
+        graph["memory"] = memory(mod["main"])
+    if for_gpu:
+        return gpu.CompiledForGPU(gpu.executable(mod, target), graph, constants, target, opt_level)
     executable = codegen.executable(mod, target, runs_here=cannot_run(target) is None)
     return Compiled(executable, graph, constants, target, opt_level)
 
@@ -55,6 +63,10 @@ def _chosen(records, target):
     """What `records` say of each workload; what an outer `choose` says, where they are None and there is one."""
     from .. import records as known
 
+    if target.kind.name == "cuda":
+        if records:
+            raise ValueError("records: those of tn.tune are of CPUs; for a GPU use a database of MetaSchedule")
+        return None
     if records is None and chosen():
         return chosen()
     if records is False:
@@ -89,8 +101,9 @@ def bind(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict[str, tvm.r
     return tvm.relax.transform.BindParams("main", arrays)(mod), arrays
 
 
-def resolve_target(target=None) -> tvm.target.Target:
-    """The TVM target that `target` names; see `build`. Raises ValueError for one that TVM or tvmnotes cannot serve."""
+def resolve_target(target=None, kinds=("llvm",)) -> tvm.target.Target:
+    """The TVM target that `target` names; see `build`. Raises ValueError for one that TVM or tvmnotes cannot serve, and
+    for one of a kind that is none of `kinds`."""
     if target is None:
         return env.host_target()
     if isinstance(target, str) and " -" in target:
@@ -99,17 +112,20 @@ def resolve_target(target=None) -> tvm.target.Target:
             "give a dictionary such as {'kind': 'llvm', 'mcpu': 'core-avx2', 'num-cores': 4}"
         )
     try:
-        resolved = tvm.target.Target(target)
+        resolved = tvm.target.Target(gpu.with_arch(target))
     except (ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
             f"unknown target {target!r} ({reason}); expected None for this machine, 'llvm', or a dictionary such as "
             "{'kind': 'llvm', 'mcpu': 'core-avx2'}"
         ) from error
-    if resolved.kind.name != "llvm":
+    if resolved.kind.name not in kinds:
+        what = {"llvm": "'llvm' (CPUs)", "cuda": "'cuda' (GPUs)"}
         raise ValueError(
-            f"target {target!r} is of kind {resolved.kind.name!r}; tn.build compiles for kind 'llvm' (CPUs)"
+            f"target {target!r} is of kind {resolved.kind.name!r}; expected kind {' or '.join(what[k] for k in kinds)}"
         )
+    if resolved.kind.name == "cuda":
+        return gpu.resolved(resolved)
     cpu = resolved.attrs.get("mcpu")
     if cpu is not None:
         known = [str(name) for name in tvm.target.codegen.llvm_get_cpu_archlist(resolved)]

@@ -10,8 +10,10 @@ from .schedules.vector import Vectors
 _FUSABLE = {"op_pattern": OUT_EWISE_FUSABLE}
 
 
-def legalizations(v: Vectors) -> dict:
-    """By operator, what `relax.transform.LegalizeOps` takes, for a target with such vector registers."""
+def legalizations(v: Vectors | None) -> dict:
+    """By operator, what `relax.transform.LegalizeOps` takes, for a target with such vector registers; None: a GPU."""
+    if v is None:
+        return {"relax.concat": _concat}
     return {
         "relax.matmul": lambda bb, call: _matmul(bb, call, v),
         "relax.nn.softmax": lambda bb, call: _softmax(bb, call, v),

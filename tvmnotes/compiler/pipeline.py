@@ -41,7 +41,7 @@ def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
-        (0, t.LegalizeOps(legalizations(registers) if registers and opt_level >= 3 else None)),
+        (0, t.LegalizeOps(legalizations(registers) if opt_level >= 3 else None)),
         (0, t.AnnotateTIROpPattern()),
         (2, t.FoldConstant()),
         (1, t.FuseOps()),

@@ -1,0 +1,264 @@
+"""What a kernel computes and moves, counted in its TensorIR, and what memory a network plans: facts for graph.json.
+
+`build` counts, since a library has no TensorIR any more; `tn.profile` holds the counts against times.
+"""
+
+import math
+from collections import Counter
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Min", "Max")
+_NUMPY = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Min": np.minimum, "Max": np.maximum,
+    "FloorDiv": np.floor_divide, "FloorMod": np.mod, "EQ": np.equal, "NE": np.not_equal, "LT": np.less,
+    "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal, "And": np.logical_and, "Or": np.logical_or,
+}  # fmt: skip
+_GRID = 1 << 22  # values of loop variables that a condition is tried for, at most
+
+
+def count(func: tirx.PrimFunc) -> dict[str, int]:
+    """The operations of one call of a kernel, and the bytes that it reads and writes, as its TensorIR has them.
+
+    "flops": each addition, subtraction, multiplication, division, minimum, maximum and mathematical function of
+    floating-point numbers counts 1, once for each iteration of the loops around it. Comparisons, selections,
+    conversions and all arithmetic of whole numbers count 0. It is what the kernel does, as it is scheduled: Winograd's
+    method has its transforms and its fewer products, and what a tile computes in vain is in it.
+
+    "reads" and "writes": the elements of the kernel's arguments that are loaded, or stored, each once however often
+    that happens, and less what the kernel has written itself: what has to come from and to go to memory where no cache
+    holds it. An argument that is handed to a function of the library counts as a whole, both ways.
+
+    Conditions on loop variables are exact. Of one that depends on data both branches count, and a loop whose length
+    depends on data counts as a single iteration.
+    """
+    counter = _Counter(func)
+    counter.stmt(func.body, _Scope())
+    sizes = {buffer: math.prod(int(n) for n in buffer.shape) for buffer in counter.arguments}
+
+    def moved(accesses, less=()):
+        counts = {b: min(size, accesses[b]) for b, size in sizes.items() if b not in less or accesses[b] == math.inf}
+        return sum(math.ceil(count) * _bytes(buffer.dtype) for buffer, count in counts.items())
+
+    reads, writes = moved(counter.loads, less=counter.stores), moved(counter.stores)
+    return {"flops": round(counter.flops), "reads": reads, "writes": writes}
+
+
+def _bytes(dtype) -> int:
+    return (tvm.DataType(str(dtype)).bits + 7) // 8
+
+
+class _Scope:
+    """Where a node stands: `iterations` of the loops around it, the conditions there, and `times` that it is run."""
+
+    def __init__(self, iterations: float = 1, conditions: tuple = (), share: float = 1):
+        self.iterations, self.conditions, self.times = iterations, conditions, iterations * share
+        self._share = share
+
+    def loop(self, extent: float) -> "_Scope":
+        return _Scope(self.iterations * extent, self.conditions, self._share)
+
+
+class _Unknown(Exception):
+    """An expression that is not one of loop variables alone."""
+
+
+class _Counter:
+    def __init__(self, func):
+        self.flops, self.loads, self.stores = 0, Counter(), Counter()
+        self.arguments = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
+        self._loops, self._bound = {}, {}  # by variable: the first value, the extent and the depth; the expression
+
+    # ------------------------------------------------------------ statements
+
+    def stmt(self, node, scope):
+        getattr(self, "_" + type(node).__name__, self._others)(node, scope)
+
+    def _others(self, node, scope):
+        for name in ("value", "body"):
+            child = getattr(node, name, None)
+            if isinstance(child, tirx.Stmt):
+                self.stmt(child, scope)
+            elif child is not None:
+                self.expr(child, scope)
+
+    def _SeqStmt(self, node, scope):
+        for part in node.seq:
+            self.stmt(part, scope)
+
+    def _For(self, node, scope):
+        try:
+            extents, first = self._values(node.extent), self._values(node.min)
+        except _Unknown:
+            extents, first = 1, None
+        if first is not None and np.ndim(extents) == np.ndim(first) == 0:
+            self._loops[node.loop_var] = int(first), int(extents), len(self._loops)
+        self.stmt(node.body, scope.loop(float(np.mean(extents))))
+        self._loops.pop(node.loop_var, None)
+
+    def _SBlockRealize(self, node, scope):
+        block = node.block
+        self._bound.update(zip((axis.var for axis in block.iter_vars), node.iter_values, strict=True))
+        self.stmt(block.body, self._where(node.predicate, scope))
+
+    def _IfThenElse(self, node, scope):
+        self.expr(node.condition, scope)
+        self.stmt(node.then_case, self._where(node.condition, scope))
+        if node.else_case is not None:
+            self.stmt(node.else_case, self._where(tirx.Not(node.condition), scope))
+
+    def _BufferStore(self, node, scope):
+        self.stores[node.buffer] += scope.times
+        self.expr(node.value, scope)
+        for index in node.indices:
+            self.expr(index, scope)
+
+    # ------------------------------------------------------------ expressions
+
+    def expr(self, node, scope):
+        kind = type(node).__name__
+        if kind == "TensorLoad":
+            self.loads[node.source] += scope.times
+            for index in node.indices:
+                self.expr(index, scope)
+        elif kind == "Select":
+            self._choice(node.condition, node.true_value, node.false_value, scope)
+        elif kind == "Call":
+            self._call(node, scope)
+        elif kind == "Var":
+            if isinstance(node.ty, tirx.BufferType):  # its address: whoever gets it may read and write all
+                self.loads[node] = self.stores[node] = math.inf
+        else:
+            if kind in _ARITHMETIC and _is_float(node):
+                self.flops += scope.times
+            for name in ("a", "b", "value", "body"):  # of a binary operation, a conversion, a Let
+                if (child := getattr(node, name, None)) is not None and isinstance(child, tvm.ir.Expr):
+                    self.expr(child, scope)
+
+    def _call(self, node, scope):
+        name = str(getattr(node.op, "name", "")).rpartition(".")[2]
+        if name == "if_then_else":
+            self._choice(*node.args, scope)
+            return
+        if name not in ("reinterpret", "likely") and _is_float(node):
+            self.flops += scope.times
+        for arg in node.args if name != "address_of" else ():  # prefetching asks for an address alone
+            self.expr(arg, scope)
+
+    def _choice(self, condition, yes, no, scope):
+        self.expr(condition, scope)
+        self.expr(yes, self._where(condition, scope))
+        self.expr(no, self._where(tirx.Not(condition), scope))
+
+    # ------------------------------------------------------------ conditions on loop variables
+
+    def _where(self, condition, scope) -> _Scope:
+        """The scope within which `condition` holds too; the same where that depends on data."""
+        if isinstance(condition, tirx.IntImm) and condition.value:
+            return scope
+        conditions = (*scope.conditions, condition)
+        try:
+            holds = np.True_
+            for each in conditions:
+                holds = holds & self._values(each)
+        except _Unknown:
+            return scope
+        return _Scope(scope.iterations, conditions, float(np.mean(holds)))
+
+    def _values(self, expr):
+        """What a whole number or a condition is in all iterations: each loop has an axis, the outermost the last."""
+        kind = type(expr).__name__
+        if kind == "IntImm":
+            return int(expr.value)
+        if kind == "Var":
+            if expr in self._bound:
+                return self._values(self._bound[expr])
+            if expr in self._loops:
+                first, extent, depth = self._loops[expr]
+                return np.arange(first, first + extent).reshape(extent, *[1] * depth)
+        elif kind in _NUMPY:
+            a, b = self._values(expr.a), self._values(expr.b)
+            if math.prod(np.broadcast_shapes(np.shape(a), np.shape(b))) <= _GRID:
+                return _NUMPY[kind](a, b)
+        elif kind == "Not":
+            return np.logical_not(self._values(expr.a))
+        elif kind == "Cast":
+            return self._values(expr.value)
+        elif kind == "Call" and str(getattr(expr.op, "name", "")).endswith(".likely"):
+            return self._values(expr.args[0])
+        raise _Unknown
+
+
+def _is_float(node) -> bool:
+    return "float" in str(getattr(node.ty, "dtype", ""))
+
+
+# ---------------------------------------------------------------- operators
+
+
+def note_operators() -> tvm.transform.Pass:
+    """A pass to stand right behind FuseOps: keeps, as the module's attribute, of which kernels each group is made."""
+
+    @tvm.transform.module_pass(opt_level=0, name="NoteOperators")
+    def run(mod, _context):
+        parts = {var.name_hint: func for var, func in mod.functions_items()}
+        made = {name: [_plain(var.name_hint, parts) for var in _called(func)]
+                for name, func in parts.items() if isinstance(func, relax.Function) and name != "main"}  # fmt: skip
+        return mod.with_attr(_OPERATORS, made)
+
+    return run
+
+
+_OPERATORS = "tvmnotes.operators"
+
+
+def operators(mod: tvm.IRModule, kernel: str) -> list[str]:
+    """The operators that a kernel of `mod` fuses, in order, by the names that LegalizeOps gives their kernels."""
+    noted = (mod.attrs or {}).get(_OPERATORS, {})
+    return [str(name) for name in noted.get(kernel, [_plain(kernel, {v.name_hint for v in mod.get_global_vars()})])]
+
+
+def _called(func):
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            if isinstance(binding.value, tvm.ir.Call) and getattr(binding.value.op, "name", "") == "relax.call_tir":
+                yield binding.value.args[0]
+
+
+def _plain(name: str, kernels) -> str:
+    """A kernel's name without what TVM adds: a number, where kernels for several shapes would share one, and "tir_"."""
+    plain = name.rstrip("0123456789")
+    return (plain if plain in kernels else name).removeprefix("tir_")
+
+
+# ---------------------------------------------------------------- memory
+
+
+def memory(main: relax.Function) -> dict:
+    """What `main`, lowered, allocates in a run, in bytes, without inputs and parameters.
+
+    "buffers": the size of each buffer, in order. "peak": the most that is held at once. "unshared": what there would
+    be to allocate if each value had a buffer of its own.
+    """
+    sizes, holds, owner = {}, {}, {}  # by buffer: its bytes, how many hold it; of each variable, the buffer
+    unshared = peak = 0
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            call, var = binding.value, binding.var
+            if not isinstance(call, tvm.ir.Call):
+                continue
+            name = str(getattr(call.op, "name", getattr(call.op, "global_symbol", "")))
+            if name == "relax.vm.alloc_storage":
+                owner[var], sizes[var], holds[var] = var, int(call.args[0].values[0]), 1
+                peak = max(peak, sum(size for buffer, size in sizes.items() if holds[buffer]))
+            elif name == "relax.vm.alloc_tensor" or (name == "vm.builtin.reshape" and call.args[0] in owner):
+                owner[var] = owner[call.args[0]]
+                holds[owner[var]] += 1
+                if name == "relax.vm.alloc_tensor":
+                    shape = [int(n) for n in call.args[2].values]
+                    unshared += math.prod(shape) * _bytes(var.ty.dtype)
+            elif name == "relax.vm.kill_object" and call.args[0] in owner:
+                holds[owner[call.args[0]]] -= 1
+    return {"buffers": list(sizes.values()), "peak": peak, "unshared": unshared}
