@@ -13,7 +13,7 @@ READY := $(VENV)/ready
 QUIET := TQDM_DISABLE=1 TVMNOTES_OFFLINE=1
 
 # Tests run in several processes, one more than there are cores, as some wait for servers. torch's threads shall sleep,
-# not spin, while another process computes.
+# not spin, while another process computes. Notebooks, the largest files, come first.
 TESTERS := $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
 ALONE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
@@ -47,8 +47,8 @@ lab: $(READY)  ## Open the course in JupyterLab on 127.0.0.1
 	$(BIN)/jupyter lab --ip 127.0.0.1 --port $(PORT) $(LAB_ARGS) --notebook-dir notebooks
 
 test: $(READY)  ## Run the package's tests and, under nbval, every notebook
-	$(QUIET) $(ALONE) $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --durations 15 \
-	  --nbval --nbval-current-env --nbval-cell-timeout 300 $(NOTEBOOKS) tests --ignore tests/ui
+	$(QUIET) $(ALONE) $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder \
+	  --durations 15 --nbval --nbval-current-env --nbval-cell-timeout 300 $(NOTEBOOKS) tests --ignore tests/ui
 
 test-ui: $(READY)  ## Run every notebook in a real JupyterLab in headless Chromium
 	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui

@@ -1,6 +1,7 @@
 """What all tests share: no network, caches of their own, a small network with its numbers from PyTorch."""
 
 import os
+import signal
 import subprocess
 import sys
 from typing import NamedTuple
@@ -11,17 +12,20 @@ import torch
 from torch import nn
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _alone(tmp_path_factory):
-    """No test fetches anything, or finds what an earlier run or the user left in a cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TVMNOTES_OFFLINE", "1")
-        patch.setenv("TVMNOTES_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("TORCH_HOME", str(tmp_path_factory.mktemp("torch")))
-        for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-            patch.delenv(name, raising=False)
-            patch.delenv(name.upper(), raising=False)
-        yield
+def pytest_sessionstart(session):
+    """No test, and no notebook, fetches anything, or finds what an earlier run or the user left in a cache.
+
+    The processes of one run share what they compile. Processes that tests start get Ctrl-C, also where a shell has
+    started the tests in the background, which leaves them deaf to it.
+    """
+    run = session.config._tmp_path_factory.getbasetemp()
+    torch_home = run / "torch"
+    run = run.parent if "PYTEST_XDIST_WORKER" in os.environ else run
+    os.environ.update(TVMNOTES_OFFLINE="1", TVMNOTES_CACHE=str(run / "cache"), TORCH_HOME=str(torch_home))
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        os.environ.pop(name, None)
+        os.environ.pop(name.upper(), None)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """env: cores, threads, instruction sets, target, report and problems, on made-up machines and on this one."""
 
+import inspect
 import os
 
 import pytest
+import tvm
 from typer.testing import CliRunner
 
 from tvmnotes import env
@@ -253,3 +255,25 @@ def test_doctor(monkeypatch, pins, code, words):
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == code
     assert words in result.output and env.cpu_name() in result.output
+
+
+def test_quick_script_gives_the_same_function_without_a_look_at_the_callers(monkeypatch):
+    from tvm.script import tirx as T
+
+    def make(size):
+        @T.prim_func(s_tir=True)
+        def main(x: T.Buffer((size,), "float32"), y: T.Buffer((size,), "float32")):
+            for i in range(size):
+                with T.sblock("y"):
+                    at = T.axis.spatial(size, i)
+                    y[at] = x[at] + T.float32(size)
+
+        return main
+
+    wanted = make(7)
+    monkeypatch.setattr(inspect, "stack", lambda *_: pytest.fail("looked at the callers"))
+    with env.quick_script():
+        tvm.ir.assert_structural_equal(make(7), wanted)
+    tvm.ir.assert_structural_equal(env.quick_script()(make)(7), wanted)
+    with pytest.raises(pytest.fail.Exception):
+        make(7)

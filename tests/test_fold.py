@@ -67,3 +67,67 @@ def test_a_chain_that_is_used_within_stays():
     lib = build(*from_pytorch(Function(function).eval(), {"x": x}))
     for got, wanted in zip(lib(x), function(x), strict=True):
         np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-6, atol=1e-6)
+
+
+def normed(conv: nn.Conv2d, **options) -> nn.Sequential:
+    """A convolution and a batch norm behind it, with numbers that are not those of a fresh one."""
+    norm, generator = nn.BatchNorm2d(conv.out_channels, **options), torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for values in (conv.weight, conv.bias, norm.weight, norm.bias, norm.running_mean):
+            if values is not None:
+                values.copy_(torch.randn(values.shape, generator=generator))
+        norm.running_var.copy_(torch.rand(conv.out_channels, generator=generator) + 0.5)
+    return nn.Sequential(conv, norm)
+
+
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"eps": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "conv",
+    [
+        {"kernel_size": 3},
+        {"kernel_size": 3, "bias": False},
+        {"kernel_size": 1, "stride": 2},
+        {"kernel_size": 3, "groups": 4, "bias": False},
+        {"kernel_size": 3, "groups": 8, "padding": 1},
+        {"kernel_size": 3, "dilation": 2, "padding": 1},
+    ],
+    ids=str,
+)
+def test_a_batch_norm_behind_a_convolution_is_in_its_weights(conv, options):
+    net = normed(nn.Conv2d(8, 8, **conv), **options).eval()
+    x = torch.randn(2, 8, 9, 9, generator=torch.Generator().manual_seed(1))
+    lib = build(*from_pytorch(net, {"x": x}))
+    assert sum("conv2d" in kernel for kernel in lib.kernels) == 1
+    assert not any("multiply" in kernel or "divide" in kernel for kernel in lib.kernels)
+    with torch.no_grad():
+        np.testing.assert_allclose(lib(x), net(x).numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_convolution_that_others_read_keeps_its_weights(bias):
+    conv, norm = normed(nn.Conv2d(8, 8, 3, bias=bias))
+
+    def several(x):
+        made = conv(x)
+        return norm(made), made.relu()
+
+    net, x = Function(several), torch.randn(1, 8, 9, 9, generator=torch.Generator().manual_seed(1))
+    net.conv, net.norm = conv, norm
+    lib = build(*from_pytorch(net.eval(), {"x": x}))
+    assert sum(node["kernel"].count("conv2d") for node in lib.graph["nodes"]) == 1
+    with torch.no_grad():
+        for made, wanted in zip(lib(x), net(x), strict=True):
+            np.testing.assert_allclose(made, wanted.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(7, 7), (2, 8, 1, 1), (2, 1, 1, 1)], ids=str)
+def test_a_sum_that_is_no_bias_is_not_folded(shape):
+    conv, norm = normed(nn.Conv2d(8, 8, 3, bias=False))
+    places = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    net = Function(lambda x: norm(conv(x) + places))
+    net.conv, net.norm = conv, norm
+    net.register_buffer("places", places)
+    x = torch.randn(2, 8, 9, 9, generator=torch.Generator().manual_seed(1))
+    lib = build(*from_pytorch(net.eval(), {"x": x}))
+    with torch.no_grad():
+        np.testing.assert_allclose(lib(x), net(x).numpy(), rtol=1e-4, atol=1e-4)

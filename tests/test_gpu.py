@@ -1,5 +1,6 @@
 """Builds for GPUs, where there is none: what is compiled, and what it gives with the threads one after another."""
 
+import itertools
 import json
 import math
 import os
@@ -9,59 +10,17 @@ import numpy as np
 import pytest
 import torch
 import tvm
-import tvm_ffi
+from in_turn import TARGET, in_turn, machine_code, run_in_turn
 from torch import nn
-from tvm import relax, tirx
-from tvm.s_tir import SBlock, Schedule
+from tvm import tirx
+from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
+from tvm.script import tirx as T
 
 import tvmnotes as tn
 from tvmnotes.compiler import bind, gpu, pipeline
-from tvmnotes.importers.mxnet_detection import Suppression, best_places, suppressed
 
-TARGET = {"kind": "cuda", "arch": "sm_80"}
 without_gpu = pytest.mark.skipif(tvm.cuda().exist, reason="this machine has a GPU")
-
-
-def in_turn(func):
-    """A kernel for a GPU as one for a CPU: all memory is the CPU's, and what threads do is done by one after another.
-
-    Right for kernels whose threads exchange data through what all of them have fetched, as dlight's do.
-    """
-    own = []
-    tvm_ffi.structural_walk(func.body, [(tirx.AllocBuffer, lambda alloc: own.append(alloc.buffer)),
-                                        (SBlock, lambda block: own.extend(block.alloc_buffers))])  # fmt: skip
-    plain = {b: tirx.decl_buffer(b.shape, b.dtype, b.name) for b in own}
-
-    def loop(node):
-        if node.kind != tirx.ForKind.THREAD_BINDING:
-            return node
-        return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.SERIAL, node.body)
-
-    def launch(node):
-        if node.attr_key != "thread_extent":
-            return node
-        return tirx.For(node.node.var, 0, node.value, tirx.ForKind.SERIAL, node.body)
-
-    changes = [(tirx.Var, lambda var: plain.get(var, var)), (tirx.For, loop), (tirx.AttrStmt, launch)]
-    return func.with_body(tvm_ffi.structural_map(func.body, changes))
-
-
-def run_in_turn(mod, params, *inputs):
-    """What a build for a GPU computes, its kernels `in_turn`."""
-    target, here = tn.compiler.resolve_target(TARGET, ("cuda",)), tn.env.host_target()
-    mod, _ = bind(mod, params)
-    with target:
-        mod = tvm.transform.Sequential(pipeline.passes(3, target))(mod)
-        mod, constants = pipeline.lift_constants(mod, {})
-        mod, _ = gpu.scheduled(mod, target)
-        for var, func in mod.functions_items():
-            if isinstance(func, tirx.PrimFunc):
-                mod.update_func(var, in_turn(func).without_attr("tirx.is_scheduled"))
-        mod = pipeline.lowering()(pipeline.bundle(mod))
-    machine = relax.VirtualMachine(relax.build(mod, here, relax_pipeline=None), tvm.cpu())
-    tensors = [tvm.runtime.tensor(x) for x in inputs]
-    return machine["main"](*tensors, tvm_ffi.convert(list(constants.values()))).numpy()
 
 
 class Net(nn.Module):
@@ -214,56 +173,66 @@ def test_what_threads_do_one_after_another_is_what_pytorch_does(case):
     np.testing.assert_allclose(run_in_turn(mod, params, x), wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_loops_that_no_rule_knows_are_the_work_of_one_thread():
-    scores = np.random.default_rng(0).standard_normal((2, 500)).astype("float32")
-    places, best = np.zeros((2, 20), "int32"), np.zeros((2, 20), "float32")
-    run_kernel(best_places(2, 500, 20), scores, places, best)
-    for row in range(2):
-        wanted = np.sort(np.argsort(-scores[row], kind="stable")[:20])
-        np.testing.assert_array_equal(places[row], wanted)
-        np.testing.assert_array_equal(best[row], scores[row, wanted])
+@T.prim_func(s_tir=True)
+def runs(x: T.Buffer((500,), "int32"), lengths: T.Buffer((500,), "int32"), longest: T.Buffer((1,), "int32")):
+    """How many equal numbers have come up to each place, and the most: as one block."""
+    T.func_attr({"tirx.noalias": True})
+    with T.sblock("runs"):
+        last = T.sblock_alloc_buffer((2,), "int32")
+        last[0] = 0
+        longest[0] = 0
+        for at in range(500):
+            last[0] = T.if_then_else(at > 0 and x[at] == last[1], last[0] + 1, 1)
+            last[1] = x[at]
+            lengths[at] = last[0]
+            longest[0] = T.max(longest[0], last[0])
 
 
-def test_suppression_is_the_work_of_one_thread():
-    rng = np.random.default_rng(1)
-    data = np.concatenate([rng.integers(0, 2, (1, 40, 1)), rng.random((1, 40, 5))], 2).astype("float32")
-    order = np.argsort(-data[:, :, 1], 1).astype("int32")
-    kernel = suppressed(1, 40, 6, 40, Suppression(overlap_thresh=0.3, id_index=0, center=True))
-    shapes = [(1, 40, 6), (1, 40, 1)]
-    ours, cpus = ([np.zeros(shape, "float32") for shape in shapes] for _ in range(2))
-    run_kernel(kernel, data, order, *ours)
-    run_kernel(kernel, data, order, *cpus, scheduled=False)
-    for a, b in zip(ours, cpus, strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert (ours[1] >= 0).sum() < 40
+@T.prim_func
+def plain_runs(x: T.Buffer((500,), "int32"), lengths: T.Buffer((500,), "int32"), longest: T.Buffer((1,), "int32")):
+    """The same without blocks, and with memory of its own inside the loops."""
+    T.func_attr({"tirx.noalias": True})
+    longest[0] = 0
+    for at in range(500):
+        same = T.alloc_buffer((500,), "int32")
+        same[at] = T.Cast("int32", at > 0 and x[at] == x[at - 1])
+        lengths[at] = 1
+        if same[at] == 1:
+            lengths[at] = lengths[at - 1] + 1
+        longest[0] = T.max(longest[0], lengths[at])
 
 
-def run_kernel(func, *arrays, scheduled=True):
-    """Run a kernel on arrays, which it changes; `scheduled` for a GPU, and in turn."""
-    if scheduled:
-        mod, schedules = gpu.scheduled(tvm.IRModule({"main": func}), tn.compiler.resolve_target(TARGET, ("cuda",)))
-        assert schedules == {"main": 'one_thread {"launches": [{"grid": [1, 1, 1], "block": [1, 1, 1]}]}'}
-        func = in_turn(mod["main"]).without_attr("tirx.is_scheduled")
+@pytest.mark.parametrize("kernel", [runs, plain_runs])
+def test_loops_that_no_rule_knows_are_the_work_of_one_thread(kernel):
+    x = np.random.default_rng(0).integers(0, 2, 500).astype("int32")
+    lengths, longest = np.zeros(500, "int32"), np.zeros(1, "int32")
+    run_kernel(kernel, x, lengths, longest)
+    wanted = [1]
+    for before, now in itertools.pairwise(x):
+        wanted.append(wanted[-1] + 1 if before == now else 1)
+    np.testing.assert_array_equal(lengths, wanted)
+    assert longest[0] == max(wanted)
+
+
+def run_kernel(func, *arrays):
+    """Run a kernel on arrays, which it changes, scheduled for a GPU, and in turn."""
+    mod, schedules = gpu.scheduled(tvm.IRModule({"main": func}), tn.compiler.resolve_target(TARGET, ("cuda",)))
+    assert schedules == {"main": 'one_thread {"launches": [{"grid": [1, 1, 1], "block": [1, 1, 1]}]}'}
+    func = in_turn(mod["main"]).without_attr("tirx.is_scheduled")
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), tn.env.host_target())(*tensors)
     for array, tensor in zip(arrays, tensors, strict=True):
         array[...] = tensor.numpy()
 
 
-def test_a_detectors_choice_compiles_with_one_thread_and_tvms_sort():
-    kernel = best_places(1, 300, 40)
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((1, 300), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            types = [relax.TensorType((1, 40), dtype) for dtype in ("int32", "float32")]
-            name = builder.add_func(kernel.without_attr("global_symbol"), "best_places")
-            best = builder.emit(relax.TupleGetItem(builder.emit(relax.call_tir(name, [x], types)), 1))
-            result = builder.emit_output(relax.op.argsort(best, 1, descending=True, dtype="int32"))
-        builder.emit_func_output(result)
-    made = tn.build(builder.get(), {}, TARGET)
-    assert sorted(schedule.partition(" ")[0] for schedule in made.kernels.values()) == ["one_thread", "tvm"]
-    assert "best_places_kernel(" in made.source("best_places") and "argsort_kernel" in made.source("argsort")
+def test_tvms_sorts_come_with_their_threads():
+    class Best(nn.Module):
+        def forward(self, x):
+            return torch.topk(x, 40)[0]
+
+    made = tn.build(*tn.from_pytorch(Best().eval(), {"x": (1, 300)}), TARGET)
+    (schedule,) = (schedule for kernel, schedule in made.kernels.items() if "topk" in kernel)
+    assert schedule == 'by_hand {"launches": []}'
 
 
 def test_a_database_of_metaschedule_comes_before_dlight():
@@ -291,17 +260,7 @@ def test_a_database_of_metaschedule_comes_before_dlight():
 
 
 def test_cudas_compiler_takes_the_source(lib):
-    pytest.importorskip("cuda.bindings.nvrtc")
-    from tvm.support.nvcc import compile_cuda
-
-    try:
-        with gpu.toolkit():
-            made = compile_cuda(lib.source(), target_format="cubin", arch="sm_80", compiler="nvrtc")
-    except RuntimeError as error:
-        if "CUDA's headers" not in str(error):
-            raise
-        pytest.skip("no CUDA toolkit here")
-    assert bytes(made[:4]) == b"\x7fELF"
+    assert machine_code(lib)[:4] == b"\x7fELF"
 
 
 def test_headers_that_are_not_there_are_asked_for_and_the_environment_is_left_alone(monkeypatch, tmp_path):

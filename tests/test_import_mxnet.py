@@ -368,6 +368,13 @@ OF_TWO = [
     ("crop like", S.Crop(X, Y, num_args=2), (1, 3, 6, 7), (1, 2, 4, 5)),
     ("resize like", S.contrib.BilinearResize2D(X, Y, mode="like"), (1, 3, 4, 5), (1, 2, 9, 8)),
     ("reshape like", S.reshape_like(X, Y), (3, 4), (2, 6)),
+    ("reshape like its end", S.reshape_like(X, Y, lhs_begin=1, rhs_begin=2), (3, 20), (1, 2, 4, 5)),
+    (
+        "reshape like its middle",
+        S.reshape_like(X, Y, lhs_begin=0, lhs_end=-1, rhs_begin=-3, rhs_end=3),
+        (6, 5),
+        (7, 2, 3, 5),
+    ),
 ]
 
 

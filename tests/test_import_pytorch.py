@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import tvm
+from conftest import Function
 from torch import nn
 from tvm import relax
 
@@ -44,19 +45,8 @@ class Small(nn.Module):
         return y * self.scale[:, None, None] * self.plain + torch.tensor([1.0, -1.0, 2.0, 3.0])[:, None, None]
 
 
-class Apply(nn.Module):
-    """A function as a network."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
-
-
 def apply(function):
-    return Apply(function).eval()
+    return Function(function).eval()
 
 
 def seeded(network):

@@ -7,6 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from in_turn import TARGET
 from torch import nn
 from tvm import relax
 
@@ -15,7 +16,6 @@ from tvmnotes import tracing
 from tvmnotes.compiler import merge
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "10_gpu.ipynb"
-TARGET = {"kind": "cuda", "arch": "sm_80"}
 
 
 @pytest.fixture(scope="module")

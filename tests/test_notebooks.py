@@ -27,7 +27,9 @@ class TestEvery:
         assert counts == list(range(1, len(counts) + 1))
 
     def test_has_no_error_no_warning_and_no_lost_widget(self, path):
-        for output in outputs(read(path)):
+        notebook = read(path)
+        assert "widgets" not in notebook.metadata
+        for output in outputs(notebook):
             assert output.output_type != "error"
             assert output.get("name") != "stderr"
             assert "application/vnd.jupyter.widget-view+json" not in output.get("data", {})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from instant import TARGET, WORKLOADS, task
 
 import tvmnotes as tn
-from tvmnotes import env, records
+from tvmnotes import data, env, records
 from tvmnotes.compiler.schedules import Kernel
 from tvmnotes.digits import load_test_set, preprocess
 from tvmnotes.records import Log, Record
@@ -293,6 +293,13 @@ def test_processes_that_append_at_once_lose_and_tear_nothing(tmp_path, python):
     for name in "ab":
         theirs = [each for each in found if each.machine["rpc"][0] == name]
         assert configs_of(theirs[::2]) == configs_of(theirs[1::2]) == task("conv").space[:40]
+
+
+def test_the_shipped_records_are_of_todays_configs():
+    """They are not checked when they are used: a build would wait for it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert records.shipped() == records.read(*data.bundled("records", "*.jsonl")) != []
 
 
 # ---------------------------------------------------------------- the best

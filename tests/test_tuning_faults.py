@@ -75,7 +75,10 @@ def keys_of(found) -> list[tuple]:
 KILLED = (
     TELLING.replace("TRIALS", "10**6")
     + """
-import random, signal
+import random, signal, threading
+from tqdm import tqdm
+tqdm.monitor_interval = 0  # its thread and its semaphore are shared with children, who may be killed holding the lock
+tqdm.set_lock(threading.RLock())
 moments, Slow.pause = random.Random(), 0.02
 tune(None, {}, records=path, tasks=tasks(), runner=Instant(), trials=10, tuner="random")  # everything is imported
 for kill in range(20):

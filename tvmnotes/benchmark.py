@@ -44,8 +44,8 @@ def run(networks: list[str], against: list[str], batch: int, seconds: float, ech
     Returns "machine", what it is, and "results", a dictionary per network and runtime: times in ms, the ratio of TVM's
     median to this runtime's, the largest difference to PyTorch relative to the output's largest magnitude (None where
     that is 0), GFLOP/s (see `count_flops`), their share of the machine's peak, and the seconds that it took to build:
-    `tn.build`, torch.compile's first call, ONNX Runtime's session. Where a runtime failed, "error" says why and its
-    figures are None.
+    `tn.build` (less for kernels that the cache holds), torch.compile's first call, ONNX Runtime's session. Where a
+    runtime failed, "error" says why and its figures are None.
     """
     torch.set_num_threads(env.threads())
     machine = describe_machine()

@@ -4,10 +4,12 @@ Notebooks, `models` and `vision` ask here for every file that is not code. Nothi
 TVMNOTES_OFFLINE=1, and without a network a fetch fails within seconds and says how to do without.
 """
 
+import contextlib
 import functools
 import hashlib
 import os
 import socket
+import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -76,15 +78,23 @@ def bundled(folder: str, pattern: str) -> list[Path]:
     return sorted((_BUNDLED / folder).glob(pattern))
 
 
-def write_whole(file: str | os.PathLike, text: str) -> None:
-    """Write a file so that nobody ever finds it half-written: under another name first."""
+@contextlib.contextmanager
+def whole(file: str | os.PathLike):
+    """A path to write `file` to, so that nobody ever finds it half-written: it gets its name when the context ends."""
     file = Path(file)
-    part = file.with_name(f".{file.name}-{os.getpid()}")
+    part = file.with_name(f".{file.name}-{os.getpid()}-{threading.get_ident()}")
     try:
-        part.write_text(text)
+        yield part
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_whole(file: str | os.PathLike, text: str) -> Path:
+    """Write a file so that nobody ever finds it half-written; returns its path."""
+    with whole(file) as part:
+        part.write_text(text)
+    return Path(file)
 
 
 def _download(url: str, sha256: str, target: Path) -> Path:

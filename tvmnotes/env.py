@@ -7,11 +7,13 @@ and by `python -m tvmnotes doctor` (`report`, `problems`). Only the standard lib
 import contextlib
 import functools
 import html
+import inspect
 import os
 import platform
 import re
 import shutil
 import sys
+import types
 from importlib import metadata
 from pathlib import Path
 
@@ -165,6 +167,11 @@ def host_target():
 # ---------------------------------------------------------------- report and problems
 
 
+def cpp_compiler() -> str | None:
+    """The path of the C++ compiler that links libraries: g++ or clang++; None where there is neither."""
+    return shutil.which("g++") or shutil.which("clang++")
+
+
 class Report(dict):
     """Facts by name; prints as aligned text, shows as a table in a notebook."""
 
@@ -189,7 +196,6 @@ def report() -> Report:
 
     version = {name: _version(name) for name in ("torch", "torchvision", "onnx", "onnxruntime", "numpy", "mxnet")}
     listed = os.cpu_count() or 1
-    compiler = shutil.which("g++") or shutil.which("clang++")
     return Report(
         {
             "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
@@ -200,7 +206,7 @@ def report() -> Report:
             "cores": f"{usable_cores()} usable of {listed} listed by the kernel",
             "threads": f"{threads()} (TVM_NUM_THREADS={os.environ.get('TVM_NUM_THREADS', '')})",
             "target": str(host_target()),
-            "C++ compiler": "found" if compiler else "none: Compiled.save needs g++ or clang++",
+            "C++ compiler": "found" if cpp_compiler() else "none: Compiled.save needs g++ or clang++",
             "GPU": "CUDA device 0" if tvm.cuda(0).exist else "none",
             "network": "off (TVMNOTES_OFFLINE)" if data.offline() else "used when a file is neither bundled nor cached",
             "cache": str(data.cache()).replace(str(Path.home()), "~", 1),
@@ -283,3 +289,26 @@ def without_torch():
             sys.modules["torch"] = torch
         else:
             del sys.modules["torch"]
+
+
+@contextlib.contextmanager
+def quick_script():
+    """Within it, and within functions that it decorates, TVMScript parses a function without looking at who calls.
+
+    Otherwise it reads the source of all callers, to see whether a class is around the function. Python then goes
+    through all imported modules for each of them: a quarter of a second for a function where torch is among them.
+    """
+    from tvm.tirx.script.parser import entry
+
+    def stack():
+        frame, found = sys._getframe(1), []
+        while frame:
+            found.append(types.SimpleNamespace(frame=frame, code_context=None))
+            frame = frame.f_back
+        return found
+
+    entry.inspect = types.SimpleNamespace(**vars(inspect) | {"stack": stack})
+    try:
+        yield
+    finally:
+        entry.inspect = inspect  # and not what was found, which another thread may have put there

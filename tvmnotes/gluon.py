@@ -24,7 +24,8 @@ _LEAST_VARIANCE = 0.1
 # What predicts boxes and their classes, by the names of what it gives.
 _HEADS = re.compile(r"(predictor.*|(yolooutput|fasterrcnn|centernet).*(conv|dense)\d+)_fwd_output$")
 _SIZES = {"cifar": 32, "inceptionv3": 299, "ssd_300": 300, "ssd_512": 512, "yolo3": 416, "center_net": 512,
-          "faster_rcnn": 600, "fcn": 480, "psp": 480, "deeplab": 480, "danet": 480, "icnet": 480}  # fmt: skip
+          "faster_rcnn": 600, "fcn": 480, "psp": 480, "deeplab": 480, "danet": 480, "icnet": 480,
+          "fastscnn": 1024}  # fmt: skip
 
 
 def installed() -> bool:
@@ -170,12 +171,8 @@ def export(net, symbol_file: Path, params_file: Path) -> None:
     states = set(symbol.list_auxiliary_states())
     named = {f"{'aux' if name in states else 'arg'}:{name}": array for name, array in params.items()}
     for file, save in ((params_file, lambda part: mx.nd.save(part, named)), (symbol_file, symbol.save)):
-        part = file.with_name(f".{file.name}-{os.getpid()}")
-        try:
+        with data.whole(file) as part:
             save(str(part))
-            part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
 
 
 def as_symbol(block) -> tuple:

@@ -58,8 +58,23 @@ class Timing:
     __repr__ = __str__
 
 
-class Comparison(dict):
-    """`Timing` by name, in the order given; ratios are against the first. Prints as text, shows as a table."""
+class Table(dict):
+    """What was measured, by what it was measured of. Prints as text, shows as a table: that of `frame`."""
+
+    def frame(self):
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.frame().to_string(float_format="{:.2f}".format)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.frame().style.format(precision=2).to_html()
+
+
+class Comparison(Table):
+    """`Timing` by name, in the order given; ratios are against the first."""
 
     def frame(self):
         """A pandas DataFrame with a row per candidate: median, iqr and minimum in ms, ratio of medians, calls."""
@@ -77,14 +92,6 @@ class Comparison(dict):
             for name, t in self.items()
         }
         return pd.DataFrame.from_dict(rows, orient="index")
-
-    def __str__(self) -> str:
-        return self.frame().to_string(float_format="{:.2f}".format)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return self.frame().style.format(precision=2).to_html()
 
     def plot(self):
         """The medians as bars with the interquartile range on each; see `plots.times`."""

@@ -6,7 +6,6 @@ activations are as large as a trained network's and folding batch norm has somet
 
 import difflib
 import functools
-import os
 import pickle
 import warnings
 from pathlib import Path
@@ -128,12 +127,8 @@ def onnx_file(name: str = "resnet50_v2") -> tuple[Path, str]:
         file = data.writable_cache() / "onnx" / f"resnet50-v2-seeded-{_SEED}.onnx"
     if not file.is_file():
         file.parent.mkdir(exist_ok=True)
-        part = file.with_name(f".{file.name}-{os.getpid()}")
-        try:
+        with data.whole(file) as part:
             export_onnx(seeded(ResNet50V2, 224), part)
-            part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
     return file, "seeded"
 
 

@@ -20,7 +20,7 @@ _BYTES = 256 << 20  # of the array that is read: much more than the caches hold
 
 
 @functools.cache
-def flops(seconds: float = 0.3) -> float:
+def flops(seconds: float = 0.5) -> float:
     """The peak of float32 multiply-adds on `env.threads()` threads, in operations per second (FLOP/s).
 
     A multiplication counts 1, and so does an addition. The best repetition of `recurrence` within `seconds` counts.
@@ -34,7 +34,7 @@ def flops(seconds: float = 0.3) -> float:
 
 
 @functools.cache
-def bandwidth(seconds: float = 0.3) -> float:
+def bandwidth(seconds: float = 0.5) -> float:
     """The bytes per second that `env.threads()` threads read from main memory, each a part of an array of 256 MiB.
 
     The best repetition of `column_sums` within `seconds` counts. Measured once per process.
@@ -47,6 +47,7 @@ def bandwidth(seconds: float = 0.3) -> float:
     return 4 * threads * rows * chains * lanes / _best(lambda: kernel(data, sums), seconds)
 
 
+@env.quick_script()
 def recurrence(threads: int, chains: int, lanes: int) -> Callable:
     """A function of tensors (x, y, sums) and an int, steps: sets sums to sums * x + y, so many times.
 
@@ -72,6 +73,7 @@ def recurrence(threads: int, chains: int, lanes: int) -> Callable:
     return tvm.compile(main, target=env.host_target())["main"]
 
 
+@env.quick_script()
 def column_sums(threads: int, rows: int, chains: int, lanes: int) -> Callable:
     """A function of tensors (data, sums), both float32: adds all rows of data to sums.
 

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import tvm
 
 from . import env, measure, peak
+from .compiler.costs import bytes_of
+from .data import write_whole
 from .measure import Timing
 from .runtime import Compiled
-from .stopwatch import Call, Stopwatch
-from .tracing import write, write_chrome_trace
+from .stopwatch import Call, Stopwatch, of_kernels
+from .tracing import write_chrome_trace
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Profile:
     def __post_init__(self):
         spent = [{} for _ in self.runs]
         for total, run in zip(spent, self.runs, strict=True):
-            for call in self._of_kernels(run):
+            for call in of_kernels(run, self.compiled):
                 total.setdefault(call.name, []).append(call.end - call.begin)
         graph, made = self.compiled.graph, {}
         for node in graph["nodes"]:
@@ -97,9 +98,6 @@ class Profile:
             )
         kernels.sort(key=lambda kernel: -kernel.timing.median)
         self.kernels = {kernel.name: kernel for kernel in kernels}
-
-    def _of_kernels(self, run: list[Call]) -> list[Call]:
-        return [call for call in run if call.name in self.compiled.graph["kernels"]]
 
     @property
     def sum(self) -> float:
@@ -150,7 +148,7 @@ class Profile:
 
         nodes = iter(enumerate(self.compiled.graph["nodes"]))  # some became views of what they read
         rows = []
-        for calls in zip(*map(self._of_kernels, self.runs), strict=True):
+        for calls in zip(*(of_kernels(run, self.compiled) for run in self.runs), strict=True):
             kernel = calls[0].name
             number = next(number for number, node in nodes if node["kernel"] == kernel)
             begin, spent = np.median([(call.begin, call.end - call.begin) for call in calls], axis=0) * 1e3
@@ -196,7 +194,7 @@ class Profile:
 
     def to_csv(self, path: str | os.PathLike) -> Path:
         """Write `frame` to a file of comma-separated values; returns its path."""
-        return write(path, self.frame().to_csv())
+        return write_whole(path, self.frame().to_csv())
 
     def to_chrome_trace(self, path: str | os.PathLike) -> Path:
         """Write one of the runs, that of the median time, as a Chrome trace, which https://ui.perfetto.dev opens.
@@ -234,7 +232,7 @@ def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = No
     """Run a network often and measure each of its kernels, for about twice `seconds`, or for exactly `calls` runs.
 
     Runs with the stopwatch alternate with runs without it, as `measure.compare` does, so that the profile can tell what
-    it costs itself. `inputs` are those of a call of `lib`.
+    it costs itself. `inputs` are those of a call of `lib`; they are put where kernels can read them once, before that.
 
     Raises TypeError where `lib` is no Compiled, ValueError where it is for a GPU or has no kernel; and before anything
     is measured what a call of `lib` does: TypeError and ValueError for wrong inputs, RuntimeError for a library that is
@@ -246,8 +244,8 @@ def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = No
         raise ValueError(f"profile: measures kernels of a CPU; this network is for {lib.target.kind.name}")
     if not any(node["kernel"] in lib.kernels for node in lib.graph["nodes"]):
         raise ValueError("profile: this network calls no kernel, so there is nothing to measure")
-    values = lib._bind(inputs, {})
-    return of_run(lib, lambda: lib.run(values), seconds, calls)
+    tensors = lib._tensors(lib._bind(inputs, {}))
+    return of_run(lib, lambda: lib.run(tensors), seconds, calls)
 
 
 def of_run(lib: Compiled, run: Callable, seconds: float = 1.0, calls: int | None = None) -> Profile:
@@ -255,7 +253,7 @@ def of_run(lib: Compiled, run: Callable, seconds: float = 1.0, calls: int | None
     run()
     watch = Stopwatch(lib, run)
     timings = measure.compare({"unprofiled": run, "profiled": watch}, seconds=seconds, calls=calls)
-    return Profile(lib, watch.runs, timings["unprofiled"], timings["profiled"])
+    return Profile(lib, watch.take(), timings["unprofiled"], timings["profiled"])
 
 
 def memory(lib: Compiled) -> env.Report:
@@ -265,8 +263,8 @@ def memory(lib: Compiled) -> env.Report:
     takes for itself while it runs comes on top.
     """
     plan = lib.graph["memory"]
-    params = sum(int(np.prod(p.shape)) * _bytes(p.dtype) for p in lib.params.values())
-    inputs = sum(int(np.prod(spec.shape)) * _bytes(spec.dtype) for spec in lib.inputs)
+    params = sum(int(np.prod(p.shape)) * bytes_of(p.dtype) for p in lib.params.values())
+    inputs = sum(int(np.prod(spec.shape)) * bytes_of(spec.dtype) for spec in lib.inputs)
     return env.Report(
         {
             "parameters": f"{params / 1e6:.2f} MB in {len(lib.params)} arrays",
@@ -277,7 +275,3 @@ def memory(lib: Compiled) -> env.Report:
             "peak of a run": f"{(params + inputs + plan['peak']) / 1e6:.2f} MB",
         }
     )
-
-
-def _bytes(dtype) -> int:
-    return (tvm.DataType(str(dtype)).bits + 7) // 8

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import saved
-from .spec import TensorSpec, dtype_of
+from .spec import TensorSpec, dtype_of, some
 
 if TYPE_CHECKING:
     import tvm
@@ -103,7 +103,7 @@ class Compiled:
 
     def run(self, values: list, params: dict | None = None) -> list[tvm_ffi.Tensor]:
         """As a call, with a list of inputs and TVM tensors as outputs; `params` stand in for those of a name."""
-        tensors = [_tensor(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
+        tensors = self._tensors(values)
         if self._main is None:
             reason = saved.mismatch(self._account)
             raise RuntimeError(f"this library cannot run here: {reason}. Save it, and load it where it can.")
@@ -111,6 +111,10 @@ class Compiled:
         with self._lock:
             result = self._main(*tensors, weights)
         return list(result) if self.graph["tuple"] else [result]
+
+    def _tensors(self, values: list) -> list[tvm_ffi.Tensor]:
+        """A list of inputs, checked, where kernels can read them."""
+        return [_tensor(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
 
     def _bind(self, args: tuple, kwargs: dict) -> list:
         """The arguments in the order of `inputs`."""
@@ -137,6 +141,22 @@ class Compiled:
         """Which tuning records the build used, and for how many workloads; empty where it was to use none."""
         return self.graph["tuned"]
 
+    def source(self, kernel: str | None = None, fmt: str = "ll") -> str:
+        """What LLVM makes of one of `kernels`, or of all: its text ("ll") or assembly ("asm").
+
+        Raises ValueError for an unknown kernel, and for a network from a file, which holds the machine code alone.
+        """
+        from .compiler import codegen
+
+        if isinstance(self._library, bytes):
+            raise ValueError("a network that was loaded has no source any more: build it, and ask what tn.build gives")
+        self._known(kernel)
+        return codegen.source(self._library, kernel, fmt)
+
+    def _known(self, kernel: str | None) -> None:
+        if kernel is not None and kernel not in self.kernels:
+            raise ValueError(f"unknown kernel {kernel!r}; there are: {some(self.kernels)}")
+
     @contextlib.contextmanager
     def instrumented(self, instrument):
         """Within it, runs call `instrument` around each call; see `tvm.relax.VirtualMachine.set_instrument`."""
@@ -151,12 +171,12 @@ class Compiled:
 
         It runs twice, and the second run is timed. `tn.profile` takes more runs, and tells more.
         """
-        from .stopwatch import Stopwatch
+        from .stopwatch import Stopwatch, of_kernels
 
         values = self._bind(inputs, {})
         watch = Stopwatch(self, lambda: self.run(values))
         watch()
-        return [(call.name, call.end - call.begin) for call in watch.runs[0] if call.name in self.graph["kernels"]]
+        return [(call.name, call.end - call.begin) for call in of_kernels(watch.take()[0], self)]
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))

@@ -87,7 +87,7 @@ def linker(account: dict) -> dict:
     """How `export_library` is to link for a target. Raises RuntimeError where nothing here can."""
     architecture, triple = account["architecture"], account["target"].get("mtriple")
     if architecture == _machine(platform.machine()):
-        if not (shutil.which("g++") or shutil.which("clang++")):
+        if not env.cpp_compiler():
             raise RuntimeError("saving links a library and needs a C++ compiler: install g++ or clang++")
         return {}
     names = [f"{architecture}-linux-gnu-g++", f"{triple}-g++"]

@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 class Stopwatch:
-    """Call it to run a network once and note the times; `runs` has them."""
+    """Call it to run a network once and note the times; `take` gives them."""
 
     def __init__(self, compiled, run: Callable):
         """`run` runs `compiled` once. That is done here too, to learn the order of the calls: it is always the same."""
@@ -68,17 +68,22 @@ class Stopwatch:
             raise RuntimeError("the network ran in another thread, too, while it was timed: run it in one")
         self._noted.append(places[: self._ticks])
 
-    @property
-    def runs(self) -> list[list[Call]]:
-        """Each run so far: its calls in the order in which they began, from the first call's beginning on."""
-        made = []
-        for places in self._noted:
+    def take(self) -> list[list[Call]]:
+        """Each run since this was last asked: its calls in the order in which they began, from the first one's on."""
+        made, noted, self._noted = [], self._noted, []
+        for places in noted:
             seconds = (places - places[0]) @ (1, 1e-9)
             made.append([Call(name, seconds[before], seconds[after]) for name, before, after in self._order])
         return made
 
 
+def of_kernels(run: list[Call], compiled) -> list[Call]:
+    """A run's calls of kernels, without those of the virtual machine's own functions."""
+    return [call for call in run if call.name in compiled.graph["kernels"]]
+
+
 @functools.cache
+@env.quick_script()
 def _tick():
     """The instrument. A packed function's arguments, which it does not read, are its handle, args, count and result."""
 

@@ -26,8 +26,8 @@ from .runtime import Compiled, load
 _REST = 0.15  # seconds for which TVM's idle threads still spin, and so slow down those of another process
 
 
-class Threads(dict):
-    """`Timing` by (threads, bound): with so many threads, each bound to a core or not. Shows as a table."""
+class Threads(measure.Table):
+    """`Timing` by (threads, bound): with so many threads, each bound to a core or not."""
 
     def frame(self):
         """A pandas DataFrame by number of threads: medians in ms, and how often faster than one thread."""
@@ -42,14 +42,6 @@ class Threads(dict):
         frame = pd.DataFrame.from_dict(rows, orient="index")
         frame.index.name = "threads"
         return frame
-
-    def __str__(self) -> str:
-        return self.frame().to_string(float_format="{:.2f}".format)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return self.frame().style.format(precision=2).to_html()
 
     def plot(self):
         """Time against threads; see `plots.by_threads`."""

@@ -16,7 +16,6 @@ import difflib
 import json
 import os
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from tvm import relax
 from tvm_ffi import structural_hash
 
 from .compiler.fold import fixed_shape
+from .data import write_whole
 
 
 class Operation(NamedTuple):
@@ -315,17 +315,7 @@ def write_chrome_trace(path: str | os.PathLike, events: list[tuple]) -> Path:
         first, last = round(begin * 1e9), round((begin + seconds) * 1e9)
         times = {"ts": first / 1e3, "dur": (last - first) / 1e3}  # microseconds; whole nanoseconds, so that they nest
         made.append({"name": name, "cat": category, "ph": "X", **times, "pid": 1, "tid": 1, "args": facts})
-    return write(path, json.dumps({"traceEvents": made, "displayTimeUnit": "ms"}, indent=0))
-
-
-def write(path: str | os.PathLike, text: str) -> Path:
-    """Write a file, all of it or nothing; returns its path."""
-    path = Path(path)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-        file.write(text)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
-    return path
+    return write_whole(path, json.dumps({"traceEvents": made, "displayTimeUnit": "ms"}, indent=0))
 
 
 def _outside(seconds: float) -> Step:

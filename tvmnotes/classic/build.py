@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import tarfile
 import tempfile
 import zipfile
@@ -12,6 +11,7 @@ import numpy as np
 import tvm
 
 from .. import compiler, runtime
+from ..data import whole
 from . import ir
 from .context import opt_level
 from .graph_executor import GraphModule, GraphModuleDebug, graph_json, params_of
@@ -107,9 +107,8 @@ class Factory:
         return self.params
 
     def get_source(self, fmt: str = "ll") -> str:
-        """LLVM's text ("ll") or assembly ("s", "asm") of the kernels."""
-        libraries = [m for m in _modules(self.compiled._library) if m.kind == "llvm"]
-        return "\n".join(m.inspect_source(fmt or "ll") for m in libraries)
+        """LLVM's text ("ll") or assembly ("s", "asm") of the kernels. Raises ValueError for a library from a file."""
+        return self.compiled.source(fmt=fmt or "ll")
 
     @property
     def imported_modules(self) -> list:
@@ -128,22 +127,13 @@ class Factory:
                 content = content.getvalue()
             else:
                 content = (saved / "lib.so").read_bytes() + _zip(saved)
-        written = file.with_name(f".{file.name}-{os.getpid()}")
-        written.write_bytes(content)
-        written.replace(file)
+        with whole(file) as part:
+            part.write_bytes(content)
 
     save = export_library
 
     def __repr__(self) -> str:
         return f"Factory({self.compiled!r})"
-
-
-def _modules(executable):
-    """The modules of an executable, and those that they import."""
-    found = [getattr(executable, "mod", executable)]
-    for module in found:
-        found.extend(getattr(module, "imports", []))
-    return found
 
 
 def _zip(folder: Path) -> bytes:

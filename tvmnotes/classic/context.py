@@ -9,8 +9,8 @@ import tvm
 # Relay's passes, and those of tn.build that do their work.
 PASSES = {
     "AlterOpLayout": ["BlockLayouts"],
-    "FoldConstant": ["FoldWithNumPy", "FoldConstant"],
-    "FoldScaleAxis": ["FoldBatchnormToConv2D", "FoldAffine"],
+    "FoldConstant": ["FoldWithNumPy", "FoldTheRest", "FoldConstant"],
+    "FoldScaleAxis": ["FoldBatchNorm", "FoldAffine"],
     "SimplifyInference": ["DecomposeOpsForInference"],
     "FuseOps": ["FuseOps", "FuseTIR"],
     "EliminateCommonSubexpr": ["EliminateCommonSubexpr"],

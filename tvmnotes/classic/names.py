@@ -190,7 +190,7 @@ _METHODS = {
 _PASSES = {
     "RemoveUnusedFunctions": ("relax.transform.DeadCodeElimination", ""),
     "InferType": ("relax.transform.Normalize", "types are known as soon as a call is emitted"),
-    "ForwardFoldScaleAxis": ("relax.transform.FoldBatchnormToConv2D", ""),
+    "ForwardFoldScaleAxis": ("tvmnotes.compiler.fold.fold_batch_norm", ""),
 }
 
 # Classes, as the table writes them.

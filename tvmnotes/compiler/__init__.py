@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import threading
 
 import tvm
 
@@ -12,6 +13,8 @@ from . import codegen, gpu, pipeline
 from .costs import memory
 from .fold import fixed_shape
 from .schedules import choose, chosen
+
+_turn = threading.Lock()  # TVM names operators in a place that all threads share
 
 
 def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, records=None) -> Compiled:
@@ -31,6 +34,8 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     have measured for this target, or else for another CPU with the same vector registers, get the best config that was
     found; the result's `tuned` tells of how many. None takes the records that tvmnotes ships, False takes none.
 
+    The machine code of each kernel is kept in the cache, for the next build that wants the same (see codegen.py).
+
     Raises ValueError for an unknown opt level or target, for parameters that do not fit the module, and for an input
     whose shape is not fixed, or a value inside; TypeError where `mod` is not an IRModule, or `params` not a dictionary.
     """
@@ -40,7 +45,7 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     for_gpu = target.kind.name == "cuda"
     mod, arrays = bind(mod, params)
     chosen = _chosen(records, target)
-    with target, choose(chosen):
+    with _turn, target, choose(chosen):
         mod = tvm.transform.Sequential(pipeline.passes(opt_level, target))(mod)
         mod, constants = pipeline.lift_constants(
             mod, names={pipeline.array_key(array): name for name, array in arrays.items()}

@@ -1,43 +1,65 @@
-"""From scheduled kernels to machine code, on all cores.
+"""From scheduled kernels to machine code: on all cores, and each kernel once.
 
-LLVM takes most of a build's time, and for one module it runs on one core, so the kernels are shared out to several.
-They are compiled without the checks of their arguments that TVM puts into each, two thirds of the code: `Compiled` has
-checked the inputs, and what one kernel makes fits the next.
+LLVM takes most of a build's time. What it makes of a kernel is kept as an object file, in the cache's folder "kernels",
+under a hash of all that it depends on: the kernel's TensorIR, the target, the pass context, TVM's version, this module.
+A network that is built again, or differs in a few kernels, then waits for the linker alone, some 50 ms.
+
+Kernels are compiled without the checks of their arguments that TVM puts into each, two thirds of the code: `Compiled`
+has checked the inputs, and what one kernel makes fits the next.
 """
 
+import hashlib
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
 
 import tvm
 from tvm import tirx
 
-from .. import env
+from .. import data, env
 
-_PARTS = 2  # for each core, so that one that is done early finds more
+_KEPT = 256 << 20  # bytes of the cache; beyond it, what was not used for longest goes
 
 
 def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool):
     """The virtual machine's executable for a module that `pipeline.lowering` has lowered.
 
-    `runs_here` makes the machine code at once, which TVM leaves to a library's first call.
+    `runs_here` makes the machine code at once, which TVM leaves to a library's first call. Objects need a C++ compiler
+    to link them, and a cache that can be written; without either, code is made in memory, for this process. That is
+    also done where passes are traced, as in `tracing`: every kernel goes through all of them.
     """
     functions = dict(mod.functions_items())
-    # The first is left to TVM, which would link an executable without a kernel with the system's C++ compiler.
-    kernels = [var for var, func in functions.items() if isinstance(func, tirx.PrimFunc)][1:]
-    cores, context = env.usable_cores(), tvm.transform.PassContext.current()
-    count = min(len(kernels), cores * _PARTS)
-    parts = [{var: functions.pop(var) for var in kernels[first::count]} for first in range(count)]
+    kernels = {var: func for var, func in functions.items() if isinstance(func, tirx.PrimFunc)}
+    traced = bool(tvm.transform.PassContext.current().instruments)
+    objects = _objects() if not traced and (env.cpp_compiler() or not runs_here) else None
+    texts = {var: tvm.ir.save_json(func) for var, func in kernels.items()}
+    # The longest first, so that no core is left with it at the end. The shortest is left to TVM, which would link an
+    # executable without a kernel of its own by way of C.
+    *apart, _ = sorted(kernels, key=lambda var: -len(texts[var])) or [None]
 
-    def compile_apart(part):
-        with tvm.transform.PassContext(context.opt_level, config=dict(context.config)):
-            return compile_kernels(part, target, runs_here)
+    def make(var):
+        if objects is None:
+            return compile_kernels({var: kernels[var]}, target, runs_here)
+        key = _key(target, texts[var])
+        return objects.find(key, var) or objects.keep(key, var, compile_kernels({var: kernels[var]}, target, False))
 
-    if context.instruments:  # they belong to this thread
-        libraries = [compile_kernels(part, target, runs_here) for part in parts]
+    if traced:  # the instruments belong to this thread
+        libraries = [make(var) for var in apart]
     else:
-        with ThreadPoolExecutor(cores) as pool:
-            libraries = list(pool.map(compile_apart, parts))
-    rest = tvm.IRModule(functions).with_attr("external_mods", libraries)
-    return tvm.relax.build(rest, target=target, relax_pipeline=None)
+        with ThreadPoolExecutor(env.usable_cores()) as pool:
+            libraries = list(pool.map(_in_this_context(make), apart))
+    rest = tvm.IRModule({var: func for var, func in functions.items() if var not in apart})
+    result = tvm.relax.build(rest.with_attr("external_mods", libraries), target=target, relax_pipeline=None)
+    result.kernels, result.target = kernels, target  # for `source`
+    return result
+
+
+def source(executable, kernel: str | None, fmt: str) -> str:
+    """LLVM's text ("ll") or assembly ("asm") of a kernel, or of all, of what `executable` made."""
+    kernels = {var: func for var, func in executable.kernels.items() if kernel in (None, var.name_hint)}
+    return compile_kernels(kernels, executable.target, runs_here=False).inspect_source(fmt)
 
 
 def compile_kernels(kernels: dict, target, runs_here):
@@ -49,3 +71,78 @@ def compile_kernels(kernels: dict, target, runs_here):
     if runs_here:
         library.get_function(next(iter(kernels)).name_hint)
     return library
+
+
+def _in_this_context(function):
+    """`function` for other threads, in the pass context of this one."""
+    context = tvm.transform.PassContext.current()
+
+    def run(*args):
+        with tvm.transform.PassContext(context.opt_level, config=dict(context.config)):
+            return function(*args)
+
+    return run
+
+
+# ---------------------------------------------------------------- object files
+
+
+class _Objects:
+    """Object files in a folder, by key. A file's name is its key and its content's SHA-256, which is checked."""
+
+    def __init__(self, folder: Path):
+        """Raises OSError where `folder` cannot be written. What was not used for longest makes room for more."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self._files = folder, {}
+        entries = [(entry.stat(), Path(entry.path)) for entry in os.scandir(folder)]
+        total = 0
+        for stat, file in sorted(entries, key=lambda entry: -entry[0].st_mtime):
+            total += stat.st_size
+            if total > _KEPT:
+                file.unlink(missing_ok=True)
+            elif file.suffix == ".o":
+                self._files[file.stem.partition("-")[0]] = file
+
+    def find(self, key: str, var):
+        """The module of a kernel's object; None where there is none, or it is damaged."""
+        file = self._files.get(key)
+        try:
+            if file is None:
+                return None
+            if data.checksum(file) != file.stem.partition("-")[2]:
+                file.unlink()
+                return None
+            os.utime(file)  # it is used
+            return tvm.runtime.load_static_library(str(file), [var.name_hint])
+        except (OSError, RuntimeError):  # another process has made room
+            return None
+
+    def keep(self, key: str, var, library):
+        """The module of the object of what LLVM has made; `library` itself where no object can be kept."""
+        part = self.folder / f"{key}-{os.getpid()}-{threading.get_ident()}.part"
+        try:
+            library.write_to_file(str(part), "o")
+            file = part.replace(self.folder / f"{key}-{data.checksum(part)}.o")
+            return tvm.runtime.load_static_library(str(file), [var.name_hint])
+        except (OSError, RuntimeError):  # a full disk
+            return library
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _objects() -> _Objects | None:
+    try:
+        return _Objects(data.writable_cache() / "kernels")
+    except OSError:
+        return None
+
+
+def _key(target, text: str) -> str:
+    context = tvm.transform.PassContext.current()
+    parts = (_toolchain(), str(target), str(context.opt_level), str(sorted(context.config.items())), text)
+    return hashlib.sha256(chr(0).join(parts).encode()).hexdigest()
+
+
+@cache
+def _toolchain() -> str:
+    return f"{tvm.__version__} {tvm.target.codegen.llvm_version_major()} {Path(__file__).read_text()}"

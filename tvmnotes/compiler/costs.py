@@ -40,13 +40,14 @@ def count(func: tirx.PrimFunc) -> dict[str, int]:
 
     def moved(accesses, less=()):
         counts = {b: min(size, accesses[b]) for b, size in sizes.items() if b not in less or accesses[b] == math.inf}
-        return sum(math.ceil(count) * _bytes(buffer.dtype) for buffer, count in counts.items())
+        return sum(math.ceil(count) * bytes_of(buffer.dtype) for buffer, count in counts.items())
 
     reads, writes = moved(counter.loads, less=counter.stores), moved(counter.stores)
     return {"flops": round(counter.flops), "reads": reads, "writes": writes}
 
 
-def _bytes(dtype) -> int:
+def bytes_of(dtype) -> int:
+    """The bytes that a number of a type takes."""
     return (tvm.DataType(str(dtype)).bits + 7) // 8
 
 
@@ -258,7 +259,7 @@ def memory(main: relax.Function) -> dict:
                 holds[owner[var]] += 1
                 if name == "relax.vm.alloc_tensor":
                     shape = [int(n) for n in call.args[2].values]
-                    unshared += math.prod(shape) * _bytes(var.ty.dtype)
+                    unshared += math.prod(shape) * bytes_of(var.ty.dtype)
             elif name == "relax.vm.kill_object" and call.args[0] in owner:
                 holds[owner[call.args[0]]] -= 1
     return {"buffers": list(sizes.values()), "peak": peak, "unshared": unshared}

@@ -46,17 +46,17 @@ class _Rewrite(relax.PyExprMutator):
         padding = [*(t - 1 for t in taps), *(max(0, q - size) for q, size in zip(places, sizes, strict=True))]
         weight = relax.const(by_rest(array, strides, taps))
         every = self._emit(op.nn.conv2d(x, weight, padding=padding))
-        every = self._cut(every, [2, 3], [0, 0], places)
-        if strides == [1, 1]:
-            return self._cut(every, [2, 3], before, [p + m for p, m in zip(before, made[2:], strict=True)])
-        apart = self._emit(op.reshape(every, (n, *strides, outputs, *places)))
-        mixed = self._emit(op.permute_dims(apart, [0, 3, 4, 1, 5, 2]))
-        whole = self._emit(op.reshape(mixed, (n, outputs, *(q * s for q, s in zip(places, strides, strict=True)))))
-        return self._cut(whole, [2, 3], before, [p + m for p, m in zip(before, made[2:], strict=True)])
+        every = self._cut(every, [0, 0], places)
+        if strides != [1, 1]:
+            apart = self._emit(op.reshape(every, (n, *strides, outputs, *places)))
+            mixed = self._emit(op.permute_dims(apart, [0, 3, 4, 1, 5, 2]))
+            every = self._emit(op.reshape(mixed, (n, outputs, *(q * s for q, s in zip(places, strides, strict=True)))))
+        return self._cut(every, before, [p + m for p, m in zip(before, made[2:], strict=True)])
 
-    def _cut(self, x, axes, begins, ends):
-        whole = not any(begins) and [fixed_shape(x.ty)[axis] for axis in axes] == [*ends]
-        return x if whole else self._emit(op.strided_slice(x, axes, begins, ends))
+    def _cut(self, x, begins, ends):
+        """Rows and columns of `x`, from and up to these."""
+        whole = not any(begins) and [*fixed_shape(x.ty)[2:]] == [*ends]
+        return x if whole else self._emit(op.strided_slice(x, [2, 3], begins, ends))
 
     def _emit(self, expr):
         return self.builder_.emit(self.builder_.normalize(expr))

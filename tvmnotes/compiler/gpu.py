@@ -26,7 +26,7 @@ from tvm.s_tir import SBlock, SBlockRealize, dlight
 from .. import env
 from ..runtime import Compiled
 from ..runtime import _tensor as as_input
-from ..spec import dtype_of, some
+from ..spec import dtype_of
 
 WITHOUT_GPU = "sm_80"  # what "cuda" means where there is no GPU to ask
 _OLDEST = 75  # for which CUDA 13 compiles
@@ -86,25 +86,22 @@ def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModul
     At every opt level: a kernel without threads cannot run on a GPU.
     """
     mod, schedules = mod.clone(), {}
+    by_hand = {var for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc) and has_threads(func)}
     if tvm.s_tir.meta_schedule.database.Database.current():
         mod = t.MetaScheduleApplyDatabase(enable_warning=False)(mod)
-    for var, func in mod.functions_items():
-        if isinstance(func, tirx.PrimFunc):
-            with _intrinsics_of_cuda():
-                rule, made = _schedule(func, target)
-            mod.update_func(var, made)
-            known = [] if rule == "tvm" else launches(made)
-            schedules[var.name_hint] = f"{rule} {json.dumps({'launches': known})}"
+    with _intrinsics_of_cuda():
+        for var, func in mod.functions_items():
+            if isinstance(func, tirx.PrimFunc):
+                rule, made = ("by_hand", func) if var in by_hand else _schedule(func, target)
+                mod.update_func(var, made)
+                schedules[var.name_hint] = f"{rule} {json.dumps({'launches': launches(made)})}"
     return mod, dict(sorted(schedules.items()))
 
 
 def _schedule(func, target) -> tuple[str, tirx.PrimFunc]:
     """The name of the rule that serves a kernel, and the kernel with its schedule."""
-    attrs = func.attrs or {}
-    if "tirx.is_scheduled" in attrs:
+    if "tirx.is_scheduled" in (func.attrs or {}):
         return "metaschedule", func
-    if has_threads(func):
-        return "tvm", func
     blocks = isinstance(func.body, SBlockRealize)
     for name, rule in _RULES.items() if blocks else ():
         if name.endswith("reduction") and _sums_few(func):
@@ -126,7 +123,8 @@ def _intrinsics_of_cuda():
     package.__path__ = [str(Path(tvm.s_tir.__file__).with_name("tensor_intrin"))]
     there = sys.modules.setdefault(name, package)
     try:
-        yield
+        with env.quick_script():
+            yield
     finally:
         if there is package:
             del sys.modules[name]
@@ -172,11 +170,16 @@ def one_thread(func) -> tirx.PrimFunc:
 
 
 def launches(func) -> list[dict]:
-    """What a scheduled kernel launches, in order: each with its grid, in blocks, and its block, in threads."""
+    """What a scheduled kernel launches, in order: each with its grid, in blocks, and its block, in threads.
+
+    Nothing for TVM's sorts, which launch in loops, each time another grid.
+    """
     body = func.body.block.body if isinstance(func.body, SBlockRealize) else func.body
     found = []
     for statement in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
         extents = _threads(statement)
+        if not all(isinstance(extent, tirx.IntImm) for extent in extents.values()):
+            return []
         sizes = {what: [int(extents.get(f"{tag}.{axis}", 1)) for axis in "xyz"]
                  for what, tag in (("grid", "blockIdx"), ("block", "threadIdx"))}  # fmt: skip
         found.extend([sizes] if extents else [])
@@ -184,7 +187,7 @@ def launches(func) -> list[dict]:
 
 
 def has_threads(func) -> bool:
-    """Whether a kernel has threads of its own before it is scheduled, as TVM's sorts for GPUs have."""
+    """Whether a kernel has threads of its own before it is scheduled, as TVM's sorts and some of detection.py have."""
     return bool(_threads(func.body))
 
 
@@ -293,12 +296,10 @@ class CompiledForGPU(Compiled):
 
     def source(self, kernel: str | None = None) -> str:
         """The CUDA source: of one of `kernels`, as the functions that it launches, or of all."""
-        library = self._library.mod
-        text = next(_cuda(library)).inspect_source("cuda")
+        self._known(kernel)
+        text = next(_cuda(self._library.mod)).inspect_source("cuda")
         if kernel is None:
             return text
-        if kernel not in self.kernels:
-            raise ValueError(f"unknown kernel {kernel!r}; there are: {some(self.kernels)}")
         starts = [m.start() for m in re.finditer(r'^extern "C" __global__ .*\{$', text, re.M)]
         parts = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
         named = re.compile(rf"\b{re.escape(kernel)}_kernel(_\d+)?\(")

@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax import transform as t
 
-from .fold import constant_array, fixed_shape, fold_with_numpy, on_each_function
+from .fold import constant_array, fixed_shape, fold_batch_norm, fold_with_numpy, on_each_function
 
 _PER_CHANNEL = {f"relax.{name}" for name in ("add", "subtract", "multiply", "divide")}  # with a constant
 _UNARY = {f"relax.{name}" for name in (
@@ -40,7 +40,7 @@ def prepared(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict]:
     from . import bind
 
     mod, _ = bind(mod, params)
-    steps = [t.FoldBatchnormToConv2D(), t.DecomposeOpsForInference(), t.ConvertToDataflow(), t.CanonicalizeBindings(),
+    steps = [fold_batch_norm(), t.DecomposeOpsForInference(), t.ConvertToDataflow(), t.CanonicalizeBindings(),
              fold_with_numpy(), t.CanonicalizeBindings(), t.EliminateCommonSubexpr(),
              t.DeadCodeElimination()]  # fmt: skip
     return tvm.transform.Sequential(steps)(mod), {}

@@ -11,7 +11,8 @@ from tvm.relax import transform as t
 
 from .costs import count, note_operators, operators
 from .deconvolution import transposed_to_plain
-from .fold import fixed_shape, fold_affine, fold_with_numpy
+from .detection import in_parallel
+from .fold import fixed_shape, fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .gpu import has_threads
 from .layout import block_layouts
 from .legalize import legalizations
@@ -26,13 +27,13 @@ def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass
     registers = None if target.kind.name == "cuda" else vectors(target)
     from_level = [
         # the graph
-        (3, t.FoldBatchnormToConv2D()),
+        (3, fold_batch_norm()),
         (0, t.DecomposeOpsForInference()),
         (0, t.ConvertToDataflow()),
         (0, t.CanonicalizeBindings()),
         (2, fold_with_numpy()),
         (2, t.CanonicalizeBindings()),
-        (3, t.FoldConstant()),
+        (3, fold_the_rest()),
         (3, transposed_to_plain()),
         (3, t.EliminateCommonSubexpr()),
         (3, fold_affine()),  # batch norms that no convolution precedes
@@ -40,6 +41,7 @@ def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass
         *([(3, block_layouts(registers))] if registers else []),  # NCHW to NCHW[x]c, weights packed
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
+        *([] if registers else [(0, in_parallel())]),  # the loops behind a detector, for a GPU
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
         (0, t.LegalizeOps(legalizations(registers) if opt_level >= 3 else None)),
         (0, t.AnnotateTIROpPattern()),
@@ -154,7 +156,7 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
         "costs": {
             var.name_hint: count(func) | {"operators": operators(mod, var.name_hint)}
             for var, func in kernels
-            if not has_threads(func)  # TVM's sorts for GPUs
+            if not has_threads(func)  # written for a GPU by hand
         },
         "workloads": {
             var.name_hint: str(func.attrs["workload"]) for var, func in kernels if "workload" in (func.attrs or {})

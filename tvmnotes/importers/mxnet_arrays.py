@@ -63,8 +63,15 @@ def reshaped(shape, target, reverse=False) -> list[int]:
 
 @converts("reshape_like")
 def _reshape_like(c: Call):
-    c.refuse(lhs_begin=(), rhs_begin=())
-    return op.reshape(c.x, shape_of(c.inputs[1]))
+    """Some axes, from begin to end, take the sizes of some axes of the other."""
+
+    def some(side, shape):
+        begin, end = c.get(f"{side}_begin"), c.get(f"{side}_end")
+        return slice(None if begin is None else int(begin), None if end is None else int(end)).indices(len(shape))[:2]
+
+    like = shape_of(c.inputs[1])
+    (first, last), (begin, end) = some("lhs", c.shape), some("rhs", like)
+    return op.reshape(c.x, reshaped(c.shape, [*c.shape[:first], *like[begin:end], *c.shape[last:]]))
 
 
 @converts("transpose")

@@ -5,7 +5,7 @@ deformable_convolution-inl.h.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import tvm
@@ -13,12 +13,15 @@ from tvm import relax, te
 from tvm.relax import op
 from tvm.script import tirx as T
 
+from .. import env
+from ..compiler.detection import ATTRIBUTE, sortable
 from ..compiler.schedules import OPAQUE
 from .mxnet_call import Call, converts, shape_of
 
 # ---------------------------------------------------------------- kernels
 
 
+@env.quick_script()
 def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
     """A kernel of scores (rows, length) float32 that finds the `count` largest of each row, and where they are.
 
@@ -47,7 +50,7 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
                     for each in range(2048):
                         found[each] = 0
                     for at in range(length):
-                        key[0] = _sortable(scores[row, at])
+                        key[0] = sortable(scores[row, at])
                         if part == 0:
                             found[T.Cast("int32", key[0] >> T.uint32(21))] += 1
                         elif part == 1:
@@ -65,7 +68,7 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
                     )
                 state[2] = 0
                 for at in range(length):
-                    key[0] = _sortable(scores[row, at])
+                    key[0] = sortable(scores[row, at])
                     if key[0] > least[0]:
                         places[row, state[2]] = at
                         best[row, state[2]] = scores[row, at]
@@ -76,15 +79,10 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
                         state[0] = state[0] - 1
                         state[2] = state[2] + 1
 
-    return main
+    return main.with_attr(ATTRIBUTE, {"kernel": "best_places"})
 
 
-def _sortable(score):
-    """The bits of a float32, turned so that they order as the numbers do."""
-    bits = T.reinterpret("uint32", score)
-    return bits ^ T.if_then_else((bits >> T.uint32(31)) == T.uint32(1), T.uint32(0xFFFFFFFF), T.uint32(0x80000000))
-
-
+@env.quick_script()
 def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") -> tvm.tirx.PrimFunc:
     """A kernel of data (batch, rows, width) and order (batch, count) int32, the rows by falling score.
 
@@ -166,7 +164,7 @@ def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") 
                 for field in range(width):
                     kept[n, written[0] + i, field] = T.float32(-1)
 
-    return main
+    return main.with_attr(ATTRIBUTE, {"kernel": "suppressed", **asdict(c)})
 
 
 @dataclass(frozen=True)

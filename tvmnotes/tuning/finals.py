@@ -15,6 +15,7 @@ from .. import records
 from ..compiler import build
 from ..compiler.schedules.marks import described
 from ..records import Record
+from ..stopwatch import Stopwatch, of_kernels
 from .task import Task
 from .trial import Candidate
 
@@ -66,10 +67,11 @@ def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, momen
     places = range(1, max(map(len, best.values())))
     variants = [untuned, *(variant(best, place, mod, params, target) for place in places)]
     inputs = random_inputs(untuned)
+    watches = [Stopwatch(lib, lambda lib=lib: lib.run(inputs)) for lib in variants]
     turns = []
     for _ in range(_TURNS):  # in another order each time, lest a rhythm of the machine hit always the same
         order = random.sample(range(len(variants)), len(variants))
-        spent = {place: _turn(variants[place], inputs) for place in order}
+        spent = {place: _turn(variants[place], watches[place]) for place in order}
         turns.append([spent[place] for place in range(len(variants))])
     made = []
     for task, configs in best.items():
@@ -81,20 +83,18 @@ def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, momen
     return made
 
 
-def _turn(lib, inputs) -> dict[str, float]:
+def _turn(lib, watch: Stopwatch) -> dict[str, float]:
     """The seconds that a run spends on each workload: of each kernel the least of some runs."""
-    least: list[float] = []
     end = clock.perf_counter() + _SECONDS
     for run in range(_RUNS):
         if run and clock.perf_counter() > end:
             break
-        kernels, seconds = zip(*lib.timed(*inputs), strict=True)
-        least = [min(pair) for pair in zip(least, seconds, strict=True)] if least else list(seconds)
+        watch()
     spent: dict[str, float] = {}
-    for kernel, seconds in zip(kernels, least, strict=True):
-        if kernel in lib.graph["workloads"]:
-            name = _name(json.loads(lib.graph["workloads"][kernel]))
-            spent[name] = spent.get(name, 0.0) + seconds
+    for calls in zip(*(of_kernels(run, lib) for run in watch.take()), strict=True):
+        if calls[0].name in lib.graph["workloads"]:
+            name = _name(json.loads(lib.graph["workloads"][calls[0].name]))
+            spent[name] = spent.get(name, 0.0) + min(call.end - call.begin for call in calls)
     return spent
 
 

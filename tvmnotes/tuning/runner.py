@@ -20,6 +20,7 @@ import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner.rpc_runner import default_upload_module
 
+from .. import env
 from . import server, trial, workers
 from .trial import Candidate, Trial
 
@@ -41,7 +42,7 @@ class Local:
         A trial has `repeat` repeats, each the mean of `number` calls, or of as many as take `min_repeat_ms`. With one
         call, which is the default, a kernel finds the caches as in a network.
         """
-        if not (shutil.which("g++") or shutil.which("clang++")):
+        if not env.cpp_compiler():
             raise RuntimeError("tuning links a library for each trial with a C++ compiler: install g++ or clang++")
         self.timeout = timeout
         self._evaluator = ms.runner.EvaluatorConfig(number, repeat, min_repeat_ms)

@@ -102,9 +102,10 @@ def _schedule(func, name, lanes):
 
     Where its family's fits, the workload that it serves becomes its attribute "workload".
     """
-    found = marked(_begin(func)) or _searched(func, name)
+    main = func.with_attr("global_symbol", "main")  # held here, or TVM's Schedule would change `func` itself
+    found = marked(_begin(main)) or _searched(func, name)
     for family, config, workload in (*found, ("default", {"lanes": lanes}, None)):
-        sch = _begin(func)
+        sch = _begin(main)
         try:
             _FAMILIES[family].schedule(sch, config)
         except ScheduleError:
@@ -125,5 +126,5 @@ def _searched(func, name) -> list[tuple[str, dict, str | None]]:
     return [(config["family"], config, json.dumps(described(kernel)))] if config else []
 
 
-def _begin(func) -> Schedule:
-    return Schedule(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), error_render_level="fast")
+def _begin(main) -> Schedule:
+    return Schedule(tvm.IRModule({"main": main}), error_render_level="fast")

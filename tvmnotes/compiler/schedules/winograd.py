@@ -102,10 +102,10 @@ def transform_weight(weight: np.ndarray, tile: int, lanes: int) -> np.ndarray:
     out, ins = weight.shape[:2]
     outs, sources = -(-out // lanes), -(-ins // lanes)
     g = np.array(_TRANSFORMS[tile][1])
-    made = np.einsum("ar,oirs,bs->oiab", g, weight.astype("float64"), g, optimize=True).astype("float32")
-    made = filled_up(made, (outs * lanes, sources * lanes, *made.shape[2:]))
-    made = made.reshape(outs, lanes, sources, lanes, tile + 2, tile + 2).transpose(0, 4, 5, 2, 3, 1)
-    return np.ascontiguousarray(made)
+    filled = filled_up(weight, (outs * lanes, sources * lanes, 3, 3)).reshape(outs, lanes, sources, lanes, 9)
+    taps = filled.transpose(0, 4, 2, 3, 1).reshape(outs, 9, -1)
+    made = np.kron(g, g).astype("float32") @ taps  # G w Gᵀ, of each pair of channels
+    return made.reshape(outs, tile + 2, tile + 2, sources, lanes, lanes)
 
 
 def compute(data, kernel, window: Window, config: dict, attrs: dict | None = None):

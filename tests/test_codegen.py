@@ -1,0 +1,148 @@
+"""Machine code is made once for each kernel, kept in the cache, and never the wrong one."""
+
+import threading
+
+import numpy as np
+import pytest
+import tvm
+
+import tvmnotes as tn
+from tvmnotes.compiler import codegen
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "kernels"
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The names of the kernels that LLVM has compiled, but for the one of each build that is left to TVM."""
+    names, compile_kernels = [], codegen.compile_kernels
+
+    def noted(kernels, *args, **kwargs):
+        names.extend(var.name_hint for var in kernels)
+        return compile_kernels(kernels, *args, **kwargs)
+
+    monkeypatch.setattr(codegen, "compile_kernels", noted)
+    return names
+
+
+def check(lib, small):
+    x = np.random.default_rng().standard_normal(small.x.shape).astype("float32")
+    np.testing.assert_allclose(lib(small.x), small.wanted, rtol=TOLERANCE, atol=TOLERANCE)
+    return x
+
+
+def test_a_kernel_is_compiled_once(small, compiled, cache):
+    first = tn.build(small.mod, small.params)
+    assert sorted(compiled) == sorted(set(compiled)) and len(compiled) == len(first.kernels) - 1 > 2
+    assert len(list(cache.iterdir())) == len(compiled)
+    compiled.clear()
+    second = tn.build(small.mod, small.params)
+    assert compiled == []
+    x = check(second, small)
+    np.testing.assert_array_equal(first(x), second(x))
+
+
+def test_another_process_finds_the_code(small, cache, python, tmp_path):
+    tn.build(small.mod, small.params)
+    before = sorted(cache.iterdir())
+    (tmp_path / "module.json").write_text(tvm.ir.save_json(small.mod))
+    np.savez(tmp_path / "params.npz", **{name: array.numpy() for name, array in small.params.items()})
+    code = (
+        "import numpy, tvm, tvmnotes as tn; from tvmnotes.compiler import codegen; codegen.compile_kernels = None\n"
+        "mod = tvm.ir.load_json(open('module.json').read())\n"
+        "print(len(tn.build(mod, dict(numpy.load('params.npz'))).kernels))"
+    )
+    assert int(python(code, cwd=tmp_path)) == len(before) + 1
+    assert sorted(cache.iterdir()) == before
+
+
+def test_code_is_for_one_target_and_one_context(small, compiled):
+    tn.build(small.mod, small.params)
+    count = len(compiled)
+    tn.build(small.mod, small.params, {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"})
+    assert len(compiled) > count
+    compiled.clear()
+    with tvm.transform.PassContext(config={"tirx.disable_vectorize": True}):
+        lib = tn.build(small.mod, small.params)
+    assert len(compiled) == count
+    check(lib, small)
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None])
+def test_damaged_code_is_made_again(small, compiled, cache, damage):
+    tn.build(small.mod, small.params)
+    count = len(compiled)
+    for file in cache.iterdir():
+        file.write_bytes(file.read_bytes()[:200] if damage is None else damage)
+    check(tn.build(small.mod, small.params), small)
+    assert len(compiled) == 2 * count
+    check(tn.build(small.mod, small.params), small)
+    assert len(compiled) == 2 * count
+
+
+@pytest.mark.parametrize("lacks", ["compiler", "cache", "disk"])
+def test_without_a_compiler_or_a_cache_code_stays_in_memory(small, compiled, cache, monkeypatch, lacks):
+    if lacks == "compiler":
+        monkeypatch.setenv("PATH", "")
+    elif lacks == "cache":
+        monkeypatch.setenv("TVMNOTES_CACHE", "/proc/none")
+    else:
+
+        def full(*_args):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(codegen.Path, "replace", full)
+    check(tn.build(small.mod, small.params), small)
+    assert compiled and (not cache.exists() or not list(cache.iterdir()))
+
+
+def test_the_cache_keeps_what_was_used_last(small, cache, monkeypatch):
+    tn.build(small.mod, small.params)
+    kept = {file: file.stat().st_size for file in cache.iterdir()}
+    tn.build(small.mod, small.params, opt_level=0)
+    plain = set(cache.iterdir()) - set(kept)
+    tn.build(small.mod, small.params)  # uses the older ones again
+    monkeypatch.setattr(codegen, "_KEPT", sum(kept.values()))
+    tn.build(small.mod, small.params)  # makes room
+    assert plain and not any(file.exists() for file in plain)
+    assert all(file.exists() for file in kept)
+
+
+def test_several_threads_build_one_network(small, cache):
+    made = []
+    threads = [threading.Thread(target=lambda: made.append(tn.build(small.mod, small.params))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 4
+    for lib in made:
+        check(lib, small)
+    assert not [file for file in cache.iterdir() if file.suffix != ".o"]
+
+
+def test_a_traced_build_compiles_every_kernel(small, compiled):
+    tn.build(small.mod, small.params)
+    count = len(compiled)
+    tn.trace_build(small.mod, small.params)
+    assert len(compiled) == 2 * count
+
+
+def test_the_source_of_a_kernel(small, tmp_path):
+    lib = tn.build(small.mod, small.params)
+    for kernel in lib.kernels:
+        assert f"@{kernel}_compute_" in lib.source() or f"@__tvm_ffi_{kernel}(" in lib.source()
+        assert f"@__tvm_ffi_{kernel}(" in lib.source(kernel)
+    first, second, *_ = lib.kernels
+    assert f"@__tvm_ffi_{second}(" not in lib.source(first)
+    assert f"__tvm_ffi_{first}:" in lib.source(first, "asm")
+    with pytest.raises(ValueError, match="unknown kernel 'none'; there are: "):
+        lib.source("none")
+    with pytest.raises(ValueError, match="has no source any more"):
+        tn.load(lib.save(tmp_path / "lib")).source()
