@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from torchvision import transforms
 
 from tvmnotes import vision
@@ -89,8 +89,10 @@ def test_a_missing_picture(tmp_path):
             vision.open_picture(path)
 
 
+@pytest.mark.parametrize("leniently", [False, True])  # what GluonCV does to Pillow when it is imported
 @pytest.mark.parametrize("name", ["text.jpg", "empty.png", "half.jpg", "half.png", "damaged.png"])
-def test_a_file_that_is_no_picture(sample, tmp_path, name):
+def test_a_file_that_is_no_picture(sample, tmp_path, monkeypatch, name, leniently):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", leniently)
     file = tmp_path / name
     stem, kind = name.split(".")
     sample.save(file, {"jpg": "jpeg"}.get(kind, kind))
@@ -100,6 +102,7 @@ def test_a_file_that_is_no_picture(sample, tmp_path, name):
     file.write_bytes(damage.get(stem, whole[:middle] + b"?" * 64 + whole[middle + 64 :]))
     with pytest.raises(ValueError, match=f"{file} is no picture that can be read"):
         vision.open_picture(file)
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is leniently
 
 
 def test_a_picture_of_too_many_pixels(monkeypatch):

@@ -23,11 +23,13 @@ def open_picture(path: str | os.PathLike | None = None) -> Image.Image:
 
     Raises FileNotFoundError for a missing file, ValueError for one that is no picture that Pillow reads.
     """
-    from PIL import ImageOps
+    from PIL import ImageFile, ImageOps
 
     path = Path(path) if path is not None else sample_picture()
     if not path.is_file():
         raise FileNotFoundError(f"no picture at {path}: give the path of a JPEG or PNG file, or None for the sample")
+    leniently = ImageFile.LOAD_TRUNCATED_IMAGES
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # GluonCV sets it for the whole process, and half a picture comes out grey
     try:
         with Image.open(path) as image:
             image = ImageOps.exif_transpose(image)
@@ -36,6 +38,8 @@ def open_picture(path: str | os.PathLike | None = None) -> Image.Image:
             return image.convert("RGB")
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"{path} is no picture that can be read ({error}): expected a JPEG or PNG file") from error
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = leniently
 
 
 def crop(image: Image.Image, size: int = 224, resize: int = 256) -> Image.Image:
