@@ -2,9 +2,12 @@
 
 import inspect
 import os
+import re
 
 import pytest
+import torch
 import tvm
+from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from tvmnotes import env
@@ -183,6 +186,31 @@ def test_the_host_target_switches_off_what_the_machine_lacks(forget, monkeypatch
     target = env.host_target()
     assert {f"-{isa}" for isa in lost} <= set(target.attrs["mattr"])
     assert not lost & set(env.target_instruction_sets(target))
+
+
+def inner_loops(assembly: str) -> list[list[str]]:
+    """The lines from a label to the jump back to it, of those loops that multiply and add."""
+    lines, labels, loops = assembly.splitlines(), {}, []
+    for number, line in enumerate(lines):
+        if label := re.match(r"(\.?\w+):", line):
+            labels[label[1]] = number
+        elif line.split() and line.split()[-1] in labels:
+            loops.append(lines[labels[line.split()[-1]] : number + 1])
+    return [loop for loop in loops if any("vfmadd" in line for line in loop)]
+
+
+@pytest.mark.parametrize("cpu", ["haswell", "alderlake", "znver2", "znver3", "skylake-avx512", "znver4"])
+def test_no_cpu_keeps_a_tile_of_sums_in_memory(forget, monkeypatch, compile_function, cpu):
+    monkeypatch.setattr("tvm.target.codegen.llvm_get_system_cpu", lambda: cpu)
+    weight = torch.ones(256, 128, 3, 3)
+    target = {"kind": "llvm", "mcpu": env._llvm_cpu(), "num-cores": 2}
+    lib = compile_function(
+        lambda x: F.conv2d(x, weight, None, 2, 1), {"x": (1, 128, 28, 28)}, target=target, records=False
+    )
+    (kernel,) = (name for name, schedule in lib.kernels.items() if schedule.startswith("conv2d "))
+    inner = min(inner_loops(lib.source(kernel, "asm")), key=len)
+    assert sum("vfmadd" in line for line in inner) >= 12, "a tile"
+    assert not [line for line in inner if "(%rsp)" in line]
 
 
 # ---------------------------------------------------------------- report and problems
