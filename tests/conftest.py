@@ -1,5 +1,6 @@
 """What all tests share: no network, caches of their own, a small network with its numbers from PyTorch."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -26,6 +27,11 @@ def pytest_sessionstart(session):
         os.environ.pop(name, None)
         os.environ.pop(name.upper(), None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish(session):
+    """What is imported by now stays: the garbage collector need not look through all of it again and again."""
+    gc.freeze()
 
 
 @pytest.fixture
