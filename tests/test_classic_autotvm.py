@@ -13,8 +13,8 @@ import onnxruntime
 import pytest
 import torch
 import tvm
-from instant import Instant
-from machines import Machines
+from fake_runner import FakeRunner
+from rpc_cluster import Cluster
 from torch import nn
 
 import tvmnotes.classic
@@ -176,12 +176,12 @@ def test_the_runner_is_obeyed_and_kept_for_all_tasks(tasks):
 
 
 class Quick:
-    """A runner for `measure_option` that measures nothing: it answers with `seconds(config)`, see `Instant`."""
+    """A runner for `measure_option` that measures nothing: it answers with `seconds(config)`, see `FakeRunner`."""
 
     n_parallel, cooldown_interval = 1, 0
 
     def __init__(self, seconds):
-        self.opened = Instant(seconds)
+        self.opened = FakeRunner(seconds)
 
     def open(self, _timeout):
         return self.opened
@@ -419,9 +419,9 @@ def test_a_candidate_that_fails_costs_its_trial_only(tmp_path):
 def test_an_rpc_runner_measures_on_the_servers_of_its_key(tmp_path):
     from tvm import autotvm
 
-    with Machines(tmp_path) as machines:
-        machines.serve("one", key="shelf")
-        measure_over_rpc(autotvm, machines.port, tmp_path / "dense.log")
+    with Cluster(tmp_path) as cluster:
+        cluster.serve("one", key="shelf")
+        measure_over_rpc(autotvm, cluster.port, tmp_path / "dense.log")
 
 
 def measure_over_rpc(autotvm, port, log):

@@ -7,7 +7,8 @@ import pytest
 import tvm
 
 import tvmnotes as tn
-from tvmnotes.classic import frontend, ir, lower, modules, names, ops, transform
+from tvmnotes.classic import modules, names
+from tvmnotes.classic.relay import frontend, ir, lower, ops, transform
 
 
 def test_every_served_name_has_a_row():

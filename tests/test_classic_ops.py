@@ -16,7 +16,7 @@ import tvm.relax
 from torch.nn import functional as F
 
 from tvmnotes import classic
-from tvmnotes.classic.ops import OPERATORS
+from tvmnotes.classic.relay.ops import OPERATORS
 
 # All results are float32 sums of at most some hundred products of numbers near 1, in another order than NumPy's.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}

@@ -491,7 +491,7 @@ def small_lib(small):
     classic.enable()
     from tvm import relay
 
-    from tvmnotes.classic.lift import from_relax
+    from tvmnotes.classic.relay.lift import from_relax
 
     lib = relay.build(from_relax(small.mod), "llvm", params=small.params)
     classic.disable()

@@ -13,7 +13,7 @@ from torch import nn
 from tvm import relax
 
 from tvmnotes import build, env, from_pytorch, models
-from tvmnotes.compiler import resolve_target
+from tvmnotes.compiler.build import resolve_target
 
 TOLERANCE = 1e-5
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import tvmnotes as tn
-from tvmnotes import env, load, saved
+from tvmnotes import env, load
+from tvmnotes.runtime import saved
 
 PARTS = ["manifest.json", "lib.so", "graph.json", "params.bin"]
 ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}

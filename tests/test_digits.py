@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 import torch
 
-from tvmnotes.digits import ResNet20, load_test_set, preprocess
+from tvmnotes.course.digits import ResNet20, load_test_set, preprocess
 
 FOLDER = Path(__file__).parents[1] / "data" / "digits"
 

@@ -118,10 +118,10 @@ def test_this_machine_has_usable_cores():
 COUNT = """
 import os, tvmnotes
 def threads(): return len(os.listdir("/proc/self/task"))
-tvmnotes.env.host_target()
+tvmnotes.base.env.host_target()
 before = threads()
-tvmnotes.env._compile_and_run()
-print(os.environ["TVM_NUM_THREADS"], 1 + threads() - before, tvmnotes.env.threads())
+tvmnotes.base.env._compile_and_run()
+print(os.environ["TVM_NUM_THREADS"], 1 + threads() - before, tvmnotes.base.env.threads())
 """
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from in_turn import TARGET, in_turn, machine_code, run_in_turn
+from emulated_gpu import TARGET, emulate, machine_code, run_emulated
 from torch import nn
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -18,7 +18,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
 import tvmnotes as tn
-from tvmnotes.compiler import bind, gpu, pipeline
+from tvmnotes.compiler import cuda, pipeline
+from tvmnotes.compiler.build import bind, resolve_target
 
 without_gpu = pytest.mark.skipif(tvm.cuda().exist, reason="this machine has a GPU")
 
@@ -61,9 +62,9 @@ def launched(lib, kernel):
 
 def test_without_a_gpu_cuda_means_sm_80_and_the_host_is_this_machine():
     for given in ("cuda", {"kind": "cuda"}, {"kind": "cuda", "arch": "sm_90"}, "nvidia/nvidia-a100"):
-        target = tn.compiler.resolve_target(given, kinds=("cuda",))
+        target = resolve_target(given, kinds=("cuda",))
         assert str(target.host) == str(tn.env.host_target())
-        named = given["arch"] if isinstance(given, dict) and "arch" in given else gpu.WITHOUT_GPU
+        named = given["arch"] if isinstance(given, dict) and "arch" in given else cuda.WITHOUT_GPU
         assert target.attrs["arch"] == named or tvm.cuda().exist
 
 
@@ -112,7 +113,7 @@ class Device:
 @pytest.mark.parametrize(("here", "runs"), [("8.0", True), ("8.6", True), ("7.5", False), ("9.0", False)])
 def test_a_library_runs_on_its_generation_of_gpus(monkeypatch, lib, here, runs):
     monkeypatch.setattr(tvm, "cuda", lambda: Device(here))
-    reason = gpu.cannot_run(lib.target)
+    reason = cuda.cannot_run(lib.target)
     assert reason is None if runs else f"this machine's GPU (a GPU) is sm_{here.replace('.', '')}" in reason
 
 
@@ -170,7 +171,7 @@ def test_kernels_have_threads_at_every_opt_level(small, opt_level):
 
 def test_what_threads_do_one_after_another_is_what_pytorch_does(case):
     mod, params, x, wanted = case
-    np.testing.assert_allclose(run_in_turn(mod, params, x), wanted, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(run_emulated(mod, params, x), wanted, rtol=1e-4, atol=1e-6)
 
 
 @T.prim_func(s_tir=True)
@@ -216,9 +217,9 @@ def test_loops_that_no_rule_knows_are_the_work_of_one_thread(kernel):
 
 def run_kernel(func, *arrays):
     """Run a kernel on arrays, which it changes, scheduled for a GPU, and in turn."""
-    mod, schedules = gpu.scheduled(tvm.IRModule({"main": func}), tn.compiler.resolve_target(TARGET, ("cuda",)))
+    mod, schedules = cuda.scheduled(tvm.IRModule({"main": func}), resolve_target(TARGET, ("cuda",)))
     assert schedules == {"main": 'one_thread {"launches": [{"grid": [1, 1, 1], "block": [1, 1, 1]}]}'}
-    func = in_turn(mod["main"]).without_attr("tirx.is_scheduled")
+    func = emulate(mod["main"]).without_attr("tirx.is_scheduled")
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), tn.env.host_target())(*tensors)
     for array, tensor in zip(arrays, tensors, strict=True):
@@ -237,7 +238,7 @@ def test_tvms_sorts_come_with_their_threads():
 
 def test_a_database_of_metaschedule_comes_before_dlight():
     mod, params = tn.from_pytorch(nn.Sequential(nn.ReLU()).eval(), {"x": (64, 64)})
-    target = tn.compiler.resolve_target(TARGET, ("cuda",))
+    target = resolve_target(TARGET, ("cuda",))
     with target:
         fused = tvm.transform.Sequential(pipeline.passes(3, target))(bind(mod, params)[0])
     (func,) = (f for _, f in fused.functions_items() if isinstance(f, tirx.PrimFunc))
@@ -270,18 +271,18 @@ def test_headers_that_are_not_there_are_asked_for_and_the_environment_is_left_al
     (include / "cccl/cuda/std/cstdint").touch()
     (include / "cuda_runtime.h").touch()
     monkeypatch.setenv("CUDA_PATH", str(tmp_path))
-    with gpu.toolkit():
+    with cuda.toolkit():
         assert os.environ["CUDA_PATH"] == str(tmp_path)
         assert f"-I{include}/cccl" in os.environ["TVM_CUDA_NVRTC_EXTRA_OPTS"]
     monkeypatch.undo()
     assert dict(os.environ) == before
-    monkeypatch.setattr(gpu.Path, "glob", lambda *_: [])
-    with pytest.raises(RuntimeError, match="takes CUDA's headers.*pip install 'nvidia-cuda-cccl"), gpu.toolkit():
+    monkeypatch.setattr(cuda.Path, "glob", lambda *_: [])
+    with pytest.raises(RuntimeError, match="takes CUDA's headers.*pip install 'nvidia-cuda-cccl"), cuda.toolkit():
         pass
 
 
 def test_cuda_graphs_are_captured_where_the_context_asks_for_them(small):
-    target = tn.compiler.resolve_target(TARGET, ("cuda",))
+    target = resolve_target(TARGET, ("cuda",))
     for wanted in (False, True):
         with target, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": wanted}):
             mod = tvm.transform.Sequential(pipeline.passes(3, target))(bind(small.mod, small.params)[0])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tvmnotes as tn
-from tvmnotes.importers.mxnet_call import CONVERTERS
+from tvmnotes.importers.mxnet.call import CONVERTERS
 
 if importlib.util.find_spec("mxnet") is None:
     pytest.skip("the mxnet extra is not installed", allow_module_level=True)
@@ -490,7 +490,7 @@ def test_deformable_convolutions_equal_mxnets(groups):
 def test_the_best_places_are_found_among_all_kinds_of_numbers():
     import tvm
 
-    from tvmnotes.importers.mxnet_detection import best_places
+    from tvmnotes.importers.mxnet.detection_operators import best_places
 
     random = np.random.default_rng()
     for scores in (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tvmnotes import measure
-from tvmnotes.measure import Comparison, Timing
+from tvmnotes.measuring.measure import Comparison, Timing
 
 
 def recorder(names="ab"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tvmnotes as tn
 from tvmnotes import data, digits
-from tvmnotes.importers.mxnet_file import read_params, read_symbol
+from tvmnotes.importers.mxnet.files import read_params, read_symbol
 
 
 def checkpoint():

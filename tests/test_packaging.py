@@ -38,15 +38,17 @@ def test_the_runtime_does_without_frameworks_compiler_and_figures(python):
     loaded = python(f"import sys; sys.modules.update(dict.fromkeys({frameworks})); import tvmnotes; tvmnotes.load; "
                     "print(*sys.modules)").split()  # fmt: skip
     assert "tvmnotes.runtime" in loaded
-    assert not {"tvmnotes.compiler", "tvmnotes.importers", "tvmnotes.models", "tvmnotes.plots"} & set(loaded)
+    assert not {"tvmnotes.compiler", "tvmnotes.importers", "tvmnotes.course.models", "tvmnotes.course.plots"} & set(
+        loaded
+    )
 
 
 def test_the_face():
     for name in tvmnotes.__all__:
         assert getattr(tvmnotes, name) is not None
         assert name in dir(tvmnotes)
-    assert tvmnotes.build.__module__ == "tvmnotes.compiler"
-    assert tvmnotes.load.__module__ == "tvmnotes.runtime"
+    assert tvmnotes.build.__module__ == "tvmnotes.compiler.build"
+    assert tvmnotes.load.__module__ == "tvmnotes.runtime.compiled"
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = tvmnotes.nonsense
 

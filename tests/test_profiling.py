@@ -19,8 +19,8 @@ import tvmnotes as tn
 from tvmnotes import peak, plots, profiling, threads
 from tvmnotes.compiler import costs, pipeline
 from tvmnotes.compiler.schedules import winograd
-from tvmnotes.measure import Timing
-from tvmnotes.stopwatch import Call, Stopwatch
+from tvmnotes.measuring.measure import Timing
+from tvmnotes.runtime.stopwatch import Call, Stopwatch
 
 AVX512 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
 ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}

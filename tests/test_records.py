@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 import tvm
+from fake_runner import TARGET, WORKLOADS, task
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from instant import TARGET, WORKLOADS, task
 
 import tvmnotes as tn
 from tvmnotes import data, env, records
+from tvmnotes.compiler.records import Log, Record
 from tvmnotes.compiler.schedules import Kernel
-from tvmnotes.digits import load_test_set, preprocess
-from tvmnotes.records import Log, Record
+from tvmnotes.course.digits import load_test_set, preprocess
 from tvmnotes.tuning import tasks
 
 # Another target with this machine's vector registers.
 OTHER = str(tvm.target.Target({**json.loads(TARGET), "num-cores": env.usable_cores() + 7}))
-HERE = Path(__file__).parent  # where a process of its own finds `instant`
+HERE = Path(__file__).parent  # where a process of its own finds `fake_runner`
 
 
 def record(name="conv", config=0, seconds=(2e-3, 1e-3), target=TARGET, **more) -> Record:
@@ -220,7 +220,7 @@ def test_a_file_that_cannot_be_read(tmp_path, small, make, error, reason):
 
 FULL = """
 import os, resource
-from instant import *
+from fake_runner import *
 from tvmnotes import records
 log = records.Log(os.environ["RECORDS"], write=True)
 made = [records.measured(WORKLOADS["conv"], TARGET, config, (1e-3,)) for config in task("conv").space[:40]]
@@ -246,14 +246,14 @@ def test_a_batch_that_does_not_fit_on_the_disk_leaves_nothing_behind(tmp_path, p
 
 READ_ONLY = """
 import os
-from instant import *
+from fake_runner import *
 from tvmnotes import build, records, tune
 os.chmod("records.jsonl", 0o444)
 if os.geteuid() == 0:  # who may write to any file
     os.chmod(".", 0o755)
     os.seteuid(65534)
 try:
-    tune(None, {}, records="records.jsonl", tasks=tasks(), runner=Instant())
+    tune(None, {}, records="records.jsonl", tasks=tasks(), runner=FakeRunner())
 except PermissionError as error:
     print(error)
 print(len(records.read("records.jsonl")))
@@ -270,7 +270,7 @@ def test_a_file_that_is_read_only_is_read_and_refused_for_tuning(tmp_path, pytho
 
 APPEND = """
 import os
-from instant import *
+from fake_runner import *
 from tvmnotes import records
 configs = task("conv").space[:40]
 for name in "ab":

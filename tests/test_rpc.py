@@ -16,8 +16,8 @@ from typing import ClassVar
 import psutil
 import pytest
 import tvm
-from instant import TARGET, AsItIs, known_to_workers
-from machines import QUICK, Machines, free_port, wait_until
+from fake_runner import TARGET, AsItIs, known_to_workers
+from rpc_cluster import QUICK, Cluster, free_port, wait_until
 from tvm import te
 
 import tvmnotes as tn
@@ -66,16 +66,16 @@ def _planted():
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory):
+def cluster(tmp_path_factory):
     """A tracker, with two servers of key "k" that live on."""
-    with Machines(tmp_path_factory.mktemp("machines")) as found:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as found:
         found.serve_all("first", "second")
         yield found
 
 
 @pytest.fixture(scope="module")
-def runner(machines):
-    with tn.tuning.rpc(machines.tracker, "k", **QUICK) as found:
+def runner(cluster):
+    with tn.tuning.rpc(cluster.tracker, "k", **QUICK) as found:
         yield found
 
 
@@ -112,10 +112,10 @@ def test_a_tracker_that_speaks_something_else_is_no_tracker():
             server.servers(address, "k")
 
 
-def test_a_tracker_without_a_server_of_the_key_says_how_to_start_one(machines):
+def test_a_tracker_without_a_server_of_the_key_says_how_to_start_one(cluster):
     with pytest.raises(ConnectionError) as caught:
-        tn.tuning.rpc(machines.tracker, "pi")
-    assert f"knows no server of key 'pi': start one with python -m tvmnotes serve --tracker {machines.tracker} " in str(
+        tn.tuning.rpc(cluster.tracker, "pi")
+    assert f"knows no server of key 'pi': start one with python -m tvmnotes serve --tracker {cluster.tracker} " in str(
         caught.value
     )
 
@@ -123,7 +123,7 @@ def test_a_tracker_without_a_server_of_the_key_says_how_to_start_one(machines):
 # ---------------------------------------------------------------- tuning
 
 
-def test_a_tuning_uses_all_servers(small, machines, runner, tmp_path):
+def test_a_tuning_uses_all_servers(small, cluster, runner, tmp_path):
     log = tmp_path / "records.jsonl"
     made = tn.tune(small.mod, small.params, tuner="random", trials=6, records=log, runner=runner)
     found = tn.records.read(log)
@@ -139,9 +139,9 @@ def test_a_tuning_uses_all_servers(small, machines, runner, tmp_path):
     assert abs(lib(small.x) - small.wanted).max() <= 1e-5 * abs(small.wanted).max()
 
 
-def test_a_candidate_that_fails_costs_its_trial_only(machines):
-    with tn.tuning.rpc(machines.tracker, "k", **QUICK | {"timeout": 3}) as runner:
-        started = {name: process.pid for name, process in machines.processes.items()}
+def test_a_candidate_that_fails_costs_its_trial_only(cluster):
+    with tn.tuning.rpc(cluster.tracker, "k", **QUICK | {"timeout": 3}) as runner:
+        started = {name: process.pid for name, process in cluster.processes.items()}
         made = runner.measure(planted("double", "crash", "nonsense", "hang", "crash", "double"))
         again = runner.measure(planted("double", "double", "double", "double"))
     assert [trial.error for trial in made] == [
@@ -151,9 +151,9 @@ def test_a_candidate_that_fails_costs_its_trial_only(machines):
     assert [bool(trial.seconds) for trial in made] == [trial.error is None for trial in made]
     assert [trial.error for trial in again] == [None] * 4
     assert servers_of(again) == {"first", "second"}
-    assert started == {name: process.pid for name, process in machines.processes.items()}
-    assert len(machines.servers()) == 2
-    told = machines.text("first") + machines.text("second")
+    assert started == {name: process.pid for name, process in cluster.processes.items()}
+    assert len(cluster.servers()) == 2
+    told = cluster.text("first") + cluster.text("second")
     assert told.count("a trial was ended") == 3  # none of them was tried again
 
 
@@ -166,53 +166,53 @@ def test_the_caches_are_swept_on_the_server(runner):
     assert told["threads"] == 1 and told["cpu"] == tn.env.cpu_name()
 
 
-def test_a_server_that_joins_is_used_from_the_next_batch_on(machines):
-    machines.serve("one", key="joined")
-    with tn.tuning.rpc(machines.tracker, "joined", **QUICK) as runner:
+def test_a_server_that_joins_is_used_from_the_next_batch_on(cluster):
+    cluster.serve("one", key="joined")
+    with tn.tuning.rpc(cluster.tracker, "joined", **QUICK) as runner:
         assert servers_of(runner.measure(planted("double", "double"))) == {"one"}
-        machines.serve("another", key="joined")
+        cluster.serve("another", key="joined")
         assert servers_of(runner.measure(sleeps(0.1, 4))) == {"one", "another"}
     for name in ("one", "another"):
-        machines.unplug(name)
+        cluster.unplug(name)
 
 
-def test_servers_that_go(machines, tmp_path):
+def test_servers_that_go(cluster, tmp_path):
     """One is killed in mid-trial: nothing is lost. All are killed: an error, and the runner can be used again."""
-    machines.serve_all("one", "another", key="dying")
-    with tn.tuning.rpc(machines.tracker, "dying", **QUICK) as runner:
+    cluster.serve_all("one", "another", key="dying")
+    with tn.tuning.rpc(cluster.tracker, "dying", **QUICK) as runner:
         runner.measure(sleeps(0.0, 2))
-        killer = threading.Timer(2, machines.unplug, ["one"])
+        killer = threading.Timer(2, cluster.unplug, ["one"])
         killer.start()
         made = runner.measure(sleeps(0.5, 6))
         killer.join()
         assert [trial.error for trial in made] == [None] * 6
         assert all(min(trial.seconds) >= 0.5 for trial in made)
         assert servers_of(made[-2:]) == {"another"}
-        assert len(machines.servers("dying")) == 1
+        assert len(cluster.servers("dying")) == 1
 
-        killer = threading.Timer(1, machines.unplug, ["another"])
+        killer = threading.Timer(1, cluster.unplug, ["another"])
         killer.start()
         started = time.monotonic()
         with pytest.raises(ConnectionError, match="all servers of key 'dying' are gone; what was measured is kept"):
             runner.measure(sleeps(0.5, 4))
         assert time.monotonic() - started < 30
-        machines.serve("one", key="dying")
+        cluster.serve("one", key="dying")
         assert [trial.error for trial in runner.measure(planted("double"))] == [None]
-    machines.unplug("one")
+    cluster.unplug("one")
 
 
 @pytest.mark.parametrize("when", ["free", "in mid-trial"])
-def test_a_server_that_falls_silent_loses_its_trial_to_another(machines, when):
+def test_a_server_that_falls_silent_loses_its_trial_to_another(cluster, when):
     """As when a cable is pulled: the connection stays, and no answer comes."""
-    machines.serve_all("silent", "other", key="cable")
-    silent = psutil.Process(machines.processes["silent"].pid)
+    cluster.serve_all("silent", "other", key="cable")
+    silent = psutil.Process(cluster.processes["silent"].pid)
 
     def pull():
         if when == "in mid-trial":
             wait_until(silent.children)
         os.killpg(silent.pid, signal.SIGSTOP)
 
-    with tn.tuning.rpc(machines.tracker, "cable", **QUICK | {"timeout": 3}) as runner:
+    with tn.tuning.rpc(cluster.tracker, "cable", **QUICK | {"timeout": 3}) as runner:
         runner.measure(sleeps(0.0, 2))
         puller = threading.Thread(target=pull)
         puller.start()
@@ -220,18 +220,18 @@ def test_a_server_that_falls_silent_loses_its_trial_to_another(machines, when):
         puller.join()
     assert [trial.error for trial in made] == [None] * 4
     for name in ("silent", "other"):
-        machines.unplug(name)
+        cluster.unplug(name)
 
 
-def test_tvms_own_server_will_do(machines):
-    machines.serve("plain", key="plain", module="tvm.exec.rpc_server")
-    with tn.tuning.rpc(machines.tracker, "plain", **QUICK | {"timeout": 3}) as runner:
+def test_tvms_own_server_will_do(cluster):
+    cluster.serve("plain", key="plain", module="tvm.exec.rpc_server")
+    with tn.tuning.rpc(cluster.tracker, "plain", **QUICK | {"timeout": 3}) as runner:
         made = runner.measure(planted("double", "nonsense", "hang", "double"))
     assert [trial.error for trial in made] == [
         None, "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 3 s", None,
     ]  # fmt: skip
     assert servers_of(made) == {None}
-    machines.unplug("plain")
+    cluster.unplug("plain")
 
 
 # ---------------------------------------------------------------- serve
@@ -253,8 +253,8 @@ def test_serve_refuses_what_will_not_do(options, told):
     assert told in done.stderr and "Traceback" not in done.stderr
 
 
-def test_serve_refuses_cores_that_are_not_there(machines):
-    done = serve("--tracker", machines.tracker, "--cores", 4095)
+def test_serve_refuses_cores_that_are_not_there(cluster):
+    done = serve("--tracker", cluster.tracker, "--cores", 4095)
     assert done.returncode == 2
     assert "cannot stay on [4095]" in done.stderr and "those that this process may use: " in done.stderr
 
@@ -268,11 +268,11 @@ def test_serve_says_in_one_sentence_that_no_tracker_answers():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_serve_ends_with_all_its_processes(machines, number):
+def test_serve_ends_with_all_its_processes(cluster, number):
     """In mid-trial, and also where only the server itself gets the signal."""
     key = f"ended by {number}"
-    ends = machines.serve("ends", key=key.replace(" ", "-"))
-    session = threading.Thread(target=_hang, args=(machines, key.replace(" ", "-")), daemon=True)
+    ends = cluster.serve("ends", key=key.replace(" ", "-"))
+    session = threading.Thread(target=_hang, args=(cluster, key.replace(" ", "-")), daemon=True)
     session.start()
     wait_until(lambda: psutil.Process(ends.pid).children())
     children = psutil.Process(ends.pid).children(recursive=True)
@@ -280,35 +280,35 @@ def test_serve_ends_with_all_its_processes(machines, number):
     assert ends.wait(30) == 0
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
-    assert "ends ended." in machines.text("ends")
-    assert "Traceback" not in machines.text("ends")
-    machines.processes.pop("ends")
+    assert "ends ended." in cluster.text("ends")
+    assert "Traceback" not in cluster.text("ends")
+    cluster.processes.pop("ends")
 
 
-def _hang(machines, key):
-    host, port = machines.tracker.split(":")
+def _hang(cluster, key):
+    host, port = cluster.tracker.split(":")
     with contextlib.suppress(Exception):
         session = tvm.rpc.connect_tracker(host, int(port)).request(key, session_timeout=60)
         session.get_function("testing.object_use_count")
         time.sleep(60)
 
 
-def test_serve_warns_on_a_network(machines):
-    machines._start("open", "tvmnotes", "serve", "--tracker", machines.tracker, "--key", "open", "--host", "0.0.0.0")
-    wait_until(lambda: machines.servers("open"))
-    machines.unplug("open")
-    assert "Warning: whoever reaches 0.0.0.0 can run any program here." in machines.text("open")
-    assert "Warning" not in machines.text("first")
+def test_serve_warns_on_a_network(cluster):
+    cluster._start("open", "tvmnotes", "serve", "--tracker", cluster.tracker, "--key", "open", "--host", "0.0.0.0")
+    wait_until(lambda: cluster.servers("open"))
+    cluster.unplug("open")
+    assert "Warning: whoever reaches 0.0.0.0 can run any program here." in cluster.text("open")
+    assert "Warning" not in cluster.text("first")
 
 
-def test_serve_stays_on_its_cores(machines):
+def test_serve_stays_on_its_cores(cluster):
     core = min(os.sched_getaffinity(0))
-    machines._start("pinned", "tvmnotes", "serve", "--tracker", machines.tracker, "--key", "pinned", "--cores", core)
-    wait_until(lambda: machines.servers("pinned"))
-    host, port = server.address(machines.tracker)
+    cluster._start("pinned", "tvmnotes", "serve", "--tracker", cluster.tracker, "--key", "pinned", "--cores", core)
+    wait_until(lambda: cluster.servers("pinned"))
+    host, port = server.address(cluster.tracker)
     session = tvm.rpc.connect_tracker(host, port).request("pinned", session_timeout=60)
     session.get_function("tvmnotes.sweep")()  # TVM has started its threads, and may bind them
-    (running,) = psutil.Process(machines.processes["pinned"].pid).children()
+    (running,) = psutil.Process(cluster.processes["pinned"].pid).children()
     assert all(os.sched_getaffinity(thread.id) == {core} for thread in running.threads())
-    assert re.search(r":\d+ serves on 127.0.0.1:\d+ as 'pinned', with 1 threads", machines.text("pinned"))
-    machines.unplug("pinned")
+    assert re.search(r":\d+ serves on 127.0.0.1:\d+ as 'pinned', with 1 threads", cluster.text("pinned"))
+    cluster.unplug("pinned")

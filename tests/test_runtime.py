@@ -13,7 +13,8 @@ import tvm_ffi
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tvmnotes import env, load, runtime
+from tvmnotes import env, load
+from tvmnotes.runtime import compiled
 
 FILES = {"lib.so", "graph.json", "params.bin", "manifest.json"}
 
@@ -138,7 +139,7 @@ BAD = [
     (([1, 2], Y), {}, TypeError, "input 'x': expected a NumPy array, torch tensor or TVM tensor; got list"),
     ((None, Y), {}, TypeError, "input 'x': expected .*; got NoneType"),
     ((X, np.float32(3)), {}, TypeError, "input 'y': expected .*; got float32"),
-    ((runtime.TensorSpec("x", (3, 4)), Y), {}, TypeError, "input 'x': expected .*; got TensorSpec"),
+    ((compiled.TensorSpec("x", (3, 4)), Y), {}, TypeError, "input 'x': expected .*; got TensorSpec"),
     ((X, Y[:3]), {}, ValueError, r"input 'y': expected the shape \(4,\), got \(3,\)"),
     ((X[None], Y), {}, ValueError, r"input 'x': expected the shape \(3, 4\), got \(1, 3, 4\)"),
     ((torch.zeros(4, 3), Y), {}, ValueError, r"input 'x': expected the shape \(3, 4\), got \(4, 3\)"),
@@ -288,7 +289,7 @@ def test_a_save_that_fails_changes_nothing(plus, times, tmp_path, monkeypatch, s
         if step == "export_library":
             patch.setattr(type(times._library), step, fail)
         else:
-            patch.setattr({"replace": Path, "_function": runtime}[step], step, fail)
+            patch.setattr({"replace": Path, "_function": compiled}[step], step, fail)
         with pytest.raises(OSError, match="no space left"):
             times.save(folder)
     assert files(tmp_path) == (["net"] if before else [])

@@ -7,7 +7,7 @@ import pytest
 import torch
 import tvm
 
-from tvmnotes.compiler import resolve_target
+from tvmnotes.compiler.build import resolve_target
 from tvmnotes.compiler.schedules import configs
 from tvmnotes.compiler.schedules.convolution import Convolution
 from tvmnotes.compiler.schedules.matmul import Dense

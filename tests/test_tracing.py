@@ -8,7 +8,7 @@ import tvm
 from torch import nn
 
 from tvmnotes import build, from_pytorch, models, tracing
-from tvmnotes.tracing import Graph, Operation, Step, Trace
+from tvmnotes.measuring.tracing import Graph, Operation, Step, Trace
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 import tvm
 from conftest import SmallNet
-from instant import TARGET, WORKLOADS, Instant, seconds_of, task
-from instant import tasks as instant_tasks
+from fake_runner import TARGET, WORKLOADS, FakeRunner, seconds_of, task
+from fake_runner import tasks as fake_tasks
 from torch import nn
 from tvm import te
 
@@ -375,7 +375,7 @@ def test_a_cost_model_learns_which_configs_fail():
 
 def tune(path, runner=None, **options):
     """`tn.tune` on tasks by themselves, with a runner that answers at once."""
-    given = {"tasks": instant_tasks(), "runner": runner or Instant(), "seed": 0, "trials": 48} | options
+    given = {"tasks": fake_tasks(), "runner": runner or FakeRunner(), "seed": 0, "trials": 48} | options
     return tn.tune(None, {}, records=path, **given)
 
 
@@ -396,7 +396,7 @@ def test_a_tuning_measures_its_trials_each_config_once_and_writes_all_down(kind,
         assert theirs[0].config == each.default, "it begins with the config that needs no tuning"
         assert before == pytest.approx(seconds_of(each.default), rel=1e-3)
         assert best.final and best.call_seconds == pytest.approx(min(r.call_seconds for r in theirs))
-    assert all(each.machine == Instant.machine and each.error is None for each in found)
+    assert all(each.machine == FakeRunner.machine and each.error is None for each in found)
 
 
 def test_trials_go_to_every_task_and_most_to_where_they_save_most(tmp_path):
@@ -417,13 +417,13 @@ def test_the_same_call_goes_on_where_it_stopped(tmp_path):
     path = tmp_path / "tuning.jsonl"
     tune(path, trials=20)
     before = path.read_bytes()
-    again = Instant()
+    again = FakeRunner()
     made = tune(path, again, trials=20)
     assert again.asked == [], "nothing is left to measure, not even finals"
     assert path.read_bytes() == before
     assert sum(trials for _, trials, _, _ in made.rows) == 20
 
-    more = Instant()
+    more = FakeRunner()
     made = tune(path, more, trials=44)
     assert path.read_bytes().startswith(before)
     found = trials_of(path)
@@ -442,11 +442,11 @@ def test_records_of_another_target_do_not_count(tmp_path):
 
 def test_a_task_ends_after_so_many_trials_that_were_no_better(tmp_path):
     made = tune(
-        tmp_path / "all.jsonl", Instant(lambda config: 1.0), tasks=[task("conv")], trials=500, early_stopping=11
+        tmp_path / "all.jsonl", FakeRunner(lambda config: 1.0), tasks=[task("conv")], trials=500, early_stopping=11
     )
     assert made.rows[0][1] == 1 + 11
     made = tune(
-        tmp_path / "all.jsonl", Instant(lambda config: 1.0), tasks=[task("conv")], trials=500, early_stopping=13
+        tmp_path / "all.jsonl", FakeRunner(lambda config: 1.0), tasks=[task("conv")], trials=500, early_stopping=13
     )
     assert made.rows[0][1] == 1 + 13, "those of before count"
     path = tmp_path / "one.jsonl"
@@ -456,7 +456,7 @@ def test_a_task_ends_after_so_many_trials_that_were_no_better(tmp_path):
         order.append(config)
         return 1.0 / min(len(order), 20)
 
-    made = tune(path, Instant(falling), tuner="random", tasks=[task("conv")], trials=500, early_stopping=5)
+    made = tune(path, FakeRunner(falling), tuner="random", tasks=[task("conv")], trials=500, early_stopping=5)
     assert made.rows[0][1] == 25
 
 
@@ -470,7 +470,7 @@ def test_a_small_space_is_searched_to_its_end(tmp_path):
 
 def test_trials_that_fail_are_written_down_with_their_error(tmp_path):
     path = tmp_path / "tuning.jsonl"
-    runner = Instant(lambda config: "its process ended" if config["blocks"] == 2 else seconds_of(config))
+    runner = FakeRunner(lambda config: "its process ended" if config["blocks"] == 2 else seconds_of(config))
     made = tune(path, runner, tasks=[task("pointwise")], trials=40)
     failed = [each for each in trials_of(path) if each.error]
     assert failed and all(each.error == "its process ended" and each.seconds == () for each in failed)
@@ -479,7 +479,7 @@ def test_trials_that_fail_are_written_down_with_their_error(tmp_path):
 
 
 def test_a_network_of_which_every_trial_fails_has_no_best(tmp_path):
-    made = tune(tmp_path / "tuning.jsonl", Instant(lambda config: "it crashed"), tasks=[task("conv")], trials=20)
+    made = tune(tmp_path / "tuning.jsonl", FakeRunner(lambda config: "it crashed"), tasks=[task("conv")], trials=20)
     assert made.rows[0][1:] == (20, None, None)
     assert "conv2d 3x3, 32 to 64, 28x28" in str(made)
 
@@ -491,7 +491,7 @@ def test_earlier_records_of_other_tasks_teach_the_cost_model_first(tmp_path):
     earlier, found = path.read_text(), {}
     for transfer in (True, False):
         path.write_text(earlier)
-        runner = Instant()
+        runner = FakeRunner()
         tune(path, runner, tasks=[task("strided")], trials=16, transfer=transfer)
         first = [seconds_of(candidate.config) for candidate in runner.asked[0]]
         found[transfer] = np.median(first[1:])
@@ -507,7 +507,7 @@ def test_the_best_few_run_again_and_the_finals_decide(tmp_path):
         return seconds_of(config) if config != unlucky else 1e-6 if turn.count(config) == 1 else 1.0
 
     unlucky = task("conv").space[5]
-    made = tune(path, Instant(lucky), tuner="grid", tasks=[task("conv")], trials=24)
+    made = tune(path, FakeRunner(lucky), tuner="grid", tasks=[task("conv")], trials=24)
     finals = [each for each in records.read(path) if each.final]
     assert len(finals) == 6 and len({each.final for each in finals}) == 1
     assert {records.key(task("conv").default), records.key(unlucky)} <= {records.key(r.config) for r in finals}
@@ -519,7 +519,7 @@ def test_the_best_few_run_again_and_the_finals_decide(tmp_path):
 def test_ctrl_c_ends_with_the_best_so_far_and_the_same_call_goes_on(tmp_path):
     path = tmp_path / "tuning.jsonl"
 
-    class Stopped(Instant):
+    class Stopped(FakeRunner):
         def measure(self, candidates):
             if len(self.asked) == 2:
                 raise KeyboardInterrupt
@@ -537,7 +537,7 @@ def test_a_tuning_shows_itself(tmp_path):
     made = tune(tmp_path / "tuning.jsonl")
     frame = made.frame()
     assert list(frame.columns) == ["kernels", "trials", "before (ms)", "after (ms)", "ratio", "config"]
-    assert list(frame.index) == [str(each) for each in instant_tasks()]
+    assert list(frame.index) == [str(each) for each in fake_tasks()]
     assert (frame["ratio"] <= 1.001).all() and (frame["ratio"] < 0.95).any()
     pd.testing.assert_series_equal(frame["ratio"], frame["after (ms)"] / frame["before (ms)"], check_names=False)
     text = str(made)
@@ -560,7 +560,7 @@ def test_a_tuning_shows_itself(tmp_path):
 def test_what_cannot_be_tuned_is_refused_before_any_work(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         tn.tune(None, {}, records=tmp_path / "tuning.jsonl",
-                **{"tasks": [task("conv")], "runner": Instant()} | options)  # fmt: skip
+                **{"tasks": [task("conv")], "runner": FakeRunner()} | options)  # fmt: skip
 
 
 def test_tuning_needs_a_compiler_and_says_so(small, tmp_path, monkeypatch):
@@ -575,7 +575,7 @@ def test_a_network_without_tasks_is_refused(compile_function, tmp_path):
 
     mod, params = tn.from_pytorch(Function(torch.relu).eval(), {"x": (1, 3)})
     with pytest.raises(ValueError, match="nothing to tune"):
-        tn.tune(mod, params, records=tmp_path / "tuning.jsonl", runner=Instant())
+        tn.tune(mod, params, records=tmp_path / "tuning.jsonl", runner=FakeRunner())
 
 
 # ---------------------------------------------------------------- all of it, on this machine

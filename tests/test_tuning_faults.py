@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import psutil
 import pytest
-from instant import TARGET, AsItIs, known_to_workers
+from fake_runner import TARGET, AsItIs, known_to_workers
 from tvm import te
 
 import tvmnotes as tn
@@ -22,13 +22,13 @@ from tvmnotes import records
 from tvmnotes.compiler.schedules.convolution import Convolution
 from tvmnotes.tuning import Local, Task
 
-HERE = Path(__file__).parent  # where a process of its own finds `instant` and `conftest`
+HERE = Path(__file__).parent  # where a process of its own finds `fake_runner` and `conftest`
 
 # A tuning with a runner that answers at once. Its log tells, a line of JSON for each batch, when it had read the file
 # last, and when the batch was on the disk, and which configs those were.
 TELLING = """
 import json, os, sys, time
-from instant import *
+from fake_runner import *
 from tvmnotes import records, tune
 from tvmnotes.tuning import session
 
@@ -46,7 +46,7 @@ class Telling(records.Log):
 
 session.Log = Telling
 
-class Slow(Instant):
+class Slow(FakeRunner):
     pause = 0.002
 
     def measure(self, candidates):
@@ -80,7 +80,7 @@ from tqdm import tqdm
 tqdm.monitor_interval = 0  # its thread and its semaphore are shared with children, who may be killed holding the lock
 tqdm.set_lock(threading.RLock())
 moments, Slow.pause = random.Random(), 0.02
-tune(None, {}, records=path, tasks=tasks(), runner=Instant(), trials=10, tuner="random")  # everything is imported
+tune(None, {}, records=path, tasks=tasks(), runner=FakeRunner(), trials=10, tuner="random")  # everything is imported
 for kill in range(20):
     child = os.fork()
     if not child:

@@ -9,49 +9,45 @@
 
 Every name of the face is imported when it is first used, so that `import tvmnotes` costs nothing and loads
 neither torch nor tvm. The one thing that it does at once is to set TVM's thread count, which TVM reads only
-once, before its first kernel (see `env.py`).
+once, before its first kernel (see `base/env.py`).
 """
 
 from importlib import import_module
 
-from . import env
+from .base import env
 
 __version__ = "0.1.0"
 
 _FACE = {
     "from_pytorch": "importers.pytorch",
     "from_onnx": "importers.onnx",
-    "from_mxnet": "importers.mxnet",
-    "build": "compiler",
-    "load": "runtime",
-    "compare": "measure",
-    "profile": "profiling",
-    "trace_build": "tracing",
+    "from_mxnet": "importers.mxnet.importer",
+    "build": "compiler.build",
+    "load": "runtime.compiled",
+    "compare": "measuring.measure",
+    "profile": "measuring.profiling",
+    "trace_build": "measuring.tracing",
     "tune": "tuning",
 }
-_MODULES = (
-    "compiler",
-    "data",
-    "gluon",
-    "importers",
-    "measure",
-    "models",
-    "plots",
-    "profiling",
-    "records",
-    "runtime",
-    "threads",
-    "tuning",
-    "vision",
-)
+# The modules that a notebook asks for by name, `tn.plots` for one, and the rooms that they stand in.
+_MODULES = {
+    **dict.fromkeys(("data", "spec"), "base"),
+    **dict.fromkeys(("digits", "models", "plots", "vision"), "course"),
+    **dict.fromkeys(("benchmark", "measure", "peak", "profiling", "threads", "tracing"), "measuring"),
+    "gluon": "importers.mxnet",
+    "records": "compiler",
+}
+_ROOMS = ("base", "classic", "compiler", "course", "importers", "measuring", "runtime", "tuning")
 
-__all__ = ["env", *_FACE, *_MODULES]
+__all__ = ["env", *_FACE, *_MODULES, *_ROOMS]
 
 
 def __getattr__(name: str):
     if name in _FACE:
         value = getattr(import_module(f"{__name__}.{_FACE[name]}"), name)
     elif name in _MODULES:
+        value = import_module(f"{__name__}.{_MODULES[name]}.{name}")
+    elif name in _ROOMS:
         value = import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ app = typer.Typer(help="tvmnotes: a course on compiling neural networks with TVM
 @app.command()
 def doctor():
     """Show what this machine is, and check that TVM compiles and runs here. Exits with 1 where something is off."""
-    from . import env
+    from .base import env
 
     typer.echo(env.report())
     problems = env.problems()
@@ -70,7 +70,8 @@ def bench(
             raise typer.BadParameter(f"expected {least} or more, got {value}", param_hint=option)
     if threads > 0:
         os.environ["TVM_NUM_THREADS"] = str(threads)  # before TVM starts its threads
-    from . import benchmark, data
+    from .base import data
+    from .measuring import benchmark
 
     names, peers = _distinct(networks or ["resnet18"]), _distinct(against.split(","))
     try:
@@ -79,7 +80,7 @@ def bench(
         raise typer.BadParameter(str(error)) from None
     report = benchmark.run(names, peers, batch, seconds, typer.echo, records or None)
     if out is not None:
-        data.write_whole(out, json.dumps(report, indent=1))
+        data.atomic_write(out, json.dumps(report, indent=1))
     if any(row["runtime"] == "TVM" and row["error"] for row in report["results"]):
         raise typer.Exit(1)
 
@@ -127,7 +128,8 @@ def tune(
 
 def _imported(network: str, batch: int):
     """Module and parameters of a network by name, or of an ONNX file."""
-    from . import from_onnx, from_pytorch, models
+    from . import from_onnx, from_pytorch
+    from .course import models
 
     if network.endswith(".onnx"):
         return from_onnx(network, _with_batch(network, batch))
@@ -170,7 +172,7 @@ def serve(
         raise typer.BadParameter(f"expected 1 or more, got {threads}", param_hint="--threads")
     if not all(core.strip().isdigit() for core in cores.split(",") if cores):
         raise typer.BadParameter(f"expected numbers with commas such as 0,1; got {cores!r}", param_hint="--cores")
-    from .env import without_torch
+    from .base.env import without_torch
 
     with without_torch():
         from .tuning import server

@@ -18,7 +18,7 @@ import importlib
 import importlib.util
 import sys
 
-from .. import gluon
+from ..importers.mxnet import gluon
 
 _undo: list = []
 

@@ -13,9 +13,9 @@ import pandas as pd
 import tvm
 from tvm.runtime.module import BenchmarkResult
 
-from .. import profiling
-from ..runtime import Compiled, plain
-from ..spec import dtype_of
+from ..base.spec import dtype_of
+from ..measuring import profiling
+from ..runtime.compiled import Compiled, plain
 
 
 class GraphModule:

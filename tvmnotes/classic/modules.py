@@ -11,23 +11,10 @@ import tvm
 import tvm.rpc
 from tvm.contrib.download import download
 
-from .. import data
-from . import (
-    autotvm,
-    build,
-    context,
-    frontend,
-    functor,
-    graph_executor,
-    ir,
-    ops,
-    relay_viz,
-    scope_builder,
-    targets,
-    testing,
-    transform,
-    tvmc,
-)
+from ..base import data
+from . import autotvm, context, graph_executor, targets
+from .relay import build, frontend, functor, ir, ops, scope_builder, testing, transform
+from .tools import relay_viz, tvmc
 
 # What scripts ask for and nothing here serves: why, and the way today.
 _GONE = {
@@ -209,7 +196,7 @@ def _operator(name: str) -> ir.Op:
 
 def _infer_type(expr, mod=None):
     """`relay.ir_pass.infer_type`: the same expression, with its type."""
-    from .lower import infer
+    from .relay.lower import infer
 
     if isinstance(expr, ir.Function):
         return infer(expr)

@@ -13,7 +13,8 @@ import tvm
 import tvm.rpc
 
 from ..compiler import pipeline
-from . import build, context, frontend, graph_executor, modules, ops, transform
+from . import context, graph_executor, modules
+from .relay import build, frontend, ops, transform
 
 KINDS = ("calls", "methods", "autotvm", "passes", "operators", "gone")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import tvm
 from tvm import tirx
 
-from .. import data, env
+from ..base import data, env
 
 _KEPT = 256 << 20  # bytes of the cache; beyond it, what was not used for longest goes
 

@@ -10,6 +10,8 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from ..base.relax import bytes_of
+
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Min", "Max")
 _NUMPY = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Min": np.minimum, "Max": np.maximum,
@@ -44,11 +46,6 @@ def count(func: tirx.PrimFunc) -> dict[str, int]:
 
     reads, writes = moved(counter.loads, less=counter.stores), moved(counter.stores)
     return {"flops": round(counter.flops), "reads": reads, "writes": writes}
-
-
-def bytes_of(dtype) -> int:
-    """The bytes that a number of a type takes."""
-    return (tvm.DataType(str(dtype)).bits + 7) // 8
 
 
 class _Scope:

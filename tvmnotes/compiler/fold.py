@@ -11,6 +11,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ..base.relax import constant_array, fixed_shape, on_each_function
+
 # By operator, what it makes of the arrays of its tensors; those of the second table read the call's attributes too.
 _ELEMENTWISE = {
     "add": np.add,
@@ -64,13 +66,6 @@ def _slice(x, axes, begins, ends, strides=None):
     return x[tuple(at)]
 
 
-def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
-    """The shape of a tensor type in whole numbers; None where it is not known before the network runs."""
-    shape = getattr(ty, "shape", None)
-    fixed = shape is not None and all(isinstance(n, tvm.tirx.IntImm) for n in shape)
-    return tuple(int(n) for n in shape) if fixed else None
-
-
 def fold_with_numpy() -> tvm.transform.Pass:
     """The pass. Results keep the dtype and shape that Relax has inferred for them."""
     return on_each_function("FoldWithNumPy", _Fold)
@@ -114,20 +109,6 @@ def fold_affine() -> tvm.transform.Pass:
     Such chains are what is left of a batch norm that no convolution precedes.
     """
     return on_each_function("FoldAffine", _FoldAffine)
-
-
-def on_each_function(name: str, mutator: type[relax.PyExprMutator]) -> tvm.transform.Pass:
-    """A pass that runs a mutator on each Relax function."""
-
-    @tvm.transform.module_pass(opt_level=0, name=name)
-    def fold(mod, _context):
-        mod = mod.clone()
-        for var, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mod.update_func(var, mutator().visit_expr(func))
-        return mod
-
-    return fold
 
 
 @relax.expr_functor.mutator
@@ -228,12 +209,6 @@ class _FoldAffine(relax.PyExprMutator):
         else:
             shift = shift + (value if name == "add" else -value)
         return x, np.asarray(scale, "float32"), np.asarray(shift, "float32"), operators + 1
-
-
-def constant_array(expr) -> np.ndarray | None:
-    """The array of a constant; None for any other expression."""
-    known = isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.value, tvm.runtime.Tensor)
-    return expr.value.numpy() if known else None
 
 
 @relax.expr_functor.mutator

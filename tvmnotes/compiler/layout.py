@@ -17,8 +17,8 @@ import numpy as np
 import tvm
 from tvm import relax, te
 
-from .fold import constant_array, fixed_shape
-from .schedules import OUT_EWISE_FUSABLE, config_for, convolution
+from ..base.relax import OUT_EWISE_FUSABLE, constant_array, fixed_shape
+from .schedules import config_for, convolution
 from .schedules.convolution import Convolution
 from .schedules.vector import Vectors, filled_up
 

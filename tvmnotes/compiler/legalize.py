@@ -3,8 +3,8 @@
 import tvm
 from tvm import relax
 
-from .fold import fixed_shape
-from .schedules import OPAQUE, OUT_EWISE_FUSABLE, config_for, elementwise, matmul, rows
+from ..base.relax import OPAQUE, OUT_EWISE_FUSABLE, fixed_shape
+from .schedules import config_for, elementwise, matmul, row_reduction
 from .schedules.vector import Vectors
 
 _FUSABLE = {"op_pattern": OUT_EWISE_FUSABLE}
@@ -48,7 +48,7 @@ def _softmax(bb, call, v):
     shape = fixed_shape(call.ty)
     if not shape or str(call.ty.dtype) != "float32" or int(call.attrs.axis) % len(shape) != len(shape) - 1:
         return _default(bb, call)
-    return bb.call_te(rows.softmax, call.args[0], v.lanes,
+    return bb.call_te(row_reduction.softmax, call.args[0], v.lanes,
                       primfunc_name_hint="softmax", primfunc_attrs=_FUSABLE)  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def _layer_norm(bb, call, v):
     last = shape and [int(a) % len(shape) for a in attrs.axes] == [len(shape) - 1]
     if not last or str(call.ty.dtype) != "float32" or not (attrs.center and attrs.scale):
         return _default(bb, call)
-    return bb.call_te(rows.layer_norm, *call.args, float(attrs.epsilon), v.lanes,
+    return bb.call_te(row_reduction.layer_norm, *call.args, float(attrs.epsilon), v.lanes,
                       primfunc_name_hint="layer_norm", primfunc_attrs=_FUSABLE)  # fmt: skip
 
 

@@ -9,11 +9,12 @@ import tvm
 from tvm import relax
 from tvm.relax import transform as t
 
+from ..base.relax import array_key, fixed_shape
+from .conv_transpose import transposed_to_plain
 from .costs import count, note_operators, operators
-from .deconvolution import transposed_to_plain
-from .detection import in_parallel
-from .fold import fixed_shape, fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
-from .gpu import has_threads
+from .cuda import has_threads
+from .cuda_nms import in_parallel
+from .fold import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .layout import block_layouts
 from .legalize import legalizations
 from .schedules import schedule_kernels
@@ -77,11 +78,6 @@ def lowering() -> tvm.transform.Pass:
 
 
 # ---------------------------------------------------------------- constants become parameters
-
-
-def array_key(array: tvm.runtime.Tensor) -> int:
-    """Equal for two handles of one array in memory."""
-    return array.__hash__()
 
 
 @relax.expr_functor.mutator

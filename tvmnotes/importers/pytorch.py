@@ -28,7 +28,7 @@ from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from ..spec import TensorSpec, dtype_of, parse_inputs
+from ..base.spec import TensorSpec, dtype_of, parse_inputs
 from .pytorch_operators import CONVERTERS, DECOMPOSITIONS
 
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.

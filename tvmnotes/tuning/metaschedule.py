@@ -19,11 +19,12 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.tirx import IterVar
 
-from .. import env, records
-from ..compiler import codegen, resolve_target
+from ..base import env
+from ..compiler import codegen, records
+from ..compiler.build import resolve_target
 from ..compiler.schedules import Kernel
 from ..compiler.schedules.metaschedule import schedule
-from .progress import Bars
+from .bars import Bars
 from .task import Task, workloads
 from .workers import Builder
 

@@ -20,7 +20,7 @@ import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner.rpc_runner import default_upload_module
 
-from .. import env
+from ..base import env
 from . import server, trial, workers
 from .trial import Candidate, Trial
 

@@ -20,7 +20,7 @@ from tvm.rpc import base
 from tvm.rpc import server as theirs
 from tvm.support import utils
 
-from .. import env
+from ..base import env
 from . import trial
 
 CRASHED = "TvmnotesSessionCrashed"  # in the error that a client gets

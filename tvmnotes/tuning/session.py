@@ -8,15 +8,17 @@ from datetime import datetime, timezone
 
 import tvm
 
-from .. import env, measure, records
-from ..compiler import build, resolve_target
+from ..base import env
+from ..compiler import records
+from ..compiler.build import build, resolve_target
+from ..compiler.records import Log, Record
 from ..compiler.schedules import Kernel
 from ..compiler.schedules.vector import vectors
-from ..records import Log, Record
-from ..runtime import cannot_run
-from . import finals, metaschedule
+from ..measuring import measure
+from ..runtime.compiled import cannot_run
+from . import metaschedule, remeasurement
+from .bars import Bars
 from .features import features
-from .progress import Bars
 from .runner import Local
 from .task import Progress, Task, expected_gain
 from .task import tasks as tasks_of
@@ -190,16 +192,16 @@ class Session:
     def finish(self, mod, params, runner) -> None:
         """Run the best few configs of each task in turns, write down how they did, and time the network."""
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-        best, elsewhere = finals.finalists(self.tasks, self.known), runner.machine is not None
-        libs = {} if elsewhere else {"before": finals.variant(best, 0, mod, params, self.target)}
+        best, elsewhere = remeasurement.finalists(self.tasks, self.known), runner.machine is not None
+        libs = {} if elsewhere else {"before": remeasurement.variant(best, 0, mod, params, self.target)}
         if len(self.known) > self.earlier or not any(record.final for record in self.known):
             if elsewhere:
-                self.write(finals.by_kernel(best, runner, now))
+                self.write(remeasurement.by_kernel(best, runner, now))
             else:
-                self.write(finals.in_network(best, libs["before"], mod, params, self.target, now))
+                self.write(remeasurement.in_network(best, libs["before"], mod, params, self.target, now))
         if not elsewhere:
             libs["after"] = build(mod, params, self.target, records=self.known)
-            self.network = measure.compare(libs, *finals.random_inputs(libs["before"]))
+            self.network = measure.compare(libs, *remeasurement.random_inputs(libs["before"]))
 
     def result(self) -> "Tuning":
         chosen, rows = records.best(self.known), []
@@ -264,7 +266,7 @@ class Tuning:
 
     def plot(self):
         """The time of each task's kernels in a run of the network, before and after; see `plots.before_and_after`."""
-        from .. import plots
+        from ..course import plots
 
         times = {str(t): (t.count * before, t.count * best.call_seconds) for t, _, before, best in self.rows if before}
         return plots.before_and_after(times)

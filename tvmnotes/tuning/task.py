@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import tvm
 
-from ..compiler import bind, pipeline, resolve_target
+from ..compiler import pipeline
+from ..compiler.build import bind, resolve_target
 from ..compiler.schedules import Kernel, choose, configs
 from ..compiler.schedules.matmul import Dense
 from ..compiler.schedules.vector import vectors

@@ -19,11 +19,11 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
-from .. import env
+from ..base import env
 from ..compiler import codegen
+from ..compiler.records import vectors_of
 from ..compiler.schedules import schedule_kernels
 from ..compiler.schedules.vector import vectors
-from ..records import vectors_of
 
 _TOLERANCE = 1e-3  # of the largest magnitude, as for Winograd's method
 _SPIN = 0.1  # seconds that NumPy's threads keep the cores busy after a product

@@ -13,7 +13,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner import local_runner, rpc_runner
 from tvm.support.popen_pool import PopenPoolExecutor, PopenWorker, StatusKind
 
-from .. import env
+from ..base import env
 from . import trial
 
 _BUILDS = 200  # of a worker process: TVM leaks a little in each

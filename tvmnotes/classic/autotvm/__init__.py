@@ -5,7 +5,7 @@ record    logs, and builds with the best of one
 tuner     measuring, the four tuners, the progress line, the graph tuners
 """
 
-from ...records import shipped
+from ...compiler.records import shipped
 from . import record, task, tuner
 
 

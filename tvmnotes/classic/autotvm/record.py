@@ -14,9 +14,10 @@ from collections import namedtuple
 import numpy as np
 import tvm
 
-from ... import data, tuning
+from ... import tuning
+from ...base import data
+from ...compiler.records import Chosen, Record, best, read
 from ...compiler.schedules import choose
-from ...records import Chosen, Record, best, read
 from .. import targets
 from .task import ConfigEntity, Task, workload_of
 
@@ -114,7 +115,7 @@ def pick_best(in_file, out_file) -> None:
     if hasattr(out_file, "write"):
         out_file.write(text)
     else:
-        data.write_whole(out_file, text)
+        data.atomic_write(out_file, text)
 
 
 class ApplyHistoryBest:

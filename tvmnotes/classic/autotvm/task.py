@@ -6,11 +6,13 @@ import json
 import numpy as np
 import tvm
 
-from ... import compiler, tuning
+from ... import tuning
+from ...compiler import build as compiler
 from ...compiler.schedules.convolution import Convolution
 from ...compiler.schedules.matmul import Dense
-from .. import ir, targets
-from ..build import relax_of
+from .. import targets
+from ..relay import ir
+from ..relay.build import relax_of
 
 _NAMES = {"nn.conv2d": ("conv2d", "depthwise_conv2d", "group_conv2d"), "nn.dense": ("dense",)}
 
@@ -162,7 +164,7 @@ def extract_from_multiple_program(mods, params, target=None, target_host=None, o
 
 
 def _zeros(function: ir.Function) -> dict:
-    from ..lower import infer
+    from ..relay.lower import infer
 
     infer(function)
     return {p.name_hint: np.zeros(p._type.shape, p._type.dtype) for p in function.params[1:]}

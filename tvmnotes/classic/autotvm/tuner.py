@@ -6,7 +6,8 @@ import sys
 import time
 import warnings
 
-from ... import env, tuning
+from ... import tuning
+from ...base import env
 from ...compiler.schedules.vector import vectors
 from ...tuning import tuners
 from ...tuning.features import features

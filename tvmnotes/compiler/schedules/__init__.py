@@ -15,12 +15,9 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule, ScheduleError
 
-from . import conv2d, default, depthwise, matmul, metaschedule, pointwise, prefetch, rows, winograd
-from .marks import described, marked
+from . import conv2d, default, depthwise, matmul, metaschedule, pointwise, prefetch, row_reduction, winograd
+from .annotations import described, marked
 from .vector import Vectors
-
-OUT_EWISE_FUSABLE = 4  # TVM's pattern of a kernel that elementwise operators may be fused behind
-OPAQUE = 8  # and of one that nothing is fused with
 
 _FAMILIES = {
     "conv2d": conv2d,
@@ -28,7 +25,7 @@ _FAMILIES = {
     "winograd": winograd,
     "depthwise": depthwise,
     "matmul": matmul,
-    "rows": rows,
+    "rows": row_reduction,
     "metaschedule": metaschedule,
     "default": default,
 }

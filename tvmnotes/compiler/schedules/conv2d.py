@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
-from .tail import block_names, crop, fuse_tail, parallel, vectorize
+from .epilogue import block_names, crop, fuse_tail, parallel, vectorize
 from .vector import Vectors, step_cycles
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the pictures

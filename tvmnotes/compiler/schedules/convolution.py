@@ -12,7 +12,7 @@ import numpy as np
 from tvm import te
 
 from . import conv2d, depthwise, pointwise, winograd
-from .marks import marks
+from .annotations import marks
 from .vector import Vectors, filled_up
 
 _FAMILIES = {"conv2d": conv2d, "pointwise": pointwise, "depthwise": depthwise, "winograd": winograd}

@@ -9,7 +9,7 @@ from tvm import te, topi
 from tvm.s_tir import Schedule
 
 from .conv2d import Window
-from .tail import block_names, crop, fuse_tail, parallel, vectorize
+from .epilogue import block_names, crop, fuse_tail, parallel, vectorize
 from .vector import Vectors
 
 _BUFFER = 128 << 10  # bytes of padded rows: a part of a core's L2 cache

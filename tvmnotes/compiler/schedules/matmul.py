@@ -13,8 +13,8 @@ import numpy as np
 from tvm import te
 from tvm.s_tir import Schedule
 
-from .marks import marks
-from .tail import block_names, crop, fuse_tail, parallel, vectorize
+from .annotations import marks
+from .epilogue import block_names, crop, fuse_tail, parallel, vectorize
 from .vector import Vectors, filled_up, step_cycles
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache

@@ -8,7 +8,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from .conv2d import Window, outer_loop, register_tile
-from .tail import fuse_tail, parallel, vectorize
+from .epilogue import fuse_tail, parallel, vectorize
 from .vector import Vectors
 
 _RUN = 8  # tiles of pixels

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import tvm
 
-from ... import env
+from ...base import env
 
 
 @dataclass(frozen=True)

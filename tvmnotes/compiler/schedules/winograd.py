@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 
 from . import prefetch
 from .conv2d import Window
-from .tail import block_names, parallel, vectorize
+from .epilogue import block_names, parallel, vectorize
 from .vector import Vectors, filled_up, step_cycles
 
 # By the side of a tile of outputs, the transforms of inputs, weights and outputs.

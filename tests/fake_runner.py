@@ -1,0 +1,87 @@
+"""A runner that measures nothing and answers at once, for the tests of what is around it; and tasks to ask it about.
+
+Its machine is not this one, so that a tuning's finals ask it too, and nothing is compiled.
+"""
+
+import contextlib
+import sys
+
+import cloudpickle
+
+from tvmnotes import env
+from tvmnotes.compiler.schedules.convolution import Convolution
+from tvmnotes.compiler.schedules.matmul import Dense
+from tvmnotes.tuning import Task, Trial
+
+TARGET = str(env.host_target())
+
+WORKLOADS = {
+    "stem": Convolution((1, 3, 32, 32), (16, 3, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, False),
+    "conv": Convolution((1, 32, 28, 28), (64, 32, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, True),
+    "strided": Convolution((1, 32, 28, 28), (64, 32, 3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1, True),
+    "pointwise": Convolution((1, 64, 14, 14), (128, 64, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1, True),
+    "depthwise": Convolution((1, 64, 14, 14), (64, 1, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 64, True),
+    "dense": Dense(1, 128, 100),
+}
+
+
+def task(name: str, count: int = 1) -> Task:
+    return Task(WORKLOADS[name], count, TARGET)
+
+
+def tasks() -> list[Task]:
+    return [task(name) for name in WORKLOADS]
+
+
+def seconds_of(config: dict) -> float:
+    """What a call takes with a config: the same each time, the less the nearer its numbers are to some."""
+    ideal = {"pixels": 7, "blocks": 2, "run": 4, "lines": 2, "rows": 3, "columns": 5, "tile": 4, "group": 2}
+    away = sum(abs(config.get(name, 0) - value) for name, value in ideal.items())
+    return 1e-4 * (1 + away / 20 + 0.1 * (config.get("outer") == "channels"))
+
+
+class AsItIs:
+    """What a planted workload has in common with others: its kernel reads and makes its arrays as they are."""
+
+    def source_shape(self, lanes):
+        return self.data
+
+    def packed_shape(self, config, lanes):
+        return self.weight
+
+    def made_shape(self, config, lanes):
+        return self.data
+
+    def source(self, data, lanes):
+        return data
+
+    def pack(self, weight, config, lanes):
+        return weight
+
+    def result(self, made, lanes):
+        return made
+
+
+@contextlib.contextmanager
+def known_to_workers(name: str):
+    """Within it, worker processes are sent the classes of a test file, which they cannot import, and of this one."""
+    modules = [sys.modules[name], sys.modules[__name__]]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+class FakeRunner:
+    """Answers with `seconds(config)`; where that is a sentence, the candidate has failed with it."""
+
+    machine = {"rpc": "fake"}  # noqa: RUF012
+
+    def __init__(self, seconds=seconds_of):
+        self.seconds, self.asked = seconds, []
+
+    def measure(self, candidates):
+        self.asked.append(candidates)
+        answers = [self.seconds(candidate.config) for candidate in candidates]
+        return [Trial((), answer) if isinstance(answer, str) else Trial((answer,) * 3) for answer in answers]

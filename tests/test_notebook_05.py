@@ -1,0 +1,113 @@
+"""What notebook 05 claims, asserted; see test_notebooks_00_to_04.py. Times here are made up, as no test depends on a machine's."""
+
+import functools
+import math
+import random
+import re
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+
+import tvmnotes as tn
+from tvmnotes import records
+from tvmnotes.compiler.build import resolve_target
+from tvmnotes.compiler.schedules.convolution import Convolution
+from tvmnotes.compiler.schedules.vector import vectors
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "05_tuning.ipynb"
+TUNERS = ("grid", "random", "ga", "xgb")
+LAYER = Convolution((1, 64, 56, 56), (128, 64, 3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1, True)
+
+
+def task_for(mcpu):
+    target = resolve_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu})
+    return tn.tuning.Task(LAYER, 1, str(target))
+
+
+@pytest.fixture(scope="module")
+def race():
+    """The names of the lesson's race, run by its own code on a table of made-up times."""
+    names = {"functools": functools, "math": math, "random": random, "np": np, "pd": pd, "tn": tn}
+    names["task"] = task_for("skylake-avx512")
+    names["space"] = names["task"].space
+    names["table"] = [made_up(config) for config in names["space"]]
+    code = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+    for start in ("from tvmnotes.tuning.features", "runs = {", "def progress", "taught = "):
+        (source,) = (source for source in code if source.startswith(start))
+        exec(re.sub(r"^(tn\.plots|race\.style).*", "", source, flags=re.M), names)
+    return names
+
+
+def made_up(config):
+    """Seconds with one valley: 7 pixels of 2 blocks, of one row, with rows outside, are fastest."""
+    tile = abs(math.log2(config["pixels"] / 7)) + abs(math.log2(config["blocks"] / 2))
+    order = 0.2 * config.get("lines", 0) + 0.3 * (config["outer"] != "rows") + 0.1 * ("chunk" in config)
+    return 1e-3 * (1 + tile + order)
+
+
+@pytest.mark.parametrize("mcpu", ["skylake-avx512", "core-avx2"])
+def test_the_space_begins_with_the_default_and_holds_what_fits_into_the_registers(mcpu):
+    task = task_for(mcpu)
+    registers = vectors(resolve_target({"kind": "llvm", "mcpu": mcpu})).registers
+    assert task.space[0] == task.default
+    assert len({records.key(config) for config in task.space}) == len(task.space) >= 100
+    for config in task.space:
+        assert config["family"] == "conv2d", "a stride of 2 leaves nothing to Winograd's method"
+        sums = config.get("lines", 1) * config["pixels"] * config["blocks"]
+        assert sums + config["blocks"] + 1 <= registers
+
+
+@pytest.mark.parametrize("name", TUNERS)
+def test_each_tuner_begins_with_the_default_tries_all_once_and_so_finds_the_best(race, name):
+    table = race["table"]
+    run = race["replay"](race["make"](name, race["task"], race["space"], 0), table, trials=len(table) + 1)
+    assert run[0] == table[0]
+    assert sorted(run) == sorted(table)
+
+
+def test_the_model_needs_fewer_trials_than_chance(race):
+    shapes = [np.shape(race["runs"][name]) for name in TUNERS]
+    assert shapes == [(1, 128), (5, 128), (5, 128), (5, 128)]
+    needed = race["race"]["trials to 98 %"]
+    assert needed["xgb"] < needed["random"]
+    assert race["race"]["after 20"]["xgb"] >= race["race"]["after 20"]["random"]
+    assert ((race["race"].iloc[:, :3] > 0) & (race["race"].iloc[:, :3] <= 1)).all(axis=None)
+
+
+def test_the_models_order_holds_for_configs_that_it_never_saw(race):
+    unseen = [n for n in range(len(race["table"])) if n not in race["taught"]]
+    first = sorted(unseen, key=lambda n: -race["scores"][n])[:10]
+    assert len(unseen) == len(race["table"]) - 40
+    assert np.median([race["table"][n] for n in first]) < np.percentile([race["table"][n] for n in unseen], 25)
+
+
+def test_a_trial_is_ten_repeats_or_an_error_in_a_sentence(small):
+    task = tn.tuning.tasks(small.mod, small.params)[1]
+    broken = task.default | {"family": "conv2d", "pixels": 0, "blocks": 1, "outer": "rows"}
+    with tn.tuning.Local() as runner:
+        good, bad = runner.measure([tn.tuning.Candidate(task.workload, c, task.target) for c in (task.default, broken)])
+    assert good.error is None and len(good.seconds) == 10 and min(good.seconds) > 0
+    assert not bad.seconds and "build failed" in bad.error and "\n" not in bad.error
+
+
+# ---------------------------------------------------------------- the figures
+
+
+def test_the_figures_of_tuning_show_what_they_are_given():
+    heat = tn.plots.heat([[1, 2], [3, math.nan]], [1, 2], [4, 7], ("blocks", "pixels", "GFLOP/s"), {"best": (2, 4)})
+    assert [tuple(line.get_xydata()[0]) for line in heat.axes[0].lines] == [(0, 1)] * 2
+    assert [text.get_text() for text in heat.axes[0].get_legend().texts] == ["best"]
+
+    runs = {"a": [[2, 1, 4]], "b": [[1, 1, 1], [2, 2, 2], [4, 4, 4]]}
+    lines = tn.plots.best_so_far(runs, 10**9).axes[0].lines
+    assert lines[0].get_ydata().tolist() == [0.5, 1, 1]
+    assert lines[1].get_ydata().tolist() == [0.5] * 3, "the median of the runs"
+
+    seen, unseen = (c.get_offsets() for c in tn.plots.predicted([1, 2, 3], [3, 2, 1], [2]).axes[0].collections[::-1])
+    assert seen.tolist() == [[3, 1000]] and unseen.tolist() == [[1, 3000], [2, 2000]]
+
+    bars = tn.plots.before_and_after({"short": (1e-3, 2e-3), "long": (4e-3, 1e-3)}).axes[0]
+    assert [text.get_text() for text in bars.texts] == [" 0.25x", " 2.00x"]

@@ -1,0 +1,122 @@
+"""What notebook 06 claims, asserted; see test_notebooks_00_to_04.py. Only counts are: no test depends on a machine's times.
+
+The builds are for CPUs that need not be this one, so that the counts are the same everywhere.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+
+import tvmnotes as tn
+from tvmnotes import peak
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "06_profiling.ipynb"
+TARGETS = {
+    mcpu: {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu} for mcpu in ("skylake-avx512", "haswell")
+}
+
+
+def calls(lib):
+    return Counter(node["kernel"] for node in lib.graph["nodes"] if node["kernel"] in lib.kernels)
+
+
+def total(lib, *what, where=lambda cost: True):
+    """What a run does in all, of kernels that are so."""
+    costs = lib.graph["costs"]
+    return sum(n * costs[name][each] for name, n in calls(lib).items() if where(costs[name]) for each in what)
+
+
+def convolves(cost):
+    return any("conv2d" in name for name in cost["operators"])
+
+
+@pytest.fixture(scope="module")
+def resnet18():
+    net = tn.models.load("resnet18")
+    return tn.from_pytorch(net, {"input0": net.input_shape})
+
+
+@pytest.fixture(scope="module")
+def plain(resnet18):
+    """ResNet-18 at opt levels 0, 1 and 2."""
+    return [tn.build(*resnet18, opt_level=level) for level in (0, 1, 2)]
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def fast(request, resnet18):
+    """ResNet-18 without tuning records, and with them."""
+    target = TARGETS[request.param]
+    return tn.build(*resnet18, target=target, records=False), tn.build(*resnet18, target=target)
+
+
+def test_the_plain_builds_convolutions_have_nearly_all_operations(plain):
+    assert plain[0].graph["costs"]["conv2d1"]["flops"] == 2 * 56 * 56 * 64 * 64 * 3 * 3
+    assert total(plain[0], "flops", where=convolves) > 0.99 * total(plain[0], "flops")
+    assert all(len(cost["operators"]) == 1 for cost in plain[0].graph["costs"].values())
+
+
+def test_a_fast_build_has_fewer_kernels_and_about_half_of_the_operations(plain, fast):
+    for lib in fast:
+        assert calls(lib).total() < calls(plain[0]).total() / 5 and len(calls(lib)) < len(calls(plain[0])) / 2
+        assert 0.4 < total(lib, "flops") / total(plain[0], "flops") < 0.7
+        assert total(lib, "reads", "writes") < total(plain[0], "reads", "writes")
+
+
+def test_records_change_schedules_and_not_kernels(fast):
+    untuned, tuned = fast
+    assert calls(untuned) == calls(tuned)
+    assert untuned.kernels != tuned.kernels and "shipped records" in tuned.tuned
+
+
+def test_fusing_saves_calls_and_bytes_and_leaves_the_convolutions(plain):
+    for less, more in zip(plain[1:], plain[:-1], strict=True):
+        assert calls(less).total() < calls(more).total()
+        assert total(less, "reads", "writes") < total(more, "reads", "writes")
+    for lib in plain:
+        extra = total(lib, "flops", where=convolves) / total(plain[0], "flops", where=convolves)
+        assert 1 <= extra < 1.01
+
+
+def test_memory_is_shared_and_winograds_weights_are_larger(plain, fast):
+    def held(lib):
+        return sum(param.numpy().nbytes for param in lib.params.values())
+
+    slow, quick = plain[0].graph["memory"], fast[0].graph["memory"]
+    for plan in (slow, quick):
+        assert plan["peak"] <= sum(plan["buffers"]) < plan["unshared"]
+    assert quick["unshared"] < slow["unshared"] and quick["peak"] < slow["peak"]
+    assert held(fast[0]) > held(plain[0]) > 5 * quick["peak"]
+
+
+def test_depthwise_convolutions_have_few_operations_for_each_byte():
+    net = tn.models.load("mobilenet_v2")
+    lib = tn.build(*tn.from_pytorch(net, {"x": net.input_shape}), target=TARGETS["skylake-avx512"])
+
+    def is_(kind):
+        return lambda cost: cost["operators"][0] == kind
+
+    ordinary, depthwise = (
+        [total(lib, "flops", where=is_(kind)), total(lib, "reads", "writes", where=is_(kind))]
+        for kind in ("conv2d", "depthwise_conv2d")
+    )
+    assert ordinary[0] > 0.9 * total(lib, "flops")
+    assert depthwise[0] / depthwise[1] < ordinary[0] / ordinary[1] / 5
+
+
+def test_the_lessons_own_functions_add_up(lib, small, monkeypatch):
+    monkeypatch.setattr(peak, "flops", lambda: 100e9)
+    monkeypatch.setattr(peak, "bandwidth", lambda: 10e9)
+    names = {"pd": pd, "tn": tn, "profiles": {}}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        if cell.cell_type == "code" and cell.source.startswith("def "):
+            exec(cell.source.split("\n\n\n")[0], names)
+    profile = tn.profile(lib, small.x, calls=3)
+    frame = profile.frame()
+    assert sum(names["by_kind"](profile).values()) == pytest.approx(frame["ms"].sum())
+    assert names["by_kind"](profile)["the last layer"] > 0
+    assert names["totals"](profile)["MFLOP"] == pytest.approx(total(lib, "flops") / 1e6)
+    limits = {name: 1e3 * kernel.limit for name, kernel in profile.kernels.items()}
+    assert names["at_the_limit"](profile) == pytest.approx(sum(min(limits[name], frame["ms"][name]) for name in limits))

@@ -1,0 +1,72 @@
+"""What notebook 09 claims beyond test_rpc.py: a tuning that loses a server loses nothing; its commands are real."""
+
+import re
+import shlex
+import threading
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import psutil
+import pytest
+import typer
+from rpc_cluster import QUICK, Cluster, wait_until
+
+import tvmnotes as tn
+from tvmnotes.__main__ import app
+from tvmnotes.compiler.build import resolve_target
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "09_distributed_tuning.ipynb"
+TEXT = "\n".join(cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "markdown")
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with Cluster(tmp_path) as found:
+        found.serve_all("first", "second")
+        yield found
+
+
+def test_a_tuning_loses_a_server_and_nothing_else_and_the_tracker_comes_back(small, cluster, tmp_path):
+    log = tmp_path / "records.jsonl"
+    second = psutil.Process(cluster.processes["second"].pid)
+
+    def pull():
+        wait_until(lambda: log.exists() and log.read_text() and second.children(), 300)
+        cluster.unplug("second")
+
+    tasks = tn.tuning.tasks(small.mod, small.params)[:2]
+    puller = threading.Thread(target=pull)
+    with tn.tuning.rpc(cluster.tracker, "k", **QUICK) as runner:
+        puller.start()
+        tn.tune(small.mod, small.params, tuner="random", tasks=tasks, trials=40, records=log, runner=runner)
+    puller.join()
+    trials = [record for record in tn.records.read(log) if not record.final]
+    assert len(trials) == 40
+    assert len({(record.workload, tn.records.key(record.config)) for record in trials}) == 40
+    assert not any(record.error for record in trials)
+    names = [record.machine["server"] for record in trials]
+    assert set(names) == {"first", "second"} and set(names[-8:]) == {"first"}
+    made = tn.build(small.mod, small.params, records=log)(small.x)
+    assert np.abs(made - small.wanted).max() <= 1e-5 * np.abs(small.wanted).max()
+
+    cluster.unplug("tracker")
+    cluster.start_tracker()
+    wait_until(lambda: len(cluster.servers()) == 1)  # the server registers again by itself
+
+
+COMMANDS = re.findall(r"python -m tvmnotes (\w+) (.*)$", TEXT, re.M)
+
+
+def test_the_lesson_names_commands():
+    assert [name for name, _ in COMMANDS] == ["serve", "serve", "tune", "serve", "serve"]
+
+
+@pytest.mark.parametrize("name, options", COMMANDS)
+def test_the_commands_of_the_lesson_are_real(name, options):
+    command = typer.main.get_command(app).commands[name]
+    with command.make_context(name, shlex.split(options)) as context:
+        tracker = context.params["tracker"]
+        if context.params.get("target"):
+            resolve_target({"kind": "llvm", "mcpu": context.params["target"]})
+    assert tn.tuning.server.address(tracker)[1] == 9190

@@ -1,0 +1,1 @@
+"""What everything else stands on: this machine, files, the specs of tensors."""

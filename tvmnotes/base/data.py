@@ -1,0 +1,152 @@
+"""Files by name: bundled with the project first, then the cache, then a download that is checked by SHA-256.
+
+Notebooks, `models` and `vision` ask here for every file that is not code. Nothing is fetched where
+TVMNOTES_OFFLINE=1, and without a network a fetch fails within seconds and says how to do without.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import socket
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+_HERE = Path(__file__).resolve().parents[1]
+_BUNDLED = _HERE / "_data" if (_HERE / "_data").is_dir() else _HERE.parent / "data"  # in a wheel; in a checkout
+_CONNECT_SECONDS = 3
+
+
+def offline() -> bool:
+    """Whether the user has forbidden downloads: TVMNOTES_OFFLINE set to anything but 0 or nothing."""
+    return os.environ.get("TVMNOTES_OFFLINE", "0") not in ("", "0")
+
+
+def cache() -> Path:
+    """The folder for downloaded and generated files: TVMNOTES_CACHE, or ~/.cache/tvmnotes. Not made by this call."""
+    return Path(os.environ.get("TVMNOTES_CACHE") or "~/.cache/tvmnotes").expanduser()
+
+
+def writable_cache() -> Path:
+    """`cache()`, made if it is missing. Raises PermissionError, with the mend, where it cannot be written."""
+    folder = cache()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise PermissionError(
+            f"the cache {folder} cannot be written ({error.strerror or error}): "
+            "set TVMNOTES_CACHE to a folder that can, or mend its permissions"
+        ) from error
+    return folder
+
+
+def path(name: str, url: str | None = None, sha256: str | None = None) -> Path:
+    """The local path of the file `name`, such as "digits/test.npz", fetched from `url` where that is needed.
+
+    `sha256` is the file's checksum in hexadecimal; a download needs one, and one that does not match is not kept.
+    Raises ValueError for a name that leaves the data folder, FileNotFoundError where the file is not here and cannot
+    be had, PermissionError for a cache that cannot be written.
+    """
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"expected a name inside the data folder, such as 'digits/test.npz'; got {name!r}")
+    bundled, cached = _BUNDLED / name, cache() / name
+    if bundled.is_file():
+        return bundled
+    if cached.is_file() and (sha256 is None or checksum(cached) == sha256):
+        return cached
+    if url is None:
+        raise FileNotFoundError(
+            f"no file {name!r}: it is neither in {_BUNDLED} nor in the cache {cache()}, and there is no address to "
+            "fetch it from. Check the name, or put the file into either folder."
+        )
+    if sha256 is None:
+        raise ValueError(f"{name!r}: a download needs its SHA-256 checksum, got none")
+    if not reachable(url):
+        why = "TVMNOTES_OFFLINE is set" if offline() else f"{urlsplit(url).hostname} does not answer"
+        raise FileNotFoundError(
+            f"cannot fetch {name!r}: {why}. Fetch it elsewhere from {url} and put it at {cached} (SHA-256 {sha256})."
+        )
+    return _download(url, sha256, cached)
+
+
+def bundled(folder: str, pattern: str) -> list[Path]:
+    """The files of a folder that come with tvmnotes, by name."""
+    return sorted((_BUNDLED / folder).glob(pattern))
+
+
+@contextlib.contextmanager
+def atomic_path(file: str | os.PathLike):
+    """A path to write `file` to, so that nobody ever finds it half-written: it gets its name when the context ends."""
+    file = Path(file)
+    part = file.with_name(f".{file.name}-{os.getpid()}-{threading.get_ident()}")
+    try:
+        yield part
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def atomic_write(file: str | os.PathLike, text: str) -> Path:
+    """Write a file so that nobody ever finds it half-written; returns its path."""
+    with atomic_path(file) as part:
+        part.write_text(text)
+    return Path(file)
+
+
+def _download(url: str, sha256: str, target: Path) -> Path:
+    import pooch
+    import requests
+
+    folder = writable_cache() / target.relative_to(cache()).parent
+    fetch = pooch.HTTPDownloader(progressbar=True, timeout=_CONNECT_SECONDS)
+    try:
+        return Path(
+            pooch.retrieve(url, known_hash=f"sha256:{sha256}", fname=target.name, path=folder, downloader=fetch)
+        )
+    except requests.RequestException as error:
+        raise FileNotFoundError(
+            f"cannot fetch {target.name!r} from {url} ({type(error).__name__}: {error}). "
+            f"Fetch it elsewhere and put it at {target} (SHA-256 {sha256})."
+        ) from error
+    except ValueError as error:  # pooch's word for a checksum that does not match; it has removed the file
+        raise ValueError(
+            f"{url} gave a file whose checksum is not the expected SHA-256 {sha256}; it was not kept. "
+            "Try again later, or fetch it elsewhere."
+        ) from error
+
+
+@functools.cache
+def _host_answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def reachable(url: str) -> bool:
+    """Whether a download from `url` may be tried: not `offline()`, and its host takes a connection in 3 seconds.
+
+    Each host is asked once per process. Behind a proxy (HTTPS_PROXY, …) the proxy decides, so the answer is yes.
+    """
+    from urllib.request import getproxies, proxy_bypass
+
+    if offline():
+        return False
+    parts = urlsplit(url)
+    if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
+        return True
+    return _host_answers(parts.hostname, parts.port or (80 if parts.scheme == "http" else 443))
+
+
+def checksum(file: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,102 @@
+"""What a tensor must look like: name, shape, dtype. Importers read the user's wishes into it, `Compiled` checks
+arguments against it, and a saved network's graph.json stores it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A named tensor: `shape` in elements per axis, `dtype` as NumPy and TVM spell it ("float32", "bfloat16", …)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def dtype_of(array: Any) -> str:
+    """The dtype of a NumPy array, a torch tensor or a TVM tensor, spelled as in `TensorSpec`."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def parse_inputs(
+    inputs: Any, names: list[str] | None = None, dtypes: Mapping[str, str] | None = None
+) -> list[TensorSpec]:
+    """Read what a user says about a model's inputs.
+
+    `inputs` maps each name to a shape `(1, 3, 224, 224)`, to a pair of shape and dtype `((1, 64), "int64")`, or to an
+    example (NumPy array or torch tensor). A list of such (name, value) pairs serves too, as Relay took them, and an
+    example alone or a list of examples, which get `names`, or input0, input1, … where there are none. A shape without a
+    dtype gets the one that `dtypes` has for its name, else float32.
+
+    Raises TypeError or ValueError, naming the entry, where a value is none of these or a name comes twice.
+    """
+    if hasattr(inputs, "items"):
+        pairs = list(inputs.items())
+    elif isinstance(inputs, list | tuple) and inputs and all(_is_pair(entry) for entry in inputs):
+        pairs = list(inputs)
+    elif hasattr(inputs, "dtype") or (isinstance(inputs, list | tuple) and any(hasattr(x, "dtype") for x in inputs)):
+        examples = [inputs] if hasattr(inputs, "dtype") else list(inputs)
+        names = names or [f"input{i}" for i in range(len(examples))]
+        if len(names) != len(examples):
+            raise ValueError(f"expected {len(names)} inputs ({', '.join(names)}), got {len(examples)} examples")
+        pairs = list(zip(names, examples, strict=True))
+    else:
+        raise TypeError(
+            "inputs: expected a dictionary from input name to shape, such as {'input0': (1, 3, 224, 224)}, "
+            f"or example arrays; got {type(inputs).__name__}: {inputs!r:.80}"
+        )
+    if not pairs:
+        raise ValueError("inputs: expected at least one input, such as {'input0': (1, 3, 224, 224)}; got none")
+    specs = [_parse_one(name, value, (dtypes or {}).get(name, "float32")) for name, value in pairs]
+    given = [spec.name for spec in specs]
+    if twice := sorted({name for name in given if given.count(name) > 1}):
+        raise ValueError(
+            f"inputs: expected a different name for each, but {twice[0]!r} comes {given.count(twice[0])} times"
+        )
+    return specs
+
+
+def _is_pair(entry: Any) -> bool:
+    return isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[0], str)
+
+
+def _parse_one(name: str, value: Any, dtype: str) -> TensorSpec:
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"inputs: expected a non-empty string as the name of an input, got {name!r}")
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        value, dtype = tuple(value.shape), dtype_of(value)
+    elif isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], list | tuple):
+        value, dtype = value[0], str(value[1]).removeprefix("torch.")
+        if not _is_dtype(dtype):
+            raise ValueError(f"input {name!r}: unknown dtype {dtype!r}; expected one such as 'float32' or 'int64'")
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in value
+    ):
+        raise ValueError(
+            f"input {name!r}: expected a shape of positive whole numbers such as (1, 3, 224, 224), "
+            f"(shape, dtype), or an example array; got {value!r}"
+        )
+    return TensorSpec(name, tuple(int(n) for n in value), dtype)
+
+
+def _is_dtype(name: str) -> bool:
+    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        return True
+    try:
+        return np.dtype(name).kind in "biuf"
+    except TypeError:
+        return False
+
+
+def shorten(names) -> str:
+    """The first five names in order, and how many more there are, for an error message; "none" for none."""
+    listed = sorted(names)
+    return (", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")) or "none"

@@ -1,0 +1,1 @@
+"""Relay: expressions, operators, text, passes, and what builds them."""

@@ -1,0 +1,71 @@
+"""`relay.frontend`: the importers of tvmnotes under their old names, and what to do for those that are gone."""
+
+from ...base.spec import TensorSpec
+from .ir import IRModule
+from .lift import from_relax
+
+_GONE = {
+    "from_keras": "convert the model with tf2onnx or keras2onnx and import it with relay.frontend.from_onnx",
+    "from_tensorflow": "convert the graph with tf2onnx and import it with relay.frontend.from_onnx",
+    "from_tflite": "convert the file with tf2onnx (--tflite) and import it with relay.frontend.from_onnx",
+    "from_coreml": "convert the original network to ONNX and import it with relay.frontend.from_onnx",
+    "from_caffe": "convert the network to ONNX (caffe2onnx, mmdnn) and import it with relay.frontend.from_onnx",
+    "from_caffe2": "export the network to ONNX and import it with relay.frontend.from_onnx",
+    "from_darknet": "load the weights in PyTorch, or convert them to ONNX, and import that",
+    "from_paddle": "convert the model with paddle2onnx and import it with relay.frontend.from_onnx",
+    "from_oneflow": "convert the model with oneflow_onnx and import it with relay.frontend.from_onnx",
+}
+
+
+def from_pytorch(script_module, input_infos, custom_convert_map=None, default_dtype="float32", **_options):
+    """A traced, scripted or plain PyTorch module; `input_infos` lists (name, shape) or (name, (shape, dtype))."""
+    from ...importers.pytorch import from_pytorch as imported
+
+    return _both(imported(script_module, {name: _spec(name, info, default_dtype) for name, info in input_infos}))
+
+
+def _spec(name, info, dtype):
+    if len(info) == 2 and isinstance(info[1], str):
+        info, dtype = info
+    return TensorSpec(name, tuple(int(n) for n in info), dtype)
+
+
+def from_onnx(model, shape=None, dtype="float32", opset=None, freeze_params=False, **_options):
+    """An ONNX model or the path of one; `shape` is a dictionary from input to shape."""
+    from ...importers.onnx import from_onnx as imported
+
+    return _both(imported(model, {k: tuple(v) for k, v in shape.items()} if shape else None))
+
+
+def from_mxnet(symbol, shape=None, dtype="float32", arg_params=None, aux_params=None):
+    """An MXNet symbol with its parameters, or a Gluon HybridBlock, which has its own.
+
+    `shape` is a dictionary from input to shape, `dtype` one dtype or a dictionary of them.
+    """
+    from ...importers.mxnet.importer import from_mxnet as imported
+
+    dtypes = dtype if isinstance(dtype, dict) else dict.fromkeys(shape or {}, dtype)
+    shapes = {name: (tuple(sizes), dtypes.get(name, "float32")) for name, sizes in (shape or {}).items()}
+    params = {**(arg_params or {}), **(aux_params or {})} or None
+    return _both(imported(symbol, params, shapes or None))
+
+
+def _both(made) -> tuple[IRModule, dict]:
+    mod, params = made
+    return from_relax(mod), params
+
+
+def _gone(name: str, instead: str):
+    def importer(*_args, **_kwargs):
+        raise NotImplementedError(f"relay.frontend.{name}: TVM dropped this importer with Relay; today, {instead}")
+
+    importer.__name__ = name
+    return importer
+
+
+NAMES = {
+    "from_pytorch": from_pytorch,
+    "from_onnx": from_onnx,
+    "from_mxnet": from_mxnet,
+    **{name: _gone(name, way) for name, way in _GONE.items()},
+}

@@ -1,0 +1,1 @@
+"""The old command line and the old pictures of graphs."""

@@ -1,0 +1,317 @@
+"""The part of a build for NVIDIA's GPUs, target "cuda", that differs from a CPU's: targets, kernels, CUDA's compiler.
+
+TVM's dlight schedules the kernels, without a search: matrix products and convolutions by tiles in shared memory (a
+convolution is one more product, of windows that are gathered while they are loaded), with tensor cores where the
+numbers are float16; sums by a block of threads each; the rest by a thread for each number. Layouts stay NCHW. A
+database of MetaSchedule, where one is in force (`with database:`), comes first.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import re
+import sys
+import types
+from importlib import util
+from pathlib import Path
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.relax import transform as t
+from tvm.s_tir import SBlock, SBlockRealize, dlight
+
+from ..base import env
+from ..base.spec import dtype_of
+from ..runtime.compiled import Compiled
+from ..runtime.compiled import _tensor as as_input
+
+WITHOUT_GPU = "sm_80"  # what "cuda" means where there is no GPU to ask
+_OLDEST = 75  # for which CUDA 13 compiles
+_FEW = 32  # a sum of no more numbers is the work of a thread, not of a block
+
+_RULES = {
+    "matmul": dlight.gpu.Matmul(),
+    "gemv": dlight.gpu.GEMV(),
+    "reduction": dlight.gpu.Reduction(),
+    "general_reduction": dlight.gpu.GeneralReduction(),
+    "fallback": dlight.gpu.Fallback(),
+}
+
+# ---------------------------------------------------------------- targets and devices
+
+
+def with_arch(target):
+    """`target` as it is, or, where it is of kind "cuda" without an architecture, with that of this machine's GPU."""
+    given = {"kind": target} if isinstance(target, str) else target
+    if not isinstance(given, dict) or given.get("kind") != "cuda" or given.get("arch"):
+        return target
+    return {**given, "arch": _arch_of(tvm.cuda())}
+
+
+def resolved(target: tvm.target.Target) -> tvm.target.Target:
+    """A target of kind "cuda" with its host, this machine. Raises ValueError where CUDA 13 does not compile for it."""
+    arch = str(target.attrs["arch"])
+    if not re.fullmatch(r"sm_\d{2,3}[af]?", arch) or _version(arch) < _OLDEST:
+        raise ValueError(f"target of kind 'cuda': expected an arch from sm_{_OLDEST} on, such as 'sm_80'; got {arch!r}")
+    return target if target.host else target.with_host(env.host_target())
+
+
+def cannot_run(target: tvm.target.Target) -> str | None:
+    """Why this machine cannot run what is compiled for a target of kind "cuda"; None where it can."""
+    device, arch = tvm.cuda(), str(target.attrs["arch"])
+    if not device.exist:
+        return f"it is built for CUDA ({arch}), and TVM finds no CUDA device on this machine"
+    here = _arch_of(device)
+    same = _version(arch) // 10 == _version(here) // 10 and _version(arch) <= _version(here)
+    return None if same else f"it is built for {arch}, this machine's GPU ({device.device_name}) is {here}"
+
+
+def _arch_of(device) -> str:
+    return f"sm_{device.compute_version.replace('.', '')}" if device.exist else WITHOUT_GPU
+
+
+def _version(arch: str) -> int:
+    return int(re.sub(r"\D", "", arch))
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModule, dict[str, str]]:
+    """The module with a schedule for each kernel, and by kernel the rule and the grids and blocks that it launches.
+
+    At every opt level: a kernel without threads cannot run on a GPU.
+    """
+    mod, schedules = mod.clone(), {}
+    by_hand = {var for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc) and has_threads(func)}
+    if tvm.s_tir.meta_schedule.database.Database.current():
+        mod = t.MetaScheduleApplyDatabase(enable_warning=False)(mod)
+    with _intrinsics_of_cuda():
+        for var, func in mod.functions_items():
+            if isinstance(func, tirx.PrimFunc):
+                rule, made = ("by_hand", func) if var in by_hand else _schedule(func, target)
+                mod.update_func(var, made)
+                schedules[var.name_hint] = f"{rule} {json.dumps({'launches': launches(made)})}"
+    return mod, dict(sorted(schedules.items()))
+
+
+def _schedule(func, target) -> tuple[str, tirx.PrimFunc]:
+    """The name of the rule that serves a kernel, and the kernel with its schedule."""
+    if "tirx.is_scheduled" in (func.attrs or {}):
+        return "metaschedule", func
+    blocks = isinstance(func.body, SBlockRealize)
+    for name, rule in _RULES.items() if blocks else ():
+        if name.endswith("reduction") and _sums_few(func):
+            continue
+        made = rule.apply(func.with_attr("global_symbol", "main"), target, False)
+        if made is not None:
+            return name, func.with_body(made.mod["main"].body).with_attr("tirx.is_scheduled", True)
+    return "one_thread", one_thread(func).with_attr("tirx.is_scheduled", True)
+
+
+@contextlib.contextmanager
+def _intrinsics_of_cuda():
+    """Within it, TVM's package of intrinsics imports none but those that dlight asks for, which are CUDA's.
+
+    By itself it parses those of all processors, a minute's work.
+    """
+    name = "tvm.s_tir.tensor_intrin"
+    package = types.ModuleType(name)
+    package.__path__ = [str(Path(tvm.s_tir.__file__).with_name("tensor_intrin"))]
+    there = sys.modules.setdefault(name, package)
+    try:
+        with env.quick_script():
+            yield
+    finally:
+        if there is package:
+            del sys.modules[name]
+
+
+def _sums_few(func) -> bool:
+    """Whether each sum of a kernel is of a few numbers, as in a depthwise convolution."""
+    sizes = []
+
+    def visit(block):
+        axes = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+        size = 1
+        for axis in axes:
+            size *= int(axis.dom.extent)
+        sizes.extend([size] if axes else [])
+
+    tvm_ffi.structural_walk(func.body, (SBlock, visit))
+    return bool(sizes) and max(sizes) <= _FEW
+
+
+def one_thread(func) -> tirx.PrimFunc:
+    """A kernel of loops that no rule knows, as the work of a single thread, which owns its buffers: right, and slow."""
+    own = []
+    tvm_ffi.structural_walk(func.body, [(tirx.AllocBuffer, lambda alloc: own.append(alloc.buffer)),
+                                        (SBlock, lambda block: own.extend(block.alloc_buffers))])  # fmt: skip
+    local = {b: tirx.decl_buffer(b.shape, b.dtype, b.name, scope="local") for b in own}
+    body = tvm_ffi.structural_map(func.body, (tirx.Var, lambda var: local.get(var, var)))
+    blocks = isinstance(body, SBlockRealize)
+    inner = body.block.body if blocks else body
+    for tag in ("threadIdx.x", "blockIdx.x"):
+        var = tirx.Var(tag.replace(".", "_"), "int32")
+        axis = tirx.IterVar((0, 1), var, tirx.IterVar.ThreadIndex, tag)
+        if blocks:
+            inner = tirx.For(var, 0, 1, tirx.ForKind.THREAD_BINDING, inner, axis)
+        else:
+            inner = tirx.AttrStmt(axis, "thread_extent", 1, inner)
+    if blocks:
+        root = body.block
+        root = SBlock(root.iter_vars, root.reads, root.writes, root.name_hint, inner, root.init, root.alloc_buffers,
+                      root.match_buffers, root.annotations)  # fmt: skip
+        inner = SBlockRealize(body.iter_values, body.predicate, root)
+    return func.with_body(inner)
+
+
+def launches(func) -> list[dict]:
+    """What a scheduled kernel launches, in order: each with its grid, in blocks, and its block, in threads.
+
+    Nothing for TVM's sorts, which launch in loops, each time another grid.
+    """
+    body = func.body.block.body if isinstance(func.body, SBlockRealize) else func.body
+    found = []
+    for statement in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
+        extents = _threads(statement)
+        if not all(isinstance(extent, tirx.IntImm) for extent in extents.values()):
+            return []
+        sizes = {what: [int(extents.get(f"{tag}.{axis}", 1)) for axis in "xyz"]
+                 for what, tag in (("grid", "blockIdx"), ("block", "threadIdx"))}  # fmt: skip
+        found.extend([sizes] if extents else [])
+    return found
+
+
+def has_threads(func) -> bool:
+    """Whether a kernel has threads of its own before it is scheduled, as TVM's sorts and some of detection.py have."""
+    return bool(_threads(func.body))
+
+
+def _threads(statement) -> dict:
+    """By tag, how many threads or blocks a statement binds."""
+    extents = {}
+
+    def note(loop):
+        if loop.kind == tirx.ForKind.THREAD_BINDING:
+            extents[loop.thread_binding.thread_tag] = loop.extent
+
+    def note_attr(attr):
+        if attr.attr_key == "thread_extent":
+            extents[attr.node.thread_tag] = attr.value
+
+    tvm_ffi.structural_walk(statement, [(tirx.For, note), (tirx.AttrStmt, note_attr)])
+    return extents
+
+
+# ---------------------------------------------------------------- CUDA's compiler
+
+
+def executable(mod: tvm.IRModule, target: tvm.target.Target):
+    """The virtual machine's executable for a module that `pipeline.lowering` has lowered.
+
+    With a CUDA device on this machine NVRTC makes machine code of the kernels; without one they stay CUDA source.
+    Raises RuntimeError where NVRTC is to work and CUDA's headers are not found.
+    """
+    with target, toolkit() if tvm.cuda().exist else contextlib.nullcontext():
+        return relax.build(mod, target=target, relax_pipeline=None)
+
+
+@contextlib.contextmanager
+def toolkit():
+    """Within it, TVM finds CUDA's headers, also where the toolkit has come from pip, or nvcc is not on the PATH."""
+    pip = [Path(folder) / "cu13" for folder in getattr(util.find_spec("nvidia"), "submodule_search_locations", ())]
+    roots = [*map(Path, filter(None, map(os.environ.get, ("CUDA_PATH", "CUDA_HOME")))), Path("/usr/local/cuda"), *pip]
+    for root in roots:
+        found = [folder for folder in (*root.glob("include"), *root.glob("targets/*/include"))
+                 if (folder / "cccl/cuda/std/cstdint").is_file()]  # fmt: skip
+        if found and (found[0] / "cuda_runtime.h").is_file():
+            break
+    else:
+        raise RuntimeError(
+            f"compiling for a GPU takes CUDA's headers, which are in none of {', '.join(map(str, roots))}: install the "
+            "CUDA toolkit 13 and set CUDA_PATH, or pip install 'nvidia-cuda-cccl==13.0.*' 'nvidia-cuda-crt==13.0.*'"
+        )
+    changed = {"CUDA_PATH": str(root), "TVM_CUDA_NVRTC_EXTRA_OPTS": f"-w -I{found[0]} -I{found[0]}/cccl"}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+# ---------------------------------------------------------------- what comes out
+
+
+class CompiledForGPU(Compiled):
+    """A network compiled for a GPU: as `Compiled`, with the parameters and all that is between in the GPU's memory."""
+
+    def __init__(self, library, graph: dict, params: dict, target: tvm.target.Target, opt_level: int):
+        build_info = {"target": json.loads(str(target)), "architecture": platform.machine(), "instruction_sets": []}
+        super().__init__(library, graph, params, build_info, opt_level)
+
+    def _start(self, library):
+        self._cannot = cannot_run(self.target)
+        if self._cannot:
+            return None
+        self.device = tvm.cuda()
+        self._params = tvm_ffi.convert([array.copyto(self.device) for array in self.params.values()])
+        self._vm = relax.VirtualMachine(library, self.device)
+        return self._vm["main"]
+
+    def run(self, values: list, params: dict | None = None) -> list[tvm.runtime.Tensor]:
+        """As a call, with a list of inputs, and TVM tensors in the GPU's memory as outputs, perhaps not yet computed.
+
+        What lies in the GPU's memory already is read there. `self.device.sync()` waits for the outputs.
+        """
+        if len(values) != len(self.inputs):
+            raise TypeError(f"expected {len(self.inputs)} inputs, got {len(values)}")
+        placed = [self._placed(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
+        if self._main is None:
+            raise RuntimeError(f"this library cannot run here: {self._cannot}. Build it where it can.")
+        weights = self._params
+        if params:
+            changed = {name: array.copyto(self.device) for name, array in params.items()}
+            weights = tvm_ffi.convert(list((dict(zip(self.params, self._params, strict=True)) | changed).values()))
+        with self._lock:
+            result = self._main(*placed, weights)
+        return list(result) if self.graph["tuple"] else [result]
+
+    def _placed(self, value, spec):
+        """A checked input in the GPU's memory."""
+        there = not isinstance(value, np.ndarray) and str(getattr(value, "device", "")).startswith("cuda")
+        if there and (tuple(value.shape), dtype_of(value)) == (spec.shape, spec.dtype) and value.is_contiguous():
+            return value if isinstance(value, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(value.detach())
+        checked = as_input(value, spec)
+        return checked if self._main is None else tvm.runtime.from_dlpack(checked).copyto(self.device)
+
+    def save(self, folder):
+        """Raises NotImplementedError: what a GPU's library holds was made for the GPU of the machine that built it."""
+        raise NotImplementedError(f"{folder}: libraries for CUDA are not saved: build the network where it runs")
+
+    def source(self, kernel: str | None = None) -> str:
+        """The CUDA source: of one of `kernels`, as the functions that it launches, or of all."""
+        self._known(kernel)
+        text = next(_cuda(self._library.mod)).inspect_source("cuda")
+        if kernel is None:
+            return text
+        starts = [m.start() for m in re.finditer(r'^extern "C" __global__ .*\{$', text, re.M)]
+        parts = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
+        named = re.compile(rf"\b{re.escape(kernel)}_kernel(_\d+)?\(")
+        return "".join(part for part in parts if named.search(part.split("{", 1)[0])).rstrip() + "\n"
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("generic CPU", f"CUDA {self.target.attrs['arch']}")
+
+
+def _cuda(module):
+    """The modules of CUDA code in a library."""
+    for part in module.imports:
+        if part.kind == "cuda":
+            yield part
+        yield from _cuda(part)

@@ -1,0 +1,448 @@
+"""A detector's last steps on a GPU, as the work of many threads: what `pipeline.passes` has for target "cuda".
+
+The kernels `best_places` and `suppressed` of importers/mxnet/detection_operators.py are loops for a CPU, each step
+of which depends on the one before; on a GPU they would be a single thread's work (`cuda.one_thread`). Here each becomes a
+sequence of kernels in which every thread counts or compares for itself:
+
+- The best scores are found digit by digit, as in radix selection: how many scores reach each value of the next digit?
+  Then each of them counts the chosen ones before it, by way of sums of 32, 1024 and 32768 neighbours.
+- For a suppression all pairs of boxes are compared at once, a bit for each; only then one box after another is asked
+  whether it is left, 32 at a time (`sweep`).
+
+dlight schedules them as it does all others, except for those that know their threads themselves (`gpu.has_threads`).
+The arithmetic is that of the loops, number by number, so the results are the same.
+"""
+
+import tvm
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T
+
+from ..base import env
+from ..base.relax import OPAQUE, fixed_shape
+
+ATTRIBUTE = "detection"  # of the loops: which kernel, and its parameters
+_DIGIT = 4  # bits that each step of the selection finds
+_VALUES = 1 << _DIGIT
+_WORD = 32  # numbers that a thread counts, and boxes whose bits share a word
+_FIELDS = 7  # of a box, for its suppression
+_THREADS = 256  # of a block, where dlight does not choose
+_LARGEST_MASK = 64 << 20  # bytes
+
+
+def in_parallel() -> tvm.transform.Pass:
+    """The pass. A call of a kernel with the attribute "detection" becomes calls of the kernels that do the same.
+
+    A suppression stays as it is, and with it the work of one thread, where its table of who beats whom, a bit for each
+    pair of boxes, would take more than 64 MB: with more than 23,168 boxes of one picture.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="DetectionInParallel")
+    def run(mod, _context):
+        if not any(ATTRIBUTE in (func.attrs or {}) for func in mod.functions.values()):
+            return mod
+        rewrite = _Rewrite(mod)
+        main = relax.analysis.remove_all_unused(rewrite.visit_expr(mod["main"]))
+        rewrite.builder_.update_func(mod.get_global_var("main"), main)
+        return rewrite.builder_.finalize()
+
+    return run
+
+
+@relax.expr_functor.mutator
+class _Rewrite(relax.PyExprMutator):
+    def __init__(self, mod):
+        super().__init__(mod)
+        self.mod = mod
+
+    def visit_call_(self, call):
+        call = self.visit_expr_post_order(call)
+        if getattr(call.op, "name", "") != "relax.call_tir":
+            return call
+        how = (self.mod[call.args[0]].attrs or {}).get(ATTRIBUTE)
+        if how is None:
+            return call
+        inputs, shapes = call.args[1].fields, [fixed_shape(result) for result in call.ty.fields]
+        if how["kernel"] == "best_places":
+            return relax.Tuple(self._best_places(*inputs, shapes[0][1]))
+        made = self._suppressed(*inputs, how)
+        return relax.Tuple(made) if made else call
+
+    def visit_tuple_getitem_(self, item):
+        item = self.visit_expr_post_order(item)
+        made = self.lookup_binding(item.tuple_value) if isinstance(item.tuple_value, relax.Var) else None
+        return made.fields[item.index] if isinstance(made, relax.Tuple) else item
+
+    # ------------------------------------------------------------ the k best scores of each row
+
+    def _best_places(self, scores, count):
+        (rows, length), emit = fixed_shape(scores.ty), self._emit
+        keys, bounds = emit(sort_keys, scores), emit(first_bounds, rows)
+        for _ in range(32 // _DIGIT):
+            bounds = emit(next_bounds, emit(totals, emit(at_least, keys, bounds)), bounds, count)
+        counts = [keys, emit(above_and_equal, keys, bounds)]
+        for _ in range(2):
+            counts.append(emit(sums, counts[-1]))
+        kernel = chosen(rows, length, count, [fixed_shape(each.ty)[-1] for each in counts])
+        types = [relax.TensorType((rows, count), dtype) for dtype in ("int32", "float32")]
+        return self._call(kernel, [scores, bounds, *counts], types)
+
+    # ------------------------------------------------------------ non-maximum suppression
+
+    def _suppressed(self, data, order, how):
+        (batch, rows, width), count, emit = fixed_shape(data.ty), fixed_shape(order.ty)[1], self._emit
+        words = _up(count) // _WORD
+        if 4 * batch * words * words * _WORD > _LARGEST_MASK:
+            return None
+        boxes = emit(boxes_in_order, data, order, how=how)
+        start = emit(alive, boxes)
+        table = relax.TensorType((batch, words * _WORD, words), "uint32")
+        (mask,) = self._call(beaten(batch, words, float(how["overlap_thresh"])), [boxes], [table])
+        (left,) = self._call(sweep(batch, words), [start, mask], [start.ty])
+        stay = start if how["in_place"] else left
+        types = [relax.TensorType((batch, rows, n), "float32") for n in (width, 1)]
+        field = int(how["id_index"]) if how["in_place"] else -1
+        return self._call(remaining(batch, rows, width, count, words, field), [data, order, stay, left], types)
+
+    # ------------------------------------------------------------
+
+    def _emit(self, compute, *args, **options):
+        named = {"primfunc_name_hint": compute.__name__, "primfunc_attrs": {"op_pattern": OPAQUE}}
+        return self.builder_.emit(self.builder_.call_te(compute, *args, **options, **named))
+
+    def _call(self, kernel, inputs, types):
+        name = str(kernel.attrs["global_symbol"])
+        kernel = kernel.without_attr("global_symbol").with_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
+        var = self.builder_.add_func(kernel, name)
+        made = self.builder_.emit(relax.call_tir(var, inputs, types if len(types) > 1 else types[0]))
+        if len(types) == 1:
+            return [made]
+        return [self.builder_.emit(relax.TupleGetItem(made, n)) for n in range(len(types))]
+
+
+# ---------------------------------------------------------------- computations: selection
+
+
+def sortable(score):
+    """The bits of a float32, turned so that they order as the numbers do."""
+    bits = T.reinterpret("uint32", score)
+    return bits ^ T.if_then_else((bits >> _u(31)) == _u(1), _u(0xFFFFFFFF), _u(0x80000000))
+
+
+def sort_keys(scores):
+    """The `sortable` bits of float32 scores (rows, length): uint32 (rows, places).
+
+    The places are a multiple of 1024; behind the scores there are zeros, not larger than any key.
+    """
+    rows, length = (int(n) for n in scores.shape)
+
+    def key(row, at):
+        return tirx.if_then_else(at < length, sortable(scores[row, at]), _u(0))
+
+    return te.compute((rows, _up(length, _WORD * _WORD)), key)
+
+
+def first_bounds(rows):
+    """The least key of each value of the first digit: uint32 (rows, 16)."""
+    return te.compute((rows, _VALUES), lambda row, digit: digit.astype("uint32") << _u(32 - _DIGIT))
+
+
+def at_least(keys, bounds):
+    """How many keys of a group reach each bound, the first apart: int32 (rows, 15, groups).
+
+    The members of a group stand apart, so that what neighbouring threads read at once stands together.
+    """
+    rows, places = (int(n) for n in keys.shape)
+    groups = places // _WORD
+
+    def members(row, bound, group):
+        each = [keys[row, n * groups + group] for n in range(_WORD)]
+        return sum((key >= bounds[row, bound + 1]).astype("int32") for key in each)
+
+    return te.compute((rows, _VALUES - 1, groups), members)
+
+
+def totals(parts):
+    """Sums over the last axis."""
+    each = te.reduce_axis((0, parts.shape[2]))
+    return te.compute(parts.shape[:2], lambda row, bound: te.sum(parts[row, bound, each], each))
+
+
+def next_bounds(numbers, bounds, count):
+    """The bounds between the largest that `count` keys reach and the one above it, by the next digit.
+
+    `numbers` (rows, 15): how many keys reach each. After the last digit the bounds are one: the least of the best keys.
+    """
+
+    def bound(row, digit):
+        reached = sum((numbers[row, n] >= count).astype("int32") for n in range(_VALUES - 1))
+        step = (bounds[row, 1] - bounds[row, 0]) >> _u(_DIGIT)
+        return bounds[row, reached] + digit.astype("uint32") * step
+
+    return te.compute(bounds.shape, bound)
+
+
+def above_and_equal(keys, bounds):
+    """How many of 32 neighbouring keys are above the bound, and how many equal to it: int32 (rows, 2, groups)."""
+    rows, places = (int(n) for n in keys.shape)
+
+    def members(row, kind, group):
+        each, least = [keys[row, group * _WORD + n] for n in range(_WORD)], bounds[row, 0]
+        return sum(tirx.Select(kind == 0, key > least, key == least).astype("int32") for key in each)
+
+    return te.compute((rows, 2, places // _WORD), members)
+
+
+def sums(few):
+    """Sums of 32 neighbours each on the last axis."""
+    rows, kinds, length = (int(n) for n in few.shape)
+
+    def members(row, kind, group):
+        places = [group * _WORD + n for n in range(_WORD)]
+        return sum(tirx.if_then_else(at < length, few[row, kind, at], 0) for at in places)
+
+    return te.compute((rows, kinds, _up(length) // _WORD), members)
+
+
+@env.quick_script()
+def chosen(rows: int, length: int, count: int, sizes: list[int]):
+    """Each key that is among the `count` best counts those before it, and so knows its place.
+
+    `sizes`: of the last axis of the keys, and of the counts of 32, 1024 and 32768 of them.
+    """
+    places_, groups, blocks, parts = sizes
+
+    @T.prim_func(s_tir=True)
+    def chosen(
+        scores: T.Buffer((rows, length), "float32"),
+        bounds: T.Buffer((rows, _VALUES), "uint32"),
+        keys: T.Buffer((rows, places_), "uint32"),
+        few: T.Buffer((rows, 2, groups), "int32"),
+        many: T.Buffer((rows, 2, blocks), "int32"),
+        most: T.Buffer((rows, 2, parts), "int32"),
+        places: T.Buffer((rows, count), "int32"),
+        best: T.Buffer((rows, count), "float32"),
+    ):
+        for row, at in T.grid(rows, length):
+            with T.sblock("chosen"):
+                r, i = T.axis.remap("SS", [row, at])
+                T.writes(places[r, 0:count], best[r, 0:count])
+                before = T.sblock_alloc_buffer((2,), "int32", scope="local")  # those above, those equal
+                room = T.sblock_alloc_buffer((1,), "int32", scope="local")  # for equal ones
+                if keys[r, i] >= bounds[r, 0]:
+                    room[0] = count
+                    for part in range(parts):
+                        room[0] -= most[r, 0, part]
+                    for kind in T.unroll(2):
+                        before[kind] = 0
+                        for part in range(i // 32768):
+                            before[kind] += most[r, kind, part]
+                        for block in range(i // 1024 % 32):
+                            before[kind] += many[r, kind, i // 32768 * 32 + block]
+                        for group in range(i // 32 % 32):
+                            before[kind] += few[r, kind, i // 1024 * 32 + group]
+                    for place in range(i % 32):
+                        before[0] += T.Cast("int32", keys[r, i // 32 * 32 + place] > bounds[r, 0])
+                        before[1] += T.Cast("int32", keys[r, i // 32 * 32 + place] == bounds[r, 0])
+                    if keys[r, i] > bounds[r, 0] or before[1] < room[0]:
+                        places[r, before[0] + T.min(before[1], room[0])] = i
+                        best[r, before[0] + T.min(before[1], room[0])] = scores[r, i]
+
+    return _a_thread_each(chosen)
+
+
+# ---------------------------------------------------------------- computations: suppression
+
+
+def boxes_in_order(data, order, how):
+    """Of each box, in order: corners, area, class, and 1 if it may remain, else 0. float32 (batch, 7, places).
+
+    The places are a multiple of 32; boxes that are not there may not remain.
+    """
+    batch, count = order.shape
+    x, score, kind = (int(how[name]) for name in ("coord_start", "score_index", "id_index"))
+    zero, one, two, valid, background = (
+        tirx.const(float(value), "float32") for value in (0, 1, 2, how["valid_thresh"], how["background_id"])
+    )
+
+    def fields(n, which, i):
+        row = order[n, te.min(i, count - 1)]
+        a, b, c, d = (data[n, row, x + side] for side in range(4))
+        if how["center"]:
+            corners, area = [a - c / two, b - d / two, a + c / two, b + d / two], c * d
+        else:
+            corners, area = [a, b, c, d], tirx.if_then_else(tirx.any(c < a, d < b), zero, (c - a) * (d - b))
+        real = tirx.all(i < count, data[n, row, score] > valid)
+        if kind >= 0:
+            real = tirx.all(real, data[n, row, kind] != background)
+        made = tirx.if_then_else(real, one, zero)
+        of = data[n, row, kind] if kind >= 0 and not how["force"] else zero
+        for each, value in enumerate([*corners, area, of]):
+            made = tirx.if_then_else(which == each, value, made)
+        return made
+
+    return te.compute((batch, _FIELDS, _up(count)), fields)
+
+
+def alive(boxes):
+    """The last field of `boxes_in_order` as bits: uint32 (batch, words)."""
+    batch, _, places = (int(n) for n in boxes.shape)
+
+    def word(n, w):
+        return sum((boxes[n, _FIELDS - 1, w * _WORD + bit] > 0).astype("uint32") << _u(bit) for bit in range(_WORD))
+
+    return te.compute((batch, places // _WORD), word)
+
+
+@env.quick_script()
+def beaten(batch: int, words: int, threshold: float):
+    """Which boxes each box beats if it remains: a bit for each that is behind it. A thread makes a word."""
+
+    @T.prim_func(s_tir=True)
+    def beaten(
+        boxes: T.Buffer((batch, _FIELDS, words * 32), "float32"), mask: T.Buffer((batch, words * 32, words), "uint32")
+    ):
+        for picture, word, box in T.grid(batch, words, words * 32):
+            with T.sblock("beaten"):
+                n, w, i = T.axis.remap("SSS", [picture, word, box])
+                T.reads(boxes[n, 0:_FIELDS, 0 : words * 32])
+                T.writes(mask[n, i, w])
+                bits = T.sblock_alloc_buffer((1,), "uint32", scope="local")
+                bits[0] = T.uint32(0)
+                if w * 32 + 31 > i:
+                    for bit in range(32):
+                        k: T.int32 = w * 32 + bit
+                        across: T.float32 = T.max(
+                            T.min(boxes[n, 2, i], boxes[n, 2, k]) - T.max(boxes[n, 0, i], boxes[n, 0, k]), T.float32(0)
+                        )
+                        down: T.float32 = T.max(
+                            T.min(boxes[n, 3, i], boxes[n, 3, k]) - T.max(boxes[n, 1, i], boxes[n, 1, k]), T.float32(0)
+                        )
+                        both: T.float32 = across * down
+                        beats = T.And(
+                            both / (boxes[n, 4, i] + boxes[n, 4, k] - both) > T.float32(threshold),
+                            boxes[n, 5, i] == boxes[n, 5, k],
+                        )
+                        if T.And(beats, k > i):
+                            bits[0] = bits[0] | (T.uint32(1) << T.Cast("uint32", bit))
+                mask[n, i, w] = bits[0]
+
+    return beaten
+
+
+@env.quick_script()
+def sweep(batch: int, words: int):
+    """Goes through the boxes in order, 32 at a time, and strikes out what those beat that remain.
+
+    A block for each picture, a thread for each word. What the boxes of a word have lost to those before it is known
+    when its turn comes: all threads see it and let these 32 beat each other, then those left beat the thread's own.
+    """
+
+    @T.prim_func(s_tir=True)
+    def sweep(
+        start: T.Buffer((batch, words), "uint32"),
+        mask: T.Buffer((batch, words * 32, words), "uint32"),
+        left: T.Buffer((batch, words), "uint32"),
+    ):
+        for picture in T.thread_binding(batch, "blockIdx.x"):
+            with T.sblock("sweep"):
+                n = T.axis.spatial(batch, picture)
+                T.reads(start[n, 0:words], mask[n, 0 : words * 32, 0:words])
+                T.writes(left[n, 0:words])
+                mine = T.sblock_alloc_buffer((words,), "uint32", scope="local")
+                now = T.sblock_alloc_buffer((words,), "uint32", scope="local")
+                known = T.sblock_alloc_buffer((words,), "uint32", scope="shared")
+                for t in T.thread_binding(words, "threadIdx.x"):
+                    mine[t] = start[n, t]
+                for w in range(words):
+                    for t in T.thread_binding(words, "threadIdx.x"):
+                        if t == w:
+                            known[w] = mine[t]
+                    # TVM puts a barrier here, and one before the next round.
+                    for t in T.thread_binding(words, "threadIdx.x"):
+                        now[t] = known[w]
+                        for bit in T.unroll(32):
+                            now[t] = now[t] & _unbeaten(mask[n, w * 32 + bit, w], now[t], bit)
+                        if t == w:
+                            left[n, w] = now[t]
+                        if t > w:
+                            for bit in T.unroll(32):
+                                mine[t] = mine[t] & _unbeaten(mask[n, w * 32 + bit, t], now[t], bit)
+
+    return sweep
+
+
+def _unbeaten(beaten, left, bit):
+    """All but what a box beats, if it is left. A product, so that loading `beaten` does not wait for the answer.
+
+    (TVM 0.27 takes x & ((y & 1) - 1) of uint32 for 0.)
+    """
+    return (beaten * ((left >> T.Cast("uint32", bit)) & T.uint32(1))) ^ T.uint32(0xFFFFFFFF)
+
+
+@env.quick_script()
+def remaining(batch: int, rows: int, width: int, count: int, words: int, kind: int):
+    """Rows that stay go to their places; behind the last there are -1.
+
+    `kind`: the field that becomes -1 in those which stay and are not `left`; -1 where there are none.
+    """
+
+    @T.prim_func(s_tir=True)
+    def remaining(
+        data: T.Buffer((batch, rows, width), "float32"),
+        order: T.Buffer((batch, count), "int32"),
+        stay: T.Buffer((batch, words), "uint32"),
+        left: T.Buffer((batch, words), "uint32"),
+        kept: T.Buffer((batch, rows, width), "float32"),
+        places: T.Buffer((batch, rows, 1), "float32"),
+    ):
+        for picture, row in T.grid(batch, rows):
+            with T.sblock("remaining"):
+                n, i = T.axis.remap("SS", [picture, row])
+                T.reads(data[n, 0:rows, 0:width], order[n, 0:count], stay[n, 0:words], left[n, 0:words])
+                T.writes(kept[n, 0:rows, 0:width], places[n, 0:rows, 0])
+                staying = T.sblock_alloc_buffer((2,), "int32", scope="local")  # before this row's word, and in all
+                staying[0] = 0
+                staying[1] = 0
+                for w in range(words):
+                    if w == i // 32:
+                        staying[0] = staying[1]
+                    staying[1] += T.Cast("int32", T.popcount(stay[n, w]))
+                if i >= staying[1]:
+                    places[n, i, 0] = T.float32(-1)
+                    for field in range(width):
+                        kept[n, i, field] = T.float32(-1)
+                if i < count:
+                    bit: T.uint32 = T.uint32(1) << T.Cast("uint32", i % 32)
+                    if (stay[n, i // 32] & bit) != T.uint32(0):
+                        at: T.int32 = staying[0] + T.Cast("int32", T.popcount(stay[n, i // 32] & (bit - T.uint32(1))))
+                        places[n, at, 0] = T.Cast("float32", order[n, i])
+                        for field in range(width):
+                            kept[n, at, field] = data[n, order[n, i], field]
+                        if kind >= 0:  # noqa: SIM102 (this is known now, the other when it runs)
+                            if (left[n, i // 32] & bit) == T.uint32(0):
+                                kept[n, at, kind] = T.float32(-1)
+
+    return _a_thread_each(remaining)
+
+
+# ---------------------------------------------------------------- both
+
+
+def _a_thread_each(func):
+    """A kernel with a thread for each iteration; dlight wants kernels whose threads write to places known before."""
+    sch = Schedule(func.with_attr("global_symbol", "main"))
+    (block,) = sch.get_child_blocks(sch.get_sblock("root"))
+    outer, inner = sch.split(sch.fuse(*sch.get_loops(block)), [None, _THREADS])
+    sch.bind(outer, "blockIdx.x")
+    sch.bind(inner, "threadIdx.x")
+    return sch.mod["main"].with_attr("global_symbol", func.attrs["global_symbol"])
+
+
+def _u(value: int):
+    return tirx.const(value, "uint32")
+
+
+def _up(length, step=_WORD) -> int:
+    """The next multiple."""
+    return -(-int(length) // step) * step

@@ -1,0 +1,79 @@
+"""Softmax and layer norm over the last axis: a thread takes a row through all stages while the row is in its cache.
+
+A sum over a row is first one sum per lane of a register, over every x-th number, then the sum of the lanes and of what
+is left over: compilers may not reorder a floating-point sum, so it has to be written that way.
+"""
+
+from tvm import te
+from tvm.s_tir import Schedule
+
+from . import elementwise
+from .annotations import marks
+from .epilogue import block_names, parallel
+
+_STAGES = ("lanes0", "reduced0", "lanes1", "reduced1", "exp", "rest0", "rest1")
+
+
+def softmax(x, lanes: int):
+    """exp(x - max) / sum(exp(x - max)) along the last axis, of float32 of any shape."""
+    largest = _reduce(x, lambda *at: x[at], te.max, lanes, 0)
+    exp = te.compute(x.shape, lambda *at: elementwise.exp(x[at] - largest[at[:-1]]), name="exp")
+    total = _reduce(exp, lambda *at: exp[at], te.sum, lanes, 1)
+    return te.compute(x.shape, lambda *at: exp[at] * (1.0 / total[at[:-1]]), name="softmax", attrs=marks("rows", {}))
+
+
+def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
+    """(x - mean) / sqrt(variance + epsilon) * gamma + beta along the last axis, of float32 of any shape."""
+    count = float(int(x.shape[-1]))
+    total = _reduce(x, lambda *at: x[at], te.sum, lanes, 0)
+
+    def squared(*at):
+        difference = x[at] - total[at[:-1]] / count
+        return difference * difference
+
+    squares = _reduce(x, squared, te.sum, lanes, 1)
+
+    def normal(*at):
+        scale = 1.0 / te.sqrt(squares[at[:-1]] / count + epsilon)
+        return (x[at] - total[at[:-1]] / count) * scale * gamma[at[-1]] + beta[at[-1]]
+
+    return te.compute(x.shape, normal, name="layer_norm", attrs=marks("rows", {}))
+
+
+def _reduce(x, element, combine, lanes, number):
+    """`combine` over the last axis of `element(*at)`, whose shape is that of x."""
+    *rows, depth = (int(s) for s in x.shape)
+    whole = depth // lanes
+    if whole < 2:
+        r = te.reduce_axis((0, depth), "r")
+        return te.compute(rows, lambda *at: combine(element(*at, r), axis=[r]), name=f"reduced{number}")
+    k = te.reduce_axis((0, whole), "k")
+    by_lane = te.compute(
+        (*rows, lanes), lambda *at: combine(element(*at[:-1], k * lanes + at[-1]), axis=[k]), name=f"lanes{number}"
+    )
+    r = te.reduce_axis((0, lanes + depth % lanes), "r")
+
+    def either(*at):
+        if depth % lanes == 0:
+            return by_lane[(*at, r)]
+        return te.if_then_else(r < lanes, by_lane[(*at, r)], element(*at, (whole - 1) * lanes + r))
+
+    return te.compute(rows, lambda *at: combine(either(*at), axis=[r]), name=f"reduced{number}")
+
+
+def schedule(sch: Schedule, config: dict) -> None:
+    """Apply the scheme to a kernel that `softmax` or `layer_norm` gave, with whatever was fused behind it."""
+    names = block_names(sch)
+    for name in names[:-1]:
+        if name not in _STAGES:
+            sch.compute_inline(name)
+    loops = sch.get_loops(names[-1])
+    row = parallel(sch, loops[:-1]) if len(loops) > 1 else sch.add_unit_loop(loops[0])
+    for name in reversed([n for n in names[:-1] if n in _STAGES]):
+        sch.compute_at(name, row)
+        if name.startswith("lanes"):
+            inner = sch.get_loops(name)
+            lane, k = inner[-2:]
+            sch.reorder(k, lane)
+            sch.vectorize(lane)
+            sch.decompose_reduction(name, k)

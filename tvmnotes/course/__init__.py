@@ -1,0 +1,1 @@
+"""What the lessons show with: networks, digits, pictures, plots."""

@@ -1,0 +1,73 @@
+"""The course's own trained network: a ResNet-20 that reads handwritten digits, and the pictures it is tried on.
+
+`data/digits/train.py` trains it; the notebooks and `models.py` load it. This module imports torch, so import it where
+it is used.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..base import data
+
+# Mean and standard deviation of a pixel (0 to 1) over the 1437 training images.
+MEAN, STD = 0.3057, 0.3238
+
+
+class ResNet20(nn.Module):
+    """The 20-layer residual network for CIFAR, for grey pictures: float32 (N, 1, 32, 32) to logits float32 (N, 10).
+
+    One 3x3 convolution, three stages of three blocks with 16, 32 and 64 channels, global average pooling and one
+    linear layer; 272,186 parameters. Where a block changes the shape, its shortcut is a 1x1 convolution ("option B").
+    Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, sections 3.3 and 4.2.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.stem = _conv_bn(1, 16, 3)
+        self.stage1 = nn.Sequential(Block(16, 16), Block(16, 16), Block(16, 16))
+        self.stage2 = nn.Sequential(Block(16, 32, stride=2), Block(32, 32), Block(32, 32))
+        self.stage3 = nn.Sequential(Block(32, 64, stride=2), Block(64, 64), Block(64, 64))
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classify = nn.Linear(64, 10)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = torch.relu(self.stem(image))
+        x = self.stage3(self.stage2(self.stage1(x)))
+        return self.classify(self.pool(x).flatten(1))
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut: (N, c_in, H, W) to (N, c_out, H / stride, W / stride)."""
+
+    def __init__(self, c_in: int, c_out: int, stride: int = 1):
+        super().__init__()
+        self.first = _conv_bn(c_in, c_out, 3, stride)
+        self.second = _conv_bn(c_out, c_out, 3)
+        self.shortcut = nn.Identity() if c_in == c_out else _conv_bn(c_in, c_out, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(torch.relu(self.first(x))) + self.shortcut(x))
+
+
+def _conv_bn(c_in: int, c_out: int, kernel: int, stride: int = 1) -> nn.Sequential:
+    conv = nn.Conv2d(c_in, c_out, kernel, stride, padding=kernel // 2, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(c_out))
+
+
+def preprocess(images: np.ndarray) -> np.ndarray:
+    """Make pictures, uint8 or float (N, 32, 32), 0 black to 255 white, the network's input, float32 (N, 1, 32, 32).
+
+    Each pixel p becomes (p / 255 - MEAN) / STD. Raises ValueError where the shape is another.
+    """
+    images = np.asarray(images)
+    if images.ndim != 3 or images.shape[1:] != (32, 32):
+        raise ValueError(f"images: expected shape (N, 32, 32), got {images.shape}; give one picture as image[None]")
+    return ((images[:, None].astype("float32") / 255 - MEAN) / STD).astype("float32")
+
+
+def load_test_set() -> tuple[np.ndarray, np.ndarray]:
+    """The held-out pictures, which training never saw: images uint8 (360, 32, 32), 0 to 255; labels int64 (360,)."""
+    path = data.path("digits/test.npz")
+    with np.load(path) as arrays:
+        return arrays["images"], arrays["labels"]

@@ -1,0 +1,202 @@
+"""The networks of the notes, by name: pretrained where the weights can be had on this machine, seeded where not.
+
+Seeded weights are random but fixed, and the statistics of batch norm are taken from one fixed batch, so that the
+activations are as large as a trained network's and folding batch norm has something to fold.
+"""
+
+import difflib
+import functools
+import pickle
+import warnings
+from pathlib import Path
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from ..base import data
+
+_SEED = 20170812
+_RESNET50_V2 = {
+    "url": "https://github.com/onnx/models/raw/main/validated/vision/classification/resnet/model/resnet50-v2-7.onnx",
+    "sha256": "79102261eb6e5fd7af5d27f41316293e388c5cb691e5d25bfb035c4f64fefe31",
+}
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """What `load` knows: torchvision's classification networks, and "digits"."""
+    return (*torchvision.models.list_models(module=torchvision.models), "digits")
+
+
+def load(name: str, pretrained: bool = True) -> nn.Module:
+    """A network in evaluation mode.
+
+    It has three more attributes: `weights_kind` is "pretrained" or "seeded", `input_shape` the shape of the float32
+    input that it is meant for, such as (1, 3, 224, 224), and `classes` the names of its outputs. Pretrained weights
+    are those in torch's own cache, or fetched where a network is at hand (`data.reachable`), and always there for
+    "digits"; `pretrained=False` gives seeded ones. Raises ValueError for an unknown name, offering near ones.
+    """
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), n=3, cutoff=0.4) or names()[:3]
+        raise ValueError(f"unknown model {name!r}; near names: {', '.join(near)}. models.names() lists all.")
+    if name == "digits":
+        return _digits()
+    weights = torchvision.models.get_model_weights(name).DEFAULT
+    size = weights.transforms.keywords["crop_size"]
+    state = _pretrained_state(weights) if pretrained else None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*initialization.*")  # googlenet, inception_v3: it takes a while
+        options = {"image_size": size} if name.startswith("vit_") else {}  # for whose pictures they learn positions
+        net = seeded(lambda: torchvision.models.get_model(name, weights=None, **options), size, calibrate=state is None)
+    if state is not None:
+        if name in ("googlenet", "inception_v3"):  # their weights expect another normalization, done inside
+            net.transform_input = True
+        net.load_state_dict(state)
+    net.weights_kind = "seeded" if state is None else "pretrained"
+    net.input_shape, net.classes = (1, 3, size, size), weights.meta["categories"]
+    return net.eval()
+
+
+def seeded(make, size: int, calibrate: bool = True) -> nn.Module:
+    """The network that `make()` gives, with the same random weights each time, in evaluation mode.
+
+    No matrix of weights is all zeros. With `calibrate`, each batch norm's mean and variance are those of a fixed
+    random batch (2, 3, size, size). The caller's random state is left alone.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        net = make()
+        net.eval()
+        for weight in net.parameters():
+            if weight.ndim > 1 and not weight.any():  # a head that starts at zero, as vision transformers' do
+                nn.init.trunc_normal_(weight, std=0.02)
+        norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)] if calibrate else []
+        momentum = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the plain average, here of one batch
+            norm.train()
+        if norms:
+            with torch.no_grad():
+                net(torch.randn(2, 3, size, size))
+        for norm, m in zip(norms, momentum, strict=True):
+            norm.momentum = m
+    return net.eval()
+
+
+def _pretrained_state(weights) -> dict | None:
+    """The state dict of torchvision's weights from torch's cache or the network; None where it cannot be had."""
+    file = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
+    if not file.is_file() and not data.reachable(weights.url):
+        return None
+    try:
+        return weights.get_state_dict(progress=True, check_hash=True, map_location="cpu")
+    except OSError:  # the connection broke: what was fetched so far is discarded
+        return None
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{file} holds no weights that torch reads ({error}): remove it, and load again") from error
+
+
+def _digits() -> nn.Module:
+    from .digits import ResNet20
+
+    net = ResNet20()
+    net.load_state_dict(torch.load(data.path("digits/digits_resnet20.pt"), weights_only=True, map_location="cpu"))
+    net.weights_kind, net.input_shape, net.classes = "pretrained", (1, 1, 32, 32), [str(n) for n in range(10)]
+    return net.eval()
+
+
+# ---------------------------------------------------------------- ONNX files
+
+
+def onnx_file(name: str = "resnet50_v2") -> tuple[Path, str]:
+    """The path of an ONNX file, and the kind of its weights, "pretrained" or "seeded".
+
+    "resnet50_v2" is the ONNX model zoo's file (input "data", float32 (N, 3, 224, 224)) where it is cached or can be
+    fetched; where not, the same architecture with seeded weights, exported once to the cache. "digits" is bundled
+    (input "image", float32 (N, 1, 32, 32)). Raises ValueError for another name.
+    """
+    if name == "digits":
+        return data.path("digits/digits_resnet20.onnx"), "pretrained"
+    if name != "resnet50_v2":
+        raise ValueError(f"unknown ONNX file {name!r}; there are 'resnet50_v2' and 'digits'")
+    try:
+        return data.path("onnx/resnet50-v2-7.onnx", **_RESNET50_V2), "pretrained"
+    except FileNotFoundError:
+        file = data.writable_cache() / "onnx" / f"resnet50-v2-seeded-{_SEED}.onnx"
+    if not file.is_file():
+        file.parent.mkdir(exist_ok=True)
+        with data.atomic_path(file) as part:
+            export_onnx(seeded(ResNet50V2, 224), part)
+    return file, "seeded"
+
+
+def export_onnx(net: nn.Module, file: Path, shape: tuple[int, ...] = (1, 3, 224, 224)) -> None:
+    """Write `net`, which takes float32 of `shape`, as an ONNX file of opset 17: input "data", symbolic batch size N."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own notices about this exporter
+        torch.onnx.export(
+            net,
+            (torch.zeros(shape),),
+            str(file),
+            dynamo=False,  # the other exporter needs onnxscript
+            opset_version=17,
+            input_names=["data"],
+            output_names=["logits"],
+            dynamic_axes={"data": {0: "N"}, "logits": {0: "N"}},
+        )
+
+
+class ResNet50V2(nn.Module):
+    """ResNet-50 with pre-activation blocks: float32 (N, 3, 224, 224) to logits float32 (N, 1000).
+
+    Source: He, Zhang, Ren, Sun, "Identity Mappings in Deep Residual Networks", ECCV 2016; laid out as in the ONNX model
+    zoo's resnet50-v2-7, which normalizes the picture first and strides in the 3x3 convolutions.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.BatchNorm2d(3),
+            nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.MaxPool2d(3, stride=2, padding=1),
+        )
+        blocks, channels = [], 64
+        for stage, depth in enumerate((3, 4, 6, 3)):
+            for i in range(depth):
+                blocks.append(PreActivationBlock(channels, 256 << stage, stride=2 if i == 0 and stage > 0 else 1))
+                channels = 256 << stage
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Sequential(
+            nn.BatchNorm2d(2048), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.stem(x)))
+
+
+class PreActivationBlock(nn.Module):
+    """Batch norm and ReLU before each of 1x1, 3x3 and 1x1: (N, c_in, H, W) to (N, c_out, H / stride, W / stride)."""
+
+    def __init__(self, c_in: int, c_out: int, stride: int):
+        super().__init__()
+        middle = c_out // 4
+        self.norms = nn.ModuleList(nn.BatchNorm2d(c) for c in (c_in, middle, middle))
+        self.convs = nn.ModuleList(
+            [
+                nn.Conv2d(c_in, middle, 1, bias=False),
+                nn.Conv2d(middle, middle, 3, stride=stride, padding=1, bias=False),
+                nn.Conv2d(middle, c_out, 1, bias=False),
+            ]
+        )
+        self.shortcut = nn.Conv2d(c_in, c_out, 1, stride=stride, bias=False) if c_in != c_out else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.norms[0](x))
+        shortcut = x if self.shortcut is None else self.shortcut(y)
+        for i, conv in enumerate(self.convs):
+            y = conv(y if i == 0 else torch.relu(self.norms[i](y)))
+        return y + shortcut

@@ -1,0 +1,1 @@
+"""MXNet symbols and Gluon networks in."""

@@ -1,0 +1,142 @@
+"""What the converters of MXNet's operators share: their table, and the node that one converts.
+
+They mean what MXNet 1.9 computes in inference. What cannot be so is refused, instead of numbers that are not MXNet's: a
+NotImplementedError for a use that no converter serves, a ValueError for attributes and shapes that do not fit.
+tests/test_import_mxnet.py holds each one against MXNet.
+Source: https://mxnet.apache.org/versions/1.9.1/api/python/docs/api/symbol/index.html
+"""
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from ...base.relax import fixed_shape
+from .files import Node
+
+CONVERTERS: dict[str, Callable[["Call"], relax.Expr | list[relax.Expr]]] = {}
+
+
+def converts(*names: str):
+    """The decorator of a converter: the names of its operator."""
+
+    def register(function):
+        CONVERTERS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+@dataclass
+class Call:
+    """A node that is being converted, with what its inputs have become."""
+
+    node: Node
+    inputs: list[relax.Expr]
+    names: list[str]  # of the nodes that the inputs come from
+    builder: relax.BlockBuilder
+
+    # ------------------------------------------------------------ attributes
+
+    def get(self, name: str, default=None):
+        """An attribute, read as Python reads it; `default` where there is none, or None."""
+        text = self.node.attrs.get(name, "None").strip()
+        text = re.sub(r"\b(\d+)[lL]\b", r"\1", text)  # as Python 2 wrote whole numbers
+        if text in ("", "None"):
+            return default
+        if text in ("true", "false", "inf", "-inf", "nan"):
+            return text == "true" if text[0] in "tf" else float(text)
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return text
+
+    def need(self, name: str):
+        if (found := self.get(name)) is None:
+            raise ValueError(f"the attribute {name!r} is missing")
+        return found
+
+    def numbers(self, name: str, count: int, default: int) -> list[int]:
+        """`count` whole numbers."""
+        found = self.get(name, ())
+        found = [found] * count if isinstance(found, int) else list(found) or [default] * count
+        if len(found) != count:
+            raise ValueError(f"{name}={tuple(found)} where {count} numbers belong")
+        return [int(n) for n in found]
+
+    def axes(self, name: str = "axis") -> list[int] | None:
+        """Axes, counted from the front; None where none are named."""
+        found = self.get(name, ())
+        found = [found] if isinstance(found, int) else list(found)
+        return [n % self.rank for n in found] or None
+
+    def refuse(self, **usual) -> None:
+        """Raise where an attribute is none of those that a converter serves."""
+        for name, served in usual.items():
+            if (found := self.get(name)) is not None and found not in served:
+                raise NotImplementedError(f"{name}={found}")
+
+    # ------------------------------------------------------------ inputs
+
+    @property
+    def x(self) -> relax.Expr:
+        return self.inputs[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return shape_of(self.x)
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> str:
+        return dtype_of(self.x)
+
+    def expect(self, number: int, *shape: int) -> relax.Expr:
+        """An input that must be of some shape."""
+        if number >= len(self.inputs):
+            raise ValueError(f"it has {len(self.inputs)} inputs where {number + 1} belong")
+        found = shape_of(self.inputs[number])
+        if found != shape:
+            raise ValueError(f"{self.names[number]!r} must be of shape {shape}; got {found}")
+        return self.inputs[number]
+
+    # ------------------------------------------------------------ results
+
+    def emit(self, expr: relax.Expr) -> relax.Var:
+        """A variable for an expression, so that its shape is known."""
+        return self.builder.emit(expr)
+
+    def const(self, value, dtype: str | None = None) -> relax.Expr:
+        dtype = dtype or self.dtype
+        return relax.const(np.asarray(value, dtype), dtype)
+
+    def along(self, vector: relax.Expr, axis: int) -> relax.Expr:
+        """A vector that lies along an axis of the first input."""
+        shape = [1] * self.rank
+        shape[axis] = shape_of(vector)[0]
+        return self.emit(op.reshape(vector, shape))
+
+    def cast(self, expr: relax.Expr, dtype: str) -> relax.Expr:
+        return expr if dtype_of(expr) == dtype else self.emit(op.astype(expr, dtype))
+
+
+def shape_of(expr: relax.Expr) -> tuple[int, ...]:
+    return fixed_shape(expr.ty)
+
+
+def dtype_of(expr: relax.Expr) -> str:
+    return str(expr.ty.dtype)
+
+
+def sum_of(c: Call, terms):
+    made = terms[0]
+    for each in terms[1:]:
+        made = c.emit(op.add(made, each))
+    return made

@@ -1,0 +1,402 @@
+"""MXNet's operators for detection, for mxnet.py: anchors, boxes, non-maximum suppression, pooling of regions.
+
+Sources: MXNet 1.9.1, src/operator/contrib: bounding_box-inl.h, multibox_prior.cc, multibox_detection.cc, roi_align.cc,
+deformable_convolution-inl.h.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import tvm
+from tvm import relax, te
+from tvm.relax import op
+from tvm.script import tirx as T
+
+from ...base import env
+from ...base.relax import OPAQUE
+from ...compiler.cuda_nms import ATTRIBUTE, sortable
+from .call import Call, converts, shape_of
+
+# ---------------------------------------------------------------- kernels
+
+
+@env.quick_script()
+def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
+    """A kernel of scores (rows, length) float32 that finds the `count` largest of each row, and where they are.
+
+    It writes places (rows, count) int32 and best (rows, count) float32. They come in the order of the row, equal ones
+    from the front. Sorting all scores would take a detector longer than its convolutions, so this finds the least of
+    the best first, as radix selection does: it counts how often each pattern of the first 11 bits occurs, then of the
+    next 11 among those that count, then of the last 10.
+    """
+
+    @T.prim_func(s_tir=True)
+    def main(
+        scores: T.Buffer((rows, length), "float32"),
+        places: T.Buffer((rows, count), "int32"),
+        best: T.Buffer((rows, count), "float32"),
+    ):
+        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
+        with T.sblock("best_places"):
+            found = T.sblock_alloc_buffer((2048,), "int32")
+            state = T.sblock_alloc_buffer((3,), "int32")  # still to find, the bin, places written
+            least = T.sblock_alloc_buffer((1,), "uint32")  # its first bits, as far as they are known
+            key = T.sblock_alloc_buffer((1,), "uint32")
+            for row in range(rows):
+                state[0] = count
+                least[0] = T.uint32(0)
+                for part in T.unroll(3):
+                    for each in range(2048):
+                        found[each] = 0
+                    for at in range(length):
+                        key[0] = sortable(scores[row, at])
+                        if part == 0:
+                            found[T.Cast("int32", key[0] >> T.uint32(21))] += 1
+                        elif part == 1:
+                            if (key[0] >> T.uint32(21)) == least[0]:
+                                found[T.Cast("int32", (key[0] >> T.uint32(10)) & T.uint32(2047))] += 1
+                        else:
+                            if (key[0] >> T.uint32(10)) == least[0]:
+                                found[T.Cast("int32", key[0] & T.uint32(1023))] += 1
+                    state[1] = T.if_then_else(part == 2, 1023, 2047)
+                    while found[state[1]] < state[0]:
+                        state[0] = state[0] - found[state[1]]
+                        state[1] = state[1] - 1
+                    least[0] = T.if_then_else(part == 2, least[0] << T.uint32(10), least[0] << T.uint32(11)) + T.Cast(
+                        "uint32", state[1]
+                    )
+                state[2] = 0
+                for at in range(length):
+                    key[0] = sortable(scores[row, at])
+                    if key[0] > least[0]:
+                        places[row, state[2]] = at
+                        best[row, state[2]] = scores[row, at]
+                        state[2] = state[2] + 1
+                    elif key[0] == least[0] and state[0] > 0:
+                        places[row, state[2]] = at
+                        best[row, state[2]] = scores[row, at]
+                        state[0] = state[0] - 1
+                        state[2] = state[2] + 1
+
+    return main.with_attr(ATTRIBUTE, {"kernel": "best_places"})
+
+
+@env.quick_script()
+def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") -> tvm.tirx.PrimFunc:
+    """A kernel of data (batch, rows, width) and order (batch, count) int32, the rows by falling score.
+
+    It writes the rows that remain to kept (batch, rows, width), in that order and with -1 behind them, and their
+    numbers to places (batch, rows, 1).
+    """
+    x, score, kind, background, center, force = (
+        c.coord_start,
+        c.score_index,
+        c.id_index,
+        c.background_id,
+        c.center,
+        c.force,
+    )
+    valid, threshold, beaten = c.valid_thresh, c.overlap_thresh, 2 if c.in_place else 0
+
+    @T.prim_func
+    def main(
+        data: T.Buffer((batch, rows, width), "float32"),
+        order: T.Buffer((batch, count), "int32"),
+        kept: T.Buffer((batch, rows, width), "float32"),
+        places: T.Buffer((batch, rows, 1), "float32"),
+    ):
+        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
+        for n in range(batch):
+            corners = T.alloc_buffer(
+                (4, count), "float32"
+            )  # of the boxes, in order, without gaps between their numbers
+            area = T.alloc_buffer((count,), "float32")
+            of = T.alloc_buffer((count,), "float32")  # their class, the same for all where it does not matter
+            alive = T.alloc_buffer((count,), "int32")
+            written = T.alloc_buffer((1,), "int32", scope="local")
+            for i in range(count):
+                row: T.int32 = order[n, i]
+                alive[i] = T.Cast("int32", data[n, row, score] > T.float32(valid))
+                of[i] = T.float32(0)
+                if kind >= 0:
+                    if data[n, row, kind] == T.float32(background):
+                        alive[i] = 0
+                    if not force:
+                        of[i] = data[n, row, kind]
+                if center:
+                    corners[0, i] = data[n, row, x] - data[n, row, x + 2] / T.float32(2)
+                    corners[1, i] = data[n, row, x + 1] - data[n, row, x + 3] / T.float32(2)
+                    corners[2, i] = data[n, row, x] + data[n, row, x + 2] / T.float32(2)
+                    corners[3, i] = data[n, row, x + 1] + data[n, row, x + 3] / T.float32(2)
+                    area[i] = data[n, row, x + 2] * data[n, row, x + 3]
+                else:
+                    for side in T.unroll(4):
+                        corners[side, i] = data[n, row, x + side]
+                    area[i] = T.if_then_else(
+                        T.Or(corners[2, i] < corners[0, i], corners[3, i] < corners[1, i]),
+                        T.float32(0),
+                        (corners[2, i] - corners[0, i]) * (corners[3, i] - corners[1, i]),
+                    )
+            written[0] = 0
+            for i in range(count):
+                if alive[i] == 1:
+                    for j in range(count - 1 - i):
+                        k: T.int32 = i + 1 + j
+                        across: T.float32 = T.max(
+                            T.min(corners[2, i], corners[2, k]) - T.max(corners[0, i], corners[0, k]), T.float32(0)
+                        )
+                        down: T.float32 = T.max(
+                            T.min(corners[3, i], corners[3, k]) - T.max(corners[1, i], corners[1, k]), T.float32(0)
+                        )
+                        both: T.float32 = across * down
+                        beats = T.And(both / (area[i] + area[k] - both) > T.float32(threshold), of[i] == of[k])
+                        alive[k] = T.Select(T.And(beats, alive[k] == 1), beaten, alive[k])
+                if alive[i] >= 1:
+                    places[n, written[0], 0] = T.Cast("float32", order[n, i])
+                    for field in range(width):
+                        kept[n, written[0], field] = data[n, order[n, i], field]
+                    if alive[i] == 2:
+                        kept[n, written[0], kind] = T.float32(-1)
+                    written[0] = written[0] + 1
+            for i in range(rows - written[0]):
+                places[n, written[0] + i, 0] = T.float32(-1)
+                for field in range(width):
+                    kept[n, written[0] + i, field] = T.float32(-1)
+
+    return main.with_attr(ATTRIBUTE, {"kernel": "suppressed", **asdict(c)})
+
+
+@dataclass(frozen=True)
+class Suppression:
+    """How boxes suppress each other: the attributes of box_nms, `center` for its in_format."""
+
+    overlap_thresh: float = 0.5
+    valid_thresh: float = 0.0
+    topk: int = -1
+    coord_start: int = 2
+    score_index: int = 1
+    id_index: int = -1
+    background_id: int = -1
+    force: bool = False
+    center: bool = False
+    in_place: bool = False  # rows that are suppressed stay where they are, of class -1
+
+
+# ---------------------------------------------------------------- non-maximum suppression
+
+
+def _by_score(c: Call, data: relax.Expr, how: Suppression) -> relax.Expr:
+    """The rows of data (batch, rows, width) with the best scores, best first: int32 (batch, topk), or all rows."""
+    batch, rows, _ = shape_of(data)
+    column = [[how.score_index], [how.score_index + 1]]
+    scores = c.emit(op.squeeze(c.emit(op.strided_slice(data, [2], *column)), [2]))
+    if how.id_index >= 0:  # of the background none may take a place among the best
+        kinds = c.emit(op.squeeze(c.emit(op.strided_slice(data, [2], [how.id_index], [how.id_index + 1])), [2]))
+        background = c.emit(op.equal(kinds, c.const(how.background_id, "float32")))
+        scores = c.emit(op.where(background, c.const(-np.inf, "float32"), scores))
+    if not 0 < how.topk < rows:
+        return c.emit(op.argsort(scores, 1, descending=True, dtype="int32"))
+    shape = (batch, how.topk)
+    made = _call(c, best_places(batch, rows, how.topk), "best_places", [scores], [(shape, "int32"), (shape, "float32")])
+    places, best = (c.emit(relax.TupleGetItem(made, n)) for n in (0, 1))
+    order = c.emit(op.argsort(best, 1, descending=True, dtype="int32"))
+    return c.emit(op.gather_elements(places, order, 1))
+
+
+def _call(c: Call, kernel, name: str, inputs: list[relax.Expr], results: list[tuple]) -> relax.Expr:
+    """What a kernel makes of arrays: a tuple of arrays, of these shapes and dtypes."""
+    types = [relax.TensorType(shape, dtype) for shape, dtype in results]
+    return c.emit(relax.call_tir(c.builder.add_func(kernel.without_attr("global_symbol"), name), inputs, types))
+
+
+@converts("_contrib_box_nms", "_contrib_box_non_maximum_suppression")
+def _box_nms(c: Call):
+    how = Suppression(
+        float(c.get("overlap_thresh", 0.5)), float(c.get("valid_thresh", 0)), int(c.get("topk", -1)),
+        int(c.get("coord_start", 2)), int(c.get("score_index", 1)), int(c.get("id_index", -1)),
+        int(c.get("background_id", -1)), bool(c.get("force_suppress", False)), c.get("in_format", "corner") == "center",
+    )  # fmt: skip
+    if c.get("in_format", "corner") != c.get("out_format", "corner"):
+        raise NotImplementedError("an out_format other than the in_format")
+    *outer, rows, width = c.shape
+    batch = math.prod(outer)
+    data = c.x if len(outer) == 1 else c.emit(op.reshape(c.x, (batch, rows, width)))
+    order = _by_score(c, data, how)
+    count = shape_of(order)[1]
+    kernel = suppressed(batch, rows, width, count, how)
+    made = _call(
+        c, kernel, "box_nms", [data, order], [((batch, rows, width), "float32"), ((batch, rows, 1), "float32")]
+    )
+    kept, places = (c.emit(relax.TupleGetItem(made, n)) for n in (0, 1))
+    return [c.emit(op.reshape(kept, c.shape)), c.emit(op.reshape(places, (*outer, rows, 1)))]
+
+
+def _box_of_center(c: Call, boxes: list[relax.Expr]):
+    """x, y, width and height from corners."""
+    left, top, right, bottom = boxes
+    wide, high = c.emit(op.subtract(right, left)), c.emit(op.subtract(bottom, top))
+    half = c.const(0.5, "float32")
+    middle = [c.emit(op.add(a, c.emit(op.multiply(n, half)))) for a, n in ((left, wide), (top, high))]
+    return [*middle, wide, high]
+
+
+def _columns(c: Call, data: relax.Expr) -> list[relax.Expr]:
+    last = len(shape_of(data)) - 1
+    return [c.emit(op.strided_slice(data, [last], [n], [n + 1])) for n in range(shape_of(data)[last])]
+
+
+@converts("_contrib_box_decode")
+def _box_decode(c: Call):
+    anchors = _columns(c, c.inputs[1])
+    if c.get("format", "center") == "corner":
+        anchors = _box_of_center(c, anchors)
+    return _decoded(
+        c, _columns(c, c.x), anchors, [float(c.get(f"std{n}", 1.0)) for n in range(4)], float(c.get("clip", -1.0))
+    )
+
+
+def _decoded(c: Call, offsets, anchors, scales, limit: float = -1.0):
+    """Corners of boxes from offsets to anchors, both as columns; the anchors as middle, width and height."""
+    low, high = [], []
+    for n in (0, 1):
+        size, half = anchors[n + 2], c.const(0.5, "float32")
+        moved = c.emit(op.multiply(c.emit(op.multiply(offsets[n], c.const(scales[n], "float32"))), size))
+        middle = c.emit(op.add(moved, anchors[n]))
+        grown = c.emit(op.multiply(offsets[n + 2], c.const(scales[n + 2], "float32")))
+        if limit > 0:
+            grown = c.emit(op.minimum(grown, c.const(limit, "float32")))
+        reach = c.emit(op.multiply(c.emit(op.multiply(c.emit(op.exp(grown)), size)), half))
+        low.append(c.emit(op.subtract(middle, reach)))
+        high.append(c.emit(op.add(middle, reach)))
+    return op.concat([*low, *high], len(shape_of(low[0])) - 1)
+
+
+@converts("_contrib_box_iou")
+def _box_iou(c: Call):
+    if c.get("format", "corner") != "corner":
+        raise NotImplementedError("format=center")
+    outer, others = c.shape[:-1], shape_of(c.inputs[1])[:-1]
+    a = [c.emit(op.reshape(each, (*outer, *[1] * len(others)))) for each in _columns(c, c.x)]
+    b = [c.emit(op.reshape(each, tuple(others))) for each in _columns(c, c.inputs[1])]
+    zero = c.const(0, "float32")
+    sides, areas = [], []
+    for n in (0, 1):
+        reach = c.emit(op.subtract(c.emit(op.minimum(a[n + 2], b[n + 2])), c.emit(op.maximum(a[n], b[n]))))
+        sides.append(c.emit(op.maximum(reach, zero)))
+    for each in (a, b):
+        wide, high = (c.emit(op.maximum(c.emit(op.subtract(each[n + 2], each[n])), zero)) for n in (0, 1))
+        areas.append(c.emit(op.multiply(wide, high)))
+    both = c.emit(op.multiply(*sides))
+    union = c.emit(op.subtract(c.emit(op.add(*areas)), both))
+    return op.where(c.emit(op.greater(union, zero)), c.emit(op.divide(both, union)), zero)
+
+
+# ---------------------------------------------------------------- SSD's operators of before GluonCV
+
+
+@converts("_contrib_MultiBoxPrior", "MultiBoxPrior")
+def _multibox_prior(c: Call):
+    """The anchors of a map, as MXNet reckons them: its shape alone says where they are."""
+    height, width = c.shape[2:]
+    sizes, ratios = (np.atleast_1d(np.asarray(c.get(name, (1.0,)), "float32")) for name in ("sizes", "ratios"))
+    (step_y, step_x), (offset_y, offset_x) = c.get("steps", (-1.0, -1.0)), c.get("offsets", (0.5, 0.5))
+    step_y, step_x = (step_y, step_x) if step_y > 0 else (1 / height, 1 / width)
+    root = np.sqrt(ratios)
+    spans = [(size * height / width * root[0] / 2, size / root[0] / 2) for size in sizes]
+    spans += [(sizes[0] * height / width * each / 2, sizes[0] / each / 2) for each in root[1:]]
+    y, x = np.meshgrid((np.arange(height) + offset_y) * step_y, (np.arange(width) + offset_x) * step_x, indexing="ij")
+    boxes = [np.stack([x - w, y - h, x + w, y + h], -1) for w, h in spans]
+    made = np.stack(boxes, 2).reshape(1, -1, 4).astype("float32")
+    return c.const(made.clip(0, 1) if c.get("clip", False) else made, "float32")
+
+
+@converts("_contrib_MultiBoxDetection", "MultiBoxDetection")
+def _multibox_detection(c: Call):
+    scores, offsets, anchors = c.inputs
+    batch, classes, count = shape_of(scores)
+    background, least = int(c.get("background_id", 0)), float(c.get("threshold", 0.01))
+    if background != 0:
+        raise NotImplementedError(f"background_id={background}")
+    real = c.emit(op.strided_slice(scores, [1], [1], [classes]))
+    best = c.emit(op.expand_dims(c.emit(op.max(real, [1])), 2))
+    kind = c.emit(op.astype(c.emit(op.expand_dims(c.emit(op.argmax(real, 1)), 2)), "float32"))
+    offsets = c.emit(op.reshape(offsets, (batch, count, 4)))
+    variances = [float(v) for v in c.get("variances", (0.1, 0.1, 0.2, 0.2))]
+    boxes = c.emit(_decoded(c, _columns(c, offsets), _box_of_center(c, _columns(c, anchors)), variances))
+    if c.get("clip", True):
+        boxes = c.emit(op.clip(boxes, 0, 1))
+    best = c.emit(op.where(c.emit(op.less(best, c.const(least, "float32"))), c.const(-1, "float32"), best))
+    data = c.emit(op.concat([kind, best, boxes], 2))
+    how = Suppression(
+        float(c.get("nms_threshold", 0.5)), 0.0, int(c.get("nms_topk", -1)), id_index=0,
+        force=bool(c.get("force_suppress", False)), in_place=True,
+    )  # fmt: skip
+    order = _by_score(c, data, how)
+    kernel = suppressed(batch, count, 6, shape_of(order)[1], how)
+    made = _call(
+        c, kernel, "multibox_detection", [data, order], [((batch, count, 6), "float32"), ((batch, count, 1), "float32")]
+    )
+    return relax.TupleGetItem(made, 0)
+
+
+# ---------------------------------------------------------------- regions
+
+
+@converts("_contrib_ROIAlign")
+def _roi_align(c: Call):
+    if c.get("position_sensitive", False):
+        raise NotImplementedError("position_sensitive=True")
+    scale, aligned, (rois, there) = float(c.need("spatial_scale")), bool(c.get("aligned", False)), _regions(c)
+    if aligned:  # pixels have their centres at halves, which TVM leaves to others
+        shift = np.array([0, *[0.5 / scale] * 4], "float32")
+        rois = c.emit(op.subtract(rois, c.const(shift, "float32")))
+    made = c.emit(op.vision.roi_align(
+        c.x, rois, c.numbers("pooled_size", 2, 1), scale, int(c.get("sample_ratio", -1)),
+        aligned, layout="NCHW", mode="avg",
+    ))  # fmt: skip
+    return op.where(there, made, c.const(0.0, "float32"))
+
+
+@converts("ROIPooling")
+def _roi_pooling(c: Call):
+    rois, _ = _regions(c)
+    return op.vision.roi_pool(c.x, rois, c.numbers("pooled_size", 2, 1), float(c.need("spatial_scale")), "NCHW")
+
+
+def _regions(c: Call) -> tuple[relax.Expr, relax.Expr]:
+    """Rows of (picture, four corners) with a picture that there is, and which of them named one: bool (rows, 1, 1, 1).
+
+    Networks with maps of several sizes give each region to one of them, and to the others with the picture -1.
+    """
+    rows, pictures = shape_of(c.inputs[1])[0], shape_of(c.x)[0]
+    picture, corners = (c.emit(op.strided_slice(c.inputs[1], [1], [a], [b])) for a, b in ((0, 1), (1, 5)))
+    there = c.emit(op.greater_equal(picture, c.const(0.0, "float32")))
+    safe = c.emit(op.clip(picture, 0, pictures - 1))
+    return c.emit(op.concat([safe, corners], 1)), c.emit(op.reshape(there, (rows, 1, 1, 1)))
+
+
+def deformed(data, offset, mask=None, *, kernel, stride, dilate, pad, parts, size):
+    """The columns of a deformable convolution: data (N, C, H, W) between its pixels, (N, C * taps, *size)."""
+    batch, channels, height, width = (int(n) for n in data.shape)
+    taps = math.prod(kernel)
+
+    def value(n, column, y, x):
+        channel, tap = column // taps, column % taps
+        part = channel // (channels // parts)
+        place = 2 * (part * taps + tap)
+        at_y = y * stride[0] - pad[0] + tap // kernel[1] * dilate[0] + offset[n, place, y, x]
+        at_x = x * stride[1] - pad[1] + tap % kernel[1] * dilate[1] + offset[n, place + 1, y, x]
+        low_y, low_x = te.floor(at_y), te.floor(at_x)
+        total = te.const(0.0, "float32")
+        for right_y in (0, 1):
+            for right_x in (0, 1):
+                y_, x_ = (low_y + right_y).astype("int32"), (low_x + right_x).astype("int32")
+                weight = (1.0 - te.abs(at_y - low_y - right_y)) * (1.0 - te.abs(at_x - low_x - right_x))
+                inside = tvm.tirx.all(y_ >= 0, y_ < height, x_ >= 0, x_ < width)
+                total += tvm.tirx.if_then_else(inside, data[n, channel, y_, x_] * weight, 0.0)
+        outside = tvm.tirx.any(at_y <= -1.0, at_y >= height, at_x <= -1.0, at_x >= width)
+        made = tvm.tirx.if_then_else(outside, 0.0, total)
+        return made * mask[n, part * taps + tap, y, x] if mask is not None else made
+
+    return te.compute((batch, channels * taps, *size), value, name="deformed")

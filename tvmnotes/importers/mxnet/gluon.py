@@ -1,0 +1,225 @@
+"""GluonCV's networks, and GluonCV beside torch: it refuses to be imported where it can import a torch of today.
+
+The only file that imports mxnet.
+"""
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from ...base import data
+from ...base.env import without_torch
+
+_SEED = 233
+_LEAST_VARIANCE = 0.1
+# What predicts boxes and their classes, by the names of what it gives.
+_HEADS = re.compile(r"(predictor.*|(yolooutput|fasterrcnn|centernet).*(conv|dense)\d+)_fwd_output$")
+_SIZES = {"cifar": 32, "inceptionv3": 299, "ssd_300": 300, "ssd_512": 512, "yolo3": 416, "center_net": 512,
+          "faster_rcnn": 600, "fcn": 480, "psp": 480, "deeplab": 480, "danet": 480, "icnet": 480,
+          "fastscnn": 1024}  # fmt: skip
+
+
+def installed() -> bool:
+    """Whether MXNet and GluonCV are: the extra "mxnet", for Python 3.10 and 3.11."""
+    return all(importlib.util.find_spec(name) for name in ("mxnet", "gluoncv"))
+
+
+def shape_of(name: str) -> tuple[int, int, int, int]:
+    """The input of a network of GluonCV's zoo, as it was trained: (1, 3, size, size)."""
+    size = next((size for start, size in _SIZES.items() if name.startswith(start)), 224)
+    return (1, 3, size, size)
+
+
+def network(name: str):
+    """A network of GluonCV's zoo as a HybridBlock; its `weights_kind` is "pretrained" or "seeded".
+
+    Pretrained weights are taken where they are cached or can be fetched. Seeded ones are the same each time, and each
+    batch norm's mean and variance are those of a random batch. Raises ModuleNotFoundError without MXNet and GluonCV,
+    and ValueError for a name that the zoo lacks.
+    """
+    if not installed():
+        raise ModuleNotFoundError(
+            "MXNet and GluonCV are not installed: pip install 'tvmnotes[mxnet]', on Python 3.10 or 3.11"
+        )
+    with without_torch():
+        from gluoncv.model_zoo import get_model, model_store
+    root = Path(os.environ.get("MXNET_HOME") or "~/.mxnet").expanduser() / "models"
+    known = name in getattr(model_store, "_model_sha1", {})
+    if known and (any(root.glob(f"{name}-*.params")) or data.reachable(model_store.apache_repo_url)):
+        net, kind = get_model(name, pretrained=True), "pretrained"
+    else:
+        with _plainly():
+            net, kind = _seeded(get_model, name), "seeded"
+    net.weights_kind = kind
+    return net
+
+
+def _seeded(get_model, name: str):
+    import mxnet as mx
+
+    class Init(mx.init.Xavier):
+        """He's initialization for matrices; of vectors, scales are 1, others 0."""
+
+        def _init_weight(self, description, array):
+            if array.ndim > 1:
+                return super()._init_weight(description, array)
+            array[:] = float(str(description).endswith(("gamma", "var")))
+
+    mx.random.seed(_SEED)
+    try:  # detectors and the like load the weights of what they stand on, unless told otherwise
+        net = get_model(name, pretrained=False, pretrained_base=False)
+    except (TypeError, Warning):
+        net = get_model(name, pretrained=False)
+    net.initialize(Init(rnd_type="gaussian", factor_type="in", magnitude=2))
+    _calibrate(net, mx.nd.random.normal(shape=(1, *shape_of(name)[1:])))
+    return net
+
+
+def _calibrate(net, x) -> None:
+    """Give each batch norm the mean and variance of what it gets for an input, and what predicts boxes a spread of 1.
+
+    Without that, a deep network with random weights has outputs that are all the same, or infinite. Its batch norms
+    also add 1, which leaves more of their results above 0: where half of them fall to a ReLU, each layer makes the
+    difference between two inputs larger, and after a hundred the last digit of a sum decides what comes out.
+    """
+    import mxnet as mx
+
+    def run(symbol, training: bool):
+        arrays = {name: params[name] for name in symbol.list_arguments() if name != "data"} | {"data": x}
+        states = {name: params[name] for name in symbol.list_auxiliary_states()}
+        made = symbol.bind(mx.cpu(), arrays, grad_req="null", aux_states=states).forward(is_train=training)
+        return [each.asnumpy() for each in made]
+
+    net(x)  # shapes of weights become known
+    symbol, params = as_symbol(net)
+    graph = json.loads(symbol.tojson())
+    norms = [n for n, node in enumerate(graph["nodes"]) if node["op"].endswith("BatchNorm")]
+    for number in norms:
+        node = graph["nodes"][number]
+        node.setdefault("attrs", {})["output_mean_var"] = "True"
+        params[graph["nodes"][node["inputs"][2][0]]["name"]][:] = 1.0
+    graph["heads"] = [[number, output, 0] for number in norms for output in (1, 2)]
+    found = iter(run(mx.sym.load_json(json.dumps(graph)), training=True) if norms else [])
+    for number in norms:
+        node = graph["nodes"][number]
+        mean, variance = (graph["nodes"][source]["name"] for source, *_ in node["inputs"][3:5])
+        params[mean][:] = next(found)
+        # The second output is one through the deviation. Maps of a few pixels have none to speak of.
+        params[variance][:] = np.maximum(next(found) ** -2.0, _LEAST_VARIANCE)
+    inside = symbol.get_internals()
+    # By name the first of each: some predict on maps of several sizes.
+    heads = {name: n for n, name in reversed([*enumerate(inside.list_outputs())]) if _HEADS.search(name)}
+    for _ in range(2 if heads else 0):  # the second time for those that stand on another
+        found = run(mx.sym.Group([inside[n] for n in heads.values()]), training=False)
+        for name, made in zip(heads, found, strict=True):
+            params[name.removesuffix("fwd_output") + "weight"] /= made.std() or 1.0
+    mx.nd.waitall()
+
+
+@contextlib.contextmanager
+def _plainly():
+    """Within it, MXNet's library explains nothing, and fuses nothing: batch norms are what `_calibrate` is after."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    backend = os.environ.get("MXNET_SUBGRAPH_BACKEND")
+    os.environ["MXNET_SUBGRAPH_BACKEND"] = "NONE"
+    try:
+        sys.stderr.flush()
+        os.dup2(nowhere, 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        del os.environ["MXNET_SUBGRAPH_BACKEND"]
+        if backend is not None:
+            os.environ["MXNET_SUBGRAPH_BACKEND"] = backend
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def exported(name: str) -> tuple[Path, Path, str]:
+    """A network of GluonCV's zoo as files: the symbol's, the parameters', and the kind of its weights.
+
+    They are written once, to the cache.
+    """
+    folder = data.writable_cache() / "mxnet"
+    for kind in ("pretrained", "seeded"):
+        files = folder / f"{name}-{kind}-symbol.json", folder / f"{name}-{kind}-0000.params"
+        if all(file.is_file() for file in files):
+            return *files, kind
+    net = network(name)
+    files = folder / f"{name}-{net.weights_kind}-symbol.json", folder / f"{name}-{net.weights_kind}-0000.params"
+    folder.mkdir(exist_ok=True)
+    export(net, *files)
+    return *files, net.weights_kind
+
+
+def export(net, symbol_file: Path, params_file: Path) -> None:
+    """Write a HybridBlock as `net.export` does, under names of our own, each file whole or not at all."""
+    import mxnet as mx
+
+    symbol, params = as_symbol(net)
+    states = set(symbol.list_auxiliary_states())
+    named = {f"{'aux' if name in states else 'arg'}:{name}": array for name, array in params.items()}
+    for file, save in ((params_file, lambda part: mx.nd.save(part, named)), (symbol_file, symbol.save)):
+        with data.atomic_path(file) as part:
+            save(str(part))
+
+
+def as_symbol(block) -> tuple:
+    """The symbol of a HybridBlock with one input, "data", and its parameters by name.
+
+    Raises ValueError where the parameters have no values yet, or where the block wants more inputs.
+    """
+    import mxnet as mx
+
+    try:
+        made = block(mx.sym.var("data"))
+    except TypeError as error:
+        raise ValueError(
+            f"symbol: expected a HybridBlock with one input ({error}); give the symbol of this one"
+        ) from None
+    symbol = mx.sym.Group(list(_flat(made))) if isinstance(made, list | tuple) else made
+    wanted = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
+    try:
+        return symbol, {name: p.data() for name, p in block.collect_params().items() if name in wanted}
+    except (RuntimeError, mx.gluon.parameter.DeferredInitializationError):
+        raise ValueError(
+            "symbol: the HybridBlock's parameters have no values yet: call its initialize(), and run it on an array"
+        ) from None
+
+
+def _flat(made):
+    for each in made:
+        yield from _flat(each) if isinstance(each, list | tuple) else [each]
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """On `sys.meta_path`, has `import gluoncv` run `without_torch`."""
+
+    def find_spec(self, name, path=None, target=None):
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == "gluoncv" else None
+        if spec is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader):
+        self._loader = loader
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module) -> None:
+        with without_torch():
+            self._loader.exec_module(module)

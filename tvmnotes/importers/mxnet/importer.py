@@ -1,0 +1,214 @@
+"""MXNet networks into Relax: `from_mxnet` reads the symbol and its parameters, with or without MXNet installed.
+
+Not through ONNX: each operator is converted by itself, see call.py.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from ...base.spec import TensorSpec, parse_inputs, shorten
+from .. import one_line
+from . import array_operators, detection_operators, layer_operators  # noqa: F401  (they fill the table of converters)
+from .call import CONVERTERS, Call, shape_of
+from .files import Graph, plain_name, read_params, read_symbol
+
+_LABELS = {  # operators whose second input is a label, which inference does not read
+    "SoftmaxOutput", "Softmax", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput",
+    "SVMOutput",
+}  # fmt: skip
+
+
+def from_mxnet(
+    symbol: Any, params: Any = None, shapes: Any = None
+) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Import an MXNet network: `(IRModule, params)`, as `tvmnotes.importers` describes.
+
+    `symbol` is the path of a -symbol.json file or its text (MXNet 0.8 to 1.9), an `mx.sym.Symbol`, or a Gluon
+    HybridBlock with its parameters. `params` is the path of a .params file, a dictionary of arrays (MXNet's or NumPy's)
+    by name, or `(arg_params, aux_params)`; a HybridBlock needs none. `shapes` says what the inputs look like, in any
+    form that `tvmnotes.spec.parse_inputs` reads; inputs whose shape the symbol has itself may be left out.
+
+    What only training has is left out: dropout, labels, losses. A batch norm uses its moving averages.
+
+    Raises FileNotFoundError for a missing file; ValueError for a damaged one, for parameters that are missing,
+    superfluous or of a wrong shape, and for inputs without a shape; NotImplementedError, naming all of them, for
+    operators, or uses of them, that the importer lacks; TypeError for arguments of another kind.
+    """
+    graph, own = _read(symbol)
+    given = _arrays(own if params is None else params)
+    unknown = sorted({node.op for node in graph.nodes if node.op != "null" and node.op not in CONVERTERS})
+    if unknown:
+        raise NotImplementedError(f"MXNet operators without a converter: {', '.join(unknown)}")
+    whole = set(graph.variables())
+    graph = _used(graph)
+    names = graph.variables()
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"the symbol has several variables of one name: {', '.join(repeated)}")
+    specs = _inputs(graph, given, shapes, whole)
+    return _convert(graph, specs, {name: given[name] for name in names if name not in specs})
+
+
+# ---------------------------------------------------------------- what comes in
+
+
+def _read(symbol) -> tuple[Graph, dict]:
+    """The graph, and the parameters that a HybridBlock brings along."""
+    if isinstance(symbol, str | os.PathLike):
+        return read_symbol(symbol), {}
+    if hasattr(symbol, "tojson") and hasattr(symbol, "list_arguments"):
+        return read_symbol(symbol.tojson()), {}
+    if hasattr(symbol, "hybrid_forward") and hasattr(symbol, "collect_params"):
+        return _of_block(symbol)
+    raise TypeError(
+        "symbol: expected the path of a -symbol.json, its text, an mx.sym.Symbol or a Gluon HybridBlock; "
+        f"got {type(symbol).__name__}"
+    )
+
+
+def _of_block(block) -> tuple[Graph, dict]:
+    from . import gluon
+
+    symbol, params = gluon.as_symbol(block)
+    return read_symbol(symbol.tojson()), params
+
+
+def _arrays(params) -> dict[str, np.ndarray]:
+    if isinstance(params, str | os.PathLike):
+        return read_params(params)
+    if isinstance(params, tuple | list) and len(params) == 2 and all(isinstance(part, dict) for part in params):
+        params = {**params[0], **params[1]}
+    if not isinstance(params, dict):
+        raise TypeError(
+            "params: expected the path of a .params file, a dictionary of arrays, or (arg_params, aux_params); "
+            f"got {type(params).__name__}"
+        )
+    return {
+        plain_name(name): array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
+        for name, array in params.items()
+    }
+
+
+def _used(graph: Graph) -> Graph:
+    """The graph without what no output reads: labels, and nodes that only training needs."""
+    needed, waiting = set(), [source for source, _ in graph.heads]
+    while waiting:
+        number = waiting.pop()
+        if number not in needed:
+            needed.add(number)
+            waiting += [source for source, _ in _read_in_inference(graph.nodes[number])]
+    order = sorted(needed)
+    place = {number: n for n, number in enumerate(order)}
+    nodes = []
+    for number in order:
+        node = graph.nodes[number]
+        node.inputs = [(place[source], n) for source, n in _read_in_inference(node)]
+        nodes.append(node)
+    return Graph(nodes, [(place[source], n) for source, n in graph.heads])
+
+
+def _read_in_inference(node):
+    return node.inputs[:1] if node.op in _LABELS else node.inputs
+
+
+def _inputs(graph: Graph, given: dict, shapes, whole: set[str]) -> dict[str, TensorSpec]:
+    """The inputs: variables without an array. Their shapes are given, or written in the symbol."""
+    variables = {node.name: node for node in graph.nodes if node.op == "null"}
+    specs = {}
+    if shapes is not None:
+        free = [name for name in variables if name not in given]
+        specs = {spec.name: spec for spec in parse_inputs(shapes, free)}
+    listed = ", ".join(name for name in variables if name not in given) or "none"
+    if unknown := [name for name in specs if name not in variables]:
+        raise ValueError(f"shapes: the symbol has no input {', '.join(map(repr, unknown))}; its inputs: {listed}")
+    missing = []
+    for name, node in variables.items():
+        if name in given or name in specs:
+            continue
+        shape = _shape_in_symbol(node)
+        if shape:
+            specs[name] = TensorSpec(name, shape, "float32")
+        else:
+            missing.append(name)
+    if missing:
+        likely = [name for name in missing if name.rpartition("_")[2] in _OF_PARAMETERS]
+        if likely:
+            raise ValueError(
+                f"params: missing {shorten(likely)}; the file, or the dictionary, must have all of the symbol's"
+            )
+        raise ValueError(
+            f"shapes: missing for the input {shorten(missing)}; "
+            f"give shapes={{{missing[0]!r}: (1, 3, 224, 224)}}, or whatever it is"
+        )
+    if superfluous := set(given) - whole:
+        raise ValueError(
+            f"params: not in the symbol: {shorten(superfluous)}. Is it the file of another network? Where the symbol "
+            "is a part of one, leave them out: {name: params[name] for name in symbol.list_inputs() if name in params}"
+        )
+    return {name: specs[name] for name in variables if name in specs}
+
+
+_OF_PARAMETERS = {"weight", "bias", "gamma", "beta", "mean", "var", "alpha", "parameters"}
+
+
+def _shape_in_symbol(node) -> tuple[int, ...] | None:
+    text = node.attrs.get("__shape__", "").strip("()[] ,")
+    sizes = [size.strip().rstrip("L") for size in text.split(",")] if text else []
+    shape = tuple(int(size) for size in sizes if size.isdigit())
+    return shape if len(shape) == len(sizes) and min(shape, default=0) > 0 else None
+
+
+# ---------------------------------------------------------------- into Relax
+
+
+def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.ndarray]):
+    builder = relax.BlockBuilder()
+    inputs = {name: relax.Var(name, relax.TensorType(spec.shape, spec.dtype)) for name, spec in specs.items()}
+    weights = {name: relax.Var(name, relax.TensorType(array.shape, str(array.dtype))) for name, array in arrays.items()}
+    made, failure = [], None
+    with builder.function("main", [*inputs.values(), *weights.values()]):
+        with builder.dataflow():
+            try:
+                for node in graph.nodes:
+                    read = [made[source][n] for source, n in node.inputs]
+                    names = [graph.nodes[source].name for source, _ in node.inputs]
+                    variable = node.op == "null"
+                    made.append(
+                        [(inputs if node.name in inputs else weights)[node.name]] if variable
+                        else _emitted(Call(node, read, names, builder))
+                    )  # fmt: skip
+                heads = [made[source][n] for source, n in graph.heads]
+            except (ValueError, NotImplementedError) as error:  # raised later: TVM grumbles at half a function
+                failure, heads = error, [relax.const(0)]
+            result = builder.emit_output(heads[0] if len(heads) == 1 else relax.Tuple(heads))
+        builder.emit_func_output(result)
+    if failure is not None:
+        raise failure
+    mod = builder.finalize()
+    main = mod["main"]
+    used = set(relax.analysis.free_vars(main.body))
+    kept = {name: array for name, array in arrays.items() if weights[name] in used}
+    params = [*inputs.values(), *(weights[name] for name in kept)]
+    main = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs).with_attr("num_input", len(inputs))
+    mod["main"] = main
+    return mod, {name: tvm.runtime.tensor(np.ascontiguousarray(array)) for name, array in kept.items()}
+
+
+def _emitted(call: Call) -> list[relax.Expr]:
+    """The outputs of a node as variables. Raises what its converter says, with the node's name."""
+    node = call.node
+    try:
+        found = CONVERTERS[node.op](call)
+        return [each if isinstance(each, relax.Var) else call.emit(each) for each in _listed(found)]
+    except NotImplementedError as error:
+        raise NotImplementedError(f"MXNet's {node.op} {node.name!r}: no converter for {error}") from None
+    except Exception as error:  # TVM's own are of many kinds
+        read = ", ".join(f"{name}: {shape_of(each)}" for name, each in zip(call.names, call.inputs, strict=True))
+        raise ValueError(f"MXNet's {node.op} {node.name!r}: {one_line(error)}; it reads {read or 'nothing'}") from error
+
+
+def _listed(found) -> list[relax.Expr]:
+    return found if isinstance(found, list) else [found]

@@ -1,0 +1,229 @@
+"""`python -m tvmnotes bench`: networks in TVM and in other runtimes, measured in one run.
+
+Every candidate runs on the same number of threads, on the same random input (float32), and is held against PyTorch. A
+network that a runtime cannot serve costs that one row: the run goes on.
+"""
+
+import statistics
+import tempfile
+import textwrap
+import time as clock
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..base import env
+from ..compiler.build import build
+from ..course import models
+from ..importers.pytorch import from_pytorch
+from . import measure, peak
+
+_WIDTH = 100  # columns of the terminal
+
+
+def check(networks: list[str], against: list[str]) -> None:
+    """Raise ValueError for a name of a network or a peer that `run` does not know, saying which there are."""
+    unknown = [peer for peer in against if peer not in _PEERS]
+    if unknown:
+        raise ValueError(f"unknown peer {', '.join(map(repr, unknown))}; there are {', '.join(_PEERS)}")
+    for name in networks:
+        if name not in models.names():
+            models.load(name)  # raises, with near names
+
+
+def run(networks: list[str], against: list[str], batch: int, seconds: float, echo: Callable[[str], None],
+        records=None) -> dict:  # fmt: skip
+    """Measure each network for `seconds` per candidate, and print a table with `echo`, each network's rows at once.
+
+    `against` names peers: "pytorch" (eager), "compile" (torch.compile), "onnxruntime", "untuned" (TVM without tuning
+    records); `check` knows all names. `batch` is the first axis of the inputs; `records` are for `tn.build`.
+
+    Returns "machine", what it is, and "results", a dictionary per network and runtime: times in ms, the ratio of TVM's
+    median to this runtime's, the largest difference to PyTorch relative to the output's largest magnitude (None where
+    that is 0), GFLOP/s (see `count_flops`), their share of the machine's peak, and the seconds that it took to build:
+    `tn.build` (less for kernels that the cache holds), torch.compile's first call, ONNX Runtime's session. Where a
+    runtime failed, "error" says why and its figures are None.
+    """
+    torch.set_num_threads(env.threads())
+    machine = describe_machine()
+    head = (
+        f"{machine['cpu']}, {machine['threads']} thread{'s' if machine['threads'] > 1 else ''}, "
+        f"{', '.join(machine['isa'][-3:])}, "
+        f"measured FMA peak {machine['peak_gflops']:.0f} GFLOP/s, batch {batch}"
+    )
+    echo(f"{textwrap.fill(head, _WIDTH)}\n\n{_head()}")
+    results = []
+    for name in networks:
+        rows = _measure(name, against, batch, seconds, machine["peak_gflops"], records)
+        results += rows
+        echo("\n".join(_line(row, "" if i else name) for i, row in enumerate(rows)))
+    if len(networks) > 1 and against:
+        echo("\n".join(["", *(_summary(peer, results) for peer in against)]))
+    return {"machine": machine, "results": results}
+
+
+def describe_machine() -> dict:
+    """CPU, threads, instruction sets, the measured peak in GFLOP/s, versions of the runtimes."""
+    packages = {"tvm": "apache-tvm", "torch": "torch", "onnxruntime": "onnxruntime"}
+    return {
+        "cpu": env.cpu_name(),
+        "threads": env.threads(),
+        "isa": list(env.instruction_sets()),
+        "peak_gflops": peak.flops() / 1e9,
+        "versions": {name: metadata.version(package) for name, package in packages.items()},
+    }
+
+
+def count_flops(net: torch.nn.Module, x: torch.Tensor) -> int:
+    """The multiplications and additions, counted 1 each, of a network's convolutions and matrix products.
+
+    They are those of the network as PyTorch has it, also for a runtime whose method needs fewer, as Winograd's does.
+    Torch's counter overlooks attention where that is one kernel on the CPU: with gradients on and the math backend, it
+    is made of matrix products.
+    """
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        net(x)
+    return counter.get_total_flops()
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def _measure(name: str, against: list[str], batch: int, seconds: float, peak_gflops: float, records) -> list[dict]:
+    """The rows of a network: TVM's, and one for each peer."""
+    rows = {runtime: {"network": name, "runtime": runtime, **dict.fromkeys(_FACTS)} for runtime in ("TVM", *against)}
+    try:
+        net = models.load(name)
+        x = np.random.default_rng().standard_normal((batch, *net.input_shape[1:]), dtype="float32")
+        wanted, flops = _on_numpy(net)(x), batch * count_flops(net, torch.from_numpy(x[:1]))
+    except Exception as error:  # without PyTorch's result there is nothing to hold the others against
+        return [row | {"error": _reason(error)} for row in rows.values()]
+    candidates = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for runtime, row in rows.items():
+            row |= {"weights": net.weights_kind, "input": list(x.shape)}
+            try:
+                more = {"records": records} if records is not None and runtime == "TVM" else {}
+                call, build_s = _RUNTIMES[runtime](net, x, Path(folder), **more)
+                row |= {"difference": _difference(call(x), wanted), "build_s": build_s}
+                candidates[runtime] = call
+            except Exception as error:  # whatever it is, it is this runtime's alone
+                row["error"] = _reason(error)
+        timings = measure.compare(candidates, x, seconds=seconds) if candidates else {}
+    for runtime, timing in timings.items():
+        gflops = flops / timing.median / 1e9
+        rows[runtime] |= {
+            "median_ms": timing.median * 1e3,
+            "iqr_ms": timing.iqr * 1e3,
+            "tvm_ratio": timings["TVM"].median / timing.median if "TVM" in timings else None,
+            "gflops": gflops,
+            "peak_share": gflops / peak_gflops,
+        }
+    return list(rows.values())
+
+
+def _difference(result: np.ndarray, wanted: np.ndarray) -> float | None:
+    """The largest, relative to the largest magnitude; None where all that is wanted is 0. ValueError for NaN or inf."""
+    difference, scale = np.abs(result - wanted).max(), np.abs(wanted).max()
+    if not np.isfinite(difference):
+        raise ValueError("its result, or PyTorch's, is not finite")
+    return float(difference / scale) if scale > 0 else None
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+
+
+# ---------------------------------------------------------------- the runtimes
+# Each gives a function from an array to an array, and the seconds that it took to build, or None.
+
+
+def _tvm(net, x, folder, records=None):
+    mod, params = from_pytorch(net, {"data": x.shape})
+    start = clock.perf_counter()
+    return build(mod, params, records=records), clock.perf_counter() - start
+
+
+def _untuned(net, x, folder):
+    return _tvm(net, x, folder, records=False)
+
+
+def _pytorch(net, x, folder):
+    return _on_numpy(net), None
+
+
+def _compile(net, x, folder):
+    torch.compiler.reset()  # after some networks of one class, it would give up and run them as they are
+    call = _on_numpy(torch.compile(net, dynamic=False))
+    start = clock.perf_counter()
+    call(x)
+    return call, clock.perf_counter() - start
+
+
+def _on_numpy(net):
+    def call(x):
+        with torch.inference_mode():
+            return net(torch.from_numpy(x)).numpy()
+
+    return call
+
+
+def _onnxruntime(net, x, folder):
+    import onnxruntime
+
+    file = folder / "model.onnx"
+    models.export_onnx(net, file, x.shape)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = env.threads()
+    options.add_free_dimension_override_by_name("N", len(x))  # as the others, it may know the shape
+    start = clock.perf_counter()
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    return lambda x: session.run(None, {"data": x})[0], clock.perf_counter() - start
+
+
+_PEERS = {"pytorch": _pytorch, "compile": _compile, "onnxruntime": _onnxruntime, "untuned": _untuned}
+_RUNTIMES = {"TVM": _tvm, **_PEERS}
+
+# ---------------------------------------------------------------- printing
+
+_COLUMNS = {  # of the table, after network and runtime: head, width, format
+    "median_ms": ("median ms", 10, ".2f"),
+    "iqr_ms": ("iqr ms", 8, ".2f"),
+    "tvm_ratio": ("TVM / it", 9, ".2f"),
+    "difference": ("difference", 11, ".1e"),
+    "gflops": ("GFLOP/s", 9, ".0f"),
+    "peak_share": ("of peak", 8, ".0%"),
+    "build_s": ("build s", 8, ".1f"),
+}
+_FACTS = ("weights", "input", *_COLUMNS, "error")
+
+
+def _head() -> str:
+    return f"{'network':19}{'runtime':12}" + "".join(f"{head:>{width}}" for head, width, _ in _COLUMNS.values())
+
+
+def _line(row: dict, name: str) -> str:
+    left = f"{name:19}{row['runtime']:12}"
+    if row["error"] is not None:
+        room = _WIDTH - len(left) - 2
+        return f"{left}— {row['error'] if len(row['error']) <= room else row['error'][: room - 1] + '…'}"
+    return left + "".join(
+        f"{'—' if row[key] is None else format(row[key], kind):>{width}}" for key, (_, width, kind) in _COLUMNS.items()
+    )
+
+
+def _summary(peer: str, results: list[dict]) -> str:
+    """The geometric mean and the worst of a peer's ratios."""
+    ratios = {row["network"]: row["tvm_ratio"] for row in results if row["runtime"] == peer and row["tvm_ratio"]}
+    if not ratios:
+        return f"TVM / {peer}: no network ran in both"
+    worst = max(ratios, key=ratios.get)
+    return (
+        f"TVM / {peer}: geometric mean {statistics.geometric_mean(ratios.values()):.2f}, "
+        f"worst {ratios[worst]:.2f} ({worst}), {len(ratios)} network{'s' if len(ratios) > 1 else ''}"
+    )

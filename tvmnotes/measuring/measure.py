@@ -1,0 +1,183 @@
+"""Timings that know their spread, and comparisons made in one run.
+
+Notebooks and `python -m tvmnotes bench` measure here. A comparison alternates its candidates, since a machine's speed
+drifts; medians and ratios are what to quote.
+"""
+
+import gc
+import os
+import sys
+import time as clock
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from tqdm.auto import tqdm
+
+# A turn of a candidate: at least so many timed calls and seconds, and no further call after so many seconds.
+_TURN_CALLS, _TURN_SECONDS, _TURN_LIMIT = 3, 0.05, 0.5
+_TURNS = 5
+
+
+@dataclass
+class Timing:
+    """The times of repeated calls of one function; `seconds` in the order of the calls."""
+
+    name: str
+    seconds: list[float] = field(default_factory=list, repr=False)
+
+    @property
+    def median(self) -> float:
+        """In seconds, as are `mean`, `std`, `minimum` and `iqr`."""
+        return float(np.median(self.seconds))
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.seconds))
+
+    @property
+    def std(self) -> float:
+        return float(np.std(self.seconds))
+
+    @property
+    def minimum(self) -> float:
+        return float(np.min(self.seconds))
+
+    @property
+    def iqr(self) -> float:
+        """The interquartile range: the middle half of the calls took times this far apart."""
+        low, high = np.percentile(self.seconds, [25, 75])
+        return float(high - low)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: median {self.median * 1e3:.2f} ms, interquartile range {self.iqr * 1e3:.2f} ms, "
+            f"minimum {self.minimum * 1e3:.2f} ms, {len(self.seconds)} calls"
+        )
+
+    __repr__ = __str__
+
+
+class Table(dict):
+    """What was measured, by what it was measured of. Prints as text, shows as a table: that of `frame`."""
+
+    def frame(self):
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.frame().to_string(float_format="{:.2f}".format)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.frame().style.format(precision=2).to_html()
+
+
+class Comparison(Table):
+    """`Timing` by name, in the order given; ratios are against the first."""
+
+    def frame(self):
+        """A pandas DataFrame with a row per candidate: median, iqr and minimum in ms, ratio of medians, calls."""
+        import pandas as pd
+
+        first = next(iter(self.values()))
+        rows = {
+            name: {
+                "median (ms)": t.median * 1e3,
+                "iqr (ms)": t.iqr * 1e3,
+                "minimum (ms)": t.minimum * 1e3,
+                f"ratio to {first.name}": t.median / first.median,
+                "calls": len(t.seconds),
+            }
+            for name, t in self.items()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    def plot(self):
+        """The medians as bars with the interquartile range on each; see `plots.times`."""
+        from ..course import plots
+
+        return plots.times(self)
+
+
+def time(call: Callable, *inputs, name: str = "call", seconds: float = 1.0, calls: int | None = None) -> Timing:
+    """Time `call(*inputs)`, as `compare` does, for about `seconds`, or for exactly `calls` calls."""
+    return compare({name: call}, *inputs, seconds=seconds, calls=calls)[name]
+
+
+def compare(candidates: dict[str, Callable], *inputs, seconds: float = 2.0, calls: int | None = None) -> Comparison:
+    """Time several functions on the same inputs, in turns, within one run.
+
+    A turn of a candidate is one call that does not count, then three that do, or as many as fit into 50 ms. So what
+    slows the machine down for a while slows all of them, and none pays for the threads that the one before left
+    spinning. Calls that take so long that this does not matter have shorter turns. It ends when `seconds` per candidate
+    have passed and each has had five turns, or with exactly `calls` timed calls of each. A torch module (also a traced,
+    scripted or compiled one) gets the inputs as tensors and runs in inference mode; any other callable gets them as
+    they are. A bar shows the progress after 3 seconds.
+
+    Raises TypeError for a candidate that cannot be called, ValueError where there is none, and for `seconds` or `calls`
+    that are not above 0.
+    """
+    if not candidates:
+        raise ValueError("candidates: expected at least one name with its function, got none")
+    if seconds <= 0 or (calls is not None and calls < 1):
+        raise ValueError(f"expected seconds above 0, and calls of 1 or more, or None; got {seconds=}, {calls=}")
+    for name, call in candidates.items():
+        if not callable(call):
+            raise TypeError(
+                f"candidate {name!r}: expected a function, a Compiled or a module; got {type(call).__name__}"
+            )
+    runs = {name: _runner(call, inputs) for name, call in candidates.items()}
+    timings = Comparison((name, Timing(name)) for name in runs)
+    budget = seconds * len(runs)
+    started, turns = clock.perf_counter(), 0
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        style = {"desc": "measuring", "bar_format": "{desc} {bar} {elapsed}", "leave": False, "delay": 3}
+        with tqdm(total=1.0, disable="TQDM_DISABLE" in os.environ, **style) as bar:
+            while (share := _share_done(timings, started, turns, budget, calls)) < 1:
+                for name, run in runs.items():
+                    if len(timings[name].seconds) != calls:
+                        _turn(run, timings[name].seconds, calls)
+                    bar.update(max(0.0, share - bar.n))
+                turns += 1
+            bar.update(1.0 - bar.n)
+    finally:
+        if collecting:
+            gc.enable()
+    return timings
+
+
+def _turn(run: Callable, seconds: list[float], calls: int | None) -> None:
+    """One call to warm up, unless the last took long, then timed ones, whose times are appended to `seconds`."""
+    if not seconds or seconds[-1] < _TURN_LIMIT / 2:
+        run()
+    first, begin = len(seconds), clock.perf_counter()
+    while True:
+        start = clock.perf_counter()
+        run()
+        end = clock.perf_counter()
+        seconds.append(end - start)
+        enough = len(seconds) - first >= _TURN_CALLS and end - begin >= _TURN_SECONDS
+        if enough or end - begin >= _TURN_LIMIT or len(seconds) == calls:
+            return
+
+
+def _share_done(timings: Comparison, started: float, turns: int, budget: float, calls: int | None) -> float:
+    if calls is not None:
+        return min(len(t.seconds) for t in timings.values()) / calls
+    return min(turns / _TURNS, (clock.perf_counter() - started) / budget)
+
+
+def _runner(call: Callable, inputs: tuple) -> Callable[[], object]:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(call, torch.nn.Module):
+        return lambda: call(*inputs)
+    tensors = [x if isinstance(x, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(x)) for x in inputs]
+
+    def run():
+        with torch.inference_mode():
+            return call(*tensors)
+
+    return run

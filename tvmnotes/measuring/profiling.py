@@ -1,0 +1,278 @@
+"""Where a network's time goes, kernel by kernel, and how far each is from what the machine can do.
+
+    profile = tn.profile(lib, x)
+    profile                           # a table; print(profile) is text
+    profile.plot()                    # bars by share
+    profile.roofline()                # each kernel against the machine's limits
+    profile.to_chrome_trace("run.json")   # for https://ui.perfetto.dev
+
+What a kernel computes and moves was counted in its TensorIR when it was built (`compiler.costs.count`), so a network
+that was loaded from a folder has the same table. `memory` says what a run holds; for threads see threads.py.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..base import env
+from ..base.data import atomic_write
+from ..base.relax import bytes_of
+from ..runtime.compiled import Compiled
+from ..runtime.stopwatch import Call, Stopwatch, of_kernels
+from . import measure, peak
+from .measure import Timing
+from .tracing import write_chrome_trace
+
+
+@dataclass
+class Kernel:
+    """A kernel in a profile: how often a run calls it, the seconds of all these calls by run, and what they do.
+
+    `flops` and `bytes` are those of all its calls in a run.
+    """
+
+    name: str
+    calls: int
+    timing: Timing
+    flops: int
+    bytes: int
+    operators: list[str]
+    makes: str
+    schedule: str
+
+    @property
+    def limit(self) -> float:
+        """The seconds that this would take at the machine's measured limits: for computing, or for memory."""
+        return max(self.flops / peak.flops(), self.bytes / peak.bandwidth())
+
+    @property
+    def bound(self) -> str:
+        """Which of the two limits it is: "compute" or "memory"."""
+        return "compute" if self.flops / peak.flops() > self.bytes / peak.bandwidth() else "memory"
+
+    def __str__(self) -> str:
+        return f"{self.name[:38] + '…' if len(self.name) > 40 else self.name}, {self.makes}"
+
+
+@dataclass(repr=False)
+class Profile:
+    """What `profile` found: `kernels` by name, those that take the most time first; shows itself as a table.
+
+    `runs` has, for each run, every call of the virtual machine in order; `unprofiled` times runs without the stopwatch,
+    `profiled` those with it. `limit` and what stands on it are held against `peak.flops` and `peak.bandwidth`, which
+    are measured when first asked for, in about a second. The second is main memory's: a kernel that finds its data in a
+    cache can be faster than that.
+    """
+
+    compiled: Compiled
+    runs: list[list[Call]]
+    unprofiled: Timing
+    profiled: Timing
+    kernels: dict[str, Kernel] = field(init=False)
+
+    def __post_init__(self):
+        spent = [{} for _ in self.runs]
+        for total, run in zip(spent, self.runs, strict=True):
+            for call in of_kernels(run, self.compiled):
+                total.setdefault(call.name, []).append(call.end - call.begin)
+        graph, made = self.compiled.graph, {}
+        for node in graph["nodes"]:
+            made.setdefault(node["kernel"], node["makes"][0]["shape"])
+        kernels = []
+        for name, calls in spent[0].items():
+            costs = graph["costs"][name]
+            kernels.append(
+                Kernel(
+                    name,
+                    len(calls),
+                    Timing(name, [sum(total[name]) for total in spent]),
+                    len(calls) * costs["flops"],
+                    len(calls) * (costs["reads"] + costs["writes"]),
+                    costs["operators"],
+                    "x".join(map(str, made[name] or ())) or "a number",
+                    _plain(graph["kernels"][name]),
+                )
+            )
+        kernels.sort(key=lambda kernel: -kernel.timing.median)
+        self.kernels = {kernel.name: kernel for kernel in kernels}
+
+    @property
+    def sum(self) -> float:
+        """What all kernels of a run took, in seconds, the median over the runs: the rest is the virtual machine's."""
+        return float(np.median(np.sum([kernel.timing.seconds for kernel in self.kernels.values()], axis=0)))
+
+    @property
+    def overhead(self) -> float:
+        """By what part of its time the stopwatch makes a run longer, by the medians."""
+        return self.profiled.median / self.unprofiled.median - 1
+
+    def frame(self):
+        """A pandas DataFrame with a row per kernel, for all its calls in a run: the most time first.
+
+        "ms" is the median over the runs and "iqr (ms)" their interquartile range; "share" is of the sum of these
+        medians; "of limit" is how much of the time the machine would need at its own limit, the one that "bound" names.
+        """
+        import pandas as pd
+
+        total, rows = sum(kernel.timing.median for kernel in self.kernels.values()), []
+        for kernel in self.kernels.values():
+            seconds = kernel.timing.median
+            row = {
+                "kernel": kernel.name,
+                "operators": " + ".join(kernel.operators),
+                "makes": kernel.makes,
+                "calls": kernel.calls,
+                "ms": seconds * 1e3,
+                "iqr (ms)": kernel.timing.iqr * 1e3,
+                "share": seconds / total,
+                "MFLOP": kernel.flops / 1e6,
+                "MB": kernel.bytes / 1e6,
+                "GFLOP/s": kernel.flops / seconds / 1e9,
+                "GB/s": kernel.bytes / seconds / 1e9,
+                "bound": kernel.bound,
+                "of limit": kernel.limit / seconds,
+                "schedule": kernel.schedule,
+            }
+            rows.append(row)
+        return pd.DataFrame(rows).set_index("kernel")
+
+    def calls(self):
+        """A pandas DataFrame with a row per call of a kernel, in order: begin and time in ms, medians over the runs.
+
+        "node" is its number in `compiled.graph["nodes"]`.
+        """
+        import pandas as pd
+
+        nodes = iter(enumerate(self.compiled.graph["nodes"]))  # some became views of what they read
+        rows = []
+        for calls in zip(*(of_kernels(run, self.compiled) for run in self.runs), strict=True):
+            kernel = calls[0].name
+            number = next(number for number, node in nodes if node["kernel"] == kernel)
+            begin, spent = np.median([(call.begin, call.end - call.begin) for call in calls], axis=0) * 1e3
+            rows.append({"node": number, "kernel": kernel, "begin (ms)": begin, "ms": spent})
+        return pd.DataFrame(rows)
+
+    @property
+    def summary(self) -> str:
+        """How the runs compare: without the stopwatch, with it, and the kernels' sum."""
+        plain = self.unprofiled.median
+        return (
+            f"a run {plain * 1e3:.2f} ms, with the stopwatch {self.profiled.median * 1e3:.2f} ms "
+            f"({self.overhead:+.1%}); kernels {self.sum * 1e3:.2f} ms, {self.sum / plain:.1%} of a run; "
+            f"{len(self.runs)} runs profiled"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.frame().to_string(formatters=_forms('{:.0%}'))}\n{self.summary}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        words = {"subset": ["operators", "makes", "bound", "schedule"], "text-align": "left"}
+        table = self.frame().reset_index(drop=True).style.format(_forms("{:.0%}")).hide(axis="index")
+        return table.set_properties(**words).to_html() + f"<p>{self.summary}</p>"
+
+    def plot(self, most: int = 12):
+        """The kernels' times as bars, those with the largest shares; see `plots.shares`."""
+        from ..course import plots
+
+        return plots.shares({str(kernel): kernel.timing for kernel in self.kernels.values()}, most)
+
+    def roofline(self):
+        """The kernels under the machine's roofline; see `plots.roofline`."""
+        from ..course import plots
+
+        return plots.roofline({"kernels": self.dots}, peak.flops(), peak.bandwidth())
+
+    @property
+    def dots(self) -> list[tuple[int, int, float]]:
+        """Of each kernel that computes, the operations, the bytes and the seconds of a run, for `plots.roofline`."""
+        return [(k.flops, k.bytes, k.timing.median) for k in self.kernels.values() if k.flops]
+
+    def to_csv(self, path: str | os.PathLike) -> Path:
+        """Write `frame` to a file of comma-separated values; returns its path."""
+        return atomic_write(path, self.frame().to_csv())
+
+    def to_chrome_trace(self, path: str | os.PathLike) -> Path:
+        """Write one of the runs, that of the median time, as a Chrome trace, which https://ui.perfetto.dev opens.
+
+        It has the calls of that run as they were, one after the other; a click on a kernel shows what the table says of
+        it. Returns the path.
+        """
+        run = sorted(self.runs, key=lambda run: run[-1].end - run[0].begin)[len(self.runs) // 2]
+        events = [("run", "network", 0.0, run[-1].end - run[0].begin, {"network": str(self.compiled)})]
+        for call in run:
+            kernel = self.kernels.get(call.name)
+            facts = {}
+            if kernel:
+                once = {"MFLOP": kernel.flops / kernel.calls / 1e6, "MB": kernel.bytes / kernel.calls / 1e6}
+                facts = {"operators": " + ".join(kernel.operators), "makes": kernel.makes,
+                         "schedule": kernel.schedule, **once}  # fmt: skip
+            kind = "kernel" if kernel else "virtual machine"
+            events.append((call.name, kind, call.begin - run[0].begin, call.end - call.begin, facts))
+        return write_chrome_trace(path, events)
+
+
+def _forms(share: str) -> dict:
+    digits = dict.fromkeys(("ms", "iqr (ms)"), "{:.3f}") | dict.fromkeys(("MFLOP", "MB", "GFLOP/s", "GB/s"), "{:.1f}")
+    return {name: form.format for name, form in (digits | dict.fromkeys(("share", "of limit"), share)).items()}
+
+
+def _plain(schedule: str) -> str:
+    """A schedule as it stands in graph.json, "family {config}", without the braces."""
+    family, _, config = schedule.partition(" ")
+    values = json.loads(config or "{}")
+    return " ".join([family, *(f"{key}={value}" for key, value in values.items() if key != "trace")])
+
+
+def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = None) -> Profile:
+    """Run a network often and measure each of its kernels, for about twice `seconds`, or for exactly `calls` runs.
+
+    Runs with the stopwatch alternate with runs without it, as `measure.compare` does, so that the profile can tell what
+    it costs itself. `inputs` are those of a call of `lib`; they are put where kernels can read them once, before that.
+
+    Raises TypeError where `lib` is no Compiled, ValueError where it is for a GPU or has no kernel; and before anything
+    is measured what a call of `lib` does: TypeError and ValueError for wrong inputs, RuntimeError for a library that is
+    for another machine.
+    """
+    if not isinstance(lib, Compiled):
+        raise TypeError(f"profile: expected a Compiled, as tn.build and tn.load give; got {type(lib).__name__}")
+    if lib.target.kind.name != "llvm":
+        raise ValueError(f"profile: measures kernels of a CPU; this network is for {lib.target.kind.name}")
+    if not any(node["kernel"] in lib.kernels for node in lib.graph["nodes"]):
+        raise ValueError("profile: this network calls no kernel, so there is nothing to measure")
+    tensors = lib._tensors(lib._bind(inputs, {}))
+    return of_run(lib, lambda: lib.run(tensors), seconds, calls)
+
+
+def of_run(lib: Compiled, run: Callable, seconds: float = 1.0, calls: int | None = None) -> Profile:
+    """As `profile`, for a function that runs `lib` once."""
+    run()
+    watch = Stopwatch(lib, run)
+    timings = measure.compare({"unprofiled": run, "profiled": watch}, seconds=seconds, calls=calls)
+    return Profile(lib, watch.take(), timings["unprofiled"], timings["profiled"])
+
+
+def memory(lib: Compiled) -> env.Report:
+    """What a run of a network holds in memory, by what; a table. The plan is the compiler's, from the module.
+
+    Values that are not alive together share a buffer. The numbers are in `lib.graph["memory"]`, in bytes. What a kernel
+    takes for itself while it runs comes on top.
+    """
+    plan = lib.graph["memory"]
+    params = sum(int(np.prod(p.shape)) * bytes_of(p.dtype) for p in lib.params.values())
+    inputs = sum(int(np.prod(spec.shape)) * bytes_of(spec.dtype) for spec in lib.inputs)
+    return env.Report(
+        {
+            "parameters": f"{params / 1e6:.2f} MB in {len(lib.params)} arrays",
+            "inputs": f"{inputs / 1e6:.2f} MB",
+            "values, each by itself": f"{plan['unshared'] / 1e6:.2f} MB",
+            "buffers that they share": f"{sum(plan['buffers']) / 1e6:.2f} MB in {len(plan['buffers'])} buffers",
+            "of these at once": f"{plan['peak'] / 1e6:.2f} MB",
+            "peak of a run": f"{(params + inputs + plan['peak']) / 1e6:.2f} MB",
+        }
+    )

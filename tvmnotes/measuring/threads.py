@@ -1,0 +1,114 @@
+"""How a network's time falls with TVM's threads, and whether it matters that each is bound to a core.
+
+    found = by_threads(lib, x)
+    found                             # a table
+    found.plot()
+
+TVM reads TVM_NUM_THREADS and TVM_BIND_THREADS once in a process, so each setting is measured in one of its own: this
+module, run as a program.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time as clock
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from ..base import env
+from ..runtime.compiled import Compiled, load
+from . import measure
+from .measure import Timing
+
+_REST = 0.15  # seconds for which TVM's idle threads still spin, and so slow down those of another process
+
+
+class Threads(measure.Table):
+    """`Timing` by (threads, bound): with so many threads, each bound to a core or not."""
+
+    def frame(self):
+        """A pandas DataFrame by number of threads: medians in ms, and how often faster than one thread."""
+        import pandas as pd
+
+        rows = {}
+        for count in sorted({count for count, _ in self}):
+            for bound, name in ((True, "bound"), (False, "not bound")):
+                median = self[count, bound].median
+                rows.setdefault(count, {})[f"{name} (ms)"] = median * 1e3
+                rows[count][f"{name}, speed-up"] = self[min(self)[0], bound].median / median
+        frame = pd.DataFrame.from_dict(rows, orient="index")
+        frame.index.name = "threads"
+        return frame
+
+    def plot(self):
+        """Time against threads; see `plots.by_threads`."""
+        from ..course import plots
+
+        return plots.by_threads(self)
+
+
+def by_threads(lib: Compiled, *inputs, counts: Iterable[int] | None = None, turns: int = 5) -> Threads:
+    """Time a network on 1, 2, 3, … threads, or as many as `counts` says, each bound to a core and not bound.
+
+    There is a process for each setting, which loads the network from a folder; they take turns, so that what slows the
+    machine down for a while slows all.
+
+    Raises what a call of `lib` does for wrong inputs; ValueError for counts below 1; RuntimeError where a process
+    fails.
+    """
+    counts = list(range(1, env.usable_cores() + 1) if counts is None else counts)
+    if not counts or min(counts) < 1:
+        raise ValueError(f"counts: expected numbers of threads, 1 or more; got {counts}")
+    values = lib._bind(inputs, {})
+    lib.run(values)
+    found = Threads({(count, bound): Timing(f"{count} threads") for count in counts for bound in (True, False)})
+    with tempfile.TemporaryDirectory() as folder:
+        lib.save(Path(folder) / "network")
+        np.savez(Path(folder) / "inputs.npz", *map(np.asarray, values))
+        workers = {setting: _worker(folder, *setting) for setting in found}
+        try:
+            for _ in range(turns):
+                for setting, worker in workers.items():
+                    found[setting].seconds += _turn(worker)
+        finally:
+            for worker in workers.values():
+                worker.kill()
+                worker.communicate()
+    return found
+
+
+def _worker(folder: str, count: int, bound: bool) -> subprocess.Popen:
+    settings = {"TVM_NUM_THREADS": str(count), "TVM_BIND_THREADS": str(int(bound))}
+    command = [sys.executable, "-m", "tvmnotes.measuring.threads", folder]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, env={**os.environ, **settings}, text=True, **pipes)
+
+
+def _turn(worker: subprocess.Popen) -> list[float]:
+    """The times of a worker's turn, after which its threads come to rest."""
+    try:
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        seconds = json.loads(worker.stdout.readline())
+    except (OSError, ValueError):
+        said = worker.communicate()[1].strip().splitlines() or ["no word"]
+        raise RuntimeError(f"a process that was to time the network failed: {said[-1]}") from None
+    clock.sleep(_REST)
+    return seconds
+
+
+def _work(folder: Path) -> None:
+    """What a worker does: for each line of its input, a turn's times as a line of JSON."""
+    lib, values = load(folder / "network"), list(np.load(folder / "inputs.npz").values())
+    for _ in sys.stdin:
+        turn = []
+        measure._turn(lambda: lib.run(values), turn, None)
+        print(json.dumps(turn), flush=True)
+
+
+if __name__ == "__main__":
+    _work(Path(sys.argv[1]))

@@ -1,0 +1,346 @@
+"""What a build does, pass by pass: the call tree with times, and what each pass changed.
+
+    trace = tracing.Trace()
+    with tvm.transform.PassContext(opt_level=3, instruments=[trace]):
+        lib = relay.build(mod, target="llvm", params=params)  # or tn.build, or tvm.compile
+    trace                         # in a notebook a table; print(trace) draws the tree
+    trace["FuseOps"].diff()       # what one pass did to the list of operators
+    trace["FuseOps"].after.mermaid()
+    trace.to_chrome_trace("build.json")  # for https://ui.perfetto.dev
+
+TVM calls an instrument before and after each pass that runs in its `PassContext`, also those that a pass runs itself:
+hence the tree. Code generation is no pass; it is what is left of the context's time.
+"""
+
+import difflib
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import tvm
+from tvm import relax
+from tvm_ffi import structural_hash
+
+from ..base.data import atomic_write
+from ..base.relax import fixed_shape
+
+
+class Operation(NamedTuple):
+    """A call in a Relax function. `reads` has the numbers of other operations, and the names of parameters."""
+
+    name: str
+    makes: str
+    reads: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name:24} {self.makes}"
+
+
+class Graph(NamedTuple):
+    """A module at one moment: by Relax function its operations, by kernel a hash of its loops, main's parameters."""
+
+    functions: dict[str, list[Operation]]
+    kernels: dict[str, int]
+    params: list[str]
+
+    @property
+    def operations(self) -> list[Operation]:
+        """Those of main."""
+        return self.functions.get("main", [])
+
+    def mermaid(self) -> "Mermaid":
+        """Main as a Mermaid flowchart; the operations of a function that main calls stand together in one box."""
+        lines, inputs = ["flowchart TD"], {}
+        for number, operation in enumerate(self.operations):
+            parts = self.functions.get(operation.name)
+            if parts is None:
+                lines.append(f'    n{number}["{operation.name}"]')
+            else:
+                lines.append(f'    subgraph n{number}["{operation.name}"]')
+                lines += [f'        n{number}_{i}["{part.name}"]' for i, part in enumerate(parts)]
+                lines += [f"        n{number}_{i} --> n{number}_{j}" for i, j in _edges(parts)]
+                lines.append("    end")
+            for name in operation.reads:
+                if isinstance(name, str) and name in self.params:
+                    inputs.setdefault(name, f"i{len(inputs)}")
+                    lines.append(f"    {inputs[name]} --> n{number}")
+        lines[1:1] = [f'    {node}(["{name}"])' for name, node in inputs.items()]
+        lines += [f"    n{i} --> n{j}" for i, j in _edges(self.operations)]
+        return Mermaid("\n".join(lines))
+
+
+def _edges(operations: list[Operation]) -> list[tuple[int, int]]:
+    """(from, to) for each value that one operation makes and another reads."""
+    found = ((i, j) for j, operation in enumerate(operations) for i in operation.reads if isinstance(i, int))
+    return list(dict.fromkeys(found))
+
+
+class Mermaid(str):
+    """The text of a Mermaid diagram, which JupyterLab draws."""
+
+    def _repr_markdown_(self) -> str:
+        return f"```mermaid\n{self}\n```"
+
+
+def graph(mod: tvm.IRModule) -> Graph:
+    """What is in a module; nothing where it has no Relax function, as behind the graph's passes."""
+    parts = {var.name_hint: func for var, func in mod.functions_items()}
+    functions = {name: func for name, func in parts.items() if isinstance(func, relax.Function)}
+    if not functions:
+        return Graph({}, {}, [])
+    return Graph(
+        {name: _operations(func) for name, func in functions.items()},
+        {name: structural_hash(func) for name, func in parts.items() if isinstance(func, tvm.tirx.PrimFunc)},
+        [param.name for param in functions["main"].params] if "main" in functions else [],
+    )
+
+
+def _operations(func: relax.Function) -> list[Operation]:
+    made, value = [], {param: (param.name,) for param in func.params}  # by variable, what to read for it
+
+    def read(expr) -> tuple:
+        if isinstance(expr, relax.Tuple):
+            return tuple(part for field in expr.fields for part in read(field))
+        if isinstance(expr, relax.TupleGetItem):
+            return read(expr.tuple_value)
+        return value.get(expr, ()) if isinstance(expr, relax.Var) else ()
+
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            call = binding.value
+            if not isinstance(call, tvm.ir.Call):
+                value[binding.var] = read(call)
+                continue
+            reads = tuple(part for arg in call.args for part in read(arg))
+            made.append(Operation(_name(call), _type(binding.var.ty), reads))
+            value[binding.var] = (len(made) - 1,)
+    return made
+
+
+def _name(call) -> str:
+    """The operator without "relax."; for a kernel or function that is called, its name."""
+    called = call.args[0] if getattr(call.op, "name", "") in _CALLS else call.op
+    for attribute in ("name", "name_hint", "global_symbol"):
+        if hasattr(called, attribute):
+            return str(getattr(called, attribute)).removeprefix("relax.")
+    return str(called)
+
+
+_CALLS = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_pure_packed", "relax.call_builtin_with_ctx")
+
+
+def _type(ty) -> str:
+    fields = ty.fields if isinstance(ty, tvm.ir.TupleType) else [ty]
+    return ", ".join(f"{fixed_shape(f)} {f.dtype}" if isinstance(f, relax.TensorType) else "" for f in fields)
+
+
+# ---------------------------------------------------------------- the trace
+
+
+@dataclass
+class Step:
+    """One run of a pass: `seconds` with those of `steps`, the passes that it ran itself; the graph around it.
+
+    `begin` is in seconds from the beginning of the context.
+    """
+
+    name: str
+    before: Graph
+    after: Graph | None = None  # None where the pass raised an error
+    seconds: float = 0.0
+    steps: list["Step"] = field(default_factory=list)
+    runs: int = 1  # more, where the tree shows several as one
+    begin: float = 0.0
+
+    def diff(self) -> str:
+        """The operations that the pass took out (-) and put in (+), in the order of the graph."""
+        lines = [list(map(str, g.operations)) if g else [] for g in (self.before, self.after)]
+        found = difflib.unified_diff(*lines, n=0, lineterm="")
+        return "\n".join(f"{line[0]} {line[1:].rstrip()}" for line in found if line[:2] not in ("--", "++", "@@"))
+
+    @property
+    def changed(self) -> str:
+        """The same in short: how many operations of each name came and went, and kernels, and parameters of main."""
+        if self.after is None:
+            return "failed"
+        names = [Counter(_kind(o.name, g) for o in g.operations) for g in (self.before, self.after)]
+        words = [f"{sign}{n} {name}" for sign, counts in _gone_and_come(*names) for name, n in counts.items()]
+        for what in ("kernels", "params"):
+            for sign, counts in _gone_and_come(*(Counter(list(getattr(g, what))) for g in (self.before, self.after))):
+                words += [f"{sign}{counts.total()} {what}"] * bool(counts)
+        other = sum(self.before.kernels.get(name, hash_) != hash_ for name, hash_ in self.after.kernels.items())
+        return ", ".join(words + [f"{other} kernels rewritten"] * bool(other))
+
+
+def _kind(name: str, within: Graph) -> str:
+    """The name of a kernel or function without the numbers that TVM gives to those for other shapes."""
+    plain = re.sub(r"\d+(?=_|$)", "", name)
+    numbered = name.startswith("fused_") or plain in within.kernels
+    return plain if numbered else name
+
+
+def _gone_and_come(before: Counter, after: Counter):
+    return ("-", before - after), ("+", after - before)
+
+
+@tvm.instrument.pass_instrument
+class Trace:
+    """An instrument that keeps a `Step` for each pass; see this module's docstring. A context begins it anew."""
+
+    def __init__(self):
+        self.steps: list[Step] = []
+        self.seconds, self._open, self._contexts, self._paused = 0.0, [], 0, 0.0
+
+    def enter_pass_ctx(self):
+        if not self._contexts:
+            self.steps, self._open, self._paused = [], [], 0.0
+            self._begin = self._now()
+        self._contexts += 1
+
+    def exit_pass_ctx(self):
+        self._contexts -= 1
+        if not self._contexts:
+            while self._open:  # a pass that raised an error
+                self._close(None)
+            self.seconds = self._now() - self._begin
+
+    def run_before_pass(self, mod, info):
+        step = Step(str(info.name), self._look(mod))
+        (self._open[-1].steps if self._open else self.steps).append(step)
+        self._open.append(step)
+        now = self._now()
+        step.begin, step.seconds = now - self._begin, -now
+
+    def run_after_pass(self, mod, _info):
+        self._close(mod)
+
+    def _close(self, mod) -> None:
+        step = self._open.pop()
+        step.seconds += self._now()
+        step.after = None if mod is None else self._look(mod)
+
+    def _now(self) -> float:
+        """Seconds, less those that this instrument has taken for itself."""
+        return time.perf_counter() - self._paused
+
+    def _look(self, mod) -> Graph:
+        start = time.perf_counter()
+        try:
+            return graph(mod)
+        finally:
+            self._paused += time.perf_counter() - start
+
+    # ------------------------------------------------------------ reading it
+
+    def walk(self) -> Iterator[tuple[int, Step]]:
+        """All steps with their depth, in the order in which they began."""
+        return _walk(self.steps, 0)
+
+    def __getitem__(self, name: str) -> Step:
+        """The first run of the pass `name` that changed something, or else the first; KeyError where there is none."""
+        runs = [step for _, step in self.walk() if step.name == name]
+        if not runs:
+            raise KeyError(
+                f"no pass {name!r} ran; those that did: {', '.join(sorted({s.name for _, s in self.walk()}))}"
+            )
+        return next((step for step in runs if step.changed), runs[0])
+
+    def frame(self):
+        """A pandas DataFrame of the passes that changed the graph: what, in how many ms, and what there is behind it.
+
+        What a pass left to others that it ran stands with those.
+        """
+        import pandas as pd
+
+        changed = [s for _, s in self.walk() if s.changed and not any(part.changed for part in s.steps)]
+        return pd.DataFrame(
+            {
+                "pass": [step.name for step in changed],
+                "ms": [step.seconds * 1e3 for step in changed],
+                "operations": [len((step.after or step.before).operations) for step in changed],
+                "kernels": [len((step.after or step.before).kernels) for step in changed],
+                "changed": [step.changed for step in changed],
+            }
+        )
+
+    def to_chrome_trace(self, path: str | os.PathLike) -> Path:
+        """Write the tree as a Chrome trace, which https://ui.perfetto.dev opens; returns the path.
+
+        A pass stands below the one that ran it. A click on it shows what it changed.
+        """
+        events = [("the whole context", "context", 0.0, self.seconds, {})]
+        for _, step in self.walk():
+            events.append((step.name, "pass", step.begin, step.seconds, {"changed": step.changed}))
+        return write_chrome_trace(path, events)
+
+    def __str__(self) -> str:
+        """The tree: each pass with its milliseconds; equal passes over parts of the kernels stand in one line."""
+        within = sum(step.seconds for step in self.steps)
+        lines = [f"{'the whole context':60}{self.seconds * 1e3:10.1f} ms"]
+        steps = [*_together(self.steps), _outside(self.seconds - within)]
+        for prefix, step in _branches(steps):
+            name = prefix + step.name + (f" (x{step.runs})" if step.runs > 1 else "")
+            lines.append(f"{name:60}{step.seconds * 1e3:10.1f}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        left = {"subset": ["pass", "changed"], "text-align": "left"}
+        return self.frame().style.format(precision=2).hide(axis="index").set_properties(**left).to_html()
+
+
+def trace_build(mod: tvm.IRModule, params: dict, **options) -> tuple:
+    """`tn.build` with the same arguments under a `Trace`; gives the library and the trace."""
+    from ..compiler.build import build
+
+    trace = Trace()
+    with tvm.transform.PassContext(opt_level=3, instruments=[trace]):
+        return build(mod, params, **options), trace
+
+
+def write_chrome_trace(path: str | os.PathLike, events: list[tuple]) -> Path:
+    """Write events (name, category, begin and length in seconds, facts) to a file, all of it or nothing.
+
+    The format is Chrome's Trace Event Format, which Perfetto reads: an event that lies within another stands below it.
+    """
+    made = []
+    for name, category, begin, seconds, facts in events:
+        first, last = round(begin * 1e9), round((begin + seconds) * 1e9)
+        times = {"ts": first / 1e3, "dur": (last - first) / 1e3}  # microseconds; whole nanoseconds, so that they nest
+        made.append({"name": name, "cat": category, "ph": "X", **times, "pid": 1, "tid": 1, "args": facts})
+    return atomic_write(path, json.dumps({"traceEvents": made, "displayTimeUnit": "ms"}, indent=0))
+
+
+def _outside(seconds: float) -> Step:
+    return Step("(outside of passes)", Graph({}, {}, []), seconds=seconds)
+
+
+def _walk(steps: list[Step], depth: int):
+    for step in steps:
+        yield depth, step
+        yield from _walk(step.steps, depth + 1)
+
+
+def _together(steps: list[Step]) -> list[Step]:
+    """Steps with those of one name, and no graph to change, added up at the place of the first."""
+    made: dict = {}
+    for number, step in enumerate(steps):
+        key = number if step.before.functions else step.name
+        known = made.setdefault(key, Step(step.name, step.before, step.after, runs=0))
+        known.seconds, known.runs, known.steps = known.seconds + step.seconds, known.runs + 1, known.steps + step.steps
+    return list(made.values())
+
+
+def _branches(steps: list[Step], stem: str = ""):
+    """Each step with the lines of the tree before it."""
+    for step in steps:
+        last = step is steps[-1]
+        yield stem + ("└─ " if last else "├─ "), step
+        yield from _branches(_together(step.steps), stem + ("   " if last else "│  "))

@@ -1,0 +1,1 @@
+"""What runs: compiled networks, their files, and the clock inside them. None of it needs TVM's compiler."""

@@ -1,0 +1,304 @@
+"""Compiled networks: arrays in, NumPy arrays out; saved and loaded back.
+
+`tn.build` gives a `Compiled`, `tn.load` brings one back in another process; `saved.py` says what lies between them. To
+load and run one takes TVM's runtime library, not its compiler: `import tvm`, which takes several times as long, is left
+to what compiles.
+"""
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import sys
+import tempfile
+import threading
+from importlib import import_module, util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..base.spec import TensorSpec, dtype_of, shorten
+from . import saved
+
+if TYPE_CHECKING:
+    import tvm
+
+
+def _import_ffi():
+    """Python's side of TVM's runtime, `tvm_ffi`, and the runtime itself, unless all of TVM is here already.
+
+    `tvm_ffi` imports torch where it can, which takes seconds, and CUDA's bindings; what is not here yet is left out.
+    """
+    hidden = [name for name in ("torch", "cuda.bindings") if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))
+    try:
+        import tvm_ffi
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+    library = Path(util.find_spec("tvm").origin).parent / "lib" / "libtvm_runtime.so"
+    if "tvm" not in sys.modules and library.is_file():
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    else:
+        import_module("tvm")
+    return tvm_ffi
+
+
+tvm_ffi = _import_ffi()
+
+_ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
+_POOLED = 2  # the virtual machine's allocator that keeps what is freed
+# The virtual machine asks it for an instrument, gets none, and has none from then on.
+tvm_ffi.register_global_func("tvmnotes.no_instrument", lambda: None, override=True)
+
+
+class Compiled:
+    """A network compiled for a target. Call it with the inputs, by position or by name; get NumPy arrays.
+
+    `inputs` and `outputs` are lists of `TensorSpec`; `graph` is the content of graph.json; `params` maps the names of
+    the folded parameters to TVM tensors; `target` and `opt_level` are those of the build. Any thread may call it: one
+    call runs at a time, on all of TVM's threads.
+    """
+
+    def __init__(self, library, graph: dict, params: dict, target, opt_level: int):
+        """`library` is what `tvm.compile` gives, or the path of a lib.so; `target` may be what its manifest says."""
+        self.graph, self.params, self.opt_level = graph, params, opt_level
+        self._build_info = target if isinstance(target, dict) else saved.build_info(target)
+        self.inputs = [TensorSpec(i["name"], tuple(i["shape"]), i["dtype"]) for i in graph["inputs"]]
+        self.outputs = [TensorSpec(f"output{n}", tuple(o["shape"]), o["dtype"]) for n, o in enumerate(graph["outputs"])]
+        # Kept as bytes, since the file may be replaced while the library is in use.
+        self._library = library.read_bytes() if isinstance(library, Path) else library
+        self._params = tvm_ffi.convert(list(params.values()))
+        self._lock = threading.Lock()
+        self._main = None if saved.mismatch(self._build_info) else self._start(library)
+
+    def _start(self, library):
+        """The function `main` of the virtual machine that runs the library; what `tvm.relax.VirtualMachine` does."""
+        module = _open_library(library) if isinstance(library, Path) else library.jit()
+        machine = module["vm_load_executable"]()
+        machine["vm_initialization"](tvm_ffi.DLDeviceType.kDLCPU, 0, _POOLED)
+        self._vm = SimpleNamespace(set_instrument=machine["set_instrument"])
+        return machine["main"]
+
+    @functools.cached_property
+    def target(self) -> "tvm.target.Target":
+        import tvm
+
+        return tvm.target.Target(self._build_info["target"])
+
+    def __call__(self, *args, **kwargs):
+        """Run the network once.
+
+        Arguments are NumPy arrays, torch tensors or TVM tensors of exactly the shapes and dtypes of `inputs`. Returns
+        a NumPy array, or a tuple of them where the model has several outputs.
+
+        Raises TypeError for a wrong number, name or kind of argument, ValueError for a wrong shape or dtype (before
+        anything runs), RuntimeError where the library is for another kind of machine.
+        """
+        result = self.run(self._bind(args, kwargs))
+        return tuple(map(_numpy, result)) if self.graph["tuple"] else _numpy(result[0])
+
+    def run(self, values: list, params: dict | None = None) -> list[tvm_ffi.Tensor]:
+        """As a call, with a list of inputs and TVM tensors as outputs; `params` stand in for those of a name."""
+        tensors = self._tensors(values)
+        if self._main is None:
+            reason = saved.mismatch(self._build_info)
+            raise RuntimeError(f"this library cannot run here: {reason}. Save it, and load it where it can.")
+        weights = tvm_ffi.convert(list({**self.params, **params}.values())) if params else self._params
+        with self._lock:
+            result = self._main(*tensors, weights)
+        return list(result) if self.graph["tuple"] else [result]
+
+    def _tensors(self, values: list) -> list[tvm_ffi.Tensor]:
+        """A list of inputs, checked, where kernels can read them."""
+        return [_tensor(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
+
+    def _bind(self, args: tuple, kwargs: dict) -> list:
+        """The arguments in the order of `inputs`."""
+        names = [spec.name for spec in self.inputs]
+        unknown = [name for name in kwargs if name not in names]
+        twice = [name for name in names[: len(args)] if name in kwargs]
+        missing = [name for name in names[len(args) :] if name not in kwargs]
+        if unknown or twice or missing or len(args) > len(names):
+            came = f"{len(args)} by position" + (f" and {', '.join(kwargs)} by name" if kwargs else "")
+            faults = [("no such input", unknown), ("given twice", twice), ("missing", missing)]
+            raise TypeError(
+                f"expected {len(names)} input{'s' * (len(names) != 1)} ({'; '.join(map(str, self.inputs))}), got {came}"
+                + "".join(f"; {what}: {', '.join(which)}" for what, which in faults if which)
+            )
+        return [*args, *(kwargs[name] for name in names[len(args) :])]
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """By kernel, the schedule that it got and its config; "none" below opt level 3: TVM's loops as they come."""
+        return dict(self.graph["kernels"])
+
+    @property
+    def tuned(self) -> str:
+        """Which tuning records the build used, and for how many workloads; empty where it was to use none."""
+        return self.graph["tuned"]
+
+    def source(self, kernel: str | None = None, fmt: str = "ll") -> str:
+        """What LLVM makes of one of `kernels`, or of all: its text ("ll") or assembly ("asm").
+
+        Raises ValueError for an unknown kernel, and for a network from a file, which holds the machine code alone.
+        """
+        from ..compiler import codegen
+
+        if isinstance(self._library, bytes):
+            raise ValueError("a network that was loaded has no source any more: build it, and ask what tn.build gives")
+        self._known(kernel)
+        return codegen.source(self._library, kernel, fmt)
+
+    def _known(self, kernel: str | None) -> None:
+        if kernel is not None and kernel not in self.kernels:
+            raise ValueError(f"unknown kernel {kernel!r}; there are: {shorten(self.kernels)}")
+
+    @contextlib.contextmanager
+    def instrumented(self, instrument):
+        """Within it, runs call `instrument` around each call; see `tvm.relax.VirtualMachine.set_instrument`."""
+        self._vm.set_instrument(instrument)
+        try:
+            yield
+        finally:
+            self._vm.set_instrument("tvmnotes.no_instrument")
+
+    def timed(self, *inputs) -> list[tuple[str, float]]:
+        """Run the network and give each kernel with the seconds that its call took, in the order of the calls.
+
+        It runs twice, and the second run is timed. `tn.profile` takes more runs, and tells more.
+        """
+        from .stopwatch import Stopwatch, of_kernels
+
+        values = self._bind(inputs, {})
+        watch = Stopwatch(self, lambda: self.run(values))
+        watch()
+        return [(call.name, call.end - call.begin) for call in of_kernels(watch.take()[0], self)]
+
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
+        cpu = self._build_info["target"].get("mcpu", "generic CPU")
+        tuned = f"; {self.tuned}" if self.tuned else ""
+        kernels = f"{len(self.kernels)} kernels, opt level {self.opt_level}, {cpu}"
+        return f"Compiled({inputs} -> {outputs}; {kernels}{tuned})"
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write the network to a folder, or to one file where `path` ends in .zip, all of it or nothing; see `saved`.
+
+        Returns `path`. What holds a saved network and nothing else is replaced. Raises FileExistsError where `path` is
+        anything else that holds files, RuntimeError where no C++ compiler is found that links for the target.
+        """
+        saved.write(Path(path), self._fill, self._build_info, self.opt_level)
+        return Path(path)
+
+    def _fill(self, folder: Path) -> None:
+        lib, graph, params = (folder / name for name in saved.FILES)
+        if isinstance(self._library, bytes):
+            lib.write_bytes(self._library)
+        else:
+            self._library.export_library(str(lib), **saved.linker(self._build_info))
+        graph.write_text(json.dumps(self.graph, indent=1))
+        _function("SaveParamsToFile")(self.params, str(params))
+
+
+def load(path: str | os.PathLike) -> Compiled:
+    """Load a network that `Compiled.save` wrote: a folder, or an archive.
+
+    A library is machine code: load only what you trust. Raises FileNotFoundError where the folder or one of its files
+    is missing; ValueError where a file is not the one that was saved, the manifest cannot be read, or an archive holds
+    anything else; RuntimeError where the library was built by other versions of TVM or tvmnotes's format, or for a CPU
+    that this one is not, or the system does not open it.
+    """
+    with saved.opened(Path(path)) as (folder, manifest):
+        graph = json.loads((folder / "graph.json").read_text())
+        arrays = _function("LoadParamsFromFile")(str(folder / "params.bin"))
+        params = {name: arrays[name] for name in graph["params"]}
+        library = (folder / "lib.so").resolve()
+        try:
+            return Compiled(library, graph, params, saved.account_in(manifest), manifest["opt_level"])
+        except (RuntimeError, OSError) as error:
+            raise RuntimeError(f"{path}/lib.so does not open ({error}): build it again for this machine") from error
+
+
+def cannot_run(target: "tvm.target.Target") -> str | None:
+    """Why this machine cannot run what is compiled for `target`; None where it can."""
+    return saved.mismatch(saved.build_info(target))
+
+
+def _function(name: str):
+    """A function of TVM's runtime."""
+    return tvm_ffi.get_global_func(f"runtime.{name}")
+
+
+def _open_library(file: Path):
+    """The module in a shared library.
+
+    It is opened under a name of its own: where a library is open already, the system's loader gives that one for its
+    name again, even if the file has been replaced since.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder) / file.name
+        link.symlink_to(file)
+        return tvm_ffi.load_module(str(link))  # tvm.runtime.load_module would follow the link first
+
+
+def _tensor(value, spec: TensorSpec) -> tvm_ffi.Tensor:
+    """`value` as a TVM tensor on the CPU, without a copy where its memory is contiguous and aligned."""
+    torch = sys.modules.get("torch")
+    if not isinstance(value, np.ndarray | tvm_ffi.Tensor) and not (torch and isinstance(value, torch.Tensor)):
+        raise TypeError(
+            f"input {spec.name!r}: expected a NumPy array, torch tensor or TVM tensor; got {type(value).__name__}"
+        )
+    shape, dtype = tuple(value.shape), dtype_of(value)
+    if shape != spec.shape:
+        raise ValueError(f"input {spec.name!r}: expected the shape {spec.shape}, got {shape}")
+    if dtype != spec.dtype:
+        raise ValueError(f"input {spec.name!r}: expected the dtype {spec.dtype}, got {dtype}; convert it first")
+    if isinstance(value, tvm_ffi.Tensor):
+        return plain(value)
+    if isinstance(value, np.ndarray):
+        as_it_is = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % _ALIGNMENT == 0
+        as_it_is &= value.dtype.kind in "iuf"  # DLPack knows no bfloat16 of NumPy's, and NumPy 1's knows no bool
+        return _from_dlpack(value) if as_it_is else _copied(value)
+    value = value.detach().cpu().contiguous()  # a torch tensor
+    return _from_dlpack(value if value.data_ptr() % _ALIGNMENT == 0 else value.clone())
+
+
+def plain(tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
+    """`tensor` as compiled kernels read it, contiguous and aligned in the CPU's memory: itself, or a copy."""
+    on_cpu = tensor.device == tvm_ffi.device("cpu", tensor.device.index)
+    if on_cpu and tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0:
+        return tensor
+    return _copied(np.from_dlpack(tensor) if on_cpu else _numpy(tensor))
+
+
+def _from_dlpack(value) -> tvm_ffi.Tensor:
+    return tvm_ffi.from_dlpack(value, require_alignment=_ALIGNMENT, require_contiguous=True)
+
+
+def _copied(array: np.ndarray) -> tvm_ffi.Tensor:
+    """A TVM tensor in the CPU's memory with the content of an array."""
+    array = np.asarray(array, order="C")
+    shape, dtype = tvm_ffi.Shape(array.shape), tvm_ffi.dtype(str(array.dtype))
+    tensor = _function("TVMTensorAllocWithScope")(shape, dtype, tvm_ffi.device("cpu", 0), None)
+    _copy("From", tensor, array)
+    return tensor
+
+
+def _numpy(tensor: tvm_ffi.Tensor) -> np.ndarray:
+    """A NumPy array with the content of a TVM tensor."""
+    name = str(tensor.dtype)
+    try:
+        dtype = np.dtype(name)
+    except TypeError:  # bfloat16 and its like, which NumPy does not know by itself
+        dtype = getattr(import_module("ml_dtypes"), name)
+    array = np.empty(tensor.shape, dtype)
+    _copy("To", tensor, array)
+    return array
+
+
+def _copy(way: str, tensor: tvm_ffi.Tensor, array: np.ndarray) -> None:
+    _function(f"TVMTensorCopy{way}Bytes")(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)

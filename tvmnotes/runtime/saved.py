@@ -1,0 +1,233 @@
+"""Saved networks on disk, for `Compiled.save` and `load`: a folder of four files, or one archive of them.
+
+    lib.so          the kernels and the virtual machine's program: machine code for one target
+    graph.json      inputs, outputs, the kernel calls between them, the kernels' schedules
+    params.bin      the parameters, folded and packed, in TVM's format for named arrays
+    manifest.json   versions, target, instruction sets, and size and SHA-256 of the three others
+
+Where the name that a network is saved to ends in .zip, it is an archive, not compressed. Reading one needs neither TVM
+nor trust, up to the library: JSON is parsed, checksums are compared, nothing is unpickled, and no name that stands in
+a file is taken for a path.
+"""
+
+import contextlib
+import json
+import platform
+import shutil
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..base import env
+from ..base.data import checksum
+
+if TYPE_CHECKING:
+    import tvm
+
+FILES = ("lib.so", "graph.json", "params.bin")
+_ALL = ("manifest.json", *FILES)
+_FORMAT = 5
+_LARGEST_MANIFEST = 1 << 20  # bytes
+_ACCOUNT = {"target": dict, "architecture": str, "instruction_sets": list}
+_MANIFEST = {"versions": dict, **_ACCOUNT, "opt_level": int, "files": dict}
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write(given: Path, fill, build_info: dict, opt_level: int) -> None:
+    """Save to a folder or an archive, all of it or nothing; `fill` gets an empty folder to write `FILES` into.
+
+    What holds a saved network and nothing else is replaced. Raises FileExistsError where anything else is there.
+    """
+    path = given.resolve()
+    if not _replaceable(path):
+        raise FileExistsError(
+            f"{given} exists and is not a saved network, or holds other files too: give a new name, or remove it first"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        new, old = Path(folder) / "new", Path(folder) / "old"
+        new.mkdir()
+        fill(new)
+        files = {name: {"size": (new / name).stat().st_size, "sha256": checksum(new / name)} for name in FILES}
+        manifest = {"format": _FORMAT, "versions": versions(), **build_info, "opt_level": opt_level, "files": files}
+        (new / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        if path.suffix == ".zip":
+            new = _pack(new, Path(folder) / "zip")
+        if path.is_dir():
+            path.rename(old)
+        try:
+            new.replace(path)
+        except BaseException:
+            if old.exists():
+                old.rename(path)
+            raise
+
+
+def _replaceable(path: Path) -> bool:
+    """Whether `write` may write there: nothing, an empty folder, or a saved network and nothing else."""
+    if not path.exists():
+        return True
+    names = [entry.name for entry in path.iterdir()] if path.is_dir() else _members(path)
+    return (path.is_dir() and not names) or ("manifest.json" in names and set(names) <= set(_ALL))
+
+
+def build_info(target: "tvm.target.Target") -> dict:
+    """What a manifest says of the target that a network is built for."""
+    return {
+        "target": json.loads(str(target)),
+        "architecture": _machine(str(target.attrs.get("mtriple") or platform.machine()).split("-")[0]),
+        "instruction_sets": list(env.target_instruction_sets(target)),
+    }
+
+
+def linker(build_info: dict) -> dict:
+    """How `export_library` is to link for a target. Raises RuntimeError where nothing here can."""
+    architecture, triple = build_info["architecture"], build_info["target"].get("mtriple")
+    if architecture == _machine(platform.machine()):
+        if not env.cpp_compiler():
+            raise RuntimeError("saving links a library and needs a C++ compiler: install g++ or clang++")
+        return {}
+    names = [f"{architecture}-linux-gnu-g++", f"{triple}-g++"]
+    found = next(filter(shutil.which, names), None)
+    if found is None:
+        raise RuntimeError(
+            f"saving links a library, and for {architecture} that takes a cross compiler, {' or '.join(set(names))}: "
+            f"install one (Debian, Ubuntu: apt install g++-{architecture.replace('_', '-')}-linux-gnu), or build on a "
+            "machine of that kind"
+        )
+    return {"cc": found}
+
+
+# ---------------------------------------------------------------- reading
+
+
+@contextlib.contextmanager
+def opened(path: Path):
+    """The folder and the manifest of a saved network, checked, for as long as the context lasts.
+
+    Raises what `runtime.load` says.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = path
+        if path.is_file():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            _unpack(path, folder)
+        manifest = _read_manifest(folder, path)
+        _check(folder, path, manifest)
+        yield folder, manifest
+
+
+def _check(folder: Path, name: Path, manifest: dict) -> None:
+    if manifest["versions"] != versions():
+        built, here = (", ".join(f"{k} {v}" for k, v in vs.items()) for vs in (manifest["versions"], versions()))
+        raise RuntimeError(f"{name} was built with {built}; here is {here}: build it again here, or install those")
+    if reason := mismatch(manifest):
+        raise RuntimeError(f"{name} cannot run here: {reason}. Build it again for this machine.")
+    for file, known in manifest["files"].items():
+        if not (folder / file).is_file():
+            raise FileNotFoundError(f"{name} lacks {file}: copy it again as a whole, or build it again")
+        if known != {"size": (folder / file).stat().st_size, "sha256": checksum(folder / file)}:
+            raise ValueError(
+                f"{name}/{file} is not the file that was saved (checksum differs): copy it again, or build it again"
+            )
+
+
+def _read_manifest(folder: Path, name: Path) -> dict:
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+    except FileNotFoundError:
+        what = "is not a saved network (it lacks manifest.json)" if folder.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{name} {what}; expected a folder or an archive that Compiled.save wrote") from None
+    except (ValueError, RecursionError, OSError) as error:
+        raise ValueError(f"{name}/manifest.json cannot be read ({error}): copy it again, or build it again") from error
+    sound = isinstance(manifest, dict) and all(isinstance(manifest.get(k), kind) for k, kind in _MANIFEST.items())
+    if not sound or manifest.get("format") != _FORMAT:
+        raise ValueError(f"{name}/manifest.json is not of format {_FORMAT} of tvmnotes: build the network again")
+    if set(manifest["files"]) != set(FILES):
+        raise ValueError(
+            f"{name}/manifest.json: expected the files {', '.join(FILES)}; got {', '.join(manifest['files'])}"
+        )
+    if manifest["target"].get("kind") != "llvm":
+        raise ValueError(f"{name}/manifest.json: its target {manifest['target']} is not of kind llvm")
+    return manifest
+
+
+def account_in(manifest: dict) -> dict:
+    """What `build_info` said of the target when the network was saved."""
+    return {key: manifest[key] for key in _ACCOUNT}
+
+
+def mismatch(build_info: dict) -> str | None:
+    """Why this machine cannot run what was built for a target; None where it can."""
+    here = _machine(platform.machine())
+    if build_info["architecture"] != here:
+        return f"it is built for {build_info['architecture']}, this machine is {here}"
+    missing = [str(isa) for isa in build_info["instruction_sets"] if isa not in env.instruction_sets()]
+    return f"it uses {', '.join(missing)}, which this CPU ({env.cpu_name()}) lacks" if missing else None
+
+
+def _machine(name: str) -> str:
+    return {"arm64": "aarch64", "amd64": "x86_64"}.get(name.lower(), name.lower())
+
+
+def versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
+
+
+# ---------------------------------------------------------------- archives
+
+
+def _pack(folder: Path, file: Path) -> Path:
+    import zipfile
+
+    with zipfile.ZipFile(file, "w") as archive:  # not compressed, as parameters hardly can be
+        for name in _ALL:
+            archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes())
+    return file
+
+
+def _members(file: Path) -> list[str]:
+    """The names in an archive; none where the file is no archive."""
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return []
+
+
+def _unpack(file: Path, folder: Path) -> None:
+    """Write the parts of an archive to a folder, under the names that are known here, whatever it says.
+
+    Raises ValueError where it holds anything else, or is damaged. A part that is longer than its manifest says is cut.
+    """
+    import zipfile
+    import zlib
+
+    names = _members(file)
+    if "manifest.json" not in names:
+        raise ValueError(f"{file} is not a saved network: expected a folder or an archive that Compiled.save wrote")
+    if strange := [name for name in names if name not in _ALL or names.count(name) > 1]:
+        raise ValueError(
+            f"{file} holds {strange[0]!r}; expected {', '.join(_ALL)}, once each, and nothing else: do not trust it"
+        )
+    try:
+        with zipfile.ZipFile(file) as archive:
+            sizes = {"manifest.json": _LARGEST_MANIFEST}
+            for name in filter(names.__contains__, _ALL):
+                with archive.open(name) as part:
+                    (folder / name).write_bytes(part.read(sizes[name] + 1))
+                if name == "manifest.json":
+                    sizes |= {name: _size(known) for name, known in _read_manifest(folder, file)["files"].items()}
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"{file} is damaged ({error}): copy it again, or build it again") from error
+
+
+def _size(known) -> int:
+    """What a manifest says of a file's size; 0 where that is nothing."""
+    size = known.get("size") if isinstance(known, dict) else None
+    return max(0, size) if isinstance(size, int) else 0

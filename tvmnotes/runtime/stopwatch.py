@@ -1,0 +1,103 @@
+"""A stopwatch for a compiled network's runs: when each call of the virtual machine began and ended.
+
+The virtual machine calls an instrument before and after each of its calls, some hundred times in a run. One that is
+written in Python takes up to a few microseconds, which adds up to several percent of a fast network. The one here is
+compiled, by TVM itself, and does one thing: it has the C library write the time into the next place of an array.
+"""
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tvm
+from tvm.script import tirx as T
+
+from ..base import env
+
+_POINTER = tvm.ir.PointerType(tvm.ir.PrimType("int64"))
+_CLOCK = time.CLOCK_MONOTONIC
+_PLACE = 16  # bytes: a timespec of the C library, seconds and nanoseconds
+_control = np.zeros(2, "int64")  # the address of the next place, and of the first that is not ours
+_turn = threading.Lock()  # one stopwatch at a time has it
+
+
+class Call(NamedTuple):
+    """A call of the virtual machine: a kernel, or a function of its own such as vm.builtin.alloc_tensor; in seconds."""
+
+    name: str
+    begin: float
+    end: float
+
+
+class Stopwatch:
+    """Call it to run a network once and note the times; `take` gives them."""
+
+    def __init__(self, compiled, run: Callable):
+        """`run` runs `compiled` once. That is done here too, to learn the order of the calls: it is always the same."""
+        self._compiled, self._run, self._noted = compiled, run, []
+        self._order = []  # the name of each call, and the numbers of the ticks before and after it
+        open_, ticks = [], 0
+
+        def instrument(_function, name, before, _result, *_args):
+            nonlocal ticks
+            if before:
+                open_.append((str(name), ticks))
+            else:
+                self._order.append((*open_.pop(), ticks))
+            ticks += 1
+
+        with compiled.instrumented(instrument):
+            run()
+        self._order.sort(key=lambda call: call[1])
+        self._ticks = ticks
+
+    def __call__(self) -> None:
+        places = np.zeros((self._ticks + 1, 2), "int64")  # one more, which stays empty
+        first = places.ctypes.data
+        with _turn:
+            _control[:] = first, first + places.nbytes
+            try:
+                with self._compiled.instrumented(_tick()):
+                    self._run()
+            finally:
+                _control[:] = 0
+        if not places[-2].any() or places[-1].any():
+            raise RuntimeError("the network ran in another thread, too, while it was timed: run it in one")
+        self._noted.append(places[: self._ticks])
+
+    def take(self) -> list[list[Call]]:
+        """Each run since this was last asked: its calls in the order in which they began, from the first one's on."""
+        made, noted, self._noted = [], self._noted, []
+        for places in noted:
+            seconds = (places - places[0]) @ (1, 1e-9)
+            made.append([Call(name, seconds[before], seconds[after]) for name, before, after in self._order])
+        return made
+
+
+def of_kernels(run: list[Call], compiled) -> list[Call]:
+    """A run's calls of kernels, without those of the virtual machine's own functions."""
+    return [call for call in run if call.name in compiled.graph["kernels"]]
+
+
+@functools.cache
+@env.quick_script()
+def _tick():
+    """The instrument. A packed function's arguments, which it does not read, are its handle, args, count and result."""
+
+    @T.prim_func
+    def tick(handle: T.handle, args: T.handle, count: T.int32, result: T.handle) -> T.int32:
+        T.func_attr({"global_symbol": "__tvm_ffi_tick", "calling_conv": 1})
+        control = T.decl_buffer(
+            (2,), "int64", data=T.reinterpret(_POINTER, T.int64(_control.ctypes.data)), align=_control.itemsize
+        )
+        if control[0] < control[1]:
+            T.evaluate(T.call_extern("int32", "clock_gettime", _CLOCK, T.reinterpret("handle", control[0])))
+            control[0] = control[0] + T.int64(_PLACE)
+        return 0
+
+    target = env.host_target()
+    mod = tvm.tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule({"tick": tick}))
+    return tvm.get_global_func("target.build.llvm")(mod, target).get_function("tick")
