@@ -1,4 +1,4 @@
-"""What notebook 05 claims, asserted; see test_notebooks_00_to_04.py. Times here are made up, as no test depends on a machine's."""
+"""What notebook 05 claims, asserted; see test_notebooks_00_to_04.py. Times are made up, as no test depends on those."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""What notebook 06 claims, asserted; see test_notebooks_00_to_04.py. Only counts are: no test depends on a machine's times.
+"""What notebook 06 claims, asserted; see test_notebooks_00_to_04.py. Only counts are asserted, no times.
 
 The builds are for CPUs that need not be this one, so that the counts are the same everywhere.
 """

@@ -1,8 +1,8 @@
 """A detector's last steps on a GPU, as the work of many threads: what `pipeline.passes` has for target "cuda".
 
 The kernels `best_places` and `suppressed` of importers/mxnet/detection_operators.py are loops for a CPU, each step
-of which depends on the one before; on a GPU they would be a single thread's work (`cuda.one_thread`). Here each becomes a
-sequence of kernels in which every thread counts or compares for itself:
+of which depends on the one before; on a GPU they would be a single thread's work (`cuda.one_thread`). Here each becomes
+a sequence of kernels in which every thread counts or compares for itself:
 
 - The best scores are found digit by digit, as in radix selection: how many scores reach each value of the next digit?
   Then each of them counts the chosen ones before it, by way of sums of 32, 1024 and 32768 neighbours.
