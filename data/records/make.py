@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import tvmnotes as tn
+from tvmnotes.compiler.build import resolve_target
 
 NETWORKS = ("digits", "resnet18", "squeezenet1_1", "mobilenet_v2", "resnet50", "vgg11", "densenet121")
 GLUON = ("cifar_resnet20_v1", "resnet101_v1d", "ssd_512_resnet50_v1_voc")
@@ -31,7 +32,7 @@ def load(network: str) -> tuple:
 def main(name: str = "", *networks: str) -> None:
     if name not in TARGETS or not {*networks} <= {*NETWORKS, *GLUON}:
         sys.exit(f"expected one of {', '.join(TARGETS)}, and of the networks {', '.join(NETWORKS + GLUON)} or none")
-    target = tn.compiler.resolve_target(TARGETS[name])
+    target = resolve_target(TARGETS[name])
     if ("avx512f" in tn.env.target_instruction_sets(target)) != (name == "avx512"):
         sys.exit(f"this machine's target, {target}, is not one for {name}.jsonl")
     log = tn.data.writable_cache() / "records" / f"{name}.jsonl"
