@@ -1,0 +1,131 @@
+"""Operators that compute number by number, and those that reduce axes to one number."""
+
+import math
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op as R
+
+from .operator import axis_list, dtype_of, known_shape, named, operator, relax_function
+
+
+def _unary(name, function, *today):
+    def body(data, /):
+        return function(data)
+
+    return named(name, body, *today)
+
+
+def _binary(name, function, *today):
+    def body(lhs, rhs, /):
+        return function(lhs, rhs)
+
+    return named(name, body, *today)
+
+
+UNARY = (
+        "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitwise_not", "ceil", "cos", "cosh", "erf", "exp",
+        "floor", "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "ones_like", "round", "rsqrt",
+        "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "zeros_like",
+        "nn.relu", "nn.batch_flatten",
+)  # fmt: skip
+BINARY = (
+        "add", "subtract", "multiply", "divide", "power", "mod", "floor_divide", "floor_mod", "maximum", "minimum",
+        "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or",
+        "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift", "atan2",
+)  # fmt: skip
+
+
+for _name in UNARY:
+    _unary(_name, relax_function(_name), _name)
+for _name in BINARY:
+    _binary(_name, relax_function(_name), _name)
+for _name in ("exp", "tanh", "erf"):
+    _unary(f"fast_{_name}", relax_function(_name), _name)
+for _name in ("copy", "identity", "annotation.stop_fusion"):
+    _unary(_name, lambda x: x)
+for _base in (2, 10):
+    _unary(
+        f"log{_base}",
+        lambda x, base=_base: R.multiply(R.log(x), relax.const(1 / math.log(base), dtype_of(x))),
+        "log",
+        "multiply",
+    )
+
+
+@operator("shape_of")
+def shape_of(data, /, dtype="int32"):
+    return relax.const(np.asarray(known_shape(data), dtype))
+
+
+for _name, _body in {
+    "full": lambda fill_value, /, shape=(), dtype="": R.full(list(shape), fill_value, dtype or None),
+    "full_like": lambda data, fill_value, /: R.full_like(data, fill_value),
+    "zeros": lambda shape, dtype="float32": R.zeros(list(shape), dtype),
+    "ones": lambda shape, dtype="float32": R.ones(list(shape), dtype),
+    "where": lambda condition, x, y, /: R.where(R.astype(condition, "bool"), x, y),
+    "cast": lambda data, /, dtype: R.astype(data, dtype),
+    "cast_like": lambda data, dtype_like, /: R.astype(data, dtype_of(dtype_like)),
+    "clip": lambda a, /, a_min, a_max: R.clip(a, a_min, a_max),
+    "cumsum": lambda data, /, axis=None, dtype=None, exclusive=None: R.cumsum(data, axis, dtype, bool(exclusive)),
+    "cumprod": lambda data, /, axis=None, dtype=None, exclusive=None: R.cumprod(data, axis, dtype, bool(exclusive)),
+}.items():
+    operator(_name)(_body)
+
+
+# ---------------------------------------------------------------- reductions
+
+
+def _reduced(data, axis, exclude) -> list[int]:
+    """The axes of `data` that a reduction takes away."""
+    rank = len(known_shape(data))
+    axes = range(rank) if axis_list(axis) is None else [a % rank for a in axis_list(axis)]
+    return [a for a in range(rank) if (a in axes) != bool(exclude and axis_list(axis))]
+
+
+def _reduction(name, function, today):
+    def body(data, /, axis=None, keepdims=False, exclude=False):
+        return function(data, _reduced(data, axis, exclude), keepdims)
+
+    return named(name, body, today)
+
+
+for _name in ("sum", "max", "min", "mean", "prod", "std"):
+    _reduction(_name, relax_function(_name), _name)
+_reduction("all", lambda x, axes, keep: R.astype(R.min(R.astype(x, "int32"), axes, keep), "bool"), "min")
+_reduction("any", lambda x, axes, keep: R.astype(R.max(R.astype(x, "int32"), axes, keep), "bool"), "max")
+
+
+@operator("variance")
+def variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
+    axes = _reduced(data, axis, exclude)
+    count = math.prod(known_shape(data)[a] for a in axes)
+    made = R.variance(data, axes, keepdims)
+    return R.multiply(made, relax.const(count / (count - 1), dtype_of(data))) if unbiased else made
+
+
+@operator("mean_variance", 2)
+def mean_variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
+    mean = R.mean(data, _reduced(data, axis, exclude), keepdims)
+    return relax.Tuple([mean, variance.body(data, axis, keepdims, exclude, unbiased)])
+
+
+@operator("logsumexp")
+def logsumexp(data, /, axis=None, keepdims=False):
+    largest = R.max(data, axis_list(axis), True)
+    total = R.add(R.log(R.sum(R.exp(R.subtract(data, largest)), axis_list(axis), True)), largest)
+    return total if keepdims else R.squeeze(total, axis_list(axis))
+
+
+def _argument(name, function):
+    def body(data, /, axis=None, keepdims=False, exclude=False, select_last_index=False):
+        axes = _reduced(data, axis, exclude)
+        if (axis is not None and len(axes) != 1) or select_last_index:
+            raise ValueError(f"expected one axis, and the first index of it; got axis={axis}")
+        return R.astype(function(data, axes[0] if axis is not None else None, keepdims), "int32")
+
+    named(name, body, name)
+
+
+_argument("argmax", R.argmax)
+_argument("argmin", R.argmin)

@@ -1,0 +1,125 @@
+"""Operators of layers: convolutions, matrix products, normalisations, activations and a loss."""
+
+from tvm import relax
+from tvm.relax import op as R
+
+from .operator import axis_list, dtype_of, known_shape, named, operator, relax_function
+from .shapes import reshaped, turned
+
+for _name, _body in {
+    "nn.leaky_relu": lambda data, /, alpha=0.01: R.nn.leakyrelu(data, alpha),
+    "nn.prelu": lambda data, alpha, /, axis=1: R.nn.prelu(data, alpha, axis),
+    "nn.softmax": lambda data, /, axis=-1: R.nn.softmax(data, axis),
+    "nn.fast_softmax": lambda data, /, axis=-1: R.nn.softmax(data, axis),
+    "nn.log_softmax": lambda data, /, axis=-1: R.nn.log_softmax(data, axis),
+}.items():
+    operator(_name)(_body)
+
+
+def _convolution(name, transposed=False):
+    function, dims = relax_function(f"nn.{name}"), int(name[4])
+    layout = {1: "W", 2: "HW", 3: "DHW"}[dims]
+    kernel = ("IO" if transposed else "OI") + layout
+
+    def body(data, weight, /, strides=(1,) * dims, padding=(0,) * dims, dilation=(1,) * dims, groups=1,
+             channels=None, kernel_size=None, data_layout="NC" + layout, kernel_layout=kernel,
+             out_layout="", out_dtype=""):  # fmt: skip
+        return function(data, weight, strides, padding, dilation, groups, data_layout, kernel_layout,
+                        out_layout or None, out_dtype or None)  # fmt: skip
+
+    def transposed_body(data, weight, /, strides=(1,) * dims, padding=(0,) * dims, dilation=(1,) * dims, channels=None,
+                        kernel_size=None, groups=1, data_layout="NC" + layout, kernel_layout=kernel, out_layout="",
+                        output_padding=(0,) * dims, out_dtype=""):  # fmt: skip
+        plain = "NC" + layout  # the one layout that Relax lowers
+        made = function(turned(data, data_layout, plain), turned(weight, kernel_layout, kernel), strides, padding,
+                        output_padding, dilation, groups, plain, kernel, None, out_dtype or None)  # fmt: skip
+        return turned(made, plain, out_layout or data_layout)
+
+    named(f"nn.{name}", transposed_body if transposed else body, f"nn.{name}")
+
+
+for _name in ("conv1d", "conv2d", "conv3d", "conv1d_transpose", "conv2d_transpose"):
+    _convolution(_name, _name.endswith("transpose"))
+
+
+@operator("nn.dense")
+def dense(data, weight, /, units=None, out_dtype=""):
+    return R.matmul(data, R.permute_dims(weight, [1, 0]), out_dtype or None)
+
+
+@operator("nn.matmul")
+def matmul(tensor_a, tensor_b, /, units=None, out_dtype="", transpose_a=False, transpose_b=False):
+    return R.matmul(_swapped(tensor_a, transpose_a), _swapped(tensor_b, transpose_b), out_dtype or None)
+
+
+@operator("nn.batch_matmul")
+def batch_matmul(tensor_a, tensor_b, /, out_dtype="", transpose_a=False, transpose_b=True):
+    return R.matmul(_swapped(tensor_a, transpose_a), _swapped(tensor_b, transpose_b), out_dtype or None)
+
+
+def _swapped(x, swap: bool):
+    rank = len(known_shape(x))
+    return R.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2]) if swap else x
+
+
+@operator("nn.bias_add")
+def bias_add(data, bias, /, axis=1):
+    rank = len(known_shape(data))
+    shape = [1] * rank
+    shape[axis % rank] = -1
+    return R.add(data, R.reshape(bias, reshaped(known_shape(bias), shape)))
+
+
+@operator("nn.batch_norm", 3)
+def batch_norm(data, gamma, beta, moving_mean, moving_var, /, axis=1, epsilon=1e-5, center=True, scale=True):
+    return R.nn.batch_norm(data, gamma, beta, moving_mean, moving_var, axis, epsilon, center, scale, training=False)
+
+
+@operator("nn.layer_norm")
+def layer_norm(data, gamma, beta, /, axis=-1, epsilon=1e-5, center=True, scale=True):
+    return R.nn.layer_norm(data, gamma, beta, axis_list(axis), epsilon, center, scale)
+
+
+@operator("nn.instance_norm")
+def instance_norm(data, gamma, beta, /, axis=1, epsilon=1e-5, center=True, scale=True):
+    others = list(range(2, len(known_shape(data))))
+    return R.nn.instance_norm(data, gamma, beta, axis, others, epsilon, center, scale)
+
+
+@operator("nn.group_norm")
+def group_norm(data, gamma, beta, /, num_groups, axis=1, epsilon=1e-5, center=True, scale=True):
+    others = list(range(2, len(known_shape(data))))
+    return R.nn.group_norm(data, gamma, beta, num_groups, axis, others, epsilon, center, scale)
+
+
+@operator("nn.dropout")
+def dropout(data, /, rate=0.5):
+    """The identity, as in every network that is compiled to be used."""
+    return data
+
+
+@operator("nn.lrn")
+def lrn(data, /, size=5, axis=1, bias=2.0, alpha=1e-5, beta=0.75):
+    """data / (bias + alpha / size · sum of squares of `size` neighbours along `axis`) ** beta."""
+    shape, half = known_shape(data), size // 2
+    rank, length = len(shape), shape[axis]
+    padded = R.nn.pad(R.multiply(data, data), [n for i in range(rank) for n in ((half, half) if i == axis else (0, 0))])
+    total = None
+    for first in range(size):
+        part = R.strided_slice(padded, [axis], [first], [first + length])
+        total = part if total is None else R.add(total, part)
+    number = lambda value: relax.const(value, dtype_of(data))  # noqa: E731
+    return R.divide(data, R.power(R.add(R.multiply(total, number(alpha / size)), number(bias)), number(beta)))
+
+
+@operator("nn.l2_normalize")
+def l2_normalize(data, /, eps, axis=None):
+    total = R.sum(R.multiply(data, data), axis_list(axis), True)
+    return R.divide(data, R.sqrt(R.maximum(total, relax.const(eps, dtype_of(data)))))
+
+
+@operator("nn.cross_entropy")
+def cross_entropy(predictions, targets, /):
+    """-sum(targets · log(predictions)) / batch."""
+    total = R.sum(R.multiply(R.log(predictions), targets))
+    return R.negative(R.divide(total, relax.const(float(known_shape(predictions)[0]), dtype_of(predictions))))

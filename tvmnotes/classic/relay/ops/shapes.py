@@ -1,0 +1,160 @@
+"""Operators that move numbers: shapes, slices, indices, order."""
+
+import math
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+from tvm.relax import op as R
+
+from .operator import axis_list, known_shape, numbers, operator
+
+for _name, _body in {
+    "reshape_like": lambda data, shape_like, /: R.reshape(data, known_shape(shape_like)),
+    "transpose": lambda data, /, axes=None: R.permute_dims(data, axis_list(axes)),
+    "squeeze": lambda data, /, axis=None: R.squeeze(data, axis_list(axis)),
+    "concatenate": lambda data, /, axis=0: R.concat(list(_fields(data)), axis),
+    "stack": lambda data, /, axis=0: R.stack(list(_fields(data)), axis),
+    "broadcast_to": lambda data, /, shape, dtype="": R.broadcast_to(data, list(shape)),
+    "broadcast_to_like": lambda data, broadcast_type, /: R.broadcast_to(data, known_shape(broadcast_type)),
+    "collapse_sum_like": lambda data, collapse_type, /: R.collapse_sum_like(data, collapse_type),
+    "repeat": lambda data, /, repeats, axis: R.repeat(data, repeats, axis),
+    "tile": lambda data, /, reps: R.tile(data, list(reps)),
+    "reverse": lambda data, /, axis: R.flip(data, axis),
+    "scatter": lambda data, indices, updates, /, axis: R.scatter_elements(data, indices, updates, axis, "update"),
+    "scatter_add": lambda data, indices, updates, /, axis: R.scatter_elements(data, indices, updates, axis, "add"),
+    "sort": lambda data, /, axis=-1, is_ascend=1: R.sort(data, axis, not is_ascend),
+    "argsort": lambda data, /, axis=-1, is_ascend=1, dtype="int32": R.argsort(data, axis, not is_ascend, dtype),
+}.items():
+    operator(_name)(_body)
+
+
+@operator("reshape")
+def reshape(data, /, newshape, allowzero=False):
+    return R.reshape(data, reshaped(known_shape(data), numbers(newshape), allowzero))
+
+
+def reshaped(shape, wanted, allowzero=False) -> list[int]:
+    """The shape that Relay's codes in `wanted` mean for `shape`: 0 keeps an axis, -1 is the rest, -2 all that follow,
+    -3 two axes in one, -4 one axis in the two that are named next."""
+    made, at, codes = [], 0, iter(wanted)
+    for code in codes:
+        if code == 0 and not allowzero:
+            made.append(shape[at])
+        elif code == -2:
+            made += shape[at:]
+            at = len(shape) - 1
+        elif code == -3:
+            made.append(shape[at] * shape[at + 1])
+            at += 1
+        elif code == -4:
+            first, second = next(codes, None), next(codes, None)
+            if second is None:
+                raise ValueError(f"expected two numbers after -4, got the new shape {list(wanted)}")
+            first = shape[at] // second if first == -1 else first
+            made += [first, shape[at] // first]
+        else:
+            made.append(code)
+        at += 1
+    if -1 in made:
+        made[made.index(-1)] = math.prod(shape) // -math.prod(made)
+    return made
+
+
+@operator("expand_dims")
+def expand_dims(data, /, axis, num_newaxis=1):
+    first = axis if axis >= 0 else axis + len(known_shape(data)) + 1
+    return R.expand_dims(data, list(range(first, first + num_newaxis)))
+
+
+def _fields(data):
+    """The tensors of a tuple, which may be what a split gave."""
+    if isinstance(data, relax.Tuple):
+        return data.fields
+    several = isinstance(data.ty, tvm.ir.TupleType)
+    return [relax.TupleGetItem(data, n) for n in range(len(data.ty.fields))] if several else [data]
+
+
+@operator("split", lambda attrs: _parts(attrs))
+def split(data, /, indices_or_sections, axis=0):
+    return R.split(data, indices_or_sections, axis)
+
+
+def _parts(attrs) -> int:
+    at = attrs["indices_or_sections"]
+    return at if isinstance(at, int) else len(at) + 1
+
+
+@operator("take")
+def take(data, indices, /, axis=None, batch_dims=0, mode="clip"):
+    if batch_dims:
+        raise NotImplementedError("relay.take with batch_dims: use relay.gather_nd, as Relax's take has none")
+    if axis is None:
+        data, axis = R.reshape(data, [math.prod(known_shape(data))]), 0
+    return R.take(data, R.astype(indices, "int32"), axis, mode)
+
+
+@operator("strided_slice")
+def strided_slice(data, /, begin, end, strides=None, axes=None, slice_mode="end"):
+    shape = known_shape(data)
+    begin, end, strides = (numbers(which) for which in (begin, end, strides or []))
+    axes = list(range(len(begin))) if axes is None else [a % len(shape) for a in axes]
+    steps = strides + [1] * (len(begin) - len(strides))
+    if slice_mode == "size":
+        end = [shape[a] if size < 0 else first + size for a, first, size in zip(axes, begin, end, strict=True)]
+        steps = [1] * len(begin)
+    return R.strided_slice(data, axes, begin, end, steps)
+
+
+@operator("slice_like")
+def slice_like(data, shape_like, /, axes=None):
+    wanted = known_shape(shape_like)
+    axes = list(range(len(wanted))) if not axes else [a % len(known_shape(data)) for a in axes]
+    return R.strided_slice(data, axes, [0] * len(axes), [wanted[a] for a in axes])
+
+
+@operator("arange")
+def arange(start, stop=None, step=None, dtype="float32"):
+    numbers = [numbers(a)[0] for a in (start, stop, step) if a is not None]
+    return relax.const(np.arange(*numbers).astype(dtype))
+
+
+@operator("gather", order=("data", "axis", "indices"))
+def gather(data, indices, /, axis):
+    return R.gather_elements(data, indices, axis)
+
+
+@operator("gather_nd")
+def gather_nd(data, indices, /, batch_dims=0, index_rank=None):
+    rank = len(known_shape(indices))
+    return R.gather_nd(data, R.permute_dims(indices, [*range(1, rank), 0]), batch_dims)  # Relay's indices come first
+
+
+@operator("scatter_elements")
+def scatter_elements(data, indices, updates, /, axis=0, reduction="update"):
+    return R.scatter_elements(data, indices, updates, axis, reduction)
+
+
+@operator("one_hot")
+def one_hot(indices, on_value, off_value, /, depth, axis, dtype):
+    made = R.one_hot(R.astype(indices, "int64"), tirx.const(1, dtype), tirx.const(0, dtype), depth, axis)
+    return R.add(R.multiply(made, R.subtract(on_value, off_value)), off_value)
+
+
+@operator("topk", lambda attrs: 2 if attrs["ret_type"] == "both" else 1)
+def topk(data, /, k=1, axis=-1, ret_type="both", is_ascend=False, dtype="int32"):
+    return R.topk(data, k, axis, ret_type, not is_ascend, dtype)
+
+
+@operator("layout_transform")
+def layout_transform(data, /, src_layout, dst_layout):
+    return turned(data, src_layout, dst_layout)
+
+
+def turned(data, source: str, wanted: str):
+    """`data` with its axes in another order; both layouts name each axis by a letter."""
+    if sorted(source) != sorted(wanted):
+        raise NotImplementedError(
+            f"expected a layout of the axes {source}, got {wanted}: tn.build chooses blocked ones"
+        )
+    return data if source == wanted else R.permute_dims(data, [source.index(axis) for axis in wanted])
