@@ -16,6 +16,8 @@ import tvm.relax
 from torch.nn import functional as F
 
 from tvmnotes import classic
+from tvmnotes.classic.relay import ir
+from tvmnotes.classic.relay import testing as networks
 from tvmnotes.classic.relay.ops import OPERATORS
 
 # All results are float32 sums of at most some hundred products of numbers near 1, in another order than NumPy's.
@@ -371,7 +373,7 @@ def family(name: str, way: str) -> dict[str, list[np.ndarray]]:
     variables, made = _variables(), {}
     for case, (write, _) in FAMILIES[name].items():
         written = write(variables)
-        made[case] = list(written) if isinstance(written, classic.ir.TupleWrapper) else [written]
+        made[case] = list(written) if isinstance(written, ir.TupleWrapper) else [written]
     body = relay.Tuple([value for values in made.values() for value in values])
     params = relay.analysis.free_vars(body)
     mod = tvm.IRModule.from_expr(relay.Function(params, body))
@@ -937,7 +939,7 @@ def test_a_network_has_as_many_parameters_as_its_paper_says(name, options, like)
 
     module = getattr(testing, name)
     with pytest.MonkeyPatch.context() as patch:  # no need to draw the numbers
-        patch.setattr(classic.testing, "create_workload", lambda net: net)
+        patch.setattr(networks, "create_workload", lambda net: net)
         net = module.get_workload(**options)
     net = transform.InferType()(tvm.IRModule.from_expr(net))["main"]
     learned = [p for p in net.params if not p.name_hint.endswith(("data", "mean", "var"))]
