@@ -4,7 +4,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op as R
 
-from .operator import known_shape, named, numbers, operator, relax_function
+from .operator import known_shape, named, numbers_of, operator, relax_function
 
 
 def _pool(name):
@@ -69,7 +69,7 @@ def adaptive_max_pool2d(data, /, output_size=None, layout="NCHW", out_layout="")
 def pad(data, /, pad_width, pad_value=0, pad_mode="constant"):
     if pad_mode != "constant":
         return _padded(data, pad_width, pad_mode)
-    return R.nn.pad(data, numbers(pad_width), "constant", numbers(pad_value)[0])
+    return R.nn.pad(data, numbers_of(pad_width), "constant", numbers_of(pad_value)[0])
 
 
 @operator("nn.mirror_pad")

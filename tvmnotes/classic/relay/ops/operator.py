@@ -120,6 +120,6 @@ def axis_list(axis):
     return list(axis) if isinstance(axis, list | tuple) else [axis]
 
 
-def numbers(value) -> list:
+def numbers_of(value) -> list:
     """An attribute that a script may give as a constant expression."""
     return np.ravel(value.data.numpy() if isinstance(value, Expr) else value).tolist()

@@ -7,7 +7,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op as R
 
-from .operator import axis_list, known_shape, numbers, operator
+from .operator import axis_list, known_shape, numbers_of, operator
 
 for _name, _body in {
     "reshape_like": lambda data, shape_like, /: R.reshape(data, known_shape(shape_like)),
@@ -31,7 +31,7 @@ for _name, _body in {
 
 @operator("reshape")
 def reshape(data, /, newshape, allowzero=False):
-    return R.reshape(data, reshaped(known_shape(data), numbers(newshape), allowzero))
+    return R.reshape(data, reshaped(known_shape(data), numbers_of(newshape), allowzero))
 
 
 def reshaped(shape, wanted, allowzero=False) -> list[int]:
@@ -97,7 +97,7 @@ def take(data, indices, /, axis=None, batch_dims=0, mode="clip"):
 @operator("strided_slice")
 def strided_slice(data, /, begin, end, strides=None, axes=None, slice_mode="end"):
     shape = known_shape(data)
-    begin, end, strides = (numbers(which) for which in (begin, end, strides or []))
+    begin, end, strides = (numbers_of(which) for which in (begin, end, strides or []))
     axes = list(range(len(begin))) if axes is None else [a % len(shape) for a in axes]
     steps = strides + [1] * (len(begin) - len(strides))
     if slice_mode == "size":
@@ -115,7 +115,7 @@ def slice_like(data, shape_like, /, axes=None):
 
 @operator("arange")
 def arange(start, stop=None, step=None, dtype="float32"):
-    numbers = [numbers(a)[0] for a in (start, stop, step) if a is not None]
+    numbers = [numbers_of(a)[0] for a in (start, stop, step) if a is not None]
     return relax.const(np.arange(*numbers).astype(dtype))
 
 
