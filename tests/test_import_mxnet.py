@@ -545,9 +545,9 @@ def test_parameters_that_do_not_fit_are_named(network, change, message):
 
 def test_inputs_that_do_not_fit_are_named(network):
     symbol, _, params = network
-    with pytest.raises(ValueError, match=r"shapes: missing for the input data; give shapes=\{'data': "):
+    with pytest.raises(ValueError, match=r"inputs: missing for the input data; give inputs=\{'data': "):
         tn.from_mxnet(symbol, params)
-    with pytest.raises(ValueError, match=r"shapes: the symbol has no input 'picture'; its inputs: data"):
+    with pytest.raises(ValueError, match=r"inputs: the symbol has no input 'picture'; its inputs: data"):
         tn.from_mxnet(symbol, params, {"picture": (1, 3, 6, 6)})
     with pytest.raises(TypeError, match=r"symbol: expected the path .* got list"):
         tn.from_mxnet([], params, {"data": (1, 3, 6, 6)})

@@ -23,13 +23,13 @@ _LABELS = {  # operators whose second input is a label, which inference does not
 
 
 def from_mxnet(
-    symbol: Any, params: Any = None, shapes: Any = None
+    symbol: Any, params: Any = None, inputs: Any = None
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     """Import an MXNet network: `(IRModule, params)`, as `tvmnotes.importers` describes.
 
     `symbol` is the path of a -symbol.json file or its text (MXNet 0.8 to 1.9), an `mx.sym.Symbol`, or a Gluon
     HybridBlock with its parameters. `params` is the path of a .params file, a dictionary of arrays (MXNet's or NumPy's)
-    by name, or `(arg_params, aux_params)`; a HybridBlock needs none. `shapes` says what the inputs look like, in any
+    by name, or `(arg_params, aux_params)`; a HybridBlock needs none. `inputs` says what the inputs look like, in any
     form that `tvmnotes.spec.parse_inputs` reads; inputs whose shape the symbol has itself may be left out.
 
     What only training has is left out: dropout, labels, losses. A batch norm uses its moving averages.
@@ -48,7 +48,7 @@ def from_mxnet(
     names = graph.variables()
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"the symbol has several variables of one name: {', '.join(repeated)}")
-    specs = _inputs(graph, given, shapes, whole)
+    specs = _inputs(graph, given, inputs, whole)
     return _convert(graph, specs, {name: given[name] for name in names if name not in specs})
 
 
@@ -114,16 +114,16 @@ def _read_in_inference(node):
     return node.inputs[:1] if node.op in _LABELS else node.inputs
 
 
-def _inputs(graph: Graph, given: dict, shapes, whole: set[str]) -> dict[str, TensorSpec]:
+def _inputs(graph: Graph, given: dict, inputs, whole: set[str]) -> dict[str, TensorSpec]:
     """The inputs: variables without an array. Their shapes are given, or written in the symbol."""
     variables = {node.name: node for node in graph.nodes if node.op == "null"}
     specs = {}
-    if shapes is not None:
+    if inputs is not None:
         free = [name for name in variables if name not in given]
-        specs = {spec.name: spec for spec in parse_inputs(shapes, free)}
+        specs = {spec.name: spec for spec in parse_inputs(inputs, free)}
     listed = ", ".join(name for name in variables if name not in given) or "none"
     if unknown := [name for name in specs if name not in variables]:
-        raise ValueError(f"shapes: the symbol has no input {', '.join(map(repr, unknown))}; its inputs: {listed}")
+        raise ValueError(f"inputs: the symbol has no input {', '.join(map(repr, unknown))}; its inputs: {listed}")
     missing = []
     for name, node in variables.items():
         if name in given or name in specs:
@@ -140,8 +140,8 @@ def _inputs(graph: Graph, given: dict, shapes, whole: set[str]) -> dict[str, Ten
                 f"params: missing {shorten(likely)}; the file, or the dictionary, must have all of the symbol's"
             )
         raise ValueError(
-            f"shapes: missing for the input {shorten(missing)}; "
-            f"give shapes={{{missing[0]!r}: (1, 3, 224, 224)}}, or whatever it is"
+            f"inputs: missing for the input {shorten(missing)}; "
+            f"give inputs={{{missing[0]!r}: (1, 3, 224, 224)}}, or whatever it is"
         )
     if superfluous := set(given) - whole:
         raise ValueError(
