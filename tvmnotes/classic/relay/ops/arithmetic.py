@@ -1,11 +1,13 @@
 """Operators that compute number by number, and those that reduce axes to one number."""
 
 import math
+from functools import partial
 
 import numpy as np
 from tvm import relax
 from tvm.relax import op as R
 
+from ....importers.composites import logarithm, reduced_axes
 from .operator import axis_list, dtype_of, known_shape, named, operator, relax_function
 
 
@@ -45,12 +47,7 @@ for _name in ("exp", "tanh", "erf"):
 for _name in ("copy", "identity", "annotation.stop_fusion"):
     _unary(_name, lambda x: x)
 for _base in (2, 10):
-    _unary(
-        f"log{_base}",
-        lambda x, base=_base: R.multiply(R.log(x), relax.const(1 / math.log(base), dtype_of(x))),
-        "log",
-        "multiply",
-    )
+    _unary(f"log{_base}", partial(logarithm, base=_base), "log", "multiply")
 
 
 @operator("shape_of")
@@ -77,10 +74,7 @@ for _name, _body in {
 
 
 def _reduced(data, axis, exclude) -> list[int]:
-    """The axes of `data` that a reduction takes away."""
-    rank = len(known_shape(data))
-    axes = range(rank) if axis_list(axis) is None else [a % rank for a in axis_list(axis)]
-    return [a for a in range(rank) if (a in axes) != bool(exclude and axis_list(axis))]
+    return reduced_axes(len(known_shape(data)), axis_list(axis) or [], exclude)
 
 
 def _reduction(name, function, today):

@@ -1,9 +1,8 @@
 """Operators on pictures: pooling, padding, resizing, and pixels that change places with channels."""
 
-import numpy as np
-from tvm import relax
 from tvm.relax import op as R
 
+from ....importers.composites import padded
 from .operator import known_shape, named, numbers_of, operator, relax_function
 
 
@@ -68,21 +67,13 @@ def adaptive_max_pool2d(data, /, output_size=None, layout="NCHW", out_layout="")
 @operator("nn.pad")
 def pad(data, /, pad_width, pad_value=0, pad_mode="constant"):
     if pad_mode != "constant":
-        return _padded(data, pad_width, pad_mode)
+        return padded(data, pad_width, pad_mode)
     return R.nn.pad(data, numbers_of(pad_width), "constant", numbers_of(pad_value)[0])
 
 
 @operator("nn.mirror_pad")
 def mirror_pad(data, /, pad_width, mode="SYMMETRIC"):
-    return _padded(data, pad_width, mode.lower())
-
-
-def _padded(data, pad_width, mode):
-    """`data` with its own values around it, axis by axis, as NumPy's modes edge, reflect and symmetric have them."""
-    for axis, ((before, after), size) in enumerate(zip(pad_width, known_shape(data), strict=True)):
-        at = np.pad(np.arange(size), (before, after), mode)
-        data = R.take(data, relax.const(at.astype("int32")), axis) if before or after else data
-    return data
+    return padded(data, pad_width, mode.lower())
 
 
 @operator("nn.upsampling")

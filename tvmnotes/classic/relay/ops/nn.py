@@ -3,8 +3,9 @@
 from tvm import relax
 from tvm.relax import op as R
 
+from ....importers.composites import local_response_norm, product
 from .operator import axis_list, dtype_of, known_shape, named, operator, relax_function
-from .shapes import reshaped, turned
+from .shapes import turned
 
 for _name, _body in {
     "nn.leaky_relu": lambda data, /, alpha=0.01: R.nn.leakyrelu(data, alpha),
@@ -49,17 +50,12 @@ def dense(data, weight, /, units=None, out_dtype=""):
 
 @operator("nn.matmul")
 def matmul(tensor_a, tensor_b, /, units=None, out_dtype="", transpose_a=False, transpose_b=False):
-    return R.matmul(_swapped(tensor_a, transpose_a), _swapped(tensor_b, transpose_b), out_dtype or None)
+    return product(tensor_a, tensor_b, transpose_a, transpose_b, out_dtype or None)
 
 
 @operator("nn.batch_matmul")
 def batch_matmul(tensor_a, tensor_b, /, out_dtype="", transpose_a=False, transpose_b=True):
-    return R.matmul(_swapped(tensor_a, transpose_a), _swapped(tensor_b, transpose_b), out_dtype or None)
-
-
-def _swapped(x, swap: bool):
-    rank = len(known_shape(x))
-    return R.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2]) if swap else x
+    return product(tensor_a, tensor_b, transpose_a, transpose_b, out_dtype or None)
 
 
 @operator("nn.bias_add")
@@ -67,7 +63,7 @@ def bias_add(data, bias, /, axis=1):
     rank = len(known_shape(data))
     shape = [1] * rank
     shape[axis % rank] = -1
-    return R.add(data, R.reshape(bias, reshaped(known_shape(bias), shape)))
+    return R.add(data, R.reshape(bias, shape))
 
 
 @operator("nn.batch_norm", 3)
@@ -100,16 +96,7 @@ def dropout(data, /, rate=0.5):
 
 @operator("nn.lrn")
 def lrn(data, /, size=5, axis=1, bias=2.0, alpha=1e-5, beta=0.75):
-    """data / (bias + alpha / size · sum of squares of `size` neighbours along `axis`) ** beta."""
-    shape, half = known_shape(data), size // 2
-    rank, length = len(shape), shape[axis]
-    padded = R.nn.pad(R.multiply(data, data), [n for i in range(rank) for n in ((half, half) if i == axis else (0, 0))])
-    total = None
-    for first in range(size):
-        part = R.strided_slice(padded, [axis], [first], [first + length])
-        total = part if total is None else R.add(total, part)
-    number = lambda value: relax.const(value, dtype_of(data))  # noqa: E731
-    return R.divide(data, R.power(R.add(R.multiply(total, number(alpha / size)), number(bias)), number(beta)))
+    return local_response_norm(data, size, axis, bias, alpha, beta)
 
 
 @operator("nn.l2_normalize")

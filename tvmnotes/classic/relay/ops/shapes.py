@@ -7,6 +7,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op as R
 
+from ....importers.composites import reshaped
 from .operator import axis_list, known_shape, numbers_of, operator
 
 for _name, _body in {
@@ -31,34 +32,7 @@ for _name, _body in {
 
 @operator("reshape")
 def reshape(data, /, newshape, allowzero=False):
-    return R.reshape(data, reshaped(known_shape(data), numbers_of(newshape), allowzero))
-
-
-def reshaped(shape, wanted, allowzero=False) -> list[int]:
-    """The shape that Relay's codes in `wanted` mean for `shape`: 0 keeps an axis, -1 is the rest, -2 all that follow,
-    -3 two axes in one, -4 one axis in the two that are named next."""
-    made, at, codes = [], 0, iter(wanted)
-    for code in codes:
-        if code == 0 and not allowzero:
-            made.append(shape[at])
-        elif code == -2:
-            made += shape[at:]
-            at = len(shape) - 1
-        elif code == -3:
-            made.append(shape[at] * shape[at + 1])
-            at += 1
-        elif code == -4:
-            first, second = next(codes, None), next(codes, None)
-            if second is None:
-                raise ValueError(f"expected two numbers after -4, got the new shape {list(wanted)}")
-            first = shape[at] // second if first == -1 else first
-            made += [first, shape[at] // first]
-        else:
-            made.append(code)
-        at += 1
-    if -1 in made:
-        made[made.index(-1)] = math.prod(shape) // -math.prod(made)
-    return made
+    return R.reshape(data, reshaped(known_shape(data), numbers_of(newshape), allowzero=allowzero))
 
 
 @operator("expand_dims")

@@ -1,0 +1,87 @@
+"""Operators that MXNet and Relay share and Relax lacks, made of Relax's; both call them."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op as R
+
+from ..base.relax import fixed_shape
+
+
+def reshaped(shape: Sequence[int], target: Sequence[int], reverse: bool = False, allowzero: bool = False) -> list[int]:
+    """The shape that the codes in `target` mean for a tensor of a shape.
+
+    0 keeps an axis (with `allowzero` it is a size), -1 is what is left, -2 keeps all axes that follow, -3 joins two,
+    and -4 splits one into the two sizes that follow it. `reverse` reads both from the right. Raises ValueError for a
+    target of another number of elements, and IndexError for one that names more axes than there are.
+    """
+    source, codes, sizes, rest = list(shape), list(target), [], None
+    if reverse:
+        source, codes = source[::-1], codes[::-1]
+    codes, at = iter(codes), 0
+    for code in codes:
+        if code == -2:
+            sizes += source[at:]
+            at = len(source)
+        elif code == -3:
+            sizes.append(source[at] * source[at + 1])
+            at += 2
+        elif code == -4:
+            first, second = next(codes, None), next(codes, None)
+            if second is None:
+                raise ValueError(f"expected two numbers after -4, got the new shape {list(target)}")
+            first = source[at] // second if first == -1 else first
+            sizes += [first, source[at] // first if second == -1 else second]
+            at += 1
+        else:
+            if code == -1:
+                rest = len(sizes)
+            sizes.append(source[at] if code == 0 and not allowzero else 1 if code == -1 else code)
+            at += 1
+    if rest is not None:
+        sizes[rest] = math.prod(shape) // math.prod(sizes)
+    if math.prod(sizes) != math.prod(shape):
+        raise ValueError(f"shape={tuple(target)} for an input of shape {tuple(shape)}")
+    return sizes[::-1] if reverse else sizes
+
+
+def reduced_axes(rank: int, axes: Sequence[int], exclude: bool) -> list[int]:
+    """The axes that a reduction takes away: those in `axes`, all where there are none, or with `exclude` the others."""
+    named = {axis % rank for axis in axes}
+    return [axis for axis in range(rank) if not named or (axis in named) != bool(exclude)]
+
+
+def product(a: relax.Expr, b: relax.Expr, turn_a: bool, turn_b: bool, dtype: str | None = None) -> relax.Expr:
+    """The matrix product of two stacks of matrices; either side may be turned, its rows made columns, first."""
+    return R.matmul(_turned(a) if turn_a else a, _turned(b) if turn_b else b, dtype)
+
+
+def _turned(x: relax.Expr) -> relax.Expr:
+    rank = len(fixed_shape(x.ty))
+    return R.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2])
+
+
+def padded(x: relax.Expr, widths: Sequence[tuple[int, int]], mode: str) -> relax.Expr:
+    """`x` with its own values around it, axis by axis, as NumPy's modes edge, reflect and symmetric have them."""
+    for axis, ((before, behind), size) in enumerate(zip(widths, fixed_shape(x.ty), strict=True)):
+        places = np.pad(np.arange(size, dtype="int32"), (before, behind), mode)
+        x = R.take(x, relax.const(places), axis) if before or behind else x
+    return x
+
+
+def logarithm(x: relax.Expr, base: int) -> relax.Expr:
+    return R.multiply(R.log(x), relax.const(1 / math.log(base), str(x.ty.dtype)))
+
+
+def local_response_norm(x: relax.Expr, size: int, axis: int, bias: float, alpha: float, beta: float) -> relax.Expr:
+    """x / (bias + alpha / size · sum of squares of `size` neighbours along an axis) ** beta."""
+    shape, half = fixed_shape(x.ty), size // 2
+    widths = [(half, half) if n == axis else (0, 0) for n in range(len(shape))]
+    squares, total = R.nn.pad(R.multiply(x, x), sum(widths, ())), None
+    for first in range(size):
+        part = R.strided_slice(squares, [axis], [first], [first + shape[axis]])
+        total = part if total is None else R.add(total, part)
+    alpha, bias, beta = (relax.const(number, str(x.ty.dtype)) for number in (alpha / size, bias, beta))
+    return R.divide(x, R.power(R.add(R.multiply(total, alpha), bias), beta))
