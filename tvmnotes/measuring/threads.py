@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..base import env
+from ..base import env, errors
 from ..runtime.compiled import Compiled, load
 from . import measure
 from .measure import Timing
@@ -95,8 +95,8 @@ def _turn(worker: subprocess.Popen) -> list[float]:
         worker.stdin.flush()
         seconds = json.loads(worker.stdout.readline())
     except (OSError, ValueError):
-        said = worker.communicate()[1].strip().splitlines() or ["no word"]
-        raise RuntimeError(f"a process that was to time the network failed: {said[-1]}") from None
+        said = errors.lines(worker.communicate()[1])[-1]
+        raise RuntimeError(f"a process that was to time the network failed: {said}") from None
     clock.sleep(_REST)
     return seconds
 

@@ -15,6 +15,8 @@ import json
 import platform
 import shutil
 import tempfile
+import zipfile
+import zlib
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -181,8 +183,6 @@ def versions() -> dict[str, str]:
 
 
 def _pack(folder: Path, file: Path) -> Path:
-    import zipfile
-
     with zipfile.ZipFile(file, "w") as archive:  # not compressed, as parameters hardly can be
         for name in _ALL:
             archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes())
@@ -191,8 +191,6 @@ def _pack(folder: Path, file: Path) -> Path:
 
 def _members(file: Path) -> list[str]:
     """The names in an archive; none where the file is no archive."""
-    import zipfile
-
     try:
         with zipfile.ZipFile(file) as archive:
             return archive.namelist()
@@ -205,9 +203,6 @@ def _unpack(file: Path, folder: Path) -> None:
 
     Raises ValueError where it holds anything else, or is damaged. A part that is longer than its manifest says is cut.
     """
-    import zipfile
-    import zlib
-
     names = _members(file)
     if "manifest.json" not in names:
         raise ValueError(f"{file} is not a saved network: expected a folder or an archive that Compiled.save wrote")
