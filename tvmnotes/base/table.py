@@ -1,5 +1,7 @@
 """How results show themselves: comparisons, profiles, traces, tunings."""
 
+from typing import ClassVar
+
 
 class Table:
     """A result that prints itself as text and shows itself as a table in a notebook: its `frame`, then its `summary`.
@@ -11,18 +13,16 @@ class Table:
 
     summary = ""
     decimals = 2
-    forms: dict = {}
-    words: tuple[str, ...] = ()
+    forms: ClassVar[dict] = {}
+    words = ()
 
     def frame(self):
         """The result as a pandas DataFrame."""
         raise NotImplementedError
 
     def __str__(self) -> str:
-        number = f"{{:.{self.decimals}f}}".format
-        return "\n".join(
-            filter(None, [self.frame().to_string(float_format=number, formatters=self.forms), self.summary])
-        )
+        text = self.frame().to_string(float_format=f"{{:.{self.decimals}f}}".format, formatters=self.forms)
+        return f"{text}\n{self.summary}" if self.summary else text
 
     def __repr__(self) -> str:
         return str(self)
