@@ -71,7 +71,7 @@ def machine_code(lib) -> bytes:
     from tvm.support.nvcc import compile_cuda
 
     try:
-        with cuda.toolkit():
+        with cuda.cuda_headers():
             return bytes(compile_cuda(lib.source(), target_format="cubin", arch="sm_80", compiler="nvrtc"))
     except RuntimeError as error:
         if "CUDA's headers" not in str(error):

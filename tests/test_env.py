@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from tvmnotes import env
 from tvmnotes.__main__ import app
+from tvmnotes.base import errors, workarounds
+from tvmnotes.compiler.build import resolve_target
 
 ALONE = {cpu: str(cpu) for cpu in range(4)}  # four cores without hyper-threads
 PAIRS = {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}  # four cores of two hyper-threads
@@ -135,10 +137,10 @@ def test_tvm_runs_on_as_many_threads_as_set(python, setting):
 def test_threads(monkeypatch, setting, threads):
     monkeypatch.setattr(env, "usable_cores", lambda: 2)
     monkeypatch.setenv("TVM_NUM_THREADS", setting)
-    env.set_tvm_threads()
+    workarounds.set_tvm_threads(env.usable_cores())
     assert (env.threads(), os.environ["TVM_NUM_THREADS"]) == (threads, setting)
     monkeypatch.delenv("TVM_NUM_THREADS")
-    env.set_tvm_threads()
+    workarounds.set_tvm_threads(env.usable_cores())
     assert os.environ["TVM_NUM_THREADS"] == "2"
 
 
@@ -268,6 +270,30 @@ def test_a_tvm_that_does_not_compile_is_a_problem(monkeypatch):
     assert "pip install --force-reinstall apache-tvm==" in problem
 
 
+@pytest.mark.parametrize("text", [(), ("",), (" \n",)])
+def test_an_error_without_text_is_called_by_its_type(monkeypatch, text):
+    error = ValueError(*text)
+    assert errors.lines(error) == ["ValueError"] and errors.one_line(error) == "ValueError"
+    assert errors.lines("\n") == ["no word"]
+
+    def fail(*_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tvm.target, "Target", fail)
+        with pytest.raises(ValueError, match=r"unknown target 'llvm' \(ValueError\)"):
+            resolve_target("llvm")
+    monkeypatch.setattr(env, "_pins", dict)
+    monkeypatch.setattr(env, "_compile_and_run", fail)
+    assert "(ValueError: ValueError)" in env.problems()[0]
+
+
+def test_the_lines_of_an_error_and_all_of_it_in_one():
+    error = RuntimeError("  first \n\n last  one\n")
+    assert errors.lines(error) == ["first", "last  one"]
+    assert errors.one_line(error) == "first last one"
+
+
 def test_a_folder_that_is_not_installed_says_so(monkeypatch):
     def fail(package):
         raise env.metadata.PackageNotFoundError(package)
@@ -300,8 +326,8 @@ def test_quick_script_gives_the_same_function_without_a_look_at_the_callers(monk
 
     wanted = make(7)
     monkeypatch.setattr(inspect, "stack", lambda *_: pytest.fail("looked at the callers"))
-    with env.quick_script():
+    with workarounds.quick_script():
         tvm.ir.assert_structural_equal(make(7), wanted)
-    tvm.ir.assert_structural_equal(env.quick_script()(make)(7), wanted)
+    tvm.ir.assert_structural_equal(workarounds.quick_script()(make)(7), wanted)
     with pytest.raises(pytest.fail.Exception):
         make(7)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tvmnotes as tn
-from tvmnotes.base.env import without_torch
+from tvmnotes.base.workarounds import without_torch
 
 SCRIPT = """
 import mxnet as mx

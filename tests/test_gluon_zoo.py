@@ -107,7 +107,7 @@ def test_a_network_gives_mxnets_numbers(name):
 
 
 def names() -> list[str]:
-    with tn.env.without_torch():
+    with tn.base.workarounds.without_torch():
         from gluoncv.model_zoo import get_model_list
     return sorted(name for name in get_model_list() if not re.match(OTHERS, name))
 

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -271,13 +272,13 @@ def test_headers_that_are_not_there_are_asked_for_and_the_environment_is_left_al
     (include / "cccl/cuda/std/cstdint").touch()
     (include / "cuda_runtime.h").touch()
     monkeypatch.setenv("CUDA_PATH", str(tmp_path))
-    with cuda.toolkit():
+    with cuda.cuda_headers():
         assert os.environ["CUDA_PATH"] == str(tmp_path)
         assert f"-I{include}/cccl" in os.environ["TVM_CUDA_NVRTC_EXTRA_OPTS"]
     monkeypatch.undo()
     assert dict(os.environ) == before
-    monkeypatch.setattr(cuda.Path, "glob", lambda *_: [])
-    with pytest.raises(RuntimeError, match="takes CUDA's headers.*pip install 'nvidia-cuda-cccl"), cuda.toolkit():
+    monkeypatch.setattr(Path, "glob", lambda *_: [])
+    with pytest.raises(RuntimeError, match="takes CUDA's headers.*pip install 'nvidia-cuda-cccl"), cuda.cuda_headers():
         pass
 
 

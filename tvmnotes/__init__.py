@@ -9,12 +9,12 @@
 
 Every name of the face is imported when it is first used, so that `import tvmnotes` costs nothing and loads
 neither torch nor tvm. The one thing that it does at once is to set TVM's thread count, which TVM reads only
-once, before its first kernel (see `base/env.py`).
+once, before its first kernel (see `base/workarounds.py`).
 """
 
 from importlib import import_module
 
-from .base import env
+from .base import env, workarounds
 
 __version__ = "0.1.0"
 
@@ -59,4 +59,4 @@ def __dir__():
     return sorted(set(globals()) | set(__all__))
 
 
-env.set_tvm_threads()
+workarounds.set_tvm_threads(env.usable_cores())

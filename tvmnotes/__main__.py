@@ -172,7 +172,7 @@ def serve(
         raise typer.BadParameter(f"expected 1 or more, got {threads}", param_hint="--threads")
     if not all(core.strip().isdigit() for core in cores.split(",") if cores):
         raise typer.BadParameter(f"expected numbers with commas such as 0,1; got {cores!r}", param_hint="--cores")
-    from .base.env import without_torch
+    from .base.workarounds import without_torch
 
     with without_torch():
         from .tuning import server

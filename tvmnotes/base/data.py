@@ -98,8 +98,8 @@ def atomic_write(file: str | os.PathLike, text: str) -> Path:
 
 
 def _download(url: str, sha256: str, target: Path) -> Path:
-    import pooch
-    import requests
+    import pooch  # for speed: most files are here already
+    import requests  # for speed
 
     folder = writable_cache() / target.relative_to(cache()).parent
     fetch = pooch.HTTPDownloader(progressbar=True, timeout=_CONNECT_SECONDS)
@@ -133,7 +133,7 @@ def reachable(url: str) -> bool:
 
     Each host is asked once per process. Behind a proxy (HTTPS_PROXY, …) the proxy decides, so the answer is yes.
     """
-    from urllib.request import getproxies, proxy_bypass
+    from urllib.request import getproxies, proxy_bypass  # for speed: most files are here already
 
     if offline():
         return False

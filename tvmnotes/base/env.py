@@ -4,18 +4,17 @@ Called by `import tvmnotes` (thread count), by `build` and `load` (target, instr
 and by `python -m tvmnotes doctor` (`report`, `problems`). Only the standard library is imported at the top.
 """
 
-import contextlib
 import functools
 import html
-import inspect
 import os
 import platform
 import re
 import shutil
-import sys
-import types
 from importlib import metadata
 from pathlib import Path
+
+from . import data, errors
+from .workarounds import COMPILED_AS
 
 # The instruction sets that LLVM uses in generated tensor code, by LLVM's names.
 _ISA = (
@@ -39,7 +38,7 @@ def usable_cores(root: str | os.PathLike = "/") -> int:
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = {_core_of(cpu, root) for cpu in cpus}
     if not (root / "sys/devices/system/cpu").exists():  # macOS, Windows
-        import psutil
+        import psutil  # for speed: Linux does without
 
         return max(1, psutil.cpu_count(logical=False) or len(cores))
     return max(1, min(len(cores), int(_cgroup_quota(root))))
@@ -97,15 +96,6 @@ def threads() -> int:
     return int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
 
 
-def set_tvm_threads() -> None:
-    """Have TVM start as many threads as there are usable cores, unless the user has set TVM_NUM_THREADS.
-
-    TVM by itself takes half of the CPUs it sees, as it expects hyper-threads: on a virtual machine without them, half
-    of the cores stay idle. It reads the variable once, before its first parallel kernel.
-    """
-    os.environ.setdefault("TVM_NUM_THREADS", str(usable_cores()))
-
-
 # ---------------------------------------------------------------- CPU and target
 
 
@@ -131,7 +121,7 @@ def instruction_sets() -> tuple[str, ...]:
 
 def target_instruction_sets(target) -> tuple[str, ...]:
     """The instruction sets, by LLVM's names, that code for `target` (a TVM target, or a dictionary for one) may use."""
-    import tvm
+    import tvm  # for speed: `import tvmnotes` loads no library
 
     features = {str(f) for f in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(target))}
     return tuple(isa for isa in _ISA if isa in features)
@@ -141,18 +131,13 @@ def _plain(flag: str) -> str:
     return re.sub("[._]", "", flag)
 
 
-# LLVM 22 takes Zen 3 for a CPU of long loops: it unrolls the inner loop of a tile of sums that fills all registers, the
-# sums then live in memory, and such a kernel takes 1.7 times as long. Zen 2 has all instructions that kernels use.
-_COMPILED_AS = {"znver3": "znver2"}
-
-
 @functools.cache
 def _llvm_cpu() -> str:
-    import tvm
+    import tvm  # for speed: `import tvmnotes` loads no library
 
     with tvm.target.Target("llvm"):
         cpu = tvm.target.codegen.llvm_get_system_cpu()
-    return _COMPILED_AS.get(cpu, cpu)
+    return COMPILED_AS.get(cpu, cpu)
 
 
 @functools.cache
@@ -161,7 +146,7 @@ def host_target():
 
     Instruction sets that the CPU's name implies but this machine does not have are switched off.
     """
-    import tvm
+    import tvm  # for speed: `import tvmnotes` loads no library
 
     spec = {"kind": "llvm", "mcpu": _llvm_cpu(), "num-cores": usable_cores()}
     missing = [isa for isa in target_instruction_sets(spec) if isa not in instruction_sets()]
@@ -196,9 +181,7 @@ class Report(dict):
 
 def report() -> Report:
     """Versions, CPU, instruction set, cores, threads, target, GPU, network and cache of this machine, as a table."""
-    import tvm
-
-    from . import data
+    import tvm  # for speed: `import tvmnotes` loads no library
 
     version = {name: _version(name) for name in ("torch", "torchvision", "onnx", "onnxruntime", "numpy", "mxnet")}
     listed = os.cpu_count() or 1
@@ -232,9 +215,8 @@ def problems() -> list[str]:
     try:
         _compile_and_run()
     except Exception as error:  # whatever it is, the user must hear of it
-        reason = (str(error).strip().splitlines() or [""])[-1]
         found.append(
-            f"TVM does not compile and run a kernel ({type(error).__name__}: {reason}): "
+            f"TVM does not compile and run a kernel ({type(error).__name__}: {errors.lines(error)[-1]}): "
             "pip install --force-reinstall " + " ".join(f"{p}=={v}" for p, v in _pins().items() if "tvm" in p)
         )
     return found
@@ -242,13 +224,13 @@ def problems() -> list[str]:
 
 def _pins() -> dict[str, str]:
     """The packages that tvmnotes pins exactly, and to what, on this Python; without the optional extras."""
-    from packaging.requirements import Requirement
+    from packaging.requirements import Requirement  # for speed: the doctor alone asks
 
     try:
-        lines = metadata.requires("tvmnotes") or []
+        listed = metadata.requires("tvmnotes") or []
     except metadata.PackageNotFoundError:
         raise SystemExit("tvmnotes runs from a folder without being installed: pip install -e .[dev]") from None
-    requirements = [r for r in map(Requirement, lines) if r.marker is None or r.marker.evaluate({"extra": ""})]
+    requirements = [r for r in map(Requirement, listed) if r.marker is None or r.marker.evaluate({"extra": ""})]
     exact = {r.name: next(iter(r.specifier)) for r in requirements if len(r.specifier) == 1}
     return {name: s.version for name, s in exact.items() if s.operator == "==" and "*" not in s.version}
 
@@ -261,9 +243,9 @@ def _version(package: str) -> str | None:
 
 
 def _compile_and_run() -> None:
-    import numpy as np
-    import tvm
-    from tvm import te
+    import numpy as np  # for speed: `import tvmnotes` loads no library
+    import tvm  # for speed
+    from tvm import te  # for speed
 
     a = te.placeholder((1024,), name="a")
     func = te.create_prim_func([a, te.compute((1024,), lambda i: a[i] * 2.0 + 1.0, name="b")])
@@ -274,47 +256,3 @@ def _compile_and_run() -> None:
     tvm.compile(schedule.mod, target=host_target())(tvm.runtime.tensor(x), y)
     if not np.array_equal(y.numpy(), x * 2 + 1):
         raise RuntimeError("a compiled kernel gave wrong numbers")
-
-
-# ---------------------------------------------------------------- torch
-
-
-@contextlib.contextmanager
-def without_torch():
-    """Within it, `import torch` is an ImportError; torch itself, where it was imported before, stays as it is.
-
-    For what would refuse to run beside it (GluonCV), or import it in vain, which takes seconds (TVM).
-    """
-    had = "torch" in sys.modules
-    torch = sys.modules.get("torch")
-    sys.modules["torch"] = None
-    try:
-        yield
-    finally:
-        if had:
-            sys.modules["torch"] = torch
-        else:
-            del sys.modules["torch"]
-
-
-@contextlib.contextmanager
-def quick_script():
-    """Within it, and within functions that it decorates, TVMScript parses a function without looking at who calls.
-
-    Otherwise it reads the source of all callers, to see whether a class is around the function. Python then goes
-    through all imported modules for each of them: a quarter of a second for a function where torch is among them.
-    """
-    from tvm.tirx.script.parser import entry
-
-    def stack():
-        frame, found = sys._getframe(1), []
-        while frame:
-            found.append(types.SimpleNamespace(frame=frame, code_context=None))
-            frame = frame.f_back
-        return found
-
-    entry.inspect = types.SimpleNamespace(**vars(inspect) | {"stack": stack})
-    try:
-        yield
-    finally:
-        entry.inspect = inspect  # and not what was found, which another thread may have put there

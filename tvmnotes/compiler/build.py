@@ -6,7 +6,7 @@ import threading
 
 import tvm
 
-from ..base import env
+from ..base import env, errors
 from ..base.relax import array_key, fixed_shape
 from ..base.spec import shorten
 from ..runtime.compiled import Compiled, cannot_run, plain
@@ -118,10 +118,9 @@ def resolve_target(target=None, kinds=("llvm",)) -> tvm.target.Target:
     try:
         resolved = tvm.target.Target(cuda.with_arch(target))
     except (ValueError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"unknown target {target!r} ({reason}); expected None for this machine, 'llvm', or a dictionary such as "
-            "{'kind': 'llvm', 'mcpu': 'core-avx2'}"
+            f"unknown target {target!r} ({errors.lines(error)[0]}); expected None for this machine, 'llvm', or a "
+            "dictionary such as {'kind': 'llvm', 'mcpu': 'core-avx2'}"
         ) from error
     if resolved.kind.name not in kinds:
         what = {"llvm": "'llvm' (CPUs)", "cuda": "'cuda' (GPUs)"}

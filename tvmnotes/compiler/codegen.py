@@ -23,7 +23,23 @@ from ..base import data, env
 _KEPT = 256 << 20  # bytes of the cache; beyond it, what was not used for longest goes
 
 
-def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool):
+class Executable(tvm.relax.VMExecutable):
+    """TVM's executable of a virtual machine: a network's program and kernels, which know their source here.
+
+    `kernels` are the lowered functions, by variable, and `target` is that of the build.
+    """
+
+    def __init__(self, module: tvm.runtime.Module, kernels: dict, target: tvm.target.Target):
+        super().__init__(module)
+        self.kernels, self.target = kernels, target
+
+    def source(self, kernel: str | None, fmt: str) -> str:
+        """What LLVM makes of a kernel, or of all where `kernel` is None: its text ("ll") or assembly ("asm")."""
+        kernels = {var: func for var, func in self.kernels.items() if kernel in (None, var.name_hint)}
+        return compile_kernels(kernels, self.target, runs_here=False).inspect_source(fmt)
+
+
+def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool) -> Executable:
     """The virtual machine's executable for a module that `pipeline.lowering` has lowered.
 
     `runs_here` makes the machine code at once, which TVM leaves to a library's first call. Objects need a C++ compiler
@@ -51,15 +67,8 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool):
         with ThreadPoolExecutor(env.usable_cores()) as pool:
             libraries = list(pool.map(_in_this_context(make), apart))
     rest = tvm.IRModule({var: func for var, func in functions.items() if var not in apart})
-    result = tvm.relax.build(rest.with_attr("external_mods", libraries), target=target, relax_pipeline=None)
-    result.kernels, result.target = kernels, target  # for `source`
-    return result
-
-
-def source(executable, kernel: str | None, fmt: str) -> str:
-    """LLVM's text ("ll") or assembly ("asm") of a kernel, or of all, of what `executable` made."""
-    kernels = {var: func for var, func in executable.kernels.items() if kernel in (None, var.name_hint)}
-    return compile_kernels(kernels, executable.target, runs_here=False).inspect_source(fmt)
+    built = tvm.relax.build(rest.with_attr("external_mods", libraries), target=target, relax_pipeline=None)
+    return Executable(built.mod, kernels, target)
 
 
 def compile_kernels(kernels: dict, target, runs_here):

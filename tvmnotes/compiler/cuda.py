@@ -8,13 +8,8 @@ database of MetaSchedule, where one is in force (`with database:`), comes first.
 
 import contextlib
 import json
-import os
 import platform
 import re
-import sys
-import types
-from importlib import util
-from pathlib import Path
 
 import numpy as np
 import tvm
@@ -25,6 +20,7 @@ from tvm.s_tir import SBlock, SBlockRealize, dlight
 
 from ..base import env
 from ..base.spec import dtype_of
+from ..base.workarounds import cuda_headers, few_intrinsics
 from ..runtime.compiled import Compiled
 from ..runtime.compiled import _tensor as as_input
 
@@ -89,7 +85,7 @@ def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModul
     by_hand = {var for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc) and has_threads(func)}
     if tvm.s_tir.meta_schedule.database.Database.current():
         mod = t.MetaScheduleApplyDatabase(enable_warning=False)(mod)
-    with _intrinsics_of_cuda():
+    with few_intrinsics():
         for var, func in mod.functions_items():
             if isinstance(func, tirx.PrimFunc):
                 rule, made = ("by_hand", func) if var in by_hand else _schedule(func, target)
@@ -110,24 +106,6 @@ def _schedule(func, target) -> tuple[str, tirx.PrimFunc]:
         if made is not None:
             return name, func.with_body(made.mod["main"].body).with_attr("tirx.is_scheduled", True)
     return "one_thread", one_thread(func).with_attr("tirx.is_scheduled", True)
-
-
-@contextlib.contextmanager
-def _intrinsics_of_cuda():
-    """Within it, TVM's package of intrinsics imports none but those that dlight asks for, which are CUDA's.
-
-    By itself it parses those of all processors, a minute's work.
-    """
-    name = "tvm.s_tir.tensor_intrin"
-    package = types.ModuleType(name)
-    package.__path__ = [str(Path(tvm.s_tir.__file__).with_name("tensor_intrin"))]
-    there = sys.modules.setdefault(name, package)
-    try:
-        with env.quick_script():
-            yield
-    finally:
-        if there is package:
-            del sys.modules[name]
 
 
 def _sums_few(func) -> bool:
@@ -210,39 +188,36 @@ def _threads(statement) -> dict:
 # ---------------------------------------------------------------- CUDA's compiler
 
 
-def executable(mod: tvm.IRModule, target: tvm.target.Target):
+class Executable(relax.VMExecutable):
+    """TVM's executable of a virtual machine, whose kernels are CUDA's: it knows their source."""
+
+    def source(self, kernel: str | None) -> str:
+        """The CUDA source of a kernel, as the functions that it launches, or of all where `kernel` is None."""
+        text = next(_cuda(self.mod)).inspect_source("cuda")
+        if kernel is None:
+            return text
+        starts = [m.start() for m in re.finditer(r'^extern "C" __global__ .*\{$', text, re.M)]
+        parts = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
+        named = re.compile(rf"\b{re.escape(kernel)}_kernel(_\d+)?\(")
+        return "".join(part for part in parts if named.search(part.split("{", 1)[0])).rstrip() + "\n"
+
+
+def _cuda(module):
+    """The modules of CUDA code in a library."""
+    for part in module.imports:
+        if part.kind == "cuda":
+            yield part
+        yield from _cuda(part)
+
+
+def executable(mod: tvm.IRModule, target: tvm.target.Target) -> Executable:
     """The virtual machine's executable for a module that `pipeline.lowering` has lowered.
 
     With a CUDA device on this machine NVRTC makes machine code of the kernels; without one they stay CUDA source.
     Raises RuntimeError where NVRTC is to work and CUDA's headers are not found.
     """
-    with target, toolkit() if tvm.cuda().exist else contextlib.nullcontext():
-        return relax.build(mod, target=target, relax_pipeline=None)
-
-
-@contextlib.contextmanager
-def toolkit():
-    """Within it, TVM finds CUDA's headers, also where the toolkit has come from pip, or nvcc is not on the PATH."""
-    pip = [Path(folder) / "cu13" for folder in getattr(util.find_spec("nvidia"), "submodule_search_locations", ())]
-    roots = [*map(Path, filter(None, map(os.environ.get, ("CUDA_PATH", "CUDA_HOME")))), Path("/usr/local/cuda"), *pip]
-    for root in roots:
-        found = [folder for folder in (*root.glob("include"), *root.glob("targets/*/include"))
-                 if (folder / "cccl/cuda/std/cstdint").is_file()]  # fmt: skip
-        if found and (found[0] / "cuda_runtime.h").is_file():
-            break
-    else:
-        raise RuntimeError(
-            f"compiling for a GPU takes CUDA's headers, which are in none of {', '.join(map(str, roots))}: install the "
-            "CUDA toolkit 13 and set CUDA_PATH, or pip install 'nvidia-cuda-cccl==13.0.*' 'nvidia-cuda-crt==13.0.*'"
-        )
-    changed = {"CUDA_PATH": str(root), "TVM_CUDA_NVRTC_EXTRA_OPTS": f"-w -I{found[0]} -I{found[0]}/cccl"}
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    with target, cuda_headers() if tvm.cuda().exist else contextlib.nullcontext():
+        return Executable(relax.build(mod, target=target, relax_pipeline=None).mod)
 
 
 # ---------------------------------------------------------------- what comes out
@@ -297,21 +272,7 @@ class CompiledForGPU(Compiled):
     def source(self, kernel: str | None = None) -> str:
         """The CUDA source: of one of `kernels`, as the functions that it launches, or of all."""
         self._known(kernel)
-        text = next(_cuda(self._library.mod)).inspect_source("cuda")
-        if kernel is None:
-            return text
-        starts = [m.start() for m in re.finditer(r'^extern "C" __global__ .*\{$', text, re.M)]
-        parts = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
-        named = re.compile(rf"\b{re.escape(kernel)}_kernel(_\d+)?\(")
-        return "".join(part for part in parts if named.search(part.split("{", 1)[0])).rstrip() + "\n"
+        return self._library.source(kernel)
 
     def __repr__(self) -> str:
         return super().__repr__().replace("generic CPU", f"CUDA {self.target.attrs['arch']}")
-
-
-def _cuda(module):
-    """The modules of CUDA code in a library."""
-    for part in module.imports:
-        if part.kind == "cuda":
-            yield part
-        yield from _cuda(part)

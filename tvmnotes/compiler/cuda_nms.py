@@ -18,8 +18,8 @@ from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
-from ..base import env
 from ..base.relax import OPAQUE, fixed_shape
+from ..base.workarounds import quick_script
 
 ATTRIBUTE = "detection"  # of the loops: which kernel, and its parameters
 _DIGIT = 4  # bits that each step of the selection finds
@@ -204,7 +204,7 @@ def sums(few):
     return te.compute((rows, kinds, _up(length) // _WORD), members)
 
 
-@env.quick_script()
+@quick_script()
 def chosen(rows: int, length: int, count: int, sizes: list[int]):
     """Each key that is among the `count` best counts those before it, and so knows its place.
 
@@ -294,7 +294,7 @@ def alive(boxes):
     return te.compute((batch, places // _WORD), word)
 
 
-@env.quick_script()
+@quick_script()
 def beaten(batch: int, words: int, threshold: float):
     """Which boxes each box beats if it remains: a bit for each that is behind it. A thread makes a word."""
 
@@ -330,7 +330,7 @@ def beaten(batch: int, words: int, threshold: float):
     return beaten
 
 
-@env.quick_script()
+@quick_script()
 def sweep(batch: int, words: int):
     """Goes through the boxes in order, 32 at a time, and strikes out what those beat that remain.
 
@@ -380,7 +380,7 @@ def _unbeaten(beaten, left, bit):
     return (beaten * ((left >> T.Cast("uint32", bit)) & T.uint32(1))) ^ T.uint32(0xFFFFFFFF)
 
 
-@env.quick_script()
+@quick_script()
 def remaining(batch: int, rows: int, width: int, count: int, words: int, kind: int):
     """Rows that stay go to their places; behind the last there are -1.
 

@@ -4,8 +4,3 @@ What all of them keep to: `mod["main"]` takes the model's inputs first, under th
 then one parameter per weight; the function's attribute `num_input` counts the inputs; `params` maps the name of
 each weight parameter to its array. A model with one output returns a tensor, one with several a tuple.
 """
-
-
-def one_line(error: Exception) -> str:
-    """What an error says, for a sentence about it."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -20,8 +20,8 @@ from onnx.helper import make_tensor_value_info, tensor_dtype_to_np_dtype
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx as tvm_from_onnx
 
+from ..base.errors import one_line
 from ..base.spec import TensorSpec, parse_inputs
-from . import one_line
 from .onnx_graph import fold_constants, modernize, prepare_for_tvm, replace, require_operators
 
 

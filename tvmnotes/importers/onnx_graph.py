@@ -14,7 +14,7 @@ from onnx.helper import make_attribute, make_node, make_tensor_value_info, tenso
 from onnx.reference import ReferenceEvaluator
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from . import one_line
+from ..base.errors import one_line
 
 # Results with more elements than this are left for the compiler to fold: a model must not grow by being read.
 FOLD_LIMIT = 1 << 16

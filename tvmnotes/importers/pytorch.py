@@ -28,6 +28,7 @@ from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+from ..base import errors
 from ..base.spec import TensorSpec, dtype_of, parse_inputs
 from .pytorch_operators import CONVERTERS, DECOMPOSITIONS
 
@@ -79,7 +80,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
             )
         except Exception as error:
             raise NotImplementedError(
-                f"TVM's importer fails on this network: {_first_line(error)}; {_WAY_OUT}"
+                f"TVM's importer fails on this network: {errors.lines(error)[0]}; {_WAY_OUT}"
             ) from error
     mod = relax.transform.DeadCodeElimination()(mod)  # such as max pooling's indices, which nobody reads
     main = mod["main"].without_attr("params")
@@ -216,10 +217,10 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
                 model(*examples)
         except Exception as cause:
             raise ValueError(
-                f"the network does not take {_listed(specs)}; PyTorch says: {_last_line(cause)}"
+                f"the network does not take {_listed(specs)}; PyTorch says: {errors.lines(cause)[-1]}"
             ) from cause
         raise NotImplementedError(
-            f"PyTorch cannot capture this network as a graph: {_first_line(error)}; where its Python code branches "
+            f"PyTorch cannot capture this network as a graph: {errors.lines(error)[0]}; where its Python code branches "
             "on values, write it without, or trace it on an example (torch.jit.trace) and import that"
         ) from error
 
@@ -290,14 +291,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _last_line(error: Exception) -> str:
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
 
 
 # ---- from TVM's importer to ours

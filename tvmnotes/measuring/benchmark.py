@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..base import env
+from ..base import env, errors
 from ..compiler.build import build
 from ..course import models
 from ..importers.pytorch import from_pytorch
@@ -136,7 +136,7 @@ def _difference(result: np.ndarray, wanted: np.ndarray) -> float | None:
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return errors.one_line(f"{type(error).__name__}: {error}")[:500]
 
 
 # ---------------------------------------------------------------- the runtimes

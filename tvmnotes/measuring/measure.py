@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from tqdm.auto import tqdm
 
+from ..base.table import Table
+
 # A turn of a candidate: at least so many timed calls and seconds, and no further call after so many seconds.
 _TURN_CALLS, _TURN_SECONDS, _TURN_LIMIT = 3, 0.05, 0.5
 _TURNS = 5
@@ -58,27 +60,12 @@ class Timing:
     __repr__ = __str__
 
 
-class Table(dict):
-    """What was measured, by what it was measured of. Prints as text, shows as a table: that of `frame`."""
-
-    def frame(self):
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        return self.frame().to_string(float_format="{:.2f}".format)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return self.frame().style.format(precision=2).to_html()
-
-
-class Comparison(Table):
+class Comparison(Table, dict):
     """`Timing` by name, in the order given; ratios are against the first."""
 
     def frame(self):
         """A pandas DataFrame with a row per candidate: median, iqr and minimum in ms, ratio of medians, calls."""
-        import pandas as pd
+        import pandas as pd  # for speed: only where a table is shown
 
         first = next(iter(self.values()))
         rows = {
@@ -95,7 +82,7 @@ class Comparison(Table):
 
     def plot(self):
         """The medians as bars with the interquartile range on each; see `plots.times`."""
-        from ..course import plots
+        from ..course import plots  # for speed: only where it is drawn
 
         return plots.times(self)
 

@@ -13,6 +13,7 @@ import tvm
 from tvm.script import tirx as T
 
 from ..base import env
+from ..base.workarounds import quick_script
 from ..compiler.schedules.vector import vectors
 
 _STEPS = 1 << 17  # of a repetition: some 0.4 ms, which pass undisturbed even on a busy machine
@@ -47,7 +48,7 @@ def bandwidth(seconds: float = 0.5) -> float:
     return 4 * threads * rows * chains * lanes / _best(lambda: kernel(data, sums), seconds)
 
 
-@env.quick_script()
+@quick_script()
 def recurrence(threads: int, chains: int, lanes: int) -> Callable:
     """A function of tensors (x, y, sums) and an int, steps: sets sums to sums * x + y, so many times.
 
@@ -73,7 +74,7 @@ def recurrence(threads: int, chains: int, lanes: int) -> Callable:
     return tvm.compile(main, target=env.host_target())["main"]
 
 
-@env.quick_script()
+@quick_script()
 def column_sums(threads: int, rows: int, chains: int, lanes: int) -> Callable:
     """A function of tensors (data, sums), both float32: adds all rows of data to sums.
 

@@ -21,6 +21,7 @@ import numpy as np
 from ..base import env
 from ..base.data import atomic_write
 from ..base.relax import bytes_of
+from ..base.table import Table
 from ..runtime.compiled import Compiled
 from ..runtime.stopwatch import Call, Stopwatch, of_kernels
 from . import measure, peak
@@ -59,7 +60,7 @@ class Kernel:
 
 
 @dataclass(repr=False)
-class Profile:
+class Profile(Table):
     """What `profile` found: `kernels` by name, those that take the most time first; shows itself as a table.
 
     `runs` has, for each run, every call of the virtual machine in order; `unprofiled` times runs without the stopwatch,
@@ -73,6 +74,13 @@ class Profile:
     unprofiled: Timing
     profiled: Timing
     kernels: dict[str, Kernel] = field(init=False)
+
+    forms = (
+        dict.fromkeys(("ms", "iqr (ms)"), "{:.3f}".format)
+        | dict.fromkeys(("MFLOP", "MB", "GFLOP/s", "GB/s"), "{:.1f}".format)
+        | dict.fromkeys(("share", "of limit"), "{:.0%}".format)
+    )
+    words = "operators", "makes", "bound", "schedule"
 
     def __post_init__(self):
         spent = [{} for _ in self.runs]
@@ -116,7 +124,7 @@ class Profile:
         "ms" is the median over the runs and "iqr (ms)" their interquartile range; "share" is of the sum of these
         medians; "of limit" is how much of the time the machine would need at its own limit, the one that "bound" names.
         """
-        import pandas as pd
+        import pandas as pd  # for speed: only where a table is shown
 
         total, rows = sum(kernel.timing.median for kernel in self.kernels.values()), []
         for kernel in self.kernels.values():
@@ -145,7 +153,7 @@ class Profile:
 
         "node" is its number in `compiled.graph["nodes"]`.
         """
-        import pandas as pd
+        import pandas as pd  # for speed: only where a table is shown
 
         nodes = iter(enumerate(self.compiled.graph["nodes"]))  # some became views of what they read
         rows = []
@@ -166,25 +174,15 @@ class Profile:
             f"{len(self.runs)} runs profiled"
         )
 
-    def __str__(self) -> str:
-        return f"{self.frame().to_string(formatters=_forms('{:.0%}'))}\n{self.summary}"
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        words = {"subset": ["operators", "makes", "bound", "schedule"], "text-align": "left"}
-        table = self.frame().reset_index(drop=True).style.format(_forms("{:.0%}")).hide(axis="index")
-        return table.set_properties(**words).to_html() + f"<p>{self.summary}</p>"
-
     def plot(self, most: int = 12):
         """The kernels' times as bars, those with the largest shares; see `plots.shares`."""
-        from ..course import plots
+        from ..course import plots  # for speed: only where it is drawn
 
         return plots.shares({str(kernel): kernel.timing for kernel in self.kernels.values()}, most)
 
     def roofline(self):
         """The kernels under the machine's roofline; see `plots.roofline`."""
-        from ..course import plots
+        from ..course import plots  # for speed: only where it is drawn
 
         return plots.roofline({"kernels": self.dots}, peak.flops(), peak.bandwidth())
 
@@ -215,11 +213,6 @@ class Profile:
             kind = "kernel" if kernel else "virtual machine"
             events.append((call.name, kind, call.begin - run[0].begin, call.end - call.begin, facts))
         return write_chrome_trace(path, events)
-
-
-def _forms(share: str) -> dict:
-    digits = dict.fromkeys(("ms", "iqr (ms)"), "{:.3f}") | dict.fromkeys(("MFLOP", "MB", "GFLOP/s", "GB/s"), "{:.1f}")
-    return {name: form.format for name, form in (digits | dict.fromkeys(("share", "of limit"), share)).items()}
 
 
 def _plain(schedule: str) -> str:

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..base import env
+from ..base import env, errors
+from ..base.table import Table
 from ..runtime.compiled import Compiled, load
 from . import measure
 from .measure import Timing
@@ -27,12 +28,12 @@ from .measure import Timing
 _REST = 0.15  # seconds for which TVM's idle threads still spin, and so slow down those of another process
 
 
-class Threads(measure.Table):
+class Threads(Table, dict):
     """`Timing` by (threads, bound): with so many threads, each bound to a core or not."""
 
     def frame(self):
         """A pandas DataFrame by number of threads: medians in ms, and how often faster than one thread."""
-        import pandas as pd
+        import pandas as pd  # for speed: only where a table is shown
 
         rows = {}
         for count in sorted({count for count, _ in self}):
@@ -46,7 +47,7 @@ class Threads(measure.Table):
 
     def plot(self):
         """Time against threads; see `plots.by_threads`."""
-        from ..course import plots
+        from ..course import plots  # for speed: only where it is drawn
 
         return plots.by_threads(self)
 
@@ -95,8 +96,8 @@ def _turn(worker: subprocess.Popen) -> list[float]:
         worker.stdin.flush()
         seconds = json.loads(worker.stdout.readline())
     except (OSError, ValueError):
-        said = worker.communicate()[1].strip().splitlines() or ["no word"]
-        raise RuntimeError(f"a process that was to time the network failed: {said[-1]}") from None
+        said = errors.lines(worker.communicate()[1])[-1]
+        raise RuntimeError(f"a process that was to time the network failed: {said}") from None
     clock.sleep(_REST)
     return seconds
 

@@ -29,6 +29,8 @@ from tvm_ffi import structural_hash
 
 from ..base.data import atomic_write
 from ..base.relax import fixed_shape
+from ..base.table import Table
+from ..compiler.build import build
 
 
 class Operation(NamedTuple):
@@ -190,8 +192,10 @@ def _gone_and_come(before: Counter, after: Counter):
 
 
 @tvm.instrument.pass_instrument
-class Trace:
+class Trace(Table):
     """An instrument that keeps a `Step` for each pass; see this module's docstring. A context begins it anew."""
+
+    words = "pass", "changed"
 
     def __init__(self):
         self.steps: list[Step] = []
@@ -256,7 +260,7 @@ class Trace:
 
         What a pass left to others that it ran stands with those.
         """
-        import pandas as pd
+        import pandas as pd  # for speed: only where a table is shown
 
         changed = [s for _, s in self.walk() if s.changed and not any(part.changed for part in s.steps)]
         return pd.DataFrame(
@@ -289,17 +293,9 @@ class Trace:
             lines.append(f"{name:60}{step.seconds * 1e3:10.1f}")
         return "\n".join(lines)
 
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        left = {"subset": ["pass", "changed"], "text-align": "left"}
-        return self.frame().style.format(precision=2).hide(axis="index").set_properties(**left).to_html()
-
 
 def trace_build(mod: tvm.IRModule, params: dict, **options) -> tuple:
     """`tn.build` with the same arguments under a `Trace`; gives the library and the trace."""
-    from ..compiler.build import build
-
     trace = Trace()
     with tvm.transform.PassContext(opt_level=3, instruments=[trace]):
         return build(mod, params, **options), trace

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import threading
-from importlib import import_module, util
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -21,33 +21,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..base.spec import TensorSpec, dtype_of, shorten
+from ..base.workarounds import import_tvm_ffi
 from . import saved
 
 if TYPE_CHECKING:
     import tvm
 
 
-def _import_ffi():
-    """Python's side of TVM's runtime, `tvm_ffi`, and the runtime itself, unless all of TVM is here already.
-
-    `tvm_ffi` imports torch where it can, which takes seconds, and CUDA's bindings; what is not here yet is left out.
-    """
-    hidden = [name for name in ("torch", "cuda.bindings") if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))
-    try:
-        import tvm_ffi
-    finally:
-        for name in hidden:
-            del sys.modules[name]
-    library = Path(util.find_spec("tvm").origin).parent / "lib" / "libtvm_runtime.so"
-    if "tvm" not in sys.modules and library.is_file():
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-    else:
-        import_module("tvm")
-    return tvm_ffi
-
-
-tvm_ffi = _import_ffi()
+tvm_ffi = import_tvm_ffi()
 
 _ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
 _POOLED = 2  # the virtual machine's allocator that keeps what is freed
@@ -64,7 +45,7 @@ class Compiled:
     """
 
     def __init__(self, library, graph: dict, params: dict, target, opt_level: int):
-        """`library` is what `tvm.compile` gives, or the path of a lib.so; `target` may be what its manifest says."""
+        """`library` is a `codegen.Executable`, or the path of a lib.so; `target` may be what its manifest says."""
         self.graph, self.params, self.opt_level = graph, params, opt_level
         self._build_info = target if isinstance(target, dict) else saved.build_info(target)
         self.inputs = [TensorSpec(i["name"], tuple(i["shape"]), i["dtype"]) for i in graph["inputs"]]
@@ -85,7 +66,8 @@ class Compiled:
 
     @functools.cached_property
     def target(self) -> "tvm.target.Target":
-        import tvm
+        """The target of the build, as TVM has it."""
+        import tvm  # for speed: running a network takes TVM's runtime alone
 
         return tvm.target.Target(self._build_info["target"])
 
@@ -146,12 +128,10 @@ class Compiled:
 
         Raises ValueError for an unknown kernel, and for a network from a file, which holds the machine code alone.
         """
-        from ..compiler import codegen
-
         if isinstance(self._library, bytes):
             raise ValueError("a network that was loaded has no source any more: build it, and ask what tn.build gives")
         self._known(kernel)
-        return codegen.source(self._library, kernel, fmt)
+        return self._library.source(kernel, fmt)
 
     def _known(self, kernel: str | None) -> None:
         if kernel is not None and kernel not in self.kernels:
@@ -171,7 +151,7 @@ class Compiled:
 
         It runs twice, and the second run is timed. `tn.profile` takes more runs, and tells more.
         """
-        from .stopwatch import Stopwatch, of_kernels
+        from .stopwatch import Stopwatch, of_kernels  # for speed: it imports TVM
 
         values = self._bind(inputs, {})
         watch = Stopwatch(self, lambda: self.run(values))

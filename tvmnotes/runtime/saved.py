@@ -11,10 +11,15 @@ a file is taken for a path.
 """
 
 import contextlib
+import io
 import json
 import platform
 import shutil
+import tarfile
 import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +60,7 @@ def write(given: Path, fill, build_info: dict, opt_level: int) -> None:
         manifest = {"format": _FORMAT, "versions": versions(), **build_info, "opt_level": opt_level, "files": files}
         (new / "manifest.json").write_text(json.dumps(manifest, indent=1))
         if path.suffix == ".zip":
-            new = _pack(new, Path(folder) / "zip")
+            new = pack(Path(folder) / "zip", ((name, (new / name).read_bytes()) for name in _ALL))
         if path.is_dir():
             path.rename(old)
         try:
@@ -180,19 +185,23 @@ def versions() -> dict[str, str]:
 # ---------------------------------------------------------------- archives
 
 
-def _pack(folder: Path, file: Path) -> Path:
-    import zipfile
-
-    with zipfile.ZipFile(file, "w") as archive:  # not compressed, as parameters hardly can be
-        for name in _ALL:
-            archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes())
+def pack(file: Path, parts: Iterable[tuple[str, bytes]], tar: bool = False) -> Path:
+    """Write named parts to an archive: a tar, or a zip, not compressed, behind what `file` holds already."""
+    if tar:
+        with tarfile.open(file, "w") as archive:
+            for name, content in parts:
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+    else:
+        with zipfile.ZipFile(file, "a") as archive:
+            for name, content in parts:
+                archive.writestr(zipfile.ZipInfo(name), content)
     return file
 
 
 def _members(file: Path) -> list[str]:
     """The names in an archive; none where the file is no archive."""
-    import zipfile
-
     try:
         with zipfile.ZipFile(file) as archive:
             return archive.namelist()
@@ -205,9 +214,6 @@ def _unpack(file: Path, folder: Path) -> None:
 
     Raises ValueError where it holds anything else, or is damaged. A part that is longer than its manifest says is cut.
     """
-    import zipfile
-    import zlib
-
     names = _members(file)
     if "manifest.json" not in names:
         raise ValueError(f"{file} is not a saved network: expected a folder or an archive that Compiled.save wrote")

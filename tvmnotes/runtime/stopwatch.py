@@ -16,6 +16,7 @@ import tvm
 from tvm.script import tirx as T
 
 from ..base import env
+from ..base.workarounds import quick_script
 
 _POINTER = tvm.ir.PointerType(tvm.ir.PrimType("int64"))
 _CLOCK = time.CLOCK_MONOTONIC
@@ -83,7 +84,7 @@ def of_kernels(run: list[Call], compiled) -> list[Call]:
 
 
 @functools.cache
-@env.quick_script()
+@quick_script()
 def _tick():
     """The instrument. A packed function's arguments, which it does not read, are its handle, args, count and result."""
 

@@ -5,12 +5,8 @@ batch is written down at once, and what the records hold is where the next searc
 """
 
 import contextlib
-import importlib
 import json
-import sys
 import tempfile
-import types
-from pathlib import Path
 
 import tvm
 from tvm.ir.utils import derived_object
@@ -19,7 +15,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.tirx import IterVar
 
-from ..base import env
+from ..base import env, errors
+from ..base.workarounds import few_intrinsics
 from ..compiler import codegen, records
 from ..compiler.build import resolve_target
 from ..compiler.schedules import Kernel
@@ -73,31 +70,12 @@ class _Write(ms.measure_callback.PyMeasureCallback):
 def _came(result) -> tuple[tuple[float, ...], str | None]:
     """What came of a candidate: seconds, or an error."""
     if result.error_msg:
-        return (), str(result.error_msg).strip().splitlines()[-1]
+        return (), errors.lines(result.error_msg)[-1]
     return tuple(float(s) for s in result.run_secs), None
 
 
-@contextlib.contextmanager
-def _intrinsics_of_cpus():
-    """Within it, TVM's package of intrinsics holds those of CPUs alone.
-
-    A context imports the package, and TVM then parses what it has for GPUs and signal processors, a minute's work.
-    """
-    name = "tvm.s_tir.tensor_intrin"
-    package = types.ModuleType(name)
-    package.__path__ = [str(Path(tvm.s_tir.__file__).with_name("tensor_intrin"))]
-    whole = sys.modules.setdefault(name, package)
-    try:
-        for cpus in ("x86", "arm_cpu"):
-            importlib.import_module(f"{name}.{cpus}")
-        yield
-    finally:
-        if whole is package:
-            del sys.modules[name]
-
-
 def _build(mod, target, _params):
-    """A builder's f_build. TVM's own begins with the import that `_intrinsics_of_cpus` avoids, for each batch."""
+    """A builder's f_build. TVM's own begins with the import that `few_intrinsics` avoids, for each batch."""
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
     return codegen.compile_kernels(dict(mod.functions_items()), target, runs_here=False)
 
@@ -110,7 +88,7 @@ def as_config(trace) -> dict:
 
 def search(session, runner) -> None:
     """Have MetaSchedule search until the session's trials are used up."""
-    with _intrinsics_of_cpus():
+    with few_intrinsics("x86", "arm_cpu"):
         contexts = [
             ms.TuneContext(
                 mod=tvm.IRModule({"main": task.workload.func}), target=session.target, task_name=task.workload.name,

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 import tvm
 
 from ..base import env
+from ..base.table import Table
 from ..compiler import records
 from ..compiler.build import build, resolve_target
 from ..compiler.records import Log, Record
@@ -213,8 +214,8 @@ class Session:
         return Tuning(rows, self.network, str(self.log.path), self.interrupted, clock.monotonic() - self.started)
 
 
-@dataclass
-class Tuning:
+@dataclass(repr=False)
+class Tuning(Table):
     """What a tuning came to: for each task its trials, the seconds of the default config, and the best record.
 
     `network` compares the whole network before and after, where this machine runs it. Prints as a table, and shows as
@@ -227,9 +228,11 @@ class Tuning:
     interrupted: bool
     seconds: float
 
+    decimals = 3
+
     def frame(self):
         """A pandas DataFrame with a row per task."""
-        import pandas as pd
+        import pandas as pd  # for speed: only where a table is shown
 
         rows = [
             {
@@ -255,18 +258,12 @@ class Tuning:
         before, after = (self.network[name].median * 1e3 for name in ("before", "after"))
         return f"{told}; the network takes {before:.2f} ms before, {after:.2f} ms after: ratio {after / before:.2f}"
 
-    def __str__(self) -> str:
-        return f"{self.frame().to_string(float_format='{:.3f}'.format)}\n{self.summary}"
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        whole = [{"selector": "th", "props": "white-space: nowrap"}]
-        return self.frame().style.format(precision=3).set_table_styles(whole).to_html() + f"<p>{self.summary}</p>"
+    def _styled(self):
+        return super()._styled().set_table_styles([{"selector": "th", "props": "white-space: nowrap"}])
 
     def plot(self):
         """The time of each task's kernels in a run of the network, before and after; see `plots.before_and_after`."""
-        from ..course import plots
+        from ..course import plots  # for speed: only where it is drawn
 
         times = {str(t): (t.count * before, t.count * best.call_seconds) for t, _, before, best in self.rows if before}
         return plots.before_and_after(times)

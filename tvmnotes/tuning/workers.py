@@ -13,7 +13,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner import local_runner, rpc_runner
 from tvm.support.popen_pool import PopenPoolExecutor, PopenWorker, StatusKind
 
-from ..base import env
+from ..base import env, errors
 from . import trial
 
 _BUILDS = 200  # of a worker process: TVM leaks a little in each
@@ -96,5 +96,4 @@ def sentence(error: Exception | str) -> str:
     """What a worker raised, less its traceback."""
     if isinstance(error, ChildProcessError):
         return "its process ended"
-    lines = str(error).strip().splitlines() or ["unknown"]
-    return lines[-1].removeprefix("ValueError: ").removeprefix("RuntimeError: ")
+    return errors.lines(error)[-1].removeprefix("ValueError: ").removeprefix("RuntimeError: ")

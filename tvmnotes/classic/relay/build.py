@@ -1,7 +1,7 @@
 """`relay.build` and what it gives: a library that is also the three parts of old, and executors that run at once."""
 
-import io
 import json
+import shutil
 import tarfile
 import tempfile
 import zipfile
@@ -13,6 +13,7 @@ import tvm
 from ...base.data import atomic_path
 from ...compiler import build as compiler
 from ...runtime import compiled as runtime
+from ...runtime import saved
 from ..context import opt_level
 from ..graph_executor import GraphModule, GraphModuleDebug, graph_json, params_of
 from ..targets import for_build
@@ -118,33 +119,17 @@ class Factory:
     def export_library(self, file_name, fcompile=None, addons=None, workspace_dir=None, **_options) -> None:
         """Write library, graph and parameters to one file: `.so` is a shared library too, `.tar` an archive."""
         file = Path(file_name)
-        with tempfile.TemporaryDirectory() as folder:
-            saved = self.compiled.save(Path(folder) / "lib")
-            if file.suffix == ".tar":
-                content = io.BytesIO()
-                with tarfile.open(fileobj=content, mode="w") as archive:
-                    for part in sorted(saved.iterdir()):
-                        archive.add(part, part.name)
-                content = content.getvalue()
-            else:
-                content = (saved / "lib.so").read_bytes() + _zip(saved)
-        with atomic_path(file) as part:
-            part.write_bytes(content)
+        tar, names = file.suffix == ".tar", [*_PARTS]
+        with tempfile.TemporaryDirectory() as folder, atomic_path(file) as part:
+            network = self.compiled.save(Path(folder) / "lib")
+            if not tar:  # the others stand behind it, where readers of archives look
+                shutil.copyfile(network / names.pop(0), part)
+            saved.pack(part, ((name, (network / name).read_bytes()) for name in names), tar)
 
     save = export_library
 
     def __repr__(self) -> str:
         return f"Factory({self.compiled!r})"
-
-
-def _zip(folder: Path) -> bytes:
-    """All files of a saved network but the library, as a zip archive: readers look for it at a file's end."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        for part in sorted(folder.iterdir()):
-            if part.name != "lib.so":
-                archive.write(part, part.name)
-    return content.getvalue()
 
 
 def load_module(path, fmt: str = "", original=None):
@@ -168,7 +153,7 @@ def is_library(path) -> bool:
     return Path(path).is_file() and "manifest.json" in _unpack(Path(path))
 
 
-_PARTS = ("lib.so", "graph.json", "params.bin", "manifest.json")
+_PARTS = (*saved.FILES, "manifest.json")  # the library first
 
 
 def _unpack(file: Path) -> dict[str, bytes]:

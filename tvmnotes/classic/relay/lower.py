@@ -4,6 +4,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ...base import errors
 from ...base.relax import fixed_shape
 from . import ir
 from .ops import OPERATORS
@@ -182,4 +183,4 @@ def _call(builder, call, args, functions):
         return builder.emit(made) if not isinstance(made, relax.Var | tvm.ir.GenericConst) else made
     except (ValueError, TypeError, IndexError, tvm.error.InternalError) as error:
         shapes = ", ".join(str(relay_type(arg.ty)) for arg in args)
-        raise ValueError(f"relay.{called.name}({shapes}): {str(error).strip().splitlines()[0]}") from error
+        raise ValueError(f"relay.{called.name}({shapes}): {errors.lines(error)[0]}") from error

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import tvm
 
+from ...runtime import saved
 from ..graph_executor import GraphModule, GraphModuleDebug
 from ..relay import build, frontend, ir
 from ..relay.lift import from_relax
@@ -55,8 +56,8 @@ class TVMCModel:
 
     def save(self, model_path) -> None:
         mod, params = build.relax_of(self.mod, self.params)
-        _write_tar(model_path, {"model.json": tvm.ir.save_json(mod).encode(),
-                                "model.params": bytes(tvm.runtime.save_param_dict(params))})  # fmt: skip
+        saved.pack(model_path, [("model.json", tvm.ir.save_json(mod).encode()),
+                                ("model.params", bytes(tvm.runtime.save_param_dict(params)))], tar=True)  # fmt: skip
 
     def summary(self, file=None) -> None:
         print(self.mod, file=file)
@@ -95,13 +96,6 @@ class TVMCResult:
 
     def __str__(self) -> str:
         return f"{self.format_times()}\nOutput Names:\n {list(self.outputs)}"
-
-
-def _write_tar(path, parts: dict[str, bytes]) -> None:
-    with tempfile.TemporaryDirectory() as folder, tarfile.open(path, "w") as archive:
-        for name, content in parts.items():
-            (Path(folder) / name).write_bytes(content)
-            archive.add(Path(folder) / name, name)
 
 
 # ---------------------------------------------------------------- the verbs
@@ -162,8 +156,8 @@ def compile_model(tvmc_model: TVMCModel, target="llvm", opt_level=3, executor=No
     with tempfile.TemporaryDirectory() as folder:
         lib.export_library(Path(folder) / "mod.so")
         library = (Path(folder) / "mod.so").read_bytes()
-    _write_tar(package_path, {"mod.so": library, "mod.json": lib.graph_json.encode(),
-                              "mod.params": bytes(tvm.runtime.save_param_dict(lib.params))})  # fmt: skip
+    saved.pack(package_path, [("mod.so", library), ("mod.json", lib.graph_json.encode()),
+                              ("mod.params", bytes(tvm.runtime.save_param_dict(lib.params)))], tar=True)  # fmt: skip
     for kind in [dump_code] if isinstance(dump_code, str) else dump_code or ():
         source = mod.astext() if kind == "relay" else lib.get_source(kind)
         Path(f"{package_path}.{kind}").write_text(source)

@@ -13,15 +13,15 @@ from tvm import relax, te
 from tvm.relax import op
 from tvm.script import tirx as T
 
-from ...base import env
 from ...base.relax import OPAQUE
+from ...base.workarounds import quick_script
 from ...compiler.cuda_nms import ATTRIBUTE, sortable
 from .call import Call, converts, shape_of
 
 # ---------------------------------------------------------------- kernels
 
 
-@env.quick_script()
+@quick_script()
 def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
     """A kernel of scores (rows, length) float32 that finds the `count` largest of each row, and where they are.
 
@@ -82,7 +82,7 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
     return main.with_attr(ATTRIBUTE, {"kernel": "best_places"})
 
 
-@env.quick_script()
+@quick_script()
 def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") -> tvm.tirx.PrimFunc:
     """A kernel of data (batch, rows, width) and order (batch, count) int32, the rows by falling score.
 

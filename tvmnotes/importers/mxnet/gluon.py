@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ...base import data
-from ...base.env import without_torch
+from ...base.workarounds import without_torch
 
 _SEED = 233
 _LEAST_VARIANCE = 0.1

@@ -10,8 +10,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ...base.errors import one_line
 from ...base.spec import TensorSpec, parse_inputs, shorten
-from .. import one_line
 from . import array_operators, detection_operators, layer_operators  # noqa: F401  (they fill the table of converters)
 from .call import CONVERTERS, Call, shape_of
 from .files import Graph, plain_name, read_params, read_symbol

@@ -1,0 +1,40 @@
+"""How results show themselves: comparisons, profiles, traces, tunings."""
+
+from typing import ClassVar
+
+
+class Table:
+    """A result that prints itself as text and shows itself as a table in a notebook: its `frame`, then its `summary`.
+
+    A subclass gives `frame`, and says how that is written: `decimals` of a number; `forms`, functions from a number to
+    its text, for the columns that are written otherwise; `words`, columns of text, which a notebook aligns to the left,
+    without a row's index.
+    """
+
+    summary = ""
+    decimals = 2
+    forms: ClassVar[dict] = {}
+    words = ()
+
+    def frame(self):
+        """The result as a pandas DataFrame."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        text = self.frame().to_string(float_format=f"{{:.{self.decimals}f}}".format, formatters=self.forms)
+        return f"{text}\n{self.summary}" if self.summary else text
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _styled(self):
+        """The frame as a notebook shows it, a pandas Styler."""
+        style = (self.frame().reset_index(drop=True) if self.words else self.frame()).style
+        style = style.format(self.forms, precision=self.decimals)
+        return style.hide(axis="index").set_properties(list(self.words), **_LEFT) if self.words else style
+
+    def _repr_html_(self) -> str:
+        return self._styled().to_html() + (f"<p>{self.summary}</p>" if self.summary else "")
+
+
+_LEFT = {"text-align": "left"}

@@ -1,0 +1,159 @@
+"""What works around faults of TVM 0.27 and tvm-ffi 0.1, and of libraries beside them: on a new TVM one reads this file.
+
+Each function names the version that it is for, and what may go when that is mended. Nothing here imports TVM before it
+is called. Faults of single operators and passes are worked around where these stand:
+
+    importers/pytorch_operators.py, onnx_graph.py   operators that TVM's frontends get wrong, lack, or do not check
+    compiler/fold.py, combine_parallel.py           FoldConstant is slow; CombineParallelMatmul misses constants
+    compiler/codegen.py                             a module without kernels is linked by way of C; one thread compiles
+    compiler/cuda_nms.py, `_unbeaten`               the simplifier takes x & ((y & 1) - 1) of uint32 for 0
+    compiler/schedules/__init__.py                  `Schedule` changes a function that nobody else holds
+    tuning/workers.py, runner.py                    workers import torch, and hide a Ctrl-C; TVM leaks a little in each
+    course/vision.py                                GluonCV has Pillow read half a picture without an error
+"""
+
+import contextlib
+import ctypes
+import importlib
+import inspect
+import os
+import sys
+import types
+from importlib import util
+from pathlib import Path
+
+# LLVM 22, in TVM 0.27, takes Zen 3 for a CPU of long loops: it unrolls the inner loop of a tile of sums that fills all
+# registers, the sums then live in memory, and such a kernel takes 1.7 times as long. Zen 2 has all instructions that
+# kernels use. It goes when `test_no_cpu_keeps_a_tile_of_sums_in_memory` holds without it.
+COMPILED_AS = {"znver3": "znver2"}
+
+
+def set_tvm_threads(cores: int) -> None:
+    """Have TVM start `cores` threads, unless the user has set TVM_NUM_THREADS.
+
+    TVM 0.27 by itself takes half of the CPUs it sees, as it expects hyper-threads: on a virtual machine without them,
+    half of the cores stay idle. It reads the variable once, before its first parallel kernel. This goes when TVM counts
+    cores.
+    """
+    os.environ.setdefault("TVM_NUM_THREADS", str(cores))
+
+
+# ---------------------------------------------------------------- imports
+
+
+@contextlib.contextmanager
+def without_modules(*names: str):
+    """Within it, an import of one of `names` is an ImportError; those that were imported before stay as they are."""
+    before = {name: sys.modules[name] for name in names if name in sys.modules}
+    sys.modules.update(dict.fromkeys(names))
+    try:
+        yield
+    finally:
+        for name in set(names) - before.keys():
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def without_torch():
+    """A context in which `import torch` is an ImportError, for what refuses to run beside torch or imports it in vain.
+
+    GluonCV 0.10 is the first; TVM 0.27 imports it where it can, which takes seconds. It goes when both let it be.
+    """
+    return without_modules("torch")
+
+
+def import_tvm_ffi():
+    """Python's side of TVM's runtime, `tvm_ffi`, and the runtime itself, unless all of TVM is here already.
+
+    tvm-ffi 0.1 imports torch where it can, which takes seconds, and CUDA's bindings; what is not here yet is left out.
+    `tvm_ffi.load_module` needs TVM's runtime library, which TVM 0.27 loads by `import tvm` alone, with its compiler.
+    All of this goes when the runtime can be imported by itself.
+    """
+    with without_modules(*(name for name in ("torch", "cuda.bindings") if name not in sys.modules)):
+        import tvm_ffi  # for speed: `import tvmnotes` loads no library
+    library = Path(util.find_spec("tvm").origin).parent / "lib" / "libtvm_runtime.so"
+    if "tvm" not in sys.modules and library.is_file():
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    else:
+        importlib.import_module("tvm")
+    return tvm_ffi
+
+
+# ---------------------------------------------------------------- TVMScript
+
+
+@contextlib.contextmanager
+def quick_script():
+    """Within it, and within functions that it decorates, TVMScript parses a function without looking at who calls.
+
+    TVM 0.27 otherwise reads the source of all callers, to see whether a class is around the function. Python then goes
+    through all imported modules for each of them: a quarter of a second for a function where torch is among them. This
+    goes when TVM's parser reads one caller.
+    """
+    from tvm.tirx.script.parser import entry  # for speed: `import tvmnotes` loads no library
+
+    def stack():
+        frame, frames = sys._getframe(1), []
+        while frame:
+            frames.append(types.SimpleNamespace(frame=frame, code_context=None))
+            frame = frame.f_back
+        return frames
+
+    entry.inspect = types.SimpleNamespace(**vars(inspect) | {"stack": stack})
+    try:
+        yield
+    finally:
+        entry.inspect = inspect  # and not what was there, which another thread may have put there
+
+
+@contextlib.contextmanager
+def few_intrinsics(*names: str):
+    """Within it, TVM's package of tensor intrinsics holds those of `names`, such as "x86", and what is asked for later.
+
+    The package of TVM 0.27 parses those of all processors when it is imported, a minute's work; dlight imports it, and
+    so does each context of MetaSchedule. This goes when TVM imports a processor's intrinsics for that processor alone.
+    """
+    name = "tvm.s_tir.tensor_intrin"
+    package = types.ModuleType(name)
+    package.__path__ = [str(Path(util.find_spec("tvm").origin).parent / "s_tir" / "tensor_intrin")]
+    loaded = sys.modules.setdefault(name, package)
+    try:
+        with quick_script():
+            for processor in names:
+                importlib.import_module(f"{name}.{processor}")
+            yield
+    finally:
+        if loaded is package:
+            del sys.modules[name]
+
+
+# ---------------------------------------------------------------- CUDA
+
+
+@contextlib.contextmanager
+def cuda_headers():
+    """Within it, TVM finds CUDA's headers, also where the toolkit has come from pip, or nvcc is not on the PATH.
+
+    TVM 0.27 looks for nvcc alone, and not for the headers of CUDA 13's C++ library. This goes when it finds both.
+    Raises RuntimeError, with the mend, where there are none.
+    """
+    pip = [Path(folder) / "cu13" for folder in getattr(util.find_spec("nvidia"), "submodule_search_locations", ())]
+    roots = [*map(Path, filter(None, map(os.environ.get, ("CUDA_PATH", "CUDA_HOME")))), Path("/usr/local/cuda"), *pip]
+    for root in roots:
+        includes = [folder for folder in (*root.glob("include"), *root.glob("targets/*/include"))
+                    if (folder / "cccl/cuda/std/cstdint").is_file()]  # fmt: skip
+        if includes and (includes[0] / "cuda_runtime.h").is_file():
+            break
+    else:
+        raise RuntimeError(
+            f"compiling for a GPU takes CUDA's headers, which are in none of {', '.join(map(str, roots))}: install the "
+            "CUDA toolkit 13 and set CUDA_PATH, or pip install 'nvidia-cuda-cccl==13.0.*' 'nvidia-cuda-crt==13.0.*'"
+        )
+    changed = {"CUDA_PATH": str(root), "TVM_CUDA_NVRTC_EXTRA_OPTS": f"-w -I{includes[0]} -I{includes[0]}/cccl"}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
