@@ -4,13 +4,18 @@
 """
 
 import gc
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
+from pathlib import Path
 from typing import NamedTuple
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -31,6 +36,26 @@ def pytest_sessionstart(session):
         os.environ.pop(name, None)
         os.environ.pop(name.upper(), None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "PYTEST_XDIST_WORKER" not in os.environ and "TVMNOTES_QUICK" in os.environ and hasattr(os, "pidfd_open"):
+        _start_fork_server(session)
+
+
+def _start_fork_server(session) -> None:
+    """Processes of the tests, and the notebooks' kernels, are forks from here on."""
+    folder = Path(tempfile.mkdtemp(prefix="tvmnotes-tests-"))  # a short path, as a socket's must be
+    server = forked.start(str(folder / "socket"))
+    kernel = folder / "kernels" / "python3" / "kernel.json"
+    kernel.parent.mkdir(parents=True)
+    command = [sys.executable, forked.__file__, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    kernel.write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}))
+    os.environ["JUPYTER_PATH"] = str(folder)
+
+    def end():
+        server.stdin.close()
+        server.wait()
+        shutil.rmtree(folder)
+
+    session.config.add_cleanup(end)
 
 
 def pytest_collection_finish(session):
@@ -50,7 +75,8 @@ def pytest_addoption(parser):
 def _clock() -> np.ndarray:
     """Wall and processor seconds, those of processes that were started and have ended included."""
     times = os.times()
-    return np.array([times.elapsed, sum(times[:4])])
+    owner = os.environ.get("PYTEST_XDIST_WORKER", "")
+    return np.array([times.elapsed, sum(times[:4]) + forked.seconds(owner)])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -106,6 +106,11 @@ def set_tvm_threads() -> None:
     os.environ.setdefault("TVM_NUM_THREADS", str(usable_cores()))
 
 
+def quick(amount, least):
+    """`amount`, a time or a count that measuring takes; no more than `least` where TVMNOTES_QUICK is set, as in tests."""
+    return amount if os.environ.get("TVMNOTES_QUICK", "0") in ("", "0") else min(amount, least)
+
+
 # ---------------------------------------------------------------- CPU and target
 
 
