@@ -1,12 +1,21 @@
-"""What all tests share: no network, caches of their own, a small network with its numbers from PyTorch."""
+"""What all tests share: no network, caches of their own, a small network with its numbers from PyTorch.
+
+`pytest --file-times` ends with a table of what each file took, as `make test` does.
+"""
 
 import gc
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
 from typing import NamedTuple
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -27,11 +36,87 @@ def pytest_sessionstart(session):
         os.environ.pop(name, None)
         os.environ.pop(name.upper(), None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "PYTEST_XDIST_WORKER" not in os.environ and "TVMNOTES_QUICK" in os.environ and hasattr(os, "pidfd_open"):
+        _start_fork_server(session)
+
+
+def _start_fork_server(session) -> None:
+    """Processes of the tests, and the notebooks' kernels, are forks from here on."""
+    folder = Path(tempfile.mkdtemp(prefix="tvmnotes-tests-"))  # a short path, as a socket's must be
+    server = forked.start(str(folder / "socket"))
+    kernel = folder / "kernels" / "python3" / "kernel.json"
+    kernel.parent.mkdir(parents=True)
+    command = [sys.executable, forked.__file__, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    kernel.write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}))
+    os.environ["JUPYTER_PATH"] = str(folder)
+
+    def end():
+        server.stdin.close()
+        server.wait()
+        shutil.rmtree(folder)
+
+    session.config.add_cleanup(end)
 
 
 def pytest_collection_finish(session):
     """What is imported by now stays: the garbage collector need not look through all of it again and again."""
     gc.freeze()
+
+
+# ---------------------------------------------------------------- seconds by file
+
+_file_times = defaultdict(lambda: np.zeros(2))  # wall and processor seconds, by file
+
+
+def pytest_addoption(parser):
+    parser.addoption("--file-times", action="store_true", help="show the wall and processor seconds of each file")
+
+
+def _clock() -> np.ndarray:
+    """Wall and processor seconds, those of processes that were started and have ended included."""
+    times = os.times()
+    owner = os.environ.get("PYTEST_XDIST_WORKER", "")
+    return np.array([times.elapsed, sum(times[:4]) + forked.seconds(owner)])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    before = _clock()
+    try:
+        return (yield)
+    finally:
+        _file_times[item.location[0]] += _clock() - before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    before = _clock()
+    try:
+        return (yield)
+    finally:
+        _file_times["start of pytest, and imports"] += [_clock()[0] - before[0], _clock()[1]]
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["file_times"] = {name: list(map(float, t)) for name, t in _file_times.items()}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    for name, times in getattr(node, "workeroutput", {}).get("file_times", {}).items():
+        _file_times[name] += times
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.getoption("--file-times"):
+        terminalreporter.section("seconds by file: wall, processor")
+        rows = [*sorted(_file_times.items(), key=lambda row: -row[1][1]), ("all", sum(_file_times.values()))]
+        for name, (wall, processor) in rows:
+            terminalreporter.write_line(f"{wall:8.1f} {processor:8.1f}  {name}")
+
+
+# ---------------------------------------------------------------- fixtures
 
 
 @pytest.fixture

@@ -96,6 +96,11 @@ def threads() -> int:
     return int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
 
 
+def quick(amount, least):
+    """`amount`, a time or a count that measuring takes; no more than `least` where TVMNOTES_QUICK is set, as in tests."""
+    return amount if os.environ.get("TVMNOTES_QUICK", "0") in ("", "0") else min(amount, least)
+
+
 # ---------------------------------------------------------------- CPU and target
 
 

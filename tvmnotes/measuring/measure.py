@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from tqdm.auto import tqdm
 
+from ..base import env
 from ..base.table import Table
 
 # A turn of a candidate: at least so many timed calls and seconds, and no further call after so many seconds.
@@ -114,6 +115,7 @@ def compare(candidates: dict[str, Callable], *inputs, seconds: float = 2.0, call
             raise TypeError(
                 f"candidate {name!r}: expected a function, a Compiled or a module; got {type(call).__name__}"
             )
+    seconds, calls = env.quick(seconds, 0.05), calls and env.quick(calls, 2)
     runs = {name: _runner(call, inputs) for name, call in candidates.items()}
     timings = Comparison((name, Timing(name)) for name in runs)
     budget = seconds * len(runs)
@@ -154,7 +156,7 @@ def _turn(run: Callable, seconds: list[float], calls: int | None) -> None:
 def _share_done(timings: Comparison, started: float, turns: int, budget: float, calls: int | None) -> float:
     if calls is not None:
         return min(len(t.seconds) for t in timings.values()) / calls
-    return min(turns / _TURNS, (clock.perf_counter() - started) / budget)
+    return min(turns / env.quick(_TURNS, 1), (clock.perf_counter() - started) / budget)
 
 
 def _runner(call: Callable, inputs: tuple) -> Callable[[], object]:

@@ -11,6 +11,7 @@ import time as clock
 
 import numpy as np
 
+from ..base import env
 from ..compiler import records
 from ..compiler.build import build
 from ..compiler.records import Record
@@ -48,7 +49,7 @@ def finalists(tasks: list[Task], measured: list[Record]) -> dict[Task, list[dict
         first = [config for config in near if config in kinds.values()]
         configs = [task.default, *([winner.config] if winner else []), *first, *ranked]
         distinct = {records.key(config): config for config in configs}
-        chosen[task] = list(distinct.values())[:_FINALISTS]
+        chosen[task] = list(distinct.values())[: env.quick(_FINALISTS, 3)]
     return chosen
 
 
@@ -69,7 +70,9 @@ def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, momen
     inputs = random_inputs(untuned)
     watches = [Stopwatch(lib, lambda lib=lib: lib.run(inputs)) for lib in variants]
     turns = []
-    for _ in range(_TURNS):  # in another order each time, lest a rhythm of the machine hit always the same
+    for _ in range(
+        env.quick(_TURNS, 2)
+    ):  # in another order each time, lest a rhythm of the machine hit always the same
         order = random.sample(range(len(variants)), len(variants))
         spent = {place: _turn(variants[place], watches[place]) for place in order}
         turns.append([spent[place] for place in range(len(variants))])
@@ -86,7 +89,7 @@ def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, momen
 def _turn(lib, watch: Stopwatch) -> dict[str, float]:
     """The seconds that a run spends on each workload: of each kernel the least of some runs."""
     end = clock.perf_counter() + _SECONDS
-    for run in range(_RUNS):
+    for run in range(env.quick(_RUNS, 2)):
         if run and clock.perf_counter() > end:
             break
         watch()

@@ -45,7 +45,7 @@ class Local:
         if not env.cpp_compiler():
             raise RuntimeError("tuning links a library for each trial with a C++ compiler: install g++ or clang++")
         self.timeout = timeout
-        self._evaluator = ms.runner.EvaluatorConfig(number, repeat, min_repeat_ms)
+        self._evaluator = ms.runner.EvaluatorConfig(number, env.quick(repeat, 2), min_repeat_ms)
         self._builder = workers.Builder(trial.build, timeout)
         self._runner = None
 

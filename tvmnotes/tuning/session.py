@@ -66,7 +66,7 @@ def tune(mod: tvm.IRModule, params: dict, target=None, tuner: str = "xgb", trial
         tasks = list(find(mod, params, target) if tasks is None else tasks)
         if not tasks:
             raise ValueError("nothing to tune: the network has no kernels for this tuner")
-        session = Session(tasks, target, log, trials or _TRIALS * len(tasks), early_stopping)
+        session = Session(tasks, target, log, env.quick(trials or _TRIALS * len(tasks), 64), early_stopping)
         try:
             if tuner == "metaschedule":
                 metaschedule.search(session, runner)

@@ -1,0 +1,126 @@
+"""The house: imports point down, none is hidden, none runs in a circle, and each room keeps to its size.
+
+The rooms, their order and their sizes are those of the table in CONTRIBUTING.md.
+"""
+
+import ast
+import graphlib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "tvmnotes"
+FACE = ("__init__", "__main__")  # they stand above the rooms
+FILES = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f
+         for f in sorted(PACKAGE.rglob("*.py"))}  # fmt: skip
+ROW = re.compile(r"^\| `(?:tvmnotes/)?([\w/]+?)/?` \|.*\| ([\d,]+) \|$", re.M)
+TABLE = (ROOT / "CONTRIBUTING.md").read_text().partition("## Sizes")[2].partition("\n## ")[0]
+SIZES = {room: int(lines.replace(",", "")) for room, lines in ROW.findall(TABLE)}  # from the top room down
+ROOMS = list(SIZES)
+LONGEST = 400  # lines of a file, about: a tenth more passes
+
+
+class Import(NamedTuple):
+    """An import of one module of the package by another, as a line of its source."""
+
+    importer: str
+    imported: str
+    line: int
+    hidden: bool  # inside a function
+    excused: bool  # by a comment that says it is for speed
+
+    def __str__(self):
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+def imports_of(module: str, file: Path, text: str | None = None) -> list[Import]:
+    text = file.read_text() if text is None else text
+    lines, tree = text.splitlines(), ast.parse(text)
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    inside = {id(node) for function in ast.walk(tree) if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+              for node in ast.walk(function)}  # fmt: skip
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            targets = [f"{base}.{name.name}" if f"{base}.{name.name}" in FILES else base for name in node.names]
+        elif isinstance(node, ast.Import):
+            targets = [name.name for name in node.names]
+        else:
+            continue
+        for_speed = "# for speed" in "\n".join(lines[node.lineno - 1 : node.end_lineno])
+        for target in dict.fromkeys(targets):
+            if target in FILES and target != module:
+                found.append(Import(module, target, node.lineno, id(node) in inside, for_speed))
+    return found
+
+
+ARROWS = [arrow for module, file in FILES.items() for arrow in imports_of(module, file)]
+
+
+def height(module: str) -> int:
+    """How high a module stands: the number of rooms below its own."""
+    room = (module.split(".") + ["__init__"])[1]
+    return len(ROOMS) if room in FACE else len(ROOMS) - 1 - ROOMS.index(room)
+
+
+def lines_of(folder: Path) -> int:
+    return sum(len(file.read_text().splitlines()) for file in folder.rglob("*.py"))
+
+
+def test_every_room_is_in_the_table_and_every_row_is_a_room():
+    rooms = {folder.name for folder in PACKAGE.iterdir() if list(folder.glob("*.py"))}
+    assert rooms == set(ROOMS)
+    assert {f"{file.stem}" for file in PACKAGE.glob("*.py")} == set(FACE)
+
+
+def test_arrows_point_down():
+    # What a face re-exports it may name: `tvmnotes` itself stands above, so nothing below may import it.
+    up = [str(arrow) for arrow in ARROWS if height(arrow.importer) < height(arrow.imported)]
+    assert not up
+
+
+def test_no_import_is_hidden_but_for_speed():
+    hidden = [str(a) for a in ARROWS if a.hidden and not a.excused and not a.importer.startswith("tvmnotes.__main__")]
+    assert not hidden
+
+
+def test_no_module_is_loaded_by_name_but_by_the_face():
+    loads = re.compile(r"import_module\(f?[\"'](?:\.|tvmnotes|\{__name__\})|__import__\(")
+    by_name = [module for module, file in FILES.items() if loads.search(file.read_text())]
+    assert by_name == ["tvmnotes"]
+
+
+def test_there_is_no_circle():
+    graph: dict[str, set[str]] = {module: set() for module in FILES}
+    for arrow in ARROWS:
+        graph[arrow.importer].add(arrow.imported)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_is_at_most_a_third_larger_than_it_was(room):
+    assert lines_of(PACKAGE / room) <= SIZES[room] * 4 / 3, "larger: decide that, and say so in CONTRIBUTING.md"
+    assert lines_of(PACKAGE / room) >= SIZES[room] * 2 / 3, "smaller: write that into CONTRIBUTING.md"
+
+
+def test_a_file_is_read_in_a_sitting():
+    long = {
+        module: lines for module, file in FILES.items() if (lines := len(file.read_text().splitlines())) > LONGEST * 1.1
+    }
+    assert not long
+
+
+def test_the_reader_of_imports_sees_hidden_ones():
+    text = "def f():\n    from ..base import env\n    from ..base import data  # for speed: it is slow\n"
+    found = imports_of("tvmnotes.course.plots", PACKAGE / "course/plots.py", text)
+    assert [(a.imported, a.hidden, a.excused) for a in found] == [
+        ("tvmnotes.base.env", True, False), ("tvmnotes.base.data", True, True),
+    ]  # fmt: skip
