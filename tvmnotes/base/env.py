@@ -97,7 +97,7 @@ def threads() -> int:
 
 
 def quick(amount, least):
-    """`amount`, a time or a count that measuring takes; no more than `least` where TVMNOTES_QUICK is set, as in tests."""
+    """`amount`, a time or a count that measuring takes, or at most `least` where TVMNOTES_QUICK is set, as in tests."""
     return amount if os.environ.get("TVMNOTES_QUICK", "0") in ("", "0") else min(amount, least)
 
 
