@@ -13,7 +13,7 @@ from tvm.contrib.download import download
 
 from ..base import data
 from . import autotvm, context, graph_executor, targets
-from .relay import build, frontend, functor, ir, ops, scope_builder, testing, transform
+from .relay import build, frontend, functor, ir, ops, scope_builder, testing, transform, ty
 from .tools import relay_viz, tvmc
 
 # What scripts ask for and nothing here serves: why, and the way today.
@@ -79,7 +79,7 @@ _EXPRESSIONS = {
     for name in ("Expr", "RelayExpr", "Var", "Constant", "Call", "Tuple", "TupleGetItem", "TupleWrapper", "Let", "If",
                  "Function", "var", "const")
 }  # fmt: skip
-_TYPES = {name: getattr(ir, name) for name in ("TensorType", "TupleType", "FuncType", "Any")}
+_TYPES = {name: getattr(ty, name) for name in ("TensorType", "TupleType", "FuncType", "Any")}
 _PARAMS = {"save_param_dict": tvm.runtime.save_param_dict, "load_param_dict": tvm.runtime.load_param_dict}
 
 
@@ -134,9 +134,9 @@ def _spaces() -> dict[str, dict]:
         "bind": _bind,
         "Module": ir.IRModule,
         "GlobalVar": tvm.ir.GlobalVar,
-        "TensorType": ir.TensorType,
-        "scalar_type": lambda dtype: ir.TensorType((), dtype),
-        "ShapeVar": ir.Any,
+        "TensorType": ty.TensorType,
+        "scalar_type": lambda dtype: ty.TensorType((), dtype),
+        "ShapeVar": ty.Any,
         "TypeVar": _refuse("relay.TypeVar", "types are inferred for fixed shapes now; leave it out"),
     }
     op = {"get": _operator, "Op": ir.Op, "nn": None, **ops.module("")}
@@ -196,11 +196,9 @@ def _operator(name: str) -> ir.Op:
 
 def _infer_type(expr, mod=None):
     """`relay.ir_pass.infer_type`: the same expression, with its type."""
-    from .relay.lower import infer
-
     if isinstance(expr, ir.Function):
-        return infer(expr)
-    infer(ir.Function(ir.free_vars(expr), expr))
+        return expr.infer()
+    ir.Function(ir.free_vars(expr), expr).infer()
     return expr
 
 

@@ -164,9 +164,7 @@ def extract_from_multiple_program(mods, params, target=None, target_host=None, o
 
 
 def _zeros(function: ir.Function) -> dict:
-    from ..relay.lower import infer
-
-    infer(function)
+    function.infer()
     return {p.name_hint: np.zeros(p._type.shape, p._type.dtype) for p in function.params[1:]}
 
 

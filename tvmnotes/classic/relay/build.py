@@ -19,6 +19,7 @@ from ..graph_executor import GraphModule, GraphModuleDebug, graph_json, params_o
 from ..targets import for_build
 from . import ir
 from .lower import to_relax
+from .ty import TensorType
 
 
 def build(ir_mod, target=None, target_host=None, executor=None, runtime=None, workspace_memory_pools=None,
@@ -40,8 +41,7 @@ def relax_of(program, params=None) -> tuple[tvm.IRModule, dict]:
         return program, params
     if not isinstance(program, ir.IRModule):
         program = ir.IRModule.from_expr(program)
-    functions = {v.name_hint: f for v, f in program.functions_items()}
-    return to_relax(functions["main"], params, functions)
+    return to_relax(program["main"], params, program.by_name())
 
 
 def _backend(what: str, served: str):
@@ -205,7 +205,7 @@ class Executor:
                 if param.type_annotation is None and param.name_hint in given:
                     value = given[param.name_hint]
                     value = value if hasattr(value, "shape") else np.asarray(value)
-                    param.type_annotation = ir.TensorType(value.shape, value.dtype)
+                    param.type_annotation = TensorType(value.shape, value.dtype)
             if "lib" not in libraries:
                 with tvm.transform.PassContext(opt_level=level):
                     libraries["lib"] = build(program, self.target, params=self.params)

@@ -50,26 +50,14 @@ class ExprVisitor(ExprFunctor):
     """Visits each part of an expression once and returns nothing; methods call `super()` to go on below."""
 
     def _parts(self, expr) -> None:
-        for part in _parts(expr):
+        for part in expr.children():
             self.visit(part)
 
     def _nothing(self, expr) -> None:
         pass
 
-    visit_call = visit_let = visit_if = visit_tuple = visit_tuple_getitem = _parts
+    visit_function = visit_call = visit_let = visit_if = visit_tuple = visit_tuple_getitem = _parts
     visit_var = visit_constant = visit_op = visit_global_var = _nothing
-
-    def visit_function(self, fn) -> None:
-        for param in fn.params:
-            self.visit(param)
-        self.visit(fn.body)
-
-
-def _parts(expr) -> list:
-    """What the visitors visit of an expression, in Relay's order."""
-    if isinstance(expr, ir.Call):
-        return [expr.op, *expr.args]
-    return [expr.var, expr.value, expr.body] if isinstance(expr, ir.Let) else ir.children(expr)
 
 
 class ExprMutator(ExprFunctor):
@@ -78,26 +66,11 @@ class ExprMutator(ExprFunctor):
     def _leaf(self, expr):
         return expr
 
-    visit_var = visit_constant = visit_op = visit_global_var = _leaf
-
     def _rebuilt(self, expr):
-        parts = _parts(expr)
-        new = [ir.as_expr(made) if isinstance(made, ir.TupleWrapper) else made for made in map(self.visit, parts)]
-        if all(a is b for a, b in zip(parts, new, strict=True)):
-            return expr
-        if isinstance(expr, ir.Call):
-            return ir.Call(new[0], new[1:], expr.attrs, expr.type_args)
-        if isinstance(expr, ir.Let):
-            return ir.Let(*new)
-        return ir.rebuild(expr, dict(zip(parts, new, strict=True)))
+        return expr.rebuild(self.visit)
 
-    visit_call = visit_let = visit_if = visit_tuple = visit_tuple_getitem = _rebuilt
-
-    def visit_function(self, fn):
-        params, body = [self.visit(param) for param in fn.params], self.visit(fn.body)
-        if body is fn.body and all(a is b for a, b in zip(params, fn.params, strict=True)):
-            return fn
-        return ir.Function(params, body, None, fn.type_params, fn.attrs)
+    visit_function = visit_call = visit_let = visit_if = visit_tuple = visit_tuple_getitem = _rebuilt
+    visit_var = visit_constant = visit_op = visit_global_var = _leaf
 
 
 NAMES = {"ExprFunctor": ExprFunctor, "ExprVisitor": ExprVisitor, "ExprMutator": ExprMutator}

@@ -1,65 +1,17 @@
-"""Relay's expressions, types and modules: the graph of Python objects that scripts build, take apart and print.
+"""Relay's expressions and modules: the graph of Python objects that scripts build, take apart and print.
 
-Nothing here computes. `lower` turns a function into Relax, which is also how types are inferred; `lift` makes Relay of
-what the importers give; `text` prints.
+Nothing here computes, and no operator is known here. What else an expression can do installs itself, as in Relay:
+`ops` the arithmetic (`a + b`, `astype`), `text` the form in which it prints, `lower` how types are inferred (`infer`).
 """
 
+import operator
 from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 import tvm
 
-
-class TensorType:
-    """The type of an array: `shape` in whole numbers and `dtype`."""
-
-    def __init__(self, shape, dtype: str = "float32"):
-        self.shape, self.dtype = tuple(s if isinstance(s, Any) else int(s) for s in shape), str(dtype)
-
-    @property
-    def concrete_shape(self) -> tuple[int, ...]:
-        return self.shape
-
-    def __eq__(self, other) -> bool:
-        return isinstance(other, TensorType) and (self.shape, self.dtype) == (other.shape, other.dtype)
-
-    def __hash__(self):
-        return hash((self.shape, self.dtype))
-
-    def __repr__(self) -> str:
-        return f"Tensor[({', '.join(map(str, self.shape))}{',' * (len(self.shape) == 1)}), {self.dtype}]"
-
-
-class TupleType:
-    """The type of a tuple of values."""
-
-    def __init__(self, fields):
-        self.fields = list(fields)
-
-    def __eq__(self, other) -> bool:
-        return isinstance(other, TupleType) and self.fields == other.fields
-
-    def __repr__(self) -> str:
-        return f"({', '.join(map(repr, self.fields))}{',' * (len(self.fields) == 1)})"
-
-
-class FuncType:
-    """The type of a function: the types of its arguments and of its result."""
-
-    def __init__(self, arg_types, ret_type, type_params=(), type_constraints=()):
-        self.arg_types, self.ret_type = list(arg_types), ret_type
-        self.type_params, self.type_constraints = list(type_params), list(type_constraints)
-
-    def __repr__(self) -> str:
-        return f"fn ({', '.join(map(repr, self.arg_types))}) -> {self.ret_type}"
-
-
-class Any:
-    """An axis whose length is known only when the network runs. It can be written down, but not built."""
-
-    def __repr__(self) -> str:
-        return "?"
+from .ty import FuncType, TensorType
 
 
 class Attrs:
@@ -129,48 +81,25 @@ class Expr:
             )
         return self._type
 
-    def astype(self, dtype):
-        from . import ops
-
-        return ops.OPERATORS["cast"](self, dtype)
-
-    def astext(self, show_meta_data: bool = False, annotate=None) -> str:
-        from .text import astext
-
-        return astext(self)
-
-    __str__ = astext
-
     def same_as(self, other) -> bool:
         return self is other
 
-    def _binary(name, swapped=False):
-        def method(self, other):
-            from . import ops
+    def children(self) -> list:
+        """All that it is made of, in Relay's order; of a call that is the operator too."""
+        return []
 
-            if isinstance(other, int | float):
-                other, number = const(other), other
-                other.number = number
-            return ops.OPERATORS[name](*((other, self) if swapped else (self, other)))
+    def operands(self) -> list["Expr"]:
+        """The children that are computed where it stands: no called function, and nothing of a scope of its own."""
+        return self.children()
 
-        return method
+    def rebuild(self, new) -> "Expr":
+        """The same with `new(child)` for each child; itself where that changes none."""
+        old = self.children()
+        parts = [new(child) for child in old]
+        return self if all(a is b for a, b in zip(old, parts, strict=True)) else self._of(*parts)
 
-    __add__, __radd__ = _binary("add"), _binary("add", True)
-    __sub__, __rsub__ = _binary("subtract"), _binary("subtract", True)
-    __mul__, __rmul__ = _binary("multiply"), _binary("multiply", True)
-    __truediv__, __rtruediv__ = _binary("divide"), _binary("divide", True)
-    __pow__, __mod__, __floordiv__ = _binary("power"), _binary("floor_mod"), _binary("floor_divide")
-    __lt__, __le__, __gt__, __ge__ = (
-        _binary("less"),
-        _binary("less_equal"),
-        _binary("greater"),
-        _binary("greater_equal"),
-    )
-
-    def __neg__(self):
-        from . import ops
-
-        return ops.OPERATORS["negative"](self)
+    def _of(self, *parts) -> "Expr":
+        return type(self)(*parts)
 
     def __call__(self, *args):
         return Call(self, args)
@@ -206,12 +135,27 @@ class Call(Expr):
         self.op, self.args, self.type_args = op, [as_expr(arg) for arg in args], list(type_args or ())
         self.attrs = attrs if isinstance(attrs, Attrs) or attrs is None else Attrs(attrs)
 
+    def children(self) -> list:
+        return [self.op, *self.args]
+
+    def operands(self) -> list[Expr]:
+        return self.args if isinstance(self.op, Op | Function | tvm.ir.GlobalVar) else self.children()
+
+    def _of(self, op, *args) -> "Call":
+        return Call(op, args, self.attrs, self.type_args)
+
 
 class Tuple(Expr):
     """Several values as one."""
 
     def __init__(self, fields):
         self.fields = [as_expr(field) for field in fields]
+
+    def children(self) -> list[Expr]:
+        return self.fields
+
+    def _of(self, *fields) -> "Tuple":
+        return Tuple(fields)
 
     def __getitem__(self, index):
         return self.fields[index]
@@ -225,6 +169,12 @@ class TupleGetItem(Expr):
 
     def __init__(self, tuple_value, index: int):
         self.tuple_value, self.index = as_expr(tuple_value), int(index)
+
+    def children(self) -> list[Expr]:
+        return [self.tuple_value]
+
+    def _of(self, tuple_value) -> "TupleGetItem":
+        return TupleGetItem(tuple_value, self.index)
 
 
 class TupleWrapper:
@@ -257,12 +207,21 @@ class Let(Expr):
     def __init__(self, variable: Var, value, body):
         self.var, self.value, self.body = variable, as_expr(value), as_expr(body)
 
+    def children(self) -> list[Expr]:
+        return [self.var, self.value, self.body]
+
+    def operands(self) -> list[Expr]:
+        return [self.value]  # the body has a variable of its own
+
 
 class If(Expr):
     """One of two branches. It can be written down and printed, but not built: see `lower`."""
 
     def __init__(self, cond, true_branch, false_branch):
         self.cond, self.true_branch, self.false_branch = map(as_expr, (cond, true_branch, false_branch))
+
+    def children(self) -> list[Expr]:
+        return [self.cond, self.true_branch, self.false_branch]
 
 
 class Function(Expr):
@@ -272,12 +231,19 @@ class Function(Expr):
         self.params, self.body, self.type_params = list(params), as_expr(body), list(type_params or ())
         self._ret_type, self.attrs = ret_type, attrs if isinstance(attrs, Attrs) else Attrs(attrs or {})
 
+    def children(self) -> list[Expr]:
+        return [*self.params, self.body]
+
+    def operands(self) -> list[Expr]:
+        return []
+
+    def _of(self, *parts) -> "Function":
+        return Function(parts[:-1], parts[-1], None, self.type_params, self.attrs)
+
     @property
     def ret_type(self):
         if self._ret_type is None:
-            from .lower import infer
-
-            infer(self)
+            self.infer()
         return self._ret_type
 
     @property
@@ -325,33 +291,7 @@ def const(value, dtype: str | None = None) -> Constant:
     return Constant(array)
 
 
-def plain(value):
-    """An attribute in Python's own types."""
-    if isinstance(value, tvm.tirx.IntImm | tvm.tirx.FloatImm):
-        return value.value
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, str | int | float | Expr) or value is None:
-        return value
-    return [plain(v) for v in value] if hasattr(value, "__iter__") else str(value)
-
-
-def children(expr: Expr) -> list[Expr]:
-    """What `expr` is made of, functions that it calls left out."""
-    if isinstance(expr, Call):
-        return [*([] if isinstance(expr.op, Op | Function | tvm.ir.GlobalVar) else [expr.op]), *expr.args]
-    if isinstance(expr, Tuple):
-        return expr.fields
-    if isinstance(expr, TupleGetItem):
-        return [expr.tuple_value]
-    if isinstance(expr, Let):
-        return [expr.value]  # the body has a variable of its own
-    if isinstance(expr, If):
-        return [expr.cond, expr.true_branch, expr.false_branch]
-    return []
-
-
-def post_order(expr: Expr, parts=children) -> list[Expr]:
+def post_order(expr: Expr, parts=operator.methodcaller("operands")) -> list[Expr]:
     """`expr` and all it is made of, each once and after its own `parts`; no recursion, as networks are deep."""
     order, seen, stack = [], set(), [(expr, False)]
     while stack:
@@ -365,45 +305,38 @@ def post_order(expr: Expr, parts=children) -> list[Expr]:
     return order
 
 
-def rebuild(expr: Expr, replace: dict) -> Expr:
-    """`expr` with its parts as `replace` has them; itself where none has changed."""
-    parts = children(expr)
-    new = [replace.get(part, part) for part in parts]
-    if all(a is b for a, b in zip(parts, new, strict=True)):
-        return expr
-    if isinstance(expr, Call):
-        return Call(expr.op, new[-len(expr.args) :] if expr.args else [], expr.attrs, expr.type_args)
-    if isinstance(expr, Tuple):
-        return Tuple(new)
-    if isinstance(expr, TupleGetItem):
-        return TupleGetItem(new[0], expr.index)
-    if isinstance(expr, Let):
-        return Let(expr.var, new[0], expr.body)
-    return If(*new)
+def rewrite(expr: Expr, change, done=()) -> Expr:
+    """`expr` with `change(node, rebuilt)` for each node, whose parts come first: `rebuilt` is it with parts changed.
+
+    `done` are the nodes, with what each becomes, that are not to be looked into.
+    """
+    new = dict(done)
+    for node in post_order(expr):
+        if node not in new:
+            new[node] = change(node, node.rebuild(lambda part: new.get(part, part)))
+    return new[expr]
 
 
 def substitute(expr: Expr, replace: dict) -> Expr:
     """`expr` with the expressions that are keys of `replace` exchanged for its values."""
-    made = dict(replace)
-    for node in post_order(expr):
-        if node not in made:
-            made[node] = rebuild(node, made)
-            if isinstance(made[node], Let):
-                made[node] = Let(node.var, made[node].value, substitute(node.body, replace))
-    return made[expr]
+
+    def within(node, rebuilt):
+        return Let(node.var, rebuilt.value, substitute(node.body, replace)) if isinstance(node, Let) else rebuilt
+
+    return rewrite(expr, within, replace)
 
 
 def free_vars(expr: Expr) -> list[Var]:
     """The variables of `expr` that it does not bind itself, in the order of their first use."""
     if isinstance(expr, Function):
         return [v for v in free_vars(expr.body) if v not in expr.params]
-    found = []
+    free = []
     for node in post_order(expr):
         if isinstance(node, Var):
-            found.append(node)
+            free.append(node)
         elif isinstance(node, Let):
-            found += [v for v in free_vars(node.body) if v is not node.var and v not in found]
-    return found
+            free += [v for v in free_vars(node.body) if v is not node.var and v not in free]
+    return free
 
 
 class IRModule(tvm.IRModule):
@@ -411,7 +344,9 @@ class IRModule(tvm.IRModule):
 
     def __init__(self, functions=None, type_definitions=None):
         super().__init__({})
-        self._functions = {_global(name): function for name, function in (functions or {}).items()}
+        self._vars, self._functions = {}, {}  # both by name
+        for name, function in (functions or {}).items():
+            self[name] = function
 
     @classmethod
     def from_expr(cls, expr, functions=None, type_defs=None) -> "IRModule":
@@ -422,30 +357,29 @@ class IRModule(tvm.IRModule):
 
     @property
     def functions(self) -> dict:
-        return dict(self._functions)
+        return {self._vars[name]: function for name, function in self._functions.items()}
+
+    def by_name(self) -> dict[str, Function]:
+        return dict(sorted(self._functions.items()))
 
     def functions_items(self) -> list:
-        return sorted(self._functions.items(), key=lambda item: item[0].name_hint)
+        return [(self._vars[name], function) for name, function in self.by_name().items()]
 
     def get_global_vars(self) -> list:
-        return [v for v, _ in self.functions_items()]
+        return [self._vars[name] for name in self.by_name()]
 
     def get_global_var(self, name: str):
-        for known in self._functions:
-            if known.name_hint == name:
-                return known
-        raise ValueError(f"the module has no function {name!r}; it has {', '.join(self._names()) or 'none'}")
-
-    def _names(self) -> list[str]:
-        return [v.name_hint for v in self.get_global_vars()]
+        if name not in self._vars:
+            raise ValueError(f"the module has no function {name!r}; it has {', '.join(self.by_name()) or 'none'}")
+        return self._vars[name]
 
     def __getitem__(self, name):
-        return self._functions[self.get_global_var(getattr(name, "name_hint", name))]
+        return self._functions[self.get_global_var(getattr(name, "name_hint", name)).name_hint]
 
     def __setitem__(self, name, function):
-        name = getattr(name, "name_hint", name)
-        known = self.get_global_var(name) if name in self._names() else _global(name)
-        self._functions[known] = function
+        var = name if isinstance(name, tvm.ir.GlobalVar) else tvm.ir.GlobalVar(name)
+        self._vars.setdefault(var.name_hint, var)
+        self._functions[var.name_hint] = function
 
     update_func = __setitem__
 
@@ -454,18 +388,14 @@ class IRModule(tvm.IRModule):
             self[name] = function
 
     def __contains__(self, name) -> bool:
-        return getattr(name, "name_hint", name) in self._names()
+        return getattr(name, "name_hint", name) in self._functions
 
-    def astext(self, show_meta_data: bool = False, annotate=None) -> str:
-        from .text import astext
-
-        return astext(self)
-
-    __str__ = __repr__ = astext
+    def infer(self) -> "IRModule":
+        """Note the types of all its functions, and return it."""
+        functions = self.by_name()
+        for function in functions.values():
+            function.infer(functions)
+        return self
 
     def show(self, *_args, **_kwargs) -> None:
         print(self.astext())
-
-
-def _global(name) -> tvm.ir.GlobalVar:
-    return name if isinstance(name, tvm.ir.GlobalVar) else tvm.ir.GlobalVar(name)

@@ -11,6 +11,8 @@ from ...base.relax import array_key, constant_array, fixed_shape
 from . import ir
 from .lower import relay_type
 from .ops import OPERATORS
+from .ops.operator import plain
+from .ty import TensorType
 
 _RENAMED = {"concat": "concatenate", "permute_dims": "transpose", "nn.leakyrelu": "nn.leaky_relu", "flip": "reverse"}
 _UNLIKE = ("gather_nd", "nn.dropout", "argmax", "argmin")  # of the same name in Relay, with other indices or results
@@ -21,7 +23,7 @@ def from_relax(mod: tvm.IRModule) -> ir.IRModule:
     """Relay's view of `mod["main"]`."""
     main, known, today = mod["main"], {}, dict(mod.functions_items())
     for param in main.params:
-        known[param] = ir.Var(param.name, ir.TensorType(fixed_shape(param.ty) or (), param.ty.dtype))
+        known[param] = ir.Var(param.name, TensorType(fixed_shape(param.ty) or (), param.ty.dtype))
     for block in main.body.blocks:
         for binding in block.bindings:
             today[binding.var] = binding.value
@@ -72,7 +74,7 @@ def _attributes(call) -> dict:
     if call.attrs is None:
         return {}
     names = [n for n in dir(call.attrs) if n[0] != "_" and n not in _METHODS]
-    return {n: ir.plain(getattr(call.attrs, n)) for n in names}
+    return {n: plain(getattr(call.attrs, n)) for n in names}
 
 
 _METHODS = ("get_int", "get_int_tuple", "get_str", "id_", "is_", "same_as")
@@ -104,11 +106,11 @@ def _special(name, call, known, today) -> ir.Expr | None:
     if name in ("reshape", "expand_dims"):
         return make("reshape", [x], newshape=fixed_shape(call.ty)) if fixed_shape(call.ty) else None
     if name == "clip":
-        return make("clip", [x], a_min=ir.plain(call.args[1]), a_max=ir.plain(call.args[2]))
+        return make("clip", [x], a_min=plain(call.args[1]), a_max=plain(call.args[2]))
     if name == "astype":
         return make("cast", [x], dtype=str(call.attrs.dtype))
     if name == "permute_dims":
-        return make("transpose", [x], axes=ir.plain(call.attrs.axes))
+        return make("transpose", [x], axes=plain(call.attrs.axes))
     attrs = _attributes(call)
     if name in ("argmax", "argmin"):  # which count in int32 in Relay
         made = make(name, [x], axis=attrs["axis"], keepdims=attrs["keepdims"])
@@ -131,7 +133,7 @@ def _special(name, call, known, today) -> ir.Expr | None:
         kept = ("axis", "epsilon", "center", "scale")
         return make(name, call.args, **{k: attrs[k] for k in kept}).astuple()
     if name == "strided_slice":
-        axes, begin, end, *strides = (ir.plain(list(part.fields)) for part in call.args[1:])
+        axes, begin, end, *strides = (plain(list(part.fields)) for part in call.args[1:])
         return make("strided_slice", [x], begin=begin, end=end, strides=(strides or [None])[0], axes=axes)
     if name == "split":
         made = make("split", [x], **attrs)

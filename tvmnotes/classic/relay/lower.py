@@ -8,6 +8,7 @@ from ...base import errors
 from ...base.relax import fixed_shape
 from . import ir
 from .ops import OPERATORS
+from .ty import Any, TensorType, TupleType
 
 
 class Unservable(NotImplementedError):
@@ -54,12 +55,15 @@ def infer(function: ir.Function, functions: dict | None = None) -> ir.Function:
     return function
 
 
+ir.Function.infer = infer
+
+
 def _parameter(param: ir.Var, params: dict) -> relax.Var | None:
     """The Relax variable; None where its type is not known, but may follow from the operator that reads it."""
     given = param.type_annotation
     if given is None and param.name_hint in params:
         value = params[param.name_hint]
-        given = ir.TensorType(value.shape, value.dtype)
+        given = TensorType(value.shape, value.dtype)
     given = given or param._type  # inferred before a pass took away the operator that it followed from
     return given and relax.Var(param.name_hint, _relax_type(given, param.name_hint))
 
@@ -85,9 +89,9 @@ _NO_CHANNELS = str.maketrans("", "", "OI")
 
 
 def _relax_type(given, name):
-    if isinstance(given, ir.TupleType):
+    if isinstance(given, TupleType):
         return relax.TupleType([_relax_type(field, name) for field in given.fields])
-    if any(isinstance(axis, ir.Any) for axis in given.shape):
+    if any(isinstance(axis, Any) for axis in given.shape):
         raise Unservable(
             f"%{name} has the shape {given.shape}: relay.Any() is of any length, and builds are for fixed shapes "
             "now; write a number for it"
@@ -98,10 +102,10 @@ def _relax_type(given, name):
 def relay_type(ty):
     """A Relax type in Relay's words."""
     if isinstance(ty, tvm.ir.TupleType):
-        return ir.TupleType([relay_type(field) for field in ty.fields])
+        return TupleType([relay_type(field) for field in ty.fields])
     if isinstance(ty, relax.TensorType):
         shape = fixed_shape(ty)
-        return ir.TensorType(shape if shape is not None else [ir.Any()] * int(ty.ndim), ty.dtype)
+        return TensorType(shape if shape is not None else [Any()] * int(ty.ndim), ty.dtype)
     return ty
 
 

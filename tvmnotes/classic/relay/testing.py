@@ -16,6 +16,7 @@ import tvm
 from . import functor, ir, transform
 from .lower import infer
 from .ops import OPERATORS, module
+from .ty import TensorType, TupleType
 
 nn = SimpleNamespace(**module("nn."))
 
@@ -360,9 +361,9 @@ def dcgan(batch_size, random_len=100, oshape=(3, 64, 64), ngf=128, code=None, la
 
 def lstm_cell(num_hidden, batch_size=1, dtype="float32", name=""):
     """One step: a function of inputs, the states (h, c), and weights and biases to (output, (h, c))."""
-    state = ir.TensorType((batch_size, num_hidden), dtype)
-    types = [state, ir.TupleType([state, state])]
-    types += 2 * [ir.TensorType((4 * num_hidden, num_hidden), dtype), ir.TensorType((4 * num_hidden,), dtype)]
+    state = TensorType((batch_size, num_hidden), dtype)
+    types = [state, TupleType([state, state])]
+    types += 2 * [TensorType((4 * num_hidden, num_hidden), dtype), TensorType((4 * num_hidden,), dtype)]
     names = ("inputs", "states", "i2h_weight", "i2h_bias", "h2h_weight", "h2h_bias")
     inputs, states, *weights = params = [ir.Var(n, ty) for n, ty in zip(names, types, strict=True)]
     gates = dense_add_bias(inputs, *weights[:2], units=4 * num_hidden)
@@ -376,8 +377,8 @@ def lstm_cell(num_hidden, batch_size=1, dtype="float32", name=""):
 
 def lstm(iterations, num_hidden, batch_size=1, dtype="float32"):
     """`iterations` cells in a row, each with weights of its own. Their inputs are data, data_1, data_2, …"""
-    state, bias = ir.TensorType((batch_size, num_hidden), dtype), ir.TensorType((4 * num_hidden,), dtype)
-    weight, zeros = ir.TensorType((4 * num_hidden, num_hidden), dtype), OPERATORS["zeros"](state.shape, dtype)
+    state, bias = TensorType((batch_size, num_hidden), dtype), TensorType((4 * num_hidden,), dtype)
+    weight, zeros = TensorType((4 * num_hidden, num_hidden), dtype), OPERATORS["zeros"](state.shape, dtype)
     out, states = None, ir.Tuple([zeros, zeros])
     for n in range(iterations):
         weights = [

@@ -6,15 +6,10 @@ from . import ir
 from .ops import OPERATORS
 
 
-def astext(what) -> str:
+def astext(what, show_meta_data: bool = False, annotate=None) -> str:
     """The text of a module, function or expression, with the types that are known; those of a module are inferred."""
     if isinstance(what, ir.IRModule):
-        from .lower import infer
-
-        functions = {v.name_hint: f for v, f in what.functions_items()}
-        for function in functions.values():
-            infer(function, functions)
-        printer = _Printer()
+        printer, functions = _Printer(), what.infer().by_name()
         return "\n".join(printer.function(f, f"def @{name}") for name, f in functions.items())
     if isinstance(what, ir.Function):
         return _Printer().function(what, "fn ")
@@ -22,6 +17,10 @@ def astext(what) -> str:
     result = printer.value(what)
     free = [f"free_var {printer.value(v)}{_annotated(v)};" for v in ir.free_vars(what)]
     return "\n".join([*free, *printer.lines, result])
+
+
+ir.Expr.astext = ir.Expr.__str__ = astext
+ir.IRModule.astext = ir.IRModule.__str__ = ir.IRModule.__repr__ = astext
 
 
 def _annotated(v: ir.Var) -> str:
@@ -81,7 +80,7 @@ class _Printer:
 
     def _operation(self, node) -> str:
         if isinstance(node, ir.If):
-            return "if ({}) {{ {} }} else {{ {} }}".format(*(self.names[part] for part in ir.children(node)))
+            return "if ({}) {{ {} }} else {{ {} }}".format(*(self.names[part] for part in node.children()))
         if isinstance(node.op, ir.Op):
             name = node.op.name
         elif isinstance(node.op, ir.Function):

@@ -10,7 +10,7 @@ from ...compiler.fold import fold_with_numpy
 from ..context import PASSES, instruments
 from . import ir
 from .lift import from_relax
-from .lower import infer, to_relax
+from .lower import to_relax
 from .ops import OPERATORS
 
 # The lowest opt level at which a Sequential runs a pass, as Relay had it.
@@ -87,21 +87,14 @@ def _step_of_today(step, mod):
     return mod
 
 
-def _typed(mod: ir.IRModule) -> ir.IRModule:
-    functions = {v.name_hint: f for v, f in mod.functions_items()}
-    for function in functions.values():
-        infer(function, functions)
-    return mod
-
-
 def _relay(name):
     """Make a pass of a function from function to function; types are known before it and after it."""
 
     def register(body):
         def make(*args, **kwargs):
             def run(mod):
-                mod = _typed(mod)
-                return _typed(ir.IRModule({v: body(f, *args, **kwargs) for v, f in mod.functions_items()}))
+                typed = mod.infer().functions_items()
+                return ir.IRModule({v: body(f, *args, **kwargs) for v, f in typed}).infer()
 
             return Pass(name, run)
 
@@ -116,7 +109,7 @@ def _relax(name, *passes):
 
     def make(*args, **kwargs):
         def run(mod):
-            lowered, _ = to_relax(mod["main"], functions={v.name_hint: f for v, f in mod.functions_items()})
+            lowered, _ = to_relax(mod["main"], functions=mod.by_name())
             for step in passes:
                 lowered = step(*args, **kwargs)(lowered)
             lowered = t.ConvertToDataflow()(lowered)
@@ -145,7 +138,7 @@ def _of_script(method: str, run):
 
 
 def _run_on_functions(body, mod, context):
-    return _typed(ir.IRModule({v: body(f, mod, context) for v, f in _typed(mod).functions_items()}))
+    return ir.IRModule({v: body(f, mod, context) for v, f in mod.infer().functions_items()}).infer()
 
 
 def _unchanged(name, why):
@@ -178,7 +171,7 @@ def simplify_inference(function):
     """Batch norm as one multiplication and one addition, dropout as nothing."""
     make, replaced = OPERATORS, {}
     for node in ir.post_order(function.body):
-        made = ir.rebuild(node, replaced)
+        made = node.rebuild(lambda part: replaced.get(part, part))
         inner = made.tuple_value if isinstance(made, ir.TupleGetItem) else made
         if inner is not made and _is(inner, "nn.batch_norm") and made.index == 0:
             data, gamma, beta, mean, variance = inner.args
@@ -201,7 +194,7 @@ def eliminate_common_subexpr(function, fskip=None):
     """Calls of the same operator, arguments and attributes become one, but for those that `fskip(call)` names."""
     replaced, first = {}, {}
     for node in ir.post_order(function.body):
-        made = replaced[node] = ir.rebuild(node, replaced)
+        made = replaced[node] = node.rebuild(lambda part: replaced.get(part, part))
         if isinstance(made, ir.TupleGetItem):
             replaced[node] = first.setdefault((made.tuple_value, made.index), made)
         elif isinstance(made, ir.Call) and not (fskip and fskip(made)):
@@ -273,7 +266,7 @@ def fold_scale_axis(function):
     uses = _uses(function.body)
     replaced: dict = {}
     for node in ir.post_order(function.body):
-        made = ir.rebuild(node, replaced)
+        made = node.rebuild(lambda part: replaced.get(part, part))
         if _is(made, "multiply"):
             conv, scale = made.args if _is(made.args[0], "nn.conv2d") else reversed(made.args)
             plain = _is(conv, "nn.conv2d") and conv.attrs.data_layout == "NCHW" and conv.attrs.kernel_layout == "OIHW"
@@ -301,7 +294,7 @@ def _is(expr, name: str) -> bool:
 def _uses(body) -> dict:
     counts: dict = {}
     for node in ir.post_order(body):
-        for part in ir.children(node):
+        for part in node.operands():
             counts[part] = counts.get(part, 0) + 1
     return counts
 
@@ -352,7 +345,7 @@ def fuse_ops(function, fuse_opt_level=-1):
     replaced: dict = {}
     for node in ir.post_order(function.body):
         if node not in group:
-            replaced[node] = ir.rebuild(node, replaced)
+            replaced[node] = node.rebuild(lambda part: replaced.get(part, part))
         elif group[node][-1] is node or not any(n in group[node] for n in _readers(nodes, node)):
             replaced[node] = _primitive(node, group[node], replaced)
     return ir.Function(function.params, replaced[function.body], attrs=function.attrs)

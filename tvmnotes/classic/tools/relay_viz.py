@@ -11,6 +11,7 @@ import collections
 from pathlib import Path
 
 from ..relay import ir
+from ..relay.ty import TensorType
 
 UNKNOWN_TYPE = "unknown"
 
@@ -90,17 +91,13 @@ def _name(op) -> str:
 
 
 def _parts(node) -> list:
-    """What `node` reads, the body of a function and of a `Let` as well."""
-    if isinstance(node, ir.Function):
-        return [*node.params, node.body]
-    if isinstance(node, ir.Let):
-        return [node.var, node.value, node.body]
-    return [*([node.op] if isinstance(node, ir.Call) and isinstance(node.op, ir.Function) else []), *ir.children(node)]
+    """The expressions that `node` reads, the body of a function and of a `Let` as well."""
+    return [part for part in node.children() if isinstance(part, ir.Expr)]
 
 
 def _type_lines(node) -> str:
     ty = node._type
-    return f"shape: {ty.shape}\ndtype: {ty.dtype}" if isinstance(ty, ir.TensorType) else f"type: {ty or UNKNOWN_TYPE}"
+    return f"shape: {ty.shape}\ndtype: {ty.dtype}" if isinstance(ty, TensorType) else f"type: {ty or UNKNOWN_TYPE}"
 
 
 class RelayVisualizer:
@@ -111,11 +108,7 @@ class RelayVisualizer:
         if not isinstance(relay_mod, ir.IRModule):
             raise TypeError(f"RelayVisualizer: expected a Relay module, got {type(relay_mod).__name__}")
         self._plotter, parser = plotter or TermPlotter(), parser or DefaultVizParser()
-        from ..relay.lower import infer
-
-        functions = {v.name_hint: f for v, f in relay_mod.functions_items()}
-        for name, function in functions.items():
-            infer(function, functions)
+        for name, function in relay_mod.infer().by_name().items():
             order = ir.post_order(function, _parts)  # functions that are called too
             identities = {node: str(n) for n, node in enumerate(order)}
             graph = self._plotter.create_graph(name)

@@ -8,7 +8,8 @@ from tvm import relax
 from tvm.relax import op as R
 
 from ....importers.composites import logarithm, reduced_axes
-from .operator import axis_list, dtype_of, known_shape, named, operator, relax_function
+from ..ir import Expr, const
+from .operator import OPERATORS, axis_list, dtype_of, known_shape, named, operator, relax_function
 
 
 def _unary(name, function, *today):
@@ -123,3 +124,29 @@ def _argument(name, function):
 
 _argument("argmax", R.argmax)
 _argument("argmin", R.argmin)
+
+
+# ---------------------------------------------------------------- as Python writes them
+
+
+def _method(name: str, swapped: bool = False):
+    """A method of an expression that calls an operator; a Python number beside it is a constant."""
+
+    def method(self, other):
+        if isinstance(other, int | float):
+            other, number = const(other), other
+            other.number = number
+        return OPERATORS[name](*((other, self) if swapped else (self, other)))
+
+    return method
+
+
+for _short, _name in {
+    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "pow": "power", "mod": "floor_mod",
+    "floordiv": "floor_divide", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
+}.items():  # fmt: skip
+    setattr(Expr, f"__{_short}__", _method(_name))
+    if _short in ("add", "sub", "mul", "truediv"):
+        setattr(Expr, f"__r{_short}__", _method(_name, swapped=True))
+Expr.__neg__ = lambda self: OPERATORS["negative"](self)
+Expr.astype = lambda self, dtype: OPERATORS["cast"](self, dtype)

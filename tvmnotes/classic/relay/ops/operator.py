@@ -10,11 +10,12 @@ import inspect
 import re
 
 import numpy as np
+import tvm
 from tvm import relax
 from tvm.relax import op as R
 
 from ....base.relax import fixed_shape
-from ..ir import Call, Expr, Op, TupleWrapper, as_expr, plain
+from ..ir import Call, Expr, Op, TupleWrapper, as_expr
 
 OPERATORS: dict[str, "Operator"] = {}
 
@@ -87,6 +88,17 @@ def module(prefix: str) -> dict:
     """The public operators whose names begin with `prefix` ("nn.", or "" for those of relay itself), by short name."""
     return {n[len(prefix) :]: made for n, made in OPERATORS.items()
             if n.startswith(prefix) and "." not in n[len(prefix) :]}  # fmt: skip
+
+
+def plain(value):
+    """An attribute in Python's own types."""
+    if isinstance(value, tvm.tirx.IntImm | tvm.tirx.FloatImm):
+        return value.value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, str | int | float | Expr) or value is None:
+        return value
+    return [plain(v) for v in value] if hasattr(value, "__iter__") else str(value)
 
 
 # ---------------------------------------------------------------- what bodies share
