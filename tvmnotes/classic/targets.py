@@ -116,8 +116,8 @@ def for_build(target=None, host=None):
     return target if elsewhere or any(target.attrs.get(name) for name in ("mcpu", "mattr")) else None
 
 
-def cuda(model: str = "unknown", options=None):
-    return tvm.target.Target({"kind": "cuda", "arch": "sm_70"})
+def cuda(model: str = "unknown", arch: str = "sm_70", options=None):
+    return tvm.target.Target({"kind": "cuda", "arch": arch})
 
 
 def arm_cpu(model: str = "unknown", options=None):
