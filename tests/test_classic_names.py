@@ -7,7 +7,7 @@ import pytest
 import tvm
 
 import tvmnotes as tn
-from tvmnotes.classic import modules, names
+from tvmnotes.classic import gone, names
 from tvmnotes.classic.relay import frontend, ir, lower, ops, transform
 from tvmnotes.classic.relay.ops.arithmetic import BINARY, UNARY
 
@@ -18,8 +18,12 @@ def test_every_served_name_has_a_row():
 
 
 def test_no_row_is_for_what_is_not_served():
-    stale = [old for old in {**names._CALLS, **names._METHODS, **names._AUTOTVM} if old not in names.served()]
-    stale += [f"relay.transform.{name}" for name in names._PASSES if name not in transform.NAMES]
+    stale = [
+        old
+        for old in {**gone.ROWS["calls"], **gone.ROWS["methods"], **gone.ROWS["autotvm"]}
+        if old not in names.served()
+    ]
+    stale += [old for old in gone.ROWS["passes"] if old.removeprefix("relay.transform.") not in transform.NAMES]
     assert not stale
 
 
@@ -67,11 +71,11 @@ def test_operators_and_passes_have_one_row_each():
 
 
 def test_what_is_gone_says_why():
-    gone = names.table("gone").set_index("old").note
-    assert len(gone) == len(modules._GONE) + len(frontend._GONE)
-    assert gone["relay.frontend.from_keras"] == frontend._GONE["from_keras"]
-    assert gone["tvm.micro"] == modules._GONE["micro"]
-    assert gone["relay.quantize"] == modules._GONE["quantize"]
+    notes = names.table("gone").set_index("old").note
+    assert len(notes) == len(gone.ROWS["gone"]) + len(frontend._GONE)
+    assert notes["relay.frontend.from_keras"] == frontend._GONE["from_keras"]
+    for old in ("tvm.micro", "relay.quantize"):
+        assert notes[old] == gone.ROWS["gone"][old][1] != ""
 
 
 def row(old):

@@ -160,6 +160,16 @@ def host_target():
     return tvm.target.Target(spec)
 
 
+def target_json(target) -> str:
+    """A TVM target as the line of JSON that records, manifests and keys hold.
+
+    It is what `str(target)` gives too, except while `tvmnotes.classic` has targets print as TVM's of old did.
+    """
+    import tvm
+
+    return str(tvm.get_global_func("target.TargetAsJSON")(target))
+
+
 # ---------------------------------------------------------------- report and problems
 
 
@@ -199,7 +209,7 @@ def report() -> Report:
             "instruction sets": ", ".join(instruction_sets()),
             "cores": f"{usable_cores()} usable of {listed} listed by the kernel",
             "threads": f"{threads()} (TVM_NUM_THREADS={os.environ.get('TVM_NUM_THREADS', '')})",
-            "target": str(host_target()),
+            "target": target_json(host_target()),
             "C++ compiler": "found" if cpp_compiler() else "none: Compiled.save needs g++ or clang++",
             "GPU": "CUDA device 0" if tvm.cuda(0).exist else "none",
             "network": "off (TVMNOTES_OFFLINE)" if data.offline() else "used when a file is neither bundled nor cached",

@@ -6,12 +6,14 @@
 or, from a shell, `python -m tvmnotes classic SCRIPT [ARGS…]`. Scripts build and run through the importers and the
 pipeline of tvmnotes: `relay.build` at opt level 3 is `tn.build`.
 
-    ir, ops, text      Relay's expressions, operators and text
-    lower, lift        to Relax, and back
-    build, graph_executor, frontend, transform, testing, functor, scope_builder, autotvm, targets, context, relay_viz,
-    tvmc               each serves the old module, or modules, of like name
-    names              the table of old and new names
-    modules            what is put in place, and what is not served and why
+    relay              expressions, operators, text, passes, builds, networks: `tvm.relay`
+    autotvm            `tvm.autotvm`
+    tools              `tvm.driver.tvmc` and `tvm.contrib.relay_viz`
+    graph_executor     the executor and its debugger
+    targets, context   targets and devices, and pass contexts, as scripts write them
+    modules, patches   what is put in place: modules, and attributes of today's TVM
+    gone, names        what is not served and why; the table of old and new names, from names.csv
+    runner             runs a script
 """
 
 import importlib
@@ -19,6 +21,7 @@ import importlib.util
 import sys
 
 from ..importers.mxnet import gluon
+from .gone import Old, missing
 
 _undo: list = []
 
@@ -27,8 +30,6 @@ class _Missing:
     """The last finder of modules: says of what is missing in TVM what became of it, or a near name."""
 
     def find_spec(self, name: str, path=None, target=None):
-        from .modules import missing
-
         parent, _, short = name.rpartition(".")
         if name.startswith("tvm.") and parent in sys.modules:
             raise ImportError(missing(parent, short, vars(sys.modules[parent])), name=name)
@@ -38,21 +39,21 @@ def enable() -> None:
     """Put the old API in place, in this process. Again is harmless; a TVM that has Relay itself is left alone."""
     if _undo:
         return
-    import tvm
+    import tvm  # for speed: to import tvmnotes.classic imports no TVM
 
     if importlib.util.find_spec("tvm.relay") is not None:
         print(f"TVM {tvm.__version__} has Relay itself: tvmnotes.classic leaves it alone", file=sys.stderr)
         return
-    from . import modules
+    from . import modules, patches  # for speed: they import TVM and all that serves it
 
-    for owner, name, value in modules.patches():
+    for owner, name, value in patches.patches():
         _set(owner, name, value)
     sys.meta_path[:] = [gluon.Finder(), *sys.meta_path, _Missing()]
     for name, module in modules.modules().items():
         _undo.append((sys.modules, name, sys.modules.get(name), name in sys.modules))
         sys.modules[name] = module
         parent, _, short = name.rpartition(".")
-        if not isinstance(sys.modules.get(parent), modules.Old):
+        if not isinstance(sys.modules.get(parent), Old):
             _set(importlib.import_module(parent), short, module)
 
 

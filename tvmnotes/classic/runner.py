@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 from . import enable
+from .gone import Old
 
 _FILES = {__file__, runpy.run_module.__code__.co_filename, importlib.import_module.__code__.co_filename}
 
@@ -36,8 +37,6 @@ def run(name: str, args: list[str], as_module: bool = False) -> None:
 
 def _run_module(name: str) -> None:
     """A module of old has no file to run: its `main` is called."""
-    from .modules import Old
-
     served = sys.modules.get(name)
     if not isinstance(served, Old):
         runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -1,13 +1,15 @@
-"""Targets as scripts wrote them: strings with options, helpers by device, `target_host`."""
+"""Targets as scripts wrote them: strings with options, helpers by device, `target_host`; and devices of targets."""
 
+import json
 import shlex
 import warnings
 
 import tvm
 
-_CPU_OPTIONS = ("mcpu", "mtriple", "mattr", "num-cores", "keys", "libs", "device", "model", "mfloat-abi", "mabi",
-                "vector-width", "fast-math", "opt-level", "jit", "tag")  # fmt: skip
+from ..base import env
+
 _RENAMED = {"target": "mtriple"}
+_DEVICES = {"llvm": "cpu", "c": "cpu", "stackvm": "cpu", "gpu": "cuda", "nvptx": "cuda", "cl": "opencl"}
 _ARM = {  # tvm.target.arm_cpu by model
     "rasp3b": "armv7l-linux-gnueabihf",
     "rasp4b": "armv8l-linux-gnueabihf",
@@ -20,20 +22,23 @@ _ARM = {  # tvm.target.arm_cpu by model
 
 def parse(target):
     """What `tvm.target.Target` takes today for what it took then: a string with options becomes a dictionary."""
-    if not isinstance(target, str) or " " not in target.strip():
+    if not isinstance(target, str) or " " not in target.strip() or target.lstrip().startswith("{"):
         return target
-    kind, *options = shlex.split(target)
-    made = {"kind": kind}
-    for name, value in _options(options):
+    kind, *words = shlex.split(target)
+    if kind not in tvm.target.Target.list_kinds():
+        return target
+    types, config = tvm.target.TargetKind.options_from_name(kind), {"kind": kind}
+    for name, value in _options(words):
         name = _RENAMED.get(name, name)
-        if kind == "llvm" and name not in _CPU_OPTIONS:
+        if name not in types:
             warnings.warn(f"target {target!r}: -{name} no longer exists and is left out", stacklevel=3)
-            continue
-        if name in ("mattr", "keys", "libs"):
-            made[name] = value.split(",")
+        elif types[name] == "Array<str>":
+            config[name] = value.split(",")
+        elif types[name] in ("int", "bool"):
+            config[name] = json.loads(value)
         else:
-            made[name] = int(value) if value.lstrip("-").isdigit() else value
-    return made
+            config[name] = parse(value) if name == "host" else value
+    return config
 
 
 def _options(words: list[str]):
@@ -45,6 +50,38 @@ def _options(words: list[str]):
         if not sign and words and not words[0].startswith("-"):
             value = words.pop(0)
         yield name, value or "1"
+
+
+def text(target: tvm.target.Target) -> str:
+    """A target as TVM printed it up to 0.19: its kind, its keys, then its options by name. `parse` reads it.
+
+    The host, which TVM left out, stands among the options, as two targets that differ in it are not equal.
+    """
+    return _text(json.loads(env.target_json(target)))
+
+
+def _text(config: dict) -> str:
+    words = [config["kind"]]
+    options = tvm.target.TargetKind.options_from_name(config["kind"])
+    for name in sorted({*config} & {*options} - {"kind"}, key=lambda name: (name != "keys", name)):
+        value = config[name]
+        if isinstance(value, list):
+            value = ",".join(value)
+        elif isinstance(value, dict):
+            value = _text(value)
+        elif isinstance(value, bool):
+            value = int(value)
+        if value != "":
+            words.append(f"-{name}={shlex.quote(str(value))}")
+    return " ".join(words)
+
+
+def device(device_type, device_id=None) -> tvm.runtime.Device:
+    """`tvm.device` and `tvm.context`: of a device's name or number, or of a target's string, old or JSON."""
+    if isinstance(device_type, str):
+        name = json.loads(device_type)["kind"] if device_type.startswith("{") else device_type.split()[0]
+        device_type = _DEVICES.get(name, name)
+    return tvm.runtime.device(device_type, device_id)
 
 
 def for_build(target=None, host=None):
@@ -79,8 +116,8 @@ def for_build(target=None, host=None):
     return target if elsewhere or any(target.attrs.get(name) for name in ("mcpu", "mattr")) else None
 
 
-def cuda(model: str = "unknown", options=None):
-    return tvm.target.Target({"kind": "cuda", "arch": "sm_70"})
+def cuda(model: str = "unknown", arch: str = "sm_70", options=None):
+    return tvm.target.Target({"kind": "cuda", "arch": arch})
 
 
 def arm_cpu(model: str = "unknown", options=None):

@@ -148,7 +148,7 @@ def _objects() -> _Objects | None:
 
 def _key(target, text: str) -> str:
     context = tvm.transform.PassContext.current()
-    parts = (_toolchain(), str(target), str(context.opt_level), str(sorted(context.config.items())), text)
+    parts = (_toolchain(), env.target_json(target), str(context.opt_level), str(sorted(context.config.items())), text)
     return hashlib.sha256(chr(0).join(parts).encode()).hexdigest()
 
 

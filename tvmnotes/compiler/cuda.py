@@ -227,7 +227,8 @@ class CompiledForGPU(Compiled):
     """A network compiled for a GPU: as `Compiled`, with the parameters and all that is between in the GPU's memory."""
 
     def __init__(self, library, graph: dict, params: dict, target: tvm.target.Target, opt_level: int):
-        build_info = {"target": json.loads(str(target)), "architecture": platform.machine(), "instruction_sets": []}
+        described = json.loads(env.target_json(target))
+        build_info = {"target": described, "architecture": platform.machine(), "instruction_sets": []}
         super().__init__(library, graph, params, build_info, opt_level)
 
     def _start(self, library):

@@ -43,7 +43,7 @@ class Record:
     """
 
     workload: Convolution | Dense | Kernel
-    target: str  # as str(tvm.target.Target) gives it
+    target: str  # as `env.target_json` gives it
     config: dict
     seconds: tuple[float, ...]
     error: str | None = None
@@ -129,7 +129,7 @@ def _is_sound(record: Record) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _canonical(target: str) -> str:
-    return str(tvm.target.Target(json.loads(target)))
+    return env.target_json(tvm.target.Target(json.loads(target)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -275,7 +275,7 @@ class Chosen:
     def __init__(self, records: Iterable[Record], target: tvm.target.Target, source: str):
         self.source, self.counts = source, Counter(exact=0, near=0, default=0)
         self._exact, self._near = {}, {}
-        target = str(target)
+        target = env.target_json(target)
         for (workload, measured_for), record in best(records).items():
             if measured_for == target:
                 self._exact[workload] = record

@@ -82,7 +82,7 @@ def _replaceable(path: Path) -> bool:
 def build_info(target: "tvm.target.Target") -> dict:
     """What a manifest says of the target that a network is built for."""
     return {
-        "target": json.loads(str(target)),
+        "target": json.loads(env.target_json(target)),
         "architecture": _machine(str(target.attrs.get("mtriple") or platform.machine()).split("-")[0]),
         "instruction_sets": list(env.target_instruction_sets(target)),
     }

@@ -34,7 +34,7 @@ def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
     """The kernels of a network that sum or compare over something and have no schedule of ours."""
     target = resolve_target(target)
     found = workloads(mod, params, target)
-    return [Task(workload, count, str(target)) for workload, count in found.items()
+    return [Task(workload, count, env.target_json(target)) for workload, count in found.items()
             if isinstance(workload, Kernel) and _reduces(workload.func)]  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def finalists(tasks: list[Task], measured: list[Record]) -> dict[Task, list[dict
 def variant(best: dict[Task, list[dict]], place: int, mod, params, target):
     """The network with everyone's config of that place, or the last one."""
     placed = {task: configs[min(place, len(configs) - 1)] for task, configs in best.items()}
-    chosen = [records.measured(task.workload, str(target), config) for task, config in placed.items()]
+    chosen = [records.measured(task.workload, task.target, config) for task, config in placed.items()]
     return build(mod, params, target, records=chosen)
 
 
@@ -82,7 +82,7 @@ def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, momen
         for place in range(len(configs)):
             seconds = [turn[place].get(name, math.inf) / task.count for turn in turns]
             if max(seconds) < math.inf:
-                made.append(records.measured(task.workload, str(target), configs[place], seconds, final=moment))
+                made.append(records.measured(task.workload, task.target, configs[place], seconds, final=moment))
     return made
 
 

@@ -101,7 +101,7 @@ class Session:
 
     def _read(self, fresh: list[Record]) -> list[Record]:
         """Keep what is for the target."""
-        fresh = [record for record in fresh if record.target == str(self.target)]
+        fresh = [record for record in fresh if record.target == env.target_json(self.target)]
         self.known += fresh
         return fresh
 
@@ -168,7 +168,7 @@ class Session:
             size = min(size, self.early_stopping - (state.trials - state.last_gain))
         workload, space = state.task.workload, state.task.space
         chosen = self.tuners[workload].propose(size)
-        candidates = [Candidate(workload, space[n], str(self.target)) for n in chosen]
+        candidates = [Candidate(workload, space[n], env.target_json(self.target)) for n in chosen]
         return self.write([
             records.measured(c.workload, c.target, c.config, trial.seconds, trial.error,
                              machine=trial.machine or runner.machine)
@@ -207,7 +207,7 @@ class Session:
     def result(self) -> "Tuning":
         chosen, rows = records.best(self.known), []
         for task, state in zip(self.tasks, self.states, strict=True):
-            best = chosen.get((task.workload, str(self.target)))
+            best = chosen.get((task.workload, env.target_json(self.target)))
             same = [r for r in self.known if best and r.workload == task.workload and r.final == best.final]
             default = [r.call_seconds for r in same if r.config == task.default]
             rows.append((task, state.trials, min(default, default=None), best))

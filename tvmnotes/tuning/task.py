@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import tvm
 
+from ..base.env import target_json
 from ..compiler import pipeline
 from ..compiler.build import bind, resolve_target
 from ..compiler.schedules import Kernel, choose, configs
@@ -18,7 +19,7 @@ _HOPE = 0.15  # of a time: what a batch may save at most, also of the fastest ke
 
 @dataclass(frozen=True)
 class Task:
-    """A workload of a network, which has `count` kernels of it, for a target, as str(tvm.target.Target) gives it."""
+    """A workload of a network, which has `count` kernels of it, for a target, as `env.target_json` gives it."""
 
     workload: object
     count: int
@@ -71,7 +72,8 @@ def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
     """The convolutions, and the products with known matrices, of a network, in its order, each distinct one once."""
     target = resolve_target(target)
     found = workloads(mod, params, target)
-    return [Task(workload, count, str(target)) for workload, count in found.items() if not isinstance(workload, Kernel)]
+    return [Task(workload, count, target_json(target)) for workload, count in found.items()
+            if not isinstance(workload, Kernel)]  # fmt: skip
 
 
 # ---------------------------------------------------------------- which task is next

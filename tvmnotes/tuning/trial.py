@@ -32,7 +32,7 @@ _SWEPT = 32 << 20  # bytes: more than the cores' own caches hold
 
 @dataclass(frozen=True)
 class Candidate:
-    """A config to try: of a workload, for a target, as str(tvm.target.Target) gives it."""
+    """A config to try: of a workload, for a target, as `env.target_json` gives it."""
 
     workload: Any
     config: dict

@@ -15,7 +15,7 @@ import numpy as np
 import tvm
 
 from ... import tuning
-from ...base import data
+from ...base import data, env
 from ...compiler.records import Chosen, Record, best, read
 from ...compiler.schedules import choose
 from .. import targets
@@ -71,8 +71,7 @@ def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | No
 
 @functools.lru_cache(maxsize=1024)
 def _task(workload, target: str) -> Task:
-    given = json.loads(target) if target.startswith("{") else targets.parse(target)
-    return Task(tuning.Task(workload, 1, str(tvm.target.Target(given))))
+    return Task(tuning.Task(workload, 1, env.target_json(tvm.target.Target(targets.parse(target)))))
 
 
 def load_from_file(filepath):

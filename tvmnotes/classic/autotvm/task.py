@@ -7,6 +7,7 @@ import numpy as np
 import tvm
 
 from ... import tuning
+from ...base.env import target_json
 from ...compiler import build as compiler
 from ...compiler.schedules.convolution import Convolution
 from ...compiler.schedules.matmul import Dense
@@ -130,7 +131,7 @@ def _tuple(value) -> tuple[int, ...]:
 def create(task_name, args, target, target_host=None) -> Task:
     """`autotvm.task.create`: a task by its name and arguments, as tasks that were extracted have them."""
     try:
-        return Task(tuning.Task(workload_of(str(task_name), args), 1, str(_target(target))))
+        return Task(tuning.Task(workload_of(str(task_name), args), 1, target_json(_target(target))))
     except (ValueError, TypeError, IndexError):
         raise ValueError(
             f"autotvm.task.create: no template {task_name!r} for {args!r}; there are conv2d_NCHWc.x86, "

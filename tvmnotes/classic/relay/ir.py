@@ -339,7 +339,14 @@ def free_vars(expr: Expr) -> list[Var]:
     return free
 
 
-class IRModule(tvm.IRModule):
+class _ModuleType(type(tvm.IRModule)):
+    """The class of `IRModule`: a `tvm.IRModule` that has got functions of Relay is an instance of that as well."""
+
+    def __instancecheck__(cls, value) -> bool:
+        return super().__instancecheck__(value) or (isinstance(value, tvm.IRModule) and "_functions" in vars(value))
+
+
+class IRModule(tvm.IRModule, metaclass=_ModuleType):
     """Functions by name; `main` is where a program starts."""
 
     def __init__(self, functions=None, type_definitions=None):

@@ -1,0 +1,35 @@
+"""The rows of `names.csv`, and the errors about names that nothing serves, which say what became of them.
+
+A row has the kind of an old name, the name, the name of today, and a note; for a name that is gone the note is the
+reason. `names` makes tables of them.
+"""
+
+import csv
+import difflib
+import types
+from pathlib import Path
+
+ROWS: dict[str, dict[str, tuple[str, str]]] = {}  # by kind and old name: the name of today, and a note
+with open(Path(__file__).with_name("names.csv"), newline="", encoding="utf-8") as _file:
+    for _kind, _old, *_row in list(csv.reader(_file))[1:]:
+        ROWS.setdefault(_kind, {})[_old] = tuple(_row)
+_REASONS = {old.rpartition(".")[2]: note for old, (_, note) in ROWS["gone"].items()}
+
+
+class Old(types.ModuleType):
+    """A module of old. An unknown attribute is an error that names a near one, or says what became of it."""
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(missing(self.__name__, name, self.__dict__))
+
+
+def missing(module: str, name: str, others) -> str:
+    """The sentence of an error about `module.name`, a module that has the names `others`."""
+    gone = next((part for part in (name, module.rpartition(".")[2]) if part in _REASONS), None)
+    if gone:
+        return f"{module}.{name}: {_REASONS[gone]}"
+    near = difflib.get_close_matches(name, [other for other in others if other[0] != "_"], n=3, cutoff=0.5)
+    hint = f"; near names: {', '.join(near)}" if near else ""
+    return f"tvmnotes.classic serves no {module}.{name}{hint}"

@@ -1,0 +1,177 @@
+"""What `enable` puts into today's TVM and `disable` takes out: what it has lost, and what takes less than it took."""
+
+import inspect
+
+import tvm
+import tvm.rpc
+
+from . import context, targets
+from .gone import missing
+from .modules import TESTING, install_request_hook, load_module
+from .relay import build, ir, transform
+
+_INCOMPLETE = (tvm, tvm.te, tvm.target, tvm.transform, tvm.contrib)  # modules that say what became of what they lack
+
+
+def patches() -> list[tuple[object, str, object]]:
+    """(object, attribute, value) of each."""
+    return [
+        *_modules(),
+        *_contexts(),
+        *_targets(),
+        *_devices(),
+        *_sessions(),
+        (tvm.runtime.Tensor, "asnumpy", tvm.runtime.Tensor.numpy),
+        (tvm.runtime.Tensor, "ctx", property(lambda self: self.device)),
+        (tvm.runtime.Tensor, "context", property(lambda self: self.device)),
+        (tvm.runtime, "load_module", load_module),
+        (tvm.runtime, "NDArray", tvm.runtime.Tensor),
+        (tvm, "register_func", tvm.register_global_func),
+        (tvm, "convert", tvm.runtime.convert),
+        (tvm, "TVMError", RuntimeError),
+        (tvm.error, "TVMError", RuntimeError),
+        *((module, "install_request_hook", install_request_hook) for module in TESTING),
+        *((module, "__getattr__", _unknown_in(module)) for module in _INCOMPLETE),
+    ]
+
+
+def _unknown_in(module):
+    def unknown(name: str):
+        raise AttributeError(missing(module.__name__, name, vars(module)))
+
+    return unknown
+
+
+# ---------------------------------------------------------------- modules of functions
+
+
+class _OfEither:
+    """An attribute of `tvm.IRModule`: Relay's for a module with functions of Relay, today's for any other."""
+
+    def __init__(self, name: str, relays):
+        self.relays, self.todays = relays, inspect.getattr_static(tvm.IRModule, name, None)
+
+    def __get__(self, module, owner=None):
+        of_relay = module is not None and isinstance(module, ir.IRModule)
+        attribute = self.relays if of_relay else self.todays
+        if attribute is None:
+            raise AttributeError("a tvm.IRModule has it only with functions of Relay")
+        return attribute.__get__(module, owner)
+
+
+def _modules() -> list:
+    """`tvm.IRModule` becomes a module of Relay as soon as it gets a function of Relay."""
+    init, add, from_expr, call = (
+        tvm.IRModule.__init__, tvm.IRModule.__setitem__, tvm.IRModule.from_expr, tvm.ir.GlobalVar.__call__)  # fmt: skip
+
+    def init_of_either(self, functions=None, *args, **kwargs):
+        of_relay = isinstance(functions, dict) and any(isinstance(f, ir.Expr) for f in functions.values())
+        init(self, None if of_relay else functions, *args, **kwargs)
+        for name, function in functions.items() if of_relay else ():
+            self[name] = function
+
+    def add_to_either(self, name, function):
+        if isinstance(function, ir.Expr) and not isinstance(self, ir.IRModule):
+            if len(self.functions):
+                raise TypeError("this tvm.IRModule holds functions of today; put those of Relay into another one")
+            self._functions = {}
+        (ir.IRModule.__setitem__ if isinstance(self, ir.IRModule) else add)(self, name, function)
+
+    def from_expr_of_either(expr, functions=None, type_defs=None):
+        of_relay = isinstance(expr, ir.Expr | ir.TupleWrapper)
+        return (ir.IRModule.from_expr if of_relay else from_expr)(expr, functions)
+
+    def call_of_either(self, *args):
+        return ir.Call(self, args) if any(isinstance(arg, ir.Expr) for arg in args) else call(self, *args)
+
+    special = {"__init__": init_of_either, "__setitem__": add_to_either, "update_func": add_to_either,
+               "from_expr": staticmethod(from_expr_of_either)}  # fmt: skip
+    shared = {name: _OfEither(name, relays) for name, relays in vars(ir.IRModule).items()
+              if inspect.isfunction(relays) or isinstance(relays, property)}  # fmt: skip
+    return [(tvm.ir.GlobalVar, "__call__", call_of_either),
+            *((tvm.IRModule, name, value) for name, value in {**shared, **special}.items())]  # fmt: skip
+
+
+# ---------------------------------------------------------------- pass contexts
+
+
+def _contexts() -> list:
+    pass_context = tvm.transform.PassContext
+    init, enter, leave = pass_context.__init__, pass_context.__enter__, pass_context.__exit__
+    override = pass_context.override_instruments
+
+    def context_of_old(self, *args, **kwargs):
+        arguments = context.arguments(*args, **kwargs)
+        context.remember(self, arguments["instruments"])
+        init(self, **arguments)
+
+    def context_enter(self):
+        context.enter(self)
+        return enter(self)
+
+    def context_leave(self, *error):
+        context.leave()
+        return leave(self, *error)
+
+    return [
+        (pass_context, "__init__", context_of_old),
+        (pass_context, "__enter__", context_enter),
+        (pass_context, "__exit__", context_leave),
+        (pass_context, "override_instruments", lambda self, new: override(self, new or [])),
+        (tvm.transform, "Sequential", transform.Sequential),
+        (tvm, "build_config", pass_context),
+    ]
+
+
+# ---------------------------------------------------------------- targets, devices, sessions
+
+
+def _targets() -> list:
+    init = tvm.target.Target.__init__
+
+    def target_of_string(self, target, host=None, *args):
+        init(self, targets.parse(target), *([] if host is None else [targets.parse(host)]), *args)
+
+    return [
+        (tvm.target.Target, "__init__", target_of_string),
+        (tvm.target.Target, "__repr__", targets.text),
+        (tvm.target, "create", targets.create),
+        (tvm.target, "cuda", targets.cuda),
+        (tvm.target, "arm_cpu", targets.arm_cpu),
+    ]
+
+
+def _devices() -> list:
+    device = tvm.runtime.Device
+    return [
+        (device, "device_type", property(lambda self: int(self.dlpack_device_type()))),
+        (device, "device_id", property(lambda self: self.index)),
+        (device, "__repr__", lambda self: f"{self.__device_type_name__()}({self.index})"),
+        (device, "__str__", lambda self: repr(self)),
+        (tvm, "device", targets.device),
+        (tvm, "context", targets.device),
+        (tvm, "gpu", tvm.cuda),
+        (tvm, "cl", tvm.opencl),
+        (tvm, "mtl", tvm.metal),
+    ]
+
+
+def _sessions() -> list:
+    remote_load, upload = tvm.rpc.LocalSession.load_module, tvm.rpc.RPCSession.upload
+
+    def load_uploaded(self, path):
+        """The session in this process: a library of relay.build, or of today."""
+        return build.load_module(self._temp.relpath(path), original=lambda _: remote_load(self, path))
+
+    def upload_what_runs_there(self, data, target=None):
+        if not isinstance(self, tvm.rpc.LocalSession) and isinstance(data, str) and build.is_library(data):
+            raise NotImplementedError(
+                "remote.upload: a library of relay.build runs in the process that loads it, not over RPC; copy the "
+                "file to the other machine and run the script there"
+            )
+        return upload(self, data, target)
+
+    return [
+        (tvm.rpc.RPCSession, "upload", upload_what_runs_there),
+        (tvm.rpc.LocalSession, "load_module", load_uploaded),
+    ]
