@@ -1,4 +1,4 @@
-"""A detector's last steps on a GPU, as the work of many threads: what `pipeline.passes` has for target "cuda".
+"""On a GPU a detector's last steps become the work of many threads: `pipeline.passes` has this for target "cuda".
 
 The kernels `best_places` and `suppressed` of importers/mxnet/detection_operators.py are loops for a CPU, each step
 of which depends on the one before; on a GPU they would be a single thread's work (`cuda.one_thread`). Here each becomes
@@ -8,7 +8,7 @@ a sequence of kernels in which every thread counts or compares for itself:
 - For a suppression all pairs of boxes are compared at once, a bit for each; only then one box after another is asked
   whether it is left, 32 at a time (`sweep`).
 
-dlight schedules them as it does all others, except for those that know their threads themselves (`gpu.has_threads`).
+dlight schedules them as it does all others, except for those that know their threads themselves (`cuda.has_threads`).
 The arithmetic is that of the loops, number by number, so the results are the same.
 """
 
@@ -27,7 +27,7 @@ _LARGEST_MASK = 64 << 20  # bytes
 
 
 def in_parallel() -> tvm.transform.Pass:
-    """The pass. A call of a kernel with the attribute "detection" becomes calls of the kernels that do the same.
+    """Make the pass that turns calls of kernels with the attribute "detection" into calls of parallel ones.
 
     A suppression stays as it is, and with it the work of one thread, where its table of who beats whom, a bit for each
     pair of boxes, would take more than 64 MB: with more than 23,168 boxes of one picture.
@@ -120,7 +120,7 @@ class _Rewrite(relax.PyExprMutator):
 
 
 def boxes_in_order(data, order, how):
-    """Of each box, in order: corners, area, class, and 1 if it may remain, else 0. float32 (batch, 7, places).
+    """Compute of each box, in order: corners, area, class, and 1 if it may remain, else 0. float32 (batch, 7, places).
 
     The places are a multiple of 32; boxes that are not there may not remain.
     """
@@ -150,7 +150,7 @@ def boxes_in_order(data, order, how):
 
 
 def alive(boxes):
-    """The last field of `boxes_in_order` as bits: uint32 (batch, words)."""
+    """Pack the last field of `boxes_in_order` into bits: uint32 (batch, words)."""
     batch, _, places = (int(n) for n in boxes.shape)
 
     def word(n, w):
@@ -161,7 +161,7 @@ def alive(boxes):
 
 @quick_script()
 def beaten(batch: int, words: int, threshold: float):
-    """Which boxes each box beats if it remains: a bit for each that is behind it. A thread makes a word."""
+    """Compare boxes: which does each beat if it remains? A bit for each that is behind it; a thread makes a word."""
 
     @T.prim_func(s_tir=True)
     def beaten(
@@ -197,7 +197,7 @@ def beaten(batch: int, words: int, threshold: float):
 
 @quick_script()
 def sweep(batch: int, words: int):
-    """Goes through the boxes in order, 32 at a time, and strikes out what those beat that remain.
+    """Go through the boxes in order, 32 at a time, and strike out what those beat that remain.
 
     A block for each picture, a thread for each word. What the boxes of a word have lost to those before it is known
     when its turn comes: all threads see it and let these 32 beat each other, then those left beat the thread's own.
@@ -247,7 +247,7 @@ def _unbeaten(beaten, left, bit):
 
 @quick_script()
 def remaining(batch: int, rows: int, width: int, count: int, words: int, kind: int):
-    """Rows that stay go to their places; behind the last there are -1.
+    """Move the rows that stay to their places; behind the last there are -1.
 
     `kind`: the field that becomes -1 in those which stay and are not `left`; -1 where there are none.
     """

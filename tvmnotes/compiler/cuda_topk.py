@@ -1,4 +1,4 @@
-"""The k best of many scores on a GPU: the kernels that `cuda_nms.py` puts in the place of a sequential loop.
+"""These kernels find the k best of many scores on a GPU; `cuda_nms.py` puts them in the place of a sequential loop.
 
 The k-th best score is found digit by digit, as in radix selection: how many scores reach each value of the next digit?
 Then each score that is chosen counts the chosen ones before it, by way of sums of 32, 1024 and 32768 neighbours, and so
@@ -18,13 +18,13 @@ _THREADS = 256  # of a block, where dlight does not choose
 
 
 def sortable(score):
-    """The bits of a float32, turned so that they order as the numbers do."""
+    """Turn the bits of a float32 so that they order as the numbers do."""
     bits = T.reinterpret("uint32", score)
     return bits ^ T.if_then_else((bits >> uint32(31)) == uint32(1), uint32(0xFFFFFFFF), uint32(0x80000000))
 
 
 def sort_keys(scores):
-    """The `sortable` bits of float32 scores (rows, length): uint32 (rows, places).
+    """Make keys, the `sortable` bits, of float32 scores (rows, length): uint32 (rows, places).
 
     The places are a multiple of 1024; behind the scores there are zeros, not larger than any key.
     """
@@ -37,12 +37,12 @@ def sort_keys(scores):
 
 
 def first_bounds(rows):
-    """The least key of each value of the first digit: uint32 (rows, 16)."""
+    """Give the least key of each value of the first digit: uint32 (rows, 16)."""
     return te.compute((rows, _VALUES), lambda row, digit: digit.astype("uint32") << uint32(32 - DIGIT))
 
 
 def at_least(keys, bounds):
-    """How many keys of a group reach each bound, the first apart: int32 (rows, 15, groups).
+    """Count the keys of a group that reach each bound, the first apart: int32 (rows, 15, groups).
 
     The members of a group stand apart, so that what neighbouring threads read at once stands together.
     """
@@ -57,13 +57,13 @@ def at_least(keys, bounds):
 
 
 def totals(parts):
-    """Sums over the last axis."""
+    """Sum over the last axis."""
     each = te.reduce_axis((0, parts.shape[2]))
     return te.compute(parts.shape[:2], lambda row, bound: te.sum(parts[row, bound, each], each))
 
 
 def next_bounds(numbers, bounds, count):
-    """The bounds between the largest that `count` keys reach and the one above it, by the next digit.
+    """Set bounds between the largest that `count` keys reach and the one above it, by the next digit.
 
     `numbers` (rows, 15): how many keys reach each. After the last digit the bounds are one: the least of the best keys.
     """
@@ -77,7 +77,7 @@ def next_bounds(numbers, bounds, count):
 
 
 def above_and_equal(keys, bounds):
-    """How many of 32 neighbouring keys are above the bound, and how many equal to it: int32 (rows, 2, groups)."""
+    """Count, of 32 neighbouring keys, those above the bound and those equal to it: int32 (rows, 2, groups)."""
     rows, places = (int(n) for n in keys.shape)
 
     def members(row, kind, group):
@@ -88,7 +88,7 @@ def above_and_equal(keys, bounds):
 
 
 def sums(few):
-    """Sums of 32 neighbours each on the last axis."""
+    """Sum 32 neighbours each on the last axis."""
     rows, kinds, length = (int(n) for n in few.shape)
 
     def members(row, kind, group):
@@ -100,7 +100,7 @@ def sums(few):
 
 @quick_script()
 def chosen(rows: int, length: int, count: int, sizes: list[int]):
-    """Each key that is among the `count` best counts those before it, and so knows its place.
+    """Place the `count` best: each key that is among them counts those before it, and so knows its place.
 
     `sizes`: of the last axis of the keys, and of the counts of 32, 1024 and 32768 of them.
     """
@@ -149,7 +149,7 @@ def chosen(rows: int, length: int, count: int, sizes: list[int]):
 
 
 def a_thread_each(func):
-    """A kernel with a thread for each iteration; dlight wants kernels whose threads write to places known before."""
+    """Give a kernel a thread for each iteration; dlight wants kernels whose threads write to places known before."""
     sch = Schedule(func.with_attr("global_symbol", "main"))
     (block,) = sch.get_child_blocks(sch.get_sblock("root"))
     outer, inner = sch.split(sch.fuse(*sch.get_loops(block)), [None, _THREADS])
@@ -163,5 +163,5 @@ def uint32(value: int):
 
 
 def rounded_up(length, step=WORD) -> int:
-    """The next multiple."""
+    """Round up to the next multiple."""
     return -(-int(length) // step) * step
