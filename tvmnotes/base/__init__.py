@@ -1,1 +1,1 @@
-"""What everything else stands on: this machine, files, the specs of tensors."""
+"""The base has what everything else stands on: this machine, files, the specs of tensors, workarounds for TVM."""

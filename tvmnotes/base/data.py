@@ -1,4 +1,4 @@
-"""Files by name: bundled with the project first, then the cache, then a download that is checked by SHA-256.
+"""Find files by name: bundled with the project, else in the cache, else by a download that is checked by SHA-256.
 
 Notebooks, `models` and `vision` ask here for every file that is not code. Nothing is fetched where
 TVMNOTES_OFFLINE=1, and without a network a fetch fails within seconds and says how to do without.
@@ -19,17 +19,17 @@ _CONNECT_SECONDS = 3
 
 
 def offline() -> bool:
-    """Whether the user has forbidden downloads: TVMNOTES_OFFLINE set to anything but 0 or nothing."""
+    """Tell whether the user has forbidden downloads: TVMNOTES_OFFLINE is set to anything but 0 or nothing."""
     return os.environ.get("TVMNOTES_OFFLINE", "0") not in ("", "0")
 
 
 def cache() -> Path:
-    """The folder for downloaded and generated files: TVMNOTES_CACHE, or ~/.cache/tvmnotes. Not made by this call."""
+    """Return the folder for downloaded and generated files, TVMNOTES_CACHE or ~/.cache/tvmnotes, without making it."""
     return Path(os.environ.get("TVMNOTES_CACHE") or "~/.cache/tvmnotes").expanduser()
 
 
 def writable_cache() -> Path:
-    """`cache()`, made if it is missing. Raises PermissionError, with the mend, where it cannot be written."""
+    """Make and return `cache()`. Raises PermissionError, with the mend, where it cannot be written."""
     folder = cache()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def writable_cache() -> Path:
 
 
 def path(name: str, url: str | None = None, sha256: str | None = None) -> Path:
-    """The local path of the file `name`, such as "digits/test.npz", fetched from `url` where that is needed.
+    """Return the local path of the file `name`, such as "digits/test.npz"; fetch it from `url` where it is not here.
 
     `sha256` is the file's checksum in hexadecimal; a download needs one, and one that does not match is not kept.
     Raises ValueError for a name that leaves the data folder, FileNotFoundError where the file is not here and cannot
@@ -74,13 +74,13 @@ def path(name: str, url: str | None = None, sha256: str | None = None) -> Path:
 
 
 def bundled(folder: str, pattern: str) -> list[Path]:
-    """The files of a folder that come with tvmnotes, by name."""
+    """List the files of a folder that come with tvmnotes, sorted by name."""
     return sorted((_BUNDLED / folder).glob(pattern))
 
 
 @contextlib.contextmanager
 def atomic_path(file: str | os.PathLike):
-    """A path to write `file` to, so that nobody ever finds it half-written: it gets its name when the context ends."""
+    """Give a path to write `file` to, which gets that name when the context ends: nobody ever finds it half-written."""
     file = Path(file)
     part = file.with_name(f".{file.name}-{os.getpid()}-{threading.get_ident()}")
     try:
@@ -129,7 +129,7 @@ def _host_answers(host: str, port: int) -> bool:
 
 
 def reachable(url: str) -> bool:
-    """Whether a download from `url` may be tried: not `offline()`, and its host takes a connection in 3 seconds.
+    """Tell whether a download from `url` may be tried: not `offline()`, and its host takes a connection in 3 seconds.
 
     Each host is asked once per process. Behind a proxy (HTTPS_PROXY, …) the proxy decides, so the answer is yes.
     """
@@ -144,7 +144,7 @@ def reachable(url: str) -> bool:
 
 
 def checksum(file: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """Compute the SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while block := stream.read(1 << 20):

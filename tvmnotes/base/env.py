@@ -1,4 +1,4 @@
-"""What this machine is: usable cores, CPU, instruction set, target; and whether the installation is sound.
+"""This module says what the machine is (usable cores, CPU, instruction set, target) and whether TVM works on it.
 
 Called by `import tvmnotes` (thread count), by `build` and `load` (target, instruction set), by notebook 00 (`report`)
 and by `python -m tvmnotes doctor` (`report`, `problems`). Only the standard library is imported at the top.
@@ -29,7 +29,7 @@ _KERNEL_NAMES = {"bmi": "bmi1", "neon": "asimd", "fullfp16": "asimdhp", "dotprod
 
 
 def usable_cores(root: str | os.PathLike = "/") -> int:
-    """How many physical cores this process may keep busy: at least 1.
+    """Count the physical cores that this process may keep busy: at least 1.
 
     Counts the CPUs of the affinity mask, hyper-threads of one core once, and no more than the CPU quota of the
     process's cgroup (version 1 or 2) and of its ancestors. `root` is where /proc and /sys are looked up.
@@ -91,7 +91,7 @@ def _read(path: Path) -> str:
 
 
 def threads() -> int:
-    """How many threads TVM's kernels run on: TVM_NUM_THREADS, or `usable_cores()` where that is not a number."""
+    """Count the threads that TVM's kernels run on: TVM_NUM_THREADS, or `usable_cores()` where that is not a number."""
     setting = os.environ.get("TVM_NUM_THREADS", "")
     return int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
 
@@ -106,14 +106,14 @@ def quick(amount, least):
 
 @functools.cache
 def cpu_name() -> str:
-    """The processor's name as its maker writes it."""
+    """Return the processor's name as its maker writes it."""
     found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
     return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 @functools.cache
 def instruction_sets() -> tuple[str, ...]:
-    """The instruction sets of this CPU that compiled kernels may use, by LLVM's names.
+    """Return the instruction sets of this CPU that compiled kernels may use, by LLVM's names.
 
     Taken from the operating system's list where there is one, as a hypervisor may hide what the CPU's name promises.
     """
@@ -125,7 +125,7 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def target_instruction_sets(target) -> tuple[str, ...]:
-    """The instruction sets, by LLVM's names, that code for `target` (a TVM target, or a dictionary for one) may use."""
+    """Return the instruction sets, by LLVM's names, that code for a TVM target, or a dictionary for one, may use."""
     import tvm  # for speed: `import tvmnotes` loads no library
 
     features = {str(f) for f in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(target))}
@@ -147,7 +147,7 @@ def _llvm_cpu() -> str:
 
 @functools.cache
 def host_target():
-    """The TVM target of this machine: kind llvm, its CPU's name (znver2 for a znver3 too), its usable cores.
+    """Return the TVM target of this machine: kind llvm, its CPU's name (znver2 for a znver3 too), its usable cores.
 
     Instruction sets that the CPU's name implies but this machine does not have are switched off.
     """
@@ -174,12 +174,12 @@ def target_json(target) -> str:
 
 
 def cpp_compiler() -> str | None:
-    """The path of the C++ compiler that links libraries: g++ or clang++; None where there is neither."""
+    """Return the path of the C++ compiler that links libraries, g++ or clang++; None where there is neither."""
     return shutil.which("g++") or shutil.which("clang++")
 
 
 class Report(dict):
-    """Facts by name; prints as aligned text, shows as a table in a notebook."""
+    """A report holds facts by name; it prints as aligned text and shows as a table in a notebook."""
 
     def __str__(self) -> str:
         width = max(map(len, self))
@@ -195,7 +195,7 @@ class Report(dict):
 
 
 def report() -> Report:
-    """Versions, CPU, instruction set, cores, threads, target, GPU, network and cache of this machine, as a table."""
+    """Collect this machine's versions, CPU, instruction set, cores, threads, target, GPU, network and cache."""
     import tvm  # for speed: `import tvmnotes` loads no library
 
     version = {name: _version(name) for name in ("torch", "torchvision", "onnx", "onnxruntime", "numpy", "mxnet")}
@@ -219,7 +219,7 @@ def report() -> Report:
 
 
 def problems() -> list[str]:
-    """What is wrong with this installation: one sentence each, with the mend. An empty list is good news."""
+    """List what is wrong with this installation, in one sentence each, with the mend. An empty list is good news."""
     found = []
     for package, pin in _pins().items():
         installed = _version(package)

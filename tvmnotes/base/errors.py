@@ -1,8 +1,8 @@
-"""What an error says, for a sentence about it."""
+"""Errors' texts are read here, for sentences about them; one without text raises nothing."""
 
 
 def lines(error: Exception | str) -> list[str]:
-    """The lines of an error's text, or of a worker's message, without blank ones and the spaces around them.
+    """Split an error's text, or a worker's message, into lines, without blank ones and the spaces around them.
 
     There is at least one: what says nothing is called by the name of its type, and an empty message "no word".
     """
@@ -11,5 +11,5 @@ def lines(error: Exception | str) -> list[str]:
 
 
 def one_line(error: Exception | str) -> str:
-    """All that an error says, in one line, with single spaces."""
+    """Join all that an error says into one line, with single spaces."""
     return " ".join(" ".join(lines(error)).split())

@@ -9,30 +9,30 @@ OPAQUE = 8  # and of one that nothing is fused with
 
 
 def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
-    """The shape of a tensor type in whole numbers; None where it is not known before the network runs."""
+    """Return the shape of a tensor type in whole numbers; None where it is not known before the network runs."""
     shape = getattr(ty, "shape", None)
     fixed = shape is not None and all(isinstance(n, tvm.tirx.IntImm) for n in shape)
     return tuple(int(n) for n in shape) if fixed else None
 
 
 def constant_array(expr) -> np.ndarray | None:
-    """The array of a constant; None for any other expression."""
+    """Return the array of a constant; None for any other expression."""
     known = isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.value, tvm.runtime.Tensor)
     return expr.value.numpy() if known else None
 
 
 def array_key(array: tvm.runtime.Tensor) -> int:
-    """Equal for two handles of one array in memory."""
+    """Return a key that is equal for two handles of one array in memory."""
     return array.__hash__()
 
 
 def bytes_of(dtype) -> int:
-    """The bytes that a number of a type takes."""
+    """Return the bytes that a number of a type takes."""
     return (tvm.DataType(str(dtype)).bits + 7) // 8
 
 
 def on_each_function(name: str, mutator: type[relax.PyExprMutator]) -> tvm.transform.Pass:
-    """A pass that runs a mutator on each Relax function."""
+    """Make a pass that runs a mutator on each Relax function."""
 
     @tvm.transform.module_pass(opt_level=0, name=name)
     def run(mod, _context):

@@ -1,5 +1,5 @@
-"""What a tensor must look like: name, shape, dtype. Importers read the user's wishes into it, `Compiled` checks
-arguments against it, and a saved network's graph.json stores it.
+"""A `TensorSpec` says what a tensor must look like: name, shape, dtype. Importers read the user's wishes into it,
+`Compiled` checks arguments against it, and a saved network's graph.json stores it.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A named tensor: `shape` in elements per axis, `dtype` as NumPy and TVM spell it ("float32", "bfloat16", …)."""
+    """It names a tensor, its `shape` in elements per axis, its `dtype` as NumPy and TVM spell it, such as "bfloat16"."""
 
     name: str
     shape: tuple[int, ...]
@@ -22,7 +22,7 @@ class TensorSpec:
 
 
 def dtype_of(array: Any) -> str:
-    """The dtype of a NumPy array, a torch tensor or a TVM tensor, spelled as in `TensorSpec`."""
+    """Return the dtype of a NumPy array, a torch tensor or a TVM tensor, spelled as in `TensorSpec`."""
     return str(array.dtype).removeprefix("torch.")
 
 
@@ -97,6 +97,6 @@ def _is_dtype(name: str) -> bool:
 
 
 def shorten(names) -> str:
-    """The first five names in order, and how many more there are, for an error message; "none" for none."""
+    """List the first five names in order and say how many more there are, for an error message; "none" for none."""
     listed = sorted(names)
     return (", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")) or "none"

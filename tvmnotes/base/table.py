@@ -1,10 +1,10 @@
-"""How results show themselves: comparisons, profiles, traces, tunings."""
+"""Results show themselves by one class: comparisons, profiles, traces, tunings."""
 
 from typing import ClassVar
 
 
 class Table:
-    """A result that prints itself as text and shows itself as a table in a notebook: its `frame`, then its `summary`.
+    """A table is a result that prints as text and shows itself in a notebook: its `frame`, then its `summary`.
 
     A subclass gives `frame`, and says how that is written: `decimals` of a number; `forms`, functions from a number to
     its text, for the columns that are written otherwise; `words`, columns of text, which a notebook aligns to the left,
@@ -17,7 +17,7 @@ class Table:
     words = ()
 
     def frame(self):
-        """The result as a pandas DataFrame."""
+        """Return the result as a pandas DataFrame."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -28,7 +28,7 @@ class Table:
         return str(self)
 
     def _styled(self):
-        """The frame as a notebook shows it, a pandas Styler."""
+        """Return the frame as a notebook shows it, a pandas Styler."""
         style = (self.frame().reset_index(drop=True) if self.words else self.frame()).style
         style = style.format(self.forms, precision=self.decimals)
         return style.hide(axis="index").set_properties(list(self.words), **_LEFT) if self.words else style

@@ -1,4 +1,4 @@
-"""What works around faults of TVM 0.27 and tvm-ffi 0.1, and of libraries beside them: on a new TVM one reads this file.
+"""This file works around faults of TVM 0.27 and tvm-ffi 0.1, and of libraries beside them: read it on a new TVM.
 
 Each function names the version that it is for, and what may go when that is mended. Nothing here imports TVM before it
 is called. Faults of single operators and passes are worked around where these stand:
@@ -55,7 +55,7 @@ def without_modules(*names: str):
 
 
 def without_torch():
-    """A context in which `import torch` is an ImportError, for what refuses to run beside torch or imports it in vain.
+    """Make `import torch` an ImportError in a context, for what refuses to run beside torch or imports it in vain.
 
     GluonCV 0.10 is the first; TVM 0.27 imports it where it can, which takes seconds. It goes when both let it be.
     """
@@ -63,7 +63,7 @@ def without_torch():
 
 
 def import_tvm_ffi():
-    """Python's side of TVM's runtime, `tvm_ffi`, and the runtime itself, unless all of TVM is here already.
+    """Import Python's side of TVM's runtime, `tvm_ffi`, and load the runtime itself, unless all of TVM is here already.
 
     tvm-ffi 0.1 imports torch where it can, which takes seconds, and CUDA's bindings; what is not here yet is left out.
     `tvm_ffi.load_module` needs TVM's runtime library, which TVM 0.27 loads by `import tvm` alone, with its compiler.

@@ -1,4 +1,4 @@
-"""From scheduled kernels to machine code: on all cores, and each kernel once.
+"""This module makes machine code of scheduled kernels: on all cores, and of each kernel once.
 
 LLVM takes most of a build's time. What it makes of a kernel is kept as an object file, in the cache's folder "kernels",
 under a hash of all that it depends on: the kernel's TensorIR, the target, the pass context, TVM's version, this module.
@@ -24,7 +24,7 @@ _KEPT = 256 << 20  # bytes of the cache; beyond it, what was not used for longes
 
 
 class Executable(tvm.relax.VMExecutable):
-    """TVM's executable of a virtual machine: a network's program and kernels, which know their source here.
+    """It is TVM's executable of a virtual machine, a network's program and kernels, that knows its source.
 
     `kernels` are the lowered functions, by variable, and `target` is that of the build.
     """
@@ -34,13 +34,13 @@ class Executable(tvm.relax.VMExecutable):
         self.kernels, self.target = kernels, target
 
     def source(self, kernel: str | None, fmt: str) -> str:
-        """What LLVM makes of a kernel, or of all where `kernel` is None: its text ("ll") or assembly ("asm")."""
+        """Return what LLVM makes of a kernel, or of all where `kernel` is None: its text ("ll") or assembly ("asm")."""
         kernels = {var: func for var, func in self.kernels.items() if kernel in (None, var.name_hint)}
         return compile_kernels(kernels, self.target, runs_here=False).inspect_source(fmt)
 
 
 def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool) -> Executable:
-    """The virtual machine's executable for a module that `pipeline.lowering` has lowered.
+    """Make the virtual machine's executable of a module that `pipeline.lowering` has lowered.
 
     `runs_here` makes the machine code at once, which TVM leaves to a library's first call. Objects need a C++ compiler
     to link them, and a cache that can be written; without either, code is made in memory, for this process. That is
@@ -72,7 +72,7 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool) ->
 
 
 def compile_kernels(kernels: dict, target, runs_here):
-    """What `tvm.tirx.build` does for kernels of a CPU, less the assertions."""
+    """Compile a CPU's kernels as `tvm.tirx.build` does, without the assertions."""
     lower, finalize, _ = tirx.get_default_tir_pipeline(target)
     mod = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(kernels))
     mod = tirx.transform.SkipAssert()(finalize()(lower(mod)))

@@ -1,4 +1,4 @@
-"""Horizontal fusion: convolutions that read the same value become one, and so do matrix products.
+"""Horizontal fusion makes one convolution of those that read the same value, and so with matrix products.
 
 TensorRT does this to Inception's blocks. The weights are put one behind another, and what the one operator makes is
 split again. Relax has a pass for matrix products, `relax.transform.CombineParallelMatmul`, but for weights that are
@@ -24,7 +24,7 @@ _UNARY = {f"relax.{name}" for name in (
 
 
 def combine_parallel_ops() -> tvm.transform.Pass:
-    """The pass. It wants constant weights and folded batch norms, which `prepared` gives.
+    """Make the pass; it wants constant weights and folded batch norms, which `prepared` gives.
 
     Convolutions in NCHW are merged where they read the same value with windows of one size, and equal strides, padding,
     dilation and dtype, and have one group; products of one left side with matrices are too. Biases and activations
@@ -34,7 +34,7 @@ def combine_parallel_ops() -> tvm.transform.Pass:
 
 
 def prepared(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict]:
-    """The network as passes on its graph want it, and {}, for `tn.build`: the parameters are in it, as constants.
+    """Return the network as passes on its graph want it, its parameters in it as constants, and {}, for `tn.build`.
 
     Batch norms are folded into convolutions. Raises what `tn.build` says of `mod` and `params`.
     """

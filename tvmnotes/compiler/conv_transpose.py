@@ -1,4 +1,4 @@
-"""Transposed convolutions, computed as convolutions.
+"""Transposed convolutions are computed as convolutions.
 
 A transposed convolution of stride s sets its result at y to a sum of x at (y + p - k) / s, over those k of the kernel
 for which that is whole. So results whose y + p leaves the same rest when divided by s come of the same few k, and each
@@ -19,7 +19,7 @@ from ..base.relax import constant_array, fixed_shape, on_each_function
 
 
 def transposed_to_plain() -> tvm.transform.Pass:
-    """The pass. It leaves those of groups, with dilation, of one channel, or whose weights are not known."""
+    """Make the pass; it leaves those of groups, with dilation, of one channel, or whose weights are not known."""
     return on_each_function("TransposedToPlain", _Rewrite)
 
 
@@ -63,7 +63,7 @@ class _Rewrite(relax.PyExprMutator):
 
 
 def by_rest(array: np.ndarray, strides: list[int], taps: list[int]) -> np.ndarray:
-    """The weights (I, O, kh, kw) of a transposed convolution as those (sh * sw * O, I, *taps) of a plain one."""
+    """Turn the weights (I, O, kh, kw) of a transposed convolution into those (sh * sw * O, I, *taps) of a plain one."""
     inputs, outputs, *kernel = array.shape
     (sh, sw), (th, tw) = strides, taps
     filled = np.zeros((inputs, outputs, th * sh, tw * sw), array.dtype)

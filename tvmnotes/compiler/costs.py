@@ -1,4 +1,4 @@
-"""What a kernel computes and moves, counted in its TensorIR, and what memory a network plans: facts for graph.json.
+"""Costs are facts for graph.json: what a kernel computes and moves, by its TensorIR; what memory a network plans.
 
 `build` counts, since a library has no TensorIR any more; `tn.profile` holds the counts against times.
 """
@@ -22,7 +22,7 @@ _GRID = 1 << 22  # values of loop variables that a condition is tried for, at mo
 
 
 def count(func: tirx.PrimFunc) -> dict[str, int]:
-    """The operations of one call of a kernel, and the bytes that it reads and writes, as its TensorIR has them.
+    """Count the operations of one call of a kernel, and the bytes that it reads and writes, as its TensorIR has them.
 
     "flops": each addition, subtraction, multiplication, division, minimum, maximum and mathematical function of
     floating-point numbers counts 1, once for each iteration of the loops around it. Comparisons, selections,
@@ -197,7 +197,7 @@ def _is_float(node) -> bool:
 
 
 def note_operators() -> tvm.transform.Pass:
-    """A pass to stand right behind FuseOps: keeps, as the module's attribute, of which kernels each group is made."""
+    """Make a pass to stand right behind FuseOps: it keeps, in the module's attribute, the kernels of each group."""
 
     @tvm.transform.module_pass(opt_level=0, name="NoteOperators")
     def run(mod, _context):
@@ -213,7 +213,7 @@ _OPERATORS = "tvmnotes.operators"
 
 
 def operators(mod: tvm.IRModule, kernel: str) -> list[str]:
-    """The operators that a kernel of `mod` fuses, in order, by the names that LegalizeOps gives their kernels."""
+    """List the operators that a kernel of `mod` fuses, in order, by the names that LegalizeOps gives their kernels."""
     noted = (mod.attrs or {}).get(_OPERATORS, {})
     return [str(name) for name in noted.get(kernel, [_plain(kernel, {v.name_hint for v in mod.get_global_vars()})])]
 
@@ -235,7 +235,7 @@ def _plain(name: str, kernels) -> str:
 
 
 def memory(main: relax.Function) -> dict:
-    """What `main`, lowered, allocates in a run, in bytes, without inputs and parameters.
+    """Sum up what `main`, lowered, allocates in a run, in bytes, without inputs and parameters.
 
     "buffers": the size of each buffer, in order. "peak": the most that is held at once. "unshared": what there would
     be to allocate if each value had a buffer of its own.

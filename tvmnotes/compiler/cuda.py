@@ -1,4 +1,4 @@
-"""The part of a build for NVIDIA's GPUs, target "cuda", that differs from a CPU's: targets, kernels, CUDA's compiler.
+"""This part of a build for NVIDIA's GPUs, target "cuda", differs from a CPU's: targets, kernels, CUDA's compiler.
 
 TVM's dlight schedules the kernels, without a search: matrix products and convolutions by tiles in shared memory (a
 convolution is one more product, of windows that are gathered while they are loaded), with tensor cores where the
@@ -40,7 +40,7 @@ _RULES = {
 
 
 def with_arch(target):
-    """`target` as it is, or, where it is of kind "cuda" without an architecture, with that of this machine's GPU."""
+    """Return `target`, with the architecture of this machine's GPU where it is of kind "cuda" and has none."""
     given = {"kind": target} if isinstance(target, str) else target
     if not isinstance(given, dict) or given.get("kind") != "cuda" or given.get("arch"):
         return target
@@ -48,7 +48,7 @@ def with_arch(target):
 
 
 def resolved(target: tvm.target.Target) -> tvm.target.Target:
-    """A target of kind "cuda" with its host, this machine. Raises ValueError where CUDA 13 does not compile for it."""
+    """Give a target of kind "cuda" its host, this machine. Raises ValueError where CUDA 13 does not compile for it."""
     arch = str(target.attrs["arch"])
     if not re.fullmatch(r"sm_\d{2,3}[af]?", arch) or _version(arch) < _OLDEST:
         raise ValueError(f"target of kind 'cuda': expected an arch from sm_{_OLDEST} on, such as 'sm_80'; got {arch!r}")
@@ -56,7 +56,7 @@ def resolved(target: tvm.target.Target) -> tvm.target.Target:
 
 
 def cannot_run(target: tvm.target.Target) -> str | None:
-    """Why this machine cannot run what is compiled for a target of kind "cuda"; None where it can."""
+    """Say why this machine cannot run what is compiled for a target of kind "cuda"; None where it can."""
     device, arch = tvm.cuda(), str(target.attrs["arch"])
     if not device.exist:
         return f"it is built for CUDA ({arch}), and TVM finds no CUDA device on this machine"
@@ -77,7 +77,7 @@ def _version(arch: str) -> int:
 
 
 def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModule, dict[str, str]]:
-    """The module with a schedule for each kernel, and by kernel the rule and the grids and blocks that it launches.
+    """Schedule each kernel; return the module, and by kernel the rule and the grids and blocks that it launches.
 
     At every opt level: a kernel without threads cannot run on a GPU.
     """
@@ -124,7 +124,7 @@ def _sums_few(func) -> bool:
 
 
 def one_thread(func) -> tirx.PrimFunc:
-    """A kernel of loops that no rule knows, as the work of a single thread, which owns its buffers: right, and slow."""
+    """Make loops that no rule knows the work of a single thread, which owns its buffers: right, and slow."""
     own = []
     tvm_ffi.structural_walk(func.body, [(tirx.AllocBuffer, lambda alloc: own.append(alloc.buffer)),
                                         (SBlock, lambda block: own.extend(block.alloc_buffers))])  # fmt: skip
@@ -148,7 +148,7 @@ def one_thread(func) -> tirx.PrimFunc:
 
 
 def launches(func) -> list[dict]:
-    """What a scheduled kernel launches, in order: each with its grid, in blocks, and its block, in threads.
+    """List what a scheduled kernel launches, in order: each with its grid, in blocks, and its block, in threads.
 
     Nothing for TVM's sorts, which launch in loops, each time another grid.
     """
@@ -165,7 +165,7 @@ def launches(func) -> list[dict]:
 
 
 def has_threads(func) -> bool:
-    """Whether a kernel has threads of its own before it is scheduled, as TVM's sorts and some of detection.py have."""
+    """Tell whether a kernel has threads before it is scheduled, as TVM's sorts and some of cuda_nms.py have."""
     return bool(_threads(func.body))
 
 
@@ -189,10 +189,10 @@ def _threads(statement) -> dict:
 
 
 class Executable(relax.VMExecutable):
-    """TVM's executable of a virtual machine, whose kernels are CUDA's: it knows their source."""
+    """It is TVM's executable of a virtual machine, whose kernels are CUDA's, and knows their source."""
 
     def source(self, kernel: str | None) -> str:
-        """The CUDA source of a kernel, as the functions that it launches, or of all where `kernel` is None."""
+        """Return the CUDA source of a kernel, as the functions that it launches, or of all where `kernel` is None."""
         text = next(_cuda(self.mod)).inspect_source("cuda")
         if kernel is None:
             return text
@@ -211,7 +211,7 @@ def _cuda(module):
 
 
 def executable(mod: tvm.IRModule, target: tvm.target.Target) -> Executable:
-    """The virtual machine's executable for a module that `pipeline.lowering` has lowered.
+    """Make the virtual machine's executable of a module that `pipeline.lowering` has lowered.
 
     With a CUDA device on this machine NVRTC makes machine code of the kernels; without one they stay CUDA source.
     Raises RuntimeError where NVRTC is to work and CUDA's headers are not found.
@@ -224,7 +224,7 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target) -> Executable:
 
 
 class CompiledForGPU(Compiled):
-    """A network compiled for a GPU: as `Compiled`, with the parameters and all that is between in the GPU's memory."""
+    """It is a network compiled for a GPU: a `Compiled` with the parameters and all between in the GPU's memory."""
 
     def __init__(self, library, graph: dict, params: dict, target: tvm.target.Target, opt_level: int):
         described = json.loads(env.target_json(target))
@@ -241,7 +241,7 @@ class CompiledForGPU(Compiled):
         return self._vm["main"]
 
     def run(self, values: list, params: dict | None = None) -> list[tvm.runtime.Tensor]:
-        """As a call, with a list of inputs, and TVM tensors in the GPU's memory as outputs, perhaps not yet computed.
+        """Run as a call does, on a list of inputs; gives TVM tensors in the GPU's memory, perhaps not yet computed.
 
         What lies in the GPU's memory already is read there. `self.device.sync()` waits for the outputs.
         """
@@ -271,7 +271,7 @@ class CompiledForGPU(Compiled):
         raise NotImplementedError(f"{folder}: libraries for CUDA are not saved: build the network where it runs")
 
     def source(self, kernel: str | None = None) -> str:
-        """The CUDA source: of one of `kernels`, as the functions that it launches, or of all."""
+        """Return the CUDA source of one of `kernels`, as the functions that it launches, or of all."""
         self._known(kernel)
         return self._library.source(kernel)
 

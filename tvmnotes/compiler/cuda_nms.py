@@ -1,37 +1,33 @@
-"""A detector's last steps on a GPU, as the work of many threads: what `pipeline.passes` has for target "cuda".
+"""On a GPU a detector's last steps become the work of many threads: `pipeline.passes` has this for target "cuda".
 
 The kernels `best_places` and `suppressed` of importers/mxnet/detection_operators.py are loops for a CPU, each step
 of which depends on the one before; on a GPU they would be a single thread's work (`cuda.one_thread`). Here each becomes
 a sequence of kernels in which every thread counts or compares for itself:
 
-- The best scores are found digit by digit, as in radix selection: how many scores reach each value of the next digit?
-  Then each of them counts the chosen ones before it, by way of sums of 32, 1024 and 32768 neighbours.
+- The best scores are found by counting, as `cuda_topk.py` says.
 - For a suppression all pairs of boxes are compared at once, a bit for each; only then one box after another is asked
   whether it is left, 32 at a time (`sweep`).
 
-dlight schedules them as it does all others, except for those that know their threads themselves (`gpu.has_threads`).
+dlight schedules them as it does all others, except for those that know their threads themselves (`cuda.has_threads`).
 The arithmetic is that of the loops, number by number, so the results are the same.
 """
 
 import tvm
 from tvm import relax, te, tirx
-from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
 from ..base.relax import OPAQUE, fixed_shape
 from ..base.workarounds import quick_script
+from . import cuda_topk as topk
+from .cuda_topk import WORD, a_thread_each, rounded_up, uint32
 
 ATTRIBUTE = "detection"  # of the loops: which kernel, and its parameters
-_DIGIT = 4  # bits that each step of the selection finds
-_VALUES = 1 << _DIGIT
-_WORD = 32  # numbers that a thread counts, and boxes whose bits share a word
 _FIELDS = 7  # of a box, for its suppression
-_THREADS = 256  # of a block, where dlight does not choose
 _LARGEST_MASK = 64 << 20  # bytes
 
 
 def in_parallel() -> tvm.transform.Pass:
-    """The pass. A call of a kernel with the attribute "detection" becomes calls of the kernels that do the same.
+    """Make the pass that turns calls of kernels with the attribute "detection" into calls of parallel ones.
 
     A suppression stays as it is, and with it the work of one thread, where its table of who beats whom, a bit for each
     pair of boxes, would take more than 64 MB: with more than 23,168 boxes of one picture.
@@ -65,25 +61,25 @@ class _Rewrite(relax.PyExprMutator):
         inputs, shapes = call.args[1].fields, [fixed_shape(result) for result in call.ty.fields]
         if how["kernel"] == "best_places":
             return relax.Tuple(self._best_places(*inputs, shapes[0][1]))
-        made = self._suppressed(*inputs, how)
-        return relax.Tuple(made) if made else call
+        kept = self._suppressed(*inputs, how)
+        return relax.Tuple(kept) if kept else call
 
     def visit_tuple_getitem_(self, item):
         item = self.visit_expr_post_order(item)
-        made = self.lookup_binding(item.tuple_value) if isinstance(item.tuple_value, relax.Var) else None
-        return made.fields[item.index] if isinstance(made, relax.Tuple) else item
+        value = self.lookup_binding(item.tuple_value) if isinstance(item.tuple_value, relax.Var) else None
+        return value.fields[item.index] if isinstance(value, relax.Tuple) else item
 
     # ------------------------------------------------------------ the k best scores of each row
 
     def _best_places(self, scores, count):
         (rows, length), emit = fixed_shape(scores.ty), self._emit
-        keys, bounds = emit(sort_keys, scores), emit(first_bounds, rows)
-        for _ in range(32 // _DIGIT):
-            bounds = emit(next_bounds, emit(totals, emit(at_least, keys, bounds)), bounds, count)
-        counts = [keys, emit(above_and_equal, keys, bounds)]
+        keys, bounds = emit(topk.sort_keys, scores), emit(topk.first_bounds, rows)
+        for _ in range(32 // topk.DIGIT):
+            bounds = emit(topk.next_bounds, emit(topk.totals, emit(topk.at_least, keys, bounds)), bounds, count)
+        counts = [keys, emit(topk.above_and_equal, keys, bounds)]
         for _ in range(2):
-            counts.append(emit(sums, counts[-1]))
-        kernel = chosen(rows, length, count, [fixed_shape(each.ty)[-1] for each in counts])
+            counts.append(emit(topk.sums, counts[-1]))
+        kernel = topk.chosen(rows, length, count, [fixed_shape(each.ty)[-1] for each in counts])
         types = [relax.TensorType((rows, count), dtype) for dtype in ("int32", "float32")]
         return self._call(kernel, [scores, bounds, *counts], types)
 
@@ -91,12 +87,12 @@ class _Rewrite(relax.PyExprMutator):
 
     def _suppressed(self, data, order, how):
         (batch, rows, width), count, emit = fixed_shape(data.ty), fixed_shape(order.ty)[1], self._emit
-        words = _up(count) // _WORD
-        if 4 * batch * words * words * _WORD > _LARGEST_MASK:
+        words = rounded_up(count) // WORD
+        if 4 * batch * words * words * WORD > _LARGEST_MASK:
             return None
         boxes = emit(boxes_in_order, data, order, how=how)
         start = emit(alive, boxes)
-        table = relax.TensorType((batch, words * _WORD, words), "uint32")
+        table = relax.TensorType((batch, words * WORD, words), "uint32")
         (mask,) = self._call(beaten(batch, words, float(how["overlap_thresh"])), [boxes], [table])
         (left,) = self._call(sweep(batch, words), [start, mask], [start.ty])
         stay = start if how["in_place"] else left
@@ -114,148 +110,17 @@ class _Rewrite(relax.PyExprMutator):
         name = str(kernel.attrs["global_symbol"])
         kernel = kernel.without_attr("global_symbol").with_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         var = self.builder_.add_func(kernel, name)
-        made = self.builder_.emit(relax.call_tir(var, inputs, types if len(types) > 1 else types[0]))
+        result = self.builder_.emit(relax.call_tir(var, inputs, types if len(types) > 1 else types[0]))
         if len(types) == 1:
-            return [made]
-        return [self.builder_.emit(relax.TupleGetItem(made, n)) for n in range(len(types))]
+            return [result]
+        return [self.builder_.emit(relax.TupleGetItem(result, n)) for n in range(len(types))]
 
 
-# ---------------------------------------------------------------- computations: selection
-
-
-def sortable(score):
-    """The bits of a float32, turned so that they order as the numbers do."""
-    bits = T.reinterpret("uint32", score)
-    return bits ^ T.if_then_else((bits >> _u(31)) == _u(1), _u(0xFFFFFFFF), _u(0x80000000))
-
-
-def sort_keys(scores):
-    """The `sortable` bits of float32 scores (rows, length): uint32 (rows, places).
-
-    The places are a multiple of 1024; behind the scores there are zeros, not larger than any key.
-    """
-    rows, length = (int(n) for n in scores.shape)
-
-    def key(row, at):
-        return tirx.if_then_else(at < length, sortable(scores[row, at]), _u(0))
-
-    return te.compute((rows, _up(length, _WORD * _WORD)), key)
-
-
-def first_bounds(rows):
-    """The least key of each value of the first digit: uint32 (rows, 16)."""
-    return te.compute((rows, _VALUES), lambda row, digit: digit.astype("uint32") << _u(32 - _DIGIT))
-
-
-def at_least(keys, bounds):
-    """How many keys of a group reach each bound, the first apart: int32 (rows, 15, groups).
-
-    The members of a group stand apart, so that what neighbouring threads read at once stands together.
-    """
-    rows, places = (int(n) for n in keys.shape)
-    groups = places // _WORD
-
-    def members(row, bound, group):
-        each = [keys[row, n * groups + group] for n in range(_WORD)]
-        return sum((key >= bounds[row, bound + 1]).astype("int32") for key in each)
-
-    return te.compute((rows, _VALUES - 1, groups), members)
-
-
-def totals(parts):
-    """Sums over the last axis."""
-    each = te.reduce_axis((0, parts.shape[2]))
-    return te.compute(parts.shape[:2], lambda row, bound: te.sum(parts[row, bound, each], each))
-
-
-def next_bounds(numbers, bounds, count):
-    """The bounds between the largest that `count` keys reach and the one above it, by the next digit.
-
-    `numbers` (rows, 15): how many keys reach each. After the last digit the bounds are one: the least of the best keys.
-    """
-
-    def bound(row, digit):
-        reached = sum((numbers[row, n] >= count).astype("int32") for n in range(_VALUES - 1))
-        step = (bounds[row, 1] - bounds[row, 0]) >> _u(_DIGIT)
-        return bounds[row, reached] + digit.astype("uint32") * step
-
-    return te.compute(bounds.shape, bound)
-
-
-def above_and_equal(keys, bounds):
-    """How many of 32 neighbouring keys are above the bound, and how many equal to it: int32 (rows, 2, groups)."""
-    rows, places = (int(n) for n in keys.shape)
-
-    def members(row, kind, group):
-        each, least = [keys[row, group * _WORD + n] for n in range(_WORD)], bounds[row, 0]
-        return sum(tirx.Select(kind == 0, key > least, key == least).astype("int32") for key in each)
-
-    return te.compute((rows, 2, places // _WORD), members)
-
-
-def sums(few):
-    """Sums of 32 neighbours each on the last axis."""
-    rows, kinds, length = (int(n) for n in few.shape)
-
-    def members(row, kind, group):
-        places = [group * _WORD + n for n in range(_WORD)]
-        return sum(tirx.if_then_else(at < length, few[row, kind, at], 0) for at in places)
-
-    return te.compute((rows, kinds, _up(length) // _WORD), members)
-
-
-@quick_script()
-def chosen(rows: int, length: int, count: int, sizes: list[int]):
-    """Each key that is among the `count` best counts those before it, and so knows its place.
-
-    `sizes`: of the last axis of the keys, and of the counts of 32, 1024 and 32768 of them.
-    """
-    places_, groups, blocks, parts = sizes
-
-    @T.prim_func(s_tir=True)
-    def chosen(
-        scores: T.Buffer((rows, length), "float32"),
-        bounds: T.Buffer((rows, _VALUES), "uint32"),
-        keys: T.Buffer((rows, places_), "uint32"),
-        few: T.Buffer((rows, 2, groups), "int32"),
-        many: T.Buffer((rows, 2, blocks), "int32"),
-        most: T.Buffer((rows, 2, parts), "int32"),
-        places: T.Buffer((rows, count), "int32"),
-        best: T.Buffer((rows, count), "float32"),
-    ):
-        for row, at in T.grid(rows, length):
-            with T.sblock("chosen"):
-                r, i = T.axis.remap("SS", [row, at])
-                T.writes(places[r, 0:count], best[r, 0:count])
-                before = T.sblock_alloc_buffer((2,), "int32", scope="local")  # those above, those equal
-                room = T.sblock_alloc_buffer((1,), "int32", scope="local")  # for equal ones
-                if keys[r, i] >= bounds[r, 0]:
-                    room[0] = count
-                    for part in range(parts):
-                        room[0] -= most[r, 0, part]
-                    for kind in T.unroll(2):
-                        before[kind] = 0
-                        for part in range(i // 32768):
-                            before[kind] += most[r, kind, part]
-                        for block in range(i // 1024 % 32):
-                            before[kind] += many[r, kind, i // 32768 * 32 + block]
-                        for group in range(i // 32 % 32):
-                            before[kind] += few[r, kind, i // 1024 * 32 + group]
-                    for place in range(i % 32):
-                        before[0] += T.Cast("int32", keys[r, i // 32 * 32 + place] > bounds[r, 0])
-                        before[1] += T.Cast("int32", keys[r, i // 32 * 32 + place] == bounds[r, 0])
-                    if keys[r, i] > bounds[r, 0] or before[1] < room[0]:
-                        places[r, before[0] + T.min(before[1], room[0])] = i
-                        best[r, before[0] + T.min(before[1], room[0])] = scores[r, i]
-
-    return _a_thread_each(chosen)
-
-
-# ---------------------------------------------------------------- computations: suppression
+# ---------------------------------------------------------------- the kernels of a suppression
 
 
 def boxes_in_order(data, order, how):
-    """Of each box, in order: corners, area, class, and 1 if it may remain, else 0. float32 (batch, 7, places).
+    """Compute of each box, in order: corners, area, class, and 1 if it may remain, else 0. float32 (batch, 7, places).
 
     The places are a multiple of 32; boxes that are not there may not remain.
     """
@@ -275,28 +140,28 @@ def boxes_in_order(data, order, how):
         real = tirx.all(i < count, data[n, row, score] > valid)
         if kind >= 0:
             real = tirx.all(real, data[n, row, kind] != background)
-        made = tirx.if_then_else(real, one, zero)
+        field = tirx.if_then_else(real, one, zero)
         of = data[n, row, kind] if kind >= 0 and not how["force"] else zero
         for each, value in enumerate([*corners, area, of]):
-            made = tirx.if_then_else(which == each, value, made)
-        return made
+            field = tirx.if_then_else(which == each, value, field)
+        return field
 
-    return te.compute((batch, _FIELDS, _up(count)), fields)
+    return te.compute((batch, _FIELDS, rounded_up(count)), fields)
 
 
 def alive(boxes):
-    """The last field of `boxes_in_order` as bits: uint32 (batch, words)."""
+    """Pack the last field of `boxes_in_order` into bits: uint32 (batch, words)."""
     batch, _, places = (int(n) for n in boxes.shape)
 
     def word(n, w):
-        return sum((boxes[n, _FIELDS - 1, w * _WORD + bit] > 0).astype("uint32") << _u(bit) for bit in range(_WORD))
+        return sum((boxes[n, _FIELDS - 1, w * WORD + bit] > 0).astype("uint32") << uint32(bit) for bit in range(WORD))
 
-    return te.compute((batch, places // _WORD), word)
+    return te.compute((batch, places // WORD), word)
 
 
 @quick_script()
 def beaten(batch: int, words: int, threshold: float):
-    """Which boxes each box beats if it remains: a bit for each that is behind it. A thread makes a word."""
+    """Compare boxes: which does each beat if it remains? A bit for each that is behind it; a thread makes a word."""
 
     @T.prim_func(s_tir=True)
     def beaten(
@@ -332,7 +197,7 @@ def beaten(batch: int, words: int, threshold: float):
 
 @quick_script()
 def sweep(batch: int, words: int):
-    """Goes through the boxes in order, 32 at a time, and strikes out what those beat that remain.
+    """Go through the boxes in order, 32 at a time, and strike out what those beat that remain.
 
     A block for each picture, a thread for each word. What the boxes of a word have lost to those before it is known
     when its turn comes: all threads see it and let these 32 beat each other, then those left beat the thread's own.
@@ -351,16 +216,16 @@ def sweep(batch: int, words: int):
                 T.writes(left[n, 0:words])
                 mine = T.sblock_alloc_buffer((words,), "uint32", scope="local")
                 now = T.sblock_alloc_buffer((words,), "uint32", scope="local")
-                known = T.sblock_alloc_buffer((words,), "uint32", scope="shared")
+                shared = T.sblock_alloc_buffer((words,), "uint32", scope="shared")
                 for t in T.thread_binding(words, "threadIdx.x"):
                     mine[t] = start[n, t]
                 for w in range(words):
                     for t in T.thread_binding(words, "threadIdx.x"):
                         if t == w:
-                            known[w] = mine[t]
+                            shared[w] = mine[t]
                     # TVM puts a barrier here, and one before the next round.
                     for t in T.thread_binding(words, "threadIdx.x"):
-                        now[t] = known[w]
+                        now[t] = shared[w]
                         for bit in T.unroll(32):
                             now[t] = now[t] & _unbeaten(mask[n, w * 32 + bit, w], now[t], bit)
                         if t == w:
@@ -382,7 +247,7 @@ def _unbeaten(beaten, left, bit):
 
 @quick_script()
 def remaining(batch: int, rows: int, width: int, count: int, words: int, kind: int):
-    """Rows that stay go to their places; behind the last there are -1.
+    """Move the rows that stay to their places; behind the last there are -1.
 
     `kind`: the field that becomes -1 in those which stay and are not `left`; -1 where there are none.
     """
@@ -423,26 +288,4 @@ def remaining(batch: int, rows: int, width: int, count: int, words: int, kind: i
                             if (left[n, i // 32] & bit) == T.uint32(0):
                                 kept[n, at, kind] = T.float32(-1)
 
-    return _a_thread_each(remaining)
-
-
-# ---------------------------------------------------------------- both
-
-
-def _a_thread_each(func):
-    """A kernel with a thread for each iteration; dlight wants kernels whose threads write to places known before."""
-    sch = Schedule(func.with_attr("global_symbol", "main"))
-    (block,) = sch.get_child_blocks(sch.get_sblock("root"))
-    outer, inner = sch.split(sch.fuse(*sch.get_loops(block)), [None, _THREADS])
-    sch.bind(outer, "blockIdx.x")
-    sch.bind(inner, "threadIdx.x")
-    return sch.mod["main"].with_attr("global_symbol", func.attrs["global_symbol"])
-
-
-def _u(value: int):
-    return tirx.const(value, "uint32")
-
-
-def _up(length, step=_WORD) -> int:
-    """The next multiple."""
-    return -(-int(length) // step) * step
+    return a_thread_each(remaining)

@@ -1,4 +1,4 @@
-"""Constant folding on the graph: what depends on weights alone is computed by NumPy while compiling.
+"""Constants are folded on the graph: NumPy computes while compiling what depends on weights alone.
 
 TVM's own FoldConstant compiles a kernel for every operator that it folds, most of a build's time where batch norm
 is folded into many convolutions. This pass comes first, and leaves to TVM's what is not in its table; where that is
@@ -67,12 +67,12 @@ def _slice(x, axes, begins, ends, strides=None):
 
 
 def fold_with_numpy() -> tvm.transform.Pass:
-    """The pass. Results keep the dtype and shape that Relax has inferred for them."""
+    """Make the pass; results keep the dtype and shape that Relax has inferred for them."""
     return on_each_function("FoldWithNumPy", _Fold)
 
 
 def fold_the_rest() -> tvm.transform.Pass:
-    """The pass that runs TVM's FoldConstant where an operator of constants is left."""
+    """Make the pass that runs TVM's FoldConstant where an operator of constants is left."""
 
     @tvm.transform.module_pass(opt_level=0, name="FoldTheRest")
     def fold(mod, _context):
@@ -95,7 +95,7 @@ def _of_constants(call) -> bool:
 
 
 def fold_batch_norm() -> tvm.transform.Pass:
-    """The pass that folds batch norms into the convolutions that precede them, with or without a bias between.
+    """Make the pass that folds batch norms into the convolutions before them, with or without a bias between.
 
     TVM's FoldBatchnormToConv2D leaves those with a bias, and compares every operator with every other: a second for a
     ResNet-101.
@@ -104,7 +104,7 @@ def fold_batch_norm() -> tvm.transform.Pass:
 
 
 def fold_affine() -> tvm.transform.Pass:
-    """The pass that makes one multiplication and one addition of a chain of them with constants.
+    """Make the pass that turns a chain of multiplications and additions with constants into one of each.
 
     Such chains are what is left of a batch norm that no convolution precedes.
     """

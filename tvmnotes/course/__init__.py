@@ -1,1 +1,1 @@
-"""What the lessons show with: networks, digits, pictures, plots."""
+"""The course has what the lessons show with: networks, digits, pictures, plots."""

@@ -1,4 +1,4 @@
-"""The course's own trained network: a ResNet-20 that reads handwritten digits, and the pictures it is tried on.
+"""The course trains one network itself, a ResNet-20 that reads handwritten digits; its test pictures are here too.
 
 `data/digits/train.py` trains it; the notebooks and `models.py` load it. This module imports torch, so import it where
 it is used.
@@ -15,7 +15,7 @@ MEAN, STD = 0.3057, 0.3238
 
 
 class ResNet20(nn.Module):
-    """The 20-layer residual network for CIFAR, for grey pictures: float32 (N, 1, 32, 32) to logits float32 (N, 10).
+    """It is CIFAR's 20-layer residual network, for grey pictures: float32 (N, 1, 32, 32) to logits float32 (N, 10).
 
     One 3x3 convolution, three stages of three blocks with 16, 32 and 64 channels, global average pooling and one
     linear layer; 272,186 parameters. Where a block changes the shape, its shortcut is a 1x1 convolution ("option B").
@@ -38,7 +38,7 @@ class ResNet20(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut: (N, c_in, H, W) to (N, c_out, H / stride, W / stride)."""
+    """A block is two 3x3 convolutions and a shortcut: (N, c_in, H, W) to (N, c_out, H / stride, W / stride)."""
 
     def __init__(self, c_in: int, c_out: int, stride: int = 1):
         super().__init__()
@@ -67,7 +67,7 @@ def preprocess(images: np.ndarray) -> np.ndarray:
 
 
 def load_test_set() -> tuple[np.ndarray, np.ndarray]:
-    """The held-out pictures, which training never saw: images uint8 (360, 32, 32), 0 to 255; labels int64 (360,)."""
+    """Load the pictures that training never saw: images uint8 (360, 32, 32), 0 to 255; labels int64 (360,)."""
     path = data.path("digits/test.npz")
     with np.load(path) as arrays:
         return arrays["images"], arrays["labels"]

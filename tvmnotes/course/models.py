@@ -1,4 +1,4 @@
-"""The networks of the notes, by name: pretrained where the weights can be had on this machine, seeded where not.
+"""The notes' networks are loaded by name: pretrained where the weights can be had on this machine, else seeded.
 
 Seeded weights are random but fixed, and the statistics of batch norm are taken from one fixed batch, so that the
 activations are as large as a trained network's and folding batch norm has something to fold.
@@ -25,12 +25,12 @@ _RESNET50_V2 = {
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """What `load` knows: torchvision's classification networks, and "digits"."""
+    """List what `load` knows: torchvision's classification networks, and "digits"."""
     return (*torchvision.models.list_models(module=torchvision.models), "digits")
 
 
 def load(name: str, pretrained: bool = True) -> nn.Module:
-    """A network in evaluation mode.
+    """Load a network, in evaluation mode.
 
     It has three more attributes: `weights_kind` is "pretrained" or "seeded", `input_shape` the shape of the float32
     input that it is meant for, such as (1, 3, 224, 224), and `classes` the names of its outputs. Pretrained weights
@@ -59,7 +59,7 @@ def load(name: str, pretrained: bool = True) -> nn.Module:
 
 
 def seeded(make, size: int, calibrate: bool = True) -> nn.Module:
-    """The network that `make()` gives, with the same random weights each time, in evaluation mode.
+    """Give the network of `make()` the same random weights each time, in evaluation mode.
 
     No matrix of weights is all zeros. With `calibrate`, each batch norm's mean and variance are those of a fixed
     random batch (2, 3, size, size). The caller's random state is left alone.
@@ -111,7 +111,7 @@ def _digits() -> nn.Module:
 
 
 def onnx_file(name: str = "resnet50_v2") -> tuple[Path, str]:
-    """The path of an ONNX file, and the kind of its weights, "pretrained" or "seeded".
+    """Return the path of an ONNX file, and the kind of its weights, "pretrained" or "seeded".
 
     "resnet50_v2" is the ONNX model zoo's file (input "data", float32 (N, 3, 224, 224)) where it is cached or can be
     fetched; where not, the same architecture with seeded weights, exported once to the cache. "digits" is bundled
@@ -149,7 +149,7 @@ def export_onnx(net: nn.Module, file: Path, shape: tuple[int, ...] = (1, 3, 224,
 
 
 class ResNet50V2(nn.Module):
-    """ResNet-50 with pre-activation blocks: float32 (N, 3, 224, 224) to logits float32 (N, 1000).
+    """It is ResNet-50 with pre-activation blocks: float32 (N, 3, 224, 224) to logits float32 (N, 1000).
 
     Source: He, Zhang, Ren, Sun, "Identity Mappings in Deep Residual Networks", ECCV 2016; laid out as in the ONNX model
     zoo's resnet50-v2-7, which normalizes the picture first and strides in the 3x3 convolutions.
@@ -179,7 +179,7 @@ class ResNet50V2(nn.Module):
 
 
 class PreActivationBlock(nn.Module):
-    """Batch norm and ReLU before each of 1x1, 3x3 and 1x1: (N, c_in, H, W) to (N, c_out, H / stride, W / stride)."""
+    """It has batch norm, ReLU before 1x1, 3x3 and 1x1 each: (N, c_in, H, W) to (N, c_out, H / stride, W / stride)."""
 
     def __init__(self, c_in: int, c_out: int, stride: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every figure of the notebooks. A function draws one idea and returns the matplotlib figure.
+"""This module draws every figure of the notebooks: a function draws one idea and returns the matplotlib figure.
 
 Colours are from the Okabe-Ito palette, which readers with any colour vision tell apart.
 """
@@ -11,7 +11,7 @@ BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
 
 
 def times(comparison):
-    """Horizontal bars of the medians of a `measure.Comparison`, in ms, with the interquartile range on each bar."""
+    """Draw the medians of a `measure.Comparison` as bars, in ms, with the interquartile range on each bar."""
     names = list(comparison)
     medians = np.array([t.median for t in comparison.values()]) * 1e3
     quartiles = np.array([np.percentile(t.seconds, [25, 75]) for t in comparison.values()]).T * 1e3
@@ -28,7 +28,7 @@ def times(comparison):
 
 
 def top_k(tables: dict):
-    """Horizontal bars of the most probable classes: a panel for each name in `tables` and its `vision.top_k` frame."""
+    """Draw the most probable classes as bars: a panel for each name in `tables` and its `vision.top_k` frame."""
     figure, panels = plt.subplots(
         1, len(tables), figsize=(3.6 * len(tables), 2.4), sharex=True, squeeze=False, layout="constrained"
     )
@@ -44,7 +44,7 @@ def top_k(tables: dict):
 
 
 def pictures(images, titles=None, columns: int = 10):
-    """A grid of pictures, Pillow images or arrays (H, W) of grey, 0 to 255, or (H, W, 3); `titles` has one for each."""
+    """Show a grid of Pillow images, or arrays (H, W) of grey, 0 to 255, or (H, W, 3); `titles` has one for each."""
     rows = -(-len(images) // columns)
     columns = min(columns, len(images))
     size = 3.2 if len(images) == 1 else 0.85
@@ -60,7 +60,7 @@ def pictures(images, titles=None, columns: int = 10):
 
 
 def detections(image, found: dict, least: float = 0.0, most: int = 5):
-    """A picture for each name in `found` with its boxes: classes (N,), scores (N,) and corners in pixels (N, 4).
+    """Show a picture for each name in `found` with its boxes: classes (N,), scores (N,), corners in pixels (N, 4).
 
     Only the first `most` with a score of at least `least` are drawn, in a colour for their place, as far as they are
     within the picture.
@@ -83,7 +83,7 @@ def detections(image, found: dict, least: float = 0.0, most: int = 5):
 
 
 def counts(values: dict, label: str):
-    """Horizontal bars of counts by name, the largest first; `label` says what is counted."""
+    """Draw counts by name as bars, the largest first; `label` says what is counted."""
     pairs = sorted(values.items(), key=lambda pair: -pair[1])
     figure, axes = _axes(6.4, 0.9 + 0.3 * len(pairs))
     bars = axes.barh([name for name, _ in pairs], [n for _, n in pairs], color=BLUE, height=0.6)
@@ -95,7 +95,7 @@ def counts(values: dict, label: str):
 
 
 def spread(timing):
-    """A histogram of one `measure.Timing`, in ms, with its mean and median as lines."""
+    """Draw a histogram of one `measure.Timing`, in ms, with its mean and median as lines."""
     figure, axes = _axes(6.4, 2.6)
     axes.hist(np.array(timing.seconds) * 1e3, bins=min(20, len(timing.seconds)), color=BLUE)
     axes.yaxis.get_major_locator().set_params(integer=True)
@@ -108,7 +108,7 @@ def spread(timing):
 
 
 def steps(speeds: dict, marks: dict):
-    """Horizontal bars of GFLOP/s by step, in the order given, and a line with its name for each speed in `marks`."""
+    """Draw GFLOP/s by step as bars, in the order given, and a line with its name for each speed in `marks`."""
     figure, axes = _axes(6.4, 1.2 + 0.32 * len(speeds))
     bars = axes.barh(list(speeds), list(speeds.values()), color=BLUE, height=0.6)
     labels = [_digits(value) for value in speeds.values()]
@@ -123,7 +123,7 @@ def steps(speeds: dict, marks: dict):
 
 
 def before_and_after(times: dict):
-    """For each name a bar of the time before (seconds) and one of the time after, the longest first; in ms.
+    """Draw, for each name, a bar of the time before (seconds) and one of the time after, the longest first; in ms.
 
     Behind the bars stands the ratio of after to before.
     """
@@ -144,7 +144,7 @@ def before_and_after(times: dict):
 
 
 def best_so_far(runs: dict, operations: int):
-    """The best GFLOP/s after 1, 2, 3, … trials: of each tuner's runs the median, and where their middle half lies.
+    """Draw the best GFLOP/s after 1, 2, 3, … trials: of each tuner's runs the median, and where the middle half lies.
 
     `runs` has up to four names, each with a list of runs: the seconds of its trials, in order, as many in each.
     `operations` are those of a call.
@@ -170,7 +170,7 @@ def best_so_far(runs: dict, operations: int):
 
 
 def predicted(scores, seconds, taught=()):
-    """What a cost model says of configs (a score, the higher the faster) against their measured times, in ms.
+    """Plot a cost model's scores of configs (the higher the faster) against their measured times, in ms.
 
     `taught` has the numbers of those that the model was trained on, which get another colour.
     """
@@ -191,7 +191,7 @@ def predicted(scores, seconds, taught=()):
 
 
 def heat(values, rows, columns, labels: tuple[str, str, str], marks: dict | None = None):
-    """A heat map of `values` (len(rows) x len(columns), NaN where there is none); labels: of rows, columns, values.
+    """Draw a heat map of `values` (len(rows) x len(columns), NaN for none); labels: of rows, columns, values.
 
     `marks` gives names to one or two fields, (row, column) as they stand in `rows` and `columns`.
     """
@@ -215,7 +215,7 @@ def heat(values, rows, columns, labels: tuple[str, str, str], marks: dict | None
 
 
 def shares(timings: dict, most: int = 12):
-    """Horizontal bars of each name's share of all the time, the largest first, with its median in ms behind.
+    """Draw each name's share of all the time as a bar, the largest first, with its median in ms behind.
 
     `timings` has a `measure.Timing` by name. What comes after the first `most` stands together in the last bar.
     """
@@ -238,7 +238,7 @@ def shares(timings: dict, most: int = 12):
 
 
 def roofline(profiles: dict, flops: float, bandwidth: float):
-    """Kernels as dots under the machine's roofline, in log axes: what they reach against what they compute per byte.
+    """Draw kernels as dots under the machine's roofline, in log axes: GFLOP/s against operations per byte.
 
     `profiles` has up to three names, each with a list of (operations, bytes, seconds), one for each kernel; the more of
     its profile's time a kernel takes, the larger is its dot. `flops` and `bandwidth` are the machine's, per second.
@@ -268,7 +268,7 @@ def roofline(profiles: dict, flops: float, bandwidth: float):
 
 
 def by_threads(timings: dict):
-    """Median time against threads, in ms, from `measure.Timing` by (threads, bound); a line for bound and not bound.
+    """Plot median times against threads, in ms, from `measure.Timing` by (threads, bound): lines for bound and not.
 
     The dotted line is what as many threads would take if each did its share.
     """

@@ -1,4 +1,4 @@
-"""A picture in, classes out: ImageNet preprocessing, and the top-k classes of a network's output."""
+"""This module makes a picture a network's input, as for ImageNet, and tells the top-k classes of the output."""
 
 import os
 from pathlib import Path
@@ -12,14 +12,14 @@ STD = np.array([0.229, 0.224, 0.225], dtype="float32")
 
 
 def sample_picture() -> Path:
-    """The path of a photograph that is on every machine with matplotlib: Grace Hopper, by the US Navy."""
+    """Return the path of a photograph that comes with matplotlib: Grace Hopper, by the US Navy."""
     import matplotlib.cbook
 
     return Path(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
 
 
 def open_picture(path: str | os.PathLike | None = None) -> Image.Image:
-    """The picture at `path`, in RGB, with its camera's rotation applied; the sample picture where `path` is None.
+    """Open the picture at `path`, in RGB, with its camera's rotation applied; the sample picture where `path` is None.
 
     Raises FileNotFoundError for a missing file, ValueError for one that is no picture that Pillow reads.
     """
@@ -43,7 +43,7 @@ def open_picture(path: str | os.PathLike | None = None) -> Image.Image:
 
 
 def crop(image: Image.Image, size: int = 224, resize: int = 256) -> Image.Image:
-    """What an ImageNet network sees: the shorter side scaled to `resize` pixels, then the middle `size` x `size`."""
+    """Crop as for ImageNet: scale the shorter side to `resize` pixels, then take the middle `size` x `size`."""
     width, height = (max(size, int(resize * n / min(image.size))) for n in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)  # both as torchvision rounds
     image = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -51,26 +51,26 @@ def crop(image: Image.Image, size: int = 224, resize: int = 256) -> Image.Image:
 
 
 def preprocess(image: Image.Image, size: int = 224, resize: int = 256) -> np.ndarray:
-    """The network's input for a picture: float32, shape (1, 3, size, size), cropped and normalized as in training."""
+    """Make a picture the network's input: float32, shape (1, 3, size, size), cropped and normalized as in training."""
     pixels = np.asarray(crop(image, size, resize), dtype="float32") / 255
     return np.ascontiguousarray(((pixels - MEAN) / STD).transpose(2, 0, 1)[None])
 
 
 def imagenet_classes() -> list[str]:
-    """The names of ImageNet's 1000 classes, in the order of a network's outputs, from torchvision's metadata."""
+    """List the names of ImageNet's 1000 classes, in the order of a network's outputs, from torchvision's metadata."""
     from torchvision.models import ResNet18_Weights
 
     return ResNet18_Weights.DEFAULT.meta["categories"]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Scores to probabilities along the last axis, in float64."""
+    """Turn scores into probabilities along the last axis, in float64."""
     shifted = np.exp(np.asarray(logits, dtype="float64") - np.max(logits, axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
 
 
 def top_k(logits: np.ndarray, k: int = 5, classes: list[str] | None = None):
-    """The `k` most probable classes of one output, shape (classes,) or (1, classes), as a pandas DataFrame.
+    """Return the `k` most probable classes of one output, shape (classes,) or (1, classes), as a pandas DataFrame.
 
     Its columns are class (the name, or the index where `classes` is None) and probability (softmax over all), the most
     probable first.

@@ -1,1 +1,1 @@
-"""What measures: comparisons, profiles, the trace of a build, peaks, threads, the benchmark."""
+"""This room measures: comparisons, profiles, the trace of a build, peaks, threads, the benchmark."""

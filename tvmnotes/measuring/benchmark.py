@@ -1,4 +1,4 @@
-"""`python -m tvmnotes bench`: networks in TVM and in other runtimes, measured in one run.
+"""`python -m tvmnotes bench` measures networks in TVM and in other runtimes, in one run.
 
 Every candidate runs on the same number of threads, on the same random input (float32), and is held against PyTorch. A
 network that a runtime cannot serve costs that one row: the run goes on.
@@ -68,7 +68,7 @@ def run(networks: list[str], against: list[str], batch: int, seconds: float, ech
 
 
 def describe_machine() -> dict:
-    """CPU, threads, instruction sets, the measured peak in GFLOP/s, versions of the runtimes."""
+    """Collect CPU, threads, instruction sets, the measured peak in GFLOP/s, versions of the runtimes."""
     packages = {"tvm": "apache-tvm", "torch": "torch", "onnxruntime": "onnxruntime"}
     return {
         "cpu": env.cpu_name(),
@@ -80,7 +80,7 @@ def describe_machine() -> dict:
 
 
 def count_flops(net: torch.nn.Module, x: torch.Tensor) -> int:
-    """The multiplications and additions, counted 1 each, of a network's convolutions and matrix products.
+    """Count the multiplications and additions, 1 each, of a network's convolutions and matrix products.
 
     They are those of the network as PyTorch has it, also for a runtime whose method needs fewer, as Winograd's does.
     Torch's counter overlooks attention where that is one kernel on the CPU: with gradients on and the math backend, it

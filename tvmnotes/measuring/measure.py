@@ -1,4 +1,4 @@
-"""Timings that know their spread, and comparisons made in one run.
+"""This module takes timings that know their spread, and makes comparisons in one run.
 
 Notebooks and `python -m tvmnotes bench` measure here. A comparison alternates its candidates, since a machine's speed
 drifts; medians and ratios are what to quote.
@@ -24,14 +24,14 @@ _TURNS = 5
 
 @dataclass
 class Timing:
-    """The times of repeated calls of one function; `seconds` in the order of the calls."""
+    """A timing holds the times of repeated calls of one function, `seconds` in the order of the calls."""
 
     name: str
     seconds: list[float] = field(default_factory=list, repr=False)
 
     @property
     def median(self) -> float:
-        """In seconds, as are `mean`, `std`, `minimum` and `iqr`."""
+        """It is in seconds, as are `mean`, `std`, `minimum` and `iqr`."""
         return float(np.median(self.seconds))
 
     @property
@@ -48,7 +48,7 @@ class Timing:
 
     @property
     def iqr(self) -> float:
-        """The interquartile range: the middle half of the calls took times this far apart."""
+        """It is the interquartile range: the middle half of the calls took times this far apart."""
         low, high = np.percentile(self.seconds, [25, 75])
         return float(high - low)
 
@@ -62,10 +62,10 @@ class Timing:
 
 
 class Comparison(Table, dict):
-    """`Timing` by name, in the order given; ratios are against the first."""
+    """A comparison maps names to `Timing`, in the order given; ratios are against the first."""
 
     def frame(self):
-        """A pandas DataFrame with a row per candidate: median, iqr and minimum in ms, ratio of medians, calls."""
+        """Make a pandas DataFrame with a row per candidate: median, iqr and minimum in ms, ratio of medians, calls."""
         import pandas as pd  # for speed: only where a table is shown
 
         first = next(iter(self.values()))
@@ -82,7 +82,7 @@ class Comparison(Table, dict):
         return pd.DataFrame.from_dict(rows, orient="index")
 
     def plot(self):
-        """The medians as bars with the interquartile range on each; see `plots.times`."""
+        """Draw the medians as bars with the interquartile range on each; see `plots.times`."""
         from ..course import plots  # for speed: only where it is drawn
 
         return plots.times(self)

@@ -1,4 +1,4 @@
-"""How fast this machine can compute and read memory, measured by two kernels of our own.
+"""This module measures how fast the machine can compute and read memory, by two kernels of our own.
 
 `python -m tvmnotes bench` holds what a network reaches against `flops`; a kernel that moves more than it computes is to
 be held against `bandwidth`. The best of many repetitions counts, as whatever else the machine does only slows one down.
@@ -22,7 +22,7 @@ _BYTES = 256 << 20  # of the array that is read: much more than the caches hold
 
 @functools.cache
 def flops(seconds: float = 0.5) -> float:
-    """The peak of float32 multiply-adds on `env.threads()` threads, in operations per second (FLOP/s).
+    """Measure the peak of float32 multiply-adds on `env.threads()` threads, in operations per second (FLOP/s).
 
     A multiplication counts 1, and so does an addition. The best repetition of `recurrence` within `seconds` counts.
     Measured once per process.
@@ -36,7 +36,7 @@ def flops(seconds: float = 0.5) -> float:
 
 @functools.cache
 def bandwidth(seconds: float = 0.5) -> float:
-    """The bytes per second that `env.threads()` threads read from main memory, each a part of an array of 256 MiB.
+    """Measure the bytes per second that `env.threads()` threads read from memory, each a part of an array of 256 MiB.
 
     The best repetition of `column_sums` within `seconds` counts. Measured once per process.
     """
@@ -50,7 +50,7 @@ def bandwidth(seconds: float = 0.5) -> float:
 
 @quick_script()
 def recurrence(threads: int, chains: int, lanes: int) -> Callable:
-    """A function of tensors (x, y, sums) and an int, steps: sets sums to sums * x + y, so many times.
+    """Compile a function of tensors (x, y, sums) and an int, steps: it sets sums to sums * x + y, so many times.
 
     All are float32; `x` and `y` are (lanes,), `sums` is (threads, chains, lanes) and stays in registers. Each step
     needs the one before, and every sum starts elsewhere, so a compiler can leave none out. Chains do not need each
@@ -76,7 +76,7 @@ def recurrence(threads: int, chains: int, lanes: int) -> Callable:
 
 @quick_script()
 def column_sums(threads: int, rows: int, chains: int, lanes: int) -> Callable:
-    """A function of tensors (data, sums), both float32: adds all rows of data to sums.
+    """Compile a function of tensors (data, sums), both float32, that adds all rows of data to sums.
 
     `data` is (threads, rows, chains, lanes) and `sums`, which stays in registers, (threads, chains, lanes).
     """

@@ -1,4 +1,4 @@
-"""Where a network's time goes, kernel by kernel, and how far each is from what the machine can do.
+"""A profile says where a network's time goes, kernel by kernel, and how far each is from what the machine can do.
 
     profile = tn.profile(lib, x)
     profile                           # a table; print(profile) is text
@@ -31,7 +31,7 @@ from .tracing import write_chrome_trace
 
 @dataclass
 class Kernel:
-    """A kernel in a profile: how often a run calls it, the seconds of all these calls by run, and what they do.
+    """A profile has of each kernel how often a run calls it, the seconds of these calls by run, and what they do.
 
     `flops` and `bytes` are those of all its calls in a run.
     """
@@ -47,12 +47,12 @@ class Kernel:
 
     @property
     def limit(self) -> float:
-        """The seconds that this would take at the machine's measured limits: for computing, or for memory."""
+        """It is the seconds that this would take at the machine's measured limits: for computing, or for memory."""
         return max(self.flops / peak.flops(), self.bytes / peak.bandwidth())
 
     @property
     def bound(self) -> str:
-        """Which of the two limits it is: "compute" or "memory"."""
+        """It names the one of the two limits that holds: "compute" or "memory"."""
         return "compute" if self.flops / peak.flops() > self.bytes / peak.bandwidth() else "memory"
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Kernel:
 
 @dataclass(repr=False)
 class Profile(Table):
-    """What `profile` found: `kernels` by name, those that take the most time first; shows itself as a table.
+    """A profile has `kernels` by name, those that take the most time first; it shows itself as a table.
 
     `runs` has, for each run, every call of the virtual machine in order; `unprofiled` times runs without the stopwatch,
     `profiled` those with it. `limit` and what stands on it are held against `peak.flops` and `peak.bandwidth`, which
@@ -110,16 +110,16 @@ class Profile(Table):
 
     @property
     def sum(self) -> float:
-        """What all kernels of a run took, in seconds, the median over the runs: the rest is the virtual machine's."""
+        """It is what all kernels of a run took, in seconds, the median of the runs; the rest is the virtual machine's."""
         return float(np.median(np.sum([kernel.timing.seconds for kernel in self.kernels.values()], axis=0)))
 
     @property
     def overhead(self) -> float:
-        """By what part of its time the stopwatch makes a run longer, by the medians."""
+        """It is the part of its time by which the stopwatch makes a run longer, by the medians."""
         return self.profiled.median / self.unprofiled.median - 1
 
     def frame(self):
-        """A pandas DataFrame with a row per kernel, for all its calls in a run: the most time first.
+        """Make a pandas DataFrame with a row per kernel, for all its calls in a run: the most time first.
 
         "ms" is the median over the runs and "iqr (ms)" their interquartile range; "share" is of the sum of these
         medians; "of limit" is how much of the time the machine would need at its own limit, the one that "bound" names.
@@ -149,7 +149,7 @@ class Profile(Table):
         return pd.DataFrame(rows).set_index("kernel")
 
     def calls(self):
-        """A pandas DataFrame with a row per call of a kernel, in order: begin and time in ms, medians over the runs.
+        """Make a pandas DataFrame with a row per call of a kernel, in order: begin and time in ms, medians of the runs.
 
         "node" is its number in `compiled.graph["nodes"]`.
         """
@@ -166,7 +166,7 @@ class Profile(Table):
 
     @property
     def summary(self) -> str:
-        """How the runs compare: without the stopwatch, with it, and the kernels' sum."""
+        """It says how the runs compare: without the stopwatch, with it, and the kernels' sum."""
         plain = self.unprofiled.median
         return (
             f"a run {plain * 1e3:.2f} ms, with the stopwatch {self.profiled.median * 1e3:.2f} ms "
@@ -175,20 +175,20 @@ class Profile(Table):
         )
 
     def plot(self, most: int = 12):
-        """The kernels' times as bars, those with the largest shares; see `plots.shares`."""
+        """Draw the kernels' times as bars, those with the largest shares; see `plots.shares`."""
         from ..course import plots  # for speed: only where it is drawn
 
         return plots.shares({str(kernel): kernel.timing for kernel in self.kernels.values()}, most)
 
     def roofline(self):
-        """The kernels under the machine's roofline; see `plots.roofline`."""
+        """Draw the kernels under the machine's roofline; see `plots.roofline`."""
         from ..course import plots  # for speed: only where it is drawn
 
         return plots.roofline({"kernels": self.dots}, peak.flops(), peak.bandwidth())
 
     @property
     def dots(self) -> list[tuple[int, int, float]]:
-        """Of each kernel that computes, the operations, the bytes and the seconds of a run, for `plots.roofline`."""
+        """They are, of each kernel that computes, the operations, bytes and seconds of a run, for `plots.roofline`."""
         return [(k.flops, k.bytes, k.timing.median) for k in self.kernels.values() if k.flops]
 
     def to_csv(self, path: str | os.PathLike) -> Path:
@@ -243,7 +243,7 @@ def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = No
 
 
 def of_run(lib: Compiled, run: Callable, seconds: float = 1.0, calls: int | None = None) -> Profile:
-    """As `profile`, for a function that runs `lib` once."""
+    """Profile a function that runs `lib` once, as `profile` does."""
     run()
     watch = Stopwatch(lib, run)
     timings = measure.compare({"unprofiled": run, "profiled": watch}, seconds=seconds, calls=calls)
@@ -251,7 +251,7 @@ def of_run(lib: Compiled, run: Callable, seconds: float = 1.0, calls: int | None
 
 
 def memory(lib: Compiled) -> env.Report:
-    """What a run of a network holds in memory, by what; a table. The plan is the compiler's, from the module.
+    """Tabulate what a run of a network holds in memory. The plan is the compiler's, from the module.
 
     Values that are not alive together share a buffer. The numbers are in `lib.graph["memory"]`, in bytes. What a kernel
     takes for itself while it runs comes on top.

@@ -1,4 +1,4 @@
-"""How a network's time falls with TVM's threads, and whether it matters that each is bound to a core.
+"""This module tells how a network's time falls with TVM's threads, and whether it matters that each is bound to a core.
 
     found = by_threads(lib, x)
     found                             # a table
@@ -29,10 +29,10 @@ _REST = 0.15  # seconds for which TVM's idle threads still spin, and so slow dow
 
 
 class Threads(Table, dict):
-    """`Timing` by (threads, bound): with so many threads, each bound to a core or not."""
+    """It maps (threads, bound) to `Timing`: with so many threads, each bound to a core or not."""
 
     def frame(self):
-        """A pandas DataFrame by number of threads: medians in ms, and how often faster than one thread."""
+        """Make a pandas DataFrame by number of threads: medians in ms, and how often faster than one thread."""
         import pandas as pd  # for speed: only where a table is shown
 
         rows = {}
@@ -46,7 +46,7 @@ class Threads(Table, dict):
         return frame
 
     def plot(self):
-        """Time against threads; see `plots.by_threads`."""
+        """Plot time against threads; see `plots.by_threads`."""
         from ..course import plots  # for speed: only where it is drawn
 
         return plots.by_threads(self)

@@ -1,4 +1,4 @@
-"""What a build does, pass by pass: the call tree with times, and what each pass changed.
+"""A trace says what a build does, pass by pass: the call tree with times, and what each pass changed.
 
     trace = tracing.Trace()
     with tvm.transform.PassContext(opt_level=3, instruments=[trace]):
@@ -34,7 +34,7 @@ from ..compiler.build import build
 
 
 class Operation(NamedTuple):
-    """A call in a Relax function. `reads` has the numbers of other operations, and the names of parameters."""
+    """An operation is a call in a Relax function; `reads` has numbers of other operations, and names of parameters."""
 
     name: str
     makes: str
@@ -45,7 +45,7 @@ class Operation(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """A module at one moment: by Relax function its operations, by kernel a hash of its loops, main's parameters."""
+    """A graph is a module at one moment: each Relax function's operations, a hash of each kernel, main's parameters."""
 
     functions: dict[str, list[Operation]]
     kernels: dict[str, int]
@@ -53,11 +53,11 @@ class Graph(NamedTuple):
 
     @property
     def operations(self) -> list[Operation]:
-        """Those of main."""
+        """They are those of main."""
         return self.functions.get("main", [])
 
     def mermaid(self) -> "Mermaid":
-        """Main as a Mermaid flowchart; the operations of a function that main calls stand together in one box."""
+        """Draw main as a Mermaid flowchart; the operations of a function that main calls stand together in one box."""
         lines, inputs = ["flowchart TD"], {}
         for number, operation in enumerate(self.operations):
             parts = self.functions.get(operation.name)
@@ -84,14 +84,14 @@ def _edges(operations: list[Operation]) -> list[tuple[int, int]]:
 
 
 class Mermaid(str):
-    """The text of a Mermaid diagram, which JupyterLab draws."""
+    """It is the text of a Mermaid diagram, which JupyterLab draws."""
 
     def _repr_markdown_(self) -> str:
         return f"```mermaid\n{self}\n```"
 
 
 def graph(mod: tvm.IRModule) -> Graph:
-    """What is in a module; nothing where it has no Relax function, as behind the graph's passes."""
+    """Read what is in a module; nothing where it has no Relax function, as behind the graph's passes."""
     parts = {var.name_hint: func for var, func in mod.functions_items()}
     functions = {name: func for name, func in parts.items() if isinstance(func, relax.Function)}
     if not functions:
@@ -147,7 +147,7 @@ def _type(ty) -> str:
 
 @dataclass
 class Step:
-    """One run of a pass: `seconds` with those of `steps`, the passes that it ran itself; the graph around it.
+    """A step is one run of a pass: `seconds` with those of `steps`, the passes that it ran; the graph around it.
 
     `begin` is in seconds from the beginning of the context.
     """
@@ -161,14 +161,14 @@ class Step:
     begin: float = 0.0
 
     def diff(self) -> str:
-        """The operations that the pass took out (-) and put in (+), in the order of the graph."""
+        """List the operations that the pass took out (-) and put in (+), in the order of the graph."""
         lines = [list(map(str, g.operations)) if g else [] for g in (self.before, self.after)]
         found = difflib.unified_diff(*lines, n=0, lineterm="")
         return "\n".join(f"{line[0]} {line[1:].rstrip()}" for line in found if line[:2] not in ("--", "++", "@@"))
 
     @property
     def changed(self) -> str:
-        """The same in short: how many operations of each name came and went, and kernels, and parameters of main."""
+        """It is the same in short: how many operations of each name, kernels and parameters of main came and went."""
         if self.after is None:
             return "failed"
         names = [Counter(_kind(o.name, g) for o in g.operations) for g in (self.before, self.after)]
@@ -193,7 +193,7 @@ def _gone_and_come(before: Counter, after: Counter):
 
 @tvm.instrument.pass_instrument
 class Trace(Table):
-    """An instrument that keeps a `Step` for each pass; see this module's docstring. A context begins it anew."""
+    """A trace is an instrument that keeps a `Step` for each pass, as above. A context begins it anew."""
 
     words = "pass", "changed"
 
@@ -243,11 +243,11 @@ class Trace(Table):
     # ------------------------------------------------------------ reading it
 
     def walk(self) -> Iterator[tuple[int, Step]]:
-        """All steps with their depth, in the order in which they began."""
+        """Give all steps with their depth, in the order in which they began."""
         return _walk(self.steps, 0)
 
     def __getitem__(self, name: str) -> Step:
-        """The first run of the pass `name` that changed something, or else the first; KeyError where there is none."""
+        """Find the first run of the pass `name` that changed something, else the first; KeyError where it never ran."""
         runs = [step for _, step in self.walk() if step.name == name]
         if not runs:
             raise KeyError(
@@ -256,7 +256,7 @@ class Trace(Table):
         return next((step for step in runs if step.changed), runs[0])
 
     def frame(self):
-        """A pandas DataFrame of the passes that changed the graph: what, in how many ms, and what there is behind it.
+        """Make a pandas DataFrame of the passes that changed the graph: what, in how many ms, and what is behind it.
 
         What a pass left to others that it ran stands with those.
         """
@@ -284,7 +284,7 @@ class Trace(Table):
         return write_chrome_trace(path, events)
 
     def __str__(self) -> str:
-        """The tree: each pass with its milliseconds; equal passes over parts of the kernels stand in one line."""
+        """Draw the tree: each pass with its milliseconds; equal passes over parts of the kernels stand in one line."""
         within = sum(step.seconds for step in self.steps)
         lines = [f"{'the whole context':60}{self.seconds * 1e3:10.1f} ms"]
         steps = [*_together(self.steps), _outside(self.seconds - within)]
@@ -295,7 +295,7 @@ class Trace(Table):
 
 
 def trace_build(mod: tvm.IRModule, params: dict, **options) -> tuple:
-    """`tn.build` with the same arguments under a `Trace`; gives the library and the trace."""
+    """Call `tn.build` with the same arguments under a `Trace`; gives the library and the trace."""
     trace = Trace()
     with tvm.transform.PassContext(opt_level=3, instruments=[trace]):
         return build(mod, params, **options), trace

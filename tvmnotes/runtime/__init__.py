@@ -1,1 +1,1 @@
-"""What runs: compiled networks, their files, and the clock inside them. None of it needs TVM's compiler."""
+"""The runtime runs, saves, loads and times compiled networks; all but the stopwatch does without TVM's compiler."""

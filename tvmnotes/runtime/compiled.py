@@ -1,4 +1,4 @@
-"""Compiled networks: arrays in, NumPy arrays out; saved and loaded back.
+"""Compiled networks take arrays and give NumPy arrays; they are saved, and loaded back.
 
 `tn.build` gives a `Compiled`, `tn.load` brings one back in another process; `saved.py` says what lies between them. To
 load and run one takes TVM's runtime library, not its compiler: `import tvm`, which takes several times as long, is left
@@ -37,7 +37,7 @@ tvm_ffi.register_global_func("tvmnotes.no_instrument", lambda: None, override=Tr
 
 
 class Compiled:
-    """A network compiled for a target. Call it with the inputs, by position or by name; get NumPy arrays.
+    """It is a network compiled for a target. Call it with the inputs, by position or by name; get NumPy arrays.
 
     `inputs` and `outputs` are lists of `TensorSpec`; `graph` is the content of graph.json; `params` maps the names of
     the folded parameters to TVM tensors; `target` and `opt_level` are those of the build. Any thread may call it: one
@@ -66,7 +66,7 @@ class Compiled:
 
     @functools.cached_property
     def target(self) -> "tvm.target.Target":
-        """The target of the build, as TVM has it."""
+        """It is the target of the build, as TVM has it."""
         import tvm  # for speed: running a network takes TVM's runtime alone
 
         return tvm.target.Target(self._build_info["target"])
@@ -84,7 +84,7 @@ class Compiled:
         return tuple(map(_numpy, result)) if self.graph["tuple"] else _numpy(result[0])
 
     def run(self, values: list, params: dict | None = None) -> list[tvm_ffi.Tensor]:
-        """As a call, with a list of inputs and TVM tensors as outputs; `params` stand in for those of a name."""
+        """Run as a call does, on a list of inputs; gives TVM tensors. `params` replace those of their names."""
         tensors = self._tensors(values)
         if self._main is None:
             reason = saved.mismatch(self._build_info)
@@ -115,16 +115,16 @@ class Compiled:
 
     @property
     def kernels(self) -> dict[str, str]:
-        """By kernel, the schedule that it got and its config; "none" below opt level 3: TVM's loops as they come."""
+        """They map a kernel to its schedule and config; "none" below opt level 3: TVM's loops as they come."""
         return dict(self.graph["kernels"])
 
     @property
     def tuned(self) -> str:
-        """Which tuning records the build used, and for how many workloads; empty where it was to use none."""
+        """It says which tuning records the build used, for how many workloads; empty where it was to use none."""
         return self.graph["tuned"]
 
     def source(self, kernel: str | None = None, fmt: str = "ll") -> str:
-        """What LLVM makes of one of `kernels`, or of all: its text ("ll") or assembly ("asm").
+        """Return what LLVM makes of one of `kernels`, or of all: its text ("ll") or assembly ("asm").
 
         Raises ValueError for an unknown kernel, and for a network from a file, which holds the machine code alone.
         """
@@ -204,7 +204,7 @@ def load(path: str | os.PathLike) -> Compiled:
 
 
 def cannot_run(target: "tvm.target.Target") -> str | None:
-    """Why this machine cannot run what is compiled for `target`; None where it can."""
+    """Say why this machine cannot run what is compiled for `target`; None where it can."""
     return saved.mismatch(saved.build_info(target))
 
 
@@ -248,7 +248,7 @@ def _tensor(value, spec: TensorSpec) -> tvm_ffi.Tensor:
 
 
 def plain(tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
-    """`tensor` as compiled kernels read it, contiguous and aligned in the CPU's memory: itself, or a copy."""
+    """Return `tensor`, or a copy, as compiled kernels read it: contiguous and aligned in the CPU's memory."""
     on_cpu = tensor.device == tvm_ffi.device("cpu", tensor.device.index)
     if on_cpu and tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0:
         return tensor

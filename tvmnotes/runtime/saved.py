@@ -1,4 +1,4 @@
-"""Saved networks on disk, for `Compiled.save` and `load`: a folder of four files, or one archive of them.
+"""A saved network is a folder of four files, or one archive of them; `Compiled.save` and `load` work on it.
 
     lib.so          the kernels and the virtual machine's program: machine code for one target
     graph.json      inputs, outputs, the kernel calls between them, the kernels' schedules
@@ -80,7 +80,7 @@ def _replaceable(path: Path) -> bool:
 
 
 def build_info(target: "tvm.target.Target") -> dict:
-    """What a manifest says of the target that a network is built for."""
+    """Return what a manifest says of the target that a network is built for."""
     return {
         "target": json.loads(env.target_json(target)),
         "architecture": _machine(str(target.attrs.get("mtriple") or platform.machine()).split("-")[0]),
@@ -89,7 +89,7 @@ def build_info(target: "tvm.target.Target") -> dict:
 
 
 def linker(build_info: dict) -> dict:
-    """How `export_library` is to link for a target. Raises RuntimeError where nothing here can."""
+    """Return the options with which `export_library` links for a target. Raises RuntimeError where nothing here can."""
     architecture, triple = build_info["architecture"], build_info["target"].get("mtriple")
     if architecture == _machine(platform.machine()):
         if not env.cpp_compiler():
@@ -111,7 +111,7 @@ def linker(build_info: dict) -> dict:
 
 @contextlib.contextmanager
 def opened(path: Path):
-    """The folder and the manifest of a saved network, checked, for as long as the context lasts.
+    """Give the folder and the manifest of a saved network, checked, for as long as the context lasts.
 
     Raises what `runtime.load` says.
     """
@@ -161,12 +161,12 @@ def _read_manifest(folder: Path, name: Path) -> dict:
 
 
 def account_in(manifest: dict) -> dict:
-    """What `build_info` said of the target when the network was saved."""
+    """Return what `build_info` said of the target when the network was saved."""
     return {key: manifest[key] for key in _ACCOUNT}
 
 
 def mismatch(build_info: dict) -> str | None:
-    """Why this machine cannot run what was built for a target; None where it can."""
+    """Say why this machine cannot run what was built for a target; None where it can."""
     here = _machine(platform.machine())
     if build_info["architecture"] != here:
         return f"it is built for {build_info['architecture']}, this machine is {here}"

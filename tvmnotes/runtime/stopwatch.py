@@ -1,4 +1,4 @@
-"""A stopwatch for a compiled network's runs: when each call of the virtual machine began and ended.
+"""A stopwatch notes, in a compiled network's runs, when each call of the virtual machine began and ended.
 
 The virtual machine calls an instrument before and after each of its calls, some hundred times in a run. One that is
 written in Python takes up to a few microseconds, which adds up to several percent of a fast network. The one here is
@@ -26,7 +26,7 @@ _turn = threading.Lock()  # one stopwatch at a time has it
 
 
 class Call(NamedTuple):
-    """A call of the virtual machine: a kernel, or a function of its own such as vm.builtin.alloc_tensor; in seconds."""
+    """It is a call of a kernel, or of the virtual machine's own such as vm.builtin.alloc_tensor; times in seconds."""
 
     name: str
     begin: float
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 class Stopwatch:
-    """Call it to run a network once and note the times; `take` gives them."""
+    """Each call of a stopwatch runs a network once and notes the times; `take` gives them."""
 
     def __init__(self, compiled, run: Callable):
         """`run` runs `compiled` once. That is done here too, to learn the order of the calls: it is always the same."""
@@ -70,7 +70,7 @@ class Stopwatch:
         self._noted.append(places[: self._ticks])
 
     def take(self) -> list[list[Call]]:
-        """Each run since this was last asked: its calls in the order in which they began, from the first one's on."""
+        """Return the runs since this was last asked: each its calls in the order in which they began, at 0 seconds."""
         made, noted, self._noted = [], self._noted, []
         for places in noted:
             seconds = (places - places[0]) @ (1, 1e-9)
@@ -79,7 +79,7 @@ class Stopwatch:
 
 
 def of_kernels(run: list[Call], compiled) -> list[Call]:
-    """A run's calls of kernels, without those of the virtual machine's own functions."""
+    """Pick a run's calls of kernels, without those of the virtual machine's own functions."""
     return [call for call in run if call.name in compiled.graph["kernels"]]
 
 

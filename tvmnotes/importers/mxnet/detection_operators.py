@@ -15,7 +15,8 @@ from tvm.script import tirx as T
 
 from ...base.relax import OPAQUE
 from ...base.workarounds import quick_script
-from ...compiler.cuda_nms import ATTRIBUTE, sortable
+from ...compiler.cuda_nms import ATTRIBUTE
+from ...compiler.cuda_topk import sortable
 from .call import Call, converts, shape_of
 
 # ---------------------------------------------------------------- kernels

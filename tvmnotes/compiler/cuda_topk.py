@@ -1,0 +1,167 @@
+"""These kernels find the k best of many scores on a GPU; `cuda_nms.py` puts them in the place of a sequential loop.
+
+The k-th best score is found digit by digit, as in radix selection: how many scores reach each value of the next digit?
+Then each score that is chosen counts the chosen ones before it, by way of sums of 32, 1024 and 32768 neighbours, and so
+knows its place in the order of the input.
+"""
+
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T
+
+from ..base.workarounds import quick_script
+
+DIGIT = 4  # bits that each step of the selection finds
+_VALUES = 1 << DIGIT
+WORD = 32  # numbers that a thread counts
+_THREADS = 256  # of a block, where dlight does not choose
+
+
+def sortable(score):
+    """Turn the bits of a float32 so that they order as the numbers do."""
+    bits = T.reinterpret("uint32", score)
+    return bits ^ T.if_then_else((bits >> uint32(31)) == uint32(1), uint32(0xFFFFFFFF), uint32(0x80000000))
+
+
+def sort_keys(scores):
+    """Make keys, the `sortable` bits, of float32 scores (rows, length): uint32 (rows, places).
+
+    The places are a multiple of 1024; behind the scores there are zeros, not larger than any key.
+    """
+    rows, length = (int(n) for n in scores.shape)
+
+    def key(row, at):
+        return tirx.if_then_else(at < length, sortable(scores[row, at]), uint32(0))
+
+    return te.compute((rows, rounded_up(length, WORD * WORD)), key)
+
+
+def first_bounds(rows):
+    """Give the least key of each value of the first digit: uint32 (rows, 16)."""
+    return te.compute((rows, _VALUES), lambda row, digit: digit.astype("uint32") << uint32(32 - DIGIT))
+
+
+def at_least(keys, bounds):
+    """Count the keys of a group that reach each bound, the first apart: int32 (rows, 15, groups).
+
+    The members of a group stand apart, so that what neighbouring threads read at once stands together.
+    """
+    rows, places = (int(n) for n in keys.shape)
+    groups = places // WORD
+
+    def members(row, bound, group):
+        each = [keys[row, n * groups + group] for n in range(WORD)]
+        return sum((key >= bounds[row, bound + 1]).astype("int32") for key in each)
+
+    return te.compute((rows, _VALUES - 1, groups), members)
+
+
+def totals(parts):
+    """Sum over the last axis."""
+    each = te.reduce_axis((0, parts.shape[2]))
+    return te.compute(parts.shape[:2], lambda row, bound: te.sum(parts[row, bound, each], each))
+
+
+def next_bounds(numbers, bounds, count):
+    """Set bounds between the largest that `count` keys reach and the one above it, by the next digit.
+
+    `numbers` (rows, 15): how many keys reach each. After the last digit the bounds are one: the least of the best keys.
+    """
+
+    def bound(row, digit):
+        reached = sum((numbers[row, n] >= count).astype("int32") for n in range(_VALUES - 1))
+        step = (bounds[row, 1] - bounds[row, 0]) >> uint32(DIGIT)
+        return bounds[row, reached] + digit.astype("uint32") * step
+
+    return te.compute(bounds.shape, bound)
+
+
+def above_and_equal(keys, bounds):
+    """Count, of 32 neighbouring keys, those above the bound and those equal to it: int32 (rows, 2, groups)."""
+    rows, places = (int(n) for n in keys.shape)
+
+    def members(row, kind, group):
+        each, least = [keys[row, group * WORD + n] for n in range(WORD)], bounds[row, 0]
+        return sum(tirx.Select(kind == 0, key > least, key == least).astype("int32") for key in each)
+
+    return te.compute((rows, 2, places // WORD), members)
+
+
+def sums(few):
+    """Sum 32 neighbours each on the last axis."""
+    rows, kinds, length = (int(n) for n in few.shape)
+
+    def members(row, kind, group):
+        places = [group * WORD + n for n in range(WORD)]
+        return sum(tirx.if_then_else(at < length, few[row, kind, at], 0) for at in places)
+
+    return te.compute((rows, kinds, rounded_up(length) // WORD), members)
+
+
+@quick_script()
+def chosen(rows: int, length: int, count: int, sizes: list[int]):
+    """Place the `count` best: each key that is among them counts those before it, and so knows its place.
+
+    `sizes`: of the last axis of the keys, and of the counts of 32, 1024 and 32768 of them.
+    """
+    places_, groups, blocks, parts = sizes
+
+    @T.prim_func(s_tir=True)
+    def chosen(
+        scores: T.Buffer((rows, length), "float32"),
+        bounds: T.Buffer((rows, _VALUES), "uint32"),
+        keys: T.Buffer((rows, places_), "uint32"),
+        few: T.Buffer((rows, 2, groups), "int32"),
+        many: T.Buffer((rows, 2, blocks), "int32"),
+        most: T.Buffer((rows, 2, parts), "int32"),
+        places: T.Buffer((rows, count), "int32"),
+        best: T.Buffer((rows, count), "float32"),
+    ):
+        for row, at in T.grid(rows, length):
+            with T.sblock("chosen"):
+                r, i = T.axis.remap("SS", [row, at])
+                T.writes(places[r, 0:count], best[r, 0:count])
+                before = T.sblock_alloc_buffer((2,), "int32", scope="local")  # those above, those equal
+                room = T.sblock_alloc_buffer((1,), "int32", scope="local")  # for equal ones
+                if keys[r, i] >= bounds[r, 0]:
+                    room[0] = count
+                    for part in range(parts):
+                        room[0] -= most[r, 0, part]
+                    for kind in T.unroll(2):
+                        before[kind] = 0
+                        for part in range(i // 32768):
+                            before[kind] += most[r, kind, part]
+                        for block in range(i // 1024 % 32):
+                            before[kind] += many[r, kind, i // 32768 * 32 + block]
+                        for group in range(i // 32 % 32):
+                            before[kind] += few[r, kind, i // 1024 * 32 + group]
+                    for place in range(i % 32):
+                        before[0] += T.Cast("int32", keys[r, i // 32 * 32 + place] > bounds[r, 0])
+                        before[1] += T.Cast("int32", keys[r, i // 32 * 32 + place] == bounds[r, 0])
+                    if keys[r, i] > bounds[r, 0] or before[1] < room[0]:
+                        places[r, before[0] + T.min(before[1], room[0])] = i
+                        best[r, before[0] + T.min(before[1], room[0])] = scores[r, i]
+
+    return a_thread_each(chosen)
+
+
+# ---------------------------------------------------------------- shared with cuda_nms.py
+
+
+def a_thread_each(func):
+    """Give a kernel a thread for each iteration; dlight wants kernels whose threads write to places known before."""
+    sch = Schedule(func.with_attr("global_symbol", "main"))
+    (block,) = sch.get_child_blocks(sch.get_sblock("root"))
+    outer, inner = sch.split(sch.fuse(*sch.get_loops(block)), [None, _THREADS])
+    sch.bind(outer, "blockIdx.x")
+    sch.bind(inner, "threadIdx.x")
+    return sch.mod["main"].with_attr("global_symbol", func.attrs["global_symbol"])
+
+
+def uint32(value: int):
+    return tirx.const(value, "uint32")
+
+
+def rounded_up(length, step=WORD) -> int:
+    """Round up to the next multiple."""
+    return -(-int(length) // step) * step
