@@ -413,7 +413,7 @@ def test_a_candidate_that_fails_costs_its_trial_only(tmp_path):
     indices = [inp.config.index for inp, _ in autotvm.record.load_from_file(str(log))]
     assert indices == list(range(10)), "failed configs are not measured again either"
     with autotvm.apply_history_best(measured) as best:
-        assert best._chosen(task.target)(task.today.workload) == task.config_space[0].values
+        assert best.lookup(task.target)(task.today.workload) == task.config_space[0].values
 
 
 def test_an_rpc_runner_measures_on_the_servers_of_its_key(tmp_path):

@@ -219,7 +219,7 @@ def test_loops_that_no_rule_knows_are_the_work_of_one_thread(kernel):
 def run_kernel(func, *arrays):
     """Run a kernel on arrays, which it changes, scheduled for a GPU, and in turn."""
     mod, schedules = cuda.scheduled(tvm.IRModule({"main": func}), resolve_target(TARGET, ("cuda",)))
-    assert schedules == {"main": 'one_thread {"launches": [{"grid": [1, 1, 1], "block": [1, 1, 1]}]}'}
+    assert schedules == {"main": {"family": "one_thread", "launches": [{"grid": [1, 1, 1], "block": [1, 1, 1]}]}}
     func = emulate(mod["main"]).without_attr("tirx.is_scheduled")
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), tn.env.host_target())(*tensors)

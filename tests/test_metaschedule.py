@@ -9,7 +9,7 @@ from torch import nn
 import tvmnotes as tn
 from tvmnotes import models, records
 from tvmnotes.compiler.schedules import Kernel
-from tvmnotes.tuning import metaschedule, session, tasks
+from tvmnotes.tuning import log, metaschedule, session, tasks
 
 TRIALS = 6
 
@@ -49,13 +49,13 @@ def tuned(imported, tmp_path_factory):
     path = tmp_path_factory.mktemp("metaschedule") / "tuning.jsonl"
     written = []
     with pytest.MonkeyPatch.context() as patch:
-        append = records.Log.append
+        append = log.Log.append
 
         def telling(self, found):
             append(self, found)
             written.append(len(found))
 
-        patch.setattr(records.Log, "append", telling)
+        patch.setattr(log.Log, "append", telling)
         made = tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path)
     return path, made, written
 

@@ -257,7 +257,7 @@ def made_up(lib):
     """A profile of two runs with made-up times: conv 2 and 4 ms in two calls each, dense 1 ms."""
     names = {"conv": (10**8, 10**6), "dense": (10**5, 10**7)}
     graph = {
-        "kernels": {"conv": 'winograd {"tile": 4}', "dense": "none"},
+        "kernels": {"conv": {"family": "winograd", "tile": 4}, "dense": {"family": "none"}},
         "costs": {k: {"flops": f, "reads": b, "writes": 0, "operators": [k]} for k, (f, b) in names.items()},
         "nodes": [{"kernel": k, "makes": [{"shape": [1, n]}]} for n, k in enumerate(("conv", "relax.reshape", "conv",
                                                                                      "dense"))],

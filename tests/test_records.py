@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 import tvmnotes as tn
 from tvmnotes import data, env, records
-from tvmnotes.compiler.records import Log, Record
+from tvmnotes.compiler.records import Record
 from tvmnotes.compiler.schedules import Kernel
 from tvmnotes.course.digits import load_test_set, preprocess
 from tvmnotes.tuning import tasks
+from tvmnotes.tuning.log import Log
 
 # Another target with this machine's vector registers.
 OTHER = str(tvm.target.Target({**json.loads(TARGET), "num-cores": env.usable_cores() + 7}))
@@ -147,7 +148,7 @@ def test_any_line_is_a_record_or_says_why_not(place, value):
 
 
 def test_what_is_appended_is_read(tmp_path):
-    log = Log(tmp_path / "new" / "folder" / "tuning.jsonl", write=True)
+    log = Log(tmp_path / "new" / "folder" / "tuning.jsonl")
     log.append([record(config=0), record(config=1)])
     assert configs_of(log.fresh()) == task("conv").space[:2]
     assert log.fresh() == []
@@ -166,7 +167,7 @@ def test_a_torn_line_is_left_out_with_a_note_and_the_next_one_is_whole(tmp_path)
         assert configs_of(records.read(path)) == task("conv").space[:1]
     assert path.read_bytes() == torn, "reading changed the file"
 
-    log = Log(path, write=True)
+    log = Log(path)
     with pytest.warns(UserWarning, match="left out 1 line"):
         assert len(log.fresh()) == 1
     with warnings.catch_warnings():
@@ -182,7 +183,7 @@ def test_a_torn_line_is_left_out_with_a_note_and_the_next_one_is_whole(tmp_path)
 def test_a_last_line_that_lacks_only_its_end_is_a_record_and_read_once(tmp_path):
     path = tmp_path / "unended.jsonl"
     path.write_text(str(record(config=0)))
-    log = Log(path, write=True)
+    log = Log(path)
     assert configs_of(log.fresh()) == task("conv").space[:1]
     log.append([record(config=1)])
     assert configs_of(log.fresh()) == task("conv").space[1:2]
@@ -222,7 +223,8 @@ FULL = """
 import os, resource
 from fake_runner import *
 from tvmnotes import records
-log = records.Log(os.environ["RECORDS"], write=True)
+from tvmnotes.tuning.log import Log
+log = Log(os.environ["RECORDS"])
 made = [records.measured(WORKLOADS["conv"], TARGET, config, (1e-3,)) for config in task("conv").space[:40]]
 log.append(made[:10])
 size = log.path.stat().st_size
@@ -272,10 +274,11 @@ APPEND = """
 import os
 from fake_runner import *
 from tvmnotes import records
+from tvmnotes.tuning.log import Log
 configs = task("conv").space[:40]
 for name in "ab":
     if not os.fork():
-        log = records.Log(os.environ["RECORDS"], write=True)
+        log = Log(os.environ["RECORDS"])
         for config in configs:
             one = records.measured(WORKLOADS["conv"], TARGET, config, (1e-3,), machine={"rpc": name * 3000})
             log.append([one, one])

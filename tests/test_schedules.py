@@ -398,7 +398,7 @@ def test_reductions_over_any_axis(kind, others, size, axis, dtype):
     assume(dtype == "float32" or kind in ("mean", "sum", "max", "min"))
     axis = min(axis, len(others))
     x = numbers((*others[:axis], size, *others[axis:]), dtype)
-    family = {"softmax": "rows" if axis == len(others) else "default", "cumsum": None, "sort": None}.get(
+    family = {"softmax": "row_reduction" if axis == len(others) else "default", "cumsum": None, "sort": None}.get(
         kind, "default"
     )
     assert_same(lambda x: REDUCTIONS[kind](x, axis), x, tolerance=PRECISION[dtype],
@@ -409,7 +409,7 @@ def test_reductions_over_any_axis(kind, others, size, axis, dtype):
 @given(others, sizes, st.booleans(), after)
 def test_softmax_and_layer_norm_of_rows(others, size, norm, tail):
     layer = nn.LayerNorm(size) if norm else nn.Softmax(-1)
-    assert_same(then(layer, tail), (*others, size), family="rows")
+    assert_same(then(layer, tail), (*others, size), family="row_reduction")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import torch
 import tvm
 
 from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.schedules import configs
 from tvmnotes.compiler.schedules.convolution import Convolution
 from tvmnotes.compiler.schedules.matmul import Dense
 from tvmnotes.compiler.schedules.vector import Vectors, vectors
@@ -36,7 +35,7 @@ WORKLOADS = {
 
 def sample(workload, vectors, count: int) -> list[dict]:
     """The default config, and for each set of knobs some of the others."""
-    default, *others = configs(workload, vectors)
+    default, *others = workload.configs(vectors)
     by_knobs: dict = {}
     for config in others:
         by_knobs.setdefault((config.get("family"), config.get("outer"), *sorted(config)), []).append(config)
@@ -75,10 +74,10 @@ def test_shapes_are_told_without_packing(registers):
 
 
 def test_a_space_has_every_knob_and_each_config_once():
-    space = configs(WORKLOADS["3x3"], Vectors(16, 32))
+    space = WORKLOADS["3x3"].configs(Vectors(16, 32))
     assert {config["family"] for config in space} == {"conv2d", "winograd"}
     assert {"lines", "chunk", "prefetch", "outer", "group"} <= {knob for config in space for knob in config}
     assert space[0] == WORKLOADS["3x3"].default_config(Vectors(16, 32))
     for workload in WORKLOADS.values():
-        listed = [tuple(sorted(config.items())) for config in configs(workload, Vectors(16, 32))]
+        listed = [tuple(sorted(config.items())) for config in workload.configs(Vectors(16, 32))]
         assert len(listed) == len(set(listed))

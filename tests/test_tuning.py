@@ -23,7 +23,6 @@ from tvm import te
 
 import tvmnotes as tn
 from tvmnotes import env, records
-from tvmnotes.compiler.schedules import configs
 from tvmnotes.compiler.schedules.convolution import Convolution
 from tvmnotes.compiler.schedules.matmul import Dense
 from tvmnotes.compiler.schedules.vector import vectors
@@ -91,7 +90,7 @@ def test_every_config_makes_pytorchs_convolution(name):
     wanted = wanted.numpy()
     tolerance = 1e-4 * np.abs(wanted).max()
     np.testing.assert_allclose(workload.reference(data, weight), wanted, atol=tolerance)
-    space = configs(workload, VECTORS)
+    space = workload.configs(VECTORS)
     by_family = {}
     for config in choose.sample(space, len(space)):
         by_family.setdefault((config["family"], config.get("lines", 1) > 1), config)
@@ -105,7 +104,7 @@ def test_every_config_makes_numpys_product():
     data, weight = (generator.standard_normal(s, dtype="float32") for s in (workload.data, workload.weight))
     wanted = data @ weight
     np.testing.assert_allclose(workload.reference(data, weight), wanted, atol=1e-5)
-    for config in [workload.default_config(VECTORS), *choose.sample(configs(workload, VECTORS), 4)]:
+    for config in [workload.default_config(VECTORS), *choose.sample(workload.configs(VECTORS), 4)]:
         np.testing.assert_allclose(run(workload, config, data, weight), wanted, atol=1e-4, err_msg=str(config))
 
 
@@ -142,7 +141,7 @@ def test_equal_layers_are_one_task():
 
 def test_the_tasks_are_those_that_a_build_makes(small):
     lib = tn.build(small.mod, small.params, records=False)
-    built = [json.loads(text) for text in lib.graph["workloads"].values()]
+    built = list(lib.graph["workloads"].values())
     for each in tasks(small.mod, small.params):
         assert json.loads(str(records.measured(each.workload, TARGET, each.default)))["workload"] in built
 
@@ -153,7 +152,7 @@ def test_a_space_has_each_config_once_and_the_default_one_first(name):
     keys = [records.key(config) for config in each.space]
     assert len(set(keys)) == len(keys) > 4
     assert each.space[0] == each.default == WORKLOADS[name].default_config(VECTORS)
-    assert keys == [records.key(config) for config in configs(WORKLOADS[name], VECTORS)]
+    assert keys == [records.key(config) for config in WORKLOADS[name].configs(VECTORS)]
 
 
 def test_tasks_for_another_cpu(small):
@@ -222,7 +221,7 @@ def test_a_task_whose_configs_all_fail_is_given_up_after_some_batches():
 def test_features_are_finite_numbers_as_many_for_every_workload():
     lengths = set()
     for workload in [*WORKLOADS.values(), *CONVOLUTIONS.values(), Dense(7, 33, 5)]:
-        space = configs(workload, VECTORS)
+        space = workload.configs(VECTORS)
         for config in [space[0], *random.Random(0).sample(space, min(8, len(space)))]:
             numbers = features(workload, config, VECTORS, 2)
             assert np.isfinite(np.array(numbers, "float64")).all(), (workload, config, numbers)

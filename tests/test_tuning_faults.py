@@ -30,9 +30,9 @@ TELLING = """
 import json, os, sys, time
 from fake_runner import *
 from tvmnotes import records, tune
-from tvmnotes.tuning import session
+from tvmnotes.tuning import log, session
 
-class Telling(records.Log):
+class Telling(log.Log):
     def _fresh(self):
         self.had_read = time.monotonic()
         return super().fresh()
@@ -121,14 +121,14 @@ def test_a_tuning_killed_20_times_loses_no_batch_and_measures_nothing_twice(tmp_
 REAL = """
 import sys
 import conftest
-from tvmnotes import from_pytorch, models, records, tune
-from tvmnotes.tuning import session
+from tvmnotes import from_pytorch, models, tune
+from tvmnotes.tuning import log, session
 session.Session.finish = lambda *_: None  # what follows the search
-append = records.Log.append
+append = log.Log.append
 def telling(self, found):
     append(self, found)
     print("batch", flush=True)
-records.Log.append = telling
+log.Log.append = telling
 mod, params = from_pytorch(models.seeded(conftest.SmallNet, 8), {"image": (1, 3, 8, 8)})
 print(tune(mod, params, records=sys.argv[1], trials=int(sys.argv[2]), tuner="random"))
 """
@@ -327,8 +327,7 @@ PLANTED = Planted((1, 64, 1, 1), (64, 64, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1
 
 
 @pytest.fixture
-def planted(monkeypatch):
-    monkeypatch.setitem(records._WORKLOADS, "planted", Planted)
+def planted():
     with known_to_workers(__name__):
         yield
 

@@ -1,6 +1,7 @@
 """`tvm.transform.PassContext` as scripts enter it: opt levels, passes by their old names, options that are gone."""
 
 import contextlib
+import contextvars
 import threading
 import warnings
 
@@ -16,6 +17,7 @@ PASSES = {
     "EliminateCommonSubexpr": ["EliminateCommonSubexpr"],
     "DeadCodeElimination": ["DeadCodeElimination"],
 }
+history = contextvars.ContextVar("history", default=None)  # the innermost `autotvm.apply_history_best`
 _entered = threading.local()
 _warned: set[str] = set()
 _instruments: dict[int, list] = {}  # by a PassContext's id, which keeps no attributes of ours

@@ -1,7 +1,6 @@
 """The compiler: `build` turns `(IRModule, params)` from an importer into a `Compiled` that runs on a target."""
 
 import difflib
-import os
 import threading
 
 import tvm
@@ -12,9 +11,9 @@ from ..base.spec import shorten
 from ..runtime.compiled import Compiled, cannot_run, plain
 from . import codegen, cuda, pipeline
 from .costs import memory
-from .schedules import choose, chosen
+from .records import find_lookup
 
-_turn = threading.Lock()  # TVM names operators in a place that all threads share
+turn = threading.Lock()  # of whoever runs passes, as TVM names operators in a place that all threads share
 
 
 def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, records=None) -> Compiled:
@@ -33,7 +32,8 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
 
     `records` are those of `tn.tune`, used at level 3: a file, several, or a list of `records.Record`. Kernels that they
     have measured for this target, or else for another CPU with the same vector registers, get the best config that was
-    found; the result's `tuned` tells of how many. None takes the records that tvmnotes ships, False takes none.
+    found; the result's `tuned` tells of how many. None takes the records that tvmnotes ships, False takes none. What
+    `records.ConfigLookup` has made of some for the target will do, too.
 
     The machine code of each kernel is kept in the cache, for the next build that wants the same (see codegen.py).
 
@@ -45,11 +45,11 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     target = resolve_target(target, kinds=("llvm", "cuda"))
     for_gpu = target.kind.name == "cuda"
     mod, arrays = bind(mod, params)
-    chosen = _chosen(records, target)
-    with _turn, target, choose(chosen):
-        mod = tvm.transform.Sequential(pipeline.passes(opt_level, target))(mod)
+    lookup = find_lookup(records, target)
+    with turn, target:
+        mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)
         mod, constants = pipeline.lift_constants(mod, names={array_key(array): name for name, array in arrays.items()})
-        graph = pipeline.describe(mod, list(constants)) | {"tuned": str(chosen or "")}
+        graph = pipeline.describe(mod, list(constants)) | {"tuned": str(lookup or "")}
         if for_gpu:
             mod, graph["kernels"] = cuda.scheduled(mod, target)
         mod = pipeline.lowering()(pipeline.bundle(mod))
@@ -58,34 +58,6 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
         return cuda.CompiledForGPU(cuda.executable(mod, target), graph, constants, target, opt_level)
     executable = codegen.executable(mod, target, runs_here=cannot_run(target) is None)
     return Compiled(executable, graph, constants, target, opt_level)
-
-
-_RECORDS = "records: expected None, False, a file, or a list of files or of tvmnotes.records.Record"
-
-
-def _chosen(records, target):
-    """What `records` say of each workload; what an outer `choose` says, where they are None and there is one."""
-    from . import records as known
-
-    if target.kind.name == "cuda":
-        if records:
-            raise ValueError("records: those of tn.tune are of CPUs; for a GPU use a database of MetaSchedule")
-        return None
-    if records is None and chosen():
-        return chosen()
-    if records is False:
-        return None
-    if records is None:
-        return known.Chosen(known.shipped(), target, "shipped records")
-    if isinstance(records, str | os.PathLike):
-        records = [records]
-    if not isinstance(records, list | tuple):
-        raise TypeError(f"{_RECORDS}; got {type(records).__name__}")
-    files = [each for each in records if isinstance(each, str | os.PathLike)]
-    listed = [each for each in records if isinstance(each, known.Record)]
-    if len(files) + len(listed) < len(records):
-        raise TypeError(f"{_RECORDS}; got a list with others")
-    return known.Chosen([*known.read(*files), *listed], target, ", ".join(map(str, files)) or "records")
 
 
 def bind(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:

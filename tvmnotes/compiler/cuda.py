@@ -76,7 +76,7 @@ def _version(arch: str) -> int:
 # ---------------------------------------------------------------- kernels
 
 
-def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModule, dict[str, str]]:
+def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModule, dict[str, dict]]:
     """Schedule each kernel; return the module, and by kernel the rule and the grids and blocks that it launches.
 
     At every opt level: a kernel without threads cannot run on a GPU.
@@ -90,7 +90,7 @@ def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModul
             if isinstance(func, tirx.PrimFunc):
                 rule, made = ("by_hand", func) if var in by_hand else _schedule(func, target)
                 mod.update_func(var, made)
-                schedules[var.name_hint] = f"{rule} {json.dumps({'launches': launches(made)})}"
+                schedules[var.name_hint] = {"family": rule, "launches": launches(made)}
     return mod, dict(sorted(schedules.items()))
 
 

@@ -11,6 +11,7 @@ operators that may make a NaN or an infinity of it are left in NCHW.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ import tvm
 from tvm import relax, te
 
 from ..base.relax import OUT_EWISE_FUSABLE, constant_array, fixed_shape
-from .schedules import config_for, convolution
+from .schedules import convolution
 from .schedules.convolution import Convolution
 from .schedules.vector import Vectors, filled_up
 
@@ -37,15 +38,16 @@ _POOLS = {
 }
 
 
-def block_layouts(vectors: Vectors) -> tvm.transform.Pass:
+def block_layouts(vectors: Vectors, lookup: Callable | None = None) -> tvm.transform.Pass:
     """The pass, for blocks of `vectors.lanes` channels. It wants constant weights, so run it after folding.
 
     Convolutions become kernels of `schedules` at once, as Relax has no operator for a blocked grouped convolution.
+    `lookup` is that of `Workload.config`.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="BlockLayouts")
     def run(mod, _context):
-        blocker = _Blocker(mod, vectors)
+        blocker = _Blocker(mod, vectors, lookup)
         blocker.builder_.update_func(mod.get_global_var("main"), blocker.visit_expr(mod["main"]))
         return blocker.builder_.get()
 
@@ -62,9 +64,9 @@ class _Blocked:
 
 @relax.expr_functor.mutator
 class _Blocker(relax.PyExprMutator):
-    def __init__(self, mod, vectors):
+    def __init__(self, mod, vectors, lookup):
         super().__init__(mod)
-        self.vectors, self.lanes = vectors, vectors.lanes
+        self.vectors, self.lanes, self.lookup = vectors, vectors.lanes, lookup
         self.layout = f"NCHW{self.lanes}c"
         self.blocked: dict[relax.Var, _Blocked] = {}  # by the variable of the network
         self.plain: dict[relax.Var, relax.Expr] = {}  # the same values, where they were needed in NCHW
@@ -166,7 +168,7 @@ class _Blocker(relax.PyExprMutator):
         if not picture and block is None:
             return None
         conv = Convolution(shape, weight.shape, tuple(strides), tuple(padding), tuple(dilation), groups, not picture)
-        config = config_for(conv, self.vectors)
+        config = conv.config(self.lookup, self.vectors)
         source = self.visit_expr(data) if picture else block.expr
         if fixed_shape(source.ty) != conv.source_shape(lanes):
             _, groups, _, _, channels = conv.source_shape(lanes)

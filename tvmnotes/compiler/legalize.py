@@ -1,21 +1,26 @@
 """From operators to kernels: the computations that opt level 3 has schedules for, instead of TVM's own."""
 
+from collections.abc import Callable
+
 import tvm
 from tvm import relax
 
 from ..base.relax import OPAQUE, OUT_EWISE_FUSABLE, fixed_shape
-from .schedules import config_for, elementwise, matmul, row_reduction
+from .schedules import elementwise, matmul, row_reduction
 from .schedules.vector import Vectors
 
 _FUSABLE = {"op_pattern": OUT_EWISE_FUSABLE}
 
 
-def legalizations(v: Vectors | None) -> dict:
-    """By operator, what `relax.transform.LegalizeOps` takes, for a target with such vector registers; None: a GPU."""
+def legalizations(v: Vectors | None, lookup: Callable | None = None) -> dict:
+    """By operator, what `relax.transform.LegalizeOps` takes, for a target with such vector registers; None: a GPU.
+
+    `lookup` is that of `Workload.config`.
+    """
     if v is None:
         return {"relax.concat": _concat}
     return {
-        "relax.matmul": lambda bb, call: _matmul(bb, call, v),
+        "relax.matmul": lambda bb, call: _matmul(bb, call, v, lookup),
         "relax.nn.softmax": lambda bb, call: _softmax(bb, call, v),
         "relax.nn.layer_norm": lambda bb, call: _layer_norm(bb, call, v),
         "relax.concat": _concat,
@@ -27,7 +32,7 @@ def _default(bb, call):
     return call.op.get_attr("FLegalize")(bb, call)
 
 
-def _matmul(bb, call, v):
+def _matmul(bb, call, v, lookup):
     left, right = call.args
     a, b = fixed_shape(left.ty), fixed_shape(right.ty)
     dtypes = {str(each.ty.dtype) for each in (left, right, call)}
@@ -35,7 +40,7 @@ def _matmul(bb, call, v):
         return _default(bb, call)
     if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
         dense = matmul.Dense(a[-2], *b)
-        config = config_for(dense, v)
+        config = dense.config(lookup, v)
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
         return bb.call_te(dense.compute, left, panels, config,
                           primfunc_name_hint="dense", primfunc_attrs=_FUSABLE)  # fmt: skip

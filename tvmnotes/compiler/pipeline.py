@@ -1,9 +1,10 @@
 """The passes of a build, by opt level, and what turns their result into an executable with its parameters apart.
 
-`build` runs `passes(opt_level)`, then `lift_constants`, `describe` and `bundle`, and hands `lowering()` to TVM.
+`build` runs `passes`, then `lift_constants`, `describe` and `bundle`, and hands `lowering()` to TVM.
 """
 
 import itertools
+from collections.abc import Callable
 
 import tvm
 from tvm import relax
@@ -17,14 +18,17 @@ from .cuda_nms import in_parallel
 from .fold import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .layout import block_layouts
 from .legalize import legalizations
-from .schedules import schedule_kernels
+from .schedules import annotations, schedule_kernels
 from .schedules.vector import vectors
 
 OPT_LEVELS = (0, 1, 2, 3)
 
 
-def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass]:
-    """The graph passes of an opt level, in order, from an imported module to one kernel per fused group."""
+def passes(opt_level: int, target: tvm.target.Target, lookup: Callable | None = None) -> list[tvm.transform.Pass]:
+    """The graph passes of an opt level, in order, from an imported module to one kernel per fused group.
+
+    Level 3 asks `lookup(workload)` for the config of each kernel, and takes the default one where it gives None.
+    """
     registers = None if target.kind.name == "cuda" else vectors(target)
     from_level = [
         # the graph
@@ -39,18 +43,18 @@ def passes(opt_level: int, target: tvm.target.Target) -> list[tvm.transform.Pass
         (3, t.EliminateCommonSubexpr()),
         (3, fold_affine()),  # batch norms that no convolution precedes
         (3, t.DeadCodeElimination()),
-        *([(3, block_layouts(registers))] if registers else []),  # NCHW to NCHW[x]c, weights packed
+        *([(3, block_layouts(registers, lookup))] if registers else []),  # NCHW to NCHW[x]c, weights packed
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
         *([] if registers else [(0, in_parallel())]),  # the loops behind a detector, for a GPU
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
-        (0, t.LegalizeOps(legalizations(registers) if opt_level >= 3 else None)),
+        (0, t.LegalizeOps(legalizations(registers, lookup) if opt_level >= 3 else None)),
         (0, t.AnnotateTIROpPattern()),
         (2, t.FoldConstant()),
         (1, t.FuseOps()),
         (1, note_operators()),
         (1, t.FuseTIR()),
-        *([(3, schedule_kernels(registers))] if registers else []),  # for a GPU `gpu.scheduled` does it
+        *([(3, schedule_kernels(registers, lookup))] if registers else []),  # for a GPU `gpu.scheduled` does it
         (0, t.DeadCodeElimination()),
     ]
     return [step for level, step in from_level if opt_level >= level]
@@ -141,6 +145,7 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
     several = isinstance(result, tvm.ir.TupleType)
     kernels = [(var, func) for var, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
     kernels.sort(key=lambda item: item[0].name_hint)
+    notes = {var.name_hint: annotations.of_function(func) for var, func in kernels}
     return {
         "inputs": [{"name": p.name, **_tensor(p.ty)} for p in inputs],
         "params": params,
@@ -148,15 +153,13 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
         "outputs": [_tensor(field) for field in (result.fields if several else [result])],
         "heads": _heads(main.body),
         "tuple": several,
-        "kernels": {var.name_hint: str((func.attrs or {}).get("schedule", "none")) for var, func in kernels},
+        "kernels": {name: note["schedule"] for name, note in notes.items()},
         "costs": {
             var.name_hint: count(func) | {"operators": operators(mod, var.name_hint)}
             for var, func in kernels
             if not has_threads(func)  # written for a GPU by hand
         },
-        "workloads": {
-            var.name_hint: str(func.attrs["workload"]) for var, func in kernels if "workload" in (func.attrs or {})
-        },
+        "workloads": {name: note["workload"] for name, note in notes.items() if note["workload"]},
     }
 
 

@@ -4,6 +4,7 @@
 `pick_best` makes a small file of the best of several.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -13,16 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import metadata
-from pathlib import Path
 
 import numpy as np
 import tvm
 
 from ..base import data, env
-from .schedules import Kernel, configs
-from .schedules.annotations import described
-from .schedules.convolution import Convolution
-from .schedules.matmul import Dense
+from .schedules import Workload
+from .schedules.family import key as key
 from .schedules.vector import Vectors, vectors
 
 try:
@@ -31,7 +29,7 @@ except ImportError:  # Windows, where only one process at a time should append t
     fcntl = None
 
 _FORMAT = 1  # of a line, and of what the configs in it mean
-_WORKLOADS = {kind.op: kind for kind in (Convolution, Dense, Kernel)}
+_EXPECTED = "records: expected None, False, a file, or a list of files or of tvmnotes.records.Record"
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Record:
     records of those carry that moment.
     """
 
-    workload: Convolution | Dense | Kernel
+    workload: Workload
     target: str  # as `env.target_json` gives it
     config: dict
     seconds: tuple[float, ...]
@@ -57,7 +55,7 @@ class Record:
         """Seconds of a call, infinite where it failed.
 
         The least of a trial's repeats, as what other processes do to a machine makes times longer, never shorter; of
-        the turns of finals, each of which is already the least of several runs, the median.
+        the turns of a re-measurement, each of which is already the least of several runs, the median.
         """
         if not self.seconds:
             return float("inf")
@@ -66,7 +64,7 @@ class Record:
     def __str__(self) -> str:
         return json.dumps({
             "format": _FORMAT,
-            "workload": described(self.workload),
+            "workload": self.workload.as_dict(),
             "target": json.loads(self.target),
             "config": self.config,
             "seconds": [float(f"{s:.4g}") for s in self.seconds],
@@ -90,11 +88,6 @@ def _versions() -> dict:
     return {name: metadata.version(name) for name in ("apache-tvm", "tvmnotes")}
 
 
-def _workload(given: dict):
-    kind = _WORKLOADS[given.pop("op")]
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
-
-
 # ---------------------------------------------------------------- reading
 
 
@@ -108,12 +101,12 @@ def parse(line: str | bytes, check: bool = True) -> Record | str:
         return "of another format"
     try:
         record = Record(
-            _workload(given["workload"]), _canonical(json.dumps(given["target"])), given["config"],
+            Workload.from_dict(given["workload"]), _canonical(json.dumps(given["target"])), given["config"],
             tuple(map(float, given["seconds"])), given["error"], given["final"], given["machine"], given["versions"],
             given["time"],
         )  # fmt: skip
         sound = _is_sound(record)
-        known = sound and (not check or is_config(record.workload, record.config, record.target))
+        known = sound and (not check or record.workload.is_config(record.config, vectors_of(record.target)))
     except Exception:  # a foreign line may hold anything
         return "of another format"
     return record if known else "of configs that no longer exist" if sound else "of another format"
@@ -137,105 +130,45 @@ def vectors_of(target: str) -> Vectors:
     return vectors(tvm.target.Target(json.loads(target)))
 
 
-def is_config(workload, config: dict, target: str) -> bool:
-    """Whether the schedules of today know the config."""
-    if isinstance(workload, Kernel):
-        return {"default": "lanes", "metaschedule": "trace"}.get(config.get("family")) in config
-    return key(config) in _config_keys(workload, vectors_of(target))
-
-
-@functools.lru_cache(maxsize=1024)
-def _config_keys(workload, vectors) -> frozenset:
-    return frozenset(map(key, configs(workload, vectors)))
-
-
-def key(config: dict) -> str:
-    """A config as something to look up."""
-    return json.dumps(config, sort_keys=True)
-
-
-class Log:
-    """A file of records that this process reads and appends to, perhaps together with others.
-
-    Raises OSError, at once, where the file cannot be read, or written.
-    """
-
-    def __init__(self, path: str | os.PathLike, write: bool = False):
-        self.path, self._read = Path(path), 0
-        try:
-            if write:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "a+b" if write else "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
-        except OSError as error:
-            what = "write" if write else "read"
-            raise type(error)(error.errno, f"cannot {what} the records ({error.strerror})", str(path)) from None
-
-    def fresh(self) -> list[Record]:
-        """The records that came since the last call, whoever wrote them. Warns of lines that hold none."""
-        with _locked(self._file, shared=True):  # nobody is in the middle of a line
-            self._file.seek(self._read)
-            text = self._file.read()
-        self._read += len(text)
-        parsed = [parse(line) for line in text.splitlines() if line.strip()]
-        self._note(Counter(reason for reason in parsed if isinstance(reason, str)))
-        return [record for record in parsed if isinstance(record, Record)]
-
-    def _note(self, left_out: Counter) -> None:
-        if left_out:
-            listed = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-            lines = "lines" if left_out.total() > 1 else "line"
-            warnings.warn(f"{self.path}: left out {left_out.total()} {lines} ({listed})", stacklevel=4)
-
-    def append(self, records: Iterable[Record]) -> None:
-        """Write the records, all or none, and have them on the disk before this returns.
-
-        Raises OSError where they cannot be written, on a full disk for example; what was there before stays as it was.
-        """
-        text = "".join(f"{record}\n" for record in records).encode()
-        with _locked(self._file):
-            size = self._file.seek(0, os.SEEK_END)
-            if size and self._last_byte(size) != b"\n":  # a line that a kill has torn
-                text = b"\n" + text
-            try:
-                written = 0
-                while written < len(text):
-                    written += self._file.write(text[written:])
-                os.fsync(self._file.fileno())
-            except OSError as error:
-                os.ftruncate(self._file.fileno(), size)
-                message = f"cannot write the records ({error.strerror}); those of before are all there"
-                raise type(error)(error.errno, message, str(self.path)) from None
-
-    def _last_byte(self, size: int) -> bytes:
-        self._file.seek(size - 1)
-        return self._file.read(1)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _locked:
+@contextlib.contextmanager
+def locked(file, shared: bool = False):
     """Within it, no other process appends to the file; nor reads it, unless both read."""
-
-    def __init__(self, file, shared: bool = False):
-        self._file, self._shared = file, shared
-
-    def __enter__(self):
+    if fcntl:
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
         if fcntl:
-            fcntl.flock(self._file, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_UN)
 
-    def __exit__(self, *error):
-        if fcntl:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+def open_records(path: str | os.PathLike, mode: str, what: str = "read"):
+    """A file of records, not buffered. Raises OSError, which says what was not to be, where it cannot be opened."""
+    try:
+        return open(path, mode, buffering=0)
+    except OSError as error:
+        raise type(error)(error.errno, f"cannot {what} the records ({error.strerror})", str(path)) from None
+
+
+def read_from(file, position: int) -> tuple[list[Record], int]:
+    """The records of an open file from a position on, and where they end. Warns of lines that hold none."""
+    with locked(file, shared=True):  # nobody is in the middle of a line
+        file.seek(position)
+        text = file.read()
+    parsed = [parse(line) for line in text.splitlines() if line.strip()]
+    if left_out := Counter(reason for reason in parsed if isinstance(reason, str)):
+        listed = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        lines = "lines" if left_out.total() > 1 else "line"
+        warnings.warn(f"{file.name}: left out {left_out.total()} {lines} ({listed})", stacklevel=3)
+    return [record for record in parsed if isinstance(record, Record)], position + len(text)
 
 
 def read(*paths: str | os.PathLike) -> list[Record]:
     """The records of files. Raises OSError for one that cannot be read; warns of lines that hold no record."""
     found = []
     for path in paths:
-        log = Log(path)
-        found += log.fresh()
-        log.close()
+        with open_records(path, "rb") as file:
+            found += read_from(file, 0)[0]
     return found
 
 
@@ -245,16 +178,16 @@ def read(*paths: str | os.PathLike) -> list[Record]:
 def best(records: Iterable[Record]) -> dict[tuple, Record]:
     """By workload and target, the fastest config's record.
 
-    Where there were finals, the last decide: of many trials, the one that seems best was lucky too.
+    Where there were re-measurements, the last decide: of many trials, the one that seems best was lucky too.
     """
-    found: dict = {}
+    fastest: dict = {}
     for record in records:
         if not record.error:
             where = record.workload, record.target
-            known = found.setdefault(where, record)
-            if (record.final, -record.call_seconds) > (known.final, -known.call_seconds):
-                found[where] = record
-    return found
+            before = fastest.setdefault(where, record)
+            if (record.final, -record.call_seconds) > (before.final, -before.call_seconds):
+                fastest[where] = record
+    return fastest
 
 
 def pick_best(sources, out: str | os.PathLike) -> list[Record]:
@@ -265,7 +198,7 @@ def pick_best(sources, out: str | os.PathLike) -> list[Record]:
     return picked
 
 
-class Chosen:
+class ConfigLookup:
     """What records say of the workloads of a build for a target: the config of each, or None.
 
     Records of the target itself come first, then those of a CPU with the same vector registers. `counts` tells how many
@@ -273,24 +206,22 @@ class Chosen:
     """
 
     def __init__(self, records: Iterable[Record], target: tvm.target.Target, source: str):
+        """`source` names the records in `str` of this."""
         self.source, self.counts = source, Counter(exact=0, near=0, default=0)
-        self._exact, self._near = {}, {}
+        self._exact, self._near, self._asked = {}, {}, set()
         target = env.target_json(target)
         for (workload, measured_for), record in best(records).items():
             if measured_for == target:
                 self._exact[workload] = record
             elif vectors_of(measured_for) == vectors_of(target):
                 self._near[workload] = record
-        self._given = {}
 
-    def __call__(self, workload) -> dict | None:
-        if workload not in self._given:
-            found = self._exact.get(workload) or self._near.get(workload)
-            self._given[workload] = found.config if found else None
-            how = "exact" if workload in self._exact else "near" if workload in self._near else "default"
-            if not isinstance(workload, Kernel) or found:
-                self.counts[how] += 1
-        return self._given[workload]
+    def __call__(self, workload: Workload) -> dict | None:
+        record = self._exact.get(workload) or self._near.get(workload)
+        if workload not in self._asked and (record or not workload.by_metaschedule):
+            self.counts["exact" if workload in self._exact else "near" if record else "default"] += 1
+        self._asked.add(workload)
+        return record.config if record else None
 
     def __str__(self) -> str:
         exact, near, default = (self.counts[how] for how in ("exact", "near", "default"))
@@ -307,3 +238,27 @@ def shipped() -> list[Record]:
     """The records that come with the package, in data/records/: the best for the networks of the notes."""
     files = data.bundled("records", "*.jsonl")
     return [parse(line, check=False) for file in files for line in file.read_bytes().splitlines()]
+
+
+def find_lookup(records, target: tvm.target.Target) -> ConfigLookup | None:
+    """The look-up of a build, whose `records` are those of `build.build`; None where it is to use none.
+
+    Raises TypeError and OSError for what are no records, and ValueError for those of a GPU.
+    """
+    if target.kind.name == "cuda":
+        if records:
+            raise ValueError("records: those of tn.tune are of CPUs; for a GPU use a database of MetaSchedule")
+        return None
+    if records is False or isinstance(records, ConfigLookup):
+        return records or None
+    if records is None:
+        return ConfigLookup(shipped(), target, "shipped records")
+    if isinstance(records, str | os.PathLike):
+        records = [records]
+    if not isinstance(records, list | tuple):
+        raise TypeError(f"{_EXPECTED}; got {type(records).__name__}")
+    files = [each for each in records if isinstance(each, str | os.PathLike)]
+    listed = [each for each in records if isinstance(each, Record)]
+    if len(files) + len(listed) < len(records):
+        raise TypeError(f"{_EXPECTED}; got a list with others")
+    return ConfigLookup([*read(*files), *listed], target, ", ".join(map(str, files)) or "records")

@@ -10,7 +10,6 @@ What a kernel computes and moves was counted in its TensorIR when it was built (
 that was loaded from a folder has the same table. `memory` says what a run holds; for threads see threads.py.
 """
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -102,7 +101,7 @@ class Profile(Table):
                     len(calls) * (costs["reads"] + costs["writes"]),
                     costs["operators"],
                     "x".join(map(str, made[name] or ())) or "a number",
-                    _plain(graph["kernels"][name]),
+                    schedule_text(graph["kernels"][name]),
                 )
             )
         kernels.sort(key=lambda kernel: -kernel.timing.median)
@@ -215,11 +214,9 @@ class Profile(Table):
         return write_chrome_trace(path, events)
 
 
-def _plain(schedule: str) -> str:
-    """A schedule as it stands in graph.json, "family {config}", without the braces."""
-    family, _, config = schedule.partition(" ")
-    values = json.loads(config or "{}")
-    return " ".join([family, *(f"{key}={value}" for key, value in values.items() if key != "trace")])
+def schedule_text(schedule: dict) -> str:
+    """A schedule or a config in a line, without a trace of MetaSchedule's, which is long."""
+    return " ".join(str(v) if k == "family" else f"{k}={v}" for k, v in schedule.items() if k != "trace")
 
 
 def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = None) -> Profile:

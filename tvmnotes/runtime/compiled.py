@@ -116,7 +116,7 @@ class Compiled:
     @property
     def kernels(self) -> dict[str, str]:
         """They map a kernel to its schedule and config; "none" below opt level 3: TVM's loops as they come."""
-        return dict(self.graph["kernels"])
+        return {name: _schedule_text(**schedule) for name, schedule in self.graph["kernels"].items()}
 
     @property
     def tuned(self) -> str:
@@ -194,6 +194,9 @@ def load(path: str | os.PathLike) -> Compiled:
     """
     with saved.opened(Path(path)) as (folder, manifest):
         graph = json.loads((folder / "graph.json").read_text())
+        for name, text in graph["kernels"].items() if manifest["format"] == 5 else ():
+            family, _, config = text.partition(" ")
+            graph["kernels"][name] = {"family": family, **json.loads(config or "{}")}
         arrays = _function("LoadParamsFromFile")(str(folder / "params.bin"))
         params = {name: arrays[name] for name in graph["params"]}
         library = (folder / "lib.so").resolve()
@@ -206,6 +209,10 @@ def load(path: str | os.PathLike) -> Compiled:
 def cannot_run(target: "tvm.target.Target") -> str | None:
     """Say why this machine cannot run what is compiled for `target`; None where it can."""
     return saved.mismatch(saved.build_info(target))
+
+
+def _schedule_text(family: str, **config) -> str:
+    return family if family == "none" else f"{family} {json.dumps(config)}"
 
 
 def _function(name: str):

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 FILES = ("lib.so", "graph.json", "params.bin")
 _ALL = ("manifest.json", *FILES)
-_FORMAT = 5
+_FORMAT = 6
+_READ = (5, _FORMAT)  # in 5 a kernel's schedule is text, as `Compiled.kernels` shows it
 _LARGEST_MANIFEST = 1 << 20  # bytes
 _ACCOUNT = {"target": dict, "architecture": str, "instruction_sets": list}
 _MANIFEST = {"versions": dict, **_ACCOUNT, "opt_level": int, "files": dict}
@@ -149,7 +150,7 @@ def _read_manifest(folder: Path, name: Path) -> dict:
     except (ValueError, RecursionError, OSError) as error:
         raise ValueError(f"{name}/manifest.json cannot be read ({error}): copy it again, or build it again") from error
     sound = isinstance(manifest, dict) and all(isinstance(manifest.get(k), kind) for k, kind in _MANIFEST.items())
-    if not sound or manifest.get("format") != _FORMAT:
+    if not sound or manifest.get("format") not in _READ:
         raise ValueError(f"{name}/manifest.json is not of format {_FORMAT} of tvmnotes: build the network again")
     if set(manifest["files"]) != set(FILES):
         raise ValueError(

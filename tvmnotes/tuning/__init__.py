@@ -3,7 +3,7 @@
 task          what there is to tune in a network, and which task deserves the next trials
 tuners        which configs to try: grid, random, genetic, XGBoost; features: what the last one's model sees
 runner        where they are measured: here, or on the machines behind an RPC tracker; trial: one of them
-session       the loop, from what the records hold to the finals
+session       the loop, from what the records hold to what is best; log: the file; remeasurement: its end
 metaschedule  TVM's own search, for the kernels without a schedule of ours
 """
 

@@ -4,7 +4,6 @@ import os
 
 from tqdm.auto import tqdm
 
-from ..compiler.schedules import Kernel
 from .task import Progress, Task
 
 
@@ -15,7 +14,7 @@ class Bars:
         off = {"disable": True if "TQDM_DISABLE" in os.environ else None}  # None: none where nobody looks, as in a pipe
         overall = "{desc} {bar} {n_fmt}/{total_fmt} {elapsed}<{remaining}"
         self._all = tqdm(total=trials, desc="trials", bar_format=overall, **off)
-        sizes = ["" if isinstance(task.workload, Kernel) else f" of {len(task.space)}" for task in tasks]
+        sizes = ["" if task.workload.by_metaschedule else f" of {len(task.space)}" for task in tasks]
         self._tasks = [tqdm(desc=str(task), bar_format=f"{{desc}}: {{n_fmt}}{size} configs{{postfix}}", **off)
                        for task, size in zip(tasks, sizes, strict=True)]  # fmt: skip
 

@@ -19,7 +19,6 @@ from ..base import env, errors
 from ..base.workarounds import few_intrinsics
 from ..compiler import codegen, records
 from ..compiler.build import resolve_target
-from ..compiler.schedules import Kernel
 from ..compiler.schedules.metaschedule import schedule
 from .bars import Bars
 from .task import Task, workloads
@@ -33,9 +32,9 @@ _POPULATION = 128  # traces that evolve between batches; of TVM's 512 each batch
 def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
     """The kernels of a network that sum or compare over something and have no schedule of ours."""
     target = resolve_target(target)
-    found = workloads(mod, params, target)
-    return [Task(workload, count, env.target_json(target)) for workload, count in found.items()
-            if isinstance(workload, Kernel) and _reduces(workload.func)]  # fmt: skip
+    counts = workloads(mod, params, target)
+    return [Task(workload, count, env.target_json(target)) for workload, count in counts.items()
+            if workload.by_metaschedule and _reduces(workload.func)]  # fmt: skip
 
 
 def _reduces(func) -> bool:

@@ -1,10 +1,9 @@
 """The end of a tuning: the best few configs of each task run in turns, so that luck, or a warm cache, decides nothing.
 
 A trial runs one kernel again and again, with its weights in the caches. In a network other kernels have been there in
-between, and operators are fused behind it: there the finals take place.
+between, and operators are fused behind it: there they are measured again.
 """
 
-import json
 import math
 import random
 import time as clock
@@ -15,31 +14,31 @@ from ..base import env
 from ..compiler import records
 from ..compiler.build import build
 from ..compiler.records import Record
-from ..compiler.schedules.annotations import described
+from ..compiler.schedules import Workload
 from ..runtime.stopwatch import Stopwatch, of_kernels
 from .task import Task
 from .trial import Candidate
 
-_FINALISTS = 6  # for a task, the default config one of them
+_MOST = 6  # configs of a task, the default config one of them
 _NEAR = 1.4  # times the best trial
 _TURNS = 16
 _RUNS, _SECONDS = 12, 0.15  # of a network's turn: so many runs, or seconds
 
 
-def finalists(tasks: list[Task], measured: list[Record]) -> dict[Task, list[dict]]:
-    """For each task, the default config, the winner of earlier finals, and then the best by their trials.
+def best_configs(tasks: list[Task], measured: list[Record]) -> dict[Task, list[dict]]:
+    """For each task, the default config, the winner of earlier re-measurements, and then the best by their trials.
 
     Before a second config of a kind, with the same knobs, comes the best one of each other kind that is not far behind:
     what differs much differs most between a trial and a network.
     """
     winners = records.best(measured)
-    chosen = {}
+    best = {}
     for task in tasks:
         trials: dict[str, Record] = {}
         for record in measured:
             if record.workload == task.workload and record.seconds and not record.final:
-                found = trials.setdefault(records.key(record.config), record)
-                if record.call_seconds < found.call_seconds:
+                before = trials.setdefault(records.key(record.config), record)
+                if record.call_seconds < before.call_seconds:
                     trials[records.key(record.config)] = record
         ordered = sorted(trials.values(), key=lambda r: r.call_seconds)
         ranked = [record.config for record in ordered]
@@ -49,15 +48,15 @@ def finalists(tasks: list[Task], measured: list[Record]) -> dict[Task, list[dict
         first = [config for config in near if config in kinds.values()]
         configs = [task.default, *([winner.config] if winner else []), *first, *ranked]
         distinct = {records.key(config): config for config in configs}
-        chosen[task] = list(distinct.values())[: env.quick(_FINALISTS, 3)]
-    return chosen
+        best[task] = list(distinct.values())[: env.quick(_MOST, 3)]
+    return best
 
 
 def variant(best: dict[Task, list[dict]], place: int, mod, params, target):
     """The network with everyone's config of that place, or the last one."""
-    placed = {task: configs[min(place, len(configs) - 1)] for task, configs in best.items()}
-    chosen = [records.measured(task.workload, task.target, config) for task, config in placed.items()]
-    return build(mod, params, target, records=chosen)
+    placed = [(task, configs[min(place, len(configs) - 1)]) for task, configs in best.items()]
+    unmeasured = [records.measured(task.workload, env.target_json(target), config) for task, config in placed]
+    return build(mod, params, target, records=unmeasured)
 
 
 def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, moment: str) -> list[Record]:
@@ -76,39 +75,35 @@ def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, momen
         order = random.sample(range(len(variants)), len(variants))
         spent = {place: _turn(variants[place], watches[place]) for place in order}
         turns.append([spent[place] for place in range(len(variants))])
-    made = []
+    measured = []
     for task, configs in best.items():
-        name = _name(described(task.workload))
         for place in range(len(configs)):
-            seconds = [turn[place].get(name, math.inf) / task.count for turn in turns]
+            seconds = [turn[place].get(task.workload, math.inf) / task.count for turn in turns]
             if max(seconds) < math.inf:
-                made.append(records.measured(task.workload, task.target, configs[place], seconds, final=moment))
-    return made
+                measured.append(
+                    records.measured(task.workload, env.target_json(target), configs[place], seconds, final=moment)
+                )
+    return measured
 
 
-def _turn(lib, watch: Stopwatch) -> dict[str, float]:
+def _turn(lib, watch: Stopwatch) -> dict[Workload, float]:
     """The seconds that a run spends on each workload: of each kernel the least of some runs."""
     end = clock.perf_counter() + _SECONDS
     for run in range(env.quick(_RUNS, 2)):
         if run and clock.perf_counter() > end:
             break
         watch()
-    spent: dict[str, float] = {}
+    spent: dict[Workload, float] = {}
+    workloads = {kernel: Workload.from_dict(described) for kernel, described in lib.graph["workloads"].items()}
     for calls in zip(*(of_kernels(run, lib) for run in watch.take()), strict=True):
-        if calls[0].name in lib.graph["workloads"]:
-            name = _name(json.loads(lib.graph["workloads"][calls[0].name]))
-            spent[name] = spent.get(name, 0.0) + min(call.end - call.begin for call in calls)
+        if workload := workloads.get(calls[0].name):
+            spent[workload] = spent.get(workload, 0.0) + min(call.end - call.begin for call in calls)
     return spent
-
-
-def _name(workload: dict) -> str:
-    """What workloads that count as one, as `marks.described` gives them, have in common."""
-    return str(workload.get("hash") or json.dumps(workload))
 
 
 def by_kernel(best: dict[Task, list[dict]], runner, moment: str) -> list[Record]:
     """Measure the kernels by themselves, in turns, where the network cannot run here."""
-    made = []
+    measured = []
     for task, configs in best.items():
         candidates = [Candidate(task.workload, config, task.target) for config in configs]
         turns = [runner.measure(candidates) for _ in range(2)]
@@ -116,10 +111,10 @@ def by_kernel(best: dict[Task, list[dict]], runner, moment: str) -> list[Record]
             trials = [turn[number] for turn in turns]
             if not any(trial.error for trial in trials):
                 seconds = [s for trial in trials for s in trial.seconds]
-                made.append(
+                measured.append(
                     records.measured(task.workload, task.target, config, seconds, final=moment, machine=runner.machine)
                 )
-    return made
+    return measured
 
 
 def random_inputs(lib) -> list[np.ndarray]:

@@ -12,14 +12,15 @@ from ..base import env
 from ..base.table import Table
 from ..compiler import records
 from ..compiler.build import build, resolve_target
-from ..compiler.records import Log, Record
-from ..compiler.schedules import Kernel
+from ..compiler.records import Record
 from ..compiler.schedules.vector import vectors
 from ..measuring import measure
+from ..measuring.profiling import schedule_text
 from ..runtime.compiled import cannot_run
 from . import metaschedule, remeasurement
 from .bars import Bars
 from .features import features
+from .log import Log
 from .runner import Local
 from .task import Progress, Task, expected_gain
 from .task import tasks as tasks_of
@@ -61,7 +62,7 @@ def tune(mod: tvm.IRModule, params: dict, target=None, tuner: str = "xgb", trial
     with contextlib.ExitStack() as stack:
         if runner is None:
             runner = stack.enter_context(Local())
-        log = stack.enter_context(contextlib.closing(Log(records, write=True)))
+        log = stack.enter_context(contextlib.closing(Log(records)))
         find = metaschedule.tasks if tuner == "metaschedule" else tasks_of
         tasks = list(find(mod, params, target) if tasks is None else tasks)
         if not tasks:
@@ -115,7 +116,7 @@ class Session:
         """Measure until the trials are used up, or nothing is left to try. Ctrl-C ends it."""
         guided, registers, threads = TUNERS[tuner] is XGB, vectors(self.target), env.threads()
 
-        def described(workload, config):
+        def features_of(workload, config):
             return features(workload, config, registers, threads)
 
         shared = CostModel() if guided else None
@@ -124,11 +125,11 @@ class Session:
             more = {}
             if guided:
                 more = {"workload": task.workload, "model": shared if transfer else CostModel(),
-                        "features": functools.partial(described, task.workload)}  # fmt: skip
+                        "features": functools.partial(features_of, task.workload)}  # fmt: skip
             self.tuners[task.workload] = TUNERS[tuner](task.space, seed, **more)
         for record in self.known if guided and transfer else []:
-            if record.workload not in self.tuners and not record.final and not isinstance(record.workload, Kernel):
-                shared.add(record.workload, described(record.workload, record.config), record.call_seconds)
+            if record.workload not in self.tuners and not record.final and not record.workload.by_metaschedule:
+                shared.add(record.workload, features_of(record.workload, record.config), record.call_seconds)
         with Bars(self.tasks, self.trials) as bars:
             self._take_in(self.known)
             for number, state in enumerate(self.states):
@@ -167,8 +168,8 @@ class Session:
         if self.early_stopping:
             size = min(size, self.early_stopping - (state.trials - state.last_gain))
         workload, space = state.task.workload, state.task.space
-        chosen = self.tuners[workload].propose(size)
-        candidates = [Candidate(workload, space[n], env.target_json(self.target)) for n in chosen]
+        numbers = self.tuners[workload].propose(size)
+        candidates = [Candidate(workload, space[n], env.target_json(self.target)) for n in numbers]
         return self.write([
             records.measured(c.workload, c.target, c.config, trial.seconds, trial.error,
                              machine=trial.machine or runner.machine)
@@ -193,7 +194,7 @@ class Session:
     def finish(self, mod, params, runner) -> None:
         """Run the best few configs of each task in turns, write down how they did, and time the network."""
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-        best, elsewhere = remeasurement.finalists(self.tasks, self.known), runner.machine is not None
+        best, elsewhere = remeasurement.best_configs(self.tasks, self.known), runner.machine is not None
         libs = {} if elsewhere else {"before": remeasurement.variant(best, 0, mod, params, self.target)}
         if len(self.known) > self.earlier or not any(record.final for record in self.known):
             if elsewhere:
@@ -205,9 +206,9 @@ class Session:
             self.network = measure.compare(libs, *remeasurement.random_inputs(libs["before"]))
 
     def result(self) -> "Tuning":
-        chosen, rows = records.best(self.known), []
+        fastest, rows = records.best(self.known), []
         for task, state in zip(self.tasks, self.states, strict=True):
-            best = chosen.get((task.workload, env.target_json(self.target)))
+            best = fastest.get((task.workload, env.target_json(self.target)))
             same = [r for r in self.known if best and r.workload == task.workload and r.final == best.final]
             default = [r.call_seconds for r in same if r.config == task.default]
             rows.append((task, state.trials, min(default, default=None), best))
@@ -241,7 +242,7 @@ class Tuning(Table):
                 "before (ms)": None if before is None else before * 1e3,
                 "after (ms)": None if best is None else best.call_seconds * 1e3,
                 "ratio": None if best is None or not before else best.call_seconds / before,
-                "config": None if best is None else _short(best.config),
+                "config": None if best is None else schedule_text(best.config),
             }
             for task, trials, before, best in self.rows
         ]
@@ -267,7 +268,3 @@ class Tuning(Table):
 
         times = {str(t): (t.count * before, t.count * best.call_seconds) for t, _, before, best in self.rows if before}
         return plots.before_and_after(times)
-
-
-def _short(config: dict) -> str:
-    return " ".join(str(v) if k == "family" else f"{k}={v}" for k, v in config.items() if k != "trace")

@@ -7,10 +7,9 @@ import tvm
 
 from ..base.env import target_json
 from ..compiler import pipeline
-from ..compiler.build import bind, resolve_target
-from ..compiler.schedules import Kernel, choose, configs
-from ..compiler.schedules.matmul import Dense
-from ..compiler.schedules.vector import vectors
+from ..compiler.build import bind, resolve_target, turn
+from ..compiler.records import vectors_of
+from ..compiler.schedules import Workload
 
 _RECENT = 3  # batches whose gain tells what the next may bring
 _TRUST = 0.2  # in that, against what a task could gain at most
@@ -21,17 +20,14 @@ _HOPE = 0.15  # of a time: what a batch may save at most, also of the fastest ke
 class Task:
     """A workload of a network, which has `count` kernels of it, for a target, as `env.target_json` gives it."""
 
-    workload: object
+    workload: Workload
     count: int
     target: str
 
     @functools.cached_property
     def space(self) -> list[dict]:
         """The configs to choose from; the first is the one that needs no tuning, for MetaSchedule the only one."""
-        registers = vectors(tvm.target.Target(self.target))
-        if isinstance(self.workload, Kernel):
-            return [self.workload.default_config(registers)]
-        return configs(self.workload, registers)
+        return self.workload.configs(vectors_of(self.target))
 
     @property
     def default(self) -> dict:
@@ -44,36 +40,29 @@ class Task:
         return 2 * self.workload.multiplications
 
     def __str__(self) -> str:
-        w = self.workload
-        if isinstance(w, Kernel):
-            return w.name
-        if isinstance(w, Dense):
-            return f"dense {w.depth} to {w.columns}" + (f", {w.rows} rows" if w.rows > 1 else "")
-        kind = "depthwise" if w.is_depthwise else "conv2d" if w.groups == 1 else f"conv2d of {w.groups} groups"
-        window = "x".join(map(str, w.weight[2:])) + (f"/{w.strides[0]}" if max(w.strides) > 1 else "")
-        channels = str(w.data[1]) if w.is_depthwise else f"{w.data[1]} to {w.weight[0]}"
-        return f"{kind} {window}, {channels}, {w.data[2]}x{w.data[3]}" + (f", batch {w.data[0]}" * (w.data[0] > 1))
+        return self.workload.label
 
 
-def workloads(mod: tvm.IRModule, params: dict, target=None) -> dict:
+def workloads(mod: tvm.IRModule, params: dict, target=None) -> dict[Workload, int]:
     """How often `tn.build(mod, params, target)` makes a kernel of each workload, in the order of the network."""
-    target, found = resolve_target(target), {}
+    target, counts = resolve_target(target), {}
 
-    def seen(workload):
-        found[workload] = found.get(workload, 0) + 1
+    def count(workload):
+        counts[workload] = counts.get(workload, 0) + 1
 
     mod, _ = bind(mod, params)
-    with target, choose(seen):
-        tvm.transform.Sequential(pipeline.passes(3, target))(mod)
-    return found
+    with turn, target:
+        tvm.transform.Sequential(pipeline.passes(3, target, lookup=count))(mod)
+    return counts
 
 
 def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
     """The convolutions, and the products with known matrices, of a network, in its order, each distinct one once."""
     target = resolve_target(target)
-    found = workloads(mod, params, target)
-    return [Task(workload, count, target_json(target)) for workload, count in found.items()
-            if not isinstance(workload, Kernel)]  # fmt: skip
+    counts = workloads(mod, params, target)
+    return [
+        Task(workload, count, target_json(target)) for workload, count in counts.items() if not workload.by_metaschedule
+    ]
 
 
 # ---------------------------------------------------------------- which task is next
@@ -111,13 +100,8 @@ def expected_gain(progress: Progress, all_of_them: list[Progress]) -> float:
         return best if batches < _RECENT else 0.0
     before = progress.best[max(0, batches - 1 - _RECENT)]
     recent = (before - best) / min(batches, _RECENT) if before < float("inf") else 0.0
-    speeds = [p.task.operations / p.best[-1] for p in all_of_them if p.best and _kind(p) == _kind(progress)]
+    alike = [p for p in all_of_them if p.best and p.task.workload.kind == progress.task.workload.kind]
+    speeds = [p.task.operations / p.best[-1] for p in alike]
     least = progress.task.operations / max(speeds)
     guess = min(best / batches, max(best - least, _HOPE * best))
     return progress.task.count * (_TRUST * recent + (1 - _TRUST) * guess)
-
-
-def _kind(progress: Progress) -> tuple:
-    workload = progress.task.workload
-    window = () if isinstance(workload, Dense) else (workload.weight[2:], workload.is_depthwise)
-    return type(workload), window

@@ -34,7 +34,7 @@ _SWEPT = 32 << 20  # bytes: more than the cores' own caches hold
 class Candidate:
     """A config to try: of a workload, for a target, as `env.target_json` gives it."""
 
-    workload: Any
+    workload: Any  # a Workload, or what has its methods
     config: dict
     target: str
 

@@ -16,9 +16,8 @@ import tvm
 
 from ... import tuning
 from ...base import data, env
-from ...compiler.records import Chosen, Record, best, read
-from ...compiler.schedules import choose
-from .. import targets
+from ...compiler.records import ConfigLookup, Record, best, read
+from .. import context, targets
 from .task import ConfigEntity, Task, workload_of
 
 MeasureInput = namedtuple("MeasureInput", ["target", "task", "config"])
@@ -109,8 +108,8 @@ def pick_best(in_file, out_file) -> None:
     """Write the best measurement of each task in `in_file` to `out_file`."""
     pairs = list(load_from_file(in_file))
     measured = [as_record(*pair) for pair in pairs]
-    chosen = {id(record) for record in best(measured).values()}
-    text = "".join(encode(*pair) + "\n" for pair, record in zip(pairs, measured, strict=True) if id(record) in chosen)
+    picked = {id(record) for record in best(measured).values()}
+    text = "".join(encode(*pair) + "\n" for pair, record in zip(pairs, measured, strict=True) if id(record) in picked)
     if hasattr(out_file, "write"):
         out_file.write(text)
     else:
@@ -130,23 +129,17 @@ class ApplyHistoryBest:
                 self._records += _read(each)
             else:
                 self._records.append(each if isinstance(each, Record) else as_record(*each))
-        self._chosen = functools.cache(lambda target: Chosen(self._records, target, "autotvm.apply_history_best"))
 
-    def __call__(self, workload) -> dict | None:
-        """The config of a workload, for the target of the build that asks."""
-        return self._chosen(tvm.target.Target.current())(workload)
-
-    def __str__(self) -> str:
-        target = tvm.target.Target.current(allow_none=True)
-        return str(self._chosen(target)) if target else super().__str__()
+    def lookup(self, target: tvm.target.Target) -> ConfigLookup:
+        """What a build for a target asks for configs."""
+        return ConfigLookup(self._records, target, "autotvm.apply_history_best")
 
     def __enter__(self):
-        self._context = choose(self)
-        self._context.__enter__()
+        self._token = context.history.set(self)
         return self
 
     def __exit__(self, *error):
-        self._context.__exit__(*error)
+        context.history.reset(self._token)
 
 
 def _read(file) -> list[Record]:

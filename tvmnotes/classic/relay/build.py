@@ -14,7 +14,7 @@ from ...base.data import atomic_path
 from ...compiler import build as compiler
 from ...runtime import compiled as runtime
 from ...runtime import saved
-from ..context import opt_level
+from ..context import history, opt_level
 from ..graph_executor import GraphModule, GraphModuleDebug, graph_json, params_of
 from ..targets import for_build
 from . import ir
@@ -31,7 +31,9 @@ def build(ir_mod, target=None, target_host=None, executor=None, runtime=None, wo
     if isinstance(executor, dict):  # where TVM had params until 0.8
         params = executor
     mod, weights = relax_of(ir_mod, params)
-    return Factory(compiler.build(mod, weights, for_build(target, target_host), opt_level()), mod_name, ir_mod)
+    target = compiler.resolve_target(for_build(target, target_host))
+    records = history.get().lookup(target) if history.get() else None
+    return Factory(compiler.build(mod, weights, target, opt_level(), records), mod_name, ir_mod)
 
 
 def relax_of(program, params=None) -> tuple[tvm.IRModule, dict]:

@@ -1,28 +1,40 @@
-"""The annotations of a kernel's main block: family, config, and the workload that it serves."""
+"""The annotation of a kernel: its schedule, a family with its config, and the workload that it serves, if any.
+
+It stands on the kernel's main block, until the pass that schedules the kernel writes it to the function.
+"""
 
 import json
-from dataclasses import fields
 
 from tvm.s_tir import Schedule, ScheduleError
 
-
-def marks(family: str, config: dict, workload=None) -> dict:
-    """The annotations, as attributes of a tensor expression."""
-    served = {"tvmnotes.workload": json.dumps(described(workload))} if workload else {}
-    return {"tvmnotes.family": family, "tvmnotes.config": json.dumps(config), **served}
+NAME = "tvmnotes.schedule"
 
 
-def marked(sch: Schedule) -> list[tuple[str, dict, str | None]]:
-    """Family, config, and workload as JSON, of each block that has them."""
+def text(schedule: dict, workload=None) -> str:
+    """The annotation for `schedule`, {"family": …, **config}."""
+    return json.dumps({"schedule": schedule, "workload": workload.as_dict() if workload else None})
+
+
+def parse(annotation: str) -> dict:
+    """What an annotation says: "schedule", and "workload" as plain data, or None."""
+    return json.loads(annotation)
+
+
+def attribute(schedule: dict, workload=None) -> dict[str, str]:
+    """The annotation as an attribute of a tensor expression."""
+    return {NAME: text(schedule, workload)}
+
+
+def of_blocks(sch: Schedule) -> list[str]:
+    """The annotation of each block that has one."""
     try:
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
     except ScheduleError:  # a kernel that is no nest of blocks: a sort, for example
         return []
-    found = [notes for block in blocks if "tvmnotes.family" in (notes := sch.get(block).annotations)]
-    return [(str(notes["tvmnotes.family"]), json.loads(notes["tvmnotes.config"]),
-             str(notes["tvmnotes.workload"]) if "tvmnotes.workload" in notes else None) for notes in found]  # fmt: skip
+    return [str(notes[NAME]) for block in blocks if NAME in (notes := sch.get(block).annotations)]
 
 
-def described(workload) -> dict:
-    """A workload as plain data: its operator and what it is compared by."""
-    return {"op": workload.op, **{f.name: getattr(workload, f.name) for f in fields(workload) if f.repr}}
+def of_function(func) -> dict:
+    """What the annotation of a kernel says, as `parse`; the family is "none" where the kernel has no schedule."""
+    attrs = func.attrs or {}
+    return parse(str(attrs[NAME])) if NAME in attrs else {"schedule": {"family": "none"}, "workload": None}

@@ -6,38 +6,21 @@ of weights per block: (pixels + blocks) loads for pixels * blocks fused multiply
 (Liu et al., USENIX ATC 2019) and of oneDNN's direct convolution (Georganas et al., SC 2018).
 """
 
+import itertools
 import math
-from dataclasses import dataclass
 
+import numpy as np
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
-from .epilogue import block_names, crop, fuse_tail, parallel, vectorize
-from .vector import Vectors, step_cycles
+from . import vector
+from .convolution import Convolution, Window, pack
+from .epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
+from .family import Family, Loops, register
+from .vector import Vectors, filled_up
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the pictures
 _CACHED_PICTURE = 1 << 20  # bytes of a picture that stays there beside some weights
-
-
-@dataclass(frozen=True)
-class Window:
-    """How a convolution reads its input. `out` and `ins` are the channels of a group."""
-
-    strides: list[int]
-    padding: list[int]  # top, left, bottom, right
-    dilation: list[int]
-    out: int
-    ins: int
-
-    def reach(self, kernel_h: int, kernel_w: int) -> tuple[int, int]:
-        """Height and width of what one output pixel reads."""
-        return (kernel_h - 1) * self.dilation[0] + 1, (kernel_w - 1) * self.dilation[1] + 1
-
-    def out_size(self, h: int, w: int, kernel_h: int, kernel_w: int) -> tuple[int, int]:
-        """Height and width of the output for an input of (h, w)."""
-        reach = self.reach(kernel_h, kernel_w)
-        (top, left, bottom, right), (sh, sw) = self.padding, self.strides
-        return (h + top + bottom - reach[0]) // sh + 1, (w + left + right - reach[1]) // sw + 1
 
 
 def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -> dict:
@@ -67,23 +50,8 @@ def outer_loop(data_shape, kernel_shape, lines: int, tiles: int) -> str:
 
 
 def register_tile(width: int, blocks: int, vectors: Vectors) -> tuple[int, int]:
-    """The tile of sums, (pixels of a row, blocks of channels), with the least cycles for a row of `width` pixels.
-
-    A tile needs a register per sum, one per block for the weights and one for the input. A width that the tile does
-    not divide costs pixels that nobody reads; likewise for the blocks.
-    """
-
-    def cycles(pixels, tile):
-        rows = -(-width // pixels) * -(-blocks // tile)
-        return step_cycles(pixels, tile) * rows * (1.0 if width % pixels == 0 else 1.1), -pixels * tile
-
-    tiles = [
-        (pixels, tile)
-        for tile in range(1, 9)
-        for pixels in range(1, min(width, vectors.registers) + 1)
-        if tile <= blocks and pixels * tile + tile + 1 <= vectors.registers
-    ]
-    return min(tiles, key=lambda t: cycles(*t))
+    """The tile of sums, (pixels of a row, blocks of channels), for a row of `width` pixels, which may be cropped."""
+    return vector.register_tile(width, blocks, vectors, waste=1.1)
 
 
 def compute(data, kernel, window: Window, config: dict, attrs: dict | None = None):
@@ -138,7 +106,7 @@ def schedule(sch: Schedule, config: dict) -> None:
         reduction, end = i, wo
         outer = [n, oo, ho] if config["outer"] == "channels" else [n, ho, oo]
         sch.reorder(*outer, wo, i, kh, kw, ii, hi, wi, oi, c)
-    fuse_tail(sch, "conv2d", end, stages=("pad",))
+    fuse_epilogue(sch, "conv2d", end, stages=("pad",))
     parallel(sch, outer)
     vectorize(sch, [hi, wi, oi, c])
     if "pad" in names:
@@ -148,3 +116,87 @@ def schedule(sch: Schedule, config: dict) -> None:
             sch.vectorize(loops[-1])
     init = sch.decompose_reduction("conv2d", reduction)
     vectorize(sch, sch.get_loops(init)[-4:])
+
+
+# ---------------------------------------------------------------- as a family
+
+
+def default(conv: Convolution, vectors: Vectors, family: str = "conv2d", of_shapes=default_config) -> dict:
+    """The default config of a workload, from that of its shapes; of this family, or of pointwise."""
+    packed = packed_shape(conv, {"blocks": 1}, vectors.lanes)
+    source = conv.source_shape(vectors.lanes)
+    return {"family": family, **of_shapes(conv.window(vectors.lanes), source, packed, vectors)}
+
+
+def space(conv: Convolution, vectors: Vectors) -> list[dict]:
+    if conv.is_depthwise or conv.is_pointwise:
+        return []
+    height, width = conv.out_size
+    blocks = -(-conv.window(vectors.lanes).out // vectors.lanes)
+    tall = [
+        {"lines": lines, "pixels": p, "blocks": b}
+        for lines in (2, 3, 4, 7) if lines <= height
+        for b in range(1, min(blocks, 3) + 1)
+        for p in range(2, width + 1)
+        if _uses(lines * p, b, vectors)
+    ]  # fmt: skip
+    every = itertools.product([*tiles(width, blocks, vectors), *tall], orders(conv, vectors.lanes))
+    return [{"family": "conv2d", **tile, **order} for tile, order in every]
+
+
+def tiles(line: int, blocks: int, vectors: Vectors) -> list[dict]:
+    """The register tiles to search for lines of so many pixels."""
+    return [
+        {"pixels": p, "blocks": b}
+        for b in range(1, min(blocks, 8) + 1)
+        for p in range(1, min(line, vectors.registers) + 1)
+        if _uses(p, b, vectors)
+    ]
+
+
+def orders(conv: Convolution, lanes: int) -> list[dict]:
+    """The orders of the outer loops to search."""
+    ins = packed_shape(conv, {"blocks": 1}, lanes)[1]
+    chunks = [c for c in (1, 4, 16) if c < ins and ins % c == 0] if conv.blocked else []
+    return [{"outer": "rows"}, {"outer": "channels"}, *({"outer": "channels", "chunk": c} for c in chunks)]
+
+
+def _uses(pixels: int, blocks: int, vectors: Vectors) -> bool:
+    """Whether a tile fits into the registers and leaves not too many unused."""
+    used = pixels * blocks + blocks + 1
+    return used <= vectors.registers < 2 * (used + pixels * blocks)
+
+
+def packed_shape(conv: Convolution, config: dict, lanes: int) -> tuple[int, ...]:
+    """The shape of what `packed` makes."""
+    groups, window, source = conv.kernel_groups(lanes), conv.window(lanes), conv.source_shape(lanes)
+    blocks = groups * -(-window.out // (lanes * config["blocks"])) * config["blocks"]
+    if not conv.blocked:
+        return blocks, window.ins, *conv.weight[2:], lanes
+    return blocks, source[1] // groups, *conv.weight[2:], source[-1], lanes
+
+
+def packed(conv: Convolution, weight: np.ndarray, config: dict, lanes: int) -> np.ndarray:
+    """The weight as `compute` takes it, each group filled up to whole tiles."""
+    groups, tile = conv.kernel_groups(lanes), lanes * config["blocks"]
+    weight = conv.joined(weight, lanes)
+    by_group = weight.reshape(groups, -1, *weight.shape[1:])
+    by_group = filled_up(by_group, (groups, -(-by_group.shape[1] // tile) * tile, *weight.shape[1:]))
+    inner = conv.source_shape(lanes)[-1] if conv.blocked else 1
+    array = pack(by_group.reshape(-1, *weight.shape[1:]), inner, lanes)
+    return array if conv.blocked else array[..., 0, :]
+
+
+def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
+    n, (height, width), window = conv.data[0], conv.out_size, conv.window(lanes)
+    outs, lines = -(-conv.weight[0] // lanes), config.get("lines", 1)
+    down, tiles_across = n * -(-height // lines), -(-outs // config["blocks"])
+    return Loops(
+        rows=lines * config["pixels"], blocks=config["blocks"], line=width * lines, outs=outs, lines=down,
+        points=n * height * width, depth=window.ins * math.prod(conv.weight[2:]), chunks=down * tiles_across,
+        run=lines, columns=down if config["outer"] == "rows" else tiles_across,
+        chunk=config.get("chunk", -(-window.ins // lanes) if conv.blocked else 1), stride=conv.strides[0],
+    )  # fmt: skip
+
+
+register(Family("conv2d", schedule, Convolution, default, space, packed_shape, packed, compute, loops))

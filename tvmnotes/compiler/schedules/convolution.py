@@ -1,28 +1,46 @@
-"""A convolution as a workload: which schedules it may have, with which configs, and what its kernel then reads.
+"""A convolution as a workload: its shapes, how its groups become the kernel's, and one call of it on arrays.
 
-A config is a dictionary with the "family" of the schedule (conv2d, pointwise, depthwise or winograd) and what that
-family's `default_config` explains.
+A config is a dictionary with the "family" of the schedule (conv2d, pointwise, depthwise or winograd, each a file of its
+own) and what that family's `default_config` explains.
 """
 
-import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from tvm import te
 
-from . import conv2d, depthwise, pointwise, winograd
-from .annotations import marks
-from .vector import Vectors, filled_up
-
-_FAMILIES = {"conv2d": conv2d, "pointwise": pointwise, "depthwise": depthwise, "winograd": winograd}
+from .family import Workload
+from .vector import filled_up
 
 
 @dataclass(frozen=True)
-class Convolution:
+class Window:
+    """How a convolution reads its input. `out` and `ins` are the channels of a group."""
+
+    strides: list[int]
+    padding: list[int]  # top, left, bottom, right
+    dilation: list[int]
+    out: int
+    ins: int
+
+    def reach(self, kernel_h: int, kernel_w: int) -> tuple[int, int]:
+        """Height and width of what one output pixel reads."""
+        return (kernel_h - 1) * self.dilation[0] + 1, (kernel_w - 1) * self.dilation[1] + 1
+
+    def out_size(self, h: int, w: int, kernel_h: int, kernel_w: int) -> tuple[int, int]:
+        """Height and width of the output for an input of (h, w)."""
+        reach = self.reach(kernel_h, kernel_w)
+        (top, left, bottom, right), (sh, sw) = self.padding, self.strides
+        return (h + top + bottom - reach[0]) // sh + 1, (w + left + right - reach[1]) // sw + 1
+
+
+@dataclass(frozen=True)
+class Convolution(Workload):
     """A float32 convolution of a network, of data (N, C, H, W) with a weight (O, I, KH, KW) known while compiling."""
 
     op: ClassVar[str] = "conv2d"
+    general: ClassVar[str] = "conv2d"
 
     data: tuple[int, int, int, int]
     weight: tuple[int, int, int, int]
@@ -32,16 +50,38 @@ class Convolution:
     groups: int
     blocked: bool  # whether the data are in NCHW[x]c; if not, they are a picture of few channels in NCHW
 
-    # ------------------------------------------------------------ shapes
+    @property
+    def label(self) -> str:
+        kind = "depthwise" if self.is_depthwise else "conv2d" if self.groups == 1 else f"conv2d of {self.groups} groups"
+        window = "x".join(map(str, self.weight[2:])) + (f"/{self.strides[0]}" if max(self.strides) > 1 else "")
+        n, ins, height, width = self.data
+        channels = str(ins) if self.is_depthwise else f"{ins} to {self.weight[0]}"
+        return f"{kind} {window}, {channels}, {height}x{width}" + (f", batch {n}" if n > 1 else "")
 
     @property
-    def multiplications(self) -> int:
-        height, width = self.window(1).out_size(*self.data[2:], *self.weight[2:])
-        return self.data[0] * height * width * int(np.prod(self.weight))
+    def kind(self) -> tuple:
+        return self.op, self.weight[2:], self.is_depthwise
 
     @property
     def is_depthwise(self) -> bool:
         return self.groups > 1 and self.weight[:2] == (self.groups, 1)
+
+    @property
+    def is_pointwise(self) -> bool:
+        plain = self.strides == (1, 1) and not any(self.padding) and self.weight[2:] == (1, 1)
+        return plain and self.blocked and not self.is_depthwise
+
+    # ------------------------------------------------------------ shapes
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        """Height and width of the result."""
+        return self.window(1).out_size(*self.data[2:], *self.weight[2:])
+
+    @property
+    def multiplications(self) -> int:
+        height, width = self.out_size
+        return self.data[0] * height * width * int(np.prod(self.weight))
 
     def kernel_groups(self, lanes: int) -> int:
         """The groups of the kernel: as many of the network's as fill a block together are one."""
@@ -49,10 +89,11 @@ class Convolution:
         joined = lanes // out if lanes % out == 0 and not self.is_depthwise else 1
         return self.groups // joined if self.groups % joined == 0 else self.groups
 
-    def window(self, lanes: int) -> conv2d.Window:
+    def window(self, lanes: int) -> Window:
+        """How a group of the kernel reads its input."""
         groups = self.kernel_groups(lanes)
         out, ins = self.weight[0] // groups, self.data[1] // groups
-        return conv2d.Window(list(self.strides), list(self.padding), list(self.dilation), out, ins)
+        return Window(list(self.strides), list(self.padding), list(self.dilation), out, ins)
 
     def source_shape(self, lanes: int) -> tuple[int, ...]:
         """The shape of the data that the kernel reads.
@@ -68,109 +109,19 @@ class Convolution:
             return n, groups, h, w, ins
         return n, -(-channels // lanes), h, w, lanes
 
-    def packed_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
-        """The shape of the weight that the kernel reads, as `pack` makes it."""
-        outs, ins = -(-self.weight[0] // lanes), -(-self.data[1] // lanes)
-        if config["family"] == "depthwise":
-            return outs, 1, *self.weight[2:], lanes
-        if config["family"] == "winograd":
-            return outs, config["tile"] + 2, config["tile"] + 2, ins, lanes, lanes
-        return self._packed_shape(lanes, config["blocks"])
-
-    def _packed_shape(self, lanes: int, tile: int) -> tuple[int, ...]:
-        """The shape of a weight packed for the direct way, each group filled up to tiles of `tile` blocks."""
-        groups, window, source = self.kernel_groups(lanes), self.window(lanes), self.source_shape(lanes)
-        blocks = groups * -(-window.out // (lanes * tile)) * tile
-        if not self.blocked:
-            return blocks, window.ins, *self.weight[2:], lanes
-        return blocks, source[1] // groups, *self.weight[2:], source[-1], lanes
-
     def made_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
         """The shape of what the kernel makes: NCHW[x]c, with gaps where `has_gaps` says so."""
         blocks = -(-self.weight[0] // lanes)
         if self.has_gaps(config, lanes):
             blocks = self.packed_shape(config, lanes)[0]
-        return self.data[0], blocks, *self.window(1).out_size(*self.data[2:], *self.weight[2:]), lanes
+        return self.data[0], blocks, *self.out_size, lanes
 
     def has_gaps(self, config: dict, lanes: int) -> bool:
         """Whether each group of the result is filled up to whole blocks or tiles, which `ungroup` takes out."""
         groups, out = self.kernel_groups(lanes), self.window(lanes).out
-        if groups == 1 or config["family"] == "depthwise":
+        if groups == 1 or self.is_depthwise:
             return False
         return out % (lanes * config["blocks"]) != 0
-
-    # ------------------------------------------------------------ configs
-
-    def default_config(self, vectors: Vectors) -> dict:
-        """The config that runs without tuning."""
-        window, source = self.window(vectors.lanes), self.source_shape(vectors.lanes)
-        if self.is_depthwise:
-            packed = (source[1], 1, *self.weight[2:], vectors.lanes)
-            return {"family": "depthwise", **depthwise.default_config(window, source, packed, vectors)}
-        packed = self._packed_shape(vectors.lanes, 1)
-        tile = winograd.best_tile(window, source, packed) if self.kernel_groups(vectors.lanes) == 1 else None
-        if tile:
-            packed = (packed[0], tile + 2, tile + 2, packed[1], *packed[-2:])
-            return {"family": "winograd", **winograd.default_config(window, source, packed, vectors)}
-        family = "pointwise" if self._is_pointwise() else "conv2d"
-        return {"family": family, **_FAMILIES[family].default_config(window, source, packed, vectors)}
-
-    def _is_pointwise(self) -> bool:
-        plain = self.strides == (1, 1) and not any(self.padding) and self.weight[2:] == (1, 1)
-        return plain and self.blocked
-
-    def space(self, vectors: Vectors) -> list[dict]:
-        """Configs to search besides the default one, which may be among them."""
-        window = self.window(vectors.lanes)
-        height, width = window.out_size(*self.data[2:], *self.weight[2:])
-        if self.is_depthwise:
-            pixels = [p for p in range(1, vectors.registers // 2 + 1) if p <= width]
-            return [{"family": "depthwise", "rows": r, "pixels": p} for r in _divisions(height) for p in pixels]
-        blocks = -(-window.out // vectors.lanes)
-        line = height * width if self._is_pointwise() else width
-        tiles = [
-            {"pixels": p, "blocks": b}
-            for b in range(1, min(blocks, 8) + 1)
-            for p in range(1, min(line, vectors.registers) + 1)
-            if _uses(p * b, b, vectors)
-        ]
-        orders = [{"outer": "rows"}, {"outer": "channels"}]
-        ins = self._packed_shape(vectors.lanes, 1)[1]
-        chunks = [{"chunk": c} for c in (1, 4, 16) if c < ins and ins % c == 0] if self.blocked else []
-        by_chunk = [{"outer": "channels", **chunk} for chunk in chunks]
-        if self._is_pointwise():
-            family, tiles = "pointwise", [{**t, "run": r} for t in tiles for r in _runs(-(-line // t["pixels"]))]
-        else:
-            family = "conv2d"
-            tiles += [
-                {"lines": lines, "pixels": p, "blocks": b}
-                for lines in (2, 3, 4, 7) if lines <= height
-                for b in range(1, min(blocks, 3) + 1)
-                for p in range(2, width + 1)
-                if _uses(lines * p * b, b, vectors)
-            ]  # fmt: skip
-        found = [{"family": family, **t, **o} for t, o in itertools.product(tiles, orders + by_chunk)]
-        return found + self._winograd_space(vectors)
-
-    def _winograd_space(self, vectors: Vectors) -> list[dict]:
-        fits = self.weight[2:] == (3, 3) and self.strides == self.dilation == (1, 1) and self.blocked
-        if not fits or self.kernel_groups(vectors.lanes) > 1:
-            return []
-        height, width = self.window(vectors.lanes).out_size(*self.data[2:], 3, 3)
-        outs, found = -(-self.weight[0] // vectors.lanes), []
-        for tile in (2, 4):
-            down, across = -(-height // tile), -(-width // tile)
-            shapes = [
-                (rows, columns, blocks)
-                for blocks in (1, 2, 3, 4) if outs % blocks == 0
-                for rows, columns in itertools.product(range(1, min(down, 8) + 1), range(1, min(across, 16) + 1))
-                if vectors.registers / 2 < (rows * columns + 1) * blocks + 1 <= vectors.registers
-            ]  # fmt: skip
-            for rows, columns, blocks in shapes:
-                shape = {"family": "winograd", "tile": tile, "rows": rows, "columns": columns, "blocks": blocks}
-                found += [shape | {"group": g} for g in (0, 1, 2, 4) if not g or -(-down // rows) % g == 0]
-                found.append(shape | {"group": 0, "prefetch": True})
-        return found
 
     # ------------------------------------------------------------ one call, on NumPy arrays
 
@@ -203,43 +154,23 @@ class Convolution:
 
     # ------------------------------------------------------------ the kernel
 
-    def pack(self, weight: np.ndarray, config: dict, lanes: int) -> np.ndarray:
-        """The weight (O, I, KH, KW) as the kernel with `config` reads it."""
-        groups = self.kernel_groups(lanes)
-        if config["family"] == "depthwise":
-            return _pack(weight, 1, lanes)[..., 0, :]
-        weight = _joined(weight, self.groups, groups)
-        if config["family"] == "winograd":
-            return winograd.transform_weight(weight, config["tile"], lanes)
-        tile = lanes * config["blocks"]
-        by_group = weight.reshape(groups, -1, *weight.shape[1:])
-        out = by_group.shape[1]
-        by_group = filled_up(by_group, (groups, -(-out // tile) * tile, *weight.shape[1:]))
-        inner = self.source_shape(lanes)[-1] if self.blocked else 1
-        packed = _pack(by_group.reshape(-1, *weight.shape[1:]), inner, lanes)
-        return packed if self.blocked else packed[..., 0, :]
+    def joined(self, weight: np.ndarray, lanes: int) -> np.ndarray:
+        """The weight (O, I, KH, KW) for `kernel_groups`; what would be between the groups of one of them is 0."""
+        o, i, *window = weight.shape
+        kernel_groups, out = self.kernel_groups(lanes), o // self.groups
+        count = self.groups // kernel_groups
+        joined = np.zeros((kernel_groups, count, out, count, i, *window), weight.dtype)
+        for each in range(count):
+            joined[:, each, :, each] = weight.reshape(kernel_groups, count, out, i, *window)[:, each]
+        return joined.reshape(o, count * i, *window)
 
     def compute(self, data, kernel, config: dict):
-        """The convolution as a tensor expression, of data of `source_shape` and what `pack` gave."""
-        family = config["family"]
-        config = {key: value for key, value in config.items() if key != "family"}
+        """The convolution as a tensor expression, of data of `source_shape` and what `pack` gave.
+
+        Its families' `compute` take these, the kernel's window, the config and the expression's attributes.
+        """
         window = self.window(int(kernel.shape[-1]))
-        return _FAMILIES[family].compute(data, kernel, window, config, marks(family, config, self))
-
-
-def _runs(tiles: int) -> list[int]:
-    """Lengths of runs of tiles, few and many, that leave no more than a tenth of the last run unused."""
-    return sorted({r for n in (1, 2, 4, 8, 16, tiles) if -tiles % (r := min(n, tiles)) * 10 <= tiles})
-
-
-def _uses(sums: int, blocks: int, vectors: Vectors) -> bool:
-    """Whether a tile of so many sums fits into the registers and leaves not too many unused."""
-    return sums + blocks + 1 <= vectors.registers < 2 * (sums + blocks + 1) + 2 * sums
-
-
-def _divisions(length: int) -> list[int]:
-    """The lengths of the parts, where `length` is shared out evenly to 1, 2, 3, … parts."""
-    return sorted({-(-length // parts) for parts in range(1, length + 1)})
+        return self.family(config).compute(data, kernel, window, config, self.attribute(config))
 
 
 def group(data, groups: int, channels: int):
@@ -267,19 +198,9 @@ def ungroup(made, groups: int, channels: int):
     return te.compute((n, -(-channels // lanes), h, w, lanes), element, name="ungroup")
 
 
-def _pack(weight: np.ndarray, inner: int, lanes: int) -> np.ndarray:
+def pack(weight: np.ndarray, inner: int, lanes: int) -> np.ndarray:
     """OIHW to OIHW[inner]i[lanes]o, filled up with zeros."""
     o, i, h, w = weight.shape
     outs, ins = -(-o // lanes), -(-i // inner)
     weight = filled_up(weight, (outs * lanes, ins * inner, h, w))
     return np.ascontiguousarray(weight.reshape(outs, lanes, ins, inner, h, w).transpose(0, 2, 4, 5, 3, 1))
-
-
-def _joined(weight: np.ndarray, groups: int, kernel_groups: int) -> np.ndarray:
-    """The weight of fewer groups; the weights between what were two groups are 0."""
-    o, i, *window = weight.shape
-    count = groups // kernel_groups
-    joined = np.zeros((kernel_groups, count, o // groups, count, i, *window), weight.dtype)
-    for each in range(count):
-        joined[:, each, :, each] = weight.reshape(kernel_groups, count, o // groups, i, *window)[:, each]
-    return joined.reshape(o, count * i, *window)

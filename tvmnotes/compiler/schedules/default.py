@@ -1,14 +1,45 @@
 """Every kernel that no family covers: inlined where that costs nothing, parallel outside, vectors inside."""
 
 import math
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import tvm
+import tvm_ffi
 from tvm.s_tir import Schedule, ScheduleError
+
+from .family import Family, Workload, register
+from .vector import Vectors
 
 _SMALL = 1 << 13  # iterations of a loop nest that are not worth waking other threads for
 _SHARED = 64  # iterations, of which each thread gets its share
 _UNROLLED = 25  # iterations: a pool's window
 _SPATIAL = 0  # TVM's number for an axis that is not summed over
+
+
+@dataclass(frozen=True)
+class Kernel(Workload):
+    """A kernel that has no schedule of a family as a workload: one of a structure, by TVM's hash of it."""
+
+    op: ClassVar[str] = "kernel"
+    general: ClassVar[str] = "default"
+    by_metaschedule: ClassVar[bool] = True
+
+    hash: str
+    name: str = field(compare=False)
+    func: tvm.tirx.PrimFunc | None = field(compare=False, repr=False, default=None)
+
+    @staticmethod
+    def of(func, name: str) -> "Kernel":
+        plain = func.with_attr("global_symbol", "main").without_attr("op_pattern")
+        return Kernel(f"{tvm_ffi.structural_hash(plain) % 2**64:016x}", name, plain)
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    def is_config(self, config: dict, vectors: Vectors) -> bool:
+        return {"default": "lanes", "metaschedule": "trace"}.get(config.get("family")) in config
 
 
 def schedule(sch: Schedule, config: dict) -> None:
@@ -106,3 +137,8 @@ def _step(index, var) -> int | None:
 def _bfloat16(sch, block) -> bool:
     """TVM stores it as integers, and cannot lower vectors of such sums."""
     return str(sch.get(block).writes[0].source.dtype) == "bfloat16"
+
+
+register(
+    Family("default", schedule, Kernel, default=lambda kernel, vectors: {"family": "default", "lanes": vectors.lanes})
+)

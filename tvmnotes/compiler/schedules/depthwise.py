@@ -5,11 +5,15 @@ the data, so zeros around the picture are not written to memory: `rows` rows at 
 into a buffer that stays in the cache.
 """
 
+import math
+
+import numpy as np
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
-from .conv2d import Window
-from .epilogue import block_names, crop, fuse_tail, parallel, vectorize
+from .convolution import Convolution, Window, pack
+from .epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
+from .family import Family, Loops, register
 from .vector import Vectors
 
 _BUFFER = 128 << 10  # bytes of padded rows: a part of a core's L2 cache
@@ -61,7 +65,7 @@ def schedule(sch: Schedule, config: dict) -> None:
     ho, hi = sch.split(h, [None, config["rows"]])
     wo, wi = sch.split(w, [None, config["pixels"]])
     sch.reorder(n, o, ho, hi, wo, kh, kw, wi, c)
-    fuse_tail(sch, "depthwise", wo, stages=("pad",))
+    fuse_epilogue(sch, "depthwise", wo, stages=("pad",))
     loop = parallel(sch, [n, o, ho])
     vectorize(sch, [wi, c])
     sch.unroll(kw)
@@ -72,3 +76,42 @@ def schedule(sch: Schedule, config: dict) -> None:
         sch.vectorize(sch.get_loops("pad")[-1])
     init = sch.decompose_reduction("depthwise", kh)
     vectorize(sch, sch.get_loops(init)[-2:])
+
+
+# ---------------------------------------------------------------- as a family
+
+
+def default(conv: Convolution, vectors: Vectors) -> dict | None:
+    if not conv.is_depthwise:
+        return None
+    shapes = conv.source_shape(vectors.lanes), packed_shape(conv, {}, vectors.lanes)
+    return {"family": "depthwise", **default_config(conv.window(vectors.lanes), *shapes, vectors)}
+
+
+def space(conv: Convolution, vectors: Vectors) -> list[dict]:
+    if not conv.is_depthwise:
+        return []
+    height, width = conv.out_size
+    rows = sorted({-(-height // parts) for parts in range(1, height + 1)})  # shared out evenly to 1, 2, 3, … parts
+    pixels = [p for p in range(1, vectors.registers // 2 + 1) if p <= width]
+    return [{"family": "depthwise", "rows": r, "pixels": p} for r in rows for p in pixels]
+
+
+def packed_shape(conv: Convolution, config: dict, lanes: int) -> tuple[int, ...]:
+    return -(-conv.weight[0] // lanes), 1, *conv.weight[2:], lanes
+
+
+def packed(conv: Convolution, weight: np.ndarray, config: dict, lanes: int) -> np.ndarray:
+    return pack(weight, 1, lanes)[..., 0, :]
+
+
+def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
+    n, (height, width), outs = conv.data[0], conv.out_size, -(-conv.weight[0] // lanes)
+    return Loops(
+        rows=config["pixels"], blocks=1, line=width, outs=outs, lines=n * height, points=n * height * width,
+        depth=math.prod(conv.weight[2:]), chunks=n * outs * -(-height // config["rows"]), run=config["rows"],
+        stride=conv.strides[0],
+    )  # fmt: skip
+
+
+register(Family("depthwise", schedule, Convolution, default, space, packed_shape, packed, compute, loops))

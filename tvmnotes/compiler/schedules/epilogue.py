@@ -1,4 +1,4 @@
-"""What the families of schedules share: the elementwise tail of a kernel, and loops that are walked in vectors."""
+"""What the families of schedules share: the elementwise epilogue of a kernel, and loops that are walked in vectors."""
 
 from tvm import te
 from tvm.s_tir import Schedule
@@ -6,11 +6,11 @@ from tvm.s_tir import Schedule
 _MOST_UNROLLED = 32  # iterations; above that a loop stays a loop
 
 
-def crop(made, shape):
-    """The part of `shape` of the tensor `made`, which was computed up to whole tiles."""
-    if tuple(int(s) for s in made.shape) == tuple(shape):
-        return made
-    return te.compute(shape, lambda *at: made[at], name="crop")
+def crop(tensor, shape):
+    """The part of `shape` of a tensor that was computed up to whole tiles."""
+    if tuple(int(s) for s in tensor.shape) == tuple(shape):
+        return tensor
+    return te.compute(shape, lambda *at: tensor[at], name="crop")
 
 
 def block_names(sch: Schedule) -> list[str]:
@@ -18,17 +18,17 @@ def block_names(sch: Schedule) -> list[str]:
     return [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
 
 
-def fuse_tail(sch: Schedule, name: str, loop, stages: tuple[str, ...] = (), line: bool = False):
+def fuse_epilogue(sch: Schedule, name: str, loop, stages: tuple[str, ...] = (), line: bool = False):
     """Have the block `name` sum in registers, and what follows it read them, at the end of each run of `loop`.
 
     What follows (bias, residual, activation) becomes one block; without any, the result is just stored. `stages` are
-    the blocks that come before `name`. `line`: its pictures, so also the tail's, are lines, (n, blocks, H * W, x).
+    the blocks that come before `name`. `line`: its pictures, so also the epilogue's, are lines, (n, blocks, H * W, x).
     """
-    tail = [other for other in block_names(sch) if other != name and other not in stages]
-    for other in tail[:-1]:
+    epilogue = [other for other in block_names(sch) if other != name and other not in stages]
+    for other in epilogue[:-1]:
         sch.compute_inline(other)
-    if tail:
-        last = sch.get_sblock(tail[-1])
+    if epilogue:
+        last = sch.get_sblock(epilogue[-1])
         sch.set_scope(name, 0, "local")
     else:
         last = sch.cache_write(name, 0, "local")

@@ -13,44 +13,38 @@ import numpy as np
 from tvm import te
 from tvm.s_tir import Schedule
 
-from .annotations import marks
-from .epilogue import block_names, crop, fuse_tail, parallel, vectorize
-from .vector import Vectors, filled_up, step_cycles
+from .annotations import attribute
+from .epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
+from .family import Family, Loops, Workload, register
+from .vector import Vectors, filled_up, register_tile
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache
 
 
 def default_config(rows: int, depth: int, columns: int, vectors: Vectors) -> dict:
-    """The register tile with the least cycles for (rows, depth) x (depth, columns), and which loop is outside.
+    """The register tile with the fewest cycles for (rows, depth) x (depth, columns), and which loop is outside.
 
-    The rule is that of `conv2d.register_tile`; rows and columns may be filled up to whole tiles.
+    Rows and columns may be filled up to whole tiles.
     """
-    panels = -(-columns // vectors.lanes)
-
-    def cycles(tile_rows, tile_panels):
-        steps = -(-rows // tile_rows) * -(-panels // tile_panels)
-        return step_cycles(tile_rows, tile_panels) * steps, -tile_rows * tile_panels
-
-    tiles = [
-        (r, p)
-        for p in range(1, 9)
-        for r in range(1, min(rows, vectors.registers) + 1)
-        if p <= panels and r * p + p + 1 <= vectors.registers
-    ]
-    tile_rows, tile_panels = min(tiles, key=lambda t: cycles(*t))
+    tile_rows, tile_panels = register_tile(rows, -(-columns // vectors.lanes), vectors)
     outer = "rows" if depth * columns * 4 <= _CACHED_WEIGHTS else "columns"
     return {"rows": tile_rows, "blocks": tile_panels, "outer": outer}
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(Workload):
     """A float32 matrix product (rows, depth) x (depth, columns) as a workload; the second is known while compiling."""
 
     op: ClassVar[str] = "dense"
+    general: ClassVar[str] = "matmul"
 
     rows: int
     depth: int
     columns: int
+
+    @property
+    def label(self) -> str:
+        return f"dense {self.depth} to {self.columns}" + (f", {self.rows} rows" if self.rows > 1 else "")
 
     @property
     def data(self) -> tuple[int, int]:
@@ -68,10 +62,6 @@ class Dense:
         """The shape of the data that the kernel reads."""
         return self.data
 
-    def packed_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
-        """The shape of the matrix that the kernel reads, as `pack` makes it."""
-        return -(-self.columns // (lanes * config["blocks"])) * config["blocks"], self.depth, lanes
-
     def made_shape(self, config: dict, lanes: int) -> tuple[int, int]:
         """The shape of what the kernel makes."""
         return self.rows, self.columns
@@ -88,31 +78,9 @@ class Dense:
         """The product by NumPy."""
         return data @ weight
 
-    def default_config(self, vectors: Vectors) -> dict:
-        return default_config(self.rows, self.depth, self.columns, vectors)
-
-    def space(self, vectors: Vectors) -> list[dict]:
-        """Configs to search besides the default one, which may be among them."""
-        panels = -(-self.columns // vectors.lanes)
-        return [
-            {"rows": r, "blocks": p, "outer": outer}
-            for p in range(1, min(panels, 8) + 1)
-            for r in range(1, min(self.rows, vectors.registers) + 1)
-            for outer in ("rows", "columns")
-            if r * p + p + 1 <= vectors.registers
-        ]
-
-    def pack(self, weight: np.ndarray, config: dict, lanes: int) -> np.ndarray:
-        """(K, N) to (blocks, K, lanes), filled up with zeros to whole tiles."""
-        depth, columns = weight.shape
-        width = lanes * config["blocks"]
-        blocks = -(-columns // width) * config["blocks"]
-        weight = filled_up(weight, (depth, blocks * lanes)).reshape(depth, blocks, lanes)
-        return np.ascontiguousarray(weight.transpose(1, 0, 2))
-
     def compute(self, data, panels, config: dict):
         """The product as a tensor expression, of data (..., rows, depth) and what `pack` gave."""
-        return dense(data, panels, self.columns, config, marks("matmul", config, self))
+        return self.family(config).compute(data, panels, self.columns, config, self.attribute(config))
 
 
 def dense(data, panels, columns: int, config: dict, attrs: dict):
@@ -163,7 +131,8 @@ def batched(left, right, config: dict, lanes: int):
         own = [0 if size == 1 else i for size, i in zip(packed_batch, b, strict=True)]
         return te.sum(left[(*at(left, b), row, k)] * panels[(*own, n // lanes, k, n % lanes)], axis=[k])
 
-    return _product((*batch, full, blocks * lanes), (*batch, rows, columns), element, marks("matmul", config))
+    return _product((*batch, full, blocks * lanes), (*batch, rows, columns), element,
+                    attribute({"family": "matmul", **config}))  # fmt: skip
 
 
 def _product(full, shape, element, attrs):
@@ -191,7 +160,7 @@ def schedule(sch: Schedule, config: dict) -> None:
     else:
         sch.reorder(no, b, mo, k, mi, ni, c)
         outer, inner = [no], [b, mo]
-    fuse_tail(sch, "matmul", inner[-1], stages=("pack",))
+    fuse_epilogue(sch, "matmul", inner[-1], stages=("pack",))
     loop = parallel(sch, outer)
     vectorize(sch, [mi, ni, c])
     if "pack" in names:
@@ -202,3 +171,44 @@ def schedule(sch: Schedule, config: dict) -> None:
         sch.vectorize(sch.get_loops("pack")[-1])
     init = sch.decompose_reduction("matmul", k)
     vectorize(sch, sch.get_loops(init)[-3:])
+
+
+# ---------------------------------------------------------------- as a family
+
+
+def default(product: Dense, vectors: Vectors) -> dict:
+    return default_config(product.rows, product.depth, product.columns, vectors)
+
+
+def space(product: Dense, vectors: Vectors) -> list[dict]:
+    panels = -(-product.columns // vectors.lanes)
+    return [
+        {"rows": r, "blocks": p, "outer": outer}
+        for p in range(1, min(panels, 8) + 1)
+        for r in range(1, min(product.rows, vectors.registers) + 1)
+        for outer in ("rows", "columns")
+        if vectors.hold(r, p)
+    ]
+
+
+def packed_shape(product: Dense, config: dict, lanes: int) -> tuple[int, ...]:
+    return -(-product.columns // (lanes * config["blocks"])) * config["blocks"], product.depth, lanes
+
+
+def packed(product: Dense, weight: np.ndarray, config: dict, lanes: int) -> np.ndarray:
+    """(K, N) to (blocks, K, lanes), filled up with zeros to whole tiles."""
+    blocks, depth, _ = packed_shape(product, config, lanes)
+    weight = filled_up(weight, (depth, blocks * lanes)).reshape(depth, blocks, lanes)
+    return np.ascontiguousarray(weight.transpose(1, 0, 2))
+
+
+def loops(product: Dense, config: dict, lanes: int) -> Loops:
+    panels = -(-product.columns // lanes)
+    chunks = -(-product.rows // config["rows"]) if config["outer"] == "rows" else -(-panels // config["blocks"])
+    return Loops(
+        rows=config["rows"], blocks=config["blocks"], line=product.rows, outs=panels, lines=1, points=product.rows,
+        depth=product.depth, chunks=chunks,
+    )  # fmt: skip
+
+
+register(Family("matmul", schedule, Dense, default, space, packed_shape, packed, dense, loops))

@@ -3,6 +3,9 @@
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
 
+from .default import Kernel
+from .family import Family, register
+
 
 def schedule(sch: Schedule, config: dict) -> None:
     """Do it again. Raises ScheduleError where the trace does not fit the kernel."""
@@ -10,3 +13,6 @@ def schedule(sch: Schedule, config: dict) -> None:
         Trace.apply_json_to_schedule(config["trace"], sch)
     except (RuntimeError, TypeError, ValueError) as error:  # whatever TVM says of one that does not fit
         raise ScheduleError(str(error)) from error
+
+
+register(Family("metaschedule", schedule, Kernel))

@@ -4,11 +4,17 @@ The tile of sums is `conv2d`'s. A picture is one line of H * W pixels, computed 
 width such as 19 or 38 leaves none of a tile unused.
 """
 
+import itertools
+import math
+
 from tvm import te
 from tvm.s_tir import Schedule
 
-from .conv2d import Window, outer_loop, register_tile
-from .epilogue import fuse_tail, parallel, vectorize
+from . import conv2d
+from .conv2d import outer_loop, register_tile
+from .convolution import Convolution, Window
+from .epilogue import fuse_epilogue, parallel, vectorize
+from .family import Family, Loops, register
 from .vector import Vectors
 
 _RUN = 8  # tiles of pixels
@@ -59,8 +65,46 @@ def schedule(sch: Schedule, config: dict) -> None:
     else:
         reduction, end = i, po
         sch.reorder(*outer, po, i, ii, pi, oi, c)
-    fuse_tail(sch, "pointwise", end, line=True)
+    fuse_epilogue(sch, "pointwise", end, line=True)
     parallel(sch, outer)
     vectorize(sch, [pi, oi, c])
     init = sch.decompose_reduction("pointwise", reduction)
     vectorize(sch, sch.get_loops(init)[-3:])
+
+
+# ---------------------------------------------------------------- as a family
+
+
+def default(conv: Convolution, vectors: Vectors) -> dict | None:
+    return conv2d.default(conv, vectors, "pointwise", default_config) if conv.is_pointwise else None
+
+
+def space(conv: Convolution, vectors: Vectors) -> list[dict]:
+    if not conv.is_pointwise:
+        return []
+    line, blocks = math.prod(conv.out_size), -(-conv.window(vectors.lanes).out // vectors.lanes)
+    tiles = [
+        {**tile, "run": run}
+        for tile in conv2d.tiles(line, blocks, vectors)
+        for run in _runs(-(-line // tile["pixels"]))
+    ]
+    every = itertools.product(tiles, conv2d.orders(conv, vectors.lanes))
+    return [{"family": "pointwise", **tile, **order} for tile, order in every]
+
+
+def _runs(tiles: int) -> list[int]:
+    """Lengths of runs of tiles, few and many, that leave no more than a tenth of the last run unused."""
+    return sorted({r for n in (1, 2, 4, 8, 16, tiles) if -tiles % (r := min(n, tiles)) * 10 <= tiles})
+
+
+def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
+    n, line, outs, ins = conv.data[0], math.prod(conv.out_size), -(-conv.weight[0] // lanes), conv.window(lanes).ins
+    runs, tiles = n * -(-line // (config["pixels"] * config["run"])), -(-outs // config["blocks"])
+    return Loops(
+        rows=config["pixels"], blocks=config["blocks"], line=line, outs=outs, lines=n, points=n * line, depth=ins,
+        chunks=runs * tiles, run=config["run"], columns=runs if config["outer"] == "rows" else tiles,
+        chunk=config.get("chunk", -(-ins // lanes)), stride=conv.strides[0],
+    )  # fmt: skip
+
+
+register(Family("pointwise", schedule, Convolution, default, space, conv2d.packed_shape, conv2d.packed, compute, loops))

@@ -8,9 +8,11 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from . import elementwise
-from .annotations import marks
+from .annotations import attribute
 from .epilogue import block_names, parallel
+from .family import Family, register
 
+_ANNOTATION = attribute({"family": "row_reduction"})
 _STAGES = ("lanes0", "reduced0", "lanes1", "reduced1", "exp", "rest0", "rest1")
 
 
@@ -19,7 +21,7 @@ def softmax(x, lanes: int):
     largest = _reduce(x, lambda *at: x[at], te.max, lanes, 0)
     exp = te.compute(x.shape, lambda *at: elementwise.exp(x[at] - largest[at[:-1]]), name="exp")
     total = _reduce(exp, lambda *at: exp[at], te.sum, lanes, 1)
-    return te.compute(x.shape, lambda *at: exp[at] * (1.0 / total[at[:-1]]), name="softmax", attrs=marks("rows", {}))
+    return te.compute(x.shape, lambda *at: exp[at] * (1.0 / total[at[:-1]]), name="softmax", attrs=_ANNOTATION)
 
 
 def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
@@ -37,7 +39,7 @@ def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
         scale = 1.0 / te.sqrt(squares[at[:-1]] / count + epsilon)
         return (x[at] - total[at[:-1]] / count) * scale * gamma[at[-1]] + beta[at[-1]]
 
-    return te.compute(x.shape, normal, name="layer_norm", attrs=marks("rows", {}))
+    return te.compute(x.shape, normal, name="layer_norm", attrs=_ANNOTATION)
 
 
 def _reduce(x, element, combine, lanes, number):
@@ -77,3 +79,6 @@ def schedule(sch: Schedule, config: dict) -> None:
             sch.reorder(k, lane)
             sch.vectorize(lane)
             sch.decompose_reduction(name, k)
+
+
+register(Family("row_reduction", schedule))

@@ -1,5 +1,7 @@
-"""What the schedules need to know of a target, the width and the number of its vector registers; and whole vectors."""
+"""The vector registers of a target, and the tile of sums that uses them best; arrays filled up to whole vectors."""
 
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,10 @@ class Vectors:
     lanes: int
     registers: int
 
+    def hold(self, rows: int, blocks: int) -> bool:
+        """Whether a tile of sums fits: a register for each sum, for each block's weights, and for the input."""
+        return rows * blocks + blocks + 1 <= self.registers
+
 
 def step_cycles(rows: int, blocks: int) -> float:
     """Cycles of one step of a reduction over a tile of `rows` times `blocks` vectors of sums.
@@ -24,6 +30,29 @@ def step_cycles(rows: int, blocks: int) -> float:
     again, and one more for the loop.
     """
     return max(rows * blocks, 1.3 * (rows + blocks), 6 * blocks, 8) / 2 + 1
+
+
+def fastest_tile(tiles: Iterable[tuple], steps: Callable, vectors: Vectors) -> tuple:
+    """The tile that takes the fewest cycles, the first of several, among those that the registers hold.
+
+    A tile is its sizes in pixels (or rows), one or several, and its blocks; `steps(*tile)` is how many of them it
+    takes, as factors.
+    """
+    fitting = [tile for tile in tiles if vectors.hold(math.prod(tile[:-1]), tile[-1])]
+    return min(fitting, key=lambda tile: math.prod(steps(*tile), start=step_cycles(math.prod(tile[:-1]), tile[-1])))
+
+
+def register_tile(rows: int, blocks: int, vectors: Vectors, waste: float = 1.0) -> tuple[int, int]:
+    """The tile, (rows, blocks), of the fewest cycles for `rows` times `blocks` vectors of sums, the larger of several.
+
+    Tiles at the end have sums that nobody reads; `waste` is what it costs, as a factor, where the rows' have some.
+    """
+    tiles = [(r, b) for b in range(1, min(blocks, 8) + 1) for r in range(1, min(rows, vectors.registers) + 1)]
+
+    def steps(r, b):
+        return -(-rows // r) * -(-blocks // b), waste if rows % r else 1.0
+
+    return fastest_tile(sorted(tiles, key=lambda tile: -math.prod(tile)), steps, vectors)
 
 
 def vectors(target: tvm.target.Target) -> Vectors:

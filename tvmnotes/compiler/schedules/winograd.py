@@ -7,14 +7,17 @@ compiling. The largest error of the first stays near 1e-5 of the output's larges
 times that of the direct way; that of the second is as small as the direct way's.
 """
 
+import itertools
+
 import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from . import prefetch
-from .conv2d import Window
+from .convolution import Convolution, Window
 from .epilogue import block_names, parallel, vectorize
-from .vector import Vectors, filled_up, step_cycles
+from .family import Family, Loops, register
+from .vector import Vectors, fastest_tile, filled_up
 
 # By the side of a tile of outputs, the transforms of inputs, weights and outputs.
 _TRANSFORMS = {
@@ -81,20 +84,11 @@ def _register_tile(n: int, height: int, width: int, outs: int, vectors: Vectors)
     """Rows and columns of tiles, and blocks of channels, for (height, width) tiles of n pictures and outs blocks.
 
     Two blocks of channels, or three: with one the transformed inputs, with more the weights are fetched more often than
-    a cache delivers. The shape in tiles is that of the least cycles, as in `conv2d.register_tile`.
+    a cache delivers. The shape in tiles is that of the fewest cycles.
     """
     blocks = next(b for b in (2, 3, 1) if outs % b == 0)
-
-    def cycles(rows, columns):
-        return step_cycles(rows * columns, blocks) * n * -(-height // rows) * -(-width // columns), rows
-
-    shapes = [
-        (rows, columns)
-        for rows in range(1, height + 1)
-        for columns in range(1, width + 1)
-        if (rows * columns + 1) * blocks + 1 <= vectors.registers
-    ]
-    return *min(shapes, key=lambda shape: cycles(*shape)), blocks
+    tiles = itertools.product(range(1, height + 1), range(1, width + 1), [blocks])
+    return fastest_tile(tiles, lambda rows, columns, _: (n, -(-height // rows), -(-width // columns)), vectors)
 
 
 def transform_weight(weight: np.ndarray, tile: int, lanes: int) -> np.ndarray:
@@ -177,8 +171,8 @@ def _transform(matrix, row, element):
 def schedule(sch: Schedule, config: dict) -> None:
     """Apply the scheme to a kernel that `compute` gave, with whatever was fused behind it."""
     stages = ("patch", "half_transformed", "transformed", "winograd", "half_out")
-    *tail, last = [name for name in block_names(sch) if name not in stages]
-    for name in tail:
+    *epilogue, last = [name for name in block_names(sch) if name not in stages]
+    for name in epilogue:
         sch.compute_inline(name)
     rows, columns, group = config["rows"], config["columns"], config["group"]
     n, k, y, x, c = sch.get_loops(last)
@@ -235,3 +229,61 @@ def _unroll_all(sch, loops):
     sch.vectorize(lane)
     for loop in outer:
         sch.unroll(loop)
+
+
+# ---------------------------------------------------------------- as a family
+
+
+def default(conv: Convolution, vectors: Vectors) -> dict | None:
+    if conv.kernel_groups(vectors.lanes) > 1:
+        return None
+    window, source = conv.window(vectors.lanes), conv.source_shape(vectors.lanes)
+    tile = best_tile(window, source, (-(-conv.weight[0] // vectors.lanes), source[1], *conv.weight[2:]))
+    if tile is None:
+        return None
+    packed = packed_shape(conv, {"tile": tile}, vectors.lanes)
+    return {"family": "winograd", **default_config(window, source, packed, vectors)}
+
+
+def space(conv: Convolution, vectors: Vectors) -> list[dict]:
+    fits = conv.weight[2:] == (3, 3) and conv.strides == conv.dilation == (1, 1) and conv.blocked
+    if not fits or conv.kernel_groups(vectors.lanes) > 1:
+        return []
+    (height, width), outs, found = conv.out_size, -(-conv.weight[0] // vectors.lanes), []
+    for tile in (2, 4):
+        down, across = -(-height // tile), -(-width // tile)
+        shapes = [
+            (rows, columns, blocks)
+            for blocks in (1, 2, 3, 4) if outs % blocks == 0
+            for rows, columns in itertools.product(range(1, min(down, 8) + 1), range(1, min(across, 16) + 1))
+            if vectors.registers / 2 < (rows * columns + 1) * blocks + 1 <= vectors.registers
+        ]  # fmt: skip
+        for rows, columns, blocks in shapes:
+            shape = {"family": "winograd", "tile": tile, "rows": rows, "columns": columns, "blocks": blocks}
+            found += [shape | {"group": g} for g in (0, 1, 2, 4) if not g or -(-down // rows) % g == 0]
+            found.append(shape | {"group": 0, "prefetch": True})
+    return found
+
+
+def packed_shape(conv: Convolution, config: dict, lanes: int) -> tuple[int, ...]:
+    outs, ins, side = -(-conv.weight[0] // lanes), -(-conv.data[1] // lanes), config["tile"] + 2
+    return outs, side, side, ins, lanes, lanes
+
+
+def packed(conv: Convolution, weight: np.ndarray, config: dict, lanes: int) -> np.ndarray:
+    return transform_weight(conv.joined(weight, lanes), config["tile"], lanes)
+
+
+def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
+    n, outs, numbers = conv.data[0], -(-conv.weight[0] // lanes), (config["tile"] + 2) ** 2
+    down, across = (-(-size // config["tile"]) for size in conv.out_size)
+    rows, columns, blocks, group = (config[key] for key in ("rows", "columns", "blocks", "group"))
+    lines = n * -(-down // rows)
+    return Loops(
+        rows=rows * columns, blocks=blocks, line=-(-across // columns) * columns * rows, outs=outs,
+        lines=lines * numbers, points=n * down * across * numbers, depth=conv.data[1],
+        chunks=-(-lines // group) if group else -(-outs // blocks), run=rows, columns=columns, stride=conv.strides[0],
+    )  # fmt: skip
+
+
+register(Family("winograd", schedule, Convolution, default, space, packed_shape, packed, compute, loops))
