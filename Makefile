@@ -13,9 +13,11 @@ READY := $(VENV)/ready
 QUIET := TQDM_DISABLE=1 TVMNOTES_OFFLINE=1
 
 # Tests run in several processes, one more than there are cores, as some wait for servers. torch's threads shall sleep,
-# not spin, while another process computes. Notebooks, the largest files, come first.
+# not spin, while another process computes. conftest.py has the files that take longest come first.
 TESTERS := $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
 ALONE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+SUITE := $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder --file-times \
+  --durations 15 --nbval --nbval-current-env --nbval-cell-timeout 300 $(NOTEBOOKS) tests --ignore tests/ui
 
 define PREFLIGHT
 import shutil, sys
@@ -31,7 +33,7 @@ if sys.version_info[:2] > (3, 11):
 endef
 export PREFLIGHT
 
-.PHONY: help lab test test-ui notebooks lint bench clean
+.PHONY: help lab test test-full test-ui notebooks lint bench clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -47,8 +49,10 @@ lab: $(READY)  ## Open the course in JupyterLab on 127.0.0.1
 	$(BIN)/jupyter lab --ip 127.0.0.1 --port $(PORT) $(LAB_ARGS) --notebook-dir notebooks
 
 test: $(READY)  ## Run the package's tests and, under nbval, every notebook
-	$(QUIET) $(ALONE) $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder \
-	  --durations 15 --nbval --nbval-current-env --nbval-cell-timeout 300 $(NOTEBOOKS) tests --ignore tests/ui
+	$(QUIET) $(ALONE) TVMNOTES_QUICK=1 $(SUITE)
+
+test-full: $(READY)  ## The same, but notebooks measure as long as for a reader, and every process starts from nothing
+	$(QUIET) $(ALONE) $(SUITE)
 
 test-ui: $(READY)  ## Run every notebook in a real JupyterLab in headless Chromium
 	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui

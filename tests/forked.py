@@ -7,6 +7,8 @@ where that matters, and in `make test-full`, processes start from nothing.
 """
 
 import contextlib
+import gc
+import importlib
 import json
 import os
 import signal
@@ -15,6 +17,11 @@ import subprocess
 import sys
 
 SOCKET = "TESTS_FORK_SERVER"  # the environment variable that names the server's socket
+_IMPORTED = (
+    "ipykernel.kernelapp", "torch", "torchvision", "pandas", "onnx", "tvm",
+    *(f"tvmnotes.{name}" for name in ("importers.pytorch", "importers.onnx", "compiler.build", "course.models",
+                                      "measuring.profiling", "tuning", "classic.modules")),
+)  # fmt: skip
 
 
 def start(path: str) -> subprocess.Popen:
@@ -125,9 +132,8 @@ def _serve(path: str, ready: int):
                     connection.sendall(f"{process}\n".encode())
                     owner = request["env"].get("PYTEST_XDIST_WORKER", "")
                     selector.register(connection, selectors.EVENT_READ, ("gone", process))
-                    selector.register(
-                        os.pidfd_open(process), selectors.EVENT_READ, ("over", process, owner, connection)
-                    )
+                    ended = os.pidfd_open(process)
+                    selector.register(ended, selectors.EVENT_READ, ("over", process, owner, connection))
                 case ("gone", process):
                     forget(key.fileobj)
                     with contextlib.suppress(ProcessLookupError):
@@ -154,7 +160,7 @@ def _become(request: dict) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    _tvmnotes_env.set_tvm_threads()
+    os.environ.setdefault("TVM_NUM_THREADS", str(importlib.import_module("tvmnotes").env.usable_cores()))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     args = request["args"]
     while args[0] == "-W":
@@ -181,16 +187,8 @@ def _become(request: dict) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        import gc
-        import runpy  # noqa: F401
-
-        import tvmnotes
-        from tvmnotes import tuning  # noqa: F401
-        from tvmnotes.base import env as _tvmnotes_env
-        from tvmnotes.classic import modules  # noqa: F401
-        from tvmnotes.measuring import profiling  # noqa: F401
-
-        tvmnotes.models, tvmnotes.from_pytorch, tvmnotes.from_onnx, tvmnotes.build  # noqa: B018
+        for module in _IMPORTED:
+            importlib.import_module(module)
         gc.freeze()
         _become(_serve(sys.argv[2], int(sys.argv[3])))
     else:

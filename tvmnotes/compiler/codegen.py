@@ -102,22 +102,21 @@ class _Objects:
     def __init__(self, folder: Path):
         """Raises OSError where `folder` cannot be written. What was not used for longest makes room for more."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._files = folder, {}
-        entries = [(entry.stat(), Path(entry.path)) for entry in os.scandir(folder)]
-        total = 0
-        for stat, file in sorted(entries, key=lambda entry: -entry[0].st_mtime):
-            total += stat.st_size
-            if total > _KEPT:
-                file.unlink(missing_ok=True)
-            elif file.suffix == ".o":
-                self._files[file.stem.partition("-")[0]] = file
+        if sum(_size(f"{folder}/{name}") for name in os.listdir(folder)) > _KEPT:
+            total = 0
+            for entry in sorted(os.scandir(folder), key=lambda entry: -entry.stat().st_mtime):
+                total += entry.stat().st_size
+                if total > _KEPT:
+                    Path(entry.path).unlink(missing_ok=True)
+        self.folder = folder
+        self._files = {name.partition("-")[0]: name for name in os.listdir(folder) if name.endswith(".o")}
 
     def find(self, key: str, var):
         """The module of a kernel's object; None where there is none, or it is damaged."""
-        file = self._files.get(key)
+        if key not in self._files:
+            return None
+        file = self.folder / self._files[key]
         try:
-            if file is None:
-                return None
             if data.checksum(file) != file.stem.partition("-")[2]:
                 file.unlink()
                 return None
@@ -137,6 +136,15 @@ class _Objects:
             return library
         finally:
             part.unlink(missing_ok=True)
+
+
+@cache
+def _size(file: str) -> int:
+    """A file's bytes, which do not change; 0 where another process has removed it."""
+    try:
+        return os.stat(file).st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _objects() -> _Objects | None:

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import os
+import statistics
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -15,7 +16,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import metadata
 
-import numpy as np
 import tvm
 
 from ..base import data, env
@@ -59,7 +59,7 @@ class Record:
         """
         if not self.seconds:
             return float("inf")
-        return float(np.median(self.seconds)) if self.final else min(self.seconds)
+        return statistics.median(self.seconds) if self.final else min(self.seconds)
 
     def __str__(self) -> str:
         return json.dumps({
