@@ -2,14 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 import tvm
@@ -18,7 +14,7 @@ from rpc_cluster import Cluster
 from torch import nn
 
 import tvmnotes.classic
-from tvmnotes import models, records
+from tvmnotes import records
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -436,22 +432,3 @@ def measure_over_rpc(autotvm, port, log):
     absent = autotvm.measure_option(runner=autotvm.RPCRunner("attic", "127.0.0.1", port))
     with pytest.raises(ConnectionError, match="knows no server of key 'attic'"):
         tuner.tune(1, absent)
-
-
-# ---------------------------------------------------------------- whole scripts
-
-
-@pytest.mark.parametrize("script", ["b_tuning_2019.py", "c_tuning_2024.py"])
-def test_a_script_tunes_builds_and_equals_onnxruntime(script, tmp_path):
-    model, _ = models.onnx_file("digits")
-    picture, records, output = (tmp_path / name for name in ("picture.npy", "records.log", "output.npy"))
-    x = np.random.default_rng().standard_normal((1, 1, 32, 32), dtype="float32")
-    np.save(picture, x)
-    file = Path(__file__).parent / "classic_scripts" / script
-    command = [sys.executable, "-m", "tvmnotes", "classic", file, model, picture, records, output]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"\[Task  3/ ?[34]\]  Current/Best: .* \| Progress: \(2/2\) \| .* s Done\.", done.stdout)
-    assert sum(1 for line in records.read_text().splitlines() if json.loads(line)) >= 3
-    (wanted,) = onnxruntime.InferenceSession(str(model)).run(None, {"image": x})
-    np.testing.assert_allclose(np.load(output), wanted, atol=1e-4 * np.abs(wanted).max())

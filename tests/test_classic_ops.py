@@ -1084,8 +1084,6 @@ def test_modules_and_passes_take_what_is_of_relay():
         relay.build(relay.Function([], a + a), "llvm")
     with pytest.raises(TypeError, match="InferType: expected a Relay module"):
         transform.InferType()(tvm.IRModule())
-    with pytest.raises(TypeError, match="from_expr"):
-        tvm.IRModule()["main"] = relay.Function([a], a)
     with pytest.raises(ValueError, match="has no function 'other'; it has main"):
         _ = tvm.IRModule.from_expr(a + a)["other"]
     with pytest.warns(UserWarning, match="AlterOpLayout leaves the module as it is"):

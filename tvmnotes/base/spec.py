@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """It names a tensor, its `shape` in elements per axis, its `dtype` as NumPy and TVM spell it, such as "bfloat16"."""
+    """A spec names a tensor, its `shape` in elements per axis and its `dtype` as NumPy and TVM spell it (bfloat16)."""
 
     name: str
     shape: tuple[int, ...]

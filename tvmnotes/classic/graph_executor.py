@@ -249,17 +249,19 @@ class Report:
         return self.table.to_json(orient="records")
 
 
-def create(graph_json_str, libmod, device, dump_root=None) -> GraphModule:
-    """`graph_executor.create(graph, lib, dev)`."""
-    return GraphModule(_compiled(graph_json_str, libmod))
+def create(graph_json_str, libmod, device=None, dump_root=None) -> GraphModule:
+    """`graph_executor.create(graph, lib, dev)`, or `create(lib["default"], dev)`."""
+    return GraphModule(_runnable(graph_json_str, libmod))
 
 
-def create_debug(graph_json_str, libmod, device, dump_root=None) -> GraphModuleDebug:
-    """`debug_executor.create(graph, lib, dev)`."""
-    return GraphModuleDebug(_compiled(graph_json_str, libmod), device, graph_json_str, dump_root)
+def create_debug(graph_json_str, libmod, device=None, dump_root=None) -> GraphModuleDebug:
+    """`debug_executor.create(graph, lib, dev)`, or `create(lib["default"], dev)`."""
+    return GraphModuleDebug(_runnable(graph_json_str, libmod), device, graph_json_str, dump_root)
 
 
-def _compiled(graph, lib) -> Compiled:
+def _runnable(graph, lib) -> Compiled | GraphModule:
+    if callable(graph):
+        return graph(lib)
     compiled = getattr(lib, "compiled", lib)
     if not isinstance(compiled, Compiled):
         raise TypeError(f"create: expected the library that relay.build gave, got {type(lib).__name__}")

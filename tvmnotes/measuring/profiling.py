@@ -109,7 +109,7 @@ class Profile(Table):
 
     @property
     def sum(self) -> float:
-        """It is what all kernels of a run took, in seconds, the median of the runs; the rest is the virtual machine's."""
+        """All kernels of a run took so many seconds, by the median of the runs; the rest is the virtual machine's."""
         return float(np.median(np.sum([kernel.timing.seconds for kernel in self.kernels.values()], axis=0)))
 
     @property

@@ -128,8 +128,11 @@ def _tuple(value) -> tuple[int, ...]:
     return (int(value),) * 2 if isinstance(value, int) else tuple(int(n) for n in value)
 
 
-def create(task_name, args, target, target_host=None) -> Task:
-    """`autotvm.task.create`: a task by its name and arguments, as tasks that were extracted have them."""
+def create(task_name, args, target, target_host=None, template_key=None) -> Task:
+    """`autotvm.task.create`: a task by its name and arguments, as tasks that were extracted have them.
+
+    The space of a convolution holds the configs of both template keys of 2019, "direct" and "winograd".
+    """
     try:
         return Task(tuning.Task(workload_of(str(task_name), args), 1, target_json(_target(target))))
     except (ValueError, TypeError, IndexError):
