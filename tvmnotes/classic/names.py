@@ -126,12 +126,8 @@ def _rows() -> dict[str, dict[str, tuple[str, str]]]:
 
 
 def _operator(made: ops.Operator) -> tuple[str, str]:
-    today, body = made.relax_names(), inspect.getsource(made.body)
-    helpers = [made.body.__globals__.get(name) for name in re.findall(r"return (\w+)\(", body) if not today]
-    for helper in filter(None, helpers):
-        called = re.findall(r"\bR\.([\w.]+)\(", inspect.getsource(helper))
-        today += [f"relax.op.{name}" for name in dict.fromkeys(called)]
-    if not today and "relax.const(" in body:
+    today = made.relax_names()
+    if not today and "relax.const(" in inspect.getsource(made.body):
         return "relax.const", "known when the program is compiled"
     return ", ".join(today), "" if today else "the value itself"
 

@@ -8,10 +8,9 @@ from tvm.relax import transform as t
 
 from ...compiler.fold import fold_with_numpy
 from ..context import PASSES, instruments
-from . import ir
+from . import ir, rewrites
 from .lift import from_relax
 from .lower import to_relax
-from .ops import OPERATORS
 
 # The lowest opt level at which a Sequential runs a pass, as Relay had it.
 _LEVELS = {
@@ -87,21 +86,17 @@ def _step_of_today(step, mod):
     return mod
 
 
-def _relay(name):
-    """Make a pass of a function from function to function; types are known before it and after it."""
+def _relay(name, body):
+    """A pass of a function from function to function; types are known before it and after it."""
 
-    def register(body):
-        def make(*args, **kwargs):
-            def run(mod):
-                typed = mod.infer().functions_items()
-                return ir.IRModule({v: body(f, *args, **kwargs) for v, f in typed}).infer()
+    def make(*args, **kwargs):
+        return Pass(name, lambda mod: _each(mod, lambda function: body(function, *args, **kwargs)))
 
-            return Pass(name, run)
+    NAMES[name] = make
 
-        NAMES[name] = make
-        return make
 
-    return register
+def _each(mod: ir.IRModule, change) -> ir.IRModule:
+    return ir.IRModule({var: change(function) for var, function in mod.infer().functions_items()}).infer()
 
 
 def _relax(name, *passes):
@@ -137,10 +132,6 @@ def _of_script(method: str, run):
     return decorator
 
 
-def _run_on_functions(body, mod, context):
-    return ir.IRModule({v: body(f, mod, context) for v, f in mod.infer().functions_items()}).infer()
-
-
 def _unchanged(name, why):
     def make(*_args, **_kwargs):
         def run(mod):
@@ -156,51 +147,16 @@ NAMES: dict = {
     "Pass": Pass,
     "Sequential": Sequential,
     "PassContext": tvm.transform.PassContext,
-    "function_pass": _of_script("transform_function", _run_on_functions),
+    "function_pass": _of_script(
+        "transform_function", lambda body, mod, context: _each(mod, lambda function: body(function, mod, context))
+    ),
     "module_pass": _of_script("transform_module", lambda body, mod, context: body(mod, context)),
 }
 
 
-@_relay("InferType")
-def infer_type(function):
-    return function
-
-
-@_relay("SimplifyInference")
-def simplify_inference(function):
-    """Batch norm as one multiplication and one addition, dropout as nothing."""
-    make, replaced = OPERATORS, {}
-    for node in ir.post_order(function.body):
-        made = node.rebuild(lambda part: replaced.get(part, part))
-        inner = made.tuple_value if isinstance(made, ir.TupleGetItem) else made
-        if inner is not made and _is(inner, "nn.batch_norm") and made.index == 0:
-            data, gamma, beta, mean, variance = inner.args
-            scale = make["rsqrt"](variance + ir.const(inner.attrs.epsilon, variance._type.dtype))
-            scale = scale * gamma if inner.attrs.scale else scale
-            shift = -mean * scale
-            shift = shift + beta if inner.attrs.center else shift
-            rank = len(node._type.shape)
-            behind = rank - 1 - inner.attrs.axis % rank
-            scale, shift = (make["expand_dims"](v, axis=1, num_newaxis=behind) if behind else v for v in (scale, shift))
-            made = data * scale + shift
-        elif _is(made, "nn.dropout"):
-            made = made.args[0]
-        replaced[node] = made
-    return ir.Function(function.params, replaced[function.body], attrs=function.attrs)
-
-
-@_relay("EliminateCommonSubexpr")
-def eliminate_common_subexpr(function, fskip=None):
-    """Calls of the same operator, arguments and attributes become one, but for those that `fskip(call)` names."""
-    replaced, first = {}, {}
-    for node in ir.post_order(function.body):
-        made = replaced[node] = node.rebuild(lambda part: replaced.get(part, part))
-        if isinstance(made, ir.TupleGetItem):
-            replaced[node] = first.setdefault((made.tuple_value, made.index), made)
-        elif isinstance(made, ir.Call) and not (fskip and fskip(made)):
-            again = made.attrs.get("_again") if made.attrs else None
-            replaced[node] = first.setdefault((made.op, tuple(made.args), repr(made.attrs), again), made)
-    return ir.Function(function.params, replaced[function.body], attrs=function.attrs)
+_relay("InferType", lambda function: function)
+_relay("SimplifyInference", rewrites.simplify_inference)
+_relay("EliminateCommonSubexpr", rewrites.eliminate_common_subexpr)
 
 
 def _layouts(desired):
@@ -260,111 +216,6 @@ for _name in ("FastMath", "ToGraphNormalForm", "ToANormalForm", "Inline", "LazyG
     _unchanged(_name, "Relax has no such pass, or does it in another way")
 
 
-@_relay("FoldScaleAxis")
-def fold_scale_axis(function):
-    """Multiply a convolution's weight by what its result is multiplied with, channel by channel."""
-    uses = _uses(function.body)
-    replaced: dict = {}
-    for node in ir.post_order(function.body):
-        made = node.rebuild(lambda part: replaced.get(part, part))
-        if _is(made, "multiply"):
-            conv, scale = made.args if _is(made.args[0], "nn.conv2d") else reversed(made.args)
-            plain = _is(conv, "nn.conv2d") and conv.attrs.data_layout == "NCHW" and conv.attrs.kernel_layout == "OIHW"
-            channels = node._type.shape[1] if plain else 0
-            shape = next(getattr(a._type, "shape", ()) for a in node.args if not _is(a, "nn.conv2d")) if plain else ()
-            if (
-                plain
-                and uses[next(a for a in node.args if _is(a, "nn.conv2d"))] == 1
-                and shape[-3:] == (channels, 1, 1)
-            ):
-                data, weight = conv.args
-                factor = OPERATORS["reshape"](scale, newshape=(channels, 1, 1, 1))
-                made = ir.Call(conv.op, [data, OPERATORS["multiply"](weight, factor)], conv.attrs)
-        replaced[node] = made
-    return ir.Function(function.params, replaced[function.body], attrs=function.attrs)
-
-
+_relay("FoldScaleAxis", rewrites.fold_scale_axis)
 NAMES["ForwardFoldScaleAxis"] = NAMES["FoldScaleAxis"]
-
-
-def _is(expr, name: str) -> bool:
-    return isinstance(expr, ir.Call) and isinstance(expr.op, ir.Op) and expr.op.name == name
-
-
-def _uses(body) -> dict:
-    counts: dict = {}
-    for node in ir.post_order(body):
-        for part in node.operands():
-            counts[part] = counts.get(part, 0) + 1
-    return counts
-
-
-# ---------------------------------------------------------------- fusion, as Relay drew it
-
-_HEAVY = ("nn.conv", "nn.dense", "nn.matmul", "nn.batch_matmul")
-_APART = ("nn.softmax", "nn.log_softmax", "nn.batch_norm", "split", "topk", "sort", "argsort", "take", "cumsum")
-
-
-def _kind(call) -> str:
-    """How an operator fuses: "heavy" takes elementwise ones, "reduction" ends a group, "opaque" is alone."""
-    if not isinstance(call, ir.Call) or not isinstance(call.op, ir.Op):
-        return "opaque"
-    name = call.op.name
-    if name.startswith(_HEAVY):
-        return "heavy"
-    if name in _APART:
-        return "opaque"
-    if "pool" in name or name in ("sum", "mean", "max", "min", "prod", "argmax", "argmin", "variance", "std"):
-        return "reduction"
-    return "elementwise"
-
-
-@_relay("FuseOps")
-def fuse_ops(function, fuse_opt_level=-1):
-    """Groups of calls that become one kernel each, as functions with the attribute Primitive.
-
-    A call joins the group of the value that it reads where nothing else reads that value, and the group is one that
-    elementwise operators may follow. At level 0, which is that of the PassContext where it is -1, each is alone.
-    """
-    level = fuse_opt_level if fuse_opt_level >= 0 else int(tvm.transform.PassContext.current().opt_level)
-    nodes = [node for node in ir.post_order(function.body) if isinstance(node, ir.Call)]
-    uses, group = _uses(function.body), {}
-    for node in nodes:
-        group[node] = [node]
-        if level == 0 or _kind(node) not in ("elementwise", "reduction"):
-            continue
-        for arg in node.args:
-            joined = group.get(arg)
-            if not joined or uses[arg] > 1 or _kind(arg) not in ("heavy", "elementwise"):
-                continue
-            merged = joined + [n for n in group[node] if n not in joined]
-            kinds = [_kind(n) for n in merged]
-            if kinds.count("heavy") + kinds.count("reduction") <= 1:  # one loop nest that is not elementwise
-                for member in merged:
-                    group[member] = merged
-    replaced: dict = {}
-    for node in ir.post_order(function.body):
-        if node not in group:
-            replaced[node] = node.rebuild(lambda part: replaced.get(part, part))
-        elif group[node][-1] is node or not any(n in group[node] for n in _readers(nodes, node)):
-            replaced[node] = _primitive(node, group[node], replaced)
-    return ir.Function(function.params, replaced[function.body], attrs=function.attrs)
-
-
-def _readers(nodes, value) -> list:
-    return [n for n in nodes if value in n.args]
-
-
-def _primitive(last, members, replaced):
-    """The call of a function that computes `last` from what its group reads."""
-    params, inner, outside = [], {}, []
-    for node in ir.post_order(last):
-        if node in members:
-            for arg in node.args:
-                if arg not in members and arg not in inner and not isinstance(arg, ir.Constant):
-                    param = ir.Var(f"p{len(params)}", arg._type)
-                    inner[arg] = param
-                    params.append(param)
-                    outside.append(replaced.get(arg, arg))
-    body = ir.substitute(last, inner)
-    return ir.Call(ir.Function(params, body, last._type, attrs={"Primitive": 1}), outside)
+_relay("FuseOps", rewrites.fuse_ops)

@@ -8,7 +8,7 @@ from .operator import known_shape, named, numbers_of, operator, relax_function
 
 def _pool(name):
     function, dims = relax_function(f"nn.{name}"), int(name[-2])
-    layout = "NC" + {1: "W", 2: "HW", 3: "DHW"}[dims]
+    layout = "NC" + "DHW"[-dims:]
     average = name.startswith("avg")
 
     def body(data, /, pool_size=(1,) * dims, strides=(1,) * dims, dilation=(1,) * dims, padding=(0,) * dims,

@@ -19,7 +19,7 @@ for _name, _body in {
 
 def _convolution(name, transposed=False):
     function, dims = relax_function(f"nn.{name}"), int(name[4])
-    layout = {1: "W", 2: "HW", 3: "DHW"}[dims]
+    layout = "DHW"[-dims:]
     kernel = ("IO" if transposed else "OI") + layout
 
     def body(data, weight, /, strides=(1,) * dims, padding=(0,) * dims, dilation=(1,) * dims, groups=1,

@@ -68,9 +68,14 @@ class Operator:
     def relax_names(self) -> list[str]:
         """The Relax functions that the body calls, in the order in which they stand in it."""
         called = getattr(self.body, "names", None)
-        if called is None:
-            called = re.findall(r"\bR\.([\w.]+)\(", inspect.getsource(self.body))
-        return list(dict.fromkeys(f"relax.op.{name}" for name in called))
+        return list(dict.fromkeys(f"relax.op.{name}" for name in (_called(self.body) if called is None else called)))
+
+
+def _called(body) -> list[str]:
+    """The functions of `tvm.relax.op` that the source of a function names, or else of those whose result it returns."""
+    source = inspect.getsource(body)
+    helpers = [body.__globals__[name] for name in re.findall(r"return (\w+)\(", source) if name in body.__globals__]
+    return re.findall(r"\bR\.([\w.]+)\(", source) or [name for helper in helpers for name in _called(helper)]
 
 
 def operator(name: str, results=1, order=()):
