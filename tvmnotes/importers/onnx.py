@@ -22,6 +22,7 @@ from tvm.relax.frontend.onnx import from_onnx as tvm_from_onnx
 
 from ..base.errors import one_line
 from ..base.spec import TensorSpec, parse_inputs
+from .model import as_model
 from .onnx_graph import fold_constants, modernize, prepare_for_tvm, replace, require_operators
 
 
@@ -226,13 +227,10 @@ def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRMo
         raise NotImplementedError(
             f"TVM {tvm.__version__} cannot import {where or 'this model'}: {one_line(error)}"
         ) from error
-    main = _SafeTake().visit_expr(mod["main"])
-    arrays = main.attrs.get("params", [])
-    used = set(relax.analysis.free_vars(main.body))
-    weights = [(var, array) for var, array in zip(main.params[len(specs) :], arrays, strict=True) if var in used]
-    params = [*main.params[: len(specs)], *(var for var, _ in weights)]
-    mod["main"] = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs).without_attr("params")
-    return mod, {var.name: array for var, array in weights}
+    main = mod["main"] = _SafeTake().visit_expr(mod["main"])
+    names = (var.name for var in main.params[len(specs) :])
+    arrays = dict(zip(names, main.attrs.get("params", []), strict=True))
+    return as_model(mod, (spec.name for spec in specs), arrays)
 
 
 @relax.expr_functor.mutator

@@ -30,6 +30,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from ..base import errors
 from ..base.spec import TensorSpec, dtype_of, parse_inputs
+from .model import as_model
 from .pytorch_operators import CONVERTERS, DECOMPOSITIONS
 
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
@@ -68,8 +69,6 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
         program = _capture(model, specs).run_decompositions(table)
         _check_program(program)
         program, weights = _lift_weights(program)
-        if taken := [spec.name for spec in specs if spec.name in weights]:
-            raise ValueError(f"input {taken[0]!r}: the network has a weight of this name; give the input another")
         try:
             mod = from_exported_program(
                 program,
@@ -83,9 +82,12 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
                 f"TVM's importer fails on this network: {errors.lines(error)[0]}; {_WAY_OUT}"
             ) from error
     mod = relax.transform.DeadCodeElimination()(mod)  # such as max pooling's indices, which nobody reads
-    main = mod["main"].without_attr("params")
-    mod["main"] = _rename_params(main, [spec.name for spec in specs] + list(weights))
-    return mod, {name: _to_tvm(tensor) for name, tensor in weights.items()}
+    # Copies of the weights, so that training the network further does not reach into what was built from it.
+    arrays = {
+        name: tvm.runtime.from_dlpack(tensor.cpu().clone(memory_format=torch.contiguous_format))
+        for name, tensor in weights.items()
+    }
+    return as_model(mod, (spec.name for spec in specs), arrays)
 
 
 _WAY_OUT = (
@@ -291,18 +293,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-# ---- from TVM's importer to ours
-
-
-def _rename_params(func: relax.Function, names: list[str]) -> relax.Function:
-    """`func` with its parameters called `names`. TVMScript prints the dots of a name as underscores."""
-    renamed = [relax.Var(name, old.ty) for name, old in zip(names, func.params, strict=True)]
-    body = func.bind_params(dict(zip(func.params, renamed, strict=True))).body
-    return relax.Function(renamed, body, func.ret_ty, func.is_pure, func.attrs)
-
-
-def _to_tvm(tensor: torch.Tensor) -> tvm.runtime.Tensor:
-    """A copy, so that training the network further does not reach into what was built from it."""
-    return tvm.runtime.from_dlpack(tensor.cpu().clone(memory_format=torch.contiguous_format))

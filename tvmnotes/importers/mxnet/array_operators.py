@@ -1,12 +1,15 @@
-"""MXNet's operators on arrays in Relax, see call.py: shapes, choosing, reducing, element by element."""
+"""MXNet's operators on arrays in Relax, see call.py: shapes, new arrays, choosing, ordering, reducing."""
 
+import functools
 import math
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
-from .call import Call, converts, dtype_of, shape_of, sum_of
+from ..composites import reduced_axes, reshaped
+from .call import Call, converts, dtype_of, shape_of
+from .elementwise_operators import nonzero
 
 # ---------------------------------------------------------------- shapes
 
@@ -24,41 +27,7 @@ def _reshape(c: Call):
         if c.get("keep_highest", False):
             shape[0] = c.shape[0]
         return op.reshape(c.x, shape)
-    return op.reshape(c.x, reshaped(c.shape, [target] if isinstance(target, int) else target, c.get("reverse", False)))
-
-
-def reshaped(shape, target, reverse=False) -> list[int]:
-    """The shape that `target` makes of `shape`, with MXNet's codes.
-
-    0 takes a size over, -1 is what is left, -2 takes all others over, -3 multiplies two, and -4 splits one into the
-    two that follow it. `reverse` reads both from the right.
-    """
-    source, codes, made, open_ = list(shape), list(target), [], None
-    if reverse:
-        source, codes = source[::-1], codes[::-1]
-    codes, at = iter(codes), 0
-    for code in codes:
-        if code == -2:
-            made += source[at:]
-            at = len(source)
-        elif code == -3:
-            made.append(source[at] * source[at + 1])
-            at += 2
-        elif code == -4:
-            first, second = next(codes), next(codes)
-            first = source[at] // second if first == -1 else first
-            made += [first, source[at] // first if second == -1 else second]
-            at += 1
-        else:
-            if code == -1:
-                open_ = len(made)
-            made.append(source[at] if code == 0 else 1 if code == -1 else code)
-            at += 1
-    if open_ is not None:
-        made[open_] = math.prod(shape) // math.prod(made)
-    if math.prod(made) != math.prod(shape):
-        raise ValueError(f"shape={tuple(target)} for an input of shape {tuple(shape)}")
-    return made[::-1] if reverse else made
+    return op.reshape(c.x, reshaped(c.shape, _as_tuple(target), c.get("reverse", False)))
 
 
 @converts("reshape_like")
@@ -105,7 +74,7 @@ def _concat(c: Call):
 @converts("stack")
 def _stack(c: Call):
     axis = int(c.get("axis", 0)) % (c.rank + 1)
-    return op.concat([c.emit(op.expand_dims(each, axis)) for each in c.inputs], axis)
+    return op.concat([op.expand_dims(each, axis) for each in c.inputs], axis)
 
 
 @converts("SliceChannel", "split")
@@ -128,8 +97,8 @@ def _split_v2(c: Call):
 def _cut(c: Call, axis: int, begins) -> list[relax.Expr]:
     """The parts of an axis that begin there."""
     ends = [*begins[1:], c.shape[axis]]
-    made = [c.emit(op.strided_slice(c.x, [axis], [a], [b])) for a, b in zip(begins, ends, strict=True)]
-    return [c.emit(op.squeeze(each, [axis])) for each in made] if c.get("squeeze_axis", False) else made
+    parts = [op.strided_slice(c.x, [axis], [begin], [end]) for begin, end in zip(begins, ends, strict=True)]
+    return [op.squeeze(part, [axis]) for part in parts] if c.get("squeeze_axis", False) else parts
 
 
 @converts("slice", "crop")
@@ -139,12 +108,12 @@ def _slice(c: Call):
     return _sliced(c, {axis: slice(*each) for axis, each in enumerate(zip(begin, end, step, strict=True))})
 
 
-def _as_tuple(found) -> tuple:
-    return tuple(found) if isinstance(found, tuple | list) else (found,)
+def _as_tuple(value) -> tuple:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def _sliced(c: Call, slices: dict[int, slice]) -> relax.Expr:
-    made, forward = c.x, {}
+    x, forward = c.x, {}
     for axis, each in slices.items():
         if each.step == 0:
             raise ValueError("a slice of step 0")
@@ -152,15 +121,13 @@ def _sliced(c: Call, slices: dict[int, slice]) -> relax.Expr:
         if not places:
             raise ValueError(f"an empty slice of axis {axis} of shape {c.shape}")
         if places.step < 0:
-            made = c.emit(op.take(made, c.const(list(places), "int32"), axis, mode="clip"))
+            x = op.take(x, c.const(list(places), "int32"), axis, mode="clip")
         elif len(places) < c.shape[axis]:
             forward[axis] = places
     if not forward:
-        return made
-    ends = [places[-1] + 1 for places in forward.values()]
-    return op.strided_slice(
-        made, list(forward), [p.start for p in forward.values()], ends, [p.step for p in forward.values()]
-    )
+        return x
+    begins, ends, steps = zip(*((p.start, p[-1] + 1, p.step) for p in forward.values()), strict=True)
+    return op.strided_slice(x, list(forward), begins, ends, steps)
 
 
 @converts("slice_axis")
@@ -181,24 +148,22 @@ def _tile(c: Call):
 
 @converts("repeat")
 def _repeat(c: Call):
-    x, axis = c.x, c.get("axis")
-    if axis is None:
-        x, axis = c.emit(op.reshape(x, [math.prod(c.shape)])), 0
-    return op.repeat(x, int(c.need("repeats")), int(axis))
+    axis = c.get("axis")
+    return op.repeat(_flat(c) if axis is None else c.x, int(c.need("repeats")), int(axis or 0))
+
+
+def _flat(c: Call) -> relax.Expr:
+    return op.reshape(c.x, [math.prod(c.shape)])
 
 
 @converts("reverse", "flip")
 def _reverse(c: Call):
-    x = c.x
-    for axis in c.axes():
-        x = c.emit(op.flip(x, axis))
-    return x
+    return functools.reduce(op.flip, c.axes(), c.x)
 
 
 @converts("broadcast_to")
 def _broadcast_to(c: Call):
-    wanted = c.need("shape")
-    return op.broadcast_to(c.x, [n or m for n, m in zip(wanted, c.shape, strict=True)])
+    return op.broadcast_to(c.x, [n or m for n, m in zip(c.need("shape"), c.shape, strict=True)])
 
 
 @converts("broadcast_axis", "broadcast_axes")
@@ -212,9 +177,8 @@ def _broadcast_axis(c: Call):
 @converts("broadcast_like")
 def _broadcast_like(c: Call):
     like, shape = shape_of(c.inputs[1]), list(c.shape)
-    own, other = c.get("lhs_axes"), c.get("rhs_axes")
-    pairs = zip(_as_tuple(own), _as_tuple(other), strict=True) if own is not None else ((n, n) for n in range(c.rank))
-    for axis, theirs in pairs:
+    axes = [range(c.rank) if (axes := c.get(f"{side}_axes")) is None else _as_tuple(axes) for side in ("lhs", "rhs")]
+    for axis, theirs in zip(*axes, strict=True):
         shape[axis] = like[theirs]
     return op.broadcast_to(c.x, shape)
 
@@ -227,13 +191,13 @@ def _shape_array(c: Call):
 # ---------------------------------------------------------------- new arrays
 
 
-@converts("_zeros", "_ones", "_full", "zeros_like", "ones_like", "full_like")
+@converts("_zeros", "_ones", "_full", "zeros_like", "ones_like")
 def _filled(c: Call):
     like = bool(c.inputs)
     shape = c.shape if like else _as_tuple(c.need("shape"))
     dtype = c.get("dtype", c.dtype if like else "float32")
-    value = 0 if "zeros" in c.node.op else 1 if "ones" in c.node.op else c.get("value", c.get("fill_value", 0))
-    return c.const(np.full(shape, value), c.dtype if dtype == "None" else dtype)
+    value = 0 if "zeros" in c.node.op else 1 if "ones" in c.node.op else c.get("value", 0)
+    return c.const(np.full(shape, value), dtype)
 
 
 @converts("_arange")
@@ -242,43 +206,24 @@ def _arange(c: Call):
         raise NotImplementedError("infer_range=True")
     start, stop = c.get("start", 0), c.get("stop")
     start, stop = (0, start) if stop is None else (start, stop)
-    made = np.arange(start, stop, c.get("step", 1), c.get("dtype", "float32"))
-    return c.const(np.repeat(made, int(c.get("repeat", 1))), str(made.dtype))
+    numbers = np.arange(start, stop, c.get("step", 1), c.get("dtype", "float32"))
+    return c.const(np.repeat(numbers, int(c.get("repeat", 1))), str(numbers.dtype))
 
 
 @converts("_contrib_arange_like")
 def _arange_like(c: Call):
     axis, repeat = c.get("axis"), int(c.get("repeat", 1))
     shape = c.shape if axis is None else (c.shape[int(axis)],)
-    count = math.prod(shape)
-    made = float(c.get("start", 0)) + float(c.get("step", 1)) * (np.arange(count) // repeat)
-    return c.const(made.reshape(shape))
-
-
-@converts("Cast", "cast", "amp_cast")
-def _cast(c: Call):
-    dtype, x = c.need("dtype"), c.x
-    if dtype == c.dtype:
-        return x
-    return op.astype(x, dtype)
-
-
-@converts("amp_multicast")
-def _multicast(c: Call):
-    order = ("float16", "bfloat16", "float32", "float64")
-    pick = min if c.get("cast_narrow", False) else max
-    dtype = pick((dtype_of(each) for each in c.inputs), key=order.index)
-    return [c.cast(each, dtype) for each in c.inputs]
+    steps = np.arange(math.prod(shape)) // repeat
+    return c.const((float(c.get("start", 0)) + float(c.get("step", 1)) * steps).reshape(shape))
 
 
 # ---------------------------------------------------------------- choosing elements
 
 
-def _clip_or_wrap(c: Call, usual: str = "clip") -> str:
-    mode = c.get("mode", usual)
-    if mode not in ("clip", "wrap"):
-        raise NotImplementedError(f"mode={mode}")
-    return mode
+def _clip_or_wrap(c: Call) -> str:
+    c.refuse(mode=("clip", "wrap"))
+    return c.get("mode", "clip")
 
 
 @converts("take")
@@ -286,63 +231,56 @@ def _take(c: Call):
     axis, indices = int(c.get("axis", 0)) % c.rank, c.inputs[1]
     if _clip_or_wrap(c) == "wrap":
         indices = c.emit(op.floor_mod(indices, relax.const(c.shape[axis], dtype_of(indices))))
-    return op.take(c.x, _as_places(c, indices), axis, mode="clip")
-
-
-def _as_places(c: Call, indices: relax.Expr) -> relax.Expr:
-    return c.cast(indices, "int32")
+    return op.take(c.x, c.cast(indices, "int32"), axis, mode="clip")
 
 
 @converts("Embedding")
 def _embedding(c: Call):
     weight = c.expect(1, int(c.need("input_dim")), int(c.need("output_dim")))
-    return op.take(weight, _as_places(c, c.x), 0, mode="clip")
+    return op.take(weight, c.cast(c.x, "int32"), 0, mode="clip")
 
 
 @converts("pick", "choose_element_0index")
 def _pick(c: Call):
     _clip_or_wrap(c)
     axis = int(c.get("axis", -1)) % c.rank
-    places = c.emit(op.clip(_as_places(c, c.inputs[1]), 0, c.shape[axis] - 1))
-    if len(shape_of(places)) < c.rank:
-        places = c.emit(op.expand_dims(places, axis))
-    made = op.gather_elements(c.x, places, axis)
-    return made if c.get("keepdims", False) else op.squeeze(c.emit(made), [axis])
+    places = op.clip(c.cast(c.inputs[1], "int32"), 0, c.shape[axis] - 1)
+    if len(shape_of(c.inputs[1])) < c.rank:
+        places = op.expand_dims(places, axis)
+    picked = op.gather_elements(c.x, places, axis)
+    return picked if c.get("keepdims", False) else op.squeeze(picked, [axis])
 
 
 @converts("gather_nd")
 def _gather_nd(c: Call):
-    indices = _as_places(c, c.inputs[1])
-    order = [*range(1, len(shape_of(indices))), 0]
-    return op.gather_nd(c.x, c.cast(c.emit(op.permute_dims(indices, order)), "int64"))
+    order = [*range(1, len(shape_of(c.inputs[1]))), 0]
+    return op.gather_nd(c.x, op.astype(op.permute_dims(c.cast(c.inputs[1], "int32"), order), "int64"))
 
 
 @converts("where")
 def _where(c: Call):
     condition, x, y = c.inputs
-    if len(shape_of(condition)) == 1 < len(shape_of(x)):
-        condition = c.emit(op.reshape(condition, [-1, *[1] * (len(shape_of(x)) - 1)]))
-    chosen = c.emit(op.not_equal(condition, relax.const(0, dtype_of(condition))))
+    rank, chosen = len(shape_of(x)), nonzero(condition)
+    if len(shape_of(condition)) == 1 < rank:
+        chosen = op.reshape(chosen, [*shape_of(condition), *[1] * (rank - 1)])
     return op.where(chosen, x, y)
 
 
 @converts("one_hot")
 def _one_hot(c: Call):
+    """An index outside makes a row without the mark."""
     dtype = c.get("dtype", "float32")
-    on, off = (
-        relax.const(np.asarray(c.get(name, usual), dtype)) for name, usual in (("on_value", 1), ("off_value", 0))
-    )
-    depth = int(c.need("depth"))
-    # An index outside makes a row without the mark.
-    places = c.emit(op.expand_dims(_as_places(c, c.x), c.rank))
-    marked = c.emit(op.equal(places, relax.const(np.arange(depth, dtype="int32"))))
-    return op.where(marked, on, off)
+    values = (tirx.const(c.get(name, usual), dtype) for name, usual in (("on_value", 1), ("off_value", 0)))
+    return op.one_hot(c.cast(c.x, "int32"), *values, int(c.need("depth")))
+
+
+# ---------------------------------------------------------------- ordering
 
 
 def _line(c: Call) -> tuple[relax.Expr, int]:
     """What is ordered, and along which axis: the last where none is named, all as one line where it is None."""
     if c.node.attrs.get("axis", "").strip() == "None":
-        return c.emit(op.reshape(c.x, [math.prod(c.shape)])), 0
+        return c.emit(_flat(c)), 0
     return c.x, int(c.get("axis", -1)) % c.rank
 
 
@@ -352,8 +290,8 @@ def _topk(c: Call):
     if kind == "mask":
         raise NotImplementedError("ret_typ=mask")
     count = int(c.get("k", 1)) or shape_of(x)[axis]
-    made = c.emit(op.topk(x, count, axis, "both", largest=not c.get("is_ascend", False), dtype="int32"))
-    values, indices = (c.emit(relax.TupleGetItem(made, n)) for n in (0, 1))
+    best = c.emit(op.topk(x, count, axis, "both", largest=not c.get("is_ascend", False), dtype="int32"))
+    values, indices = (c.emit(relax.TupleGetItem(best, n)) for n in (0, 1))
     indices = c.cast(indices, c.get("dtype", "float32"))
     return {"value": values, "indices": indices, "both": [values, indices]}[kind]
 
@@ -363,7 +301,7 @@ def _sort(c: Call):
     (x, axis), descending = _line(c), not c.get("is_ascend", True)
     if c.node.op == "sort":
         return op.sort(x, axis, descending)
-    return op.astype(c.emit(op.argsort(x, axis, descending, "int32")), c.get("dtype", "float32"))
+    return op.astype(op.argsort(x, axis, descending, "int32"), c.get("dtype", "float32"))
 
 
 @converts("argmax", "argmin", "argmax_channel")
@@ -372,176 +310,31 @@ def _argmax(c: Call):
     if c.node.op == "argmax_channel":
         axis = 1
     if axis is None:
-        x, axis, keep = c.emit(op.reshape(x, [math.prod(c.shape)])), 0, True
-    found = (op.argmin if c.node.op == "argmin" else op.argmax)(x, int(axis), keepdims=keep)
-    return op.astype(c.emit(found), "float32")
+        x, axis, keep = _flat(c), 0, True
+    places = (op.argmin if c.node.op == "argmin" else op.argmax)(x, int(axis), keepdims=keep)
+    return op.astype(places, "float32")
 
 
 # ---------------------------------------------------------------- reductions
 
 
-def _reduced_axes(c: Call) -> list[int]:
-    axes = c.axes() or list(range(c.rank))
-    return [n for n in range(c.rank) if n not in axes] if c.get("exclude", False) else axes
-
-
-def _reduction(reduce):
-    def convert(c: Call):
-        axes = _reduced_axes(c)
-        made = reduce(c.x, axes, keepdims=bool(c.get("keepdims", False))) if axes else c.x
-        return _at_least_one_axis(c, made)
-
-    return convert
-
-
-def _at_least_one_axis(c: Call, made: relax.Expr) -> relax.Expr:
-    """MXNet's arrays have an axis, if only of size 1."""
-    made = c.emit(made)
-    return made if shape_of(made) else op.reshape(made, [1])
+def _reduced(c: Call, reduce) -> relax.Expr:
+    """An array without some axes, and of one number where that is all: MXNet's arrays have at least one axis."""
+    axes = reduced_axes(c.rank, c.axes() or [], c.get("exclude", False))
+    keep = bool(c.get("keepdims", False))
+    result = reduce(c.x, axes, keepdims=keep) if axes else c.x
+    return result if keep or len(axes) < c.rank else op.reshape(result, [1])
 
 
 for _names, _reduce in (
     (("sum", "sum_axis"), op.sum), (("mean",), op.mean), (("max", "max_axis"), op.max),
     (("min", "min_axis"), op.min), (("prod",), op.prod),
 ):  # fmt: skip
-    converts(*_names)(_reduction(_reduce))
+    converts(*_names)(functools.partial(_reduced, reduce=_reduce))
 
 
 @converts("norm")
 def _norm(c: Call):
-    order, axes, keep = c.get("ord", 2), c.axes() or list(range(c.rank)), bool(c.get("keepdims", False))
-    if order == 1:
-        return _at_least_one_axis(c, op.sum(c.emit(op.abs(c.x)), axes, keepdims=keep))
-    return _at_least_one_axis(c, op.sqrt(c.emit(op.sum(c.emit(op.multiply(c.x, c.x)), axes, keepdims=keep))))
-
-
-@converts("add_n", "ElementWiseSum")
-def _add_n(c: Call):
-    return sum_of(c, c.inputs)
-
-
-# ---------------------------------------------------------------- element by element
-
-
-def _compare(compare):
-    """A comparison, whose result is of the operands' dtype."""
-    return lambda c, a, b: op.astype(c.emit(compare(a, b)), dtype_of(a))
-
-
-def _logical(combine):
-    def convert(c, a, b):
-        a, b = (c.emit(op.not_equal(each, relax.const(0, dtype_of(each)))) for each in (a, b))
-        return op.astype(c.emit(combine(a, b)), c.dtype)
-
-    return convert
-
-
-def _hypot(c: Call, a, b):
-    return op.sqrt(c.emit(op.add(c.emit(op.multiply(a, a)), c.emit(op.multiply(b, b)))))
-
-
-_BINARY = {
-    "add": lambda c, a, b: op.add(a, b),
-    "sub": lambda c, a, b: op.subtract(a, b),
-    "mul": lambda c, a, b: op.multiply(a, b),
-    "div": lambda c, a, b: op.divide(a, b),
-    "mod": lambda c, a, b: op.floor_mod(a, b),
-    "power": lambda c, a, b: op.power(a, b),
-    "maximum": lambda c, a, b: op.maximum(a, b),
-    "minimum": lambda c, a, b: op.minimum(a, b),
-    "hypot": _hypot,
-    "equal": _compare(op.equal),
-    "not_equal": _compare(op.not_equal),
-    "greater": _compare(op.greater),
-    "greater_equal": _compare(op.greater_equal),
-    "lesser": _compare(op.less),
-    "lesser_equal": _compare(op.less_equal),
-    "logical_and": _logical(op.logical_and),
-    "logical_or": _logical(op.logical_or),
-    "logical_xor": _logical(op.logical_xor),
-}
-# How MXNet spells them: with two arrays, with an array and a number, and with the number first.
-_SPELLED = {
-    "add": ("plus",),
-    "sub": ("minus", "subtract"),
-    "mul": ("multiply",),
-    "div": ("divide",),
-    "power": ("pow",),
-}
-
-
-def _with_number(function, reversed_: bool):
-    def convert(c: Call):
-        number = c.const(c.need("scalar"))
-        return function(c, number, c.x) if reversed_ else function(c, c.x, number)
-
-    return convert
-
-
-def _register_binary():
-    for name, function in _BINARY.items():
-        spelled = [name, *_SPELLED.get(name, ())]
-        spelled += ["_".join(part.capitalize() for part in each.split("_")) for each in spelled]  # as in _Greater_Equal
-        arrays = [f"{prefix}{each}" for each in spelled for prefix in ("_", "broadcast_", "elemwise_", "_grad_", "")]
-        converts(*arrays)(lambda c, function=function: function(c, *c.inputs))
-        for each in spelled:
-            converts(f"_{each}_scalar", f"_{each}Scalar")(_with_number(function, False))
-            capital = each[0].upper() + each[1:]
-            converts(f"_r{each}_scalar", f"_R{capital}Scalar", f"_r{capital}Scalar")(_with_number(function, True))
-
-
-_register_binary()
-
-
-def _unary(function):
-    return lambda c: function(c.x)
-
-
-for _name in ("abs", "ceil", "floor", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh",
-              "sigmoid", "sign", "negative", "erf", "square", "trunc"):  # fmt: skip
-    converts(_name, f"_{_name}")(_unary(getattr(op, _name)))
-for _name, _theirs in (("arcsin", "asin"), ("arccos", "acos"), ("arctan", "atan"), ("arcsinh", "asinh"),
-                       ("arccosh", "acosh"), ("arctanh", "atanh"), ("fix", "trunc"), ("rint", "round")):  # fmt: skip
-    converts(_name)(_unary(getattr(op, _theirs)))
-converts("relu")(lambda c: op.nn.relu(c.x))
-converts("reciprocal")(lambda c: op.divide(c.const(1), c.x))
-converts("rcbrt")(lambda c: op.divide(c.const(1), c.emit(_cbrt(c))))
-converts("log2")(lambda c: op.multiply(c.emit(op.log(c.x)), c.const(1 / math.log(2))))
-converts("log10")(lambda c: op.multiply(c.emit(op.log(c.x)), c.const(1 / math.log(10))))
-converts("log1p")(lambda c: op.log(c.emit(op.add(c.x, c.const(1)))))
-converts("expm1")(lambda c: op.subtract(c.emit(op.exp(c.x)), c.const(1)))
-converts("degrees")(lambda c: op.multiply(c.x, c.const(180 / math.pi)))
-converts("radians")(lambda c: op.multiply(c.x, c.const(math.pi / 180)))
-converts("_contrib_div_sqrt_dim")(lambda c: op.divide(c.x, c.const(math.sqrt(c.shape[-1]))))
-
-
-@converts("cbrt")
-def _cbrt(c: Call):
-    root = c.emit(op.power(c.emit(op.abs(c.x)), c.const(1 / 3)))
-    return op.multiply(c.emit(op.sign(c.x)), root)
-
-
-@converts("round")
-def _round(c: Call):
-    """Halves away from zero."""
-    up = c.emit(op.floor(c.emit(op.add(c.emit(op.abs(c.x)), c.const(0.5)))))
-    return op.multiply(c.emit(op.sign(c.x)), up)
-
-
-@converts("logical_not")
-def _logical_not(c: Call):
-    return op.astype(c.emit(op.equal(c.x, c.const(0))), c.dtype)
-
-
-@converts("clip")
-def _clip(c: Call):
-    return op.clip(c.x, float(c.need("a_min")), float(c.need("a_max")))
-
-
-@converts("smooth_l1")
-def _smooth_l1(c: Call):
-    square = float(c.get("scalar", 1.0)) ** 2
-    away = c.emit(op.abs(c.x))
-    near = c.emit(op.multiply(c.emit(op.multiply(c.x, c.x)), c.const(square / 2)))
-    far = c.emit(op.subtract(away, c.const(0.5 / square)))
-    return op.where(c.emit(op.less(away, c.const(1 / square))), near, far)
+    if c.get("ord", 2) == 1:
+        return _reduced(c, lambda x, axes, keepdims: op.sum(op.abs(x), axes, keepdims))
+    return _reduced(c, lambda x, axes, keepdims: op.sqrt(op.sum(x * x, axes, keepdims)))

@@ -117,14 +117,14 @@ class Call:
         dtype = dtype or self.dtype
         return relax.const(np.asarray(value, dtype), dtype)
 
-    def along(self, vector: relax.Expr, axis: int) -> relax.Expr:
-        """A vector that lies along an axis of the first input."""
+    def along(self, number: int, size: int, axis: int) -> relax.Expr:
+        """An input that must be a vector of a size, laid along an axis of the first input."""
         shape = [1] * self.rank
-        shape[axis] = shape_of(vector)[0]
-        return self.emit(op.reshape(vector, shape))
+        shape[axis] = size
+        return op.reshape(self.expect(number, size), shape)
 
     def cast(self, expr: relax.Expr, dtype: str) -> relax.Expr:
-        return expr if dtype_of(expr) == dtype else self.emit(op.astype(expr, dtype))
+        return expr if dtype_of(expr) == dtype else op.astype(expr, dtype)
 
 
 def shape_of(expr: relax.Expr) -> tuple[int, ...]:
@@ -133,10 +133,3 @@ def shape_of(expr: relax.Expr) -> tuple[int, ...]:
 
 def dtype_of(expr: relax.Expr) -> str:
     return str(expr.ty.dtype)
-
-
-def sum_of(c: Call, terms):
-    made = terms[0]
-    for each in terms[1:]:
-        made = c.emit(op.add(made, each))
-    return made

@@ -12,7 +12,8 @@ from tvm import relax
 
 from ...base.errors import one_line
 from ...base.spec import TensorSpec, parse_inputs, shorten
-from . import array_operators, detection_operators, layer_operators  # noqa: F401  (they fill the table of converters)
+from ..model import as_model
+from . import array_operators, detection_operators, gluon, layer_operators  # noqa: F401  (they fill the table)
 from .call import CONVERTERS, Call, shape_of
 from .files import Graph, plain_name, read_params, read_symbol
 
@@ -62,18 +63,12 @@ def _read(symbol) -> tuple[Graph, dict]:
     if hasattr(symbol, "tojson") and hasattr(symbol, "list_arguments"):
         return read_symbol(symbol.tojson()), {}
     if hasattr(symbol, "hybrid_forward") and hasattr(symbol, "collect_params"):
-        return _of_block(symbol)
+        symbol, params = gluon.as_symbol(symbol)
+        return read_symbol(symbol.tojson()), params
     raise TypeError(
         "symbol: expected the path of a -symbol.json, its text, an mx.sym.Symbol or a Gluon HybridBlock; "
         f"got {type(symbol).__name__}"
     )
-
-
-def _of_block(block) -> tuple[Graph, dict]:
-    from . import gluon
-
-    symbol, params = gluon.as_symbol(block)
-    return read_symbol(symbol.tojson()), params
 
 
 def _arrays(params) -> dict[str, np.ndarray]:
@@ -166,49 +161,40 @@ def _shape_in_symbol(node) -> tuple[int, ...] | None:
 
 def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.ndarray]):
     builder = relax.BlockBuilder()
-    inputs = {name: relax.Var(name, relax.TensorType(spec.shape, spec.dtype)) for name, spec in specs.items()}
-    weights = {name: relax.Var(name, relax.TensorType(array.shape, str(array.dtype))) for name, array in arrays.items()}
-    made, failure = [], None
-    with builder.function("main", [*inputs.values(), *weights.values()]):
+    variables = {name: relax.Var(name, relax.TensorType(spec.shape, spec.dtype)) for name, spec in specs.items()}
+    for name, array in arrays.items():
+        variables[name] = relax.Var(name, relax.TensorType(array.shape, str(array.dtype)))
+    outputs, failure = [], None  # the outputs of each node
+    with builder.function("main", list(variables.values())):
         with builder.dataflow():
             try:
                 for node in graph.nodes:
-                    read = [made[source][n] for source, n in node.inputs]
+                    if node.op == "null":
+                        outputs.append([variables[node.name]])
+                        continue
+                    read = [outputs[source][n] for source, n in node.inputs]
                     names = [graph.nodes[source].name for source, _ in node.inputs]
-                    variable = node.op == "null"
-                    made.append(
-                        [(inputs if node.name in inputs else weights)[node.name]] if variable
-                        else _emitted(Call(node, read, names, builder))
-                    )  # fmt: skip
-                heads = [made[source][n] for source, n in graph.heads]
+                    outputs.append(_emitted(Call(node, read, names, builder)))
+                heads = [outputs[source][n] for source, n in graph.heads]
             except (ValueError, NotImplementedError) as error:  # raised later: TVM grumbles at half a function
                 failure, heads = error, [relax.const(0)]
             result = builder.emit_output(heads[0] if len(heads) == 1 else relax.Tuple(heads))
         builder.emit_func_output(result)
     if failure is not None:
         raise failure
-    mod = builder.finalize()
-    main = mod["main"]
-    used = set(relax.analysis.free_vars(main.body))
-    kept = {name: array for name, array in arrays.items() if weights[name] in used}
-    params = [*inputs.values(), *(weights[name] for name in kept)]
-    main = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs).with_attr("num_input", len(inputs))
-    mod["main"] = main
-    return mod, {name: tvm.runtime.tensor(np.ascontiguousarray(array)) for name, array in kept.items()}
+    arrays = {name: tvm.runtime.tensor(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    return as_model(builder.finalize(), specs, arrays)
 
 
 def _emitted(call: Call) -> list[relax.Expr]:
     """The outputs of a node as variables. Raises what its converter says, with the node's name."""
     node = call.node
     try:
-        found = CONVERTERS[node.op](call)
-        return [each if isinstance(each, relax.Var) else call.emit(each) for each in _listed(found)]
+        outputs = CONVERTERS[node.op](call)
+        outputs = outputs if isinstance(outputs, list) else [outputs]
+        return [each if isinstance(each, relax.Var) else call.emit(each) for each in outputs]
     except NotImplementedError as error:
         raise NotImplementedError(f"MXNet's {node.op} {node.name!r}: no converter for {error}") from None
     except Exception as error:  # TVM's own are of many kinds
         read = ", ".join(f"{name}: {shape_of(each)}" for name, each in zip(call.names, call.inputs, strict=True))
         raise ValueError(f"MXNet's {node.op} {node.name!r}: {one_line(error)}; it reads {read or 'nothing'}") from error
-
-
-def _listed(found) -> list[relax.Expr]:
-    return found if isinstance(found, list) else [found]

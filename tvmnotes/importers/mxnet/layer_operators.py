@@ -1,12 +1,15 @@
-"""The layers of MXNet's networks in Relax, see call.py: convolutions, norms, pooling, activations, outputs."""
+"""The layers of MXNet's networks in Relax, see call.py: convolutions, norms, pooling, resizing, outputs."""
 
+import functools
 import math
 
 import numpy as np
-from tvm import relax
+import tvm
+from tvm import relax, te
 from tvm.relax import op
 
-from .call import Call, converts, dtype_of, shape_of, sum_of
+from ..composites import local_response_norm, padded, product
+from .call import Call, converts, dtype_of, shape_of
 from .files import Node
 
 # ---------------------------------------------------------------- convolutions and products
@@ -14,16 +17,10 @@ from .files import Node
 
 def _window(c: Call, axes: int):
     """Kernel, stride, dilation and padding."""
-    usual = ("None", "NCW", "NCHW", "NCDHW")
-    c.refuse(layout=usual)
+    c.refuse(layout=("NCW", "NCHW", "NCDHW"))
     if c.rank != axes + 2:
         raise ValueError(f"a kernel of {axes} axes for an input of shape {c.shape}")
-    return (
-        c.numbers("kernel", axes, 1),
-        c.numbers("stride", axes, 1),
-        c.numbers("dilate", axes, 1),
-        c.numbers("pad", axes, 0),
-    )
+    return [c.numbers(name, axes, usual) for name, usual in (("kernel", 1), ("stride", 1), ("dilate", 1), ("pad", 0))]
 
 
 def _axes_of_kernel(c: Call) -> int:
@@ -31,10 +28,9 @@ def _axes_of_kernel(c: Call) -> int:
     return 1 if isinstance(kernel, int) else len(kernel)
 
 
-def _biased(c: Call, made: relax.Expr, filters: int, default: bool = False) -> relax.Expr:
-    if c.get("no_bias", default):
-        return made
-    return op.add(c.emit(made), c.along(c.expect(2, filters), 1))
+def _biased(c: Call, result: relax.Expr, filters: int, number: int = 2, no_bias: bool = False) -> relax.Expr:
+    """`result` plus the bias, which is the input of that number, unless there is none."""
+    return result if c.get("no_bias", no_bias) else op.add(result, c.along(number, filters, axis=1))
 
 
 @converts("Convolution", "Convolution_v1")
@@ -46,8 +42,8 @@ def _convolution(c: Call):
         raise ValueError(f"{c.shape[1]} channels to {filters} in {groups} groups")
     weight = c.expect(1, filters, c.shape[1] // groups, *kernel)
     convolve = (op.nn.conv1d, op.nn.conv2d, op.nn.conv3d)[axes - 1]
-    made = convolve(c.x, weight, strides=stride, padding=[*pad, *pad], dilation=dilate, groups=groups)
-    return _biased(c, made, filters)
+    result = convolve(c.x, weight, strides=stride, padding=[*pad, *pad], dilation=dilate, groups=groups)
+    return _biased(c, result, filters)
 
 
 @converts("Deconvolution")
@@ -71,22 +67,24 @@ def _deconvolution(c: Call):
     convolve = (op.nn.conv1d_transpose, op.nn.conv2d_transpose)[axes - 1]
     options = {"strides": stride, "padding": [*pad, *pad], "output_padding": adj, "dilation": dilate}
     if groups == 1:
-        return _biased(c, convolve(c.x, weight, **options), filters, default=True)
+        return _biased(c, convolve(c.x, weight, **options), filters, no_bias=True)
     # TVM's transposed convolution in groups goes by other shapes, so each group is one of its own.
-    xs, weights = ([c.emit(op.strided_slice(e, [axis], [g * n], [g * n + n])) for g in range(groups)]
-                   for e, axis, n in ((c.x, 1, c.shape[1] // groups), (weight, 0, c.shape[1] // groups)))  # fmt: skip
-    parts = [c.emit(convolve(x, w, **options)) for x, w in zip(xs, weights, strict=True)]
-    return _biased(c, op.concat(parts, 1), filters, default=True)
+    size = c.shape[1] // groups
+    parts = [
+        convolve(*(op.strided_slice(e, [axis], [n], [n + size]) for e, axis in ((c.x, 1), (weight, 0))), **options)
+        for n in range(0, c.shape[1], size)
+    ]
+    return _biased(c, op.concat(parts, 1), filters, no_bias=True)
 
 
 @converts("FullyConnected")
 def _fully_connected(c: Call):
-    units, x = int(c.need("num_hidden")), c.x
+    units, x, width = int(c.need("num_hidden")), c.x, c.shape[-1]
     if c.get("flatten", True):
-        x = c.emit(op.reshape(x, (c.shape[0], math.prod(c.shape[1:]))))
-    weight = c.expect(1, units, shape_of(x)[-1])
-    made = op.matmul(x, c.emit(op.permute_dims(weight, [1, 0])))
-    return made if c.get("no_bias", False) else op.add(c.emit(made), c.expect(2, units))
+        width = math.prod(c.shape[1:])
+        x = op.reshape(x, (c.shape[0], width))
+    result = op.matmul(x, op.permute_dims(c.expect(1, units, width), [1, 0]))
+    return result if c.get("no_bias", False) else op.add(result, c.expect(2, units))
 
 
 @converts("dot")
@@ -98,27 +96,21 @@ def _dot(c: Call):
     if c.get("transpose_b", False):
         b = c.emit(op.permute_dims(b, [len(shape_of(b)) - 1, *range(len(shape_of(b)) - 1)]))
     shape_a, shape_b = shape_of(a), shape_of(b)
-    a = c.emit(op.reshape(a, (math.prod(shape_a[:-1]), shape_a[-1])))
-    b = c.emit(op.reshape(b, (shape_b[0], math.prod(shape_b[1:]))))
-    return op.reshape(c.emit(op.matmul(a, b)), (*shape_a[:-1], *shape_b[1:]) or (1,))
+    a = op.reshape(a, (math.prod(shape_a[:-1]), shape_a[-1]))
+    b = op.reshape(b, (shape_b[0], math.prod(shape_b[1:])))
+    return op.reshape(op.matmul(a, b), (*shape_a[:-1], *shape_b[1:]) or (1,))
 
 
 @converts("batch_dot", "linalg_gemm2", "_linalg_gemm2")
 def _batch_dot(c: Call):
-    turn = [*range(c.rank - 2), c.rank - 1, c.rank - 2]
-    a, b = (
-        c.emit(op.permute_dims(each, turn)) if c.get(name, False) else each
-        for each, name in zip(c.inputs, ("transpose_a", "transpose_b"), strict=True)
-    )
-    made, alpha = op.matmul(a, b), c.get("alpha", 1.0)
-    return made if alpha == 1 else op.multiply(c.emit(made), c.const(alpha))
+    a, b = c.inputs
+    result = product(a, b, c.get("transpose_a", False), c.get("transpose_b", False))
+    return result if (alpha := c.get("alpha", 1.0)) == 1 else result * c.const(alpha)
 
 
 @converts("_contrib_DeformableConvolution", "_contrib_ModulatedDeformableConvolution")
 def _deformable_convolution(c: Call):
     """The input at the places that the offsets name, between pixels, as columns; then a 1x1 convolution of them."""
-    from .detection_operators import deformed
-
     kernel, stride, dilate, pad = _window(c, 2)
     modulated = c.node.op.startswith("_contrib_Modulated")
     filters, groups, parts = (
@@ -139,9 +131,34 @@ def _deformable_convolution(c: Call):
         deformed, c.x, offset, *([mask] if modulated else []), kernel=kernel, stride=stride, dilate=dilate, pad=pad,
         parts=parts, size=size,
     )  # fmt: skip
-    weight = c.emit(op.reshape(weight, (filters, c.shape[1] // groups * taps, 1, 1)))
-    made = op.nn.conv2d(columns, weight, groups=groups)
-    return made if c.get("no_bias", False) else op.add(c.emit(made), c.along(c.expect(place + 1, filters), 1))
+    weight = op.reshape(weight, (filters, c.shape[1] // groups * taps, 1, 1))
+    return _biased(c, op.nn.conv2d(columns, weight, groups=groups), filters, place + 1)
+
+
+def deformed(data, offset, mask=None, *, kernel, stride, dilate, pad, parts, size):
+    """The columns of a deformable convolution: data (N, C, H, W) between its pixels, (N, C * taps, *size)."""
+    batch, channels, height, width = (int(n) for n in data.shape)
+    taps = math.prod(kernel)
+
+    def value(n, column, y, x):
+        channel, tap = column // taps, column % taps
+        part = channel // (channels // parts)
+        place = 2 * (part * taps + tap)
+        at_y = y * stride[0] - pad[0] + tap // kernel[1] * dilate[0] + offset[n, place, y, x]
+        at_x = x * stride[1] - pad[1] + tap % kernel[1] * dilate[1] + offset[n, place + 1, y, x]
+        low_y, low_x = te.floor(at_y), te.floor(at_x)
+        total = te.const(0.0, "float32")
+        for right_y in (0, 1):
+            for right_x in (0, 1):
+                y_, x_ = (low_y + right_y).astype("int32"), (low_x + right_x).astype("int32")
+                weight = (1.0 - te.abs(at_y - low_y - right_y)) * (1.0 - te.abs(at_x - low_x - right_x))
+                inside = tvm.tirx.all(y_ >= 0, y_ < height, x_ >= 0, x_ < width)
+                total += tvm.tirx.if_then_else(inside, data[n, channel, y_, x_] * weight, 0.0)
+        outside = tvm.tirx.any(at_y <= -1.0, at_y >= height, at_x <= -1.0, at_x >= width)
+        made = tvm.tirx.if_then_else(outside, 0.0, total)
+        return made * mask[n, part * taps + tap, y, x] if mask is not None else made
+
+    return te.compute((batch, channels * taps, *size), value, name="deformed")
 
 
 # ---------------------------------------------------------------- normalization
@@ -156,69 +173,59 @@ def _batch_norm(c: Call):
     if c.get("fix_gamma", True):
         gamma = c.const(np.ones(c.shape[axis]), dtype_of(gamma))
     # MXNet's SyncBatchNorm has no axis, and the default epsilon of all of them is 0.001.
-    made = op.nn.batch_norm(c.x, gamma, beta, mean, variance, axis, float(c.get("eps", 1e-3)), training=False)
-    return relax.TupleGetItem(c.emit(made), 0)
+    result = op.nn.batch_norm(c.x, gamma, beta, mean, variance, axis, float(c.get("eps", 1e-3)), training=False)
+    return relax.TupleGetItem(result, 0)
 
 
 @converts("InstanceNorm")
 def _instance_norm(c: Call):
-    made = _normalized(c, c.x, list(range(2, c.rank)), float(c.get("eps", 1e-3)))
-    return _scaled(c, made, 1)
+    return _scaled(c, _normalized(c, c.x, list(range(2, c.rank)), 1e-3), 1)
 
 
-def _scaled(c: Call, made: relax.Expr, axis: int) -> relax.Expr:
+def _scaled(c: Call, x: relax.Expr, axis: int) -> relax.Expr:
     """Times gamma, plus beta, which lie along an axis."""
-    gamma, beta = (c.along(c.expect(n, c.shape[axis]), axis) for n in (1, 2))
-    return op.add(c.emit(op.multiply(made, gamma)), beta)
+    gamma, beta = (c.along(n, c.shape[axis], axis) for n in (1, 2))
+    return x * gamma + beta
 
 
 def _normalized(c: Call, x: relax.Expr, axes: list[int], epsilon: float) -> relax.Expr:
-    centred = c.emit(op.subtract(x, c.emit(op.mean(x, axes, keepdims=True))))
-    variance = c.emit(op.mean(c.emit(op.multiply(centred, centred)), axes, keepdims=True))
-    return c.emit(op.divide(centred, c.emit(op.sqrt(c.emit(op.add(variance, c.const(epsilon)))))))
+    """Of mean 0 and variance 1 along some axes; `epsilon` is MXNet's where the node names none."""
+    centred = op.subtract(x, op.mean(x, axes, keepdims=True))
+    variance = op.mean(centred * centred, axes, keepdims=True)
+    return centred / op.sqrt(variance + c.const(float(c.get("eps", epsilon))))
 
 
 @converts("LayerNorm")
 def _layer_norm(c: Call):
     axis = int(c.get("axis", -1)) % c.rank
-    return _scaled(c, _normalized(c, c.x, [axis], float(c.get("eps", 1e-5))), axis)
+    return _scaled(c, _normalized(c, c.x, [axis], 1e-5), axis)
 
 
 @converts("GroupNorm")
 def _group_norm(c: Call):
     """Its gamma and beta have a number for each group; in some versions, for each channel."""
     groups = int(c.get("num_groups", 1))
-    made = c.emit(op.reshape(c.x, (c.shape[0], groups, math.prod(c.shape[1:]) // groups)))
-    made = _normalized(c, made, [2], float(c.get("eps", 1e-5)))
-    of_groups = shape_of(c.inputs[1]) == (groups,)
-    if not of_groups:
-        made = c.emit(op.reshape(made, c.shape))
-    size, rest = (groups, (1,)) if of_groups else (c.shape[1], (1,) * (c.rank - 2))
-    gamma, beta = (c.emit(op.reshape(c.expect(n, size), (1, size, *rest))) for n in (1, 2))
-    return op.reshape(c.emit(op.add(c.emit(op.multiply(made, gamma)), beta)), c.shape)
+    apart = (c.shape[0], groups, math.prod(c.shape[1:]) // groups)
+    result = _normalized(c, op.reshape(c.x, apart), [2], 1e-5)
+    size, rest = groups, (1,)
+    if shape_of(c.inputs[1]) != (groups,):
+        result, size, rest = op.reshape(result, c.shape), c.shape[1], (1,) * (c.rank - 2)
+    gamma, beta = (op.reshape(c.expect(n, size), (1, size, *rest)) for n in (1, 2))
+    return op.reshape(result * gamma + beta, c.shape)
 
 
 @converts("L2Normalization")
 def _l2_normalization(c: Call):
-    mode = c.get("mode", "instance")
-    axes = {"instance": range(1, c.rank), "channel": [1], "spatial": range(2, c.rank)}.get(mode)
-    if axes is None:
-        raise NotImplementedError(f"mode={mode}")
-    squares = c.emit(op.sum(c.emit(op.multiply(c.x, c.x)), list(axes), keepdims=True))
-    return op.divide(c.x, c.emit(op.sqrt(c.emit(op.add(squares, c.const(c.get("eps", 1e-10)))))))
+    c.refuse(mode=("instance", "channel", "spatial"))
+    axes = {"instance": range(1, c.rank), "channel": [1], "spatial": range(2, c.rank)}[c.get("mode", "instance")]
+    squares = op.sum(c.x * c.x, list(axes), keepdims=True)
+    return c.x / op.sqrt(squares + c.const(c.get("eps", 1e-10)))
 
 
 @converts("LRN")
 def _lrn(c: Call):
-    size, (batch, channels, *plane) = int(c.need("nsize")), c.shape
-    lines = c.emit(op.reshape(c.emit(op.multiply(c.x, c.x)), (batch, 1, channels, math.prod(plane))))
-    around = (size // 2, 0, size // 2, 0)
-    mean = c.emit(op.nn.avg_pool2d(lines, (size, 1), padding=around, count_include_pad=True))
-    alpha, beta, knorm = (
-        c.const(c.get(name, usual)) for name, usual in (("alpha", 1e-4), ("beta", 0.75), ("knorm", 2.0))
-    )
-    base = c.emit(op.add(c.emit(op.multiply(c.emit(op.reshape(mean, c.shape)), alpha)), knorm))
-    return op.divide(c.x, c.emit(op.power(base, beta)))
+    bias, alpha, beta = (float(c.get(name, usual)) for name, usual in (("knorm", 2), ("alpha", 1e-4), ("beta", 0.75)))
+    return local_response_norm(c.x, int(c.need("nsize")), 1, bias, alpha, beta)
 
 
 # ---------------------------------------------------------------- pooling and resizing
@@ -246,16 +253,16 @@ def _pooling(c: Call):
     average = (op.nn.avg_pool1d, op.nn.avg_pool2d, op.nn.avg_pool3d)[axes - 1]
     if kind == "avg" and not c.get("count_include_pad", True):
         return average(c.x, kernel, count_include_pad=False, **options)
-    made = average(c.x, kernel, count_include_pad=True, **options)
+    means = average(c.x, kernel, count_include_pad=True, **options)
     if kind == "avg" and not any(excess):
-        return made
+        return means
     # The mean is over what of the window lies on the pixels and their padding, the sum is over all.
     lengths = [
         np.minimum(np.arange(-p, n + p + e - k + 1, s) + k, n + p) - np.arange(-p, n + p + e - k + 1, s)
         for n, k, s, p, e in zip(c.shape[2:], kernel, stride, pad, excess, strict=True)
     ]
     counts = np.ones(()) if kind == "sum" else np.prod(np.meshgrid(*lengths, indexing="ij"), axis=0)
-    return op.multiply(c.emit(made), c.const(math.prod(kernel) / counts))
+    return means * c.const(math.prod(kernel) / counts)
 
 
 @converts("_contrib_AdaptiveAvgPooling2D")
@@ -263,14 +270,10 @@ def _adaptive_pooling(c: Call):
     return op.nn.adaptive_avg_pool2d(c.x, c.numbers("output_size", 2, 1))
 
 
-def _resized(c: Call, x, size, **how):
-    return c.emit(op.image.resize2d(x, tuple(size), **how))
-
-
 @converts("UpSampling")
 def _up_sampling(c: Call):
     scale, kind = int(c.need("scale")), c.get("sample_type", "nearest")
-    size = [n * scale for n in c.shape[2:]]
+    size = tuple(n * scale for n in c.shape[2:])
     if kind == "bilinear":
         kernel, pad = 2 * scale - scale % 2, math.ceil((scale - 1) / 2)
         weight = c.expect(1, c.shape[1], 1, kernel, kernel)
@@ -279,15 +282,16 @@ def _up_sampling(c: Call):
             "num_filter": str(c.shape[1]), "num_group": str(c.shape[1]), "no_bias": "True",
         })  # fmt: skip
         return _deconvolution(Call(node, [c.x, weight], c.names, c.builder))
-    made = [
-        _resized(
-            c, x, size, method="nearest_neighbor", coordinate_transformation_mode="asymmetric", rounding_method="floor"
+    pictures = [
+        op.image.resize2d(
+            x, size, method="nearest_neighbor", coordinate_transformation_mode="asymmetric", rounding_method="floor"
         )
         for x in c.inputs
     ]
-    if len(made) == 1:
-        return made[0]
-    return sum_of(c, made) if c.get("multi_input_mode", "concat") == "sum" else op.concat(made, 1)
+    if len(pictures) == 1:
+        return pictures[0]
+    summed = c.get("multi_input_mode", "concat") == "sum"
+    return functools.reduce(op.add, pictures) if summed else op.concat(pictures, 1)
 
 
 @converts("_contrib_BilinearResize2D")
@@ -301,10 +305,8 @@ def _bilinear_resize(c: Call):
             size = int(scale * height), int(c.need("scale_width") * width)
     else:
         raise NotImplementedError(f"mode={mode}")
-    corners = c.get("align_corners", True)
-    return _resized(
-        c, c.x, size, method="linear", coordinate_transformation_mode="align_corners" if corners else "half_pixel"
-    )
+    mode = "align_corners" if c.get("align_corners", True) else "half_pixel"
+    return op.image.resize2d(c.x, size, method="linear", coordinate_transformation_mode=mode)
 
 
 @converts("Crop")
@@ -321,79 +323,11 @@ def _pad(c: Call):
     width, mode = c.need("pad_width"), c.get("mode", "constant")
     if mode == "constant":
         return op.nn.pad(c.x, list(width), pad_value=float(c.get("constant_value", 0)))
-    x = c.x
-    for axis, (before, after) in enumerate(zip(width[::2], width[1::2], strict=True)):
-        if before or after:
-            places = np.arange(-before, c.shape[axis] + after)
-            if mode == "edge":
-                places = places.clip(0, c.shape[axis] - 1)
-            else:  # reflect, without the edge itself
-                period = 2 * c.shape[axis] - 2
-                places = np.abs((places + c.shape[axis] - 1) % period - (c.shape[axis] - 1))
-            x = c.emit(op.take(x, c.const(places, "int32"), axis, mode="clip"))
-    return x
+    c.refuse(mode=("edge", "reflect"))
+    return padded(c.x, list(zip(width[::2], width[1::2], strict=True)), mode)
 
 
-# ---------------------------------------------------------------- activations and outputs
-
-
-@converts("Activation")
-def _activation(c: Call):
-    kind = c.need("act_type")
-    if kind not in _ACTIVATIONS:
-        raise NotImplementedError(f"act_type={kind}")
-    return _ACTIVATIONS[kind](c)
-
-
-@converts("softsign")
-def _softsign(c: Call):
-    return op.divide(c.x, c.emit(op.add(c.emit(op.abs(c.x)), c.const(1))))
-
-
-def _softrelu(c: Call):
-    """log(1 + exp(x)), which is x where exp(x) would be too large."""
-    below = c.emit(op.exp(c.emit(op.negative(c.emit(op.abs(c.x))))))
-    return op.add(c.emit(op.nn.relu(c.x)), c.emit(op.log(c.emit(op.add(below, c.const(1))))))
-
-
-_ACTIVATIONS = {
-    "relu": lambda c: op.nn.relu(c.x),
-    "sigmoid": lambda c: op.sigmoid(c.x),
-    "tanh": lambda c: op.tanh(c.x),
-    "softrelu": _softrelu,
-    "softsign": _softsign,
-}
-
-
-@converts("LeakyReLU")
-def _leaky_relu(c: Call):
-    kind, slope = c.get("act_type", "leaky"), float(c.get("slope", 0.25))
-    if kind == "rrelu":  # in inference, the middle of its bounds
-        slope = (float(c.get("lower_bound", 0.125)) + float(c.get("upper_bound", 0.334))) / 2
-    if kind in ("leaky", "rrelu"):
-        return op.nn.leakyrelu(c.x, slope)
-    if kind == "prelu":
-        gamma = c.inputs[1]
-        if math.prod(shape_of(gamma)) == 1:
-            gamma = c.emit(op.reshape(gamma, [1] * c.rank))
-        else:
-            gamma = c.along(c.expect(1, c.shape[1]), 1)
-        below = c.emit(op.minimum(c.x, c.const(0)))
-        return op.add(c.emit(op.nn.relu(c.x)), c.emit(op.multiply(below, gamma)))
-    if kind == "gelu":
-        return op.nn.gelu(c.x)
-    if kind in ("elu", "selu"):
-        scale, alpha = (1.0507009873554805, 1.6732632423543772) if kind == "selu" else (1.0, slope)
-        below = c.emit(op.subtract(c.emit(op.exp(c.emit(op.minimum(c.x, c.const(0))))), c.const(1)))
-        made = op.add(c.emit(op.nn.relu(c.x)), c.emit(op.multiply(below, c.const(alpha))))
-        return made if kind == "elu" else op.multiply(c.emit(made), c.const(scale))
-    raise NotImplementedError(f"act_type={kind}")
-
-
-@converts("hard_sigmoid")
-def _hard_sigmoid(c: Call):
-    made = op.add(c.emit(op.multiply(c.x, c.const(c.get("alpha", 0.2)))), c.const(c.get("beta", 0.5)))
-    return op.clip(c.emit(made), 0, 1)
+# ---------------------------------------------------------------- outputs
 
 
 @converts("softmax", "log_softmax", "softmin", "SoftmaxActivation")
@@ -404,22 +338,20 @@ def _softmax(c: Call):
     if c.node.op == "SoftmaxActivation":
         axis = 1 if c.get("mode", "instance") == "channel" else -1
     if c.node.op == "softmin":
-        x = c.emit(op.negative(x))
+        x = op.negative(x)
     if temperature not in (None, 1, 1.0):
-        x = c.emit(op.divide(x, c.const(temperature)))
+        x = op.divide(x, c.const(temperature))
     return (op.nn.log_softmax if c.node.op == "log_softmax" else op.nn.softmax)(x, axis)
-
-
-def _softmax_of_rows(c: Call):
-    rows = c.emit(op.reshape(c.x, (c.shape[0], math.prod(c.shape[1:]))))
-    return op.reshape(c.emit(op.nn.softmax(rows, 1)), c.shape)
 
 
 @converts("SoftmaxOutput", "Softmax")
 def _softmax_output(c: Call):
     if c.get("multi_output", False):
         return op.nn.softmax(c.x, 1)
-    return op.nn.softmax(c.x, -1) if c.get("preserve_shape", False) or c.rank <= 2 else _softmax_of_rows(c)
+    if c.get("preserve_shape", False) or c.rank <= 2:
+        return op.nn.softmax(c.x, -1)
+    rows = op.reshape(c.x, (c.shape[0], math.prod(c.shape[1:])))
+    return op.reshape(op.nn.softmax(rows, 1), c.shape)
 
 
 @converts("LogisticRegressionOutput")
