@@ -217,8 +217,9 @@ NOTES = {
     "b": f"""{TUNING} set_input run get_output tvm.nd.array tvm.context tvm.gpu tvm.target.cuda tvm.target.create
         autotvm.RPCRunner autotvm.record.load_from_file autotvm.record.pick_best autotvm.task.create load_history
         autotvm.tuner.GATuner autotvm.tuner.RandomTuner autotvm.tuner.GridSearchTuner graph_runtime.create
-        module.time_evaluator export_library load_params mxnet.model.load_checkpoint relay.Function relay.Module.from_expr
-        relay.build_config relay.build_module.build relay.frontend.from_mxnet relay.nn.softmax relay.op.nn.conv2d
+        module.time_evaluator export_library load_params mxnet.model.load_checkpoint relay.Function
+        relay.Module.from_expr relay.build_config relay.build_module.build relay.frontend.from_mxnet relay.nn.softmax
+        relay.op.nn.conv2d
         relay.save_param_dict tvm.contrib.util.tempdir tvm.module.load
         relay.testing.inception_v3.get_workload relay.testing.mobilenet.get_workload
         relay.testing.resnet.get_workload relay.testing.squeezenet.get_workload relay.testing.vgg.get_workload""",
