@@ -12,9 +12,9 @@ import tvm
 from onnx import numpy_helper, shape_inference, version_converter
 from onnx.helper import make_attribute, make_node, make_tensor_value_info, tensor_dtype_to_np_dtype
 from onnx.reference import ReferenceEvaluator
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from ..base.errors import one_line
+from .onnx_operators import converters
 
 # Results with more elements than this are left for the compiler to fold: a model must not grow by being read.
 FOLD_LIMIT = 1 << 16
@@ -30,9 +30,9 @@ _MICROSOFT = {
 
 
 def require_operators(proto: onnx.ModelProto) -> None:
-    """Raise NotImplementedError with every operator that TVM's frontend lacks; TVM itself looks at names alone."""
+    """Raise NotImplementedError with every operator that has no converter; TVM itself looks at names alone."""
     opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
-    known = set(onnx_frontend._get_convert_map()) | {"If"}
+    known = set(converters()) | {"If"}
     missing = set()
     for node in _all_nodes(proto.graph):
         domain = node.domain or "ai.onnx"
