@@ -22,7 +22,9 @@ import onnxruntime
 import pytest
 import torch
 import tvm
+import tvm_ffi
 
+import tvmnotes as tn
 from tvmnotes import classic, data, digits, gluon, models, vision
 from tvmnotes.classic import names
 
@@ -218,8 +220,8 @@ NOTES = {
         autotvm.RPCRunner autotvm.record.load_from_file autotvm.record.pick_best autotvm.task.create load_history
         autotvm.tuner.GATuner autotvm.tuner.RandomTuner autotvm.tuner.GridSearchTuner graph_runtime.create
         module.time_evaluator export_library load_params mxnet.model.load_checkpoint relay.Function
-        relay.Module.from_expr relay.build_config relay.build_module.build relay.frontend.from_mxnet relay.nn.softmax
-        relay.op.nn.conv2d
+        relay.Module.from_expr relay.build_config relay.build_module.build relay.frontend.from_mxnet
+        relay.nn.softmax relay.op.nn.conv2d
         relay.save_param_dict tvm.contrib.util.tempdir tvm.module.load
         relay.testing.inception_v3.get_workload relay.testing.mobilenet.get_workload
         relay.testing.resnet.get_workload relay.testing.squeezenet.get_workload relay.testing.vgg.get_workload""",
@@ -509,6 +511,106 @@ def test_target_strings_with_options(enabled, text, attrs):
             given = target.attrs[name]
             assert (list(given) if isinstance(value, list) else given) == value
     assert target.host.attrs["mcpu"] == "znver3"
+
+
+TARGETS = [
+    ({"kind": "llvm", "mcpu": "core-avx2", "mattr": ["+avx2", "-fma"], "num-cores": 2},
+     "llvm -keys=cpu -mattr=+avx2,-fma -mcpu=core-avx2 -num-cores=2"),
+    ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "device": "arm_cpu", "fast-math": True, "model": "a b"},
+     "llvm -keys=arm_cpu,cpu -device=arm_cpu -fast-math=1 -model='a b' -mtriple=aarch64-linux-gnu"),
+    ({"kind": "cuda", "arch": "sm_80", "libs": ["cudnn", "cublas"]},
+     "cuda -keys=cuda,gpu -arch=sm_80 -libs=cudnn,cublas -max_num_threads=1024 -thread_warp_size=32"),
+    ({"kind": "cuda", "arch": "sm_80", "host": {"kind": "llvm", "mcpu": "znver3"}},
+     "cuda -keys=cuda,gpu -arch=sm_80 -host='llvm -keys=cpu -mcpu=znver3' -max_num_threads=1024 -thread_warp_size=32"),
+    ({"kind": "c"}, "c -keys=cpu"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config, text", TARGETS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_target_prints_as_of_old_and_is_read_back(enabled, config, text, recwarn):
+    target = tvm.target.Target(config)
+    as_json = tn.env.target_json(target)
+    assert str(target) == text and f"{[target]}" == f"[{text}]"
+    for written in (text, as_json, json.dumps(json.loads(as_json))):
+        assert tn.env.target_json(tvm.target.Target(written)) == as_json
+        assert tvm_ffi.structural_equal(tvm.target.Target(written), target)
+        for make in (tvm.device, tvm.context, tvm.nd.context):
+            device = make(written, 1)
+            assert (device.device_type, device.device_id) == (2 if config["kind"] == "cuda" else 1, 1)
+    assert not [w for w in recwarn if "no longer exists" in str(w.message)]
+    classic.disable()
+    assert str(target) == as_json
+
+
+def test_records_and_saved_networks_hold_a_target_as_json(enabled, small, tmp_path):
+    target = tvm.target.Target("llvm -mcpu=x86-64-v2 -num-cores=2")
+    lib = tn.build(small.mod, small.params, target)
+    lib.save(tmp_path / "net")
+    written = json.loads((tmp_path / "net" / "manifest.json").read_text())["target"]
+    assert written == json.loads(tn.env.target_json(target))
+    assert str(tn.load(tmp_path / "net").target) == str(target)
+    assert {task.target for task in tn.tuning.tasks(small.mod, small.params, target)} == {tn.env.target_json(target)}
+    assert json.loads(tn.env.report()["target"])["kind"] == "llvm"
+
+
+def test_devices_answer_as_of_old(enabled):
+    cases = [(tvm.cpu(0), 1, 0), (tvm.gpu(1), 2, 1), (tvm.device("gpu"), 2, 0), (tvm.context("nvptx", 1), 2, 1),
+             (tvm.cl(0), 4, 0), (tvm.device("cl", 2), 4, 2), (tvm.mtl(0), 8, 0), (tvm.device(1, 3), 1, 3),
+             (tvm.nd.array(np.zeros(2)).ctx, 1, 0)]  # fmt: skip
+    for device, kind, number in cases:
+        assert (device.device_type, device.device_id) == (kind, number) and type(device.device_type) is int
+    assert str(tvm.cpu(0)) == repr(tvm.cpu(0)) == "cpu(0)" and f"{tvm.gpu(1)}" == "cuda(1)"
+    assert tvm.cpu(0).exist
+    for name in ("device_name", "max_threads_per_block", "max_clock_rate", "compute_version", "multi_processor_count",
+                 "warp_size"):  # fmt: skip
+        assert getattr(tvm.cpu(0), name) is None
+    with pytest.raises(ValueError, match="abacus"):
+        tvm.device("abacus", 0)
+    classic.disable()
+    assert str(tvm.cpu(0)) == "cpu:0" and not hasattr(tvm.cpu(0), "device_type")
+
+
+def test_a_module_of_today_takes_functions_of_relay(enabled, small):
+    from tvm import relay
+
+    x = relay.var("x", shape=(1, 4))
+    function = relay.Function([x], relay.nn.relu(x))
+    main = relay.GlobalVar("main")
+    wanted = tvm.IRModule.from_expr(function).astext()
+    filled, by_variable, updated = tvm.IRModule(), tvm.ir.IRModule(), tvm.IRModule()
+    filled["main"] = function
+    by_variable[main] = function
+    updated.update(relay.Module({"main": function}))
+    for mod in (tvm.IRModule({main: function}), tvm.IRModule({"main": function}), filled, by_variable, updated):
+        assert isinstance(mod, tvm.IRModule) and isinstance(mod, relay.Module)
+        assert mod["main"] is function and "main" in mod and list(mod.functions.values()) == [function]
+        assert str(mod) == repr(mod) == mod.astext() == wanted
+        assert [v.name_hint for v in mod.get_global_vars()] == ["main"]
+    value = np.array([[-1, 0, 1, 2]], "float32")
+    result = relay.create_executor("graph", mod=filled, target="llvm").evaluate()(value)
+    np.testing.assert_array_equal(result.numpy(), np.maximum(value, 0))
+    filled["main"] = relay.Function([x], relay.exp(x))
+    assert "exp" in str(relay.transform.InferType()(filled))
+    with pytest.raises(TypeError, match="holds functions of today; put those of Relay into another"):
+        small.mod["other"] = function
+    assert len(tvm.IRModule().functions) == 0 and not hasattr(tvm.IRModule(), "astext")
+    copy = tvm.IRModule(dict(small.mod.functions.items()))
+    copy["other"] = copy["main"]
+    assert {v.name_hint for v in copy.get_global_vars()} == {"main", "other"} and "R.func" in copy.script()
+
+
+def test_tvm_testing(enabled, python, without_torch):
+    from tvm import testing
+
+    testing.utils.install_request_hook(depth=3)
+    tvm.testing.assert_allclose(np.ones(3), np.ones(3) + 1e-9)
+    with pytest.raises(AssertionError):
+        tvm.testing.assert_allclose(np.ones(3), np.zeros(3), rtol=1e-5)
+    (without_torch / "pytest.py").write_text("raise ImportError('hidden by a test')\n")
+    code = "from tvmnotes import classic; classic.enable(); import tvm.testing; from tvm.testing import utils; " \
+           "utils.install_request_hook(depth=3); tvm.testing.assert_allclose([1.0], [1.0], 1e-5); " \
+           "classic.disable(); print(hasattr(tvm, 'testing'))"  # fmt: skip
+    assert python(code, PYTHONPATH=os.pathsep.join([str(without_torch), os.environ.get("PYTHONPATH", "")])) == "False"
 
 
 def test_what_a_build_takes_for_a_target(enabled):

@@ -126,7 +126,7 @@ for name in ("gridsearch", "random", "ga", "xgb"):
 tune_graph(mod["main"], input_shape, log_file, graph_opt_sch_file)
 
 with autotvm.apply_history_best(log_file), relay.build_config(opt_level=3):
-    graph, lib, params = relay.build_module.build(mod, target=target, target_host=target_host, params=params)
+    graph, lib, built_params = relay.build_module.build(mod, target=target, target_host=target_host, params=params)
 
 # Library, graph and parameters: out and in again.
 temp = tempdir()
@@ -135,7 +135,7 @@ lib.export_library(path_lib)
 with open(temp.relpath("deploy_graph.json"), "w") as fo:
     fo.write(graph)
 with open(temp.relpath("deploy_param.params"), "wb") as fo:
-    fo.write(relay.save_param_dict(params))
+    fo.write(relay.save_param_dict(built_params))
 print(sorted(temp.listdir()))
 
 loaded_json = open(temp.relpath("deploy_graph.json")).read()
@@ -149,10 +149,10 @@ module.run()
 result = module.get_output(0, tvm.nd.empty((1, 10), "float32", ctx)).asnumpy()
 
 with autotvm.apply_graph_best(graph_opt_sch_file), relay.build_config(opt_level=3):
-    graph, lib, params = relay.build_module.build(mod, target=target, params=params)
+    graph, lib, built_params = relay.build_module.build(mod, target=target, params=params)
 module = runtime.create(graph, lib, ctx)
 module.set_input("data", data_tvm)
-module.set_input(**params)
+module.set_input(**built_params)
 module.run()
 np.savez(os.path.join(folder, "out.npz"), loaded=result, graph=module.get_output(0).asnumpy())
 

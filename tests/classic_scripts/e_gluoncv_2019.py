@@ -57,7 +57,7 @@ for ctx in ctx_list[:1]:
     class_IDs, scores, bounding_boxs = d.get_output(0), d.get_output(1), d.get_output(2)
 
 # One convolution, tuned by itself, and a build that knows the result beside the shared records.
-found = autotvm.task.extract_from_program(net["main"], "llvm", params, ops=(relay.op.get("nn.conv2d"),))[0]
+found = autotvm.task.extract_from_program(net["main"], params, "llvm", ops=(relay.op.get("nn.conv2d"),))[0]
 task = autotvm.task.create(found.name, args=found.args, target="llvm")
 print(task.config_space)
 measure_option = autotvm.measure_option(

@@ -61,8 +61,8 @@ class _OfEither:
 
 def _modules() -> list:
     """`tvm.IRModule` becomes a module of Relay as soon as it gets a function of Relay."""
-    init, add, from_expr, call = (
-        tvm.IRModule.__init__, tvm.IRModule.__setitem__, tvm.IRModule.from_expr, tvm.ir.GlobalVar.__call__)  # fmt: skip
+    init, add, update = tvm.IRModule.__init__, tvm.IRModule.__setitem__, tvm.IRModule.update
+    from_expr, call = tvm.IRModule.from_expr, tvm.ir.GlobalVar.__call__
 
     def init_of_either(self, functions=None, *args, **kwargs):
         of_relay = isinstance(functions, dict) and any(isinstance(f, ir.Expr) for f in functions.values())
@@ -77,6 +77,9 @@ def _modules() -> list:
             self._functions = {}
         (ir.IRModule.__setitem__ if isinstance(self, ir.IRModule) else add)(self, name, function)
 
+    def update_either(self, other):
+        (ir.IRModule.update if isinstance(other, ir.IRModule) else update)(self, other)
+
     def from_expr_of_either(expr, functions=None, type_defs=None):
         of_relay = isinstance(expr, ir.Expr | ir.TupleWrapper)
         return (ir.IRModule.from_expr if of_relay else from_expr)(expr, functions)
@@ -85,7 +88,7 @@ def _modules() -> list:
         return ir.Call(self, args) if any(isinstance(arg, ir.Expr) for arg in args) else call(self, *args)
 
     special = {"__init__": init_of_either, "__setitem__": add_to_either, "update_func": add_to_either,
-               "from_expr": staticmethod(from_expr_of_either)}  # fmt: skip
+               "update": update_either, "from_expr": staticmethod(from_expr_of_either)}  # fmt: skip
     shared = {name: _OfEither(name, relays) for name, relays in vars(ir.IRModule).items()
               if inspect.isfunction(relays) or isinstance(relays, property)}  # fmt: skip
     return [(tvm.ir.GlobalVar, "__call__", call_of_either),
