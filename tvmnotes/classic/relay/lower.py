@@ -15,9 +15,6 @@ class Unservable(NotImplementedError):
     """What a script asks for, and today's TVM cannot do; the message says what to write instead."""
 
 
-# ---------------------------------------------------------------- Relay to Relax
-
-
 def to_relax(function: ir.Function, params: dict | None = None, functions: dict | None = None):
     """`(IRModule, params)` as `tn.build` takes them, with the parameters of `function` that `params` names as weights.
 
@@ -26,22 +23,22 @@ def to_relax(function: ir.Function, params: dict | None = None, functions: dict 
     params = params or {}
     inputs = [p for p in function.params if p.name_hint not in params]
     weights = [p for p in function.params if p.name_hint in params]
-    builder, known = relax.BlockBuilder(), {p: _parameter(p, params) for p in function.params}
+    lowering = _Lowering(relax.BlockBuilder(), {p: _parameter(p, params) for p in function.params}, functions or {})
+    builder, values = lowering.builder, lowering.values
     with builder.function("main", []):
         with builder.dataflow():
-            result = builder.emit_output(_lower(builder, function.body, known, functions or {}))
+            result = builder.emit_output(lowering.value(function.body))
         builder.emit_func_output(result)
     for param in function.params:
-        if known[param] is None:
+        if values[param] is None:
             raise ValueError(
                 f"%{param.name_hint} has no type: give relay.var({param.name_hint!r}, shape=…), or its array in params"
             )
-        param._type = relay_type(known[param].ty)
-    whole = builder.get()
-    main = whole["main"]
-    main = relax.Function([known[p] for p in (*inputs, *weights)], main.body, main.ret_ty, attrs=main.attrs)
-    main = main.with_attr("global_symbol", "main").with_attr("num_input", len(inputs))
-    mod = tvm.IRModule({**dict(whole.functions_items()), whole.get_global_var("main"): main})
+        param._type = relay_type(values[param].ty)
+    mod = builder.get()
+    main = mod["main"]
+    main = relax.Function([values[p] for p in (*inputs, *weights)], main.body, main.ret_ty, attrs=main.attrs)
+    mod[mod.get_global_var("main")] = main.with_attr({"global_symbol": "main", "num_input": len(inputs)})
     function._ret_type = relay_type(main.ret_ty)
     arrays = {p.name_hint: params[p.name_hint] for p in weights}
     return mod, {
@@ -60,12 +57,11 @@ ir.Function.infer = infer
 
 def _parameter(param: ir.Var, params: dict) -> relax.Var | None:
     """The Relax variable; None where its type is not known, but may follow from the operator that reads it."""
-    given = param.type_annotation
-    if given is None and param.name_hint in params:
-        value = params[param.name_hint]
-        given = TensorType(value.shape, value.dtype)
-    given = given or param._type  # inferred before a pass took away the operator that it followed from
-    return given and relax.Var(param.name_hint, _relax_type(given, param.name_hint))
+    annotation, array = param.type_annotation, params.get(param.name_hint)
+    if annotation is None and array is not None:
+        annotation = TensorType(array.shape, array.dtype)
+    annotation = annotation or param._type  # inferred before a pass took away the operator that it followed from
+    return annotation and relax.Var(param.name_hint, _relax_type(annotation, param.name_hint))
 
 
 def _weight_shape(call: ir.Call, position: int, data: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -88,15 +84,15 @@ def _weight_shape(call: ir.Call, position: int, data: tuple[int, ...]) -> tuple[
 _NO_CHANNELS = str.maketrans("", "", "OI")
 
 
-def _relax_type(given, name):
-    if isinstance(given, TupleType):
-        return relax.TupleType([_relax_type(field, name) for field in given.fields])
-    if any(isinstance(axis, Any) for axis in given.shape):
+def _relax_type(annotation, name):
+    if isinstance(annotation, TupleType):
+        return relax.TupleType([_relax_type(field, name) for field in annotation.fields])
+    if any(isinstance(axis, Any) for axis in annotation.shape):
         raise Unservable(
-            f"%{name} has the shape {given.shape}: relay.Any() is of any length, and builds are for fixed shapes "
+            f"%{name} has the shape {annotation.shape}: relay.Any() is of any length, and builds are for fixed shapes "
             "now; write a number for it"
         )
-    return relax.TensorType(given.shape, given.dtype)
+    return relax.TensorType(annotation.shape, annotation.dtype)
 
 
 def relay_type(ty):
@@ -109,82 +105,93 @@ def relay_type(ty):
     return ty
 
 
-def _lower(builder, expr: ir.Expr, known: dict, functions: dict):
-    for node in ir.post_order(expr):
-        if node not in known:
-            known[node] = _one(builder, node, known, functions)
-            if not isinstance(node, ir.Function):
-                node._type = relay_type(known[node].ty)
-    return known[expr]
+class _Lowering:
+    """Writes expressions into a Relax builder.
 
+    `values` has what each has become, None for a parameter whose type follows from the operator that reads it.
+    `functions` are those of the module, by name.
+    """
 
-def _one(builder, node, known, functions):
-    if isinstance(node, ir.Constant):
-        return relax.const(node.data)
-    if isinstance(node, ir.Tuple):
-        return builder.normalize(relax.Tuple([known[field] for field in node.fields]))
-    if isinstance(node, ir.TupleGetItem):
-        value = known[node.tuple_value]
-        if not isinstance(value.ty, tvm.ir.TupleType):
-            raise ValueError(f"expected a tuple to take value {node.index} of, got {relay_type(value.ty)}")
-        return value.fields[node.index] if isinstance(value, relax.Tuple) else builder.emit(
-            relax.TupleGetItem(value, node.index)
-        )  # fmt: skip
-    if isinstance(node, ir.Call):
-        _settle_numbers(node, known)
-        for position, arg in enumerate(node.args):
-            if known[arg] is None and isinstance(node.op, ir.Op):
-                data = known[node.args[0]]
-                shape = None if data is None else _weight_shape(node, position, fixed_shape(data.ty))
+    def __init__(self, builder: relax.BlockBuilder, values: dict, functions: dict):
+        self.builder, self.values, self.functions = builder, values, functions
+
+    def value(self, expr: ir.Expr):
+        for node in ir.post_order(expr):
+            if node not in self.values:
+                self.values[node] = self._lowered(node)
+                if not isinstance(node, ir.Function):
+                    node._type = relay_type(self.values[node].ty)
+        return self.values[expr]
+
+    def _lowered(self, node: ir.Expr):
+        match node:
+            case ir.Constant():
+                return relax.const(node.data)
+            case ir.Tuple():
+                return self.builder.normalize(relax.Tuple([self.values[field] for field in node.fields]))
+            case ir.TupleGetItem():
+                value = self.values[node.tuple_value]
+                if not isinstance(value.ty, tvm.ir.TupleType):
+                    raise ValueError(f"expected a tuple to take value {node.index} of, got {relay_type(value.ty)}")
+                if isinstance(value, relax.Tuple):
+                    return value.fields[node.index]
+                return self.builder.emit(relax.TupleGetItem(value, node.index))
+            case ir.Call():
+                return self._call(node)
+            case ir.Function():
+                return node
+            case ir.Var():
+                raise ValueError(f"%{node.name_hint} is used and not bound: add it to the function's parameters")
+            case ir.Let():  # its body is lowered after it, as the variable stands in it
+                self.values[node.var] = self.values[node.value]
+                node.var._type = relay_type(self.values[node.var].ty)
+                return self.value(node.body)
+        raise Unservable(
+            f"relay.{type(node).__name__}: control flow is not built, only networks without it; unroll the loop, "
+            "or build the branches apart and choose in Python"
+        )
+
+    def _settle_numbers(self, call: ir.Call) -> None:
+        """Exchange a bare number for a constant of the dtype of the expression beside it, if that can hold it."""
+        for at, arg in enumerate(call.args if len(call.args) == 2 else ()):
+            number, beside = getattr(arg, "number", None), self.values[call.args[1 - at]]
+            if number is not None and beside is not None:
+                dtype = str(beside.ty.dtype)
+                if isinstance(number, int) or "float" in dtype:
+                    call.args[at] = ir.const(number, dtype)
+                    self.values[call.args[at]] = relax.const(call.args[at].data)
+
+    def _settle_weights(self, call: ir.Call) -> None:
+        """Give the arguments without a type the one that the operator leaves for them."""
+        for position, arg in enumerate(call.args if isinstance(call.op, ir.Op) else ()):
+            if self.values[arg] is None:
+                data = self.values[call.args[0]]
+                shape = None if data is None else _weight_shape(call, position, fixed_shape(data.ty))
                 if shape is None:
                     raise ValueError(f"%{arg.name_hint} has no type: give relay.var({arg.name_hint!r}, shape=…)")
-                known[arg] = relax.Var(arg.name_hint, relax.TensorType(shape, data.ty.dtype))
-        return _call(builder, node, [known[arg] for arg in node.args], functions)
-    if isinstance(node, ir.Function):
-        return node
-    if isinstance(node, ir.Var):
-        raise ValueError(f"%{node.name_hint} is used and not bound: add it to the function's parameters")
-    if isinstance(node, ir.Let):  # its body is lowered after it, as the variable stands in it
-        known[node.var] = known[node.value]
-        node.var._type = relay_type(known[node.var].ty)
-        return _lower(builder, node.body, known, functions)
-    raise Unservable(
-        f"relay.{type(node).__name__}: control flow is not built, only networks without it; unroll the loop, "
-        "or build the branches apart and choose in Python"
-    )
+                self.values[arg] = relax.Var(arg.name_hint, relax.TensorType(shape, data.ty.dtype))
 
-
-def _settle_numbers(call, known) -> None:
-    """Exchange a bare number in a call for a constant of the dtype of the expression beside it, if that can hold it."""
-    for at, arg in enumerate(call.args):
-        number, beside = getattr(arg, "number", None), known[call.args[1 - at]] if len(call.args) == 2 else None
-        if number is not None and beside is not None:
-            dtype = str(beside.ty.dtype)
-            if isinstance(number, int) or "float" in dtype:
-                call.args[at] = ir.const(number, dtype)
-                known[call.args[at]] = relax.const(call.args[at].data)
-
-
-def _call(builder, call, args, functions):
-    if isinstance(call.op, tvm.ir.GlobalVar):
-        if call.op.name_hint not in functions:
-            raise ValueError(f"@{call.op.name_hint} is called, and the module has no such function")
-        called = functions[call.op.name_hint]
-    else:
-        called = call.op
-    if isinstance(called, ir.Function):
-        if len(args) != len(called.params):
-            raise ValueError(f"a function of {len(called.params)} parameters is called with {len(args)} arguments")
-        return _lower(builder, called.body, dict(zip(called.params, args, strict=True)), functions)
-    if not isinstance(called, ir.Op):
-        raise Unservable(f"a call of {type(called).__name__}: functions as values are not built")
-    if call.attrs and "_again" in call.attrs:
-        return builder.emit(call.attrs["_again"](builder, args))
-    if called.name not in OPERATORS:
-        raise Unservable(f"relay.{called.name} has no counterpart here: write it with operators that have one")
-    try:
-        made = OPERATORS[called.name].lower(args, call.attrs)
-        return builder.emit(made) if not isinstance(made, relax.Var | tvm.ir.GenericConst) else made
-    except (ValueError, TypeError, IndexError, tvm.error.InternalError) as error:
-        shapes = ", ".join(str(relay_type(arg.ty)) for arg in args)
-        raise ValueError(f"relay.{called.name}({shapes}): {errors.lines(error)[0]}") from error
+    def _call(self, call: ir.Call):
+        self._settle_numbers(call)
+        self._settle_weights(call)
+        args, op = [self.values[arg] for arg in call.args], call.op
+        if isinstance(op, tvm.ir.GlobalVar):
+            if op.name_hint not in self.functions:
+                raise ValueError(f"@{op.name_hint} is called, and the module has no such function")
+            op = self.functions[op.name_hint]
+        if isinstance(op, ir.Function):
+            if len(args) != len(op.params):
+                raise ValueError(f"a function of {len(op.params)} parameters is called with {len(args)} arguments")
+            return _Lowering(self.builder, dict(zip(op.params, args, strict=True)), self.functions).value(op.body)
+        if not isinstance(op, ir.Op):
+            raise Unservable(f"a call of {type(op).__name__}: functions as values are not built")
+        if call.attrs and "_again" in call.attrs:
+            return self.builder.emit(call.attrs["_again"](self.builder, args))
+        if op.name not in OPERATORS:
+            raise Unservable(f"relay.{op.name} has no counterpart here: write it with operators that have one")
+        try:
+            result = OPERATORS[op.name].lower(args, call.attrs)
+            return result if isinstance(result, relax.Var | tvm.ir.GenericConst) else self.builder.emit(result)
+        except (ValueError, TypeError, IndexError, tvm.error.InternalError) as error:
+            shapes = ", ".join(str(relay_type(arg.ty)) for arg in args)
+            raise ValueError(f"relay.{op.name}({shapes}): {errors.lines(error)[0]}") from error
