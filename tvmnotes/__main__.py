@@ -9,6 +9,9 @@ from typing import Annotated
 
 import typer
 
+from .base import data, env
+from .base.workarounds import without_torch
+
 app = typer.Typer(help="tvmnotes: a course on compiling neural networks with TVM.", no_args_is_help=True,
                   add_completion=False, pretty_exceptions_show_locals=False)  # fmt: skip
 
@@ -16,8 +19,6 @@ app = typer.Typer(help="tvmnotes: a course on compiling neural networks with TVM
 @app.command()
 def doctor():
     """Show what this machine is, and check that TVM compiles and runs here. Exits with 1 where something is off."""
-    from .base import env
-
     typer.echo(env.report())
     problems = env.problems()
     for problem in problems:
@@ -70,8 +71,7 @@ def bench(
             raise typer.BadParameter(f"expected {least} or more, got {value}", param_hint=option)
     if threads > 0:
         os.environ["TVM_NUM_THREADS"] = str(threads)  # before TVM starts its threads
-    from .base import data
-    from .measuring import benchmark
+    from .measuring import benchmark  # for speed: --help loads nothing
 
     names, peers = _distinct(networks or ["resnet18"]), _distinct(against.split(","))
     try:
@@ -111,25 +111,25 @@ def tune(
     """
     if batch < 1:
         raise typer.BadParameter(f"expected 1 or more, got {batch}", param_hint="--batch")
-    from . import tuning
+    from . import tuning  # for speed: --help loads nothing
 
     try:
         cpu = {"kind": "llvm", "mcpu": target} if target else None
         with tuning.rpc(tracker, key) if tracker else contextlib.nullcontext() as runner:
             mod, params = _imported(network, batch)
-            made = tuning.tune(mod, params, cpu, tuner, trials, early_stopping,
+            tuned = tuning.tune(mod, params, cpu, tuner, trials, early_stopping,
                                records or f"{Path(network).stem}.jsonl", runner, seed=seed)  # fmt: skip
     except (ValueError, OSError, RuntimeError) as error:
         raise typer.BadParameter(str(error)) from None
-    typer.echo(made)
-    if made.interrupted:
+    typer.echo(tuned)
+    if tuned.interrupted:
         raise typer.Exit(130)
 
 
 def _imported(network: str, batch: int):
     """Module and parameters of a network by name, or of an ONNX file."""
-    from . import from_onnx, from_pytorch
-    from .course import models
+    from . import from_onnx, from_pytorch  # for speed: --help loads nothing
+    from .course import models  # for speed: --help loads nothing
 
     if network.endswith(".onnx"):
         return from_onnx(network, _with_batch(network, batch))
@@ -139,7 +139,7 @@ def _imported(network: str, batch: int):
 
 def _with_batch(file: str, batch: int) -> dict | None:
     """Shapes for the inputs of an ONNX file that leaves only the first size open."""
-    import onnx
+    import onnx  # for speed: --help loads nothing
 
     if not Path(file).is_file():
         return None
@@ -172,10 +172,8 @@ def serve(
         raise typer.BadParameter(f"expected 1 or more, got {threads}", param_hint="--threads")
     if not all(core.strip().isdigit() for core in cores.split(",") if cores):
         raise typer.BadParameter(f"expected numbers with commas such as 0,1; got {cores!r}", param_hint="--cores")
-    from .base.workarounds import without_torch
-
     with without_torch():
-        from .tuning import server
+        from .tuning import server  # for speed: --help loads nothing
 
     try:
         server.serve(tracker, key, host, port, name, threads, [int(c) for c in cores.split(",") if cores], typer.echo)
@@ -192,7 +190,7 @@ def classic(
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as for python -m.")] = False,
 ):
     """Run a script written for Relay, AutoTVM or the graph executor, as `python SCRIPT` would."""
-    from .classic import runner
+    from .classic import runner  # for speed: --help loads nothing
 
     try:
         runner.run(name, context.args, as_module=module)

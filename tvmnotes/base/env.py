@@ -107,8 +107,8 @@ def quick(amount, least):
 @functools.cache
 def cpu_name() -> str:
     """Return the processor's name as its maker writes it."""
-    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+    line = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
+    return line.group(1).strip() if line else platform.processor() or platform.machine()
 
 
 @functools.cache
@@ -117,10 +117,10 @@ def instruction_sets() -> tuple[str, ...]:
 
     Taken from the operating system's list where there is one, as a hypervisor may hide what the CPU's name promises.
     """
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
-    if not found:
+    line = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
+    if not line:
         return target_instruction_sets({"kind": "llvm", "mcpu": _llvm_cpu()})
-    flags = {_plain(flag) for flag in found.group(1).split()}
+    flags = {_plain(flag) for flag in line.group(1).split()}
     return tuple(isa for isa in _ISA if _plain(_KERNEL_NAMES.get(isa, isa)) in flags)
 
 
@@ -204,7 +204,7 @@ def report() -> Report:
         {
             "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
             "TVM": f"{_version('apache-tvm')} (LLVM {tvm.target.codegen.llvm_version_major()})",
-            **{name: found or "not installed" for name, found in version.items()},
+            **{name: installed or "not installed" for name, installed in version.items()},
             "CPU": cpu_name(),
             "instruction sets": ", ".join(instruction_sets()),
             "cores": f"{usable_cores()} usable of {listed} listed by the kernel",
@@ -220,21 +220,21 @@ def report() -> Report:
 
 def problems() -> list[str]:
     """List what is wrong with this installation, in one sentence each, with the mend. An empty list is good news."""
-    found = []
+    faults = []
     for package, pin in _pins().items():
         installed = _version(package)
         if installed is None:
-            found.append(f"{package} is not installed: pip install {package}=={pin}")
+            faults.append(f"{package} is not installed: pip install {package}=={pin}")
         elif installed.split("+")[0] != pin:
-            found.append(f"{package} is {installed}, tested is {pin}: pip install {package}=={pin}")
+            faults.append(f"{package} is {installed}, tested is {pin}: pip install {package}=={pin}")
     try:
         _compile_and_run()
     except Exception as error:  # whatever it is, the user must hear of it
-        found.append(
+        faults.append(
             f"TVM does not compile and run a kernel ({type(error).__name__}: {errors.lines(error)[-1]}): "
             "pip install --force-reinstall " + " ".join(f"{p}=={v}" for p, v in _pins().items() if "tvm" in p)
         )
-    return found
+    return faults
 
 
 def _pins() -> dict[str, str]:

@@ -17,8 +17,8 @@ def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
 
 def constant_array(expr) -> np.ndarray | None:
     """Return the array of a constant; None for any other expression."""
-    known = isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.value, tvm.runtime.Tensor)
-    return expr.value.numpy() if known else None
+    is_array = isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.value, tvm.runtime.Tensor)
+    return expr.value.numpy() if is_array else None
 
 
 def array_key(array: tvm.runtime.Tensor) -> int:

@@ -56,10 +56,10 @@ def parse_inputs(
     if not pairs:
         raise ValueError("inputs: expected at least one input, such as {'input0': (1, 3, 224, 224)}; got none")
     specs = [_parse_one(name, value, (dtypes or {}).get(name, "float32")) for name, value in pairs]
-    given = [spec.name for spec in specs]
-    if twice := sorted({name for name in given if given.count(name) > 1}):
+    used = [spec.name for spec in specs]
+    if twice := sorted({name for name in used if used.count(name) > 1}):
         raise ValueError(
-            f"inputs: expected a different name for each, but {twice[0]!r} comes {given.count(twice[0])} times"
+            f"inputs: expected a different name for each, but {twice[0]!r} comes {used.count(twice[0])} times"
         )
     return specs
 

@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.relax import transform as t
 
 from ..base.relax import constant_array, fixed_shape, on_each_function
+from .build import bind
 from .fold import fold_batch_norm, fold_with_numpy
 
 _PER_CHANNEL = {f"relax.{name}" for name in ("add", "subtract", "multiply", "divide")}  # with a constant
@@ -38,8 +39,6 @@ def prepared(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict]:
 
     Batch norms are folded into convolutions. Raises what `tn.build` says of `mod` and `params`.
     """
-    from .build import bind
-
     mod, _ = bind(mod, params)
     steps = [fold_batch_norm(), t.DecomposeOpsForInference(), t.ConvertToDataflow(), t.CanonicalizeBindings(),
              fold_with_numpy(), t.CanonicalizeBindings(), t.EliminateCommonSubexpr(),
@@ -53,11 +52,11 @@ class _Branch:
 
     channels: int
     rank: int
-    made: list[relax.Var] = field(default_factory=list)
+    results: list[relax.Var] = field(default_factory=list)
     calls: list[tvm.ir.Call] = field(default_factory=list)
 
     def add(self, var, call) -> None:
-        self.made.append(var)
+        self.results.append(var)
         self.calls.append(call)
 
     def takes(self, call) -> bool:
@@ -91,8 +90,8 @@ def _groups(func) -> list[list[_Branch]]:
         convolution = value.op.name == "relax.nn.conv2d"
         branch = _Branch(fixed_shape(value.args[1].ty)[0 if convolution else 1], 4 if convolution else 1)
         branch.add(var, value)
-        while len(readers.get(branch.made[-1], [])) == 1:
-            (reader,) = readers[branch.made[-1]]
+        while len(readers.get(branch.results[-1], [])) == 1:
+            (reader,) = readers[branch.results[-1]]
             if reader not in inside or not branch.takes(inside[reader]):
                 break
             branch.add(reader, inside[reader])
@@ -120,9 +119,9 @@ def _key(call):
 
 def _operand(call) -> np.ndarray | None:
     """The constant that an operator applies to the value that it reads; None where there is none."""
-    found = constant_array(call.args[1])
+    right = constant_array(call.args[1])
     commutes = call.op.name in ("relax.add", "relax.multiply")
-    return constant_array(call.args[0]) if found is None and commutes else found
+    return constant_array(call.args[0]) if right is None and commutes else right
 
 
 @relax.expr_functor.mutator
@@ -132,7 +131,7 @@ class _Merge(relax.PyExprMutator):
         self.first, self.parts, self.gone = {}, {}, set()
 
     def visit_function_(self, func):
-        self.first.update((branches[0].made[0], branches) for branches in _groups(func))
+        self.first.update((branches[0].results[0], branches) for branches in _groups(func))
         return super().visit_function_(func)
 
     def visit_var_binding_(self, binding):
@@ -150,17 +149,17 @@ class _Merge(relax.PyExprMutator):
         while all(steps < len(b.calls) for b in branches) and all(b.like(lead, steps) for b in others):
             steps += 1
         weights, channels = (0, 1) if lead.rank == 4 else (1, -1)  # their axes
-        made = self.visit_expr(lead.calls[0].args[0])
+        value = self.visit_expr(lead.calls[0].args[0])
         for step in range(steps):
             call = lead.calls[step]
             rest = call.args[1:]
             if step == 0 or call.op.name in _PER_CHANNEL:
                 arrays = [_operand(b.calls[step]) for b in branches]
                 rest = [relax.const(np.concatenate(arrays, weights if step == 0 else min(1, arrays[0].ndim - 1)))]
-            made = self.builder_.emit(tvm.ir.Call(call.op, [made, *rest], call.attrs, call.ty_args))
+            value = self.builder_.emit(tvm.ir.Call(call.op, [value, *rest], call.attrs, call.ty_args))
         ends = [int(n) for n in np.cumsum([b.channels for b in branches])[:-1]]
-        axis = channels % len(made.ty.shape)
-        parts = self.builder_.emit(relax.op.split(made, ends, axis=axis))
+        axis = channels % len(value.ty.shape)
+        parts = self.builder_.emit(relax.op.split(value, ends, axis=axis))
         for number, branch in enumerate(branches):
-            self.gone.update(branch.made[: steps - 1])
-            self.parts[branch.made[steps - 1]] = self.builder_.emit(relax.TupleGetItem(parts, number))
+            self.gone.update(branch.results[: steps - 1])
+            self.parts[branch.results[steps - 1]] = self.builder_.emit(relax.TupleGetItem(parts, number))

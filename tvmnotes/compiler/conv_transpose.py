@@ -31,18 +31,18 @@ class _Rewrite(relax.PyExprMutator):
             return call
         (x, weight), attrs = call.args, call.attrs
         weight = self.lookup_binding(weight) if isinstance(weight, relax.Var) else weight
-        array, shape, made = constant_array(weight), fixed_shape(x.ty), fixed_shape(call.ty)
+        array, shape, out = constant_array(weight), fixed_shape(x.ty), fixed_shape(call.ty)
         plain = attrs.data_layout == attrs.out_layout == "NCHW" and attrs.kernel_layout == "IOHW"
         plain = plain and attrs.groups == 1 and {*attrs.dilation} == {1} and str(call.ty.dtype) == "float32"
-        if array is None or None in (shape, made) or not plain or array.shape[0] == 1:
+        if array is None or None in (shape, out) or not plain or array.shape[0] == 1:
             return call
-        return self._plain(x, array, shape, made, [int(s) for s in attrs.strides], [int(p) for p in attrs.padding[:2]])
+        return self._plain(x, array, shape, out, [int(s) for s in attrs.strides], [int(p) for p in attrs.padding[:2]])
 
-    def _plain(self, x, array, shape, made, strides, before):
-        (n, _, *sizes), outputs = shape, made[1]
+    def _plain(self, x, array, shape, out, strides, before):
+        (n, _, *sizes), outputs = shape, out[1]
         taps = [math.ceil(k / s) for k, s in zip(array.shape[2:], strides, strict=True)]
         # Places of which each gives s results, and what is read beyond the last number of x.
-        places = [math.ceil((p + m) / s) for p, m, s in zip(before, made[2:], strides, strict=True)]
+        places = [math.ceil((p + m) / s) for p, m, s in zip(before, out[2:], strides, strict=True)]
         padding = [*(t - 1 for t in taps), *(max(0, q - size) for q, size in zip(places, sizes, strict=True))]
         weight = relax.const(by_rest(array, strides, taps))
         every = self._emit(op.nn.conv2d(x, weight, padding=padding))
@@ -51,7 +51,7 @@ class _Rewrite(relax.PyExprMutator):
             apart = self._emit(op.reshape(every, (n, *strides, outputs, *places)))
             mixed = self._emit(op.permute_dims(apart, [0, 3, 4, 1, 5, 2]))
             every = self._emit(op.reshape(mixed, (n, outputs, *(q * s for q, s in zip(places, strides, strict=True)))))
-        return self._cut(every, before, [p + m for p, m in zip(before, made[2:], strict=True)])
+        return self._cut(every, before, [p + m for p, m in zip(before, out[2:], strict=True)])
 
     def _cut(self, x, begins, ends):
         """Rows and columns of `x`, from and up to these."""

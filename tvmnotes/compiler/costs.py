@@ -202,9 +202,9 @@ def note_operators() -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="NoteOperators")
     def run(mod, _context):
         parts = {var.name_hint: func for var, func in mod.functions_items()}
-        made = {name: [_plain(var.name_hint, parts) for var in _called(func)]
+        parts_of = {name: [_plain(var.name_hint, parts) for var in _called(func)]
                 for name, func in parts.items() if isinstance(func, relax.Function) and name != "main"}  # fmt: skip
-        return mod.with_attr(_OPERATORS, made)
+        return mod.with_attr(_OPERATORS, parts_of)
 
     return run
 

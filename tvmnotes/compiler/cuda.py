@@ -41,10 +41,10 @@ _RULES = {
 
 def with_arch(target):
     """Return `target`, with the architecture of this machine's GPU where it is of kind "cuda" and has none."""
-    given = {"kind": target} if isinstance(target, str) else target
-    if not isinstance(given, dict) or given.get("kind") != "cuda" or given.get("arch"):
+    options = {"kind": target} if isinstance(target, str) else target
+    if not isinstance(options, dict) or options.get("kind") != "cuda" or options.get("arch"):
         return target
-    return {**given, "arch": _arch_of(tvm.cuda())}
+    return {**options, "arch": _arch_of(tvm.cuda())}
 
 
 def resolved(target: tvm.target.Target) -> tvm.target.Target:
@@ -88,9 +88,9 @@ def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModul
     with few_intrinsics():
         for var, func in mod.functions_items():
             if isinstance(func, tirx.PrimFunc):
-                rule, made = ("by_hand", func) if var in by_hand else _schedule(func, target)
-                mod.update_func(var, made)
-                schedules[var.name_hint] = {"family": rule, "launches": launches(made)}
+                rule, kernel = ("by_hand", func) if var in by_hand else _schedule(func, target)
+                mod.update_func(var, kernel)
+                schedules[var.name_hint] = {"family": rule, "launches": launches(kernel)}
     return mod, dict(sorted(schedules.items()))
 
 
@@ -102,9 +102,9 @@ def _schedule(func, target) -> tuple[str, tirx.PrimFunc]:
     for name, rule in _RULES.items() if blocks else ():
         if name.endswith("reduction") and _sums_few(func):
             continue
-        made = rule.apply(func.with_attr("global_symbol", "main"), target, False)
-        if made is not None:
-            return name, func.with_body(made.mod["main"].body).with_attr("tirx.is_scheduled", True)
+        schedule = rule.apply(func.with_attr("global_symbol", "main"), target, False)
+        if schedule is not None:
+            return name, func.with_body(schedule.mod["main"].body).with_attr("tirx.is_scheduled", True)
     return "one_thread", one_thread(func).with_attr("tirx.is_scheduled", True)
 
 
@@ -153,15 +153,15 @@ def launches(func) -> list[dict]:
     Nothing for TVM's sorts, which launch in loops, each time another grid.
     """
     body = func.body.block.body if isinstance(func.body, SBlockRealize) else func.body
-    found = []
+    launched = []
     for statement in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
         extents = _threads(statement)
         if not all(isinstance(extent, tirx.IntImm) for extent in extents.values()):
             return []
         sizes = {what: [int(extents.get(f"{tag}.{axis}", 1)) for axis in "xyz"]
                  for what, tag in (("grid", "blockIdx"), ("block", "threadIdx"))}  # fmt: skip
-        found.extend([sizes] if extents else [])
-    return found
+        launched.extend([sizes] if extents else [])
+    return launched
 
 
 def has_threads(func) -> bool:

@@ -216,16 +216,16 @@ def sweep(batch: int, words: int):
                 T.writes(left[n, 0:words])
                 mine = T.sblock_alloc_buffer((words,), "uint32", scope="local")
                 now = T.sblock_alloc_buffer((words,), "uint32", scope="local")
-                shared = T.sblock_alloc_buffer((words,), "uint32", scope="shared")
+                known = T.sblock_alloc_buffer((words,), "uint32", scope="shared")
                 for t in T.thread_binding(words, "threadIdx.x"):
                     mine[t] = start[n, t]
                 for w in range(words):
                     for t in T.thread_binding(words, "threadIdx.x"):
                         if t == w:
-                            shared[w] = mine[t]
+                            known[w] = mine[t]
                     # TVM puts a barrier here, and one before the next round.
                     for t in T.thread_binding(words, "threadIdx.x"):
-                        now[t] = shared[w]
+                        now[t] = known[w]
                         for bit in T.unroll(32):
                             now[t] = now[t] & _unbeaten(mask[n, w * 32 + bit, w], now[t], bit)
                         if t == w:

@@ -188,8 +188,8 @@ class _FoldAffine(relax.PyExprMutator):
         if operators < 3:
             super().visit_var_binding_(binding)
             return
-        made = self.builder_.emit(relax.op.multiply(self.visit_expr(x), relax.const(scale)))
-        self.set_var_remap(binding.var, self.builder_.emit(relax.op.add(made, relax.const(shift))))
+        scaled = self.builder_.emit(relax.op.multiply(self.visit_expr(x), relax.const(scale)))
+        self.set_var_remap(binding.var, self.builder_.emit(relax.op.add(scaled, relax.const(shift))))
 
     def _chain(self, binding):
         call = binding.value

@@ -15,6 +15,7 @@ import torchvision
 from torch import Tensor, nn
 
 from ..base import data
+from .digits import ResNet20
 
 _SEED = 20170812
 _RESNET50_V2 = {
@@ -99,8 +100,6 @@ def _pretrained_state(weights) -> dict | None:
 
 
 def _digits() -> nn.Module:
-    from .digits import ResNet20
-
     net = ResNet20()
     net.load_state_dict(torch.load(data.path("digits/digits_resnet20.pt"), weights_only=True, map_location="cpu"))
     net.weights_kind, net.input_shape, net.classes = "pretrained", (1, 1, 32, 32), [str(n) for n in range(10)]

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 # The statistics of ImageNet's training images, per channel, that torchvision's networks are trained with.
 MEAN = np.array([0.485, 0.456, 0.406], dtype="float32")
@@ -13,7 +13,7 @@ STD = np.array([0.229, 0.224, 0.225], dtype="float32")
 
 def sample_picture() -> Path:
     """Return the path of a photograph that comes with matplotlib: Grace Hopper, by the US Navy."""
-    import matplotlib.cbook
+    import matplotlib.cbook  # for speed: most pictures are somebody's own
 
     return Path(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
 
@@ -23,8 +23,6 @@ def open_picture(path: str | os.PathLike | None = None) -> Image.Image:
 
     Raises FileNotFoundError for a missing file, ValueError for one that is no picture that Pillow reads.
     """
-    from PIL import ImageFile, ImageOps
-
     path = Path(path) if path is not None else sample_picture()
     if not path.is_file():
         raise FileNotFoundError(f"no picture at {path}: give the path of a JPEG or PNG file, or None for the sample")
@@ -58,7 +56,7 @@ def preprocess(image: Image.Image, size: int = 224, resize: int = 256) -> np.nda
 
 def imagenet_classes() -> list[str]:
     """List the names of ImageNet's 1000 classes, in the order of a network's outputs, from torchvision's metadata."""
-    from torchvision.models import ResNet18_Weights
+    from torchvision.models import ResNet18_Weights  # for speed: what runs a network needs no torch
 
     return ResNet18_Weights.DEFAULT.meta["categories"]
 
@@ -75,7 +73,7 @@ def top_k(logits: np.ndarray, k: int = 5, classes: list[str] | None = None):
     Its columns are class (the name, or the index where `classes` is None) and probability (softmax over all), the most
     probable first.
     """
-    import pandas as pd
+    import pandas as pd  # for speed: only where a table is shown
 
     scores = np.asarray(logits)
     if scores.ndim == 2 and len(scores) == 1:

@@ -174,7 +174,7 @@ def _on_numpy(net):
 
 
 def _onnxruntime(net, x, folder):
-    import onnxruntime
+    import onnxruntime  # for speed: only where it is a peer
 
     file = folder / "model.onnx"
     models.export_onnx(net, file, x.shape)

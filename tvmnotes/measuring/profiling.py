@@ -86,9 +86,9 @@ class Profile(Table):
         for total, run in zip(spent, self.runs, strict=True):
             for call in of_kernels(run, self.compiled):
                 total.setdefault(call.name, []).append(call.end - call.begin)
-        graph, made = self.compiled.graph, {}
+        graph, shapes = self.compiled.graph, {}
         for node in graph["nodes"]:
-            made.setdefault(node["kernel"], node["makes"][0]["shape"])
+            shapes.setdefault(node["kernel"], node["makes"][0]["shape"])
         kernels = []
         for name, calls in spent[0].items():
             costs = graph["costs"][name]
@@ -100,7 +100,7 @@ class Profile(Table):
                     len(calls) * costs["flops"],
                     len(calls) * (costs["reads"] + costs["writes"]),
                     costs["operators"],
-                    "x".join(map(str, made[name] or ())) or "a number",
+                    "x".join(map(str, shapes[name] or ())) or "a number",
                     schedule_text(graph["kernels"][name]),
                 )
             )

@@ -1,8 +1,8 @@
 """This module tells how a network's time falls with TVM's threads, and whether it matters that each is bound to a core.
 
-    found = by_threads(lib, x)
-    found                             # a table
-    found.plot()
+    timings = by_threads(lib, x)
+    timings                           # a table
+    timings.plot()
 
 TVM reads TVM_NUM_THREADS and TVM_BIND_THREADS once in a process, so each setting is measured in one of its own: this
 module, run as a program.
@@ -66,20 +66,20 @@ def by_threads(lib: Compiled, *inputs, counts: Iterable[int] | None = None, turn
         raise ValueError(f"counts: expected numbers of threads, 1 or more; got {counts}")
     values = lib._bind(inputs, {})
     lib.run(values)
-    found = Threads({(count, bound): Timing(f"{count} threads") for count in counts for bound in (True, False)})
+    timings = Threads({(count, bound): Timing(f"{count} threads") for count in counts for bound in (True, False)})
     with tempfile.TemporaryDirectory() as folder:
         lib.save(Path(folder) / "network")
         np.savez(Path(folder) / "inputs.npz", *map(np.asarray, values))
-        workers = {setting: _worker(folder, *setting) for setting in found}
+        workers = {setting: _worker(folder, *setting) for setting in timings}
         try:
             for _ in range(env.quick(turns, 1)):
                 for setting, worker in workers.items():
-                    found[setting].seconds += _turn(worker)
+                    timings[setting].seconds += _turn(worker)
         finally:
             for worker in workers.values():
                 worker.kill()
                 worker.communicate()
-    return found
+    return timings
 
 
 def _worker(folder: str, count: int, bound: bool) -> subprocess.Popen:

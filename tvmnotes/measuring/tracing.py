@@ -79,8 +79,8 @@ class Graph(NamedTuple):
 
 def _edges(operations: list[Operation]) -> list[tuple[int, int]]:
     """(from, to) for each value that one operation makes and another reads."""
-    found = ((i, j) for j, operation in enumerate(operations) for i in operation.reads if isinstance(i, int))
-    return list(dict.fromkeys(found))
+    edges = ((i, j) for j, operation in enumerate(operations) for i in operation.reads if isinstance(i, int))
+    return list(dict.fromkeys(edges))
 
 
 class Mermaid(str):
@@ -104,7 +104,7 @@ def graph(mod: tvm.IRModule) -> Graph:
 
 
 def _operations(func: relax.Function) -> list[Operation]:
-    made, value = [], {param: (param.name,) for param in func.params}  # by variable, what to read for it
+    operations, value = [], {param: (param.name,) for param in func.params}  # by variable, what to read for it
 
     def read(expr) -> tuple:
         if isinstance(expr, relax.Tuple):
@@ -120,9 +120,9 @@ def _operations(func: relax.Function) -> list[Operation]:
                 value[binding.var] = read(call)
                 continue
             reads = tuple(part for arg in call.args for part in read(arg))
-            made.append(Operation(_name(call), _type(binding.var.ty), reads))
-            value[binding.var] = (len(made) - 1,)
-    return made
+            operations.append(Operation(_name(call), _type(binding.var.ty), reads))
+            value[binding.var] = (len(operations) - 1,)
+    return operations
 
 
 def _name(call) -> str:
@@ -163,8 +163,8 @@ class Step:
     def diff(self) -> str:
         """List the operations that the pass took out (-) and put in (+), in the order of the graph."""
         lines = [list(map(str, g.operations)) if g else [] for g in (self.before, self.after)]
-        found = difflib.unified_diff(*lines, n=0, lineterm="")
-        return "\n".join(f"{line[0]} {line[1:].rstrip()}" for line in found if line[:2] not in ("--", "++", "@@"))
+        changes = difflib.unified_diff(*lines, n=0, lineterm="")
+        return "\n".join(f"{line[0]} {line[1:].rstrip()}" for line in changes if line[:2] not in ("--", "++", "@@"))
 
     @property
     def changed(self) -> str:
@@ -306,12 +306,12 @@ def write_chrome_trace(path: str | os.PathLike, events: list[tuple]) -> Path:
 
     The format is Chrome's Trace Event Format, which Perfetto reads: an event that lies within another stands below it.
     """
-    made = []
+    written = []
     for name, category, begin, seconds, facts in events:
         first, last = round(begin * 1e9), round((begin + seconds) * 1e9)
         times = {"ts": first / 1e3, "dur": (last - first) / 1e3}  # microseconds; whole nanoseconds, so that they nest
-        made.append({"name": name, "cat": category, "ph": "X", **times, "pid": 1, "tid": 1, "args": facts})
-    return atomic_write(path, json.dumps({"traceEvents": made, "displayTimeUnit": "ms"}, indent=0))
+        written.append({"name": name, "cat": category, "ph": "X", **times, "pid": 1, "tid": 1, "args": facts})
+    return atomic_write(path, json.dumps({"traceEvents": written, "displayTimeUnit": "ms"}, indent=0))
 
 
 def _outside(seconds: float) -> Step:
@@ -326,12 +326,12 @@ def _walk(steps: list[Step], depth: int):
 
 def _together(steps: list[Step]) -> list[Step]:
     """Steps with those of one name, and no graph to change, added up at the place of the first."""
-    made: dict = {}
+    sums: dict = {}
     for number, step in enumerate(steps):
         key = number if step.before.functions else step.name
-        known = made.setdefault(key, Step(step.name, step.before, step.after, runs=0))
-        known.seconds, known.runs, known.steps = known.seconds + step.seconds, known.runs + 1, known.steps + step.steps
-    return list(made.values())
+        total = sums.setdefault(key, Step(step.name, step.before, step.after, runs=0))
+        total.seconds, total.runs, total.steps = total.seconds + step.seconds, total.runs + 1, total.steps + step.steps
+    return list(sums.values())
 
 
 def _branches(steps: list[Step], stem: str = ""):

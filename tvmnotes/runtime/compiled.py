@@ -201,7 +201,7 @@ def load(path: str | os.PathLike) -> Compiled:
         params = {name: arrays[name] for name in graph["params"]}
         library = (folder / "lib.so").resolve()
         try:
-            return Compiled(library, graph, params, saved.account_in(manifest), manifest["opt_level"])
+            return Compiled(library, graph, params, saved.build_info_in(manifest), manifest["opt_level"])
         except (RuntimeError, OSError) as error:
             raise RuntimeError(f"{path}/lib.so does not open ({error}): build it again for this machine") from error
 

@@ -35,22 +35,23 @@ _ALL = ("manifest.json", *FILES)
 _FORMAT = 6
 _READ = (5, _FORMAT)  # in 5 a kernel's schedule is text, as `Compiled.kernels` shows it
 _LARGEST_MANIFEST = 1 << 20  # bytes
-_ACCOUNT = {"target": dict, "architecture": str, "instruction_sets": list}
-_MANIFEST = {"versions": dict, **_ACCOUNT, "opt_level": int, "files": dict}
+_BUILD_INFO = {"target": dict, "architecture": str, "instruction_sets": list}
+_MANIFEST = {"versions": dict, **_BUILD_INFO, "opt_level": int, "files": dict}
 
 
 # ---------------------------------------------------------------- writing
 
 
-def write(given: Path, fill, build_info: dict, opt_level: int) -> None:
+def write(destination: Path, fill, build_info: dict, opt_level: int) -> None:
     """Save to a folder or an archive, all of it or nothing; `fill` gets an empty folder to write `FILES` into.
 
     What holds a saved network and nothing else is replaced. Raises FileExistsError where anything else is there.
     """
-    path = given.resolve()
+    path = destination.resolve()
     if not _replaceable(path):
         raise FileExistsError(
-            f"{given} exists and is not a saved network, or holds other files too: give a new name, or remove it first"
+            f"{destination} exists and is not a saved network, or holds other files too: give a new name, or remove "
+            "it first"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
@@ -97,14 +98,14 @@ def linker(build_info: dict) -> dict:
             raise RuntimeError("saving links a library and needs a C++ compiler: install g++ or clang++")
         return {}
     names = [f"{architecture}-linux-gnu-g++", f"{triple}-g++"]
-    found = next(filter(shutil.which, names), None)
-    if found is None:
+    compiler = next(filter(shutil.which, names), None)
+    if compiler is None:
         raise RuntimeError(
             f"saving links a library, and for {architecture} that takes a cross compiler, {' or '.join(set(names))}: "
             f"install one (Debian, Ubuntu: apt install g++-{architecture.replace('_', '-')}-linux-gnu), or build on a "
             "machine of that kind"
         )
-    return {"cc": found}
+    return {"cc": compiler}
 
 
 # ---------------------------------------------------------------- reading
@@ -132,10 +133,10 @@ def _check(folder: Path, name: Path, manifest: dict) -> None:
         raise RuntimeError(f"{name} was built with {built}; here is {here}: build it again here, or install those")
     if reason := mismatch(manifest):
         raise RuntimeError(f"{name} cannot run here: {reason}. Build it again for this machine.")
-    for file, known in manifest["files"].items():
+    for file, facts in manifest["files"].items():
         if not (folder / file).is_file():
             raise FileNotFoundError(f"{name} lacks {file}: copy it again as a whole, or build it again")
-        if known != {"size": (folder / file).stat().st_size, "sha256": checksum(folder / file)}:
+        if facts != {"size": (folder / file).stat().st_size, "sha256": checksum(folder / file)}:
             raise ValueError(
                 f"{name}/{file} is not the file that was saved (checksum differs): copy it again, or build it again"
             )
@@ -161,9 +162,9 @@ def _read_manifest(folder: Path, name: Path) -> dict:
     return manifest
 
 
-def account_in(manifest: dict) -> dict:
+def build_info_in(manifest: dict) -> dict:
     """Return what `build_info` said of the target when the network was saved."""
-    return {key: manifest[key] for key in _ACCOUNT}
+    return {key: manifest[key] for key in _BUILD_INFO}
 
 
 def mismatch(build_info: dict) -> str | None:
@@ -229,12 +230,12 @@ def _unpack(file: Path, folder: Path) -> None:
                 with archive.open(name) as part:
                     (folder / name).write_bytes(part.read(sizes[name] + 1))
                 if name == "manifest.json":
-                    sizes |= {name: _size(known) for name, known in _read_manifest(folder, file)["files"].items()}
+                    sizes |= {name: _size(facts) for name, facts in _read_manifest(folder, file)["files"].items()}
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"{file} is damaged ({error}): copy it again, or build it again") from error
 
 
-def _size(known) -> int:
+def _size(facts) -> int:
     """What a manifest says of a file's size; 0 where that is nothing."""
-    size = known.get("size") if isinstance(known, dict) else None
+    size = facts.get("size") if isinstance(facts, dict) else None
     return max(0, size) if isinstance(size, int) else 0

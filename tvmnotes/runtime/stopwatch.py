@@ -71,11 +71,11 @@ class Stopwatch:
 
     def take(self) -> list[list[Call]]:
         """Return the runs since this was last asked: each its calls in the order in which they began, at 0 seconds."""
-        made, noted, self._noted = [], self._noted, []
+        runs, noted, self._noted = [], self._noted, []
         for places in noted:
             seconds = (places - places[0]) @ (1, 1e-9)
-            made.append([Call(name, seconds[before], seconds[after]) for name, before, after in self._order])
-        return made
+            runs.append([Call(name, seconds[before], seconds[after]) for name, before, after in self._order])
+        return runs
 
 
 def of_kernels(run: list[Call], compiled) -> list[Call]:
