@@ -84,24 +84,24 @@ def _load(model) -> onnx.ModelProto:
 def _parse(data: bytes, source: str) -> onnx.ModelProto:
     head = data[:512].lstrip().lower()
     if not data:
-        found = "it is empty"
+        cause = "it is empty"
     elif head.startswith(b"version https://git-lfs"):
-        found = "it is a Git LFS pointer, not the file itself: run `git lfs pull`, or download the file by its raw link"
+        cause = "it is a Git LFS pointer, not the file itself: run `git lfs pull`, or download the file by its raw link"
     elif head.startswith(b"<"):
-        found = "it is an HTML or XML page: the download fetched a web page in place of the file"
+        cause = "it is an HTML or XML page: the download fetched a web page in place of the file"
     elif head.startswith((b"pk\x03\x04", b"\x1f\x8b")):
-        found = "it is an archive: unpack it (a .pt or .pth file of PyTorch is one too: see from_pytorch)"
+        cause = "it is an archive: unpack it (a .pt or .pth file of PyTorch is one too: see from_pytorch)"
     else:
         proto = onnx.ModelProto()
         try:
             proto.ParseFromString(data)
         except (DecodeError, RuntimeError):
-            found = "it is cut short or damaged, or another kind of file"
+            cause = "it is cut short or damaged, or another kind of file"
         else:
             if proto.graph.output:
                 return proto
-            found = "it is cut short or another kind of file: it holds no graph with outputs"
-    raise ValueError(f"expected an ONNX model, but {source} ({len(data):,} bytes) is none: {found}")
+            cause = "it is cut short or another kind of file: it holds no graph with outputs"
+    raise ValueError(f"expected an ONNX model, but {source} ({len(data):,} bytes) is none: {cause}")
 
 
 def _load_external_data(proto: onnx.ModelProto, source: str, folder: Path | None) -> None:
@@ -138,23 +138,23 @@ def _check(proto: onnx.ModelProto) -> None:
 def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     """Match the wishes in `inputs` with the graph's inputs, write the sizes into the graph and return them in order."""
     declared = {value.name: _declared(value) for value in graph.input}
-    given = {}
+    wanted = {}
     if inputs is not None:
-        given = {
+        wanted = {
             spec.name: spec
             for spec in parse_inputs(inputs, list(declared), {name: dtype for name, (_, dtype) in declared.items()})
         }
-    unknown = [name for name in given if name not in declared]
+    unknown = [name for name in wanted if name not in declared]
     if unknown:
         raise ValueError(f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {_listed(declared)}")
 
     sizes = {}
-    for name, spec in given.items():
+    for name, spec in wanted.items():
         _match(spec, *declared[name], sizes)
     specs, unsettled = [], {}
     for name, (dims, dtype) in declared.items():
         known = ["?"] if dims is None else dims
-        shape = given[name].shape if name in given else tuple(sizes.get(dim, (dim,))[0] for dim in known)
+        shape = wanted[name].shape if name in wanted else tuple(sizes.get(dim, (dim,))[0] for dim in known)
         if all(isinstance(n, int) for n in shape):
             specs.append(TensorSpec(name, shape, dtype))
         else:

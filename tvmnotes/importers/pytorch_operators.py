@@ -82,10 +82,10 @@ def _group_norm(
         return NotImplemented
     apart = x.reshape(x.shape[0], groups, -1)
     centred = apart - apart.mean(2, keepdim=True)
-    made = (centred * torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)).reshape(x.shape)
+    scaled = (centred * torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)).reshape(x.shape)
     shape = [-1, *[1] * (x.ndim - 2)]
-    made = made if weight is None else made * weight.reshape(shape)
-    return made if bias is None else made + bias.reshape(shape)
+    scaled = scaled if weight is None else scaled * weight.reshape(shape)
+    return scaled if bias is None else scaled + bias.reshape(shape)
 
 
 def _layer_norm(
@@ -231,10 +231,10 @@ def _in_float32(usual: str | Callable, product: bool = False) -> Callable:
             return emit(node)
         for arg in operands:
             importer.env[arg] = importer.block_builder.emit(relax.op.astype(own[arg], "float32"))
-        made = emit(node)
+        result = emit(node)
         importer.env.update({arg: own[arg] for arg in operands})
         dtype = importer._convert_data_type(node.meta["val"].dtype)
-        return importer.block_builder.emit(relax.op.astype(made, dtype))
+        return importer.block_builder.emit(relax.op.astype(result, dtype))
 
     return convert
 

@@ -56,29 +56,28 @@ class Call:
             return text
 
     def need(self, name: str):
-        if (found := self.get(name)) is None:
+        if (value := self.get(name)) is None:
             raise ValueError(f"the attribute {name!r} is missing")
-        return found
+        return value
 
     def numbers(self, name: str, count: int, default: int) -> list[int]:
         """`count` whole numbers."""
-        found = self.get(name, ())
-        found = [found] * count if isinstance(found, int) else list(found) or [default] * count
-        if len(found) != count:
-            raise ValueError(f"{name}={tuple(found)} where {count} numbers belong")
-        return [int(n) for n in found]
+        value = self.get(name, ())
+        numbers = [value] * count if isinstance(value, int) else list(value) or [default] * count
+        if len(numbers) != count:
+            raise ValueError(f"{name}={tuple(numbers)} where {count} numbers belong")
+        return [int(n) for n in numbers]
 
     def axes(self, name: str = "axis") -> list[int] | None:
         """Axes, counted from the front; None where none are named."""
-        found = self.get(name, ())
-        found = [found] if isinstance(found, int) else list(found)
-        return [n % self.rank for n in found] or None
+        value = self.get(name, ())
+        return [n % self.rank for n in ([value] if isinstance(value, int) else value)] or None
 
     def refuse(self, **usual) -> None:
         """Raise where an attribute is none of those that a converter serves."""
         for name, served in usual.items():
-            if (found := self.get(name)) is not None and found not in served:
-                raise NotImplementedError(f"{name}={found}")
+            if (value := self.get(name)) is not None and value not in served:
+                raise NotImplementedError(f"{name}={value}")
 
     # ------------------------------------------------------------ inputs
 
@@ -102,9 +101,8 @@ class Call:
         """An input that must be of some shape."""
         if number >= len(self.inputs):
             raise ValueError(f"it has {len(self.inputs)} inputs where {number + 1} belong")
-        found = shape_of(self.inputs[number])
-        if found != shape:
-            raise ValueError(f"{self.names[number]!r} must be of shape {shape}; got {found}")
+        if (actual := shape_of(self.inputs[number])) != shape:
+            raise ValueError(f"{self.names[number]!r} must be of shape {shape}; got {actual}")
         return self.inputs[number]
 
     # ------------------------------------------------------------ results

@@ -64,22 +64,22 @@ def read_symbol(source: str | os.PathLike) -> Graph:
         except UnicodeDecodeError:
             raise ValueError(f"{_NO_SYMBOL}; {name} is not text (a .params file goes second)") from None
     try:
-        given = json.loads(text)
+        entries = json.loads(text)
     except RecursionError:
         raise ValueError(f"{_NO_SYMBOL}; {name} is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{_NO_SYMBOL}; {name} is cut short or damaged: {error}") from None
     try:
-        return _graph(given)
+        return _graph(entries)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{_NO_SYMBOL}; {name} is JSON, but no symbol: {reason}") from None
 
 
-def _graph(given: dict) -> Graph:
+def _graph(entries: dict) -> Graph:
     nodes, number = [], []  # where each node of the file is
-    version = given.get("attrs", {}).get("mxnet_version", [None, 0])[1]
-    for position, entry in enumerate(given["nodes"]):
+    version = entries.get("attrs", {}).get("mxnet_version", [None, 0])[1]
+    for position, entry in enumerate(entries["nodes"]):
         # "param" held what the operator reads up to 0.8, "attr" then and "attrs" now may hold more than that.
         attrs = {}
         for key in ("attr", "attrs", "param"):
@@ -99,8 +99,8 @@ def _graph(given: dict) -> Graph:
             del node.attrs["axis"]  # it meant all axes
         number.append(len(nodes))
         nodes.append(node)
-    heads = [(number[source], int(rest[0]) if rest else 0) for source, *rest in given["heads"]]
-    if not heads or min(source for source, *_ in given["heads"]) < 0:
+    heads = [(number[source], int(rest[0]) if rest else 0) for source, *rest in entries["heads"]]
+    if not heads or min(source for source, *_ in entries["heads"]) < 0:
         raise ValueError("no outputs (heads)")
     return Graph(nodes, heads)
 
@@ -130,9 +130,8 @@ class _Reader:
         size = struct.calcsize(kind)
         if size > len(self.data) - self.at:
             self.fail("is cut short")
-        found = struct.unpack_from(kind, self.data, self.at)
         self.at += size
-        return found
+        return struct.unpack_from(kind, self.data, self.at - size)
 
     def one(self, kind: str) -> int:
         return self.take("<" + kind)[0]
@@ -169,18 +168,18 @@ class _Reader:
         count = math.prod(shape)
         if count * dtype.itemsize > len(self.data) - self.at or max(shape, default=0) > len(self.data):
             self.fail(f"promises an array of shape {shape}, {dtype}, and is cut short")
-        found = np.frombuffer(self.data, dtype.newbyteorder("<"), count, self.at).reshape(shape)
-        self.at += found.nbytes
-        return found
+        array = np.frombuffer(self.data, dtype.newbyteorder("<"), count, self.at).reshape(shape)
+        self.at += array.nbytes
+        return array
 
     def text(self) -> str:
         length = self.one("Q")
         if length > len(self.data) - self.at:
             self.fail("is cut short")
-        found = bytes(self.data[self.at : self.at + length])
+        content = bytes(self.data[self.at : self.at + length])
         self.at += length
         try:
-            return found.decode()
+            return content.decode()
         except UnicodeDecodeError:
             self.fail("has a name that is not text")
 
@@ -207,10 +206,10 @@ def read_params(path: str | os.PathLike) -> dict[str, np.ndarray]:
     if reader.one("Q") != count:
         reader.fail("has not one name for each array: it is a list without names, or damaged,")
     names = [reader.text() for _ in range(count)]
-    found = {plain_name(name): array for name, array in zip(names, arrays, strict=True)}
-    if len(found) < count:
+    params = {plain_name(name): array for name, array in zip(names, arrays, strict=True)}
+    if len(params) < count:
         reader.fail("has two arrays of one name")
-    return {name: array for name, array in found.items() if array is not None}
+    return {name: array for name, array in params.items() if array is not None}
 
 
 def plain_name(name: str) -> str:
