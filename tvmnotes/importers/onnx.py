@@ -1,4 +1,4 @@
-"""ONNX models into Relax: `from_onnx` reads a file, checks it, fixes every shape and hands it to TVM's ONNX frontend.
+"""`from_onnx` reads an ONNX model, checks it, fixes every shape and hands it to TVM's ONNX frontend.
 
 TVM's frontend takes most networks as they come, but where a size is computed inside the graph (padding, resizing,
 position encodings) it wants a constant. So the input shapes are settled first, ONNX infers all others from them, and
@@ -188,7 +188,7 @@ def _match(spec: TensorSpec, dims: list[int | str] | None, dtype: str, sizes: di
 
 
 def _declared(value: onnx.ValueInfoProto) -> tuple[list[int | str] | None, str]:
-    """What the model says of an input: sizes, symbols and "?" for each dimension (None: any rank), and the dtype."""
+    """Return what the model says of an input: sizes, symbols and "?" by dimension (None: any rank), and the dtype."""
     tensor = value.type.tensor_type
     if value.type.WhichOneof("value") != "tensor_type" or tensor.elem_type in (0, onnx.TensorProto.STRING):
         raise NotImplementedError(f"input {value.name!r} is no tensor of numbers; TVM takes only those")
@@ -235,7 +235,7 @@ def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRMo
 
 @relax.expr_functor.mutator
 class _SafeTake(relax.PyExprMutator):
-    """TVM's importer gathers without a check of the indices; a wrong one then reads whatever lies there, or crashes."""
+    """This clips the indices of `take`: in TVM 0.27's frontend a wrong one reads whatever lies there, or crashes."""
 
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)

@@ -19,7 +19,7 @@ import numpy as np
 
 @dataclass
 class Node:
-    """A node of the graph: `inputs` are numbers of nodes, each with the number of one of its outputs.
+    """A node of the graph has as `inputs` the numbers of nodes, each with the number of one of its outputs.
 
     A variable, which is an input or a parameter, is of the op "null".
     """
@@ -32,7 +32,7 @@ class Node:
 
 @dataclass
 class Graph:
-    """Nodes in an order in which each comes after what it reads, and the outputs, as the inputs of a node."""
+    """A graph lists its nodes, each after what it reads, and its outputs, written as a node's inputs."""
 
     nodes: list[Node]
     heads: list[tuple[int, int]]
@@ -47,7 +47,7 @@ _NO_SYMBOL = "expected the JSON of an MXNet symbol"
 
 
 def read_symbol(source: str | os.PathLike) -> Graph:
-    """The graph of a -symbol.json file, or of its text, as MXNet 0.8 to 1.9 write it.
+    """Read the graph of a -symbol.json file, or of its text, as MXNet 0.8 to 1.9 write it.
 
     Raises FileNotFoundError where there is no such file, and ValueError for what is no symbol, saying where it fails.
     """
@@ -115,7 +115,7 @@ _MOST_AXES = 32
 
 
 class _Reader:
-    """Reads numbers and arrays from a file in memory, and never more than it holds."""
+    """A reader takes numbers and arrays from a file in memory, and never more than it holds."""
 
     def __init__(self, data, name: str):
         self.data, self.name, self.at = data, name, 0
@@ -145,7 +145,7 @@ class _Reader:
         return shape
 
     def array(self) -> np.ndarray | None:
-        """The next array, a view of the file; None for one without a shape."""
+        """Return the next array, a view of the file, or None for one without a shape."""
         magic = self.one("I")
         if magic in (_V2, _V3):
             if storage := self.one("i"):
@@ -185,7 +185,7 @@ class _Reader:
 
 
 def read_params(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The arrays of a .params file by name, without the "arg:" and "aux:" before them. They are views of the file.
+    """Read the arrays of a .params file by name, without "arg:" and "aux:" before it. They are views of the file.
 
     Raises FileNotFoundError where there is none, and ValueError for what is no such file, saying where it fails.
     """
@@ -213,5 +213,5 @@ def read_params(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name in the symbol: without what says whether training learns it ("arg:") or keeps it ("aux:")."""
+    """Return a parameter's name in the symbol, without "arg:" (training learns it) or "aux:" (training keeps it)."""
     return name.removeprefix("arg:").removeprefix("aux:")

@@ -1,4 +1,4 @@
-"""GluonCV's networks, and GluonCV beside torch: it refuses to be imported where it can import a torch of today.
+"""This makes GluonCV's networks, and lets GluonCV be imported beside a torch of today, which it refuses.
 
 The only file that imports mxnet.
 """
@@ -29,18 +29,18 @@ _SIZES = {"cifar": 32, "inceptionv3": 299, "ssd_300": 300, "ssd_512": 512, "yolo
 
 
 def installed() -> bool:
-    """Whether MXNet and GluonCV are: the extra "mxnet", for Python 3.10 and 3.11."""
+    """Say whether MXNet and GluonCV are: the extra "mxnet", for Python 3.10 and 3.11."""
     return all(importlib.util.find_spec(name) for name in ("mxnet", "gluoncv"))
 
 
 def shape_of(name: str) -> tuple[int, int, int, int]:
-    """The input of a network of GluonCV's zoo, as it was trained: (1, 3, size, size)."""
+    """Return the shape that a network of GluonCV's zoo was trained for: (1, 3, size, size)."""
     size = next((size for start, size in _SIZES.items() if name.startswith(start)), 224)
     return (1, 3, size, size)
 
 
 def network(name: str):
-    """A network of GluonCV's zoo as a HybridBlock; its `weights_kind` is "pretrained" or "seeded".
+    """Make a network of GluonCV's zoo, a HybridBlock; its `weights_kind` is "pretrained" or "seeded".
 
     Pretrained weights are taken where they are cached or can be fetched. Seeded ones are the same each time, and each
     batch norm's mean and variance are those of a random batch. Raises ModuleNotFoundError without MXNet and GluonCV,
@@ -67,7 +67,7 @@ def _seeded(get_model, name: str):
     import mxnet as mx  # for speed: it takes seconds, and is an extra
 
     class Init(mx.init.Xavier):
-        """He's initialization for matrices; of vectors, scales are 1, others 0."""
+        """Matrices get He's initialization; of vectors, scales are 1, others 0."""
 
         def _init_weight(self, description, array):
             if array.ndim > 1:
@@ -147,7 +147,7 @@ def _plainly():
 
 
 def exported(name: str) -> tuple[Path, Path, str]:
-    """A network of GluonCV's zoo as files: the symbol's, the parameters', and the kind of its weights.
+    """Return a network of GluonCV's zoo as two files, the symbol's and the parameters', and the kind of its weights.
 
     They are written once, to the cache.
     """
@@ -176,7 +176,7 @@ def export(net, symbol_file: Path, params_file: Path) -> None:
 
 
 def as_symbol(block) -> tuple:
-    """The symbol of a HybridBlock with one input, "data", and its parameters by name.
+    """Return the symbol of a HybridBlock with one input, "data", and its parameters by name.
 
     Raises ValueError where the parameters have no values yet, or where the block wants more inputs.
     """
@@ -204,7 +204,7 @@ def _flat(outputs):
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """On `sys.meta_path`, has `import gluoncv` run `without_torch`."""
+    """On `sys.meta_path`, a finder has `import gluoncv` run `without_torch`."""
 
     def find_spec(self, name, path=None, target=None):
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == "gluoncv" else None

@@ -1,6 +1,6 @@
-"""MXNet networks into Relax: `from_mxnet` reads the symbol and its parameters, with or without MXNet installed.
+"""`from_mxnet` turns an MXNet network into Relax; it reads symbol and parameters with or without MXNet installed.
 
-Not through ONNX: each operator is converted by itself, see call.py.
+It does not go through ONNX: each operator is converted by itself, see call.py.
 """
 
 import os
@@ -57,7 +57,7 @@ def from_mxnet(
 
 
 def _read(symbol) -> tuple[Graph, dict]:
-    """The graph, and the parameters that a HybridBlock brings along."""
+    """Return the graph, and the parameters that a HybridBlock brings along."""
     if isinstance(symbol, str | os.PathLike):
         return read_symbol(symbol), {}
     if hasattr(symbol, "tojson") and hasattr(symbol, "list_arguments"):
@@ -88,7 +88,7 @@ def _arrays(params) -> dict[str, np.ndarray]:
 
 
 def _used(graph: Graph) -> Graph:
-    """The graph without what no output reads: labels, and nodes that only training needs."""
+    """Return the graph without what no output reads: labels, and nodes that only training needs."""
     needed, waiting = set(), [source for source, _ in graph.heads]
     while waiting:
         number = waiting.pop()
@@ -187,7 +187,7 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
 
 
 def _emitted(call: Call) -> list[relax.Expr]:
-    """The outputs of a node as variables. Raises what its converter says, with the node's name."""
+    """Return the outputs of a node as variables. Raises what its converter says, with the node's name."""
     node = call.node
     try:
         outputs = CONVERTERS[node.op](call)
