@@ -1,4 +1,4 @@
-"""Operators that MXNet and Relay share and Relax lacks, made of Relax's; both call them."""
+"""These are operators that MXNet and Relay share and Relax lacks: the converters of both make them of Relax's here."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ..base.relax import fixed_shape
 
 
 def reshaped(shape: Sequence[int], target: Sequence[int], reverse: bool = False, allowzero: bool = False) -> list[int]:
-    """The shape that the codes in `target` mean for a tensor of a shape.
+    """Return the shape that the codes in `target` mean for a tensor of `shape`.
 
     0 keeps an axis (with `allowzero` it is a size), -1 is what is left, -2 keeps all axes that follow, -3 joins two,
     and -4 splits one into the two sizes that follow it. `reverse` reads both from the right. Raises ValueError for a
@@ -48,13 +48,13 @@ def reshaped(shape: Sequence[int], target: Sequence[int], reverse: bool = False,
 
 
 def reduced_axes(rank: int, axes: Sequence[int], exclude: bool) -> list[int]:
-    """The axes that a reduction takes away: those in `axes`, all where there are none, or with `exclude` the others."""
+    """Return the axes that a reduction takes away: those in `axes`, all for none, with `exclude` the others."""
     named = {axis % rank for axis in axes}
     return [axis for axis in range(rank) if not named or (axis in named) != bool(exclude)]
 
 
 def product(a: relax.Expr, b: relax.Expr, turn_a: bool, turn_b: bool, dtype: str | None = None) -> relax.Expr:
-    """The matrix product of two stacks of matrices; either side may be turned, its rows made columns, first."""
+    """Multiply two stacks of matrices; each of them may be transposed first."""
     return R.matmul(_turned(a) if turn_a else a, _turned(b) if turn_b else b, dtype)
 
 
@@ -64,7 +64,7 @@ def _turned(x: relax.Expr) -> relax.Expr:
 
 
 def padded(x: relax.Expr, widths: Sequence[tuple[int, int]], mode: str) -> relax.Expr:
-    """`x` with its own values around it, axis by axis, as NumPy's modes edge, reflect and symmetric have them."""
+    """Surround `x` with values of its own, axis by axis, as NumPy's modes edge, reflect and symmetric do."""
     for axis, ((before, behind), size) in enumerate(zip(widths, fixed_shape(x.ty), strict=True)):
         places = np.pad(np.arange(size, dtype="int32"), (before, behind), mode)
         x = R.take(x, relax.const(places), axis) if before or behind else x
@@ -76,7 +76,7 @@ def logarithm(x: relax.Expr, base: int) -> relax.Expr:
 
 
 def local_response_norm(x: relax.Expr, size: int, axis: int, bias: float, alpha: float, beta: float) -> relax.Expr:
-    """x / (bias + alpha / size · sum of squares of `size` neighbours along an axis) ** beta."""
+    """Compute x / (bias + alpha / size · sum of squares of `size` neighbours along an axis) ** beta."""
     shape, half = fixed_shape(x.ty), size // 2
     widths = [(half, half) if n == axis else (0, 0) for n in range(len(shape))]
     squares, total = R.nn.pad(R.multiply(x, x), sum(widths, ())), None

@@ -1,4 +1,4 @@
-"""What every importer ends with: `as_model` makes the model that it returns, and holds it to their contract."""
+"""Every importer ends with `as_model`, which makes the model that it returns and holds it to their contract."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,7 +9,7 @@ from tvm import relax
 def as_model(
     mod: tvm.IRModule, inputs: Iterable[str], weights: Mapping[str, tvm.runtime.Tensor]
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """A model `(mod, params)` as importers/__init__.py describes it.
+    """Make a model `(mod, params)` as importers/__init__.py describes it.
 
     `main` of `mod`, which is changed, has one parameter for each of `inputs` and then one for each of `weights`, and
     these get their names, which TVMScript may print otherwise. A weight that no output needs is left out.

@@ -1,4 +1,4 @@
-"""ONNX models into Relax: `from_onnx` reads a file, checks it, fixes every shape and hands it to TVM's ONNX frontend.
+"""`from_onnx` reads an ONNX model, checks it, fixes every shape and hands it to TVM's ONNX frontend.
 
 TVM's frontend takes most networks as they come, but where a size is computed inside the graph (padding, resizing,
 position encodings) it wants a constant. So the input shapes are settled first, ONNX infers all others from them, and
@@ -84,24 +84,24 @@ def _load(model) -> onnx.ModelProto:
 def _parse(data: bytes, source: str) -> onnx.ModelProto:
     head = data[:512].lstrip().lower()
     if not data:
-        found = "it is empty"
+        cause = "it is empty"
     elif head.startswith(b"version https://git-lfs"):
-        found = "it is a Git LFS pointer, not the file itself: run `git lfs pull`, or download the file by its raw link"
+        cause = "it is a Git LFS pointer, not the file itself: run `git lfs pull`, or download the file by its raw link"
     elif head.startswith(b"<"):
-        found = "it is an HTML or XML page: the download fetched a web page in place of the file"
+        cause = "it is an HTML or XML page: the download fetched a web page in place of the file"
     elif head.startswith((b"pk\x03\x04", b"\x1f\x8b")):
-        found = "it is an archive: unpack it (a .pt or .pth file of PyTorch is one too: see from_pytorch)"
+        cause = "it is an archive: unpack it (a .pt or .pth file of PyTorch is one too: see from_pytorch)"
     else:
         proto = onnx.ModelProto()
         try:
             proto.ParseFromString(data)
         except (DecodeError, RuntimeError):
-            found = "it is cut short or damaged, or another kind of file"
+            cause = "it is cut short or damaged, or another kind of file"
         else:
             if proto.graph.output:
                 return proto
-            found = "it is cut short or another kind of file: it holds no graph with outputs"
-    raise ValueError(f"expected an ONNX model, but {source} ({len(data):,} bytes) is none: {found}")
+            cause = "it is cut short or another kind of file: it holds no graph with outputs"
+    raise ValueError(f"expected an ONNX model, but {source} ({len(data):,} bytes) is none: {cause}")
 
 
 def _load_external_data(proto: onnx.ModelProto, source: str, folder: Path | None) -> None:
@@ -138,23 +138,23 @@ def _check(proto: onnx.ModelProto) -> None:
 def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     """Match the wishes in `inputs` with the graph's inputs, write the sizes into the graph and return them in order."""
     declared = {value.name: _declared(value) for value in graph.input}
-    given = {}
+    wanted = {}
     if inputs is not None:
-        given = {
+        wanted = {
             spec.name: spec
             for spec in parse_inputs(inputs, list(declared), {name: dtype for name, (_, dtype) in declared.items()})
         }
-    unknown = [name for name in given if name not in declared]
+    unknown = [name for name in wanted if name not in declared]
     if unknown:
         raise ValueError(f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {_listed(declared)}")
 
     sizes = {}
-    for name, spec in given.items():
+    for name, spec in wanted.items():
         _match(spec, *declared[name], sizes)
     specs, unsettled = [], {}
     for name, (dims, dtype) in declared.items():
         known = ["?"] if dims is None else dims
-        shape = given[name].shape if name in given else tuple(sizes.get(dim, (dim,))[0] for dim in known)
+        shape = wanted[name].shape if name in wanted else tuple(sizes.get(dim, (dim,))[0] for dim in known)
         if all(isinstance(n, int) for n in shape):
             specs.append(TensorSpec(name, shape, dtype))
         else:
@@ -188,7 +188,7 @@ def _match(spec: TensorSpec, dims: list[int | str] | None, dtype: str, sizes: di
 
 
 def _declared(value: onnx.ValueInfoProto) -> tuple[list[int | str] | None, str]:
-    """What the model says of an input: sizes, symbols and "?" for each dimension (None: any rank), and the dtype."""
+    """Return what the model says of an input: sizes, symbols and "?" by dimension (None: any rank), and the dtype."""
     tensor = value.type.tensor_type
     if value.type.WhichOneof("value") != "tensor_type" or tensor.elem_type in (0, onnx.TensorProto.STRING):
         raise NotImplementedError(f"input {value.name!r} is no tensor of numbers; TVM takes only those")
@@ -235,7 +235,7 @@ def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRMo
 
 @relax.expr_functor.mutator
 class _SafeTake(relax.PyExprMutator):
-    """TVM's importer gathers without a check of the indices; a wrong one then reads whatever lies there, or crashes."""
+    """This clips the indices of `take`: in TVM 0.27's frontend a wrong one reads whatever lies there, or crashes."""
 
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)

@@ -1,4 +1,4 @@
-"""What an ONNX graph goes through on its way to TVM's frontend; `onnx.py` calls these steps in this order.
+"""These are the steps of an ONNX graph on its way to TVM's frontend; `onnx.py` calls them in this order.
 
 require_operators -> modernize -> fold_constants -> prepare_for_tvm. Each takes a checked ModelProto with settled input
 shapes; `modernize` and `fold_constants` return a new one, and all of them may change the one they were given.
@@ -139,7 +139,7 @@ def _fold_once(proto: onnx.ModelProto) -> bool:
 
 
 def _evaluate(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict) -> dict[str, np.ndarray] | None:
-    """The outputs of a node, by name, where constants and shapes decide them and they are small; None otherwise."""
+    """Return a node's outputs by name if constants and shapes decide them and they are small, None otherwise."""
     outputs = [name for name in node.output if name]
     if node.domain not in ("", "ai.onnx") or not all(name in shapes and _is_small(shapes[name]) for name in outputs):
         return None

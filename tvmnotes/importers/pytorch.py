@@ -1,4 +1,4 @@
-"""PyTorch networks in: `from_pytorch` turns an nn.Module, a traced or scripted module or an ExportedProgram into
+"""`from_pytorch` turns an nn.Module, a traced or scripted module or an ExportedProgram into
 `(IRModule, params)`, as importers/__init__.py describes it.
 
 The way: capture (torch.export) -> decompose into core operators -> turn every weight, buffer and constant into a
@@ -151,7 +151,7 @@ def _listed(specs: list[TensorSpec]) -> str:
 
 
 def _input_values(program: ExportedProgram) -> dict[str, Any]:
-    """The inputs of `program` in order: name -> torch's stand-in tensor, with shape and dtype."""
+    """Return the inputs of `program` in order: name -> torch's stand-in tensor, with shape and dtype."""
     kept = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
     values = {}
     for spec in program.graph_signature.input_specs:
@@ -203,7 +203,7 @@ def _check_program(program: ExportedProgram) -> None:
 
 
 def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
-    """An ExportedProgram with fixed shapes. Raises ValueError where the network does not run on such inputs."""
+    """Capture an ExportedProgram with fixed shapes. Raises ValueError if the network does not run on such inputs."""
     examples = tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
     if isinstance(model, ExportedProgram):
         if all(isinstance(n, int) for value in _input_values(model).values() for n in value.shape):
@@ -228,7 +228,7 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
 
 
 def _unscript(model: torch.jit.ScriptModule, examples: tuple) -> torch.nn.Module:
-    """A traced or scripted module as a module that torch.export takes. The converter is internal to torch, and its
+    """Make a module that torch.export takes of a traced or scripted one. The converter is internal to torch, and its
     programs have open shapes, therefore the second export in `_capture`."""
     return TS2EPConverter(model, examples).convert().module()
 

@@ -1,4 +1,4 @@
-"""Operators that TVM 0.27's PyTorch importer gets wrong or lacks, for pytorch.py.
+"""These are the operators that TVM 0.27's PyTorch importer gets wrong or lacks, for pytorch.py.
 
 Where one operator can be said with others, DECOMPOSITIONS rewrites it within PyTorch, before TVM sees it. The rest is
 in CONVERTERS, under the importer's own keys: functions of a torch.fx node and the importer, which emit Relax. What can
@@ -60,7 +60,7 @@ def _roll(x: torch.Tensor, shifts: list[int], dims: list[int] = ()) -> Any:
 def _slice_scatter(
     x: torch.Tensor, part: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
-    """x with x[start:end] set to part: as in `_roll`."""
+    """It is x with x[start:end] set to part; slices are joined as in `_roll`."""
     if step != 1:
         return NotImplemented
     start, end, _ = slice(start, end).indices(x.shape[dim])
@@ -82,10 +82,10 @@ def _group_norm(
         return NotImplemented
     apart = x.reshape(x.shape[0], groups, -1)
     centred = apart - apart.mean(2, keepdim=True)
-    made = (centred * torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)).reshape(x.shape)
+    scaled = (centred * torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)).reshape(x.shape)
     shape = [-1, *[1] * (x.ndim - 2)]
-    made = made if weight is None else made * weight.reshape(shape)
-    return made if bias is None else made + bias.reshape(shape)
+    scaled = scaled if weight is None else scaled * weight.reshape(shape)
+    return scaled if bias is None else scaled + bias.reshape(shape)
 
 
 def _layer_norm(
@@ -123,7 +123,7 @@ def _shape(node: fx.Node) -> list[int]:
 
 
 def _reduce(op: Callable) -> Callable:
-    """aten's (input, dims, keepdim) reductions. TVM lacks amax, amin, and prod along an axis."""
+    """TVM lacks amax, amin, and prod along an axis: aten's reductions of (input, dims, keepdim)."""
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
         x, dims, keepdim = (*node.args, *([], False)[len(node.args) - 1 :])
@@ -133,13 +133,13 @@ def _reduce(op: Callable) -> Callable:
 
 
 def _rows(node: fx.Node, importer: Any) -> relax.Var:
-    """embedding(weight, ids): TVM's way reads outside the table where an id is too large, and warns of it."""
+    """embedding(weight, ids) reads outside the table in TVM's way where an id is too large, and warns of it."""
     weight, ids = (importer.env[argument] for argument in node.args[:2])
     return importer.block_builder.emit(relax.op.take(weight, ids, axis=0, mode="clip"))
 
 
 def _index(node: fx.Node, importer: Any) -> relax.Var:
-    """x[:, i, j]. TVM's way goes wrong on negative indices, and on two of them after a colon.
+    """x[:, i, j] goes wrong in TVM's way on negative indices, and on two of them after a colon.
 
     The indexed axes, made neighbours, become one; one number then picks an element along it. Indices out of range
     pick the nearest element.
@@ -160,11 +160,11 @@ def _index(node: fx.Node, importer: Any) -> relax.Var:
         flat = index if flat is None else relax.op.add(relax.op.multiply(flat, extent), index)
     if count > 1:
         x = relax.op.reshape(x, [*shape[:first], math.prod(shape[first : first + count]), *shape[first + count :]])
-    return importer.block_builder.emit(relax.op.take(x, importer.block_builder.emit(flat), axis=first, mode="clip"))
+    return importer.block_builder.emit(relax.op.take(x, flat, axis=first, mode="clip"))
 
 
 def _resize(method: str) -> Callable:
-    """upsample(input, size, [align_corners,] scales). TVM rounds "nearest" to other pixels than PyTorch, and takes the
+    """upsample(input, size, [align_corners,] scales): TVM rounds "nearest" to other pixels than PyTorch, and takes the
     ratio of the two sizes for the scale, which PyTorch does only where no scale is given."""
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
@@ -214,7 +214,7 @@ def _max_pool2d(node: fx.Node, importer: Any) -> relax.Var:
 
 
 def _in_float32(usual: str | Callable, product: bool = False) -> Callable:
-    """An operator that sums, in half precision: in float32 and then rounded, as PyTorch does on a CPU.
+    """Convert an operator that sums: half precision is summed in float32 and then rounded, as PyTorch does on a CPU.
 
     TVM's way keeps the sum in the operands' dtype; and it takes every product for float32, whatever it is made of.
     `usual` is the converter: the importer's method of that name, or a function like those of CONVERTERS.
@@ -231,10 +231,10 @@ def _in_float32(usual: str | Callable, product: bool = False) -> Callable:
             return emit(node)
         for arg in operands:
             importer.env[arg] = importer.block_builder.emit(relax.op.astype(own[arg], "float32"))
-        made = emit(node)
+        result = emit(node)
         importer.env.update({arg: own[arg] for arg in operands})
         dtype = importer._convert_data_type(node.meta["val"].dtype)
-        return importer.block_builder.emit(relax.op.astype(made, dtype))
+        return importer.block_builder.emit(relax.op.astype(result, dtype))
 
     return convert
 

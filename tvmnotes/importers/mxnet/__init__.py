@@ -1,1 +1,1 @@
-"""MXNet symbols and Gluon networks in."""
+"""This package imports MXNet's symbols and Gluon's networks."""

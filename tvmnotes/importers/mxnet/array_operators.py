@@ -1,4 +1,4 @@
-"""MXNet's operators on arrays in Relax, see call.py: shapes, new arrays, choosing, ordering, reducing."""
+"""The converters of MXNet's operators on arrays (see call.py): shapes, new arrays, choosing, ordering, reducing."""
 
 import functools
 import math
@@ -95,7 +95,7 @@ def _split_v2(c: Call):
 
 
 def _cut(c: Call, axis: int, begins) -> list[relax.Expr]:
-    """The parts of an axis that begin there."""
+    """Cut an axis into the parts that begin at `begins`."""
     ends = [*begins[1:], c.shape[axis]]
     parts = [op.strided_slice(c.x, [axis], [begin], [end]) for begin, end in zip(begins, ends, strict=True)]
     return [op.squeeze(part, [axis]) for part in parts] if c.get("squeeze_axis", False) else parts
@@ -278,7 +278,7 @@ def _one_hot(c: Call):
 
 
 def _line(c: Call) -> tuple[relax.Expr, int]:
-    """What is ordered, and along which axis: the last where none is named, all as one line where it is None."""
+    """Return what is ordered, and along which axis: the last if none is named, all as one line if it is None."""
     if c.node.attrs.get("axis", "").strip() == "None":
         return c.emit(_flat(c)), 0
     return c.x, int(c.get("axis", -1)) % c.rank
@@ -319,7 +319,7 @@ def _argmax(c: Call):
 
 
 def _reduced(c: Call, reduce) -> relax.Expr:
-    """An array without some axes, and of one number where that is all: MXNet's arrays have at least one axis."""
+    """Reduce the axes that the node names. MXNet's arrays have at least one axis, so a single number gets one."""
     axes = reduced_axes(c.rank, c.axes() or [], c.get("exclude", False))
     keep = bool(c.get("keepdims", False))
     result = reduce(c.x, axes, keepdims=keep) if axes else c.x

@@ -1,8 +1,8 @@
-"""What the converters of MXNet's operators share: their table, and the node that one converts.
+"""The converters of MXNet's operators share their table, and the `Call`, which is the node that one converts.
 
-They mean what MXNet 1.9 computes in inference. What cannot be so is refused, instead of numbers that are not MXNet's: a
-NotImplementedError for a use that no converter serves, a ValueError for attributes and shapes that do not fit.
-tests/test_import_mxnet.py holds each one against MXNet.
+They compute what MXNet 1.9 does in inference. What cannot be so is refused, instead of numbers that are not MXNet's,
+with a NotImplementedError for a use that no converter serves, and a ValueError for attributes and shapes that do not
+fit. tests/test_import_mxnet.py holds each one against MXNet.
 Source: https://mxnet.apache.org/versions/1.9.1/api/python/docs/api/symbol/index.html
 """
 
@@ -22,7 +22,7 @@ CONVERTERS: dict[str, Callable[["Call"], relax.Expr | list[relax.Expr]]] = {}
 
 
 def converts(*names: str):
-    """The decorator of a converter: the names of its operator."""
+    """Decorate the converter of the operator that has these names."""
 
     def register(function):
         CONVERTERS.update(dict.fromkeys(names, function))
@@ -33,7 +33,7 @@ def converts(*names: str):
 
 @dataclass
 class Call:
-    """A node that is being converted, with what its inputs have become."""
+    """A call is a node that is being converted, with what its inputs have become."""
 
     node: Node
     inputs: list[relax.Expr]
@@ -43,7 +43,7 @@ class Call:
     # ------------------------------------------------------------ attributes
 
     def get(self, name: str, default=None):
-        """An attribute, read as Python reads it; `default` where there is none, or None."""
+        """Return an attribute, read as Python reads it, or `default` if there is none or it is None."""
         text = self.node.attrs.get(name, "None").strip()
         text = re.sub(r"\b(\d+)[lL]\b", r"\1", text)  # as Python 2 wrote whole numbers
         if text in ("", "None"):
@@ -56,29 +56,28 @@ class Call:
             return text
 
     def need(self, name: str):
-        if (found := self.get(name)) is None:
+        if (value := self.get(name)) is None:
             raise ValueError(f"the attribute {name!r} is missing")
-        return found
+        return value
 
     def numbers(self, name: str, count: int, default: int) -> list[int]:
-        """`count` whole numbers."""
-        found = self.get(name, ())
-        found = [found] * count if isinstance(found, int) else list(found) or [default] * count
-        if len(found) != count:
-            raise ValueError(f"{name}={tuple(found)} where {count} numbers belong")
-        return [int(n) for n in found]
+        """Return an attribute that holds `count` whole numbers, all of them `default` if it is missing."""
+        value = self.get(name, ())
+        numbers = [value] * count if isinstance(value, int) else list(value) or [default] * count
+        if len(numbers) != count:
+            raise ValueError(f"{name}={tuple(numbers)} where {count} numbers belong")
+        return [int(n) for n in numbers]
 
     def axes(self, name: str = "axis") -> list[int] | None:
-        """Axes, counted from the front; None where none are named."""
-        found = self.get(name, ())
-        found = [found] if isinstance(found, int) else list(found)
-        return [n % self.rank for n in found] or None
+        """Return an attribute that holds axes, counted from the front, or None if it names none."""
+        value = self.get(name, ())
+        return [n % self.rank for n in ([value] if isinstance(value, int) else value)] or None
 
     def refuse(self, **usual) -> None:
-        """Raise where an attribute is none of those that a converter serves."""
+        """Raise NotImplementedError if an attribute has a value that the converter does not serve."""
         for name, served in usual.items():
-            if (found := self.get(name)) is not None and found not in served:
-                raise NotImplementedError(f"{name}={found}")
+            if (value := self.get(name)) is not None and value not in served:
+                raise NotImplementedError(f"{name}={value}")
 
     # ------------------------------------------------------------ inputs
 
@@ -99,18 +98,17 @@ class Call:
         return dtype_of(self.x)
 
     def expect(self, number: int, *shape: int) -> relax.Expr:
-        """An input that must be of some shape."""
+        """Return an input, which must be of this shape."""
         if number >= len(self.inputs):
             raise ValueError(f"it has {len(self.inputs)} inputs where {number + 1} belong")
-        found = shape_of(self.inputs[number])
-        if found != shape:
-            raise ValueError(f"{self.names[number]!r} must be of shape {shape}; got {found}")
+        if (actual := shape_of(self.inputs[number])) != shape:
+            raise ValueError(f"{self.names[number]!r} must be of shape {shape}; got {actual}")
         return self.inputs[number]
 
     # ------------------------------------------------------------ results
 
     def emit(self, expr: relax.Expr) -> relax.Var:
-        """A variable for an expression, so that its shape is known."""
+        """Bind an expression to a variable, whose shape is then known. Nested calls need none: Relax flattens them."""
         return self.builder.emit(expr)
 
     def const(self, value, dtype: str | None = None) -> relax.Expr:
@@ -118,7 +116,7 @@ class Call:
         return relax.const(np.asarray(value, dtype), dtype)
 
     def along(self, number: int, size: int, axis: int) -> relax.Expr:
-        """An input that must be a vector of a size, laid along an axis of the first input."""
+        """Return an input, which must be a vector of this size, laid along an axis of the first input."""
         shape = [1] * self.rank
         shape[axis] = size
         return op.reshape(self.expect(number, size), shape)

@@ -1,4 +1,4 @@
-"""MXNet's operators for detection in Relax, see call.py: anchors, boxes, non-maximum suppression, pooling of regions.
+"""The converters of MXNet's operators for detection (see call.py): anchors, boxes, their suppression, regions.
 
 Sources: MXNet 1.9.1, src/operator/contrib: bounding_box-inl.h, multibox_prior.cc, multibox_detection.cc, roi_align.cc.
 """
@@ -23,7 +23,7 @@ from .call import Call, converts, shape_of
 
 @quick_script()
 def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
-    """A kernel of scores (rows, length) float32 that finds the `count` largest of each row, and where they are.
+    """Make a kernel of scores (rows, length) float32 that finds the `count` largest of each row, and where they are.
 
     It writes places (rows, count) int32 and best (rows, count) float32. They come in the order of the row, equal ones
     from the front. Sorting all scores would take a detector longer than its convolutions, so this finds the least of
@@ -84,7 +84,7 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
 
 @quick_script()
 def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") -> tvm.tirx.PrimFunc:
-    """A kernel of data (batch, rows, width) and order (batch, count) int32, the rows by falling score.
+    """Make a kernel of data (batch, rows, width) and order (batch, count) int32, the rows by falling score.
 
     It writes the rows that remain to kept (batch, rows, width), in that order and with -1 behind them, and their
     numbers to places (batch, rows, 1).
@@ -160,7 +160,7 @@ def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") 
 
 @dataclass(frozen=True)
 class Suppression:
-    """How boxes suppress each other: the attributes of box_nms, `center` for its in_format."""
+    """This says how boxes suppress each other: it holds the attributes of box_nms, with `center` for its in_format."""
 
     overlap_thresh: float = 0.5
     valid_thresh: float = 0.0
@@ -178,7 +178,7 @@ class Suppression:
 
 
 def _remaining(c: Call, name: str, data: relax.Expr, how: Suppression) -> list[relax.Expr]:
-    """What `suppressed` gives for data (batch, rows, width): the rows that remain, and their numbers."""
+    """Suppress rows of data (batch, rows, width); return those that remain, and their numbers (see `suppressed`)."""
     batch, rows, width = shape_of(data)
     order = _by_score(c, data, how)
     kernel = suppressed(batch, rows, width, shape_of(order)[1], how)
@@ -186,7 +186,7 @@ def _remaining(c: Call, name: str, data: relax.Expr, how: Suppression) -> list[r
 
 
 def _by_score(c: Call, data: relax.Expr, how: Suppression) -> relax.Expr:
-    """The rows of data (batch, rows, width) with the best scores, best first: int32 (batch, topk), or all rows."""
+    """Return the rows of data (batch, rows, width) by falling score, int32: the best `topk`, or all."""
     batch, rows, _ = shape_of(data)
     scores = op.squeeze(_column(data, how.score_index, 2), [2])
     if how.id_index >= 0:  # of the background none may take a place among the best
@@ -201,7 +201,7 @@ def _by_score(c: Call, data: relax.Expr, how: Suppression) -> relax.Expr:
 
 
 def _call(c: Call, name: str, kernel, inputs: list[relax.Expr], *results: tuple) -> list[relax.Expr]:
-    """The two arrays, of these shapes and dtypes, that a kernel makes of others."""
+    """Call a kernel that makes two arrays, of these shapes and dtypes."""
     types = [relax.TensorType(shape, dtype) for shape, dtype in results]
     both = c.emit(relax.call_tir(c.builder.add_func(kernel.without_attr("global_symbol"), name), inputs, types))
     return [relax.TupleGetItem(both, n) for n in (0, 1)]
@@ -227,12 +227,12 @@ def _column(data: relax.Expr, number: int, axis: int) -> relax.Expr:
 
 
 def _columns(data: relax.Expr, axis: int) -> list[relax.Expr]:
-    """The four numbers of boxes, which lie along the last axis."""
+    """Return the four numbers of boxes, which lie along the last axis, as columns."""
     return [_column(data, number, axis) for number in range(4)]
 
 
 def _box_of_center(c: Call, boxes: list[relax.Expr]) -> list[relax.Expr]:
-    """x, y, width and height from corners."""
+    """Return x, y, width and height of boxes that are given by their corners."""
     left, top, right, bottom = boxes
     wide, high, half = right - left, bottom - top, c.const(0.5, "float32")
     return [left + wide * half, top + high * half, wide, high]
@@ -248,7 +248,7 @@ def _box_decode(c: Call):
 
 
 def _decoded(c: Call, offsets, anchors: list[relax.Expr], scales: list[float], axis: int, limit: float = -1.0):
-    """Corners of boxes, along an axis, from offsets to anchors; the anchors as middle, width and height."""
+    """Return the corners of boxes from their offsets to anchors, which come as middle, width and height."""
     offsets, low, high = _columns(offsets, axis), [], []
     for n in (0, 1):
         middle = offsets[n] * c.const(scales[n], "float32") * anchors[n + 2] + anchors[n]
@@ -281,7 +281,7 @@ def _box_iou(c: Call):
 
 @converts("_contrib_MultiBoxPrior", "MultiBoxPrior")
 def _multibox_prior(c: Call):
-    """The anchors of a map, as MXNet reckons them: its shape alone says where they are."""
+    """The anchors of a map are constants, as its shape alone says where they are."""
     height, width = c.shape[2:]
     sizes, ratios = (np.atleast_1d(np.asarray(c.get(name, (1.0,)), "float32")) for name in ("sizes", "ratios"))
     (step_y, step_x), (offset_y, offset_x) = c.get("steps", (-1.0, -1.0)), c.get("offsets", (0.5, 0.5))
@@ -342,7 +342,7 @@ def _roi_pooling(c: Call):
 
 
 def _regions(c: Call) -> tuple[relax.Expr, relax.Expr]:
-    """Rows of (picture, four corners) with a picture that there is, and which of them named one: bool (rows, 1, 1, 1).
+    """Return rows of (picture, corners) with a picture that exists, and which of them named one: bool (rows, 1, 1, 1).
 
     Networks with maps of several sizes give each region to one of them, and to the others with the picture -1.
     """

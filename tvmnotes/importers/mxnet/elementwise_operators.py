@@ -1,4 +1,4 @@
-"""MXNet's operators that compute element by element in Relax, see call.py."""
+"""The converters of MXNet's operators that compute element by element (see call.py)."""
 
 import functools
 import math
@@ -49,7 +49,7 @@ _BINARY = {
 
 
 def _register(name: str, function) -> None:
-    """`function` under MXNet's names for it: with two arrays, with an array and a number, and with the number first."""
+    """Register `function` by MXNet's names for it: for two arrays, an array and a number, a number and an array."""
     short, capital = {"plus": "add", "minus": "sub"}.get(name, name), name.title()
     names = [f"_{name}", f"_{capital}", f"broadcast_{name}", f"_{short}", f"broadcast_{short}"]
     names += [f"elemwise_{short}"] if short in ("add", "sub", "mul", "div") else []
@@ -131,7 +131,7 @@ def _multicast(c: Call):
 
 
 def _softrelu(c: Call):
-    """log(1 + exp(x)), which is x where exp(x) would be too large."""
+    """It is log(1 + exp(x)), and does not overflow where exp(x) would."""
     return op.nn.relu(c.x) + op.log(op.exp(op.negative(op.abs(c.x))) + c.const(1))
 
 

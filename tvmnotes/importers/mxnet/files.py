@@ -19,7 +19,7 @@ import numpy as np
 
 @dataclass
 class Node:
-    """A node of the graph: `inputs` are numbers of nodes, each with the number of one of its outputs.
+    """A node of the graph has as `inputs` the numbers of nodes, each with the number of one of its outputs.
 
     A variable, which is an input or a parameter, is of the op "null".
     """
@@ -32,7 +32,7 @@ class Node:
 
 @dataclass
 class Graph:
-    """Nodes in an order in which each comes after what it reads, and the outputs, as the inputs of a node."""
+    """A graph lists its nodes, each after what it reads, and its outputs, written as a node's inputs."""
 
     nodes: list[Node]
     heads: list[tuple[int, int]]
@@ -47,7 +47,7 @@ _NO_SYMBOL = "expected the JSON of an MXNet symbol"
 
 
 def read_symbol(source: str | os.PathLike) -> Graph:
-    """The graph of a -symbol.json file, or of its text, as MXNet 0.8 to 1.9 write it.
+    """Read the graph of a -symbol.json file, or of its text, as MXNet 0.8 to 1.9 write it.
 
     Raises FileNotFoundError where there is no such file, and ValueError for what is no symbol, saying where it fails.
     """
@@ -64,22 +64,22 @@ def read_symbol(source: str | os.PathLike) -> Graph:
         except UnicodeDecodeError:
             raise ValueError(f"{_NO_SYMBOL}; {name} is not text (a .params file goes second)") from None
     try:
-        given = json.loads(text)
+        entries = json.loads(text)
     except RecursionError:
         raise ValueError(f"{_NO_SYMBOL}; {name} is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{_NO_SYMBOL}; {name} is cut short or damaged: {error}") from None
     try:
-        return _graph(given)
+        return _graph(entries)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{_NO_SYMBOL}; {name} is JSON, but no symbol: {reason}") from None
 
 
-def _graph(given: dict) -> Graph:
+def _graph(entries: dict) -> Graph:
     nodes, number = [], []  # where each node of the file is
-    version = given.get("attrs", {}).get("mxnet_version", [None, 0])[1]
-    for position, entry in enumerate(given["nodes"]):
+    version = entries.get("attrs", {}).get("mxnet_version", [None, 0])[1]
+    for position, entry in enumerate(entries["nodes"]):
         # "param" held what the operator reads up to 0.8, "attr" then and "attrs" now may hold more than that.
         attrs = {}
         for key in ("attr", "attrs", "param"):
@@ -99,8 +99,8 @@ def _graph(given: dict) -> Graph:
             del node.attrs["axis"]  # it meant all axes
         number.append(len(nodes))
         nodes.append(node)
-    heads = [(number[source], int(rest[0]) if rest else 0) for source, *rest in given["heads"]]
-    if not heads or min(source for source, *_ in given["heads"]) < 0:
+    heads = [(number[source], int(rest[0]) if rest else 0) for source, *rest in entries["heads"]]
+    if not heads or min(source for source, *_ in entries["heads"]) < 0:
         raise ValueError("no outputs (heads)")
     return Graph(nodes, heads)
 
@@ -115,7 +115,7 @@ _MOST_AXES = 32
 
 
 class _Reader:
-    """Reads numbers and arrays from a file in memory, and never more than it holds."""
+    """A reader takes numbers and arrays from a file in memory, and never more than it holds."""
 
     def __init__(self, data, name: str):
         self.data, self.name, self.at = data, name, 0
@@ -130,9 +130,8 @@ class _Reader:
         size = struct.calcsize(kind)
         if size > len(self.data) - self.at:
             self.fail("is cut short")
-        found = struct.unpack_from(kind, self.data, self.at)
         self.at += size
-        return found
+        return struct.unpack_from(kind, self.data, self.at - size)
 
     def one(self, kind: str) -> int:
         return self.take("<" + kind)[0]
@@ -146,7 +145,7 @@ class _Reader:
         return shape
 
     def array(self) -> np.ndarray | None:
-        """The next array, a view of the file; None for one without a shape."""
+        """Return the next array, a view of the file, or None for one without a shape."""
         magic = self.one("I")
         if magic in (_V2, _V3):
             if storage := self.one("i"):
@@ -169,24 +168,24 @@ class _Reader:
         count = math.prod(shape)
         if count * dtype.itemsize > len(self.data) - self.at or max(shape, default=0) > len(self.data):
             self.fail(f"promises an array of shape {shape}, {dtype}, and is cut short")
-        found = np.frombuffer(self.data, dtype.newbyteorder("<"), count, self.at).reshape(shape)
-        self.at += found.nbytes
-        return found
+        array = np.frombuffer(self.data, dtype.newbyteorder("<"), count, self.at).reshape(shape)
+        self.at += array.nbytes
+        return array
 
     def text(self) -> str:
         length = self.one("Q")
         if length > len(self.data) - self.at:
             self.fail("is cut short")
-        found = bytes(self.data[self.at : self.at + length])
+        content = bytes(self.data[self.at : self.at + length])
         self.at += length
         try:
-            return found.decode()
+            return content.decode()
         except UnicodeDecodeError:
             self.fail("has a name that is not text")
 
 
 def read_params(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The arrays of a .params file by name, without the "arg:" and "aux:" before them. They are views of the file.
+    """Read the arrays of a .params file by name, without "arg:" and "aux:" before it. They are views of the file.
 
     Raises FileNotFoundError where there is none, and ValueError for what is no such file, saying where it fails.
     """
@@ -207,12 +206,12 @@ def read_params(path: str | os.PathLike) -> dict[str, np.ndarray]:
     if reader.one("Q") != count:
         reader.fail("has not one name for each array: it is a list without names, or damaged,")
     names = [reader.text() for _ in range(count)]
-    found = {plain_name(name): array for name, array in zip(names, arrays, strict=True)}
-    if len(found) < count:
+    params = {plain_name(name): array for name, array in zip(names, arrays, strict=True)}
+    if len(params) < count:
         reader.fail("has two arrays of one name")
-    return {name: array for name, array in found.items() if array is not None}
+    return {name: array for name, array in params.items() if array is not None}
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name in the symbol: without what says whether training learns it ("arg:") or keeps it ("aux:")."""
+    """Return a parameter's name in the symbol, without "arg:" (training learns it) or "aux:" (training keeps it)."""
     return name.removeprefix("arg:").removeprefix("aux:")

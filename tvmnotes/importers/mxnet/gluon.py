@@ -1,4 +1,4 @@
-"""GluonCV's networks, and GluonCV beside torch: it refuses to be imported where it can import a torch of today.
+"""This makes GluonCV's networks, and lets GluonCV be imported beside a torch of today, which it refuses.
 
 The only file that imports mxnet.
 """
@@ -29,18 +29,18 @@ _SIZES = {"cifar": 32, "inceptionv3": 299, "ssd_300": 300, "ssd_512": 512, "yolo
 
 
 def installed() -> bool:
-    """Whether MXNet and GluonCV are: the extra "mxnet", for Python 3.10 and 3.11."""
+    """Say whether MXNet and GluonCV are: the extra "mxnet", for Python 3.10 and 3.11."""
     return all(importlib.util.find_spec(name) for name in ("mxnet", "gluoncv"))
 
 
 def shape_of(name: str) -> tuple[int, int, int, int]:
-    """The input of a network of GluonCV's zoo, as it was trained: (1, 3, size, size)."""
+    """Return the shape that a network of GluonCV's zoo was trained for: (1, 3, size, size)."""
     size = next((size for start, size in _SIZES.items() if name.startswith(start)), 224)
     return (1, 3, size, size)
 
 
 def network(name: str):
-    """A network of GluonCV's zoo as a HybridBlock; its `weights_kind` is "pretrained" or "seeded".
+    """Make a network of GluonCV's zoo, a HybridBlock; its `weights_kind` is "pretrained" or "seeded".
 
     Pretrained weights are taken where they are cached or can be fetched. Seeded ones are the same each time, and each
     batch norm's mean and variance are those of a random batch. Raises ModuleNotFoundError without MXNet and GluonCV,
@@ -51,7 +51,7 @@ def network(name: str):
             "MXNet and GluonCV are not installed: pip install 'tvmnotes[mxnet]', on Python 3.10 or 3.11"
         )
     with without_torch():
-        from gluoncv.model_zoo import get_model, model_store
+        from gluoncv.model_zoo import get_model, model_store  # for speed: as MXNet, which it imports
     root = Path(os.environ.get("MXNET_HOME") or "~/.mxnet").expanduser() / "models"
     known = name in getattr(model_store, "_model_sha1", {})
     if known and (any(root.glob(f"{name}-*.params")) or data.reachable(model_store.apache_repo_url)):
@@ -64,10 +64,10 @@ def network(name: str):
 
 
 def _seeded(get_model, name: str):
-    import mxnet as mx
+    import mxnet as mx  # for speed: it takes seconds, and is an extra
 
     class Init(mx.init.Xavier):
-        """He's initialization for matrices; of vectors, scales are 1, others 0."""
+        """Matrices get He's initialization; of vectors, scales are 1, others 0."""
 
         def _init_weight(self, description, array):
             if array.ndim > 1:
@@ -91,13 +91,13 @@ def _calibrate(net, x) -> None:
     also add 1, which leaves more of their results above 0: where half of them fall to a ReLU, each layer makes the
     difference between two inputs larger, and after a hundred the last digit of a sum decides what comes out.
     """
-    import mxnet as mx
+    import mxnet as mx  # for speed: it takes seconds, and is an extra
 
     def run(symbol, training: bool):
         arrays = {name: params[name] for name in symbol.list_arguments() if name != "data"} | {"data": x}
         states = {name: params[name] for name in symbol.list_auxiliary_states()}
-        made = symbol.bind(mx.cpu(), arrays, grad_req="null", aux_states=states).forward(is_train=training)
-        return [each.asnumpy() for each in made]
+        executor = symbol.bind(mx.cpu(), arrays, grad_req="null", aux_states=states)
+        return [output.asnumpy() for output in executor.forward(is_train=training)]
 
     net(x)  # shapes of weights become known
     symbol, params = as_symbol(net)
@@ -108,20 +108,20 @@ def _calibrate(net, x) -> None:
         node.setdefault("attrs", {})["output_mean_var"] = "True"
         params[graph["nodes"][node["inputs"][2][0]]["name"]][:] = 1.0
     graph["heads"] = [[number, output, 0] for number in norms for output in (1, 2)]
-    found = iter(run(mx.sym.load_json(json.dumps(graph)), training=True) if norms else [])
+    moments = iter(run(mx.sym.load_json(json.dumps(graph)), training=True) if norms else [])
     for number in norms:
         node = graph["nodes"][number]
         mean, variance = (graph["nodes"][source]["name"] for source, *_ in node["inputs"][3:5])
-        params[mean][:] = next(found)
+        params[mean][:] = next(moments)
         # The second output is one through the deviation. Maps of a few pixels have none to speak of.
-        params[variance][:] = np.maximum(next(found) ** -2.0, _LEAST_VARIANCE)
+        params[variance][:] = np.maximum(next(moments) ** -2.0, _LEAST_VARIANCE)
     inside = symbol.get_internals()
     # By name the first of each: some predict on maps of several sizes.
     heads = {name: n for n, name in reversed([*enumerate(inside.list_outputs())]) if _HEADS.search(name)}
     for _ in range(2 if heads else 0):  # the second time for those that stand on another
-        found = run(mx.sym.Group([inside[n] for n in heads.values()]), training=False)
-        for name, made in zip(heads, found, strict=True):
-            params[name.removesuffix("fwd_output") + "weight"] /= made.std() or 1.0
+        predictions = run(mx.sym.Group([inside[n] for n in heads.values()]), training=False)
+        for name, prediction in zip(heads, predictions, strict=True):
+            params[name.removesuffix("fwd_output") + "weight"] /= prediction.std() or 1.0
     mx.nd.waitall()
 
 
@@ -147,7 +147,7 @@ def _plainly():
 
 
 def exported(name: str) -> tuple[Path, Path, str]:
-    """A network of GluonCV's zoo as files: the symbol's, the parameters', and the kind of its weights.
+    """Return a network of GluonCV's zoo as two files, the symbol's and the parameters', and the kind of its weights.
 
     They are written once, to the cache.
     """
@@ -165,7 +165,7 @@ def exported(name: str) -> tuple[Path, Path, str]:
 
 def export(net, symbol_file: Path, params_file: Path) -> None:
     """Write a HybridBlock as `net.export` does, under names of our own, each file whole or not at all."""
-    import mxnet as mx
+    import mxnet as mx  # for speed: it takes seconds, and is an extra
 
     symbol, params = as_symbol(net)
     states = set(symbol.list_auxiliary_states())
@@ -176,19 +176,19 @@ def export(net, symbol_file: Path, params_file: Path) -> None:
 
 
 def as_symbol(block) -> tuple:
-    """The symbol of a HybridBlock with one input, "data", and its parameters by name.
+    """Return the symbol of a HybridBlock with one input, "data", and its parameters by name.
 
     Raises ValueError where the parameters have no values yet, or where the block wants more inputs.
     """
-    import mxnet as mx
+    import mxnet as mx  # for speed: it takes seconds, and is an extra
 
     try:
-        made = block(mx.sym.var("data"))
+        outputs = block(mx.sym.var("data"))
     except TypeError as error:
         raise ValueError(
             f"symbol: expected a HybridBlock with one input ({error}); give the symbol of this one"
         ) from None
-    symbol = mx.sym.Group(list(_flat(made))) if isinstance(made, list | tuple) else made
+    symbol = mx.sym.Group(list(_flat(outputs))) if isinstance(outputs, list | tuple) else outputs
     wanted = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
     try:
         return symbol, {name: p.data() for name, p in block.collect_params().items() if name in wanted}
@@ -198,13 +198,13 @@ def as_symbol(block) -> tuple:
         ) from None
 
 
-def _flat(made):
-    for each in made:
+def _flat(outputs):
+    for each in outputs:
         yield from _flat(each) if isinstance(each, list | tuple) else [each]
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """On `sys.meta_path`, has `import gluoncv` run `without_torch`."""
+    """On `sys.meta_path`, a finder has `import gluoncv` run `without_torch`."""
 
     def find_spec(self, name, path=None, target=None):
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == "gluoncv" else None

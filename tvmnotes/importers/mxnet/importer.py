@@ -1,6 +1,6 @@
-"""MXNet networks into Relax: `from_mxnet` reads the symbol and its parameters, with or without MXNet installed.
+"""`from_mxnet` turns an MXNet network into Relax; it reads symbol and parameters with or without MXNet installed.
 
-Not through ONNX: each operator is converted by itself, see call.py.
+It does not go through ONNX: each operator is converted by itself, see call.py.
 """
 
 import os
@@ -40,7 +40,7 @@ def from_mxnet(
     operators, or uses of them, that the importer lacks; TypeError for arguments of another kind.
     """
     graph, own = _read(symbol)
-    given = _arrays(own if params is None else params)
+    arrays = _arrays(own if params is None else params)
     unknown = sorted({node.op for node in graph.nodes if node.op != "null" and node.op not in CONVERTERS})
     if unknown:
         raise NotImplementedError(f"MXNet operators without a converter: {', '.join(unknown)}")
@@ -49,15 +49,15 @@ def from_mxnet(
     names = graph.variables()
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"the symbol has several variables of one name: {', '.join(repeated)}")
-    specs = _inputs(graph, given, inputs, whole)
-    return _convert(graph, specs, {name: given[name] for name in names if name not in specs})
+    specs = _inputs(graph, arrays, inputs, whole)
+    return _convert(graph, specs, {name: arrays[name] for name in names if name not in specs})
 
 
 # ---------------------------------------------------------------- what comes in
 
 
 def _read(symbol) -> tuple[Graph, dict]:
-    """The graph, and the parameters that a HybridBlock brings along."""
+    """Return the graph, and the parameters that a HybridBlock brings along."""
     if isinstance(symbol, str | os.PathLike):
         return read_symbol(symbol), {}
     if hasattr(symbol, "tojson") and hasattr(symbol, "list_arguments"):
@@ -88,7 +88,7 @@ def _arrays(params) -> dict[str, np.ndarray]:
 
 
 def _used(graph: Graph) -> Graph:
-    """The graph without what no output reads: labels, and nodes that only training needs."""
+    """Return the graph without what no output reads: labels, and nodes that only training needs."""
     needed, waiting = set(), [source for source, _ in graph.heads]
     while waiting:
         number = waiting.pop()
@@ -109,19 +109,19 @@ def _read_in_inference(node):
     return node.inputs[:1] if node.op in _LABELS else node.inputs
 
 
-def _inputs(graph: Graph, given: dict, inputs, whole: set[str]) -> dict[str, TensorSpec]:
-    """The inputs: variables without an array. Their shapes are given, or written in the symbol."""
+def _inputs(graph: Graph, arrays: dict, inputs, whole: set[str]) -> dict[str, TensorSpec]:
+    """The inputs are the variables without an array. Their shapes are in `inputs`, or written in the symbol."""
     variables = {node.name: node for node in graph.nodes if node.op == "null"}
     specs = {}
     if inputs is not None:
-        free = [name for name in variables if name not in given]
+        free = [name for name in variables if name not in arrays]
         specs = {spec.name: spec for spec in parse_inputs(inputs, free)}
-    listed = ", ".join(name for name in variables if name not in given) or "none"
+    listed = ", ".join(name for name in variables if name not in arrays) or "none"
     if unknown := [name for name in specs if name not in variables]:
         raise ValueError(f"inputs: the symbol has no input {', '.join(map(repr, unknown))}; its inputs: {listed}")
     missing = []
     for name, node in variables.items():
-        if name in given or name in specs:
+        if name in arrays or name in specs:
             continue
         shape = _shape_in_symbol(node)
         if shape:
@@ -138,7 +138,7 @@ def _inputs(graph: Graph, given: dict, inputs, whole: set[str]) -> dict[str, Ten
             f"inputs: missing for the input {shorten(missing)}; "
             f"give inputs={{{missing[0]!r}: (1, 3, 224, 224)}}, or whatever it is"
         )
-    if superfluous := set(given) - whole:
+    if superfluous := set(arrays) - whole:
         raise ValueError(
             f"params: not in the symbol: {shorten(superfluous)}. Is it the file of another network? Where the symbol "
             "is a part of one, leave them out: {name: params[name] for name in symbol.list_inputs() if name in params}"
@@ -187,7 +187,7 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
 
 
 def _emitted(call: Call) -> list[relax.Expr]:
-    """The outputs of a node as variables. Raises what its converter says, with the node's name."""
+    """Return the outputs of a node as variables. Raises what its converter says, with the node's name."""
     node = call.node
     try:
         outputs = CONVERTERS[node.op](call)

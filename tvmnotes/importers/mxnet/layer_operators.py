@@ -1,4 +1,4 @@
-"""The layers of MXNet's networks in Relax, see call.py: convolutions, norms, pooling, resizing, outputs."""
+"""The converters of MXNet's layers (see call.py): convolutions, products, norms, pooling, resizing, outputs."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ from .files import Node
 
 
 def _window(c: Call, axes: int):
-    """Kernel, stride, dilation and padding."""
+    """Return kernel, stride, dilation and padding."""
     c.refuse(layout=("NCW", "NCHW", "NCDHW"))
     if c.rank != axes + 2:
         raise ValueError(f"a kernel of {axes} axes for an input of shape {c.shape}")
@@ -29,7 +29,7 @@ def _axes_of_kernel(c: Call) -> int:
 
 
 def _biased(c: Call, result: relax.Expr, filters: int, number: int = 2, no_bias: bool = False) -> relax.Expr:
-    """`result` plus the bias, which is the input of that number, unless there is none."""
+    """Add the bias, which is the input of that number, unless there is none."""
     return result if c.get("no_bias", no_bias) else op.add(result, c.along(number, filters, axis=1))
 
 
@@ -89,7 +89,7 @@ def _fully_connected(c: Call):
 
 @converts("dot")
 def _dot(c: Call):
-    """The last axis of one with the first of the other."""
+    """It sums over the last axis of one and the first of the other."""
     a, b = c.inputs
     if c.get("transpose_a", False):
         a = c.emit(op.permute_dims(a, [*range(1, len(shape_of(a))), 0]))
@@ -110,7 +110,7 @@ def _batch_dot(c: Call):
 
 @converts("_contrib_DeformableConvolution", "_contrib_ModulatedDeformableConvolution")
 def _deformable_convolution(c: Call):
-    """The input at the places that the offsets name, between pixels, as columns; then a 1x1 convolution of them."""
+    """It reads the input at the places that the offsets name, between pixels, as columns, and convolves them by 1x1."""
     kernel, stride, dilate, pad = _window(c, 2)
     modulated = c.node.op.startswith("_contrib_Modulated")
     filters, groups, parts = (
@@ -136,7 +136,7 @@ def _deformable_convolution(c: Call):
 
 
 def deformed(data, offset, mask=None, *, kernel, stride, dilate, pad, parts, size):
-    """The columns of a deformable convolution: data (N, C, H, W) between its pixels, (N, C * taps, *size)."""
+    """Compute the columns of a deformable convolution: data (N, C, H, W) between its pixels, (N, C * taps, *size)."""
     batch, channels, height, width = (int(n) for n in data.shape)
     taps = math.prod(kernel)
 
@@ -183,13 +183,13 @@ def _instance_norm(c: Call):
 
 
 def _scaled(c: Call, x: relax.Expr, axis: int) -> relax.Expr:
-    """Times gamma, plus beta, which lie along an axis."""
+    """Multiply by gamma and add beta, which lie along an axis."""
     gamma, beta = (c.along(n, c.shape[axis], axis) for n in (1, 2))
     return x * gamma + beta
 
 
 def _normalized(c: Call, x: relax.Expr, axes: list[int], epsilon: float) -> relax.Expr:
-    """Of mean 0 and variance 1 along some axes; `epsilon` is MXNet's where the node names none."""
+    """Give `x` the mean 0 and the variance 1 along some axes; `epsilon` is for a node that names none."""
     centred = op.subtract(x, op.mean(x, axes, keepdims=True))
     variance = op.mean(centred * centred, axes, keepdims=True)
     return centred / op.sqrt(variance + c.const(float(c.get("eps", epsilon))))
@@ -203,7 +203,7 @@ def _layer_norm(c: Call):
 
 @converts("GroupNorm")
 def _group_norm(c: Call):
-    """Its gamma and beta have a number for each group; in some versions, for each channel."""
+    """Its gamma and beta have a number for each group or, in some versions, for each channel."""
     groups = int(c.get("num_groups", 1))
     apart = (c.shape[0], groups, math.prod(c.shape[1:]) // groups)
     result = _normalized(c, op.reshape(c.x, apart), [2], 1e-5)
