@@ -69,12 +69,21 @@ def _ask(request: dict, *descriptors):
         return connection.makefile("r")
 
 
+def _is_open(descriptor: int) -> bool:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_GETFD)
+    except OSError:  # it was that of the folder which was listed
+        return False
+    return True
+
+
 def _stand_for_a_fork(args) -> int:
     """Have the server run Python; pass on the signals that would end or interrupt it. Gives the exit code."""
-    listed = sorted(map(int, os.listdir("/proc/self/fd")))[:-1]  # the last one is that of the list itself
+    listed = [number for number in sorted(map(int, os.listdir("/proc/self/fd"))) if _is_open(number)]
     request = {"args": args, "cwd": os.getcwd(), "env": dict(os.environ), "descriptors": listed}
     with _ask(request, *listed) as reply:
-        os.closerange(3, listed[-1] + 1)
+        for descriptor in listed[3:]:
+            os.close(descriptor)
         group = json.loads(reply.readline())
 
         def pass_on(number, _frame):
@@ -116,13 +125,17 @@ def _serve(path: str, ready: int):
                 case "end":
                     for other in selector.get_map().values():
                         if isinstance(other.data, tuple) and other.data[0] == "gone":
-                            os.killpg(other.data[1], signal.SIGKILL)
+                            with contextlib.suppress(ProcessLookupError):
+                                os.killpg(other.data[1], signal.SIGKILL)
                     os._exit(0)
                 case "new":
                     connection, _ = listener.accept()
                     message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 250)
-                    while not message.endswith(b"\n"):
-                        message += connection.recv(1 << 16)
+                    while not message.endswith(b"\n") and (more := connection.recv(1 << 16)):
+                        message += more
+                    if not message.endswith(b"\n"):  # who asked was killed meanwhile
+                        connection.close()
+                        continue
                     request = json.loads(message)
                     if "seconds" in request:
                         connection.sendall(f"{used.get(request['seconds'], 0.0)}\n".encode())
@@ -138,7 +151,8 @@ def _serve(path: str, ready: int):
                         return request
                     for descriptor in descriptors:
                         os.close(descriptor)
-                    connection.sendall(f"{process}\n".encode())
+                    with contextlib.suppress(OSError):
+                        connection.sendall(f"{process}\n".encode())
                     owner = request["env"].get("PYTEST_XDIST_WORKER", "")
                     selector.register(connection, selectors.EVENT_READ, ("gone", process))
                     ended = os.pidfd_open(process)
