@@ -68,5 +68,5 @@ lint: $(READY)  ## Check code and notebooks with ruff
 bench: $(READY)  ## Time the notes' networks against PyTorch and ONNX Runtime
 	$(BIN)/python -m tvmnotes bench resnet18 resnet50 mobilenet_v2
 
-clean:  ## Remove the environment
-	rm -rf $(VENV)
+clean:  ## Remove the environment, and what quick tests have compiled
+	rm -rf $(VENV) .cache

@@ -25,8 +25,9 @@ from torch import nn
 def pytest_sessionstart(session):
     """No test, and no notebook, fetches anything, or finds what an earlier run or the user left in a cache.
 
-    The processes of one run share what they compile. Processes that tests start get Ctrl-C, also where a shell has
-    started the tests in the background, which leaves them deaf to it.
+    The processes of one run share what they compile; quick runs share it with later ones, in the folder .cache of the
+    checkout, where each kernel's machine code stands under a hash of all that it depends on. Processes that tests start
+    get Ctrl-C, also where a shell has started the tests in the background, which leaves them deaf to it.
     """
     run = session.config._tmp_path_factory.getbasetemp()
     torch_home = run / "torch"
@@ -37,7 +38,13 @@ def pytest_sessionstart(session):
         os.environ.pop(name.upper(), None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" not in os.environ and "TVMNOTES_QUICK" in os.environ and hasattr(os, "pidfd_open"):
+        kernels = session.config.rootpath / ".cache" / "kernels"
+        kernels.mkdir(parents=True, exist_ok=True)
+        (run / "cache").mkdir()
+        (run / "cache" / "kernels").symlink_to(kernels)
         _start_fork_server(session)
+    if forked.SOCKET in os.environ:
+        forked.fork_workers()
 
 
 def _start_fork_server(session) -> None:
@@ -56,6 +63,22 @@ def _start_fork_server(session) -> None:
         shutil.rmtree(folder)
 
     session.config.add_cleanup(end)
+
+
+# What takes longest starts first, lest one process be left with it at the end while the others have no more to do.
+_LONGEST = (
+    "notebooks/05_tuning.ipynb", "notebooks/solutions/05_tuning.ipynb", "notebooks/07_mxnet_gluoncv.ipynb",
+    "tests/test_networks.py", "tests/test_tuning_faults.py", "tests/test_gluon_zoo.py", "tests/test_classic_scripts.py",
+    "notebooks/09_distributed_tuning.ipynb", "notebooks/solutions/09_distributed_tuning.ipynb", "tests/test_rpc.py",
+    "tests/test_tuning.py", "tests/test_import_mxnet.py", "tests/test_classic_ops.py", "tests/test_metaschedule.py",
+    "tests/test_schedules.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """In the order of `_LONGEST`, then notebooks, then the package's tests: file by file."""
+    places = {name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.location[0], len(places) + item.location[0].startswith("tests/")))
 
 
 def pytest_collection_finish(session):

@@ -7,6 +7,7 @@ where that matters, and in `make test-full`, processes start from nothing.
 """
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -18,7 +19,7 @@ import sys
 
 SOCKET = "TESTS_FORK_SERVER"  # the environment variable that names the server's socket
 _IMPORTED = (
-    "ipykernel.kernelapp", "torch", "torchvision", "pandas", "onnx", "tvm",
+    "ipykernel.kernelapp", "torch", "torchvision", "pandas", "onnx", "tvm", "tvm.exec.popen_worker",
     *(f"tvmnotes.{name}" for name in ("importers.pytorch", "importers.onnx", "compiler.build", "course.models",
                                       "measuring.profiling", "tuning", "classic.modules")),
 )  # fmt: skip
@@ -44,6 +45,13 @@ def run(*args, cwd=None, env=None) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
 
+def fork_workers() -> None:
+    """Have a tuning of this process fork its workers, where there is a server."""
+    workers = importlib.import_module("tvmnotes.tuning.workers")
+    python, *args = workers.COMMAND
+    workers.COMMAND = (python, __file__, *args)
+
+
 def seconds(owner: str) -> float:
     """The processor seconds of the forks, so far, that a tester asked for: one of pytest-xdist's, or ""."""
     if SOCKET not in os.environ:
@@ -61,10 +69,21 @@ def _ask(request: dict, *descriptors):
         return connection.makefile("r")
 
 
+def _is_open(descriptor: int) -> bool:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_GETFD)
+    except OSError:  # it was that of the folder which was listed
+        return False
+    return True
+
+
 def _stand_for_a_fork(args) -> int:
     """Have the server run Python; pass on the signals that would end or interrupt it. Gives the exit code."""
-    request = {"args": args, "cwd": os.getcwd(), "env": dict(os.environ)}
-    with _ask(request, 0, 1, 2) as reply:
+    listed = [number for number in sorted(map(int, os.listdir("/proc/self/fd"))) if _is_open(number)]
+    request = {"args": args, "cwd": os.getcwd(), "env": dict(os.environ), "descriptors": listed}
+    with _ask(request, *listed) as reply:
+        for descriptor in listed[3:]:
+            os.close(descriptor)
         group = json.loads(reply.readline())
 
         def pass_on(number, _frame):
@@ -106,13 +125,17 @@ def _serve(path: str, ready: int):
                 case "end":
                     for other in selector.get_map().values():
                         if isinstance(other.data, tuple) and other.data[0] == "gone":
-                            os.killpg(other.data[1], signal.SIGKILL)
+                            with contextlib.suppress(ProcessLookupError):
+                                os.killpg(other.data[1], signal.SIGKILL)
                     os._exit(0)
                 case "new":
                     connection, _ = listener.accept()
-                    message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 3)
-                    while not message.endswith(b"\n"):
-                        message += connection.recv(1 << 16)
+                    message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 250)
+                    while not message.endswith(b"\n") and (more := connection.recv(1 << 16)):
+                        message += more
+                    if not message.endswith(b"\n"):  # who asked was killed meanwhile
+                        connection.close()
+                        continue
                     request = json.loads(message)
                     if "seconds" in request:
                         connection.sendall(f"{used.get(request['seconds'], 0.0)}\n".encode())
@@ -120,16 +143,16 @@ def _serve(path: str, ready: int):
                         continue
                     process = os.fork()
                     if not process:
-                        selector.close()
-                        listener.close()
-                        connection.close()
                         os.setsid()
-                        for number, descriptor in enumerate(descriptors):
-                            os.dup2(descriptor, number)
+                        _take(request["descriptors"], descriptors, listener.fileno())
+                        for ours in (connection, *(other.fileobj for other in selector.get_map().values())):
+                            if isinstance(ours, socket.socket):
+                                ours.detach()
                         return request
                     for descriptor in descriptors:
                         os.close(descriptor)
-                    connection.sendall(f"{process}\n".encode())
+                    with contextlib.suppress(OSError):
+                        connection.sendall(f"{process}\n".encode())
                     owner = request["env"].get("PYTEST_XDIST_WORKER", "")
                     selector.register(connection, selectors.EVENT_READ, ("gone", process))
                     ended = os.pidfd_open(process)
@@ -147,6 +170,15 @@ def _serve(path: str, ready: int):
                     with contextlib.suppress(OSError):
                         connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
                     connection.close()
+
+
+def _take(numbers: list[int], descriptors: list[int], first: int) -> None:
+    """Have files under the numbers that they had in the other process; close all others from the number `first` on."""
+    copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 500) for descriptor in descriptors]
+    os.closerange(first, 500)
+    for number, copy in zip(numbers, copies, strict=True):
+        os.dup2(copy, number)
+        os.close(copy)
 
 
 def _become(request: dict) -> None:
@@ -189,6 +221,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         for module in _IMPORTED:
             importlib.import_module(module)
+        fork_workers()
         gc.freeze()
         _become(_serve(sys.argv[2], int(sys.argv[3])))
     else:

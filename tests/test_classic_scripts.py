@@ -137,7 +137,7 @@ def test_note_b(script, tmp_path, network):
             net.hybridize()
             wanted = vision.softmax(net(mx.nd.array(x)).asnumpy())
             net.export(str(tmp_path / "net"))
-    done = script(SCRIPTS / "b_tuning_2019.py", network, tmp_path)
+    done = script(SCRIPTS / "b_tuning_2019.py", network, tmp_path, fork=True)
     out = np.load(tmp_path / "out.npz")
     np.testing.assert_allclose(out["graph"], out["loaded"], rtol=1e-3, atol=1e-5)
     if network == "custom":
@@ -152,9 +152,9 @@ def test_note_b(script, tmp_path, network):
 
 def test_note_b_as_of_2022_saves_in_one_process_and_loads_in_another(script, tmp_path):
     path = SCRIPTS / "b_overview_2022.py"
-    assert script(path, "save", tmp_path).stdout == "default\n"
+    assert script(path, "save", tmp_path, fork=True).stdout == "default\n"
     assert {"compiled_lib.so", "model.params"} <= set(os.listdir(tmp_path))
-    script(path, "load", tmp_path, tmp_path / "out.npz")
+    script(path, "load", tmp_path, tmp_path / "out.npz", fork=True)
     wanted = vision.softmax(onnx_result(picture()))
     np.testing.assert_allclose(np.load(tmp_path / "out.npz")["tvm"], wanted, rtol=1e-3, atol=1e-5)
 
@@ -200,7 +200,7 @@ def test_note_e_as_of_2022(script, tmp_path, monkeypatch):
 @pytest.mark.skipif(not gluon.installed(), reason="the mxnet extra is not installed")
 def test_note_e_with_gluoncv(script, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
-    script(SCRIPTS / "e_gluoncv_2019.py", tmp_path / "out.npz", tmp_path / "log", torch=True)
+    script(SCRIPTS / "e_gluoncv_2019.py", tmp_path / "out.npz", tmp_path / "log", torch=True, fork=True)
     out = np.load(tmp_path / "out.npz")
     exponents = np.exp(out["mxnet"] - out["mxnet"].max())
     for name in ("tvm", "tuned"):
@@ -344,7 +344,7 @@ assert isinstance(mod["main"], relax.Function), type(mod["main"])
 print(tvm.target.Target({"kind": "llvm", "mcpu": "core-avx2"}).attrs["mcpu"], callable(download))
 """,
     )
-    assert script(path).stdout == "core-avx2 True\n"
+    assert script(path, fork=True).stdout == "core-avx2 True\n"
 
 
 # ---------------------------------------------------------------- enable and disable
@@ -968,9 +968,9 @@ def test_tvmc_on_the_command_line(script, tmp_path):
     tool, model, package = ("-m", "tvm.driver.tvmc"), data.path("digits/digits_resnet20.onnx"), tmp_path / "net.tar"
     np.savez(tmp_path / "x.npz", image=picture())
     script(*tool, "compile", "--target", "llvm", "--input-shapes", "image:[1,1,32,32]", "--opt-level", "2",
-           "--pass-config", "tir.disable_vectorize=true", "--output", package, model)  # fmt: skip
+           "--pass-config", "tir.disable_vectorize=true", "--output", package, model, fork=True)  # fmt: skip
     done = script(*tool, "run", "--inputs", tmp_path / "x.npz", "--output", tmp_path / "y.npz", "--print-time",
-                  "--print-top", "3", "--repeat", "2", "--number", "1", package)  # fmt: skip
+                  "--print-top", "3", "--repeat", "2", "--number", "1", package, fork=True)  # fmt: skip
     output, wanted = np.load(tmp_path / "y.npz")["output_0"], onnx_result(picture())
     np.testing.assert_allclose(output, wanted, rtol=1e-3, atol=1e-4)
     assert "mean (ms)" in done.stdout

@@ -1,9 +1,8 @@
 """What notebook 11 claims: its scripts run unchanged and give PyTorch's numbers, and so does the rewriting."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import nbformat
 import numpy as np
 import pytest
@@ -49,7 +48,7 @@ def logits(folder):
 
 
 def run(folder, *command):
-    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=300)
+    return forked.run(*command, cwd=folder)
 
 
 def test_without_classic_a_script_ends_at_its_imports(folder):

@@ -18,6 +18,7 @@ from . import trial
 
 _BUILDS = 200  # of a worker process: TVM leaks a little in each
 _MAIN = "import sys; sys.modules['torch'] = None; from tvm.exec import popen_worker; popen_worker.main()"
+COMMAND = (sys.executable, "-c", _MAIN)  # a worker, but for the numbers of its two pipes
 
 
 class _Worker(PopenWorker):
@@ -27,7 +28,7 @@ class _Worker(PopenWorker):
             return super()._start()
         (read, their_write), (their_read, write) = os.pipe(), os.pipe()
         theirs = (their_read, their_write)
-        self._proc = subprocess.Popen([sys.executable, "-c", _MAIN, *map(str, theirs)], pass_fds=theirs,
+        self._proc = subprocess.Popen([*COMMAND, *map(str, theirs)], pass_fds=theirs,
                                       stdout=self._stdout, stderr=self._stderr)  # fmt: skip
         for end in theirs:
             os.close(end)
