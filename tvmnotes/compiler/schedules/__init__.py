@@ -43,7 +43,7 @@ def _scheduled(func, name, vectors, lookup):
     """The kernel with the schedule of its family; by default where that does not fit, as it is where nothing does."""
     main = func.with_attr("global_symbol", "main")  # held here, or TVM's Schedule would change `func` itself
     found = annotations.of_blocks(_begin(main)) or _looked_up(func, name, lookup)
-    for annotation in (*found, annotations.text({"family": "default", "lanes": vectors.lanes})):
+    for annotation in (*found, *annotations.attribute({"family": "default", "lanes": vectors.lanes}).values()):
         sch, config = _begin(main), annotations.parse(annotation)["schedule"]
         try:
             FAMILIES[config["family"]].schedule(sch, config)
@@ -62,7 +62,7 @@ def _looked_up(func, name, lookup) -> list[str]:
         return []
     kernel = Kernel.of(func, name)
     config = lookup(kernel)
-    return [annotations.text(config, kernel)] if config else []
+    return [*annotations.attribute(config, kernel).values()] if config else []
 
 
 def _begin(main) -> Schedule:

@@ -10,19 +10,14 @@ from tvm.s_tir import Schedule, ScheduleError
 NAME = "tvmnotes.schedule"
 
 
-def text(schedule: dict, workload=None) -> str:
-    """The annotation for `schedule`, {"family": …, **config}."""
-    return json.dumps({"schedule": schedule, "workload": workload.as_dict() if workload else None})
-
-
 def parse(annotation: str) -> dict:
     """What an annotation says: "schedule", and "workload" as plain data, or None."""
     return json.loads(annotation)
 
 
 def attribute(schedule: dict, workload=None) -> dict[str, str]:
-    """The annotation as an attribute of a tensor expression."""
-    return {NAME: text(schedule, workload)}
+    """The annotation for `schedule`, {"family": …, **config}, as an attribute of a tensor expression or a function."""
+    return {NAME: json.dumps({"schedule": schedule, "workload": workload.as_dict() if workload else None})}
 
 
 def of_blocks(sch: Schedule) -> list[str]:

@@ -13,14 +13,14 @@ import numpy as np
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
-from . import vector
 from .convolution import Convolution, Window, pack
 from .epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
-from .family import Family, Loops, register
-from .vector import Vectors, filled_up
+from .family import Family, Loops, Workload, register
+from .vector import Vectors, filled_up, register_tile
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the pictures
 _CACHED_PICTURE = 1 << 20  # bytes of a picture that stays there beside some weights
+CROP = 1.1  # times the cycles, where pixels are cropped
 
 
 def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -> dict:
@@ -32,7 +32,7 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
     read once, one after the other.
     """
     height, width = window.out_size(*data_shape[2:4], *kernel_shape[2:4])
-    pixels, blocks = register_tile(width, -(-window.out // vectors.lanes), vectors)
+    pixels, blocks = register_tile(width, -(-window.out // vectors.lanes), vectors, CROP)
     tiles = -(-window.out // (vectors.lanes * blocks))
     return {"pixels": pixels, "blocks": blocks, "outer": outer_loop(data_shape, kernel_shape, height, tiles)}
 
@@ -47,11 +47,6 @@ def outer_loop(data_shape, kernel_shape, lines: int, tiles: int) -> str:
     if weights <= _CACHED_WEIGHTS:
         return "rows"
     return "rows" if picture > _CACHED_PICTURE and weights * lines < 2 * picture * tiles else "channels"
-
-
-def register_tile(width: int, blocks: int, vectors: Vectors) -> tuple[int, int]:
-    """The tile of sums, (pixels of a row, blocks of channels), for a row of `width` pixels, which may be cropped."""
-    return vector.register_tile(width, blocks, vectors, waste=1.1)
 
 
 def compute(data, kernel, window: Window, config: dict, attrs: dict | None = None):
@@ -129,8 +124,6 @@ def default(conv: Convolution, vectors: Vectors, family: str = "conv2d", of_shap
 
 
 def space(conv: Convolution, vectors: Vectors) -> list[dict]:
-    if conv.is_depthwise or conv.is_pointwise:
-        return []
     height, width = conv.out_size
     blocks = -(-conv.window(vectors.lanes).out // vectors.lanes)
     tall = [
@@ -188,15 +181,25 @@ def packed(conv: Convolution, weight: np.ndarray, config: dict, lanes: int) -> n
 
 
 def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
-    n, (height, width), window = conv.data[0], conv.out_size, conv.window(lanes)
-    outs, lines = -(-conv.weight[0] // lanes), config.get("lines", 1)
-    down, tiles_across = n * -(-height // lines), -(-outs // config["blocks"])
+    (height, width), down = conv.out_size, config.get("lines", 1)
+    lines = conv.data[0] * -(-height // down)
+    return loops_of_lines(conv, config, lanes, width * down, lines, lines, down)
+
+
+def loops_of_lines(conv: Convolution, config: dict, lanes: int, line: int, lines: int, runs: int, run: int) -> Loops:
+    """The loops where so many `lines` of pixels are walked in `runs`; a `run` is of rows, or of tiles."""
+    outs, ins = -(-conv.weight[0] // lanes), conv.window(lanes).ins
+    tiles = -(-outs // config["blocks"])
     return Loops(
-        rows=lines * config["pixels"], blocks=config["blocks"], line=width * lines, outs=outs, lines=down,
-        points=n * height * width, depth=window.ins * math.prod(conv.weight[2:]), chunks=down * tiles_across,
-        run=lines, columns=down if config["outer"] == "rows" else tiles_across,
-        chunk=config.get("chunk", -(-window.ins // lanes) if conv.blocked else 1), stride=conv.strides[0],
+        rows=config.get("lines", 1) * config["pixels"], blocks=config["blocks"], line=line, outs=outs, lines=lines,
+        points=conv.data[0] * math.prod(conv.out_size), depth=ins * math.prod(conv.weight[2:]), chunks=runs * tiles,
+        run=run, columns=runs if config["outer"] == "rows" else tiles,
+        chunk=config.get("chunk", -(-ins // lanes) if conv.blocked else 1), stride=conv.strides[0],
     )  # fmt: skip
 
 
-register(Family("conv2d", schedule, Convolution, default, space, packed_shape, packed, compute, loops))
+def serves(conv: Workload, vectors: Vectors) -> bool:
+    return isinstance(conv, Convolution) and not conv.is_depthwise and not conv.is_pointwise
+
+
+register(Family("conv2d", schedule, serves, default, space, packed_shape, packed, compute, loops))

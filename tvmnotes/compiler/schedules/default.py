@@ -139,6 +139,12 @@ def _bfloat16(sch, block) -> bool:
     return str(sch.get(block).writes[0].source.dtype) == "bfloat16"
 
 
-register(
-    Family("default", schedule, Kernel, default=lambda kernel, vectors: {"family": "default", "lanes": vectors.lanes})
-)
+def serves(kernel: Workload, vectors: Vectors) -> bool:
+    return isinstance(kernel, Kernel)
+
+
+def default(kernel: Kernel, vectors: Vectors) -> dict:
+    return {"family": "default", "lanes": vectors.lanes}
+
+
+register(Family("default", schedule, serves, default))

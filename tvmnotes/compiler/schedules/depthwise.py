@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 
 from .convolution import Convolution, Window, pack
 from .epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
-from .family import Family, Loops, register
+from .family import Family, Loops, Workload, register
 from .vector import Vectors
 
 _BUFFER = 128 << 10  # bytes of padded rows: a part of a core's L2 cache
@@ -81,16 +81,16 @@ def schedule(sch: Schedule, config: dict) -> None:
 # ---------------------------------------------------------------- as a family
 
 
-def default(conv: Convolution, vectors: Vectors) -> dict | None:
-    if not conv.is_depthwise:
-        return None
+def serves(conv: Workload, vectors: Vectors) -> bool:
+    return isinstance(conv, Convolution) and conv.is_depthwise
+
+
+def default(conv: Convolution, vectors: Vectors) -> dict:
     shapes = conv.source_shape(vectors.lanes), packed_shape(conv, {}, vectors.lanes)
     return {"family": "depthwise", **default_config(conv.window(vectors.lanes), *shapes, vectors)}
 
 
 def space(conv: Convolution, vectors: Vectors) -> list[dict]:
-    if not conv.is_depthwise:
-        return []
     height, width = conv.out_size
     rows = sorted({-(-height // parts) for parts in range(1, height + 1)})  # shared out evenly to 1, 2, 3, … parts
     pixels = [p for p in range(1, vectors.registers // 2 + 1) if p <= width]
@@ -114,4 +114,4 @@ def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
     )  # fmt: skip
 
 
-register(Family("depthwise", schedule, Convolution, default, space, packed_shape, packed, compute, loops))
+register(Family("depthwise", schedule, serves, default, space, packed_shape, packed, compute, loops))

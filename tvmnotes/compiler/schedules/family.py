@@ -39,8 +39,8 @@ class Family:
     """A family of schedules: one scheme for the kernels of some workloads. Its config, a dictionary, sets its numbers.
 
     `schedule(sch, config)` applies the scheme to a kernel, with what was fused behind it, and raises ScheduleError
-    where that does not fit. It is all that a family needs whose kernels have no workload. The others tell of each
-    workload of the class that they serve:
+    where that does not fit. It is all that a family needs whose kernels have no workload. The others say by
+    `serves(workload, vectors)` which workloads are theirs, and tell of each:
 
     default(workload, vectors)              the config that runs without tuning; None leaves that to another family
     space(workload, vectors)                the configs to search besides
@@ -52,7 +52,7 @@ class Family:
 
     name: str
     schedule: Callable
-    serves: type | None = None
+    serves: Callable = lambda workload, vectors: False
     default: Callable = lambda workload, vectors: None
     space: Callable = lambda workload, vectors: []
     packed_shape: Callable | None = None
@@ -103,21 +103,19 @@ class Workload:
 
     # ------------------------------------------------------------ configs
 
-    @property
-    def families(self) -> list[Family]:
+    def families(self, vectors: Vectors) -> list[Family]:
         """The families that serve it, the general one first."""
-        serving = [family for family in FAMILIES.values() if family.serves and isinstance(self, family.serves)]
+        serving = [family for family in FAMILIES.values() if family.serves(self, vectors)]
         return sorted(serving, key=lambda family: family.name != self.general)
 
     def default_config(self, vectors: Vectors) -> dict:
         """The config that runs without tuning: another family's where one has any, else the general one's."""
-        general, *others = self.families
-        offers = (family.default(self, vectors) for family in (*others, general))
+        offers = (family.default(self, vectors) for family in reversed(self.families(vectors)))
         return next(config for config in offers if config is not None)
 
     def space(self, vectors: Vectors) -> list[dict]:
         """Configs to search besides the default one, which may be among them."""
-        return [config for family in self.families for config in family.space(self, vectors)]
+        return [config for family in self.families(vectors) for config in family.space(self, vectors)]
 
     def configs(self, vectors: Vectors) -> list[dict]:
         """The configs to choose from, in an order that does not change, the default one first."""

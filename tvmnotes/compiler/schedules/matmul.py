@@ -176,6 +176,10 @@ def schedule(sch: Schedule, config: dict) -> None:
 # ---------------------------------------------------------------- as a family
 
 
+def serves(product: Workload, vectors: Vectors) -> bool:
+    return isinstance(product, Dense)
+
+
 def default(product: Dense, vectors: Vectors) -> dict:
     return default_config(product.rows, product.depth, product.columns, vectors)
 
@@ -211,4 +215,4 @@ def loops(product: Dense, config: dict, lanes: int) -> Loops:
     )  # fmt: skip
 
 
-register(Family("matmul", schedule, Dense, default, space, packed_shape, packed, dense, loops))
+register(Family("matmul", schedule, serves, default, space, packed_shape, packed, dense, loops))

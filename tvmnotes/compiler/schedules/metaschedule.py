@@ -3,7 +3,7 @@
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
 
-from .default import Kernel
+from .default import serves
 from .family import Family, register
 
 
@@ -15,4 +15,4 @@ def schedule(sch: Schedule, config: dict) -> None:
         raise ScheduleError(str(error)) from error
 
 
-register(Family("metaschedule", schedule, Kernel))
+register(Family("metaschedule", schedule, serves))

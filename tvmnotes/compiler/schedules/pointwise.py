@@ -11,11 +11,11 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from . import conv2d
-from .conv2d import outer_loop, register_tile
+from .conv2d import CROP, loops_of_lines, outer_loop
 from .convolution import Convolution, Window
 from .epilogue import fuse_epilogue, parallel, vectorize
-from .family import Family, Loops, register
-from .vector import Vectors
+from .family import Family, Loops, Workload, register
+from .vector import Vectors, register_tile
 
 _RUN = 8  # tiles of pixels
 
@@ -27,7 +27,7 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
     which loop is outside, "rows" (runs of pixels) or "channels". chunk: as in `conv2d`, for the pixels of a run.
     """
     length = data_shape[2] * data_shape[3]
-    pixels, blocks = register_tile(length, -(-window.out // vectors.lanes), vectors)
+    pixels, blocks = register_tile(length, -(-window.out // vectors.lanes), vectors, CROP)
     tiles = -(-length // pixels)
     run = max(r for r in range(1, _RUN + 1) if -tiles % r * 50 <= tiles)  # at most 2 % that nobody reads
     outer = outer_loop(data_shape, kernel_shape, -(-tiles // run), -(-window.out // (vectors.lanes * blocks)))
@@ -75,13 +75,15 @@ def schedule(sch: Schedule, config: dict) -> None:
 # ---------------------------------------------------------------- as a family
 
 
-def default(conv: Convolution, vectors: Vectors) -> dict | None:
-    return conv2d.default(conv, vectors, "pointwise", default_config) if conv.is_pointwise else None
+def serves(conv: Workload, vectors: Vectors) -> bool:
+    return isinstance(conv, Convolution) and conv.is_pointwise
+
+
+def default(conv: Convolution, vectors: Vectors) -> dict:
+    return conv2d.default(conv, vectors, "pointwise", default_config)
 
 
 def space(conv: Convolution, vectors: Vectors) -> list[dict]:
-    if not conv.is_pointwise:
-        return []
     line, blocks = math.prod(conv.out_size), -(-conv.window(vectors.lanes).out // vectors.lanes)
     tiles = [
         {**tile, "run": run}
@@ -98,13 +100,9 @@ def _runs(tiles: int) -> list[int]:
 
 
 def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
-    n, line, outs, ins = conv.data[0], math.prod(conv.out_size), -(-conv.weight[0] // lanes), conv.window(lanes).ins
-    runs, tiles = n * -(-line // (config["pixels"] * config["run"])), -(-outs // config["blocks"])
-    return Loops(
-        rows=config["pixels"], blocks=config["blocks"], line=line, outs=outs, lines=n, points=n * line, depth=ins,
-        chunks=runs * tiles, run=config["run"], columns=runs if config["outer"] == "rows" else tiles,
-        chunk=config.get("chunk", -(-ins // lanes)), stride=conv.strides[0],
-    )  # fmt: skip
+    n, line = conv.data[0], math.prod(conv.out_size)
+    runs = n * -(-line // (config["pixels"] * config["run"]))
+    return loops_of_lines(conv, config, lanes, line, n, runs, config["run"])
 
 
-register(Family("pointwise", schedule, Convolution, default, space, conv2d.packed_shape, conv2d.packed, compute, loops))
+register(Family("pointwise", schedule, serves, default, space, conv2d.packed_shape, conv2d.packed, compute, loops))

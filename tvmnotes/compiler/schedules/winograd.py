@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule
 from . import prefetch
 from .convolution import Convolution, Window
 from .epilogue import block_names, parallel, vectorize
-from .family import Family, Loops, register
+from .family import Family, Loops, Workload, register
 from .vector import Vectors, fastest_tile, filled_up
 
 # By the side of a tile of outputs, the transforms of inputs, weights and outputs.
@@ -234,9 +234,12 @@ def _unroll_all(sch, loops):
 # ---------------------------------------------------------------- as a family
 
 
+def serves(conv: Workload, vectors: Vectors) -> bool:
+    fits = isinstance(conv, Convolution) and conv.weight[2:] == (3, 3) and conv.strides == conv.dilation == (1, 1)
+    return fits and conv.blocked and conv.kernel_groups(vectors.lanes) == 1
+
+
 def default(conv: Convolution, vectors: Vectors) -> dict | None:
-    if conv.kernel_groups(vectors.lanes) > 1:
-        return None
     window, source = conv.window(vectors.lanes), conv.source_shape(vectors.lanes)
     tile = best_tile(window, source, (-(-conv.weight[0] // vectors.lanes), source[1], *conv.weight[2:]))
     if tile is None:
@@ -246,9 +249,6 @@ def default(conv: Convolution, vectors: Vectors) -> dict | None:
 
 
 def space(conv: Convolution, vectors: Vectors) -> list[dict]:
-    fits = conv.weight[2:] == (3, 3) and conv.strides == conv.dilation == (1, 1) and conv.blocked
-    if not fits or conv.kernel_groups(vectors.lanes) > 1:
-        return []
     (height, width), outs, found = conv.out_size, -(-conv.weight[0] // vectors.lanes), []
     for tile in (2, 4):
         down, across = -(-height // tile), -(-width // tile)
@@ -286,4 +286,4 @@ def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
     )  # fmt: skip
 
 
-register(Family("winograd", schedule, Convolution, default, space, packed_shape, packed, compute, loops))
+register(Family("winograd", schedule, serves, default, space, packed_shape, packed, compute, loops))
