@@ -14,7 +14,7 @@ from tvmnotes.classic.relay.ops.arithmetic import BINARY, UNARY
 
 def test_every_served_name_has_a_row():
     without = [name for name, known in names._known().items() if known is None]
-    assert not without, f"give them rows in names.py: {', '.join(without)}"
+    assert not without, f"give them rows in names.csv: {', '.join(without)}"
 
 
 def test_no_row_is_for_what_is_not_served():

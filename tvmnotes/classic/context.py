@@ -31,11 +31,11 @@ def opt_level() -> int:
 
 def arguments(opt_level=2, required_pass=None, disabled_pass=None, instruments=None, config=None, **others):
     """What today's PassContext takes: passes by today's names, unknown options left out with a warning."""
-    known = {str(name) for name in tvm.transform.PassContext.list_configs()}
+    options = {str(name) for name in tvm.transform.PassContext.list_configs()}
     kept = {}
     for name, value in (config or {}).items():
-        today = name if name in known else name.replace("tir.", "tirx.", 1) if name.startswith("tir.") else name
-        if today in known:
+        today = name if name in options else name.replace("tir.", "tirx.", 1) if name.startswith("tir.") else name
+        if today in options:
             kept[today] = value
         else:
             _warn(name)

@@ -54,8 +54,8 @@ class GraphModule:
 
     def _set(self, name, value) -> None:
         value = value if isinstance(value, tvm.runtime.Tensor | np.ndarray) else np.asarray(value)
-        known = self._specs().get(name) or self._compiled.params[name]
-        shape, dtype = tuple(known.shape), str(known.dtype)
+        expected = self._specs().get(name) or self._compiled.params[name]
+        shape, dtype = tuple(expected.shape), str(expected.dtype)
         if isinstance(value, np.ndarray) and value.shape == shape and str(value.dtype) != dtype:
             value = value.astype(dtype)  # as set_input did
         if tuple(value.shape) != shape:
@@ -145,10 +145,10 @@ class GraphModule:
         self.set_input(**inputs)
         if not end_to_end:
             return self.time_evaluator(func_name, device, number, repeat, min_repeat_ms or 0)()
-        given = {name: self._value(name).numpy() for name in self._specs()}
+        inputs = {name: self._value(name).numpy() for name in self._specs()}
 
         def whole():
-            self.set_input(**given)
+            self.set_input(**inputs)
             self.run()
             return [self.get_output(i).numpy() for i in range(self.get_num_outputs())]
 
@@ -179,8 +179,8 @@ class GraphModuleDebug(GraphModule):
         if self._dump_path:
             self._dump_path.mkdir(parents=True, exist_ok=True)
             (self._dump_path / "_tvmdbg_graph_dump.json").write_text(graph_json(self._compiled))
-            made = tvm.runtime.save_param_dict(self._made_by_kernels())
-            (self._dump_path / "output_tensors.params").write_bytes(made)
+            tensors = tvm.runtime.save_param_dict(self._made_by_kernels())
+            (self._dump_path / "output_tensors.params").write_bytes(tensors)
 
     def run_individual(self, number, repeat=1, min_repeat_ms=0) -> list[float]:
         """Milliseconds of each kernel call, in the order of the graph."""
@@ -196,25 +196,25 @@ class GraphModuleDebug(GraphModule):
 
     def debug_get_output(self, node, out=None):
         """What a node of the graph made, by the node's name or by its number among the graph's calls."""
-        made = self._made_by_kernels()
-        names = list(made)
+        tensors = self._made_by_kernels()
+        names = list(tensors)
         name = names[node] if isinstance(node, int) and node < len(names) else node
-        if name not in made:
+        if name not in tensors:
             raise ValueError(f"no node {node!r}; the nodes that kernels make are {', '.join(names)}")
-        return _into(out, made[name])
+        return _into(out, tensors[name])
 
     def _made_by_kernels(self) -> dict[str, tvm.runtime.Tensor]:
         """By node, the first result of its kernel."""
-        made, nodes = {}, iter(self._compiled.graph["nodes"])
+        tensors, nodes = {}, iter(self._compiled.graph["nodes"])
 
         def instrument(_function, symbol, before, _result, *args):
             if str(symbol) in self._compiled.kernels and not before:
                 node = next(node for node in nodes if node["kernel"] == str(symbol))
-                made[node["name"]] = tvm.runtime.tensor(args[-len(node["makes"])].numpy())
+                tensors[node["name"]] = tvm.runtime.tensor(args[-len(node["makes"])].numpy())
 
         with self._compiled.instrumented(instrument):
             super().run()
-        return made
+        return tensors
 
 
 class Report:
@@ -300,8 +300,8 @@ def graph_json(compiled: Compiled) -> str:
         reads = [at[name] for name in node["reads"] if name in at]
         attrs = {"func_name": node["kernel"], "flatten_data": "0", "num_inputs": str(len(reads)),
                  "num_outputs": str(len(node["makes"]))}  # fmt: skip
-        made = {"op": "tvm_op", "name": node["name"], "attrs": attrs, "inputs": reads}
-        add(made, node["makes"], [node["name"]])
+        call = {"op": "tvm_op", "name": node["name"], "attrs": attrs, "inputs": reads}
+        add(call, node["makes"], [node["name"]])
     heads = [[at[name][0], position, 0] for name, position in graph["heads"] if name in at]
     return json.dumps(
         {

@@ -30,16 +30,16 @@ SUPPORT = {name: name for name in ("cc", "emcc", "ndk", "nvcc", "popen_pool", "t
 
 def modules() -> dict[str, Old]:
     """The modules of old, by the name under which a script imports them."""
-    made = {}
+    by_name = {}
     for name, space in spaces().items():
-        made[name] = Old(name, f"{name}, as tvmnotes.classic serves it.")
-        made[name].__dict__.update(space)
-        made[name].__path__ = []  # it may have submodules
-    for name, module in made.items():
+        by_name[name] = Old(name, f"{name}, as tvmnotes.classic serves it.")
+        by_name[name].__dict__.update(space)
+        by_name[name].__path__ = []  # it may have submodules
+    for name, module in by_name.items():
         parent, _, short = name.rpartition(".")
-        if parent in made:
-            setattr(made[parent], short, module)
-    return made
+        if parent in by_name:
+            setattr(by_name[parent], short, module)
+    return by_name
 
 
 def spaces() -> dict[str, dict]:
@@ -129,9 +129,9 @@ def _post_order_visit(expr, fvisit) -> None:
 
 
 def _all_vars(expr) -> list[ir.Var]:
-    found = []
-    _post_order_visit(expr, found.append)
-    return list(dict.fromkeys(node for node in found if isinstance(node, ir.Var)))
+    nodes = []
+    _post_order_visit(expr, nodes.append)
+    return list(dict.fromkeys(node for node in nodes if isinstance(node, ir.Var)))
 
 
 def _bind(expr, binds: dict):

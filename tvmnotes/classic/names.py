@@ -45,13 +45,13 @@ def used_in(source: str):
 
     Methods are found where they are called, by their name alone, except on a module that the script imports.
     """
-    tree, imported, found = ast.parse(source), {}, []
+    tree, imported, uses = ast.parse(source), {}, []
     for node in ast.walk(tree):
         for alias in getattr(node, "names", []) if isinstance(node, ast.Import | ast.ImportFrom) else []:
             first = alias.name if alias.asname else alias.name.partition(".")[0]
             full = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else first
             imported[alias.asname or (alias.name if isinstance(node, ast.ImportFrom) else first)] = full
-    known, rows = _known(), {old: row for kind in KINDS for old, row in _rows()[kind].items()}
+    row_of, rows = _known(), {old: row for kind in KINDS for old, row in _rows()[kind].items()}
     methods = {old.rpartition(".")[2]: old for old in reversed(gone.ROWS["methods"])}
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
@@ -61,21 +61,21 @@ def used_in(source: str):
             name = _short(".".join([imported[root], *rest]))
         elif rest and node in called:
             name = methods.get(rest[-1], "")
-        if row := rows.get(known.get(name, name)):
-            found.append(((node.end_lineno, node.end_col_offset), name, *row))
-    listed = dict.fromkeys(row[1:] for row in sorted(found))
+        if row := rows.get(row_of.get(name, name)):
+            uses.append(((node.end_lineno, node.end_col_offset), name, *row))
+    listed = dict.fromkeys(row[1:] for row in sorted(uses))
     return pd.DataFrame(list(listed), columns=["old", "new", "note"])
 
 
 def served() -> dict[str, object]:
     """What scripts find in place, by the name that they write; see `modules` for what each is."""
-    found = {f"{space}.{name}": value for space, names in modules.spaces().items() for name, value in names.items()}
+    values = {f"{space}.{name}": value for space, names in modules.spaces().items() for name, value in names.items()}
     for owner, name, value in patches.patches():
         written = _TVMS.get(owner, getattr(owner, "__name__", ""))
-        found[written if name.startswith("__") and owner in _TVMS else f"{written}.{name}"] = value
-    for made, written in _OURS.items():
-        found.update({f"{written}.{name}": value for name, value in vars(made).items()})
-    return {_short(name): value for name, value in found.items()
+        values[written if name.startswith("__") and owner in _TVMS else f"{written}.{name}"] = value
+    for ours, written in _OURS.items():
+        values.update({f"{written}.{name}": value for name, value in vars(ours).items()})
+    return {_short(name): value for name, value in values.items()
             if value is not None and not name.rpartition(".")[2].startswith("_")}  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def _rows() -> dict[str, dict[str, tuple[str, str]]]:
         **listed,
         "calls": {**listed["calls"], **groups},
         "passes": {f"relay.transform.{name}": _pass(name, make) for name, make in transform.NAMES.items()},
-        "operators": {f"relay.{name}": _operator(made) for name, made in sorted(ops.OPERATORS.items())},
+        "operators": {f"relay.{name}": _operator(operator) for name, operator in sorted(ops.OPERATORS.items())},
         "gone": {
             **gone.ROWS["gone"],
             **{f"relay.frontend.{name}": ("", way) for name, way in frontend._GONE.items()},
@@ -125,9 +125,9 @@ def _rows() -> dict[str, dict[str, tuple[str, str]]]:
     }
 
 
-def _operator(made: ops.Operator) -> tuple[str, str]:
-    today = made.relax_names()
-    if not today and "relax.const(" in inspect.getsource(made.body):
+def _operator(operator: ops.Operator) -> tuple[str, str]:
+    today = operator.relax_names()
+    if not today and "relax.const(" in inspect.getsource(operator.body):
         return "relax.const", "known when the program is compiled"
     return ", ".join(today), "" if today else "the value itself"
 
@@ -154,9 +154,9 @@ def _pass_today(name: str) -> str:
         return f"relax.transform.{name}"
     if hasattr(tvm.transform, name):
         return f"tvm.transform.{name}"
-    for ours, made in vars(pipeline).items():
-        if ours.replace("_", "") == name.replace("_", "").lower() and callable(made):
-            return f"{made.__module__}.{ours}"
+    for ours, value in vars(pipeline).items():
+        if ours.replace("_", "") == name.replace("_", "").lower() and callable(value):
+            return f"{value.__module__}.{ours}"
     return ""
 
 
@@ -165,5 +165,5 @@ def show(rows):
     cells = [{"selector": "td, th", "props": "text-align: left; vertical-align: top"},
              {"selector": "td:not(:last-child)", "props": "font-family: monospace"},
              {"selector": "td:last-child", "props": "min-width: 14em; overflow-wrap: anywhere"}]  # fmt: skip
-    made = Styler(rows, uuid="names", cell_ids=False).hide(axis="index").set_table_styles(cells)
-    return HTML(made.to_html())
+    styled = Styler(rows, uuid="names", cell_ids=False).hide(axis="index").set_table_styles(cells)
+    return HTML(styled.to_html())

@@ -12,7 +12,6 @@ A package is the .tar that it was: the library mod.so, the graph mod.json and th
 
 import argparse
 import ast
-import importlib
 import json
 import re
 import sys
@@ -24,8 +23,10 @@ import numpy as np
 import tvm
 
 from ...runtime import saved
+from ..autotvm import record, task
+from ..autotvm import tuner as tuners
 from ..graph_executor import GraphModule, GraphModuleDebug
-from ..relay import build, frontend, ir
+from ..relay import build, frontend, ir, transform
 from ..relay.lift import from_relax
 
 _FORMATS = {".onnx": "onnx", ".pb": "pb", ".pth": "pytorch", ".pt": "pytorch", ".h5": "keras", ".tflite": "tflite",
@@ -115,7 +116,7 @@ def load(path, model_format=None, shape_dict=None, **_options) -> TVMCModel:
         return TVMCModel(*frontend.from_onnx(str(file), shape_dict))
     if not shape_dict:
         raise TVMCException("tvmc.load: a PyTorch file does not say its inputs: give shape_dict (--input-shapes)")
-    import torch
+    import torch  # for speed: packages run without it
 
     module = torch.jit.load(str(file), map_location="cpu").eval()
     return TVMCModel(*frontend.from_pytorch(module, list(shape_dict.items())))
@@ -137,10 +138,8 @@ def compile_model(tvmc_model: TVMCModel, target="llvm", opt_level=3, executor=No
         raise TVMCException("tvmc compile: cross compilers are not called here: compile on the machine that is to run")
     mod, params = tvmc_model.mod, tvmc_model.params
     if desired_layout:
-        from ..relay.transform import NAMES
-
         with tvm.transform.PassContext(opt_level=3):
-            mod = NAMES["ConvertLayout"]({"nn.conv2d": [desired_layout, "default"]})(_bound(mod, params))
+            mod = transform.NAMES["ConvertLayout"]({"nn.conv2d": [desired_layout, "default"]})(_bound(mod, params))
         params = {}
     records = _records(tuning_records) if tuning_records else None
     context = tvm.transform.PassContext(
@@ -172,19 +171,11 @@ def _bound(mod, params):
     return ir.IRModule({"main": ir.Function(inputs, ir.substitute(main.body, table), attrs=main.attrs)})
 
 
-def _autotvm():
-    """`tvm.autotvm`, as tvmnotes.classic serves it."""
-    try:
-        return importlib.import_module("tvm.autotvm")
-    except ModuleNotFoundError as error:
-        raise TVMCException("tvmc: tuning and tuning records need tvm.autotvm, which is not served here") from error
-
-
 def _records(path):
     """A context in which builds use the best of a log file."""
     if not Path(path).is_file():
         raise TVMCException(f"tvmc: no tuning records at {path}")
-    return _autotvm().apply_history_best(str(path))
+    return record.ApplyHistoryBest(str(path))
 
 
 def run_module(tvmc_package: TVMCPackage, device="cpu", hostname=None, port=9090, rpc_key=None, inputs=None,
@@ -231,7 +222,6 @@ def tune_model(tvmc_model: TVMCModel, target="llvm", tuning_records=None, prior_
                tuner="xgb", min_repeat_ms=None, early_stopping=None, timeout=10, repeat=1, number=10, parallel=4,
                **_options) -> str:  # fmt: skip
     """Tune the model's tasks one after another with AutoTVM; returns the path of the log file."""
-    autotvm = _autotvm()
     if enable_autoscheduler:
         raise TVMCException(
             "tvmc tune: Ansor (--enable-autoscheduler) was dropped in TVM 0.20; tune without it, or "
@@ -240,34 +230,34 @@ def tune_model(tvmc_model: TVMCModel, target="llvm", tuning_records=None, prior_
     if tuner not in _TUNERS:
         raise TVMCException(f"tvmc tune: expected a tuner of {', '.join(_TUNERS)}; got {tuner!r}")
     records = str(tuning_records or Path(tempfile.mkdtemp(prefix="tvmc_")) / "tuning_records.json")
-    tasks = autotvm.task.extract_from_program(tvmc_model.mod["main"], params=tvmc_model.params, target=target)
+    tasks = task.extract_from_program(tvmc_model.mod["main"], params=tvmc_model.params, target=target)
     limits = {"number": number, "repeat": repeat, "min_repeat_ms": 0 if min_repeat_ms is None else min_repeat_ms}
     if bool(hostname) != bool(rpc_key):
         raise TVMCException("tvmc tune: measuring over RPC needs both --rpc-tracker HOST:PORT and --rpc-key KEY")
     if hostname:
-        runner = autotvm.RPCRunner(rpc_key, hostname, port, timeout=timeout, **limits)
+        runner = tuners.RPCRunner(rpc_key, hostname, port, timeout=timeout, **limits)
     else:
-        runner = autotvm.LocalRunner(timeout=timeout, **limits)
-    option = autotvm.measure_option(builder=autotvm.LocalBuilder(n_parallel=parallel), runner=runner)
-    for n, task in enumerate(tasks):
+        runner = tuners.LocalRunner(timeout=timeout, **limits)
+    option = tuners.measure_option(builder=tuners.LocalBuilder(n_parallel=parallel), runner=runner)
+    for n, each in enumerate(tasks):
         prefix = f"[Task {n + 1:2d}/{len(tasks):2d}] "
-        made = _tuner(autotvm.tuner, tuner, task)
+        search = _tuner(tuner, each)
         if prior_records:
-            made.load_history(list(autotvm.record.load_from_file(str(prior_records))))
-        count = min(int(trials), len(task.config_space))
-        made.tune(
+            search.load_history(list(record.load_from_file(str(prior_records))))
+        count = min(int(trials), len(each.config_space))
+        search.tune(
             n_trial=count,
             early_stopping=early_stopping or count,
             measure_option=option,
             callbacks=[
-                autotvm.callback.progress_bar(count, prefix=prefix),
-                autotvm.callback.log_to_file(records),
+                tuners.progress_bar(count, prefix=prefix),
+                record.log_to_file(records),
             ],
         )
     return records
 
 
-def _tuner(tuners, name: str, task):
+def _tuner(name: str, task):
     if name.startswith("xgb"):
         return tuners.XGBTuner(task, loss_type="rank" if name != "xgb" else "reg")
     if name == "ga":
