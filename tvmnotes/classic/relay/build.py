@@ -198,21 +198,18 @@ class Executor:
         libraries, level = {}, opt_level()
 
         def run(*args, **kwargs):
-            given = {
-                **dict(zip([p.name_hint for p in main.params], args, strict=False)),
-                **(self.params or {}),
-                **kwargs,
-            }
+            names = [param.name_hint for param in main.params]
+            arrays = {**dict(zip(names, args, strict=False)), **(self.params or {}), **kwargs}
             for param in main.params:  # a type that was left open is that of the argument
-                if param.type_annotation is None and param.name_hint in given:
-                    value = given[param.name_hint]
-                    value = value if hasattr(value, "shape") else np.asarray(value)
-                    param.type_annotation = TensorType(value.shape, value.dtype)
+                if param.type_annotation is None and param.name_hint in arrays:
+                    array = arrays[param.name_hint]
+                    array = array if hasattr(array, "shape") else np.asarray(array)
+                    param.type_annotation = TensorType(array.shape, array.dtype)
             if "lib" not in libraries:
                 with tvm.transform.PassContext(opt_level=level):
                     libraries["lib"] = build(program, self.target, params=self.params)
             module = GraphModule(libraries["lib"].compiled)
-            module.run(**given)
+            module.run(**arrays)
             outputs = [module.get_output(i) for i in range(module.get_num_outputs())]
             return outputs if libraries["lib"].compiled.graph["tuple"] else outputs[0]
 

@@ -51,14 +51,14 @@ class Attrs:
 class Op:
     """An operator by its name; the same name is the same object. `relay.op.get` gives one."""
 
-    _known: ClassVar[dict[str, "Op"]] = {}
+    _by_name: ClassVar[dict[str, "Op"]] = {}
     __class__ = property(lambda self: tvm.ir.Op)  # as scripts ask isinstance(call.op, tvm.ir.Op)
 
     def __new__(cls, name: str):
-        if name not in cls._known:
-            cls._known[name] = super().__new__(cls)
-            cls._known[name].name = name
-        return cls._known[name]
+        if name not in cls._by_name:
+            cls._by_name[name] = super().__new__(cls)
+            cls._by_name[name].name = name
+        return cls._by_name[name]
 
     def __reduce__(self):
         return Op, (self.name,)
@@ -251,10 +251,8 @@ class Function(Expr):
         return FuncType([p.checked_type for p in self.params], self.ret_type)
 
     def with_attr(self, name, value=None) -> "Function":
-        changed = name if isinstance(name, dict) else {name: value}
-        return Function(
-            self.params, self.body, self._ret_type, self.type_params, {**dict(self.attrs.items()), **changed}
-        )
+        attrs = {**dict(self.attrs.items()), **(name if isinstance(name, dict) else {name: value})}
+        return Function(self.params, self.body, self._ret_type, self.type_params, attrs)
 
 
 def as_expr(value) -> Expr:

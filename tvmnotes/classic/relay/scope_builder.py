@@ -41,15 +41,15 @@ class ScopeBuilder:
         result[0] = ir.If(result[0].cond, result[0].true_branch, self._close())
 
     def get(self) -> ir.Expr:
-        made = self._close()
-        self._scopes.append(([], [made]))
-        return made
+        program = self._close()
+        self._scopes.append(([], [program]))
+        return program
 
     def _close(self) -> ir.Expr:
         values, result = self._scopes.pop()
         if not result:
             raise RuntimeError("ScopeBuilder: a scope ends without ret(value)")
-        (made,) = result
+        (body,) = result
         for var, value in reversed(values):
-            made = ir.Let(var, value, made)
-        return made
+            body = ir.Let(var, value, body)
+        return body

@@ -1,25 +1,17 @@
 """`relay.testing`: the networks that tutorials build, under TVM's names for their weights, filled as TVM filled them.
 
-Each network is a function of TVM's `get_net` arguments that gives a `relay.Function`; `get_workload` of the same module
-makes `(mod, params)` of it.
+A network's module has `get_net`, which is its function in `networks`, and `get_workload`, which makes `(mod, params)`
+of that.
 """
 
 import collections
 import inspect
 import re
-from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import tvm
 
-from . import functor, ir, transform
-from .lower import infer
-from .ops import OPERATORS, module
-from .ty import TensorType, TupleType
-
-nn = SimpleNamespace(**module("nn."))
-
+from . import functor, ir, networks, transform
 
 # ---------------------------------------------------------------- parameters: relay.testing.init
 
@@ -81,7 +73,7 @@ def create_workload(net, initializer=None, seed=0) -> tuple[ir.IRModule, dict]:
     NumPy's global generator is seeded, as in TVM, so that a script's own random inputs are the same in each run.
     """
     mod = ir.IRModule.from_expr(net)
-    infer(mod["main"])
+    mod["main"].infer()
     np.random.seed(seed)  # noqa: NPY002
     fill, params = initializer or Xavier(), {}
     for param in mod["main"].params:
@@ -90,304 +82,6 @@ def create_workload(net, initializer=None, seed=0) -> tuple[ir.IRModule, dict]:
             fill(param.name_hint, array)
             params[param.name_hint] = tvm.runtime.tensor(array)
     return mod, params
-
-
-# ---------------------------------------------------------------- layers: relay.testing.layers
-
-
-def _weight(given, name):
-    return ir.var(name) if given is None else given
-
-
-def conv2d(data, weight=None, *, name="", **attrs):
-    return nn.conv2d(data, _weight(weight, f"{name}_weight"), **attrs)
-
-
-def conv3d(data, weight=None, *, name="", **attrs):
-    return nn.conv3d(data, _weight(weight, f"{name}_weight"), **attrs)
-
-
-def conv2d_transpose(data, weight=None, *, name="", **attrs):
-    return nn.conv2d_transpose(data, _weight(weight, f"{name}_weight"), **attrs)
-
-
-def dense_add_bias(data, weight=None, bias=None, units=None, *, name="", **attrs):
-    made = nn.dense(data, _weight(weight, f"{name}_weight"), units, **attrs)
-    return nn.bias_add(made, _weight(bias, f"{name}_bias"), axis=-1)
-
-
-def batch_norm_infer(data, gamma=None, beta=None, moving_mean=None, moving_var=None, *, name="", **attrs):
-    given = {"gamma": gamma, "beta": beta, "moving_mean": moving_mean, "moving_var": moving_var}
-    return nn.batch_norm(data, *(_weight(v, f"{name}_{k}") for k, v in given.items()), **attrs)[0]
-
-
-def conv_kernel_layout(data_layout: str, is_depthwise=False) -> str:
-    """The layout of the weights beside NCHW or NHWC data."""
-    known = {"NCHW": "OIHW", "NHWC": "HWOI" if is_depthwise else "HWIO"}
-    if data_layout not in known:
-        raise ValueError(f"conv_kernel_layout: expected NCHW or NHWC, got {data_layout!r}")
-    return known[data_layout]
-
-
-def _square(size: int, strides: int = 1, padding: int | None = None) -> dict:
-    """The attributes of a square window; it keeps the picture's size where `padding` is None and `strides` 1."""
-    edge = size // 2 if padding is None else padding
-    return {"kernel_size": (size, size), "strides": (strides, strides), "padding": (edge, edge)}
-
-
-def _pool(function, x, size, strides, padding=0, **attrs):
-    return function(x, pool_size=(size, size), strides=(strides, strides), padding=(padding, padding), **attrs)
-
-
-def _data(batch_size, shape, dtype):
-    return ir.var("data", shape=(batch_size, *shape), dtype=dtype)
-
-
-def _function(body) -> ir.Function:
-    return ir.Function(ir.free_vars(body), body)
-
-
-# ---------------------------------------------------------------- the networks
-
-_UNITS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3),
-          200: (3, 24, 36, 3), 269: (3, 30, 48, 8)}  # fmt: skip
-
-
-def _resnet_plan(num_layers: int, height: int) -> tuple[list[int], list[int], bool]:
-    """Units and channels of each stage (the channels begin with the stem's), and whether a unit is a bottleneck."""
-    if height > 28 and num_layers in _UNITS:
-        deep = num_layers >= 50
-        return list(_UNITS[num_layers]), [64, *((256, 512, 1024, 2048) if deep else (64, 128, 256, 512))], deep
-    if height <= 28 and num_layers >= 164 and num_layers % 9 == 2:
-        return [num_layers // 9] * 3, [16, 64, 128, 256], True
-    if height <= 28 and num_layers < 164 and num_layers % 6 == 2:
-        return [num_layers // 6] * 3, [16, 16, 32, 64], False
-    raise ValueError(
-        f"resnet: no network of {num_layers} layers for pictures {height} high; above 28: "
-        f"{', '.join(map(str, _UNITS))}; up to 28: 6n + 2 layers, from 164 on 9n + 2"
-    )
-
-
-def resnet(
-    batch_size, num_classes, num_layers=50, image_shape=(3, 224, 224), layout="NCHW", dtype="float32", **_others
-):
-    """Kaiming He et al., "Identity Mappings in Deep Residual Networks" (2016): batch norm and ReLU come first."""
-    height = image_shape[layout.index("H") - 1]
-    units, channels, deep = _resnet_plan(num_layers, height)
-    conv = partial(conv2d, data_layout=layout, kernel_layout=conv_kernel_layout(layout))
-    norm = partial(batch_norm_infer, epsilon=2e-5, axis=layout.index("C"))
-
-    def unit(x, outs, strides, name, first):
-        steps = (
-            [(outs // 4, 1, strides), (outs // 4, 3, 1), (outs, 1, 1)] if deep else [(outs, 3, strides), (outs, 3, 1)]
-        )
-        begin = y = nn.relu(norm(x, name=f"{name}_bn1"))
-        for n, (width, size, by) in enumerate(steps, 1):
-            y = y if n == 1 else nn.relu(norm(y, name=f"{name}_bn{n}"))
-            y = conv(y, channels=width, name=f"{name}_conv{n}", **_square(size, by))
-        return y + (conv(begin, channels=outs, name=f"{name}_sc", **_square(1, strides)) if first else x)
-
-    x = norm(_data(batch_size, image_shape, dtype), scale=False, name="bn_data")
-    if height <= 32:
-        x = conv(x, channels=channels[0], name="conv0", **_square(3))
-    else:
-        x = conv(x, channels=channels[0], name="conv0", **_square(7, 2))
-        x = _pool(nn.max_pool2d, nn.relu(norm(x, name="bn0")), 3, 2, 1, layout=layout)
-    for stage, (count, outs) in enumerate(zip(units, channels[1:], strict=True), 1):
-        for n in range(1, count + 1):
-            x = unit(x, outs, 2 if n == 1 and stage > 1 else 1, f"stage{stage}_unit{n}", n == 1)
-    x = nn.global_avg_pool2d(nn.relu(norm(x, name="bn1")), layout=layout)
-    return _function(nn.softmax(dense_add_bias(nn.batch_flatten(x), units=num_classes, name="fc1")))
-
-
-def mobile_net(num_classes=1000, data_shape=(1, 3, 224, 224), dtype="float32", alpha=1.0, is_shallow=False,
-               layout="NCHW"):  # fmt: skip
-    """Andrew Howard et al., "MobileNets" (2017): depthwise 3×3 and pointwise convolutions in turn."""
-    norm = partial(batch_norm_infer, axis=layout.index("C"))
-    conv = partial(conv2d, data_layout=layout, kernel_layout=conv_kernel_layout(layout))
-    depthwise = partial(conv2d, data_layout=layout, kernel_layout=conv_kernel_layout(layout, True))
-    last = [(1024, 2), (1024, 2)] if is_shallow else [(512, 1)] * 5 + [(1024, 2), (1024, 1)]
-    x, ins = ir.var("data", shape=data_shape, dtype=dtype), int(32 * alpha)
-    x = nn.relu(norm(conv(x, channels=ins, name="conv_block_1_conv", **_square(3, 2)), name="conv_block_1_bn"))
-    for n, (outs, strides) in enumerate([(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *last], 1):
-        name, outs = f"separable_conv_block_{n}", int(outs * alpha)
-        x = depthwise(x, channels=ins, groups=ins, name=name, **_square(3, strides))
-        x = conv(nn.relu(norm(x, name=f"{name}_bn1")), channels=outs, name=f"{name}_conv2", **_square(1))
-        x, ins = nn.relu(norm(x, name=f"{name}_bn2")), outs
-    x = nn.batch_flatten(nn.global_avg_pool2d(x, layout=layout))
-    return _function(nn.softmax(dense_add_bias(x, units=num_classes, name="fc")))
-
-
-def _mobilenet(batch_size, num_classes, image_shape, dtype, layout):
-    return mobile_net(num_classes, (batch_size, *image_shape), dtype, layout=layout)
-
-
-_VGG = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
-
-
-def vgg(batch_size, image_shape, num_classes, dtype, num_layers=11, batch_norm=False):
-    """Karen Simonyan, Andrew Zisserman, "Very Deep Convolutional Networks" (2014)."""
-    if num_layers not in _VGG:
-        raise ValueError(f"vgg: expected num_layers of {', '.join(map(str, _VGG))}; got {num_layers}")
-    x = _data(batch_size, image_shape, dtype)
-    for stage, (count, outs) in enumerate(zip(_VGG[num_layers], (64, 128, 256, 512, 512), strict=True), 1):
-        for n in range(1, count + 1):
-            name = f"conv{stage}_{n}"
-            x = nn.bias_add(conv2d(x, channels=outs, name=name, **_square(3)), ir.var(f"{name}_bias"))
-            x = nn.relu(batch_norm_infer(x, name=f"bn{stage}_{n}") if batch_norm else x)
-        x = _pool(nn.max_pool2d, x, 2, 2)
-    x = nn.batch_flatten(x)
-    for name in ("fc6", "fc7"):
-        x = nn.dropout(nn.relu(dense_add_bias(x, units=4096, name=name)), rate=0.5)
-    return _function(nn.softmax(dense_add_bias(x, units=num_classes, name="fc8")))
-
-
-def mlp(batch_size, num_classes=10, image_shape=(1, 28, 28), dtype="float32"):
-    """Three dense layers, of 128, 64 and `num_classes` units."""
-    x = nn.batch_flatten(_data(batch_size, image_shape, dtype))
-    for n, units in enumerate((128, 64), 1):
-        x = nn.relu(dense_add_bias(x, units=units, name=f"fc{n}"))
-    return _function(nn.softmax(dense_add_bias(x, units=num_classes, name="fc3")))
-
-
-def squeezenet(batch_size, image_shape, num_classes, version, dtype):
-    """Forrest Iandola et al., "SqueezeNet" (2016): eight fire modules, which narrow and then widen."""
-    if version not in ("1.0", "1.1"):
-        raise ValueError(f"squeezenet: expected the version 1.0 or 1.1, got {version!r}")
-    outs, size, pooled = (96, 7, (1, 4, 8)) if version == "1.0" else (64, 3, (1, 3, 5))
-
-    def conv(x, outs, size, name, strides=1):
-        made = conv2d(x, channels=outs, name=name, **_square(size, strides))
-        return nn.relu(nn.bias_add(made, ir.var(f"{name}_bias")))
-
-    x = conv(_data(batch_size, image_shape, dtype), outs, size, "conv1", 2)
-    for n, width in enumerate((16, 16, 32, 32, 48, 48, 64, 64), 1):
-        x = conv(_pool(nn.max_pool2d, x, 3, 2) if n in pooled else x, width, 1, f"fire{n}_input_conv")
-        sides = [conv(x, 4 * width, 1, f"fire{n}_left_conv"), conv(x, 4 * width, 3, f"fire{n}_right_conv")]
-        x = OPERATORS["concatenate"](sides, axis=1)
-    x = conv(nn.dropout(x, rate=0.5), num_classes, 1, "conv_final")
-    return _function(nn.softmax(nn.batch_flatten(nn.global_avg_pool2d(x))))
-
-
-# Christian Szegedy et al., "Rethinking the Inception Architecture" (2015). A block's branches stand between bars, with
-# a branch's layers in order: channels:window/stride, v for a convolution without padding, + for two side by side.
-_STEM = "32:3x3/2 32:3x3v 64:3x3 max/2 80 192:3x3v max/2"
-_INCEPTION = [
-    *(f"64 | 48 64:5x5 | 64 96:3x3 96:3x3 | avg {width}" for width in (32, 64, 64)),
-    "384:3x3/2 | 64 96:3x3 96:3x3/2 | max/2",
-    *(f"192 | {n} {n}:1x7 192:7x1 | {n} {n}:7x1 {n}:1x7 {n}:7x1 192:1x7 | avg 192" for n in (128, 160, 160, 192)),
-    "192 320:3x3/2 | 192 192:1x7 192:7x1 192:3x3/2 | max/2",
-    *(f"320 | 384 384:1x3+384:3x1 | 448 384:3x3 384:1x3+384:3x1 | {pool} 192" for pool in ("avg", "max")),
-]
-
-
-def inception_v3(batch_size, num_classes, image_shape, dtype):
-    """The network of `_STEM` and `_INCEPTION`, for pictures of 299 × 299."""
-
-    def layer(x, text, name):
-        strides, edge = (2, 0) if text.endswith("/2") else (1, 1)
-        if text.startswith("max"):
-            return _pool(nn.max_pool2d, x, 3, strides, edge)
-        if text == "avg":
-            return _pool(nn.avg_pool2d, x, 3, 1, 1, count_include_pad=True)
-        outs, *window = map(int, re.findall(r"\d+", text.removesuffix("/2")))
-        window = window or [1, 1]
-        padding = [0, 0] if strides == 2 or text.endswith("v") else [size // 2 for size in window]
-        made = conv2d(x, channels=outs, kernel_size=window, strides=(strides, strides), padding=padding,
-                      name=f"{name}_conv1")  # fmt: skip
-        return nn.relu(batch_norm_infer(made, epsilon=2e-5, name=f"{name}_bn"))
-
-    def branch(x, text, name) -> list:
-        made = [x]
-        for n, step in enumerate(text.split()):
-            made = [layer(made[0], part, f"{name}_{n}{'ab'[m]}") for m, part in enumerate(step.split("+"))]
-        return made
-
-    (x,) = branch(_data(batch_size, image_shape, dtype), _STEM, "stem")
-    for n, block in enumerate(_INCEPTION):
-        branches = [branch(x, text, f"mixed{n}_{m}") for m, text in enumerate(block.split("|"))]
-        x = OPERATORS["concatenate"]([y for ys in branches for y in ys], axis=1)
-    x = nn.batch_flatten(nn.global_avg_pool2d(x))
-    return _function(nn.softmax(dense_add_bias(x, units=num_classes, name="fc1")))
-
-
-_DENSENET = {121: (64, 32, (6, 12, 24, 16)), 161: (96, 48, (6, 12, 36, 24)), 169: (64, 32, (6, 12, 32, 32)),
-             201: (64, 32, (6, 12, 48, 32))}  # fmt: skip
-
-
-def densenet(densenet_size, classes, batch_size, image_shape, dtype):
-    """Gao Huang et al., "Densely Connected Convolutional Networks" (2016).
-
-    Each layer reads all that came before it in its block, as in the paper; in TVM's it read the last one alone.
-    """
-    if densenet_size not in _DENSENET:
-        raise ValueError(f"densenet: expected densenet_size of {', '.join(map(str, _DENSENET))}; got {densenet_size}")
-    outs, growth, blocks = _DENSENET[densenet_size]
-
-    def conv(x, outs, size, bn, name):
-        return conv2d(nn.relu(batch_norm_infer(x, name=bn)), channels=outs, name=name, **_square(size))
-
-    x = conv2d(_data(batch_size, image_shape, dtype), channels=outs, name="conv1", **_square(7, 2))
-    x = _pool(nn.max_pool2d, nn.relu(batch_norm_infer(x, name="batch1")), 3, 2, 1)
-    for block, count in enumerate(blocks):
-        if block:
-            outs //= 2
-            x = conv(x, outs, 1, f"batch_t_{block - 1}", f"conv_t_{block - 1}")
-            x = _pool(nn.avg_pool2d, x, 2, 2)
-        for n in range(count):
-            new = conv(x, 4 * growth, 1, f"batch_1_{block}_{n}", f"conv2d_1_{block}_{n}")
-            new = conv(new, growth, 3, f"batch_2_{block}_{n}", f"conv2d_2_{block}_{n}")
-            x, outs = OPERATORS["concatenate"]([x, new], axis=1), outs + growth
-    x = nn.global_avg_pool2d(nn.relu(batch_norm_infer(x, name="batch2")))
-    return _function(dense_add_bias(nn.batch_flatten(x), units=classes, name="dense"))
-
-
-def dcgan(batch_size, random_len=100, oshape=(3, 64, 64), ngf=128, code=None, layout="NCHW", dtype="float32"):
-    """The generator of Alec Radford et al., "Unsupervised Representation Learning" (2015): 64 × 64 pictures."""
-    if tuple(oshape[-2:]) != (64, 64):
-        raise ValueError(f"dcgan: expected pictures of 64 × 64, got an oshape of {tuple(oshape)}")
-    kernel = {"NCHW": "IOHW", "NHWC": "HWOI"}[layout]
-    x = nn.relu(nn.dense(_data(batch_size, (random_len,), dtype) if code is None else code, ir.var("dense_weight"),
-                         units=16 * 8 * ngf))  # fmt: skip
-    x = OPERATORS["reshape"](x, newshape=(-1, 8 * ngf, 4, 4) if layout == "NCHW" else (-1, 4, 4, 8 * ngf))
-    for n, outs in enumerate((4 * ngf, 2 * ngf, ngf, oshape[0]), 2):
-        x = conv2d_transpose(x, channels=outs, data_layout=layout, kernel_layout=kernel, output_padding=(0, 0),
-                             name=f"g{n}_deconv", **_square(4, 2, 1))  # fmt: skip
-        if n < 5:
-            x = batch_norm_infer(x, epsilon=1e-5, scale=False, axis=layout.index("C"), name=f"g{n}_batch_norm")
-            x = nn.relu(x)
-    return _function(OPERATORS["tanh"](x))
-
-
-def lstm_cell(num_hidden, batch_size=1, dtype="float32", name=""):
-    """One step: a function of inputs, the states (h, c), and weights and biases to (output, (h, c))."""
-    state = TensorType((batch_size, num_hidden), dtype)
-    types = [state, TupleType([state, state])]
-    types += 2 * [TensorType((4 * num_hidden, num_hidden), dtype), TensorType((4 * num_hidden,), dtype)]
-    names = ("inputs", "states", "i2h_weight", "i2h_bias", "h2h_weight", "h2h_bias")
-    inputs, states, *weights = params = [ir.Var(n, ty) for n, ty in zip(names, types, strict=True)]
-    gates = dense_add_bias(inputs, *weights[:2], units=4 * num_hidden)
-    gates = gates + dense_add_bias(ir.TupleGetItem(states, 0), *weights[2:], units=4 * num_hidden)
-    enter, keep, new, leave = OPERATORS["split"](gates, indices_or_sections=4, axis=1)
-    sigmoid, tanh = OPERATORS["sigmoid"], OPERATORS["tanh"]
-    c = sigmoid(keep) * ir.TupleGetItem(states, 1) + sigmoid(enter) * tanh(new)
-    h = sigmoid(leave) * tanh(c)
-    return ir.Function(params, ir.Tuple([h, ir.Tuple([h, c])]))
-
-
-def lstm(iterations, num_hidden, batch_size=1, dtype="float32"):
-    """`iterations` cells in a row, each with weights of its own. Their inputs are data, data_1, data_2, …"""
-    state, bias = TensorType((batch_size, num_hidden), dtype), TensorType((4 * num_hidden,), dtype)
-    weight, zeros = TensorType((4 * num_hidden, num_hidden), dtype), OPERATORS["zeros"](state.shape, dtype)
-    out, states = None, ir.Tuple([zeros, zeros])
-    for n in range(iterations):
-        weights = [
-            ir.Var(f"{w}_{n}_{kind}", ty) for w in ("i2h", "h2h") for kind, ty in (("weight", weight), ("bias", bias))
-        ]
-        data = ir.Var(f"data_{n}" if n else "data", state)
-        step = ir.Call(lstm_cell(num_hidden, batch_size, dtype), [data, states, *weights])
-        out, states = ir.TupleGetItem(step, 0), ir.TupleGetItem(step, 1)
-    return _function(out)
 
 
 # ---------------------------------------------------------------- modules
@@ -422,15 +116,15 @@ def run_infer_type(expr):
 def count_ops(expr) -> collections.Counter:
     """How often `expr` calls each operator."""
 
-    found: collections.Counter = collections.Counter()
+    counts: collections.Counter = collections.Counter()
 
-    class Counter(functor.ExprVisitor):
+    class Visitor(functor.ExprVisitor):
         def visit_call(self, call):
-            found.update([call.op.name] if isinstance(call.op, ir.Op) else ())
+            counts.update([call.op.name] if isinstance(call.op, ir.Op) else ())
             super().visit_call(call)
 
-    Counter().visit(expr)
-    return found
+    Visitor().visit(expr)
+    return counts
 
 
 def rand(dtype, *shape):
@@ -448,21 +142,22 @@ MODULES = {
     "": {"create_workload": create_workload, "run_opt_pass": run_opt_pass, "run_infer_type": run_infer_type,
          "count_ops": count_ops, "rand": rand, "enabled_targets": enabled_targets, "ctx_list": enabled_targets},
     ".init": {"create_workload": create_workload, "Initializer": Initializer, "Xavier": Xavier, "Constant": Constant},
-    ".layers": {f.__name__: f for f in (conv2d, conv3d, conv2d_transpose, dense_add_bias, batch_norm_infer,
-                                        conv_kernel_layout)},
+    ".layers": {layer.__name__: layer for layer in (
+        networks.conv2d, networks.conv3d, networks.conv2d_transpose, networks.dense_add_bias,
+        networks.batch_norm_infer, networks.conv_kernel_layout)},
     ".config": {"ctx_list": enabled_targets},
-    ".resnet": _network(resnet, batch_size=1, num_classes=1000, num_layers=18, image_shape=(3, 224, 224),
+    ".resnet": _network(networks.resnet, batch_size=1, num_classes=1000, num_layers=18, image_shape=(3, 224, 224),
                         layout="NCHW", dtype="float32"),
-    ".mobilenet": {**_network(_mobilenet, batch_size=1, num_classes=1000, **_IMAGE, layout="NCHW"),
-                   "mobile_net": mobile_net},
-    ".vgg": _network(vgg, batch_size=_NEEDED, num_classes=1000, **_IMAGE, num_layers=11, batch_norm=False),
-    ".mlp": _network(mlp, batch_size=_NEEDED, num_classes=10, image_shape=(1, 28, 28), dtype="float32"),
-    ".squeezenet": _network(squeezenet, batch_size=1, num_classes=1000, version="1.0", **_IMAGE),
-    ".inception_v3": _network(inception_v3, batch_size=1, num_classes=1000, image_shape=(3, 299, 299),
+    ".mobilenet": {**_network(networks.mobilenet, batch_size=1, num_classes=1000, **_IMAGE, layout="NCHW"),
+                   "mobile_net": networks.mobile_net},
+    ".vgg": _network(networks.vgg, batch_size=_NEEDED, num_classes=1000, **_IMAGE, num_layers=11, batch_norm=False),
+    ".mlp": _network(networks.mlp, batch_size=_NEEDED, num_classes=10, image_shape=(1, 28, 28), dtype="float32"),
+    ".squeezenet": _network(networks.squeezenet, batch_size=1, num_classes=1000, version="1.0", **_IMAGE),
+    ".inception_v3": _network(networks.inception_v3, batch_size=1, num_classes=1000, image_shape=(3, 299, 299),
                               dtype="float32"),
-    ".densenet": _network(densenet, densenet_size=121, classes=1000, batch_size=4, **_IMAGE),
-    ".dcgan": _network(dcgan, batch_size=_NEEDED, oshape=(3, 64, 64), ngf=128, random_len=100, layout="NCHW",
+    ".densenet": _network(networks.densenet, densenet_size=121, classes=1000, batch_size=4, **_IMAGE),
+    ".dcgan": _network(networks.dcgan, batch_size=_NEEDED, oshape=(3, 64, 64), ngf=128, random_len=100, layout="NCHW",
                        dtype="float32"),
-    ".lstm": {**_network(lstm, iterations=_NEEDED, num_hidden=_NEEDED, batch_size=1, dtype="float32"),
-              "lstm_cell": lstm_cell},
+    ".lstm": {**_network(networks.lstm, iterations=_NEEDED, num_hidden=_NEEDED, batch_size=1, dtype="float32"),
+              "lstm_cell": networks.lstm_cell},
 }  # fmt: skip

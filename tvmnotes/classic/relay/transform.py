@@ -38,9 +38,9 @@ class Pass:
         if not isinstance(mod, ir.IRModule):
             raise TypeError(f"relay.transform.{self.name}: expected a Relay module, got {type(mod).__name__}")
         _tell("run_before_pass", mod, self)
-        made = self.run(mod)
-        _tell("run_after_pass", made, self)
-        return made
+        mod = self.run(mod)
+        _tell("run_after_pass", mod, self)
+        return mod
 
     def __repr__(self) -> str:
         return f"Pass({self.name})"
@@ -118,16 +118,20 @@ def _relax(name, *passes):
 def _of_script(method: str, run):
     """A decorator that makes a pass of a script's own function, or of a class whose `method` is one."""
 
-    def decorator(given=None, opt_level=0, name=None, required=None, traceable=False):
-        def wrap(made):
-            if isinstance(made, type):
-                return lambda *args, **kwargs: wrap_one(getattr(made(*args, **kwargs), method), made.__name__)
-            return wrap_one(made, made.__name__)
+    def decorator(decorated=None, opt_level=0, name=None, required=None, traceable=False):
+        def wrap(decorated):
+            def make(body):
+                return Pass(
+                    name or decorated.__name__,
+                    lambda mod: run(body, mod, tvm.transform.PassContext.current()),
+                    opt_level,
+                )
 
-        def wrap_one(body, known_as):
-            return Pass(name or known_as, lambda mod: run(body, mod, tvm.transform.PassContext.current()), opt_level)
+            if isinstance(decorated, type):
+                return lambda *args, **kwargs: make(getattr(decorated(*args, **kwargs), method))
+            return make(decorated)
 
-        return wrap if given is None else wrap(given)
+        return wrap if decorated is None else wrap(decorated)
 
     return decorator
 

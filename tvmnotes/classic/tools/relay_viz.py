@@ -113,9 +113,9 @@ class RelayVisualizer:
             identities = {node: str(n) for n, node in enumerate(order)}
             graph = self._plotter.create_graph(name)
             for node in order:
-                made, edges = parser.get_node_edges(node, relay_param or {}, identities)
-                if made is not None:
-                    graph.node(made)
+                drawn, edges = parser.get_node_edges(node, relay_param or {}, identities)
+                if drawn is not None:
+                    graph.node(drawn)
                 for edge in edges:
                     graph.edge(edge)
 

@@ -95,8 +95,8 @@ _reduction("any", lambda x, axes, keep: R.astype(R.max(R.astype(x, "int32"), axe
 def variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
     axes = _reduced(data, axis, exclude)
     count = math.prod(known_shape(data)[a] for a in axes)
-    made = R.variance(data, axes, keepdims)
-    return R.multiply(made, relax.const(count / (count - 1), dtype_of(data))) if unbiased else made
+    biased = R.variance(data, axes, keepdims)
+    return R.multiply(biased, relax.const(count / (count - 1), dtype_of(data))) if unbiased else biased
 
 
 @operator("mean_variance", 2)

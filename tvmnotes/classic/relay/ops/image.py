@@ -113,18 +113,18 @@ def depth_to_space(data, /, block_size, layout="NCHW", mode="DCR"):
     n, c, h, w = _channels_first(data, layout)
     b, inner = block_size, c // block_size**2
     if mode == "DCR":
-        made = R.permute_dims(R.reshape(data, (n, b, b, inner, h, w)), [0, 3, 4, 1, 5, 2])
+        blocks = R.permute_dims(R.reshape(data, (n, b, b, inner, h, w)), [0, 3, 4, 1, 5, 2])
     else:
-        made = R.permute_dims(R.reshape(data, (n, inner, b, b, h, w)), [0, 1, 4, 2, 5, 3])
-    return R.reshape(made, (n, inner, h * b, w * b))
+        blocks = R.permute_dims(R.reshape(data, (n, inner, b, b, h, w)), [0, 1, 4, 2, 5, 3])
+    return R.reshape(blocks, (n, inner, h * b, w * b))
 
 
 @operator("nn.space_to_depth")
 def space_to_depth(data, /, block_size, layout="NCHW"):
     n, c, h, w = _channels_first(data, layout)
     b = block_size
-    made = R.permute_dims(R.reshape(data, (n, c, h // b, b, w // b, b)), [0, 3, 5, 1, 2, 4])
-    return R.reshape(made, (n, c * b * b, h // b, w // b))
+    blocks = R.permute_dims(R.reshape(data, (n, c, h // b, b, w // b, b)), [0, 3, 5, 1, 2, 4])
+    return R.reshape(blocks, (n, c * b * b, h // b, w // b))
 
 
 def _channels_first(data, layout) -> tuple[int, ...]:

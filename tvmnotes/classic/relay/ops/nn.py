@@ -32,9 +32,9 @@ def _convolution(name, transposed=False):
                         kernel_size=None, groups=1, data_layout="NC" + layout, kernel_layout=kernel, out_layout="",
                         output_padding=(0,) * dims, out_dtype=""):  # fmt: skip
         plain = "NC" + layout  # the one layout that Relax lowers
-        made = function(turned(data, data_layout, plain), turned(weight, kernel_layout, kernel), strides, padding,
+        result = function(turned(data, data_layout, plain), turned(weight, kernel_layout, kernel), strides, padding,
                         output_padding, dilation, groups, plain, kernel, None, out_dtype or None)  # fmt: skip
-        return turned(made, plain, out_layout or data_layout)
+        return turned(result, plain, out_layout or data_layout)
 
     named(f"nn.{name}", transposed_body if transposed else body, f"nn.{name}")
 

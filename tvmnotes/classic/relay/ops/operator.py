@@ -91,8 +91,8 @@ def operator(name: str, results=1, order=()):
 
 def module(prefix: str) -> dict:
     """The public operators whose names begin with `prefix` ("nn.", or "" for those of relay itself), by short name."""
-    return {n[len(prefix) :]: made for n, made in OPERATORS.items()
-            if n.startswith(prefix) and "." not in n[len(prefix) :]}  # fmt: skip
+    ours = [op for name, op in OPERATORS.items() if name.rpartition(".")[0] == prefix.rstrip(".")]
+    return {op.__name__: op for op in ours}
 
 
 def plain(value):

@@ -111,8 +111,8 @@ def scatter_elements(data, indices, updates, /, axis=0, reduction="update"):
 
 @operator("one_hot")
 def one_hot(indices, on_value, off_value, /, depth, axis, dtype):
-    made = R.one_hot(R.astype(indices, "int64"), tirx.const(1, dtype), tirx.const(0, dtype), depth, axis)
-    return R.add(R.multiply(made, R.subtract(on_value, off_value)), off_value)
+    hot = R.one_hot(R.astype(indices, "int64"), tirx.const(1, dtype), tirx.const(0, dtype), depth, axis)
+    return R.add(R.multiply(hot, R.subtract(on_value, off_value)), off_value)
 
 
 @operator("topk", lambda attrs: 2 if attrs["ret_type"] == "both" else 1)
