@@ -165,7 +165,7 @@ def target_json(target) -> str:
 
     It is what `str(target)` gives too, except while `tvmnotes.classic` has targets print as TVM's of old did.
     """
-    import tvm
+    import tvm  # for speed: `import tvmnotes` loads no library
 
     return str(tvm.get_global_func("target.TargetAsJSON")(target))
 
