@@ -39,7 +39,7 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         with T.sblock("best_places"):
-            found = T.sblock_alloc_buffer((2048,), "int32")
+            histogram = T.sblock_alloc_buffer((2048,), "int32")
             state = T.sblock_alloc_buffer((3,), "int32")  # still to find, the bin, places written
             least = T.sblock_alloc_buffer((1,), "uint32")  # its first bits, as far as they are known
             key = T.sblock_alloc_buffer((1,), "uint32")
@@ -48,20 +48,20 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
                 least[0] = T.uint32(0)
                 for part in T.unroll(3):
                     for each in range(2048):
-                        found[each] = 0
+                        histogram[each] = 0
                     for at in range(length):
                         key[0] = sortable(scores[row, at])
                         if part == 0:
-                            found[T.Cast("int32", key[0] >> T.uint32(21))] += 1
+                            histogram[T.Cast("int32", key[0] >> T.uint32(21))] += 1
                         elif part == 1:
                             if (key[0] >> T.uint32(21)) == least[0]:
-                                found[T.Cast("int32", (key[0] >> T.uint32(10)) & T.uint32(2047))] += 1
+                                histogram[T.Cast("int32", (key[0] >> T.uint32(10)) & T.uint32(2047))] += 1
                         else:
                             if (key[0] >> T.uint32(10)) == least[0]:
-                                found[T.Cast("int32", key[0] & T.uint32(1023))] += 1
+                                histogram[T.Cast("int32", key[0] & T.uint32(1023))] += 1
                     state[1] = T.if_then_else(part == 2, 1023, 2047)
-                    while found[state[1]] < state[0]:
-                        state[0] = state[0] - found[state[1]]
+                    while histogram[state[1]] < state[0]:
+                        state[0] = state[0] - histogram[state[1]]
                         state[1] = state[1] - 1
                     least[0] = T.if_then_else(part == 2, least[0] << T.uint32(10), least[0] << T.uint32(11)) + T.Cast(
                         "uint32", state[1]

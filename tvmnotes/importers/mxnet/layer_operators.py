@@ -155,8 +155,8 @@ def deformed(data, offset, mask=None, *, kernel, stride, dilate, pad, parts, siz
                 inside = tvm.tirx.all(y_ >= 0, y_ < height, x_ >= 0, x_ < width)
                 total += tvm.tirx.if_then_else(inside, data[n, channel, y_, x_] * weight, 0.0)
         outside = tvm.tirx.any(at_y <= -1.0, at_y >= height, at_x <= -1.0, at_x >= width)
-        made = tvm.tirx.if_then_else(outside, 0.0, total)
-        return made * mask[n, part * taps + tap, y, x] if mask is not None else made
+        sample = tvm.tirx.if_then_else(outside, 0.0, total)
+        return sample * mask[n, part * taps + tap, y, x] if mask is not None else sample
 
     return te.compute((batch, channels * taps, *size), value, name="deformed")
 
