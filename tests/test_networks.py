@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from torchvision.models import vgg
 from torchvision.models.convnext import CNBlockConfig
 from torchvision.models.efficientnet import FusedMBConvConfig, MBConvConfig
 from torchvision.models.regnet import BlockParams
@@ -43,8 +44,22 @@ NETWORKS = {
     "maxvit_t": 64,
 }
 
+
+class SlimVGG(torchvision.models.VGG):
+    """VGG 11 whose classifier, nine tenths of its weights, is narrow."""
+
+    def __init__(self):
+        torch.nn.Module.__init__(self)
+        self.features = vgg.make_layers(vgg.cfgs["A"])
+        self.avgpool = torch.nn.AdaptiveAvgPool2d(7)
+        sizes = (512 * 7 * 7, 64), (64, 64), (64, 1000)
+        parts = [part for size in sizes for part in (torch.nn.Linear(*size), torch.nn.ReLU(), torch.nn.Dropout())]
+        self.classifier = torch.nn.Sequential(*parts[:-2])
+
+
 # `make test` has one or two blocks of each kind that a deep network consists of, `make test-full` the whole network.
 SHORT = {
+    "vgg11": SlimVGG,
     "resnet50": partial(torchvision.models.ResNet, Bottleneck, [2, 1, 1, 1]),
     "resnext50_32x4d": partial(torchvision.models.ResNet, Bottleneck, [2, 1, 1, 1], groups=32, width_per_group=4),
     "mobilenet_v2": partial(
