@@ -149,6 +149,12 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture
+def quick() -> bool:
+    """Whether `make test` runs, whose networks are those of `make test-full` with fewer blocks."""
+    return _quick is not None
+
+
+@pytest.fixture
 def python():
     """Run Python code in a fresh process, with changes to the environment (None removes); returns what it prints."""
 

@@ -37,8 +37,9 @@ def imported(net):
 
 @pytest.fixture(scope="module", autouse=True)
 def few():
-    """A search of few traces, which has the same steps."""
+    """A search of few traces, which has the same steps, and short finals."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TVMNOTES_QUICK", "1")
         patch.setattr(metaschedule, "_POPULATION", 16)
         yield
 

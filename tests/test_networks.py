@@ -10,6 +10,11 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from torchvision.models import vgg
+from torchvision.models.convnext import CNBlockConfig
+from torchvision.models.efficientnet import FusedMBConvConfig, MBConvConfig
+from torchvision.models.regnet import BlockParams
+from torchvision.models.resnet import Bottleneck
 
 from tvmnotes import build, from_pytorch, models
 
@@ -39,6 +44,55 @@ NETWORKS = {
     "maxvit_t": 64,
 }
 
+
+class SlimVGG(torchvision.models.VGG):
+    """VGG 11 whose classifier, nine tenths of its weights, is narrow."""
+
+    def __init__(self):
+        torch.nn.Module.__init__(self)
+        self.features = vgg.make_layers(vgg.cfgs["A"])
+        self.avgpool = torch.nn.AdaptiveAvgPool2d(7)
+        sizes = (512 * 7 * 7, 64), (64, 64), (64, 1000)
+        parts = [part for size in sizes for part in (torch.nn.Linear(*size), torch.nn.ReLU(), torch.nn.Dropout())]
+        self.classifier = torch.nn.Sequential(*parts[:-2])
+
+
+# `make test` has one or two blocks of each kind that a deep network consists of, `make test-full` the whole network.
+SHORT = {
+    "vgg11": SlimVGG,
+    "resnet50": partial(torchvision.models.ResNet, Bottleneck, [2, 1, 1, 1]),
+    "resnext50_32x4d": partial(torchvision.models.ResNet, Bottleneck, [2, 1, 1, 1], groups=32, width_per_group=4),
+    "mobilenet_v2": partial(
+        torchvision.models.MobileNetV2,
+        inverted_residual_setting=[[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 1, 2], [6, 64, 1, 2], [6, 160, 1, 2]],
+    ),
+    "efficientnet_b0": partial(
+        torchvision.models.EfficientNet,
+        [MBConvConfig(1, 3, 1, 32, 16, 1), MBConvConfig(6, 3, 2, 16, 24, 2), MBConvConfig(6, 5, 2, 24, 40, 1),
+         MBConvConfig(6, 3, 2, 40, 80, 1), MBConvConfig(6, 5, 2, 80, 192, 1)], 0.2,
+    ),
+    "efficientnet_v2_s": partial(
+        torchvision.models.EfficientNet,
+        [FusedMBConvConfig(1, 3, 1, 24, 24, 1), FusedMBConvConfig(4, 3, 2, 24, 48, 2),
+         MBConvConfig(4, 3, 2, 48, 128, 1), MBConvConfig(6, 3, 1, 128, 160, 1), MBConvConfig(6, 3, 2, 160, 256, 2)],
+        0.2, last_channel=1280, norm_layer=partial(torch.nn.BatchNorm2d, eps=1e-3),
+    ),
+    "regnet_y_400mf": partial(
+        torchvision.models.RegNet,
+        BlockParams([1, 1, 2, 1], [48, 104, 208, 440], [8, 8, 8, 8], [1.0] * 4, [2] * 4, se_ratio=0.25),
+    ),
+    "convnext_tiny": partial(
+        torchvision.models.ConvNeXt,
+        [CNBlockConfig(96, 192, 1), CNBlockConfig(192, 384, 1), CNBlockConfig(384, 768, 2),
+         CNBlockConfig(768, None, 1)], 0.1,
+    ),
+    "shufflenet_v2_x1_0": partial(torchvision.models.ShuffleNetV2, [2, 2, 2], [24, 116, 232, 464, 1024]),
+    "vit_b_16": partial(
+        torchvision.models.VisionTransformer, image_size=32, patch_size=16, num_layers=2, num_heads=12, hidden_dim=768,
+        mlp_dim=3072,
+    ),
+}  # fmt: skip
+
 # The transformers take one size only, set when they are made. Swin, MaxViT and DenseNet are made with fewer blocks.
 MADE = {
     "densenet121": partial(torchvision.models.DenseNet, block_config=(3, 3, 3, 3)),
@@ -54,9 +108,10 @@ MADE = {
 }  # fmt: skip
 
 
-def network(name: str, size: int) -> torch.nn.Module:
+def network(name: str, size: int, short: bool) -> torch.nn.Module:
     """Seeded, and with what starts as all zeros or all ones (biases, scales, some next to 0) made random as well."""
-    make = MADE.get(name)
+    make = SHORT.get(name) if short else None
+    make = make or MADE.get(name)
     net = models.load(name, pretrained=False) if make is None else models.seeded(make, size)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -68,9 +123,9 @@ def network(name: str, size: int) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_tvm_gives_pytorchs_numbers(name):
+def test_tvm_gives_pytorchs_numbers(name, quick):
     size = NETWORKS[name]
-    net = network(name, size)
+    net = network(name, size, short=quick)
     x = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         wanted = net(x).numpy()
