@@ -74,7 +74,7 @@ def _modules() -> list:
         if isinstance(function, ir.Expr) and not isinstance(self, ir.IRModule):
             if len(self.functions):
                 raise TypeError("this tvm.IRModule holds functions of today; put those of Relay into another one")
-            self._functions = {}
+            self._vars, self._functions = {}, {}  # as ir.IRModule has them
         (ir.IRModule.__setitem__ if isinstance(self, ir.IRModule) else add)(self, name, function)
 
     def update_either(self, other):
