@@ -290,7 +290,7 @@ def const(value, dtype: str | None = None) -> Constant:
 
 
 def post_order(expr: Expr, parts=operator.methodcaller("operands")) -> list[Expr]:
-    """It lists `expr` and all it is made of, each once and after its own `parts`, without recursion: networks are deep."""
+    """It lists `expr` and its parts, each once and after its own `parts`, without recursion: networks are deep."""
     order, seen, stack = [], set(), [(expr, False)]
     while stack:
         node, done = stack.pop()
