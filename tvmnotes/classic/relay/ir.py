@@ -68,7 +68,7 @@ class Op:
 
 
 class Expr:
-    """What has a value. `checked_type` is its type, once `InferType`, a print or a build has inferred it."""
+    """An expression has a value. `checked_type` is its type, once `InferType`, a print or a build has inferred it."""
 
     _type = None
     span = None
@@ -85,15 +85,15 @@ class Expr:
         return self is other
 
     def children(self) -> list:
-        """All that it is made of, in Relay's order; of a call that is the operator too."""
+        """These are all that it is made of, in Relay's order; of a call that is the operator too."""
         return []
 
     def operands(self) -> list["Expr"]:
-        """The children that are computed where it stands: no called function, and nothing of a scope of its own."""
+        """These children are computed where it stands: no called function is, and nothing of a scope of its own."""
         return self.children()
 
     def rebuild(self, new) -> "Expr":
-        """The same with `new(child)` for each child; itself where that changes none."""
+        """It gives the same with `new(child)` for each child, and itself where that changes none."""
         old = self.children()
         parts = [new(child) for child in old]
         return self if all(a is b for a, b in zip(old, parts, strict=True)) else self._of(*parts)
@@ -109,14 +109,14 @@ RelayExpr = Expr
 
 
 class Var(Expr):
-    """A parameter of a function, or what `Let` names."""
+    """A variable is a parameter of a function, or what `Let` names."""
 
     def __init__(self, name_hint: str, type_annotation=None):
         self.name_hint, self.type_annotation, self._type = name_hint, type_annotation, type_annotation
 
 
 class Constant(Expr):
-    """An array that is part of the program; `data` is a TVM tensor.
+    """A constant is an array that is part of the program; `data` is a TVM tensor.
 
     `number` is the Python number that an operator like `+` made it of: it takes the dtype of what stands beside it.
     """
@@ -129,7 +129,7 @@ class Constant(Expr):
 
 
 class Call(Expr):
-    """An operator, or a function, with its arguments. `args` are expressions, `attrs` the rest."""
+    """A call applies an operator, or a function, to its arguments. `args` are expressions, `attrs` the rest."""
 
     def __init__(self, op, args, attrs=None, type_args=None, span=None):
         self.op, self.args, self.type_args = op, [as_expr(arg) for arg in args], list(type_args or ())
@@ -146,7 +146,7 @@ class Call(Expr):
 
 
 class Tuple(Expr):
-    """Several values as one."""
+    """A tuple has several values as one."""
 
     def __init__(self, fields):
         self.fields = [as_expr(field) for field in fields]
@@ -165,7 +165,7 @@ class Tuple(Expr):
 
 
 class TupleGetItem(Expr):
-    """The value at `index` of a tuple."""
+    """It is the value at `index` of a tuple."""
 
     def __init__(self, tuple_value, index: int):
         self.tuple_value, self.index = as_expr(tuple_value), int(index)
@@ -178,7 +178,7 @@ class TupleGetItem(Expr):
 
 
 class TupleWrapper:
-    """A call with several results, which can be indexed and unpacked."""
+    """It wraps a call with several results, which can be indexed and unpacked."""
 
     def __init__(self, tuple_value: Expr, size: int):
         self.tuple_value, self.size = tuple_value, size
@@ -202,7 +202,7 @@ class TupleWrapper:
 
 
 class Let(Expr):
-    """`body`, in which `var` is `value`."""
+    """It is the value of `body`, in which `var` is `value`."""
 
     def __init__(self, variable: Var, value, body):
         self.var, self.value, self.body = variable, as_expr(value), as_expr(body)
@@ -215,7 +215,7 @@ class Let(Expr):
 
 
 class If(Expr):
-    """One of two branches. It can be written down and printed, but not built: see `lower`."""
+    """It is the value of one of two branches. It can be written down and printed, but not built: see `lower`."""
 
     def __init__(self, cond, true_branch, false_branch):
         self.cond, self.true_branch, self.false_branch = map(as_expr, (cond, true_branch, false_branch))
@@ -225,7 +225,7 @@ class If(Expr):
 
 
 class Function(Expr):
-    """A function of `params`, with a `body`."""
+    """A function has `params`, and a `body` that computes its result of them."""
 
     def __init__(self, params, body, ret_type=None, type_params=None, attrs=None):
         self.params, self.body, self.type_params = list(params), as_expr(body), list(type_params or ())
@@ -290,7 +290,7 @@ def const(value, dtype: str | None = None) -> Constant:
 
 
 def post_order(expr: Expr, parts=operator.methodcaller("operands")) -> list[Expr]:
-    """`expr` and all it is made of, each once and after its own `parts`; no recursion, as networks are deep."""
+    """It lists `expr` and its parts, each once and after its own `parts`, without recursion: networks are deep."""
     order, seen, stack = [], set(), [(expr, False)]
     while stack:
         node, done = stack.pop()
@@ -304,7 +304,7 @@ def post_order(expr: Expr, parts=operator.methodcaller("operands")) -> list[Expr
 
 
 def rewrite(expr: Expr, change, done=()) -> Expr:
-    """`expr` with `change(node, rebuilt)` for each node, whose parts come first: `rebuilt` is it with parts changed.
+    """It gives `expr` with `change(node, rebuilt)` for each node, parts first: `rebuilt` is the node of changed parts.
 
     `done` are the nodes, with what each becomes, that are not to be looked into.
     """
@@ -316,7 +316,7 @@ def rewrite(expr: Expr, change, done=()) -> Expr:
 
 
 def substitute(expr: Expr, replace: dict) -> Expr:
-    """`expr` with the expressions that are keys of `replace` exchanged for its values."""
+    """It exchanges the expressions in `expr` that are keys of `replace` for its values."""
 
     def within(node, rebuilt):
         return Let(node.var, rebuilt.value, substitute(node.body, replace)) if isinstance(node, Let) else rebuilt
@@ -325,7 +325,7 @@ def substitute(expr: Expr, replace: dict) -> Expr:
 
 
 def free_vars(expr: Expr) -> list[Var]:
-    """The variables of `expr` that it does not bind itself, in the order of their first use."""
+    """These are the variables of `expr` that it does not bind itself, in the order of their first use."""
     if isinstance(expr, Function):
         return [v for v in free_vars(expr.body) if v not in expr.params]
     free = []
@@ -345,7 +345,7 @@ class _ModuleType(type(tvm.IRModule)):
 
 
 class IRModule(tvm.IRModule, metaclass=_ModuleType):
-    """Functions by name; `main` is where a program starts."""
+    """A module has functions by name; `main` is where a program starts."""
 
     def __init__(self, functions=None, type_definitions=None):
         super().__init__({})

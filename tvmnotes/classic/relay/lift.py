@@ -1,4 +1,4 @@
-"""From Relax to Relay: a module that an importer gave, as the graph of Relay calls that scripts look into.
+"""A module of Relax that an importer gave becomes the graph of Relay calls that scripts look into.
 
 What Relay had an operator for becomes a call of it. The rest keeps its name from Relax and remembers the call that it
 was, so that nothing is lost on the way back.
@@ -32,7 +32,7 @@ def from_relax(mod: tvm.IRModule) -> ir.IRModule:
 
 
 class _Lifting:
-    """Writes Relax's bindings as Relay's expressions.
+    """It writes Relax's bindings as Relay's expressions.
 
     `values` has the expression for each variable of Relax, `bound` what Relax binds to a variable or to a global one.
     """
@@ -64,11 +64,11 @@ class _Lifting:
         return self._special(name, expr) or self._same(name, expr) or self._kept(name, expr)
 
     def _make(self, name: str, tensors, **attrs) -> ir.Expr:
-        """A call of Relay's operator `name` with tensors of Relax."""
+        """It calls Relay's operator `name` with tensors of Relax."""
         return ir.as_expr(OPERATORS[name](*map(self.value, tensors), **attrs))
 
     def _same(self, name, call) -> ir.Expr | None:
-        """A call of the operator that has the same tensors and attributes in Relay."""
+        """It calls the operator that has the same tensors and attributes in Relay, if there is one."""
         spec, attrs = OPERATORS.get(_RENAMED.get(name, name)), _attributes(call)
         if spec is None or name in _UNLIKE or not all(map(_is_tensor, call.args)):
             return None
@@ -84,7 +84,7 @@ class _Lifting:
         return ir.Call(ir.Op(spec.name), [self.value(arg) for arg in call.args], attrs)
 
     def _special(self, name, call) -> ir.Expr | None:
-        """The operators whose arguments Relax passes in another way."""
+        """It calls the operators whose arguments Relax passes in another way."""
         x, attrs = call.args[0] if call.args else None, _attributes(call)
         match name:
             case "matmul":
@@ -130,7 +130,7 @@ class _Lifting:
         return None
 
     def _convolution(self, name, call, attrs) -> ir.Expr:
-        """With the channels and the window in its attributes, which Relax reads off the weight."""
+        """It notes channels and window as attributes, which Relax reads off the weight."""
         attrs = {key: value for key, value in attrs.items() if key in OPERATORS[name].defaults}
         shape = dict(zip(attrs["kernel_layout"], fixed_shape(call.args[1].ty), strict=True))
         attrs["channels"] = shape["O"] * (attrs["groups"] if name.endswith("transpose") else 1)
@@ -140,7 +140,7 @@ class _Lifting:
         return self._make(name, call.args, **attrs)
 
     def _product(self, call) -> ir.Expr:
-        """nn.dense where the right matrix is a transposed weight."""
+        """It calls nn.dense where the right matrix is a transposed weight, and nn.matmul elsewhere."""
         left, right = call.args
         turned = self.bound.get(right)
         out_dtype = str(call.ty.dtype) if str(call.ty.dtype) != str(left.ty.dtype) else ""
@@ -155,7 +155,7 @@ class _Lifting:
         return self._make("nn.matmul", [left, right], out_dtype=out_dtype)
 
     def _bias(self, call) -> ir.Expr | None:
-        """nn.bias_add of a vector along one axis: reshaped to lie along it, or added to a matrix product."""
+        """It calls nn.bias_add for a vector along one axis: reshaped to lie along it, or added to a matrix product."""
         shape = fixed_shape(call.ty)
         for left, right in (call.args, reversed(call.args)):
             if shape is None or fixed_shape(left.ty) != shape:
@@ -171,7 +171,7 @@ class _Lifting:
         return None
 
     def _kept(self, name, call) -> ir.Expr:
-        """A call under Relax's name, with what makes the same call again, within a builder that has its kernel."""
+        """It keeps a call under Relax's name, with what makes it again within a builder that has its kernel."""
         tensors = []
 
         def collect(arg):

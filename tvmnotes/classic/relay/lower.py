@@ -1,4 +1,4 @@
-"""From Relay to Relax, which is also how Relay's types are inferred."""
+"""A function of Relay is lowered to Relax here, which is also how Relay's types are inferred."""
 
 import numpy as np
 import tvm
@@ -12,7 +12,7 @@ from .ty import Any, TensorType, TupleType
 
 
 class Unservable(NotImplementedError):
-    """What a script asks for, and today's TVM cannot do; the message says what to write instead."""
+    """It is raised for what a script asks for, and today's TVM cannot do; the message says what to write instead."""
 
 
 def to_relax(function: ir.Function, params: dict | None = None, functions: dict | None = None):
@@ -106,7 +106,7 @@ def relay_type(ty):
 
 
 class _Lowering:
-    """Writes expressions into a Relax builder.
+    """It writes expressions into a Relax builder.
 
     `values` has what each has become, None for a parameter whose type follows from the operator that reads it.
     `functions` are those of the module, by name.

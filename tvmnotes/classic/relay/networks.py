@@ -1,4 +1,4 @@
-"""The networks of `relay.testing`, and the layers that they are made of.
+"""Here are the networks of `relay.testing`, and the layers that they are made of.
 
 Each network is a function of TVM's `get_net` arguments that gives a `relay.Function`.
 """

@@ -1,6 +1,6 @@
-"""Relay's own passes, which Relax has not or draws in another way: from function to function, whose types are known.
+"""These are the passes of Relay that Relax has not, or draws in another way.
 
-`transform` makes passes of them.
+Each leads from a function to a function, whose types are known. `transform` makes passes of them.
 """
 
 import collections
@@ -21,12 +21,12 @@ def _is(expr, name: str) -> bool:
 
 
 def _uses(body) -> collections.Counter:
-    """How often each expression is read."""
+    """It counts how often each expression is read."""
     return collections.Counter(part for node in ir.post_order(body) for part in node.operands())
 
 
 def simplify_inference(function: ir.Function) -> ir.Function:
-    """Batch norm as one multiplication and one addition, dropout as nothing."""
+    """Batch norm becomes one multiplication and one addition, and dropout nothing."""
 
     def simpler(node, rebuilt):
         if _is(rebuilt, "nn.dropout"):
@@ -103,7 +103,7 @@ def _kind(call) -> str:
 
 
 def fuse_ops(function: ir.Function, fuse_opt_level: int = -1) -> ir.Function:
-    """Groups of calls that become one kernel each, as functions with the attribute Primitive.
+    """Calls that become one kernel are grouped in a function with the attribute Primitive.
 
     A call joins the group of the value that it reads where nothing else reads that value, and the group is one that
     elementwise operators may follow. At level 0, which is that of the PassContext where it is -1, each is alone.
@@ -134,7 +134,7 @@ def fuse_ops(function: ir.Function, fuse_opt_level: int = -1) -> ir.Function:
 
 
 def _primitive(last, members, replaced):
-    """The call of a function that computes `last` from what its group reads."""
+    """It calls a function that computes `last` from what its group reads."""
     params: dict = {}  # by the expression outside
     for node in ir.post_order(last):
         for arg in node.args if node in members else ():

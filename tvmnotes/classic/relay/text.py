@@ -1,4 +1,4 @@
-"""Relay's text: the form in which a module or an expression prints."""
+"""Relay's text is the form in which a module or an expression prints."""
 
 import itertools
 
@@ -28,7 +28,7 @@ def _annotated(v: ir.Var) -> str:
 
 
 class _Printer:
-    """Numbers the values of a function and writes a line for each call; constants are numbered in a text's order."""
+    """It numbers the values of a function and writes a line for each call; constants are numbered in a text's order."""
 
     def __init__(self, indent: int = 0, constants=None):
         self.names, self.lines, self.constants, self.pad = {}, [], constants or itertools.count(), "  " * indent

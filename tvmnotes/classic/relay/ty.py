@@ -1,8 +1,8 @@
-"""Relay's types: what is known of a value before it is computed."""
+"""Relay's types say what is known of a value before it is computed."""
 
 
 class TensorType:
-    """The type of an array: `shape` in whole numbers and `dtype`."""
+    """The type of an array has its `shape`, a number of elements or `Any` for each axis, and its `dtype`."""
 
     def __init__(self, shape, dtype: str = "float32"):
         self.shape, self.dtype = tuple(s if isinstance(s, Any) else int(s) for s in shape), str(dtype)
@@ -22,7 +22,7 @@ class TensorType:
 
 
 class TupleType:
-    """The type of a tuple of values."""
+    """The type of a tuple has the types of its values."""
 
     def __init__(self, fields):
         self.fields = list(fields)
@@ -35,7 +35,7 @@ class TupleType:
 
 
 class FuncType:
-    """The type of a function: the types of its arguments and of its result."""
+    """The type of a function has the types of its arguments and of its result."""
 
     def __init__(self, arg_types, ret_type, type_params=(), type_constraints=()):
         self.arg_types, self.ret_type = list(arg_types), ret_type
@@ -46,7 +46,7 @@ class FuncType:
 
 
 class Any:
-    """An axis whose length is known only when the network runs. It can be written down, but not built."""
+    """It stands for an axis whose length is known only when the network runs. It can be written down, but not built."""
 
     def __repr__(self) -> str:
         return "?"

@@ -1,4 +1,4 @@
-"""`tvm.contrib.relay_viz`: a Relay module as text: a tree that is printed, or a file in the DOT language.
+"""`tvm.contrib.relay_viz` draws a Relay module as text: a tree that is printed, or a file in the DOT language.
 
     viz = relay_viz.RelayVisualizer(mod, params, plotter=relay_viz.TermPlotter(), parser=relay_viz.TermVizParser())
     viz.render()
@@ -34,14 +34,14 @@ class VizEdge:
 
 
 class VizParser:
-    """Makes a node of an expression, and the edges that lead into it."""
+    """It makes a node of an expression, and the edges that lead into it."""
 
     def get_node_edges(self, node, relay_param: dict, node_to_id: dict) -> tuple[VizNode | None, list[VizEdge]]:
         raise NotImplementedError("VizParser.get_node_edges: a parser of your own gives (VizNode or None, [VizEdge])")
 
 
 class VizGraph:
-    """Collects the nodes and edges of one function."""
+    """It collects the nodes and edges of one function."""
 
     def node(self, viz_node: VizNode) -> None:
         raise NotImplementedError("VizGraph.node: a graph of your own takes a VizNode")
@@ -51,7 +51,7 @@ class VizGraph:
 
 
 class Plotter:
-    """Makes graphs and shows them."""
+    """It makes graphs and shows them."""
 
     def create_graph(self, name: str) -> VizGraph:
         raise NotImplementedError("Plotter.create_graph: a plotter of your own gives a VizGraph")
@@ -101,7 +101,7 @@ def _type_lines(node) -> str:
 
 
 class RelayVisualizer:
-    """Walks a module's functions with a parser, hands what it finds to a plotter, and renders."""
+    """It walks a module's functions with a parser, hands what it finds to a plotter, and renders."""
 
     def __init__(self, relay_mod, relay_param: dict | None = None, plotter: Plotter | None = None,
                  parser: VizParser | None = None):  # fmt: skip

@@ -1,4 +1,4 @@
-"""What an operator of Relay is here, and what the files of operators beside this one share.
+"""An operator of Relay is made here, and what the files of operators beside this one share stands here.
 
 A function there has the signature that scripts know, and a body that makes Relax of it. Called by a script, it notes a
 `Call` with its operator and attributes; `OPERATORS[name].lower` runs the body, in a build or to infer a type. The first
@@ -21,7 +21,7 @@ OPERATORS: dict[str, "Operator"] = {}
 
 
 class Operator:
-    """One operator. `signature` is Relay's; `lower(tensors, attrs)` makes Relax of Relax."""
+    """An operator has a name and a body. `signature` is Relay's; `lower(tensors, attrs)` makes Relax of Relax."""
 
     def __init__(self, name: str, body, results, order=()):
         self.name, self.body, self.results = name, body, results
@@ -35,7 +35,7 @@ class Operator:
         self.__signature__ = self.signature.replace(parameters=[called[name] for name in order or called])
 
     def __call__(self, *args, **kwargs):
-        """The call, as an expression."""
+        """It gives the call, as an expression."""
         try:
             bound = self.__signature__.bind(*args, **kwargs)
         except TypeError as error:
