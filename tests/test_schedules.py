@@ -359,7 +359,7 @@ def test_products_of_two_inputs(batch, ones, count, depth, columns, tail):
     """Batches broadcast: where `ones` says so, a side has 1 in place of an axis, or the right one lacks the first."""
     left = [1 if ones[i] else n for i, n in enumerate(batch)]
     right = [1 if ones[i + 2] else n for i, n in enumerate(batch)][ones[4] :]
-    assert_same(lambda a, b: AFTER[tail](a @ b), (*left, count, depth), (*right, depth, columns), family="matmul")
+    assert_same(lambda a, b: AFTER[tail](a @ b), (*left, count, depth), (*right, depth, columns), family="batch_matmul")
 
 
 @drawn(6)
@@ -369,7 +369,7 @@ def test_attention(batch, heads, queries, keys, width):
         return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(width) + mask, -1) @ v
 
     shapes = [(batch, heads, n, width) for n in (queries, keys, keys)]
-    assert_same(attention, *shapes, (queries, keys), family="matmul")
+    assert_same(attention, *shapes, (queries, keys), family="batch_matmul")
 
 
 # ---------------------------------------------------------------- rows, and single numbers

@@ -7,6 +7,7 @@ from tvm import relax
 
 from ..base.relax import OPAQUE, OUT_EWISE_FUSABLE, fixed_shape
 from .schedules import elementwise, matmul, row_reduction
+from .schedules.batch_matmul import BatchMatmul
 from .schedules.vector import Vectors
 
 _FUSABLE = {"op_pattern": OUT_EWISE_FUSABLE}
@@ -44,8 +45,8 @@ def _matmul(bb, call, v, lookup):
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
         return bb.call_te(dense.compute, left, panels, config,
                           primfunc_name_hint="dense", primfunc_attrs=_FUSABLE)  # fmt: skip
-    config = matmul.default_config(a[-2], a[-1], b[-1], v)
-    return bb.call_te(matmul.batched, left, right, config, v.lanes,
+    product = BatchMatmul(a, b)
+    return bb.call_te(product.compute, left, right, product.config(lookup, v),
                       primfunc_name_hint="matmul", primfunc_attrs=_FUSABLE)  # fmt: skip
 
 

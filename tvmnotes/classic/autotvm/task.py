@@ -151,7 +151,8 @@ def extract_from_program(mod, params=None, target=None, target_host=None, ops=No
     if not params and isinstance(mod, ir.IRModule | ir.Function):
         main = mod["main"] if isinstance(mod, ir.IRModule) else mod
         params = _zeros(main)
-    made = [Task(task) for task in tuning.tasks(*relax_of(mod, params), _target(target))]
+    tasks = tuning.tasks(*relax_of(mod, params), _target(target))
+    made = [Task(task) for task in tasks if isinstance(task.workload, Convolution | Dense)]
     if ops is None:
         return made
     wanted = tuple(kind for op in ops for kind in _NAMES.get(getattr(op, "name", str(op)), ()))

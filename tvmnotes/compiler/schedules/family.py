@@ -55,8 +55,8 @@ class Family:
     serves: Callable = lambda workload, vectors: False
     default: Callable = lambda workload, vectors: None
     space: Callable = lambda workload, vectors: []
-    packed_shape: Callable | None = None
-    pack: Callable | None = None
+    packed_shape: Callable = lambda workload, config, lanes: workload.weight
+    pack: Callable = lambda workload, weight, config, lanes: weight
     compute: Callable | None = None
     loops: Callable | None = None
 
@@ -131,7 +131,19 @@ class Workload:
         """Whether the families of today know the config."""
         return key(config) in _keys(self, vectors)
 
-    # ------------------------------------------------------------ the kernel
+    # ------------------------------------------------------------ the kernel; its data and result as they are
+
+    def source_shape(self, lanes: int) -> tuple[int, ...]:
+        """The shape of the data that the kernel reads."""
+        return self.data
+
+    def source(self, data, lanes: int):
+        """The data, an array, as the kernel reads them."""
+        return data
+
+    def result(self, made, lanes: int):
+        """What the kernel made, an array, as the network has it."""
+        return made
 
     def family(self, config: dict) -> Family:
         """The family of a config."""

@@ -1,11 +1,10 @@
 """Matrix products: a tile of `rows` times `blocks` vectors of sums stays in registers while the reduction runs.
 
-The right matrix is read in panels of x columns, (blocks, K, x): weights are packed while compiling, an activation
-(the keys and values of attention) by the kernel itself. Goto and van de Geijn, "Anatomy of High-Performance Matrix
-Multiplication" (TOMS 2008), without their blocking for the caches: the networks' panels fit into L2.
+The right matrix is read in panels of x columns, (blocks, K, x); weights are packed while compiling. Goto and van de
+Geijn, "Anatomy of High-Performance Matrix Multiplication" (TOMS 2008), without their blocking for the caches: the
+networks' panels fit into L2.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,8 +12,7 @@ import numpy as np
 from tvm import te
 from tvm.s_tir import Schedule
 
-from .annotations import attribute
-from .epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
+from .epilogue import crop, fuse_epilogue, parallel, vectorize
 from .family import Family, Loops, Workload, register
 from .vector import Vectors, filled_up, register_tile
 
@@ -58,21 +56,9 @@ class Dense(Workload):
     def multiplications(self) -> int:
         return self.rows * self.depth * self.columns
 
-    def source_shape(self, lanes: int) -> tuple[int, int]:
-        """The shape of the data that the kernel reads."""
-        return self.data
-
     def made_shape(self, config: dict, lanes: int) -> tuple[int, int]:
         """The shape of what the kernel makes."""
         return self.rows, self.columns
-
-    def source(self, data: np.ndarray, lanes: int) -> np.ndarray:
-        """The data as the kernel reads them."""
-        return data
-
-    def result(self, made: np.ndarray, lanes: int) -> np.ndarray:
-        """What the kernel made as (rows, columns)."""
-        return made
 
     def reference(self, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """The product by NumPy."""
@@ -95,82 +81,40 @@ def dense(data, panels, columns: int, config: dict, attrs: dict):
         row = m if full == rows else te.min(m, rows - 1)
         return te.sum(data[(*b, row, k)] * panels[n // lanes, k, n % lanes], axis=[k])
 
-    return _product((*batch, full, blocks * lanes), (*batch, rows, columns), element, attrs)
+    return cropped_product((*batch, full, blocks * lanes), (*batch, rows, columns), element, attrs)
 
 
-def batched(left, right, config: dict, lanes: int):
-    """left (B..., M, K) times right (B..., K, N), both known only when the network runs; batches broadcast."""
-    rows, depth, columns = int(left.shape[-2]), int(left.shape[-1]), int(right.shape[-1])
-    batches = [int(s) for s in left.shape[:-2]], [int(s) for s in right.shape[:-2]]
-    longest = max(map(len, batches))
-    shapes = [[1] * (longest - len(b)) + b for b in batches]
-    batch = [max(a, b) for a, b in zip(*shapes, strict=True)]
-    blocks = math.ceil(columns / (lanes * config["blocks"])) * config["blocks"]
-    full = -(-rows // config["rows"]) * config["rows"]
-
-    def at(tensor, b):
-        own = [int(s) for s in tensor.shape[:-2]]
-        return [0 if size == 1 else index for size, index in zip(own, b[longest - len(own) :], strict=True)]
-
-    packed_batch = shapes[1]
-
-    def pack(*index):
-        *b, p, k, c = index
-        column = p * lanes + c
-        if blocks * lanes == columns:
-            return right[(*at(right, b), k, column)]
-        inside = column < columns
-        return te.if_then_else(inside, right[(*at(right, b), k, column)], 0.0)
-
-    panels = te.compute((*packed_batch, blocks, depth, lanes), pack, name="pack")
-    k = te.reduce_axis((0, depth), "k")
-
-    def element(*index):
-        *b, m, n = index
-        row = m if full == rows else te.min(m, rows - 1)
-        own = [0 if size == 1 else i for size, i in zip(packed_batch, b, strict=True)]
-        return te.sum(left[(*at(left, b), row, k)] * panels[(*own, n // lanes, k, n % lanes)], axis=[k])
-
-    return _product((*batch, full, blocks * lanes), (*batch, rows, columns), element,
-                    attribute({"family": "matmul", **config}))  # fmt: skip
-
-
-def _product(full, shape, element, attrs):
+def cropped_product(full, shape, element, attrs):
     """The matrix product of shape `full` as a tensor expression, cropped to `shape`."""
     return crop(te.compute(full, element, name="matmul", attrs=attrs), shape)
 
 
 def schedule(sch: Schedule, config: dict) -> None:
-    """Apply the scheme to a kernel that `dense` or `batched` gave, with whatever was fused behind it."""
-    names = block_names(sch)
+    """Apply the scheme to a kernel that `dense` gave, with whatever was fused behind it."""
+    b, mo, no, tile = tiled(sch, config)
+    finish(sch, *(([b, mo], [no]) if config["outer"] == "rows" else ([no], [b, mo])), tile)
+
+
+def tiled(sch: Schedule, config: dict) -> tuple:
+    """The loops of a product: over the batch, over tiles of rows and of columns, and the four of a tile, k first."""
     *batch, m, n, k = sch.get_loops("matmul")
     if not batch:
         batch = [sch.add_unit_loop(m)]
     mo, mi = sch.split(m, [None, config["rows"]])
     lanes = sch.get(sch.get_sblock("matmul")).reads[1].source.shape[-1]
     no, ni, c = sch.split(n, [None, config["blocks"], int(lanes)])
-    b = sch.fuse(*batch) if len(batch) > 1 else batch[0]
-    many = int(sch.get(b).extent) > 1
-    if "pack" in names:
-        sch.reorder(b, no, mo, k, mi, ni, c)
-        outer, inner = ([b], [no, mo]) if many else ([b, no], [mo])
-    elif config["outer"] == "rows":
-        sch.reorder(b, mo, no, k, mi, ni, c)
-        outer, inner = [b, mo], [no]
-    else:
-        sch.reorder(no, b, mo, k, mi, ni, c)
-        outer, inner = [no], [b, mo]
-    fuse_epilogue(sch, "matmul", inner[-1], stages=("pack",))
+    return sch.fuse(*batch) if len(batch) > 1 else batch[0], mo, no, (k, mi, ni, c)
+
+
+def finish(sch: Schedule, outer: list, inner: list, tile: tuple, stages: tuple[str, ...] = ()):
+    """Put the loops of `tiled` in order, `outer` for the threads; returns the loop that they share."""
+    sch.reorder(*outer, *inner, *tile)
+    fuse_epilogue(sch, "matmul", inner[-1], stages)
     loop = parallel(sch, outer)
-    vectorize(sch, [mi, ni, c])
-    if "pack" in names:
-        if many:
-            sch.compute_at("pack", loop)
-        else:
-            parallel(sch, sch.get_loops("pack")[:-1])
-        sch.vectorize(sch.get_loops("pack")[-1])
-    init = sch.decompose_reduction("matmul", k)
+    vectorize(sch, tile[1:])
+    init = sch.decompose_reduction("matmul", tile[0])
     vectorize(sch, sch.get_loops(init)[-3:])
+    return loop
 
 
 # ---------------------------------------------------------------- as a family

@@ -1,0 +1,126 @@
+"""Products of batches of matrices that are both known only when the network runs: those of attention.
+
+The scheme is that of `matmul`; the kernel packs the right matrices (keys, values) into panels itself, a batch's at a
+time where there are several, so that the thread that packs them reads them from its cache.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from tvm import te
+from tvm.s_tir import Schedule
+
+from . import matmul
+from .epilogue import parallel
+from .family import Family, Loops, Workload, register
+from .vector import Vectors, register_tile
+
+
+@dataclass(frozen=True)
+class BatchMatmul(Workload):
+    """A float32 product (…, M, K) x (…, K, N) as a workload, by the shapes of both; their batches broadcast."""
+
+    op: ClassVar[str] = "batch_matmul"
+    general: ClassVar[str] = "batch_matmul"
+
+    data: tuple[int, ...]
+    weight: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return f"matmul {'x'.join(map(str, self.data))} by {'x'.join(map(str, self.weight))}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*np.broadcast_shapes(self.data[:-2], self.weight[:-2]), self.data[-2], self.weight[-1])
+
+    @property
+    def multiplications(self) -> int:
+        return int(np.prod(self.shape)) * self.data[-1]
+
+    def made_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
+        """The shape of what the kernel makes."""
+        return self.shape
+
+    def reference(self, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """The product by NumPy."""
+        return data @ weight
+
+    def compute(self, data, weight, config: dict):
+        """The product as a tensor expression."""
+        *batch, rows, columns = self.shape
+        depth, lanes, missing = self.data[-1], config["lanes"], len(batch) - len(self.weight) + 2
+        blocks = -(-columns // (lanes * config["blocks"])) * config["blocks"]
+        full = -(-rows // config["rows"]) * config["rows"]
+
+        def of(shape, at):
+            """Where a matrix of a batch of `shape` stands for the batch `at`."""
+            own = at[len(at) - len(shape) :]
+            return [0 if size == 1 else index for size, index in zip(shape, own, strict=True)]
+
+        def pack(*index):
+            *at, p, k, c = index
+            column = p * lanes + c
+            value = weight[(*of(self.weight[:-2], at), k, column)]
+            return value if blocks * lanes == columns else te.if_then_else(column < columns, value, 0.0)
+
+        panels_of = (*[1] * missing, *self.weight[:-2])
+        panels = te.compute((*panels_of, blocks, depth, lanes), pack, name="pack")
+        k = te.reduce_axis((0, depth), "k")
+
+        def element(*index):
+            *at, m, n = index
+            row = m if full == rows else te.min(m, rows - 1)
+            left = data[(*of(self.data[:-2], at), row, k)]
+            return te.sum(left * panels[(*of(panels_of, at), n // lanes, k, n % lanes)], axis=[k])
+
+        return matmul.cropped_product((*batch, full, blocks * lanes), self.shape, element, self.attribute(config))
+
+
+def schedule(sch: Schedule, config: dict) -> None:
+    """Apply the scheme to a kernel of a `BatchMatmul`, with whatever was fused behind it."""
+    b, mo, no, tile = matmul.tiled(sch, config)
+    first, second = (mo, no) if config["outer"] == "rows" else (no, mo)
+    several = int(sch.get(b).extent) > 1
+    outer, inner = ([b], [first, second]) if several else ([b, first], [second])
+    loop = matmul.finish(sch, outer, inner, tile, stages=("pack",))
+    if several:
+        sch.compute_at("pack", loop)
+    else:
+        parallel(sch, sch.get_loops("pack")[:-1])
+    sch.vectorize(sch.get_loops("pack")[-1])
+
+
+def serves(product: Workload, vectors: Vectors) -> bool:
+    return isinstance(product, BatchMatmul)
+
+
+def default(product: BatchMatmul, vectors: Vectors) -> dict:
+    """The register tile with the fewest cycles; "outer", of rows or of columns, is the outer loop over tiles."""
+    rows, blocks = register_tile(product.data[-2], -(-product.weight[-1] // vectors.lanes), vectors)
+    return {"family": "batch_matmul", "lanes": vectors.lanes, "rows": rows, "blocks": blocks, "outer": "columns"}
+
+
+def space(product: BatchMatmul, vectors: Vectors) -> list[dict]:
+    panels = -(-product.weight[-1] // vectors.lanes)
+    return [
+        {"family": "batch_matmul", "lanes": vectors.lanes, "rows": r, "blocks": b, "outer": outer}
+        for b in range(1, min(panels, 8) + 1)
+        for r in range(1, min(product.data[-2], vectors.registers) + 1)
+        for outer in ("rows", "columns")
+        if vectors.hold(r, b)
+    ]
+
+
+def loops(product: BatchMatmul, config: dict, lanes: int) -> Loops:
+    *batch, rows, columns = product.shape
+    batches, panels = int(np.prod(batch)), -(-columns // lanes)
+    tiles = -(-rows // config["rows"]) if config["outer"] == "rows" else -(-panels // config["blocks"])
+    return Loops(
+        rows=config["rows"], blocks=config["blocks"], line=rows, outs=panels, lines=batches, points=batches * rows,
+        depth=product.data[-1], chunks=batches if batches > 1 else tiles,
+    )  # fmt: skip
+
+
+register(Family("batch_matmul", schedule, serves, default, space, loops=loops))
