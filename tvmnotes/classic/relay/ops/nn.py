@@ -33,7 +33,7 @@ def _convolution(name, transposed=False):
                         output_padding=(0,) * dims, out_dtype=""):  # fmt: skip
         plain = "NC" + layout  # the one layout that Relax lowers
         result = function(turned(data, data_layout, plain), turned(weight, kernel_layout, kernel), strides, padding,
-                        output_padding, dilation, groups, plain, kernel, None, out_dtype or None)  # fmt: skip
+                          output_padding, dilation, groups, plain, kernel, None, out_dtype or None)  # fmt: skip
         return turned(result, plain, out_layout or data_layout)
 
     named(f"nn.{name}", transposed_body if transposed else body, f"nn.{name}")
