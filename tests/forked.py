@@ -106,7 +106,7 @@ def _serve(path: str, ready: int):
     """Fork for each request. Returns in the forks only, with what they have to run."""
     import selectors
 
-    selector, used = selectors.DefaultSelector(), {}
+    selector, used, running = selectors.DefaultSelector(), {}, set()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
@@ -119,14 +119,17 @@ def _serve(path: str, ready: int):
         with contextlib.suppress(KeyError):
             selector.unregister(file)
 
+    def kill(process):
+        if process in running:  # else its number may be another's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
+
     while True:
         for key, _ in selector.select():
             match key.data:
                 case "end":
-                    for other in selector.get_map().values():
-                        if isinstance(other.data, tuple) and other.data[0] == "gone":
-                            with contextlib.suppress(ProcessLookupError):
-                                os.killpg(other.data[1], signal.SIGKILL)
+                    for process in running:
+                        kill(process)
                     os._exit(0)
                 case "new":
                     connection, _ = listener.accept()
@@ -149,6 +152,7 @@ def _serve(path: str, ready: int):
                             if isinstance(ours, socket.socket):
                                 ours.detach()
                         return request
+                    running.add(process)
                     for descriptor in descriptors:
                         os.close(descriptor)
                     with contextlib.suppress(OSError):
@@ -157,14 +161,14 @@ def _serve(path: str, ready: int):
                     selector.register(connection, selectors.EVENT_READ, ("gone", process))
                     ended = os.pidfd_open(process)
                     selector.register(ended, selectors.EVENT_READ, ("over", process, owner, connection))
-                case ("gone", process):
+                case ("gone", process) if process in running:  # else both were told of at once, and this is closed
                     forget(key.fileobj)
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process, signal.SIGKILL)
+                    kill(process)
                 case ("over", process, owner, connection):
                     forget(key.fileobj)
                     forget(connection)
                     os.close(key.fd)
+                    running.remove(process)
                     _, status, usage = os.wait4(process, 0)
                     used[owner] = used.get(owner, 0.0) + usage.ru_utime + usage.ru_stime
                     with contextlib.suppress(OSError):
