@@ -1,1 +1,1 @@
-"""The base has what everything else stands on: this machine, files, the specs of tensors, workarounds for TVM."""
+"""The base holds what everything else stands on: this machine, files, the specs of tensors, workarounds for TVM."""

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import os
 import socket
+import tempfile
 import threading
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -33,9 +34,7 @@ def writable_cache() -> Path:
     folder = cache()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise PermissionError(
             f"the cache {folder} cannot be written ({error.strerror or error}): "
@@ -104,9 +103,7 @@ def _download(url: str, sha256: str, target: Path) -> Path:
     folder = writable_cache() / target.relative_to(cache()).parent
     fetch = pooch.HTTPDownloader(progressbar=True, timeout=_CONNECT_SECONDS)
     try:
-        return Path(
-            pooch.retrieve(url, known_hash=f"sha256:{sha256}", fname=target.name, path=folder, downloader=fetch)
-        )
+        return Path(pooch.retrieve(url, f"sha256:{sha256}", target.name, folder, downloader=fetch))
     except requests.RequestException as error:
         raise FileNotFoundError(
             f"cannot fetch {target.name!r} from {url} ({type(error).__name__}: {error}). "

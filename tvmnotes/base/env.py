@@ -1,7 +1,7 @@
 """This module says what the machine is (usable cores, CPU, instruction set, target) and whether TVM works on it.
 
-Called by `import tvmnotes` (thread count), by `build` and `load` (target, instruction set), by notebook 00 (`report`)
-and by `python -m tvmnotes doctor` (`report`, `problems`). Only the standard library is imported at the top.
+`import tvmnotes` asks it for the thread count, `build` and `load` for the target, notebook 00 and `python -m tvmnotes
+doctor` for `report` and `problems`. Only the standard library is imported at the top.
 """
 
 import functools
@@ -31,56 +31,41 @@ _KERNEL_NAMES = {"bmi": "bmi1", "neon": "asimd", "fullfp16": "asimdhp", "dotprod
 def usable_cores(root: str | os.PathLike = "/") -> int:
     """Count the physical cores that this process may keep busy: at least 1.
 
-    Counts the CPUs of the affinity mask, hyper-threads of one core once, and no more than the CPU quota of the
-    process's cgroup (version 1 or 2) and of its ancestors. `root` is where /proc and /sys are looked up.
+    They are the CPUs of the affinity mask, hyper-threads of one core counted once, and no more than the CPU quota of
+    the process's cgroup (version 1 or 2) and of its ancestors. `root` is where /proc and /sys are looked up.
     """
     root = Path(root)
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores = {_core_of(cpu, root) for cpu in cpus}
-    if not (root / "sys/devices/system/cpu").exists():  # macOS, Windows
+    cores, devices = set(), root / "sys/devices/system/cpu"
+    for cpu in cpus:
+        names = (devices / f"cpu{cpu}/topology" / name for name in ("core_cpus_list", "thread_siblings_list"))
+        cores.add(next(filter(None, (_read(name).strip() for name in names)), str(cpu)))
+    if not devices.exists():  # macOS, Windows
         import psutil  # for speed: Linux does without
 
         return max(1, psutil.cpu_count(logical=False) or len(cores))
     return max(1, min(len(cores), int(_cgroup_quota(root))))
 
 
-def _core_of(cpu: int, root: Path) -> str:
-    topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-    for name in ("core_cpus_list", "thread_siblings_list"):
-        try:
-            return (topology / name).read_text().strip()
-        except OSError:
-            continue
-    return str(cpu)
-
-
 def _cgroup_quota(root: Path) -> float:
-    """The tightest CPU quota over this process's cgroup and its ancestors, in CPUs, at least 1; 65536 for none."""
+    """Return the least CPU quota of this process's cgroup and its ancestors, in CPUs, at least 1; 65536 for none."""
     quotas = [float(1 << 16)]
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            base, read = root / "sys/fs/cgroup", _quota_v2
+            base, names = root / "sys/fs/cgroup", ("cpu.max",)
         elif "cpu" in controllers.split(","):
-            base, read = root / "sys/fs/cgroup/cpu", _quota_v1
+            base, names = root / "sys/fs/cgroup/cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         else:
             continue
         folder = base / path.strip("/")
         for level in (folder, *folder.parents):
-            quotas.append(read(level))
+            numbers = " ".join(_read(level / name) for name in names).split()  # the quota and its period
+            if len(numbers) == 2 and all(map(str.isdigit, numbers)):
+                quotas.append(int(numbers[0]) / int(numbers[1]))
             if level == base:
                 break
     return max(1.0, min(quotas))
-
-
-def _quota_v2(folder: Path) -> float:
-    quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else float("inf")
-
-
-def _quota_v1(folder: Path) -> float:
-    quota, period = (_read(folder / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period"))
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else float("inf")
 
 
 def _read(path: Path) -> str:
@@ -97,7 +82,7 @@ def threads() -> int:
 
 
 def quick(amount, least):
-    """`amount`, a time or a count that measuring takes, or at most `least` where TVMNOTES_QUICK is set, as in tests."""
+    """Return a time or a count of measurements; at most `least` where TVMNOTES_QUICK is set, as in tests."""
     return amount if os.environ.get("TVMNOTES_QUICK", "0") in ("", "0") else min(amount, least)
 
 
@@ -115,7 +100,7 @@ def cpu_name() -> str:
 def instruction_sets() -> tuple[str, ...]:
     """Return the instruction sets of this CPU that compiled kernels may use, by LLVM's names.
 
-    Taken from the operating system's list where there is one, as a hypervisor may hide what the CPU's name promises.
+    They are the operating system's where it lists any, as a hypervisor may hide what the CPU's name promises.
     """
     line = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
     if not line:
@@ -161,9 +146,9 @@ def host_target():
 
 
 def target_json(target) -> str:
-    """A TVM target as the line of JSON that records, manifests and keys hold.
+    """Return a TVM target as the line of JSON that records, manifests and keys hold.
 
-    It is what `str(target)` gives too, except while `tvmnotes.classic` has targets print as TVM's of old did.
+    `str(target)` gives the same, except while `tvmnotes.classic` has targets print as they did in older TVMs.
     """
     import tvm  # for speed: `import tvmnotes` loads no library
 
@@ -238,7 +223,7 @@ def problems() -> list[str]:
 
 
 def _pins() -> dict[str, str]:
-    """The packages that tvmnotes pins exactly, and to what, on this Python; without the optional extras."""
+    """Return the packages that tvmnotes pins exactly on this Python, with their versions; extras do not count."""
     from packaging.requirements import Requirement  # for speed: the doctor alone asks
 
     try:

@@ -1,4 +1,4 @@
-"""Errors' texts are read here, for sentences about them; one without text raises nothing."""
+"""This module reads the texts of errors, for sentences about them; an error without a text is no trouble."""
 
 
 def lines(error: Exception | str) -> list[str]:

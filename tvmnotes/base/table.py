@@ -1,4 +1,4 @@
-"""Results show themselves by one class: comparisons, profiles, traces, tunings."""
+"""Comparisons, profiles, traces and tunings show themselves by the class that is here."""
 
 from typing import ClassVar
 
@@ -31,10 +31,9 @@ class Table:
         """Return the frame as a notebook shows it, a pandas Styler."""
         style = (self.frame().reset_index(drop=True) if self.words else self.frame()).style
         style = style.format(self.forms, precision=self.decimals)
-        return style.hide(axis="index").set_properties(list(self.words), **_LEFT) if self.words else style
+        if self.words:
+            style = style.hide(axis="index").set_properties(list(self.words), **{"text-align": "left"})
+        return style
 
     def _repr_html_(self) -> str:
         return self._styled().to_html() + (f"<p>{self.summary}</p>" if self.summary else "")
-
-
-_LEFT = {"text-align": "left"}

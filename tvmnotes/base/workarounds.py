@@ -38,9 +38,6 @@ def set_tvm_threads(cores: int) -> None:
     os.environ.setdefault("TVM_NUM_THREADS", str(cores))
 
 
-# ---------------------------------------------------------------- imports
-
-
 @contextlib.contextmanager
 def without_modules(*names: str):
     """Within it, an import of one of `names` is an ImportError; those that were imported before stay as they are."""
@@ -77,9 +74,6 @@ def import_tvm_ffi():
     else:
         importlib.import_module("tvm")
     return tvm_ffi
-
-
-# ---------------------------------------------------------------- TVMScript
 
 
 @contextlib.contextmanager
@@ -125,9 +119,6 @@ def few_intrinsics(*names: str):
     finally:
         if loaded is package:
             del sys.modules[name]
-
-
-# ---------------------------------------------------------------- CUDA
 
 
 @contextlib.contextmanager

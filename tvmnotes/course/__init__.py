@@ -1,1 +1,1 @@
-"""The course has what the lessons show with: networks, digits, pictures, plots."""
+"""The course holds what the lessons show with: networks, digits, pictures, plots."""

@@ -15,7 +15,7 @@ MEAN, STD = 0.3057, 0.3238
 
 
 class ResNet20(nn.Module):
-    """It is CIFAR's 20-layer residual network, for grey pictures: float32 (N, 1, 32, 32) to logits float32 (N, 10).
+    """This is CIFAR's 20-layer residual network, for grey pictures: float32 (N, 1, 32, 32) to logits float32 (N, 10).
 
     One 3x3 convolution, three stages of three blocks with 16, 32 and 64 channels, global average pooling and one
     linear layer; 272,186 parameters. Where a block changes the shape, its shortcut is a 1x1 convolution ("option B").
@@ -68,6 +68,5 @@ def preprocess(images: np.ndarray) -> np.ndarray:
 
 def load_test_set() -> tuple[np.ndarray, np.ndarray]:
     """Load the pictures that training never saw: images uint8 (360, 32, 32), 0 to 255; labels int64 (360,)."""
-    path = data.path("digits/test.npz")
-    with np.load(path) as arrays:
+    with np.load(data.path("digits/test.npz")) as arrays:
         return arrays["images"], arrays["labels"]

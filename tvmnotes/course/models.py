@@ -1,4 +1,4 @@
-"""The notes' networks are loaded by name: pretrained where the weights can be had on this machine, else seeded.
+"""This module loads the notes' networks by name: pretrained where the weights can be had, else seeded.
 
 Seeded weights are random but fixed, and the statistics of batch norm are taken from one fixed batch, so that the
 activations are as large as a trained network's and folding batch norm has something to fold.
@@ -106,9 +106,6 @@ def _digits() -> nn.Module:
     return net.eval()
 
 
-# ---------------------------------------------------------------- ONNX files
-
-
 def onnx_file(name: str = "resnet50_v2") -> tuple[Path, str]:
     """Return the path of an ONNX file, and the kind of its weights, "pretrained" or "seeded".
 
@@ -136,19 +133,14 @@ def export_onnx(net: nn.Module, file: Path, shape: tuple[int, ...] = (1, 3, 224,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own notices about this exporter
         torch.onnx.export(
-            net,
-            (torch.zeros(shape),),
-            str(file),
-            dynamo=False,  # the other exporter needs onnxscript
-            opset_version=17,
-            input_names=["data"],
-            output_names=["logits"],
+            net, (torch.zeros(shape),), str(file), opset_version=17, input_names=["data"], output_names=["logits"],
             dynamic_axes={"data": {0: "N"}, "logits": {0: "N"}},
-        )
+            dynamo=False,  # the other exporter needs onnxscript
+        )  # fmt: skip
 
 
 class ResNet50V2(nn.Module):
-    """It is ResNet-50 with pre-activation blocks: float32 (N, 3, 224, 224) to logits float32 (N, 1000).
+    """This is ResNet-50 with pre-activation blocks: float32 (N, 3, 224, 224) to logits float32 (N, 1000).
 
     Source: He, Zhang, Ren, Sun, "Identity Mappings in Deep Residual Networks", ECCV 2016; laid out as in the ONNX model
     zoo's resnet50-v2-7, which normalizes the picture first and strides in the 3x3 convolutions.
@@ -178,19 +170,14 @@ class ResNet50V2(nn.Module):
 
 
 class PreActivationBlock(nn.Module):
-    """It has batch norm, ReLU before 1x1, 3x3 and 1x1 each: (N, c_in, H, W) to (N, c_out, H / stride, W / stride)."""
+    """A block puts batch norm and ReLU before 1x1, 3x3, 1x1: (N, c_in, H, W) to (N, c_out, H / stride, W / stride)."""
 
     def __init__(self, c_in: int, c_out: int, stride: int):
         super().__init__()
         middle = c_out // 4
         self.norms = nn.ModuleList(nn.BatchNorm2d(c) for c in (c_in, middle, middle))
-        self.convs = nn.ModuleList(
-            [
-                nn.Conv2d(c_in, middle, 1, bias=False),
-                nn.Conv2d(middle, middle, 3, stride=stride, padding=1, bias=False),
-                nn.Conv2d(middle, c_out, 1, bias=False),
-            ]
-        )
+        sizes = ((c_in, middle, 1, 1), (middle, middle, 3, stride), (middle, c_out, 1, 1))
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, k, s, padding=k // 2, bias=False) for a, b, k, s in sizes)
         self.shortcut = nn.Conv2d(c_in, c_out, 1, stride=stride, bias=False) if c_in != c_out else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ def times(comparison):
     for row, (median, above) in enumerate(zip(medians, spread[1], strict=True)):
         label = f" {_digits(median)} ms ({_digits(median / medians[0])}x)"
         axes.text(median + above, row, label, va="center", fontsize=9)
-    axes.set_xlim(0, (medians + spread[1]).max() * 1.35)
-    axes.set_xlabel(f"median time of a call (ms); ratio to {names[0]}")
+    reach = (medians + spread[1]).max() * 1.35
+    axes.set(xlim=(0, reach), xlabel=f"median time of a call (ms); ratio to {names[0]}")
     axes.invert_yaxis()
     return figure
 
@@ -101,8 +101,7 @@ def spread(timing):
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.axvline(timing.median * 1e3, color="black", label=f"median {_digits(timing.median * 1e3)} ms")
     axes.axvline(timing.mean * 1e3, color=ORANGE, linestyle="--", label=f"mean {_digits(timing.mean * 1e3)} ms")
-    axes.set_xlabel("time of a call (ms)")
-    axes.set_ylabel("calls")
+    axes.set(xlabel="time of a call (ms)", ylabel="calls")
     axes.legend(frameon=False)
     return figure
 
@@ -115,8 +114,7 @@ def steps(speeds: dict, marks: dict):
     axes.bar_label(bars, labels, padding=3, fontsize=9, bbox={"color": "white", "pad": 0.5})  # over the lines
     for (name, value), color in zip(marks.items(), (ORANGE, GREEN, GREY), strict=False):
         axes.axvline(value, color=color, linestyle="--", zorder=0, label=f"{name}: {_digits(value)}")
-    axes.set_xlim(0, max(*speeds.values(), *marks.values()) * 1.12)
-    axes.set_xlabel("GFLOP/s")
+    axes.set(xlim=(0, max(*speeds.values(), *marks.values()) * 1.12), xlabel="GFLOP/s")
     axes.legend(frameon=False, ncols=len(marks), loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes.invert_yaxis()
     return figure
@@ -136,8 +134,7 @@ def before_and_after(times: dict):
     for row, (was, now) in enumerate(zip(before, after, strict=True)):
         axes.text(max(was, now), row, f" {now / was:.2f}x", va="center", fontsize=8)
     axes.set_yticks(rows, [name for name, _ in pairs], fontsize=9)
-    axes.set_xlim(0, max(*before, *after) * 1.12)
-    axes.set_xlabel("time in a run of the network (ms)")
+    axes.set(xlim=(0, max(*before, *after) * 1.12), xlabel="time in a run of the network (ms)")
     axes.legend(frameon=False, loc="lower right")
     axes.invert_yaxis()
     return figure
@@ -159,12 +156,10 @@ def best_so_far(runs: dict, operations: int):
         axes.fill_between(trials, low, high, step="post", color=color, alpha=0.2, linewidth=0)
         axes.step(trials, middle, where="post", color=color, label=name)
         longest = max(longest, len(trials))
-    axes.set_xscale("log")
+    axes.set(xscale="log", xlabel="trials", ylabel="best so far (GFLOP/s)")
     axes.set_xticks([tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if tick <= longest], minor=False)
     axes.set_xticks([], minor=True)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("trials")
-    axes.set_ylabel("best so far (GFLOP/s)")
     axes.legend(frameon=False, loc="upper left")
     return figure
 
@@ -180,12 +175,10 @@ def predicted(scores, seconds, taught=()):
     for which, color, label in ((~seen, BLUE, "never seen"), (seen, ORANGE, "trained on")):
         if which.any():
             axes.scatter(scores[which], seconds[which], s=14, color=color, alpha=0.7, linewidths=0, label=label)
-    axes.set_yscale("log")
+    axes.set(yscale="log", xlabel="the model's score: the higher, the faster", ylabel="measured (ms)")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_yticks([], minor=True)
-    axes.set_xlabel("the model's score: the higher, the faster")
-    axes.set_ylabel("measured (ms)")
     axes.legend(frameon=False)
     return figure
 
@@ -206,8 +199,7 @@ def heat(values, rows, columns, labels: tuple[str, str, str], marks: dict | None
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_ylabel(labels[0])
-    axes.set_xlabel(labels[1])
+    axes.set(ylabel=labels[0], xlabel=labels[1])
     if marks:
         axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(marks), fontsize=9)
     figure.colorbar(image, ax=axes, label=labels[2])
@@ -231,8 +223,7 @@ def shares(timings: dict, most: int = 12):
     bars = axes.barh(rows, parts, color=colors, height=0.65)
     axes.bar_label(bars, [f"{_digits(seconds * 1e3)} ms" for _, seconds in shown], padding=3, fontsize=8)
     axes.set_yticks(rows, [name for name, _ in shown], fontsize=8)
-    axes.set_xlim(0, parts.max() * 1.15)
-    axes.set_xlabel("share of the time of all kernels (%)")
+    axes.set(xlim=(0, parts.max() * 1.15), xlabel="share of the time of all kernels (%)")
     axes.invert_yaxis()
     return figure
 
@@ -255,12 +246,10 @@ def roofline(profiles: dict, flops: float, bandwidth: float):
         look = {"color": (BLUE, ORANGE, GREEN)[number], "marker": "os^"[number], "edgecolors": "black"}
         axes.scatter(operations / moved, operations / seconds / 1e9, 12 + 400 * seconds / seconds.sum(), alpha=0.7,
                      linewidths=0.5, label=name, zorder=2, **look)  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("operations for each byte read or written (FLOP/byte)")
-    axes.set_ylabel("GFLOP/s")
+    words = "operations for each byte read or written (FLOP/byte)"
+    axes.set(xscale="log", yscale="log", xlabel=words, ylabel="GFLOP/s")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
     if len(profiles) > 1:
         for handle in axes.legend(frameon=False, loc="lower right").legend_handles:
             handle.set_sizes([40])
@@ -279,10 +268,7 @@ def by_threads(timings: dict):
         axes.plot(counts, medians, form, color=color, label="bound to a core" if bound else "not bound")
     first = min(timings[counts[0], bound].median for bound in (True, False)) * 1e3
     axes.plot(counts, [first * counts[0] / count for count in counts], ":", color="black", label="shared out evenly")
-    axes.set_ylim(0)
-    axes.set_xticks(counts)
-    axes.set_xlabel("threads")
-    axes.set_ylabel("median time of a run (ms)")
+    axes.set(ylim=0, xticks=counts, xlabel="threads", ylabel="median time of a run (ms)")
     axes.legend(frameon=False)
     return figure
 
