@@ -4,6 +4,7 @@ Every candidate runs on the same number of threads, on the same random input (fl
 network that a runtime cannot serve costs that one row: the run goes on.
 """
 
+import functools
 import statistics
 import tempfile
 import textwrap
@@ -91,9 +92,6 @@ def count_flops(net: torch.nn.Module, x: torch.Tensor) -> int:
     return counter.get_total_flops()
 
 
-# ---------------------------------------------------------------- measuring
-
-
 def _measure(name: str, against: list[str], batch: int, seconds: float, peak_gflops: float, records) -> list[dict]:
     """The rows of a network: TVM's, and one for each peer."""
     rows = {runtime: {"network": name, "runtime": runtime, **dict.fromkeys(_FACTS)} for runtime in ("TVM", *against)}
@@ -139,18 +137,13 @@ def _reason(error: Exception) -> str:
     return errors.one_line(f"{type(error).__name__}: {error}")[:500]
 
 
-# ---------------------------------------------------------------- the runtimes
-# Each gives a function from an array to an array, and the seconds that it took to build, or None.
+# Each runtime gives a function from an array to an array, and the seconds that it took to build, or None.
 
 
 def _tvm(net, x, folder, records=None):
     mod, params = from_pytorch(net, {"data": x.shape})
     start = clock.perf_counter()
     return build(mod, params, records=records), clock.perf_counter() - start
-
-
-def _untuned(net, x, folder):
-    return _tvm(net, x, folder, records=False)
 
 
 def _pytorch(net, x, folder):
@@ -186,10 +179,10 @@ def _onnxruntime(net, x, folder):
     return lambda x: session.run(None, {"data": x})[0], clock.perf_counter() - start
 
 
-_PEERS = {"pytorch": _pytorch, "compile": _compile, "onnxruntime": _onnxruntime, "untuned": _untuned}
+_PEERS = {"pytorch": _pytorch, "compile": _compile, "onnxruntime": _onnxruntime,
+          "untuned": functools.partial(_tvm, records=False)}  # fmt: skip
 _RUNTIMES = {"TVM": _tvm, **_PEERS}
 
-# ---------------------------------------------------------------- printing
 
 _COLUMNS = {  # of the table, after network and runtime: head, width, format
     "median_ms": ("median ms", 10, ".2f"),

@@ -31,7 +31,7 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """It is in seconds, as are `mean`, `std`, `minimum` and `iqr`."""
+        """The median is in seconds, as are `mean`, `std`, `minimum` and `iqr`."""
         return float(np.median(self.seconds))
 
     @property
@@ -48,7 +48,7 @@ class Timing:
 
     @property
     def iqr(self) -> float:
-        """It is the interquartile range: the middle half of the calls took times this far apart."""
+        """This is the interquartile range: the middle half of the calls took times this far apart."""
         low, high = np.percentile(self.seconds, [25, 75])
         return float(high - low)
 

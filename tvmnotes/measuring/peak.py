@@ -84,8 +84,7 @@ def column_sums(threads: int, rows: int, chains: int, lanes: int) -> Callable:
 
     @T.prim_func
     def main(
-        data: T.Buffer((threads, rows, chains, lanes), "float32"),
-        sums: T.Buffer((threads, chains, lanes), "float32"),
+        data: T.Buffer((threads, rows, chains, lanes), "float32"), sums: T.Buffer((threads, chains, lanes), "float32")
     ):
         T.func_attr({"tirx.noalias": True})
         for t in T.parallel(threads):

@@ -46,7 +46,7 @@ class Kernel:
 
     @property
     def limit(self) -> float:
-        """It is the seconds that this would take at the machine's measured limits: for computing, or for memory."""
+        """This would take so many seconds at the machine's measured limits: for computing, or for memory."""
         return max(self.flops / peak.flops(), self.bytes / peak.bandwidth())
 
     @property
@@ -91,19 +91,11 @@ class Profile(Table):
             shapes.setdefault(node["kernel"], node["makes"][0]["shape"])
         kernels = []
         for name, calls in spent[0].items():
-            costs = graph["costs"][name]
-            kernels.append(
-                Kernel(
-                    name,
-                    len(calls),
-                    Timing(name, [sum(total[name]) for total in spent]),
-                    len(calls) * costs["flops"],
-                    len(calls) * (costs["reads"] + costs["writes"]),
-                    costs["operators"],
-                    "x".join(map(str, shapes[name] or ())) or "a number",
-                    schedule_text(graph["kernels"][name]),
-                )
-            )
+            costs, makes = graph["costs"][name], "x".join(map(str, shapes[name] or ())) or "a number"
+            flops, moved = (len(calls) * each for each in (costs["flops"], costs["reads"] + costs["writes"]))
+            timing, schedule = Timing(name, [sum(total[name]) for total in spent]), graph["kernels"][name]
+            kernels.append(Kernel(name, len(calls), timing, flops, moved, costs["operators"], makes,
+                                  schedule_text(schedule)))  # fmt: skip
         kernels.sort(key=lambda kernel: -kernel.timing.median)
         self.kernels = {kernel.name: kernel for kernel in kernels}
 
@@ -114,7 +106,7 @@ class Profile(Table):
 
     @property
     def overhead(self) -> float:
-        """It is the part of its time by which the stopwatch makes a run longer, by the medians."""
+        """The stopwatch makes a run longer by this part of its time, by the medians."""
         return self.profiled.median / self.unprofiled.median - 1
 
     def frame(self):
@@ -128,7 +120,7 @@ class Profile(Table):
         total, rows = sum(kernel.timing.median for kernel in self.kernels.values()), []
         for kernel in self.kernels.values():
             seconds = kernel.timing.median
-            row = {
+            rows.append({
                 "kernel": kernel.name,
                 "operators": " + ".join(kernel.operators),
                 "makes": kernel.makes,
@@ -143,8 +135,7 @@ class Profile(Table):
                 "bound": kernel.bound,
                 "of limit": kernel.limit / seconds,
                 "schedule": kernel.schedule,
-            }
-            rows.append(row)
+            })  # fmt: skip
         return pd.DataFrame(rows).set_index("kernel")
 
     def calls(self):
@@ -187,7 +178,7 @@ class Profile(Table):
 
     @property
     def dots(self) -> list[tuple[int, int, float]]:
-        """They are, of each kernel that computes, the operations, bytes and seconds of a run, for `plots.roofline`."""
+        """Each kernel that computes has its operations, bytes and seconds of a run here, for `plots.roofline`."""
         return [(k.flops, k.bytes, k.timing.median) for k in self.kernels.values() if k.flops]
 
     def to_csv(self, path: str | os.PathLike) -> Path:

@@ -29,7 +29,7 @@ _REST = 0.15  # seconds for which TVM's idle threads still spin, and so slow dow
 
 
 class Threads(Table, dict):
-    """It maps (threads, bound) to `Timing`: with so many threads, each bound to a core or not."""
+    """This maps (threads, bound) to `Timing`: with so many threads, each bound to a core or not."""
 
     def frame(self):
         """Make a pandas DataFrame by number of threads: medians in ms, and how often faster than one thread."""
@@ -41,9 +41,7 @@ class Threads(Table, dict):
                 median = self[count, bound].median
                 rows.setdefault(count, {})[f"{name} (ms)"] = median * 1e3
                 rows[count][f"{name}, speed-up"] = self[min(self)[0], bound].median / median
-        frame = pd.DataFrame.from_dict(rows, orient="index")
-        frame.index.name = "threads"
-        return frame
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("threads")
 
     def plot(self):
         """Plot time against threads; see `plots.by_threads`."""

@@ -53,7 +53,7 @@ class Graph(NamedTuple):
 
     @property
     def operations(self) -> list[Operation]:
-        """They are those of main."""
+        """These are the operations of main."""
         return self.functions.get("main", [])
 
     def mermaid(self) -> "Mermaid":
@@ -84,7 +84,7 @@ def _edges(operations: list[Operation]) -> list[tuple[int, int]]:
 
 
 class Mermaid(str):
-    """It is the text of a Mermaid diagram, which JupyterLab draws."""
+    """This is the text of a Mermaid diagram, which JupyterLab draws."""
 
     def _repr_markdown_(self) -> str:
         return f"```mermaid\n{self}\n```"
@@ -168,7 +168,7 @@ class Step:
 
     @property
     def changed(self) -> str:
-        """It is the same in short: how many operations of each name, kernels and parameters of main came and went."""
+        """This says it in short: how many operations of each name, kernels and parameters of main came and went."""
         if self.after is None:
             return "failed"
         names = [Counter(_kind(o.name, g) for o in g.operations) for g in (self.before, self.after)]
@@ -240,8 +240,6 @@ class Trace(Table):
         finally:
             self._paused += time.perf_counter() - start
 
-    # ------------------------------------------------------------ reading it
-
     def walk(self) -> Iterator[tuple[int, Step]]:
         """Give all steps with their depth, in the order in which they began."""
         return _walk(self.steps, 0)
@@ -262,33 +260,28 @@ class Trace(Table):
         """
         import pandas as pd  # for speed: only where a table is shown
 
-        changed = [s for _, s in self.walk() if s.changed and not any(part.changed for part in s.steps)]
-        return pd.DataFrame(
-            {
-                "pass": [step.name for step in changed],
-                "ms": [step.seconds * 1e3 for step in changed],
-                "operations": [len((step.after or step.before).operations) for step in changed],
-                "kernels": [len((step.after or step.before).kernels) for step in changed],
-                "changed": [step.changed for step in changed],
-            }
-        )
+        rows = []
+        for _, step in self.walk():
+            if step.changed and not any(part.changed for part in step.steps):
+                behind = step.after or step.before
+                counts = len(behind.operations), len(behind.kernels)
+                rows.append((step.name, step.seconds * 1e3, *counts, step.changed))
+        return pd.DataFrame(rows, columns=["pass", "ms", "operations", "kernels", "changed"])
 
     def to_chrome_trace(self, path: str | os.PathLike) -> Path:
         """Write the tree as a Chrome trace, which https://ui.perfetto.dev opens; returns the path.
 
         A pass stands below the one that ran it. A click on it shows what it changed.
         """
-        events = [("the whole context", "context", 0.0, self.seconds, {})]
-        for _, step in self.walk():
-            events.append((step.name, "pass", step.begin, step.seconds, {"changed": step.changed}))
-        return write_chrome_trace(path, events)
+        events = [(s.name, "pass", s.begin, s.seconds, {"changed": s.changed}) for _, s in self.walk()]
+        return write_chrome_trace(path, [("the whole context", "context", 0.0, self.seconds, {}), *events])
 
     def __str__(self) -> str:
         """Draw the tree: each pass with its milliseconds; equal passes over parts of the kernels stand in one line."""
         within = sum(step.seconds for step in self.steps)
         lines = [f"{'the whole context':60}{self.seconds * 1e3:10.1f} ms"]
-        steps = [*_together(self.steps), _outside(self.seconds - within)]
-        for prefix, step in _branches(steps):
+        outside = Step("(outside of passes)", Graph({}, {}, []), seconds=self.seconds - within)
+        for prefix, step in _branches([*_together(self.steps), outside]):
             name = prefix + step.name + (f" (x{step.runs})" if step.runs > 1 else "")
             lines.append(f"{name:60}{step.seconds * 1e3:10.1f}")
         return "\n".join(lines)
@@ -312,10 +305,6 @@ def write_chrome_trace(path: str | os.PathLike, events: list[tuple]) -> Path:
         times = {"ts": first / 1e3, "dur": (last - first) / 1e3}  # microseconds; whole nanoseconds, so that they nest
         written.append({"name": name, "cat": category, "ph": "X", **times, "pid": 1, "tid": 1, "args": facts})
     return atomic_write(path, json.dumps({"traceEvents": written, "displayTimeUnit": "ms"}, indent=0))
-
-
-def _outside(seconds: float) -> Step:
-    return Step("(outside of passes)", Graph({}, {}, []), seconds=seconds)
 
 
 def _walk(steps: list[Step], depth: int):

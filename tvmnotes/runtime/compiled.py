@@ -37,7 +37,7 @@ tvm_ffi.register_global_func("tvmnotes.no_instrument", lambda: None, override=Tr
 
 
 class Compiled:
-    """It is a network compiled for a target. Call it with the inputs, by position or by name; get NumPy arrays.
+    """This is a network compiled for a target. Call it with the inputs, by position or by name; get NumPy arrays.
 
     `inputs` and `outputs` are lists of `TensorSpec`; `graph` is the content of graph.json; `params` maps the names of
     the folded parameters to TVM tensors; `target` and `opt_level` are those of the build. Any thread may call it: one
@@ -66,7 +66,7 @@ class Compiled:
 
     @functools.cached_property
     def target(self) -> "tvm.target.Target":
-        """It is the target of the build, as TVM has it."""
+        """The build's target is given here as TVM's object."""
         import tvm  # for speed: running a network takes TVM's runtime alone
 
         return tvm.target.Target(self._build_info["target"])
@@ -115,12 +115,12 @@ class Compiled:
 
     @property
     def kernels(self) -> dict[str, str]:
-        """They map a kernel to its schedule and config; "none" below opt level 3: TVM's loops as they come."""
+        """Each kernel is mapped to its schedule and config; "none", TVM's own loops, below opt level 3."""
         return {name: _schedule_text(**schedule) for name, schedule in self.graph["kernels"].items()}
 
     @property
     def tuned(self) -> str:
-        """It says which tuning records the build used, for how many workloads; empty where it was to use none."""
+        """This says which tuning records the build used, for how many workloads; empty where it was to use none."""
         return self.graph["tuned"]
 
     def source(self, kernel: str | None = None, fmt: str = "ll") -> str:

@@ -39,9 +39,6 @@ _BUILD_INFO = {"target": dict, "architecture": str, "instruction_sets": list}
 _MANIFEST = {"versions": dict, **_BUILD_INFO, "opt_level": int, "files": dict}
 
 
-# ---------------------------------------------------------------- writing
-
-
 def write(destination: Path, fill, build_info: dict, opt_level: int) -> None:
     """Save to a folder or an archive, all of it or nothing; `fill` gets an empty folder to write `FILES` into.
 
@@ -106,9 +103,6 @@ def linker(build_info: dict) -> dict:
             "machine of that kind"
         )
     return {"cc": compiler}
-
-
-# ---------------------------------------------------------------- reading
 
 
 @contextlib.contextmanager
@@ -182,9 +176,6 @@ def _machine(name: str) -> str:
 
 def versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
-
-
-# ---------------------------------------------------------------- archives
 
 
 def pack(file: Path, parts: Iterable[tuple[str, bytes]], tar: bool = False) -> Path:

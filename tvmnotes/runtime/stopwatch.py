@@ -26,7 +26,7 @@ _turn = threading.Lock()  # one stopwatch at a time has it
 
 
 class Call(NamedTuple):
-    """It is a call of a kernel, or of the virtual machine's own such as vm.builtin.alloc_tensor; times in seconds."""
+    """A kernel was called, or a function of the virtual machine such as vm.builtin.alloc_tensor; times in seconds."""
 
     name: str
     begin: float
