@@ -1,4 +1,4 @@
-"""The compiler: `build` turns `(IRModule, params)` from an importer into a `Compiled` that runs on a target."""
+"""`build`, the compiler, turns `(IRModule, params)` from an importer into a `Compiled` that runs on a target."""
 
 import difflib
 import threading
@@ -61,25 +61,23 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
 
 
 def bind(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """The module with its parameters as constants, and their arrays by name; raises what `build` says of both."""
+    """Return the module with its parameters as constants, and their arrays; raises what `build` says of both."""
     weights = _check(mod, params)
     arrays = {name: plain(array) if isinstance(array, tvm.runtime.Tensor) else tvm.runtime.tensor(array)
               for name, array in params.items()}  # fmt: skip
     for var in weights:
-        wanted, given = (
-            (fixed_shape(var.ty), str(var.ty.dtype)),
-            (tuple(arrays[var.name].shape), arrays[var.name].dtype),
-        )
-        if wanted != given:
-            raise ValueError(
-                f"params: {var.name!r} must be of shape {wanted[0]} and {wanted[1]}; got {given[0]}, {given[1]}"
-            )
+        shape, dtype = tuple(arrays[var.name].shape), arrays[var.name].dtype
+        wanted = fixed_shape(var.ty), str(var.ty.dtype)
+        if wanted != (shape, dtype):
+            raise ValueError(f"params: {var.name!r} must be of shape {wanted[0]} and {wanted[1]}; got {shape}, {dtype}")
     return tvm.relax.transform.BindParams("main", arrays)(mod), arrays
 
 
 def resolve_target(target=None, kinds=("llvm",)) -> tvm.target.Target:
-    """The TVM target that `target` names; see `build`. Raises ValueError for one that TVM or tvmnotes cannot serve, and
-    for one of a kind that is none of `kinds`."""
+    """Return the TVM target that `target` names; see `build`.
+
+    Raises ValueError for one that TVM or tvmnotes cannot serve, and for one of a kind that is none of `kinds`.
+    """
     if target is None:
         return env.host_target()
     if isinstance(target, str) and " -" in target:
@@ -102,11 +100,10 @@ def resolve_target(target=None, kinds=("llvm",)) -> tvm.target.Target:
     if resolved.kind.name == "cuda":
         return cuda.resolved(resolved)
     cpu = resolved.attrs.get("mcpu")
-    if cpu is not None:
-        known = [str(name) for name in tvm.target.codegen.llvm_get_cpu_archlist(resolved)]
-        if cpu not in known:
-            near = difflib.get_close_matches(cpu, known, n=3) or sorted(known)[:3]
-            raise ValueError(f"target {target!r}: LLVM knows no CPU {cpu!r}; near names: {', '.join(near)}")
+    cpus = [str(name) for name in tvm.target.codegen.llvm_get_cpu_archlist(resolved)]
+    if cpu is not None and cpu not in cpus:
+        near = difflib.get_close_matches(cpu, cpus, n=3) or sorted(cpus)[:3]
+        raise ValueError(f"target {target!r}: LLVM knows no CPU {cpu!r}; near names: {', '.join(near)}")
     return resolved
 
 
@@ -123,9 +120,7 @@ def _check(mod, params) -> list[tvm.relax.Var]:
         listed = ", ".join(v.name_hint for v in mod.get_global_vars()) or "none"
         raise ValueError(f"mod: expected a Relax function named 'main'; its functions: {listed}")
     main = mod["main"]
-    inputs = (
-        int(main.attrs["num_input"]) if main.attrs and "num_input" in main.attrs else len(main.params) - len(params)
-    )
+    inputs = int((main.attrs or {}).get("num_input", len(main.params) - len(params)))
     weights = [p.name for p in main.params[inputs:]]
     missing, superfluous = set(weights) - set(params), set(params) - set(weights)
     if missing or superfluous:

@@ -8,6 +8,7 @@ Kernels are compiled without the checks of their arguments that TVM puts into ea
 has checked the inputs, and what one kernel makes fits the next.
 """
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -24,7 +25,7 @@ _KEPT = 256 << 20  # bytes of the cache; beyond it, what was not used for longes
 
 
 class Executable(tvm.relax.VMExecutable):
-    """It is TVM's executable of a virtual machine, a network's program and kernels, that knows its source.
+    """This is TVM's executable of a virtual machine, a network's program and kernels, that knows its source.
 
     `kernels` are the lowered functions, by variable, and `target` is that of the build.
     """
@@ -49,7 +50,10 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool) ->
     functions = dict(mod.functions_items())
     kernels = {var: func for var, func in functions.items() if isinstance(func, tirx.PrimFunc)}
     traced = bool(tvm.transform.PassContext.current().instruments)
-    objects = _objects() if not traced and (env.cpp_compiler() or not runs_here) else None
+    objects = None
+    if not traced and (env.cpp_compiler() or not runs_here):
+        with contextlib.suppress(OSError):  # a cache that cannot be written
+            objects = _Objects(data.writable_cache() / "kernels")
     texts = {var: tvm.ir.save_json(func) for var, func in kernels.items()}
     # The longest first, so that no core is left with it at the end. The shortest is left to TVM, which would link an
     # executable without a kernel of its own by way of C.
@@ -91,9 +95,6 @@ def _in_this_context(function):
             return function(*args)
 
     return run
-
-
-# ---------------------------------------------------------------- object files
 
 
 class _Objects:
@@ -145,13 +146,6 @@ def _size(file: str) -> int:
         return os.stat(file).st_size
     except FileNotFoundError:
         return 0
-
-
-def _objects() -> _Objects | None:
-    try:
-        return _Objects(data.writable_cache() / "kernels")
-    except OSError:
-        return None
 
 
 def _key(target, text: str) -> str:

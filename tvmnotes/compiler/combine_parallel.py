@@ -6,7 +6,7 @@ parameters, not for constants, and none for convolutions. `tn.build` does not me
 kernel cannot fill the device.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import tvm
@@ -52,12 +52,7 @@ class _Branch:
 
     channels: int
     rank: int
-    results: list[relax.Var] = field(default_factory=list)
-    calls: list[tvm.ir.Call] = field(default_factory=list)
-
-    def add(self, var, call) -> None:
-        self.results.append(var)
-        self.calls.append(call)
+    steps: list[relax.VarBinding]
 
     def takes(self, call) -> bool:
         name = getattr(getattr(call, "op", None), "name", "")
@@ -69,7 +64,7 @@ class _Branch:
 
     def like(self, other: "_Branch", step: int) -> bool:
         """Whether both do the same in a step; the constants for their channels may differ."""
-        mine, its = self.calls[step], other.calls[step]
+        mine, its = self.steps[step].value, other.steps[step].value
         same = [(mine.attrs, its.attrs)]
         if mine.op.name not in _PER_CHANNEL:
             same.append((mine.args[1:], its.args[1:]))
@@ -79,22 +74,21 @@ class _Branch:
 def _groups(func) -> list[list[_Branch]]:
     """What can be merged in a function: each group reads one value."""
     bindings = [b for block in func.body.blocks if isinstance(block, relax.DataflowBlock) for b in block.bindings]
-    inside = {b.var: b.value for b in bindings if isinstance(b.var, relax.DataflowVar)}
+    inside = {b.var: b for b in bindings if isinstance(b.var, relax.DataflowVar)}
     readers, groups = {}, {}
     for binding in bindings:
         for read in relax.analysis.free_vars(binding.value):
             readers.setdefault(read, []).append(binding.var)
-    for var, value in inside.items():
-        if (key := _key(value)) is None:
+    for binding in inside.values():
+        call = binding.value
+        if (key := _key(call)) is None:
             continue
-        convolution = value.op.name == "relax.nn.conv2d"
-        branch = _Branch(fixed_shape(value.args[1].ty)[0 if convolution else 1], 4 if convolution else 1)
-        branch.add(var, value)
-        while len(readers.get(branch.results[-1], [])) == 1:
-            (reader,) = readers[branch.results[-1]]
-            if reader not in inside or not branch.takes(inside[reader]):
+        convolution = call.op.name == "relax.nn.conv2d"
+        branch = _Branch(fixed_shape(call.args[1].ty)[0 if convolution else 1], 4 if convolution else 1, [binding])
+        while len(following := readers.get(branch.steps[-1].var, [])) == 1:
+            if following[0] not in inside or not branch.takes(inside[following[0]].value):
                 break
-            branch.add(reader, inside[reader])
+            branch.steps.append(inside[following[0]])
         groups.setdefault(key, []).append(branch)
     return [branches for branches in groups.values() if len(branches) > 1]
 
@@ -131,7 +125,7 @@ class _Merge(relax.PyExprMutator):
         self.first, self.parts, self.gone = {}, {}, set()
 
     def visit_function_(self, func):
-        self.first.update((branches[0].results[0], branches) for branches in _groups(func))
+        self.first.update((branches[0].steps[0].var, branches) for branches in _groups(func))
         return super().visit_function_(func)
 
     def visit_var_binding_(self, binding):
@@ -146,20 +140,20 @@ class _Merge(relax.PyExprMutator):
         """Emit the one operator and what is behind it; note which variables stand for its parts, which for none."""
         lead, *others = branches
         steps = 1
-        while all(steps < len(b.calls) for b in branches) and all(b.like(lead, steps) for b in others):
+        while all(steps < len(b.steps) for b in branches) and all(b.like(lead, steps) for b in others):
             steps += 1
         weights, channels = (0, 1) if lead.rank == 4 else (1, -1)  # their axes
-        value = self.visit_expr(lead.calls[0].args[0])
+        value = self.visit_expr(lead.steps[0].value.args[0])
         for step in range(steps):
-            call = lead.calls[step]
+            call = lead.steps[step].value
             rest = call.args[1:]
             if step == 0 or call.op.name in _PER_CHANNEL:
-                arrays = [_operand(b.calls[step]) for b in branches]
+                arrays = [_operand(b.steps[step].value) for b in branches]
                 rest = [relax.const(np.concatenate(arrays, weights if step == 0 else min(1, arrays[0].ndim - 1)))]
             value = self.builder_.emit(tvm.ir.Call(call.op, [value, *rest], call.attrs, call.ty_args))
         ends = [int(n) for n in np.cumsum([b.channels for b in branches])[:-1]]
         axis = channels % len(value.ty.shape)
         parts = self.builder_.emit(relax.op.split(value, ends, axis=axis))
         for number, branch in enumerate(branches):
-            self.gone.update(branch.results[: steps - 1])
-            self.parts[branch.results[steps - 1]] = self.builder_.emit(relax.TupleGetItem(parts, number))
+            self.gone.update(step.var for step in branch.steps[: steps - 1])
+            self.parts[branch.steps[steps - 1].var] = self.builder_.emit(relax.TupleGetItem(parts, number))

@@ -5,6 +5,7 @@
 
 import math
 from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 import tvm
@@ -48,15 +49,17 @@ def count(func: tirx.PrimFunc) -> dict[str, int]:
     return {"flops": round(counter.flops), "reads": reads, "writes": writes}
 
 
-class _Scope:
-    """Where a node stands: `iterations` of the loops around it, the conditions there, and `times` that it is run."""
+class _Scope(NamedTuple):
+    """Where a node stands: `iterations` of the loops around it, the conditions there, the share for which they hold."""
 
-    def __init__(self, iterations: float = 1, conditions: tuple = (), share: float = 1):
-        self.iterations, self.conditions, self.times = iterations, conditions, iterations * share
-        self._share = share
+    iterations: float = 1
+    conditions: tuple = ()
+    share: float = 1
 
-    def loop(self, extent: float) -> "_Scope":
-        return _Scope(self.iterations * extent, self.conditions, self._share)
+    @property
+    def times(self) -> float:
+        """A node is run so many times."""
+        return self.iterations * self.share
 
 
 class _Unknown(Exception):
@@ -68,8 +71,6 @@ class _Counter:
         self.flops, self.loads, self.stores = 0, Counter(), Counter()
         self.arguments = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
         self._loops, self._bound = {}, {}  # by variable: the first value, the extent and the depth; the expression
-
-    # ------------------------------------------------------------ statements
 
     def stmt(self, node, scope):
         getattr(self, "_" + type(node).__name__, self._others)(node, scope)
@@ -93,7 +94,7 @@ class _Counter:
             extents, first = 1, None
         if first is not None and np.ndim(extents) == np.ndim(first) == 0:
             self._loops[node.loop_var] = int(first), int(extents), len(self._loops)
-        self.stmt(node.body, scope.loop(float(np.mean(extents))))
+        self.stmt(node.body, scope._replace(iterations=scope.iterations * float(np.mean(extents))))
         self._loops.pop(node.loop_var, None)
 
     def _SBlockRealize(self, node, scope):
@@ -112,8 +113,6 @@ class _Counter:
         self.expr(node.value, scope)
         for index in node.indices:
             self.expr(index, scope)
-
-    # ------------------------------------------------------------ expressions
 
     def expr(self, node, scope):
         kind = type(node).__name__
@@ -149,8 +148,6 @@ class _Counter:
         self.expr(condition, scope)
         self.expr(yes, self._where(condition, scope))
         self.expr(no, self._where(tirx.Not(condition), scope))
-
-    # ------------------------------------------------------------ conditions on loop variables
 
     def _where(self, condition, scope) -> _Scope:
         """The scope within which `condition` holds too; the same where that depends on data."""

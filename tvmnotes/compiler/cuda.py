@@ -8,6 +8,7 @@ database of MetaSchedule, where one is in force (`with database:`), comes first.
 
 import contextlib
 import json
+import math
 import platform
 import re
 
@@ -113,11 +114,8 @@ def _sums_few(func) -> bool:
     sizes = []
 
     def visit(block):
-        axes = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
-        size = 1
-        for axis in axes:
-            size *= int(axis.dom.extent)
-        sizes.extend([size] if axes else [])
+        summed = [int(axis.dom.extent) for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+        sizes.extend([math.prod(summed)] if summed else [])
 
     tvm_ffi.structural_walk(func.body, (SBlock, visit))
     return bool(sizes) and max(sizes) <= _FEW
@@ -185,11 +183,8 @@ def _threads(statement) -> dict:
     return extents
 
 
-# ---------------------------------------------------------------- CUDA's compiler
-
-
 class Executable(relax.VMExecutable):
-    """It is TVM's executable of a virtual machine, whose kernels are CUDA's, and knows their source."""
+    """This is TVM's executable of a virtual machine, whose kernels are CUDA's, and knows their source."""
 
     def source(self, kernel: str | None) -> str:
         """Return the CUDA source of a kernel, as the functions that it launches, or of all where `kernel` is None."""
@@ -220,11 +215,8 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target) -> Executable:
         return Executable(relax.build(mod, target=target, relax_pipeline=None).mod)
 
 
-# ---------------------------------------------------------------- what comes out
-
-
 class CompiledForGPU(Compiled):
-    """It is a network compiled for a GPU: a `Compiled` with the parameters and all between in the GPU's memory."""
+    """This is a network compiled for a GPU: a `Compiled` with the parameters and all between in the GPU's memory."""
 
     def __init__(self, library, graph: dict, params: dict, target: tvm.target.Target, opt_level: int):
         described = json.loads(env.target_json(target))

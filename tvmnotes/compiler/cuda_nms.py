@@ -69,8 +69,6 @@ class _Rewrite(relax.PyExprMutator):
         value = self.lookup_binding(item.tuple_value) if isinstance(item.tuple_value, relax.Var) else None
         return value.fields[item.index] if isinstance(value, relax.Tuple) else item
 
-    # ------------------------------------------------------------ the k best scores of each row
-
     def _best_places(self, scores, count):
         (rows, length), emit = fixed_shape(scores.ty), self._emit
         keys, bounds = emit(topk.sort_keys, scores), emit(topk.first_bounds, rows)
@@ -82,8 +80,6 @@ class _Rewrite(relax.PyExprMutator):
         kernel = topk.chosen(rows, length, count, [fixed_shape(each.ty)[-1] for each in counts])
         types = [relax.TensorType((rows, count), dtype) for dtype in ("int32", "float32")]
         return self._call(kernel, [scores, bounds, *counts], types)
-
-    # ------------------------------------------------------------ non-maximum suppression
 
     def _suppressed(self, data, order, how):
         (batch, rows, width), count, emit = fixed_shape(data.ty), fixed_shape(order.ty)[1], self._emit
@@ -99,8 +95,6 @@ class _Rewrite(relax.PyExprMutator):
         types = [relax.TensorType((batch, rows, n), "float32") for n in (width, 1)]
         field = int(how["id_index"]) if how["in_place"] else -1
         return self._call(remaining(batch, rows, width, count, words, field), [data, order, stay, left], types)
-
-    # ------------------------------------------------------------
 
     def _emit(self, compute, *args, **options):
         named = {"primfunc_name_hint": compute.__name__, "primfunc_attrs": {"op_pattern": OPAQUE}}

@@ -145,9 +145,6 @@ def chosen(rows: int, length: int, count: int, sizes: list[int]):
     return a_thread_each(chosen)
 
 
-# ---------------------------------------------------------------- shared with cuda_nms.py
-
-
 def a_thread_each(func):
     """Give a kernel a thread for each iteration; dlight wants kernels whose threads write to places known before."""
     sch = Schedule(func.with_attr("global_symbol", "main"))

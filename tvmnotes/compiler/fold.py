@@ -15,23 +15,13 @@ from ..base.relax import constant_array, fixed_shape, on_each_function
 
 # By operator, what it makes of the arrays of its tensors; those of the second table read the call's attributes too.
 _ELEMENTWISE = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
-    "divide": np.divide,
-    "power": np.power,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "negative": np.negative,
-    "exp": np.exp,
-    "sqrt": np.sqrt,
+    **{name: getattr(np, name) for name in (
+        "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "negative", "exp", "sqrt", "equal",
+        "not_equal", "less", "where",
+    )},
     "rsqrt": lambda x: np.asarray(1, x.dtype) / np.sqrt(x),
-    "equal": np.equal,
-    "not_equal": np.not_equal,
-    "less": np.less,
-    "where": np.where,
     "astype": lambda x: x,
-}
+}  # fmt: skip
 _OTHERS = {
     "permute_dims": lambda call, x: np.transpose(x, None if call.attrs.axes is None else _numbers(call.attrs.axes)),
     "broadcast_to": lambda call, x: np.broadcast_to(x, fixed_shape(call.ty)),
@@ -179,15 +169,13 @@ class _FoldAffine(relax.PyExprMutator):
         self.chains = {}
 
     def visit_var_binding_(self, binding):
-        chain = self._chain(binding)
-        if chain is None or not isinstance(binding.var, relax.DataflowVar):
+        chain = self._chain(binding) if isinstance(binding.var, relax.DataflowVar) else None
+        if chain is not None:
+            self.chains[binding.var] = chain
+        if chain is None or chain[-1] < 3:
             super().visit_var_binding_(binding)
             return
-        self.chains[binding.var] = chain
-        x, scale, shift, operators = chain
-        if operators < 3:
-            super().visit_var_binding_(binding)
-            return
+        x, scale, shift, _ = chain
         scaled = self.builder_.emit(relax.op.multiply(self.visit_expr(x), relax.const(scale)))
         self.set_var_remap(binding.var, self.builder_.emit(relax.op.add(scaled, relax.const(shift))))
 

@@ -10,6 +10,7 @@ channel holds whatever the elementwise operators make of 0, and the next convolu
 operators that may make a NaN or an infinity of it are left in NCHW.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -149,9 +150,6 @@ class _Blocker(relax.PyExprMutator):
     def _unblock(self, value: _Blocked):
         return self.builder_.call_te(_from_blocks, value.expr, value.channels, primfunc_name_hint=f"from_{self.layout}")
 
-    def _padded(self, value: _Blocked) -> bool:
-        return value.channels % self.lanes != 0
-
     # ------------------------------------------------------------ operators
 
     def _conv2d(self, call):
@@ -226,12 +224,8 @@ class _Blocker(relax.PyExprMutator):
 
     def _concat(self, call):
         parts = list(call.args[0].fields) if isinstance(call.args[0], relax.Tuple) else []
-        if (
-            not parts
-            or call.attrs.axis is None
-            or int(call.attrs.axis) % 4 != 1
-            or len(fixed_shape(call.ty) or ()) != 4
-        ):
+        of_channels = call.attrs.axis is not None and int(call.attrs.axis) % 4 == 1
+        if not parts or not of_channels or len(fixed_shape(call.ty) or ()) != 4:
             return None
         if any((fixed_shape(part.ty) or (0, 1))[1] % self.lanes for part in parts):
             return None
@@ -252,14 +246,11 @@ class _Blocker(relax.PyExprMutator):
             ends = [*(int(i) for i in parts), block.channels]
         if any(end % self.lanes for end in ends) or ends != sorted(set(ends)):
             return None
-        begins = [0, *ends[:-1]]
-        return [
-            _Blocked(
-                self.builder_.emit(relax.op.strided_slice(block.expr, [1], [begin // self.lanes], [end // self.lanes])),
-                end - begin,
-            )
-            for begin, end in zip(begins, ends, strict=True)
-        ]
+        several = []
+        for begin, end in itertools.pairwise([0, *ends]):
+            part = relax.op.strided_slice(block.expr, [1], [begin // self.lanes], [end // self.lanes])
+            several.append(_Blocked(self.builder_.emit(part), end - begin))
+        return several
 
     def _mean(self, call):
         """The mean over the picture; what keeps no axes becomes (N, channels)."""
@@ -278,7 +269,7 @@ class _Blocker(relax.PyExprMutator):
     def _as_vector(self, value: _Blocked):
         n, blocks, _, _, lanes = fixed_shape(value.expr.ty)
         flat = relax.op.reshape(value.expr, (n, blocks * lanes))
-        if not self._padded(value):
+        if value.channels % lanes == 0:
             return flat
         return relax.op.strided_slice(self.builder_.emit(flat), [1], [0], [value.channels])
 

@@ -81,9 +81,6 @@ def lowering() -> tvm.transform.Pass:
     )
 
 
-# ---------------------------------------------------------------- constants become parameters
-
-
 @relax.expr_functor.mutator
 class _LiftConstants(relax.PyExprMutator):
     def __init__(self, names: dict[int, str], taken: set[str]):
@@ -92,12 +89,10 @@ class _LiftConstants(relax.PyExprMutator):
         self.free = (name for n in itertools.count() if (name := f"const{n}") not in taken)
 
     def visit_generic_const_(self, constant):
-        array = constant.value
-        key = array_key(array)
+        key = array_key(constant.value)
         if key not in self.vars:
             name = self.names.get(key) or next(self.free)
-            self.vars[key] = relax.Var(name, constant.ty)
-            self.arrays[name] = array
+            self.vars[key], self.arrays[name] = relax.Var(name, constant.ty), constant.value
         return self.vars[key]
 
 
@@ -110,20 +105,17 @@ def lift_constants(mod: tvm.IRModule, names: dict[int, str]) -> tuple[tvm.IRModu
     main = mod["main"]
     lift = _LiftConstants(names, taken={*names.values(), *(p.name for p in main.params)})
     main = lift.visit_expr(main)
-    inputs = len(main.params)
-    main = relax.Function([*main.params, *lift.vars.values()], main.body, main.ret_ty, main.is_pure, main.attrs)
-    main = main.with_attr("num_input", inputs)  # `bundle` goes by it
+    params = [*main.params, *lift.vars.values()]
+    lifted = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
+    lifted = lifted.with_attr("num_input", len(main.params))  # `bundle` goes by it
     mod = mod.clone()
-    mod.update_func(mod.get_global_var("main"), main)
+    mod.update_func(mod.get_global_var("main"), lifted)
     return mod, lift.arrays
 
 
 def bundle(mod: tvm.IRModule) -> tvm.IRModule:
     """Make `main` take all parameters as one tuple: one argument to check and pass in each call instead of hundreds."""
     return t.BundleModelParams("params")(mod)
-
-
-# ---------------------------------------------------------------- the graph, as data
 
 
 def describe(mod: tvm.IRModule, params: list[str]) -> dict:
@@ -135,21 +127,16 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
     it reads, and the shape and dtype of what it makes. The heads are the values that are the outputs.
     """
     main = mod["main"]
-    inputs = [p for p in main.params if p.name not in params]
-    nodes = []
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            if isinstance(binding.value, tvm.ir.Call):
-                nodes.append(_node(binding))
+    bindings = [binding for block in main.body.blocks for binding in block.bindings]
     result = main.ret_ty
     several = isinstance(result, tvm.ir.TupleType)
     kernels = [(var, func) for var, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
     kernels.sort(key=lambda item: item[0].name_hint)
     notes = {var.name_hint: annotations.of_function(func) for var, func in kernels}
     return {
-        "inputs": [{"name": p.name, **_tensor(p.ty)} for p in inputs],
+        "inputs": [{"name": p.name, **_tensor(p.ty)} for p in main.params if p.name not in params],
         "params": params,
-        "nodes": nodes,
+        "nodes": [_node(binding) for binding in bindings if isinstance(binding.value, tvm.ir.Call)],
         "outputs": [_tensor(field) for field in (result.fields if several else [result])],
         "heads": _heads(main.body),
         "tuple": several,

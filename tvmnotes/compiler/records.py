@@ -88,9 +88,6 @@ def _versions() -> dict:
     return {name: metadata.version(name) for name in ("apache-tvm", "tvmnotes")}
 
 
-# ---------------------------------------------------------------- reading
-
-
 def parse(line: str | bytes, check: bool = True) -> Record | str:
     """The record in a line, or, in a few words, why there is none. Without `check` its config is taken to exist."""
     try:
@@ -165,14 +162,11 @@ def read_from(file, position: int) -> tuple[list[Record], int]:
 
 def read(*paths: str | os.PathLike) -> list[Record]:
     """The records of files. Raises OSError for one that cannot be read; warns of lines that hold no record."""
-    found = []
+    records = []
     for path in paths:
         with open_records(path, "rb") as file:
-            found += read_from(file, 0)[0]
-    return found
-
-
-# ---------------------------------------------------------------- the best
+            records += read_from(file, 0)[0]
+    return records
 
 
 def best(records: Iterable[Record]) -> dict[tuple, Record]:
