@@ -55,9 +55,6 @@ def from_onnx(
     return _to_relax(proto, specs)
 
 
-# Reading
-
-
 def _load(model) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
         proto, source, folder = onnx.ModelProto(), "the model", None
@@ -75,8 +72,7 @@ def _load(model) -> onnx.ModelProto:
     _load_external_data(proto, source, folder)
     weights = {tensor.name for tensor in proto.graph.initializer}
     # Up to IR version 3 the weights were inputs too; from 4 on they need not be.
-    inputs = [value for value in proto.graph.input if value.name not in weights]
-    replace(proto.graph.input, inputs)
+    replace(proto.graph.input, [value for value in proto.graph.input if value.name not in weights])
     proto.ir_version = 4 if proto.ir_version == 3 else proto.ir_version
     return proto
 
@@ -111,8 +107,7 @@ def _load_external_data(proto: onnx.ModelProto, source: str, folder: Path | None
         return
     if folder is None:
         raise ValueError(f"{source} keeps weights in other files ({', '.join(places)}): pass its path, not its content")
-    missing = [place for place in places if not (folder / place).is_file()]
-    if missing:
+    if missing := [place for place in places if not (folder / place).is_file()]:
         raise FileNotFoundError(
             f"{source} keeps weights in other files, and {', '.join(missing)} is missing in {str(folder)!r}; "
             "put the missing files there"
@@ -132,20 +127,12 @@ def _check(proto: onnx.ModelProto) -> None:
         raise ValueError(f"onnx.checker refuses this model: {one_line(error)}") from error
 
 
-# Inputs
-
-
 def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     """Match the wishes in `inputs` with the graph's inputs, write the sizes into the graph and return them in order."""
     declared = {value.name: _declared(value) for value in graph.input}
-    wanted = {}
-    if inputs is not None:
-        wanted = {
-            spec.name: spec
-            for spec in parse_inputs(inputs, list(declared), {name: dtype for name, (_, dtype) in declared.items()})
-        }
-    unknown = [name for name in wanted if name not in declared]
-    if unknown:
+    dtypes = {name: dtype for name, (_, dtype) in declared.items()}
+    wanted = {spec.name: spec for spec in parse_inputs(inputs, list(declared), dtypes)} if inputs is not None else {}
+    if unknown := [name for name in wanted if name not in declared]:
         raise ValueError(f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {_listed(declared)}")
 
     sizes = {}
@@ -204,9 +191,6 @@ def _described(dims: list[int | str] | None, dtype: str) -> str:
 
 def _listed(declared: dict[str, tuple], names: Any = None) -> str:
     return ", ".join(f"{name}: {_described(*declared[name])}" for name in names or declared) or "none"
-
-
-# Into Relax
 
 
 def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:

@@ -26,9 +26,6 @@ _MICROSOFT = {
 }
 
 
-# Operators
-
-
 def require_operators(proto: onnx.ModelProto) -> None:
     """Raise NotImplementedError with every operator that has no converter; TVM itself looks at names alone."""
     opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
@@ -71,9 +68,6 @@ def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
             old = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
             node.attribute.extend(make_attribute(name, value) for name, value in old.items())
     return proto
-
-
-# Shapes and constants
 
 
 def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -175,9 +169,6 @@ def _static_shapes(values) -> dict[str, tuple[int, ...]]:
         if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
             shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
     return shapes
-
-
-# What TVM's frontend stumbles over
 
 
 def prepare_for_tvm(graph: onnx.GraphProto) -> None:

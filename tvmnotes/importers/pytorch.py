@@ -17,13 +17,7 @@ import torch
 import tvm
 from torch._export.converter import TS2EPConverter
 from torch.export import ExportedProgram
-from torch.export.graph_signature import (
-    ExportGraphSignature,
-    InputKind,
-    InputSpec,
-    OutputKind,
-    TensorArgument,
-)
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, TensorArgument
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
@@ -34,12 +28,8 @@ from .model import as_model
 from .pytorch_operators import CONVERTERS, DECOMPOSITIONS
 
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
-_TRAINING_OPS = {
-    "_native_batch_norm_legit_functional.default",
-    "native_dropout.default",
-    "bernoulli.p",
-    "bernoulli.default",
-}
+_TRAINING_OPS = {"_native_batch_norm_legit_functional.default", "native_dropout.default",
+                 "bernoulli.p", "bernoulli.default"}  # fmt: skip
 
 
 def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
@@ -58,10 +48,8 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     does not take; NotImplementedError, naming all of them, for operators that TVM's importer lacks.
     """
     _check_model(model)
-    if isinstance(model, ExportedProgram):
-        specs = _program_inputs(model) if inputs is None else parse_inputs(inputs)
-    else:
-        specs = parse_inputs(inputs)
+    own = isinstance(model, ExportedProgram) and inputs is None
+    specs = _program_inputs(model) if own else parse_inputs(inputs)
     _check_inputs(model, specs)
     with _quiet():
         table = torch.export.default_decompositions()
@@ -94,9 +82,6 @@ _WAY_OUT = (
     "write that part of the network with other operators, or export it with torch.onnx.export "
     "and import the file with tvmnotes.from_onnx"
 )
-
-
-# ---- at the door
 
 
 def _check_model(model: Any) -> None:
@@ -197,9 +182,6 @@ def _check_program(program: ExportedProgram) -> None:
             f"model: expected the network to return tensors alone, but {others[0]!r} is among its outputs; "
             "wrap it in a module that returns only tensors"
         )
-
-
-# ---- capture
 
 
 def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:

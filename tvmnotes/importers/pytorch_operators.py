@@ -16,6 +16,7 @@ from torch import fx
 from tvm import relax
 
 aten = torch.ops.aten
+_Weight = torch.Tensor | None  # of a norm, or its bias
 
 # ---- within PyTorch: a function returns NotImplemented where the operator may stay as it is
 
@@ -69,14 +70,8 @@ def _slice_scatter(
     return torch.cat([aten.slice.Tensor(x, dim, 0, start), part, aten.slice.Tensor(x, dim, end)], dim)
 
 
-def _group_norm(
-    x: torch.Tensor,
-    groups: int,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Any:
+def _group_norm(x: torch.Tensor, groups: int, weight: _Weight = None, bias: _Weight = None, eps: float = 1e-5,
+                cudnn_enabled: bool = True) -> Any:  # fmt: skip
     """TVM needs weight and bias."""
     if weight is not None and bias is not None:
         return NotImplemented
@@ -88,14 +83,8 @@ def _group_norm(
     return scaled if bias is None else scaled + bias.reshape(shape)
 
 
-def _layer_norm(
-    x: torch.Tensor,
-    shape: list[int],
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Any:
+def _layer_norm(x: torch.Tensor, shape: list[int], weight: _Weight = None, bias: _Weight = None, eps: float = 1e-5,
+                cudnn_enable: bool = True) -> Any:  # fmt: skip
     """TVM knows no bfloat16 here."""
     if x.dtype != torch.bfloat16:
         return aten.native_layer_norm(x, shape, weight, bias, eps)[0]
@@ -244,36 +233,22 @@ def _matmul(node: fx.Node, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.matmul(a, b))
 
 
-_PRODUCTS = {
-    "addmm.default": "_addmm",
-    "baddbmm.default": "_baddbmm",
-    "linear.default": "_linear",
-    "convolution.default": "_convolution",
-    "conv1d.default": "_conv1d",
-    "conv2d.default": "_conv2d",
-    "conv3d.default": "_conv3d",
-    "conv_transpose1d.default": "_conv_transpose1d",
-    "conv_transpose2d.input": "_conv_transpose2d",
-}
-_SUMS = {
-    "sum.default": "_sum",
-    "sum.dim_IntList": "_sum",
-    "mean.dim": "_mean",
-    "mean.default": "_mean",
-    "cumsum.default": "_cumsum",
-    "var.correction": "_var",
-    "softmax.int": "_softmax",
-    "_softmax.default": "_softmax",
-    "log_softmax.int": "_log_softmax",
-    "_log_softmax.default": "_log_softmax",
-    "avg_pool2d.default": _avg_pool2d,
-    "adaptive_avg_pool2d.default": "_adaptive_avg_pool2d",
-    "_adaptive_avg_pool2d.default": "_adaptive_avg_pool2d",
-}
+# Operators that the importer converts by a method of the same name, as `_method` gives it.
+_PRODUCTS = ("addmm.default", "baddbmm.default", "linear.default", "convolution.default", "conv1d.default",
+             "conv2d.default", "conv3d.default", "conv_transpose1d.default", "conv_transpose2d.input")  # fmt: skip
+_SUMS = ("sum.default", "sum.dim_IntList", "mean.dim", "mean.default", "cumsum.default", "var.correction",
+         "softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default",
+         "adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default")  # fmt: skip
+
+
+def _method(key: str) -> str:
+    return "_" + key.lstrip("_").partition(".")[0]
+
 
 CONVERTERS: dict[str, Callable] = {
-    **{key: _in_float32(usual, product=True) for key, usual in _PRODUCTS.items()},
-    **{key: _in_float32(usual) for key, usual in _SUMS.items()},
+    **{key: _in_float32(_method(key), product=True) for key in _PRODUCTS},
+    **{key: _in_float32(_method(key)) for key in _SUMS},
+    "avg_pool2d.default": _in_float32(_avg_pool2d),
     **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _matmul),
     "amax.default": _reduce(relax.op.max),
     "amin.default": _reduce(relax.op.min),

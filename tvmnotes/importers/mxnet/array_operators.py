@@ -14,9 +14,14 @@ from .elementwise_operators import nonzero
 # ---------------------------------------------------------------- shapes
 
 
-@converts("Flatten", "flatten")
-def _flatten(c: Call):
-    return op.reshape(c.x, (c.shape[0], math.prod(c.shape[1:])))
+converts("Flatten", "flatten")(lambda c: op.reshape(c.x, (c.shape[0], math.prod(c.shape[1:]))))
+converts("transpose")(lambda c: op.permute_dims(c.x, list(c.get("axes", ())) or None))
+converts("expand_dims")(lambda c: op.expand_dims(c.x, int(c.need("axis"))))
+converts("Concat", "concat")(lambda c: op.concat(c.inputs, int(c.get("dim", 1))))
+converts("tile")(lambda c: op.tile(c.x, list(_as_tuple(c.need("reps")))))
+converts("reverse", "flip")(lambda c: functools.reduce(op.flip, c.axes(), c.x))
+converts("shape_array")(lambda c: c.const(c.shape, "int64"))
+converts("size_array")(lambda c: c.const([math.prod(c.shape)], "int64"))
 
 
 @converts("Reshape", "reshape")
@@ -43,11 +48,6 @@ def _reshape_like(c: Call):
     return op.reshape(c.x, reshaped(c.shape, [*c.shape[:first], *like[begin:end], *c.shape[last:]]))
 
 
-@converts("transpose")
-def _transpose(c: Call):
-    return op.permute_dims(c.x, list(c.get("axes", ())) or None)
-
-
 @converts("SwapAxis", "swapaxes")
 def _swap_axis(c: Call):
     order, (a, b) = list(range(c.rank)), (int(c.get("dim1", 0)), int(c.get("dim2", 0)))
@@ -55,20 +55,10 @@ def _swap_axis(c: Call):
     return op.permute_dims(c.x, order)
 
 
-@converts("expand_dims")
-def _expand_dims(c: Call):
-    return op.expand_dims(c.x, int(c.need("axis")))
-
-
 @converts("squeeze")
 def _squeeze(c: Call):
     axes = c.axes()
     return op.reshape(c.x, [n for axis, n in enumerate(c.shape) if (axis not in axes if axes else n != 1)] or [1])
-
-
-@converts("Concat", "concat")
-def _concat(c: Call):
-    return op.concat(c.inputs, int(c.get("dim", 1)))
 
 
 @converts("stack")
@@ -141,11 +131,6 @@ def _slice_like(c: Call):
     return _sliced(c, {axis: slice(0, like[axis]) for axis in c.axes("axes") or range(c.rank)})
 
 
-@converts("tile")
-def _tile(c: Call):
-    return op.tile(c.x, list(_as_tuple(c.need("reps"))))
-
-
 @converts("repeat")
 def _repeat(c: Call):
     axis = c.get("axis")
@@ -154,11 +139,6 @@ def _repeat(c: Call):
 
 def _flat(c: Call) -> relax.Expr:
     return op.reshape(c.x, [math.prod(c.shape)])
-
-
-@converts("reverse", "flip")
-def _reverse(c: Call):
-    return functools.reduce(op.flip, c.axes(), c.x)
 
 
 @converts("broadcast_to")
@@ -181,11 +161,6 @@ def _broadcast_like(c: Call):
     for axis, theirs in zip(*axes, strict=True):
         shape[axis] = like[theirs]
     return op.broadcast_to(c.x, shape)
-
-
-@converts("shape_array", "size_array")
-def _shape_array(c: Call):
-    return c.const(c.shape if c.node.op == "shape_array" else [math.prod(c.shape)], "int64")
 
 
 # ---------------------------------------------------------------- new arrays

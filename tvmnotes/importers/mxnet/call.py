@@ -40,8 +40,6 @@ class Call:
     names: list[str]  # of the nodes that the inputs come from
     builder: relax.BlockBuilder
 
-    # ------------------------------------------------------------ attributes
-
     def get(self, name: str, default=None):
         """Return an attribute, read as Python reads it, or `default` if there is none or it is None."""
         text = self.node.attrs.get(name, "None").strip()
@@ -79,8 +77,6 @@ class Call:
             if (value := self.get(name)) is not None and value not in served:
                 raise NotImplementedError(f"{name}={value}")
 
-    # ------------------------------------------------------------ inputs
-
     @property
     def x(self) -> relax.Expr:
         return self.inputs[0]
@@ -104,8 +100,6 @@ class Call:
         if (actual := shape_of(self.inputs[number])) != shape:
             raise ValueError(f"{self.names[number]!r} must be of shape {shape}; got {actual}")
         return self.inputs[number]
-
-    # ------------------------------------------------------------ results
 
     def emit(self, expr: relax.Expr) -> relax.Var:
         """Bind an expression to a variable, whose shape is then known. Nested calls need none: Relax flattens them."""

@@ -14,9 +14,6 @@ def nonzero(x: relax.Expr) -> relax.Expr:
     return op.not_equal(x, relax.const(0, dtype_of(x)))
 
 
-# ---------------------------------------------------------------- of two
-
-
 def _comparison(compare):
     """A comparison gives the operands' dtype in MXNet."""
     return lambda a, b: op.astype(compare(a, b), dtype_of(a))
@@ -36,15 +33,10 @@ _BINARY = {
     "maximum": op.maximum,
     "minimum": op.minimum,
     "hypot": lambda a, b: op.sqrt(a * a + b * b),
-    "equal": _comparison(op.equal),
-    "not_equal": _comparison(op.not_equal),
-    "greater": _comparison(op.greater),
-    "greater_equal": _comparison(op.greater_equal),
+    **{name: _comparison(getattr(op, name)) for name in ("equal", "not_equal", "greater", "greater_equal")},
     "lesser": _comparison(op.less),
     "lesser_equal": _comparison(op.less_equal),
-    "logical_and": _logical(op.logical_and),
-    "logical_or": _logical(op.logical_or),
-    "logical_xor": _logical(op.logical_xor),
+    **{f"logical_{name}": _logical(getattr(op, f"logical_{name}")) for name in ("and", "or", "xor")},
 }
 
 
@@ -64,9 +56,6 @@ for _name, _function in _BINARY.items():
     _register(_name, _function)
 converts("_grad_add")(lambda c: op.add(*c.inputs))
 converts("add_n", "ElementWiseSum")(lambda c: functools.reduce(op.add, c.inputs))
-
-
-# ---------------------------------------------------------------- of one
 
 
 _UNARY = {
@@ -113,10 +102,7 @@ def _smooth_l1(c: Call):
     return op.where(op.less(distance, c.const(1 / square)), near, far)
 
 
-@converts("Cast", "cast", "amp_cast")
-def _cast(c: Call):
-    dtype = c.need("dtype")
-    return c.x if dtype == c.dtype else op.astype(c.x, dtype)
+converts("Cast", "cast", "amp_cast")(lambda c: c.cast(c.x, c.need("dtype")))
 
 
 @converts("amp_multicast")
@@ -125,9 +111,6 @@ def _multicast(c: Call):
     pick = min if c.get("cast_narrow", False) else max
     dtype = pick((dtype_of(each) for each in c.inputs), key=order.index)
     return [c.cast(each, dtype) for each in c.inputs]
-
-
-# ---------------------------------------------------------------- activations
 
 
 def _softrelu(c: Call):
@@ -168,9 +151,7 @@ def _leaky_relu(c: Call):
     below = op.minimum(c.x, c.const(0))
     if kind == "prelu":
         one = math.prod(shape_of(c.inputs[1])) == 1
-        return op.nn.relu(c.x) + below * (
-            op.reshape(c.inputs[1], [1] * c.rank) if one else c.along(1, c.shape[1], axis=1)
-        )
+        return op.nn.relu(c.x) + below * (op.reshape(c.inputs[1], [1] * c.rank) if one else c.along(1, c.shape[1], 1))
     scale, alpha = (1.0507009873554805, 1.6732632423543772) if kind == "selu" else (1.0, slope)
     result = op.nn.relu(c.x) + (op.exp(below) - c.const(1)) * c.const(alpha)
     return result if kind == "elu" else result * c.const(scale)

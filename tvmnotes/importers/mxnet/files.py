@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-# ---------------------------------------------------------------- the symbol
-
 
 @dataclass
 class Node:
@@ -104,8 +102,6 @@ def _graph(entries: dict) -> Graph:
         raise ValueError("no outputs (heads)")
     return Graph(nodes, heads)
 
-
-# ---------------------------------------------------------------- the parameters
 
 _LIST = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA

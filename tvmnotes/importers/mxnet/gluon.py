@@ -209,17 +209,5 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == "gluoncv" else None
         if spec is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader.exec_module = without_torch()(spec.loader.exec_module)
         return spec
-
-
-class _Loader(importlib.abc.Loader):
-    def __init__(self, loader):
-        self._loader = loader
-
-    def create_module(self, spec):
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module) -> None:
-        with without_torch():
-            self._loader.exec_module(module)

@@ -41,8 +41,7 @@ def from_mxnet(
     """
     graph, own = _read(symbol)
     arrays = _arrays(own if params is None else params)
-    unknown = sorted({node.op for node in graph.nodes if node.op != "null" and node.op not in CONVERTERS})
-    if unknown:
+    if unknown := sorted({node.op for node in graph.nodes} - {"null", *CONVERTERS}):
         raise NotImplementedError(f"MXNet operators without a converter: {', '.join(unknown)}")
     whole = set(graph.variables())
     graph = _used(graph)
@@ -51,9 +50,6 @@ def from_mxnet(
         raise ValueError(f"the symbol has several variables of one name: {', '.join(repeated)}")
     specs = _inputs(graph, arrays, inputs, whole)
     return _convert(graph, specs, {name: arrays[name] for name in names if name not in specs})
-
-
-# ---------------------------------------------------------------- what comes in
 
 
 def _read(symbol) -> tuple[Graph, dict]:
@@ -95,13 +91,10 @@ def _used(graph: Graph) -> Graph:
         if number not in needed:
             needed.add(number)
             waiting += [source for source, _ in _read_in_inference(graph.nodes[number])]
-    order = sorted(needed)
-    place = {number: n for n, number in enumerate(order)}
-    nodes = []
-    for number in order:
-        node = graph.nodes[number]
+    place = {number: n for n, number in enumerate(sorted(needed))}
+    nodes = [graph.nodes[number] for number in place]
+    for node in nodes:
         node.inputs = [(place[source], n) for source, n in _read_in_inference(node)]
-        nodes.append(node)
     return Graph(nodes, [(place[source], n) for source, n in graph.heads])
 
 
@@ -123,14 +116,12 @@ def _inputs(graph: Graph, arrays: dict, inputs, whole: set[str]) -> dict[str, Te
     for name, node in variables.items():
         if name in arrays or name in specs:
             continue
-        shape = _shape_in_symbol(node)
-        if shape:
+        if shape := _shape_in_symbol(node):
             specs[name] = TensorSpec(name, shape, "float32")
         else:
             missing.append(name)
     if missing:
-        likely = [name for name in missing if name.rpartition("_")[2] in _OF_PARAMETERS]
-        if likely:
+        if likely := [name for name in missing if name.rpartition("_")[2] in _OF_PARAMETERS]:
             raise ValueError(
                 f"params: missing {shorten(likely)}; the file, or the dictionary, must have all of the symbol's"
             )
@@ -154,9 +145,6 @@ def _shape_in_symbol(node) -> tuple[int, ...] | None:
     sizes = [size.strip().rstrip("L") for size in text.split(",")] if text else []
     shape = tuple(int(size) for size in sizes if size.isdigit())
     return shape if len(shape) == len(sizes) and min(shape, default=0) > 0 else None
-
-
-# ---------------------------------------------------------------- into Relax
 
 
 def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.ndarray]):

@@ -56,9 +56,8 @@ def _deconvolution(c: Call):
     if wanted := c.get("target_shape"):
         wanted = [wanted] if isinstance(wanted, int) else wanted
         if any(wanted):
-            full = [
-                s * (n - 1) + d * (k - 1) + 1 for s, n, d, k in zip(stride, c.shape[2:], dilate, kernel, strict=True)
-            ]
+            sizes = zip(stride, c.shape[2:], dilate, kernel, strict=True)
+            full = [s * (n - 1) + d * (k - 1) + 1 for s, n, d, k in sizes]
             if any(n > m for n, m in zip(wanted, full, strict=True)):
                 raise ValueError(f"target_shape={tuple(wanted)}, larger than {tuple(full)}")
             excess = [m - n for n, m in zip(wanted, full, strict=True)]
@@ -113,11 +112,8 @@ def _deformable_convolution(c: Call):
     """It reads the input at the places that the offsets name, between pixels, as columns, and convolves them by 1x1."""
     kernel, stride, dilate, pad = _window(c, 2)
     modulated = c.node.op.startswith("_contrib_Modulated")
-    filters, groups, parts = (
-        int(c.need("num_filter")),
-        int(c.get("num_group", 1)),
-        int(c.get("num_deformable_group", 1)),
-    )
+    filters, groups = int(c.need("num_filter")), int(c.get("num_group", 1))
+    parts = int(c.get("num_deformable_group", 1))
     size = [
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, p, d, k, s in zip(c.shape[2:], pad, dilate, kernel, stride, strict=True)
@@ -177,11 +173,6 @@ def _batch_norm(c: Call):
     return relax.TupleGetItem(result, 0)
 
 
-@converts("InstanceNorm")
-def _instance_norm(c: Call):
-    return _scaled(c, _normalized(c, c.x, list(range(2, c.rank)), 1e-3), 1)
-
-
 def _scaled(c: Call, x: relax.Expr, axis: int) -> relax.Expr:
     """Multiply by gamma and add beta, which lie along an axis."""
     gamma, beta = (c.along(n, c.shape[axis], axis) for n in (1, 2))
@@ -193,6 +184,9 @@ def _normalized(c: Call, x: relax.Expr, axes: list[int], epsilon: float) -> rela
     centred = op.subtract(x, op.mean(x, axes, keepdims=True))
     variance = op.mean(centred * centred, axes, keepdims=True)
     return centred / op.sqrt(variance + c.const(float(c.get("eps", epsilon))))
+
+
+converts("InstanceNorm")(lambda c: _scaled(c, _normalized(c, c.x, list(range(2, c.rank)), 1e-3), 1))
 
 
 @converts("LayerNorm")
@@ -265,9 +259,7 @@ def _pooling(c: Call):
     return means * c.const(math.prod(kernel) / counts)
 
 
-@converts("_contrib_AdaptiveAvgPooling2D")
-def _adaptive_pooling(c: Call):
-    return op.nn.adaptive_avg_pool2d(c.x, c.numbers("output_size", 2, 1))
+converts("_contrib_AdaptiveAvgPooling2D")(lambda c: op.nn.adaptive_avg_pool2d(c.x, c.numbers("output_size", 2, 1)))
 
 
 @converts("UpSampling")
@@ -354,13 +346,7 @@ def _softmax_output(c: Call):
     return op.reshape(op.nn.softmax(rows, 1), c.shape)
 
 
-@converts("LogisticRegressionOutput")
-def _logistic_output(c: Call):
-    return op.sigmoid(c.x)
-
-
-@converts("identity", "_copy", "BlockGrad", "stop_gradient", "Dropout", "MakeLoss", "make_loss",
-          "LinearRegressionOutput", "MAERegressionOutput", "SVMOutput",
-          "_CrossDeviceCopy", "_identity_with_attr_like_rhs")  # fmt: skip
-def _identity(c: Call):
-    return c.x
+converts("LogisticRegressionOutput")(lambda c: op.sigmoid(c.x))
+converts("identity", "_copy", "BlockGrad", "stop_gradient", "Dropout", "MakeLoss", "make_loss",
+         "LinearRegressionOutput", "MAERegressionOutput", "SVMOutput",
+         "_CrossDeviceCopy", "_identity_with_attr_like_rhs")(lambda c: c.x)  # fmt: skip
