@@ -1,4 +1,4 @@
-"""The command line: `python -m tvmnotes doctor | bench | tune | serve | classic`."""
+"""This is the command line: `python -m tvmnotes doctor | bench | tune | serve | classic`."""
 
 import contextlib
 import json
@@ -32,8 +32,7 @@ def _writable(out: Path | None) -> Path | None:
     """Refuse, before any work, a file that could not be written when the work is done."""
     if out is not None:
         try:
-            with tempfile.TemporaryFile(dir=out.parent):
-                pass
+            tempfile.TemporaryFile(dir=out.parent).close()
         except OSError as error:
             raise typer.BadParameter(
                 f"cannot write to the folder {out.parent} ({error.strerror}): name a file in one that can be written to"

@@ -1,4 +1,4 @@
-"""Find files by name: bundled with the project, else in the cache, else by a download that is checked by SHA-256.
+"""This module finds files by name: bundled with the project, else in the cache, else by a download, checked by SHA-256.
 
 Notebooks, `models` and `vision` ask here for every file that is not code. Nothing is fetched where
 TVMNOTES_OFFLINE=1, and without a network a fetch fails within seconds and says how to do without.

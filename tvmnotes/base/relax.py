@@ -1,4 +1,4 @@
-"""Small helpers on Relax modules, which every room above uses: shapes, constants, a pass over all functions."""
+"""These small helpers on Relax serve every room above: shapes, constants, a pass over all functions."""
 
 import numpy as np
 import tvm

@@ -1,1 +1,1 @@
-"""The compiler: `build.build` turns what an importer gives into a `runtime.compiled.Compiled`."""
+"""In the compiler, `build.build` turns what an importer gives into a `runtime.compiled.Compiled`."""

@@ -72,7 +72,7 @@ class _Branch:
 
 
 def _groups(func) -> list[list[_Branch]]:
-    """What can be merged in a function: each group reads one value."""
+    """List the groups of branches that can be merged in a function; each group reads one value."""
     bindings = [b for block in func.body.blocks if isinstance(block, relax.DataflowBlock) for b in block.bindings]
     inside = {b.var: b for b in bindings if isinstance(b.var, relax.DataflowVar)}
     readers, groups = {}, {}
@@ -94,7 +94,7 @@ def _groups(func) -> list[list[_Branch]]:
 
 
 def _key(call):
-    """Equal for calls that can be merged; None for one that cannot."""
+    """Return a key that is equal for calls that can be merged; None for one that cannot."""
     name = getattr(getattr(call, "op", None), "name", "")
     if name not in ("relax.nn.conv2d", "relax.matmul") or not isinstance(call.args[0], relax.Var):
         return None
@@ -112,7 +112,7 @@ def _key(call):
 
 
 def _operand(call) -> np.ndarray | None:
-    """The constant that an operator applies to the value that it reads; None where there is none."""
+    """Return the constant that an operator applies to the value that it reads; None where there is none."""
     right = constant_array(call.args[1])
     commutes = call.op.name in ("relax.add", "relax.multiply")
     return constant_array(call.args[0]) if right is None and commutes else right

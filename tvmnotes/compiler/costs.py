@@ -50,7 +50,7 @@ def count(func: tirx.PrimFunc) -> dict[str, int]:
 
 
 class _Scope(NamedTuple):
-    """Where a node stands: `iterations` of the loops around it, the conditions there, the share for which they hold."""
+    """A scope is where a node stands: loops of so many `iterations`, and conditions that hold in a `share` of them."""
 
     iterations: float = 1
     conditions: tuple = ()
@@ -63,7 +63,7 @@ class _Scope(NamedTuple):
 
 
 class _Unknown(Exception):
-    """An expression that is not one of loop variables alone."""
+    """It is raised for an expression that is not one of loop variables alone."""
 
 
 class _Counter:
@@ -163,7 +163,7 @@ class _Counter:
         return _Scope(scope.iterations, conditions, float(np.mean(holds)))
 
     def _values(self, expr):
-        """What a whole number or a condition is in all iterations: each loop has an axis, the outermost the last."""
+        """Return a whole number or condition in all iterations: an axis for each loop, the outermost the last."""
         kind = type(expr).__name__
         if kind == "IntImm":
             return int(expr.value)

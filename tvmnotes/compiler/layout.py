@@ -1,4 +1,4 @@
-"""Blocked layouts: the pass that moves convolutions, and what lies between them, from NCHW to NCHW[x]c.
+"""This pass moves convolutions, and what lies between them, from NCHW to the blocked layout NCHW[x]c.
 
 In NCHW[x]c the channels are split into blocks of x, the target's vector width in float32, and a block's channels lie
 side by side: one load fills a register with x channels of one pixel. This is NeoCPU's layout (Liu et al., "Optimizing
@@ -40,7 +40,7 @@ _POOLS = {
 
 
 def block_layouts(vectors: Vectors, lookup: Callable | None = None) -> tvm.transform.Pass:
-    """The pass, for blocks of `vectors.lanes` channels. It wants constant weights, so run it after folding.
+    """Make the pass for blocks of `vectors.lanes` channels. It wants constant weights, so run it after folding.
 
     Convolutions become kernels of `schedules` at once, as Relax has no operator for a blocked grouped convolution.
     `lookup` is that of `Workload.config`.
@@ -106,7 +106,7 @@ class _Blocker(relax.PyExprMutator):
         return self.plain[var]
 
     def _rewrite(self, value):
-        """What `value` becomes: a _Blocked, a list of them, an expression in the network's layout; None: as it is."""
+        """Return what `value` becomes: a _Blocked, a list of them, an expression in NCHW, or None: it stays."""
         if isinstance(value, relax.TupleGetItem) and value.tuple_value in self.several:
             return self.several[value.tuple_value][value.index]
         if not isinstance(value, tvm.ir.Call) or not isinstance(value.op, tvm.ir.Op):

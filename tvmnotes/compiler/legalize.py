@@ -1,4 +1,4 @@
-"""From operators to kernels: the computations that opt level 3 has schedules for, instead of TVM's own."""
+"""Operators become kernels here: the computations that opt level 3 has schedules for, instead of TVM's own."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ _FUSABLE = {"op_pattern": OUT_EWISE_FUSABLE}
 
 
 def legalizations(v: Vectors | None, lookup: Callable | None = None) -> dict:
-    """By operator, what `relax.transform.LegalizeOps` takes, for a target with such vector registers; None: a GPU.
+    """Return by operator what `relax.transform.LegalizeOps` takes, for a CPU's vector registers or, None, a GPU.
 
     `lookup` is that of `Workload.config`.
     """

@@ -1,4 +1,4 @@
-"""The passes of a build, by opt level, and what turns their result into an executable with its parameters apart.
+"""This module lists the passes of a build, by opt level, and takes their result's parameters apart from its code.
 
 `build` runs `passes`, then `lift_constants`, `describe` and `bundle`, and hands `lowering()` to TVM.
 """
@@ -25,7 +25,7 @@ OPT_LEVELS = (0, 1, 2, 3)
 
 
 def passes(opt_level: int, target: tvm.target.Target, lookup: Callable | None = None) -> list[tvm.transform.Pass]:
-    """The graph passes of an opt level, in order, from an imported module to one kernel per fused group.
+    """List the graph passes of an opt level, in order, from an imported module to one kernel per fused group.
 
     Level 3 asks `lookup(workload)` for the config of each kernel, and takes the default one where it gives None.
     """
@@ -61,7 +61,7 @@ def passes(opt_level: int, target: tvm.target.Target, lookup: Callable | None = 
 
 
 def lowering() -> tvm.transform.Pass:
-    """The pass that `tvm.compile` runs instead of its default, which would fuse and fold at every opt level."""
+    """Make the pass that `tvm.compile` runs instead of its default, which would fuse and fold at every opt level."""
     return tvm.transform.Sequential(
         [
             t.RewriteDataflowReshape(),  # a reshape becomes a view where it can
@@ -119,8 +119,8 @@ def bundle(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def describe(mod: tvm.IRModule, params: list[str]) -> dict:
-    """The graph of `main` as plain data, for graph.json: inputs, parameter names, kernel calls, outputs; and of each
-    kernel its schedule, what it computes and moves in a call (`costs.count`), the operators that it fuses, and its
+    """Give the graph of `main` as plain data, for graph.json: inputs, parameters, kernel calls, outputs; of each kernel
+    its schedule, what it computes and moves in a call (`costs.count`), the operators that it fuses, and its
     workload where it has one.
 
     A node names the value it makes, its kernel (or the Relax operator that the runtime serves by itself), the values
@@ -151,7 +151,7 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
 
 
 def _heads(body) -> list:
-    """Each output as the name of a node, or of an input, and the number among what that makes."""
+    """Give each output as the name of a node, or of an input, and the number among what that makes."""
     bound = {binding.var: binding.value for block in body.blocks for binding in block.bindings}
 
     def behind(expr):

@@ -1,4 +1,4 @@
-"""Tuning records: which config of which workload took how long, a line of JSON each, in files that only grow.
+"""A tuning record says which config of which workload took how long: a line of JSON, in files that only grow.
 
 `tn.tune` appends to such a file, `tn.build` takes the best of one (or of those that the package ships), and
 `pick_best` makes a small file of the best of several.
@@ -34,7 +34,7 @@ _EXPECTED = "records: expected None, False, a file, or a list of files or of tvm
 
 @dataclass(frozen=True)
 class Record:
-    """A measured config. `seconds` holds a number for each repeat, or none where it failed; then `error` says how.
+    """A record is a measured config: `seconds` for each repeat, or none where it failed; then `error` says how.
 
     `final` is empty for a trial. At its end, a tuning measures the best few configs of each workload in turns; the
     records of those carry that moment.
@@ -77,7 +77,7 @@ class Record:
 
 
 def measured(workload, target: str, config: dict, seconds=(), error=None, final="", machine=None) -> Record:
-    """A record of now; `machine` is this one unless given."""
+    """Make a record of now; `machine` is this one unless given."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     here = machine or {"cpu": env.cpu_name(), "threads": env.threads()}
     return Record(workload, target, config, tuple(seconds), error, final, here, _versions(), now)
@@ -89,7 +89,7 @@ def _versions() -> dict:
 
 
 def parse(line: str | bytes, check: bool = True) -> Record | str:
-    """The record in a line, or, in a few words, why there is none. Without `check` its config is taken to exist."""
+    """Return the record in a line, or in a few words why it has none. Without `check` its config is taken to exist."""
     try:
         given = json.loads(line)
     except (ValueError, RecursionError):
@@ -140,7 +140,7 @@ def locked(file, shared: bool = False):
 
 
 def open_records(path: str | os.PathLike, mode: str, what: str = "read"):
-    """A file of records, not buffered. Raises OSError, which says what was not to be, where it cannot be opened."""
+    """Open a file of records, not buffered. Raises an OSError that says what was to be done with it."""
     try:
         return open(path, mode, buffering=0)
     except OSError as error:
@@ -148,7 +148,7 @@ def open_records(path: str | os.PathLike, mode: str, what: str = "read"):
 
 
 def read_from(file, position: int) -> tuple[list[Record], int]:
-    """The records of an open file from a position on, and where they end. Warns of lines that hold none."""
+    """Read the records of an open file from a position on, and where they end. Warns of lines that hold none."""
     with locked(file, shared=True):  # nobody is in the middle of a line
         file.seek(position)
         text = file.read()
@@ -161,7 +161,7 @@ def read_from(file, position: int) -> tuple[list[Record], int]:
 
 
 def read(*paths: str | os.PathLike) -> list[Record]:
-    """The records of files. Raises OSError for one that cannot be read; warns of lines that hold no record."""
+    """Read the records of files. Raises OSError for one that cannot be read; warns of lines that hold no record."""
     records = []
     for path in paths:
         with open_records(path, "rb") as file:
@@ -170,7 +170,7 @@ def read(*paths: str | os.PathLike) -> list[Record]:
 
 
 def best(records: Iterable[Record]) -> dict[tuple, Record]:
-    """By workload and target, the fastest config's record.
+    """Find the fastest config's record by workload and target.
 
     Where there were re-measurements, the last decide: of many trials, the one that seems best was lucky too.
     """
@@ -193,7 +193,7 @@ def pick_best(sources, out: str | os.PathLike) -> list[Record]:
 
 
 class ConfigLookup:
-    """What records say of the workloads of a build for a target: the config of each, or None.
+    """A look-up gives the config that records have for a workload of a build for a target, or None.
 
     Records of the target itself come first, then those of a CPU with the same vector registers. `counts` tells how many
     workloads had an "exact" record, a "near" one, or none and so their "default" config.
@@ -229,13 +229,13 @@ class ConfigLookup:
 
 @functools.cache
 def shipped() -> list[Record]:
-    """The records that come with the package, in data/records/: the best for the networks of the notes."""
+    """Read the records that come with the package, in data/records/: the best for the networks of the notes."""
     files = data.bundled("records", "*.jsonl")
     return [parse(line, check=False) for file in files for line in file.read_bytes().splitlines()]
 
 
 def find_lookup(records, target: tvm.target.Target) -> ConfigLookup | None:
-    """The look-up of a build, whose `records` are those of `build.build`; None where it is to use none.
+    """Make the look-up of a build, whose `records` are those of `build.build`; None where it is to use none.
 
     Raises TypeError and OSError for what are no records, and ValueError for those of a GPU.
     """

@@ -1,4 +1,4 @@
-"""ONNX operators that TVM 0.27's frontend lacks, as converter classes like its own, for onnx.py.
+"""These converter classes, like TVM's own, are of ONNX operators that TVM 0.27's frontend lacks, for onnx.py.
 
 To add one takes its class, with an `_impl_vN` for each opset N that changed it, and its line in CONVERTERS. The table
 joins TVM's own in this process, so that a graph may hold operators of both; an entry goes when TVM has the operator.
@@ -11,7 +11,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import OnnxOpConverter
 
 
 class LpNormalization(OnnxOpConverter):
-    """Divides a float tensor by its L1 or L2 norm along an axis; where the norm is 0, so is the result."""
+    """This divides a float tensor by its L1 or L2 norm along an axis; where the norm is 0, so is the result."""
 
     @classmethod
     def _impl_v1(cls, bb, inputs, attr, params):
@@ -30,7 +30,7 @@ _of_tvm = onnx_frontend._get_convert_map
 
 
 def converters() -> dict[str, type[OnnxOpConverter]]:
-    """TVM's converters and these, by the operator's name."""
+    """Return TVM's converters and these, by the operator's name."""
     return {**_of_tvm(), **CONVERTERS}
 
 

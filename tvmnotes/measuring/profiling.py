@@ -206,7 +206,7 @@ class Profile(Table):
 
 
 def schedule_text(schedule: dict) -> str:
-    """A schedule or a config in a line, without a trace of MetaSchedule's, which is long."""
+    """Write a schedule or a config in a line, without a trace of MetaSchedule's, which is long."""
     return " ".join(str(v) if k == "family" else f"{k}={v}" for k, v in schedule.items() if k != "trace")
 
 

@@ -101,7 +101,7 @@ def _turn(worker: subprocess.Popen) -> list[float]:
 
 
 def _work(folder: Path) -> None:
-    """What a worker does: for each line of its input, a turn's times as a line of JSON."""
+    """Do a worker's part: for each line of its input, print a turn's times as a line of JSON."""
     lib, values = load(folder / "network"), list(np.load(folder / "inputs.npz").values())
     for _ in sys.stdin:
         turn = []

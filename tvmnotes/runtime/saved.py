@@ -227,6 +227,6 @@ def _unpack(file: Path, folder: Path) -> None:
 
 
 def _size(facts) -> int:
-    """What a manifest says of a file's size; 0 where that is nothing."""
+    """Return what a manifest says of a file's size; 0 where that is nothing."""
     size = facts.get("size") if isinstance(facts, dict) else None
     return max(0, size) if isinstance(size, int) else 0

@@ -1,4 +1,4 @@
-"""The converters of MXNet's operators on arrays (see call.py): shapes, new arrays, choosing, ordering, reducing."""
+"""These convert MXNet's operators on arrays (see call.py): shapes, new arrays, choosing, ordering, reducing."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""The converters of MXNet's operators for detection (see call.py): anchors, boxes, their suppression, regions.
+"""These convert MXNet's operators for detection (see call.py): anchors, boxes, their suppression, regions.
 
 Sources: MXNet 1.9.1, src/operator/contrib: bounding_box-inl.h, multibox_prior.cc, multibox_detection.cc, roi_align.cc.
 """

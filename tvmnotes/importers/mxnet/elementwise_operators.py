@@ -1,4 +1,4 @@
-"""The converters of MXNet's operators that compute element by element (see call.py)."""
+"""These convert MXNet's operators that compute element by element (see call.py)."""
 
 import functools
 import math

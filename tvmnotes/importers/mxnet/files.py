@@ -1,4 +1,4 @@
-"""MXNet's two files, read without MXNet: the symbol, which is JSON, and the .params file, a list of named arrays.
+"""This module reads MXNet's two files without MXNet: the symbol, which is JSON, and .params, a list of named arrays.
 
 Sources: the savers and loaders of MXNet 1.9.1 (src/ndarray/ndarray.cc, src/nnvm/legacy_json_util.cc, nnvm's JSON pass),
 and of the versions before that it can still read.

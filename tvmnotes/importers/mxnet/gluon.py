@@ -1,6 +1,6 @@
-"""This makes GluonCV's networks, and lets GluonCV be imported beside a torch of today, which it refuses.
+"""This module makes GluonCV's networks, and lets GluonCV be imported beside a torch of today, which it refuses.
 
-The only file that imports mxnet.
+It is the only file that imports mxnet.
 """
 
 import contextlib

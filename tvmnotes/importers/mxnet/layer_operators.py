@@ -1,4 +1,4 @@
-"""The converters of MXNet's layers (see call.py): convolutions, products, norms, pooling, resizing, outputs."""
+"""These convert MXNet's layers (see call.py): convolutions, products, norms, pooling, resizing, outputs."""
 
 import functools
 import math
