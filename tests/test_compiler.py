@@ -143,7 +143,7 @@ class EveryFamily(nn.Module):
         return self.classify(x)
 
 
-FAMILIES = {"conv2d", "pointwise", "winograd", "depthwise", "matmul", "row_reduction", "default"}
+FAMILIES = {"conv2d", "pointwise", "winograd", "depthwise", "matmul", "batch_matmul", "row_reduction", "default"}
 
 
 @pytest.mark.parametrize("mcpu", [None, "x86-64", "sandybridge", "core-avx2", "skylake-avx512"])

@@ -14,6 +14,7 @@ from tvm import relax
 import tvmnotes as tn
 from tvmnotes import tracing
 from tvmnotes.compiler import combine_parallel
+from tvmnotes.compiler.build import bind
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "10_gpu.ipynb"
 
@@ -32,7 +33,7 @@ def block():
         for cell in nbformat.read(NOTEBOOK, as_version=4).cells
         if cell.cell_type == "code" and cell.source.startswith("def branch")
     )
-    names = {"nn": nn, "torch": torch, "tn": tn, "tracing": tracing}
+    names = {"nn": nn, "torch": torch, "tn": tn, "tracing": tracing, "bind": bind}
     exec(source, names)
     folded, _ = combine_parallel.prepared(names["block_mod"], names["block_params"])
     return names["bound"], folded, combine_parallel.combine_parallel_ops()(folded)
