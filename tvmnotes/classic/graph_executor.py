@@ -224,16 +224,14 @@ class Report:
         calls = profile.calls()
         nodes = [profile.compiled.graph["nodes"][number] for number in calls["node"]]
         times = calls["ms"] * 1e3
-        self.table = pd.DataFrame(
-            {
-                "Node Name": [node["kernel"] for node in nodes],
-                "Time(us)": times,
-                "Time(%)": 100 * times / times.sum(),
-                "Shape": [str(tuple(node["makes"][0]["shape"])) for node in nodes],
-                "Inputs": [len(node["reads"]) for node in nodes],
-                "Outputs": [len(node["makes"]) for node in nodes],
-            }
-        )
+        self.table = pd.DataFrame({
+            "Node Name": [node["kernel"] for node in nodes],
+            "Time(us)": times,
+            "Time(%)": 100 * times / times.sum(),
+            "Shape": [str(tuple(node["makes"][0]["shape"])) for node in nodes],
+            "Inputs": [len(node["reads"]) for node in nodes],
+            "Outputs": [len(node["makes"]) for node in nodes],
+        })  # fmt: skip
 
     def __str__(self) -> str:
         table = self.table.sort_values("Time(us)", ascending=False)
@@ -298,31 +296,18 @@ def graph_json(compiled: Compiled) -> str:
     arguments = list(range(len(nodes)))
     for node in graph["nodes"]:
         reads = [at[name] for name in node["reads"] if name in at]
-        attrs = {"func_name": node["kernel"], "flatten_data": "0", "num_inputs": str(len(reads)),
-                 "num_outputs": str(len(node["makes"]))}  # fmt: skip
+        numbers = {"flatten_data": "0", "num_inputs": str(len(reads)), "num_outputs": str(len(node["makes"]))}
+        attrs = {"func_name": node["kernel"], **numbers}
         call = {"op": "tvm_op", "name": node["name"], "attrs": attrs, "inputs": reads}
         add(call, node["makes"], [node["name"]])
     heads = [[at[name][0], position, 0] for name, position in graph["heads"] if name in at]
-    return json.dumps(
-        {
-            "nodes": nodes,
-            "arg_nodes": arguments,
-            "heads": heads,
-            "attrs": {
-                "dltype": ["list_str", dtypes],
-                "device_index": ["list_int", [1] * len(shapes)],
-                "storage_id": ["list_int", list(range(len(shapes)))],
-                "shape": ["list_shape", shapes],
-            },
-            "node_row_ptr": rows,
-        },
-        indent=2,
-    )
+    attrs = {"dltype": ["list_str", dtypes], "device_index": ["list_int", [1] * len(shapes)],
+             "storage_id": ["list_int", list(range(len(shapes)))], "shape": ["list_shape", shapes]}  # fmt: skip
+    parts = {"nodes": nodes, "arg_nodes": arguments, "heads": heads, "attrs": attrs, "node_row_ptr": rows}
+    return json.dumps(parts, indent=2)
 
 
 def params_of(values: Mapping) -> dict:
     """Parameters as a dictionary of TVM tensors."""
-    return {
-        k: plain(v) if isinstance(v, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(v))
-        for k, v in values.items()
-    }
+    tensor = tvm.runtime.Tensor
+    return {k: plain(v) if isinstance(v, tensor) else tvm.runtime.tensor(np.asarray(v)) for k, v in values.items()}

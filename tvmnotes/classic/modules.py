@@ -23,9 +23,7 @@ else:
     TESTING = (tvm.testing, tvm.testing.utils)
 
 # Modules of tvm.contrib, and of tvm.support, where TVM has them today.
-SUPPORT = {name: name for name in ("cc", "emcc", "ndk", "nvcc", "popen_pool", "tar", "utils", "xcode")} | {
-    "util": "utils"
-}
+SUPPORT = {**{n: n for n in ("cc", "emcc", "ndk", "nvcc", "popen_pool", "tar", "utils", "xcode")}, "util": "utils"}
 
 
 def modules() -> dict[str, Old]:
@@ -44,31 +42,21 @@ def modules() -> dict[str, Old]:
 
 def spaces() -> dict[str, dict]:
     """What is in each module, by name."""
-    nn, image, arrays = ops.module("nn."), ops.module("image."), _arrays()
-    expressions = _named(
-        ir, "Expr RelayExpr Var Constant Call Tuple TupleGetItem TupleWrapper Let If Function var const"
-    )
+    nn, image = ops.module("nn."), ops.module("image.")
+    exprs = _named(ir, "Expr RelayExpr Var Constant Call Tuple TupleGetItem TupleWrapper Let If Function var const")
     types = _named(ty, "TensorType TupleType FuncType Any")
     params = _named(tvm.runtime, "save_param_dict load_param_dict")
     building = {**_named(build, "build create_executor optimize"), "GraphExecutor": build.Executor,
                 "build_config": tvm.transform.PassContext}  # fmt: skip
-    analysis = {"free_vars": ir.free_vars, "post_order_visit": _post_order_visit, "all_vars": _all_vars,
-                "bound_vars": lambda e: [v for v in _all_vars(e) if v not in ir.free_vars(e)]}  # fmt: skip
+    analysis = {"free_vars": ir.free_vars, "post_order_visit": functor.post_order_visit, "all_vars": functor.all_vars,
+                "bound_vars": lambda e: [v for v in functor.all_vars(e) if v not in ir.free_vars(e)]}  # fmt: skip
     relay = {
-        **ops.module(""),
-        **expressions,
-        **types,
-        **params,
-        **building,
-        **functor.NAMES,
-        "ScopeBuilder": scope_builder.ScopeBuilder,
-        "bind": _bind,
-        "Module": ir.IRModule,
-        "GlobalVar": tvm.ir.GlobalVar,
-        "scalar_type": lambda dtype: ty.TensorType((), dtype),
-        "ShapeVar": ty.Any,
-        "TypeVar": _type_var,
-    }
+        **ops.module(""), **exprs, **types, **params, **building, **functor.NAMES, "bind": functor.bind,
+        "ScopeBuilder": scope_builder.ScopeBuilder, "Module": ir.IRModule, "GlobalVar": tvm.ir.GlobalVar,
+        "scalar_type": lambda dtype: ty.TensorType((), dtype), "ShapeVar": ty.Any, "TypeVar": _type_var,
+    }  # fmt: skip
+    arrays = {"array": _array, "empty": _empty, "NDArray": tvm.runtime.Tensor, "cpu": tvm.cpu, "gpu": tvm.cuda,
+              "device": targets.device, "context": targets.device, "from_dlpack": tvm.runtime.from_dlpack}  # fmt: skip
     executor = _named(graph_executor, "GraphModule create")
     debugger = {"GraphModuleDebug": graph_executor.GraphModuleDebug, "create": graph_executor.create_debug,
                 "GraphModule": graph_executor.GraphModuleDebug}  # fmt: skip
@@ -80,7 +68,7 @@ def spaces() -> dict[str, dict]:
         "tvm.relay.op": {"get": _operator, "Op": ir.Op, **ops.module("")},
         "tvm.relay.op.nn": nn,
         "tvm.relay.op.image": image,
-        "tvm.relay.expr": expressions,
+        "tvm.relay.expr": exprs,
         "tvm.relay.function": {"Function": ir.Function},
         "tvm.relay.expr_functor": functor.NAMES,
         "tvm.relay.scope_builder": {"ScopeBuilder": scope_builder.ScopeBuilder},
@@ -90,7 +78,7 @@ def spaces() -> dict[str, dict]:
         "tvm.relay.analysis": analysis,
         "tvm.relay.transform": transform.NAMES,
         "tvm.relay.frontend": frontend.NAMES,
-        "tvm.relay.build_module": {**building, "bind_params_by_name": _bind},
+        "tvm.relay.build_module": {**building, "bind_params_by_name": functor.bind},
         "tvm.relay.param_dict": params,
         "tvm.relay.backend": build.BACKEND,
         "tvm.contrib.graph_executor": executor,
@@ -121,29 +109,6 @@ def _public(module: str) -> dict:
 # ---------------------------------------------------------------- expressions
 
 
-def _post_order_visit(expr, fvisit) -> None:
-    """`relay.analysis.post_order_visit`: call a function with each expression, parts before wholes."""
-    body = expr.body if isinstance(expr, ir.Function) else expr
-    for node in [*(expr.params if isinstance(expr, ir.Function) else ()), *ir.post_order(body)]:
-        fvisit(node)
-
-
-def _all_vars(expr) -> list[ir.Var]:
-    nodes = []
-    _post_order_visit(expr, nodes.append)
-    return list(dict.fromkeys(node for node in nodes if isinstance(node, ir.Var)))
-
-
-def _bind(expr, binds: dict):
-    """`expr` with variables, or names of them, replaced by values."""
-    by_name = {v.name_hint: v for v in _all_vars(expr)}
-    table = {by_name.get(k, k) if isinstance(k, str) else k: ir.as_expr(v) for k, v in binds.items()}
-    if not isinstance(expr, ir.Function):
-        return ir.substitute(expr, table)
-    params = [p for p in expr.params if p not in table]
-    return ir.Function(params, ir.substitute(expr.body, table), attrs=expr.attrs)
-
-
 def _operator(name: str) -> ir.Op:
     """`relay.op.get`."""
     if name not in ops.OPERATORS:
@@ -165,11 +130,6 @@ def _type_var(*_args, **_kwargs):
 
 
 # ---------------------------------------------------------------- arrays, files, tests
-
-
-def _arrays() -> dict:
-    return {"array": _array, "empty": _empty, "NDArray": tvm.runtime.Tensor, "cpu": tvm.cpu, "gpu": tvm.cuda,
-            "device": targets.device, "context": targets.device, "from_dlpack": tvm.runtime.from_dlpack}  # fmt: skip
 
 
 def _array(values, ctx=None, device=None, mem_scope=None):

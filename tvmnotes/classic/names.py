@@ -17,7 +17,7 @@ from pandas.io.formats.style import Styler
 
 from ..compiler import pipeline
 from . import context, gone, graph_executor, modules, patches
-from .relay import build, frontend, ops, transform
+from .relay import build, ops, transform
 
 KINDS = ("calls", "methods", "autotvm", "passes", "operators", "gone")
 
@@ -118,10 +118,7 @@ def _rows() -> dict[str, dict[str, tuple[str, str]]]:
         "calls": {**listed["calls"], **groups},
         "passes": {f"relay.transform.{name}": _pass(name, make) for name, make in transform.NAMES.items()},
         "operators": {f"relay.{name}": _operator(operator) for name, operator in sorted(ops.OPERATORS.items())},
-        "gone": {
-            **gone.ROWS["gone"],
-            **{f"relay.frontend.{name}": ("", way) for name, way in frontend._GONE.items()},
-        },
+        "gone": gone.ROWS["gone"],
     }
 
 

@@ -11,13 +11,9 @@ from ..base import env
 _RENAMED = {"target": "mtriple"}
 _DEVICES = {"llvm": "cpu", "c": "cpu", "stackvm": "cpu", "gpu": "cuda", "nvptx": "cuda", "cl": "opencl"}
 _ARM = {  # tvm.target.arm_cpu by model
-    "rasp3b": "armv7l-linux-gnueabihf",
-    "rasp4b": "armv8l-linux-gnueabihf",
-    "rasp4b64": "aarch64-linux-gnu",
-    "rk3399": "aarch64-linux-gnu",
-    "pixel2": "aarch64-linux-android",
-    "jetson": "aarch64-linux-gnu",
-}
+    "rasp3b": "armv7l-linux-gnueabihf", "rasp4b": "armv8l-linux-gnueabihf", "rasp4b64": "aarch64-linux-gnu",
+    "rk3399": "aarch64-linux-gnu", "pixel2": "aarch64-linux-android", "jetson": "aarch64-linux-gnu",
+}  # fmt: skip
 
 
 def parse(target):

@@ -150,7 +150,8 @@ def extract_from_program(mod, params=None, target=None, target_host=None, ops=No
     """
     if not params and isinstance(mod, ir.IRModule | ir.Function):
         main = mod["main"] if isinstance(mod, ir.IRModule) else mod
-        params = _zeros(main)
+        main.infer()
+        params = {p.name_hint: np.zeros(p._type.shape, p._type.dtype) for p in main.params[1:]}
     tasks = tuning.tasks(*relax_of(mod, params), _target(target))
     made = [Task(task) for task in tasks if isinstance(task.workload, Convolution | Dense)]
     if ops is None:
@@ -166,11 +167,6 @@ def extract_from_multiple_program(mods, params, target=None, target_host=None, o
         for task in extract_from_program(mod, weights, target, target_host, ops):
             made.setdefault(task.workload, task)
     return list(made.values())
-
-
-def _zeros(function: ir.Function) -> dict:
-    function.infer()
-    return {p.name_hint: np.zeros(p._type.shape, p._type.dtype) for p in function.params[1:]}
 
 
 def _target(target) -> tvm.target.Target:

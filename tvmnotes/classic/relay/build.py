@@ -81,42 +81,25 @@ class Factory:
     def __iter__(self):
         return iter((self.graph_json, self.lib, self.params))
 
-    @property
-    def lib(self) -> "Factory":
-        return self
-
-    @property
-    def module(self) -> "Factory":
-        return self
-
-    @property
-    def graph_json(self) -> str:
-        return graph_json(self.compiled)
-
-    @property
-    def params(self) -> dict:
-        """The parameters as the build has folded and packed them, by name."""
-        return dict(self.compiled.params)
-
     def get_lib(self) -> "Factory":
         return self
 
     def get_graph_json(self) -> str:
-        return self.graph_json
-
-    def get_executor_config(self) -> str:
-        return self.graph_json
+        return graph_json(self.compiled)
 
     def get_params(self) -> dict:
-        return self.params
+        """The parameters as the build has folded and packed them, by name."""
+        return dict(self.compiled.params)
+
+    get_executor_config = get_graph_json
+    lib = module = property(get_lib)
+    graph_json, params = property(get_graph_json), property(get_params)
 
     def get_source(self, fmt: str = "ll") -> str:
         """LLVM's text ("ll") or assembly ("s", "asm") of the kernels. Raises ValueError for a library from a file."""
         return self.compiled.source(fmt=fmt or "ll")
 
-    @property
-    def imported_modules(self) -> list:
-        return []
+    imported_modules = property(lambda self: [])
 
     def export_library(self, file_name, fcompile=None, addons=None, workspace_dir=None, **_options) -> None:
         """Write library, graph and parameters to one file: `.so` is a shared library too, `.tar` an archive."""

@@ -2,29 +2,17 @@
 
 from ...base.spec import TensorSpec
 from ...importers.mxnet import importer
+from .. import gone
 from .ir import IRModule
 from .lift import from_relax
-
-_GONE = {
-    "from_keras": "convert the model with tf2onnx or keras2onnx and import it with relay.frontend.from_onnx",
-    "from_tensorflow": "convert the graph with tf2onnx and import it with relay.frontend.from_onnx",
-    "from_tflite": "convert the file with tf2onnx (--tflite) and import it with relay.frontend.from_onnx",
-    "from_coreml": "convert the original network to ONNX and import it with relay.frontend.from_onnx",
-    "from_caffe": "convert the network to ONNX (caffe2onnx, mmdnn) and import it with relay.frontend.from_onnx",
-    "from_caffe2": "export the network to ONNX and import it with relay.frontend.from_onnx",
-    "from_darknet": "load the weights in PyTorch, or convert them to ONNX, and import that",
-    "from_paddle": "convert the model with paddle2onnx and import it with relay.frontend.from_onnx",
-    "from_oneflow": "convert the model with oneflow_onnx and import it with relay.frontend.from_onnx",
-}
 
 
 def from_pytorch(script_module, input_infos, custom_convert_map=None, default_dtype="float32", **_options):
     """A traced, scripted or plain PyTorch module; `input_infos` lists (name, shape) or (name, (shape, dtype))."""
     from ...importers import pytorch  # for speed: it brings half of PyTorch, for seconds
 
-    return _both(
-        pytorch.from_pytorch(script_module, {name: _spec(name, info, default_dtype) for name, info in input_infos})
-    )
+    specs = {name: _spec(name, info, default_dtype) for name, info in input_infos}
+    return _both(pytorch.from_pytorch(script_module, specs))
 
 
 def _spec(name, info, dtype):
@@ -56,17 +44,14 @@ def _both(imported: tuple) -> tuple[IRModule, dict]:
     return from_relax(mod), params
 
 
-def _gone(name: str, instead: str):
-    def gone(*_args, **_kwargs):
-        raise NotImplementedError(f"relay.frontend.{name}: TVM dropped this importer with Relay; today, {instead}")
+def _gone(path: str, instead: str):
+    def importer(*_args, **_kwargs):
+        raise NotImplementedError(f"{path}: TVM dropped this importer with Relay; today, {instead}")
 
-    gone.__name__ = name
-    return gone
+    return importer
 
 
-NAMES = {
-    "from_pytorch": from_pytorch,
-    "from_onnx": from_onnx,
-    "from_mxnet": from_mxnet,
-    **{name: _gone(name, way) for name, way in _GONE.items()},
-}
+NAMES = {"from_pytorch": from_pytorch, "from_onnx": from_onnx, "from_mxnet": from_mxnet}
+for _path, (_, _way) in gone.ROWS["gone"].items():
+    if _path.startswith("relay.frontend."):
+        NAMES[_path.rpartition(".")[2]] = _gone(_path, _way)

@@ -6,9 +6,8 @@ import tvm
 
 from . import ir
 
-sys.setrecursionlimit(
-    max(sys.getrecursionlimit(), 10_000)
-)  # as `import tvm.relay` did: visitors recurse, networks are deep
+# As `import tvm.relay` did: visitors recurse, and networks are deep.
+sys.setrecursionlimit(max(sys.getrecursionlimit(), 10_000))
 
 _METHODS = {
     ir.Function: "visit_function", ir.Call: "visit_call", ir.Let: "visit_let", ir.Var: "visit_var", ir.If: "visit_if",
@@ -74,3 +73,29 @@ class ExprMutator(ExprFunctor):
 
 
 NAMES = {"ExprFunctor": ExprFunctor, "ExprVisitor": ExprVisitor, "ExprMutator": ExprMutator}
+
+
+# ---------------------------------------------------------------- functions of an expression
+
+
+def post_order_visit(expr, fvisit) -> None:
+    """`relay.analysis.post_order_visit`: call a function with each expression, parts before wholes."""
+    body = expr.body if isinstance(expr, ir.Function) else expr
+    for node in [*(expr.params if isinstance(expr, ir.Function) else ()), *ir.post_order(body)]:
+        fvisit(node)
+
+
+def all_vars(expr) -> list[ir.Var]:
+    nodes = []
+    post_order_visit(expr, nodes.append)
+    return list(dict.fromkeys(node for node in nodes if isinstance(node, ir.Var)))
+
+
+def bind(expr, binds: dict):
+    """`expr` with variables, or names of them, replaced by values."""
+    by_name = {v.name_hint: v for v in all_vars(expr)}
+    table = {by_name.get(k, k) if isinstance(k, str) else k: ir.as_expr(v) for k, v in binds.items()}
+    if not isinstance(expr, ir.Function):
+        return ir.substitute(expr, table)
+    params = [p for p in expr.params if p not in table]
+    return ir.Function(params, ir.substitute(expr.body, table), attrs=expr.attrs)

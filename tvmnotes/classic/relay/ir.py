@@ -303,6 +303,11 @@ def post_order(expr: Expr, parts=operator.methodcaller("operands")) -> list[Expr
     return order
 
 
+def all_parts(node: Expr) -> list[Expr]:
+    """These are the expressions that `node` is made of, the body of a function and of a `Let` as well."""
+    return [part for part in node.children() if isinstance(part, Expr)]
+
+
 def rewrite(expr: Expr, change, done=()) -> Expr:
     """It gives `expr` with `change(node, rebuilt)` for each node, parts first: `rebuilt` is the node of changed parts.
 

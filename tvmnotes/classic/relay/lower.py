@@ -1,6 +1,5 @@
 """A function of Relay is lowered to Relax here, which is also how Relay's types are inferred."""
 
-import numpy as np
 import tvm
 from tvm import relax
 
@@ -18,7 +17,7 @@ class Unservable(NotImplementedError):
 def to_relax(function: ir.Function, params: dict | None = None, functions: dict | None = None):
     """`(IRModule, params)` as `tn.build` takes them, with the parameters of `function` that `params` names as weights.
 
-    Types are noted on the way. `functions` are those that calls of a GlobalVar mean, by name.
+    `params` are TVM tensors. Types are noted on the way. `functions` are those that calls of a GlobalVar mean, by name.
     """
     params = params or {}
     inputs = [p for p in function.params if p.name_hint not in params]
@@ -40,10 +39,7 @@ def to_relax(function: ir.Function, params: dict | None = None, functions: dict 
     main = relax.Function([values[p] for p in (*inputs, *weights)], main.body, main.ret_ty, attrs=main.attrs)
     mod[mod.get_global_var("main")] = main.with_attr({"global_symbol": "main", "num_input": len(inputs)})
     function._ret_type = relay_type(main.ret_ty)
-    arrays = {p.name_hint: params[p.name_hint] for p in weights}
-    return mod, {
-        k: v if isinstance(v, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(v)) for k, v in arrays.items()
-    }
+    return mod, {p.name_hint: params[p.name_hint] for p in weights}
 
 
 def infer(function: ir.Function, functions: dict | None = None) -> ir.Function:

@@ -21,16 +21,15 @@ def _weight(param, name):
     return ir.var(name) if param is None else param
 
 
-def conv2d(data, weight=None, *, name="", **attrs):
-    return nn.conv2d(data, _weight(weight, f"{name}_weight"), **attrs)
+def _layer(operator):
+    def layer(data, weight=None, *, name="", **attrs):
+        return operator(data, _weight(weight, f"{name}_weight"), **attrs)
+
+    layer.__name__ = operator.__name__
+    return layer
 
 
-def conv3d(data, weight=None, *, name="", **attrs):
-    return nn.conv3d(data, _weight(weight, f"{name}_weight"), **attrs)
-
-
-def conv2d_transpose(data, weight=None, *, name="", **attrs):
-    return nn.conv2d_transpose(data, _weight(weight, f"{name}_weight"), **attrs)
+conv2d, conv3d, conv2d_transpose = map(_layer, (nn.conv2d, nn.conv3d, nn.conv2d_transpose))
 
 
 def dense_add_bias(data, weight=None, bias=None, units=None, *, name="", **attrs):
@@ -90,24 +89,21 @@ def _resnet_plan(num_layers: int, height: int) -> tuple[list[int], list[int], bo
     )
 
 
-def resnet(
-    batch_size, num_classes, num_layers=50, image_shape=(3, 224, 224), layout="NCHW", dtype="float32", **_others
-):
+def resnet(batch_size, num_classes, num_layers=50, image_shape=(3, 224, 224), layout="NCHW", dtype="float32",
+           **_others):  # fmt: skip
     """Kaiming He et al., "Identity Mappings in Deep Residual Networks" (2016): batch norm and ReLU come first."""
     height = image_shape[layout.index("H") - 1]
     units, channels, deep = _resnet_plan(num_layers, height)
     conv = partial(conv2d, data_layout=layout, kernel_layout=conv_kernel_layout(layout))
     norm = partial(batch_norm_infer, epsilon=2e-5, axis=layout.index("C"))
 
-    def unit(x, outs, strides, name, first):
-        steps = (
-            [(outs // 4, 1, strides), (outs // 4, 3, 1), (outs, 1, 1)] if deep else [(outs, 3, strides), (outs, 3, 1)]
-        )
+    def unit(x, outs, by, name, first):
+        steps = [(outs // 4, 1, by), (outs // 4, 3, 1), (outs, 1, 1)] if deep else [(outs, 3, by), (outs, 3, 1)]
         begin = y = nn.relu(norm(x, name=f"{name}_bn1"))
-        for n, (width, size, by) in enumerate(steps, 1):
+        for n, (width, size, strides) in enumerate(steps, 1):
             y = y if n == 1 else nn.relu(norm(y, name=f"{name}_bn{n}"))
-            y = conv(y, channels=width, name=f"{name}_conv{n}", **_square(size, by))
-        return y + (conv(begin, channels=outs, name=f"{name}_sc", **_square(1, strides)) if first else x)
+            y = conv(y, channels=width, name=f"{name}_conv{n}", **_square(size, strides))
+        return y + (conv(begin, channels=outs, name=f"{name}_sc", **_square(1, by)) if first else x)
 
     x = norm(_data(batch_size, image_shape, dtype), scale=False, name="bn_data")
     if height <= 32:
@@ -300,13 +296,11 @@ def lstm_cell(num_hidden, batch_size=1, dtype="float32", name=""):
 
 def lstm(iterations, num_hidden, batch_size=1, dtype="float32"):
     """`iterations` cells in a row, each with weights of its own. Their inputs are data, data_1, data_2, …"""
-    state, bias = TensorType((batch_size, num_hidden), dtype), TensorType((4 * num_hidden,), dtype)
-    weight, zeros = TensorType((4 * num_hidden, num_hidden), dtype), OPERATORS["zeros"](state.shape, dtype)
-    out, states = None, ir.Tuple([zeros, zeros])
+    state = TensorType((batch_size, num_hidden), dtype)
+    types = {"weight": TensorType((4 * num_hidden, num_hidden), dtype), "bias": TensorType((4 * num_hidden,), dtype)}
+    out, states = None, ir.Tuple([OPERATORS["zeros"](state.shape, dtype)] * 2)
     for n in range(iterations):
-        weights = [
-            ir.Var(f"{w}_{n}_{kind}", ty) for w in ("i2h", "h2h") for kind, ty in (("weight", weight), ("bias", bias))
-        ]
+        weights = [ir.Var(f"{side}_{n}_{kind}", ty) for side in ("i2h", "h2h") for kind, ty in types.items()]
         data = ir.Var(f"data_{n}" if n else "data", state)
         step = ir.Call(lstm_cell(num_hidden, batch_size, dtype), [data, states, *weights])
         out, states = ir.TupleGetItem(step, 0), ir.TupleGetItem(step, 1)

@@ -11,7 +11,7 @@ import re
 import numpy as np
 import tvm
 
-from . import functor, ir, networks, transform
+from . import ir, networks, transform
 
 # ---------------------------------------------------------------- parameters: relay.testing.init
 
@@ -115,16 +115,8 @@ def run_infer_type(expr):
 
 def count_ops(expr) -> collections.Counter:
     """How often `expr` calls each operator."""
-
-    counts: collections.Counter = collections.Counter()
-
-    class Visitor(functor.ExprVisitor):
-        def visit_call(self, call):
-            counts.update([call.op.name] if isinstance(call.op, ir.Op) else ())
-            super().visit_call(call)
-
-    Visitor().visit(expr)
-    return counts
+    calls = (node for node in ir.post_order(expr, ir.all_parts) if isinstance(node, ir.Call))
+    return collections.Counter(call.op.name for call in calls if isinstance(call.op, ir.Op))
 
 
 def rand(dtype, *shape):

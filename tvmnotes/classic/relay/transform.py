@@ -12,17 +12,9 @@ from . import ir, rewrites
 from .lift import from_relax
 from .lower import to_relax
 
-# The lowest opt level at which a Sequential runs a pass, as Relay had it.
-_LEVELS = {
-    "FuseOps": 0,
-    "FoldConstant": 2,
-    "FoldScaleAxis": 3,
-    "EliminateCommonSubexpr": 3,
-    "ConvertLayout": 3,
-    "AlterOpLayout": 3,
-}
-
-
+# The lowest opt level at which a Sequential runs a pass, as Relay had it; 0 for the others.
+_LEVELS = {"FoldConstant": 2, "FoldScaleAxis": 3, "EliminateCommonSubexpr": 3, "ConvertLayout": 3, "AlterOpLayout": 3}
+_current = tvm.transform.PassContext.current
 _SEQUENTIAL = tvm.transform.Sequential  # today's, whatever `enable` puts in its place
 
 
@@ -66,7 +58,7 @@ class Sequential:
         self.passes, self.name = list(passes), name
 
     def __call__(self, mod):
-        context = tvm.transform.PassContext.current()
+        context = _current()
         disabled, required = ({str(p) for p in which} for which in (context.disabled_pass, context.required_pass))
         for step in self.passes:
             name = getattr(step, "name", "")
@@ -121,11 +113,7 @@ def _of_script(method: str, run):
     def decorator(decorated=None, opt_level=0, name=None, required=None, traceable=False):
         def wrap(decorated):
             def make(body):
-                return Pass(
-                    name or decorated.__name__,
-                    lambda mod: run(body, mod, tvm.transform.PassContext.current()),
-                    opt_level,
-                )
+                return Pass(name or decorated.__name__, lambda mod: run(body, mod, _current()), opt_level)
 
             if isinstance(decorated, type):
                 return lambda *args, **kwargs: make(getattr(decorated(*args, **kwargs), method))
@@ -205,15 +193,9 @@ def _remove_unused_functions(entry_functions=("main",)):
 
 NAMES["RemoveUnusedFunctions"] = _remove_unused_functions
 
-_LATER = "tn.build chooses layouts and schedules itself, when it compiles"
-for _name in (
-    "AlterOpLayout",
-    "Legalize",
-    "CombineParallelConv2D",
-    "CombineParallelDense",
-    "CombineParallelBatchMatmul",
-):
-    _unchanged(_name, _LATER)
+for _name in ("AlterOpLayout", "Legalize", "CombineParallelConv2D", "CombineParallelDense",
+              "CombineParallelBatchMatmul"):  # fmt: skip
+    _unchanged(_name, "tn.build chooses layouts and schedules itself, when it compiles")
 for _name in ("FastMath", "ToGraphNormalForm", "ToANormalForm", "Inline", "LazyGradientInit",
               "BackwardFoldScaleAxis", "SimplifyExpr", "DynamicToStatic", "Defunctionalization", "EtaExpand",
               "CanonicalizeCast"):  # fmt: skip

@@ -65,7 +65,7 @@ class DefaultVizParser(VizParser):
 
     def get_node_edges(self, node, relay_param, node_to_id):
         identity = node_to_id[node]
-        edges = [VizEdge(node_to_id[part], identity) for part in _parts(node)]
+        edges = [VizEdge(node_to_id[part], identity) for part in ir.all_parts(node)]
         if isinstance(node, ir.Var):
             kind = "Param" if node.name_hint in relay_param else "Input"
             return VizNode(identity, f"Var({kind})", f"name_hint: {node.name_hint}\n{_type_lines(node)}"), edges
@@ -81,18 +81,10 @@ class DefaultVizParser(VizParser):
         return VizNode(identity, type(node).__name__, ""), edges
 
 
-TermVizParser = DotVizParser = DefaultVizParser  # a plotter puts the lines as it likes
-
-
 def _name(op) -> str:
     if isinstance(op, ir.Function):
         return "fn"
     return op.name if isinstance(op, ir.Op) else f"@{op.name_hint}" if hasattr(op, "name_hint") else "of a value"
-
-
-def _parts(node) -> list:
-    """The expressions that `node` reads, the body of a function and of a `Let` as well."""
-    return [part for part in node.children() if isinstance(part, ir.Expr)]
 
 
 def _type_lines(node) -> str:
@@ -109,7 +101,7 @@ class RelayVisualizer:
             raise TypeError(f"RelayVisualizer: expected a Relay module, got {type(relay_mod).__name__}")
         self._plotter, parser = plotter or TermPlotter(), parser or DefaultVizParser()
         for name, function in relay_mod.infer().by_name().items():
-            order = ir.post_order(function, _parts)  # functions that are called too
+            order = ir.post_order(function, ir.all_parts)  # functions that are called too
             identities = {node: str(n) for n, node in enumerate(order)}
             graph = self._plotter.create_graph(name)
             for node in order:
@@ -219,15 +211,11 @@ def _dot(attrs: dict) -> str:
 
 _INTERFACE = {"UNKNOWN_TYPE": UNKNOWN_TYPE, "VizNode": VizNode, "VizEdge": VizEdge, "VizParser": VizParser,
              "VizGraph": VizGraph, "Plotter": Plotter, "DefaultVizParser": DefaultVizParser}  # fmt: skip
-_NAMES = {**_INTERFACE, "RelayVisualizer": RelayVisualizer, "TermPlotter": TermPlotter, "DotPlotter": DotPlotter,
-         "TermVizParser": TermVizParser, "DotVizParser": DotVizParser}  # fmt: skip
+_TERMINAL = {"TermPlotter": TermPlotter, "TermVizParser": DefaultVizParser}  # a plotter puts the lines as it likes
+_DOT = {"DotPlotter": DotPlotter, "DotVizParser": DefaultVizParser}
 SPACES = {
-    "tvm.contrib.relay_viz": _NAMES,
+    "tvm.contrib.relay_viz": {**_INTERFACE, **_TERMINAL, **_DOT, "RelayVisualizer": RelayVisualizer},
     "tvm.contrib.relay_viz.interface": _INTERFACE,
-    "tvm.contrib.relay_viz.terminal": {
-        "TermGraph": TermGraph,
-        "TermPlotter": TermPlotter,
-        "TermVizParser": TermVizParser,
-    },
-    "tvm.contrib.relay_viz.dot": {"DotPlotter": DotPlotter, "DotVizParser": DotVizParser},
+    "tvm.contrib.relay_viz.terminal": {**_TERMINAL, "TermGraph": TermGraph},
+    "tvm.contrib.relay_viz.dot": _DOT,
 }

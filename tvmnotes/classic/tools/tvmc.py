@@ -12,6 +12,8 @@ A package is the .tar that it was: the library mod.so, the graph mod.json and th
 
 import argparse
 import ast
+import contextlib
+import functools
 import json
 import re
 import sys
@@ -26,14 +28,15 @@ from ...runtime import saved
 from ..autotvm import record, task
 from ..autotvm import tuner as tuners
 from ..graph_executor import GraphModule, GraphModuleDebug
-from ..relay import build, frontend, ir, transform
+from ..relay import build, frontend, functor, ir, transform
 from ..relay.lift import from_relax
 
 _FORMATS = {".onnx": "onnx", ".pb": "pb", ".pth": "pytorch", ".pt": "pytorch", ".h5": "keras", ".tflite": "tflite",
             ".pdmodel": "paddle"}  # fmt: skip
 _GONE = {"pb": "from_tensorflow", "keras": "from_keras", "tflite": "from_tflite", "paddle": "from_paddle"}
 _FILLS = ("random", "zeros", "ones")
-_TUNERS = ("ga", "gridsearch", "random", "xgb", "xgb_knob", "xgb-rank")
+_TUNERS = {"ga": functools.partial(tuners.GATuner, pop_size=50), "gridsearch": tuners.GridSearchTuner,
+           "random": tuners.RandomTuner, **dict.fromkeys(("xgb", "xgb_knob", "xgb-rank"), tuners.XGBTuner)}  # fmt: skip
 
 
 class TVMCException(Exception):
@@ -107,7 +110,7 @@ def load(path, model_format=None, shape_dict=None, **_options) -> TVMCModel:
     file = Path(path)
     kind = model_format or _FORMATS.get(file.suffix)
     if kind in _GONE:
-        getattr(frontend, _GONE[kind], frontend.NAMES[_GONE[kind]])()
+        frontend.NAMES[_GONE[kind]]()
     if kind not in ("onnx", "pytorch"):
         raise TVMCException(f"tvmc.load: expected a model_format of onnx or pytorch for {file.name}, got {kind!r}")
     if not file.is_file():
@@ -138,19 +141,14 @@ def compile_model(tvmc_model: TVMCModel, target="llvm", opt_level=3, executor=No
         raise TVMCException("tvmc compile: cross compilers are not called here: compile on the machine that is to run")
     mod, params = tvmc_model.mod, tvmc_model.params
     if desired_layout:
+        mod, params = ir.IRModule({"main": functor.bind(mod["main"], params)}), {}
         with tvm.transform.PassContext(opt_level=3):
-            mod = transform.NAMES["ConvertLayout"]({"nn.conv2d": [desired_layout, "default"]})(_bound(mod, params))
-        params = {}
-    records = _records(tuning_records) if tuning_records else None
-    context = tvm.transform.PassContext(
-        opt_level=int(opt_level), disabled_pass=disabled_pass, config=pass_context_configs
-    )
-    if records is not None:
-        with records, context:
-            lib = build.build(mod, target, target_host, params=params)
-    else:
-        with context:
-            lib = build.build(mod, target, target_host, params=params)
+            mod = transform.NAMES["ConvertLayout"]({"nn.conv2d": [desired_layout, "default"]})(mod)
+    if tuning_records and not Path(tuning_records).is_file():
+        raise TVMCException(f"tvmc: no tuning records at {tuning_records}")
+    history = record.ApplyHistoryBest(str(tuning_records)) if tuning_records else contextlib.nullcontext()
+    with history, tvm.transform.PassContext(int(opt_level), disabled_pass=disabled_pass, config=pass_context_configs):
+        lib = build.build(mod, target, target_host, params=params)
     package_path = Path(package_path or Path(tempfile.mkdtemp(prefix="tvmc_")) / "model_package.tar")
     with tempfile.TemporaryDirectory() as folder:
         lib.export_library(Path(folder) / "mod.so")
@@ -161,21 +159,6 @@ def compile_model(tvmc_model: TVMCModel, target="llvm", opt_level=3, executor=No
         source = mod.astext() if kind == "relay" else lib.get_source(kind)
         Path(f"{package_path}.{kind}").write_text(source)
     return TVMCPackage(package_path)
-
-
-def _bound(mod, params):
-    """The module with its parameters as constants."""
-    main = mod["main"]
-    table = {p: ir.const(params[p.name_hint]) for p in main.params if p.name_hint in params}
-    inputs = [p for p in main.params if p not in table]
-    return ir.IRModule({"main": ir.Function(inputs, ir.substitute(main.body, table), attrs=main.attrs)})
-
-
-def _records(path):
-    """A context in which builds use the best of a log file."""
-    if not Path(path).is_file():
-        raise TVMCException(f"tvmc: no tuning records at {path}")
-    return record.ApplyHistoryBest(str(path))
 
 
 def run_module(tvmc_package: TVMCPackage, device="cpu", hostname=None, port=9090, rpc_key=None, inputs=None,
@@ -231,38 +214,20 @@ def tune_model(tvmc_model: TVMCModel, target="llvm", tuning_records=None, prior_
         raise TVMCException(f"tvmc tune: expected a tuner of {', '.join(_TUNERS)}; got {tuner!r}")
     records = str(tuning_records or Path(tempfile.mkdtemp(prefix="tvmc_")) / "tuning_records.json")
     tasks = task.extract_from_program(tvmc_model.mod["main"], params=tvmc_model.params, target=target)
-    limits = {"number": number, "repeat": repeat, "min_repeat_ms": 0 if min_repeat_ms is None else min_repeat_ms}
+    limits = {"timeout": timeout, "number": number, "repeat": repeat, "min_repeat_ms": min_repeat_ms or 0}
     if bool(hostname) != bool(rpc_key):
         raise TVMCException("tvmc tune: measuring over RPC needs both --rpc-tracker HOST:PORT and --rpc-key KEY")
-    if hostname:
-        runner = tuners.RPCRunner(rpc_key, hostname, port, timeout=timeout, **limits)
-    else:
-        runner = tuners.LocalRunner(timeout=timeout, **limits)
+    runner = tuners.RPCRunner(rpc_key, hostname, port, **limits) if hostname else tuners.LocalRunner(**limits)
     option = tuners.measure_option(builder=tuners.LocalBuilder(n_parallel=parallel), runner=runner)
     for n, each in enumerate(tasks):
         prefix = f"[Task {n + 1:2d}/{len(tasks):2d}] "
-        search = _tuner(tuner, each)
+        search = _TUNERS[tuner](each)
         if prior_records:
             search.load_history(list(record.load_from_file(str(prior_records))))
         count = min(int(trials), len(each.config_space))
-        search.tune(
-            n_trial=count,
-            early_stopping=early_stopping or count,
-            measure_option=option,
-            callbacks=[
-                tuners.progress_bar(count, prefix=prefix),
-                record.log_to_file(records),
-            ],
-        )
+        callbacks = [tuners.progress_bar(count, prefix=prefix), record.log_to_file(records)]
+        search.tune(count, option, early_stopping or count, callbacks)
     return records
-
-
-def _tuner(name: str, task):
-    if name.startswith("xgb"):
-        return tuners.XGBTuner(task, loss_type="rank" if name != "xgb" else "reg")
-    if name == "ga":
-        return tuners.GATuner(task, pop_size=50)
-    return {"random": tuners.RandomTuner, "gridsearch": tuners.GridSearchTuner}[name](task)
 
 
 # ---------------------------------------------------------------- the command line
@@ -308,60 +273,54 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", dest="command")
 
     def command(name, about, model=True):
-        made = commands.add_parser(name, help=about, description=about)
-        made.add_argument("FILE", help="the model" if model else "the package that tvmc compile wrote")
+        add = commands.add_parser(name, help=about, description=about).add_argument
+        add("FILE", help="the model" if model else "the package that tvmc compile wrote")
         if model:
-            made.add_argument(
-                "--model-format", choices=["onnx", "pytorch", *_GONE], help="where the name does not tell"
-            )
-            made.add_argument("--input-shapes", help='such as "data:[1,3,224,224]"')
-            made.add_argument("--target", default="llvm", help="such as llvm, or 'llvm -mcpu=core-avx2'")
+            add("--model-format", choices=["onnx", "pytorch", *_GONE], help="where the name does not tell")
+            add("--input-shapes", help='such as "data:[1,3,224,224]"')
+            add("--target", default="llvm", help="such as llvm, or 'llvm -mcpu=core-avx2'")
             for option in ("mcpu", "mattr", "mtriple"):
-                made.add_argument(f"--target-llvm-{option}", help=f"-{option} of the target")
-            made.add_argument("--target-host", help="the target's host")
-            made.add_argument(
-                "--tuning-records", metavar="PATH", help="a log file of AutoTVM: its best, or to start from"
-            )
-        return made
+                add(f"--target-llvm-{option}", help=f"-{option} of the target")
+            add("--target-host", help="the target's host")
+            add("--tuning-records", metavar="PATH", help="a log file of AutoTVM: its best, or to start from")
+        return add
 
-    made = command("compile", "Compile a model into a package.")
-    made.add_argument("-o", "--output", default="module.tar", help="the package (module.tar)")
-    made.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help="0 to 3 (3)")
-    made.add_argument("-f", "--output-format", choices=["so", "mlf"], default="so", help="so")
-    made.add_argument("--cross-compiler", default="", help="refused: compile where the package is to run")
-    made.add_argument("--executor", choices=["graph"], default="graph", help="graph")
-    made.add_argument("--desired-layout", choices=["NCHW", "NHWC"], help="convert convolutions to it first")
-    made.add_argument(
-        "--dump-code", metavar="KINDS", default="", help="relay, ll, asm, with commas: beside the package"
-    )
-    made.add_argument("--disabled-pass", metavar="PASSES", default="", help="names, with commas")
-    made.add_argument("--pass-config", action="append", metavar="NAME=VALUE", help="an option of PassContext")
+    add = command("compile", "Compile a model into a package.")
+    add("-o", "--output", default="module.tar", help="the package (module.tar)")
+    add("-O", "--opt-level", type=int, choices=range(4), default=3, help="0 to 3 (3)")
+    add("-f", "--output-format", choices=["so", "mlf"], default="so", help="so")
+    add("--cross-compiler", default="", help="refused: compile where the package is to run")
+    add("--executor", choices=["graph"], default="graph", help="graph")
+    add("--desired-layout", choices=["NCHW", "NHWC"], help="convert convolutions to it first")
+    add("--dump-code", metavar="KINDS", default="", help="relay, ll, asm, with commas: beside the package")
+    add("--disabled-pass", metavar="PASSES", default="", help="names, with commas")
+    add("--pass-config", action="append", metavar="NAME=VALUE", help="an option of PassContext")
 
-    made = command("run", "Run a package.", model=False)
-    made.add_argument("--device", choices=["cpu"], default="cpu", help="cpu")
-    made.add_argument("--fill-mode", choices=_FILLS, default="random", help="of inputs that are not given (random)")
-    made.add_argument("-i", "--inputs", metavar="NPZ", help="a .npz with the inputs by name")
-    made.add_argument("-o", "--outputs", metavar="NPZ", help="a .npz for output_0, output_1, …")
-    made.add_argument("--print-time", action="store_true", help="print the times")
-    made.add_argument("--print-top", type=int, metavar="N", help="print the N largest values of each output")
-    made.add_argument("--profile", action="store_true", help="print the time of each kernel")
-    made.add_argument("--end-to-end", action="store_true", help="time the copies of inputs and outputs too")
-    made.add_argument("--repeat", type=int, default=1, metavar="N", help="means to take (1)")
-    made.add_argument("--number", type=int, default=1, metavar="N", help="runs in a mean (1)")
+    add = command("run", "Run a package.", model=False)
+    add("--device", choices=["cpu"], default="cpu", help="cpu")
+    add("--fill-mode", choices=_FILLS, default="random", help="of inputs that are not given (random)")
+    add("-i", "--inputs", metavar="NPZ", help="a .npz with the inputs by name")
+    add("-o", "--outputs", metavar="NPZ", help="a .npz for output_0, output_1, …")
+    add("--print-time", action="store_true", help="print the times")
+    add("--print-top", type=int, metavar="N", help="print the N largest values of each output")
+    add("--profile", action="store_true", help="print the time of each kernel")
+    add("--end-to-end", action="store_true", help="time the copies of inputs and outputs too")
+    add("--repeat", type=int, default=1, metavar="N", help="means to take (1)")
+    add("--number", type=int, default=1, metavar="N", help="runs in a mean (1)")
 
-    made = command("tune", "Tune a model's convolutions and dense layers with AutoTVM.")
-    made.add_argument("-o", "--output", required=True, help="the log file")
-    made.add_argument("--trials", type=int, default=1000, metavar="N", help="of each task, at most (1000)")
-    made.add_argument("--tuner", choices=_TUNERS, default="xgb", help="xgb")
-    made.add_argument("--enable-autoscheduler", action="store_true", help="refused: Ansor was dropped in TVM 0.20")
-    made.add_argument("--early-stopping", type=int, metavar="N", help="stop a task after N trials without a better one")
-    made.add_argument("--min-repeat-ms", type=int, metavar="MS", help="the least time of one repeat")
-    made.add_argument("--number", type=int, default=10, metavar="N", help="runs in a mean (10)")
-    made.add_argument("--repeat", type=int, default=1, metavar="N", help="means to take (1)")
-    made.add_argument("--parallel", type=int, default=4, metavar="N", help="processes that build (4)")
-    made.add_argument("--timeout", type=int, default=10, metavar="S", help="seconds for one trial (10)")
-    made.add_argument("--rpc-key", help="the key of the devices at a tracker")
-    made.add_argument("--rpc-tracker", metavar="HOST:PORT", help="the tracker's address")
+    add = command("tune", "Tune a model's convolutions and dense layers with AutoTVM.")
+    add("-o", "--output", required=True, help="the log file")
+    add("--trials", type=int, default=1000, metavar="N", help="of each task, at most (1000)")
+    add("--tuner", choices=_TUNERS, default="xgb", help="xgb")
+    add("--enable-autoscheduler", action="store_true", help="refused: Ansor was dropped in TVM 0.20")
+    add("--early-stopping", type=int, metavar="N", help="stop a task after N trials without a better one")
+    add("--min-repeat-ms", type=int, metavar="MS", help="the least time of one repeat")
+    add("--number", type=int, default=10, metavar="N", help="runs in a mean (10)")
+    add("--repeat", type=int, default=1, metavar="N", help="means to take (1)")
+    add("--parallel", type=int, default=4, metavar="N", help="processes that build (4)")
+    add("--timeout", type=int, default=10, metavar="S", help="seconds for one trial (10)")
+    add("--rpc-key", help="the key of the devices at a tracker")
+    add("--rpc-tracker", metavar="HOST:PORT", help="the tracker's address")
     return parser
 
 
