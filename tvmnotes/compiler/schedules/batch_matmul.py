@@ -103,24 +103,13 @@ def default(product: BatchMatmul, vectors: Vectors) -> dict:
 
 
 def space(product: BatchMatmul, vectors: Vectors) -> list[dict]:
-    panels = -(-product.weight[-1] // vectors.lanes)
-    return [
-        {"family": "batch_matmul", "lanes": vectors.lanes, "rows": r, "blocks": b, "outer": outer}
-        for b in range(1, min(panels, 8) + 1)
-        for r in range(1, min(product.data[-2], vectors.registers) + 1)
-        for outer in ("rows", "columns")
-        if vectors.hold(r, b)
-    ]
+    tiles = matmul.configs(product.data[-2], product.weight[-1], vectors)
+    return [{"family": "batch_matmul", "lanes": vectors.lanes, **tile} for tile in tiles]
 
 
 def loops(product: BatchMatmul, config: dict, lanes: int) -> Loops:
     *batch, rows, columns = product.shape
-    batches, panels = int(np.prod(batch)), -(-columns // lanes)
-    tiles = -(-rows // config["rows"]) if config["outer"] == "rows" else -(-panels // config["blocks"])
-    return Loops(
-        rows=config["rows"], blocks=config["blocks"], line=rows, outs=panels, lines=batches, points=batches * rows,
-        depth=product.data[-1], chunks=batches if batches > 1 else tiles,
-    )  # fmt: skip
+    return matmul.loops_of(int(np.prod(batch)), rows, product.data[-1], columns, config, lanes)
 
 
 register(Family("batch_matmul", schedule, serves, default, space, loops=loops))

@@ -46,14 +46,11 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict | None = Non
     if any((top, left, bottom, right)):
         data = topi.nn.pad(data, [0, 0, top, left, 0], [0, 0, bottom, right, 0], name="pad")
     kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")
-    made = te.compute(
-        (n, blocks, full_h, full_w, lanes),
-        lambda b, k, y, x, c: te.sum(
-            data[b, k, y * sh + kh * dh, x * sw + kw * dw, c] * kernel[k, 0, kh, kw, c], axis=[kh, kw]
-        ),
-        name="depthwise",
-        attrs=attrs,
-    )
+
+    def element(b, k, y, x, c):
+        return te.sum(data[b, k, y * sh + kh * dh, x * sw + kw * dw, c] * kernel[k, 0, kh, kw, c], axis=[kh, kw])
+
+    made = te.compute((n, blocks, full_h, full_w, lanes), element, name="depthwise", attrs=attrs)
     return crop(made, (n, blocks, out_h, out_w, lanes))
 
 

@@ -115,11 +115,6 @@ def of_tensor(function):
 
 
 FUNCTIONS = {
-    "relax.exp": of_tensor(exp),
-    "relax.sigmoid": of_tensor(sigmoid),
-    "relax.tanh": of_tensor(tanh),
-    "relax.erf": of_tensor(erf),
-    "relax.nn.silu": of_tensor(silu),
-    "relax.nn.gelu": of_tensor(gelu),
-    "relax.nn.gelu_tanh": of_tensor(gelu_tanh),
+    **{f"relax.{function.__name__}": of_tensor(function) for function in (exp, sigmoid, tanh, erf)},
+    **{f"relax.nn.{function.__name__}": of_tensor(function) for function in (silu, gelu, gelu_tanh)},
 }

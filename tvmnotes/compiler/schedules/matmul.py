@@ -129,11 +129,15 @@ def default(product: Dense, vectors: Vectors) -> dict:
 
 
 def space(product: Dense, vectors: Vectors) -> list[dict]:
-    panels = -(-product.columns // vectors.lanes)
+    return configs(product.rows, product.columns, vectors)
+
+
+def configs(rows: int, columns: int, vectors: Vectors) -> list[dict]:
+    """The register tiles and the orders of the outer loops to search, for a product of so many rows and columns."""
     return [
         {"rows": r, "blocks": p, "outer": outer}
-        for p in range(1, min(panels, 8) + 1)
-        for r in range(1, min(product.rows, vectors.registers) + 1)
+        for p in range(1, min(-(-columns // vectors.lanes), 8) + 1)
+        for r in range(1, min(rows, vectors.registers) + 1)
         for outer in ("rows", "columns")
         if vectors.hold(r, p)
     ]
@@ -151,11 +155,16 @@ def packed(product: Dense, weight: np.ndarray, config: dict, lanes: int) -> np.n
 
 
 def loops(product: Dense, config: dict, lanes: int) -> Loops:
-    panels = -(-product.columns // lanes)
-    chunks = -(-product.rows // config["rows"]) if config["outer"] == "rows" else -(-panels // config["blocks"])
+    return loops_of(1, product.rows, product.depth, product.columns, config, lanes)
+
+
+def loops_of(batches: int, rows: int, depth: int, columns: int, config: dict, lanes: int) -> Loops:
+    """The loops of so many products (rows, depth) x (depth, columns)."""
+    panels = -(-columns // lanes)
+    tiles = -(-rows // config["rows"]) if config["outer"] == "rows" else -(-panels // config["blocks"])
     return Loops(
-        rows=config["rows"], blocks=config["blocks"], line=product.rows, outs=panels, lines=1, points=product.rows,
-        depth=product.depth, chunks=chunks,
+        rows=config["rows"], blocks=config["blocks"], line=rows, outs=panels, lines=batches, points=batches * rows,
+        depth=depth, chunks=batches if batches > 1 else tiles,
     )  # fmt: skip
 
 

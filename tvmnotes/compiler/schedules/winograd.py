@@ -118,34 +118,19 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict | None = Non
         return te.if_then_else(tirx.all(y >= 0, y < h, x >= 0, x < w), data[b, i, y, x, c], 0.0)
 
     patch = te.compute((*grid, sources, rows, columns, side, side, lanes), element, name="patch")
-    half = te.compute(
-        patch.shape,
-        lambda *at: _transform(of_input, at[6], lambda r: patch[(*at[:6], r, at[7], at[8])]),
-        name="half_transformed",
-    )
+    half = te.compute(patch.shape, lambda *at: _transform(of_input, at[6], lambda r: patch[(*at[:6], r, *at[7:])]),
+                      name="half_transformed")  # fmt: skip
     transformed = te.compute(
-        (*grid, side, side, sources, rows, columns, lanes),
-        lambda b, ty, tx, p, q, i, row, column, c: _transform(
-            of_input, q, lambda s: half[b, ty, tx, i, row, column, p, s, c]
-        ),
-        name="transformed",
-    )
+        (*grid, side, side, sources, rows, columns, lanes), lambda b, ty, tx, p, q, i, row, column, c:
+        _transform(of_input, q, lambda s: half[b, ty, tx, i, row, column, p, s, c]), name="transformed")  # fmt: skip
     i, ii = te.reduce_axis((0, sources), "i"), te.reduce_axis((0, lanes), "ii")
     product = te.compute(
-        (*grid, outs, side, side, rows, columns, lanes),
-        lambda b, ty, tx, k, p, q, row, column, c: te.sum(
-            transformed[b, ty, tx, p, q, i, row, column, ii] * kernel[k, p, q, i, ii, c], axis=[i, ii]
-        ),
-        name="winograd",
-        attrs=attrs,
-    )
+        (*grid, outs, side, side, rows, columns, lanes), lambda b, ty, tx, k, p, q, row, column, c:
+        te.sum(transformed[b, ty, tx, p, q, i, row, column, ii] * kernel[k, p, q, i, ii, c], axis=[i, ii]),
+        name="winograd", attrs=attrs)  # fmt: skip
     half_out = te.compute(
-        (*grid, outs, rows, columns, tile, side, lanes),
-        lambda b, ty, tx, k, row, column, r, q, c: _transform(
-            of_output, r, lambda p: product[b, ty, tx, k, p, q, row, column, c]
-        ),
-        name="half_out",
-    )
+        (*grid, outs, rows, columns, tile, side, lanes), lambda b, ty, tx, k, row, column, r, q, c:
+        _transform(of_output, r, lambda p: product[b, ty, tx, k, p, q, row, column, c]), name="half_out")  # fmt: skip
 
     def out(b, k, y, x, c):
         ty, tx = tirx.floordiv(y, tile), tirx.floordiv(x, tile)
