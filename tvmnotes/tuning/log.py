@@ -28,7 +28,7 @@ class Log:
         text = "".join(f"{record}\n" for record in records).encode()
         with locked(self._file):
             size = self._file.seek(0, os.SEEK_END)
-            if size and self._last_byte(size) != b"\n":  # a line that a kill has torn
+            if size and os.pread(self._file.fileno(), 1, size - 1) != b"\n":  # a line that a kill has torn
                 text = b"\n" + text
             try:
                 written = 0
@@ -39,10 +39,6 @@ class Log:
                 os.ftruncate(self._file.fileno(), size)
                 message = f"cannot write the records ({error.strerror}); those of before are all there"
                 raise type(error)(error.errno, message, str(self.path)) from None
-
-    def _last_byte(self, size: int) -> bytes:
-        self._file.seek(size - 1)
-        return self._file.read(1)
 
     def close(self) -> None:
         self._file.close()

@@ -69,20 +69,17 @@ def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, momen
     inputs = random_inputs(untuned)
     watches = [Stopwatch(lib, lambda lib=lib: lib.run(inputs)) for lib in variants]
     turns = []
-    for _ in range(
-        env.quick(_TURNS, 2)
-    ):  # in another order each time, lest a rhythm of the machine hit always the same
+    for _ in range(env.quick(_TURNS, 2)):  # each in its order, lest a rhythm of the machine hit always the same
         order = random.sample(range(len(variants)), len(variants))
         spent = {place: _turn(variants[place], watches[place]) for place in order}
         turns.append([spent[place] for place in range(len(variants))])
-    measured = []
+    measured, described = [], env.target_json(target)
     for task, configs in best.items():
         for place in range(len(configs)):
             seconds = [turn[place].get(task.workload, math.inf) / task.count for turn in turns]
             if max(seconds) < math.inf:
-                measured.append(
-                    records.measured(task.workload, env.target_json(target), configs[place], seconds, final=moment)
-                )
+                record = records.measured(task.workload, described, configs[place], seconds, final=moment)
+                measured.append(record)
     return measured
 
 
@@ -110,10 +107,8 @@ def by_kernel(best: dict[Task, list[dict]], runner, moment: str) -> list[Record]
         for number, config in enumerate(configs):
             trials = [turn[number] for turn in turns]
             if not any(trial.error for trial in trials):
-                seconds = [s for trial in trials for s in trial.seconds]
-                measured.append(
-                    records.measured(task.workload, task.target, config, seconds, final=moment, machine=runner.machine)
-                )
+                seconds, where = [s for trial in trials for s in trial.seconds], {"machine": runner.machine}
+                measured.append(records.measured(task.workload, task.target, config, seconds, final=moment, **where))
     return measured
 
 

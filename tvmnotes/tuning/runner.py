@@ -56,9 +56,8 @@ class Local:
         inputs = [ms.builder.BuilderInput(c.as_module(), tvm.target.Target(c.target)) for c in candidates]
         built = self._builder.build(inputs)
         try:
-            ran = self._run(
-                [(c, str(b.artifact_path)) for c, b in zip(candidates, built, strict=True) if not b.error_msg]
-            )
+            pairs = zip(candidates, built, strict=True)
+            ran = self._run([(c, str(made.artifact_path)) for c, made in pairs if not made.error_msg])
         finally:
             for made in built:
                 if made.artifact_path:
@@ -67,11 +66,7 @@ class Local:
         return [Trial((), str(made.error_msg)) if made.error_msg else next(results) for made in built]
 
     def _run(self, built: list[tuple[Candidate, str]]) -> list[Trial]:
-        if self._runner is None:
-            with workers.of_runners():
-                self._runner = ms.runner.LocalRunner(
-                    timeout_sec=self.timeout, evaluator_config=self._evaluator, initializer=trial.begin
-                )
+        self._runner = self._runner or self.for_metaschedule(initializer=trial.begin)
         return [self._trial(self._submit(candidate, path).result()) for candidate, path in built]
 
     def _submit(self, candidate: Candidate, path: str):
@@ -89,10 +84,10 @@ class Local:
             return Trial((), f"it took longer than {self.timeout:g} s")
         return Trial((), "its process ended" if "Subprocess terminated" in message else workers.sentence(message))
 
-    def for_metaschedule(self):
-        """A runner for MetaSchedule's own search."""
+    def for_metaschedule(self, **options):
+        """A runner of MetaSchedule's, for its own search; or, with `options` of its class, for our trials."""
         with workers.of_runners():
-            return ms.runner.LocalRunner(timeout_sec=self.timeout, evaluator_config=self._evaluator)
+            return ms.runner.LocalRunner(timeout_sec=self.timeout, evaluator_config=self._evaluator, **options)
 
     def close(self) -> None:
         """End the worker processes."""
@@ -134,18 +129,14 @@ def _can_sweep(session) -> bool:
 # ---------------------------------------------------------------- many machines
 
 
-def rpc(tracker: str, key: str, **options) -> "Rpc":
-    """Measure on the servers of `key` that are known to the tracker at "HOST:PORT", on all of them at once.
+class Rpc(Local):
+    """Measures on the servers of `key` that are known to the tracker at "HOST:PORT", on all of them at once.
 
     A trial that is lost with its server is measured again on another; a server that joins is used from the next batch
-    on. `options` are those of `Local`. Raises ValueError for a tracker that is not HOST:PORT, and ConnectionError
-    within 5 seconds where no tracker answers, or where it has no server of that key.
+    on. Each trial's `machine` says which server has measured it, if that tells, as TVM's own does not. `options` are
+    those of `Local`. Raises ValueError for a tracker that is not HOST:PORT, and ConnectionError within 5 seconds where
+    no tracker answers, or where it has no server of that key.
     """
-    return Rpc(tracker, key, **options)
-
-
-class Rpc(Local):
-    """See `rpc`. Each trial's `machine` says which server has measured it, if that tells, as TVM's own does not."""
 
     def __init__(self, tracker: str, key: str, **options):
         host, port = server.address(tracker)
@@ -163,11 +154,10 @@ class Rpc(Local):
     def _how_to_serve(self) -> str:
         return f"start one with python -m tvmnotes serve --tracker {self.tracker} --key {self.key}"
 
-    def for_metaschedule(self):
+    def for_metaschedule(self, **options):
+        options = options or {"max_workers": max(1, self.servers())}
         with workers.of_runners():
-            return ms.runner.RPCRunner(
-                self._config, evaluator_config=self._evaluator, max_workers=max(1, self.servers())
-            )
+            return ms.runner.RPCRunner(self._config, evaluator_config=self._evaluator, **options)
 
     def _run(self, built: list[tuple[Candidate, str]]) -> list[Trial]:
         trials, waiting, running, lost = {}, deque(range(len(built))), {}, Counter()
@@ -199,11 +189,9 @@ class Rpc(Local):
         count = max(1, self.servers())
         if count > self._workers:
             self._end_workers()
-            with workers.of_runners():
-                self._runner, self._workers = ms.runner.RPCRunner(
-                    self._config, evaluator_config=self._evaluator, max_workers=count, initializer=trial.begin,
-                    f_create_session=_connect, f_upload_module=_upload, f_cleanup=_disconnect,
-                ), count  # fmt: skip
+            functions = {"f_create_session": _connect, "f_upload_module": _upload, "f_cleanup": _disconnect}
+            self._runner = self.for_metaschedule(max_workers=count, initializer=trial.begin, **functions)
+            self._workers = count
 
     def _look_for_servers(self) -> None:
         """Wait for trials, but not for servers that are all gone."""
@@ -240,6 +228,8 @@ class Rpc(Local):
             return None
         return super()._trial(result)
 
+
+rpc = Rpc
 
 # What a worker does with a session.
 

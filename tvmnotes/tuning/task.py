@@ -60,9 +60,8 @@ def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
     """The convolutions, and the products with known matrices, of a network, in its order, each distinct one once."""
     target = resolve_target(target)
     counts = workloads(mod, params, target)
-    return [
-        Task(workload, count, target_json(target)) for workload, count in counts.items() if not workload.by_metaschedule
-    ]
+    described = target_json(target)
+    return [Task(workload, count, described) for workload, count in counts.items() if not workload.by_metaschedule]
 
 
 # ---------------------------------------------------------------- which task is next

@@ -103,10 +103,8 @@ def register_sweep() -> None:
         sch.reorder(thread, step, lane)
         sch.parallel(thread)
         sch.vectorize(lane)
-        var = tvm.ir.GlobalVar("sweep")
-        library = codegen.compile_kernels(
-            {var: sch.mod["main"].with_attr("global_symbol", "sweep")}, env.host_target(), True
-        )
+        functions = {tvm.ir.GlobalVar("sweep"): sch.mod["main"].with_attr("global_symbol", "sweep")}
+        library = codegen.compile_kernels(functions, env.host_target(), True)
         arrays = [tvm.runtime.tensor(np.ones([int(n) for n in t.shape], "float32")) for t in (data, total)]
         return lambda: library["sweep"](*arrays)
 

@@ -70,9 +70,8 @@ class Builder(ms.builder.PyBuilder):
         super().__init__()
         self.make, self.timeout = make, timeout
         self.folder = tempfile.TemporaryDirectory(prefix="tvmnotes-trials-", ignore_cleanup_errors=True)
-        self.pool = Pool(
-            env.usable_cores(), timeout, trial.begin, maximum_process_uses=_BUILDS, stderr=subprocess.DEVNULL
-        )
+        limits = {"timeout": timeout, "maximum_process_uses": _BUILDS}
+        self.pool = Pool(env.usable_cores(), initializer=trial.begin, stderr=subprocess.DEVNULL, **limits)
 
     def build(self, build_inputs):
         make, folder = self.make, self.folder.name
