@@ -71,6 +71,8 @@ class Workload:
 
     The config of its kernel comes from records, or is the default one; what `tn.tune` measures are its `configs`.
     `data` and `weight` are the shapes of what it computes with, `multiplications` counts those of the plain method.
+    `tuning.trial` needs, besides: `compute`, the tensor expression of its kernel, and `source`, `made_shape`, `result`
+    and `reference`, by which it holds that kernel against NumPy.
     """
 
     op: ClassVar[str]  # its name in records
