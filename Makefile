@@ -14,10 +14,13 @@ QUIET := TQDM_DISABLE=1 TVMNOTES_OFFLINE=1
 
 # Tests run in several processes, one more than there are cores, as some wait for servers. torch's threads shall sleep,
 # not spin, while another process computes. conftest.py has the files that take longest come first.
-TESTERS := $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
+# Each takes up to 3 GiB with what it starts.
+TESTERS := $(shell $(PYTHON) -c "import os; memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') >> 30; \
+  print(max(1, min(4, 1 + (os.cpu_count() or 1), memory // 3)))")
 ALONE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
-SUITE := $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder --file-times \
-  --durations 15 --nbval --nbval-current-env --nbval-cell-timeout 300 $(NOTEBOOKS) tests --ignore tests/ui
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 1800 --nbval-kernel-startup-timeout 600
+PARALLEL := --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder --file-times --durations 15
+SUITE := $(BIN)/python -m pytest $(PARALLEL) $(NBVAL) $(NOTEBOOKS) tests --ignore tests/ui
 
 define PREFLIGHT
 import shutil, sys
@@ -33,7 +36,7 @@ if sys.version_info[:2] > (3, 11):
 endef
 export PREFLIGHT
 
-.PHONY: help lab test test-full test-ui notebooks lint bench clean
+.PHONY: help lab test smoke test-full suites storms test-ui notebooks lint bench clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -48,11 +51,23 @@ $(READY): pyproject.toml
 lab: $(READY)  ## Open the course in JupyterLab on 127.0.0.1
 	$(BIN)/jupyter lab --ip 127.0.0.1 --port $(PORT) $(LAB_ARGS) --notebook-dir notebooks
 
-test: $(READY)  ## Run the package's tests and, under nbval, every notebook
+test: $(READY)  ## Run the package's tests and, under nbval, the notebooks
 	$(QUIET) $(ALONE) TVMNOTES_QUICK=1 $(SUITE)
 
-test-full: $(READY)  ## The same, but notebooks measure as long as for a reader, and every process starts from nothing
+smoke: $(READY)  ## Run what shows in 3 minutes that an installation works
+	$(BIN)/python -m tvmnotes doctor
+	$(QUIET) $(ALONE) TVMNOTES_QUICK=1 $(BIN)/python -m pytest $(PARALLEL) $(NBVAL) $(wildcard notebooks/0[0-2]*.ipynb) \
+	  tests/test_import_pytorch.py tests/test_import_onnx.py tests/test_importers.py tests/test_runtime.py
+
+test-full: $(READY)  ## The same, all of it whole: networks, sweeps, readers' measuring times, processes from nothing
 	$(QUIET) $(ALONE) $(SUITE)
+
+suites: $(READY)  ## Hold all networks of torchvision's families and of GluonCV's zoo against PyTorch and MXNet
+	$(QUIET) $(BIN)/python -m pytest tests/test_networks.py
+	$(QUIET) $(BIN)/python tests/test_gluon_zoo.py
+
+storms: $(READY)  ## Kill tunings by the hundred, read damaged files by the ten thousand
+	$(QUIET) $(ALONE) TESTS_STORM=5 $(BIN)/python -m pytest tests -m storm
 
 test-ui: $(READY)  ## Run every notebook in a real JupyterLab in headless Chromium
 	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui

@@ -6,6 +6,7 @@
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,10 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import forked
+import nbval.kernel
 import numpy as np
 import pytest
 import torch
+import traitlets
 from torch import nn
+
+QUICK = "TVMNOTES_QUICK" in os.environ  # `make test` runs, not `make test-full`
+STORM = int(os.environ.get("TESTS_STORM", 1))  # how many times as often `make storms` kills and damages
 
 
 def pytest_sessionstart(session):
@@ -43,8 +49,25 @@ def pytest_sessionstart(session):
         (run / "cache").mkdir()
         (run / "cache" / "kernels").symlink_to(kernels)
         _start_fork_server(session)
+    nbval.kernel.KernelManager = KernelOnFiles
     if forked.SOCKET in os.environ:
         forked.fork_workers()
+        session.config.option.nbval_current_env = False  # else nbval takes no kernel of JUPYTER_PATH
+
+
+class KernelOnFiles(nbval.kernel.KernelManager):
+    """A kernel that talks through sockets in the file system.
+
+    Jupyter looks for free ports and gives them up again; another process may have one by the time the kernel wants it.
+    """
+
+    @traitlets.default("transport")
+    def _transport(self):
+        return "ipc"
+
+    @traitlets.default("ip")
+    def _path(self):
+        return tempfile.mktemp(prefix="tvmnotes-kernel-")
 
 
 def _start_fork_server(session) -> None:
@@ -75,10 +98,27 @@ _LONGEST = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items):
-    """In the order of `_LONGEST`, then notebooks, then the package's tests: file by file."""
+# Answers that tune, profile and start servers for minutes.
+_FULL = {f"notebooks/solutions/{name}.ipynb" for name in ("05_tuning", "06_profiling", "09_distributed_tuning")}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Leave out what is for `make test-full` alone, and order the rest: `_LONGEST`, other notebooks, other tests."""
+    if QUICK:
+        out = [item for item in items if item.location[0] in _FULL or item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in set(out)]
+    for item in items:
+        if hasattr(item, "output_timeout"):  # nbval's seconds from a cell's end to its last output
+            item.output_timeout = 120
     places = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: places.get(item.location[0], len(places) + item.location[0].startswith("tests/")))
+
+
+def sampled(cases, sample) -> list:
+    """The parameters of a test of which `make test` runs those in `sample`, and `make test-full` all."""
+    return [case if case in sample else pytest.param(case, marks=pytest.mark.full) for case in cases]
 
 
 def pytest_collection_finish(session):
@@ -88,7 +128,6 @@ def pytest_collection_finish(session):
 
 # ---------------------------------------------------------------- seconds by file
 
-_quick = os.environ.get("TVMNOTES_QUICK")
 _file_times = defaultdict(lambda: np.zeros(2))  # wall and processor seconds, by file
 
 
@@ -105,11 +144,11 @@ def _clock() -> np.ndarray:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    if _quick is not None:  # it is for notebooks; the package's tests are of measuring as it is
+    if QUICK:  # it is for notebooks; the package's tests are of measuring as it is
         if isinstance(item, pytest.Function):
             os.environ.pop("TVMNOTES_QUICK", None)
         else:
-            os.environ["TVMNOTES_QUICK"] = _quick
+            os.environ["TVMNOTES_QUICK"] = "1"
     before = _clock()
     try:
         return (yield)
@@ -139,10 +178,19 @@ def pytest_testnodedown(node):
 
 def pytest_terminal_summary(terminalreporter, config):
     if config.getoption("--file-times"):
-        terminalreporter.section("seconds by file: wall, processor")
-        rows = [*sorted(_file_times.items(), key=lambda row: -row[1][1]), ("all", sum(_file_times.values()))]
-        for name, (wall, processor) in rows:
-            terminalreporter.write_line(f"{wall:8.1f} {processor:8.1f}  {name}")
+        terminalreporter.section("seconds by file: wall, processor; ! is over the budget of CONTRIBUTING.md")
+        budgets = _budgets(config.rootpath / "CONTRIBUTING.md")
+        for name, (wall, processor) in sorted(_file_times.items(), key=lambda row: -row[1][1]):
+            over = processor > budgets.get(name.removeprefix("tests/").removeprefix("notebooks/"), budgets["any other"])
+            terminalreporter.write_line(f"{wall:8.1f} {processor:8.1f} {'!' if over else ' '} {name}")
+        wall, processor = sum(_file_times.values())
+        terminalreporter.write_line(f"{wall:8.1f} {processor:8.1f}   all")
+
+
+def _budgets(page: Path) -> dict[str, float]:
+    """Processor seconds by file, from the page's table of "file | seconds"."""
+    table = page.read_text().partition("| file | seconds |\n")[2].partition("\n\n")[0]
+    return {name: float(seconds) for name, seconds in re.findall(r"^\| `?([^|`]+?)`? \| (\d+) \|$", table, re.M)}
 
 
 # ---------------------------------------------------------------- fixtures
@@ -151,7 +199,7 @@ def pytest_terminal_summary(terminalreporter, config):
 @pytest.fixture
 def quick() -> bool:
     """Whether `make test` runs, whose networks are those of `make test-full` with fewer blocks."""
-    return _quick is not None
+    return QUICK
 
 
 @pytest.fixture

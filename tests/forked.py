@@ -94,7 +94,8 @@ def _stand_for_a_fork(args) -> int:
             signal.signal(number, pass_on)
         code = json.loads(reply.readline() or "1")
     if code < 0:  # a signal has ended it
-        signal.signal(-code, signal.SIG_DFL)
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
 

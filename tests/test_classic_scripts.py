@@ -108,7 +108,7 @@ def onnx_result(x):
 
 
 def test_note_a(script, tmp_path):
-    done = script(SCRIPTS / "a_resnet18_2022.py", tmp_path / "out.npz", tmp_path / "log", torch=True)
+    done = script(SCRIPTS / "a_resnet18_2022.py", tmp_path / "out.npz", tmp_path / "log", torch=True, fork=True)
     out = np.load(tmp_path / "out.npz")
     wanted = torch_result(models.load("resnet18"), out["img"])
     for name in ("tvm", "tuned"):
@@ -160,7 +160,7 @@ def test_note_b_as_of_2022_saves_in_one_process_and_loads_in_another(script, tmp
 
 
 def test_note_c(script, tmp_path):
-    done = script(SCRIPTS / "c_python_interface_2021.py", tmp_path / "out.npz", tmp_path / "log")
+    done = script(SCRIPTS / "c_python_interface_2021.py", tmp_path / "out.npz", tmp_path / "log", fork=True)
     out, wanted = np.load(tmp_path / "out.npz"), onnx_result(picture())
     for name in ("untuned", "tuned"):
         np.testing.assert_allclose(out[name], wanted, rtol=1e-3, atol=1e-4)

@@ -144,6 +144,12 @@ def test_threads(monkeypatch, setting, threads):
     assert os.environ["TVM_NUM_THREADS"] == "2"
 
 
+@pytest.mark.parametrize(("setting", "spins"), [(None, "1000"), ("7", "7")])
+def test_tvms_threads_sleep_soon_after_their_work(python, setting, spins):
+    code = "import os, tvmnotes; print(os.environ['TVM_THREAD_POOL_SPIN_COUNT'])"
+    assert python(code, TVM_THREAD_POOL_SPIN_COUNT=setting) == spins
+
+
 # ---------------------------------------------------------------- CPU and target
 
 X86 = "model name\t: Fine CPU\nflags\t\t: fpu sse4_2 avx fma avx2 bmi1 avx512_vnni avx_vnni\n"

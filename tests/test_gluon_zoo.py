@@ -1,4 +1,4 @@
-"""GluonCV's networks with seeded weights: TVM's result is MXNet's. A sample here; `python tests/test_gluon_zoo.py` all.
+"""GluonCV's networks with seeded weights: TVM's result is MXNet's. Some here; `make suites` has all.
 
 Classifiers and segmenters are held to 1e-3 of the largest magnitude in an output. Detectors must have the same classes
 in the same order, scores within 1e-4, and corners within half a pixel; where two scores are closer to each other than
@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from conftest import sampled
 
 import tvmnotes as tn
 
@@ -29,8 +30,8 @@ OTHERS = (
     r"|_fpn_|i3d|slowfast|c3d|p3d|r2plus1d)"
 )
 
-# The sample, and the size of its picture, small since most of the time goes into compiling.
-SAMPLE = {
+# Those that are tests, and the size of its picture, small since most of the time goes into compiling.
+NETWORKS = {
     "resnet18_v1": 64,
     "resnet50_v1d": 64,
     "resnet18_v2": 64,
@@ -44,6 +45,9 @@ SAMPLE = {
     "yolo3_mobilenet1.0_voc": 128,
     "center_net_resnet18_v1b_voc": 128,
 }
+SAMPLE = (
+    "se_resnext50_32x4d", "mobilenetv2_0.5", "cifar_resnet20_v1", "ssd_512_mobilenet1.0_voc", "yolo3_mobilenet1.0_voc",
+)  # fmt: skip
 
 
 def compare(name: str, size: int | None = None) -> dict:
@@ -101,9 +105,9 @@ def order_of(made, classes, scores, corners) -> np.ndarray:
     return order if len(set(order)) == len(order) else np.arange(len(off))
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", sampled(NETWORKS, SAMPLE))
 def test_a_network_gives_mxnets_numbers(name):
-    assert compare(name, SAMPLE[name])["error"] < TOLERANCE
+    assert compare(name, NETWORKS[name])["error"] < TOLERANCE
 
 
 def names() -> list[str]:

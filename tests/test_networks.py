@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from conftest import sampled
 from torchvision.models import vgg
 from torchvision.models.convnext import CNBlockConfig
-from torchvision.models.efficientnet import FusedMBConvConfig, MBConvConfig
-from torchvision.models.regnet import BlockParams
-from torchvision.models.resnet import Bottleneck
 
 from tvmnotes import build, from_pytorch, models
 
@@ -57,30 +55,12 @@ class SlimVGG(torchvision.models.VGG):
         self.classifier = torch.nn.Sequential(*parts[:-2])
 
 
-# `make test` has one or two blocks of each kind that a deep network consists of, `make test-full` the whole network.
+# `make test` has these networks, the deep ones with one or two blocks of each kind; `make test-full` has all, whole.
+SAMPLE = (
+    "vgg11", "resnet18", "googlenet", "mobilenet_v3_small", "shufflenet_v2_x1_0", "convnext_tiny", "swin_t", "vit_b_16",
+)  # fmt: skip
 SHORT = {
     "vgg11": SlimVGG,
-    "resnet50": partial(torchvision.models.ResNet, Bottleneck, [2, 1, 1, 1]),
-    "resnext50_32x4d": partial(torchvision.models.ResNet, Bottleneck, [2, 1, 1, 1], groups=32, width_per_group=4),
-    "mobilenet_v2": partial(
-        torchvision.models.MobileNetV2,
-        inverted_residual_setting=[[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 1, 2], [6, 64, 1, 2], [6, 160, 1, 2]],
-    ),
-    "efficientnet_b0": partial(
-        torchvision.models.EfficientNet,
-        [MBConvConfig(1, 3, 1, 32, 16, 1), MBConvConfig(6, 3, 2, 16, 24, 2), MBConvConfig(6, 5, 2, 24, 40, 1),
-         MBConvConfig(6, 3, 2, 40, 80, 1), MBConvConfig(6, 5, 2, 80, 192, 1)], 0.2,
-    ),
-    "efficientnet_v2_s": partial(
-        torchvision.models.EfficientNet,
-        [FusedMBConvConfig(1, 3, 1, 24, 24, 1), FusedMBConvConfig(4, 3, 2, 24, 48, 2),
-         MBConvConfig(4, 3, 2, 48, 128, 1), MBConvConfig(6, 3, 1, 128, 160, 1), MBConvConfig(6, 3, 2, 160, 256, 2)],
-        0.2, last_channel=1280, norm_layer=partial(torch.nn.BatchNorm2d, eps=1e-3),
-    ),
-    "regnet_y_400mf": partial(
-        torchvision.models.RegNet,
-        BlockParams([1, 1, 2, 1], [48, 104, 208, 440], [8, 8, 8, 8], [1.0] * 4, [2] * 4, se_ratio=0.25),
-    ),
     "convnext_tiny": partial(
         torchvision.models.ConvNeXt,
         [CNBlockConfig(96, 192, 1), CNBlockConfig(192, 384, 1), CNBlockConfig(384, 768, 2),
@@ -122,7 +102,7 @@ def network(name: str, size: int, short: bool) -> torch.nn.Module:
     return net
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", sampled(NETWORKS, SAMPLE))
 def test_tvm_gives_pytorchs_numbers(name, quick):
     size = NETWORKS[name]
     net = network(name, size, short=quick)

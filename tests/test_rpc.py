@@ -166,6 +166,7 @@ def test_the_caches_are_swept_on_the_server(runner):
     assert told["threads"] == 1 and told["cpu"] == tn.env.cpu_name()
 
 
+@pytest.mark.full
 def test_a_server_that_joins_is_used_from_the_next_batch_on(cluster):
     cluster.serve("one", key="joined")
     with tn.tuning.rpc(cluster.tracker, "joined", **QUICK) as runner:
@@ -176,6 +177,7 @@ def test_a_server_that_joins_is_used_from_the_next_batch_on(cluster):
         cluster.unplug(name)
 
 
+@pytest.mark.full
 def test_servers_that_go(cluster, tmp_path):
     """One is killed in mid-trial: nothing is lost. All are killed: an error, and the runner can be used again."""
     cluster.serve_all("one", "another", key="dying")
@@ -201,6 +203,7 @@ def test_servers_that_go(cluster, tmp_path):
     cluster.unplug("one")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("when", ["free", "in mid-trial"])
 def test_a_server_that_falls_silent_loses_its_trial_to_another(cluster, when):
     """As when a cable is pulled: the connection stays, and no answer comes."""
@@ -223,6 +226,7 @@ def test_a_server_that_falls_silent_loses_its_trial_to_another(cluster, when):
         cluster.unplug(name)
 
 
+@pytest.mark.full
 def test_tvms_own_server_will_do(cluster):
     cluster.serve("plain", key="plain", module="tvm.exec.rpc_server")
     with tn.tuning.rpc(cluster.tracker, "plain", **QUICK | {"timeout": 3}) as runner:
@@ -293,6 +297,7 @@ def _hang(cluster, key):
         time.sleep(60)
 
 
+@pytest.mark.full
 def test_serve_warns_on_a_network(cluster):
     cluster._start("open", "tvmnotes", "serve", "--tracker", cluster.tracker, "--key", "open", "--host", "0.0.0.0")
     wait_until(lambda: cluster.servers("open"))
@@ -301,6 +306,7 @@ def test_serve_warns_on_a_network(cluster):
     assert "Warning" not in cluster.text("first")
 
 
+@pytest.mark.full
 def test_serve_stays_on_its_cores(cluster):
     core = min(os.sched_getaffinity(0))
     cluster._start("pinned", "tvmnotes", "serve", "--tracker", cluster.tracker, "--key", "pinned", "--cores", core)

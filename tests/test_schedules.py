@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Function
+from conftest import QUICK, Function
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -27,7 +27,8 @@ WINOGRAD_TOLERANCE = 1e-4
 
 
 def drawn(examples: int):
-    """Settings of a property: the same examples in every run, however long one takes."""
+    """Settings of a property: the same examples in every run, half of them in `make test`, however long one takes."""
+    examples = max(1, examples // 2) if QUICK else examples
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     return settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=checks)
 

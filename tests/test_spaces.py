@@ -43,9 +43,9 @@ def sample(workload, vectors, count: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_every_kind_of_config_computes_the_same(name):
+def test_every_kind_of_config_computes_the_same(name, quick):
     workload, target = WORKLOADS[name], resolve_target(None)
-    for config in sample(workload, vectors(target), 2):
+    for config in sample(workload, vectors(target), 1 if quick else 2):
         candidate = Candidate(workload, config, str(target))
         library = trial.build(candidate.as_module(), target, None)
         ((data, weight, room),) = trial.arguments(candidate, tvm.cpu())

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import psutil
 import pytest
+from conftest import STORM, sampled
 from fake_runner import TARGET, AsItIs, known_to_workers
 from tvm import te
 
@@ -81,7 +82,7 @@ tqdm.monitor_interval = 0  # its thread and its semaphore are shared with childr
 tqdm.set_lock(threading.RLock())
 moments, Slow.pause = random.Random(), 0.02
 tune(None, {}, records=path, tasks=tasks(), runner=FakeRunner(), trials=10, tuner="random")  # everything is imported
-for kill in range(20):
+for kill in range(int(sys.argv[3])):
     child = os.fork()
     if not child:
         go(path)
@@ -100,13 +101,15 @@ print(before, sum(trials for _, trials, _, _ in made.rows))
 )
 
 
+@pytest.mark.full
+@pytest.mark.storm
 def test_a_tuning_killed_20_times_loses_no_batch_and_measures_nothing_twice(tmp_path):
-    path, marks = tmp_path / "tuning.jsonl", tmp_path / "marks"
-    command = [sys.executable, "-c", KILLED, path, marks]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=200)
+    path, marks, count = tmp_path / "tuning.jsonl", tmp_path / "marks", 20 * STORM
+    command = [sys.executable, "-c", KILLED, path, marks, str(count)]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=1200 * STORM)
     assert done.returncode == 0, done.stderr
     *kills, (before, trials) = (list(map(int, line.split())) for line in done.stdout.splitlines())
-    assert [code for code, _ in kills] == [-signal.SIGKILL] * 20
+    assert [code for code, _ in kills] == [-signal.SIGKILL] * count
     assert trials == before + 40
     grown = [lines for _, lines in kills]
     assert grown == sorted(grown) and len(set(grown)) > 5, "each start goes on where the last was killed"
@@ -146,6 +149,7 @@ def wait_for_end(processes, seconds=20) -> list[psutil.Process]:
     return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.storm
 def test_a_kill_while_kernels_are_measured_leaves_the_batches_and_no_process(tmp_path):
     path = tmp_path / "tuning.jsonl"
     with start_real(path, 1000) as killed:
@@ -234,7 +238,7 @@ print(sum(trials for _, trials, _, _ in made.rows))
 )
 
 
-@pytest.mark.parametrize("tuner", ["random", "xgb"])
+@pytest.mark.parametrize("tuner", sampled(["random", "xgb"], ["random"]))
 def test_two_tunings_at_once_share_a_file_and_what_they_measure(tmp_path, tuner):
     path, marks = tmp_path / "tuning.jsonl", tmp_path / "marks"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": HERE}

@@ -17,7 +17,16 @@ from ..base import env, errors
 from . import trial
 
 _BUILDS = 200  # of a worker process: TVM leaks a little in each
-_MAIN = "import sys; sys.modules['torch'] = None; from tvm.exec import popen_worker; popen_worker.main()"
+# A worker leaves without waiting for TVM's threads, however its loop ends: nobody is there any more to wait for it.
+_MAIN = """
+import os, sys
+sys.modules["torch"] = None
+from tvm.exec import popen_worker
+try:
+    popen_worker.main()
+finally:
+    os._exit(0)
+"""
 COMMAND = (sys.executable, "-c", _MAIN)  # a worker, but for the numbers of its two pipes
 
 
