@@ -355,3 +355,11 @@ def test_a_shape_that_depends_on_data_is_refused():
         builder.emit_func_output(places)
     with pytest.raises(ValueError, match="known only when it runs.*needs fixed shapes"):
         build(builder.get(), {})
+
+
+@pytest.mark.parametrize("opt_level", [0, 3])
+def test_rows_that_repeat(compile_function, opt_level):
+    """LLVM 22's loop vectorizer read past the end of the array at level 0."""
+    lib = compile_function(lambda x: x.repeat(7, 6, 4, 2), {"x": (2, 3, 4, 5)}, opt_level=opt_level)
+    x = np.random.default_rng(0).random((2, 3, 4, 5), "float32")
+    np.testing.assert_array_equal(lib(x), np.tile(x, (7, 6, 4, 2)))

@@ -131,3 +131,17 @@ def test_a_sum_that_is_no_bias_is_not_folded(shape):
     lib = build(*from_pytorch(net.eval(), {"x": x}))
     with torch.no_grad():
         np.testing.assert_allclose(lib(x), net(x).numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_batch_norm_whose_scale_overflows_is_not_folded():
+    """Infinite weights would make NaN of sums that are infinite without folding."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=0))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.linspace(-1, 1, 4 * 3 * 9).reshape(4, 3, 3, 3))
+        net[1].weight.fill_(1e38)
+        net[1].running_var.fill_(1e-6)
+    mod = from_pytorch(net.eval(), {"x": (1, 3, 5, 5)})
+    x = np.random.default_rng(1).normal(size=(1, 3, 5, 5)).astype("float32")
+    folded, plain = (build(*mod, opt_level=level)(x) for level in (3, 0))
+    assert np.isinf(plain).any()
+    np.testing.assert_allclose(folded, plain, rtol=1e-3)

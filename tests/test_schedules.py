@@ -477,3 +477,14 @@ def test_matrix_products_in_half_precision(dtype, count, depth, columns, weights
     a, b = numbers((count, depth), dtype), numbers((depth, columns), dtype, 2)
     network, inputs = (nn.Linear(depth, columns).to(a.dtype), [a]) if weights else (torch.matmul, [a, b])
     assert_same(network, *inputs, tolerance=4 * PRECISION[dtype])
+
+
+def test_winograds_larger_tiles_are_nearly_as_exact_as_the_direct_way():
+    network, x = nn.Conv2d(64, 64, 3, padding=1, bias=False), numbers((1, 64, 28, 28))
+    with torch.no_grad():
+        network.weight.copy_(torch.from_numpy(np.random.default_rng(2).normal(size=(64, 64, 3, 3))) / 24)
+    lib = tn.build(*tn.from_pytorch(network.eval(), {"x": x.shape}), records=False)
+    assert any('winograd {"tile": 4' in schedule for schedule in lib.kernels.values()), lib.kernels
+    with torch.no_grad():
+        wanted = network.double()(x.double()).numpy()
+    assert np.abs(lib(x) - wanted).max() <= 2e-6 * np.abs(wanted).max()  # 4e-6 with the points 1 and 2, 5e-7 directly

@@ -7,6 +7,7 @@ is called. Faults of single operators and passes are worked around where these s
     compiler/fold.py, combine_parallel.py           FoldConstant is slow; CombineParallelMatmul misses constants
     compiler/codegen.py                             a module without kernels is linked by way of C; one thread compiles
     compiler/cuda_nms.py, `_unbeaten`               the simplifier takes x & ((y & 1) - 1) of uint32 for 0
+    compiler/special_values.py                      TVM treats floats as real numbers: NaN is lost
     compiler/schedules/__init__.py                  `Schedule` changes a function that nobody else holds
     compiler/schedules/default.py                   expressions of bfloat16 that may not be inlined, or vectorized
     tuning/workers.py, runner.py                    workers import torch, and hide a Ctrl-C; TVM leaks a little in each

@@ -1,7 +1,8 @@
 """This module makes machine code of scheduled kernels: on all cores, and of each kernel once.
 
 LLVM takes most of a build's time. What it makes of a kernel is kept as an object file, in the cache's folder "kernels",
-under a hash of all that it depends on: the kernel's TensorIR, the target, the pass context, TVM's version, this module.
+under a hash of all that it depends on: the kernel's TensorIR, the target, the pass context, TVM's version, this module,
+special_values.py.
 A network that is built again, or differs in a few kernels, then waits for the linker alone, some 50 ms.
 
 Kernels are compiled without the checks of their arguments that TVM puts into each, two thirds of the code: `Compiled`
@@ -11,6 +12,7 @@ has checked the inputs, and what one kernel makes fits the next.
 import contextlib
 import hashlib
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -20,6 +22,7 @@ import tvm
 from tvm import tirx
 
 from ..base import data, env
+from . import special_values
 
 _KEPT = 256 << 20  # bytes of the cache; beyond it, what was not used for longest goes
 
@@ -71,13 +74,14 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool) ->
         with ThreadPoolExecutor(env.usable_cores()) as pool:
             libraries = list(pool.map(_in_this_context(make), apart))
     rest = tvm.IRModule({var: func for var, func in functions.items() if var not in apart})
-    built = tvm.relax.build(rest.with_attr("external_mods", libraries), target=target, relax_pipeline=None)
+    built = tvm.relax.build(rest.with_attr("external_mods", libraries), target=target, relax_pipeline=None,
+                            tir_pipeline=special_values.LOWERING)  # fmt: skip
     return Executable(built.mod, kernels, target)
 
 
 def compile_kernels(kernels: dict, target, runs_here):
     """Compile a CPU's kernels as `tvm.tirx.build` does, without the assertions."""
-    lower, finalize, _ = tirx.get_default_tir_pipeline(target)
+    lower, finalize, _ = tirx.get_tir_pipeline(special_values.LOWERING)
     mod = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(kernels))
     mod = tirx.transform.SkipAssert()(finalize()(lower(mod)))
     library = tvm.get_global_func("target.build.llvm")(mod, target)
@@ -156,4 +160,5 @@ def _key(target, text: str) -> str:
 
 @cache
 def _toolchain() -> str:
-    return f"{tvm.__version__} {tvm.target.codegen.llvm_version_major()} {Path(__file__).read_text()}"
+    source = "".join(Path(module.__file__).read_text() for module in (sys.modules[__name__], special_values))
+    return f"{tvm.__version__} {tvm.target.codegen.llvm_version_major()} {source}"

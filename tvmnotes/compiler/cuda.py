@@ -24,6 +24,7 @@ from ..base.spec import dtype_of
 from ..base.workarounds import cuda_headers, few_intrinsics
 from ..runtime.compiled import Compiled
 from ..runtime.compiled import _tensor as as_input
+from . import special_values
 
 WITHOUT_GPU = "sm_80"  # what "cuda" means where there is no GPU to ask
 _OLDEST = 75  # for which CUDA 13 compiles
@@ -212,7 +213,8 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target) -> Executable:
     Raises RuntimeError where NVRTC is to work and CUDA's headers are not found.
     """
     with target, cuda_headers() if tvm.cuda().exist else contextlib.nullcontext():
-        return Executable(relax.build(mod, target=target, relax_pipeline=None).mod)
+        built = relax.build(mod, target=target, relax_pipeline=None, tir_pipeline=special_values.LOWERING)
+        return Executable(built.mod)
 
 
 class CompiledForGPU(Compiled):

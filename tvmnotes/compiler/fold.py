@@ -132,8 +132,11 @@ class _FoldBatchNorm(relax.PyExprMutator):
         if str(conv.ty.dtype) != "float32" or any(array is None or array.dtype != np.float32 for array in arrays):
             return None
         weight, gamma, beta, mean, variance = arrays
-        scale = (gamma if norm.attrs.scale else np.float32(1)) / np.sqrt(variance + np.float32(norm.attrs.epsilon))
-        shift = (beta if norm.attrs.center else np.float32(0)) + (bias - mean) * scale
+        with np.errstate(all="ignore"):
+            scale = (gamma if norm.attrs.scale else np.float32(1)) / np.sqrt(variance + np.float32(norm.attrs.epsilon))
+            shift = (beta if norm.attrs.center else np.float32(0)) + (bias - mean) * scale
+        if not (np.isfinite(scale).all() and np.isfinite(shift).all()):  # times a weight or input of 0, it is NaN
+            return None
         weight = relax.const(weight * scale.reshape(-1, 1, 1, 1))
         call = tvm.ir.Call(conv.op, [self.visit_expr(conv.args[0]), weight], conv.attrs, conv.ty_args)
         return relax.op.add(self.builder_.emit(call), relax.const(shift.astype("float32").reshape(1, -1, 1, 1)))
@@ -192,11 +195,22 @@ class _FoldAffine(relax.PyExprMutator):
             return None
         x, scale, shift, operators = self.chains.get(x, (x, np.float32(1), np.float32(0), 0))
         if name in ("multiply", "divide"):
-            factor = value if name == "multiply" else 1 / value
+            with np.errstate(divide="ignore"):
+                factor = value if name == "multiply" else 1 / value
+            if not _moderate(factor):
+                return None
             scale, shift = scale * factor, shift * factor
         else:
             shift = shift + (value if name == "add" else -value)
+        if not (np.all(scale) and _moderate(scale) and _moderate(shift)):
+            return None
         return x, np.asarray(scale, "float32"), np.asarray(shift, "float32"), operators + 1
+
+
+def _moderate(array) -> bool:
+    """Whether constants are 0 or far from float32's limits, so that a product of two neither overflows nor vanishes."""
+    size = np.abs(array)
+    return bool(((size == 0) | ((size > 1e-18) & (size < 1e18))).all())
 
 
 @relax.expr_functor.mutator

@@ -5,8 +5,8 @@ side by side: one load fills a register with x channels of one pixel. This is Ne
 CNN Model Inference on CPUs", USENIX ATC 2019). A tensor changes its layout at the edges only: where an operator that
 is not in the tables below reads a blocked value, or the network ends.
 
-The channels of the last block that the network does not have are filled up. Weights and biases are 0 there, so such a
-channel holds whatever the elementwise operators make of 0, and the next convolution multiplies it by 0: hence
+The last block is filled up with channels that the network does not have. A convolution's result is set to 0 there, so
+such a channel holds whatever the elementwise operators make of 0, and the next convolution multiplies it by 0: hence
 operators that may make a NaN or an infinity of it are left in NCHW.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import tvm
-from tvm import relax, te
+from tvm import relax, te, tirx
 
 from ..base.relax import OUT_EWISE_FUSABLE, constant_array, fixed_shape
 from .schedules import convolution
@@ -171,13 +171,19 @@ class _Blocker(relax.PyExprMutator):
         if fixed_shape(source.ty) != conv.source_shape(lanes):
             _, groups, _, _, channels = conv.source_shape(lanes)
             source = self.builder_.emit(self.builder_.call_te(convolution.group, source, groups, channels))
+        has_gaps = conv.has_gaps(config, lanes)
+
+        def compute(data, kernel):
+            made = conv.compute(data, kernel, config)
+            whole = len(weight) % lanes == 0 or conv.is_depthwise or has_gaps  # `ungroup` fills up what has gaps
+            return made if whole else _zero_fill(made, len(weight))
+
         made = self.builder_.call_te(
-            lambda data, kernel: conv.compute(data, kernel, config),
-            source, relax.const(conv.pack(weight, config, lanes)),
+            compute, source, relax.const(conv.pack(weight, config, lanes)),
             primfunc_name_hint="depthwise_conv2d" if conv.is_depthwise else "conv2d",
             primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
         )  # fmt: skip
-        if conv.has_gaps(config, lanes):
+        if has_gaps:
             made = self.builder_.emit(made)
             made = self.builder_.call_te(convolution.ungroup, made, conv.kernel_groups(lanes), len(weight))
         return _Blocked(made, len(weight))
@@ -185,8 +191,10 @@ class _Blocker(relax.PyExprMutator):
     def _elementwise(self, call):
         channels = max(self.blocked[arg].channels for arg in call.args if arg in self.blocked)
         shape = fixed_shape(call.ty)
-        safe = call.op.name in _FINITE or channels % self.lanes == 0
-        if not safe or shape is None or len(shape) != 4 or shape[1] != channels:
+        padded = channels % self.lanes != 0
+        if shape is None or len(shape) != 4 or shape[1] != channels:
+            return None
+        if padded and (call.op.name not in _FINITE or _clips_to_infinity(call)):
             return None
         args = []
         for arg in call.args:
@@ -195,9 +203,13 @@ class _Blocker(relax.PyExprMutator):
                 continue
             array, rank = constant_array(arg), len(fixed_shape(arg.ty) or ())
             if array is not None and rank <= 4 and array.dtype == np.float32:
+                if padded and not np.isfinite(array).all():
+                    return None
                 args.append(relax.const(self._block_constant(array)))
                 continue
             if rank == 4 and fixed_shape(arg.ty)[1] == 1 != channels:  # one value for all channels
+                if padded:  # which may be infinite
+                    return None
                 args.append(relax.op.expand_dims(self.visit_expr(arg), -1))
                 continue
             block = self._block(arg)
@@ -274,6 +286,11 @@ class _Blocker(relax.PyExprMutator):
         return relax.op.strided_slice(self.builder_.emit(flat), [1], [0], [value.channels])
 
 
+def _clips_to_infinity(call) -> bool:
+    """Whether a call clips 0 to an infinity or NaN."""
+    return call.op.name == "relax.clip" and not np.isfinite(np.clip(0.0, *(float(n.value) for n in call.args[1:])))
+
+
 def _variables(call):
     for arg in call.args:
         yield from arg.fields if isinstance(arg, relax.Tuple) else [arg]
@@ -287,6 +304,16 @@ def _to_blocks(data, lanes: int):
         return value if channels % lanes == 0 else te.if_then_else(k * lanes + c < channels, value, 0.0)
 
     return te.compute((n, -(-channels // lanes), h, w, lanes), element, name="to_blocks")
+
+
+def _zero_fill(data, channels: int):
+    """The data, with 0 in the channels that the network does not have: a convolution may make 0 * infinity there."""
+    lanes = int(data.shape[-1])
+
+    def element(b, k, y, x, c):
+        return tirx.Select(k * lanes + c < channels, data[b, k, y, x, c], 0.0)
+
+    return te.compute(data.shape, element, name="zero_fill")
 
 
 def _from_blocks(data, channels: int):

@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.relax import transform as t
 
 from ..base.relax import array_key, fixed_shape
+from . import special_values
 from .conv_transpose import transposed_to_plain
 from .costs import count, note_operators, operators
 from .cuda import has_threads
@@ -47,8 +48,9 @@ def passes(opt_level: int, target: tvm.target.Target, lookup: Callable | None = 
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
         *([] if registers else [(0, in_parallel())]),  # the loops behind a detector, for a GPU
+        (0, special_values.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
-        (0, t.LegalizeOps(legalizations(registers, lookup) if opt_level >= 3 else None)),
+        (0, t.LegalizeOps(legalizations(registers, lookup, opt_level))),
         (0, t.AnnotateTIROpPattern()),
         (2, t.FoldConstant()),
         (1, t.FuseOps()),

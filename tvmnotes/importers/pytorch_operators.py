@@ -39,7 +39,41 @@ def _div(a: Any, b: Any) -> Any:
 
 def _elu(x: torch.Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> torch.Tensor:
     """TVM reads no scale, which selu needs."""
-    return scale * (torch.relu(x) + alpha * (torch.exp(input_scale * torch.clamp(x, max=0.0)) - 1.0))
+    return torch.where(x > 0, scale * x, scale * alpha * _expm1_of_negatives(input_scale * torch.clamp(x, max=0.0)))
+
+
+def _expm1_of_negatives(x: torch.Tensor) -> torch.Tensor:
+    half = torch.tanh(x * 0.5)
+    return 2 * half / (1 - half)
+
+
+def _expm1(x: torch.Tensor) -> Any:
+    """TVM subtracts 1 from exp(x), which leaves nothing of a small x."""
+    if not x.is_floating_point():
+        return NotImplemented
+    return torch.where(x > 0.5, torch.exp(x) - 1, _expm1_of_negatives(torch.clamp(x, max=0.5)))
+
+
+def _log1p(x: torch.Tensor) -> Any:
+    """TVM takes the logarithm of 1 + x, which is 1 where x is small.
+
+    This is Kahan's way: Higham, Accuracy and Stability of Numerical Algorithms, section 1.14.1.
+    """
+    if not x.is_floating_point():
+        return NotImplemented
+    above = 1 + x
+    exact = (above == 1) | (above == math.inf)
+    return torch.where(exact, x, torch.log(above) * (x / (above - 1)))
+
+
+def _pow(x: torch.Tensor, exponent: float) -> Any:
+    """TVM has C's power; PyTorch takes a square root for 0.5, which differs for -0 and -infinity."""
+    return torch.sqrt(x) if exponent == 0.5 and x.is_floating_point() else NotImplemented
+
+
+def _isfinite(x: torch.Tensor) -> torch.Tensor:
+    """PyTorch's own decomposition multiplies bools, which TVM does not compile."""
+    return torch.logical_and(x == x, x.abs() != math.inf)
 
 
 def _select(x: torch.Tensor, dim: int, index: int) -> torch.Tensor:
@@ -99,6 +133,10 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.sub.Tensor: _sub,
     aten.div.Tensor: _div,
     aten.elu.default: _elu,
+    aten.expm1.default: _expm1,
+    aten.log1p.default: _log1p,
+    aten.pow.Tensor_Scalar: _pow,
+    aten.isfinite.default: _isfinite,
     aten.select.int: _select,
     aten.roll.default: _roll,
     aten.slice_scatter.default: _slice_scatter,

@@ -79,7 +79,7 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict | None = Non
             product = data[b, block, row, column, ii] * kernel[k, i, kh, kw, ii, c]
         else:
             product = data[b, i + ii, row, column] * kernel[k, i + ii, kh, kw, c]
-        return te.sum(product, axis=[i, kh, kw, ii])
+        return te.sum(window.within_group(product, i * (inner[0] if inner else 1) + ii, c), axis=[i, kh, kw, ii])
 
     made = te.compute((n, out, full_h, full_w, lanes), element, name="conv2d", attrs=attrs)
     blocks = -(-window.out // lanes) if groups == 1 else out

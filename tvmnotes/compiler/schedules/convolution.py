@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from tvm import te
+from tvm import te, tirx
 
 from .family import Workload
 from .vector import filled_up
@@ -16,13 +16,27 @@ from .vector import filled_up
 
 @dataclass(frozen=True)
 class Window:
-    """How a convolution reads its input. `out` and `ins` are the channels of a group."""
+    """How a convolution reads its input.
+
+    `out` and `ins` are the channels of one of the kernel's groups, which `joined` of the network's groups share.
+    """
 
     strides: list[int]
     padding: list[int]  # top, left, bottom, right
     dilation: list[int]
     out: int
     ins: int
+    joined: int = 1
+
+    def within_group(self, product, channel, c):
+        """Return `product` where input `channel` and output channel `c` are of one group of the network, else 0.
+
+        The weight is 0 elsewhere, but 0 * infinity is NaN.
+        """
+        if self.joined == 1:
+            return product
+        same = tirx.EQ(c // (self.out // self.joined), channel // (self.ins // self.joined))
+        return tirx.Select(same, product, tirx.const(0, "float32"))
 
     def reach(self, kernel_h: int, kernel_w: int) -> tuple[int, int]:
         """Height and width of what one output pixel reads."""
@@ -85,15 +99,19 @@ class Convolution(Workload):
 
     def kernel_groups(self, lanes: int) -> int:
         """The groups of the kernel: as many of the network's as fill a block together are one."""
+        return self.groups // self.joined_groups(lanes)
+
+    def joined_groups(self, lanes: int) -> int:
+        """How many of the network's groups are one of the kernel's."""
         out = self.weight[0] // self.groups
         joined = lanes // out if lanes % out == 0 and not self.is_depthwise else 1
-        return self.groups // joined if self.groups % joined == 0 else self.groups
+        return joined if self.groups > 1 and self.groups % joined == 0 else 1
 
     def window(self, lanes: int) -> Window:
         """How a group of the kernel reads its input."""
         groups = self.kernel_groups(lanes)
         out, ins = self.weight[0] // groups, self.data[1] // groups
-        return Window(list(self.strides), list(self.padding), list(self.dilation), out, ins)
+        return Window(list(self.strides), list(self.padding), list(self.dilation), out, ins, self.joined_groups(lanes))
 
     def source_shape(self, lanes: int) -> tuple[int, ...]:
         """The shape of the data that the kernel reads.

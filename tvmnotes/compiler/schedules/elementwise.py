@@ -12,7 +12,7 @@ from tvm import te, tirx
 # Cephes's expf: exp(r) for |r| <= log(2) / 2, from the highest power down to r**2.
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 _LOG2 = (0.693359375, -2.12194440e-4)  # log(2) in two parts, the first of few bits
-_LOWEST, _HIGHEST = -87.33654, 88.72283  # beyond, the result is 0 or infinity
+_LOWEST, _HIGHEST = -103.97208, 88.72283  # beyond, the result is 0 or infinity
 
 # Eigen's tanh and erf: x * p(x**2) / q(x**2) between the bounds, 1 or -1 beyond; from the highest power down.
 _TANH = (
@@ -35,7 +35,7 @@ def exp(x):
 
 
 def _exp(x, n):
-    # 2**n in two factors, as n reaches 128 and float32's exponent 127.
+    # 2**n in two factors, as n goes from -150 to 128 and float32's exponent from -126 to 127.
     half = tirx.floordiv(n.astype("int32"), 2)
     value = _named(x - n * _LOG2[0] - n * _LOG2[1], lambda r: _polynomial(_EXP, r) * r * r + r + 1.0)
     value = value * _two_to(half) * _two_to(n.astype("int32") - half)
@@ -73,7 +73,7 @@ def gelu_tanh(x):
 
 def _rational(x, bound, over, under):
     def inside(x):
-        return _named(x * x, lambda square: x * _polynomial(over, square) / _polynomial(under, square))
+        return _named(x * x, lambda square: x * (_polynomial(over, square) / _polynomial(under, square)))
 
     def value(x):
         made = _named(te.max(te.min(x, bound), -bound), inside)

@@ -45,7 +45,8 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict | None = Non
     def element(b, k, p, c):
         pixel = p if full == h * w else te.min(p, h * w - 1)
         block = k // (out // groups) * ins + i
-        return te.sum(data[b, block, pixel // w, pixel % w, ii] * kernel[k, i, 0, 0, ii, c], axis=[i, ii])
+        product = data[b, block, pixel // w, pixel % w, ii] * kernel[k, i, 0, 0, ii, c]
+        return te.sum(window.within_group(product, i * inner + ii, c), axis=[i, ii])
 
     made = te.compute((n, out, full, lanes), element, name="pointwise", attrs=attrs)
     blocks = -(-window.out // lanes) if groups == 1 else out

@@ -1,0 +1,218 @@
+"""NaN, infinities, signed zeros and denormals: a built network has PyTorch's, at each opt level.
+
+One network has an output for each operator, so that one build tests them all. Two things are not compared: the sign of
+a zero where PyTorch's depends on the place in memory (the maximum of 0 and -0), and atanh, remainder and floor_divide,
+which TVM computes inexactly for ordinary numbers too.
+"""
+
+import functools
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Function
+
+import tvmnotes as tn
+
+NAN, INF = float("nan"), float("inf")
+SPECIAL = (NAN, INF, -INF, 0.0, -0.0, 1e-42, -1e-42)
+VALUES = (*SPECIAL, 1e20, -1e20, 1e-38, -1.5, 2.5, 0.5, -95.0, 7.0, 3.0, 1.0, -1.0)
+X, Y = (torch.tensor(VALUES).repeat_interleave(len(VALUES)), torch.tensor(VALUES).repeat(len(VALUES)))  # all pairs
+
+
+def _rows() -> torch.Tensor:
+    """Random rows with special values at several places, also after the last whole vector; and rows of one value."""
+    rows = torch.randn(len(SPECIAL) ** 2, 37, generator=torch.Generator().manual_seed(0))
+    rows[:, 5] = torch.tensor(SPECIAL).repeat_interleave(len(SPECIAL))
+    rows[:, 35] = torch.tensor(SPECIAL).repeat(len(SPECIAL))
+    return torch.cat([rows, torch.tensor(SPECIAL)[:5, None].expand(5, 37)])
+
+
+def _pictures(channels: int) -> torch.Tensor:
+    pictures = torch.randn(6, channels, 9, 9, generator=torch.Generator().manual_seed(0))
+    for picture, value in zip(pictures, (NAN, INF, -INF), strict=False):
+        picture[-1, 2, 3] = picture[0, 8, 8] = value
+    pictures[3:] = torch.tensor([NAN, INF, -INF])[:, None, None, None]
+    return pictures
+
+
+def _conv(x, out, size, groups=1, **options):
+    weight = np.random.default_rng(out).normal(size=(out, x.shape[1] // groups, size, size)).astype("float32")
+    return F.conv2d(x, torch.tensor(weight), torch.linspace(-1, 1, out), groups=groups, **options)
+
+
+def _norm(x):
+    start, end = torch.linspace(-1, 1, x.shape[1]), torch.linspace(0.1, 2, x.shape[1])
+    return F.batch_norm(x, start, end, start, end)
+
+
+OF_PAIRS = {
+    **{name: lambda x, y, name=name: getattr(torch, name)(x) for name in (
+        "abs", "neg", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "square", "tanh", "erf", "sigmoid",
+        "sign", "round", "floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "nan_to_num", "relu",
+    )},
+    **{name: lambda x, y, name=name: getattr(F, name)(x) for name in (
+        "relu6", "leaky_relu", "elu", "selu", "celu", "silu", "mish", "hardtanh", "hardswish", "hardsigmoid",
+        "softplus", "softsign",
+    )},
+    **{name: lambda x, y, name=name: getattr(torch, name)(x, y) for name in (
+        "add", "sub", "mul", "div", "maximum", "minimum", "pow", "atan2", "logaddexp", "eq", "ne", "lt", "le", "gt",
+        "ge",
+    )},
+    "prelu": lambda x, y: F.prelu(x, torch.tensor([0.25])),
+    "threshold": lambda x, y: F.threshold(x, 0.5, -2.0),
+    "clamp": lambda x, y: x.clamp(-1, 1),
+    "clamp above": lambda x, y: x.clamp(min=0.5),
+    "clamp by tensors": lambda x, y: torch.clamp(x, y, y + 1),
+    "clamp by NaN": lambda x, y: x.clamp(NAN, 1.0),
+    "times 0": lambda x, y: x * 0.0,
+    "times -0": lambda x, y: -0.0 * x,
+    "plus 0": lambda x, y: x + 0.0,
+    "through 0": lambda x, y: x / 0.0,
+    "0 through": lambda x, y: 0.0 / x,
+    "times infinity": lambda x, y: x * INF,
+    "x == x": lambda x, y: x == x,
+    "x != x": lambda x, y: x != x,
+    "x - x": lambda x, y: x - x,
+    "x + y - y": lambda x, y: (x + y) - y,
+    "equal expressions": lambda x, y: torch.exp(x) == torch.exp(x),
+    "not less": lambda x, y: torch.logical_not(x < y),
+    "more or not": lambda x, y: torch.logical_or(x > y, x <= y),
+    "where": lambda x, y: torch.where(x != x, 0.0, torch.where(x > y, x, y)),
+    "root": lambda x, y: x**0.5,
+    "affine": lambda x, y: (((x + 1) / 1e-40) * 2 + 1) * 0.0,
+    "nested": lambda x, y: torch.maximum(torch.minimum(x, y), torch.maximum(y * 2, x + 1)),
+}  # fmt: skip
+OF_ROWS = {
+    **{name: lambda r, name=name: getattr(torch, name)(r, dim=1) for name in (
+        "sum", "mean", "amax", "amin", "argmax", "argmin", "logsumexp", "softmax", "log_softmax",
+    )},
+    "max": lambda r: r.max(),
+    "argmax of columns": lambda r: r.argmax(0),
+    "argmax of columns in vectors": lambda r: r[:, :32].argmax(0),
+    "largest and where": lambda r: r.max(1),
+    "sort": lambda r: torch.sort(r, 1)[0],
+    "sort down": lambda r: torch.sort(r, 1, descending=True)[0],
+    "top": lambda r: torch.topk(r, 5)[0],
+    "least": lambda r: torch.topk(r, 5, largest=False)[0],
+    "median": lambda r: torch.median(r, 1)[0],
+    "any": lambda r: (r != r).any(1),
+    "all": lambda r: (r == r).all(1),
+    "softmax of columns": lambda r: F.softmax(r, 0),
+    "layer norm": lambda r: F.layer_norm(r, r.shape[1:]),
+    "linear": lambda r: F.relu(F.linear(r, torch.eye(37)[:20])),
+    "product": lambda r: r @ r.T,
+}  # fmt: skip
+OF_CONVOLUTIONS = {  # level 3 fills up 5 and 20 channels to whole registers, and joins groups in one
+    "a narrow one after it": lambda p, q: _conv(F.relu6(_conv(p, 20, 3, stride=2, padding=1)), 6, 1),
+    "one value for all channels": lambda p, q: _conv((y := _conv(p, 20, 1)) * y.mean(1, True) + y.amax(1, True), 6, 1),
+    "infinite factor": lambda p, q: _conv(torch.clamp(_conv(p, 5, 1), max=1.0) * INF, 6, 1),
+    "pooled": lambda p, q: F.max_pool2d(F.relu(_norm(_conv(p, 5, 3, padding=1))), 3, 2, 1),
+    "depthwise": lambda p, q: _conv(F.hardswish(_conv(p, 5, 3, groups=5)), 6, 1),
+    "4 groups": lambda p, q: _conv(q, 16, 3, padding=1, groups=4),
+    "4 groups of 1x1": lambda p, q: _conv(q, 32, 1, groups=4),
+}
+OF_PICTURES = {
+    "max pool": lambda p: F.max_pool2d(p, 3, 2, 1),
+    "max pool, more": lambda p: F.max_pool2d(p, 3, 2, ceil_mode=True),
+    "average pool": lambda p: F.avg_pool2d(p, 3, 2, 1),
+    "adaptive pool": lambda p: F.adaptive_avg_pool2d(p, (4, 3)),
+    "batch norm": _norm,
+    "group norm": lambda p: F.group_norm(p, 1),
+    "pad": lambda p: F.pad(p, (1, 1, 1, 1), value=-INF),
+    "resize": lambda p: F.interpolate(p, scale_factor=2),
+}
+
+
+_ANY_ZERO = {"maximum", "minimum", "nested", "clamp by tensors", "sort", "sort down", "top", "least", "sum", "median"}
+
+
+def assert_same(name: str, ours: np.ndarray, theirs: np.ndarray):
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype), name
+    if theirs.dtype.kind != "f":
+        np.testing.assert_array_equal(ours, theirs, name)
+        return
+    np.testing.assert_allclose(ours, theirs, 2e-4, 1e-5, err_msg=name)
+    small = np.abs(theirs) < 1e-30  # which the tolerance does not see
+    np.testing.assert_allclose(ours[small], theirs[small], 1e-2, err_msg=f"{name}, where numbers are small")
+    zeros = (theirs == 0) & (name not in _ANY_ZERO)
+    np.testing.assert_array_equal(np.signbit(ours[zeros]), np.signbit(theirs[zeros]), f"{name}, signs of zeros")
+
+
+FUNCTIONS = OF_PAIRS | OF_ROWS | OF_PICTURES | {f"{name}, wide": f for name, f in OF_PICTURES.items()} | OF_CONVOLUTIONS
+FEW = ("relu", "clamp", "maximum", "isfinite", "times 0", "x == x", "x - x", "amax", "argmin", "largest and where",
+       "argmax of columns in vectors", "sort", "median", "max pool", "4 groups", "infinite factor")  # fmt: skip
+
+
+def results(names, x, y, rows, narrow, wide):
+    """Yield name and result of each function."""
+    for name in names:
+        if name in OF_PAIRS:
+            own = x, y
+        elif name in OF_CONVOLUTIONS:
+            own = narrow, wide
+        else:
+            own = (rows if name in OF_ROWS else wide if name.endswith("wide") else narrow,)
+        made = FUNCTIONS[name](*own)
+        yield from ((name, part) for part in (made if isinstance(made, tuple) else [made]))
+
+
+@functools.cache
+def network(names):
+    """A network of these functions, imported; its inputs; and what PyTorch has, (name, array) each."""
+    inputs = (X, Y, _rows(), _pictures(5), _pictures(16))
+    used = Function(lambda *xs: tuple(part for _, part in results(names, *xs))).eval()
+    imported = tn.from_pytorch(used, [(f"input{n}", x) for n, x in enumerate(inputs)])
+    return imported, inputs, [(name, part.numpy()) for name, part in results(names, *inputs)]
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_operators_have_pytorchs_numbers(level):
+    assert_pytorchs(level, FEW)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("level", range(4))
+def test_every_operator_has_pytorchs_numbers(level):
+    assert_pytorchs(level, tuple(FUNCTIONS))
+
+
+def assert_pytorchs(level, names):
+    imported, inputs, wanted = network(names)
+    for ours, (name, theirs) in zip(tn.build(*imported, opt_level=level)(*inputs), wanted, strict=True):
+        assert_same(name, ours, theirs)
+
+
+def test_denormals_are_kept_where_a_thread_flushes_them():
+    x = torch.full((64, 1024), 1e-42)
+    lib = tn.build(*tn.from_pytorch(Function(lambda x: x * 0.5).eval(), {"x": x.shape}))
+    try:
+        assert torch.set_flush_denormal(True)
+        got, after = lib(x.numpy()).view("int32"), (x[0] * 0.5).numpy().view("int32")
+    finally:
+        torch.set_flush_denormal(False)
+    assert (got == (x * 0.5).numpy().view("int32")).all()
+    assert not after.any()  # the thread still flushes them
+
+
+def test_onnx_networks_go_through_the_same_passes():
+    """ONNX Runtime's numbers; its maxima, pooling and sorting ignore NaN, so they are not asked for here."""
+    nodes = ("Relu(x)", "Clip(x, least, most)", "Mul(x, zero)", "Div(x, zero)", "Sub(x, x)", "Equal(x, x)",
+             "Less(x, y)", "IsNaN(x)", "Exp(x)", "Tanh(x)")  # fmt: skip
+    of_bools = {"Equal(x, x)", "Less(x, y)", "IsNaN(x)"}
+    outputs = ", ".join(f"{'bool' if node in of_bools else 'float'}[{len(X)}] y{at}" for at, node in enumerate(nodes))
+    body = " ".join(f"y{at} = {node}" for at, node in enumerate(nodes))
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g (float[{len(X)}] x, float[{len(X)}] y) => ({outputs}) '
+        f"<float least = {{-1}}, float most = {{2}}, float zero = {{0}}> {{ {body} }}"
+    )
+    inputs = {"x": X.numpy(), "y": Y.numpy()}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    lib = tn.build(*tn.from_onnx(model))
+    for node, ours, theirs in zip(nodes, lib(*inputs.values()), session.run(None, inputs), strict=True):
+        assert ours.dtype == theirs.dtype, node
+        np.testing.assert_allclose(ours, theirs, 2e-6, 1e-30, err_msg=node)
