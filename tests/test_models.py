@@ -139,7 +139,8 @@ def test_an_unknown_onnx_file():
         models.onnx_file("resnet50")
 
 
-def test_without_a_network_resnet50_v2_is_exported_once():
+def test_without_a_network_resnet50_v2_is_exported_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path))
     file, kind = models.onnx_file("resnet50_v2")
     assert (kind, file.parent) == ("seeded", data.cache() / "onnx")
     onnx.checker.check_model(file, full_check=True)

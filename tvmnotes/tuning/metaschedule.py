@@ -6,8 +6,10 @@ batch is written down at once, and what the records hold is where the next searc
 
 import contextlib
 import json
+import random
 import tempfile
 
+import numpy as np
 import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule, ScheduleError
@@ -85,14 +87,62 @@ def as_config(trace) -> dict:
     return {"family": "metaschedule", "trace": json.loads(plain)}
 
 
-def search(session, runner) -> None:
-    """Have MetaSchedule search until the session's trials are used up."""
+@derived_object
+class _Search(ms.search_strategy.PySearchStrategy):
+    """MetaSchedule's evolution of traces, less those that the records held before: it may choose one of them again."""
+
+    def __init__(self, known: set[str]):
+        super().__init__()
+        self.known, self.evolution = known, ms.search_strategy.EvolutionarySearch(population_size=_POPULATION)
+
+    def _initialize_with_tune_context(self, context):
+        self.evolution._initialize_with_tune_context(context)
+
+    def pre_tuning(self, *given):
+        self.evolution.pre_tuning(*given)
+
+    def post_tuning(self):
+        self.evolution.post_tuning()
+
+    def generate_measure_candidates(self):
+        found = self.evolution.generate_measure_candidates()  # None at the end
+        return found and [each for each in found if records.key(as_config(each.sch.trace)) not in self.known]
+
+    def notify_runner_results(self, *given):
+        self.evolution.notify_runner_results(*given)
+
+    def clone(self):
+        return _Search(self.known)
+
+
+@derived_object
+class _Model(ms.cost_model.XGBModel._cls):
+    """MetaSchedule's cost model, whose first scores are random: NumPy's global generator would make them."""
+
+    def __init__(self, seed: int):
+        super().__init__(num_tuning_cores=env.usable_cores())
+        self.random = np.random.default_rng(seed)
+
+    def predict(self, context, candidates):
+        if self.data_size >= self.num_warmup_samples and self.booster is not None:
+            return super().predict(context, candidates)
+        return self.random.uniform(size=len(candidates))
+
+
+def search(session, runner, seed: int | None) -> None:
+    """Have MetaSchedule search until the session's trials are used up.
+
+    With a seed it does so on one core: its threads would share the random numbers out as they come. A search that goes
+    on has others than the one before it, or it would find the same traces.
+    """
+    chosen = random.Random(seed if seed is None else f"{seed}, {session.earlier}")
     with few_intrinsics("x86", "arm_cpu"):
         contexts = [
             ms.TuneContext(
                 mod=tvm.IRModule({"main": task.workload.func}), target=session.target, task_name=task.workload.name,
-                space_generator="post-order-apply", num_threads=env.usable_cores(),
-                search_strategy=ms.search_strategy.EvolutionarySearch(population_size=_POPULATION),
+                space_generator="post-order-apply", num_threads=env.usable_cores() if seed is None else 1,
+                search_strategy=_Search({records.key(r.config) for r in session.known if r.workload == task.workload}),
+                rand_state=chosen.randrange(1, 2**31),
             ).clone()
             for task in session.tasks
         ]  # fmt: skip
@@ -122,6 +172,7 @@ def search(session, runner) -> None:
             builder=builder,
             runner=runner.for_metaschedule(),
             database=database,
+            cost_model=_Model(chosen.getrandbits(64)),
             measure_callbacks=[
                 ms.measure_callback.AddToDatabase(), _Write(session, runner.machine, bars),
                 ms.measure_callback.RemoveBuildArtifact(), ms.measure_callback.UpdateCostModel(),
