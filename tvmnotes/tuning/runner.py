@@ -266,7 +266,9 @@ def _disconnect(session, _remote_path):
         session.get_function("tvm.rpc.server.workpath")
     except Exception as error:
         raise ConnectionError(_GONE) from error
-    session.limit.cancel()
+    finally:
+        if session is not None:
+            session.limit.cancel()
 
 
 def _left_by_server(path: str) -> dict:
