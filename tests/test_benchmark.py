@@ -47,7 +47,6 @@ def run(tmp_path_factory):
     return done.stdout.splitlines(), json.loads(file.read_text())
 
 
-@pytest.mark.alone
 def test_the_file_says_what_ran_where(run):
     _, report = run
     assert set(report) == {"machine", "results"}
@@ -64,7 +63,6 @@ def test_the_file_says_what_ran_where(run):
     assert not any(row["error"] for row in rows)
 
 
-@pytest.mark.alone
 def test_the_figures_agree(run):
     _, report = run
     for name in NETWORKS:
@@ -78,7 +76,6 @@ def test_the_figures_agree(run):
         assert rows["pytorch"]["difference"] < 1e-6
 
 
-@pytest.mark.alone
 def test_the_table_shows_them(run):
     lines, report = run
     assert all(len(line) <= 100 for line in lines)
@@ -95,7 +92,6 @@ def test_the_table_shows_them(run):
         assert line.startswith(f"TVM / {peer}: geometric mean {geometric_mean(ratios):.2f}, worst {max(ratios):.2f} (")
 
 
-@pytest.mark.alone
 def test_all_run_on_as_many_threads(run):
     lines, _ = run
     assert lines[-1] == "1 1"  # torch's and TVM's

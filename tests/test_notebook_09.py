@@ -28,6 +28,7 @@ def cluster(tmp_path):
 
 
 @pytest.mark.alone
+@pytest.mark.full
 def test_a_tuning_loses_a_server_and_nothing_else_and_the_tracker_comes_back(small, cluster, tmp_path):
     log = tmp_path / "records.jsonl"
 

@@ -7,10 +7,9 @@ import math
 import os
 import random
 import socket
-import subprocess
-import sys
 
 import fake_runner
+import forked
 import numpy as np
 import pandas as pd
 import pytest
@@ -621,8 +620,7 @@ def test_a_network_is_tuned_and_built_with_what_was_found(small, tmp_path):
 
 
 def command(*args, **options):
-    return subprocess.run([sys.executable, "-m", "tvmnotes", "tune", *map(str, args)], capture_output=True, text=True,
-                          timeout=1200, **options)  # fmt: skip
+    return forked.run("-m", "tvmnotes", "tune", *args, **options)
 
 
 @pytest.mark.alone
