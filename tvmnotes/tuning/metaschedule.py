@@ -85,13 +85,18 @@ def as_config(trace) -> dict:
     return {"family": "metaschedule", "trace": json.loads(plain)}
 
 
+def _space() -> ms.SpaceGenerator:
+    """TVM's search space for any CPU. Those for some CPUs insert intrinsics, which a record may not."""
+    return ms.space_generator.PostOrderApply(sch_rules="llvm", postprocs="llvm", mutator_probs="llvm")
+
+
 def search(session, runner) -> None:
     """Have MetaSchedule search until the session's trials are used up."""
-    with few_intrinsics("x86", "arm_cpu"):
+    with few_intrinsics():
         contexts = [
             ms.TuneContext(
                 mod=tvm.IRModule({"main": task.workload.func}), target=session.target, task_name=task.workload.name,
-                space_generator="post-order-apply", num_threads=env.usable_cores(),
+                space_generator=_space(), num_threads=env.usable_cores(),
                 search_strategy=ms.search_strategy.EvolutionarySearch(population_size=_POPULATION),
             ).clone()
             for task in session.tasks
@@ -100,8 +105,9 @@ def search(session, runner) -> None:
     for task, state, context in zip(session.tasks, session.states, contexts, strict=True):
         known = [r for r in session.known if r.workload == task.workload and not r.final]
         for record in known:
-            if record.seconds:
-                database.commit_tuning_record(_as_tuning_record(record, context, database, session.target))
+            with contextlib.suppress(ScheduleError):  # a trace that does not fit the kernel, from another TVM say
+                if record.seconds:
+                    database.commit_tuning_record(_as_tuning_record(record, context, database, session.target))
         if known:
             state.update([record.call_seconds for record in known])
     with contextlib.ExitStack() as stack:
