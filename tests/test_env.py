@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tvmnotes import env
 from tvmnotes.__main__ import app
-from tvmnotes.base import errors, workarounds
+from tvmnotes.base import errors, kept, workarounds
 from tvmnotes.compiler.build import resolve_target
 
 ALONE = {cpu: str(cpu) for cpu in range(4)}  # four cores without hyper-threads
@@ -315,6 +315,8 @@ def test_doctor(monkeypatch, pins, code, words):
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == code
     assert words in result.output and env.cpu_name() in result.output
+    (line,) = [line for line in result.output.splitlines() if line.startswith("kernel cache")]
+    assert line.endswith(f"  {kept.status()}")
 
 
 def test_quick_script_gives_the_same_function_without_a_look_at_the_callers(monkeypatch):

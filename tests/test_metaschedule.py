@@ -116,15 +116,18 @@ def test_the_seed_decides_which_traces_it_tries(tuned, imported, tmp_path, monke
 def test_the_same_call_goes_on(tuned, imported, tmp_path, monkeypatch):
     monkeypatch.setattr(session.Session, "finish", lambda *_: None)  # what follows the search
     path = tmp_path / "again.jsonl"
-    path.write_bytes(tuned[0].read_bytes())
+    (task,) = metaschedule.tasks(*imported)
+    config = {"family": "metaschedule", "trace": [[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []]}
+    unfit = records.measured(task.workload, task.target, config, (1e-6,))
+    path.write_text(f"{tuned[0].read_text()}{unfit}\n")
     before = records.read(path)
     tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path, seed=SEED)
     assert records.read(path) == before, "nothing was left to measure"
-    made = tn.tune(*imported, tuner="metaschedule", trials=TRIALS + 3, records=path, seed=SEED)
+    made = tn.tune(*imported, tuner="metaschedule", trials=TRIALS + 4, records=path, seed=SEED)
     found = records.read(path)
     assert found[: len(before)] == before
     trials = [each for each in found if not each.final]
-    assert made.rows[0][1] == TRIALS + 3 == len(trials)
+    assert made.rows[0][1] == TRIALS + 4 == len(trials)
     assert len({records.key(each.config) for each in trials}) == len(trials), "a trace was measured twice"
 
 

@@ -56,7 +56,8 @@ def test_a_record_is_a_line_and_back(name):
 
 
 def test_a_record_of_a_kernel_without_a_schedule_of_ours():
-    made = records.measured(Kernel("0123456789abcdef", "sort"), TARGET, {"family": "metaschedule", "trace": "[]"}, (1,))
+    config = {"family": "metaschedule", "trace": [[], []]}
+    made = records.measured(Kernel("0123456789abcdef", "sort"), TARGET, config, (1,))
     assert records.parse(str(made)) == made
 
 

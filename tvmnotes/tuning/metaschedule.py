@@ -129,6 +129,11 @@ class _Model(ms.cost_model.XGBModel._cls):
         return self.random.uniform(size=len(candidates))
 
 
+def _space() -> ms.SpaceGenerator:
+    """TVM's search space for any CPU. Those for some CPUs insert intrinsics, which a record may not."""
+    return ms.space_generator.PostOrderApply(sch_rules="llvm", postprocs="llvm", mutator_probs="llvm")
+
+
 def search(session, runner, seed: int | None) -> None:
     """Have MetaSchedule search until the session's trials are used up.
 
@@ -136,11 +141,11 @@ def search(session, runner, seed: int | None) -> None:
     on has others than the one before it, or it would find the same traces.
     """
     chosen = random.Random(seed if seed is None else f"{seed}, {session.earlier}")
-    with few_intrinsics("x86", "arm_cpu"):
+    with few_intrinsics():
         contexts = [
             ms.TuneContext(
                 mod=tvm.IRModule({"main": task.workload.func}), target=session.target, task_name=task.workload.name,
-                space_generator="post-order-apply", num_threads=env.usable_cores() if seed is None else 1,
+                space_generator=_space(), num_threads=env.usable_cores() if seed is None else 1,
                 search_strategy=_Search({records.key(r.config) for r in session.known if r.workload == task.workload}),
                 rand_state=chosen.randrange(1, 2**31),
             ).clone()
@@ -150,8 +155,9 @@ def search(session, runner, seed: int | None) -> None:
     for task, state, context in zip(session.tasks, session.states, contexts, strict=True):
         known = [r for r in session.known if r.workload == task.workload and not r.final]
         for record in known:
-            if record.seconds:
-                database.commit_tuning_record(_as_tuning_record(record, context, database, session.target))
+            with contextlib.suppress(ScheduleError):  # a trace that does not fit the kernel, from another TVM say
+                if record.seconds:
+                    database.commit_tuning_record(_as_tuning_record(record, context, database, session.target))
         if known:
             state.update([record.call_seconds for record in known])
     with contextlib.ExitStack() as stack:
