@@ -16,11 +16,13 @@ QUIET := TQDM_DISABLE=1 TVMNOTES_OFFLINE=1
 # not spin, while another process computes. conftest.py has the files that take longest come first.
 # Each takes up to 3 GiB with what it starts.
 TESTERS := $(shell $(PYTHON) -c "import os; memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') >> 30; \
-  print(max(1, min(4, 1 + (os.cpu_count() or 1), memory // 3)))")
-ALONE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+  cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1; \
+  print(max(1, min(4, 1 + cores, memory // 3)))")
+PASSIVE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 1800 --nbval-kernel-startup-timeout 600
-PARALLEL := --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder --file-times --durations 15
-SUITE := $(BIN)/python -m pytest $(PARALLEL) $(NBVAL) $(NOTEBOOKS) tests --ignore tests/ui
+PYTEST := $(BIN)/python -m pytest --file-times --durations 15
+PARALLEL := --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
+ALL := $(NBVAL) $(NOTEBOOKS) tests --ignore tests/ui
 
 define PREFLIGHT
 import shutil, sys
@@ -42,32 +44,35 @@ export PREFLIGHT
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml tests/constraints.txt
 	@$(PYTHON) -c "$$PREFLIGHT"
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,mxnet]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt \
+	  --editable '.[dev,mxnet]'
 	@touch $@
 
 lab: $(READY)  ## Open the course in JupyterLab on 127.0.0.1
 	$(BIN)/jupyter lab --ip 127.0.0.1 --port $(PORT) $(LAB_ARGS) --notebook-dir notebooks
 
 test: $(READY)  ## Run the package's tests and, under nbval, the notebooks
-	$(QUIET) $(ALONE) TVMNOTES_QUICK=1 $(SUITE)
+	$(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)
+	$(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) -m alone $(ALL)
 
 smoke: $(READY)  ## Run what shows in 3 minutes that an installation works
 	$(BIN)/python -m tvmnotes doctor
-	$(QUIET) $(ALONE) TVMNOTES_QUICK=1 $(BIN)/python -m pytest $(PARALLEL) $(NBVAL) $(wildcard notebooks/0[0-2]*.ipynb) \
+	$(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) $(PARALLEL) $(NBVAL) $(wildcard notebooks/0[0-2]*.ipynb) \
 	  tests/test_import_pytorch.py tests/test_import_onnx.py tests/test_importers.py tests/test_runtime.py
 
 test-full: $(READY)  ## The same, all of it whole: networks, sweeps, readers' measuring times, processes from nothing
-	$(QUIET) $(ALONE) $(SUITE)
+	$(QUIET) $(PASSIVE) $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)
+	$(QUIET) $(PASSIVE) $(PYTEST) -m alone $(ALL)
 
 suites: $(READY)  ## Hold all networks of torchvision's families and of GluonCV's zoo against PyTorch and MXNet
 	$(QUIET) $(BIN)/python -m pytest tests/test_networks.py
 	$(QUIET) $(BIN)/python tests/test_gluon_zoo.py
 
 storms: $(READY)  ## Kill tunings by the hundred, read damaged files by the ten thousand
-	$(QUIET) $(ALONE) TESTS_STORM=5 $(BIN)/python -m pytest tests -m storm
+	$(QUIET) $(PASSIVE) TESTS_STORM=5 $(BIN)/python -m pytest tests -m storm
 
 test-ui: $(READY)  ## Run every notebook in a real JupyterLab in headless Chromium
 	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui

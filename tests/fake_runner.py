@@ -9,11 +9,13 @@ import sys
 import cloudpickle
 
 from tvmnotes import env
+from tvmnotes.compiler.build import resolve_target
 from tvmnotes.compiler.schedules.convolution import Convolution
 from tvmnotes.compiler.schedules.matmul import Dense
 from tvmnotes.tuning import Task, Trial
 
 TARGET = str(env.host_target())
+AVX512 = str(resolve_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}))
 
 WORKLOADS = {
     "stem": Convolution((1, 3, 32, 32), (16, 3, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, False),
@@ -25,12 +27,12 @@ WORKLOADS = {
 }
 
 
-def task(name: str, count: int = 1) -> Task:
-    return Task(WORKLOADS[name], count, TARGET)
+def task(name: str, count: int = 1, target: str = TARGET) -> Task:
+    return Task(WORKLOADS[name], count, target)
 
 
-def tasks() -> list[Task]:
-    return [task(name) for name in WORKLOADS]
+def tasks(target: str = TARGET) -> list[Task]:
+    return [task(name, target=target) for name in WORKLOADS]
 
 
 def seconds_of(config: dict) -> float:

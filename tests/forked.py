@@ -12,12 +12,14 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 
 SOCKET = "TESTS_FORK_SERVER"  # the environment variable that names the server's socket
+_LIMIT = 1200  # seconds
 _IMPORTED = (
     "ipykernel.kernelapp", "torch", "torchvision", "pandas", "onnx", "tvm", "tvm.exec.popen_worker",
     *(f"tvmnotes.{name}" for name in ("importers.pytorch", "importers.onnx", "compiler.build", "course.models",
@@ -32,8 +34,9 @@ def start(path: str) -> subprocess.Popen:
         [sys.executable, __file__, "serve", path, str(theirs)], stdin=subprocess.PIPE, pass_fds=[theirs]
     )
     os.close(theirs)
-    if not os.read(ready, 1):
-        raise RuntimeError("the fork server has ended")
+    if not select.select([ready], [], [], _LIMIT)[0] or not os.read(ready, 1):
+        server.kill()
+        raise RuntimeError("the fork server does not start")
     os.close(ready)
     os.environ[SOCKET] = path
     return server
@@ -42,7 +45,7 @@ def start(path: str) -> subprocess.Popen:
 def run(*args, cwd=None, env=None) -> subprocess.CompletedProcess:
     """`python ARGS…` with its output, as text; a fork where there is a server."""
     command = [sys.executable, *([__file__] if SOCKET in os.environ else []), *map(str, args)]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=_LIMIT)
 
 
 def fork_workers() -> None:
@@ -56,12 +59,13 @@ def seconds(owner: str) -> float:
     """The processor seconds of the forks, so far, that a tester asked for: one of pytest-xdist's, or ""."""
     if SOCKET not in os.environ:
         return 0.0
-    with _ask({"seconds": owner}) as reply:
+    with _ask({"seconds": owner}, limit=_LIMIT) as reply:
         return json.loads(reply.readline())
 
 
-def _ask(request: dict, *descriptors):
+def _ask(request: dict, *descriptors, limit: float | None = None):
     with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(limit)
         connection.connect(os.environ[SOCKET])
         message = json.dumps(request).encode() + b"\n"
         sent = socket.send_fds(connection, [message], descriptors) if descriptors else 0
@@ -94,7 +98,7 @@ def _stand_for_a_fork(args) -> int:
             signal.signal(number, pass_on)
         code = json.loads(reply.readline() or "1")
     if code < 0:  # a signal has ended it
-        if -code != signal.SIGKILL:
+        if -code != signal.SIGKILL:  # it cannot be handled
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
@@ -145,16 +149,22 @@ def _serve(path: str, ready: int):
                         connection.sendall(f"{used.get(request['seconds'], 0.0)}\n".encode())
                         connection.close()
                         continue
+                    has_group, theirs = os.pipe()
                     process = os.fork()
                     if not process:
                         os.setsid()
+                        os.write(theirs, b"1")
+                        inherited = [connection, *(other.fileobj for other in selector.get_map().values())]
+                        selector.close()  # not later, when its number may be another file's
                         _take(request["descriptors"], descriptors, listener.fileno())
-                        for ours in (connection, *(other.fileobj for other in selector.get_map().values())):
+                        for ours in inherited:
                             if isinstance(ours, socket.socket):
                                 ours.detach()
                         return request
                     running.add(process)
-                    for descriptor in descriptors:
+                    os.close(theirs)
+                    os.read(has_group, 1)  # from here on, signals for its group reach it
+                    for descriptor in (has_group, *descriptors):
                         os.close(descriptor)
                     with contextlib.suppress(OSError):
                         connection.sendall(f"{process}\n".encode())

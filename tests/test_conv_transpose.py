@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from conftest import SEED
 from torch import nn
 
 import tvmnotes as tn
@@ -16,13 +17,9 @@ CASES = [
 ]
 
 
-def built(net: nn.Module, shape: tuple):
-    torch.manual_seed(0)
-    return tn.build(*tn.from_pytorch(net.eval(), {"x": shape}))
-
-
 def held(net: nn.Module, shape: tuple):
-    lib, x = built(net, shape), np.random.default_rng().standard_normal(shape, "float32")
+    lib = tn.build(*tn.from_pytorch(net.eval(), {"x": shape}))
+    x = np.random.default_rng(SEED).standard_normal(shape, "float32")
     with torch.inference_mode():
         wanted = net(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(lib(x), wanted, atol=1e-5 * np.abs(wanted).max())

@@ -73,7 +73,7 @@ def selection():
     return both(module(best_places(2, 70, 9)))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(arrays("float32", (2, 70), elements=st.sampled_from([-1.0, 0.0, 0.5, 1.0, 1.0 + 2.0**-23])))
 def test_equal_scores_are_taken_from_the_front(selection, scores):
     loops, parallel = selection

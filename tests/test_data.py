@@ -4,7 +4,6 @@ import hashlib
 import http.server
 import socket
 import threading
-import time
 
 import pytest
 
@@ -20,6 +19,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self):
         self.asked, self.trouble = [], None
+        self.heard, self.over = threading.Event(), threading.Event()
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}/file.bin"
 
@@ -27,11 +27,12 @@ class Server(http.server.ThreadingHTTPServer):
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.asked.append(self.path)
+        self.server.heard.set()
         if self.server.trouble == "404":
             self.send_error(404)
             return
         if self.server.trouble == "silence":
-            time.sleep(1)
+            self.server.over.wait(120)
             return
         self.send_response(200)
         self.send_header("Content-Length", str(len(CONTENT)))
@@ -43,11 +44,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server():
+def server(monkeypatch):
+    monkeypatch.setattr(data, "_CONNECT_SECONDS", 120)  # it may be late on a busy machine
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield server
+        server.over.set()
         server.shutdown()
         thread.join()
 
@@ -72,10 +75,12 @@ def put(file, content):
     return file
 
 
-def refused() -> str:
-    """An address whose port takes no connections."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return f"http://127.0.0.1:{sock.getsockname()[1]}/file.bin"
+@pytest.fixture
+def refused():
+    """An address where nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}/file.bin"
 
 
 # ---------------------------------------------------------------- where a file comes from
@@ -117,21 +122,21 @@ def test_a_download_with_another_checksum_is_not_kept(cache, server):
 
 @pytest.mark.parametrize("trouble", ["404", "half", "silence"])
 def test_a_download_that_breaks_leaves_nothing_and_says_how_to_do_without(cache, server, monkeypatch, trouble):
-    monkeypatch.setattr(data, "_CONNECT_SECONDS", 0.3)
+    if trouble == "silence":
+        monkeypatch.setattr(data, "_CONNECT_SECONDS", 0.3)
     server.trouble = trouble
     with pytest.raises(FileNotFoundError) as raised:
         data.path("a/b.bin", server.url, SHA256)
     for part in ("b.bin", server.url, str(cache / "a/b.bin"), SHA256):
         assert part in str(raised.value)
+    assert server.heard.wait(120)
     assert (server.asked, files(cache)) == (["/file.bin"], [])
 
 
-def test_a_host_that_does_not_answer_is_given_up_within_seconds(cache):
-    url, started = refused(), time.monotonic()
+def test_a_host_that_does_not_answer_is_given_up(cache, refused):
     with pytest.raises(FileNotFoundError) as raised:
-        data.path("a/b.bin", url, SHA256)
-    assert time.monotonic() - started < 5
-    for part in ("'a/b.bin'", "127.0.0.1 does not answer", url, str(cache / "a/b.bin"), SHA256):
+        data.path("a/b.bin", refused, SHA256)
+    for part in ("'a/b.bin'", "127.0.0.1 does not answer", refused, str(cache / "a/b.bin"), SHA256):
         assert part in str(raised.value)
     assert not cache.exists()
 
@@ -149,11 +154,11 @@ def test_a_host_is_tried_once_with_a_limit(cache, monkeypatch):
     assert tried == [(("slow.example", 443), 3), (("slow.example", 80), 3)]
 
 
-def test_behind_a_proxy_the_proxy_decides(cache, monkeypatch):
+def test_behind_a_proxy_the_proxy_decides(cache, monkeypatch, refused):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     assert data.reachable("http://far.example/file")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert not data.reachable(refused())
+    assert not data.reachable(refused)
 
 
 @pytest.mark.parametrize(("setting", "offline"), [("", False), ("0", False), ("1", True), ("yes", True)])

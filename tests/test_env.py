@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tvmnotes import env
 from tvmnotes.__main__ import app
-from tvmnotes.base import errors, workarounds
+from tvmnotes.base import errors, kept, workarounds
 from tvmnotes.compiler.build import resolve_target
 
 ALONE = {cpu: str(cpu) for cpu in range(4)}  # four cores without hyper-threads
@@ -118,8 +118,8 @@ def test_this_machine_has_usable_cores():
 # ---------------------------------------------------------------- threads
 
 COUNT = """
-import os, tvmnotes
-def threads(): return len(os.listdir("/proc/self/task"))
+import os, psutil, tvmnotes
+threads = psutil.Process().num_threads
 tvmnotes.base.env.host_target()
 before = threads()
 tvmnotes.base.env._compile_and_run()
@@ -186,7 +186,7 @@ def test_the_host_target_names_the_cpu_and_its_cores():
 
 def test_the_host_target_switches_off_what_the_machine_lacks(forget, monkeypatch):
     had = env.target_instruction_sets(env.host_target())
-    lost = {"avx512f", "avx2", "neon"} & set(had)
+    lost = {"avx512f", "avx2", "neon"} & set(had) or set(had[:1])
     assert lost, f"LLVM knows none of these of {env._llvm_cpu()}"
     forgotten = tuple(isa for isa in env.instruction_sets() if isa not in lost)
     env.host_target.cache_clear()
@@ -211,7 +211,7 @@ def inner_loops(assembly: str) -> list[list[str]]:
 def test_no_cpu_keeps_a_tile_of_sums_in_memory(forget, monkeypatch, compile_function, cpu):
     monkeypatch.setattr("tvm.target.codegen.llvm_get_system_cpu", lambda: cpu)
     weight = torch.ones(256, 128, 3, 3)
-    target = {"kind": "llvm", "mcpu": env._llvm_cpu(), "num-cores": 2}
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": env._llvm_cpu(), "num-cores": 2}
     lib = compile_function(
         lambda x: F.conv2d(x, weight, None, 2, 1), {"x": (1, 128, 28, 28)}, target=target, records=False
     )
@@ -315,6 +315,8 @@ def test_doctor(monkeypatch, pins, code, words):
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == code
     assert words in result.output and env.cpu_name() in result.output
+    (line,) = [line for line in result.output.splitlines() if line.startswith("kernel cache")]
+    assert line.endswith(f"  {kept.status()}")
 
 
 def test_quick_script_gives_the_same_function_without_a_look_at_the_callers(monkeypatch):

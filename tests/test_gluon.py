@@ -28,7 +28,8 @@ print(net(mx.nd.ones((2, 3, 32, 32))).shape, torch.ones(2).sum().item())
 def test_a_classic_script_imports_gluoncv_beside_torch(first, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(first + SCRIPT)
-    done = subprocess.run([sys.executable, "-m", "tvmnotes", "classic", script], capture_output=True, text=True)
+    command = [sys.executable, "-m", "tvmnotes", "classic", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "(2, 10) 2.0"
 
@@ -44,7 +45,7 @@ def test_torch_is_hidden_for_a_while_only():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mxnet") is None, reason="the mxnet extra is not installed")
-def test_a_network_is_exported_once_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_network_is_exported_once_whole_or_not_at_all(tmp_path, monkeypatch, rng):
     monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path))
     name = "cifar_resnet20_v1"
     shape = tn.gluon.shape_of(name)
@@ -55,7 +56,7 @@ def test_a_network_is_exported_once_whole_or_not_at_all(tmp_path, monkeypatch):
 
     symbol_file, params_file, kind = tn.gluon.exported(name)
     assert sorted(file.name for file in tmp_path.rglob("*") if file.is_file()) == [params_file.name, symbol_file.name]
-    x = np.random.default_rng().standard_normal(shape, dtype="float32")
+    x = rng.standard_normal(shape, dtype="float32")
     made = tn.build(*tn.from_mxnet(symbol_file, params_file, {"data": shape}), opt_level=0)(x)
     net = tn.gluon.network(name)
     import mxnet as mx

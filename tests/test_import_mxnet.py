@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from conftest import SEED
 
 import tvmnotes as tn
 from tvmnotes.importers.mxnet.call import CONVERTERS
@@ -18,6 +19,13 @@ import mxnet as mx
 from mxnet.base import _LIB, check_call
 
 TOLERANCE = 1e-5  # of the largest magnitude; Winograd's method has more
+RNG = np.random.default_rng(SEED)
+
+
+@pytest.fixture(autouse=True)
+def numbers(monkeypatch):
+    """A test's random numbers do not depend on the tests before it."""
+    monkeypatch.setitem(globals(), "RNG", np.random.default_rng(SEED))
 
 
 def both(symbol, inputs: dict, params: dict, tolerance=TOLERANCE):
@@ -91,8 +99,8 @@ def prefixed(symbol, prefix: str):
     return mx.sym.load_json(json.dumps(graph))
 
 
-def uniform(*shape, low=-1.0, high=1.0, seed=None):
-    return np.random.default_rng(seed).uniform(low, high, shape).astype("float32")
+def uniform(*shape, low=-1.0, high=1.0):
+    return RNG.uniform(low, high, shape).astype("float32")
 
 
 X = mx.sym.var("x")
@@ -100,7 +108,7 @@ S = mx.sym
 
 
 def params_of(symbol, **inputs) -> dict:
-    """Random arrays for all that is not an input: of a fresh seed, positive where they are variances."""
+    """Random arrays for all that is not an input: positive where they are variances."""
     names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
     arguments, _, states = symbol.infer_shape(**{name: a.shape for name, a in inputs.items()})
     made = {}
@@ -455,15 +463,14 @@ def test_an_operator_of_two_equals_mxnets(number):
 # ---------------------------------------------------------------- detection
 
 
-def boxes(rows, seed=None, batch=2, classes=3):
+def boxes(rows, batch=2, classes=3):
     """Random rows of class, score, and corners."""
-    random = np.random.default_rng(seed)
-    low = random.uniform(0, 0.7, (batch, rows, 2))
+    low = RNG.uniform(0, 0.7, (batch, rows, 2))
     made = [
-        random.integers(-1, classes, (batch, rows, 1)),
-        random.uniform(-0.1, 1, (batch, rows, 1)),
+        RNG.integers(-1, classes, (batch, rows, 1)),
+        RNG.uniform(-0.1, 1, (batch, rows, 1)),
         low,
-        low + random.uniform(0, 0.4, (batch, rows, 2)),
+        low + RNG.uniform(0, 0.4, (batch, rows, 2)),
     ]
     return np.concatenate(made, 2).astype("float32")
 
@@ -514,7 +521,7 @@ def test_anchors_equal_mxnets(options):
 )
 def test_multibox_detection_equals_mxnets(options):
     anchors = boxes(50)[:1, :, 2:]
-    scores = np.random.default_rng().dirichlet([0.5] * 4, (2, 50)).transpose(0, 2, 1).astype("float32")
+    scores = RNG.dirichlet([0.5] * 4, (2, 50)).transpose(0, 2, 1).astype("float32")
     symbol = S.contrib.MultiBoxDetection(X, Y, S.var("anchors"), **options)
     inputs = {"x": scores, "y": uniform(2, 200), "anchors": anchors}
     wanted = symbol.bind(mx.cpu(), {name: mx.nd.array(array) for name, array in inputs.items()}).forward()[0].asnumpy()
@@ -556,16 +563,14 @@ def test_deformable_convolutions_equal_mxnets(groups):
     both(symbol, inputs, params_of(symbol, **inputs))
 
 
-def test_the_best_places_are_found_among_all_kinds_of_numbers():
+def test_the_best_places_are_found_among_all_kinds_of_numbers(rng):
     import tvm
 
     from tvmnotes.importers.mxnet.detection_operators import best_places
 
-    random = np.random.default_rng()
     for scores in (
-        random.standard_normal((3, 1000)), np.zeros((2, 50)), random.integers(-3, 3, (2, 500)),
-        -random.exponential(1, (2, 77)),
-        random.standard_normal((1, 400)) * 10.0 ** random.integers(-30, 30, (1, 400)), np.full((1, 9), -np.inf),
+        rng.standard_normal((3, 1000)), np.zeros((2, 50)), rng.integers(-3, 3, (2, 500)), -rng.exponential(1, (2, 77)),
+        rng.standard_normal((1, 400)) * 10.0 ** rng.integers(-30, 30, (1, 400)), np.full((1, 9), -np.inf),
     ):  # fmt: skip
         scores = scores.astype("float32")
         for count in (1, 7, scores.shape[1]):
@@ -587,7 +592,7 @@ def test_all_unknown_operators_are_named_at_once():
         tn.from_mxnet(symbol, {}, {"x": (2, 2)})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def network():
     """A symbol with a convolution and a classifier, its input's shapes, and its parameters."""
     symbol = S.FullyConnected(

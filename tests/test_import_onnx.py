@@ -10,6 +10,7 @@ import pytest
 import torch
 import tvm
 import tvm_ffi
+from conftest import SEED
 from onnx import TensorProto, helper, numpy_helper, parser
 from torch import nn
 from tvm import relax
@@ -94,6 +95,7 @@ RELU = "g (float[2] x) => (float[2] y) { y = Relu(x) }"
 
 @pytest.fixture(scope="module")
 def digits() -> bytes:
+    torch.manual_seed(SEED)
     return exported(Digits(), PICTURE, **DYNAMIC)
 
 

@@ -1,7 +1,6 @@
 """measure: who is called, how often and with what; the arithmetic of medians, spread and ratios. Nothing is timed."""
 
 import gc
-import time as clock
 
 import numpy as np
 import pytest
@@ -17,14 +16,30 @@ def recorder(names="ab"):
     return {name: lambda *inputs, name=name: calls.append(name) for name in names}, calls
 
 
+class Clock:
+    """It goes on by `tick` seconds with each look at it, and by what a test adds to `now`."""
+
+    now, tick = 0, 1e-3
+
+    def perf_counter(self):
+        self.now += self.tick
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(measure, "clock", clock)
+    return clock
+
+
 # ---------------------------------------------------------------- who is called
 
 
 def test_candidates_take_turns():
     functions, calls = recorder("abc")
     table = measure.compare(functions, calls=3)
-    turn = [name for name in calls if name == "a"]
-    assert calls == ["a"] * len(turn) + ["b"] * len(turn) + ["c"] * len(turn)
+    assert calls == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
     assert [len(t.seconds) for t in table.values()] == [3, 3, 3]
 
 
@@ -38,10 +53,9 @@ def test_by_time_each_has_its_turns_with_a_warm_up_in_each(monkeypatch):
 
 
 @pytest.fixture
-def turns(monkeypatch):
+def turns(clock, monkeypatch):
     """Take turns of a function whose calls each last a second by the clock; gives its calls and the times."""
-    clock, times, calls = iter(range(1000)), [], []
-    monkeypatch.setattr(measure.clock, "perf_counter", lambda: next(clock))
+    clock.tick, times, calls = 1, [], []
 
     def turns(count, seconds, limit):
         monkeypatch.setattr(measure, "_TURN_SECONDS", seconds)
@@ -54,7 +68,7 @@ def turns(monkeypatch):
 
 
 def test_a_turn_lasts_while_its_time_does(turns):
-    # The clock is read as a turn begins, then before and after each call: after five calls it shows 10.
+    # The clock is read as a turn begins, then before and after each call: five calls take 10 seconds.
     assert turns(1, seconds=9, limit=100) == (6, [1] * 5)
 
 
@@ -190,7 +204,9 @@ def test_errors():
     assert calls == []
 
 
-def test_calls_are_as_many_for_the_slow_as_for_the_fast():
-    fast, slow = lambda: None, lambda: clock.sleep(0.3)
-    table = measure.compare({"fast": fast, "slow": slow}, calls=4)
+def test_calls_are_as_many_for_the_slow_as_for_the_fast(clock):
+    def slow():
+        clock.now += 0.3
+
+    table = measure.compare({"fast": lambda: None, "slow": slow}, calls=4)
     assert [len(t.seconds) for t in table.values()] == [4, 4]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import Function
+from conftest import SEED, Function
 from torch import nn
 
 import tvmnotes as tn
@@ -57,7 +57,7 @@ def tuned(imported, tmp_path_factory):
             written.append(len(found))
 
         patch.setattr(log.Log, "append", telling)
-        made = tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path)
+        made = tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path, seed=SEED)
     return path, made, written
 
 
@@ -105,18 +105,29 @@ def test_a_build_uses_it(tuned, imported, net):
     assert not [schedule for schedule in plain.kernels.values() if schedule.startswith("metaschedule")]
 
 
+def test_the_seed_decides_which_traces_it_tries(tuned, imported, tmp_path, monkeypatch):
+    monkeypatch.setattr(session.Session, "finish", lambda *_: None)  # what follows the search
+    path = tmp_path / "again.jsonl"
+    tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path, seed=SEED)
+    first, again = ([each.config for each in records.read(p) if not each.final] for p in (tuned[0], path))
+    assert again == first
+
+
 def test_the_same_call_goes_on(tuned, imported, tmp_path, monkeypatch):
     monkeypatch.setattr(session.Session, "finish", lambda *_: None)  # what follows the search
     path = tmp_path / "again.jsonl"
-    path.write_bytes(tuned[0].read_bytes())
+    (task,) = metaschedule.tasks(*imported)
+    config = {"family": "metaschedule", "trace": [[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []]}
+    unfit = records.measured(task.workload, task.target, config, (1e-6,))
+    path.write_text(f"{tuned[0].read_text()}{unfit}\n")
     before = records.read(path)
-    tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path)
+    tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path, seed=SEED)
     assert records.read(path) == before, "nothing was left to measure"
-    made = tn.tune(*imported, tuner="metaschedule", trials=TRIALS + 3, records=path)
+    made = tn.tune(*imported, tuner="metaschedule", trials=TRIALS + 4, records=path, seed=SEED)
     found = records.read(path)
     assert found[: len(before)] == before
     trials = [each for each in found if not each.final]
-    assert made.rows[0][1] == TRIALS + 3 == len(trials)
+    assert made.rows[0][1] == TRIALS + 4 == len(trials)
     assert len({records.key(each.config) for each in trials}) == len(trials), "a trace was measured twice"
 
 

@@ -1,5 +1,7 @@
 """models: networks by name; seeded weights that are the same each time, pretrained ones where torch has them."""
 
+import os
+import types
 from pathlib import Path
 
 import numpy as np
@@ -86,16 +88,59 @@ def test_without_calibration_batch_norm_is_as_made():
 
 
 @pytest.fixture
-def torchs_cache(monkeypatch, tmp_path, network):
-    """A cache of torch's with a file in the place of NAME's weights: the seeded ones, with one bias changed."""
+def checkpoint(monkeypatch, tmp_path):
+    """A function that puts what it is given into torch's cache, as NAME's weights, under the name of its checksum."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    file = Path(torch.hub.get_dir()) / "checkpoints" / Path(WEIGHTS.url).name
-    assert tmp_path in file.parents
-    file.parent.mkdir(parents=True)
+    folder = Path(torch.hub.get_dir()) / "checkpoints"
+    assert tmp_path in folder.parents
+    folder.mkdir(parents=True)
+
+    def put(state) -> Path:
+        torch.save(state, folder / "weights.pth")
+        file = folder / f"{NAME}-{data.checksum(folder / 'weights.pth')[:8]}.pth"
+        (folder / "weights.pth").rename(file)
+        published = types.SimpleNamespace(
+            url=f"https://localhost/{file.name}", transforms=WEIGHTS.transforms, meta=WEIGHTS.meta
+        )
+        listed = types.SimpleNamespace(DEFAULT=published)
+        monkeypatch.setattr(torchvision.models, "get_model_weights", lambda name: listed)
+        return file
+
+    return put
+
+
+@pytest.fixture
+def torchs_cache(checkpoint, network):
+    """The state of a network in torch's cache: the seeded weights, with one bias changed."""
     state = {key: tensor.clone() for key, tensor in network.state_dict().items()}
     state["classifier.1.bias"] += 1
-    torch.save(state, file)
+    checkpoint(state)
     return state
+
+
+class Command:
+    """It runs a shell command where it is unpickled."""
+
+    def __init__(self, command: str):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+def test_a_checkpoint_runs_no_code(checkpoint, tmp_path):
+    file = checkpoint({"features.0.weight": Command(f"touch {tmp_path / 'ran'}")})
+    with pytest.raises(ValueError, match=f"{file.name} holds no weights that torch reads .*: remove it, and load"):
+        models.load(NAME)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_checkpoint_that_is_not_the_published_one_is_refused(checkpoint, network):
+    file = checkpoint(network.state_dict())
+    with file.open("ab") as stream:
+        stream.write(b"more")
+    with pytest.raises(ValueError, match=f"{file.name} is not what torchvision published: .*remove it, and load again"):
+        models.load(NAME)
 
 
 def test_pretrained_weights_come_from_torchs_cache(torchs_cache):
@@ -119,6 +164,17 @@ def test_a_connection_that_breaks_gives_seeded_weights(monkeypatch, network):
     assert net.weights_kind == "seeded" and equal(net, network)
 
 
+def test_a_download_with_another_checksum_is_refused(monkeypatch):
+    def fail(url, file, checksum):
+        assert url == WEIGHTS.url and checksum in url
+        raise RuntimeError("invalid hash value")
+
+    monkeypatch.setattr(data, "reachable", lambda url: True)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    with pytest.raises(ValueError, match="gave weights other than those it names .*try later"):
+        models.load(NAME)
+
+
 def test_digits():
     net = models.load("digits")
     assert (net.weights_kind, net.input_shape, len(net.classes)) == ("pretrained", (1, 1, 32, 32), 10)
@@ -139,7 +195,8 @@ def test_an_unknown_onnx_file():
         models.onnx_file("resnet50")
 
 
-def test_without_a_network_resnet50_v2_is_exported_once():
+def test_without_a_network_resnet50_v2_is_exported_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path))
     file, kind = models.onnx_file("resnet50_v2")
     assert (kind, file.parent) == ("seeded", data.cache() / "onnx")
     onnx.checker.check_model(file, full_check=True)

@@ -215,12 +215,12 @@ def by_mxnet(symbol_file: str, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", sampled(NETWORKS, ["arcface_se", "mobilefacenet", "inception_bn"]))
-def test_a_checkpoint_gives_mxnets_numbers(name, tmp_path):
+def test_a_checkpoint_gives_mxnets_numbers(name, tmp_path, rng):
     make, size = NETWORKS[name]
     shape = (2, 3, size, size)
     files = checkpoint(make(), shape, tmp_path / name)
     mod, params = tn.from_mxnet(*files, {"data": shape})
-    x = np.random.default_rng().uniform(0, 255 if "face" in name else 1, shape).astype("float32")
+    x = rng.uniform(0, 255 if "face" in name else 1, shape).astype("float32")
     wanted, made = by_mxnet(files[0], x), tn.build(mod, params)(x)
     assert made.shape == wanted.shape and wanted.std() > 0
     np.testing.assert_allclose(made, wanted, atol=1e-4 * np.abs(wanted).max())

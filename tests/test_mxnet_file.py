@@ -49,7 +49,7 @@ def test_the_bundled_checkpoint_gives_pytorchs_probabilities():
     np.testing.assert_allclose(made, wanted, atol=1e-5)
 
 
-def test_relays_importer_stands_on_ours(tmp_path):
+def test_relays_importer_stands_on_ours(rng):
     """With a kernel of our own in it, which Relay's words must carry."""
     import tvmnotes.classic
 
@@ -57,7 +57,7 @@ def test_relays_importer_stands_on_ours(tmp_path):
     nodes.append({"op": "broadcast_add", "name": "add", "inputs": [[0, 0], [1, 0]]})
     nms = {"op": "_contrib_box_nms", "name": "nms", "inputs": [[2, 0]], "attrs": {"id_index": "0", "topk": "5"}}
     text = json.dumps({"nodes": [*nodes, nms], "heads": [[3, 0]]})
-    boxes = np.random.default_rng().uniform(0, 1, (1, 30, 6)).astype("float32")
+    boxes = rng.uniform(0, 1, (1, 30, 6)).astype("float32")
     shift = np.zeros(6, "float32")
     wanted = tn.build(*tn.from_mxnet(text, {"shift": shift}, {"data": boxes.shape}))(boxes)
     tvmnotes.classic.enable()
@@ -113,7 +113,7 @@ def test_each_format_and_dtype_is_read(tmp_path, version, dtype):
 
 
 @pytest.mark.storm
-@settings(max_examples=300 * STORM, deadline=None)
+@settings(max_examples=300 * STORM)
 @given(st.binary(max_size=200))
 def test_whatever_bytes_come_end_in_one_error(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "random.params"

@@ -65,6 +65,7 @@ def test_the_script_of_2019_gives_pytorchs_probabilities(folder, logits):
     assert agree(np.load(folder / "2019.npy"), torch.softmax(torch.from_numpy(logits), dim=1).numpy())
 
 
+@pytest.mark.alone
 def test_the_script_of_2023_tunes_and_gives_pytorchs_scores(folder, logits):
     command = ("-m", "tvmnotes", "classic", "digits_2023.py", "digits.pt", "pictures.npy", "--trials", "2")
     done = run(folder, *command)

@@ -120,7 +120,7 @@ def test_an_installed_package_finds_its_data(python, tmp_path):
     """As a wheel lays it out: the package, with the data folder where pyproject.toml puts it."""
     (package,) = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     moves = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    shutil.copytree(ROOT / package, tmp_path / package)
+    shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "data", tmp_path / moves["data"])
     code = "import tvmnotes; print(tvmnotes.data.path('digits/test.npz'))"
     found = python(code, cwd=tmp_path, PYTHONPATH=str(tmp_path))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -341,6 +342,7 @@ def test_wrong_arguments_are_errors_before_anything_is_measured(lib, small, monk
 # ---------------------------------------------------------------- threads
 
 
+@pytest.mark.alone
 def test_threads_are_measured_in_processes_of_their_own(lib, small):
     found = threads.by_threads(lib, small.x, counts=[1], turns=1)
     assert set(found) == {(1, True), (1, False)} and all(t.seconds and min(t.seconds) > 0 for t in found.values())
@@ -352,7 +354,7 @@ def test_a_process_gets_its_settings(monkeypatch, tmp_path):
     start = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda _command, **how: start([sys.executable, "-c", show], **how))
     worker = threads._worker(str(tmp_path), 3, False)
-    assert worker.communicate()[0].strip() == "[3, 0]"
+    assert worker.communicate(timeout=1200)[0].strip() == "[3, 0]"
 
 
 def test_a_process_that_fails_is_an_error(monkeypatch, lib, small):
@@ -361,6 +363,17 @@ def test_a_process_that_fails_is_an_error(monkeypatch, lib, small):
     monkeypatch.setattr(threads.subprocess, "Popen", lambda _command, **how: start(broken, **how))
     with pytest.raises(RuntimeError, match="failed: no such core"):
         threads._turn(threads._worker("", 1, True))
+
+
+def test_a_process_that_gives_no_times_is_an_error(monkeypatch):
+    silent = [sys.executable, "-c", "input(); input()"]
+    start = subprocess.Popen
+    monkeypatch.setattr(threads.subprocess, "Popen", lambda _command, **how: start(silent, **how))
+    monkeypatch.setattr(threads, "_LIMIT", 0.1)
+    worker = threads._worker("", 1, True)
+    with pytest.raises(RuntimeError, match="gave no times for 0.1 s"):
+        threads._turn(worker)
+    worker.communicate(timeout=1200)
 
 
 def test_wrong_arguments_of_threads(lib, small):
@@ -372,11 +385,12 @@ def test_wrong_arguments_of_threads(lib, small):
 
 
 def test_tvm_takes_half_of_the_processors_unless_it_is_told(python):
-    code = "import os, tvm; print(os.cpu_count(), tvm.runtime.num_threads())"
-    listed, taken = map(int, python(code, TVM_NUM_THREADS=None, OMP_NUM_THREADS=None).split())
+    code, listed = "import tvm; print(tvm.runtime.num_threads())", os.cpu_count()
+    taken = int(python(code, TVM_NUM_THREADS=None, OMP_NUM_THREADS=None))
     if tvm.target.codegen.llvm_get_system_triple().startswith("x86_64"):
-        assert taken == max(1, listed // 2)
-    assert python(code, TVM_NUM_THREADS=str(listed)).split()[1] == str(listed)
+        # Some C libraries count the CPUs of the affinity mask alone.
+        assert taken in [max(1, count // 2) for count in (listed, len(os.sched_getaffinity(0)))]
+    assert python(code, TVM_NUM_THREADS=str(listed)) == str(listed)
 
 
 # ---------------------------------------------------------------- figures

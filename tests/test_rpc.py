@@ -1,6 +1,5 @@
 """Tuning on many machines: a real tracker, real servers, and what becomes of a tuning when some of them go."""
 
-import contextlib
 import json
 import os
 import re
@@ -10,19 +9,24 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
 import psutil
 import pytest
 import tvm
+from conftest import SEED
 from fake_runner import TARGET, AsItIs, known_to_workers
-from rpc_cluster import QUICK, Cluster, free_port, wait_until
+from rpc_cluster import ANSWER_SECONDS, QUICK, Cluster, wait_until
 from tvm import te
 
 import tvmnotes as tn
 from tvmnotes.tuning import server
 from tvmnotes.tuning.trial import Candidate
+
+pytestmark = pytest.mark.alone
+HANGS = QUICK | {"timeout": 10, "build_timeout": 60}  # where a trial hangs
 
 
 @dataclass(frozen=True)
@@ -89,15 +93,17 @@ def test_a_tracker_is_named_by_host_and_port(tracker):
 
 
 @pytest.mark.parametrize("listens", [False, True])
-def test_a_tracker_that_does_not_answer_is_an_error_within_five_seconds(listens):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+def test_a_tracker_that_does_not_answer_is_an_error_within_seconds(monkeypatch, listens):
+    monkeypatch.setattr(server, "_ANSWER_SECONDS", ANSWER_SECONDS)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
-        if not listens:
-            silent.close()
+        if listens:
+            silent.listen()
         started = time.monotonic()
         with pytest.raises(ConnectionError) as caught:
             tn.tuning.rpc(f"127.0.0.1:{port}", "k")
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
     assert str(caught.value) == (
         f"no RPC tracker answers at 127.0.0.1:{port}: start one with "
         f"python -m tvm.exec.rpc_tracker --host 127.0.0.1 --port {port} --port-end {port + 1}"
@@ -125,7 +131,7 @@ def test_a_tracker_without_a_server_of_the_key_says_how_to_start_one(cluster):
 
 def test_a_tuning_uses_all_servers(small, cluster, runner, tmp_path):
     log = tmp_path / "records.jsonl"
-    made = tn.tune(small.mod, small.params, tuner="random", trials=6, records=log, runner=runner)
+    made = tn.tune(small.mod, small.params, tuner="random", trials=6, records=log, runner=runner, seed=SEED)
     found = tn.records.read(log)
     trials, finals = [r for r in found if not r.final], [r for r in found if r.final]
     assert len(trials) == 6 and finals
@@ -140,12 +146,17 @@ def test_a_tuning_uses_all_servers(small, cluster, runner, tmp_path):
 
 
 def test_a_candidate_that_fails_costs_its_trial_only(cluster):
-    with tn.tuning.rpc(cluster.tracker, "k", **QUICK | {"timeout": 3}) as runner:
+    def ended():
+        return sum(cluster.text(name).count("a trial was ended") for name in ("first", "second"))
+
+    before = ended()
+    with tn.tuning.rpc(cluster.tracker, "k", **HANGS) as runner:
         started = {name: process.pid for name, process in cluster.processes.items()}
         made = runner.measure(planted("double", "crash", "nonsense", "hang", "crash", "double"))
+        wait_until(lambda: cluster.free() == 2)
         again = runner.measure(planted("double", "double", "double", "double"))
     assert [trial.error for trial in made] == [
-        None, "its process ended", "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 3 s",
+        None, "its process ended", "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 10 s",
         "its process ended", None,
     ]  # fmt: skip
     assert [bool(trial.seconds) for trial in made] == [trial.error is None for trial in made]
@@ -153,8 +164,7 @@ def test_a_candidate_that_fails_costs_its_trial_only(cluster):
     assert servers_of(again) == {"first", "second"}
     assert started == {name: process.pid for name, process in cluster.processes.items()}
     assert len(cluster.servers()) == 2
-    told = cluster.text("first") + cluster.text("second")
-    assert told.count("a trial was ended") == 3  # none of them was tried again
+    assert ended() - before == 3  # none of them was tried again
 
 
 def test_the_caches_are_swept_on_the_server(runner):
@@ -183,21 +193,21 @@ def test_servers_that_go(cluster, tmp_path):
     cluster.serve_all("one", "another", key="dying")
     with tn.tuning.rpc(cluster.tracker, "dying", **QUICK) as runner:
         runner.measure(sleeps(0.0, 2))
-        killer = threading.Timer(2, cluster.unplug, ["one"])
-        killer.start()
-        made = runner.measure(sleeps(0.5, 6))
-        killer.join()
+        with ThreadPoolExecutor() as threads:
+            killed = threads.submit(cluster.unplug_in_mid_trial, "one")
+            made = runner.measure(sleeps(0.5, 6))
+            killed.result()
         assert [trial.error for trial in made] == [None] * 6
-        assert all(min(trial.seconds) >= 0.5 for trial in made)
+        assert all(len(trial.seconds) == QUICK["repeat"] for trial in made)
         assert servers_of(made[-2:]) == {"another"}
-        assert len(cluster.servers("dying")) == 1
+        wait_until(lambda: len(cluster.servers("dying")) == 1)
 
-        killer = threading.Timer(1, cluster.unplug, ["another"])
-        killer.start()
         started = time.monotonic()
-        with pytest.raises(ConnectionError, match="all servers of key 'dying' are gone; what was measured is kept"):
+        all_gone = "all servers of key 'dying' are gone; what was measured is kept"
+        with ThreadPoolExecutor() as threads, pytest.raises(ConnectionError, match=all_gone):
+            threads.submit(cluster.unplug_in_mid_trial, "another")
             runner.measure(sleeps(0.5, 4))
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < 120
         cluster.serve("one", key="dying")
         assert [trial.error for trial in runner.measure(planted("double"))] == [None]
     cluster.unplug("one")
@@ -208,20 +218,21 @@ def test_servers_that_go(cluster, tmp_path):
 def test_a_server_that_falls_silent_loses_its_trial_to_another(cluster, when):
     """As when a cable is pulled: the connection stays, and no answer comes."""
     cluster.serve_all("silent", "other", key="cable")
-    silent = psutil.Process(cluster.processes["silent"].pid)
 
     def pull():
         if when == "in mid-trial":
-            wait_until(silent.children)
-        os.killpg(silent.pid, signal.SIGSTOP)
+            cluster.wait_for_trial("silent")
+        os.killpg(cluster.processes["silent"].pid, signal.SIGSTOP)
 
-    with tn.tuning.rpc(cluster.tracker, "cable", **QUICK | {"timeout": 3}) as runner:
+    with tn.tuning.rpc(cluster.tracker, "cable", **HANGS) as runner, ThreadPoolExecutor() as threads:
         runner.measure(sleeps(0.0, 2))
-        puller = threading.Thread(target=pull)
-        puller.start()
-        made = runner.measure(sleeps(0.3, 4))
-        puller.join()
-    assert [trial.error for trial in made] == [None] * 4
+        wait_until(lambda: cluster.free("cable") == 2)
+        pulled = threads.submit(pull)
+        if when == "free":
+            pulled.result()
+        made = runner.measure(sleeps(0.1, 8))
+        pulled.result()
+    assert [trial.error for trial in made] == [None] * 8
     for name in ("silent", "other"):
         cluster.unplug(name)
 
@@ -229,10 +240,10 @@ def test_a_server_that_falls_silent_loses_its_trial_to_another(cluster, when):
 @pytest.mark.full
 def test_tvms_own_server_will_do(cluster):
     cluster.serve("plain", key="plain", module="tvm.exec.rpc_server")
-    with tn.tuning.rpc(cluster.tracker, "plain", **QUICK | {"timeout": 3}) as runner:
+    with tn.tuning.rpc(cluster.tracker, "plain", **HANGS) as runner:
         made = runner.measure(planted("double", "nonsense", "hang", "double"))
     assert [trial.error for trial in made] == [
-        None, "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 3 s", None,
+        None, "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 10 s", None,
     ]  # fmt: skip
     assert servers_of(made) == {None}
     cluster.unplug("plain")
@@ -243,7 +254,7 @@ def test_tvms_own_server_will_do(cluster):
 
 def serve(*options):
     command = [sys.executable, "-m", "tvmnotes", "serve", *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "500"})
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, env={**os.environ, "COLUMNS": "500"})
 
 
 @pytest.mark.parametrize("options, told", [
@@ -264,8 +275,10 @@ def test_serve_refuses_cores_that_are_not_there(cluster):
 
 
 def test_serve_says_in_one_sentence_that_no_tracker_answers():
-    port = free_port()
-    done = serve("--tracker", f"127.0.0.1:{port}")
+    with socket.socket() as taken:  # by one that does not listen
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        done = serve("--tracker", f"127.0.0.1:{port}")
     assert done.returncode == 2
     assert f"no RPC tracker answers at 127.0.0.1:{port}: start one with python -m tvm.exec.rpc_tracker" in done.stderr
     assert "Traceback" not in done.stderr and not done.stdout
@@ -274,27 +287,24 @@ def test_serve_says_in_one_sentence_that_no_tracker_answers():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_ends_with_all_its_processes(cluster, number):
     """In mid-trial, and also where only the server itself gets the signal."""
-    key = f"ended by {number}"
-    ends = cluster.serve("ends", key=key.replace(" ", "-"))
-    session = threading.Thread(target=_hang, args=(cluster, key.replace(" ", "-")), daemon=True)
-    session.start()
-    wait_until(lambda: psutil.Process(ends.pid).children())
+    key = f"ended-by-{number:d}"
+    ends = cluster.serve("ends", key=key)
+    _session = session(cluster, key)
     children = psutil.Process(ends.pid).children(recursive=True)
     ends.send_signal(number)
-    assert ends.wait(30) == 0
-    _, alive = psutil.wait_procs(children, timeout=10)
-    assert not alive
+    assert ends.wait(300) == 0
+    _, alive = psutil.wait_procs(children, timeout=120)
+    assert children and not alive
     assert "ends ended." in cluster.text("ends")
     assert "Traceback" not in cluster.text("ends")
     cluster.processes.pop("ends")
 
 
-def _hang(cluster, key):
-    host, port = cluster.tracker.split(":")
-    with contextlib.suppress(Exception):
-        session = tvm.rpc.connect_tracker(host, int(port)).request(key, session_timeout=60)
-        session.get_function("testing.object_use_count")
-        time.sleep(60)
+def session(cluster, key):
+    """A session, as of a trial, that has answered."""
+    made = tvm.rpc.connect_tracker(*server.address(cluster.tracker)).request(key, session_timeout=600)
+    made.get_function("tvmnotes.sweep")()  # TVM has started its threads, and may bind them
+    return made
 
 
 @pytest.mark.full
@@ -311,10 +321,9 @@ def test_serve_stays_on_its_cores(cluster):
     core = min(os.sched_getaffinity(0))
     cluster._start("pinned", "tvmnotes", "serve", "--tracker", cluster.tracker, "--key", "pinned", "--cores", core)
     wait_until(lambda: cluster.servers("pinned"))
-    host, port = server.address(cluster.tracker)
-    session = tvm.rpc.connect_tracker(host, port).request("pinned", session_timeout=60)
-    session.get_function("tvmnotes.sweep")()  # TVM has started its threads, and may bind them
-    (running,) = psutil.Process(cluster.processes["pinned"].pid).children()
-    assert all(os.sched_getaffinity(thread.id) == {core} for thread in running.threads())
+    _session = session(cluster, "pinned")
+    running = psutil.Process(cluster.processes["pinned"].pid).children()
+    assert running
+    assert all(os.sched_getaffinity(thread.id) == {core} for process in running for thread in process.threads())
     assert re.search(r":\d+ serves on 127.0.0.1:\d+ as 'pinned', with 1 threads", cluster.text("pinned"))
     cluster.unplug("pinned")

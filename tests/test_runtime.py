@@ -398,15 +398,14 @@ def spots(value, path=()):
     return [path, *(spot for key, child in children for spot in spots(child, (*path, key)))]
 
 
+CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 2), st.floats(), st.text(max_size=3), st.sampled_from(["../x", "llvm"]),
     st.just([]), st.just({}), st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=2), st.none()),
 )  # fmt: skip
 
 
-@settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=CHECKS)
 @given(data=st.data())
 def test_any_manifest_and_graph_load_or_are_refused_as_documented(saved, copy, data):
     for name in ("manifest.json", "graph.json"):
@@ -429,7 +428,7 @@ def test_any_manifest_and_graph_load_or_are_refused_as_documented(saved, copy, d
         assert str(copy) in str(error)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=CHECKS)
 @given(data=st.data())
 def test_a_manifest_with_other_bytes_loads_or_is_refused_as_documented(saved, copy, data):
     content = bytearray((saved / "manifest.json").read_bytes())

@@ -27,10 +27,10 @@ WINOGRAD_TOLERANCE = 1e-4
 
 
 def drawn(examples: int):
-    """Settings of a property: the same examples in every run, half of them in `make test`, however long one takes."""
+    """Settings of a property, whose examples may take long; `make test` has half as many."""
     examples = max(1, examples // 2) if QUICK else examples
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    return settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=checks)
+    return settings(max_examples=examples, suppress_health_check=checks)
 
 
 def numbers(shape, dtype="float32", seed=1):

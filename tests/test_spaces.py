@@ -66,7 +66,6 @@ def test_the_reference_is_torchs(name):
 
 @pytest.mark.parametrize("registers", [Vectors(16, 32), Vectors(8, 16), Vectors(4, 32)], ids=str)
 def test_shapes_are_told_without_packing(registers):
-    random.seed(0)
     for workload in WORKLOADS.values():
         for config in sample(workload, registers, 3):
             packed = workload.pack(np.zeros(workload.weight, "float32"), config, registers.lanes)

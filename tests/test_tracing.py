@@ -1,7 +1,6 @@
 """tracing.py: the tree, the times and the changes of a build, held against modules whose passes are known."""
 
 import json
-import time
 
 import pytest
 import tvm
@@ -26,13 +25,33 @@ def names(trace):
     return [step.name for _, step in trace.walk()]
 
 
-def sleeper(name, seconds, inner=None):
-    """A pass that sleeps, then runs another."""
+class Clock:
+    """It stands still but for what a test adds to `now`."""
+
+    now = 0
+
+    def perf_counter(self):
+        return self.now
+
+    def go_on(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(tracing, "time", clock)
+    return clock
+
+
+def calling(name, *functions):
+    """A pass that calls functions of a module one after the other, other passes among them."""
 
     @tvm.transform.module_pass(opt_level=0, name=name)
     def run(mod, _context):
-        time.sleep(seconds)
-        return inner(mod) if inner else mod
+        for function in functions:
+            function(mod)
+        return mod
 
     return run
 
@@ -44,24 +63,24 @@ def test_every_pass_of_an_opt_level_is_there_in_order(traces):
     assert "tirx.MakePackedAPI" in names(traces[3]), "the kernels are compiled where the instrument sees it"
 
 
-def test_a_pass_that_another_runs_stands_below_it():
+def test_a_pass_that_another_runs_stands_below_it(clock):
     trace, mod = Trace(), tvm.IRModule({})
     with tvm.transform.PassContext(instruments=[trace]):
-        sleeper("outer", 0.02, sleeper("inner", 0.05))(mod)
-        time.sleep(0.03)
-        sleeper("next", 0)(mod)
+        calling("outer", lambda _: clock.go_on(2), calling("inner", lambda _: clock.go_on(5)))(mod)
+        clock.go_on(3)
+        calling("next")(mod)
     assert [(depth, step.name) for depth, step in trace.walk()] == [(0, "outer"), (1, "inner"), (0, "next")]
-    outer, following = trace.steps
-    assert outer.seconds >= outer.steps[0].seconds + 0.02 >= 0.07
-    assert trace.seconds >= outer.seconds + following.seconds + 0.03
+    assert [step.seconds for _, step in trace.walk()] == [7, 5, 0]
+    assert [step.begin for _, step in trace.walk()] == [0, 2, 10]
+    assert trace.seconds == 10
 
 
-def test_its_own_work_is_not_counted(monkeypatch):
+def test_its_own_work_is_not_counted(clock, monkeypatch):
     trace, look = Trace(), tracing.graph
-    monkeypatch.setattr(tracing, "graph", lambda mod: time.sleep(0.3) or look(mod))
+    monkeypatch.setattr(tracing, "graph", lambda mod: clock.go_on(3) or look(mod))
     with tvm.transform.PassContext(instruments=[trace]):
-        sleeper("outer", 0, sleeper("inner", 0))(tvm.IRModule({}))
-    assert trace.steps[0].seconds <= trace.seconds < 0.3
+        calling("outer", calling("inner", lambda _: clock.go_on(2)))(tvm.IRModule({}))
+    assert clock.now > 2 and trace.steps[0].seconds == trace.seconds == 2
 
 
 def test_a_context_begins_anew_and_an_error_ends_the_steps():
@@ -71,9 +90,9 @@ def test_a_context_begins_anew_and_an_error_ends_the_steps():
 
     trace = Trace()
     with tvm.transform.PassContext(instruments=[trace]):
-        sleeper("first", 0)(tvm.IRModule({}))
+        calling("first")(tvm.IRModule({}))
     with pytest.raises(ValueError, match="broken"), tvm.transform.PassContext(instruments=[trace]):
-        sleeper("outer", 0, broken)(tvm.IRModule({}))
+        calling("outer", broken)(tvm.IRModule({}))
     assert names(trace) == ["outer", "broken"]
     assert [step.changed for _, step in trace.walk()] == ["failed", "failed"]
     assert all(0 <= step.seconds <= trace.seconds for _, step in trace.walk())

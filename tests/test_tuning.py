@@ -1,14 +1,15 @@
 """Tuning: what there is to tune, the tuners and their cost model, the loop over the tasks, the command line."""
 
+import functools
 import itertools
 import json
 import math
 import os
 import random
 import socket
-import subprocess
-import sys
 
+import fake_runner
+import forked
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,8 +17,7 @@ import torch
 import torch.nn.functional as F
 import tvm
 from conftest import SmallNet
-from fake_runner import TARGET, WORKLOADS, FakeRunner, seconds_of, task
-from fake_runner import tasks as fake_tasks
+from fake_runner import AVX512, TARGET, WORKLOADS, FakeRunner, seconds_of
 from torch import nn
 from tvm import te
 
@@ -26,13 +26,18 @@ from tvmnotes import env, records
 from tvmnotes.compiler.schedules.convolution import Convolution
 from tvmnotes.compiler.schedules.matmul import Dense
 from tvmnotes.compiler.schedules.vector import vectors
-from tvmnotes.tuning import Candidate, Task, tasks, trial
+from tvmnotes.tuning import Candidate, Local, Task, tasks, trial
 from tvmnotes.tuning.features import features
 from tvmnotes.tuning.task import Progress, expected_gain
 from tvmnotes.tuning.tuners import GA, TUNERS, XGB, CostModel
 
-VECTORS = vectors(env.host_target())
-LANES = VECTORS.lanes
+HERE = vectors(env.host_target())
+LANES = HERE.lanes
+
+# What runs no kernels is for one CPU, whose spaces are the same on every machine.
+VECTORS = records.vectors_of(AVX512)
+task = functools.partial(fake_runner.task, target=AVX512)
+fake_tasks = functools.partial(fake_runner.tasks, AVX512)
 
 
 # ---------------------------------------------------------------- a convolution as a workload
@@ -90,11 +95,11 @@ def test_every_config_makes_pytorchs_convolution(name):
     wanted = wanted.numpy()
     tolerance = 1e-4 * np.abs(wanted).max()
     np.testing.assert_allclose(workload.reference(data, weight), wanted, atol=tolerance)
-    space = workload.configs(VECTORS)
+    space = workload.configs(HERE)
     by_family = {}
     for config in choose.sample(space, len(space)):
         by_family.setdefault((config["family"], config.get("lines", 1) > 1), config)
-    for config in [workload.default_config(VECTORS), *by_family.values()]:
+    for config in [workload.default_config(HERE), *by_family.values()]:
         np.testing.assert_allclose(run(workload, config, data, weight), wanted, atol=tolerance, err_msg=str(config))
 
 
@@ -104,7 +109,7 @@ def test_every_config_makes_numpys_product():
     data, weight = (generator.standard_normal(s, dtype="float32") for s in (workload.data, workload.weight))
     wanted = data @ weight
     np.testing.assert_allclose(workload.reference(data, weight), wanted, atol=1e-5)
-    for config in [workload.default_config(VECTORS), *choose.sample(workload.configs(VECTORS), 4)]:
+    for config in [workload.default_config(HERE), *choose.sample(workload.configs(HERE), 4)]:
         np.testing.assert_allclose(run(workload, config, data, weight), wanted, atol=1e-4, err_msg=str(config))
 
 
@@ -262,7 +267,7 @@ def ask(made, trials: int, batch=8, seconds=seconds_of) -> list[int]:
 @pytest.mark.parametrize("name", ["dense", "depthwise"])
 def test_a_tuner_begins_with_the_default_config_and_measures_each_once_to_the_end(kind, name):
     each = task(name)
-    some = Task(each.workload, 1, TARGET)
+    some = Task(each.workload, 1, AVX512)
     some.__dict__["space"] = each.space[:60]
     order = ask(tuner(kind, some), 1000)
     assert order[0] == 0
@@ -375,7 +380,9 @@ def test_a_cost_model_learns_which_configs_fail():
 def tune(path, runner=None, **options):
     """`tn.tune` on tasks by themselves, with a runner that answers at once."""
     given = {"tasks": fake_tasks(), "runner": runner or FakeRunner(), "seed": 0, "trials": 48} | options
-    return tn.tune(None, {}, records=path, **given)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(env, "threads", lambda: 2)  # the cost model sees them
+        return tn.tune(None, {}, json.loads(AVX512), records=path, **given)
 
 
 def trials_of(path) -> list[records.Record]:
@@ -399,7 +406,7 @@ def test_a_tuning_measures_its_trials_each_config_once_and_writes_all_down(kind,
 
 
 def test_trials_go_to_every_task_and_most_to_where_they_save_most(tmp_path):
-    each = [Task(workload, 20 if name == "strided" else 1, TARGET) for name, workload in WORKLOADS.items()]
+    each = [Task(workload, 20 if name == "strided" else 1, AVX512) for name, workload in WORKLOADS.items()]
     made = tune(tmp_path / "tuning.jsonl", tasks=each, trials=150)
     trials = {task.workload: count for task, count, _, _ in made.rows}
     assert min(trials.values()) >= 8
@@ -432,7 +439,7 @@ def test_the_same_call_goes_on_where_it_stopped(tmp_path):
 
 def test_records_of_another_target_do_not_count(tmp_path):
     path = tmp_path / "tuning.jsonl"
-    other = str(tvm.target.Target({**json.loads(TARGET), "num-cores": env.usable_cores() + 7}))
+    other = str(tvm.target.Target({**json.loads(AVX512), "num-cores": env.usable_cores() + 7}))
     path.write_text(f"{records.measured(WORKLOADS['conv'], other, task('conv').default, (1e-9,))}\n")
     made = tune(path, tasks=[task("conv")], trials=8)
     assert len(trials_of(path)) == 9
@@ -582,7 +589,8 @@ def test_a_network_without_tasks_is_refused(compile_function, tmp_path):
 
 def test_a_network_is_tuned_and_built_with_what_was_found(small, tmp_path):
     path = tmp_path / "small.jsonl"
-    made = tn.tune(small.mod, small.params, records=path, trials=12, seed=0)
+    with Local(timeout=60) as runner:
+        made = tn.tune(small.mod, small.params, records=path, trials=12, seed=0, runner=runner)
     assert not made.interrupted
     found = records.read(path)
     trials, finals = ([r for r in found if bool(r.final) == last] for last in (False, True))
@@ -612,10 +620,10 @@ def test_a_network_is_tuned_and_built_with_what_was_found(small, tmp_path):
 
 
 def command(*args, **options):
-    return subprocess.run([sys.executable, "-m", "tvmnotes", "tune", *map(str, args)], capture_output=True, text=True,
-                          timeout=300, **options)  # fmt: skip
+    return forked.run("-m", "tvmnotes", "tune", *args, **options)
 
 
+@pytest.mark.alone
 def test_the_command_tunes_goes_on_and_tells(tmp_path):
     tn.models.export_onnx(tn.models.seeded(SmallNet, 8), tmp_path / "small.onnx", (1, 3, 8, 8))
     for trials in (4, 5):

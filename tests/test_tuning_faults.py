@@ -1,10 +1,12 @@
 """What may happen to a tuning: it is killed or stopped, the disk is full, two share a file, candidates are bad."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
@@ -14,7 +16,7 @@ from typing import ClassVar
 
 import psutil
 import pytest
-from conftest import STORM, sampled
+from conftest import SEED, STORM, sampled
 from fake_runner import TARGET, AsItIs, known_to_workers
 from tvm import te
 
@@ -24,6 +26,7 @@ from tvmnotes.compiler.schedules.convolution import Convolution
 from tvmnotes.tuning import Local, Task
 
 HERE = Path(__file__).parent  # where a process of its own finds `fake_runner` and `conftest`
+LIMIT = 600  # seconds: far more than anything here takes
 
 # A tuning with a runner that answers at once. Its log tells, a line of JSON for each batch, when it had read the file
 # last, and when the batch was on the disk, and which configs those were.
@@ -70,6 +73,40 @@ def keys_of(found) -> list[tuple]:
     return [(each.workload.op, str(each.workload), records.key(each.config)) for each in found if not each.final]
 
 
+@contextlib.contextmanager
+def started(*command, **options):
+    """A Python process, with pipes, that is killed at the end; or after LIMIT, so that nobody waits for it for ever."""
+    with subprocess.Popen([sys.executable, *map(str, command)], text=True, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:  # fmt: skip
+        timer = threading.Timer(LIMIT, process.kill)
+        timer.start()
+        try:
+            yield process
+        finally:
+            timer.cancel()
+            process.kill()
+
+
+def state_of(process: psutil.Process) -> str:
+    """What a process is, and where in the kernel it waits; nothing of one that has ended."""
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE or not process.is_running():
+            return ""
+        wchan = Path(f"/proc/{process.pid}/wchan")
+        where = wchan.read_text() if wchan.exists() else "?"
+        return f"{process.pid} {process.cmdline()}: {process.status()}, in {where}"
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def wait_for_end(processes, seconds=120) -> list[str]:
+    """Those that are still there after so many seconds."""
+    end = time.monotonic() + seconds
+    while (alive := [*filter(None, map(state_of, processes))]) and time.monotonic() < end:
+        time.sleep(0.05)
+    return alive
+
+
 # ---------------------------------------------------------------- killed
 
 # One process has everything imported; each of the tunings is a child of it, killed at a moment of its own.
@@ -80,9 +117,9 @@ import random, signal, threading
 from tqdm import tqdm
 tqdm.monitor_interval = 0  # its thread and its semaphore are shared with children, who may be killed holding the lock
 tqdm.set_lock(threading.RLock())
-moments, Slow.pause = random.Random(), 0.02
+moments, Slow.pause = random.Random(int(sys.argv[3])), 0.02
 tune(None, {}, records=path, tasks=tasks(), runner=FakeRunner(), trials=10, tuner="random")  # everything is imported
-for kill in range(int(sys.argv[3])):
+for kill in range(20):
     child = os.fork()
     if not child:
         go(path)
@@ -101,15 +138,17 @@ print(before, sum(trials for _, trials, _, _ in made.rows))
 )
 
 
+@pytest.mark.alone
 @pytest.mark.full
 @pytest.mark.storm
-def test_a_tuning_killed_20_times_loses_no_batch_and_measures_nothing_twice(tmp_path):
-    path, marks, count = tmp_path / "tuning.jsonl", tmp_path / "marks", 20 * STORM
-    command = [sys.executable, "-c", KILLED, path, marks, str(count)]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=1200 * STORM)
+@pytest.mark.parametrize("seed", range(SEED, SEED + STORM))
+def test_a_tuning_killed_20_times_loses_no_batch_and_measures_nothing_twice(tmp_path, seed):
+    path, marks = tmp_path / "tuning.jsonl", tmp_path / "marks"
+    command = [sys.executable, "-c", KILLED, path, marks, str(seed)]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     *kills, (before, trials) = (list(map(int, line.split())) for line in done.stdout.splitlines())
-    assert [code for code, _ in kills] == [-signal.SIGKILL] * count
+    assert [code for code, _ in kills] == [-signal.SIGKILL] * 20
     assert trials == before + 40
     grown = [lines for _, lines in kills]
     assert grown == sorted(grown) and len(set(grown)) > 5, "each start goes on where the last was killed"
@@ -137,20 +176,14 @@ print(tune(mod, params, records=sys.argv[1], trials=int(sys.argv[2]), tuner="ran
 """
 
 
-def start_real(path, trials, **options) -> subprocess.Popen:
-    env = {**os.environ, "TQDM_DISABLE": "1"}
-    return subprocess.Popen([sys.executable, "-c", REAL, path, str(trials)], cwd=HERE, env=env, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)  # fmt: skip
+def start_real(path, trials):
+    return started("-c", REAL, path, trials, cwd=HERE, env={**os.environ, "TQDM_DISABLE": "1"})
 
 
-def wait_for_end(processes, seconds=20) -> list[psutil.Process]:
-    """Those that are still there after so many seconds."""
-    _, alive = psutil.wait_procs(processes, timeout=seconds)
-    return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
+@pytest.mark.alone
 @pytest.mark.storm
-def test_a_kill_while_kernels_are_measured_leaves_the_batches_and_no_process(tmp_path):
+@pytest.mark.parametrize("_kill", range(STORM))
+def test_a_kill_while_kernels_are_measured_leaves_the_batches_and_no_process(tmp_path, _kill):
     path = tmp_path / "tuning.jsonl"
     with start_real(path, 1000) as killed:
         for _ in range(2):
@@ -162,7 +195,7 @@ def test_a_kill_while_kernels_are_measured_leaves_the_batches_and_no_process(tmp
     before = keys_of(records.read(path))
     assert len(before) >= 16
     with start_real(path, len(before) + 4) as again:
-        out, err = again.communicate(timeout=200)
+        out, err = again.communicate(timeout=LIMIT)
     assert again.returncode == 0, err
     found = keys_of(records.read(path))
     assert found[: len(before)] == before
@@ -173,18 +206,18 @@ def test_a_kill_while_kernels_are_measured_leaves_the_batches_and_no_process(tmp
 # ---------------------------------------------------------------- stopped
 
 
+@pytest.mark.alone
 def test_ctrl_c_ends_the_command_with_the_best_so_far(tmp_path):
     path, temporary = tmp_path / "digits.jsonl", tmp_path / "tmp"
     temporary.mkdir()
-    command = [sys.executable, "-m", "tvmnotes", "tune", "digits", "--trials", "5000", "--records", path]
+    command = ["-m", "tvmnotes", "tune", "digits", "--trials", "5000", "--records", path]
     env = {**os.environ, "TQDM_DISABLE": "1", "TMPDIR": str(temporary)}
-    with subprocess.Popen(command, env=env, text=True, start_new_session=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as stopped:  # fmt: skip
+    with started(*command, env=env, start_new_session=True) as stopped:
         while stopped.poll() is None and not (path.exists() and path.read_text().count("\n") >= 8):
             time.sleep(0.05)
         workers = psutil.Process(stopped.pid).children(recursive=True)
         os.killpg(stopped.pid, signal.SIGINT)
-        out, err = stopped.communicate(timeout=30)
+        out, err = stopped.communicate(timeout=LIMIT)
     assert stopped.returncode == 130, err
     assert "interrupted: the same call goes on from here" in out
     assert "conv2d 3x3, 1 to 16, 32x32" in out and f"trials in {path}" in " ".join(out.split())
@@ -217,7 +250,7 @@ print(sum(trials for _, trials, _, _ in made.rows))
 def test_a_full_disk_ends_a_tuning_with_an_error_and_it_goes_on_when_there_is_room(tmp_path):
     path, marks = tmp_path / "tuning.jsonl", tmp_path / "marks"
     command = [sys.executable, "-W", "error::UserWarning", "-c", FULL, path, marks]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     error, trials = done.stdout.splitlines()
     assert error.endswith(f"cannot write the records (File too large); those of before are all there: '{path}'")
@@ -230,27 +263,36 @@ def test_a_full_disk_ends_a_tuning_with_an_error_and_it_goes_on_when_there_is_ro
 TWO = (
     TELLING.replace("TRIALS", "400")
     + """
-print("ready", flush=True)
-sys.stdin.readline()
-made = go(path, seed=int(sys.argv[3]), tuner=sys.argv[4])
+class Awaited(Slow):  # says that it is about to measure, and goes on when the other tuning is, too
+    pause = 0.02
+
+    def measure(self, candidates):
+        if not self.asked:
+            print("measures", flush=True)
+            sys.stdin.readline()
+        return super().measure(candidates)
+
+made = go(path, seed=int(sys.argv[3]), tuner=sys.argv[4], runner=Awaited())
 print(sum(trials for _, trials, _, _ in made.rows))
 """
 )
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("tuner", sampled(["random", "xgb"], ["random"]))
 def test_two_tunings_at_once_share_a_file_and_what_they_measure(tmp_path, tuner):
     path, marks = tmp_path / "tuning.jsonl", tmp_path / "marks"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": HERE}
-    both = [subprocess.Popen([sys.executable, "-c", TWO, path, marks, str(seed), tuner], **pipes) for seed in (1, 2)]
-    for each in both:
-        assert each.stdout.readline() == "ready\n"
-    for each in both:
-        each.stdin.write("\n")
-        each.stdin.flush()
-    for each in both:
-        out, _ = each.communicate(timeout=100)
-        assert each.returncode == 0 and int(out) >= 400
+    with contextlib.ExitStack() as stack:
+        both = [stack.enter_context(started("-c", TWO, path, marks, seed, tuner, cwd=HERE)) for seed in (1, 2)]
+        for each in both:
+            assert each.stdout.readline() == "measures\n", each.stderr.read()
+        for each in both:
+            each.stdin.write("\n")
+            each.stdin.flush()
+        for each in both:
+            out, err = each.communicate(timeout=LIMIT)
+            assert each.returncode == 0, err
+            assert int(out) >= 400
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = keys_of(records.read(path))
@@ -270,13 +312,13 @@ def test_two_tunings_at_once_share_a_file_and_what_they_measure(tmp_path, tuner)
 # ---------------------------------------------------------------- bad candidates
 
 
-TIMEOUT = 6.0
+TIMEOUT, BUILD_TIMEOUT = 10, 15
 ERRORS = {
     "crash": "its process ended",
     "crash the build": "its build failed: its process ended",
     "crash the run": "its process ended",
-    "hang": "it took longer than 6 s",
-    "hang the build": "its build took longer than 6 s",
+    "hang": f"it took longer than {TIMEOUT} s",
+    "hang the build": f"its build took longer than {BUILD_TIMEOUT} s",
     "triple": "its result differs by 5.0e-01 of the largest magnitude",
     "make nothing": "its result differs by nan of the largest magnitude",
     "raise in the build": "its build failed: planted in the build",
@@ -336,10 +378,11 @@ def planted():
         yield
 
 
+@pytest.mark.alone
 def test_a_bad_candidate_costs_its_trial_only_and_is_written_down(planted, tmp_path):
     path = tmp_path / "planted.jsonl"
     others = psutil.Process().children(recursive=True)
-    with Local(timeout=TIMEOUT, repeat=3) as runner:
+    with Local(timeout=TIMEOUT, build_timeout=BUILD_TIMEOUT, repeat=3) as runner:
         runner.machine = {"rpc": "planted"}  # so that the finals ask it, too, and no network is built
         made = tn.tune(None, {}, tuner="grid", records=path, runner=runner, tasks=[Task(PLANTED, 1, TARGET)])
         workers = [p for p in psutil.Process().children(recursive=True) if p not in others]

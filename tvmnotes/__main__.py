@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .base import data, env
+from .base import data, env, kept
 from .base.workarounds import without_torch
 
 app = typer.Typer(help="tvmnotes: a course on compiling neural networks with TVM.", no_args_is_help=True,
@@ -19,7 +19,7 @@ app = typer.Typer(help="tvmnotes: a course on compiling neural networks with TVM
 @app.command()
 def doctor():
     """Show what this machine is, and check that TVM compiles and runs here. Exits with 1 where something is off."""
-    typer.echo(env.report())
+    typer.echo(env.Report(env.report() | {"kernel cache": kept.status()}))
     problems = env.problems()
     for problem in problems:
         typer.secho(f"\nproblem: {problem}", fg="red", err=True)

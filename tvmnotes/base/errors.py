@@ -1,4 +1,11 @@
-"""This module reads the texts of errors, for sentences about them; an error without a text is no trouble."""
+"""This module has the one kind of error that is the package's own, and reads the texts of errors for sentences.
+
+An error without a text is no trouble.
+"""
+
+
+class Forbidden(ValueError):
+    """A file holds something that would do more than such a file is for."""
 
 
 def lines(error: Exception | str) -> list[str]:

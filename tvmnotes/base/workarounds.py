@@ -109,8 +109,8 @@ def quick_script():
 
 
 @contextlib.contextmanager
-def few_intrinsics(*names: str):
-    """Within it, TVM's package of tensor intrinsics holds those of `names`, such as "x86", and what is asked for later.
+def few_intrinsics():
+    """Within it, TVM's package of tensor intrinsics holds only what is asked for.
 
     The package of TVM 0.27 parses those of all processors when it is imported, a minute's work; dlight imports it, and
     so does each context of MetaSchedule. This goes when TVM imports a processor's intrinsics for that processor alone.
@@ -121,8 +121,6 @@ def few_intrinsics(*names: str):
     loaded = sys.modules.setdefault(name, package)
     try:
         with quick_script():
-            for processor in names:
-                importlib.import_module(f"{name}.{processor}")
             yield
     finally:
         if loaded is package:

@@ -2,18 +2,19 @@
 
 LLVM takes most of a build's time. What it makes of a kernel is kept as an object file, in the cache's folder "kernels",
 under a hash of all that it depends on: the kernel's TensorIR, the target, the pass context, TVM's version, this module,
-special_values.py.
-A network that is built again, or differs in a few kernels, then waits for the linker alone, some 50 ms.
+`special_values`. A network that is built again, or differs in a few kernels, then waits for the linker alone, some 50
+ms. The cache is used only where nobody else may write to it, and what was not used for longest makes room for more; see
+base/kept.py.
 
 Kernels are compiled without the checks of their arguments that TVM puts into each, two thirds of the code: `Compiled`
 has checked the inputs, and what one kernel makes fits the next.
 """
 
-import contextlib
 import hashlib
 import os
 import sys
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -21,10 +22,8 @@ from pathlib import Path
 import tvm
 from tvm import tirx
 
-from ..base import data, env
+from ..base import data, env, kept
 from . import special_values
-
-_KEPT = 256 << 20  # bytes of the cache; beyond it, what was not used for longest goes
 
 
 class Executable(tvm.relax.VMExecutable):
@@ -55,8 +54,7 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool) ->
     traced = bool(tvm.transform.PassContext.current().instruments)
     objects = None
     if not traced and (env.cpp_compiler() or not runs_here):
-        with contextlib.suppress(OSError):  # a cache that cannot be written
-            objects = _Objects(data.writable_cache() / "kernels")
+        objects = _kept_objects()
     texts = {var: tvm.ir.save_json(func) for var, func in kernels.items()}
     # The longest first, so that no core is left with it at the end. The shortest is left to TVM, which would link an
     # executable without a kernel of its own by way of C.
@@ -73,6 +71,8 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool) ->
     else:
         with ThreadPoolExecutor(env.usable_cores()) as pool:
             libraries = list(pool.map(_in_this_context(make), apart))
+    if objects:
+        kept.make_room(objects.folder)
     rest = tvm.IRModule({var: func for var, func in functions.items() if var not in apart})
     built = tvm.relax.build(rest.with_attr("external_mods", libraries), target=target, relax_pipeline=None,
                             tir_pipeline=special_values.LOWERING)  # fmt: skip
@@ -101,28 +101,37 @@ def _in_this_context(function):
     return run
 
 
+def _kept_objects() -> "_Objects | None":
+    """The objects in the cache; None where it cannot be written, or where others could put code into it."""
+    try:
+        folder = kept.folder()
+        reason = kept.distrust(folder)
+        if not reason:
+            return _Objects(folder)
+    except OSError:
+        return None
+    warnings.warn(
+        f"the kernel cache is not used, as others could put code into it: {reason}. Builds compile every kernel anew. "
+        "Mend it (chmod go-w, chown), or set TVMNOTES_CACHE to a folder of your own",
+        stacklevel=4,
+    )
+    return None
+
+
 class _Objects:
     """Object files in a folder, by key. A file's name is its key and its content's SHA-256, which is checked."""
 
     def __init__(self, folder: Path):
-        """Raises OSError where `folder` cannot be written. What was not used for longest makes room for more."""
-        folder.mkdir(parents=True, exist_ok=True)
-        if sum(_size(f"{folder}/{name}") for name in os.listdir(folder)) > _KEPT:
-            total = 0
-            for entry in sorted(os.scandir(folder), key=lambda entry: -entry.stat().st_mtime):
-                total += entry.stat().st_size
-                if total > _KEPT:
-                    Path(entry.path).unlink(missing_ok=True)
         self.folder = folder
         self._files = {name.partition("-")[0]: name for name in os.listdir(folder) if name.endswith(".o")}
 
     def find(self, key: str, var):
-        """The module of a kernel's object; None where there is none, or it is damaged."""
+        """The module of a kernel's object; None where there is none, or it is damaged, or others could have made it."""
         if key not in self._files:
             return None
         file = self.folder / self._files[key]
         try:
-            if data.checksum(file) != file.stem.partition("-")[2]:
+            if not kept.is_own(file) or data.checksum(file) != file.stem.partition("-")[2]:
                 file.unlink()
                 return None
             os.utime(file)  # it is used
@@ -141,15 +150,6 @@ class _Objects:
             return library
         finally:
             part.unlink(missing_ok=True)
-
-
-@cache
-def _size(file: str) -> int:
-    """A file's bytes, which do not change; 0 where another process has removed it."""
-    try:
-        return os.stat(file).st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _key(target, text: str) -> str:

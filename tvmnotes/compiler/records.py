@@ -1,7 +1,8 @@
 """A tuning record says which config of which workload took how long: a line of JSON, in files that only grow.
 
 `tn.tune` appends to such a file, `tn.build` takes the best of one (or of those that the package ships), and
-`pick_best` makes a small file of the best of several.
+`pick_best` makes a small file of the best of several. Nothing in such a file runs as code, whoever wrote it: `read`
+says which lines are refused.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from importlib import metadata
 import tvm
 
 from ..base import data, env
+from ..base.errors import Forbidden
 from .schedules import Workload
 from .schedules.family import key as key
 from .schedules.vector import Vectors, vectors
@@ -89,7 +91,10 @@ def _versions() -> dict:
 
 
 def parse(line: str | bytes, check: bool = True) -> Record | str:
-    """Return the record in a line, or in a few words why it has none. Without `check` its config is taken to exist."""
+    """Return the record in a line, or in a few words why it has none. Without `check` its config is taken to exist.
+
+    Raises Forbidden for a line whose config could do more than schedule a kernel; see `read`.
+    """
     try:
         given = json.loads(line)
     except (ValueError, RecursionError):
@@ -104,6 +109,8 @@ def parse(line: str | bytes, check: bool = True) -> Record | str:
         )  # fmt: skip
         sound = _is_sound(record)
         known = sound and (not check or record.workload.is_config(record.config, vectors_of(record.target)))
+    except Forbidden:
+        raise
     except Exception:  # a foreign line may hold anything
         return "of another format"
     return record if known else "of configs that no longer exist" if sound else "of another format"
@@ -148,11 +155,21 @@ def open_records(path: str | os.PathLike, mode: str, what: str = "read"):
 
 
 def read_from(file, position: int) -> tuple[list[Record], int]:
-    """Read the records of an open file from a position on, and where they end. Warns of lines that hold none."""
+    """Read the records of an open file from a position on, and where they end. Raises and warns as `read` does."""
     with locked(file, shared=True):  # nobody is in the middle of a line
         file.seek(position)
         text = file.read()
-    parsed = [parse(line) for line in text.splitlines() if line.strip()]
+    parsed = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            parsed += [parse(line)] if line.strip() else []
+        except Forbidden as error:
+            file.seek(0)
+            number += file.read(position).count(b"\n")
+            raise ValueError(
+                f"{file.name}, line {number}: refused, as a record may only say how to schedule a kernel: {error}. "
+                "Find out who wrote this line; without it, the file can be used"
+            ) from None
     if left_out := Counter(reason for reason in parsed if isinstance(reason, str)):
         listed = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
         lines = "lines" if left_out.total() > 1 else "line"
@@ -161,7 +178,12 @@ def read_from(file, position: int) -> tuple[list[Record], int]:
 
 
 def read(*paths: str | os.PathLike) -> list[Record]:
-    """Read the records of files. Raises OSError for one that cannot be read; warns of lines that hold no record."""
+    """Read the records of files, which may come from anyone: nothing in them runs as code.
+
+    Warns of lines that hold no record, and leaves them out. Raises OSError for a file that cannot be read, and
+    ValueError, with the line's number, for a line whose trace of MetaSchedule has a step, an annotation or a value that
+    `compiler/schedules/trace.py` does not list.
+    """
     records = []
     for path in paths:
         with open_records(path, "rb") as file:

@@ -14,7 +14,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from ..base import data
+from ..base import data, errors
 from .digits import ResNet20
 
 _SEED = 20170812
@@ -36,7 +36,10 @@ def load(name: str, pretrained: bool = True) -> nn.Module:
     It has three more attributes: `weights_kind` is "pretrained" or "seeded", `input_shape` the shape of the float32
     input that it is meant for, such as (1, 3, 224, 224), and `classes` the names of its outputs. Pretrained weights
     are those in torch's own cache, or fetched where a network is at hand (`data.reachable`), and always there for
-    "digits"; `pretrained=False` gives seeded ones. Raises ValueError for an unknown name, offering near ones.
+    "digits"; `pretrained=False` gives seeded ones. Nothing in a file of weights runs as code.
+
+    Raises ValueError for an unknown name, offering near ones, and for a file of weights that is not the published one,
+    by its SHA-256, or holds more than weights.
     """
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=3, cutoff=0.4) or names()[:3]
@@ -89,14 +92,38 @@ def seeded(make, size: int, calibrate: bool = True) -> nn.Module:
 def _pretrained_state(weights) -> dict | None:
     """The state dict of torchvision's weights from torch's cache or the network; None where it cannot be had."""
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
-    if not file.is_file() and not data.reachable(weights.url):
-        return None
+    if not file.is_file():
+        if not data.reachable(weights.url):
+            return None
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(weights.url, str(file), _checksum_in(file))
+        except OSError:  # the connection broke: what was fetched so far is discarded
+            return None
+        except RuntimeError as error:  # torch's error for a checksum that does not match; it keeps nothing
+            raise ValueError(f"{weights.url} gave weights other than those it names ({error}): try later") from None
+    return _read_weights(file)
+
+
+def _checksum_in(file: Path) -> str:
+    """The first digits of a checkpoint's SHA-256, which torchvision writes into its name after the last hyphen."""
+    return file.stem.rpartition("-")[2]
+
+
+def _read_weights(file: Path) -> dict:
+    """The state dict in a checkpoint of torchvision's."""
+    wanted, found = _checksum_in(file), data.checksum(file)
+    if not found.startswith(wanted):
+        raise ValueError(
+            f"{file} is not what torchvision published: its SHA-256 begins with {found[: len(wanted)]}, its name says "
+            f"{wanted}. It is damaged, or somebody has changed it: remove it, and load again"
+        )
     try:
-        return weights.get_state_dict(progress=True, check_hash=True, map_location="cpu")
-    except OSError:  # the connection broke: what was fetched so far is discarded
-        return None
+        return torch.load(file, weights_only=True, map_location="cpu")  # the code in a pickle does not run
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{file} holds no weights that torch reads ({error}): remove it, and load again") from error
+        raise ValueError(
+            f"{file} holds no weights that torch reads ({errors.lines(error)[0]}): remove it, and load again"
+        ) from None
 
 
 def _digits() -> nn.Module:

@@ -10,6 +10,7 @@ module, run as a program.
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from ..runtime.compiled import Compiled, load
 from . import measure
 from .measure import Timing
 
+_LIMIT = 600  # seconds in which a process loads the network and takes its turn
 _REST = 0.15  # seconds for which TVM's idle threads still spin, and so slow down those of another process
 
 
@@ -57,7 +59,7 @@ def by_threads(lib: Compiled, *inputs, counts: Iterable[int] | None = None, turn
     machine down for a while slows all.
 
     Raises what a call of `lib` does for wrong inputs; ValueError for counts below 1; RuntimeError where a process
-    fails.
+    fails, or gives no times for ten minutes.
     """
     counts = list(range(1, env.usable_cores() + 1) if counts is None else counts)
     if not counts or min(counts) < 1:
@@ -92,8 +94,11 @@ def _turn(worker: subprocess.Popen) -> list[float]:
     try:
         worker.stdin.write("\n")
         worker.stdin.flush()
+        if not select.select([worker.stdout], [], [], _LIMIT)[0]:
+            raise RuntimeError(f"a process that was to time the network gave no times for {_LIMIT} s")
         seconds = json.loads(worker.stdout.readline())
     except (OSError, ValueError):
+        worker.kill()
         said = errors.lines(worker.communicate()[1])[-1]
         raise RuntimeError(f"a process that was to time the network failed: {said}") from None
     clock.sleep(_REST)

@@ -16,7 +16,7 @@ class Log:
         self._file = open_records(self.path, "a+b", "write")
 
     def fresh(self) -> list[Record]:
-        """The records that came since the last call, whoever wrote them. Warns of lines that hold none."""
+        """The records that came since the last call, whoever wrote them. Raises and warns as `records.read` does."""
         records, self._read = read_from(self._file, self._read)
         return records
 

@@ -6,8 +6,10 @@ batch is written down at once, and what the records hold is where the next searc
 
 import contextlib
 import json
+import random
 import tempfile
 
+import numpy as np
 import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule, ScheduleError
@@ -85,14 +87,67 @@ def as_config(trace) -> dict:
     return {"family": "metaschedule", "trace": json.loads(plain)}
 
 
-def search(session, runner) -> None:
-    """Have MetaSchedule search until the session's trials are used up."""
-    with few_intrinsics("x86", "arm_cpu"):
+@derived_object
+class _Search(ms.search_strategy.PySearchStrategy):
+    """MetaSchedule's evolution of traces, less those that the records held before: it may choose one of them again."""
+
+    def __init__(self, known: set[str]):
+        super().__init__()
+        self.known, self.evolution = known, ms.search_strategy.EvolutionarySearch(population_size=_POPULATION)
+
+    def _initialize_with_tune_context(self, context):
+        self.evolution._initialize_with_tune_context(context)
+
+    def pre_tuning(self, *given):
+        self.evolution.pre_tuning(*given)
+
+    def post_tuning(self):
+        self.evolution.post_tuning()
+
+    def generate_measure_candidates(self):
+        found = self.evolution.generate_measure_candidates()  # None at the end
+        return found and [each for each in found if records.key(as_config(each.sch.trace)) not in self.known]
+
+    def notify_runner_results(self, *given):
+        self.evolution.notify_runner_results(*given)
+
+    def clone(self):
+        return _Search(self.known)
+
+
+@derived_object
+class _Model(ms.cost_model.XGBModel._cls):
+    """MetaSchedule's cost model, whose first scores are random: NumPy's global generator would make them."""
+
+    def __init__(self, seed: int):
+        super().__init__(num_tuning_cores=env.usable_cores())
+        self.random = np.random.default_rng(seed)
+
+    def predict(self, context, candidates):
+        if self.data_size >= self.num_warmup_samples and self.booster is not None:
+            return super().predict(context, candidates)
+        return self.random.uniform(size=len(candidates))
+
+
+def _space() -> ms.SpaceGenerator:
+    """TVM's search space for any CPU. Those for some CPUs insert intrinsics, which a record may not."""
+    return ms.space_generator.PostOrderApply(sch_rules="llvm", postprocs="llvm", mutator_probs="llvm")
+
+
+def search(session, runner, seed: int | None) -> None:
+    """Have MetaSchedule search until the session's trials are used up.
+
+    With a seed it does so on one core: its threads would share the random numbers out as they come. A search that goes
+    on has others than the one before it, or it would find the same traces.
+    """
+    chosen = random.Random(seed if seed is None else f"{seed}, {session.earlier}")
+    with few_intrinsics():
         contexts = [
             ms.TuneContext(
                 mod=tvm.IRModule({"main": task.workload.func}), target=session.target, task_name=task.workload.name,
-                space_generator="post-order-apply", num_threads=env.usable_cores(),
-                search_strategy=ms.search_strategy.EvolutionarySearch(population_size=_POPULATION),
+                space_generator=_space(), num_threads=env.usable_cores() if seed is None else 1,
+                search_strategy=_Search({records.key(r.config) for r in session.known if r.workload == task.workload}),
+                rand_state=chosen.randrange(1, 2**31),
             ).clone()
             for task in session.tasks
         ]  # fmt: skip
@@ -100,8 +155,9 @@ def search(session, runner) -> None:
     for task, state, context in zip(session.tasks, session.states, contexts, strict=True):
         known = [r for r in session.known if r.workload == task.workload and not r.final]
         for record in known:
-            if record.seconds:
-                database.commit_tuning_record(_as_tuning_record(record, context, database, session.target))
+            with contextlib.suppress(ScheduleError):  # a trace that does not fit the kernel, from another TVM say
+                if record.seconds:
+                    database.commit_tuning_record(_as_tuning_record(record, context, database, session.target))
         if known:
             state.update([record.call_seconds for record in known])
     with contextlib.ExitStack() as stack:
@@ -122,6 +178,7 @@ def search(session, runner) -> None:
             builder=builder,
             runner=runner.for_metaschedule(),
             database=database,
+            cost_model=_Model(chosen.getrandbits(64)),
             measure_callbacks=[
                 ms.measure_callback.AddToDatabase(), _Write(session, runner.machine, bars),
                 ms.measure_callback.RemoveBuildArtifact(), ms.measure_callback.UpdateCostModel(),

@@ -36,8 +36,9 @@ tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 class Local:
     """Measures on this machine, one trial after the other."""
 
-    def __init__(self, timeout: float = 10.0, number: int = 1, repeat: int = 10, min_repeat_ms: int = 0):
-        """`timeout`: seconds for a build, and for a run.
+    def __init__(self, timeout: float = 10.0, number: int = 1, repeat: int = 10, min_repeat_ms: int = 0,
+                 build_timeout: float | None = None):  # fmt: skip
+        """`timeout`: seconds for a run; `build_timeout`: seconds for a build, where None means `timeout`.
 
         A trial has `repeat` repeats, each the mean of `number` calls, or of as many as take `min_repeat_ms`. With one
         call, which is the default, a kernel finds the caches as in a network.
@@ -46,7 +47,7 @@ class Local:
             raise RuntimeError("tuning links a library for each trial with a C++ compiler: install g++ or clang++")
         self.timeout = timeout
         self._evaluator = ms.runner.EvaluatorConfig(number, env.quick(repeat, 2), min_repeat_ms)
-        self._builder = workers.Builder(trial.build, timeout)
+        self._builder = workers.Builder(trial.build, timeout if build_timeout is None else build_timeout)
         self._runner = None
 
     machine: dict | None = None  # in records: this one
@@ -265,7 +266,9 @@ def _disconnect(session, _remote_path):
         session.get_function("tvm.rpc.server.workpath")
     except Exception as error:
         raise ConnectionError(_GONE) from error
-    session.limit.cancel()
+    finally:
+        if session is not None:
+            session.limit.cancel()
 
 
 def _left_by_server(path: str) -> dict:

@@ -41,7 +41,7 @@ def tune(mod: tvm.IRModule, params: dict, target=None, tuner: str = "xgb", trial
     for each task); early_stopping: a task is done after so many trials in a row that were no better; records: the file
     to go on with, and to append to after each batch; runner: where to measure, `tn.tuning.rpc(…)` or None for this
     machine; transfer: let each task's cost model learn from the other tasks, those in the records included; tasks: some
-    of `tn.tuning.tasks(mod, params, target)`; seed: for the tuner's choices.
+    of `tn.tuning.tasks(mod, params, target)`; seed: for the tuner's choices, which metaschedule then makes on one core.
 
     Each task starts with the config that needs no tuning, and the trials go where they promise most (see
     `task.expected_gain`). At the end the best few of each task run in turns, inside the network where this machine can
@@ -70,7 +70,7 @@ def tune(mod: tvm.IRModule, params: dict, target=None, tuner: str = "xgb", trial
         session = Session(tasks, target, log, env.quick(trials or _TRIALS * len(tasks), 64), early_stopping)
         try:
             if tuner == "metaschedule":
-                metaschedule.search(session, runner)
+                metaschedule.search(session, runner, seed)
             else:
                 session.search(tuner, runner, transfer, seed)
             if not session.interrupted:

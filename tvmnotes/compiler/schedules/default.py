@@ -8,7 +8,8 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule, ScheduleError
 
-from .family import Family, Workload, register
+from . import trace
+from .family import Family, Workload, key, register
 from .vector import Vectors
 
 _SMALL = 1 << 13  # iterations of a loop nest that are not worth waking other threads for
@@ -39,7 +40,11 @@ class Kernel(Workload):
         return self.name
 
     def is_config(self, config: dict, vectors: Vectors) -> bool:
-        return {"default": "lanes", "metaschedule": "trace"}.get(config.get("family")) in config
+        """Whether it is the default config, or a trace. Raises Forbidden for a trace that no file may hold."""
+        if config.keys() == {"family", "trace"} and config["family"] == "metaschedule":
+            trace.check(config["trace"])
+            return True
+        return key(config) == key(default(self, vectors))
 
 
 def schedule(sch: Schedule, config: dict) -> None:

@@ -1,0 +1,175 @@
+"""Records from others: a trace of MetaSchedule's schedules a kernel and does nothing else, however it is written."""
+
+import copy
+import json
+
+import pytest
+import torch
+from fake_runner import TARGET
+from torch import nn
+from tvm import te
+from tvm.s_tir import Schedule, ScheduleError
+
+import tvmnotes as tn
+from tvmnotes import records
+from tvmnotes.base.errors import Forbidden
+from tvmnotes.compiler.schedules import FAMILIES, Kernel, trace
+
+# ---------------------------------------------------------------- a command in an annotation
+
+
+@pytest.fixture(scope="module")
+def upward():
+    """A network with a kernel that tvmnotes has no schedule of: its module and params, and that kernel's task."""
+    net = nn.Sequential(nn.ConvTranspose2d(4, 4, 2, 2, groups=2), nn.Conv2d(4, 4, 3)).eval()
+    mod, params = tn.from_pytorch(net, {"x": (1, 4, 3, 3)})
+    (task,) = tn.tuning.metaschedule.tasks(mod, params)
+    return mod, params, task
+
+
+def assembly(command: str) -> str:
+    """LLVM's text for a module that runs a shell command when it is loaded, on x86."""
+    lines = (".text", "tvmnotes_run: leaq tvmnotes_command(%rip), %rdi; jmp system@PLT",
+             rf"tvmnotes_command: .asciz \22{command}\22", r".section .init_array,\22aw\22", ".quad tvmnotes_run",
+             ".text")  # fmt: skip
+    return " ".join(f'module asm "{line}"' for line in lines)
+
+
+def traced(*steps) -> dict:
+    """A config with a trace of these steps, without decisions."""
+    return {"family": "metaschedule", "trace": [list(steps), []]}
+
+
+def test_a_trace_runs_no_command(upward, tmp_path):
+    mod, params, task = upward
+    sch, ran = Schedule(task.workload.func), tmp_path / "ran"
+    block = sch.get_child_blocks(sch.get_sblock("root"))[0]
+    loops = [f"l{number}" for number in range(len(sch.get_loops(block)))]
+    config = traced(
+        ["GetSBlock", [], [sch.get(block).name_hint, "main"], ["b0"]],
+        ["GetLoops", ["b0"], [], loops],
+        ["Annotate", ["l0", f'"{assembly(f"touch {ran}")}"'], ["pragma_import_llvm"], []],
+    )
+    good = records.measured(task.workload, task.target, task.default, (1.0,))
+    bad = records.measured(task.workload, task.target, config, (1e-9,))
+    path = tmp_path / "records.jsonl"
+    path.write_text(f"{good}\n{bad}\n")
+    with pytest.raises(ValueError, match=r"records\.jsonl, line 2: refused.*step 2.*pragma_import_llvm.*not allowed"):
+        tn.build(mod, params, records=path)
+    with pytest.raises(ValueError, match="line 2: refused"):
+        tn.tune(mod, params, tuner="metaschedule", trials=1, records=path)
+    # Nor does a record that a program makes, which was never in a file.
+    lib = tn.build(mod, params, records=[bad])
+    lib(torch.zeros(1, 4, 3, 3))
+    assert not ran.exists() and not any(text.startswith("metaschedule") for text in lib.kernels.values())
+
+
+def test_a_refused_line_has_its_number_in_a_file_that_grew(tmp_path):
+    line = str(records.measured(Kernel("0" * 16, "sum"), TARGET, traced(), (1.0,)))
+    path = tmp_path / "records.jsonl"
+    path.write_text(f"{line}\n\n{line[:30]}")  # a kill has torn the third line
+    with path.open("rb", buffering=0) as file:
+        with pytest.warns(UserWarning, match="left out 1 line"):
+            _, position = records.read_from(file, 0)
+        bad = str(records.measured(Kernel("0" * 16, "sum"), TARGET, traced(["Tensorize", [], [], []]), (1.0,)))
+        with path.open("a") as more:
+            more.write(f"\n{line}\n{bad}\n")
+        with pytest.raises(ValueError, match="line 5: refused.*Tensorize"):
+            records.read_from(file, position)
+
+
+# ---------------------------------------------------------------- what a trace may hold
+
+STEPS = [
+    ["GetSBlock", [], ["sum", "main"], ["b0"]],
+    ["GetLoops", ["b0"], [], ["l1", "l2"]],
+    ["Split", ["l1", "None", 16], [True, False], ["l3", "l4"]],
+    ["Annotate", ["l3", 64], ["pragma_auto_unroll_max_step"], []],
+    ["CacheWrite", ["b0", []], [0, "global"], ["b5"]],
+    ["SamplePerfectTile", ["l2"], [2, 64], ["v6", "v7"]],
+]
+NAME, INPUTS, ATTRIBUTES, OUTPUTS = range(4)
+
+
+def changed(number: int, part: int, value) -> list:
+    """The trace of STEPS with another value for a part of one of them."""
+    steps = copy.deepcopy(STEPS)
+    steps[number][part] = value
+    return [steps, [[5, [4, 8]]]]
+
+
+@pytest.mark.parametrize("good", [[STEPS, [[5, [4, 8]]]], [[], []]])
+def test_what_the_search_does_is_allowed(good):
+    trace.check(good)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        changed(3, ATTRIBUTES, ["pragma_import_c"]),
+        changed(3, ATTRIBUTES, ["pragma_import_llvm"]),
+        changed(3, ATTRIBUTES, ["tirx.noalias"]),
+        changed(3, ATTRIBUTES, [["pragma_unroll_explicit"]]),
+        changed(3, ATTRIBUTES, []),
+        changed(3, INPUTS, ["l3", 1 << 40]),
+        changed(3, INPUTS, ["l3", '"declare void @f()"']),
+        changed(3, INPUTS, ["l3", {"type": "tirx.Call"}]),
+        changed(3, INPUTS, ["l3"]),
+        changed(3, NAME, "Unannotate"),
+        changed(2, ATTRIBUTES, [True, True]),  # no check at the loop's end
+        changed(2, INPUTS, ["l1", "None", 1 << 40]),
+        changed(2, INPUTS, ["l1", '"text"']),
+        changed(2, INPUTS, ["l1", 1.5]),
+        changed(2, INPUTS, "l1"),
+        changed(2, OUTPUTS, ["l3; l4"]),
+        changed(4, ATTRIBUTES, [0, "shared"]),
+        changed(4, NAME, "Tensorize"),
+        changed(4, NAME, "UnsafeSetDType"),
+        changed(4, NAME, "TransformLayout"),
+        changed(4, NAME, None),
+        changed(0, ATTRIBUTES, ["sum", "main" * 200]),
+        changed(5, ATTRIBUTES, [2, 1 << 40]),
+        [STEPS * 500, []],
+        [STEPS, [[5, ["text"]]]],
+        [STEPS, [[5, [1 << 40]]]],
+        [STEPS, {}],
+        [[["GetSBlock"]], []],
+        ["GetSBlock", []],
+        "[]",
+        None,
+    ],
+)
+def test_what_a_trace_may_not_hold(bad):
+    with pytest.raises(Forbidden):
+        trace.check(bad)
+    config = {"family": "metaschedule", "trace": bad}
+    with pytest.raises(Forbidden):
+        records.parse(str(records.measured(Kernel("0" * 16, "sum"), TARGET, config, (1.0,))))
+
+
+@pytest.mark.parametrize(
+    ("loops", "steps", "told"),
+    [
+        (["l1", "l9"], [["Split", ["l1", "None", 1 << 30], [True, False], ["l2", "l3"]]], "iterations into"),
+        (["l1", "l9"], [["Split", ["l1", "None", 512], [True, False], ["l2", "l3"]], ["Vectorize", ["l3"], [], []]],
+         "vector loop of 512"),
+        (["l9", "l1"], [["Split", ["l1", "None", 1 << 19], [True, False], ["l2", "l3"]],
+                        ["RFactor", ["l3"], [0], ["b4"]]], "buffers of"),
+    ],
+)  # fmt: skip
+def test_a_trace_that_makes_too_much_of_a_kernel_does_not_fit(loops, steps, told):
+    a, k = te.placeholder((1 << 11, 1 << 13), name="a"), te.reduce_axis((0, 1 << 13), "k")
+    func = te.create_prim_func([a, te.compute((1 << 11,), lambda i: te.sum(a[i, k], axis=[k]), name="sum")])
+    config = traced(["GetSBlock", [], ["sum", "main"], ["b0"]], ["GetLoops", ["b0"], [], loops], *steps)
+    with pytest.raises(ScheduleError, match=told):
+        FAMILIES["metaschedule"].schedule(Schedule(func), config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"family": "metaschedule"}, *({"family": "default", "lanes": lanes} for lanes in (0, 3, 1 << 20, "8", None))],
+    ids=json.dumps,
+)
+def test_a_kernel_has_the_default_config_of_its_target_or_a_trace(config):
+    line = str(records.measured(Kernel("0" * 16, "sum"), TARGET, config, (1.0,)))
+    assert records.parse(line) == "of configs that no longer exist"

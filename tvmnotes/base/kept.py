@@ -1,0 +1,146 @@
+"""This module looks after the cache's folder "kernels", which keeps machine code: who may write, and how much stays.
+
+Code from that folder runs unasked, so nobody may write there who could not run code here anyway. `codegen` keeps
+kernels in it, and `python -m tvmnotes doctor` reports on it.
+"""
+
+import functools
+import os
+import stat
+from pathlib import Path
+
+from . import data
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_LIMIT = 256  # MB
+
+
+def limit() -> int:
+    """Return how many bytes the folder may have: TVMNOTES_KERNELS_MB megabytes, or 256 where that is not set.
+
+    Raises ValueError where it is not a number of megabytes.
+    """
+    given = os.environ.get("TVMNOTES_KERNELS_MB") or str(_LIMIT)
+    try:
+        size = int(float(given) * 1e6)
+    except (ValueError, OverflowError):
+        size = -1
+    if size < 0:
+        raise ValueError(f"TVMNOTES_KERNELS_MB: expected megabytes, such as 256, or 0 to keep nothing; got {given!r}")
+    return size
+
+
+def folder() -> Path:
+    """Make and return the folder, with links in its path resolved. Raises OSError where it cannot be written."""
+    kernels = data.writable_cache() / "kernels"
+    kernels.mkdir(mode=0o700, exist_ok=True)
+    return kernels.resolve()
+
+
+def status() -> str:
+    """Say in a line how full the folder is, or why it is not used."""
+    try:
+        kernels, most = folder(), limit()
+    except (OSError, ValueError) as error:
+        return f"not used: {error}"
+    if reason := distrust(kernels):
+        return f"not used: {reason}"
+    count, size = used(kernels)
+    return f"{count} kernels, {size / 1e6:.0f} of {most / 1e6:.0f} MB (TVMNOTES_KERNELS_MB)"
+
+
+# ---------------------------------------------------------------- who may write
+
+
+def distrust(folder: Path) -> str | None:
+    """Say who else could put code into a folder, whose path has no links; None where nobody could.
+
+    As with ssh's keys, the folder and those above it must belong to this user or to root, and others must not be able
+    to write to them. A folder above may be open to all where only a file's owner may rename it (the sticky bit, as on
+    /tmp). Two exceptions: a group may write if this user is its only member, and whoever can change tvmnotes itself may
+    write too. That is its owner, who need not be this user (a container's root, with a checkout of somebody else's),
+    its group where that may write, and whoever may write to a folder above both.
+    """
+    if not hasattr(os, "geteuid"):  # Windows, where a user's folders are closed to others
+        return None
+    for level in (folder, *folder.parents):
+        if level in (_PACKAGE, *_PACKAGE.parents):
+            return None
+        facts = level.stat()
+        if facts.st_uid not in _owners():
+            return f"{level} belongs to another user (number {facts.st_uid})"
+        sticky = level != folder and facts.st_mode & stat.S_ISVTX
+        if _others_write(facts) and not sticky:
+            return f"{level} can be written by other users"
+    return None
+
+
+def is_own(file: Path) -> bool:
+    """Tell whether nobody else can have written a file, as far as its owner and its mode show."""
+    facts = file.stat()
+    return not hasattr(os, "geteuid") or (facts.st_uid in _owners() and not _others_write(facts))
+
+
+def _owners() -> set[int]:
+    return {0, os.geteuid(), _PACKAGE.stat().st_uid}
+
+
+def _others_write(facts: os.stat_result) -> bool:
+    package = _PACKAGE.stat()
+    by_packages_group = package.st_mode & stat.S_IWGRP and facts.st_gid == package.st_gid
+    by_group = facts.st_mode & stat.S_IWGRP and not by_packages_group and not _is_private(facts.st_gid, facts.st_uid)
+    return bool(by_group or facts.st_mode & stat.S_IWOTH)
+
+
+@functools.cache
+def _is_private(group: int, user: int) -> bool:
+    """Whether a group is root's, or a user's own: systems often give each user a group with no other member."""
+    import grp  # for speed: not on Windows
+    import pwd  # for speed: not on Windows
+
+    if group == 0:
+        return True
+    try:
+        named, owner = grp.getgrgid(group), pwd.getpwuid(user)
+    except KeyError:
+        return False
+    return owner.pw_gid == group and named.gr_name == owner.pw_name and set(named.gr_mem) <= {owner.pw_name}
+
+
+# ---------------------------------------------------------------- how much stays
+
+
+def used(folder: Path) -> tuple[int, int]:
+    """Return how many files a folder has, and their bytes."""
+    sizes = []
+    for name in os.listdir(folder):
+        try:
+            sizes.append(_size(f"{folder}/{name}"))
+        except FileNotFoundError:  # another process has removed it
+            continue
+    return len(sizes), sum(sizes)
+
+
+@functools.cache
+def _size(file: str) -> int:
+    """A file's bytes, which do not change: its name has its content's checksum."""
+    return os.stat(file).st_size
+
+
+def make_room(folder: Path) -> None:
+    """Remove what was not used for longest, until a folder keeps to `limit`. Other processes may do so meanwhile."""
+    most = limit()
+    if used(folder)[1] <= most:
+        return
+    found = []
+    for entry in os.scandir(folder):
+        try:
+            facts = entry.stat()
+        except FileNotFoundError:  # another process was faster
+            continue
+        found.append((facts.st_mtime_ns, facts.st_size, entry.path))
+    total = 0
+    for _, size, path in sorted(found, reverse=True):
+        total += size
+        if total > most:
+            Path(path).unlink(missing_ok=True)
