@@ -121,7 +121,7 @@ def test_04_the_package_takes_winograds_method_for_this_convolution(by_hand):
 def test_04_only_winograds_large_tile_rounds_more_than_the_direct_way(by_hand):
     largest = np.abs(by_hand["exact"]).max()
     direct, small, large = (np.abs(by_hand["errors"][step]).max() / largest for step in list(by_hand["errors"])[1:])
-    assert max(direct, small) < 2e-6 < large < 1e-5
+    assert max(direct, small) < large < 5e-6
 
 
 @pytest.mark.skipif("fma" not in tn.env.instruction_sets(), reason="reads x86's names of fused multiply-adds")
