@@ -39,8 +39,8 @@ def set_tvm_threads(cores: int) -> None:
     cores.
 
     A thread without work yields its core 300,000 times before it sleeps, also when the process wants to end: with four
-    busy processes beside it, a process on two cores took 110 s to end. After 1,000 times, more than lie between two
-    kernels of a network, it takes 3 s. This goes when TVM's threads look whether they shall end.
+    busy processes beside it, a process on two cores took 110 s to end. After 1,000 times it takes 3 to 4 s. This goes
+    when TVM's waiting threads check whether the process wants to end.
     """
     os.environ.setdefault("TVM_NUM_THREADS", str(cores))
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
