@@ -21,6 +21,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx as tvm_from_onnx
 
 from ..base.errors import one_line
+from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, parse_inputs
 from .model import as_model
 from .onnx_graph import fold_constants, modernize, prepare_for_tvm, replace, require_operators
@@ -206,6 +207,8 @@ def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRMo
                 keep_params_in_input=True,
                 sanitize_input_names=False,
             )
+    except OutOfRange:
+        raise
     except Exception as error:
         where = said.getvalue().partition(", with inputs")[0].removeprefix("Error converting ")
         raise NotImplementedError(

@@ -23,6 +23,7 @@ from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from ..base import errors
+from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, dtype_of, parse_inputs
 from .model import as_model
 from .pytorch_operators import CONVERTERS, DECOMPOSITIONS
@@ -65,6 +66,8 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
                 custom_convert_map=CONVERTERS,
                 run_ep_decomposition=False,
             )
+        except OutOfRange:
+            raise
         except Exception as error:
             raise NotImplementedError(
                 f"TVM's importer fails on this network: {errors.lines(error)[0]}; {_WAY_OUT}"
