@@ -42,7 +42,8 @@ def from_onnx(
 
     Raises FileNotFoundError for a missing file or missing external data; ValueError for a file that is no ONNX model,
     a model that onnx.checker refuses and inputs that do not fit the model; NotImplementedError, naming all of them,
-    for operators that TVM lacks; TypeError for a `model` or `inputs` of another kind.
+    for operators that TVM lacks; TypeError for a `model` or `inputs` of another kind; IndexError for an index out of
+    range that the model holds. One that it is given, or computes, is an IndexError of the run.
     Source for the format: https://onnx.ai/onnx/repo-docs/IR.html
     """
     proto = _load(model)

@@ -46,7 +46,8 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     as a tensor. What forward writes into its own buffers is not kept.
 
     Raises TypeError for any other `model`; ValueError for a network in training mode and for inputs that the network
-    does not take; NotImplementedError, naming all of them, for operators that TVM's importer lacks.
+    does not take; NotImplementedError, naming all of them, for operators that TVM's importer lacks; IndexError for an
+    index out of range that the network holds. One that it is given, or computes, is an IndexError of the run.
     """
     _check_model(model)
     own = isinstance(model, ExportedProgram) and inputs is None
