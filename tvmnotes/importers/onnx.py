@@ -20,6 +20,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from ..base.errors import one_line
+from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, parse_inputs
 from ..base.workarounds import pass_lock
 from .model import as_model
@@ -41,7 +42,8 @@ def from_onnx(
 
     Raises FileNotFoundError for a missing file or missing external data; ValueError for a file that is no ONNX model,
     a model that onnx.checker refuses and inputs that do not fit the model; NotImplementedError, naming all of them,
-    for operators that TVM lacks; TypeError for a `model` or `inputs` of another kind.
+    for operators that TVM lacks; TypeError for a `model` or `inputs` of another kind; IndexError for an index out of
+    range that the model holds. One that it is given, or computes, is an IndexError of the run.
     Source for the format: https://onnx.ai/onnx/repo-docs/IR.html
     """
     proto = _load(model)
@@ -206,6 +208,8 @@ def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRMo
                 keep_params_in_input=True,
                 sanitize_input_names=False,
             )
+    except OutOfRange:
+        raise
     except Exception as error:
         where = "".join(said).partition(", with inputs")[0].removeprefix("Error converting ")
         raise NotImplementedError(
