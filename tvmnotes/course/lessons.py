@@ -107,8 +107,8 @@ def map_cell(text: str) -> str:
 
 def _marked(text: str, mark: str, content: str) -> str:
     """Put `content` between the lines <!-- mark --> and <!-- /mark --> of a text."""
-    between = re.compile(rf"(?<=<!-- {mark} -->\n).*?(?=\n<!-- /{mark} -->)", re.S)
-    text, found = between.subn(lambda _: content, text)
+    between = re.compile(rf"(?<=<!-- {mark} -->\n).*?(?=<!-- /{mark} -->)", re.S)
+    text, found = between.subn(lambda _: f"\n{content}\n\n", text)
     if found != 1:
         raise ValueError(f"expected the lines <!-- {mark} --> and <!-- /{mark} --> once, found them {found} times")
     return text
