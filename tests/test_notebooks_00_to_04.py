@@ -103,7 +103,7 @@ def test_00_the_stored_times_are_what_the_text_says():
     assert matrices["scheduled"] < matrices["plain loops"] / 5
     pytorch, plain, untuned, recorded = times.values()
     assert plain > 5 * pytorch and untuned < pytorch / 2
-    assert untuned / 1.5 < recorded < untuned * 1.05  # they add little
+    assert untuned / 1.5 < recorded < untuned * 1.5  # these differ by little more than chance
     order = stored_medians(answers["matrix-times"])
     gains = (
         order["plain loops"] / order["order"],
