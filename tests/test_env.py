@@ -231,6 +231,13 @@ def test_no_cpu_keeps_a_tile_of_sums_in_memory(forget, monkeypatch, compile_func
 # ---------------------------------------------------------------- report and problems
 
 
+def test_the_machine_in_a_line():
+    line = (
+        f"{env.cpu_name()}, {env.usable_cores()} cores, target {env.host_target().attrs['mcpu']}, TVM {tvm.__version__}"
+    )
+    assert env.machine() == line
+
+
 def test_the_report_has_a_row_for_each_fact():
     report = env.report()
     versions = {"Python", "TVM", "torch", "torchvision", "onnx", "onnxruntime", "numpy", "mxnet"}
