@@ -15,6 +15,8 @@ import torch
 from torch import fx
 from tvm import relax
 
+from .pytorch_types import OF_MIXED_TYPES
+
 aten = torch.ops.aten
 _Weight = torch.Tensor | None  # of a norm, or its bias
 
@@ -127,6 +129,7 @@ def _layer_norm(x: torch.Tensor, shape: list[int], weight: _Weight = None, bias:
 
 
 DECOMPOSITIONS: dict[Any, Callable] = {
+    **OF_MIXED_TYPES,
     aten.layer_norm.default: _layer_norm,
     aten.group_norm.default: _group_norm,
     aten.add.Tensor: _add,
