@@ -5,6 +5,10 @@ from collections.abc import Iterable, Mapping
 import tvm
 from tvm import relax
 
+from ..base.workarounds import import_tvm_ffi
+
+import_tvm_ffi()  # it has a Ctrl-C end an import, too
+
 
 def as_model(
     mod: tvm.IRModule, inputs: Iterable[str], weights: Mapping[str, tvm.runtime.Tensor]
