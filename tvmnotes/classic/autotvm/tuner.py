@@ -83,8 +83,8 @@ def _measure(opened: tuning.Local, inputs: list[MeasureInput], cooldown: float) 
     time.sleep(cooldown)
     spent = (time.time() - start) / len(trials)
     return [
-        None if trial.lost
-        else MeasureResult((RuntimeError(trial.error),), MeasureErrorNo.UNKNOWN_ERROR, spent, time.time()) if trial.error
+        None if trial.lost else
+        MeasureResult((RuntimeError(trial.error),), MeasureErrorNo.UNKNOWN_ERROR, spent, time.time()) if trial.error
         else MeasureResult(trial.seconds, MeasureErrorNo.NO_ERROR, spent, time.time())
         for trial in trials
     ]  # fmt: skip
