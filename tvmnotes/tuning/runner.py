@@ -235,7 +235,7 @@ class Rpc(Local):
             return Trial((), f"it took longer than {self.timeout:g} s")
         if server.CRASHED in message:
             return Trial((), "its process ended")
-        if _GONE in message or "Subprocess terminated" in message:
+        if trial.KILLED not in message and (_GONE in message or "Subprocess terminated" in message):
             return None
         return super()._trial(result)
 

@@ -55,11 +55,11 @@ def _of_file() -> str:
         return found.read().strip()
 
 
-def told(secret: str | None) -> str | None:
-    """What to print of a secret; nothing of one that the user has chosen."""
-    if secret and not os.environ.get(VARIABLE):
-        return f"Its secret is in {file()}. On other machines: export {VARIABLE}={secret}"
-    return None
+def told() -> str:
+    """What to print of the secret: nothing of one that the user has set."""
+    if os.environ.get(VARIABLE):
+        return ""
+    return f"Its secret is in {file()}. On other machines: export {VARIABLE}={find()}"
 
 
 def number() -> str:

@@ -172,7 +172,7 @@ def serve(tracker, key, host, port, name, threads, cores, say) -> None:
         say(f"Warning: what goes to and from {host} is not encrypted. Serve on a network that you trust only.")
     say(f"{name} serves on {host}:{port} as {key!r}, with {env.threads()} threads, for the tracker at {tracker}. "
         "Ctrl-C ends it.")  # fmt: skip
-    if told := secrets.told(secret):
+    if told := secrets.told():
         say(told)
     try:
         _serve_all(listening, tracker, key, secret, say)
@@ -188,21 +188,22 @@ def serve(tracker, key, host, port, name, threads, cores, say) -> None:
 
 def _serve_all(listening, tracker: str, key: str, secret: str | None, say) -> None:
     """Serve one session after the other. Raises ConnectionError where the tracker has been away for a minute."""
-    door, away = _Door(listening, key, secret, say), None
-    while True:
-        try:
-            with _connected(tracker, secret or secrets.NONE) as connection:
-                connection.settimeout(10)
-                info = {"key": f"server:{key}", "addr": (None, door.port)}
-                _ask(connection, base.TrackerCode.UPDATE_INFO, info)
-                away = None
-                while True:
-                    _serve_one(say, *door.next_client(connection))
-        except ConnectionError:
-            away = away or clock.monotonic()
-            if clock.monotonic() - away > _AWAY_SECONDS:
-                raise
-            clock.sleep(1)
+    away = None
+    with contextlib.closing(_Door(listening, key, secret, say)) as door:
+        while True:
+            try:
+                with _connected(tracker, secret or secrets.NONE) as connection:
+                    connection.settimeout(10)
+                    info = {"key": f"server:{key}", "addr": (None, door.port)}
+                    _ask(connection, base.TrackerCode.UPDATE_INFO, info)
+                    away = None
+                    while True:
+                        _serve_one(say, *door.next_client(connection))
+            except ConnectionError:
+                away = away or clock.monotonic()
+                if clock.monotonic() - away > _AWAY_SECONDS:
+                    raise
+                clock.sleep(1)
 
 
 class _Door:
@@ -234,6 +235,14 @@ class _Door:
                 except asyncio.TimeoutError:
                     pending = _ask(tracker, base.TrackerCode.GET_PENDING_MATCHKEYS)
                     unused = 0 if self.word in pending else unused + 1
+
+    def close(self) -> None:
+        """End what still runs."""
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self.loop.close()
 
     async def _take(self):
         while True:

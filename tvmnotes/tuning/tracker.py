@@ -86,8 +86,10 @@ def run(host: str, port: int, say) -> None:
     tracker.logger.setLevel(logging.ERROR)  # what strangers send is no news
     asyncio.set_event_loop(asyncio.new_event_loop())
     say(f"The tracker listens at {host}:{port}. Ctrl-C ends it.")
-    say(secrets.told(secret) or "" if secret else
-        "Warning: it asks for no secret, so whoever reaches it can give out servers of their own.")  # fmt: skip
+    if secret is None:
+        say("Warning: it asks for no secret, so whoever reaches it can use its servers, or name others.")
+    elif told := secrets.told():
+        say(told)
     try:
         _Tracker(listening, secret).run()
     except KeyboardInterrupt:

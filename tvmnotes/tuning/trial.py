@@ -25,10 +25,7 @@ from ..compiler.records import vectors_of
 from ..compiler.schedules import schedule_kernels
 from ..compiler.schedules.vector import vectors
 
-FROM_OUTSIDE = (
-    signal.SIGKILL,
-    signal.SIGTERM,
-)  # no crash ends with them, but a system that is out of memory sends them
+FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM: no crash ends with them, but a system that is out of memory sends them
 KILLED = "its process was killed from outside, twice"
 _TOLERANCE = 1e-3  # of the largest magnitude, as for Winograd's method
 _SPIN = 0.1  # seconds that NumPy's threads keep the cores busy after a product

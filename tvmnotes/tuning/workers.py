@@ -80,7 +80,7 @@ class _Worker(PopenWorker):
         try:
             return super().recv()
         except (EOFError, UnpicklingError, struct.error):
-            if self._proc is None or self._exit_code() is None:  # it lives: this is what it has raised
+            if self._exit_code() is None:  # it lives: this is what it has raised
                 raise
         raise self._child_process_error()
 
@@ -88,14 +88,15 @@ class _Worker(PopenWorker):
         """As TVM's, which kills the process at once: what has ended it could not be told then."""
         code = self._exit_code()
         self.kill()
-        return (
-            Killed(trial.KILLED) if code and -code in trial.FROM_OUTSIDE else ChildProcessError("Subprocess terminated")
-        )
+        if code is not None and -code in trial.FROM_OUTSIDE:
+            return Killed(trial.KILLED)
+        return ChildProcessError("Subprocess terminated")
 
     def _exit_code(self) -> int | None:
         """The exit code of the process, whose pipe may be closed already; None if it lives for 5 seconds more."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._proc.wait(5)
+        process = self._proc  # None where another thread has ended it
+        self.join(5)
+        return process and process.poll()
 
 
 class Pool(PopenPoolExecutor):
@@ -146,9 +147,7 @@ class Builder(ms.builder.PyBuilder):
     def __init__(self, make: Callable, timeout: float):
         super().__init__()
         self.make, self.timeout = make, timeout
-        _remove_what_killed_tunings_left()
-        self.folder = tempfile.TemporaryDirectory(prefix=_FOLDERS, ignore_cleanup_errors=True)
-        self._lock = _locked(self.folder.name)
+        self.folder, self._lock = _folder()
         limits = {"timeout": timeout, "maximum_process_uses": _BUILDS}
         self.pool = Pool(env.usable_cores(), initializer=trial.begin, stderr=subprocess.DEVNULL, **limits)
 
@@ -173,25 +172,32 @@ class Builder(ms.builder.PyBuilder):
             os.close(self._lock)
 
 
-def _locked(folder) -> int | None:
+def _folder() -> tuple[tempfile.TemporaryDirectory, int | None]:
+    """A new folder, and its lock; those of tunings that were killed are removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+        if (lock := _locked(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+    while True:
+        folder = tempfile.TemporaryDirectory(prefix=_FOLDERS, ignore_cleanup_errors=True)
+        lock = _locked(folder.name, wait=True)
+        if os.path.exists(folder.name):  # else another process has found it before it was locked
+            return folder, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked(folder, wait: bool = False) -> int | None:
     """Lock a folder while this process lives, however it ends, and give the lock. None where that cannot be."""
-    if fcntl is None:
-        return None
-    lock = os.open(folder, os.O_RDONLY)
+    lock = None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # another process has it
-        os.close(lock)
+        lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (OSError, AttributeError):  # another process has it, or it is another user's, or nothing is locked here
+        if lock is not None:
+            os.close(lock)
         return None
     return lock
-
-
-def _remove_what_killed_tunings_left() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
-        with contextlib.suppress(OSError):  # it is another user's, or gone by now
-            if (lock := _locked(folder)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
 
 
 def sentence(error: Exception | str) -> str:
