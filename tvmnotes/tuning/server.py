@@ -80,7 +80,7 @@ def _connected(tracker: str, secret: str | None = None):
             yield connection
     except Refused:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, LookupError) as error:  # the last three of what is no tracker
         raise ConnectionError(
             f"no RPC tracker answers at {tracker}: start one with "
             f"python -m tvmnotes tracker --host {host} --port {port}"
