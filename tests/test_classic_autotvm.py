@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
+from conftest import sampled
 from fake_runner import FakeRunner
 from rpc_cluster import Cluster
 from torch import nn

@@ -24,8 +24,7 @@ from tvm import te
 import tvmnotes as tn
 from tvmnotes import records
 from tvmnotes.compiler.schedules.convolution import Convolution
-from tvmnotes.tuning import Local, Task, workers
-from tvmnotes.tuning.trial import KILLED
+from tvmnotes.tuning import Local, Task, trial, workers
 
 HERE = Path(__file__).parent  # where a process of its own finds `fake_runner` and `conftest`
 LIMIT = 600  # seconds: far more than anything here takes
@@ -209,7 +208,7 @@ def test_a_kill_while_kernels_are_measured_leaves_the_batches_and_no_process(tmp
     assert list(temporary.glob("tvmnotes-*")) == []
 
 
-# A process that starts a worker, gives it a job, and waits. The worker holds Python's lock, so none of its threads runs.
+# A process that starts a worker, gives it a job, and waits. The job holds Python's lock: no thread of the worker runs.
 STARTS = """
 import os, pickle, struct, subprocess, sys
 (read, their_write), (their_read, write) = os.pipe(), os.pipe()
@@ -269,12 +268,12 @@ def test_what_a_worker_did_when_it_was_killed_from_outside_is_done_again_once(tm
 
 def test_a_system_that_kills_every_trial_ends_a_tuning_and_nothing_is_held_against_a_config(tmp_path):
     path, options = tmp_path / "tuning.jsonl", {"tasks": [task("conv")], "tuner": "grid"}
-    some = FakeRunner(lambda config: f"its build failed: {KILLED}" if config["pixels"] % 2 else 1e-3)
+    some = FakeRunner(lambda config: f"its build failed: {trial.KILLED}" if config["pixels"] % 2 else 1e-3)
     tn.tune(None, {}, records=path, runner=some, trials=20, **options)
     found = records.read(path)
     assert len(keys_of(found)) == 20 and not any(each.error or each.config["pixels"] % 2 for each in found)
     with pytest.raises(RuntimeError, match=r"trials in a row were killed from outside, .* out of memory"):
-        tn.tune(None, {}, records=path, runner=FakeRunner(lambda _config: KILLED), trials=100, **options)
+        tn.tune(None, {}, records=path, runner=FakeRunner(lambda _config: trial.KILLED), trials=100, **options)
     assert records.read(path) == found
 
 
