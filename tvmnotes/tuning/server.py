@@ -252,7 +252,9 @@ class _Door:
                 await asyncio.sleep(0.1)
                 continue
             if len(self.strangers) >= _STRANGERS:
-                next(iter(self.strangers)).cancel()  # who has waited for longest
+                longest = next(iter(self.strangers))
+                longest.cancel()
+                await asyncio.wait([longest])
             stranger = self.loop.create_task(self._hear(client))
             self.strangers[stranger] = client
             stranger.add_done_callback(self.strangers.pop)
@@ -303,7 +305,7 @@ class _Door:
             return 0.0
         self.word = None  # it is good for one session
         seconds = float(values.get("-timeout", "inf"))
-        return seconds if seconds > 0 else float("inf")
+        return seconds if 0 < seconds < 1e6 else float("inf")
 
 
 def _stay_on(cores: list[int]) -> None:
