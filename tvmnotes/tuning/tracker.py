@@ -27,7 +27,7 @@ class _Connection(tracker.TCPEventHandler):
     def __init__(self, server, sock, addr):
         super().__init__(server, sock, addr)
         self.known, self.since, self._number = False, clock.monotonic(), secrets.number()
-        self._limit = self._ioloop.call_later(_HELLO_SECONDS, lambda: self.known or self.close())
+        self._ioloop.call_later(_HELLO_SECONDS, lambda: self.known or self.close())
 
     def _event_handler(self, events):
         try:
@@ -46,10 +46,6 @@ class _Connection(tracker.TCPEventHandler):
         else:
             self.ret_value([FAIL, self._number])
 
-    def on_close(self):
-        self._ioloop.remove_timeout(self._limit)
-        super().on_close()
-
 
 class _Tracker(tracker.TrackerServerHandler):
     """TVM's tracker, whose connections are ours."""
@@ -65,10 +61,6 @@ class _Tracker(tracker.TrackerServerHandler):
             if len(strangers) >= _STRANGERS:
                 min(strangers, key=lambda each: each.since).close()
             _Connection(self, connection, address)
-
-    def close(self, conn):
-        with contextlib.suppress(KeyError, ValueError):  # of a server whose words are none
-            super().close(conn)
 
 
 def run(host: str, port: int, say) -> None:
