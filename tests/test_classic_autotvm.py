@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
+from conftest import sampled
 from fake_runner import FakeRunner
 from rpc_cluster import Cluster
 from torch import nn
@@ -424,11 +425,13 @@ def test_a_candidate_that_fails_costs_its_trial_only(tmp_path):
 
 
 @pytest.mark.alone
-def test_an_rpc_runner_measures_on_the_servers_of_its_key(tmp_path):
+@pytest.mark.parametrize("whose", sampled(["tvm.exec.rpc_server", "tvmnotes"], ["tvm.exec.rpc_server"]))
+def test_an_rpc_runner_measures_on_the_servers_of_its_key(tmp_path, whose):
+    """Unchanged scripts: those whose tracker and servers are TVM's, and those that find ours, and its secret."""
     from tvm import autotvm
 
-    with Cluster(tmp_path) as cluster:
-        cluster.serve("one", key="shelf")
+    with Cluster(tmp_path, plain=whose != "tvmnotes") as cluster:
+        cluster.serve("one", key="shelf", module=whose)
         measure_over_rpc(autotvm, cluster.port, tmp_path / "dense.log")
 
 

@@ -59,14 +59,14 @@ COMMANDS = re.findall(r"python -m tvmnotes (\w+) (.*)$", TEXT, re.M)
 
 
 def test_the_lesson_names_commands():
-    assert [name for name, _ in COMMANDS] == ["serve", "serve", "tune", "serve", "serve"]
+    assert [name for name, _ in COMMANDS] == ["tracker", "serve", "serve", "tune", "tracker", "serve", "serve"]
 
 
 @pytest.mark.parametrize("name, options", COMMANDS)
 def test_the_commands_of_the_lesson_are_real(name, options):
     command = typer.main.get_command(app).commands[name]
     with command.make_context(name, shlex.split(options)) as context:
-        tracker = context.params["tracker"]
+        tracker = context.params.get("tracker") or "{host}:{port}".format(**context.params)
         if context.params.get("target"):
             resolve_target({"kind": "llvm", "mcpu": context.params["target"]})
     assert tn.tuning.server.address(tracker)[1] == 9190

@@ -1,10 +1,12 @@
 """Tuning on many machines: a real tracker, real servers, and what becomes of a tuning when some of them go."""
 
+import contextlib
 import json
 import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -20,10 +22,12 @@ from conftest import SEED
 from fake_runner import TARGET, AsItIs, known_to_workers
 from rpc_cluster import ANSWER_SECONDS, QUICK, Cluster, wait_until
 from tvm import te
+from tvm.rpc import base
 
 import tvmnotes as tn
+from tvmnotes.tuning import secret as secrets
 from tvmnotes.tuning import server
-from tvmnotes.tuning.trial import Candidate
+from tvmnotes.tuning.trial import KILLED, Candidate
 
 pytestmark = pytest.mark.alone
 HANGS = QUICK | {"timeout": 10, "build_timeout": 60}  # where a trial hangs
@@ -44,6 +48,7 @@ class Planted(AsItIs):
         call = {
             "crash": lambda: tvm.tirx.call_extern("int32", "abort"),
             "hang": lambda: tvm.tirx.call_extern("int32", "sleep", 1000),
+            "be killed": lambda: tvm.tirx.call_extern("int32", "raise", int(signal.SIGKILL)),
             "sleep": lambda: tvm.tirx.call_extern("int32", "usleep", config.get("us", 0)),
         }.get(config["does"], lambda: 0)
         factor = 3.0 if config["does"] == "nonsense" else 2.0
@@ -106,7 +111,7 @@ def test_a_tracker_that_does_not_answer_is_an_error_within_seconds(monkeypatch, 
         assert time.monotonic() - started < 15
     assert str(caught.value) == (
         f"no RPC tracker answers at 127.0.0.1:{port}: start one with "
-        f"python -m tvm.exec.rpc_tracker --host 127.0.0.1 --port {port} --port-end {port + 1}"
+        f"python -m tvmnotes tracker --host 127.0.0.1 --port {port}"
     )
 
 
@@ -152,24 +157,25 @@ def test_a_candidate_that_fails_costs_its_trial_only(cluster):
     before = ended()
     with tn.tuning.rpc(cluster.tracker, "k", **HANGS) as runner:
         started = {name: process.pid for name, process in cluster.processes.items()}
-        made = runner.measure(planted("double", "crash", "nonsense", "hang", "crash", "double"))
+        made = runner.measure(planted("double", "crash", "nonsense", "hang", "crash", "be killed", "double"))
         wait_until(lambda: cluster.free() == 2)
         again = runner.measure(planted("double", "double", "double", "double"))
     assert [trial.error for trial in made] == [
         None, "its process ended", "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 10 s",
-        "its process ended", None,
+        "its process ended", KILLED, None,
     ]  # fmt: skip
+    assert [trial.lost for trial in made] == [False] * 5 + [True, False]
     assert [bool(trial.seconds) for trial in made] == [trial.error is None for trial in made]
     assert [trial.error for trial in again] == [None] * 4
     assert servers_of(again) == {"first", "second"}
     assert started == {name: process.pid for name, process in cluster.processes.items()}
     assert len(cluster.servers()) == 2
-    assert ended() - before == 3  # none of them was tried again
+    assert ended() - before == 3 + 3  # of these, the one that was killed from outside alone was tried again
 
 
 def test_the_caches_are_swept_on_the_server(runner):
     assert [t.error for t in runner.measure(planted("double"))] == [None]
-    session = runner._config.connect_server()
+    session = server.TrackerSession(runner.tracker).request("k")
     session.get_function("tvmnotes.sweep")()
     told = json.loads(session.get_function("tvmnotes.server")())
     assert told["server"] in {"first", "second"}
@@ -238,15 +244,82 @@ def test_a_server_that_falls_silent_loses_its_trial_to_another(cluster, when):
 
 
 @pytest.mark.full
-def test_tvms_own_server_will_do(cluster):
-    cluster.serve("plain", key="plain", module="tvm.exec.rpc_server")
-    with tn.tuning.rpc(cluster.tracker, "plain", **HANGS) as runner:
-        made = runner.measure(planted("double", "nonsense", "hang", "double"))
+def test_tvms_own_tracker_and_server_will_do(tmp_path):
+    with Cluster(tmp_path, plain=True) as cluster:
+        cluster.serve("plain", key="plain", module="tvm.exec.rpc_server")
+        with tn.tuning.rpc(cluster.tracker, "plain", **HANGS) as runner:
+            made = runner.measure(planted("double", "nonsense", "hang", "double"))
     assert [trial.error for trial in made] == [
         None, "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 10 s", None,
     ]  # fmt: skip
     assert servers_of(made) == {None}
-    cluster.unplug("plain")
+
+
+# ---------------------------------------------------------------- strangers
+
+GARBAGE = {
+    "no key": struct.pack("<ii", base.RPC_MAGIC, 0),
+    "a key that is no text": struct.pack("<ii", base.RPC_MAGIC, 4) + b"\xff\xfe\xfd\xfc",
+    "a negative length": struct.pack("<ii", base.RPC_MAGIC, -1),
+    "a length without end": struct.pack("<ii", base.RPC_MAGIC, 1 << 30) + b"x" * 100,
+    "a wrong word": struct.pack("<ii", base.RPC_MAGIC, 12) + b"client:k:0.5",
+    "spaces": struct.pack("<ii", base.RPC_MAGIC, 4) + b"    ",
+    "the web": b"GET / HTTP/1.1\r\n\r\n",
+    "half a message": struct.pack("<i", base.RPC_MAGIC),
+    "nothing": b"",
+}
+TO_A_TRACKER = [b"\xff\xfe", b"{{", b"[]", b"5", b"{}", b"[3]", b'["tvmnotes.proof", null]', b"[" * 100_000]
+
+
+def greeted(address):
+    """A connection to a tracker that has answered the greeting."""
+    connection = socket.create_connection(address, 60)
+    connection.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
+    base.recvall(connection, 4)
+    return connection
+
+
+def test_garbage_and_silence_cost_their_own_connection(cluster, runner):
+    """To the tracker and to servers. Those that say too little stay open while others are served, and are closed."""
+    tracker = server.address(cluster.tracker)
+    connections = []
+    for there in (tracker, *cluster.servers()):
+        for message in GARBAGE.values():
+            connections.append(socket.create_connection(there, 60))
+            connections[-1].sendall(message)
+    for message in TO_A_TRACKER:
+        connections.append(greeted(tracker))
+        connections[-1].sendall(struct.pack("<i", len(message)) + message)
+    made = runner.measure(planted("double", "double", "double", "double"))
+    assert [trial.error for trial in made] == [None] * 4 and servers_of(made) == {"first", "second"}
+    for connection in connections:
+        with connection, contextlib.suppress(ConnectionResetError):
+            while connection.recv(1000):  # what the tracker says to strangers, until it closes the connection
+                pass
+    for name in ("tracker", "first", "second"):
+        assert cluster.processes[name].poll() is None and "Traceback" not in cluster.text(name)
+
+
+@pytest.mark.parametrize("secret", ["another", "none"])
+def test_without_the_secret_a_tracker_says_nothing(cluster, secret):
+    with pytest.raises(server.Refused, match=f"has another secret: set {secrets.VARIABLE} to the one that it printed"):
+        tn.tuning.rpc(cluster.tracker, "k", secret)
+    with pytest.raises(RuntimeError):  # TVM's own client
+        tvm.rpc.connect_tracker(*server.address(cluster.tracker)).summary()
+    assert f"export {secrets.VARIABLE}={secrets.find()}" in cluster.text("tracker")
+
+
+def test_a_server_runs_nothing_for_who_knows_its_word_but_not_the_secret(cluster):
+    host, port, word = server.free_server(cluster.tracker, "k")
+    plain, _, proof = word.partition(" -proof=")
+    elsewhere = secrets.proof(secrets.find(), plain, host, port + 1)  # what a false server could pass on
+    for bad in (plain, f"{plain} -proof=", f"{plain} -proof={'0' * 64}", f"{plain} -proof={elsewhere}",
+                f"{plain}0 -proof={proof}"):  # fmt: skip
+        with pytest.raises(Exception, match="(?i)match"):
+            tvm.rpc.connect(host, port, bad)
+    assert tvm.rpc.connect(host, port, word).get_function("tvmnotes.server")()
+    with pytest.raises(Exception, match="(?i)match"):  # a word is good for one session
+        tvm.rpc.connect(host, port, word)
 
 
 # ---------------------------------------------------------------- serve
@@ -280,7 +353,7 @@ def test_serve_says_in_one_sentence_that_no_tracker_answers():
         port = taken.getsockname()[1]
         done = serve("--tracker", f"127.0.0.1:{port}")
     assert done.returncode == 2
-    assert f"no RPC tracker answers at 127.0.0.1:{port}: start one with python -m tvm.exec.rpc_tracker" in done.stderr
+    assert f"no RPC tracker answers at 127.0.0.1:{port}: start one with python -m tvmnotes tracker" in done.stderr
     assert "Traceback" not in done.stderr and not done.stdout
 
 
@@ -302,7 +375,7 @@ def test_serve_ends_with_all_its_processes(cluster, number):
 
 def session(cluster, key):
     """A session, as of a trial, that has answered."""
-    made = tvm.rpc.connect_tracker(*server.address(cluster.tracker)).request(key, session_timeout=600)
+    made = server.TrackerSession(cluster.tracker).request(key, session_timeout=600)
     made.get_function("tvmnotes.sweep")()  # TVM has started its threads, and may bind them
     return made
 
@@ -312,7 +385,7 @@ def test_serve_warns_on_a_network(cluster):
     cluster._start("open", "tvmnotes", "serve", "--tracker", cluster.tracker, "--key", "open", "--host", "0.0.0.0")
     wait_until(lambda: cluster.servers("open"))
     cluster.unplug("open")
-    assert "Warning: whoever reaches 0.0.0.0 can run any program here." in cluster.text("open")
+    assert "Warning: what goes to and from 0.0.0.0 is not encrypted." in cluster.text("open")
     assert "Warning" not in cluster.text("first")
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -17,13 +18,13 @@ from typing import ClassVar
 import psutil
 import pytest
 from conftest import SEED, STORM, sampled
-from fake_runner import TARGET, AsItIs, known_to_workers
+from fake_runner import TARGET, AsItIs, FakeRunner, known_to_workers, task
 from tvm import te
 
 import tvmnotes as tn
 from tvmnotes import records
 from tvmnotes.compiler.schedules.convolution import Convolution
-from tvmnotes.tuning import Local, Task
+from tvmnotes.tuning import Local, Task, trial, workers
 
 HERE = Path(__file__).parent  # where a process of its own finds `fake_runner` and `conftest`
 LIMIT = 600  # seconds: far more than anything here takes
@@ -176,16 +177,18 @@ print(tune(mod, params, records=sys.argv[1], trials=int(sys.argv[2]), tuner="ran
 """
 
 
-def start_real(path, trials):
-    return started("-c", REAL, path, trials, cwd=HERE, env={**os.environ, "TQDM_DISABLE": "1"})
+def start_real(path, trials, temporary):
+    env = {**os.environ, "TQDM_DISABLE": "1", "TMPDIR": str(temporary)}
+    return started("-c", REAL, path, trials, cwd=HERE, env=env)
 
 
 @pytest.mark.alone
 @pytest.mark.storm
 @pytest.mark.parametrize("_kill", range(STORM))
 def test_a_kill_while_kernels_are_measured_leaves_the_batches_and_no_process(tmp_path, _kill):
-    path = tmp_path / "tuning.jsonl"
-    with start_real(path, 1000) as killed:
+    path, temporary = tmp_path / "tuning.jsonl", tmp_path / "tmp"
+    temporary.mkdir()
+    with start_real(path, 1000, temporary) as killed:
         for _ in range(2):
             assert killed.stdout.readline() == "batch\n", killed.stderr.read()
         workers = psutil.Process(killed.pid).children(recursive=True)
@@ -194,13 +197,84 @@ def test_a_kill_while_kernels_are_measured_leaves_the_batches_and_no_process(tmp
     assert wait_for_end(workers) == []
     before = keys_of(records.read(path))
     assert len(before) >= 16
-    with start_real(path, len(before) + 4) as again:
+    assert [*temporary.glob("tvmnotes-trials-*")]
+    with start_real(path, len(before) + 4, temporary) as again:
         out, err = again.communicate(timeout=LIMIT)
     assert again.returncode == 0, err
     found = keys_of(records.read(path))
     assert found[: len(before)] == before
     assert len(found) == len(before) + 4 == len(set(found))
     assert f"{len(found)} trials in {path}" in out
+    assert list(temporary.glob("tvmnotes-*")) == []
+
+
+# A process that starts a worker, gives it a job, and waits. The job holds Python's lock: no thread of the worker runs.
+STARTS = """
+import os, pickle, struct, subprocess, sys
+(read, their_write), (their_read, write) = os.pipe(), os.pipe()
+pipes = (their_read, their_write)
+worker = subprocess.Popen([sys.executable, "-c", sys.argv[1], *map(str, pipes)], pass_fds=pipes)
+job = pickle.dumps((exec, (sys.argv[2],), {}, None))
+os.write(write, struct.pack("<i", len(job)) + job)
+worker.wait()
+"""
+HANG = "import ctypes, os; os.write(1, b'%d\\n' % os.getpid()); ctypes.PyDLL(None).sleep(1000)"
+
+
+@pytest.mark.alone
+def test_a_worker_ends_with_who_started_it_whatever_it_does():
+    with started("-c", STARTS, workers._MAIN, HANG) as killed:
+        worker = psutil.Process(int(killed.stdout.readline()))
+        killed.kill()
+        assert wait_for_end([worker]) == []
+
+
+@pytest.mark.alone
+def test_a_worker_that_cannot_go_on_says_why_and_fails():
+    read, write = os.pipe()
+    with started("-c", workers._MAIN, read, 1, pass_fds=[read]) as worker:
+        os.close(read)
+        os.write(write, struct.pack("<i", 4) + b"none")  # it cannot be unpickled
+        _, err = worker.communicate(timeout=LIMIT)
+        os.close(write)
+    assert worker.returncode == 1
+    assert "Traceback" in err and "UnpicklingError" in err
+
+
+@pytest.mark.alone
+def test_what_a_worker_did_when_it_was_killed_from_outside_is_done_again_once(tmp_path):
+    def work(mark, kills):
+        with mark.open("a") as file:
+            file.write(".")
+        if mark.stat().st_size <= kills:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return mark.stat().st_size
+
+    pool = workers.Pool(1, initializer=work, initargs=(tmp_path / "start", 1))  # killed at its start, too
+    try:
+        assert pool.submit(work, tmp_path / "no", 0).result(LIMIT) == 1
+        (worker,) = pool._worker_map.values()
+        worker._proc.kill()  # while it waits for work
+        worker._proc.wait()
+        assert pool.submit(work, tmp_path / "once", 1).result(LIMIT) == 2
+        with pytest.raises(workers.Killed, match="killed from outside, twice"):
+            pool.submit(work, tmp_path / "always", 9).result(LIMIT)
+        with pytest.raises(ChildProcessError, match="Subprocess terminated"):
+            pool.submit(os.abort).result(LIMIT)
+    finally:
+        pool.shutdown()
+    assert [(tmp_path / name).stat().st_size for name in ("no", "once", "always")] == [1, 2, 2]
+
+
+def test_a_system_that_kills_every_trial_ends_a_tuning_and_nothing_is_held_against_a_config(tmp_path):
+    path, options = tmp_path / "tuning.jsonl", {"tasks": [task("conv")], "tuner": "grid"}
+    some = FakeRunner(lambda config: f"its build failed: {trial.KILLED}" if config["pixels"] % 2 else 1e-3)
+    tn.tune(None, {}, records=path, runner=some, trials=20, **options)
+    found = records.read(path)
+    assert len(keys_of(found)) == 20 and not any(each.error or each.config["pixels"] % 2 for each in found)
+    with pytest.raises(RuntimeError, match=r"trials in a row were killed from outside, .* out of memory"):
+        tn.tune(None, {}, records=path, runner=FakeRunner(lambda _config: trial.KILLED), trials=100, **options)
+    assert records.read(path) == found
 
 
 # ---------------------------------------------------------------- stopped

@@ -1,4 +1,4 @@
-"""This is the command line: `python -m tvmnotes doctor | bench | tune | serve | classic`."""
+"""This is the command line: `python -m tvmnotes doctor | bench | tune | serve | tracker | classic`."""
 
 import contextlib
 import json
@@ -165,7 +165,10 @@ def serve(
     ] = None,
     cores: Annotated[str, typer.Option(help="The CPUs to stay on, such as 0,1; none: all.")] = "",
 ):
-    """Measure here what others tune: an RPC server. It runs whatever it is sent, so serve on trusted networks only."""
+    """Measure here what others tune: an RPC server. It runs whatever those send who know the secret.
+
+    That is in the variable TVMNOTES_RPC_SECRET, else in a file of yours that is made if need be; "none" is no secret.
+    """
     if threads is not None and threads < 1:
         raise typer.BadParameter(f"expected 1 or more, got {threads}", param_hint="--threads")
     if not all(core.strip().isdigit() for core in cores.split(",") if cores):
@@ -175,7 +178,25 @@ def serve(
 
     try:
         server.serve(tracker, key, host, port, name, threads, [int(c) for c in cores.split(",") if cores], typer.echo)
-    except (ValueError, ConnectionError) as error:
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+@app.command()
+def tracker(
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port.")] = 9190,
+):
+    """Know the servers, and hand out those that are free, to those who know the secret that this prints.
+
+    That is in the variable TVMNOTES_RPC_SECRET, else in a file of yours that is made if need be; "none" is no secret.
+    """
+    with without_torch():
+        from .tuning import tracker  # for speed: --help loads nothing
+
+    try:
+        tracker.run(host, port, typer.echo)
+    except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
 
 

@@ -12,7 +12,7 @@ is called. Faults of single operators and passes are worked around where these s
     compiler/schedules/__init__.py                  `Schedule` changes a function that nobody else holds
     compiler/schedules/default.py                   expressions of bfloat16 that may not be inlined, or vectorized
     tuning/workers.py, runner.py                    workers import torch, and hide a Ctrl-C; TVM leaks a little in each
-    tuning/server.py                                a session that crashes leaves TVM's server dead
+    tuning/server.py, tracker.py                    what a stranger sends, or a crash, leaves TVM's server dead
     course/vision.py                                GluonCV has Pillow read half a picture without an error
 """
 

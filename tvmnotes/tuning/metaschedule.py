@@ -7,7 +7,6 @@ batch is written down at once, and what the records hold is where the next searc
 import contextlib
 import json
 import random
-import tempfile
 
 import numpy as np
 import tvm
@@ -24,6 +23,7 @@ from ..compiler.build import resolve_target
 from ..compiler.schedules.metaschedule import schedule
 from .bars import Bars
 from .task import Task, workloads
+from .trial import KILLED
 from .workers import Builder
 
 _BATCH = 16
@@ -62,6 +62,7 @@ class _Write(ms.measure_callback.PyMeasureCallback):
             records.measured(task.workload, task.target, as_config(candidate.sch.trace), *_came(result),
                              machine=self.machine)
             for candidate, result in zip(measure_candidates, runner_results, strict=True)
+            if KILLED not in str(result.error_msg)
         ]  # fmt: skip
         self.session.write(made)
         state.update([record.call_seconds for record in made])
@@ -162,7 +163,6 @@ def search(session, runner, seed: int | None) -> None:
             state.update([record.call_seconds for record in known])
     with contextlib.ExitStack() as stack:
         bars = stack.enter_context(Bars(session.tasks, session.trials))
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
         for number, state in enumerate(session.states):
             bars.update(number, state)
         if session.done >= session.trials:
@@ -172,7 +172,7 @@ def search(session, runner, seed: int | None) -> None:
         ms.tune.tune_tasks(
             tasks=contexts,
             task_weights=[float(task.count) for task in session.tasks],
-            work_dir=folder,
+            work_dir=builder.folder.name,
             max_trials_global=session.trials - session.done,
             num_trials_per_iter=_BATCH,
             builder=builder,

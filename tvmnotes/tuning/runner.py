@@ -20,6 +20,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner.rpc_runner import default_upload_module
 
 from ..base import env
+from . import secret as secrets
 from . import server, trial, workers
 from .trial import Candidate, Trial
 
@@ -77,6 +78,8 @@ class Local:
         if not result.error_msg:
             return Trial(tuple(float(s) for s in result.run_secs))
         message = str(result.error_msg)
+        if trial.KILLED in message:
+            return Trial((), trial.KILLED)
         if "Timeout, killed" in message:
             return Trial((), f"it took longer than {self.timeout:g} s")
         return Trial((), "its process ended" if "Subprocess terminated" in message else workers.sentence(message))
@@ -130,14 +133,17 @@ class Rpc(Local):
     """Measures on the servers of `key` that are known to the tracker at "HOST:PORT", on all of them at once.
 
     A trial that is lost with its server is measured again on another; a server that joins is used from the next batch
-    on. Each trial's `machine` says which server has measured it, if that tells, as TVM's own does not. `options` are
-    those of `Local`. Raises ValueError for a tracker that is not HOST:PORT, and ConnectionError within 5 seconds where
-    no tracker answers, or where it has no server of that key.
+    on. Each trial's `machine` says which server has measured it, if that tells, as TVM's own does not. `secret` is the
+    one that the tracker printed; None takes that of the variable TVMNOTES_RPC_SECRET, else of your own file, which a
+    tracker of yours on this machine has as well. TVM's own tracker and servers ask for none. `options` are those of
+    `Local`. Raises ValueError for a tracker that is not HOST:PORT, and ConnectionError within 6 seconds where no
+    tracker answers, where it has another secret, or no server of that key.
     """
 
-    def __init__(self, tracker: str, key: str, **options):
+    def __init__(self, tracker: str, key: str, secret: str | None = None, **options):
         host, port = server.address(tracker)
         self.tracker, self.key, self.machine = tracker, key, {"rpc": key}
+        self._secret = secrets.find(secret) or secrets.NONE
         if not self.servers():
             raise ConnectionError(f"the tracker at {tracker} knows no server of key {key!r}: {self._how_to_serve()}")
         super().__init__(**options)
@@ -146,13 +152,14 @@ class Rpc(Local):
 
     def servers(self) -> int:
         """How many servers the tracker knows; ConnectionError where it does not answer."""
-        return len(server.servers(self.tracker, self.key))
+        return len(server.servers(self.tracker, self.key, self._secret))
 
     def _how_to_serve(self) -> str:
         return f"start one with python -m tvmnotes serve --tracker {self.tracker} --key {self.key}"
 
     def for_metaschedule(self, **options):
-        options = options or {"max_workers": max(1, self.servers())}
+        connect = functools.partial(_connect_only, self._secret)
+        options = options or {"max_workers": max(1, self.servers()), "f_create_session": connect}
         with workers.of_runners():
             return ms.runner.RPCRunner(self._config, evaluator_config=self._evaluator, **options)
 
@@ -166,9 +173,9 @@ class Rpc(Local):
                     running[number] = self._submit(*built[number])
                 for number in [n for n, future in running.items() if future.done()]:
                     trials[number] = self._trial(running.pop(number).result())
-                    if trials[number] is None:
+                    if trials[number] is None or trials[number].lost:
                         lost[number] += 1
-                        trials[number] = Trial((), f"its server went {_ATTEMPTS} times")
+                        trials[number] = trials[number] or Trial((), f"its server went {_ATTEMPTS} times")
                         waiting += [number] * (lost[number] < _ATTEMPTS)
                 self._look_for_servers()
                 clock.sleep(0.02)
@@ -186,7 +193,8 @@ class Rpc(Local):
         count = max(1, self.servers())
         if count > self._workers:
             self._end_workers()
-            functions = {"f_create_session": _connect, "f_upload_module": _upload, "f_cleanup": _disconnect}
+            connect = functools.partial(_connect, self._secret)
+            functions = {"f_create_session": connect, "f_upload_module": _upload, "f_cleanup": _disconnect}
             self._runner = self.for_metaschedule(max_workers=count, initializer=trial.begin, **functions)
             self._workers = count
 
@@ -205,6 +213,8 @@ class Rpc(Local):
 
     def _end_workers(self, running=()) -> None:
         """End the workers, first those that run trials: TVM's pool would wait for them."""
+        if self._runner is not None:
+            self._runner.pool.ends = True
         while not all(future.done() for future in running):
             for worker in list(self._runner.pool._worker_map.values()):
                 if (process := worker._proc) is not None:
@@ -221,7 +231,7 @@ class Rpc(Local):
             return Trial((), f"it took longer than {self.timeout:g} s")
         if server.CRASHED in message:
             return Trial((), "its process ended")
-        if _GONE in message or "Subprocess terminated" in message:
+        if trial.KILLED not in message and (_GONE in message or "Subprocess terminated" in message):
             return None
         return super()._trial(result)
 
@@ -231,12 +241,17 @@ rpc = Rpc
 # What a worker does with a session.
 
 
-def _connect(config):
+def _connect_only(secret, config):
+    found = server.free_server(f"{config.tracker_host}:{config.tracker_port}", config.tracker_key, secret)
+    return tvm.rpc.connect(*found, session_timeout=config.session_timeout_sec)
+
+
+def _connect(secret, config):
     """A session, and a limit: a server that was unplugged leaves a connection that is silent for ever.
 
     A server that is there ends a session in time. The limit ends this process, so that the trial is lost.
     """
-    found = server.free_server(f"{config.tracker_host}:{config.tracker_port}", config.tracker_key)
+    found = server.free_server(f"{config.tracker_host}:{config.tracker_port}", config.tracker_key, secret)
     limit = threading.Timer(config.session_timeout_sec + _GRACE, os._exit, [1])
     limit.daemon = True
     limit.start()

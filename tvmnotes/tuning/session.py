@@ -49,7 +49,8 @@ def tune(mod: tvm.IRModule, params: dict, target=None, tuner: str = "xgb", trial
     the search and returns what was found.
 
     Raises what `tn.build` raises; ValueError for an unknown tuner, no tasks, or numbers below 1; OSError for records
-    that cannot be written; ConnectionError where servers are gone; RuntimeError without a C++ compiler.
+    that cannot be written; ConnectionError where servers are gone; RuntimeError without a C++ compiler, and where all
+    that measures is killed from outside, as a system does that is out of memory.
     """
     if tuner not in (*TUNERS, "metaschedule"):
         raise ValueError(f"tuner: expected one of {', '.join(TUNERS)}, metaschedule; got {tuner!r}")
@@ -94,6 +95,7 @@ class Session:
     states: list[Progress] = field(init=False)
     started: float = field(default_factory=clock.monotonic)
     known: list[Record] = field(default_factory=list)  # of the target: what was in the file, and what comes
+    _lost: int = field(default=0, init=False)  # trials in a row that were killed from outside
 
     def __post_init__(self):
         self.states = [Progress(task) for task in self.tasks]
@@ -170,10 +172,17 @@ class Session:
         workload, space = state.task.workload, state.task.space
         numbers = self.tuners[workload].propose(size)
         candidates = [Candidate(workload, space[n], env.target_json(self.target)) for n in numbers]
+        trials = runner.measure(candidates)
+        self._lost = self._lost + len(trials) if all(trial.lost for trial in trials) else 0
+        if self._lost >= _BATCH:
+            raise RuntimeError(
+                f"the processes of {self._lost} trials in a row were killed from outside, twice each, as a system does "
+                "that is out of memory; what was measured is kept. Free memory, and tune again"
+            )
         return self.write([
             records.measured(c.workload, c.target, c.config, trial.seconds, trial.error,
                              machine=trial.machine or runner.machine)
-            for c, trial in zip(candidates, runner.measure(candidates), strict=True)
+            for c, trial in zip(candidates, trials, strict=True) if not trial.lost
         ])  # fmt: skip
 
     def _take_in(self, fresh: list[Record]) -> None:

@@ -25,6 +25,8 @@ from ..compiler.records import vectors_of
 from ..compiler.schedules import schedule_kernels
 from ..compiler.schedules.vector import vectors
 
+FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM: no crash ends with them, but a system that is out of memory sends them
+KILLED = "its process was killed from outside, twice"
 _TOLERANCE = 1e-3  # of the largest magnitude, as for Winograd's method
 _SPIN = 0.1  # seconds that NumPy's threads keep the cores busy after a product
 _SWEPT = 32 << 20  # bytes: more than the cores' own caches hold
@@ -62,6 +64,11 @@ class Trial:
     seconds: tuple[float, ...]
     error: str | None = None
     machine: dict | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether it says nothing of the candidate: something else has ended its processes."""
+        return self.error is not None and KILLED in self.error
 
 
 # ---------------------------------------------------------------- in a worker process
@@ -125,6 +132,7 @@ def build(mod: tvm.IRModule, target: tvm.target.Target, _params):
 
 def export(library, folder: str) -> str:
     """Link the library into a file, in a folder of its own within `folder`, and give the path."""
+    os.environ["TMPDIR"] = tempfile.tempdir = folder  # what TVM and the linker would leave if this process were killed
     path = os.path.join(tempfile.mkdtemp(dir=folder), "kernel.so")
     library.export_library(path)
     return path

@@ -2,11 +2,15 @@
 
 import contextlib
 import os
+import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from pickle import UnpicklingError
 
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
@@ -16,18 +20,40 @@ from tvm.support.popen_pool import PopenPoolExecutor, PopenWorker, StatusKind
 from ..base import env, errors
 from . import trial
 
-_BUILDS = 200  # of a worker process: TVM leaks a little in each
-# A worker leaves without waiting for TVM's threads, however its loop ends: nobody is there any more to wait for it.
-_MAIN = """
-import os, sys
-sys.modules["torch"] = None
-from tvm.exec import popen_worker
 try:
-    popen_worker.main()
-finally:
-    os._exit(0)
+    import fcntl
+except ImportError:  # Windows: what a kill leaves there stays
+    fcntl = None
+
+_FOLDERS = "tvmnotes-trials-"  # what the names of a tuning's temporary folders begin with
+_BUILDS = 200  # of a worker process: TVM leaks a little in each
+# A worker leaves without waiting for TVM's threads, however its loop ends: nobody is there any more to wait for it. On
+# Linux the system kills it when the thread that started it ends, whatever the worker does: 1 is PR_SET_PDEATHSIG. Where
+# that thread has ended before, nobody has the other end of the pipe.
+_MAIN = """
+import ctypes, os, select, signal, sys, traceback
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+pipe = select.poll()
+pipe.register(int(sys.argv[1]), 0)
+code = 0
+try:
+    if not pipe.poll(0):
+        sys.modules["torch"] = None
+        from tvm.exec import popen_worker
+        popen_worker.main()
+except BrokenPipeError:
+    pass
+except BaseException:
+    traceback.print_exc()
+    code = 1
+os._exit(code)
 """
 COMMAND = (sys.executable, "-c", _MAIN)  # a worker, but for the numbers of its two pipes
+
+
+class Killed(ChildProcessError):
+    """It is raised where a worker was ended by a signal from outside, not by what it ran, nor by its time limit."""
 
 
 class _Worker(PopenWorker):
@@ -43,9 +69,47 @@ class _Worker(PopenWorker):
             os.close(end)
         self._reader, self._writer = os.fdopen(read, "rb"), os.fdopen(write, "wb")
 
+    def send(self, *args, **kwargs):
+        """As TVM's; a process that has ended while it waited makes room for a new one."""
+        if self._proc is not None and not self.is_alive():
+            self.kill()
+        super().send(*args, **kwargs)
+
+    def recv(self):
+        """As TVM's, but a process that ends in the midst of an answer has ended, too."""
+        try:
+            return super().recv()
+        except (EOFError, UnpicklingError, struct.error):
+            if self._exit_code() is None:  # it lives: this is what it has raised
+                raise
+        raise self._child_process_error()
+
+    def _child_process_error(self):
+        """As TVM's, which kills the process at once: what has ended it could not be told then."""
+        code = self._exit_code()
+        self.kill()
+        if code is not None and -code in trial.FROM_OUTSIDE:
+            return Killed(trial.KILLED)
+        return ChildProcessError("Subprocess terminated")
+
+    def _exit_code(self) -> int | None:
+        """The exit code of the process, whose pipe may be closed already; None if it lives for 5 seconds more."""
+        process = self._proc  # None where another thread has ended it
+        self.join(5)
+        return process and process.poll()
+
 
 class Pool(PopenPoolExecutor):
-    """TVM's pool, whose workers import no torch."""
+    """TVM's pool, whose workers import no torch. What a worker did when a signal from outside ended it is done again.
+
+    Such signals are those of a system that is out of memory. A pool that `ends` does nothing again.
+    """
+
+    ends = False
+
+    def shutdown(self, wait=True):
+        self.ends = True
+        super().shutdown(wait)
 
     def _worker_run(self, fn, args, kwargs):
         with self._lock:
@@ -53,6 +117,11 @@ class Pool(PopenPoolExecutor):
                 self._worker_map[threading.get_ident()] = _Worker(
                     self._initializer, self._initargs, self._maximum_process_uses, self._stdout, self._stderr
                 )
+        try:
+            return super()._worker_run(fn, args, kwargs)
+        except Killed:
+            if self.ends:
+                raise
         return super()._worker_run(fn, args, kwargs)
 
 
@@ -78,7 +147,7 @@ class Builder(ms.builder.PyBuilder):
     def __init__(self, make: Callable, timeout: float):
         super().__init__()
         self.make, self.timeout = make, timeout
-        self.folder = tempfile.TemporaryDirectory(prefix="tvmnotes-trials-", ignore_cleanup_errors=True)
+        self.folder, self._lock = _folder()
         limits = {"timeout": timeout, "maximum_process_uses": _BUILDS}
         self.pool = Pool(env.usable_cores(), initializer=trial.begin, stderr=subprocess.DEVNULL, **limits)
 
@@ -99,10 +168,40 @@ class Builder(ms.builder.PyBuilder):
         """End the workers, and remove what they have left behind."""
         self.pool.shutdown(wait=False)
         self.folder.cleanup()
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+def _folder() -> tuple[tempfile.TemporaryDirectory, int | None]:
+    """A new folder, and its lock; those of tunings that were killed are removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+        if (lock := _locked(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+    while True:
+        folder = tempfile.TemporaryDirectory(prefix=_FOLDERS, ignore_cleanup_errors=True)
+        lock = _locked(folder.name, wait=True)
+        if os.path.exists(folder.name):  # else another process has found it before it was locked
+            return folder, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked(folder, wait: bool = False) -> int | None:
+    """Lock a folder while this process lives, however it ends, and give the lock. None where that cannot be."""
+    lock = None
+    try:
+        lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (OSError, AttributeError):  # another process has it, or it is another user's, or nothing is locked here
+        if lock is not None:
+            os.close(lock)
+        return None
+    return lock
 
 
 def sentence(error: Exception | str) -> str:
     """What a worker raised, less its traceback."""
-    if isinstance(error, ChildProcessError):
+    if isinstance(error, ChildProcessError) and not isinstance(error, Killed):
         return "its process ended"
     return errors.lines(error)[-1].removeprefix("ValueError: ").removeprefix("RuntimeError: ")

@@ -72,7 +72,8 @@ def measure_option(builder="local", runner="local") -> dict:
     }
 
 
-def _measure(opened: tuning.Local, inputs: list[MeasureInput], cooldown: float) -> list[MeasureResult]:
+def _measure(opened: tuning.Local, inputs: list[MeasureInput], cooldown: float) -> list[MeasureResult | None]:
+    """What came of each; None where its processes were killed from outside, which says nothing of it."""
     start = time.time()
     tasks = [inp.task.today for inp in inputs]
     trials = opened.measure([
@@ -82,6 +83,7 @@ def _measure(opened: tuning.Local, inputs: list[MeasureInput], cooldown: float) 
     time.sleep(cooldown)
     spent = (time.time() - start) / len(trials)
     return [
+        None if trial.lost else
         MeasureResult((RuntimeError(trial.error),), MeasureErrorNo.UNKNOWN_ERROR, spent, time.time()) if trial.error
         else MeasureResult(trial.seconds, MeasureErrorNo.NO_ERROR, spent, time.time())
         for trial in trials
@@ -139,6 +141,9 @@ class Tuner:
             inputs = [MeasureInput(self.task.target, self.task, config)
                       for config in self.next_batch(min(size, n_trial - done))]  # fmt: skip
             results = _measure(opened, inputs, runner.cooldown_interval)
+            done += results.count(None)
+            inputs = [inp for inp, result in zip(inputs, results, strict=True) if result]
+            results = [result for result in results if result]
             for inp, result in zip(inputs, results, strict=True):
                 done += 1
                 reached = self.task.flop / seconds(result)

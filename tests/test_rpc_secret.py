@@ -1,0 +1,41 @@
+"""Where the secret of trackers and servers comes from, and what proves it."""
+
+import pytest
+
+from tvmnotes.tuning import secret
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(secret.VARIABLE, raising=False)
+    return tmp_path / "cache"
+
+
+def test_the_secret_is_made_once_in_a_file_of_the_users_alone(cache, monkeypatch):
+    made = secret.find()
+    assert len(made) == 48 and secret.find() == made
+    assert secret.file().stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in cache.iterdir()] == ["rpc_secret"]
+    assert secret.told().endswith(f"export {secret.VARIABLE}={made}")
+    assert secret.find("given") == "given" and secret.find("none") is None
+    monkeypatch.setenv(secret.VARIABLE, "of the variable")
+    assert secret.find() == "of the variable" and secret.find("given") == "given" and not secret.told()
+
+
+def test_a_file_that_others_can_read_is_refused():
+    made = secret.find()
+    secret.file().chmod(0o640)
+    with pytest.raises(PermissionError, match="rpc_secret has to be yours, and readable for nobody else: remove it"):
+        secret.find()
+    secret.file().unlink()
+    assert secret.find() != made
+
+
+@pytest.mark.parametrize("given", [None, 5, "", "\ud800", "0" * 64, ["x"]])
+def test_a_proof_is_of_one_secret_and_one_number(given):
+    right = secret.proof("secret", "number", 9190)
+    assert secret.proves(right, "secret", "number", 9190)
+    assert not secret.proves(right, "another", "number", 9190)
+    assert not secret.proves(right, "secret", "another", 9190)
+    assert not secret.proves(given, "secret", "number", 9190)
