@@ -172,7 +172,7 @@ def search(session, runner, seed: int | None) -> None:
         ms.tune.tune_tasks(
             tasks=contexts,
             task_weights=[float(task.count) for task in session.tasks],
-            work_dir=builder.folder.name,
+            work_dir=builder.folder,
             max_trials_global=session.trials - session.done,
             num_trials_per_iter=_BATCH,
             builder=builder,

@@ -2,14 +2,11 @@
 
 import contextlib
 import os
-import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from pickle import UnpicklingError
 
 from tvm.ir.utils import derived_object
@@ -17,15 +14,9 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner import local_runner, rpc_runner
 from tvm.support.popen_pool import PopenPoolExecutor, PopenWorker, StatusKind
 
-from ..base import env, errors
+from ..base import env, errors, folders
 from . import trial
 
-try:
-    import fcntl
-except ImportError:  # Windows: what a kill leaves there stays
-    fcntl = None
-
-_FOLDERS = "tvmnotes-trials-"  # what the names of a tuning's temporary folders begin with
 _BUILDS = 200  # of a worker process: TVM leaks a little in each
 # A worker leaves without waiting for TVM's threads, however its loop ends: nobody is there any more to wait for it. On
 # Linux the system kills it when the thread that started it ends, whatever the worker does: 1 is PR_SET_PDEATHSIG. Where
@@ -147,12 +138,13 @@ class Builder(ms.builder.PyBuilder):
     def __init__(self, make: Callable, timeout: float):
         super().__init__()
         self.make, self.timeout = make, timeout
-        self.folder, self._lock = _folder()
+        self._folders = contextlib.ExitStack()
+        self.folder = str(self._folders.enter_context(folders.temporary("tvmnotes-trials-")))
         limits = {"timeout": timeout, "maximum_process_uses": _BUILDS}
         self.pool = Pool(env.usable_cores(), initializer=trial.begin, stderr=subprocess.DEVNULL, **limits)
 
     def build(self, build_inputs):
-        make, folder = self.make, self.folder.name
+        make, folder = self.make, self.folder
 
         def work(given):
             return trial.export(make(given.mod, given.target, given.params), folder)
@@ -167,37 +159,7 @@ class Builder(ms.builder.PyBuilder):
     def close(self) -> None:
         """End the workers, and remove what they have left behind."""
         self.pool.shutdown(wait=False)
-        self.folder.cleanup()
-        if self._lock is not None:
-            os.close(self._lock)
-
-
-def _folder() -> tuple[tempfile.TemporaryDirectory, int | None]:
-    """A new folder, and its lock; those of tunings that were killed are removed."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
-        if (lock := _locked(left)) is not None:
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(lock)
-    while True:
-        folder = tempfile.TemporaryDirectory(prefix=_FOLDERS, ignore_cleanup_errors=True)
-        lock = _locked(folder.name, wait=True)
-        if os.path.exists(folder.name):  # else another process has found it before it was locked
-            return folder, lock
-        if lock is not None:
-            os.close(lock)
-
-
-def _locked(folder, wait: bool = False) -> int | None:
-    """Lock a folder while this process lives, however it ends, and give the lock. None where that cannot be."""
-    lock = None
-    try:
-        lock = os.open(folder, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except (OSError, AttributeError):  # another process has it, or it is another user's, or nothing is locked here
-        if lock is not None:
-            os.close(lock)
-        return None
-    return lock
+        self._folders.close()
 
 
 def sentence(error: Exception | str) -> str:
