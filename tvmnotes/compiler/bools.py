@@ -1,12 +1,16 @@
 """Bools become bytes where they are compared or added up: TVM 0.27's LLVM back end compares vectors of one bit as if
 they were floats, which LLVM refuses, and its sums of single bits overflow.
+
+The mean of whole numbers keeps its dtype, which TVM forgets.
 """
+
+import math
 
 import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ..base.relax import on_each_function
+from ..base.relax import fixed_shape, on_each_function
 
 _COMPARED = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _COMBINED = ("add", "multiply", "maximum", "minimum", "max", "min")  # as "or" and "and"
@@ -15,7 +19,7 @@ _RUNNING = {"cumsum": R.cumsum, "cumprod": R.cumprod}
 
 
 def bools_as_bytes() -> tvm.transform.Pass:
-    """Make the pass; an operator that gave bools still does."""
+    """Make the pass; an operator gives what it gave, in its dtype."""
     return on_each_function("BoolsAsBytes", _AsBytes)
 
 
@@ -24,6 +28,8 @@ class _AsBytes(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "").removeprefix("relax.")
+        if name == "mean" and "int" in str(call.ty.dtype) and fixed_shape(call.args[0].ty) is not None:
+            return self._mean(call)
         known = any(name in table for table in (_COMPARED, _COMBINED, _SUMS, _RUNNING))
         if not known or str(getattr(call.args[0].ty, "dtype", "")) != "bool":
             return call
@@ -38,3 +44,8 @@ class _AsBytes(relax.PyExprMutator):
         else:
             made = tvm.ir.Call(call.op, args, call.attrs)
         return made if name in _COMPARED else R.astype(self.builder_.normalize(made), "bool")
+
+    def _mean(self, call):
+        total = R.sum(R.astype(call.args[0], "int64"), call.attrs.axis, call.attrs.keepdims)
+        before, after = (math.prod(fixed_shape(each.ty)) for each in (call.args[0], call))
+        return R.astype(R.divide(total, relax.const(before // max(after, 1), "int64")), str(call.ty.dtype))

@@ -76,6 +76,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
             raise NotImplementedError(
                 f"TVM's importer fails on this network: {errors.lines(error)[0]}; {_WAY_OUT}"
             ) from error
+    _check_dtypes(mod["main"].body.ty, program)
     mod = relax.transform.DeadCodeElimination()(mod)  # such as max pooling's indices, which nobody reads
     # Copies of the weights, so that training the network further does not reach into what was built from it.
     arrays = {
@@ -215,6 +216,17 @@ def _check_program(program: ExportedProgram) -> None:
             f"model: expected the network to return tensors alone, but {others[0]!r} is among its outputs; "
             "wrap it in a module that returns only tensors"
         )
+
+
+def _check_dtypes(made: tvm.ir.Type, program: ExportedProgram) -> None:
+    """Refuse what TVM's importer gives another dtype than PyTorch."""
+    fields = [made] if isinstance(made, relax.TensorType) else made.fields
+    for field, node in zip(fields, program.graph.output_node().args[0], strict=True):
+        if str(field.dtype) != dtype_of(node.meta["val"]):
+            raise NotImplementedError(
+                f"TVM's importer makes {field.dtype} of what is {dtype_of(node.meta['val'])} in PyTorch "
+                f"({node.target}); convert its operands with .to(…) first, or {_WAY_OUT}"
+            )
 
 
 def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:

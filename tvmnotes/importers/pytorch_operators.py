@@ -17,7 +17,7 @@ from tvm import relax, tirx
 
 from ..base.indices import checked
 from .composites import regions
-from .pytorch_types import OF_MIXED_TYPES
+from .pytorch_types import OF_MIXED_TYPES, with_exact_numbers
 
 aten = torch.ops.aten
 _Weight = torch.Tensor | None  # of a norm, or its bias
@@ -77,6 +77,8 @@ def _pow(x: torch.Tensor, exponent: float) -> Any:
 
 def _isfinite(x: torch.Tensor) -> torch.Tensor:
     """PyTorch's own decomposition multiplies bools, which TVM does not compile."""
+    if not x.is_floating_point():
+        return torch.ones_like(x, dtype=torch.bool)
     return torch.logical_and(x == x, x.abs() != math.inf)
 
 
@@ -146,7 +148,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.group_norm.default: _group_norm,
     aten.add.Tensor: _add,
     aten.sub.Tensor: _sub,
-    aten.div.Tensor: _div,
+    aten.mul.Tensor: with_exact_numbers(aten.mul.Tensor, lambda a, b: NotImplemented),
+    aten.div.Tensor: with_exact_numbers(aten.div.Tensor, _div),
     aten.elu.default: _elu,
     aten.expm1.default: _expm1,
     aten.log1p.default: _log1p,
