@@ -71,7 +71,7 @@ suites: $(READY)  ## Hold all networks of torchvision's families and of GluonCV'
 	$(QUIET) $(BIN)/python -m pytest tests/test_networks.py
 	$(QUIET) $(BIN)/python tests/test_gluon_zoo.py
 
-storms: $(READY)  ## Kill tunings by the hundred, read damaged files by the ten thousand
+storms: $(READY)  ## Kill tunings, saves and builds by the hundred, read damaged files by the ten thousand
 	$(QUIET) $(PASSIVE) TESTS_STORM=5 $(BIN)/python -m pytest tests -m storm
 
 test-ui: $(READY)  ## Run every notebook in a real JupyterLab in headless Chromium

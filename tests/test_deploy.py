@@ -137,13 +137,27 @@ def test_a_part_is_read_no_further_than_its_manifest_says(archive, tmp_path, mon
     with zipfile.ZipFile(archive) as source, zipfile.ZipFile(bad, "w", zipfile.ZIP_DEFLATED) as target:
         for name in PARTS:
             target.writestr(name, source.read(name) if name != "graph.json" else b"\0" * (64 << 20))
-    written = []
-    monkeypatch.setattr(Path, "write_bytes", lambda self, content: written.append(len(content)) or len(content))
-    monkeypatch.setattr(saved, "_read_manifest", lambda *_: json.loads(zipfile.ZipFile(archive).read("manifest.json")))
-    with pytest.raises(FileNotFoundError):  # nothing is written, so nothing is found
+    sizes, check = {}, saved._check
+
+    def noted(folder, *args):
+        sizes.update({file.name: file.stat().st_size for file in folder.iterdir()})
+        check(folder, *args)
+
+    monkeypatch.setattr(saved, "_check", noted)
+    with pytest.raises(ValueError, match="graph.json is not the file that was saved"):
         load(bad)
-    sizes = [zipfile.ZipFile(archive).getinfo(name).file_size for name in PARTS]
-    assert written == [size + (name == "graph.json") for name, size in zip(PARTS, sizes, strict=True)]
+    wanted = {name: zipfile.ZipFile(archive).getinfo(name).file_size for name in PARTS}
+    assert sizes == wanted | {"graph.json": wanted["graph.json"] + 1}
+
+
+def test_an_archive_that_would_unpack_to_more_than_a_network_takes(archive, tmp_path):
+    def resized(parts):
+        manifest = json.loads(parts[0][1])
+        manifest["files"]["params.bin"]["size"] = 12 << 30
+        return [("manifest.json", json.dumps(manifest)), *parts[1:]]
+
+    with pytest.raises(ValueError, match="would unpack to 12.0 GiB, more than 100 times its size"):
+        load(rewritten(archive, tmp_path / "net.zip", resized))
 
 
 def test_an_archive_cut_anywhere_or_with_other_bytes_is_refused(archive, tmp_path):

@@ -12,6 +12,7 @@ has checked the inputs, and what one kernel makes fits the next.
 
 import hashlib
 import os
+import re
 import sys
 import threading
 import warnings
@@ -19,11 +20,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+import psutil
 import tvm
 from tvm import tirx
 
-from ..base import data, env, kept
+from ..base import data, env, folders, kept
 from . import special_values
+
+_PART = re.compile(r"\w+-(\d+)-\d+\.part")  # an object that is being written, by a process
 
 
 class Executable(tvm.relax.VMExecutable):
@@ -35,6 +39,15 @@ class Executable(tvm.relax.VMExecutable):
     def __init__(self, module: tvm.runtime.Module, kernels: dict, target: tvm.target.Target):
         super().__init__(module)
         self.kernels, self.target = kernels, target
+
+    def jit(self):
+        """Return the module that runs, as TVM's method does; a kill meanwhile leaves nothing for long."""
+        if not self.mod._collect_from_import_tree(lambda module: module.kind in ("c", "static_library")):
+            return self.mod
+        with folders.temporary("tvmnotes-build-") as folder:
+            file = folder / "lib.so"
+            self.export_library(str(file), workspace_dir=str(folder))
+            return tvm.runtime.load_module(str(file))
 
     def source(self, kernel: str | None, fmt: str) -> str:
         """Return what LLVM makes of a kernel, or of all where `kernel` is None: its text ("ll") or assembly ("asm")."""
@@ -122,8 +135,11 @@ class _Objects:
     """Object files in a folder, by key. A file's name is its key and its content's SHA-256, which is checked."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
-        self._files = {name.partition("-")[0]: name for name in os.listdir(folder) if name.endswith(".o")}
+        self.folder, names = folder, os.listdir(folder)
+        self._files = {name.partition("-")[0]: name for name in names if name.endswith(".o")}
+        for part in filter(None, map(_PART.fullmatch, names)):
+            if not psutil.pid_exists(int(part[1])):  # it was killed
+                (folder / part[0]).unlink(missing_ok=True)
 
     def find(self, key: str, var):
         """The module of a kernel's object; None where there is none, or it is damaged, or others could have made it."""

@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import sys
-import tempfile
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..base import env, folders
 from ..base.spec import TensorSpec, dtype_of, require_dense, shorten
 from ..base.workarounds import import_tvm_ffi
 from . import saved, threads
@@ -65,10 +65,11 @@ class Compiled:
 
     @functools.cached_property
     def target(self) -> "tvm.target.Target":
-        """The build's target is given here as TVM's object."""
-        import tvm  # for speed: running a network takes TVM's runtime alone
+        """The build's target is given here as TVM's object.
 
-        return tvm.target.Target(self._build_info["target"])
+        Raises ValueError where the manifest names one that `env.checked_target` refuses.
+        """
+        return env.checked_target(self._build_info["target"])
 
     def __call__(self, *args, **kwargs):
         """Run the network once.
@@ -168,18 +169,24 @@ class Compiled:
     def save(self, path: str | os.PathLike) -> Path:
         """Write the network to a folder, or to one file where `path` ends in .zip, all of it or nothing; see `saved`.
 
-        Returns `path`. What holds a saved network and nothing else is replaced. Raises FileExistsError where `path` is
-        anything else that holds files, RuntimeError where no C++ compiler is found that links for the target.
+        Returns `path`. What holds a saved network and nothing else is replaced in one step: who loads meanwhile gets
+        the old one or the new one. Raises FileExistsError where `path` is anything else that holds files, RuntimeError
+        where no C++ compiler is found that links for the target.
         """
         saved.write(Path(path), self._fill, self._build_info, self.opt_level)
         return Path(path)
+
+    def __reduce__(self):
+        """A copy is of the saved form, and so is what is pickled. Unpickle only what you would run as a program."""
+        with folders.temporary("tvmnotes-pickle-") as folder:
+            return _from_archive, (self.save(folder / "net.zip").read_bytes(),)
 
     def _fill(self, folder: Path) -> None:
         lib, graph, params = (folder / name for name in saved.FILES)
         if isinstance(self._library, bytes):
             lib.write_bytes(self._library)
         else:
-            self._library.export_library(str(lib), **saved.linker(self._build_info))
+            self._library.export_library(str(lib), workspace_dir=str(folder.parent), **saved.linker(self._build_info))
         graph.write_text(json.dumps(self.graph, indent=1))
         _function("SaveParamsToFile")(self.params, str(params))
 
@@ -192,7 +199,9 @@ def load(path: str | os.PathLike) -> Compiled:
     anything else; RuntimeError where the library was built by other versions of TVM or tvmnotes's format, or for a CPU
     that this one is not, or the system does not open it.
     """
-    with saved.opened(Path(path)) as (folder, manifest):
+    path = Path(path)
+
+    def compiled(folder: Path, manifest: dict) -> Compiled:
         graph = json.loads((folder / "graph.json").read_text())
         for name, text in graph["kernels"].items() if manifest["format"] == 5 else ():
             family, _, config = text.partition(" ")
@@ -204,6 +213,16 @@ def load(path: str | os.PathLike) -> Compiled:
             return Compiled(library, graph, params, saved.build_info_in(manifest), manifest["opt_level"])
         except (RuntimeError, OSError) as error:
             raise RuntimeError(f"{path}/lib.so does not open ({error}): build it again for this machine") from error
+
+    return saved.read(path, compiled)
+
+
+def _from_archive(content: bytes) -> Compiled:
+    """Return the network that was pickled."""
+    with folders.temporary("tvmnotes-pickle-") as folder:
+        file = folder / "net.zip"
+        file.write_bytes(content)
+        return load(file)
 
 
 def cannot_run(target: "tvm.target.Target") -> str | None:
@@ -226,8 +245,8 @@ def _open_library(file: Path):
     It is opened under a name of its own: where a library is open already, the system's loader gives that one for its
     name again, even if the file has been replaced since.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        link = Path(folder) / file.name
+    with folders.temporary("tvmnotes-load-") as folder:
+        link = folder / file.name
         link.symlink_to(file)
         return tvm_ffi.load_module(str(link))  # tvm.runtime.load_module would follow the link first
 

@@ -11,20 +11,20 @@ a file is taken for a path.
 """
 
 import contextlib
+import glob
 import io
 import json
 import platform
 import shutil
 import tarfile
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..base import env
+from ..base import env, folders
 from ..base.data import checksum
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ FILES = ("lib.so", "graph.json", "params.bin")
 _ALL = ("manifest.json", *FILES)
 _FORMAT = 6
 _READ = (5, _FORMAT)  # in 5 a kernel's schedule is text, as `Compiled.kernels` shows it
-_LARGEST_MANIFEST = 1 << 20  # bytes
+_LARGEST_MANIFEST = _PIECE = 1 << 20  # bytes
+_MOST_TIMES = 100  # its own size, an archive that somebody has compressed may unpack to
 _BUILD_INFO = {"target": dict, "architecture": str, "instruction_sets": list}
 _MANIFEST = {"versions": dict, **_BUILD_INFO, "opt_level": int, "files": dict}
 
@@ -42,7 +43,9 @@ _MANIFEST = {"versions": dict, **_BUILD_INFO, "opt_level": int, "files": dict}
 def write(destination: Path, fill, build_info: dict, opt_level: int) -> None:
     """Save to a folder or an archive, all of it or nothing; `fill` gets an empty folder to write `FILES` into.
 
-    What holds a saved network and nothing else is replaced. Raises FileExistsError where anything else is there.
+    What holds a saved network and nothing else is replaced in one step, once the new one is on the disk: whoever reads
+    finds the old one or the new one, however this process ends. What killed saves have left is removed. Raises
+    FileExistsError where anything else is there.
     """
     path = destination.resolve()
     if not _replaceable(path):
@@ -51,23 +54,27 @@ def write(destination: Path, fill, build_info: dict, opt_level: int) -> None:
             "it first"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        new, old = Path(folder) / "new", Path(folder) / "old"
+
+    def rescue(left: Path) -> None:
+        if not path.exists() and (left / "old").exists():
+            (left / "old").rename(path)
+
+    with folders.temporary(_work(path), path.parent, rescue) as folder:
+        new = folder / "new"
         new.mkdir()
         fill(new)
         files = {name: {"size": (new / name).stat().st_size, "sha256": checksum(new / name)} for name in FILES}
         manifest = {"format": _FORMAT, "versions": versions(), **build_info, "opt_level": opt_level, "files": files}
         (new / "manifest.json").write_text(json.dumps(manifest, indent=1))
         if path.suffix == ".zip":
-            new = pack(Path(folder) / "zip", ((name, (new / name).read_bytes()) for name in _ALL))
-        if path.is_dir():
-            path.rename(old)
-        try:
-            new.replace(path)
-        except BaseException:
-            if old.exists():
-                old.rename(path)
-            raise
+            new = pack(folder / "zip", ((name, (new / name).read_bytes()) for name in _ALL))
+        folders.sync(*(new.iterdir() if new.is_dir() else ()), new)
+        folders.put(new, path)
+
+
+def _work(path: Path) -> str:
+    """Return the beginning of the names of the folders, beside a path, in which saves to it do their work."""
+    return f".{path.name}-tvmnotes-"
 
 
 def _replaceable(path: Path) -> bool:
@@ -105,20 +112,51 @@ def linker(build_info: dict) -> dict:
     return {"cc": compiler}
 
 
-@contextlib.contextmanager
-def opened(path: Path):
-    """Give the folder and the manifest of a saved network, checked, for as long as the context lasts.
+def read(path: Path, make: Callable[[Path, dict], Any]) -> Any:
+    """Return what `make` makes of a saved network's folder and its manifest, which are checked.
 
-    Raises what `runtime.load` says.
+    Where another process replaces the network meanwhile, the files may be of two networks: then all of it is done
+    again, with the new one. Raises what `runtime.load` says.
     """
+    while True:
+        place = _place(path)
+        before = _identity(place)
+        try:
+            made = _read(place, path, make)
+        except Exception:
+            if before == _identity(_place(path)):
+                raise
+        else:
+            if before == _identity(_place(path)):
+                return made
+
+
+def _read(place: Path, name: Path, make: Callable[[Path, dict], Any]) -> Any:
     with contextlib.ExitStack() as stack:
-        folder = path
-        if path.is_file():
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            _unpack(path, folder)
-        manifest = _read_manifest(folder, path)
-        _check(folder, path, manifest)
-        yield folder, manifest
+        folder = place
+        if place.is_file():
+            folder = stack.enter_context(folders.temporary("tvmnotes-load-"))
+            _unpack(place, folder)
+        manifest = _read_manifest(folder, name)
+        _check(folder, name, manifest)
+        return make(folder, manifest)
+
+
+def _place(path: Path) -> Path:
+    """Return where a network lies: at its path, unless a save has put it aside; see `folders.put`."""
+    if path.exists():
+        return path
+    path = path.resolve()
+    return next(path.parent.glob(f"{glob.escape(_work(path))}????????/old"), path)
+
+
+def _identity(path: Path) -> tuple | None:
+    """Return what tells a folder or file from another that takes its place; None where there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns
 
 
 def _check(folder: Path, name: Path, manifest: dict) -> None:
@@ -218,10 +256,17 @@ def _unpack(file: Path, folder: Path) -> None:
         with zipfile.ZipFile(file) as archive:
             sizes = {"manifest.json": _LARGEST_MANIFEST}
             for name in filter(names.__contains__, _ALL):
-                with archive.open(name) as part:
-                    (folder / name).write_bytes(part.read(sizes[name] + 1))
+                with archive.open(name) as part, open(folder / name, "wb") as copy:
+                    left = sizes[name] + 1
+                    while left and (piece := part.read(min(left, _PIECE))):
+                        left -= copy.write(piece)
                 if name == "manifest.json":
                     sizes |= {name: _size(facts) for name, facts in _read_manifest(folder, file)["files"].items()}
+                    if sum(sizes.values()) > _MOST_TIMES * file.stat().st_size + _LARGEST_MANIFEST:
+                        raise ValueError(
+                            f"{file} would unpack to {sum(sizes.values()) / 2**30:,.1f} GiB, more than {_MOST_TIMES} "
+                            "times its size, as no network does: do not trust it"
+                        )
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"{file} is damaged ({error}): copy it again, or build it again") from error
 
