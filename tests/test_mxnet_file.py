@@ -199,14 +199,24 @@ def test_a_damaged_file_is_refused_with_the_place(tmp_path, change, message):
             '{"nodes": [{"op": "relu", "name": "x", "inputs": [[0, 0]]}], "heads": [[0, 0]]}',
             r"reads node 0, which does not come before it",
         ),
+        (
+            '{"nodes": [{"op": "null", "name": "x", "inputs": []}], "heads": [[0, -1, 0]]}',
+            r"output -1 of a node is read",
+        ),
         ("{" * 10_000, r"cut short or damaged|nested too deeply"),
         ('{"a":' * 100_000, r"cut short or damaged|nested too deeply"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_a_damaged_symbol_is_refused(text, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         read_symbol(text)
+
+
+def test_an_output_that_a_node_does_not_have():
+    symbol = '{"nodes": [{"op": "null", "name": "x", "inputs": []}], "heads": [[0, 7, 0]]}'
+    with pytest.raises(ValueError, match=r"reads output 7 of null 'x', which has 1 \(from 0 on\)"):
+        tn.from_mxnet(symbol, {}, {"x": (2,)})
 
 
 @pytest.mark.storm

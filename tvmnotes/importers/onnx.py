@@ -25,6 +25,7 @@ from ..base.spec import TensorSpec, parse_inputs
 from ..base.workarounds import pass_lock
 from .model import as_model
 from .onnx_graph import check_shapes, fold_constants, modernize, prepare_for_tvm, replace, require_operators
+from .onnx_limits import check_dtypes, check_functions, check_sizes, with_output_shapes
 
 
 def from_onnx(
@@ -41,20 +42,24 @@ def from_onnx(
     tensors in that order. A weight that only says a shape or an axis becomes part of the program and is no parameter.
 
     Raises FileNotFoundError for a missing file or missing external data; ValueError for a file that is no ONNX model,
-    a model that onnx.checker refuses, that contradicts itself or is of an opset that `onnx` does not know, and inputs
-    that do not fit the model; NotImplementedError, naming all of them, for operators that TVM lacks; TypeError for a
-    `model` or `inputs` of another kind; IndexError for an index out of range that the model holds. One that it is
-    given, or computes, is an IndexError of the run.
+    a model that onnx.checker refuses, that contradicts itself or is of an opset that `onnx` does not know, inputs that
+    do not fit the model, and a tensor that this machine's memory does not hold; NotImplementedError, naming all of
+    them, for operators that TVM lacks; TypeError for a `model` or `inputs` of another kind; IndexError for an index out
+    of range that the model holds. One that it is given, or computes, is an IndexError of the run.
     Source for the format: https://onnx.ai/onnx/repo-docs/IR.html
     """
     proto = _load(model)
+    check_dtypes(proto.graph)
+    check_functions(proto)
     specs = _settle_inputs(proto.graph, inputs)
+    proto = with_output_shapes(proto)
     _check(proto)
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
     require_operators(proto)
     proto = fold_constants(modernize(proto))
     check_shapes(proto.graph)
+    check_sizes(proto.graph)
     prepare_for_tvm(proto.graph)
     return _to_relax(proto, specs)
 

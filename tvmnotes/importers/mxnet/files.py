@@ -86,7 +86,7 @@ def _graph(entries: dict) -> Graph:
         for source, *rest in entry["inputs"]:
             if not 0 <= source < position:
                 raise ValueError(f"node {position} reads node {source}, which does not come before it")
-            node.inputs.append((number[source], int(rest[0]) if rest else 0))
+            node.inputs.append((number[source], _output(rest)))
         if node.op == "null" and node.inputs:
             raise ValueError(f"variable {node.name!r} has inputs")
         if version < 900 and len(node.inputs) == 3 and node.op in _STATES:
@@ -97,10 +97,18 @@ def _graph(entries: dict) -> Graph:
             del node.attrs["axis"]  # it meant all axes
         number.append(len(nodes))
         nodes.append(node)
-    heads = [(number[source], int(rest[0]) if rest else 0) for source, *rest in entries["heads"]]
+    heads = [(number[source], _output(rest)) for source, *rest in entries["heads"]]
     if not heads or min(source for source, *_ in entries["heads"]) < 0:
         raise ValueError("no outputs (heads)")
     return Graph(nodes, heads)
+
+
+def _output(rest: list) -> int:
+    """Return which of a node's outputs is read: the first of what follows the node's number, if anything does."""
+    number = int(rest[0]) if rest else 0
+    if number < 0:
+        raise ValueError(f"output {number} of a node is read; they count from 0")
+    return number
 
 
 _LIST = 0x112

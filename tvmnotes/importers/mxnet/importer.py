@@ -164,10 +164,10 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
                     if node.op == "null":
                         outputs.append([variables[node.name]])
                         continue
-                    read = [outputs[source][n] for source, n in node.inputs]
+                    read = _read_outputs(graph, outputs, node.inputs)
                     names = [graph.nodes[source].name for source, _ in node.inputs]
                     outputs.append(_emitted(Call(node, read, names, builder)))
-                heads = [outputs[source][n] for source, n in graph.heads]
+                heads = _read_outputs(graph, outputs, graph.heads)
             except (ValueError, NotImplementedError) as error:  # raised later: TVM grumbles at half a function
                 failure, heads = error, [relax.const(0)]
             result = builder.emit_output(heads[0] if len(heads) == 1 else relax.Tuple(heads))
@@ -176,6 +176,15 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
         raise failure
     arrays = {name: tvm.runtime.tensor(np.ascontiguousarray(array)) for name, array in arrays.items()}
     return as_model(builder.finalize(), specs, arrays)
+
+
+def _read_outputs(graph: Graph, outputs: list[list[relax.Expr]], wanted: list[tuple[int, int]]) -> list[relax.Expr]:
+    """Return outputs by their node's number and their own; ValueError for one that its node does not have."""
+    for source, n in wanted:
+        if n >= len(outputs[source]):
+            node, count = graph.nodes[source], len(outputs[source])
+            raise ValueError(f"the symbol reads output {n} of {node.op} {node.name!r}, which has {count} (from 0 on)")
+    return [outputs[source][n] for source, n in wanted]
 
 
 def _emitted(call: Call) -> list[relax.Expr]:
