@@ -13,7 +13,9 @@ from tvm.s_tir import Schedule, ScheduleError
 import tvmnotes as tn
 from tvmnotes import records
 from tvmnotes.base.errors import Forbidden
+from tvmnotes.compiler.build import resolve_target
 from tvmnotes.compiler.schedules import FAMILIES, Kernel, trace
+from tvmnotes.compiler.schedules.matmul import Dense
 
 # ---------------------------------------------------------------- a command in an annotation
 
@@ -173,3 +175,67 @@ def test_a_trace_that_makes_too_much_of_a_kernel_does_not_fit(loops, steps, told
 def test_a_kernel_has_the_default_config_of_its_target_or_a_trace(config):
     line = str(records.measured(Kernel("0" * 16, "sum"), TARGET, config, (1.0,)))
     assert records.parse(line) == "of configs that no longer exist"
+
+
+# ---------------------------------------------------------------- the other entries of a record
+
+
+def line_with(**entries) -> str:
+    """A line of a record of a small dense layer, with other entries."""
+    return json.dumps(json.loads(str(records.measured(Dense(1, 8, 8), TARGET, {}, (1.0,)))) | entries)
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ({"kind": "llvm", "cl-opt": ["-info-output-file:string=/tmp/file"]}, "'cl-opt' is not taken"),
+        ({"kind": "llvm", "host": {"kind": "llvm", "cl-opt": ["-stats"]}}, "'cl-opt' is not taken"),
+        ({"kind": "llvm", "mtriple": "bogus"}, "no processor of the triple 'bogus'"),  # LLVM would crash
+        ({"kind": "llvm", "mtriple": "armfoo-linux-gnu"}, "no processor of the triple"),
+        ({"kind": "llvm", "host": {"kind": "llvm", "mtriple": "bogus"}}, "no processor of the triple"),
+    ],
+)
+def test_targets_that_do_more_than_name_a_machine_are_refused(target, told):
+    with pytest.raises(Forbidden, match=told):
+        records.parse(line_with(target=target))
+    with pytest.raises(ValueError, match=told):
+        resolve_target(target)
+
+
+@pytest.mark.parametrize(
+    "options", [{"mcpu": "bogus"}, {"mattr": ["avx2"]}, {"mattr": ["+avx2,+bogus"]}, {"mabi": "a b"}, {"num-cores": -5}]
+)
+def test_a_target_that_llvm_does_not_know_is_of_another_format(options):
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", **options}
+    assert records.parse(line_with(target=target)) == "of another format"
+    with pytest.raises(ValueError, match="unknown target"):
+        resolve_target(target)
+
+
+PICTURE = {"op": "conv2d", "data": [1, 64, 8, 8], "weight": [64, 64, 3, 3], "strides": [1, 1], "padding": [1] * 4,
+           "dilation": [1, 1], "groups": 1, "blocked": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        PICTURE | {"data": [1, 64, 1 << 40, 1 << 40]},
+        PICTURE | {"data": [1, 64, 8, 8, 8]},
+        PICTURE | {"data": [1.0, 64, 8, 8]},
+        PICTURE | {"groups": True},
+        PICTURE | {"blocked": 1},
+        {"op": "dense", "rows": 1.0, "depth": 8, "columns": 8},
+        {"op": "kernel", "hash": 3, "name": "sum"},
+    ],
+)
+def test_a_workload_that_is_none_is_of_another_format(workload):
+    config = {"family": "default", "lanes": 8}
+    assert records.parse(line_with(workload=workload, config=config)) == "of another format"
+
+
+@pytest.mark.parametrize("groups", [1, 64])
+def test_the_largest_picture_keeps_nobody_waiting(groups):
+    """Its configs are listed, to see whether the line's is one of them; before, that did not end."""
+    side = (1 << 24) - 1
+    large = PICTURE | {"data": [1, 64, side, side], "weight": [64, 64 // groups, 3, 3], "groups": groups}
+    assert records.parse(line_with(workload=large)) == "of configs that no longer exist"

@@ -4,8 +4,10 @@
 doctor` for `report` and `problems`. Only the standard library is imported at the top.
 """
 
+import difflib
 import functools
 import html
+import json
 import os
 import platform
 import re
@@ -23,6 +25,19 @@ _ISA = (
     *("neon", "fullfp16", "dotprod", "bf16", "i8mm", "sve"),
 )
 _KERNEL_NAMES = {"bmi": "bmi1", "neon": "asimd", "fullfp16": "asimdhp", "dotprod": "asimddp"}
+
+# What a target of kind llvm may say, and the processors of its triple that LLVM knows. LLVM gives no machine for
+# another triple, and TVM 0.27 uses it nevertheless, which crashes.
+_OPTIONS = (
+    *("kind", "tag", "keys", "device", "model", "libs", "host", "mcpu", "mattr", "mtriple", "mabi", "mfloat-abi"),
+    *("num-cores", "vector-width", "opt-level", "jit", "fast-math", "fast-math-nnan", "fast-math-ninf"),
+    *("fast-math-nsz", "fast-math-arcp", "fast-math-contract", "fast-math-reassoc"),
+)
+_OPTION = re.compile(r"[\w./,:+-]*")
+_PROCESSOR = re.compile(
+    r"x86_64h?|amd64|i[3-6]86|aarch64|arm64e?|(arm|thumb)(v(4t|5te|6|6m|7|7a|7m|7em|7l|7s|8|8a|8l|8m\.main))?|"
+    r"riscv(32|64)|mips(64)?(el)?|powerpc(64)?(le)?|ppc64(le)?|s390x|loongarch64|wasm(32|64)|hexagon"
+)
 
 
 # ---------------------------------------------------------------- cores and threads
@@ -153,6 +168,67 @@ def target_json(target) -> str:
     import tvm  # for speed: `import tvmnotes` loads no library
 
     return str(tvm.get_global_func("target.TargetAsJSON")(target))
+
+
+def checked_target(described):
+    """Make the TVM target of a kind, a dictionary, a line of JSON, or a target, any of which may be a stranger's.
+
+    Raises what TVM raises for what is no target; Forbidden, a ValueError, for options that do more than name a machine
+    ("cl-opt" has LLVM write files) and for triples whose processor LLVM may not know, which would end the process;
+    ValueError for a CPU or an attribute that LLVM does not know, and for options whose values are no words or numbers.
+    """
+    import tvm  # for speed: `import tvmnotes` loads no library
+
+    if isinstance(described, str) and described.lstrip().startswith("{"):
+        described = json.loads(described)
+    _check_triple(described)
+    target = tvm.target.Target(described)
+    options = json.loads(target_json(target))
+    _check_triple(options)
+    _check_options(options)
+    if target.kind.name == "llvm":
+        _check_cpu(target, options)
+    return target
+
+
+def _check_triple(described) -> None:
+    """Raise Forbidden for a triple of a target, or of its host, whose processor LLVM may not know."""
+    if not isinstance(described, dict):
+        return
+    _check_triple(described.get("host"))
+    triple = described.get("mtriple") or ""
+    if isinstance(triple, str) and triple and not _PROCESSOR.fullmatch(triple.partition("-")[0]):
+        raise errors.Forbidden(
+            f"no processor of the triple {triple!r} is known; expected one such as x86_64-linux-gnu, "
+            "aarch64-linux-gnu, armv7l-linux-gnueabihf or riscv64-linux-gnu"
+        )
+
+
+def _check_options(options: dict) -> None:
+    """Raise Forbidden for options of a target that are not taken, ValueError for values that mean nothing."""
+    for name, value in options.items():
+        if isinstance(value, dict):
+            _check_options(value)
+        elif options["kind"] == "llvm" and name not in _OPTIONS and not name.startswith("feature."):
+            raise errors.Forbidden(f"the option {name!r} is not taken; expected some of {', '.join(_OPTIONS)}")
+        elif not all(_OPTION.fullmatch(str(word)) for word in (value if isinstance(value, list) else [value])):
+            raise ValueError(f"expected words and numbers for the option {name!r}; got {value!r}")
+        elif isinstance(value, int) and value < 0:
+            raise ValueError(f"expected 0 or more for the option {name!r}; got {value}")
+
+
+def _check_cpu(target, options: dict) -> None:
+    """Raise ValueError for a CPU or an attribute that LLVM does not know: it takes another, or leaves it out."""
+    from tvm.target import codegen  # for speed: `import tvmnotes` loads no library
+
+    cpu, cpus = options.get("mcpu"), [str(name) for name in codegen.llvm_get_cpu_archlist(target)]
+    if cpu is not None and cpu not in cpus:
+        near = difflib.get_close_matches(cpu, cpus, n=3) or sorted(cpus)[:3]
+        raise ValueError(f"LLVM knows no CPU {cpu!r}; near names: {', '.join(near)}")
+    known = {str(name) for name in codegen.llvm_get_cpu_features(target)}
+    for attribute in [name for names in options.get("mattr", ()) for name in names.split(",")]:
+        if attribute[:1] not in ("+", "-") or (attribute[0] == "+" and attribute[1:] not in known):
+            raise ValueError(f"LLVM knows no attribute {attribute!r} of such a CPU; expected one such as '+avx2'")
 
 
 # ---------------------------------------------------------------- report and problems

@@ -1,7 +1,5 @@
 """`build`, the compiler, turns `(IRModule, params)` from an importer into a `Compiled` that runs on a target."""
 
-import difflib
-
 import tvm
 
 from ..base import env, errors
@@ -87,7 +85,7 @@ def resolve_target(target=None, kinds=("llvm",)) -> tvm.target.Target:
             "give a dictionary such as {'kind': 'llvm', 'mcpu': 'core-avx2', 'num-cores': 4}"
         )
     try:
-        resolved = tvm.target.Target(cuda.with_arch(target))
+        resolved = env.checked_target(cuda.with_arch(target))
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"unknown target {target!r} ({errors.lines(error)[0]}); expected None for this machine, 'llvm', or a "
@@ -100,11 +98,6 @@ def resolve_target(target=None, kinds=("llvm",)) -> tvm.target.Target:
         )
     if resolved.kind.name == "cuda":
         return cuda.resolved(resolved)
-    cpu = resolved.attrs.get("mcpu")
-    cpus = [str(name) for name in tvm.target.codegen.llvm_get_cpu_archlist(resolved)]
-    if cpu is not None and cpu not in cpus:
-        near = difflib.get_close_matches(cpu, cpus, n=3) or sorted(cpus)[:3]
-        raise ValueError(f"target {target!r}: LLVM knows no CPU {cpu!r}; near names: {', '.join(near)}")
     return resolved
 
 

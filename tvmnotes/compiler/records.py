@@ -93,7 +93,7 @@ def _versions() -> dict:
 def parse(line: str | bytes, check: bool = True) -> Record | str:
     """Return the record in a line, or in a few words why it has none. Without `check` its config is taken to exist.
 
-    Raises Forbidden for a line whose config could do more than schedule a kernel; see `read`.
+    Raises Forbidden for a line that could do more than say how to schedule a kernel; see `read`.
     """
     try:
         given = json.loads(line)
@@ -126,7 +126,10 @@ def _is_sound(record: Record) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _canonical(target: str) -> str:
-    return env.target_json(tvm.target.Target(json.loads(target)))
+    made = env.checked_target(json.loads(target))
+    if made.kind.name != "llvm":
+        raise ValueError(f"records are of CPUs; got one of {made.kind.name}")
+    return env.target_json(made)
 
 
 @functools.lru_cache(maxsize=64)
@@ -182,7 +185,7 @@ def read(*paths: str | os.PathLike) -> list[Record]:
 
     Warns of lines that hold no record, and leaves them out. Raises OSError for a file that cannot be read, and
     ValueError, with the line's number, for a line whose trace of MetaSchedule has a step, an annotation or a value that
-    `compiler/schedules/trace.py` does not list.
+    `compiler/schedules/trace.py` does not list, or whose target is one that `env.checked_target` forbids.
     """
     records = []
     for path in paths:

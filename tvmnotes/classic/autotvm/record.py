@@ -70,7 +70,7 @@ def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | No
 
 @functools.lru_cache(maxsize=1024)
 def _task(workload, target: str) -> Task:
-    return Task(tuning.Task(workload, 1, env.target_json(tvm.target.Target(targets.parse(target)))))
+    return Task(tuning.Task(workload, 1, env.target_json(env.checked_target(targets.parse(target)))))
 
 
 def load_from_file(filepath):

@@ -130,7 +130,7 @@ def space(conv: Convolution, vectors: Vectors) -> list[dict]:
         {"lines": lines, "pixels": p, "blocks": b}
         for lines in (2, 3, 4, 7) if lines <= height
         for b in range(1, min(blocks, 3) + 1)
-        for p in range(2, width + 1)
+        for p in range(2, min(width, vectors.registers) + 1)
         if _uses(lines * p, b, vectors)
     ]  # fmt: skip
     every = itertools.product([*tiles(width, blocks, vectors), *tall], orders(conv, vectors.lanes))

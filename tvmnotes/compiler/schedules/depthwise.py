@@ -89,7 +89,8 @@ def default(conv: Convolution, vectors: Vectors) -> dict:
 
 def space(conv: Convolution, vectors: Vectors) -> list[dict]:
     height, width = conv.out_size
-    rows = sorted({-(-height // parts) for parts in range(1, height + 1)})  # shared out evenly to 1, 2, 3, … parts
+    few = range(1, math.isqrt(height) + 2)  # of the parts, 1, 2, 3, …, to share out evenly to; and few rows in a part
+    rows = sorted({-(-height // parts) for parts in (*few, *(-(-height // size) for size in few))})
     pixels = [p for p in range(1, vectors.registers // 2 + 1) if p <= width]
     return [{"family": "depthwise", "rows": r, "pixels": p} for r in rows for p in pixels]
 

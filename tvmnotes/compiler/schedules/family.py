@@ -8,11 +8,12 @@ import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, get_args, get_origin, get_type_hints
 
 from .annotations import attribute
 from .vector import Vectors
 
+_LONGEST = 1 << 24  # numbers along an axis
 FAMILIES: dict[str, "Family"] = {}
 
 
@@ -85,9 +86,17 @@ class Workload:
 
     @staticmethod
     def from_dict(described: dict) -> "Workload":
-        """The workload that `as_dict` has described. Raises KeyError or TypeError where there is none."""
+        """The workload that `as_dict` has described.
+
+        Raises KeyError, TypeError or ValueError where there is none, or one with axes longer than any network's, whose
+        configs nobody could list.
+        """
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in described.items()}
-        return Workload.kinds[values.pop("op")](**values)
+        workload = Workload.kinds[values.pop("op")](**values)
+        for name, kind in _kinds(type(workload)).items():
+            if not _fits(getattr(workload, name), kind):
+                raise ValueError(f"{workload.op}: expected {kind} for {name}; got {getattr(workload, name)!r:.200}")
+        return workload
 
     def as_dict(self) -> dict:
         """The workload as plain data: its operator, and what it is compared by."""
@@ -166,6 +175,21 @@ class Workload:
     def loops(self, config: dict, lanes: int) -> Loops:
         """The sizes of the kernel's loops."""
         return self.family(config).loops(self, config, lanes)
+
+
+@functools.cache
+def _kinds(workload: type[Workload]) -> dict[str, type]:
+    """The types of the values that a class of workloads is described by."""
+    hints = get_type_hints(workload)
+    return {f.name: hints[f.name] for f in fields(workload) if f.repr}
+
+
+def _fits(value, kind) -> bool:
+    if get_origin(kind) is not tuple:
+        return type(value) is kind and (kind is not int or abs(value) <= _LONGEST)
+    kinds = get_args(kind)
+    whole = isinstance(value, tuple) and (kinds[-1] is Ellipsis or len(value) == len(kinds))
+    return whole and all(_fits(each, kinds[0]) for each in value)
 
 
 def key(config: dict) -> str:

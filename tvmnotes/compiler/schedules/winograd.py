@@ -96,7 +96,8 @@ def _register_tile(n: int, height: int, width: int, outs: int, vectors: Vectors)
     a cache delivers. The shape in tiles is that of the fewest cycles.
     """
     blocks = next(b for b in (2, 3, 1) if outs % b == 0)
-    tiles = itertools.product(range(1, height + 1), range(1, width + 1), [blocks])
+    down, across = (range(1, min(size, vectors.registers) + 1) for size in (height, width))
+    tiles = itertools.product(down, across, [blocks])
     return fastest_tile(tiles, lambda rows, columns, _: (n, -(-height // rows), -(-width // columns)), vectors)
 
 
