@@ -309,8 +309,11 @@ def test_a_module_is_run_as_python_m_does(script, tmp_path):
     write(tmp_path, "import sys\nfrom tvm import relay\nprint(__name__, sys.argv[1:], relay.var('x'))", "old_module.py")
     done = script("-m", "old_module", "a", "-b")
     assert done.stdout == "__main__ ['a', '-b'] free_var %x;\n%x\n"
-    done = script("-m", "nowhere", code=1)
-    assert done.stderr == "ImportError: No module named nowhere\n"
+    write(tmp_path, "import lost_module", "lost_package.py")
+    for name, code, words in (("nowhere", 2, "nowhere: no such module"), ("no.where", 2, "no.where: no such module"),
+                              ("lost_package", 1, "No module named 'lost_module'")):  # fmt: skip
+        done = script("-m", name, code=code, fork=True)
+        assert words in " ".join(done.stderr.split()) and ("Traceback" in done.stderr) == (code == 1)
 
 
 def test_a_script_may_mix_old_and_new(script, tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -62,8 +63,8 @@ def bench(
 
     Exits with 1 where TVM failed on a network; a peer that failed has a row that says why.
     """
-    if seconds <= 0:
-        raise typer.BadParameter(f"expected more than 0, got {seconds}", param_hint="--seconds")
+    if not 0 < seconds < math.inf:
+        raise typer.BadParameter(f"expected a number above 0, got {seconds}", param_hint="--seconds")
     for option, value, least in (("--threads", threads, 0), ("--batch", batch, 1)):
         if value < least:
             raise typer.BadParameter(f"expected {least} or more, got {value}", param_hint=option)

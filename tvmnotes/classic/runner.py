@@ -1,6 +1,7 @@
 """Runs a script, or a module, with the old API in place, as `python SCRIPT` or `python -m MODULE` would."""
 
 import importlib
+import importlib.util
 import runpy
 import sys
 import traceback
@@ -17,11 +18,13 @@ def run(name: str, args: list[str], as_module: bool = False) -> None:
     """Run `name` with `args` as its `sys.argv[1:]`.
 
     What it raises ends the process with exit code 1 and a traceback that begins in the script; its SystemExit passes.
-    Raises FileNotFoundError where there is no such script.
+    Raises FileNotFoundError where there is no such script or module.
     """
     sys.argv = [name, *args]
     if as_module:
         enable()
+        if not isinstance(sys.modules.get(name), Old) and not _is_there(name):
+            raise FileNotFoundError(f"{name}: no such module")
         _guarded(lambda: _run_module(name))
         return
     path = Path(name)
@@ -33,6 +36,16 @@ def run(name: str, args: list[str], as_module: bool = False) -> None:
     sys.modules["__main__"] = main
     enable()
     _guarded(lambda: exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__))
+
+
+def _is_there(module: str) -> bool:
+    """Whether Python finds a module; to look for it imports the packages around it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        return not f"{module}.".startswith(f"{error.name}.")
+    except Exception:  # a package's own, which it raises again when it runs
+        return True
 
 
 def _run_module(name: str) -> None:
