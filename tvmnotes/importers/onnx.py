@@ -24,8 +24,8 @@ from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, parse_inputs
 from ..base.workarounds import pass_lock
 from .model import as_model
-from .onnx_graph import fold_constants, modernize, prepare_for_tvm, replace, require_operators
-from .onnx_limits import check_dtypes, check_functions, check_shapes, with_output_shapes
+from .onnx_graph import check_shapes, fold_constants, modernize, prepare_for_tvm, replace, require_operators
+from .onnx_limits import check_dtypes, check_functions, check_sizes, with_output_shapes
 
 
 def from_onnx(
@@ -59,6 +59,7 @@ def from_onnx(
     require_operators(proto)
     proto = fold_constants(modernize(proto))
     check_shapes(proto.graph)
+    check_sizes(proto.graph)
     prepare_for_tvm(proto.graph)
     return _to_relax(proto, specs)
 
@@ -133,10 +134,11 @@ def _check(proto: onnx.ModelProto) -> None:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"onnx.checker refuses this model: {one_line(error)}") from error
-    opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-    if opset > (newest := onnx.defs.onnx_opset_version()):
+    newest = onnx.defs.onnx_opset_version()
+    opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=newest)
+    if opset > newest:
         raise ValueError(
-            f"the model is of opset {opset}, and onnx {onnx.__version__} knows opsets up to {newest}: export it again "
+            f"the model is of opset {opset}, and onnx {onnx.__version__} knows opsets up to {newest}; export it again "
             "with one of these"
         )
 

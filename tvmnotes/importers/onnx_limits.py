@@ -1,4 +1,4 @@
-"""These checks refuse ONNX models that never end, name sizes that no memory holds, or contradict themselves.
+"""These checks refuse ONNX models that never end, or that name dtypes and sizes which there are not.
 
 onnx.checker, ONNX's inference and TVM's frontend let them pass; `onnx.py` calls them between the steps of
 `onnx_graph`.
@@ -13,7 +13,6 @@ from onnx import shape_inference
 from onnx.helper import tensor_dtype_to_np_dtype
 
 _MOST_NODES = 100_000  # those of the largest language models are some ten thousand
-_POOLS = ("MaxPool", "AveragePool", "LpPool")
 
 
 def check_dtypes(graph: onnx.GraphProto) -> None:
@@ -59,47 +58,20 @@ def check_functions(proto: onnx.ModelProto) -> None:
         raise ValueError(f"the model's functions unfold to {count:,} nodes; at most {_MOST_NODES:,} are taken")
 
 
-def check_shapes(graph: onnx.GraphProto) -> None:
-    """Raise ValueError for a node whose attributes and weights contradict each other, or whose output is too large.
+def check_sizes(graph: onnx.GraphProto) -> None:
+    """Raise ValueError for a node whose output this machine's memory does not hold, or with a size below 0.
 
     The shapes in `graph` are inferred. ONNX infers none in the graphs inside nodes, so those are not looked at.
     """
-    types = {each.name: each.type.tensor_type for each in (*graph.input, *graph.value_info, *graph.output)}
-    shapes = {each.name: tuple(each.dims) for each in graph.initializer}
-    for name, tensor in types.items():
-        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-            shapes[name] = tuple(dim.dim_value for dim in tensor.shape.dim)
-    for node in graph.node:
-        if fault := _contradiction(node, shapes) or _excess(node, shapes, types):
-            raise ValueError(f"{node.op_type} {node.name or ','.join(node.output)!r}: {fault}; export the model again")
-
-
-def _contradiction(node: onnx.NodeProto, shapes: dict) -> str | None:
-    attributes = {each.name: list(each.ints) for each in node.attribute}
-    window, pads = attributes.get("kernel_shape"), attributes.get("pads", [])
-    shape, weight = (shapes.get(name) for name in (*node.input, "", "")[:2])
-    if node.op_type in ("Conv", "ConvTranspose") and window and weight and list(weight[2:]) != window:
-        return f"its kernel_shape is {window}, and its weight is of shape {weight}"
-    if node.op_type in _POOLS and window and any(p >= n for p, n in zip(pads, window * 2, strict=False)):
-        return f"its pads {pads} are not smaller than its kernel_shape {window}"
-    if node.op_type == "PRelu" and shape and weight and not _broadcasts(weight, shape):
-        return f"its slope is of shape {weight}, which does not broadcast to its input's {shape}"
-    return None
-
-
-def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    pairs = zip(reversed(shape), reversed(to), strict=False)
-    return len(shape) <= len(to) and all(n in (1, m) for n, m in pairs)
-
-
-def _excess(node: onnx.NodeProto, shapes: dict, types: dict) -> str | None:
+    types = {each.name: each.type.tensor_type for each in (*graph.value_info, *graph.output)}
     memory = psutil.virtual_memory().total
-    for name in node.output:
-        shape, dtype = shapes.get(name, ()), types[name].elem_type if name in types else 0
-        size = math.prod(shape) * (tensor_dtype_to_np_dtype(dtype).itemsize if dtype else 1)
-        if min(shape, default=0) < 0:
-            return f"its output {name!r} would be of shape {shape}"
-        if size > memory:
-            sizes = f"{size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:.0f}"
-            return f"its output {name!r} would be of shape {shape}, {sizes}"
-    return None
+    for node in graph.node:
+        for name in filter(types.__contains__, node.output):
+            shape = tuple(dim.dim_value for dim in types[name].shape.dim)
+            size = math.prod(shape) * tensor_dtype_to_np_dtype(types[name].elem_type or onnx.TensorProto.INT8).itemsize
+            if size > memory or min(shape, default=0) < 0:
+                sizes = f", {size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:.0f}" if size > memory else ""
+                raise ValueError(
+                    f"{node.op_type} {node.name or ','.join(node.output)!r}: its output {name!r} would be of shape "
+                    f"{shape}{sizes}; export the model again"
+                )
