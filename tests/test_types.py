@@ -1,5 +1,7 @@
 """Bools, whole numbers and half precision: PyTorch's dtypes and numbers, at the lowest and the highest opt level."""
 
+import json
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -12,6 +14,8 @@ from tvm import relax
 from tvm.relax import op as R
 
 import tvmnotes as tn
+from tvmnotes.classic import graph_executor
+from tvmnotes.classic.relay import ir
 
 # Of two matrices of one dtype, whose rows LLVM takes as vectors.
 OF_TWO = (
@@ -132,10 +136,24 @@ def test_sums_of_halves(dtype, level):
         torch.testing.assert_close(ours, theirs.double(), rtol=torch.finfo(dtype).eps * 2, atol=1e-6, msg=name)
 
 
-def test_weights_without_numbers_or_with_a_mask_are_refused():
-    net = torch.nn.Linear(2, 2).eval()
+def test_masks_are_not_lost():
+    net, masked = torch.nn.Linear(2, 2).eval(), np.ma.masked_equal(np.ones((1, 2), "float32"), 1)
     model, params = tn.from_pytorch(net, {"x": (1, 2)})
-    with pytest.raises(TypeError, match="params: 'bias': expected an array without a mask.*fill it first"):
-        tn.build(model, params | {"bias": np.ma.masked_equal(np.ones(2, "float32"), 1)})
+    symbol = {"nodes": [{"op": "null", "name": "w", "inputs": []}], "arg_nodes": [0], "heads": [[0, 0, 0]]}
+    for given in (
+        lambda: tn.build(model, params | {"bias": masked[0]}),
+        lambda: tn.from_mxnet(json.dumps(symbol), {"w": masked}),
+        lambda: graph_executor.params_of({"w": masked}),
+        lambda: ir.const(masked),
+    ):
+        with pytest.raises(TypeError, match="expected an array without a mask.*fill it first"):
+            given()
+
+
+def test_networks_whose_weights_are_no_dense_arrays():
+    net = torch.nn.Linear(2, 2).eval()
+    net.bias = torch.nn.Parameter(net.bias.detach().to_sparse())
+    with pytest.raises(TypeError, match=r"model: 'bias': expected a dense tensor, got one of layout torch\.sparse_coo"):
+        tn.from_pytorch(net, {"x": (1, 2)})
     with pytest.raises(TypeError, match="model: 'weight': expected numbers, got a tensor on the device 'meta'"):
-        tn.from_pytorch(net.to("meta"), {"x": (1, 2)})
+        tn.from_pytorch(torch.nn.Linear(2, 2, device="meta").eval(), {"x": (1, 2)})

@@ -13,7 +13,7 @@ import pandas as pd
 import tvm
 from tvm.runtime.module import BenchmarkResult
 
-from ..base.spec import dtype_of
+from ..base.spec import dtype_of, require_dense
 from ..measuring import profiling
 from ..runtime.compiled import Compiled, plain
 
@@ -53,6 +53,7 @@ class GraphModule:
         return key if key in names else None
 
     def _set(self, name, value) -> None:
+        require_dense(value, f"input {name!r}")
         value = value if isinstance(value, tvm.runtime.Tensor | np.ndarray) else np.asarray(value)
         expected = self._specs().get(name) or self._compiled.params[name]
         shape, dtype = tuple(expected.shape), str(expected.dtype)
@@ -310,4 +311,6 @@ def graph_json(compiled: Compiled) -> str:
 def params_of(values: Mapping) -> dict:
     """Parameters as a dictionary of TVM tensors."""
     tensor = tvm.runtime.Tensor
+    for name, value in values.items():
+        require_dense(value, f"params: {name!r}")
     return {k: plain(v) if isinstance(v, tensor) else tvm.runtime.tensor(np.asarray(v)) for k, v in values.items()}

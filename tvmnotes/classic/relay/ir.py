@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 import tvm
 
+from ...base.spec import require_dense
 from .ty import FuncType, TensorType
 
 
@@ -283,6 +284,7 @@ def const(value, dtype: str | None = None) -> Constant:
     """A constant. A Python float is a float32, an int an int32, as Relay had it."""
     if isinstance(value, tvm.runtime.Tensor):
         return Constant(value)
+    require_dense(value, "relay.const")
     array = np.asarray(value, dtype)
     if dtype is None and not isinstance(value, np.ndarray | np.generic):
         array = array.astype({"float64": "float32", "int64": "int32"}.get(array.dtype.name, array.dtype))

@@ -320,6 +320,8 @@ for _names, _reduce in (
 
 @converts("norm")
 def _norm(c: Call):
+    if not c.dtype.startswith("float"):
+        raise NotImplementedError(f"numbers of {c.dtype}; cast them to float32 before")
     if c.get("ord", 2) == 1:
         return _reduced(c, lambda x, axes, keepdims: op.sum(op.abs(x), axes, keepdims))
     return _reduced(c, lambda x, axes, keepdims: op.sqrt(op.sum(x * x, axes, keepdims)))

@@ -12,7 +12,7 @@ from tvm import relax
 
 from ...base.errors import one_line
 from ...base.indices import OutOfRange
-from ...base.spec import TensorSpec, parse_inputs, shorten
+from ...base.spec import TensorSpec, parse_inputs, require_dense, shorten
 from ...base.workarounds import pass_lock
 from ..model import as_model
 from . import array_operators, detection_operators, gluon, layer_operators  # noqa: F401  (they fill the table)
@@ -81,6 +81,8 @@ def _arrays(params) -> dict[str, np.ndarray]:
             "params: expected the path of a .params file, a dictionary of arrays, or (arg_params, aux_params); "
             f"got {type(params).__name__}"
         )
+    for name, array in params.items():
+        require_dense(array, f"params: {name!r}")
     return {
         plain_name(name): array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
         for name, array in params.items()
