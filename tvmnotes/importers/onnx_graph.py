@@ -41,7 +41,7 @@ def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 # Operators that ONNX itself says in other operators, and that TVM's frontend has of Microsoft only, or gets wrong.
-_WRONG = {"Attention", "DynamicQuantizeLinear", "MeanVarianceNormalization", "RMSNormalization"}
+_WRONG = {"Attention", "DynamicQuantizeLinear", "Elu", "MeanVarianceNormalization", "RMSNormalization", "Selu"}
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def _functions() -> frozenset[str]:
     """Return the names of ONNX's operators that are replaced by others: those above, and those without a converter."""
     schemas = [each for each in onnx.defs.get_all_schemas() if not each.domain]
     written = {each.name for each in schemas if each.has_function or each.has_context_dependent_function}
-    return frozenset(_WRONG | (written - set(converters()) - {"Bernoulli", "SequenceMap"}))
+    return frozenset(_WRONG | (written - set(converters()) - {"Bernoulli", "LinearAttention", "SequenceMap"}))
 
 
 def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -272,13 +272,11 @@ def _static_shapes(values) -> dict[str, tuple[int, ...]]:
 
 
 def prepare_for_tvm(graph: onnx.GraphProto) -> None:
-    """Work around three habits of TVM's frontend, in place.
+    """Work around two habits of TVM's frontend, in place.
 
     It takes an empty `scales` of Resize, which ONNX allows beside `sizes`, for a given one: its name is cleared. And it
     cuts "onnx::" off the names of weights, so that "onnx::w" and "w" become one: such a name gets the prefix twice.
-    And it computes some Resize nodes wrongly: NotImplementedError says so.
     """
-    _check_resizes(graph)
     constants = [node.attribute[0].t for node in graph.node if node.op_type == "Constant" and node.attribute[0].t.dims]
     empty = {tensor.name for tensor in [*graph.initializer, *constants] if 0 in tensor.dims}
     renamed = {t.name: f"onnx::{t.name}" for t in graph.initializer if t.name.startswith("onnx::")}
@@ -289,21 +287,3 @@ def prepare_for_tvm(graph: onnx.GraphProto) -> None:
             node.input[i] = "" if node.op_type == "Resize" and name in empty else renamed.get(name, name)
     for value in graph.output:
         value.name = renamed.get(value.name, value.name)
-
-
-def _check_resizes(graph: onnx.GraphProto) -> None:
-    """Refuse a Resize whose scales do not lead to whole sizes: TVM goes by the rounded sizes and samples elsewhere."""
-    shapes = _static_shapes([*graph.input, *graph.value_info])
-    tensors = {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
-    tensors |= {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type != "Resize" or node.input[0] not in shapes or not any(n in tensors for n in node.input[2:3]):
-            continue
-        shape, scales = shapes[node.input[0]], numpy_helper.to_array(tensors[node.input[2]])
-        if len(scales) != len(shape) or any(attribute.s == b"align_corners" for attribute in node.attribute):
-            continue
-        if np.any(abs(scales * shape - np.round(scales * shape)) > 1e-3):
-            raise NotImplementedError(
-                f"Resize {node.name!r}: scales {scales.tolist()} of shape {shape} give no whole sizes, which TVM gets "
-                "wrong; export the model with sizes in place of scales (in PyTorch: interpolate(size=...))"
-            )

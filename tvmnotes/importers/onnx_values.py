@@ -1,17 +1,11 @@
 """This knows which inputs of ONNX operators TVM has to know the values of before it compiles: sizes, axes, counts.
 
 `require_known` refuses a graph that computes one of them from what it is given, for `from_onnx`; `deciding_inputs`
-names the graph's inputs that they are computed from, which the backend for ONNX's suites takes as constants, and
-`known_array` is how converter classes read them.
+names the graph's inputs that they are computed from, which the backend for ONNX's suites takes as constants.
 """
 
-import numpy as np
 import onnx
 from onnx.helper import make_node
-from tvm import relax
-from tvm.relax.frontend.onnx.onnx_frontend import get_constant
-
-from ..base.relax import constant_array
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 
@@ -62,19 +56,6 @@ def as_constants(graph: onnx.GraphProto) -> None:
 def deciding_inputs(graph: onnx.GraphProto) -> set[str]:
     """Return the names of the graph's inputs whose values some operator has to know before the run."""
     return set().union(*(sources for _, _, sources in _needs(graph)))
-
-
-def known_array(inputs, number: int, params) -> np.ndarray | None:
-    """Return the value of an input for a converter class, as `require_known` leaves it; None where it is left out."""
-    if number >= len(inputs) or inputs[number] is None:
-        return None
-    value = get_constant(inputs[number], params)
-    if isinstance(value, relax.ShapeExpr):
-        return np.array([int(size) for size in value.values])
-    array = constant_array(value)
-    if array is None:
-        raise NotImplementedError(f"its input {number} is computed in the run; make it a constant of the model")
-    return array
 
 
 def _needs(graph: onnx.GraphProto, known: dict[str, frozenset] | None = None):
