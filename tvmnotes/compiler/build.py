@@ -38,7 +38,8 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     The machine code of each kernel is kept in the cache, for the next build that wants the same (see codegen.py).
 
     Raises ValueError for an unknown opt level or target, for parameters that do not fit the module, and for an input
-    whose shape is not fixed, or a value inside; TypeError where `mod` is not an IRModule, or `params` not a dictionary.
+    whose shape is not fixed, or a value inside; TypeError where `mod` is not an IRModule, or `params` not a dictionary;
+    IndexError for an index out of range that is computed here.
     """
     if opt_level not in pipeline.OPT_LEVELS:
         raise ValueError(f"opt_level: expected one of {', '.join(map(str, pipeline.OPT_LEVELS))}; got {opt_level!r}")

@@ -11,6 +11,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ..base import indices
 from ..base.relax import constant_array, fixed_shape, on_each_function
 
 # By operator, what it makes of the arrays of its tensors; those of the second table read the call's attributes too.
@@ -218,6 +219,9 @@ class _Fold(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "").removeprefix("relax.")
+        if check := indices.arguments(call):
+            array = self._value(check[0])
+            return call if array is None else relax.const(indices.within(array, *check[1:]), str(array.dtype))
         if name not in _ELEMENTWISE and name not in _OTHERS:
             return call
         shape, args = fixed_shape(call.ty), self._arrays(call, name)

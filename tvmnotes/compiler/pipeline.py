@@ -17,6 +17,7 @@ from .costs import count, note_operators, operators
 from .cuda import has_threads
 from .cuda_nms import in_parallel
 from .fold import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
+from .indices import checks_to_kernels
 from .layout import block_layouts
 from .legalize import legalizations
 from .schedules import annotations, schedule_kernels
@@ -47,7 +48,7 @@ def passes(opt_level: int, target: tvm.target.Target, lookup: Callable | None = 
         *([(3, block_layouts(registers, lookup))] if registers else []),  # NCHW to NCHW[x]c, weights packed
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
-        *([] if registers else [(0, in_parallel())]),  # the loops behind a detector, for a GPU
+        (0, checks_to_kernels() if registers else in_parallel()),  # a GPU: the loops behind a detector
         (0, special_values.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
         (0, t.LegalizeOps(legalizations(registers, lookup, opt_level))),
@@ -178,6 +179,8 @@ def _node(binding) -> dict:
     args = list(call.args)
     if kernel == "relax.call_tir":
         kernel, args = args[0].name_hint, list(args[1].fields)
+    elif kernel == "relax.call_pure_packed":
+        kernel = str(args[0].global_symbol)
     return {
         "name": binding.var.name,
         "kernel": kernel,

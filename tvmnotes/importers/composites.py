@@ -7,6 +7,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.relax import op as R
 
+from ..base.indices import checked
 from ..base.relax import OPAQUE, fixed_shape
 
 
@@ -61,6 +62,13 @@ def product(a: relax.Expr, b: relax.Expr, turn_a: bool, turn_b: bool, dtype: str
 def _turned(x: relax.Expr) -> relax.Expr:
     rank = len(fixed_shape(x.ty))
     return R.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2])
+
+
+def regions(rois: relax.Expr, pictures: int, operator: str, bb: relax.BlockBuilder) -> relax.Expr:
+    """Return rows of (number of a picture, four corners), all of them floats, with the numbers checked."""
+    numbers = bb.emit(R.astype(R.strided_slice(rois, [1], [0], [1]), "int64"))
+    numbers = checked(numbers, [pictures], operator, negative=False, bb=bb)
+    return bb.emit(R.concat([R.astype(numbers, rois.ty.dtype), R.strided_slice(rois, [1], [1], [5])], 1))
 
 
 def padded(x: relax.Expr, widths: Sequence[tuple[int, int]], mode: str) -> relax.Expr:

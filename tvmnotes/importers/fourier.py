@@ -25,5 +25,5 @@ def transformed(x: relax.Expr, length: int, inverse: bool = False, onesided: boo
     else:
         result = np.fft.ifft(signal, length) if inverse else np.fft.fft(signal, length)
         result = np.stack([result.real, result.imag], -1)[:, : length // 2 + 1 if onesided else length]
-    matrix = relax.const(result.reshape(count * parts, -1))
+    matrix = relax.const(result.reshape(count * parts, -1), "float64")
     return R.reshape(R.matmul(R.reshape(x, (*outer, count * parts)), matrix), (*outer, *result.shape[1:]))

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 import tvm
 from tvm import relax
 
+from ..base import indices
+
 
 def as_model(
     mod: tvm.IRModule, inputs: Iterable[str], weights: Mapping[str, tvm.runtime.Tensor]
@@ -14,7 +16,8 @@ def as_model(
     `main` of `mod`, which is changed, has one parameter for each of `inputs` and then one for each of `weights`, and
     these get their names, which TVMScript may print otherwise. A weight that no output needs is left out.
 
-    Raises ValueError where an input has the name of a weight, and NotImplementedError for an output that is no tensor.
+    Raises ValueError where an input has the name of a weight, NotImplementedError for an output that is no tensor, and
+    IndexError where a weight holds an index that is out of range.
     """
     main, inputs = mod["main"], list(inputs)
     if taken := [name for name in inputs if name in weights]:
@@ -23,6 +26,10 @@ def as_model(
     if others := [ty for ty in outputs if not isinstance(ty, relax.TensorType)]:
         raise NotImplementedError(f"the network returns {others[0]} where a tensor belongs")
     old = dict(zip([*inputs, *weights], main.params, strict=True))
+    arrays = {old[name]: array for name, array in weights.items()}
+    for value in relax.analysis.get_var2val(main).values():
+        if (check := indices.arguments(value)) and check[0] in arrays:
+            indices.within(arrays[check[0]].numpy(), *check[1:])
     needed = set(relax.analysis.free_vars(main.body))
     params = {name: array for name, array in weights.items() if old[name] in needed}
     new = {name: relax.Var(name, old[name].ty) for name in (*inputs, *params)}

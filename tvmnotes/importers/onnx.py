@@ -21,6 +21,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx as tvm_from_onnx
 
 from ..base.errors import one_line
+from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, parse_inputs
 from .model import as_model
 from .onnx_graph import (
@@ -53,7 +54,8 @@ def from_onnx(
     Raises FileNotFoundError for a missing file or missing external data; ValueError for a file that is no ONNX model,
     a model that onnx.checker refuses and inputs that do not fit the model; NotImplementedError, naming all of them,
     for operators that TVM lacks, and for one whose sizes or axes an input decides; TypeError for a `model` or `inputs`
-    of another kind.
+    of another kind; IndexError for an index out of range that the model holds. One that it is given, or computes, is an
+    IndexError of the run.
     Source for the format: https://onnx.ai/onnx/repo-docs/IR.html
     """
     proto = _load(model)
@@ -225,6 +227,8 @@ def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRMo
                 keep_params_in_input=True,
                 sanitize_input_names=False,
             )
+    except OutOfRange:
+        raise
     except Exception as error:
         where = said.getvalue().partition(", with inputs")[0].removeprefix("Error converting ")
         raise NotImplementedError(

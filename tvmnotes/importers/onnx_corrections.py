@@ -12,6 +12,7 @@ from tvm import relax, te, tirx
 from tvm.relax import op as R
 from tvm.relax.frontend.onnx.onnx_frontend import get_type
 
+from ..base.indices import checked
 from . import matrices
 from .onnx_node import Node, converts
 
@@ -86,14 +87,6 @@ def _batch_normalization(n: Node):
     return n.usual()
 
 
-@converts("RoiAlign")
-def _roi_align(n: Node):
-    """ONNX takes the maximum before it sums up a point's four weighted neighbours, and TVM after it."""
-    if n.text("mode", "avg") == "max":
-        raise NotImplementedError("RoiAlign with mode 'max': TVM's takes the maximum of interpolated points")
-    return n.usual()
-
-
 @converts("ConvTranspose")
 def _conv_transpose(n: Node):
     """It pads as output_shape wants it, which TVM leaves out."""
@@ -126,12 +119,19 @@ def _mod(n: Node):
     """It is the rest of a division by infinity too; a float's has the divisor's sign, or x's with fmod."""
     if not n.dtype.startswith(("float", "bfloat")):
         return n.usual()
-    x, y, zero = n.x, n.inputs[1], n.const(0)
-    rest = n.emit(R.where(R.logical_and(R.isinf(y), R.isfinite(x)), x, R.mod(x, y)))
+    x, y = n.x, n.inputs[1]
+    rest = R.where(R.logical_and(R.isinf(y), R.isfinite(x)), x, R.mod(x, y))
     if n.get("fmod", 0):
         return rest
-    other = R.logical_and(R.not_equal(R.less(rest, zero), R.less(y, zero)), R.not_equal(rest, zero))
-    return R.where(other, R.add(rest, y), rest)
+    rest = n.emit(rest)
+    return R.where(R.less(R.multiply(R.sign(rest), R.sign(y)), n.const(0)), R.add(rest, y), rest)
+
+
+@converts("ReduceMax", "ReduceMin")
+def _extreme(n: Node):
+    if n.dtype != "bool":
+        return n.usual()
+    return R.astype(n.usual(n.emit(R.astype(n.x, "uint8")), *n.inputs[1:]), "bool")
 
 
 @converts("Split")
@@ -152,7 +152,7 @@ def _compress(n: Node):
     x, axis, size = (R.reshape(n.x, (-1,)), 0, math.prod(n.shape)) if axis is None else (n.x, axis, n.shape[axis])
     if len(taken) and taken[-1] >= size:
         raise IndexError(f"Compress: its condition takes number {taken[-1]} of {size}")
-    return R.take(x, relax.const(taken, "int64"), axis)
+    return R.take(x, n.const(taken), axis)
 
 
 @converts("OneHot")
@@ -162,7 +162,7 @@ def _one_hot(n: Node):
     axis = n.get("axis", -1) % (rank + 1)
     indices = R.expand_dims(R.astype(n.x, "int64"), axis)
     places = np.arange(depth).reshape([-1 if i == axis else 1 for i in range(rank + 1)])
-    here = R.logical_or(R.equal(indices, relax.const(places)), R.equal(indices, relax.const(places - depth)))
+    here = R.logical_or(R.equal(indices, n.const(places)), R.equal(indices, n.const(places - depth)))
     off, on = (R.strided_slice(n.inputs[2], [0], [i], [i + 1]) for i in (0, 1))
     return R.where(here, on, off)
 
@@ -184,7 +184,7 @@ def _cum_prod(n: Node):
 @converts("EyeLike")
 def _eye_like(n: Node):
     dtype = get_type(n.get("dtype")) if n.get("dtype") else n.dtype
-    return relax.const(np.eye(*n.shape, k=n.get("k", 0)).astype(dtype), dtype)
+    return n.const(np.eye(*n.shape, k=n.get("k", 0)).astype(dtype))
 
 
 @converts("MelWeightMatrix")
@@ -194,7 +194,7 @@ def _of_constants(n: Node):
     given = {name: value for name, value in n.attributes.items() if name != "tvm_custom"}
     node = make_node(n.op, list(arrays), ["y"], **given)
     (result,) = ReferenceEvaluator(node, opsets={"": n.opset}).run(None, arrays)
-    return relax.const(result, str(result.dtype))
+    return n.const(result)
 
 
 @converts("BitCast")
@@ -214,7 +214,8 @@ def _bit_cast(n: Node):
 def _reverse_sequence(n: Node):
     """It turns round the first numbers of each sequence of a batch, as many as its length says."""
     time, batch = n.get("time_axis", 0), n.get("batch_axis", 1)
-    lengths = _along(R.astype(n.inputs[1], "int64"), n.shape, batch)
+    lengths = checked(n.inputs[1], [n.shape[time] + 1], n.op, negative=False, bb=n.builder)
+    lengths = _along(R.astype(lengths, "int64"), n.shape, batch)
     places = _counter(n.shape, time)
     turned = R.subtract(R.subtract(lengths, relax.const(1, "int64")), places)
     places = n.emit(R.broadcast_to(R.where(R.less(places, lengths), turned, places), n.shape))
@@ -227,9 +228,11 @@ def _tensor_scatter(n: Node):
     update, begin = n.inputs[1], n.inputs[2]
     axis = n.get("axis", -2) % len(n.shape)
     count, size = int(update.ty.shape[axis]), n.shape[axis]
-    begin = relax.const(np.zeros(n.shape[0]), "int64") if begin is None else R.astype(begin, "int64")
+    circular = n.text("mode", "linear") == "circular"
+    begin = relax.const(np.zeros(n.shape[0]), "int64") if begin is None else begin
+    begin = checked(begin, [size if circular else size - count + 1], n.op, negative=False, bb=n.builder)
     numbers = R.subtract(_counter(n.shape, axis), _along(begin, n.shape, 0))
-    if n.text("mode", "linear") == "circular":
+    if circular:
         numbers = R.floor_mod(numbers, relax.const(size, "int64"))
     zero, last = relax.const(0, "int64"), relax.const(count - 1, "int64")
     numbers = n.emit(R.broadcast_to(numbers, n.shape))
@@ -254,6 +257,6 @@ def _det(n: Node):
     kernel = n.builder.add_func(matrices.lu(count, size, "float64").without_attr("global_symbol"), "lu")
     types = (((count, size, size), "float64"), ((count, size), "int64"), ((count,), "float64"), ((count,), "int32"))
     factors = n.emit(relax.call_tir(kernel, [flat], [relax.TensorType(*each) for each in types]))
-    pivots = R.where(relax.const(np.eye(size, dtype=bool)), factors[0], relax.const(1.0, "float64"))
+    pivots = R.where(n.const(np.eye(size, dtype=bool)), factors[0], relax.const(1.0, "float64"))
     result = R.multiply(R.prod(pivots, [1, 2]), factors[2])
     return R.astype(R.reshape(result, n.shape[:-2]), n.dtype)

@@ -20,9 +20,9 @@ class Node:
 
     def __init__(self, op: str, opset: int, builder: relax.BlockBuilder, inputs, attributes: dict, params):
         self.op, self.opset, self.builder, self.attributes, self.params = op, opset, builder, attributes, params
-        self.inputs = onnx_input(map(_tensor, inputs))
+        self.inputs = onnx_input(inputs)
         self.outputs = attributes["tvm_custom"]["num_outputs"]
-        self.x = self.inputs[0]
+        self.x = _tensor(self.inputs[0])
         self.dtype, self.shape = self.x.ty.dtype.dtype, list(fixed_shape(self.x.ty) or ())
 
     def get(self, name: str, default=None):
@@ -35,23 +35,22 @@ class Node:
     def usual(self, *inputs: relax.Expr | None, **attributes) -> relax.Expr:
         """Convert the node as TVM does, with other inputs and attributes where these are given."""
         convert = OF_TVM[self.op].get_converter(self.opset)
-        return convert(
-            self.builder, onnx_input(inputs or self.inputs), self.attributes | attributes, self.params
-        )  # fmt: skip
+        inputs = onnx_input(inputs or self.inputs)
+        return self.emit(convert(self.builder, inputs, self.attributes | attributes, self.params))
 
     def emit(self, expr: relax.Expr) -> relax.Expr:
         """Return an expression whose type is known."""
         return self.builder.normalize(expr)
 
-    def const(self, value, dtype: str | None = None) -> relax.Expr:
-        """Return a constant, of the first input's dtype if no other is given."""
-        return relax.const(value, dtype or self.dtype)
+    def const(self, value: np.ndarray | float) -> relax.Expr:
+        """Return a constant: an array of its own dtype, a number of the first input's."""
+        return relax.const(value, str(value.dtype) if isinstance(value, np.ndarray) else self.dtype)
 
     def known(self, number: int) -> np.ndarray | None:
         """Return the value of an input, as `onnx_values.require_known` leaves it; None where it is left out."""
         if self.inputs[number] is None:
             return None
-        array = constant_array(get_constant(self.inputs[number], self.params))
+        array = constant_array(get_constant(_tensor(self.inputs[number]), self.params))
         if array is None:
             raise NotImplementedError(f"its input {number} is computed in the run; make it a constant of the model")
         return array

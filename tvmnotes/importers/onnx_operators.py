@@ -1,4 +1,4 @@
-"""Converters of ONNX operators that TVM 0.27's frontend lacks or gets wrong, for onnx.py: those of the modules below.
+"""Converters of ONNX operators that TVM 0.27's frontend lacks or gets wrong, for onnx.py: those of four modules.
 
 The table joins TVM's own in this process, so that a graph may hold operators of both; an entry goes when TVM has the
 operator. To add one takes a function of an `onnx_node.Node` under `@converts`.
@@ -7,7 +7,7 @@ operator. To add one takes a function of an `onnx_node.Node` under `@converts`.
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import OnnxOpConverter
 
-from . import onnx_corrections, onnx_resize, onnx_windows  # noqa: F401  they fill CONVERTERS
+from . import onnx_corrections, onnx_indices, onnx_resize, onnx_windows  # noqa: F401  they fill CONVERTERS
 from .onnx_node import CONVERTERS, OF_TVM
 
 

@@ -59,14 +59,14 @@ def _resampled(n: Node, x, axis: int, scale: float, size: int, mode: str, crop=N
     places = _places(n.text(*_PLACES), before, scale, size, crop)
     if mode == "nearest":
         rounded = _ROUNDED[n.text("nearest_mode", "round_prefer_floor")](places)
-        x = R.take(x, relax.const(np.clip(rounded, 0, before - 1).astype("int64")), axis)
+        x = R.take(x, n.const(np.clip(rounded, 0, before - 1).astype("int64")), axis)
     else:
         a, inside = n.get("cubic_coeff_a", -0.75), bool(n.get("exclude_outside", 0))
         narrow = min(scale, 1.0) if n.get("antialias", 0) else 1.0
         x = combined(n.builder, x, axis, matrix(places, before, mode, narrow, a, inside))
     if crop is not None:
         outside = ((places < 0) | (places > before - 1)).reshape([-1 if i == axis else 1 for i in range(len(n.shape))])
-        x = R.where(relax.const(outside), n.const(n.get("extrapolation_value", 0.0)), x)
+        x = R.where(n.const(outside), n.const(n.get("extrapolation_value", 0.0)), x)
     return n.emit(x)
 
 

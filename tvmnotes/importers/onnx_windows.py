@@ -40,12 +40,12 @@ def _max_pool(n: Node):
     seen = np.lib.stride_tricks.sliding_window_view(places, spans)[steps].reshape(math.prod(outputs), -1)
     first = np.take_along_axis(seen, (seen >= 0).argmax(1)[:, None], 1)
     seen = np.where(seen < 0, first, seen)  # the first place inside stands in for those outside
-    flat = R.take(R.reshape(n.x, (planes, volume)), relax.const(seen.reshape(-1)), 1)
+    flat = R.take(R.reshape(n.x, (planes, volume)), n.const(seen.reshape(-1)), 1)
     best = R.argmax(R.reshape(flat, (planes, *seen.shape)), -1)
     if n.get("storage_order", 0):
         seen = np.ravel_multi_index(np.unravel_index(seen, sizes), sizes, order="F")
-    place = R.add(best, relax.const(np.arange(len(seen)) * seen.shape[1]))
-    place = R.add(R.take(relax.const(seen.reshape(-1)), place, 0), relax.const(np.arange(planes)[:, None] * volume))
+    place = R.add(best, n.const(np.arange(len(seen)) * seen.shape[1]))
+    place = R.add(R.take(n.const(seen.reshape(-1)), place, 0), n.const(np.arange(planes)[:, None] * volume))
     return relax.Tuple([usual, R.reshape(place, (batch, channels, *outputs))])
 
 
@@ -145,7 +145,7 @@ def _stft(n: Node):
     if step < 1 or not 1 <= length <= n.shape[1]:
         raise ValueError(f"STFT: expected a step from 1 and a frame of 1 to {n.shape[1]}, got {step} and {length}")
     begins = np.arange(0, n.shape[1] - length + 1, step)
-    frames = R.take(R.astype(n.x, "float64"), relax.const(begins[:, None] + np.arange(length)), 1)
+    frames = R.take(R.astype(n.x, "float64"), n.const(begins[:, None] + np.arange(length)), 1)
     if window is not None:
         frames = R.multiply(frames, R.reshape(R.astype(window, "float64"), (length, 1)))
     return R.astype(transformed(n.emit(frames), length, onesided=bool(n.get("onesided", 1))), n.dtype)

@@ -23,6 +23,7 @@ from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from ..base import errors
+from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, dtype_of, parse_inputs
 from .model import as_model
 from .pytorch_operators import CONVERTERS, DECOMPOSITIONS
@@ -45,7 +46,8 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     as a tensor. What forward writes into its own buffers is not kept.
 
     Raises TypeError for any other `model`; ValueError for a network in training mode and for inputs that the network
-    does not take; NotImplementedError, naming all of them, for operators that TVM's importer lacks.
+    does not take; NotImplementedError, naming all of them, for operators that TVM's importer lacks; IndexError for an
+    index out of range that the network holds. One that it is given, or computes, is an IndexError of the run.
     """
     _check_model(model)
     own = isinstance(model, ExportedProgram) and inputs is None
@@ -65,6 +67,8 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
                 custom_convert_map=CONVERTERS,
                 run_ep_decomposition=False,
             )
+        except OutOfRange:
+            raise
         except Exception as error:
             raise NotImplementedError(
                 f"TVM's importer fails on this network: {errors.lines(error)[0]}; {_WAY_OUT}"

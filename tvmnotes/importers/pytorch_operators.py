@@ -13,7 +13,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from tvm import relax
+from tvm import relax, tirx
+
+from ..base.indices import checked
+from .composites import regions
 
 aten = torch.ops.aten
 _Weight = torch.Tensor | None  # of a norm, or its bias
@@ -104,6 +107,16 @@ def _slice_scatter(
     return torch.cat([aten.slice.Tensor(x, dim, 0, start), part, aten.slice.Tensor(x, dim, end)], dim)
 
 
+def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
+    """Its indices may count from the end, other than those of index_copy."""
+    value = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=x.dtype)
+    return aten.index_put(x, [None] * (dim % x.ndim) + [index], value)
+
+
+def _kept(*_: Any, **__: Any) -> Any:
+    return NotImplemented
+
+
 def _group_norm(x: torch.Tensor, groups: int, weight: _Weight = None, bias: _Weight = None, eps: float = 1e-5,
                 cudnn_enabled: bool = True) -> Any:  # fmt: skip
     """TVM needs weight and bias."""
@@ -140,6 +153,9 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.select.int: _select,
     aten.roll.default: _roll,
     aten.slice_scatter.default: _slice_scatter,
+    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
+    # PyTorch says the first with assertions, and the others with indices that may count from the end.
+    **dict.fromkeys((aten.one_hot.default, aten.index_add.default, aten.index_copy.default), _kept),
 }
 
 # ---- from PyTorch to Relax
@@ -159,35 +175,132 @@ def _reduce(op: Callable) -> Callable:
     return convert
 
 
+def _checked(index: fx.Node, size: int, node: fx.Node, importer: Any, negative: bool) -> relax.Expr:
+    operator = node.target.__name__.partition(".")[0]
+    return checked(importer.env[index], [size], operator, negative, importer.block_builder)
+
+
 def _rows(node: fx.Node, importer: Any) -> relax.Var:
     """embedding(weight, ids) reads outside the table in TVM's way where an id is too large, and warns of it."""
-    weight, ids = (importer.env[argument] for argument in node.args[:2])
-    return importer.block_builder.emit(relax.op.take(weight, ids, axis=0, mode="clip"))
+    table, ids = node.args[:2]
+    ids = _checked(ids, _shape(table)[0], node, importer, negative=False)
+    return importer.block_builder.emit(relax.op.take(importer.env[table], ids, axis=0, mode="clip"))
+
+
+def _along(usual: str | Callable) -> Callable:
+    """Convert operators of (input, dim, index, …) by a method of the importer, which checks no index, or a function."""
+
+    def convert(node: fx.Node, importer: Any) -> relax.Var:
+        x, dim, index = node.args[:3]
+        own, size = importer.env[index], (_shape(x) or [1])[dim]
+        importer.env[index] = _checked(index, size, node, importer, negative=False)
+        result = getattr(importer, usual)(node) if isinstance(usual, str) else usual(node, importer)
+        importer.env[index] = own
+        return result
+
+    return convert
+
+
+def _index_select(node: fx.Node, importer: Any) -> relax.Var:
+    """TVM's importer has kernels trust the indices, and warns of it."""
+    x, dim, index = node.args
+    return importer.block_builder.emit(relax.op.take(importer.env[x], importer.env[index], dim, mode="clip"))
+
+
+def _scatter_add(node: fx.Node, importer: Any) -> relax.Var:
+    (x, _, index, source), dim = (importer.env.get(arg) for arg in node.args), node.args[1]
+    return importer.block_builder.emit(relax.op.scatter_elements(x, index, source, dim, "add"))
+
+
+def _is_mask(index: fx.Node) -> bool:
+    return index.meta["val"].dtype in (torch.bool, torch.uint8)
+
+
+def _places(node: fx.Node, importer: Any, by_axis: list[fx.Node | None], negative: bool = True) -> tuple:
+    """Give the indices of an operator's first tensor by axis, the axis where what they pick stands, and one index,
+    checked, that counts along all indexed axes as if they were one."""
+    shape, flat = _shape(node.args[0]), None
+    indices = {axis: index for axis, index in enumerate(by_axis) if index is not None}
+    if any(map(_is_mask, indices.values())):
+        raise ValueError(f"{node.target} with a mask, whose result has no fixed shape")
+    for axis, index in indices.items():
+        index = _checked(index, shape[axis], node, importer, negative)
+        if flat is not None:
+            index = relax.op.add(relax.op.multiply(flat, relax.const(shape[axis], index.ty.dtype)), index)
+        flat = importer.block_builder.normalize(index)
+    first = min(indices)
+    return indices, first if list(indices) == list(range(first, first + len(indices))) else 0, flat
 
 
 def _index(node: fx.Node, importer: Any) -> relax.Var:
     """x[:, i, j] goes wrong in TVM's way on negative indices, and on two of them after a colon.
 
-    The indexed axes, made neighbours, become one; one number then picks an element along it. Indices out of range
-    pick the nearest element.
+    The indexed axes, made neighbours, become one; one number then picks an element along it.
     """
     x, shape = importer.env[node.args[0]], _shape(node.args[0])
-    indices = {axis: index for axis, index in enumerate(node.args[1]) if index is not None}
-    if any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index in indices.values()):
-        raise ValueError("index with a mask, whose result has no fixed shape")
-    first, count = min(indices), len(indices)
-    if list(indices) != list(range(first, first + count)):
-        order = [*indices, *(axis for axis in range(len(shape)) if axis not in indices)]
-        x, shape, first = relax.op.permute_dims(x, order), [shape[axis] for axis in order], 0
-    flat = None
-    for index, size in zip(indices.values(), shape[first:], strict=False):
-        index = importer.env[index]
-        zero, extent = (relax.const(n, index.ty.dtype) for n in (0, size))
-        index = relax.op.where(relax.op.less(index, zero), relax.op.add(index, extent), index)
-        flat = index if flat is None else relax.op.add(relax.op.multiply(flat, extent), index)
-    if count > 1:
-        x = relax.op.reshape(x, [*shape[:first], math.prod(shape[first : first + count]), *shape[first + count :]])
+    indices, first, flat = _places(node, importer, node.args[1])
+    order = [axis for axis in range(len(shape)) if axis not in indices]
+    order[first:first] = indices
+    if order != sorted(order):
+        x = relax.op.permute_dims(x, order)
+    if len(indices) > 1:
+        sizes, end = [shape[axis] for axis in order], first + len(indices)
+        x = relax.op.reshape(x, [*sizes[:first], math.prod(sizes[first:end]), *sizes[end:]])
     return importer.block_builder.emit(relax.op.take(x, flat, axis=first, mode="clip"))
+
+
+def _index_put(node: fx.Node, importer: Any) -> relax.Var:
+    """x[:, i] = y: TVM needs an index for each axis, and writes wherever they say. A mask chooses between x and y."""
+    x, indices, values, summed = (*node.args, False)[:4]
+    if len(indices) == 1 and _is_mask(indices[0]) and _shape(values) in ([], [1]) and not summed:
+        mask, x, values = (importer.env[arg] for arg in (indices[0], x, values))
+        mask = relax.op.reshape(mask, [*mask.ty.shape, *[1] * (len(x.ty.shape) - len(mask.ty.shape))])
+        return importer.block_builder.emit(relax.op.where(relax.op.astype(mask, "bool"), values, x))
+    return _put(node, importer, importer.env[values], summed, _places(node, importer, indices))
+
+
+def _index_along(summed: bool) -> Callable:
+    """Convert index_add and index_copy, of (input, dim, index, source), whose indices do not count from the end."""
+
+    def convert(node: fx.Node, importer: Any) -> relax.Var:
+        _, dim, index, source = node.args
+        values, alpha = importer.env[source], node.kwargs.get("alpha", 1)
+        values = values if alpha == 1 else relax.op.multiply(values, relax.const(alpha, values.ty.dtype))
+        by_axis = [None] * (dim % len(_shape(node))) + [index]
+        return _put(node, importer, values, summed, _places(node, importer, by_axis, negative=False))
+
+    return convert
+
+
+def _put(node: fx.Node, importer: Any, values: relax.Expr, summed: bool, places: tuple) -> relax.Var:
+    x, shape, emit = importer.env[node.args[0]], _shape(node.args[0]), importer.block_builder.emit
+    indices, first, flat = places
+    rest, picked = [axis for axis in range(len(shape)) if axis not in indices], [int(n) for n in flat.ty.shape]
+    order, sizes, end = [*indices, *rest], [shape[axis] for axis in rest], first + len(picked)
+    values = relax.op.broadcast_to(values, [*sizes[:first], *picked, *sizes[first:]])
+    axes = [*range(first, end), *range(first), *range(end, len(picked) + len(rest))]
+    values = relax.op.reshape(relax.op.permute_dims(values, axes), [math.prod(picked), *sizes])
+    x = relax.op.reshape(relax.op.permute_dims(x, order), [math.prod(shape[axis] for axis in indices), *sizes])
+    flat = relax.op.reshape(flat, [math.prod(picked), 1])
+    x = emit(relax.op.scatter_nd(x, flat, values, "add" if summed else "update"))
+    x = relax.op.reshape(x, [shape[axis] for axis in order])
+    return emit(relax.op.permute_dims(x, [order.index(axis) for axis in range(len(shape))]))
+
+
+def _one_hot(node: fx.Node, importer: Any) -> relax.Var:
+    index, count = node.args
+    one, zero = (relax.prim_value(tirx.const(n, "int64")) for n in (1, 0))
+    index = _checked(index, count, node, importer, negative=False)
+    return importer.block_builder.emit(relax.op.one_hot(index, one, zero, count, -1))
+
+
+def _roi_align(node: fx.Node, importer: Any) -> relax.Var:
+    x, rois = node.args[:2]
+    own = importer.env[rois]
+    importer.env[rois] = regions(own, _shape(x)[0], "roi_align", importer.block_builder)
+    result = importer._torchvision_roi_align(node)
+    importer.env[rois] = own
+    return result
 
 
 def _resize(method: str) -> Callable:
@@ -292,7 +405,17 @@ CONVERTERS: dict[str, Callable] = {
     "amin.default": _reduce(relax.op.min),
     "prod.dim_int": _reduce(relax.op.prod),
     "embedding.default": _rows,
+    "gather.default": _along("_gather"),
+    "index_select.default": _along(_index_select),
+    "scatter.src": _along("_scatter"),
+    "scatter.value": _along("_scatter_value"),
+    "scatter_add.default": _along(_scatter_add),
     "index.Tensor": _index,
+    "index_put.default": _index_put,
+    "index_add.default": _index_along(summed=True),
+    "index_copy.default": _index_along(summed=False),
+    "one_hot.default": _one_hot,
+    "roi_align.default": _roi_align,
     "upsample_nearest2d.vec": _resize("nearest_neighbor"),
     "upsample_bilinear2d.vec": _resize("linear"),
     "upsample_bicubic2d.vec": _resize("cubic"),

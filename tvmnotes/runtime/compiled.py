@@ -78,7 +78,8 @@ class Compiled:
         a NumPy array, or a tuple of them where the model has several outputs.
 
         Raises TypeError for a wrong number, name or kind of argument, ValueError for a wrong shape or dtype (before
-        anything runs), RuntimeError where the library is for another kind of machine.
+        anything runs), RuntimeError where the library is for another kind of machine; and IndexError for an index, in
+        the inputs or computed from them, that is out of range.
         """
         result = self.run(self._bind(args, kwargs))
         return tuple(map(_numpy, result)) if self.graph["tuple"] else _numpy(result[0])

@@ -7,6 +7,7 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.relax import op
 
+from ...base.indices import checked
 from ..composites import reduced_axes, reshaped
 from .call import Call, converts, dtype_of, shape_of
 from .elementwise_operators import nonzero
@@ -196,30 +197,36 @@ def _arange_like(c: Call):
 # ---------------------------------------------------------------- choosing elements
 
 
-def _clip_or_wrap(c: Call) -> str:
-    c.refuse(mode=("clip", "wrap"))
-    return c.get("mode", "clip")
+def _places(c: Call, indices: relax.Expr, size: int, modes=("clip", "wrap")) -> relax.Expr:
+    """Return indices from 0 to size - 1, as the node's mode has it, of indices of any dtype."""
+    c.refuse(mode=modes)
+    mode = c.get("mode", "clip")
+    floats = dtype_of(indices).startswith("float")
+    indices = c.emit(c.cast(indices, "int64" if floats or dtype_of(indices) == "int64" else "int32"))
+    if mode == "raise":
+        return checked(indices, [size], c.node.op, negative=False)
+    if mode == "wrap":
+        return op.floor_mod(indices, relax.const(size, dtype_of(indices)))
+    return op.clip(indices, 0, size - 1)
 
 
 @converts("take")
 def _take(c: Call):
-    axis, indices = int(c.get("axis", 0)) % c.rank, c.inputs[1]
-    if _clip_or_wrap(c) == "wrap":
-        indices = c.emit(op.floor_mod(indices, relax.const(c.shape[axis], dtype_of(indices))))
-    return op.take(c.x, c.cast(indices, "int32"), axis, mode="clip")
+    axis = int(c.get("axis", 0)) % c.rank
+    places = _places(c, c.inputs[1], c.shape[axis], modes=("clip", "wrap", "raise"))
+    return op.take(c.x, places, axis, mode="clip")
 
 
 @converts("Embedding")
 def _embedding(c: Call):
     weight = c.expect(1, int(c.need("input_dim")), int(c.need("output_dim")))
-    return op.take(weight, c.cast(c.x, "int32"), 0, mode="clip")
+    return op.take(weight, _places(c, c.x, shape_of(weight)[0]), 0, mode="clip")
 
 
 @converts("pick", "choose_element_0index")
 def _pick(c: Call):
-    _clip_or_wrap(c)
     axis = int(c.get("axis", -1)) % c.rank
-    places = op.clip(c.cast(c.inputs[1], "int32"), 0, c.shape[axis] - 1)
+    places = _places(c, c.inputs[1], c.shape[axis])
     if len(shape_of(c.inputs[1])) < c.rank:
         places = op.expand_dims(places, axis)
     picked = op.gather_elements(c.x, places, axis)
@@ -229,7 +236,9 @@ def _pick(c: Call):
 @converts("gather_nd")
 def _gather_nd(c: Call):
     order = [*range(1, len(shape_of(c.inputs[1]))), 0]
-    return op.gather_nd(c.x, op.astype(op.permute_dims(c.cast(c.inputs[1], "int32"), order), "int64"))
+    places = c.emit(op.permute_dims(c.cast(c.inputs[1], "int64"), order))
+    sizes = c.shape[: shape_of(places)[-1]]
+    return op.gather_nd(c.x, checked(places, sizes, c.node.op, negative=True))
 
 
 @converts("where")
@@ -246,7 +255,8 @@ def _one_hot(c: Call):
     """An index outside makes a row without the mark."""
     dtype = c.get("dtype", "float32")
     values = (tirx.const(c.get(name, usual), dtype) for name, usual in (("on_value", 1), ("off_value", 0)))
-    return op.one_hot(c.cast(c.x, "int32"), *values, int(c.need("depth")))
+    places = c.x if dtype_of(c.x) == "int64" else c.cast(c.x, "int32")
+    return op.one_hot(places, *values, int(c.need("depth")))
 
 
 # ---------------------------------------------------------------- ordering

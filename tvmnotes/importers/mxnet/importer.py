@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 
 from ...base.errors import one_line
+from ...base.indices import OutOfRange
 from ...base.spec import TensorSpec, parse_inputs, shorten
 from ..model import as_model
 from . import array_operators, detection_operators, gluon, layer_operators  # noqa: F401  (they fill the table)
@@ -37,7 +38,8 @@ def from_mxnet(
 
     Raises FileNotFoundError for a missing file; ValueError for a damaged one, for parameters that are missing,
     superfluous or of a wrong shape, and for inputs without a shape; NotImplementedError, naming all of them, for
-    operators, or uses of them, that the importer lacks; TypeError for arguments of another kind.
+    operators, or uses of them, that the importer lacks; TypeError for arguments of another kind; IndexError for an
+    index out of range that the network holds. One that it is given, or computes, is an IndexError of the run.
     """
     graph, own = _read(symbol)
     arrays = _arrays(own if params is None else params)
@@ -183,6 +185,8 @@ def _emitted(call: Call) -> list[relax.Expr]:
         return [each if isinstance(each, relax.Var) else call.emit(each) for each in outputs]
     except NotImplementedError as error:
         raise NotImplementedError(f"MXNet's {node.op} {node.name!r}: no converter for {error}") from None
+    except OutOfRange:
+        raise
     except Exception as error:  # TVM's own are of many kinds
         read = ", ".join(f"{name}: {shape_of(each)}" for name, each in zip(call.names, call.inputs, strict=True))
         raise ValueError(f"MXNet's {node.op} {node.name!r}: {one_line(error)}; it reads {read or 'nothing'}") from error

@@ -7,6 +7,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op as R
 
+from ....base.indices import checked
 from ....importers.composites import reshaped
 from .operator import axis_list, known_shape, numbers_of, operator
 
@@ -22,8 +23,6 @@ for _name, _body in {
     "repeat": lambda data, /, repeats, axis: R.repeat(data, repeats, axis),
     "tile": lambda data, /, reps: R.tile(data, list(reps)),
     "reverse": lambda data, /, axis: R.flip(data, axis),
-    "scatter": lambda data, indices, updates, /, axis: R.scatter_elements(data, indices, updates, axis, "update"),
-    "scatter_add": lambda data, indices, updates, /, axis: R.scatter_elements(data, indices, updates, axis, "add"),
     "sort": lambda data, /, axis=-1, is_ascend=1: R.sort(data, axis, not is_ascend),
     "argsort": lambda data, /, axis=-1, is_ascend=1, dtype="int32": R.argsort(data, axis, not is_ascend, dtype),
 }.items():
@@ -65,7 +64,9 @@ def take(data, indices, /, axis=None, batch_dims=0, mode="clip"):
         raise NotImplementedError("relay.take with batch_dims: use relay.gather_nd, as Relax's take has none")
     if axis is None:
         data, axis = R.reshape(data, [math.prod(known_shape(data))]), 0
-    return R.take(data, R.astype(indices, "int32"), axis, mode)
+    if mode == "fast":  # which Relay did not check
+        indices, mode = checked(indices, [known_shape(data)[axis]], "take", negative=False), "clip"
+    return R.take(data, R.astype(indices, "int64"), axis, mode)
 
 
 @operator("strided_slice")
@@ -95,18 +96,34 @@ def arange(start, stop=None, step=None, dtype="float32"):
 
 @operator("gather", order=("data", "axis", "indices"))
 def gather(data, indices, /, axis):
-    return R.gather_elements(data, indices, axis)
+    return R.gather_elements(data, checked(indices, [known_shape(data)[axis]], "gather", negative=True), axis)
 
 
 @operator("gather_nd")
 def gather_nd(data, indices, /, batch_dims=0, index_rank=None):
-    rank = len(known_shape(indices))
-    return R.gather_nd(data, R.permute_dims(indices, [*range(1, rank), 0]), batch_dims)  # Relay's indices come first
+    count, *places = known_shape(indices)  # Relay's indices come first
+    sizes, order = known_shape(data)[batch_dims : batch_dims + count], [*range(1, len(places) + 1), 0]
+    return R.gather_nd(data, checked(R.permute_dims(indices, order), sizes, "gather_nd", negative=True), batch_dims)
+
+
+def _scattered(data, indices, updates, axis, reduction, name="scatter_elements"):
+    indices = checked(indices, [known_shape(data)[axis]], name, negative=True)
+    return R.scatter_elements(data, indices, updates, axis, reduction)
 
 
 @operator("scatter_elements")
 def scatter_elements(data, indices, updates, /, axis=0, reduction="update"):
-    return R.scatter_elements(data, indices, updates, axis, reduction)
+    return _scattered(data, indices, updates, axis, reduction)
+
+
+@operator("scatter")
+def scatter(data, indices, updates, /, axis):
+    return _scattered(data, indices, updates, axis, "update", "scatter")
+
+
+@operator("scatter_add")
+def scatter_add(data, indices, updates, /, axis):
+    return _scattered(data, indices, updates, axis, "add", "scatter_add")
 
 
 @operator("one_hot")

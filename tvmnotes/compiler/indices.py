@@ -1,0 +1,94 @@
+"""The check of indices that base/indices.py describes becomes a kernel here, which raises by itself, where the network
+runs: in another process, without Python, after a journey over RPC.
+"""
+
+import math
+
+import tvm
+from tvm import relax
+from tvm.script import tirx as T
+
+from ..base import indices
+from ..base.relax import OPAQUE, fixed_shape
+from ..base.workarounds import quick_script
+
+_DIGITS = 20  # of the longest int64, -9223372036854775808, and its sign
+
+
+def checks_to_kernels() -> tvm.transform.Pass:
+    """Make the pass that turns checks of indices into calls of kernels for a CPU."""
+
+    @tvm.transform.module_pass(opt_level=0, name="ChecksToKernels")
+    def run(mod, _context):
+        rewrite = _ToKernels(mod)
+        for var, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                rewrite.builder_.update_func(var, rewrite.visit_expr(func))
+        return rewrite.builder_.finalize()
+
+    return run
+
+
+@relax.expr_functor.mutator
+class _ToKernels(relax.PyExprMutator):
+    def visit_call_(self, call):
+        call = self.visit_expr_post_order(call)
+        if (check := indices.arguments(call)) is None or fixed_shape(call.ty) is None:
+            return call
+        array, *how = check
+        kernel = self.builder_.add_func(_kernel(fixed_shape(call.ty), str(call.ty.dtype), *how), "checked_indices")
+        return relax.call_tir(kernel, [array], call.ty)
+
+
+@quick_script()
+def _kernel(shape: tuple[int, ...], dtype: str, text: str, size: int, negative: int, column: int, columns: int):
+    """Compute what `indices.within` does; the search for the index that is outside comes after all have been read.
+
+    An error's text ends with the index, whose digits are written from the last one on, and the rest before them.
+    """
+    rows, length, least = math.prod(shape) // columns, len(text.encode()), -size if negative else 0
+
+    @T.prim_func(private=True, s_tir=True)
+    def checked_indices(a: T.handle, b: T.handle):
+        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
+        given = T.match_buffer(a, shape, dtype)
+        checked = T.match_buffer(b, shape, dtype)
+        with T.sblock("root"):
+            T.reads()
+            T.writes()
+            x = T.decl_buffer((rows, columns), dtype, data=given.data)
+            y = T.decl_buffer((rows, columns), dtype, data=checked.data)
+            outside = T.alloc_buffer((1,), "int32", scope="local")
+            left = T.alloc_buffer((1,), "int64", scope="local")
+            first = T.alloc_buffer((1,), "int32", scope="local")
+            message = T.alloc_buffer((length + _DIGITS + 1,), "uint8", scope="local")
+            outside[0] = 0
+            for i in range(rows):
+                for j in T.unroll(columns):
+                    if j == column:
+                        index: T.int64 = T.Cast("int64", x[i, j])
+                        outside[0] = outside[0] | T.Cast("int32", T.Or(index < least, index >= size))
+                        y[i, j] = T.Cast(dtype, T.Select(index < 0, index + size, index))
+                    else:
+                        y[i, j] = x[i, j]
+            if outside[0] != 0:
+                for i in range(rows):
+                    left[0] = T.Cast("int64", x[i, column])
+                    if T.Or(left[0] < least, left[0] >= size):
+                        message[length + _DIGITS] = T.uint8(0)
+                        for place in range(_DIGITS):
+                            if T.Or(place == 0, left[0] != T.int64(0)):
+                                first[0] = length + _DIGITS - 1 - place
+                                digit: T.int64 = T.truncmod(left[0], T.int64(10))
+                                message[first[0]] = T.Cast("uint8", 48 + T.Select(digit < 0, -digit, digit))
+                            left[0] = T.truncdiv(left[0], T.int64(10))
+                        if T.Cast("int64", x[i, column]) < 0:
+                            first[0] = first[0] - 1
+                            message[first[0]] = T.uint8(45)
+                        first[0] = first[0] - length
+                        start = T.address_of(message[first[0]])
+                        T.evaluate(T.call_extern("int32", "memcpy", start, text, T.int64(length)))
+                        T.evaluate(T.call_extern("int32", "TVMFFIErrorSetRaisedFromCStr", "IndexError", start))
+                        T.evaluate(T.tvm_throw_last_error())
+
+    return checked_indices
