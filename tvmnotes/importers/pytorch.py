@@ -5,6 +5,7 @@ The way: capture (torch.export) -> decompose into core operators -> turn every w
 parameter -> TVM's importer -> give the parameters of main their names.
 """
 
+import functools
 import inspect
 import logging
 import math
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 import tvm
 from torch._export.converter import TS2EPConverter
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, exported_program
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, TensorArgument
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
@@ -24,9 +25,10 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from ..base import errors
 from ..base.indices import OutOfRange
-from ..base.spec import TensorSpec, dtype_of, parse_inputs
+from ..base.spec import TensorSpec, dtype_of, parse_inputs, require_dense
 from .model import as_model
 from .pytorch_operators import CONVERTERS, DECOMPOSITIONS
+from .pytorch_types import promote
 
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
 _TRAINING_OPS = {"_native_batch_norm_legit_functional.default", "native_dropout.default",
@@ -45,19 +47,19 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     the graph does not use are not. Outputs in tuples, lists and dictionaries come out as one flat tuple, a single one
     as a tensor. What forward writes into its own buffers is not kept.
 
-    Raises TypeError for any other `model`; ValueError for a network in training mode and for inputs that the network
-    does not take; NotImplementedError, naming all of them, for operators that TVM's importer lacks; IndexError for an
-    index out of range that the network holds. One that it is given, or computes, is an IndexError of the run.
+    Raises TypeError for any other `model` and for weights that are no dense tensors of numbers; ValueError for a
+    network in training mode and for inputs that the network does not take; NotImplementedError, naming all of them, for
+    operators that TVM's importer lacks; IndexError for an index out of range that the network holds. One that it is
+    given, or computes, is an IndexError of the run.
     """
     _check_model(model)
     own = isinstance(model, ExportedProgram) and inputs is None
     specs = _program_inputs(model) if own else parse_inputs(inputs)
     _check_inputs(model, specs)
     with _quiet():
-        table = torch.export.default_decompositions()
-        table.update(DECOMPOSITIONS)
-        program = _capture(model, specs).run_decompositions(table)
+        program = _decompose(_capture(model, specs))
         _check_program(program)
+        promote(program.graph)
         program, weights = _lift_weights(program)
         try:
             mod = from_exported_program(
@@ -89,14 +91,15 @@ _WAY_OUT = (
 
 
 def _check_model(model: Any) -> None:
-    if isinstance(model, ExportedProgram):
-        return
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, torch.nn.Module | ExportedProgram):
         raise TypeError(
             "model: expected an nn.Module, a module from torch.jit.trace or torch.jit.script, or an ExportedProgram; "
             f"got {'the class ' + model.__name__ if inspect.isclass(model) else type(model).__name__}"
         )
-    training = [name or "the network" for name, part in model.named_modules() if getattr(part, "training", False)]
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        require_dense(tensor, f"model: {name!r}")
+    modules = () if isinstance(model, ExportedProgram) else model.named_modules()
+    training = [name or "the network" for name, part in modules if getattr(part, "training", False)]
     if training:
         raise ValueError(
             f"model: expected a network in eval mode, but {training[0]} is in training mode, where dropout and batch "
@@ -164,6 +167,31 @@ def _program_inputs(program: ExportedProgram) -> list[TensorSpec]:
             )
         specs.append(TensorSpec(name, tuple(value.shape), dtype_of(value)))
     return specs
+
+
+@functools.cache
+def _decompositions() -> tuple[dict, dict]:
+    """Return what replaces composite operators, and what replaces all others.
+
+    Composite operators that PyTorch takes apart by itself are not among them.
+    """
+    table = torch.export.default_decompositions()
+    table.update(DECOMPOSITIONS)
+    composite, others = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(table.items()))
+    kept = exported_program._special_op_to_preserve_cia
+    return {op: way for op, way in composite.items() if op in DECOMPOSITIONS or way is kept}, others
+
+
+def _decompose(program: ExportedProgram) -> ExportedProgram:
+    """Do what `program.run_decompositions` does, which reads PyTorch's 1,000 composite operators anew for each program.
+
+    That takes ten times as long as all else that it does to a small network.
+    """
+    composite, others = _decompositions()
+    return exported_program._decompose_exported_program(
+        program, cia_to_decomp=composite, python_decomp_table=others, joint_loss_index=None,
+        decompose_custom_triton_ops=False,
+    )  # fmt: skip
 
 
 def _check_program(program: ExportedProgram) -> None:
