@@ -40,6 +40,16 @@ def _layer_normalization(n: Node):
     return relax.Tuple([output, R.mean(x, axes, keepdims=True), R.rsqrt(variance)])
 
 
+@converts("Elu", "Selu")
+def _elu(n: Node):
+    """TVM's are of float32 alone."""
+    if n.dtype == "float32":
+        return n.usual()
+    alpha, gamma = (1.0, 1.0) if n.op == "Elu" else (1.6732632423543772, 1.0507009873554805)
+    below = R.multiply(n.const(n.get("alpha", alpha)), R.subtract(R.exp(n.x), n.const(1)))
+    return R.multiply(n.const(n.get("gamma", gamma)), R.where(R.less(n.x, n.const(0)), below, n.x))
+
+
 @converts("BitShift")
 def _bit_shift(n: Node):
     """It is 0, or -1 for a negative number shifted right, where the shift is negative, or the width or more."""

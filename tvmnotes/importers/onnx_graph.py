@@ -8,6 +8,7 @@ All of them may change the one they were given; those that return one may return
 import contextlib
 import functools
 import math
+from collections import Counter
 
 import numpy as np
 import onnx
@@ -41,7 +42,7 @@ def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 # Operators that ONNX itself says in other operators, and that TVM's frontend has of Microsoft only, or gets wrong.
-_WRONG = {"Attention", "DynamicQuantizeLinear", "Elu", "MeanVarianceNormalization", "RMSNormalization", "Selu"}
+_WRONG = {"Attention", "DynamicQuantizeLinear", "MeanVarianceNormalization", "RMSNormalization"}
 
 
 @functools.cache
@@ -52,15 +53,21 @@ def _functions() -> frozenset[str]:
     return frozenset(_WRONG | (written - set(converters()) - {"Bernoulli", "LinearAttention", "SequenceMap"}))
 
 
+def _is_function(node: onnx.NodeProto) -> bool:
+    return node.domain in ("", "ai.onnx") and node.op_type in _functions()
+
+
 def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Replace operators by the operators that ONNX defines them with, of ONNX's own domain alone.
 
     The definition depends on types, which are inferred first; weights stand aside as inputs of their types.
     """
     version = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=1)
-    while nodes := [
-        node for node in _all_nodes(proto.graph) if node.domain in ("", "ai.onnx") and node.op_type in _functions()
-    ]:
+    before = None
+    while (nodes := [node for node in _all_nodes(proto.graph) if _is_function(node)]) and (
+        now := Counter(node.op_type for node in nodes)
+    ) != before:  # in some opsets ONNX has no definition of an operator
+        before = now
         for node in nodes:
             _with_defaults(node, version)
         names = sorted({node.op_type for node in nodes})

@@ -26,6 +26,7 @@ _OPEN = ("NonMaxSuppression", "NonZero", "Unique")
 
 def require_known(graph: onnx.GraphProto) -> None:
     """Raise NotImplementedError for the first node that needs a value which is known only in the run."""
+    inputs = {value.name for value in graph.input}
     for node, name, sources in _needs(graph):
         what = f"{node.op_type} {node.name or ','.join(node.output)!r}"
         if name is None:
@@ -33,8 +34,7 @@ def require_known(graph: onnx.GraphProto) -> None:
                 f"{what}: the values of its input decide how large its output is, and TVM compiles for fixed sizes; "
                 "cut the graph before it"
             )
-        if sources:
-            given = ", ".join(map(repr, sorted(sources)))
+        if given := ", ".join(map(repr, sorted(sources & inputs))):
             raise NotImplementedError(
                 f"{what}: its input {name!r} has to be known before the run, as TVM compiles for fixed sizes, and it "
                 f"depends on what is passed as {given}; make that a constant of the model"
@@ -43,7 +43,8 @@ def require_known(graph: onnx.GraphProto) -> None:
 
 def as_constants(graph: onnx.GraphProto) -> None:
     """Make Constant nodes of the weights that some operator has to know: TVM's frontend makes parameters of weights."""
-    names = {name for _, name, _ in _needs(graph)}
+    inputs = {value.name for value in graph.input}
+    names = set().union(*(sources for _, _, sources in _needs(graph) if not sources & inputs))
     found = [tensor for tensor in graph.initializer if tensor.name in names]
     nodes = [make_node("Constant", [], [tensor.name], value=tensor) for tensor in found]
     rest = [tensor for tensor in graph.initializer if tensor.name not in names]
@@ -55,19 +56,17 @@ def as_constants(graph: onnx.GraphProto) -> None:
 
 def deciding_inputs(graph: onnx.GraphProto) -> set[str]:
     """Return the names of the graph's inputs whose values some operator has to know before the run."""
-    return set().union(*(sources for _, _, sources in _needs(graph)))
+    weights = {tensor.name for tensor in graph.initializer}
+    return set().union(*(sources for _, _, sources in _needs(graph))) - weights
 
 
 def _needs(graph: onnx.GraphProto, known: dict[str, frozenset] | None = None):
-    """Yield each node that needs a value, that value's name, and the graph's inputs that it depends on.
+    """Yield each node that needs a value, that value's name, and the graph's inputs and weights that it depends on.
 
     `known` holds what the values around a subgraph depend on.
     """
-    weights = {tensor.name for tensor in graph.initializer}
-    inner = known is not None
-    depends = dict(known or {})
-    depends.update((value.name, frozenset() if inner else frozenset([value.name])) for value in graph.input)
-    depends.update(dict.fromkeys(weights, frozenset()))
+    sources = [*graph.initializer, *(graph.input if known is None else [])]
+    depends = {**(known or {}), **{each.name: frozenset([each.name]) for each in sources}}
     for node in graph.node:
         for place in _DECIDING.get(node.op_type, ()):
             if place < len(node.input) and node.input[place]:
