@@ -61,6 +61,22 @@ WINDOWS = [
 ]  # fmt: skip
 
 
+POOL = """pool_int64s = [2, 3, 5, 4, 9, 5, 4, 5, 6, 7, 8, 6, 7, 2, 2, 2, 3, 5, 4], ngram_counts = [0, 5, 13],
+    ngram_indexes = [4, 10, 1, 0, 2, 3, 9, 6, 5, 7, 8],
+    weights = [1.5, 2.0, 0.5, 1.0, -1.0, 3.0, 2.5, 1.0, 4.0, 0.1, 7.0]"""
+GRAMS = [("TF", 1, 3, 0), ("IDF", 1, 2, 3), ("TFIDF", 2, 3, 4), ("TFIDF", 1, 1, 2), ("TF", 3, 3, 40)]
+NGRAMS = [
+    f'y{i} = TfIdfVectorizer<mode = "{mode}", min_gram_length = {least}, max_gram_length = {most}, '
+    f"max_skip_count = {skips}, {POOL}>(x) | y{i} float 2"
+    for i, (mode, least, most, skips) in enumerate(GRAMS)
+]
+
+
+def test_ngrams(rng):
+    feed = {"x": rng.integers(2, 8, (3, 20))}
+    agree(model_of(feed, "", NGRAMS, 18), feed, rtol=1e-6)
+
+
 @pytest.mark.parametrize("level", [0, 3])
 def test_windows_and_corrections(rng, level):
     shapes = {"x": (2, 3, 7, 6), "line": (1, 2, 9), "box": (1, 2, 3, 4, 3), "columns": (2, 12, 12), "square": (4, 9, 9)}

@@ -1,5 +1,5 @@
 """Converters of ONNX operators on windows and signals, for onnx_operators.py: MaxPool with its indices, Col2Im,
-DeformConv, DFT, STFT.
+DeformConv, DFT, STFT, TfIdfVectorizer.
 """
 
 import math
@@ -149,3 +149,33 @@ def _stft(n: Node):
     if window is not None:
         frames = R.multiply(frames, R.reshape(R.astype(window, "float64"), (length, 1)))
     return R.astype(transformed(n.emit(frames), length, onesided=bool(n.get("onesided", 1))), n.dtype)
+
+
+@converts("TfIdfVectorizer")
+def _tf_idf(n: Node):
+    """It counts how often each n-gram of a constant pool of integers occurs in a row, and weights the counts."""
+    if "pool_int64s" not in n.attributes or len(n.shape) > 2:
+        raise NotImplementedError(f"TfIdfVectorizer: expected a pool of integers and rows of them, got {n.shape}")
+    pool, places = np.array(n.get("pool_int64s")), np.array(n.get("ngram_indexes"))
+    begins = [*n.get("ngram_counts"), len(pool)]
+    mode, weights = n.text("mode", "TF"), np.array(n.get("weights", [1.0] * len(places)), "float32")
+    x, length, first = R.reshape(R.astype(n.x, "int64"), (-1, n.shape[-1])), n.shape[-1], 0
+    total = n.const(np.zeros((math.prod(n.shape[:-1]), places.max() + 1), "float32"))
+    for order in range(1, len(begins)):
+        grams = pool[begins[order - 1] : begins[order]].reshape(-1, order)
+        numbers = np.arange(first, first + len(grams))
+        first += len(grams)
+        if len(np.unique(grams, axis=0)) < len(grams) or (mode == "IDF" and len(set(places)) < len(places)):
+            raise NotImplementedError("TfIdfVectorizer: expected different n-grams in its pool, of different indices")
+        steps = range(1, 2 + (n.get("max_skip_count") if order > 1 else 0))
+        spans = [np.arange(length - (order - 1) * step)[:, None] + step * np.arange(order) for step in steps]
+        windows = np.concatenate(spans)
+        if not n.get("min_gram_length") <= order <= n.get("max_gram_length") or not len(grams) or not len(windows):
+            continue
+        same = R.equal(R.expand_dims(R.take(x, n.const(windows), 1), 2), n.const(grams))
+        counts = R.sum(R.min(R.astype(same, "float32"), -1), 1)
+        counts = R.minimum(counts, relax.const(1.0)) if mode == "IDF" else counts
+        table = np.zeros((len(grams), places.max() + 1), "float32")
+        table[np.arange(len(grams)), places[numbers]] = 1 if mode == "TF" else weights[numbers]
+        total = R.add(total, R.matmul(counts, n.const(table)))
+    return R.reshape(total, (*n.shape[:-1], places.max() + 1))
