@@ -68,8 +68,10 @@ def require_equal(case, got, expected) -> None:
     assert len(got) == len(expected), f"{len(got)} outputs for {len(expected)}"
     floats = [np.abs(x[np.isfinite(x)], dtype="float64") for x in expected if x.dtype.kind == "f"]
     largest = max((float(x.max()) for x in floats if x.size), default=0.0)
-    # What is 0 beside the largest number, a sum in another order may have as 1e-7 of it.
-    Runner.assert_similar_outputs(expected, list(got), case.rtol, max(case.atol, 1e-6 * largest))
+    # What is 0 beside the largest number, a sum in another order may have as 1e-7 of it. The last bit of float16 is
+    # 0.001 of a number, and ONNX Runtime has another one here and there, too.
+    rtol = max(case.rtol, 0.002 if any(x.dtype == "float16" for x in expected) else 0)
+    Runner.assert_similar_outputs(expected, list(got), rtol, max(case.atol, 1e-6 * largest))
 
 
 def _array(x) -> np.ndarray:

@@ -39,6 +39,7 @@ def agree(model, feed: dict, reference: bool = False, level: int = 0, **toleranc
 
 
 WINDOWS = [
+    "z0, j0 = MaxPool<kernel_shape = [2, 3], strides = [2, 1], pads = [1, 0, 0, 1]>(x)",
     "y0, i0 = MaxPool<kernel_shape = [3, 2], pads = [1, 0, 1, 1], strides = [2, 1]>(x) | y0 float 4 i0 int64 4",
     "y1, i1 = MaxPool<kernel_shape = [2, 2], storage_order = 1>(x) | y1 float 4 i1 int64 4",
     'y2, i2 = MaxPool<kernel_shape = [3, 3], auto_pad = "SAME_LOWER", strides = [2, 2]>(x) | y2 float 4 i2 int64 4',
@@ -46,6 +47,7 @@ WINDOWS = [
     "y4, i4 = MaxPool<kernel_shape = [3, 3], ceil_mode = 1, strides = [2, 2]>(x) | y4 float 4 i4 int64 4",
     "y5, i5 = MaxPool<kernel_shape = [3], strides = [2]>(line) | y5 float 3 i5 int64 3",
     "y6, i6 = MaxPool<kernel_shape = [2, 2, 2], pads = [1, 0, 0, 0, 1, 0]>(box) | y6 float 5 i6 int64 5",
+    "yj = MaxUnpool<kernel_shape = [2, 3], strides = [2, 1], pads = [1, 0, 0, 1]>(z0, j0) | yj float 4",
     "y7 = CenterCropPad(x, sizes) | y7 float 4",
     "y8 = CenterCropPad<axes = [3, -2]>(x, two) | y8 float 4",
     'y9 = Resize<mode = "cubic", antialias = 1>(x, , thirds) | y9 float 4',

@@ -3,6 +3,7 @@
 import math
 
 from tvm import relax
+from tvm.relax import op as R
 
 from ..base.indices import checked
 from ..base.relax import fixed_shape
@@ -53,7 +54,13 @@ def _max_roi_pool(n: Node):
 @converts("MaxUnpool")
 def _max_unpool(n: Node):
     """It puts numbers at the places that max pooling noted, which count through the output."""
-    shape, wanted = list(fixed_shape(n.usual(n.x, n.inputs[1]).ty)), n.known(2)
+    kernel, rank = n.get("kernel_shape"), len(n.shape) - 2
+    pads, strides = n.get("pads", [0] * 2 * rank), n.get("strides", [1] * rank)
+    shape, wanted = n.shape[:2], n.known(2)
+    for i in range(rank):
+        shape.append((n.shape[2 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i])
     if wanted is not None and wanted.tolist() != shape:
         raise NotImplementedError(f"MaxUnpool to output_shape {wanted.tolist()}: its other attributes lead to {shape}")
-    return n.usual(n.x, checked(n.inputs[1], [math.prod(shape)], n.op, negative=False, bb=n.builder))
+    places = checked(n.inputs[1], [math.prod(shape)], n.op, negative=False, bb=n.builder)
+    zeros = R.zeros([math.prod(shape)], n.dtype)
+    return R.reshape(R.scatter_elements(zeros, R.reshape(places, (-1,)), R.reshape(n.x, (-1,)), 0), shape)
