@@ -483,7 +483,7 @@ def test_indices_outside_are_clipped_wrapped_or_refused_as_by_mxnet():
         with pytest.raises(IndexError, match=f"^{operator}: expected an index from -?[03] to 2, got 3$"):
             ours_of(symbol, {"x": inputs["x"], name: np.array(wrong)}, {})
     with pytest.raises(IndexError, match="^gather_nd: expected an index from -3 to 2, got 3$"):
-        tn.from_mxnet(S.gather_nd(X, at), {"at": np.array([[3], [0]])}, {"x": (3, 5)})
+        tn.build(*tn.from_mxnet(S.gather_nd(X, at), {"at": np.array([[3], [0]])}, {"x": (3, 5)}))
 
 
 # ---------------------------------------------------------------- detection

@@ -1,19 +1,17 @@
 """`build`, the compiler, turns `(IRModule, params)` from an importer into a `Compiled` that runs on a target."""
 
 import difflib
-import threading
 
 import tvm
 
 from ..base import env, errors
 from ..base.relax import array_key, fixed_shape
 from ..base.spec import require_dense, shorten
+from ..base.workarounds import pass_lock
 from ..runtime.compiled import Compiled, cannot_run, plain
 from . import codegen, cuda, pipeline
 from .costs import memory
 from .records import find_lookup
-
-turn = threading.Lock()  # of whoever runs passes, as TVM names operators in a place that all threads share
 
 
 def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, records=None) -> Compiled:
@@ -47,7 +45,7 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     for_gpu = target.kind.name == "cuda"
     mod, arrays = bind(mod, params)
     lookup = find_lookup(records, target)
-    with turn, target:
+    with pass_lock, target:
         mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)
         mod, constants = pipeline.lift_constants(mod, names={array_key(array): name for name, array in arrays.items()})
         graph = pipeline.describe(mod, list(constants)) | {"tuned": str(lookup or "")}

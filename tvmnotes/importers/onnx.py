@@ -6,7 +6,6 @@ what can be computed then is computed here, before TVM sees the model.
 """
 
 import contextlib
-import io
 import os
 import warnings
 from pathlib import Path
@@ -18,11 +17,12 @@ from google.protobuf.message import DecodeError
 from onnx import external_data_helper, inliner
 from onnx.helper import make_tensor_value_info, tensor_dtype_to_np_dtype
 from tvm import relax
-from tvm.relax.frontend.onnx import from_onnx as tvm_from_onnx
+from tvm.relax.frontend.onnx import onnx_frontend
 
 from ..base.errors import one_line
 from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, parse_inputs
+from ..base.workarounds import pass_lock
 from .model import as_model
 from .onnx_graph import (
     check_shapes,
@@ -224,12 +224,12 @@ def _listed(declared: dict[str, tuple], names: Any = None) -> str:
 
 
 def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    said = io.StringIO()
+    said = []
     try:
-        # TVM prints the node that it fails on, and checks the model once more, after prepare_for_tvm.
-        with contextlib.redirect_stdout(said), warnings.catch_warnings():
+        # TVM checks the model once more, after prepare_for_tvm.
+        with pass_lock, _printing_to(said), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*marked single but has an empty string", UserWarning)
-            mod = tvm_from_onnx(
+            mod = onnx_frontend.from_onnx(
                 proto,
                 shape_dict={spec.name: spec.shape for spec in specs},
                 dtype_dict={spec.name: spec.dtype for spec in specs},
@@ -239,7 +239,7 @@ def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRMo
     except OutOfRange:
         raise
     except Exception as error:
-        where = said.getvalue().partition(", with inputs")[0].removeprefix("Error converting ")
+        where = "".join(said).partition(", with inputs")[0].removeprefix("Error converting ")
         raise NotImplementedError(
             f"TVM {tvm.__version__} cannot import {where or 'this model'}: {one_line(error)}"
         ) from error
@@ -247,6 +247,16 @@ def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRMo
     names = (var.name for var in main.params[len(specs) :])
     arrays = dict(zip(names, main.attrs.get("params", []), strict=True))
     return as_model(mod, (spec.name for spec in specs), arrays)
+
+
+@contextlib.contextmanager
+def _printing_to(said: list):
+    """Within it, TVM's frontend appends to a list what it prints, which is the node that it fails on."""
+    onnx_frontend.print = said.append  # and not sys.stdout, which is that of all threads
+    try:
+        yield
+    finally:
+        del onnx_frontend.print
 
 
 @relax.expr_functor.mutator

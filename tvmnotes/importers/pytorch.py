@@ -26,6 +26,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from ..base import errors
 from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, dtype_of, parse_inputs, require_dense
+from ..base.workarounds import pass_lock
 from .model import as_model
 from .pytorch_operators import CONVERTERS, DECOMPOSITIONS
 from .pytorch_types import promote
@@ -56,7 +57,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     own = isinstance(model, ExportedProgram) and inputs is None
     specs = _program_inputs(model) if own else parse_inputs(inputs)
     _check_inputs(model, specs)
-    with _quiet():
+    with pass_lock, _quiet():
         program = _decompose(_capture(model, specs))
         _check_program(program)
         promote(program.graph)

@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import tempfile
-import threading
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ import numpy as np
 
 from ..base.spec import TensorSpec, dtype_of, require_dense, shorten
 from ..base.workarounds import import_tvm_ffi
-from . import saved
+from . import saved, threads
 
 if TYPE_CHECKING:
     import tvm
@@ -40,8 +39,8 @@ class Compiled:
     """This is a network compiled for a target. Call it with the inputs, by position or by name; get NumPy arrays.
 
     `inputs` and `outputs` are lists of `TensorSpec`; `graph` is the content of graph.json; `params` maps the names of
-    the folded parameters to TVM tensors; `target` and `opt_level` are those of the build. Any thread may call it: one
-    call runs at a time, on all of TVM's threads.
+    the folded parameters to TVM tensors; `target` and `opt_level` are those of the build. Any thread may call it, and
+    a child of a fork: one call runs at a time, on all of TVM's threads.
     """
 
     def __init__(self, library, graph: dict, params: dict, target, opt_level: int):
@@ -53,7 +52,7 @@ class Compiled:
         # Kept as bytes, since the file may be replaced while the library is in use.
         self._library = library.read_bytes() if isinstance(library, Path) else library
         self._params = tvm_ffi.convert(list(params.values()))
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._main = None if saved.mismatch(self._build_info) else self._start(library)
 
     def _start(self, library):
@@ -92,7 +91,7 @@ class Compiled:
             raise RuntimeError(f"this library cannot run here: {reason}. Save it, and load it where it can.")
         weights = tvm_ffi.convert(list({**self.params, **params}.values())) if params else self._params
         with self._lock:
-            result = self._main(*tensors, weights)
+            result = threads.run(self._main, *tensors, weights)
         return list(result) if self.graph["tuple"] else [result]
 
     def _tensors(self, values: list) -> list[tvm_ffi.Tensor]:

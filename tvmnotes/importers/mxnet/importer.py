@@ -13,6 +13,7 @@ from tvm import relax
 from ...base.errors import one_line
 from ...base.indices import OutOfRange
 from ...base.spec import TensorSpec, parse_inputs, shorten
+from ...base.workarounds import pass_lock
 from ..model import as_model
 from . import array_operators, detection_operators, gluon, layer_operators  # noqa: F401  (they fill the table)
 from .call import CONVERTERS, Call, shape_of
@@ -61,7 +62,8 @@ def _read(symbol) -> tuple[Graph, dict]:
     if hasattr(symbol, "tojson") and hasattr(symbol, "list_arguments"):
         return read_symbol(symbol.tojson()), {}
     if hasattr(symbol, "hybrid_forward") and hasattr(symbol, "collect_params"):
-        symbol, params = gluon.as_symbol(symbol)
+        with pass_lock:
+            symbol, params = gluon.as_symbol(symbol)
         return read_symbol(symbol.tojson()), params
     raise TypeError(
         "symbol: expected the path of a -symbol.json, its text, an mx.sym.Symbol or a Gluon HybridBlock; "
@@ -155,7 +157,7 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
     for name, array in arrays.items():
         variables[name] = relax.Var(name, relax.TensorType(array.shape, str(array.dtype)))
     outputs, failure = [], None  # the outputs of each node
-    with builder.function("main", list(variables.values())):
+    with pass_lock, builder.function("main", list(variables.values())):
         with builder.dataflow():
             try:
                 for node in graph.nodes:
