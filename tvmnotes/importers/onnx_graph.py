@@ -60,7 +60,7 @@ def _is_function(node: onnx.NodeProto) -> bool:
 def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Replace operators by the operators that ONNX defines them with, of ONNX's own domain alone.
 
-    The definition depends on types, which are inferred first; weights stand aside as inputs of their types.
+    The definition depends on types, which are inferred first; weights count as inputs, which have types.
     """
     version = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     before = None
@@ -73,7 +73,8 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
         names = sorted({node.op_type for node in nodes})
         weights, count = list(proto.graph.initializer), len(proto.graph.input)
         proto.graph.input.extend(make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights)
-        replace(proto.graph.initializer, [])
+        replace(proto.graph.initializer, [tensor for tensor in weights if _is_small(tensor.dims)])
+        _forget_shapes(proto.graph)
         proto.graph.value_info.add()  # of the name "", lest the inliner trips over optional inputs that are left out
         proto = _with_shapes(proto)
         try:
@@ -89,6 +90,17 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
         replace(proto.graph.initializer, weights)
         del proto.graph.input[count:]
     return proto
+
+
+def _forget_shapes(graph: onnx.GraphProto) -> None:
+    """Leave shapes to inference: those that the exporter noted may be those of its example."""
+    del graph.value_info[:]
+    passed = {value.name: value for value in graph.input}
+    for value in graph.output:
+        if value.name in passed:
+            value.CopyFrom(passed[value.name])
+        else:
+            value.type.tensor_type.ClearField("shape")
 
 
 def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -163,13 +175,7 @@ def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
     heavy = [make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights if not _is_small(t.dims)]
     replace(proto.graph.initializer, light)
     proto.graph.input.extend(heavy)
-    del proto.graph.value_info[:]  # shapes that the exporter noted may be those of its example
-    passed = {value.name: value for value in proto.graph.input}
-    for value in proto.graph.output:
-        if value.name in passed:
-            value.CopyFrom(passed[value.name])
-        else:
-            value.type.tensor_type.ClearField("shape")
+    _forget_shapes(proto.graph)
 
     folded = True
     while folded:

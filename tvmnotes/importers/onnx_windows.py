@@ -160,7 +160,8 @@ def _tf_idf(n: Node):
     begins = [*n.get("ngram_counts"), len(pool)]
     mode, weights = n.text("mode", "TF"), np.array(n.get("weights", [1.0] * len(places)), "float32")
     x, length, first = R.reshape(R.astype(n.x, "int64"), (-1, n.shape[-1])), n.shape[-1], 0
-    total = n.const(np.zeros((math.prod(n.shape[:-1]), places.max() + 1), "float32"))
+    size = int(places.max()) + 1
+    total = n.const(np.zeros((math.prod(n.shape[:-1]), size), "float32"))
     for order in range(1, len(begins)):
         grams = pool[begins[order - 1] : begins[order]].reshape(-1, order)
         numbers = np.arange(first, first + len(grams))
@@ -175,7 +176,7 @@ def _tf_idf(n: Node):
         same = R.equal(R.expand_dims(R.take(x, n.const(windows), 1), 2), n.const(grams))
         counts = R.sum(R.min(R.astype(same, "float32"), -1), 1)
         counts = R.minimum(counts, relax.const(1.0)) if mode == "IDF" else counts
-        table = np.zeros((len(grams), places.max() + 1), "float32")
+        table = np.zeros((len(grams), size), "float32")
         table[np.arange(len(grams)), places[numbers]] = 1 if mode == "TF" else weights[numbers]
         total = R.add(total, R.matmul(counts, n.const(table)))
-    return R.reshape(total, (*n.shape[:-1], places.max() + 1))
+    return R.reshape(total, (*n.shape[:-1], size))
