@@ -67,7 +67,8 @@ test-full: $(READY)  ## The same, all of it whole: networks, sweeps, readers' me
 	$(QUIET) $(PASSIVE) $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)
 	$(QUIET) $(PASSIVE) $(PYTEST) -m alone $(ALL)
 
-suites: $(READY)  ## Hold all networks of torchvision's families and of GluonCV's zoo against PyTorch and MXNet
+suites: $(READY)  ## Hold ONNX's node tests, torchvision's networks and GluonCV's zoo against those who made them
+	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore tests/test_onnx_suite.py
 	$(QUIET) $(BIN)/python -m pytest tests/test_networks.py
 	$(QUIET) $(BIN)/python tests/test_gluon_zoo.py
 

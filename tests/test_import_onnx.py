@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from torch import nn
 from tvm import relax
 
+import tvmnotes as tn
 from tvmnotes.importers.onnx import from_onnx
 
 # Of the largest output: float32 carries about 1e-7 through each of a handful of layers.
@@ -332,7 +333,7 @@ def test_checker_refuses(graph, message):
         ({"x": (2, 4, 4)}, r"the model takes float32\[N, 3, H\], got shape \(2, 4, 4\)"),
         ({"x": ((2, 3, 4), "float16")}, "input 'x': the model takes float32, got float16"),
         ({"x": np.zeros((2, 3, 4))}, "input 'x': the model takes float32, got float64"),
-        ({"x": (2, 3, 0)}, "positive whole numbers"),
+        ({"x": (2, 3, -1)}, "whole numbers from 0 on"),
     ],
 )
 def test_inputs_that_do_not_fit(inputs, message):
@@ -400,18 +401,28 @@ def test_inputs_that_are_no_tensors_of_numbers():
         from_onnx(model_of("g (string[2] x) => (string[2] y) { y = Identity(x) }"))
 
 
-def test_scales_that_tvm_gets_wrong():
-    graph = """g (float[1, 1, 6, 6] x) => (float[1, 1, 7, 7] y) <float[4] s = {1.0, 1.0, 1.3, 1.3}>
-        { y = Resize<mode = "linear">(x, , s) }"""
-    with pytest.raises(NotImplementedError, match="sizes in place of scales"):
-        from_onnx(model_of(graph))
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_scales_that_give_no_whole_sizes(mode):
+    graph = f"""g (float[1, 1, 6, 6] x) => (float[1, 1, 7, 7] y) <float[4] s = {{1.0, 1.0, 1.3, 1.3}}>
+        {{ y = Resize<mode = "{mode}">(x, , s) }}"""
+    hold_against_onnxruntime(model_of(graph))
     whole = helper.make_tensor("s", TensorProto.FLOAT, [4], [1, 1, 1.5, 2])
     model = model_of(graph.replace("7, 7", "9, 12"))
     model.graph.initializer[0].CopyFrom(whole)
     hold_against_onnxruntime(model)
 
 
+def test_tensors_without_a_number():
+    graph = """g (float[N, 3] x, float[2, 3] y) => (float[M, 3] both, float[1, 3] most)
+        { both = Concat<axis = 0>(x, y) most = ReduceMax<axes = [0]>(x) }"""
+    mod, params = from_onnx(model_of(graph, opset=13), {"x": (0, 3)})
+    y = np.random.default_rng(0).random((2, 3), "float32")
+    both, most = tn.build(mod, params, opt_level=0)(np.zeros((0, 3), "float32"), y)
+    np.testing.assert_array_equal(both, y)
+    np.testing.assert_array_equal(most, np.full((1, 3), -np.inf, "float32"))
+
+
 def test_what_tvm_trips_over_is_named():
     graph = "g (float[2, 3] x, int64[4] pads) => (float[M, N] y) { y = Pad(x, pads) }"
-    with pytest.raises(NotImplementedError, match="cannot import operator Pad: Dynamic pads"):
+    with pytest.raises(NotImplementedError, match="Pad 'y': its input 'pads' has to be known before the run"):
         from_onnx(model_of(graph))

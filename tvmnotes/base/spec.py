@@ -43,14 +43,14 @@ def require_dense(array: Any, what: str, data: bool = True) -> None:
 
 
 def parse_inputs(
-    inputs: Any, names: list[str] | None = None, dtypes: Mapping[str, str] | None = None
+    inputs: Any, names: list[str] | None = None, dtypes: Mapping[str, str] | None = None, least: int = 1
 ) -> list[TensorSpec]:
     """Read what a user says about a model's inputs.
 
     `inputs` maps each name to a shape `(1, 3, 224, 224)`, to a pair of shape and dtype `((1, 64), "int64")`, or to an
     example (NumPy array or torch tensor). A list of such (name, value) pairs serves too, as Relay took them, and an
     example alone or a list of examples, which get `names`, or input0, input1, … where there are none. A shape without a
-    dtype gets the one that `dtypes` has for its name, else float32.
+    dtype gets the one that `dtypes` has for its name, else float32. Sizes are `least` or more.
 
     Raises TypeError or ValueError, naming the entry, where a value is none of these or a name comes twice.
     """
@@ -71,7 +71,7 @@ def parse_inputs(
         )
     if not pairs:
         raise ValueError("inputs: expected at least one input, such as {'input0': (1, 3, 224, 224)}; got none")
-    specs = [_parse_one(name, value, (dtypes or {}).get(name, "float32")) for name, value in pairs]
+    specs = [_parse_one(name, value, (dtypes or {}).get(name, "float32"), least) for name, value in pairs]
     used = [spec.name for spec in specs]
     if twice := sorted({name for name in used if used.count(name) > 1}):
         raise ValueError(
@@ -84,7 +84,7 @@ def _is_pair(entry: Any) -> bool:
     return isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[0], str)
 
 
-def _parse_one(name: str, value: Any, dtype: str) -> TensorSpec:
+def _parse_one(name: str, value: Any, dtype: str, least: int) -> TensorSpec:
     if not isinstance(name, str) or not name:
         raise TypeError(f"inputs: expected a non-empty string as the name of an input, got {name!r}")
     require_dense(value, f"input {name!r}", data=False)
@@ -95,10 +95,11 @@ def _parse_one(name: str, value: Any, dtype: str) -> TensorSpec:
         if not _is_dtype(dtype):
             raise ValueError(f"input {name!r}: unknown dtype {dtype!r}; expected one such as 'float32' or 'int64'")
     if not isinstance(value, list | tuple) or not all(
-        isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in value
+        isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= least for n in value
     ):
+        wanted = "positive whole numbers" if least else "whole numbers from 0 on"
         raise ValueError(
-            f"input {name!r}: expected a shape of positive whole numbers such as (1, 3, 224, 224), "
+            f"input {name!r}: expected a shape of {wanted} such as (1, 3, 224, 224), "
             f"(shape, dtype), or an example array; got {value!r}"
         )
     return TensorSpec(name, tuple(int(n) for n in value), dtype)

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.relax import op as R
 
 from ..base.indices import checked
-from ..base.relax import fixed_shape
+from ..base.relax import OPAQUE, fixed_shape
 
 
 def reshaped(shape: Sequence[int], target: Sequence[int], reverse: bool = False, allowzero: bool = False) -> list[int]:
@@ -93,3 +93,44 @@ def local_response_norm(x: relax.Expr, size: int, axis: int, bias: float, alpha:
         total = part if total is None else R.add(total, part)
     alpha, bias, beta = (relax.const(number, str(x.ty.dtype)) for number in (alpha / size, bias, beta))
     return R.divide(x, R.power(R.add(R.multiply(total, alpha), bias), beta))
+
+
+def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts, size) -> relax.Expr:
+    """Return the columns of a deformable convolution: data (N, C, H, W) between its pixels, (N, C * taps, *size).
+
+    What lies a pixel or more outside is 0, and so is what lies nowhere, at NaN. All are of one dtype of floats.
+    """
+    (batch, channels, height, width), dtype = fixed_shape(data.ty), data.ty.dtype.dtype
+    taps = math.prod(kernel)
+
+    def places(offset):
+        def place(n, number, y, x):
+            """Return where on one axis a tap reads, and -2, which is outside, where the other is outside too."""
+            tap, pair = number // 2 % taps, number // 2 * 2
+            at_y = y * stride[0] - pad[0] + tap // kernel[1] * dilate[0] + offset[n, pair, y, x]
+            at_x = x * stride[1] - pad[1] + tap % kernel[1] * dilate[1] + offset[n, pair + 1, y, x]
+            near = tirx.all(at_y > -1.0, at_y < height, at_x > -1.0, at_x < width)
+            return tirx.if_then_else(near, tirx.Select(number % 2 == 0, at_y, at_x), tirx.const(-2, dtype))
+
+        return te.compute((batch, 2 * parts * taps, *size), place, name="places")
+
+    def columns(data, places, mask=None):
+        def column(n, row, y, x):
+            channel, tap = row // taps, row % taps
+            number = channel // (channels // parts) * taps + tap
+            at_y, at_x = (places[n, 2 * number + axis, y, x] for axis in (0, 1))
+            low_y, low_x = te.floor(at_y), te.floor(at_x)
+            total = tirx.const(0, dtype)
+            for right_y in (0, 1):
+                for right_x in (0, 1):
+                    y_, x_ = (low_y + right_y).astype("int32"), (low_x + right_x).astype("int32")
+                    weight = (1.0 - te.abs(at_y - low_y - right_y)) * (1.0 - te.abs(at_x - low_x - right_x))
+                    inside = tirx.all(y_ >= 0, y_ < height, x_ >= 0, x_ < width)
+                    total += tirx.if_then_else(inside, data[n, channel, y_, x_] * weight, tirx.const(0, dtype))
+            return total * mask[n, number, y, x] if mask is not None else total
+
+        return te.compute((batch, channels * taps, *size), column, name="deformed")
+
+    apart = {"op_pattern": OPAQUE}  # lest each channel computes them again
+    where = bb.emit_te(places, offset, primfunc_attrs=apart)
+    return bb.emit_te(columns, data, where, *([] if mask is None else [mask]))

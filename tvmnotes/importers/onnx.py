@@ -24,8 +24,19 @@ from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, parse_inputs
 from ..base.workarounds import pass_lock
 from .model import as_model
-from .onnx_graph import check_shapes, fold_constants, modernize, prepare_for_tvm, replace, require_operators
-from .onnx_limits import check_dtypes, check_functions, check_sizes, with_output_shapes
+from .onnx_graph import (
+    check_shapes,
+    check_widths,
+    expand_functions,
+    fold_constants,
+    modernize,
+    prepare_for_tvm,
+    replace,
+    require_operators,
+    with_output_shapes,
+)
+from .onnx_limits import check_dtypes, check_functions, check_sizes
+from .onnx_values import as_constants, require_known
 
 
 def from_onnx(
@@ -35,7 +46,8 @@ def from_onnx(
 
     `model` is a file, its bytes, or a ModelProto, which stays as it is; weights stored outside the file (external data)
     are found beside it, so such a model comes as a path. `inputs` says what the model's inputs look like, in any form
-    that `tvmnotes.spec.parse_inputs` reads; it may leave out inputs whose shape the model fixes itself, and dtypes.
+    that `tvmnotes.spec.parse_inputs` reads; it may leave out inputs whose shape the model fixes itself, and dtypes. A
+    size of 0 in the model counts as an open one; in `inputs` it means a tensor without a number.
 
     The parameters of `mod["main"]` are the graph's inputs, then the weights that the network uses, all under their
     ONNX names, whatever characters those hold (TVMScript prints "." and "/" as "_"); `params` maps weight names to
@@ -44,20 +56,26 @@ def from_onnx(
     Raises FileNotFoundError for a missing file or missing external data; ValueError for a file that is no ONNX model,
     a model that onnx.checker refuses, that contradicts itself or is of an opset that `onnx` does not know, inputs that
     do not fit the model, and a tensor that this machine's memory does not hold; NotImplementedError, naming all of
-    them, for operators that TVM lacks; TypeError for a `model` or `inputs` of another kind; IndexError for an index out
-    of range that the model holds. One that it is given, or computes, is an IndexError of the run.
+    them, for operators that TVM lacks, and for one whose sizes or axes an input decides; TypeError for a `model` or
+    `inputs` of another kind; IndexError for an index out of range that the model holds. One that it is given, or
+    computes, is an IndexError of the run.
     Source for the format: https://onnx.ai/onnx/repo-docs/IR.html
     """
     proto = _load(model)
     check_dtypes(proto.graph)
     check_functions(proto)
+    check_widths(proto.graph)
     specs = _settle_inputs(proto.graph, inputs)
     proto = with_output_shapes(proto)
     _check(proto)
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
+    proto = expand_functions(proto)
     require_operators(proto)
-    proto = fold_constants(modernize(proto))
+    proto = modernize(proto)
+    as_constants(proto.graph)
+    proto = fold_constants(proto)
+    require_known(proto.graph)
     check_shapes(proto.graph)
     check_sizes(proto.graph)
     prepare_for_tvm(proto.graph)
@@ -147,7 +165,8 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     """Match the wishes in `inputs` with the graph's inputs, write the sizes into the graph and return them in order."""
     declared = {value.name: _declared(value) for value in graph.input}
     dtypes = {name: dtype for name, (_, dtype) in declared.items()}
-    wanted = {spec.name: spec for spec in parse_inputs(inputs, list(declared), dtypes)} if inputs is not None else {}
+    wishes = [] if inputs is None else parse_inputs(inputs, list(declared), dtypes, least=0)
+    wanted = {spec.name: spec for spec in wishes}
     if unknown := [name for name in wanted if name not in declared]:
         raise ValueError(f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {_listed(declared)}")
 

@@ -1,16 +1,19 @@
 """These are the steps of an ONNX graph on its way to TVM's frontend; `onnx.py` calls them in this order.
 
-require_operators -> modernize -> fold_constants -> check_shapes -> prepare_for_tvm. Each takes a checked ModelProto
-with settled input shapes, or its graph; `modernize` and `fold_constants` return a new one, and all of them may change
-the one they were given.
+with_output_shapes -> expand_functions -> require_operators -> modernize -> fold_constants -> check_shapes ->
+prepare_for_tvm. From `expand_functions` on, each takes a checked ModelProto with settled input shapes, or its graph.
+All of them may change the one they were given; those that return one may return another.
 """
 
+import contextlib
+import functools
 import math
+from collections import Counter
 
 import numpy as np
 import onnx
 import tvm
-from onnx import numpy_helper, shape_inference, version_converter
+from onnx import inliner, numpy_helper, shape_inference, version_converter
 from onnx.helper import make_attribute, make_node, make_tensor_value_info, tensor_dtype_to_np_dtype
 from onnx.reference import ReferenceEvaluator
 
@@ -25,6 +28,96 @@ _MICROSOFT = {
     *("AllClassNMS", "Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "MatMulInteger16"),
     "SkipLayerNormalization",
 }
+
+
+def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Give outputs that say no shape the one that ONNX infers: onnx.checker wants it, and ONNX Runtime does not."""
+    if all(value.type.tensor_type.HasField("shape") for value in proto.graph.output):
+        return proto
+    proto = shape_inference.infer_shapes(proto)
+    for value in proto.graph.output:
+        if value.type.WhichOneof("value") == "tensor_type":  # where nothing is inferred: of rank 0, until it is
+            value.type.tensor_type.shape.SetInParent()
+    return proto
+
+
+# Operators that ONNX itself says in other operators, and that TVM's frontend has of Microsoft only, or gets wrong.
+_WRONG = {"Attention", "DynamicQuantizeLinear", "MeanVarianceNormalization", "RMSNormalization"}
+
+
+@functools.cache
+def _functions() -> frozenset[str]:
+    """Return the names of ONNX's operators that are replaced by others: those above, and those without a converter."""
+    schemas = [each for each in onnx.defs.get_all_schemas() if not each.domain]
+    written = {each.name for each in schemas if each.has_function or each.has_context_dependent_function}
+    return frozenset(_WRONG | (written - set(converters()) - {"Bernoulli", "LinearAttention", "SequenceMap"}))
+
+
+def _is_function(node: onnx.NodeProto) -> bool:
+    return node.domain in ("", "ai.onnx") and node.op_type in _functions()
+
+
+def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace operators by the operators that ONNX defines them with, of ONNX's own domain alone.
+
+    The definition depends on types, which are inferred first; weights count as inputs, which have types.
+    """
+    version = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=1)
+    before = None
+    while (nodes := [node for node in _all_nodes(proto.graph) if _is_function(node)]) and (
+        now := Counter(node.op_type for node in nodes)
+    ) != before:  # in some opsets ONNX has no definition of an operator
+        before = now
+        for node in nodes:
+            _with_defaults(node, version)
+        names = sorted({node.op_type for node in nodes})
+        weights, count = list(proto.graph.initializer), len(proto.graph.input)
+        proto.graph.input.extend(make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights)
+        replace(proto.graph.initializer, [tensor for tensor in weights if _is_small(tensor.dims)])
+        _forget_shapes(proto.graph)
+        proto.graph.value_info.add()  # of the name "", lest the inliner trips over optional inputs that are left out
+        proto = _with_shapes(proto)
+        try:
+            proto = inliner.inline_selected_functions(
+                proto, [("", name) for name in names], inline_schema_functions=True
+            )
+            shape_inference.infer_shapes(proto, strict_mode=True)
+        except (RuntimeError, shape_inference.InferenceError) as error:
+            raise NotImplementedError(
+                f"onnx {onnx.__version__} cannot write this model's {', '.join(names)} with simpler operators: "
+                f"{one_line(error)}"
+            ) from error
+        replace(proto.graph.initializer, weights)
+        del proto.graph.input[count:]
+    return proto
+
+
+def _forget_shapes(graph: onnx.GraphProto) -> None:
+    """Leave shapes to inference: those that the exporter noted may be those of its example."""
+    del graph.value_info[:]
+    passed = {value.name: value for value in graph.input}
+    for value in graph.output:
+        if value.name in passed:
+            value.CopyFrom(passed[value.name])
+        else:
+            value.type.tensor_type.ClearField("shape")
+
+
+def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    with contextlib.suppress(shape_inference.InferenceError):
+        return shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+    try:  # onnx 1.23 propagates the elements of a row against a column as if both were rows
+        return shape_inference.infer_shapes(proto, strict_mode=True)
+    except shape_inference.InferenceError as error:
+        raise ValueError(f"the model does not work with inputs of these shapes: {one_line(error)}") from error
+
+
+def _with_defaults(node: onnx.NodeProto, version: int) -> None:
+    """Write the attributes that a node leaves out into it, as onnx's inliner takes those for missing."""
+    given = {attribute.name for attribute in node.attribute}
+    for name, attribute in onnx.defs.get_schema(node.op_type, version, "").attributes.items():
+        if name not in given and attribute.default_value.name:
+            node.attribute.append(attribute.default_value)
 
 
 def require_operators(proto: onnx.ModelProto) -> None:
@@ -82,20 +175,12 @@ def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
     heavy = [make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights if not _is_small(t.dims)]
     replace(proto.graph.initializer, light)
     proto.graph.input.extend(heavy)
-    del proto.graph.value_info[:]  # shapes that the exporter noted may be those of its example
-    passed = {value.name: value for value in proto.graph.input}
-    for value in proto.graph.output:
-        if value.name in passed:
-            value.CopyFrom(passed[value.name])
-        else:
-            value.type.tensor_type.ClearField("shape")
+    _forget_shapes(proto.graph)
 
     folded = True
     while folded:
-        try:
-            proto = shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
-        except shape_inference.InferenceError as error:
-            raise ValueError(f"the model does not work with inputs of these shapes: {one_line(error)}") from error
+        proto = _with_shapes(proto)
+        check_widths(proto.graph)
         folded = _fold_once(proto)
 
     replace(proto.graph.initializer, weights)
@@ -109,18 +194,26 @@ def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _fold_once(proto: onnx.ModelProto) -> bool:
     """Replace nodes with constant inputs by Constant nodes, in place; returns whether there were any.
 
-    Floating-point initializers are weights and count as unknown, so that they stay parameters under their names.
+    A tensor without a number is constant. Floating-point initializers are weights and count as unknown, so that they
+    stay parameters under their names.
     """
     graph = proto.graph
     shapes = _static_shapes([*graph.input, *graph.value_info, *graph.output])
+    shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     values = {
         tensor.name: numpy_helper.to_array(tensor)
         for tensor in graph.initializer
         if _is_small(tensor.dims) and tensor_dtype_to_np_dtype(tensor.data_type).kind in "iub"
     }
+    types = {value.name: value.type.tensor_type.elem_type for value in [*graph.input, *graph.value_info]}
+    for name, dtype in types.items():
+        if 0 in shapes.get(name, ()):
+            values[name] = np.zeros(shapes[name], tensor_dtype_to_np_dtype(dtype))
     nodes, folded = [], False
     for node in graph.node:
+        if node.op_type == "CastLike" and types.get(node.input[1]):  # only the dtype of what it is like counts
+            node = make_node("Cast", node.input[:1], node.output, node.name, to=types[node.input[1]])
         results = _evaluate(node, values, shapes, opsets)
         if results is None:
             nodes.append(node)
@@ -163,6 +256,25 @@ def replace(field, messages: list) -> None:
     field.extend(messages)
 
 
+# TVM 0.27 packs none of them, or has another NaN.
+_NARROW = ("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2")
+
+
+def check_widths(graph: onnx.GraphProto) -> None:
+    """Raise NotImplementedError for a node that takes or gives numbers of a few bits, by the types known in `graph`."""
+    values = [*graph.input, *graph.value_info, *graph.output]
+    dtypes = {value.name: value.type.tensor_type.elem_type for value in values}
+    dtypes |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in graph.node:
+        for name in (*node.input, *node.output):
+            dtype = onnx.TensorProto.DataType.Name(dtypes.get(name, 0))
+            if dtype.startswith(_NARROW):
+                raise NotImplementedError(
+                    f"{node.op_type} {node.name or ','.join(node.output)!r}: {name!r} is of {dtype}, and TVM "
+                    f"{tvm.__version__} has no such numbers as ONNX means them; export the model with 8 bits or more"
+                )
+
+
 def check_shapes(graph: onnx.GraphProto) -> None:
     """Raise ValueError for attributes and weights that contradict each other, which TVM and ONNX's inference let pass.
 
@@ -202,13 +314,11 @@ def _static_shapes(values) -> dict[str, tuple[int, ...]]:
 
 
 def prepare_for_tvm(graph: onnx.GraphProto) -> None:
-    """Work around three habits of TVM's frontend, in place.
+    """Work around two habits of TVM's frontend, in place.
 
     It takes an empty `scales` of Resize, which ONNX allows beside `sizes`, for a given one: its name is cleared. And it
     cuts "onnx::" off the names of weights, so that "onnx::w" and "w" become one: such a name gets the prefix twice.
-    And it computes some Resize nodes wrongly: NotImplementedError says so.
     """
-    _check_resizes(graph)
     constants = [node.attribute[0].t for node in graph.node if node.op_type == "Constant" and node.attribute[0].t.dims]
     empty = {tensor.name for tensor in [*graph.initializer, *constants] if 0 in tensor.dims}
     renamed = {t.name: f"onnx::{t.name}" for t in graph.initializer if t.name.startswith("onnx::")}
@@ -219,21 +329,3 @@ def prepare_for_tvm(graph: onnx.GraphProto) -> None:
             node.input[i] = "" if node.op_type == "Resize" and name in empty else renamed.get(name, name)
     for value in graph.output:
         value.name = renamed.get(value.name, value.name)
-
-
-def _check_resizes(graph: onnx.GraphProto) -> None:
-    """Refuse a Resize whose scales do not lead to whole sizes: TVM goes by the rounded sizes and samples elsewhere."""
-    shapes = _static_shapes([*graph.input, *graph.value_info])
-    tensors = {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
-    tensors |= {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type != "Resize" or node.input[0] not in shapes or not any(n in tensors for n in node.input[2:3]):
-            continue
-        shape, scales = shapes[node.input[0]], numpy_helper.to_array(tensors[node.input[2]])
-        if len(scales) != len(shape) or any(attribute.s == b"align_corners" for attribute in node.attribute):
-            continue
-        if np.any(abs(scales * shape - np.round(scales * shape)) > 1e-3):
-            raise NotImplementedError(
-                f"Resize {node.name!r}: scales {scales.tolist()} of shape {shape} give no whole sizes, which TVM gets "
-                "wrong; export the model with sizes in place of scales (in PyTorch: interpolate(size=...))"
-            )

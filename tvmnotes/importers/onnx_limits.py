@@ -9,7 +9,6 @@ import math
 
 import onnx
 import psutil
-from onnx import shape_inference
 from onnx.helper import tensor_dtype_to_np_dtype
 
 _MOST_NODES = 100_000  # those of the largest language models are some ten thousand
@@ -23,17 +22,6 @@ def check_dtypes(graph: onnx.GraphProto) -> None:
             raise ValueError(
                 f"{name!r} is of dtype {dtype}, which onnx {onnx.__version__} does not have; export the model again"
             )
-
-
-def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Give outputs that say no shape the one that ONNX infers: onnx.checker wants it, and ONNX Runtime does not."""
-    if all(value.type.tensor_type.HasField("shape") for value in proto.graph.output):
-        return proto
-    proto = shape_inference.infer_shapes(proto)
-    for value in proto.graph.output:
-        if value.type.WhichOneof("value") == "tensor_type":  # where nothing is inferred: of rank 0, until it is
-            value.type.tensor_type.shape.SetInParent()
-    return proto
 
 
 def check_functions(proto: onnx.ModelProto) -> None:

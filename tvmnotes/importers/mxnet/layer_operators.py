@@ -4,11 +4,10 @@ import functools
 import math
 
 import numpy as np
-import tvm
-from tvm import relax, te
+from tvm import relax
 from tvm.relax import op
 
-from ..composites import local_response_norm, padded, product
+from ..composites import deformed, local_response_norm, padded, product
 from .call import Call, converts, dtype_of, shape_of
 from .files import Node
 
@@ -123,38 +122,10 @@ def _deformable_convolution(c: Call):
     mask = c.expect(2, c.shape[0], parts * taps, *size) if modulated else None
     place = 3 if modulated else 2
     weight = c.expect(place, filters, c.shape[1] // groups, *kernel)
-    columns = c.builder.emit_te(
-        deformed, c.x, offset, *([mask] if modulated else []), kernel=kernel, stride=stride, dilate=dilate, pad=pad,
-        parts=parts, size=size,
-    )  # fmt: skip
+    how = {"kernel": kernel, "stride": stride, "dilate": dilate, "pad": pad, "parts": parts, "size": size}
+    columns = deformed(c.builder, c.x, offset, mask, **how)
     weight = op.reshape(weight, (filters, c.shape[1] // groups * taps, 1, 1))
     return _biased(c, op.nn.conv2d(columns, weight, groups=groups), filters, place + 1)
-
-
-def deformed(data, offset, mask=None, *, kernel, stride, dilate, pad, parts, size):
-    """Compute the columns of a deformable convolution: data (N, C, H, W) between its pixels, (N, C * taps, *size)."""
-    batch, channels, height, width = (int(n) for n in data.shape)
-    taps = math.prod(kernel)
-
-    def value(n, column, y, x):
-        channel, tap = column // taps, column % taps
-        part = channel // (channels // parts)
-        place = 2 * (part * taps + tap)
-        at_y = y * stride[0] - pad[0] + tap // kernel[1] * dilate[0] + offset[n, place, y, x]
-        at_x = x * stride[1] - pad[1] + tap % kernel[1] * dilate[1] + offset[n, place + 1, y, x]
-        low_y, low_x = te.floor(at_y), te.floor(at_x)
-        total = te.const(0.0, "float32")
-        for right_y in (0, 1):
-            for right_x in (0, 1):
-                y_, x_ = (low_y + right_y).astype("int32"), (low_x + right_x).astype("int32")
-                weight = (1.0 - te.abs(at_y - low_y - right_y)) * (1.0 - te.abs(at_x - low_x - right_x))
-                inside = tvm.tirx.all(y_ >= 0, y_ < height, x_ >= 0, x_ < width)
-                total += tvm.tirx.if_then_else(inside, data[n, channel, y_, x_] * weight, 0.0)
-        outside = tvm.tirx.any(at_y <= -1.0, at_y >= height, at_x <= -1.0, at_x >= width)
-        sample = tvm.tirx.if_then_else(outside, 0.0, total)
-        return sample * mask[n, part * taps + tap, y, x] if mask is not None else sample
-
-    return te.compute((batch, channels * taps, *size), value, name="deformed")
 
 
 # ---------------------------------------------------------------- normalization

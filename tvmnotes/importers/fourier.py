@@ -1,0 +1,29 @@
+"""The Fourier transform of the importers: a product with a matrix, which is made when a network is imported."""
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op as R
+
+from ..base.relax import fixed_shape
+
+_LARGEST = 1 << 24  # numbers of a matrix: 128 MiB
+
+
+def transformed(x: relax.Expr, length: int, inverse: bool = False, onesided: bool = False) -> relax.Expr:
+    """Transform float64 numbers (…, n, 1), or complex ones (…, n, 2), of which `length` count, or zeros behind them.
+
+    The result is (…, length, 2); the forward transform gives the first length // 2 + 1 of these with `onesided`, and
+    the inverse one takes them, and gives (…, length, 1). Raises NotImplementedError for a length in the thousands.
+    """
+    *outer, count, parts = fixed_shape(x.ty)
+    if count * parts * length * 2 > _LARGEST:
+        raise NotImplementedError(f"a Fourier transform of length {length} takes a matrix of more than 128 MiB")
+    basis = np.eye(count * parts).reshape(-1, count, parts)
+    signal = basis[..., 0] + (1j * basis[..., 1] if parts == 2 else 0)
+    if inverse and onesided:
+        result = np.fft.irfft(signal, length)[..., None]
+    else:
+        result = np.fft.ifft(signal, length) if inverse else np.fft.fft(signal, length)
+        result = np.stack([result.real, result.imag], -1)[:, : length // 2 + 1 if onesided else length]
+    matrix = relax.const(result.reshape(count * parts, -1), "float64")
+    return R.reshape(R.matmul(R.reshape(x, (*outer, count * parts)), matrix), (*outer, *result.shape[1:]))

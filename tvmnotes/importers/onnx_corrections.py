@@ -1,0 +1,272 @@
+"""Converters of ONNX operators that TVM 0.27 lacks, or computes otherwise than ONNX says, for onnx_operators.py.
+
+What cannot be right is refused here, by NotImplementedError. tests/test_onnx_suite.py holds them against ONNX.
+"""
+
+import math
+
+import numpy as np
+from onnx.helper import make_node
+from onnx.reference import ReferenceEvaluator
+from tvm import relax, te, tirx
+from tvm.relax import op as R
+from tvm.relax.frontend.onnx.onnx_frontend import get_type
+
+from ..base.indices import checked
+from . import matrices
+from .onnx_node import Node, converts
+
+
+@converts("LpNormalization")
+def _lp_normalization(n: Node):
+    """It divides by the L1 or L2 norm along an axis; where the norm is 0, so is the result."""
+    axis, zero = n.get("axis", -1), n.const(0)
+    if n.get("p", 2) == 1:
+        norm = R.sum(R.abs(n.x), axis, keepdims=True)
+    else:
+        norm = R.sqrt(R.sum(R.multiply(n.x, n.x), axis, keepdims=True))
+    return R.where(R.equal(norm, zero), zero, R.divide(n.x, norm))
+
+
+@converts("LayerNormalization")
+def _layer_normalization(n: Node):
+    """TVM's Mean and InvStdDev are scalars of 0."""
+    axes = list(range(n.get("axis", -1) % len(n.shape), len(n.shape)))
+    output = n.emit(n.usual()).fields[0]
+    if n.outputs == 1:
+        return output
+    x = n.x if n.dtype == "float32" else R.astype(n.x, "float32")
+    variance = R.add(R.variance(x, axes, keepdims=True), relax.const(n.get("epsilon", 1e-5), "float32"))
+    return relax.Tuple([output, R.mean(x, axes, keepdims=True), R.rsqrt(variance)])
+
+
+@converts("Elu", "Selu")
+def _elu(n: Node):
+    """TVM's are of float32 alone."""
+    if n.dtype == "float32":
+        return n.usual()
+    alpha, gamma = (1.0, 1.0) if n.op == "Elu" else (1.6732632423543772, 1.0507009873554805)
+    below = R.multiply(n.const(n.get("alpha", alpha)), R.subtract(R.exp(n.x), n.const(1)))
+    return R.multiply(n.const(n.get("gamma", gamma)), R.where(R.less(n.x, n.const(0)), below, n.x))
+
+
+@converts("BitShift")
+def _bit_shift(n: Node):
+    """It is 0, or -1 for a negative number shifted right, where the shift is negative, or the width or more."""
+    by, signed = n.inputs[1], not n.dtype.startswith("u")
+    last = n.const(int(n.dtype.lstrip("uint")) - 1)
+    beyond = R.greater(by, last)
+    if signed:
+        beyond = R.logical_or(beyond, R.less(by, n.const(0)))
+    right = n.text("direction", "") == "RIGHT"
+    result = (R.right_shift if right else R.left_shift)(n.x, R.where(beyond, last, by))
+    return result if right and signed else R.where(beyond, n.const(0), result)
+
+
+@converts("IsInf")
+def _is_inf(n: Node):
+    found = R.isinf(n.x)
+    if not n.get("detect_positive", 1):
+        found = R.logical_and(found, R.less(n.x, n.const(0)))
+    if not n.get("detect_negative", 1):
+        found = R.logical_and(found, R.greater(n.x, n.const(0)))
+    return found
+
+
+@converts("SpaceToDepth")
+def _space_to_depth(n: Node):
+    (batch, channels, height, width), block = n.shape, n.get("blocksize")
+    x = R.reshape(n.x, (batch, channels, height // block, block, width // block, block))
+    x = R.permute_dims(x, [0, 1, 3, 5, 2, 4] if n.text("mode", "DCR") == "CRD" else [0, 3, 5, 1, 2, 4])
+    return R.reshape(x, (batch, channels * block * block, height // block, width // block))
+
+
+@converts("Dropout")
+def _dropout(n: Node):
+    """It passes its input on, and its mask is all True, as in inference."""
+    training = n.known(2)
+    if training is not None and training.any() and (n.inputs[1] is None or n.known(1).any()):
+        raise NotImplementedError("Dropout in training mode draws random numbers; export with it off")
+    return n.x if n.outputs == 1 else relax.Tuple([n.x, R.full(n.shape, relax.const(True, "bool"), "bool")])
+
+
+@converts("BatchNormalization")
+def _batch_normalization(n: Node):
+    if n.get("training_mode", 0):
+        raise NotImplementedError("BatchNormalization with training_mode=1; export the model in inference mode")
+    return n.usual()
+
+
+@converts("ConvTranspose")
+def _conv_transpose(n: Node):
+    """It pads as output_shape wants it, which TVM leaves out."""
+    wanted, rank = list(n.get("output_shape", [])), len(n.shape) - 2
+    if not wanted:
+        return n.usual()
+    kernel = [int(size) for size in n.inputs[1].ty.shape][2:]
+    strides, dilations = n.get("strides", [1] * rank), n.get("dilations", [1] * rank)
+    extra, begin, end = list(n.get("output_padding", [0] * rank)), [], []
+    for i, size in enumerate(wanted[-rank:]):
+        total = strides[i] * (n.shape[2 + i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - size
+        extra[i] -= min(total, 0)
+        if extra[i] >= max(strides[i], dilations[i]):
+            raise NotImplementedError(f"ConvTranspose to output_shape {wanted}: its strides do not reach that far")
+        half = max(total, 0) // 2
+        begin.append(half if n.text("auto_pad", "NOTSET") == "SAME_UPPER" else max(total, 0) - half)
+        end.append(max(total, 0) - begin[-1])
+    return n.usual(*n.inputs, auto_pad=b"NOTSET", pads=begin + end, output_padding=extra)
+
+
+@converts("Pow")
+def _pow(n: Node):
+    """It is a power of the base's dtype, whatever the exponent's; whole numbers go through float64."""
+    wide = n.dtype if n.dtype.startswith(("float", "bfloat")) else "float64"
+    return R.astype(R.power(*(R.astype(x, wide) for x in (n.x, n.inputs[1]))), n.dtype)
+
+
+@converts("Mod")
+def _mod(n: Node):
+    """It is the rest of a division by infinity too; a float's has the divisor's sign, or x's with fmod."""
+    if not n.dtype.startswith(("float", "bfloat")):
+        return n.usual()
+    x, y = n.x, n.inputs[1]
+    rest = R.where(R.logical_and(R.isinf(y), R.isfinite(x)), x, R.mod(x, y))
+    if n.get("fmod", 0):
+        return rest
+    rest = n.emit(rest)
+    return R.where(R.less(R.multiply(R.sign(rest), R.sign(y)), n.const(0)), R.add(rest, y), rest)
+
+
+@converts("ReduceMax", "ReduceMin")
+def _extreme(n: Node):
+    if n.dtype != "bool":
+        return n.usual()
+    return R.astype(n.usual(n.emit(R.astype(n.x, "uint8")), *n.inputs[1:]), "bool")
+
+
+@converts("Split")
+def _split(n: Node):
+    """It makes parts without a number too, of which TVM's makes only the last one."""
+    sizes = n.known(1) if n.opset >= 13 else None
+    if sizes is None or sizes.all():
+        return n.usual()
+    axis, ends = n.get("axis", 0) % len(n.shape), np.cumsum(sizes).tolist()
+    begins = [0, *ends[:-1]]
+    return relax.Tuple([R.strided_slice(n.x, [axis], [begin], [end]) for begin, end in zip(begins, ends, strict=True)])
+
+
+@converts("Compress")
+def _compress(n: Node):
+    """It takes what a constant condition says, along an axis or, without one, of all numbers in a row."""
+    axis, taken = n.get("axis"), np.flatnonzero(n.known(1))
+    x, axis, size = (R.reshape(n.x, (-1,)), 0, math.prod(n.shape)) if axis is None else (n.x, axis, n.shape[axis])
+    if len(taken) and taken[-1] >= size:
+        raise IndexError(f"Compress: its condition takes number {taken[-1]} of {size}")
+    return R.take(x, n.const(taken), axis)
+
+
+@converts("OneHot")
+def _one_hot(n: Node):
+    """It has any depth and values: where the index is the place, counted from the end too, is the second value."""
+    rank, depth = len(n.shape), int(n.known(1).reshape(()))
+    axis = n.get("axis", -1) % (rank + 1)
+    indices = R.expand_dims(R.astype(n.x, "int64"), axis)
+    places = np.arange(depth).reshape([-1 if i == axis else 1 for i in range(rank + 1)])
+    here = R.logical_or(R.equal(indices, n.const(places)), R.equal(indices, n.const(places - depth)))
+    off, on = (R.strided_slice(n.inputs[2], [0], [i], [i + 1]) for i in (0, 1))
+    return R.where(here, on, off)
+
+
+@converts("TopK")
+def _top_k(n: Node):
+    if n.dtype == "uint64":
+        raise NotImplementedError("TopK of uint64: TVM sorts no such numbers; cast them to int64 before")
+    return n.usual()
+
+
+@converts("CumProd")
+def _cum_prod(n: Node):
+    axis, back = int(n.known(1).reshape(())) % len(n.shape), n.get("reverse", 0)
+    product = R.cumprod(R.flip(n.x, axis) if back else n.x, axis, n.dtype, bool(n.get("exclusive", 0)))
+    return R.flip(product, axis) if back else product
+
+
+@converts("EyeLike")
+def _eye_like(n: Node):
+    dtype = get_type(n.get("dtype")) if n.get("dtype") else n.dtype
+    return n.const(np.eye(*n.shape, k=n.get("k", 0)).astype(dtype))
+
+
+@converts("MelWeightMatrix")
+def _of_constants(n: Node):
+    """It is computed here, by ONNX's reference, as all its inputs are constants."""
+    arrays = {f"x{i}": n.known(i) for i in range(len(n.inputs))}
+    given = {name: value for name, value in n.attributes.items() if name != "tvm_custom"}
+    node = make_node(n.op, list(arrays), ["y"], **given)
+    (result,) = ReferenceEvaluator(node, opsets={"": n.opset}).run(None, arrays)
+    return n.const(result)
+
+
+@converts("BitCast")
+def _bit_cast(n: Node):
+    """It takes the bits of each number for another dtype's, of the same width."""
+    dtype = get_type(n.get("to"))
+    if "bool" in (dtype, n.dtype):
+        raise NotImplementedError("BitCast of bool, which TVM keeps in one bit")
+
+    def bits(x):
+        return te.compute(x.shape, lambda *place: tirx.reinterpret(dtype, x(*place)), "bit_cast")
+
+    return n.builder.emit_te(bits, n.x)
+
+
+@converts("ReverseSequence")
+def _reverse_sequence(n: Node):
+    """It turns round the first numbers of each sequence of a batch, as many as its length says."""
+    time, batch = n.get("time_axis", 0), n.get("batch_axis", 1)
+    lengths = checked(n.inputs[1], [n.shape[time] + 1], n.op, negative=False, bb=n.builder)
+    lengths = _along(R.astype(lengths, "int64"), n.shape, batch)
+    places = _counter(n.shape, time)
+    turned = R.subtract(R.subtract(lengths, relax.const(1, "int64")), places)
+    places = n.emit(R.broadcast_to(R.where(R.less(places, lengths), turned, places), n.shape))
+    return R.gather_elements(n.x, places, time)
+
+
+@converts("TensorScatter")
+def _tensor_scatter(n: Node):
+    """It writes an update into a cache, along an axis from an index on, one for each sequence of a batch."""
+    update, begin = n.inputs[1], n.inputs[2]
+    axis = n.get("axis", -2) % len(n.shape)
+    count, size = int(update.ty.shape[axis]), n.shape[axis]
+    circular = n.text("mode", "linear") == "circular"
+    begin = relax.const(np.zeros(n.shape[0]), "int64") if begin is None else begin
+    begin = checked(begin, [size if circular else size - count + 1], n.op, negative=False, bb=n.builder)
+    numbers = R.subtract(_counter(n.shape, axis), _along(begin, n.shape, 0))
+    if circular:
+        numbers = R.floor_mod(numbers, relax.const(size, "int64"))
+    zero, last = relax.const(0, "int64"), relax.const(count - 1, "int64")
+    numbers = n.emit(R.broadcast_to(numbers, n.shape))
+    within = n.emit(R.minimum(R.maximum(numbers, zero), last))
+    return R.where(R.equal(numbers, within), R.gather_elements(update, within, axis), n.x)
+
+
+def _counter(shape, axis: int) -> relax.Expr:
+    """Return 0, 1, … along an axis of tensors of this shape, of size 1 along all others: int64."""
+    return relax.const(np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))]), "int64")
+
+
+def _along(row, shape, axis: int) -> relax.Expr:
+    return R.reshape(row, [shape[i] if i == axis else 1 for i in range(len(shape))])
+
+
+@converts("Det")
+def _det(n: Node):
+    """It is, in float64, the product of the pivots that the matrix's factors have."""
+    count, size = math.prod(n.shape[:-2]), n.shape[-1]
+    flat = n.emit(R.reshape(R.astype(n.x, "float64"), (count, size, size)))
+    kernel = n.builder.add_func(matrices.lu(count, size, "float64").without_attr("global_symbol"), "lu")
+    types = (((count, size, size), "float64"), ((count, size), "int64"), ((count,), "float64"), ((count,), "int32"))
+    factors = n.emit(relax.call_tir(kernel, [flat], [relax.TensorType(*each) for each in types]))
+    pivots = R.where(n.const(np.eye(size, dtype=bool)), factors[0], relax.const(1.0, "float64"))
+    result = R.multiply(R.prod(pivots, [1, 2]), factors[2])
+    return R.astype(R.reshape(result, n.shape[:-2]), n.dtype)

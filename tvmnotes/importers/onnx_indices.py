@@ -1,0 +1,66 @@
+"""Converters of ONNX operators that take indices, for onnx_operators.py: these are checked before TVM's use them."""
+
+import math
+
+from tvm import relax
+from tvm.relax import op as R
+
+from ..base.indices import checked
+from ..base.relax import fixed_shape
+from .composites import regions
+from .onnx_node import Node, converts
+
+
+def _checked(n: Node, sizes: dict[int, list[int]], negative: bool = True) -> relax.Expr:
+    """Convert as TVM does, with the inputs of these numbers checked; all of their sizes, if one, hold for all."""
+    inputs = list(n.inputs)
+    for number, bounds in sizes.items():
+        if isinstance(inputs[number].ty, relax.TensorType):  # no shape, which holds no wrong one
+            inputs[number] = checked(inputs[number], bounds, n.op, negative, n.builder)
+    return n.usual(*inputs)
+
+
+@converts("Gather", "GatherElements", "Scatter", "ScatterElements")
+def _along_an_axis(n: Node):
+    return _checked(n, {1: [n.shape[n.get("axis", 0)]]})
+
+
+@converts("GatherND", "ScatterND")
+def _coordinates(n: Node):
+    first, count = n.get("batch_dims", 0), fixed_shape(n.inputs[1].ty)[-1]
+    return _checked(n, {1: n.shape[first : first + count]})
+
+
+@converts("EmbedLayerNormalization")
+def _embeddings(n: Node):
+    tables = {0: 2, 1: 4, 8: 3}
+    sizes = {i: list(fixed_shape(n.inputs[table].ty))[:1] for i, table in tables.items() if n.inputs[i] is not None}
+    return _checked(n, sizes, negative=False)
+
+
+@converts("RoiAlign")
+def _roi_align(n: Node):
+    """ONNX takes the maximum before it sums up a point's four weighted neighbours, and TVM after it."""
+    if n.text("mode", "avg") == "max":
+        raise NotImplementedError("RoiAlign with mode 'max': TVM's takes the maximum of interpolated points")
+    return _checked(n, {2: n.shape[:1]}, negative=False)
+
+
+@converts("MaxRoiPool")
+def _max_roi_pool(n: Node):
+    return n.usual(n.x, regions(n.inputs[1], n.shape[0], n.op, n.builder))
+
+
+@converts("MaxUnpool")
+def _max_unpool(n: Node):
+    """It puts numbers at the places that max pooling noted, which count through the output."""
+    kernel, rank = n.get("kernel_shape"), len(n.shape) - 2
+    pads, strides = n.get("pads", [0] * 2 * rank), n.get("strides", [1] * rank)
+    shape, wanted = n.shape[:2], n.known(2)
+    for i in range(rank):
+        shape.append((n.shape[2 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i])
+    if wanted is not None and wanted.tolist() != shape:
+        raise NotImplementedError(f"MaxUnpool to output_shape {wanted.tolist()}: its other attributes lead to {shape}")
+    places = checked(n.inputs[1], [math.prod(shape)], n.op, negative=False, bb=n.builder)
+    zeros = R.zeros([math.prod(shape)], n.dtype)
+    return R.reshape(R.scatter_elements(zeros, R.reshape(places, (-1,)), R.reshape(n.x, (-1,)), 0), shape)

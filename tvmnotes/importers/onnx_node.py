@@ -1,0 +1,78 @@
+"""Converters of ONNX operators are functions of a `Node`, under `@converts`; `CONVERTERS` has them as classes, which
+TVM's frontend asks for.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+from tvm.relax.frontend.onnx.onnx_frontend import OnnxOpConverter, get_constant, onnx_input
+
+from ..base.relax import constant_array, fixed_shape
+
+CONVERTERS: dict[str, type[OnnxOpConverter]] = {}
+OF_TVM: dict[str, type[OnnxOpConverter]] = onnx_frontend._get_convert_map()
+
+
+class Node:
+    """A node of an ONNX graph on its way to Relax: `x` is its first input, of dtype `dtype` and sizes `shape`."""
+
+    def __init__(self, op: str, opset: int, builder: relax.BlockBuilder, inputs, attributes: dict, params):
+        self.op, self.opset, self.builder, self.attributes, self.params = op, opset, builder, attributes, params
+        self.inputs = onnx_input(inputs)
+        self.outputs = attributes["tvm_custom"]["num_outputs"]
+        self.x = _tensor(self.inputs[0])
+        self.dtype, self.shape = self.x.ty.dtype.dtype, list(fixed_shape(self.x.ty) or ())
+
+    def get(self, name: str, default=None):
+        """Return an attribute."""
+        return self.attributes.get(name, default)
+
+    def text(self, name: str, default: str) -> str:
+        return self.attributes.get(name, default.encode()).decode()
+
+    def usual(self, *inputs: relax.Expr | None, **attributes) -> relax.Expr:
+        """Convert the node as TVM does, with other inputs and attributes where these are given."""
+        convert = OF_TVM[self.op].get_converter(self.opset)
+        inputs = onnx_input(inputs or self.inputs)
+        return self.emit(convert(self.builder, inputs, self.attributes | attributes, self.params))
+
+    def emit(self, expr: relax.Expr) -> relax.Expr:
+        """Return an expression whose type is known."""
+        return self.builder.normalize(expr)
+
+    def const(self, value: np.ndarray | float) -> relax.Expr:
+        """Return a constant: an array of its own dtype, a number of the first input's."""
+        return relax.const(value, str(value.dtype) if isinstance(value, np.ndarray) else self.dtype)
+
+    def known(self, number: int) -> np.ndarray | None:
+        """Return the value of an input, as `onnx_values.require_known` leaves it; None where it is left out."""
+        if self.inputs[number] is None:
+            return None
+        array = constant_array(get_constant(_tensor(self.inputs[number]), self.params))
+        if array is None:
+            raise NotImplementedError(f"its input {number} is computed in the run; make it a constant of the model")
+        return array
+
+
+def converts(*ops: str) -> Callable:
+    """Decorate the converter of these operators, of all opsets; it returns an expression, a Tuple for several."""
+
+    def register(function: Callable[[Node], relax.Expr]):
+        def converter_of(op):
+            def get_converter(_cls, opset):
+                return lambda builder, inputs, attributes, params: builder.normalize(
+                    function(Node(op, opset, builder, inputs, attributes, params))
+                )
+
+            return type(op, (OnnxOpConverter,), {"get_converter": classmethod(get_converter)})
+
+        CONVERTERS.update((op, converter_of(op)) for op in ops)
+        return function
+
+    return register
+
+
+def _tensor(x: relax.Expr | None) -> relax.Expr | None:
+    return relax.const([int(size) for size in x.values], "int64") if isinstance(x, relax.ShapeExpr) else x

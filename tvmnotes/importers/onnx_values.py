@@ -1,0 +1,84 @@
+"""This knows which inputs of ONNX operators TVM has to know the values of before it compiles: sizes, axes, counts.
+
+`require_known` refuses a graph that computes one of them from what it is given, for `from_onnx`; `deciding_inputs`
+names the graph's inputs that they are computed from, which the backend for ONNX's suites takes as constants.
+"""
+
+import onnx
+from onnx.helper import make_node
+
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+
+# By operator: the places among its inputs.
+_DECIDING = {
+    **dict.fromkeys((f"Reduce{kind}" for kind in _REDUCTIONS), (1,)),
+    **dict.fromkeys(("AffineGrid", "CenterCropPad", "CumProd", "CumSum", "Expand", "OneHot", "Reshape", "Split"), (1,)),
+    **dict.fromkeys(("Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze", "Upsample"), (1,)),
+    **dict.fromkeys(("BlackmanWindow", "ConstantOfShape", "HammingWindow", "HannWindow"), (0,)),
+    **{"Range": (0, 1, 2), "MaxUnpool": (2,), "Compress": (1,), "Col2Im": (1, 2), "DFT": (1, 2), "STFT": (1, 3)},
+    **{"MelWeightMatrix": (0, 1, 2, 3, 4)},
+    **{"Slice": (1, 2, 3, 4), "Pad": (1, 2, 3), "Resize": (1, 2, 3), "Dropout": (2,)},
+}
+
+# Operators whose output has as many rows as the values of their inputs say.
+_OPEN = ("NonMaxSuppression", "NonZero", "Unique")
+
+
+def require_known(graph: onnx.GraphProto) -> None:
+    """Raise NotImplementedError for the first node that needs a value which is known only in the run."""
+    inputs = {value.name for value in graph.input}
+    for node, name, sources in _needs(graph):
+        what = f"{node.op_type} {node.name or ','.join(node.output)!r}"
+        if name is None:
+            raise NotImplementedError(
+                f"{what}: the values of its input decide how large its output is, and TVM compiles for fixed sizes; "
+                "cut the graph before it"
+            )
+        if given := ", ".join(map(repr, sorted(sources & inputs))):
+            raise NotImplementedError(
+                f"{what}: its input {name!r} has to be known before the run, as TVM compiles for fixed sizes, and it "
+                f"depends on what is passed as {given}; make that a constant of the model"
+            )
+
+
+def as_constants(graph: onnx.GraphProto) -> None:
+    """Make Constant nodes of the weights that some operator has to know: TVM's frontend makes parameters of weights."""
+    inputs = {value.name for value in graph.input}
+    names = set().union(*(sources for _, _, sources in _needs(graph) if not sources & inputs))
+    found = [tensor for tensor in graph.initializer if tensor.name in names]
+    nodes = [make_node("Constant", [], [tensor.name], value=tensor) for tensor in found]
+    rest = [tensor for tensor in graph.initializer if tensor.name not in names]
+    nodes.extend(graph.node)
+    for field, messages in ((graph.node, nodes), (graph.initializer, rest)):
+        del field[:]
+        field.extend(messages)
+
+
+def deciding_inputs(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of the graph's inputs whose values some operator has to know before the run."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return set().union(*(sources for _, _, sources in _needs(graph))) - weights
+
+
+def _needs(graph: onnx.GraphProto, known: dict[str, frozenset] | None = None):
+    """Yield each node that needs a value, that value's name, and the graph's inputs and weights that it depends on.
+
+    `known` holds what the values around a subgraph depend on.
+    """
+    sources = [*graph.initializer, *(graph.input if known is None else [])]
+    depends = {**(known or {}), **{each.name: frozenset([each.name]) for each in sources}}
+    for node in graph.node:
+        for place in _DECIDING.get(node.op_type, ()):
+            if place < len(node.input) and node.input[place]:
+                yield node, node.input[place], depends.get(node.input[place], frozenset())
+        if node.op_type in _OPEN:
+            yield node, None, frozenset()
+        sources = frozenset().union(
+            *(depends.get(name, frozenset()) for name in node.input[: 1 if node.op_type == "CastLike" else None])
+        )
+        for attribute in node.attribute:
+            for subgraph in [attribute.g, *attribute.graphs]:
+                yield from _needs(subgraph, depends)
+        if node.op_type in ("Shape", "Size"):
+            sources = frozenset()
+        depends.update(dict.fromkeys(node.output, sources))

@@ -1,0 +1,182 @@
+"""Converters of ONNX operators on windows and signals, for onnx_operators.py: MaxPool with its indices, Col2Im,
+DeformConv, DFT, STFT, TfIdfVectorizer.
+"""
+
+import math
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm.relax import op as R
+
+from ..base.relax import fixed_shape
+from .composites import deformed
+from .fourier import transformed
+from .onnx_node import Node, converts
+
+
+@converts("MaxPool")
+def _max_pool(n: Node):
+    """It says, where it is asked for, where each maximum lies in the whole input."""
+    (batch, channels, *sizes), kernel = n.shape, n.get("kernel_shape")
+    rank, ones = len(sizes), [1] * len(sizes)
+    strides, dilations = n.get("strides", ones), n.get("dilations", ones)
+    spans = [(window - 1) * dilation + 1 for window, dilation in zip(kernel, dilations, strict=True)]
+    pads, mode = list(n.get("pads", [0] * 2 * rank)), n.text("auto_pad", "NOTSET")
+    if mode.startswith("SAME"):
+        missing = [
+            max((math.ceil(size / stride) - 1) * stride + span - size, 0)
+            for size, stride, span in zip(sizes, strides, spans, strict=True)
+        ]
+        pads = [less // 2 for less in missing] + [less - less // 2 for less in missing]
+        pads = pads if mode == "SAME_UPPER" else pads[rank:] + pads[:rank]
+    usual = n.emit(n.usual(*n.inputs, pads=pads, auto_pad=b"NOTSET"))
+    if n.outputs == 1:
+        return usual
+    outputs, planes, volume = fixed_shape(usual.ty)[2:], batch * channels, math.prod(sizes)
+    widths = [(pads[i], pads[rank + i] + strides[i]) for i in range(rank)]
+    places = np.pad(np.arange(volume).reshape(sizes), widths, constant_values=-1)
+    steps = tuple(slice(None, stride * count, stride) for stride, count in zip(strides, outputs, strict=True))
+    steps += tuple(slice(None, None, dilation) for dilation in dilations)
+    seen = np.lib.stride_tricks.sliding_window_view(places, spans)[steps].reshape(math.prod(outputs), -1)
+    first = np.take_along_axis(seen, (seen >= 0).argmax(1)[:, None], 1)
+    seen = np.where(seen < 0, first, seen)  # the first place inside stands in for those outside
+    flat = R.take(R.reshape(n.x, (planes, volume)), n.const(seen.reshape(-1)), 1)
+    best = R.argmax(R.reshape(flat, (planes, *seen.shape)), -1)
+    if n.get("storage_order", 0):
+        seen = np.ravel_multi_index(np.unravel_index(seen, sizes), sizes, order="F")
+    place = R.add(best, n.const(np.arange(len(seen)) * seen.shape[1]))
+    place = R.add(R.take(n.const(seen.reshape(-1)), place, 0), n.const(np.arange(planes)[:, None] * volume))
+    return relax.Tuple([usual, R.reshape(place, (batch, channels, *outputs))])
+
+
+@converts("Col2Im")
+def _col2im(n: Node):
+    """It adds up blocks (batch, channels * numbers of a block, blocks) where they lie in an image of any rank."""
+    image, block = n.known(1).tolist(), n.known(2).tolist()
+    ones, rank, dtype = [1] * len(image), len(image), n.dtype
+    strides, dilations, pads = n.get("strides", ones), n.get("dilations", ones), n.get("pads", [0] * 2 * rank)
+    if dtype == "bool":
+        raise NotImplementedError("Col2Im of bool, whose sum ONNX does not define; cast it to a number before")
+    counts = [
+        (image[i] + pads[i] + pads[rank + i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1 for i in range(rank)
+    ]
+    if n.shape[1] % math.prod(block) or n.shape[2] != math.prod(counts) or min(counts) < 1:
+        raise ValueError(
+            f"Col2Im: expected shape (batch, a multiple of {math.prod(block)}, {math.prod(counts)}) for blocks of "
+            f"{block} in an image of {image}, got {n.shape}"
+        )
+
+    def added(x):
+        taps = [te.reduce_axis((0, size), f"tap{i}") for i, size in enumerate(block)]
+
+        def number(sample, channel, *place):
+            row, column, inside = channel, 0, []
+            for i in range(rank):
+                begin = place[i] + pads[i] - taps[i] * dilations[i]
+                at = tirx.floordiv(begin, strides[i])
+                row, column = row * block[i] + taps[i], column * counts[i] + at
+                inside += [tirx.floormod(begin, strides[i]) == 0, at >= 0, at < counts[i]]
+            value = tirx.if_then_else(tirx.all(*inside), x[sample, row, column], tirx.const(0, dtype))
+            return te.sum(value, axis=taps)
+
+        return te.compute((n.shape[0], n.shape[1] // math.prod(block), *image), number, "col2im")
+
+    return n.builder.emit_te(added, n.x)
+
+
+@converts("DeformConv")
+def _deform_conv(n: Node):
+    """It convolves an image that is read at places which an input moves, and weights with a mask."""
+    if len(n.shape) != 4:
+        raise NotImplementedError(f"DeformConv: expected images (batch, channels, height, width), got {n.shape}")
+    _, weight, offset, bias, mask = (n.inputs[i] for i in range(5))
+    filters, channels, *kernel = fixed_shape(weight.ty)
+    groups, parts, taps = n.get("group", 1), n.get("offset_group", 1), math.prod(kernel)
+    strides, dilations, pads = n.get("strides", [1, 1]), n.get("dilations", [1, 1]), n.get("pads", [0] * 4)
+    size = [
+        (n.shape[2 + i] + pads[i] + pads[2 + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in (0, 1)
+    ]
+    expected = {
+        "input": (n.x, (n.shape[0], channels * groups // parts * parts, *n.shape[2:])),
+        "weight": (weight, (filters // groups * groups, channels, *n.get("kernel_shape", kernel))),
+        "offset": (offset, (n.shape[0], 2 * parts * taps, *size)),
+        "bias": (bias, (filters,)),
+        "mask": (mask, (n.shape[0], parts * taps, *size)),
+    }
+    for name, (given, wanted) in expected.items():
+        if given is not None and (got := fixed_shape(given.ty)) != wanted:
+            raise ValueError(f"DeformConv: expected its {name} to be of shape {wanted}, got {got}")
+    wide = "float64" if n.dtype == "float64" else "float32"
+    x, weight, offset, bias, mask = (
+        y if y is None or n.dtype == wide else n.emit(R.astype(y, wide)) for y in (n.x, weight, offset, bias, mask)
+    )
+    how = {"kernel": kernel, "stride": strides, "dilate": dilations, "pad": pads, "parts": parts, "size": size}
+    columns = deformed(n.builder, x, offset, mask, **how)
+    result = R.nn.conv2d(columns, R.reshape(weight, (filters, channels * taps, 1, 1)), groups=groups)
+    if bias is not None:
+        result = R.add(result, R.reshape(bias, (1, filters, 1, 1)))
+    return R.astype(result, n.dtype)
+
+
+@converts("DFT")
+def _dft(n: Node):
+    """It is computed in float64, along an axis of real numbers (…, 1) or complex ones (…, 2)."""
+    onesided, inverse, rank = bool(n.get("onesided", 0)), bool(n.get("inverse", 0)), len(n.shape)
+    given, axis = n.known(1), n.get("axis", 1)
+    if n.opset >= 20:
+        axis = -2 if n.known(2) is None else int(n.known(2).reshape(()))
+    axis %= rank
+    length = 2 * (n.shape[axis] - 1) if inverse and onesided else n.shape[axis]
+    length = length if given is None else int(given.reshape(()))
+    if length < 1:
+        raise ValueError(f"DFT: expected a dft_length from 1, got {length}")
+    order = [i for i in range(rank) if i not in (axis, rank - 1)] + [axis, rank - 1]
+    x = n.emit(R.permute_dims(R.astype(n.x, "float64"), order))
+    result = transformed(x, length, inverse, onesided)
+    return R.astype(R.permute_dims(result, np.argsort(order).tolist()), n.dtype)
+
+
+@converts("STFT")
+def _stft(n: Node):
+    """It is the DFT of each frame of a signal (batch, length, 1 or 2), with a window over it."""
+    step, window, length = int(n.known(1).reshape(())), n.inputs[2], n.known(3)
+    width = n.shape[1] if window is None else fixed_shape(window.ty)[0]
+    length = width if length is None else int(length.reshape(()))
+    if step < 1 or not 1 <= length <= n.shape[1]:
+        raise ValueError(f"STFT: expected a step from 1 and a frame of 1 to {n.shape[1]}, got {step} and {length}")
+    begins = np.arange(0, n.shape[1] - length + 1, step)
+    frames = R.take(R.astype(n.x, "float64"), n.const(begins[:, None] + np.arange(length)), 1)
+    if window is not None:
+        frames = R.multiply(frames, R.reshape(R.astype(window, "float64"), (length, 1)))
+    return R.astype(transformed(n.emit(frames), length, onesided=bool(n.get("onesided", 1))), n.dtype)
+
+
+@converts("TfIdfVectorizer")
+def _tf_idf(n: Node):
+    """It counts how often each n-gram of a constant pool of integers occurs in a row, and weights the counts."""
+    if "pool_int64s" not in n.attributes or len(n.shape) > 2:
+        raise NotImplementedError(f"TfIdfVectorizer: expected a pool of integers and rows of them, got {n.shape}")
+    pool, places = np.array(n.get("pool_int64s")), np.array(n.get("ngram_indexes"))
+    begins = [*n.get("ngram_counts"), len(pool)]
+    mode, weights = n.text("mode", "TF"), np.array(n.get("weights", [1.0] * len(places)), "float32")
+    x, length, first = R.reshape(R.astype(n.x, "int64"), (-1, n.shape[-1])), n.shape[-1], 0
+    size = int(places.max()) + 1
+    total = n.const(np.zeros((math.prod(n.shape[:-1]), size), "float32"))
+    for order in range(1, len(begins)):
+        grams = pool[begins[order - 1] : begins[order]].reshape(-1, order)
+        numbers = np.arange(first, first + len(grams))
+        first += len(grams)
+        if len(np.unique(grams, axis=0)) < len(grams) or (mode == "IDF" and len(set(places)) < len(places)):
+            raise NotImplementedError("TfIdfVectorizer: expected different n-grams in its pool, of different indices")
+        steps = range(1, 2 + (n.get("max_skip_count") if order > 1 else 0))
+        spans = [np.arange(length - (order - 1) * step)[:, None] + step * np.arange(order) for step in steps]
+        windows = np.concatenate(spans)
+        if not n.get("min_gram_length") <= order <= n.get("max_gram_length") or not len(grams) or not len(windows):
+            continue
+        same = R.equal(R.expand_dims(R.take(x, n.const(windows), 1), 2), n.const(grams))
+        counts = R.sum(R.min(R.astype(same, "float32"), -1), 1)
+        counts = R.minimum(counts, relax.const(1.0)) if mode == "IDF" else counts
+        table = np.zeros((len(grams), size), "float32")
+        table[np.arange(len(grams)), places[numbers]] = 1 if mode == "TF" else weights[numbers]
+        total = R.add(total, R.matmul(counts, n.const(table)))
+    return R.reshape(total, (*n.shape[:-1], size))
