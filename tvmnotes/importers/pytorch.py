@@ -5,6 +5,7 @@ The way: capture (torch.export) -> decompose into core operators -> turn every w
 parameter -> TVM's importer -> give the parameters of main their names.
 """
 
+import functools
 import inspect
 import logging
 import math
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 import tvm
 from torch._export.converter import TS2EPConverter
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, exported_program
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, TensorArgument
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
@@ -53,9 +54,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     specs = _program_inputs(model) if own else parse_inputs(inputs)
     _check_inputs(model, specs)
     with _quiet():
-        table = torch.export.default_decompositions()
-        table.update(DECOMPOSITIONS)
-        program = _capture(model, specs).run_decompositions(table)
+        program = _decompose(_capture(model, specs))
         _check_program(program)
         program, weights = _lift_weights(program)
         try:
@@ -163,6 +162,31 @@ def _program_inputs(program: ExportedProgram) -> list[TensorSpec]:
             )
         specs.append(TensorSpec(name, tuple(value.shape), dtype_of(value)))
     return specs
+
+
+@functools.cache
+def _decompositions() -> tuple[dict, dict]:
+    """Return what replaces composite operators, and what replaces all others.
+
+    Composite operators that PyTorch takes apart by itself are not among them.
+    """
+    table = torch.export.default_decompositions()
+    table.update(DECOMPOSITIONS)
+    composite, others = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(table.items()))
+    kept = exported_program._special_op_to_preserve_cia
+    return {op: way for op, way in composite.items() if op in DECOMPOSITIONS or way is kept}, others
+
+
+def _decompose(program: ExportedProgram) -> ExportedProgram:
+    """Do what `program.run_decompositions` does, which reads PyTorch's 1,000 composite operators anew for each program.
+
+    That takes ten times as long as all else that it does to a small network.
+    """
+    composite, others = _decompositions()
+    return exported_program._decompose_exported_program(
+        program, cia_to_decomp=composite, python_decomp_table=others, joint_loss_index=None,
+        decompose_custom_triton_ops=False,
+    )  # fmt: skip
 
 
 def _check_program(program: ExportedProgram) -> None:
