@@ -18,7 +18,14 @@ import torch
 import tvm
 from torch._export.converter import TS2EPConverter
 from torch.export import ExportedProgram, exported_program
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, TensorArgument
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
@@ -27,7 +34,9 @@ from ..base import errors
 from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, dtype_of, parse_inputs
 from .model import as_model
-from .pytorch_operators import CONVERTERS, DECOMPOSITIONS
+from .pytorch_decompositions import DECOMPOSITIONS, promote
+from .pytorch_inline import used_results
+from .pytorch_operators import CONVERTERS
 
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
 _TRAINING_OPS = {"_native_batch_norm_legit_functional.default", "native_dropout.default",
@@ -55,6 +64,8 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     _check_inputs(model, specs)
     with _quiet():
         program = _decompose(_capture(model, specs))
+        used_results(program.graph, _decompositions()[1])
+        promote(program.graph)
         _check_program(program)
         program, weights = _lift_weights(program)
         try:
@@ -198,9 +209,8 @@ def _check_program(program: ExportedProgram) -> None:
         )
     known = ExportedProgramImporter().convert_map.keys() | CONVERTERS.keys()
     # TVM looks an operator up by its name alone; relu of some other library than PyTorch's own need not be aten's
-    foreign = {
-        call for call in calls if getattr(call, "namespace", "aten") not in ("aten", "higher_order", "torchvision")
-    }
+    ours = ("aten", "higher_order", "torchvision", "tvmnotes")
+    foreign = {call for call in calls if getattr(call, "namespace", "aten") not in ours}
     if missing := sorted({str(call) for call in calls if call.__name__ not in known or call in foreign}):
         raise NotImplementedError(f"TVM's importer lacks these operators: {', '.join(missing)}; {_WAY_OUT}")
     outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
@@ -253,6 +263,7 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
     output_specs = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     output = program.graph.output_node()
     output.args = (output.args[0][len(signature.output_specs) - len(output_specs) :],)
+    output_specs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(each.name), None) for each in output.args[0]]
     program.graph.eliminate_dead_code()
     placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     specs, weights, state = [], {}, {}

@@ -1,0 +1,52 @@
+"""Along an axis that is resampled, linearly or with cubics, each number is a sum of a few weighted neighbours. Which
+ones follows from sizes alone, so that `matrix` has them when a network is imported; `combined` says it in Relax.
+"""
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op as R
+
+from ..base.relax import fixed_shape
+
+_MOST_TAPS = 4  # of one number; with more, as antialiasing has them, a product with a matrix does it
+
+
+def matrix(places: np.ndarray, before: int, mode: str, narrow: float = 1.0, a: float = -0.75, inside: bool = False):
+    """Return the weight that each of `before` numbers has in each of the result: float64 (result, before).
+
+    `places` says where the numbers of the result lie among those before; `mode` is "linear" or "cubic", the latter with
+    the coefficient `a` (Keys, 1981). Antialiasing widens the filter by 1 / `narrow`. Numbers past the edge are those at
+    the edge, or, with `inside`, have no weight.
+    """
+    reach = int(np.ceil((1 if mode == "linear" else 2) / narrow)) + 1
+    neighbours = np.floor(places)[:, None].astype(int) + np.arange(-reach, reach + 1)
+    distance = abs(neighbours - places[:, None]) * narrow
+    if mode == "linear":
+        weights = np.clip(1 - distance, 0, None)
+    else:
+        inner = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+        outer = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+        weights = np.where(distance <= 1, inner, np.where(distance < 2, outer, 0))
+    if inside:
+        weights = np.where((neighbours >= 0) & (neighbours < before), weights, 0)
+    weights /= weights.sum(1, keepdims=True)
+    result = np.zeros((len(places), before))
+    np.add.at(result, (np.arange(len(places))[:, None], np.clip(neighbours, 0, before - 1)), weights)
+    return result
+
+
+def combined(bb, x: relax.Expr, axis: int, weights: np.ndarray) -> relax.Expr:
+    """Return `x` resampled along an axis by the `weights` of `matrix`."""
+    dtype, rank = x.ty.dtype.dtype, len(fixed_shape(x.ty))
+    taps = int((weights != 0).sum(1).max())
+    if taps > _MOST_TAPS:
+        order = [i for i in range(rank) if i != axis] + [axis]
+        product = R.matmul(R.permute_dims(x, order), relax.const(weights.T.astype(dtype), dtype))
+        return bb.normalize(R.permute_dims(product, [order.index(i) for i in range(rank)]))
+    places = np.argsort(weights == 0, 1, kind="stable")[:, :taps]
+    shape, total = [-1 if i == axis else 1 for i in range(rank)], None
+    for tap, weight in enumerate(np.take_along_axis(weights, places, 1).T):
+        weight = relax.const(weight.reshape(shape).astype(dtype), dtype)
+        part = bb.normalize(R.multiply(R.take(x, relax.const(places[:, tap], "int64"), axis, mode="clip"), weight))
+        total = part if total is None else bb.normalize(R.add(total, part))
+    return total
