@@ -347,6 +347,32 @@ def test_sizes_that_do_not_fit_the_weights():
         from_onnx(model, {"x": (4, 4)})
 
 
+@pytest.mark.parametrize(
+    ("node", "opset", "message"),
+    [
+        (
+            "Conv<kernel_shape=[5, 5]>(x, w)",
+            17,
+            r"Conv .*kernel_shape is \[5, 5\], .* of shape \(4, 4, 3, 3\)",
+        ),
+        ("ConvTranspose<kernel_shape=[2, 2]>(x, w)", 17, "ConvTranspose .*kernel_shape is"),
+        ("MaxPool<kernel_shape=[2, 2], pads=[2, 2, 2, 2]>(x)", 17, "pads .* are not smaller than its kernel_shape"),
+        ("PRelu(x, five)", 17, r"slope is of shape \(5,\), which does not broadcast"),
+        ("Relu(x)", 99, "of opset 99, and onnx .* knows opsets up to"),
+    ],
+)
+def test_contradictions_that_onnxruntime_refuses(node, opset, message):
+    weights = "<float[5] five = {1, 2, 3, 4, 5}>"
+    graph = f"g (float[1, 4, 8, 8] x, float[4, 4, 3, 3] w) => (float[a, b, c, d] y) {weights} {{ y = {node} }}"
+    model = model_of(graph, opset=opset)
+    with pytest.raises(Exception, match="(?i)fail|invalid|support"):
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, {"x": np.zeros((1, 4, 8, 8), "float32"), "w": np.zeros((4, 4, 3, 3), "float32")}
+        )
+    with pytest.raises(ValueError, match=message):
+        from_onnx(model)
+
+
 # What TVM lacks
 
 

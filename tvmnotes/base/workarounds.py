@@ -4,6 +4,7 @@ Each function names the version that it is for, and what may go when that is men
 is called. Faults of single operators and passes are worked around where these stand:
 
     importers/pytorch_operators.py, onnx*.py        operators that TVM's frontends get wrong, lack, or do not check
+    compiler/bools.py, precision.py                 vectors of bools; sums of half precision
     compiler/fold.py, combine_parallel.py           FoldConstant is slow; CombineParallelMatmul misses constants
     compiler/codegen.py                             a module without kernels is linked by way of C; one thread compiles
     compiler/cuda_nms.py, `_unbeaten`               the simplifier takes x & ((y & 1) - 1) of uint32 for 0

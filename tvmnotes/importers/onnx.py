@@ -24,7 +24,7 @@ from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, parse_inputs
 from ..base.workarounds import pass_lock
 from .model import as_model
-from .onnx_graph import fold_constants, modernize, prepare_for_tvm, replace, require_operators
+from .onnx_graph import check_shapes, fold_constants, modernize, prepare_for_tvm, replace, require_operators
 
 
 def from_onnx(
@@ -41,9 +41,10 @@ def from_onnx(
     tensors in that order. A weight that only says a shape or an axis becomes part of the program and is no parameter.
 
     Raises FileNotFoundError for a missing file or missing external data; ValueError for a file that is no ONNX model,
-    a model that onnx.checker refuses and inputs that do not fit the model; NotImplementedError, naming all of them,
-    for operators that TVM lacks; TypeError for a `model` or `inputs` of another kind; IndexError for an index out of
-    range that the model holds. One that it is given, or computes, is an IndexError of the run.
+    a model that onnx.checker refuses, that contradicts itself or is of an opset that `onnx` does not know, and inputs
+    that do not fit the model; NotImplementedError, naming all of them, for operators that TVM lacks; TypeError for a
+    `model` or `inputs` of another kind; IndexError for an index out of range that the model holds. One that it is
+    given, or computes, is an IndexError of the run.
     Source for the format: https://onnx.ai/onnx/repo-docs/IR.html
     """
     proto = _load(model)
@@ -53,6 +54,7 @@ def from_onnx(
         proto = inliner.inline_local_functions(proto)
     require_operators(proto)
     proto = fold_constants(modernize(proto))
+    check_shapes(proto.graph)
     prepare_for_tvm(proto.graph)
     return _to_relax(proto, specs)
 
@@ -127,6 +129,13 @@ def _check(proto: onnx.ModelProto) -> None:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"onnx.checker refuses this model: {one_line(error)}") from error
+    newest = onnx.defs.onnx_opset_version()
+    opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=newest)
+    if opset > newest:
+        raise ValueError(
+            f"the model is of opset {opset}, and onnx {onnx.__version__} knows opsets up to {newest}; export it again "
+            "with one of these"
+        )
 
 
 def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:

@@ -17,6 +17,7 @@ from tvm import relax, tirx
 
 from ..base.indices import checked
 from .composites import regions
+from .pytorch_types import OF_MIXED_TYPES
 
 aten = torch.ops.aten
 _Weight = torch.Tensor | None  # of a norm, or its bias
@@ -140,6 +141,7 @@ def _layer_norm(x: torch.Tensor, shape: list[int], weight: _Weight = None, bias:
 
 
 DECOMPOSITIONS: dict[Any, Callable] = {
+    **OF_MIXED_TYPES,
     aten.layer_norm.default: _layer_norm,
     aten.group_norm.default: _group_norm,
     aten.add.Tensor: _add,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..base.spec import TensorSpec, dtype_of, shorten
+from ..base.spec import TensorSpec, dtype_of, require_dense, shorten
 from ..base.workarounds import import_tvm_ffi
 from . import saved, threads
 
@@ -239,6 +239,7 @@ def _tensor(value, spec: TensorSpec) -> tvm_ffi.Tensor:
         raise TypeError(
             f"input {spec.name!r}: expected a NumPy array, torch tensor or TVM tensor; got {type(value).__name__}"
         )
+    require_dense(value, f"input {spec.name!r}")
     shape, dtype = tuple(value.shape), dtype_of(value)
     if shape != spec.shape:
         raise ValueError(f"input {spec.name!r}: expected the shape {spec.shape}, got {shape}")
