@@ -397,6 +397,24 @@ def test_an_operator_gives_what_numpy_or_pytorch_gives(of, case, way):
         np.testing.assert_allclose(result, array, **TOLERANCE)
 
 
+def test_indices_outside_are_refused_by_operators_that_do_not_clip_them():
+    x, points = relay.var("x", shape=(4, 6)), relay.var("points", shape=(2, 1), dtype="int64")
+    i, u = relay.var("i", shape=(2, 1), dtype="int64"), relay.var("u", shape=(2, 1))
+    written = {
+        "take": relay.take(x, i, axis=0, mode="fast"), "gather": relay.gather(x, 1, i),
+        "gather_nd": relay.gather_nd(x, points), "scatter_elements": relay.scatter_elements(x, i, u),
+        "scatter": relay.scatter(x, i, u, axis=0), "scatter_add": relay.scatter_add(x, i, u, axis=0),
+    }  # fmt: skip
+    far = np.array([[1 << 40], [-1]])
+    clipped = outputs_of(relay.Function([x, i], relay.take(x, i, axis=0)), x=A.m, i=far)
+    np.testing.assert_array_equal(clipped[0], A.m[[[3], [0]]])  # not the 0 of the lower half of 1 << 40
+    for name, call in written.items():
+        params, size = relay.analysis.free_vars(call), 6 if name == "gather" else 4
+        given = {"x": A.m, "points": np.array([[size], [0]]), "i": np.array([[0], [size]]), "u": A.m[:2, :1]}
+        with pytest.raises(IndexError, match=f"^{name}: .* to {size - 1}, got {size}$"):
+            outputs_of(relay.Function(params, call), **{p.name_hint: given[p.name_hint] for p in params})
+
+
 def test_each_operator_is_tested():
     assert {case.partition(":")[0] for cases in FAMILIES.values() for case in cases} == set(OPERATORS)
 

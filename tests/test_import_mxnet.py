@@ -460,6 +460,32 @@ def test_an_operator_of_two_equals_mxnets(number):
     batch_of_two().check(number)
 
 
+def test_indices_outside_are_clipped_wrapped_or_refused_as_by_mxnet():
+    index, at = S.var("i"), S.var("at")
+    clipped = [
+        S.take(X, index, axis=1),
+        S.take(X, S.cast(index, dtype="float32"), axis=1, mode="wrap"),
+        S.pick(X, S.slice_axis(index, axis=0, begin=0, end=3)),
+        S.Embedding(index, X, input_dim=3, output_dim=5),
+    ]
+    checked = [S.take(X, index, axis=0, mode="raise"), S.gather_nd(X, at)]
+    inputs = {"x": uniform(3, 5), "i": np.array([-9, 4, 7, 0], "int64")}
+    both(S.Group(clipped), inputs, {}, 0)
+    far = inputs | {"i": np.array([1 << 40, 0, 0, 0])}
+    assert np.array_equal(ours_of(clipped[0], far, {})[0], far["x"][:, [4, 0, 0, 0]])  # not the 0 of its lower half
+    for symbol, name, operator, good, wrong in (
+        (checked[0], "i", "take", [0, 2, 1, 0], [0, 3, 1, 0]),
+        (checked[1], "at", "gather_nd", [[0, 2, -1], [4, -5, 0]], [[0, 2, 3], [4, 4, 4]]),
+    ):
+        both(symbol, {"x": inputs["x"], name: np.array(good)}, {}, 0)
+        with pytest.raises((IndexError, mx.base.MXNetError)):
+            mxnets(symbol, {"x": inputs["x"], name: np.array(wrong)}, {})
+        with pytest.raises(IndexError, match=f"^{operator}: expected an index from -?[03] to 2, got 3$"):
+            ours_of(symbol, {"x": inputs["x"], name: np.array(wrong)}, {})
+    with pytest.raises(IndexError, match="^gather_nd: expected an index from -3 to 2, got 3$"):
+        tn.build(*tn.from_mxnet(S.gather_nd(X, at), {"at": np.array([[3], [0]])}, {"x": (3, 5)}))
+
+
 # ---------------------------------------------------------------- detection
 
 

@@ -15,7 +15,6 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from torch import nn
 from tvm import relax
 
-import tvmnotes as tn
 from tvmnotes.importers.onnx import from_onnx
 
 # Of the largest output: float32 carries about 1e-7 through each of a handful of layers.
@@ -131,14 +130,6 @@ def test_sizes_computed_in_the_graph(function, opset):
         Function(function), torch.zeros(1, 4, 8, 8), opset=opset, input_names=["x"], dynamic_axes={"x": {0: "n"}}
     )
     hold_against_onnxruntime(model, {"x": (2, 4, 8, 8)})
-
-
-def test_an_index_outside_is_clipped_and_reads_nothing_else():
-    embed = nn.Embedding(10, 4)
-    lib = tn.build(*from_onnx(exported(embed, torch.tensor([[1, 2]]))))
-    wanted = embed.weight.detach().numpy()[[[3, 9]]]
-    assert np.array_equal(lib(np.array([[3, 9]])), wanted)
-    assert np.array_equal(lib(np.array([[3, 1 << 40]])), wanted)
 
 
 def test_path_bytes_and_proto_are_the_same(digits, tmp_path):
@@ -354,6 +345,32 @@ def test_sizes_that_do_not_fit_the_weights():
     hold_against_onnxruntime(model, {"x": (4, 3)})
     with pytest.raises(ValueError, match=r"does not work with inputs of these shapes: .*MatMul"):
         from_onnx(model, {"x": (4, 4)})
+
+
+@pytest.mark.parametrize(
+    ("node", "opset", "message"),
+    [
+        (
+            "Conv<kernel_shape=[5, 5]>(x, w)",
+            17,
+            r"Conv .*kernel_shape is \[5, 5\], .* of shape \(4, 4, 3, 3\)",
+        ),
+        ("ConvTranspose<kernel_shape=[2, 2]>(x, w)", 17, "ConvTranspose .*kernel_shape is"),
+        ("MaxPool<kernel_shape=[2, 2], pads=[2, 2, 2, 2]>(x)", 17, "pads .* are not smaller than its kernel_shape"),
+        ("PRelu(x, five)", 17, r"slope is of shape \(5,\), which does not broadcast"),
+        ("Relu(x)", 99, "of opset 99, and onnx .* knows opsets up to"),
+    ],
+)
+def test_contradictions_that_onnxruntime_refuses(node, opset, message):
+    weights = "<float[5] five = {1, 2, 3, 4, 5}>"
+    graph = f"g (float[1, 4, 8, 8] x, float[4, 4, 3, 3] w) => (float[a, b, c, d] y) {weights} {{ y = {node} }}"
+    model = model_of(graph, opset=opset)
+    with pytest.raises(Exception, match="(?i)fail|invalid|support"):
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, {"x": np.zeros((1, 4, 8, 8), "float32"), "w": np.zeros((4, 4, 3, 3), "float32")}
+        )
+    with pytest.raises(ValueError, match=message):
+        from_onnx(model)
 
 
 # What TVM lacks

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from conftest import Function
 from emulated_gpu import run_emulated
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
+from torchvision.ops import roi_align
 
 import tvmnotes as tn
 
@@ -121,6 +122,44 @@ def test_onnxs_indices_are_checked():
             feed[f"{name}.i"].flat[column] = 1
 
 
+PICTURES = np.random.default_rng(16).random((2, 1, 6, 6), "float32")
+REGIONS = np.array([[1, 0, 0, 4, 3], [0, 1, 2, 5, 5]], "float32")  # each begins with the number of a picture
+
+
+def test_regions_of_pictures_that_do_not_exist():
+    def aligned(x, rois):
+        return roi_align(x, rois, 2, sampling_ratio=2), roi_align(x, rois, 2, sampling_ratio=2, aligned=True)
+
+    net = tn.build(*tn.from_pytorch(Function(aligned).eval(), [PICTURES, REGIONS]), opt_level=1)
+    for made, wanted in zip(net(PICTURES, REGIONS), aligned(*map(torch.from_numpy, (PICTURES, REGIONS))), strict=True):
+        np.testing.assert_allclose(made, wanted, 1e-5)
+    for wrong in (-1, 2, 10**6):
+        with pytest.raises(IndexError, match=f"^roi_align: expected an index from 0 to 1, got {wrong}$"):
+            net(PICTURES, np.concatenate([REGIONS[:1], REGIONS[1:] + np.array([wrong, 0, 0, 0, 0], "float32")]))
+
+
+def test_indices_of_onnx_that_count_pictures_and_places():
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
+        g (float[2, 1, 6, 6] x, float[2, 5] rois, int64[2] numbers, float[2, 1, 3, 3] small, int64[2, 1, 3, 3] places)
+        => (float[2, 1, 2, 2] a, float[2, 1, 2, 2] b, float[2, 1, 6, 6] c) {
+            from = Constant<value_ints = [1]>() to = Constant<value_ints = [5]>() boxes = Slice(rois, from, to, from)
+            a = RoiAlign<output_height = 2, output_width = 2, sampling_ratio = 2>(x, boxes, numbers)
+            b = MaxRoiPool<pooled_shape = [2, 2]>(x, rois)
+            c = MaxUnpool<kernel_shape = [2, 2], strides = [2, 2]>(small, places) }""")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    net = tn.build(*tn.from_onnx(model), opt_level=1)
+    feed = {"x": PICTURES, "rois": REGIONS, "numbers": np.array([1, 0]), "small": PICTURES[..., :3, :3].copy(),
+            "places": np.arange(18).reshape(2, 1, 3, 3) * 4 + 1}  # fmt: skip
+    for made, wanted in zip(net(**feed), session.run(None, feed), strict=True):
+        np.testing.assert_allclose(made, wanted, 1e-5)
+    for name, operator, size in (("numbers", "RoiAlign", 2), ("rois", "MaxRoiPool", 2), ("places", "MaxUnpool", 72)):
+        for wrong in (-1, size):
+            changed = feed[name].copy()
+            changed.flat[0] = wrong
+            with pytest.raises(IndexError, match=f"^{operator}: expected an index from 0 to {size - 1}, got {wrong}$"):
+                net(**feed | {name: changed})
+
+
 @pytest.mark.parametrize("kind", ["initializer", "constant"])
 def test_indices_that_a_model_holds_are_checked_when_it_is_imported(kind):
     indices = onnx.numpy_helper.from_array(np.array([1, 4]), "i")
@@ -151,9 +190,24 @@ def test_indices_of_a_buffer_are_checked_before_it_runs():
         tn.from_pytorch(Positions(4).eval(), [X])
     with pytest.raises(IndexError, match="^index: .* from -4 to 3, got 5$"):
         tn.build(*tn.from_pytorch(Positions(3, 2).eval(), [X]))
+    net = tn.build(*tn.from_pytorch(Positions(3, 2).eval(), [X]), opt_level=1)  # which computes nothing beforehand
+    with pytest.raises(IndexError, match="^index: .* from -4 to 3, got 5$"):
+        net(X)
     net = tn.build(*tn.from_pytorch(Positions(-1, 0).eval(), [X]))
     assert not [kernel for kernel in net.kernels if "indices" in kernel]  # nothing is left to check
     np.testing.assert_array_equal(net(X), X[[0, 3]])
+
+
+def test_every_opt_level_checks_and_a_profile_names_the_check():
+    mod, params = tn.from_pytorch(Function(lambda x, i: x[i] * 2).eval(), [X, np.zeros(2, "int64")])
+    last = np.array([3, -1])
+    for level in range(4):
+        net = tn.build(mod, params, opt_level=level)
+        np.testing.assert_array_equal(net(X, last), X[last] * 2)
+        with pytest.raises(IndexError, match="^index: expected an index from -4 to 3, got 4$"):
+            net(X, np.array([4, 0]))
+    assert "checked_indices" in tn.profile(net, X, last).kernels
+    assert "ChecksToKernels" in {step.name for _, step in tn.trace_build(mod, params)[1].walk()}
 
 
 def test_saved_networks_and_builds_for_a_gpu_check_as_well(tmp_path, python):

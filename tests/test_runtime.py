@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tvmnotes import env, load
+from tvmnotes.base.spec import parse_inputs
 from tvmnotes.runtime import compiled
 
 FILES = {"lib.so", "graph.json", "params.bin", "manifest.json"}
@@ -149,6 +150,30 @@ BAD = [
     ((X, torch.zeros(4, dtype=torch.int64)), {}, ValueError, "input 'y': expected the dtype float32, got int64"),
     ((X, tvm.runtime.tensor(Y.astype("int8"))), {}, ValueError, "input 'y': expected the dtype float32, got int8"),
 ]
+
+
+NO_DENSE = {
+    "masked array": lambda x: np.ma.masked_equal(x, 1),
+    "layout torch.sparse_coo": lambda x: torch.tensor(x).to_sparse(),
+    "layout torch.sparse_csr": lambda x: torch.tensor(x).to_sparse_csr(),
+    "layout torch._mkldnn": lambda x: torch.tensor(x).to_mkldnn(),
+    "nested": lambda x: torch.nested.nested_tensor(list(torch.tensor(x)), layout=torch.jagged),
+    "nested one": lambda x: torch.nested.nested_tensor(list(torch.tensor(x))),
+    "'meta'": lambda x: torch.tensor(x).to("meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*prototype|.*beta")
+@pytest.mark.parametrize("what", NO_DENSE)
+def test_what_is_no_dense_array(weigh, what):
+    given, message = NO_DENSE[what](X), f"expected .*, got .*{what}"
+    with pytest.raises(TypeError, match=f"^input 'x': {message}"):
+        weigh(given, Y)
+    if what == "'meta'":
+        assert parse_inputs({"x": given}) == [compiled.TensorSpec("x", (3, 4))]  # an example is asked for its shape
+    else:
+        with pytest.raises(TypeError, match=f"^input 'x': {message}"):
+            parse_inputs({"x": given})
 
 
 @pytest.mark.parametrize(("args", "kwargs", "error", "message"), BAD)

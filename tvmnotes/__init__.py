@@ -13,6 +13,7 @@ once, before its first kernel (see `base/workarounds.py`).
 """
 
 from importlib import import_module
+from threading import RLock
 
 from .base import env, workarounds
 
@@ -39,18 +40,22 @@ _MODULES = {
 }
 _ROOMS = ("base", "classic", "compiler", "course", "importers", "measuring", "runtime", "tuning")
 
+# torch and TVM import in circles: of two threads that import them at once, one would find half a module.
+_importing = RLock()
+
 __all__ = ["env", *_FACE, *_MODULES, *_ROOMS]
 
 
 def __getattr__(name: str):
-    if name in _FACE:
-        value = getattr(import_module(f"{__name__}.{_FACE[name]}"), name)
-    elif name in _MODULES:
-        value = import_module(f"{__name__}.{_MODULES[name]}.{name}")
-    elif name in _ROOMS:
-        value = import_module(f"{__name__}.{name}")
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with _importing:
+        if name in _FACE:
+            value = getattr(import_module(f"{__name__}.{_FACE[name]}"), name)
+        elif name in _MODULES:
+            value = import_module(f"{__name__}.{_MODULES[name]}.{name}")
+        elif name in _ROOMS:
+            value = import_module(f"{__name__}.{name}")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .base import data, env, kept
-from .base.workarounds import without_torch
+from .base.workarounds import set_tvm_threads, without_torch
 
 app = typer.Typer(help="tvmnotes: a course on compiling neural networks with TVM.", no_args_is_help=True,
                   add_completion=False, pretty_exceptions_show_locals=False)  # fmt: skip
@@ -69,7 +68,7 @@ def bench(
         if value < least:
             raise typer.BadParameter(f"expected {least} or more, got {value}", param_hint=option)
     if threads > 0:
-        os.environ["TVM_NUM_THREADS"] = str(threads)  # before TVM starts its threads
+        set_tvm_threads(env.usable_cores(), threads)  # before TVM starts them
     from .measuring import benchmark  # for speed: --help loads nothing
 
     names, peers = _distinct(networks or ["resnet18"]), _distinct(against.split(","))

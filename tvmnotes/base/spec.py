@@ -26,6 +26,22 @@ def dtype_of(array: Any) -> str:
     return str(array.dtype).removeprefix("torch.")
 
 
+def require_dense(array: Any, what: str, data: bool = True) -> None:
+    """Raise TypeError for what holds more than the numbers of a dense array, or less; `what` names it.
+
+    Such are a masked array of NumPy, and torch's tensors that are sparse, nested or oneDNN's own; also those on the
+    device "meta", which hold no numbers, where `data` are asked for.
+    """
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{what}: expected an array without a mask, got a masked array; fill it first: x.filled(0)")
+    if getattr(array, "is_nested", False):
+        raise TypeError(f"{what}: expected a dense tensor, got a nested one; pad it first: x.to_padded_tensor(0)")
+    if str(getattr(array, "layout", "torch.strided")) != "torch.strided":
+        raise TypeError(f"{what}: expected a dense tensor, got one of layout {array.layout}; convert it: x.to_dense()")
+    if data and getattr(array, "is_meta", False):
+        raise TypeError(f"{what}: expected numbers, got a tensor on the device 'meta', which holds none; load them")
+
+
 def parse_inputs(
     inputs: Any, names: list[str] | None = None, dtypes: Mapping[str, str] | None = None
 ) -> list[TensorSpec]:
@@ -71,6 +87,7 @@ def _is_pair(entry: Any) -> bool:
 def _parse_one(name: str, value: Any, dtype: str) -> TensorSpec:
     if not isinstance(name, str) or not name:
         raise TypeError(f"inputs: expected a non-empty string as the name of an input, got {name!r}")
+    require_dense(value, f"input {name!r}", data=False)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         value, dtype = tuple(value.shape), dtype_of(value)
     elif isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], list | tuple):

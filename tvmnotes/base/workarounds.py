@@ -4,6 +4,7 @@ Each function names the version that it is for, and what may go when that is men
 is called. Faults of single operators and passes are worked around where these stand:
 
     importers/pytorch_operators.py, onnx*.py        operators that TVM's frontends get wrong, lack, or do not check
+    compiler/bools.py, precision.py                 vectors of bools; sums of half precision
     compiler/fold.py, combine_parallel.py           FoldConstant is slow; CombineParallelMatmul misses constants
     compiler/codegen.py                             a module without kernels is linked by way of C; one thread compiles
     compiler/cuda_nms.py, `_unbeaten`               the simplifier takes x & ((y & 1) - 1) of uint32 for 0
@@ -21,6 +22,7 @@ import importlib
 import inspect
 import os
 import sys
+import threading
 import types
 from importlib import util
 from pathlib import Path
@@ -30,32 +32,58 @@ from pathlib import Path
 # kernels use. It goes when `test_no_cpu_keeps_a_tile_of_sums_in_memory` holds without it.
 COMPILED_AS = {"znver3": "znver2"}
 
+_SPINS = "1000"  # how often a thread of TVM's looks for work before it sleeps
 
-def set_tvm_threads(cores: int) -> None:
-    """Have TVM start `cores` threads, unless the user has set TVM_NUM_THREADS.
+
+# TVM 0.27 keeps the builders of functions, and the names of operators, in places that all threads share; so does
+# torch.export with what it patches. Imports of networks and passes therefore take turns. A fork waits for the lock: the
+# child would have work half done, and nobody to finish it. It goes when `test_threads_import_and_build_at_once` passes
+# without it.
+pass_lock = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=pass_lock.acquire, after_in_parent=pass_lock.release, after_in_child=pass_lock.release)
+
+
+def set_tvm_threads(cores: int, threads: int = 0) -> None:
+    """Have TVM start `threads` threads; where that is 0, TVM_NUM_THREADS, or `cores` where that is not set.
 
     TVM 0.27 by itself takes half of the CPUs it sees, as it expects hyper-threads: on a virtual machine without them,
     half of the cores stay idle. It reads the variable once, before its first parallel kernel. This goes when TVM counts
     cores.
 
     A thread without work yields its core 300,000 times before it sleeps, also when the process wants to end: with four
-    busy processes beside it, a process on two cores took 110 s to end. After 1,000 times it takes 3 to 4 s. This goes
+    busy processes beside it, a process on two cores took 110 s to end. After 1,000 times it takes 3 to 4 s. Where there
+    are more threads than cores, the waiting ones take the cores from those that work, so they sleep at once. This goes
     when TVM's waiting threads check whether the process wants to end.
     """
-    os.environ.setdefault("TVM_NUM_THREADS", str(cores))
-    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
+    if threads:
+        os.environ["TVM_NUM_THREADS"] = str(threads)
+    count = os.environ.setdefault("TVM_NUM_THREADS", str(cores))
+    spins = "0" if count.isdigit() and int(count) > cores else _SPINS
+    if os.environ.get("TVM_THREAD_POOL_SPIN_COUNT") in (None, _SPINS):  # unset, or set here for another count
+        os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = spins
 
 
 @contextlib.contextmanager
 def without_modules(*names: str):
-    """Within it, an import of one of `names` is an ImportError; those that were imported before stay as they are."""
+    """Within it, an import of one of `names` is an ImportError; those that were imported before stay as they are.
+
+    Other threads can import those that were not.
+    """
+    thread = threading.get_ident()
+
+    def find_spec(name, _path=None, _target=None):
+        if name in names and threading.get_ident() == thread:
+            raise ModuleNotFoundError(f"{name} is left out here", name=name)
+
+    finder = types.SimpleNamespace(find_spec=find_spec)
     before = {name: sys.modules[name] for name in names if name in sys.modules}
-    sys.modules.update(dict.fromkeys(names))
+    sys.modules.update(dict.fromkeys(before))
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        for name in set(names) - before.keys():
-            del sys.modules[name]
+        sys.meta_path.remove(finder)
         sys.modules.update(before)
 
 
@@ -73,9 +101,13 @@ def import_tvm_ffi():
     tvm-ffi 0.1 imports torch where it can, which takes seconds, and CUDA's bindings; what is not here yet is left out.
     `tvm_ffi.load_module` needs TVM's runtime library, which TVM 0.27 loads by `import tvm` alone, with its compiler.
     All of this goes when the runtime can be imported by itself.
+
+    A Ctrl-C that comes while C++ has called Python, as it does for passes, builders and runners, becomes a RuntimeError
+    without a message, unless tvm-ffi knows KeyboardInterrupt. This goes when it does.
     """
     with without_modules(*(name for name in ("torch", "cuda.bindings") if name not in sys.modules)):
         import tvm_ffi  # for speed: `import tvmnotes` loads no library
+    tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
     library = Path(util.find_spec("tvm").origin).parent / "lib" / "libtvm_runtime.so"
     if "tvm" not in sys.modules and library.is_file():
         ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
@@ -118,13 +150,13 @@ def few_intrinsics():
     name = "tvm.s_tir.tensor_intrin"
     package = types.ModuleType(name)
     package.__path__ = [str(Path(util.find_spec("tvm").origin).parent / "s_tir" / "tensor_intrin")]
-    loaded = sys.modules.setdefault(name, package)
-    try:
-        with quick_script():
+    with pass_lock, quick_script():
+        loaded = sys.modules.setdefault(name, package)
+        try:
             yield
-    finally:
-        if loaded is package:
-            del sys.modules[name]
+        finally:
+            if loaded is package:
+                del sys.modules[name]
 
 
 @contextlib.contextmanager
@@ -147,10 +179,11 @@ def cuda_headers():
             "CUDA toolkit 13 and set CUDA_PATH, or pip install 'nvidia-cuda-cccl==13.0.*' 'nvidia-cuda-crt==13.0.*'"
         )
     changed = {"CUDA_PATH": str(root), "TVM_CUDA_NVRTC_EXTRA_OPTS": f"-w -I{includes[0]} -I{includes[0]}/cccl"}
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    with pass_lock:
+        before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})

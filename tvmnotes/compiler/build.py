@@ -1,19 +1,17 @@
 """`build`, the compiler, turns `(IRModule, params)` from an importer into a `Compiled` that runs on a target."""
 
 import difflib
-import threading
 
 import tvm
 
 from ..base import env, errors
 from ..base.relax import array_key, fixed_shape
-from ..base.spec import shorten
+from ..base.spec import require_dense, shorten
+from ..base.workarounds import pass_lock
 from ..runtime.compiled import Compiled, cannot_run, plain
 from . import codegen, cuda, pipeline
 from .costs import memory
 from .records import find_lookup
-
-turn = threading.Lock()  # of whoever runs passes, as TVM names operators in a place that all threads share
 
 
 def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, records=None) -> Compiled:
@@ -38,7 +36,8 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     The machine code of each kernel is kept in the cache, for the next build that wants the same (see codegen.py).
 
     Raises ValueError for an unknown opt level or target, for parameters that do not fit the module, and for an input
-    whose shape is not fixed, or a value inside; TypeError where `mod` is not an IRModule, or `params` not a dictionary.
+    whose shape is not fixed, or a value inside; TypeError where `mod` is not an IRModule, or `params` not a
+    dictionary of dense arrays; IndexError for an index out of range that is computed here.
     """
     if opt_level not in pipeline.OPT_LEVELS:
         raise ValueError(f"opt_level: expected one of {', '.join(map(str, pipeline.OPT_LEVELS))}; got {opt_level!r}")
@@ -46,7 +45,7 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     for_gpu = target.kind.name == "cuda"
     mod, arrays = bind(mod, params)
     lookup = find_lookup(records, target)
-    with turn, target:
+    with pass_lock, target:
         mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)
         mod, constants = pipeline.lift_constants(mod, names={array_key(array): name for name, array in arrays.items()})
         graph = pipeline.describe(mod, list(constants)) | {"tuned": str(lookup or "")}
@@ -63,6 +62,8 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
 def bind(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     """Return the module with its parameters as constants, and their arrays; raises what `build` says of both."""
     weights = _check(mod, params)
+    for name, array in params.items():
+        require_dense(array, f"params: {name!r}")
     arrays = {name: plain(array) if isinstance(array, tvm.runtime.Tensor) else tvm.runtime.tensor(array)
               for name, array in params.items()}  # fmt: skip
     for var in weights:

@@ -12,6 +12,7 @@ from tvm.relax import transform as t
 
 from ..base.relax import array_key, fixed_shape
 from . import special_values
+from .bools import bools_as_bytes
 from .conv_transpose import transposed_to_plain
 from .costs import count, note_operators, operators
 from .cuda import has_threads
@@ -21,6 +22,7 @@ from .fold import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .indices import checks_to_kernels
 from .layout import block_layouts
 from .legalize import legalizations
+from .precision import sums_in_float32
 from .schedules import annotations, schedule_kernels
 from .schedules.vector import vectors
 
@@ -38,6 +40,7 @@ def passes(opt_level: int, target: tvm.target.Target, lookup: Callable | None = 
         (3, fold_batch_norm()),
         (0, t.DecomposeOpsForInference()),
         (0, t.ConvertToDataflow()),
+        *([(0, sums_in_float32())] if registers else []),  # a GPU's tensor cores do so by themselves
         (0, decompose_functions()),
         (0, t.CanonicalizeBindings()),
         (2, fold_with_numpy()),
@@ -51,6 +54,7 @@ def passes(opt_level: int, target: tvm.target.Target, lookup: Callable | None = 
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
         (0, checks_to_kernels() if registers else in_parallel()),  # a GPU: the loops behind a detector
+        (0, bools_as_bytes()),
         (0, special_values.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
         (0, t.LegalizeOps(legalizations(registers, lookup, opt_level))),

@@ -6,6 +6,9 @@ import tvm
 from tvm import relax
 
 from ..base import indices
+from ..base.workarounds import import_tvm_ffi
+
+import_tvm_ffi()  # it has a Ctrl-C end an import, too
 
 
 def as_model(

@@ -6,7 +6,6 @@ what can be computed then is computed here, before TVM sees the model.
 """
 
 import contextlib
-import io
 import os
 import warnings
 from pathlib import Path
@@ -18,13 +17,14 @@ from google.protobuf.message import DecodeError
 from onnx import external_data_helper, inliner
 from onnx.helper import make_tensor_value_info, tensor_dtype_to_np_dtype
 from tvm import relax
-from tvm.relax.frontend.onnx import from_onnx as tvm_from_onnx
+from tvm.relax.frontend.onnx import onnx_frontend
 
 from ..base.errors import one_line
 from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, parse_inputs
+from ..base.workarounds import pass_lock
 from .model import as_model
-from .onnx_graph import fold_constants, modernize, prepare_for_tvm, replace, require_operators
+from .onnx_graph import check_shapes, fold_constants, modernize, prepare_for_tvm, replace, require_operators
 
 
 def from_onnx(
@@ -41,8 +41,10 @@ def from_onnx(
     tensors in that order. A weight that only says a shape or an axis becomes part of the program and is no parameter.
 
     Raises FileNotFoundError for a missing file or missing external data; ValueError for a file that is no ONNX model,
-    a model that onnx.checker refuses and inputs that do not fit the model; NotImplementedError, naming all of them,
-    for operators that TVM lacks; TypeError for a `model` or `inputs` of another kind.
+    a model that onnx.checker refuses, that contradicts itself or is of an opset that `onnx` does not know, and inputs
+    that do not fit the model; NotImplementedError, naming all of them, for operators that TVM lacks; TypeError for a
+    `model` or `inputs` of another kind; IndexError for an index out of range that the model holds. One that it is
+    given, or computes, is an IndexError of the run.
     Source for the format: https://onnx.ai/onnx/repo-docs/IR.html
     """
     proto = _load(model)
@@ -52,6 +54,7 @@ def from_onnx(
         proto = inliner.inline_local_functions(proto)
     require_operators(proto)
     proto = fold_constants(modernize(proto))
+    check_shapes(proto.graph)
     prepare_for_tvm(proto.graph)
     return _to_relax(proto, specs)
 
@@ -126,6 +129,13 @@ def _check(proto: onnx.ModelProto) -> None:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"onnx.checker refuses this model: {one_line(error)}") from error
+    newest = onnx.defs.onnx_opset_version()
+    opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=newest)
+    if opset > newest:
+        raise ValueError(
+            f"the model is of opset {opset}, and onnx {onnx.__version__} knows opsets up to {newest}; export it again "
+            "with one of these"
+        )
 
 
 def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
@@ -195,12 +205,12 @@ def _listed(declared: dict[str, tuple], names: Any = None) -> str:
 
 
 def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    said = io.StringIO()
+    said = []
     try:
-        # TVM prints the node that it fails on, and checks the model once more, after prepare_for_tvm.
-        with contextlib.redirect_stdout(said), warnings.catch_warnings():
+        # TVM checks the model once more, after prepare_for_tvm.
+        with pass_lock, _printing_to(said), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*marked single but has an empty string", UserWarning)
-            mod = tvm_from_onnx(
+            mod = onnx_frontend.from_onnx(
                 proto,
                 shape_dict={spec.name: spec.shape for spec in specs},
                 dtype_dict={spec.name: spec.dtype for spec in specs},
@@ -210,7 +220,7 @@ def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRMo
     except OutOfRange:
         raise
     except Exception as error:
-        where = said.getvalue().partition(", with inputs")[0].removeprefix("Error converting ")
+        where = "".join(said).partition(", with inputs")[0].removeprefix("Error converting ")
         raise NotImplementedError(
             f"TVM {tvm.__version__} cannot import {where or 'this model'}: {one_line(error)}"
         ) from error
@@ -218,6 +228,16 @@ def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRMo
     names = (var.name for var in main.params[len(specs) :])
     arrays = dict(zip(names, main.attrs.get("params", []), strict=True))
     return as_model(mod, (spec.name for spec in specs), arrays)
+
+
+@contextlib.contextmanager
+def _printing_to(said: list):
+    """Within it, TVM's frontend appends to a list what it prints, which is the node that it fails on."""
+    onnx_frontend.print = said.append  # and not sys.stdout, which is that of all threads
+    try:
+        yield
+    finally:
+        del onnx_frontend.print
 
 
 @relax.expr_functor.mutator

@@ -1,7 +1,8 @@
 """These are the steps of an ONNX graph on its way to TVM's frontend; `onnx.py` calls them in this order.
 
-require_operators -> modernize -> fold_constants -> prepare_for_tvm. Each takes a checked ModelProto with settled input
-shapes; `modernize` and `fold_constants` return a new one, and all of them may change the one they were given.
+require_operators -> modernize -> fold_constants -> check_shapes -> prepare_for_tvm. Each takes a checked ModelProto
+with settled input shapes, or its graph; `modernize` and `fold_constants` return a new one, and all of them may change
+the one they were given.
 """
 
 import math
@@ -160,6 +161,35 @@ def replace(field, messages: list) -> None:
     """Fill a repeated protobuf field, which knows no assignment."""
     del field[:]
     field.extend(messages)
+
+
+def check_shapes(graph: onnx.GraphProto) -> None:
+    """Raise ValueError for attributes and weights that contradict each other, which TVM and ONNX's inference let pass.
+
+    The shapes in `graph` are inferred.
+    """
+    shapes = _static_shapes([*graph.input, *graph.value_info])
+    shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    for node in _all_nodes(graph):
+        attributes = {attribute.name: list(attribute.ints) for attribute in node.attribute}
+        window, pads = attributes.get("kernel_shape", []), attributes.get("pads", [])
+        shape, weight = (shapes.get(name) for name in (*node.input, "", "")[:2])
+        fault = None
+        if node.op_type in ("Conv", "ConvTranspose") and window and weight and list(weight[2:]) != window:
+            fault = f"its kernel_shape is {window}, and its weight is of shape {weight}"
+        elif node.op_type in ("MaxPool", "AveragePool", "LpPool") and any(
+            pad >= size for pad, size in zip(pads, window * 2, strict=False)
+        ):
+            fault = f"its pads {pads} are not smaller than its kernel_shape {window}"
+        elif node.op_type == "PRelu" and shape and weight and not _broadcasts(weight, shape):
+            fault = f"its slope is of shape {weight}, which does not broadcast to its input's {shape}"
+        if fault:
+            raise ValueError(f"{node.op_type} {node.name!r}: {fault}; export the model again")
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(n in (1, m) for n, m in pairs)
 
 
 def _static_shapes(values) -> dict[str, tuple[int, ...]]:

@@ -32,11 +32,13 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from ..base import errors
 from ..base.indices import OutOfRange
-from ..base.spec import TensorSpec, dtype_of, parse_inputs
+from ..base.spec import TensorSpec, dtype_of, parse_inputs, require_dense
+from ..base.workarounds import pass_lock
 from .model import as_model
-from .pytorch_decompositions import DECOMPOSITIONS, promote
+from .pytorch_decompositions import DECOMPOSITIONS
 from .pytorch_inline import used_results
 from .pytorch_operators import CONVERTERS
+from .pytorch_types import promote
 
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
 _TRAINING_OPS = {"_native_batch_norm_legit_functional.default", "native_dropout.default",
@@ -55,18 +57,20 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     the graph does not use are not. Outputs in tuples, lists and dictionaries come out as one flat tuple, a single one
     as a tensor. What forward writes into its own buffers is not kept.
 
-    Raises TypeError for any other `model`; ValueError for a network in training mode and for inputs that the network
-    does not take; NotImplementedError, naming all of them, for operators that TVM's importer lacks.
+    Raises TypeError for any other `model` and for weights that are no dense tensors of numbers; ValueError for a
+    network in training mode and for inputs that the network does not take; NotImplementedError, naming all of them, for
+    operators that TVM's importer lacks; IndexError for an index out of range that the network holds. One that it is
+    given, or computes, is an IndexError of the run.
     """
     _check_model(model)
     own = isinstance(model, ExportedProgram) and inputs is None
     specs = _program_inputs(model) if own else parse_inputs(inputs)
     _check_inputs(model, specs)
-    with _quiet():
+    with pass_lock, _quiet():
         program = _decompose(_capture(model, specs))
         used_results(program.graph, _decompositions()[1])
-        promote(program.graph)
         _check_program(program)
+        promote(program.graph)
         program, weights = _lift_weights(program)
         try:
             mod = from_exported_program(
@@ -98,14 +102,15 @@ _WAY_OUT = (
 
 
 def _check_model(model: Any) -> None:
-    if isinstance(model, ExportedProgram):
-        return
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, torch.nn.Module | ExportedProgram):
         raise TypeError(
             "model: expected an nn.Module, a module from torch.jit.trace or torch.jit.script, or an ExportedProgram; "
             f"got {'the class ' + model.__name__ if inspect.isclass(model) else type(model).__name__}"
         )
-    training = [name or "the network" for name, part in model.named_modules() if getattr(part, "training", False)]
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        require_dense(tensor, f"model: {name!r}")
+    modules = () if isinstance(model, ExportedProgram) else model.named_modules()
+    training = [name or "the network" for name, part in modules if getattr(part, "training", False)]
     if training:
         raise ValueError(
             f"model: expected a network in eval mode, but {training[0]} is in training mode, where dropout and batch "

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
-from .pytorch_places import PLACES, with_an_axis
+from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
 
@@ -67,25 +66,6 @@ def _angle(x: torch.Tensor) -> Any:
     return torch.where(x < 0, math.pi, torch.where(torch.isnan(floats), floats, 0.0))
 
 
-def _frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The exponent is found by halving or doubling, which is exact, as a logarithm next to a power of 2 is not."""
-    rest, exponent = x.abs(), torch.zeros_like(x)
-    finite = (rest != 0) & (rest < math.inf)
-    for step in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1) if x.dtype == torch.float64 else (64, 64, 32, 16, 8, 4, 2, 1):
-        large, small = finite & (rest >= 2.0**step), finite & (rest < 2.0 ** (1 - step))
-        rest = torch.where(large, rest * 2.0**-step, torch.where(small, rest * 2.0**step, rest))
-        exponent = exponent + torch.where(large, float(step), torch.where(small, -float(step), 0.0))
-    above = finite & (rest >= 1)
-    mantissa = torch.where(above, rest * 0.5, rest)
-    return torch.where(x < 0, -mantissa, torch.where(finite, mantissa, x)), torch.where(
-        above, exponent + 1, exponent
-    ).int()
-
-
-def _ldexp(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
-    return x * torch.pow(2.0, exponent)
-
-
 def _erfcx_of_positives(x: torch.Tensor) -> torch.Tensor:
     """exp(x²) erfc(x), to 1.2e-7 of it (the Chebyshev fit of Numerical Recipes, section 6.2)."""
     t, total = 1 / (1 + 0.5 * x), torch.zeros_like(x)
@@ -109,33 +89,7 @@ def _erfc(x: torch.Tensor) -> Any:
     return torch.where(x.abs() < 0.5, 1 - torch.erf(x), torch.where(x < 0, 2 - tail, tail))
 
 
-def _erfinv(x: torch.Tensor) -> Any:
-    """Giles, Approximating the erfinv function, 2010, in single precision."""
-    if x.dtype != torch.float32:
-        return NotImplemented
-    w = -torch.log((1 - x) * (1 + x))
-    near, far = w - 2.5, torch.sqrt(w) - 3
-    results = []
-    for number, coefficients in (
-        (near, (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
-                -0.00417768164, 0.246640727, 1.50140941)),
-        (far, (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
-               0.00943887047, 1.00167406, 2.83297682)),
-    ):  # fmt: skip
-        total = torch.zeros_like(x)
-        for coefficient in coefficients:
-            total = total * number + coefficient
-        results.append(total * x)
-    result = torch.where(w < 5, *results)
-    return torch.where(x.abs() == 1, x * math.inf, result)
-
-
 # ---------------------------------------------------------------- sums, products and norms
-
-
-def _addmv(x: torch.Tensor, matrix: torch.Tensor, row: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-    product = alpha * torch.matmul(matrix, row)
-    return product if beta == 0 else beta * x + product
 
 
 def _addbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -167,32 +121,42 @@ def _vector_norm(x: torch.Tensor, order: float = 2, dims: Any = None, keepdim: b
     return ((x != 0).to(x.dtype) if order == 0 else x).sum(dims, keepdim)
 
 
-def _dist(a: torch.Tensor, b: torch.Tensor, p: float = 2) -> torch.Tensor:
-    return torch.linalg.vector_norm(a - b, p)
-
-
 def _cdist(a: torch.Tensor, b: torch.Tensor, p: float, _mode: int | None) -> Any:
     apart = (a.unsqueeze(-2) - b.unsqueeze(-3)).abs()
     return torch.linalg.vector_norm(apart, p, -1)
 
 
-def _pdist(x: torch.Tensor, p: float = 2) -> torch.Tensor:
-    apart = torch.cat([x[row : row + 1] - x[row + 1 :] for row in range(len(x) - 1)])
-    return torch.linalg.vector_norm(apart, p, -1)
-
-
-def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Each step adds what lies twice as far back (Hillis and Steele, 1986)."""
-    size, step = x.shape[dim], 1
-    while step < size:
-        begin = torch.full(x.narrow(dim, 0, step).shape, -math.inf, dtype=x.dtype)
-        x, step = torch.logaddexp(x, torch.cat([begin, x.narrow(dim, 0, size - step)], dim)), 2 * step
-    return x
-
-
 def _var_mean(x: torch.Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     dims = list(range(x.ndim)) if dim in (None, []) else dim
     return torch.var(x, dims, correction=correction, keepdim=keepdim), x.mean(dims, keepdim)
+
+
+def _scanned(parts: list[torch.Tensor], dim: int, joined: Callable) -> list[torch.Tensor]:
+    """Each step joins numbers with those that lie twice as far back (Hillis and Steele, 1986)."""
+    size, step = parts[0].shape[dim], 1
+    while step < size:
+        before, here = ([each.narrow(dim, at, size - step) for each in parts] for at in (0, step))
+        whole = zip(parts, joined(before, here), strict=True)
+        parts, step = [torch.cat([part.narrow(dim, 0, step), rest], dim) for part, rest in whole], 2 * step
+    return parts
+
+
+def _running(better: Callable) -> Callable:
+    """Of equal numbers the last one counts, and NaN counts as the most extreme of all."""
+
+    def joined(before: list[torch.Tensor], here: list[torch.Tensor]) -> list[torch.Tensor]:
+        kept = (torch.isnan(before[0]) | better(before[0], here[0])) & ~torch.isnan(here[0])
+        return [torch.where(kept, a, b) for a, b in zip(before, here, strict=True)]
+
+    def decomposed(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, ...]:
+        places = torch.arange(x.shape[dim]).reshape([-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)])
+        return tuple(_scanned([x, places.expand(x.shape)], dim, joined))
+
+    return decomposed
+
+
+def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return _scanned([x], dim, lambda before, here: [torch.logaddexp(before[0], here[0])])[0]
 
 
 def _instance_norm(x, weight, bias, mean, var, use_input_stats, _momentum, eps, _cudnn) -> torch.Tensor:
@@ -222,18 +186,10 @@ def _in_dtype(operator: Any) -> Callable:
     return convert
 
 
-_WANT_AN_AXIS = (
-    aten.cumsum.default, aten.cumprod.default, aten.sum.dim_IntList, aten.mean.dim,
-    aten.prod.dim_int, aten.amax.default, aten.amin.default, aten.argmax.default, aten.argmin.default,
-    aten.var.correction, aten.gather.default, aten.index_select.default, aten.scatter.src, aten.scatter.value,
-    aten.scatter_add.default,
-)  # fmt: skip
-
 COMPOSITES: dict[Any, Callable] = {
-    **PLACES,
-    **{each: with_an_axis(each) for each in _WANT_AN_AXIS},
-    aten.softmax.int: with_an_axis(aten.softmax.int, _in_dtype(aten.softmax.int)),
-    aten.log_softmax.int: with_an_axis(aten.log_softmax.int, _in_dtype(aten.log_softmax.int)),
+    **{each: decomposition_table[each] for each in (aten.addmv.default, aten.dist.default, aten.ldexp.Tensor)},
+    aten.softmax.int: _in_dtype(aten.softmax.int),
+    aten.log_softmax.int: _in_dtype(aten.log_softmax.int),
     aten.exp2.default: lambda x: torch.pow(2.0, x),
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
@@ -247,19 +203,15 @@ COMPOSITES: dict[Any, Callable] = {
     aten.signbit.default: _signbit,
     aten.copysign.Tensor: _copysign,
     aten.angle.default: _angle,
-    aten.frexp.Tensor: _frexp,
-    aten.ldexp.Tensor: _ldexp,
     aten.erfc.default: _erfc,
     aten.special_erfcx.default: _erfcx,
-    aten.erfinv.default: _erfinv,
-    aten.addmv.default: _addmv,
     aten.addbmm.default: _addbmm,
     aten._trilinear.default: _trilinear,
     aten.linalg_vector_norm.default: _vector_norm,
-    aten.dist.default: _dist,
     aten._cdist_forward.default: _cdist,
-    aten._pdist_forward.default: _pdist,
     aten.var_mean.correction: _var_mean,
     aten.instance_norm.default: _instance_norm,
-    aten.logcumsumexp.default: with_an_axis(aten.logcumsumexp.default, _logcumsumexp),
+    aten.cummax.default: _running(torch.gt),
+    aten.cummin.default: _running(torch.lt),
+    aten.logcumsumexp.default: _logcumsumexp,
 }

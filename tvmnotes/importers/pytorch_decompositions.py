@@ -1,4 +1,4 @@
-"""PyTorch's operators, and its rules for types, said with other operators of PyTorch, before TVM's importer sees them.
+"""PyTorch's operators said with other operators of PyTorch, before TVM's importer sees them.
 
 These are the ones that TVM 0.27 gets wrong or lacks. A function of DECOMPOSITIONS returns NotImplemented where the
 operator may stay as it is. tests/test_import_pytorch.py holds each one against PyTorch.
@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
+from torch.utils import _pytree as pytree
 
 from .pytorch_composites import COMPOSITES, wide
 from .pytorch_linalg import LINALG
-from .pytorch_places import with_an_axis
+from .pytorch_places import PLACES
+from .pytorch_types import OF_MIXED_TYPES
 
 aten = torch.ops.aten
 _Weight = torch.Tensor | None  # of a norm, or its bias
@@ -30,23 +31,9 @@ def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
 
 def _div(a: Any, b: Any) -> Any:
     """TVM divides integers as integers."""
-    if any(n.is_floating_point() or n.is_complex() if isinstance(n, torch.Tensor) else isinstance(n, float | complex)
-           for n in (a, b)):  # fmt: skip
+    if any(isinstance(n, float) or (isinstance(n, torch.Tensor) and n.is_floating_point()) for n in (a, b)):
         return NotImplemented
     return a.to(torch.get_default_dtype()) / b
-
-
-def _of_halves(operator: Any, usual: Callable | None = None) -> Callable:
-    """PyTorch takes half floats times a number in float32; TVM would round the number to a half first."""
-
-    def decomposed(a: Any, b: Any) -> Any:
-        tensors = [each for each in (a, b) if isinstance(each, torch.Tensor)]
-        if len(tensors) == 2 or wide(tensors[0]) is tensors[0]:
-            return usual(a, b) if usual else NotImplemented
-        return operator(*(wide(each) if isinstance(each, torch.Tensor) else each for each in (a, b))).to(
-            tensors[0].dtype)  # fmt: skip
-
-    return decomposed
 
 
 def _elu(x: torch.Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> torch.Tensor:
@@ -81,33 +68,6 @@ def _log1p(x: torch.Tensor) -> Any:
 def _pow(x: torch.Tensor, exponent: float) -> Any:
     """TVM has C's power; PyTorch takes a square root for 0.5, which differs for -0 and -infinity."""
     return torch.sqrt(x) if exponent == 0.5 and x.is_floating_point() else NotImplemented
-
-
-def _power_of_tensors(x: torch.Tensor, y: torch.Tensor) -> Any:
-    if x.is_floating_point() or y.is_floating_point():
-        return NotImplemented
-    raise NotImplementedError(
-        f"aten.pow of {x.dtype} with exponents of {y.dtype}: TVM has powers of floats; write x.double() ** y"
-    )
-
-
-def _with_tensors(operator: Any) -> Callable:
-    """TVM takes a number in some dtype; in PyTorch it has the other operand's, or is a float."""
-
-    def convert(x: torch.Tensor | float, y: torch.Tensor | float, **options) -> Any:
-        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
-            return NotImplemented
-        tensor, dtype = (x if isinstance(x, torch.Tensor) else y), torch.result_type(x, y)
-        return operator(*(
-            each.to(dtype) if each is tensor else torch.full_like(tensor, each, dtype=dtype) for each in (x, y)
-        ), **options)  # fmt: skip
-
-    return convert
-
-
-def _atan2(y: torch.Tensor, x: torch.Tensor) -> Any:
-    floats = y.is_floating_point() or x.is_floating_point()
-    return NotImplemented if floats else torch.atan2(y.float(), x.float())
 
 
 def _isfinite(x: torch.Tensor) -> torch.Tensor:
@@ -175,95 +135,55 @@ def _layer_norm(x: torch.Tensor, shape: list[int], weight: _Weight = None, bias:
     return aten.native_layer_norm(x.float(), shape, weight, bias, eps)[0].to(x.dtype)
 
 
-def _any(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """TVM gives the largest number, and knows no `any` of all axes."""
-    if x.dtype == torch.bool and dim is not None:
-        return NotImplemented
-    dims = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else dim
-    return aten.any.dims(x.to(torch.bool), dims, keepdim).to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
+def _with_an_axis(operator: Any, usual: Callable = _kept) -> Callable:
+    """TVM's reductions, and what goes along an axis, want one; PyTorch takes a tensor without axes for one of 1."""
+
+    def decomposed(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.ndim:
+            return usual(x, *args, **kwargs)
+        given = [each.reshape(1) if isinstance(each, torch.Tensor) and each.ndim == 0 else each for each in args]
+        shape = given[1].shape if operator is aten.gather.default and args[1].ndim else []
+        return pytree.tree_map(lambda each: each.reshape(shape), operator(x.reshape(1), *given, **kwargs))
+
+    return decomposed
 
 
-def _all(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> torch.Tensor:
-    dims = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else dim
-    none = torch.logical_not(aten.any.dims(torch.logical_not(x), dims, keepdim))
-    return none.to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
-
+_WANT_AN_AXIS = (
+    aten.cumsum.default, aten.cumprod.default, aten.cummax.default, aten.cummin.default, aten.logcumsumexp.default,
+    aten.sum.dim_IntList, aten.mean.dim, aten.prod.dim_int, aten.amax.default, aten.amin.default, aten.argmax.default,
+    aten.argmin.default, aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims,
+    aten.max.dim, aten.min.dim, aten.sort.stable, aten.kthvalue.default, aten.median.dim, aten.nanmedian.dim,
+    aten.var.correction, aten.softmax.int, aten.log_softmax.int, aten.gather.default, aten.index_select.default,
+    aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
+    aten.index_reduce.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two,
+)  # fmt: skip
 
 DECOMPOSITIONS: dict[Any, Callable] = {
     **COMPOSITES,
+    **PLACES,
     **LINALG,
-    **{each: with_an_axis(each, _any) for each in (aten.any.default, aten.any.dim, aten.any.dims)},
-    **{each: with_an_axis(each, _all) for each in (aten.all.default, aten.all.dim, aten.all.dims)},
+    **OF_MIXED_TYPES,
     aten.layer_norm.default: _layer_norm,
     aten.group_norm.default: _group_norm,
     aten.add.Tensor: _add,
     aten.sub.Tensor: _sub,
-    aten.mul.Tensor: _of_halves(aten.mul.Tensor),
-    aten.div.Tensor: _of_halves(aten.div.Tensor, _div),
+    aten.div.Tensor: _div,
     aten.elu.default: _elu,
-    aten.isfinite.default: _isfinite,
     aten.expm1.default: _expm1,
     aten.log1p.default: _log1p,
     aten.pow.Tensor_Scalar: _pow,
-    aten.pow.Scalar: _with_tensors(torch.pow),
-    aten.pow.Tensor_Tensor: _power_of_tensors,
-    aten.remainder.Scalar_Tensor: _with_tensors(torch.remainder),
-    aten.floor_divide.default: _with_tensors(torch.floor_divide),
-    aten.div.Tensor_mode: _with_tensors(torch.div),
-    aten.atan2.default: _atan2,
+    aten.isfinite.default: _isfinite,
     aten.select.int: _select,
     aten.roll.default: _roll,
     aten.slice_scatter.default: _slice_scatter,
-    **{each: with_an_axis(each, _index_fill) for each in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)},
-    # PyTorch says the first with assertions, and the others with indices that may count from the end.
-    aten.one_hot.default: _kept,
-    **{each: with_an_axis(each) for each in (aten.index_add.default, aten.index_copy.default)},
-    # PyTorch takes these apart into indices of single pixels.
+    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
+    # PyTorch says the first with assertions, the next two with indices that may count from the end, and resampling
+    # with indices of single pixels.
     **dict.fromkeys(
-        (
-            aten.upsample_linear1d.vec,
-            aten.upsample_trilinear3d.vec,
-            aten.upsample_bicubic2d.vec,
-            aten._upsample_bilinear2d_aa.vec,
-            aten._upsample_bicubic2d_aa.vec,
-        ),
+        (aten.one_hot.default, aten.index_add.default, aten.index_copy.default,
+         aten.upsample_linear1d.vec, aten.upsample_trilinear3d.vec, aten.upsample_bicubic2d.vec,
+         aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec),
         _kept,
     ),
-}
-
-# ---- PyTorch's type rules, of which TVM knows none
-
-_OF_ONE_DTYPE = ("add", "sub", "mul", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor", "where", "pow",
-                 "remainder", "fmod", "div")  # fmt: skip
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_ACCUMULATIONS = ("sum", "prod", "cumsum", "cumprod")  # of integers: in int64, unless told otherwise
-
-
-def promote(graph: fx.Graph) -> None:
-    """Write the conversions that operators of mixed dtypes, and sums of small integers, make in PyTorch by themselves
-    as operators of their own, in place."""
-    for node in list(graph.nodes):
-        name = getattr(node.target, "__name__", "").partition(".")[0] if node.op == "call_function" else ""
-        if name not in (*_OF_ONE_DTYPE, *_COMPARISONS, *_ACCUMULATIONS):
-            continue
-        if not isinstance(node.meta["val"], torch.Tensor):
-            raise NotImplementedError(
-                f"{node.target} of a number that PyTorch takes from a tensor while it runs; TVM wants to know it before"
-            )
-        first = 1 if name == "where" else 0  # behind the condition
-        operands = node.args[first:] if name not in _ACCUMULATIONS else node.args[:1]
-        dtype = node.meta["val"].dtype
-        if name in _COMPARISONS:
-            dtype = torch.result_type(*(each.meta["val"] if isinstance(each, fx.Node) else each for each in operands))
-        converted = []
-        for each in operands:
-            own = each.meta["val"].dtype if isinstance(each, fx.Node) else dtype
-            if own != dtype and not (name in _ACCUMULATIONS and own.is_floating_point):
-                with graph.inserting_before(node):
-                    value, each = (
-                        each.meta["val"],
-                        graph.call_function(aten._to_copy.default, (each,), {"dtype": dtype}),
-                    )
-                    each.meta["val"] = value.to(dtype)
-            converted.append(each)
-        node.args = (*node.args[:first], *converted, *node.args[first + len(operands) :])
+}  # fmt: skip
+DECOMPOSITIONS |= {each: _with_an_axis(each, DECOMPOSITIONS.get(each, _kept)) for each in _WANT_AN_AXIS}

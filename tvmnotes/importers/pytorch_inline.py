@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._decomp import decomposition_table
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -41,41 +42,12 @@ def inline(node: fx.Node, function: Callable, args: Any, kwargs: dict, table: di
     return pytree.tree_unflatten(results, forms[-1])
 
 
-def _layer_norm(x, shape, weight, bias, eps) -> tuple[torch.Tensor, ...]:
-    axes = list(range(x.ndim - len(shape), x.ndim))
-    mean = x.mean(axes, keepdim=True)
-    rstd = torch.rsqrt((x - mean).square().mean(axes, keepdim=True) + eps)
-    result = (x - mean) * rstd
-    result = result if weight is None else result * weight
-    return result if bias is None else result + bias, mean, rstd
-
-
-def _by_channel(x, weight, bias) -> torch.Tensor:
-    shape = [-1, *[1] * (x.ndim - 2)]
-    x = x if weight is None else x * weight.reshape(shape)
-    return x if bias is None else x + bias.reshape(shape)
-
-
-def _group_norm(x, weight, bias, _n, _c, _size, groups, eps) -> tuple[torch.Tensor, ...]:
-    apart = x.reshape(x.shape[0], groups, -1)
-    result, mean, rstd = _layer_norm(apart, apart.shape[2:], None, None, eps)
-    return _by_channel(result.reshape(x.shape), weight, bias), mean.squeeze(-1), rstd.squeeze(-1)
-
-
-def _batch_norm(x, weight, bias, _training, _momentum, eps) -> tuple[torch.Tensor, ...]:
-    rows = x.transpose(0, 1).flatten(1)
-    result, mean, rstd = _layer_norm(rows, rows.shape[1:], None, None, eps)
-    result = result.unflatten(1, (x.shape[0], *x.shape[2:])).transpose(0, 1)
-    return _by_channel(result, weight, bias), mean.squeeze(-1), rstd.squeeze(-1)
-
-
 _WHOLE = {
-    aten._native_batch_norm_legit.no_stats: _batch_norm,
     aten.max_pool2d_with_indices.default: pooled_with_places,
     aten.max_pool3d_with_indices.default: pooled_with_places,
-    aten.native_layer_norm.default: _layer_norm,
-    aten.native_group_norm.default: _group_norm,
-}
+    **{each: decomposition_table[each] for each in (
+        aten.native_layer_norm.default, aten.native_group_norm.default, aten._native_batch_norm_legit.no_stats)},
+}  # fmt: skip
 
 
 def used_results(graph: fx.Graph, table: dict) -> None:

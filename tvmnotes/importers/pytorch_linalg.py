@@ -1,6 +1,7 @@
-"""Linear algebra of PyTorch: factors of matrices, and what is solved with them, and running extremes, whose numbers too
-depend on those before. LINALG says operators with a few, two of them our own, which CONVERTERS makes kernels of.
-Singular values and eigenvalues are not among them.
+"""Linear algebra of PyTorch: factors of matrices, and what is solved with them.
+
+LINALG says operators with a few, two of them our own, which CONVERTERS makes kernels of. Singular values and
+eigenvalues are not among them.
 """
 
 import math
@@ -10,11 +11,8 @@ import torch
 import tvm
 from torch import fx
 from tvm import relax
-from tvm.script import tirx as T
 
 from ..base.indices import checked
-from ..base.relax import OPAQUE
-from ..base.workarounds import quick_script
 from . import matrices
 
 aten = torch.ops.aten
@@ -91,14 +89,6 @@ def _cholesky_ex(a: torch.Tensor, *, upper: bool = False, check_errors: bool = F
     return factor.mT, info
 
 
-def _cholesky_solve(b: torch.Tensor, factor: torch.Tensor, upper: bool = False) -> torch.Tensor:
-    lower = factor.mT if upper else factor
-    batch = torch.broadcast_shapes(lower.shape[:-2], b.shape[:-2])
-    lower, b = lower.expand(*batch, *lower.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-    y = aten.linalg_solve_triangular.default(lower, b, upper=False)
-    return aten.linalg_solve_triangular.default(lower.mT, y, upper=True)
-
-
 def _solve_triangular(a: torch.Tensor, b: torch.Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False):
     """The kernel wants matrices of one batch, and the unknown on the right."""
     how = {"unitriangular": unitriangular}
@@ -109,10 +99,6 @@ def _solve_triangular(a: torch.Tensor, b: torch.Tensor, *, upper: bool, left: bo
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
     return aten.linalg_solve_triangular.default(a, b, upper=upper, **how)
-
-
-def _of_a_scalar(x: torch.Tensor, _dim: int) -> Any:
-    return (x.clone(), torch.zeros_like(x, dtype=torch.int64)) if x.ndim == 0 else NotImplemented
 
 
 LINALG = {
@@ -127,40 +113,10 @@ LINALG = {
     aten.linalg_cholesky.default: lambda a, *, upper=False: _cholesky(a, upper),
     aten.cholesky.default: _cholesky,
     aten.linalg_cholesky_ex.default: _cholesky_ex,
-    aten.cholesky_solve.default: _cholesky_solve,
     aten.linalg_solve_triangular.default: _solve_triangular,
-    **dict.fromkeys((aten.cummax.default, aten.cummin.default), _of_a_scalar),
 }  # fmt: skip
 
 # ---------------------------------------------------------------- kernels
-
-
-@quick_script()
-def _running_kernel(rows: int, n: int, columns: int, largest: bool, dtype: str) -> tvm.tirx.PrimFunc:
-    """Of equal numbers the last one counts, and NaN counts as the most extreme of all."""
-
-    @T.prim_func(s_tir=True)
-    def running(x: T.Buffer((rows, n, columns), dtype), best: T.Buffer((rows, n, columns), dtype),
-                place: T.Buffer((rows, n, columns), "int64")):  # fmt: skip
-        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
-        with T.sblock("running_extreme"):
-            for i in range(rows):
-                for j in range(columns):
-                    best[i, 0, j] = x[i, 0, j]
-                    place[i, 0, j] = T.int64(0)
-                for k in range(n - 1):
-                    for j in range(columns):
-                        if T.Or(
-                            T.if_then_else(largest, x[i, k + 1, j] >= best[i, k, j], x[i, k + 1, j] <= best[i, k, j]),
-                            x[i, k + 1, j] != x[i, k + 1, j],
-                        ):
-                            best[i, k + 1, j] = x[i, k + 1, j]
-                            place[i, k + 1, j] = T.Cast("int64", k + 1)
-                        else:
-                            best[i, k + 1, j] = best[i, k, j]
-                            place[i, k + 1, j] = place[i, k, j]
-
-    return running
 
 
 def _called(importer: Any, kernel: tvm.tirx.PrimFunc, inputs: list[relax.Expr], shapes: list[tuple], node: fx.Node):
@@ -202,15 +158,6 @@ def _triangular(node: fx.Node, importer: Any) -> relax.Expr:
     return _called(importer, kernel, [x, b], [shape], node)
 
 
-def _running(node: fx.Node, importer: Any) -> relax.Expr:
-    x, shape = importer.env[node.args[0]], list(node.args[0].meta["val"].shape)
-    dim = node.args[1] % len(shape)
-    flat = (math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]))
-    kernel = _running_kernel(*flat, node.target.__name__ == "cummax.default", x.ty.dtype.dtype)
-    given = importer.block_builder.emit(relax.op.reshape(x, flat))
-    return _called(importer, kernel, [given], [flat, flat], node)
-
-
 def _required(node: fx.Node, importer: Any) -> relax.Expr:
     info, wanted = node.args
     return checked(importer.env[info], [1], wanted, False, importer.block_builder)
@@ -221,6 +168,4 @@ CONVERTERS = {
     "required.default": _required,
     "linalg_cholesky_ex.default": _cholesky_factor,
     "linalg_solve_triangular.default": _triangular,
-    "cummax.default": _running,
-    "cummin.default": _running,
 }

@@ -4,27 +4,14 @@ what is largest, or in the middle, sorted lists, indices, windows of an image. p
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
 _Numbers = torch.Tensor | float
-
-# ---------------------------------------------------------------- of a tensor without axes, where TVM's want one
-
-
-def with_an_axis(operator: Any, usual: Callable | None = None) -> Callable:
-    def convert(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if x.ndim:
-            return usual(x, *args, **kwargs) if usual else NotImplemented
-        given = [each.reshape(1) if isinstance(each, torch.Tensor) and each.ndim == 0 else each for each in args]
-        shape = given[1].shape if operator is aten.gather.default and args[1].ndim else []
-        return pytree.tree_map(lambda each: each.reshape(shape), operator(x.reshape(1), *given, **kwargs))
-
-    return convert
-
 
 # ---------------------------------------------------------------- of whatever is largest, or comes first
 
@@ -40,39 +27,22 @@ def _aminmax(x: torch.Tensor, *, dim: int | None = None, keepdim: bool = False) 
 
 def _sort_stable(x: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
     """TVM's sort is stable."""
-    return aten.sort.default(x, dim, descending) if x.ndim else (x.clone(), torch.zeros_like(x, dtype=torch.int64))
+    return aten.sort.default(x, dim, descending)
 
 
 def _kth(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    if x.ndim == 0:
-        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     parts = (part.narrow(dim, k - 1, 1) for part in torch.sort(x, dim=dim, stable=True))
     return tuple(part if keepdim else part.squeeze(dim) for part in parts)
 
 
 def _median(x: torch.Tensor, dim: int, keepdim: bool = False, ignore_nan: bool = False) -> Any:
     """NaN sorts behind all others, and is the median, unless ignored."""
-    if x.ndim == 0:
-        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     values, places = torch.sort(x, dim=dim, stable=True)
     numbers = (~torch.isnan(x)).sum(dim, keepdim=True)
     half = (numbers - 1).clamp(min=0) // 2
     if not ignore_nan:
         half = torch.where(numbers < x.shape[dim], numbers, half)
     parts = (torch.gather(part, dim, half) for part in (values, places))
-    return tuple(part if keepdim else part.squeeze(dim) for part in parts)
-
-
-def _mode(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> Any:
-    """It is the least of those that occur most, and its last place. Each is compared with each."""
-    if x.ndim == 0:
-        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    rows = x.movedim(dim, -1)
-    ordered, _ = torch.sort(rows, dim=-1, stable=True)
-    counts = (ordered.unsqueeze(-1) == ordered.unsqueeze(-2)).sum(-1)
-    value = torch.gather(ordered, -1, counts.argmax(-1, keepdim=True))
-    place = torch.where(rows == value, torch.arange(rows.shape[-1]), -1).amax(-1, keepdim=True)
-    parts = (part.movedim(-1, dim) for part in (value, place))
     return tuple(part if keepdim else part.squeeze(dim) for part in parts)
 
 
@@ -91,10 +61,6 @@ def _searchsorted(ordered: torch.Tensor, x: _Numbers, *, out_int32: bool = False
     if x.is_floating_point():
         behind = behind | torch.isnan(x)
     return behind.sum(-1).to(torch.int32 if out_int32 else torch.int64)
-
-
-def _bucketize(x: torch.Tensor, bounds: torch.Tensor, *, out_int32: bool = False, right: bool = False) -> torch.Tensor:
-    return _searchsorted(bounds, x, out_int32=out_int32, right=right)
 
 
 def _isin(x: _Numbers, among: _Numbers, *, assume_unique: bool = False, invert: bool = False) -> torch.Tensor:
@@ -171,13 +137,6 @@ def _scatter_of_old(x: torch.Tensor, dim: int, index: torch.Tensor, source: _Num
     return aten.scatter_reduce.two(x, dim, index, source, {"add": "sum", "multiply": "prod"}[reduce])
 
 
-def _diagonal_scatter(x: torch.Tensor, part: torch.Tensor, offset: int = 0, a: int = 0, b: int = 1) -> torch.Tensor:
-    last = x.movedim((a, b), (-2, -1))
-    numbers = torch.arange(part.shape[-1])
-    places = [None] * (x.ndim - 2) + [numbers + max(0, -offset), numbers + max(0, offset)]
-    return aten.index_put.default(last, places, part).movedim((-2, -1), (a, b))
-
-
 def _unfold(x: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor:
     """Windows along an axis, which may overlap, along a new last one."""
     if x.ndim == 0:
@@ -244,31 +203,33 @@ def _average(operator: Any, rank: int) -> Callable:
     return convert
 
 
-def _adaptive_max_pool(rank: int) -> Callable:
-    """Each number of the result is the largest of a window of its own, which may overlap with the next. Along an axis
-    their lengths differ by 1: the shorter ones repeat their last number."""
+def _largest(x: torch.Tensor, axes: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest number of each window of an image, and its place: the first of equals, or the last NaN's.
 
-    def convert(x: torch.Tensor, size: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        image = x.shape[-rank:]
-        numbers = torch.arange(math.prod(image)).reshape(image)
-        for axis, count, before in zip(range(-rank, 0), size, image, strict=True):
-            cell = torch.arange(count)
-            longest = max(-(-(n + 1) * before // count) - n * before // count for n in range(count))
-            first, last = cell * before // count, ((cell + 1) * before + count - 1) // count - 1
-            places = torch.minimum(first.unsqueeze(1) + torch.arange(longest), last.unsqueeze(1)).reshape(-1)
-            x, numbers = (torch.index_select(each, axis, places) for each in (x, numbers))
-        apart = [n for count, after in zip(size, x.shape[-rank:], strict=True) for n in (count, after // count)]
-        windows = []
-        for each in (x, numbers):
-            each = each.reshape(*each.shape[:-rank], *apart)
-            cells = [*range(-2 * rank, 0, 2)]
-            order = [*range(each.ndim - 2 * rank), *(each.ndim + n for n in cells), *(each.ndim + n + 1 for n in cells)]
-            windows.append(each.permute(order).flatten(-rank))
-        place = windows[0].argmax(-1, keepdim=True)
-        numbers = windows[1].expand(windows[0].shape)
-        return windows[0].amax(-1), torch.gather(numbers, -1, place).squeeze(-1)
+    `axes` has for each axis the places, int64 (windows, taps), of which one may come twice.
+    """
+    rank, numbers = len(axes), torch.zeros([1] * 2 * len(axes), dtype=torch.int64)
+    for axis, (places, size) in enumerate(zip(axes, x.shape[-rank:], strict=True)):
+        shape = [1] * 2 * rank
+        shape[axis], shape[rank + axis] = places.shape
+        numbers = numbers * size + places.reshape(shape)
+    numbers = numbers.flatten(rank)
+    windows = torch.index_select(x.flatten(-rank), -1, numbers.flatten()).unflatten(-1, numbers.shape)
+    last = windows.shape[-1] - 1 - torch.isnan(windows).flip(-1).long().argmax(-1, keepdim=True)
+    value = windows.amax(-1, keepdim=True)
+    place = torch.where(torch.isnan(value), last, windows.argmax(-1, keepdim=True))
+    return value.squeeze(-1), torch.gather(numbers.expand(windows.shape), -1, place).squeeze(-1)
 
-    return convert
+
+def _adaptive_max_pool(x: torch.Tensor, size: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Windows of an axis differ in length by 1: the shorter ones repeat their last number."""
+    axes = []
+    for count, before in zip(size, x.shape[-len(size) :], strict=True):
+        cell = torch.arange(count).unsqueeze(1)
+        longest = max(-(-(n + 1) * before // count) - n * before // count for n in range(count))
+        last = ((cell + 1) * before + count - 1) // count - 1
+        axes.append(torch.minimum(cell * before // count + torch.arange(longest), last))
+    return _largest(x, axes)
 
 
 def pooled_with_places(
@@ -279,71 +240,47 @@ def pooled_with_places(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Max pooling of 2 or 3 axes with the places of the largest: the first of each window, or its last NaN's."""
-    rank = len(kernel)
+    """Max pooling of 2 or 3 axes with the places of the largest; a tap outside repeats the nearest one inside."""
+    rank, axes = len(kernel), []
     stride, padding, dilation = ([*(each or kernel)] * (rank if len(each) == 1 else 1) for each in
                                  (stride, padding, dilation))  # fmt: skip
-    image, wanted, numbers = x.shape[-rank:], [], torch.arange(math.prod(x.shape[-rank:])).reshape(x.shape[-rank:])
-    pads, slices = [], []
-    for k, s, p, d, size in zip(kernel, stride, padding, dilation, image, strict=True):
-        reach = d * (k - 1) + 1
-        count = (size + 2 * p - reach + (s - 1 if ceil_mode else 0)) // s + 1
+    for k, s, p, d, size in zip(kernel, stride, padding, dilation, x.shape[-rank:], strict=True):
+        reach = d * (k - 1)
+        count = (size + 2 * p - reach - 1 + (s - 1 if ceil_mode else 0)) // s + 1
         count -= ceil_mode and (count - 1) * s >= size + p
-        wanted.append(count)
-        pads[:0] = [p, max(0, (count - 1) * s + reach - p - size)]
-        slices.append((s, d, count))
-    x, numbers = torch.constant_pad_nd(x, pads, -math.inf), torch.constant_pad_nd(numbers, pads)
-    best = place = None
-    for tap in range(math.prod(kernel)):
-        here, there = x, numbers
-        for axis in reversed(range(rank)):
-            tap, at = divmod(tap, kernel[axis])
-            s, d, count = slices[axis]
-            begin = at * d
-            here, there = (
-                aten.slice.Tensor(each, axis - rank, begin, begin + (count - 1) * s + 1, s) for each in (here, there)
-            )
-        if best is None:
-            best, place = here, there.expand(here.shape)
-        else:
-            better = (here > best) | torch.isnan(here)
-            best, place = torch.where(better, here, best), torch.where(better, there, place)
-    return best, place
+        start = (torch.arange(count) * s - p).unsqueeze(1)
+        end = start + reach
+        first = torch.where(start < 0, start % d, start)
+        last = torch.where(end < size, end, size - 1 - (size - 1 - start) % d)
+        axes.append(torch.minimum(torch.maximum(start + torch.arange(k) * d, first), last))
+    return _largest(x, axes)
 
 
 PLACES: dict[Any, Callable] = {
-    aten.min.dim: with_an_axis(aten.min.dim, _min_along),
+    **{each: decomposition_table[each] for each in (
+        aten.diagonal_scatter.default, aten.bucketize.Tensor, aten.narrow_copy.default, aten.view_copy.default,
+        aten.permute_copy.default, aten.unbind_copy.int)},
+    aten.min.dim: _min_along,
     aten.aminmax.default: _aminmax,
     aten.sort.stable: _sort_stable,
     aten.kthvalue.default: _kth,
     aten.median.dim: _median,
-    aten.nanmedian.dim: lambda *args, **kwargs: _median(*args, **kwargs, ignore_nan=True),
+    aten.nanmedian.dim: partial(_median, ignore_nan=True),
     aten.median.default: lambda x: _median(x.reshape(-1), 0)[0],
     aten.nanmedian.default: lambda x: _median(x.reshape(-1), 0, ignore_nan=True)[0],
-    aten.mode.default: _mode,
-    aten.searchsorted.Tensor: _searchsorted,
-    aten.searchsorted.Scalar: _searchsorted,
-    aten.bucketize.Tensor: _bucketize,
+    **dict.fromkeys((aten.searchsorted.Tensor, aten.searchsorted.Scalar), _searchsorted),
     **dict.fromkeys((aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor), _isin),
     aten.masked_scatter.default: _masked_scatter,
     aten.index_put.default: _index_put,
     aten.take.default: _take,
     aten.put.default: _put,
-    aten.scatter_reduce.two: with_an_axis(aten.scatter_reduce.two, _scatter_reduce),
-    aten.index_reduce.default: with_an_axis(aten.index_reduce.default, _index_reduce),
-    aten.scatter.reduce: _scatter_of_old,
-    aten.scatter.value_reduce: _scatter_of_old,
-    aten.diagonal_scatter.default: _diagonal_scatter,
+    aten.scatter_reduce.two: _scatter_reduce,
+    aten.index_reduce.default: _index_reduce,
+    **dict.fromkeys((aten.scatter.reduce, aten.scatter.value_reduce), _scatter_of_old),
     **dict.fromkeys((aten.unfold.default, aten.unfold_copy.default), _unfold),
     **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), _embedding_bag),
     aten.avg_pool2d.default: _average(aten.avg_pool2d.default, 2),
     aten.avg_pool3d.default: _average(aten.avg_pool3d.default, 3),
-    aten.adaptive_max_pool2d.default: _adaptive_max_pool(2),
-    aten.adaptive_max_pool3d.default: _adaptive_max_pool(3),
+    **dict.fromkeys((aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default), _adaptive_max_pool),
     aten.convolution.default: _convolution,
-    aten.max.dim: with_an_axis(aten.max.dim, lambda *_, **__: NotImplemented),
-    aten.narrow_copy.default: lambda x, dim, start, length: x.narrow(dim, start, length),
-    aten.view_copy.default: lambda x, shape: x.reshape(shape),
-    aten.permute_copy.default: lambda x, dims: x.permute(dims),
-    aten.unbind_copy.int: lambda x, dim=0: x.unbind(dim),
-}
+}  # fmt: skip

@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 from ..base import env
 from ..base.workarounds import quick_script
 from ..compiler.schedules.vector import vectors
+from ..runtime.threads import run
 
 _STEPS = 1 << 17  # of a repetition: some 0.4 ms, which pass undisturbed even on a busy machine
 _BYTES = 256 << 20  # of the array that is read: much more than the caches hold
@@ -103,6 +104,7 @@ def _shape() -> tuple[int, int, int]:
 
 def _best(call: Callable, seconds: float) -> float:
     """The shortest time of a call, in seconds, of all that begin within `seconds`; one before them does not count."""
+    call = functools.partial(run, call)
     call()
     best, end = float("inf"), clock.perf_counter() + env.quick(seconds, 0.1)
     while (start := clock.perf_counter()) < end or best == float("inf"):

@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import tempfile
-import threading
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..base.spec import TensorSpec, dtype_of, shorten
+from ..base.spec import TensorSpec, dtype_of, require_dense, shorten
 from ..base.workarounds import import_tvm_ffi
-from . import saved
+from . import saved, threads
 
 if TYPE_CHECKING:
     import tvm
@@ -40,8 +39,8 @@ class Compiled:
     """This is a network compiled for a target. Call it with the inputs, by position or by name; get NumPy arrays.
 
     `inputs` and `outputs` are lists of `TensorSpec`; `graph` is the content of graph.json; `params` maps the names of
-    the folded parameters to TVM tensors; `target` and `opt_level` are those of the build. Any thread may call it: one
-    call runs at a time, on all of TVM's threads.
+    the folded parameters to TVM tensors; `target` and `opt_level` are those of the build. Any thread may call it, and
+    a child of a fork: one call runs at a time, on all of TVM's threads.
     """
 
     def __init__(self, library, graph: dict, params: dict, target, opt_level: int):
@@ -53,7 +52,7 @@ class Compiled:
         # Kept as bytes, since the file may be replaced while the library is in use.
         self._library = library.read_bytes() if isinstance(library, Path) else library
         self._params = tvm_ffi.convert(list(params.values()))
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._main = None if saved.mismatch(self._build_info) else self._start(library)
 
     def _start(self, library):
@@ -78,7 +77,8 @@ class Compiled:
         a NumPy array, or a tuple of them where the model has several outputs.
 
         Raises TypeError for a wrong number, name or kind of argument, ValueError for a wrong shape or dtype (before
-        anything runs), RuntimeError where the library is for another kind of machine.
+        anything runs), RuntimeError where the library is for another kind of machine; and IndexError for an index, in
+        the inputs or computed from them, that is out of range.
         """
         result = self.run(self._bind(args, kwargs))
         return tuple(map(_numpy, result)) if self.graph["tuple"] else _numpy(result[0])
@@ -91,7 +91,7 @@ class Compiled:
             raise RuntimeError(f"this library cannot run here: {reason}. Save it, and load it where it can.")
         weights = tvm_ffi.convert(list({**self.params, **params}.values())) if params else self._params
         with self._lock:
-            result = self._main(*tensors, weights)
+            result = threads.run(self._main, *tensors, weights)
         return list(result) if self.graph["tuple"] else [result]
 
     def _tensors(self, values: list) -> list[tvm_ffi.Tensor]:
@@ -239,6 +239,7 @@ def _tensor(value, spec: TensorSpec) -> tvm_ffi.Tensor:
         raise TypeError(
             f"input {spec.name!r}: expected a NumPy array, torch tensor or TVM tensor; got {type(value).__name__}"
         )
+    require_dense(value, f"input {spec.name!r}")
     shape, dtype = tuple(value.shape), dtype_of(value)
     if shape != spec.shape:
         raise ValueError(f"input {spec.name!r}: expected the shape {spec.shape}, got {shape}")

@@ -6,7 +6,6 @@ compiled, by TVM itself, and does one thing: it has the C library write the time
 """
 
 import functools
-import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,13 +15,12 @@ import tvm
 from tvm.script import tirx as T
 
 from ..base import env
-from ..base.workarounds import quick_script
+from ..base.workarounds import pass_lock, quick_script
 
 _POINTER = tvm.ir.PointerType(tvm.ir.PrimType("int64"))
 _CLOCK = time.CLOCK_MONOTONIC
 _PLACE = 16  # bytes: a timespec of the C library, seconds and nanoseconds
 _control = np.zeros(2, "int64")  # the address of the next place, and of the first that is not ours
-_turn = threading.Lock()  # one stopwatch at a time has it
 
 
 class Call(NamedTuple):
@@ -58,7 +56,7 @@ class Stopwatch:
     def __call__(self) -> None:
         places = np.zeros((self._ticks + 1, 2), "int64")  # one more, which stays empty
         first = places.ctypes.data
-        with _turn:
+        with pass_lock:  # one stopwatch at a time has the places, and nobody builds beside it
             _control[:] = first, first + places.nbytes
             try:
                 with self._compiled.instrumented(_tick()):

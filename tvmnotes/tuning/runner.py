@@ -16,7 +16,6 @@ from collections import Counter, deque
 from pathlib import Path
 
 import tvm
-import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner.rpc_runner import default_upload_module
 
@@ -28,9 +27,6 @@ _ATTEMPTS = 3  # for a trial that was lost with its server
 _SERVERLESS_SECONDS = 15
 _GRACE = 5  # seconds
 _GONE = "the server is gone"
-
-# TVM calls builders and runners through C++, which would make a RuntimeError without a word of a Ctrl-C.
-tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 
 
 class Local:

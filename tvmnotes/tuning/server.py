@@ -21,6 +21,7 @@ from tvm.rpc import server as theirs
 from tvm.support import utils
 
 from ..base import env
+from ..base.workarounds import set_tvm_threads
 from . import trial
 
 CRASHED = "TvmnotesSessionCrashed"  # in the error that a client gets
@@ -82,7 +83,7 @@ def serve(tracker, key, host, port, name, threads, cores, say) -> None:
     if cores:
         _stay_on(cores)
     if threads or cores:
-        os.environ["TVM_NUM_THREADS"] = str(threads or len(cores))  # before TVM starts its threads
+        set_tvm_threads(env.usable_cores(), threads or len(cores))  # before TVM starts them
     listening = _listen(host, port)
     port = listening.getsockname()[1]
     name = name or f"{socket.gethostname()}:{port}"

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import tvm
 
 from ..base.env import target_json
+from ..base.workarounds import pass_lock
 from ..compiler import pipeline
-from ..compiler.build import bind, resolve_target, turn
+from ..compiler.build import bind, resolve_target
 from ..compiler.records import vectors_of
 from ..compiler.schedules import Workload
 
@@ -51,7 +52,7 @@ def workloads(mod: tvm.IRModule, params: dict, target=None) -> dict[Workload, in
         counts[workload] = counts.get(workload, 0) + 1
 
     mod, _ = bind(mod, params)
-    with turn, target:
+    with pass_lock, target:
         tvm.transform.Sequential(pipeline.passes(3, target, lookup=count))(mod)
     return counts
 

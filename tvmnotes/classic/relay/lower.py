@@ -5,6 +5,7 @@ from tvm import relax
 
 from ...base import errors
 from ...base.relax import fixed_shape
+from ...base.workarounds import pass_lock
 from . import ir
 from .ops import OPERATORS
 from .ty import Any, TensorType, TupleType
@@ -24,7 +25,7 @@ def to_relax(function: ir.Function, params: dict | None = None, functions: dict 
     weights = [p for p in function.params if p.name_hint in params]
     lowering = _Lowering(relax.BlockBuilder(), {p: _parameter(p, params) for p in function.params}, functions or {})
     builder, values = lowering.builder, lowering.values
-    with builder.function("main", []):
+    with pass_lock, builder.function("main", []):
         with builder.dataflow():
             result = builder.emit_output(lowering.value(function.body))
         builder.emit_func_output(result)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ...base import data
-from ...base.workarounds import without_torch
+from ...base.workarounds import pass_lock, without_torch
 
 _SEED = 233
 _LEAST_VARIANCE = 0.1
@@ -57,7 +57,7 @@ def network(name: str):
     if known and (any(root.glob(f"{name}-*.params")) or data.reachable(model_store.apache_repo_url)):
         net, kind = get_model(name, pretrained=True), "pretrained"
     else:
-        with _plainly():
+        with pass_lock, _plainly():
             net, kind = _seeded(get_model, name), "seeded"
     net.weights_kind = kind
     return net

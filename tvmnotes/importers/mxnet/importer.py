@@ -11,7 +11,9 @@ import tvm
 from tvm import relax
 
 from ...base.errors import one_line
+from ...base.indices import OutOfRange
 from ...base.spec import TensorSpec, parse_inputs, shorten
+from ...base.workarounds import pass_lock
 from ..model import as_model
 from . import array_operators, detection_operators, gluon, layer_operators  # noqa: F401  (they fill the table)
 from .call import CONVERTERS, Call, shape_of
@@ -37,7 +39,8 @@ def from_mxnet(
 
     Raises FileNotFoundError for a missing file; ValueError for a damaged one, for parameters that are missing,
     superfluous or of a wrong shape, and for inputs without a shape; NotImplementedError, naming all of them, for
-    operators, or uses of them, that the importer lacks; TypeError for arguments of another kind.
+    operators, or uses of them, that the importer lacks; TypeError for arguments of another kind; IndexError for an
+    index out of range that the network holds. One that it is given, or computes, is an IndexError of the run.
     """
     graph, own = _read(symbol)
     arrays = _arrays(own if params is None else params)
@@ -59,7 +62,8 @@ def _read(symbol) -> tuple[Graph, dict]:
     if hasattr(symbol, "tojson") and hasattr(symbol, "list_arguments"):
         return read_symbol(symbol.tojson()), {}
     if hasattr(symbol, "hybrid_forward") and hasattr(symbol, "collect_params"):
-        symbol, params = gluon.as_symbol(symbol)
+        with pass_lock:
+            symbol, params = gluon.as_symbol(symbol)
         return read_symbol(symbol.tojson()), params
     raise TypeError(
         "symbol: expected the path of a -symbol.json, its text, an mx.sym.Symbol or a Gluon HybridBlock; "
@@ -153,7 +157,7 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
     for name, array in arrays.items():
         variables[name] = relax.Var(name, relax.TensorType(array.shape, str(array.dtype)))
     outputs, failure = [], None  # the outputs of each node
-    with builder.function("main", list(variables.values())):
+    with pass_lock, builder.function("main", list(variables.values())):
         with builder.dataflow():
             try:
                 for node in graph.nodes:
@@ -183,6 +187,8 @@ def _emitted(call: Call) -> list[relax.Expr]:
         return [each if isinstance(each, relax.Var) else call.emit(each) for each in outputs]
     except NotImplementedError as error:
         raise NotImplementedError(f"MXNet's {node.op} {node.name!r}: no converter for {error}") from None
+    except OutOfRange:
+        raise
     except Exception as error:  # TVM's own are of many kinds
         read = ", ".join(f"{name}: {shape_of(each)}" for name, each in zip(call.names, call.inputs, strict=True))
         raise ValueError(f"MXNet's {node.op} {node.name!r}: {one_line(error)}; it reads {read or 'nothing'}") from error

@@ -66,7 +66,7 @@ def take(data, indices, /, axis=None, batch_dims=0, mode="clip"):
         data, axis = R.reshape(data, [math.prod(known_shape(data))]), 0
     if mode == "fast":  # which Relay did not check
         indices, mode = checked(indices, [known_shape(data)[axis]], "take", negative=False), "clip"
-    return R.take(data, R.astype(indices, "int32"), axis, mode)
+    return R.take(data, R.astype(indices, "int64"), axis, mode)
 
 
 @operator("strided_slice")
@@ -106,8 +106,8 @@ def gather_nd(data, indices, /, batch_dims=0, index_rank=None):
     return R.gather_nd(data, checked(R.permute_dims(indices, order), sizes, "gather_nd", negative=True), batch_dims)
 
 
-def _scattered(data, indices, updates, axis, reduction):
-    indices = checked(indices, [known_shape(data)[axis]], "scatter_elements", negative=True)
+def _scattered(data, indices, updates, axis, reduction, name="scatter_elements"):
+    indices = checked(indices, [known_shape(data)[axis]], name, negative=True)
     return R.scatter_elements(data, indices, updates, axis, reduction)
 
 
@@ -118,12 +118,12 @@ def scatter_elements(data, indices, updates, /, axis=0, reduction="update"):
 
 @operator("scatter")
 def scatter(data, indices, updates, /, axis):
-    return _scattered(data, indices, updates, axis, "update")
+    return _scattered(data, indices, updates, axis, "update", "scatter")
 
 
 @operator("scatter_add")
 def scatter_add(data, indices, updates, /, axis):
-    return _scattered(data, indices, updates, axis, "add")
+    return _scattered(data, indices, updates, axis, "add", "scatter_add")
 
 
 @operator("one_hot")

@@ -1,0 +1,116 @@
+"""Bools, whole numbers and half precision: PyTorch's dtypes and numbers, at the lowest and the highest opt level."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Function
+from tvm import relax
+from tvm.relax import op as R
+
+import tvmnotes as tn
+
+# Of two matrices of one dtype, whose rows LLVM takes as vectors.
+OF_ANY = (
+    torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_and, torch.logical_xor, torch.bitwise_or,
+    torch.bitwise_xor, torch.maximum, torch.minimum, torch.add, torch.mul, lambda x, y: torch.where(x > y, x, y),
+    lambda x, y: x + 1.5, lambda x, y: x + (y > 0), lambda x, y: x == 1, lambda x, y: x < 0.5,
+)  # fmt: skip
+REDUCED = (
+    torch.sum, torch.prod, torch.any, torch.all, lambda x: x.sum(1), lambda x: x.prod(1), lambda x: x.cumsum(1),
+    lambda x: x.cumprod(1), lambda x: x.cumsum(0, dtype=torch.int32), lambda x: x.prod(1, dtype=torch.float64),
+    lambda x: x.amax(1), lambda x: x.amin(0), lambda x: x.any(1), lambda x: x.all(1),
+    lambda x: torch.count_nonzero(x, 0),
+)  # fmt: skip
+
+
+def _of_any(*pairs):
+    made = [f(x, y) for x, y in zip(pairs[::2], pairs[1::2], strict=True) for f in OF_ANY]
+    return *made, *(f(x) for x in pairs[::2] for f in REDUCED), pairs[0] + pairs[2], pairs[2] * pairs[4]
+
+
+@pytest.mark.parametrize("opt_level", [0, 3])
+def test_bools_and_whole_numbers(rng, opt_level):
+    dtypes = (torch.bool, torch.bool, torch.uint8, torch.uint8, torch.int32, torch.int32)
+    pairs = [torch.from_numpy(rng.integers(0, 2 if dtype is torch.bool else 6, (3, 16))).to(dtype) for dtype in dtypes]
+    lib = tn.build(*tn.from_pytorch(Function(_of_any).eval(), pairs), opt_level=opt_level)
+    for place, (ours, theirs) in enumerate(zip(lib(*pairs), _of_any(*pairs), strict=True)):
+        assert ours.dtype == theirs.numpy().dtype, place
+        np.testing.assert_array_equal(ours, theirs.numpy(), str(place))
+
+
+def _with_numbers(x):
+    return (
+        x // 2, x // 2.5, 7 // (x + 10), x % 2, x % 2.5, 2.5 % (x + 10), torch.fmod(x, 2.5), torch.atan2(x, x + 1),
+        *(torch.div(x, y, rounding_mode=mode) for y in (2, 2.5) for mode in ("floor", "trunc")),
+        x * 2.5, x - 2.5, 2 - x, x / 2, torch.rsub(x, 2.5), torch.add(x, 2, alpha=3), x >= 2.5, x.clamp(-1.5, 2.5),
+        x**2, 2.5**x, torch.where(x > 2, x, 2.5), x.masked_fill(x > 2, 7), torch.maximum(x, torch.tensor(1)),
+        x.any(), x.all(),
+    )  # fmt: skip
+
+
+def test_numbers_take_the_dtype_that_pytorch_gives_them(rng):
+    dtypes = (torch.int8, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64)
+    inputs = [torch.from_numpy(rng.integers(0 if dtype == torch.uint8 else -9, 9, 40)).to(dtype) for dtype in dtypes]
+    net = Function(lambda *xs: tuple(part for x in xs for part in _with_numbers(x))).eval()
+    made = tn.build(*tn.from_pytorch(net, inputs), opt_level=0)(*inputs)
+    for place, (ours, theirs) in enumerate(zip(made, net(*inputs), strict=True)):
+        assert ours.dtype == theirs.numpy().dtype, place
+        tolerance = 2e-3 if ours.dtype == "float16" else 1e-6
+        np.testing.assert_allclose(ours, theirs.numpy(), tolerance, 1e-6, err_msg=str(place))
+
+
+def test_powers_of_whole_numbers_to_unknown_ones_are_refused():
+    with pytest.raises(NotImplementedError, match=r"aten\.pow of torch\.int64 with exponents of torch\.int64"):
+        tn.from_pytorch(Function(lambda x: 2**x).eval(), [torch.arange(4)])
+
+
+def test_sums_of_bools_that_stay_bools(rng):
+    """Of a module that no importer made: one bit would overflow."""
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((3, 16), "bool"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            made = [R.sum(x, 1), R.prod(x, 1), R.cumsum(x, 1), R.cumprod(x, 1, "int32"), R.add(x, x), R.max(x, 1)]
+            out = builder.emit_output(relax.Tuple(made))
+        builder.emit_func_output(out)
+    given = rng.integers(0, 2, (3, 16)).astype(bool)
+    with_any = np.logical_or.accumulate(given, 1)
+    wanted = [given.any(1), given.all(1), with_any, np.cumprod(given, 1, "int32"), given, given.any(1)]
+    for ours, theirs in zip(tn.build(builder.get(), {})(given), wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs, strict=True)
+
+
+OF_HALVES = {
+    "matrix product": lambda x: x @ x.transpose(1, 2),
+    "linear": lambda x: F.linear(x, torch.ones(3, 5000, dtype=x.dtype)),
+    "convolution": lambda x: F.conv1d(x, torch.ones(2, 4, 1, dtype=x.dtype)).sum(2),
+    "einsum": lambda x: torch.einsum("bij,bkj->bik", x, x),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "mean": lambda x: x.mean(2),
+    "atan2": lambda x: torch.atan2(x, x + 1),
+    "gelu": lambda x: F.gelu(x * -3),
+    "silu": lambda x: F.silu(x * -3),
+    "group norm": lambda x: F.group_norm(x.cumsum(1), 2),
+    "layer norm": lambda x: F.layer_norm(x.cumsum(1), x.shape[1:]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("level", [0, 3])
+def test_sums_of_halves(dtype, level):
+    """Of 5,000 ones the sum in halves is 2,048, in bfloat16 256."""
+    x = torch.ones(1, 4, 5000, dtype=dtype)
+    net = Function(lambda x: tuple(function(x) for function in OF_HALVES.values())).eval()
+    lib = tn.build(*tn.from_pytorch(net, {"x": x}), opt_level=level)
+    for name, ours, theirs in zip(OF_HALVES, lib(x), net(x), strict=True):
+        ours = torch.as_tensor(np.asarray(ours).astype("float64"))
+        torch.testing.assert_close(ours, theirs.double(), rtol=torch.finfo(dtype).eps * 2, atol=1e-6, msg=name)
+
+
+def test_weights_without_numbers_or_with_a_mask_are_refused():
+    net = torch.nn.Linear(2, 2).eval()
+    model, params = tn.from_pytorch(net, {"x": (1, 2)})
+    with pytest.raises(TypeError, match="params: 'bias': expected an array without a mask.*fill it first"):
+        tn.build(model, params | {"bias": np.ma.masked_equal(np.ones(2, "float32"), 1)})
+    with pytest.raises(TypeError, match="model: 'weight': expected numbers, got a tensor on the device 'meta'"):
+        tn.from_pytorch(net.to("meta"), {"x": (1, 2)})

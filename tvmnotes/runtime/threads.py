@@ -1,0 +1,103 @@
+"""Networks run in children of a fork, also where the parent has run some before.
+
+In TVM 0.27 each thread that runs kernels has a pool of threads. A fork leaves the pool of the thread that forks without
+its threads: a run in the child would wait for them for ever, and so would the end of the process. No call of TVM's
+mends such a pool or removes it. So another thread of the child, which gets a pool of its own, runs the networks, and
+the child ends before TVM would clear up the pool that was left.
+
+This goes when `test_a_child_of_a_fork_runs_what_the_parent_has_run` passes without it.
+"""
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from weakref import WeakSet
+
+from ..base.workarounds import pass_lock
+
+_pooled: set[int] = set()  # the threads that may have a pool
+_stranded: int | None = None  # in a child: the thread whose pool has lost its threads
+_runner: ThreadPoolExecutor | None = None  # the thread that runs networks instead
+_exit_code = 0  # that the child asked for
+_error = None  # the last uncaught error of before the fork
+_locks: WeakSet = WeakSet()
+_changing = threading.Lock()  # `_locks`
+_held: list = []
+
+
+def run(function, *args):
+    """Return what a function that runs kernels returns."""
+    thread = threading.get_ident()
+    if thread != _stranded:
+        _pooled.add(thread)
+        return function(*args)
+    running = _runner.submit(function, *args)
+    try:
+        return running.result()
+    except BaseException:  # after a Ctrl-C it still runs, and nobody else may run the network meanwhile
+        wait([running])
+        raise
+
+
+def lock():
+    """Make the lock of a network's runs. A fork waits for it: the child could not finish a run of another thread."""
+    made = threading.RLock()
+    with _changing:
+        _locks.add(made)
+    return made
+
+
+def _before_fork() -> None:
+    for first in (pass_lock, _changing):
+        first.acquire()
+        _held.append(first)
+    for each in list(_locks):
+        each.acquire()
+        _held.append(each)
+
+
+def _after_fork() -> None:
+    global _held
+    held, _held = _held, []  # before another thread can fork
+    for each in reversed(held):
+        each.release()
+
+
+def _after_fork_in_child() -> None:
+    global _stranded, _runner, _error
+    _after_fork()
+    thread = threading.get_ident()
+    if thread in _pooled or thread == _stranded:
+        _stranded, _runner = thread, ThreadPoolExecutor(1, "tvmnotes-run")
+        _error = getattr(sys, "last_value", None)
+        sys.exit = _exit
+    _pooled.clear()
+
+
+def _exit(status=None):
+    """`sys.exit` in such a child: Python tells nobody else the exit code."""
+    global _exit_code
+    _exit_code = status if isinstance(status, int) else int(status is not None)
+    raise SystemExit(status)
+
+
+@atexit.register
+def _end() -> None:
+    """Have a child end before the C library clears up its thread's pool, once Python has done all that it does."""
+    if threading.get_ident() != _stranded:
+        return
+    code = _exit_code & 0xFF if getattr(sys, "last_value", None) is _error else 1
+    library = ctypes.CDLL(None)
+    try:
+        call_at_the_end = library.__cxa_thread_atexit_impl  # the last that is registered comes first
+    except AttributeError:  # another C library than glibc
+        sys.stdout.flush()
+        os._exit(code)
+    call_at_the_end(ctypes.cast(library._exit, ctypes.c_void_p), ctypes.c_void_p(code), None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
