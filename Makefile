@@ -67,9 +67,11 @@ test-full: $(READY)  ## The same, all of it whole: networks, sweeps, readers' me
 	$(QUIET) $(PASSIVE) $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)
 	$(QUIET) $(PASSIVE) $(PYTEST) -m alone $(ALL)
 
-suites: $(READY)  ## Hold all networks of torchvision's families and of GluonCV's zoo against PyTorch and MXNet
+suites: $(READY)  ## Hold PyTorch's samples of its operators, torchvision's families and GluonCV's zoo against their own
 	$(QUIET) $(BIN)/python -m pytest tests/test_networks.py
 	$(QUIET) $(BIN)/python tests/test_gluon_zoo.py
+	$(QUIET) $(PASSIVE) $(BIN)/python tests/torch_suite.py 0
+	$(QUIET) $(PASSIVE) $(BIN)/python tests/torch_suite.py 3
 
 storms: $(READY)  ## Kill tunings by the hundred, read damaged files by the ten thousand
 	$(QUIET) $(PASSIVE) TESTS_STORM=5 $(BIN)/python -m pytest tests -m storm

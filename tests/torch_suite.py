@@ -7,8 +7,10 @@ in place, of torch.masked, special functions that hardly a network has, or whose
 
 Tensors are the network's inputs, everything else is a constant in it; of complex results view_as_real is compared. All
 of an operator's samples are one network; only where that is not equal is each a network of its own. `outcome` runs one
-operator here. `outcomes` runs many in a process of their own, which a crash ends for one operator alone;
-`python tests/torch_suite.py [level [names]]` prints a table of all at that opt level, 0 unless told.
+operator here. `outcomes` runs many in a process of their own, which a crash ends for one operator alone.
+
+`python tests/torch_suite.py [level [names]]` prints what becomes of each, at opt level 0 unless told, and counts. It
+fails where an operator is not as torch_suite.json says: that file has all that are not equal, with the reason.
 """
 
 import json
@@ -24,6 +26,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -35,6 +38,7 @@ from torch.testing._internal.common_methods_invocations import op_db  # noqa: E4
 
 import tvmnotes as tn  # noqa: E402
 
+REFUSED = json.loads(Path(__file__).with_suffix(".json").read_text())  # by operator, why it is not equal
 SAMPLES = 6
 SECONDS = 180  # for one operator
 TOLERANCE = {
@@ -60,23 +64,23 @@ _OUT = re.compile(
 
 
 class Samples(torch.nn.Module):
-    """An operator called once for each sample, whose tensors are the inputs in order; its tensors, flat."""
+    """A call of an operator for each (operator, sample), whose tensors are the inputs in order; its tensors, flat."""
 
-    def __init__(self, op, samples):
+    def __init__(self, samples):
         super().__init__()
-        self.op, self.calls, self.tensors = op, [], []
-        for sample in samples:
+        self.calls, self.tensors = [], []
+        for op, sample in samples:
             leaves, spec = pytree.tree_flatten((sample.input, *sample.args, sample.kwargs))
             self.tensors += [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            self.calls.append(([None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves],
+            self.calls.append((op, [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves],
                                [isinstance(leaf, torch.Tensor) for leaf in leaves], spec))  # fmt: skip
 
     def forward(self, *tensors):
         given, results = iter(tensors), []
-        for leaves, is_input, spec in self.calls:
+        for op, leaves, is_input, spec in self.calls:
             leaves = [next(given) if own else leaf for leaf, own in zip(leaves, is_input, strict=True)]
             *args, kwargs = pytree.tree_unflatten(leaves, spec)
-            results += pytree.tree_leaves(self.op(*args, **kwargs))
+            results += pytree.tree_leaves(op.op(*args, **kwargs))
         results = [
             torch.view_as_real(x.resolve_conj()) if isinstance(x, torch.Tensor) and x.is_complex() else x
             for x in results
@@ -92,19 +96,19 @@ def operators() -> dict:
     }
 
 
-def samples(op) -> list:
-    """The samples of an operator that are in scope, the same in each run."""
+def samples(op, count: int = SAMPLES) -> list:
+    """The first samples of an operator that are in scope, the same in each run."""
     dtype = next(dtype for dtype in _KINDS if dtype in op.dtypes)
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 the database draws from it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return list(islice(filter(lambda sample: _in_scope(op, sample), op.sample_inputs("cpu", dtype)), SAMPLES))
+        return list(islice(filter(lambda sample: _in_scope(op, sample), op.sample_inputs("cpu", dtype)), count))
 
 
 def _in_scope(op, sample) -> bool:
-    network = Samples(op.op, [sample])
+    network = Samples([(op, sample)])
     before = [x.clone() if _plain(x) else None for x in network.tensors]
     if not before or any(x is None for x in before) or sample.kwargs.get("dropout_p"):
         return False
@@ -129,28 +133,8 @@ def outcome(op, opt_level: int = 0) -> str:
 
 
 def _outcome(op, found, opt_level) -> str:
-    network = Samples(op.op, found).eval()
-    inputs = [x.detach().contiguous() for x in network.tensors]
-    with torch.no_grad():
-        wanted = network(*(x.clone() for x in inputs))
     try:
-        compiled = tn.build(*tn.from_pytorch(network, [(f"in{i}", x) for i, x in enumerate(inputs)]),
-                            opt_level=opt_level)  # fmt: skip
-        got = compiled(*(x.numpy() for x in inputs))
-        got = got if isinstance(got, list | tuple) else [got]
-        assert len(got) == len(wanted), f"{len(got)} outputs for {len(wanted)}"
-        for ours, theirs in zip(got, wanted, strict=True):
-            ours = np.array(ours)
-            ours = (
-                torch.from_numpy(ours.astype("float32")).bfloat16()
-                if ours.dtype == "bfloat16"
-                else torch.from_numpy(ours)
-            )
-            assert ours.dtype == theirs.dtype, f"{ours.dtype} for {theirs.dtype}"
-            rtol, atol = TOLERANCE.get(theirs.dtype, (0, 0))
-            if atol and len(finite := theirs[theirs.isfinite()]):
-                atol *= max(1, finite.abs().max().item() / 2)
-            torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, equal_nan=True)
+        check([(op, sample) for sample in found], opt_level)
     except AssertionError as error:
         return f"wrong: {' '.join(str(error).split())[:200]}"
     except Exception as error:
@@ -160,6 +144,28 @@ def _outcome(op, found, opt_level) -> str:
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         return f"{'refused' if says and names else 'unclear'}: {text}"
     return "equal"
+
+
+def check(found: list, opt_level: int = 0) -> None:
+    """Build one network of these (operator, sample), and hold it against PyTorch; raises AssertionError, or what it
+    is that the import, the build or the run raises."""
+    network = Samples(found).eval()
+    inputs = [x.detach().contiguous() for x in network.tensors]
+    with torch.no_grad():
+        wanted = network(*(x.clone() for x in inputs))
+    compiled = tn.build(*tn.from_pytorch(network, [(f"in{i}", x) for i, x in enumerate(inputs)]), opt_level=opt_level)
+    got = compiled(*(x.numpy() for x in inputs))
+    got = got if isinstance(got, list | tuple) else [got]
+    assert len(got) == len(wanted), f"{len(got)} outputs for {len(wanted)}"
+    for place, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
+        ours = np.array(ours)
+        is_brain = ours.dtype == "bfloat16"
+        ours = torch.from_numpy(ours.astype("float32")).bfloat16() if is_brain else torch.from_numpy(ours)
+        assert ours.dtype == theirs.dtype, f"{ours.dtype} for {theirs.dtype}, of output {place}"
+        rtol, atol = TOLERANCE.get(theirs.dtype, (0, 0))
+        if atol and len(finite := theirs[theirs.isfinite()]):
+            atol *= max(1, finite.abs().max().item() / 2)
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, equal_nan=True)
 
 
 def outcomes(names: list[str], opt_level: int = 0) -> Iterator[tuple[str, str]]:
@@ -188,12 +194,25 @@ def _serve(opt_level: int) -> None:
         print(json.dumps(outcome(every[each], opt_level)), file=replies, flush=True)
 
 
+def kind(text: str) -> str:
+    """Return "equal", "refused", "unclear", "wrong", "crash", "hang" or "no sample" of an outcome."""
+    return text.partition(":")[0].partition(" (")[0]
+
+
+def _main(opt_level: int, names: list[str]) -> None:
+    counts, surprises = Counter(), []
+    for name, text in outcomes(names or list(operators()), opt_level):
+        counts[kind(text)] += 1
+        print(f"{name}: {text}", flush=True)
+        if kind(text) != ("refused" if name in REFUSED else "equal") and kind(text) != "no sample":
+            surprises.append(name)
+    print(dict(counts))
+    if surprises:
+        sys.exit(f"not as torch_suite.json says: {', '.join(surprises)}")
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
         _serve(int(sys.argv[2]))
     else:
-        counts = Counter()
-        for name, text in outcomes(sys.argv[2:] or list(operators()), int(*sys.argv[1:2])):
-            counts[text.partition(":")[0].partition(" (")[0]] += 1
-            print(f"{name}: {text}", flush=True)
-        print(dict(counts))
+        _main(int((sys.argv[1:2] or [0])[0]), sys.argv[2:])
