@@ -32,7 +32,7 @@ if not (3, 10) <= sys.version_info[:2] <= (3, 13):
 free = shutil.disk_usage(".").free / 2**30
 if free < 10:
     sys.exit("tvmnotes needs 10 GiB of disk for its environment; here are %.1f GiB free" % free)
-print("Making $(VENV) with Python %s: some 6 GB of packages, a few minutes." % here)
+print("Making $(VENV) with Python %s: some 7 GB of packages, a few minutes." % here)
 if sys.version_info[:2] > (3, 11):
     print("MXNet and GluonCV need Python 3.10 or 3.11, so they are left out here; notebook 07 says what it does without.")
 endef
@@ -79,9 +79,10 @@ storms: $(READY)  ## Kill tunings by the hundred, read damaged files by the ten 
 test-ui: $(READY)  ## Run every notebook in a real JupyterLab in headless Chromium
 	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui
 
-notebooks: $(READY)  ## Execute every notebook and store its outputs
+notebooks: $(READY)  ## Execute every notebook and store its outputs; write the map of lessons into README and 00
 	$(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 	  --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=300 $(NOTEBOOKS)
+	$(BIN)/python -m tvmnotes.course.lessons
 
 lint: $(READY)  ## Check code and notebooks with ruff
 	$(BIN)/ruff check .

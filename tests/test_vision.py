@@ -49,6 +49,20 @@ def test_preprocess_for_other_sizes(sample):
     assert vision.crop(sample, 64, 32).size == (64, 64)  # never smaller than the crop
 
 
+def test_preprocess_for_other_statistics(sample):
+    x = vision.preprocess(sample, mean=0.5, std=[0.25, 0.5, 1])
+    pixels = np.asarray(vision.crop(sample), "float32").transpose(2, 0, 1)[None] / 255
+    np.testing.assert_allclose(x, (pixels - 0.5) / np.float32([0.25, 0.5, 1]).reshape(3, 1, 1), rtol=0, atol=1e-6)
+    assert (x.dtype, x.flags.c_contiguous) == (np.float32, True)
+
+
+def test_the_sample_pictures():
+    assert vision.sample_picture() == vision.sample_picture("grace_hopper")
+    assert vision.open_picture(vision.sample_picture("coffee")).size == (600, 400)
+    with pytest.raises(ValueError, match="unknown sample picture 'tea'; there are 'coffee' and 'grace_hopper'"):
+        vision.sample_picture("tea")
+
+
 # ---------------------------------------------------------------- reading
 
 MODES = {"RGB": 1, "RGBA": 1, "L": 1, "LA": 1, "CMYK": 2, "P": 20, "1": 130}

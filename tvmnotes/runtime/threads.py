@@ -92,11 +92,12 @@ def _end() -> None:
     code = _exit_code & 0xFF if getattr(sys, "last_value", None) is _error else 1
     library = ctypes.CDLL(None)
     try:
-        call_at_the_end = library.__cxa_thread_atexit_impl  # the last that is registered comes first
+        call_at_the_end = library.__cxa_thread_atexit_impl  # what was registered last is called first
     except AttributeError:  # another C library than glibc
         sys.stdout.flush()
         os._exit(code)
-    call_at_the_end(ctypes.cast(library._exit, ctypes.c_void_p), ctypes.c_void_p(code), None)
+    end = ctypes.cast(library._exit, ctypes.c_void_p)
+    call_at_the_end(end, ctypes.c_void_p(code), end)
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,0 +1,128 @@
+"""This module reads the plan of the course, lessons.json: what each lesson takes and needs, and the routes.
+
+README.md and notebook 00 show it. `python -m tvmnotes.course.lessons`, in a checkout, writes it into both, and into the
+README also the times that notebook 00 has stored. A test compares them.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Lesson(NamedTuple):
+    """A lesson is a row of the map. `needs` lists the numbers of lessons, and "C++" for a C++ compiler."""
+
+    name: str
+    about: str
+    minutes: int  # to read, as the lesson's first cell says
+    level: str
+    needs: str
+
+    @property
+    def number(self) -> str:
+        return self.name.partition("_")[0]
+
+
+_PLAN = json.loads(Path(__file__).with_name("lessons.json").read_text(encoding="utf-8"))
+LESSONS = [Lesson(**row) for row in _PLAN["lessons"]]
+BY_NUMBER = {lesson.number: lesson for lesson in LESSONS}
+# The steps of each route: a lesson's number, and its sections where not all of them are for this reader.
+ROUTES = _PLAN["routes"]
+
+
+def minutes(route: str) -> int:
+    """Add up the minutes of the lessons of a route, each counted once and whole."""
+    return sum(BY_NUMBER[number].minutes for number in {step[:2] for step in ROUTES[route]})
+
+
+def table(folder: str = "", answers: bool = False) -> str:
+    """List the lessons as a table of Markdown with links into `folder`; with `answers`, a column for these."""
+    columns = ["notebook", "what it walks through", "minutes", "level", "needs", *["answers"] * answers]
+    rows = [columns, ["---"] * len(columns)]
+    for lesson in LESSONS:
+        link = f"[{lesson.name}]({folder}{lesson.name}.ipynb)"
+        answer = f"[{lesson.number}]({folder}solutions/{lesson.name}.ipynb)"
+        row = [link, lesson.about, str(lesson.minutes), lesson.level, lesson.needs]
+        rows.append([*row, *[answer] * answers])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def routes(folder: str = "") -> str:
+    """List the routes as a table of Markdown with links into `folder`."""
+    rows = ["| you say | minutes | lessons |", "|---|---|---|"]
+    for route, steps in ROUTES.items():
+        links = (f"[{step[:2]}]({folder}{BY_NUMBER[step[:2]].name}.ipynb){step[2:]}" for step in steps)
+        rows.append(f"| **{route}** | {minutes(route)} | {' → '.join(links)} |")
+    return "\n".join(rows)
+
+
+def after(number: str) -> str:
+    """Name the lesson that comes next on each route that has this one, as a line of Markdown."""
+    following: dict[str, list[str]] = {}
+    for route, steps in ROUTES.items():
+        numbers = [step[:2] for step in steps]
+        for here, step in zip(numbers, steps[1:], strict=False):
+            if here == number:
+                following.setdefault(step, []).append(route)
+    links = (f"[{step[:2]}]({BY_NUMBER[step[:2]].name}.ipynb){step[2:]} ({', '.join(names)})"
+             for step, names in following.items())  # fmt: skip
+    return f"Next: {' · '.join(links)}"
+
+
+def bars(times: dict[str, float]) -> str:
+    """Draw milliseconds by name as bars of text, of which the longest has 40 characters, as a block of Markdown."""
+    longest = max(times.values())
+    lines = []
+    for name, time in times.items():
+        eighths = max(1, round(time / longest * 320))
+        bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+        lines.append(f"{name:25} {bar} {time:.1f} ms")
+    return "\n".join(["```text", *lines, "```"])
+
+
+def figure(notebook: dict) -> str:
+    """Draw the times that notebook 00 has stored, and name the machine that it was stored on."""
+    cells = {cell["id"]: cell for cell in notebook["cells"]}
+    table = "".join("".join(output["data"]["text/plain"]) for output in cells["times"]["outputs"])
+    machine = "".join("".join(output["text"]) for output in cells["machine"]["outputs"])
+    medians = re.findall(r"^(\S.*?) {2,}(\d+\.\d+) ", table, re.M)
+    caption = f"EfficientNet-Lite0, one picture, float32; medians of one run of notebook 00 on {machine.strip()}."
+    return f"{bars({name: float(median) for name, median in medians})}\n\n{caption}"
+
+
+def readme(text: str, notebook: dict) -> str:
+    """Return README.md's text with the plan and the figure in it; `notebook` is 00."""
+    text = _marked(text, "routes", routes("notebooks/"))
+    text = _marked(text, "lessons", table("notebooks/", answers=True))
+    return _marked(text, "figure", figure(notebook))
+
+
+def map_cell(text: str) -> str:
+    """Return the text of notebook 00's cell "map" with the plan in it."""
+    return _marked(_marked(text, "routes", routes()), "lessons", table())
+
+
+def _marked(text: str, mark: str, content: str) -> str:
+    """Put `content` between the lines <!-- mark --> and <!-- /mark --> of a text."""
+    between = re.compile(rf"(?<=<!-- {mark} -->\n).*?(?=<!-- /{mark} -->)", re.S)
+    text, found = between.subn(lambda _: f"\n{content}\n\n", text)
+    if found != 1:
+        raise ValueError(f"expected the lines <!-- {mark} --> and <!-- /{mark} --> once, found them {found} times")
+    return text
+
+
+def main() -> None:
+    """Write the plan into notebook 00 and README.md, and the figure into the latter, once 00 has outputs."""
+    path, page = ROOT / "notebooks" / "00_start_here.ipynb", ROOT / "README.md"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    (cell,) = (cell for cell in notebook["cells"] if cell["id"] == "map")
+    cell["source"] = map_cell("".join(cell["source"])).splitlines(keepends=True)
+    path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+    page.write_text(readme(page.read_text(encoding="utf-8"), notebook), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
