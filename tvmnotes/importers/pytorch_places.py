@@ -137,6 +137,13 @@ def _scatter_of_old(x: torch.Tensor, dim: int, index: torch.Tensor, source: _Num
     return aten.scatter_reduce.two(x, dim, index, source, {"add": "sum", "multiply": "prod"}[reduce])
 
 
+def _diagonal_scatter(x: torch.Tensor, part: torch.Tensor, offset: int = 0, a: int = 0, b: int = 1) -> torch.Tensor:
+    last = x.movedim((a, b), (-2, -1))
+    numbers = torch.arange(part.shape[-1])
+    places = [None] * (x.ndim - 2) + [numbers + max(0, -offset), numbers + max(0, offset)]
+    return aten.index_put.default(last, places, part).movedim((-2, -1), (a, b))
+
+
 def _unfold(x: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor:
     """Windows along an axis, which may overlap, along a new last one."""
     if x.ndim == 0:
@@ -258,8 +265,7 @@ def pooled_with_places(
 
 PLACES: dict[Any, Callable] = {
     **{each: decomposition_table[each] for each in (
-        aten.diagonal_scatter.default, aten.bucketize.Tensor, aten.narrow_copy.default, aten.view_copy.default,
-        aten.permute_copy.default, aten.unbind_copy.int)},
+        aten.narrow_copy.default, aten.view_copy.default, aten.permute_copy.default, aten.unbind_copy.int)},
     aten.min.dim: _min_along,
     aten.aminmax.default: _aminmax,
     aten.sort.stable: _sort_stable,
@@ -269,6 +275,7 @@ PLACES: dict[Any, Callable] = {
     aten.median.default: lambda x: _median(x.reshape(-1), 0)[0],
     aten.nanmedian.default: lambda x: _median(x.reshape(-1), 0, ignore_nan=True)[0],
     **dict.fromkeys((aten.searchsorted.Tensor, aten.searchsorted.Scalar), _searchsorted),
+    aten.bucketize.Tensor: lambda x, bounds, **how: _searchsorted(bounds, x, **how),
     **dict.fromkeys((aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor), _isin),
     aten.masked_scatter.default: _masked_scatter,
     aten.index_put.default: _index_put,
@@ -277,6 +284,7 @@ PLACES: dict[Any, Callable] = {
     aten.scatter_reduce.two: _scatter_reduce,
     aten.index_reduce.default: _index_reduce,
     **dict.fromkeys((aten.scatter.reduce, aten.scatter.value_reduce), _scatter_of_old),
+    aten.diagonal_scatter.default: _diagonal_scatter,
     **dict.fromkeys((aten.unfold.default, aten.unfold_copy.default), _unfold),
     **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), _embedding_bag),
     aten.avg_pool2d.default: _average(aten.avg_pool2d.default, 2),
