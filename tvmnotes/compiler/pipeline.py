@@ -42,6 +42,7 @@ def passes(opt_level: int, target: tvm.target.Target, lookup: Callable | None = 
         (0, t.ConvertToDataflow()),
         *([(0, sums_in_float32())] if registers else []),  # a GPU's tensor cores do so by themselves
         (0, decompose_functions()),
+        (0, bools_as_bytes()),
         (0, t.CanonicalizeBindings()),
         (2, fold_with_numpy()),
         (2, t.CanonicalizeBindings()),
@@ -54,7 +55,6 @@ def passes(opt_level: int, target: tvm.target.Target, lookup: Callable | None = 
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
         (0, checks_to_kernels() if registers else in_parallel()),  # a GPU: the loops behind a detector
-        (0, bools_as_bytes()),
         (0, special_values.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
         (0, t.LegalizeOps(legalizations(registers, lookup, opt_level))),
