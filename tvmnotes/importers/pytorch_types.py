@@ -13,7 +13,7 @@ from torch import fx
 aten = torch.ops.aten
 
 _OF_ONE_DTYPE = ("add", "sub", "mul", "div", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor", "where",
-                 "pow", "remainder", "fmod")  # fmt: skip
+                 "pow", "remainder", "fmod", "clamp", "clamp_min", "clamp_max", "hardtanh")  # fmt: skip
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _ACCUMULATIONS = ("sum", "prod", "cumsum", "cumprod")  # of bools and integers: in int64, unless told otherwise
 
