@@ -67,10 +67,12 @@ test-full: $(READY)  ## The same, all of it whole: networks, sweeps, readers' me
 	$(QUIET) $(PASSIVE) $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)
 	$(QUIET) $(PASSIVE) $(PYTEST) -m alone $(ALL)
 
-suites: $(READY)  ## Hold ONNX's node tests, torchvision's networks and GluonCV's zoo against those who made them
+suites: $(READY)  ## Hold ONNX's node tests, PyTorch's samples, torchvision's and GluonCV's networks against their makers
 	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore tests/test_onnx_suite.py
 	$(QUIET) $(BIN)/python -m pytest tests/test_networks.py
 	$(QUIET) $(BIN)/python tests/test_gluon_zoo.py
+	$(QUIET) $(PASSIVE) $(BIN)/python tests/torch_suite.py 0
+	$(QUIET) $(PASSIVE) $(BIN)/python tests/torch_suite.py 3
 
 storms: $(READY)  ## Kill tunings, saves and builds by the hundred, read damaged files by the ten thousand
 	$(QUIET) $(PASSIVE) TESTS_STORM=5 $(BIN)/python -m pytest tests -m storm

@@ -125,6 +125,24 @@ def test_the_converter_internal_to_torch_gives_a_module_with_the_weights():
     assert torch.equal(module(random(2, 3, 8, 8)), network(random(2, 3, 8, 8)))
 
 
+def test_a_plain_function_that_was_traced_or_scripted():
+    def function(x, y):
+        return x * 2 + y
+
+    examples = (torch.zeros(2, 3), torch.zeros(3))
+    for model in (torch.jit.trace(function, examples), torch.jit.script(function)):
+        assert_same(model, random(2, 3), random(3), reference=function)
+        with pytest.raises(ValueError, match=r"forward takes 2 \(x, y\), got 1"):
+            from_pytorch(model, {"x": (2, 3)})
+
+
+def test_what_is_traced_already_is_not_to_be_traced():
+    model = torch.jit.trace(apply(F.one_hot), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(NotImplementedError, match="cannot capture") as raised:
+        from_pytorch(model, {"x": ((2,), "int64")})
+    assert "torch.jit.trace" not in str(raised.value) and "torch.onnx.export" in str(raised.value)
+
+
 def test_a_scripted_branch_is_taken_at_run_time():
     class Branch(nn.Module):
         def forward(self, x):
@@ -257,6 +275,7 @@ OPERATORS = {
         x, x[:, :2].permute(0, 2, 3, 1), mode="nearest", padding_mode="border", align_corners=True
     ),
     "max pool": lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "nearest, by half a pixel": lambda x: F.interpolate(x, scale_factor=1.5),
     "group norm": lambda x: F.group_norm(x, 1),
     "layer norm": lambda x: F.layer_norm(x, x.shape[-1:]),
     "cumulative sum": lambda x: torch.cumsum(x, 1),
@@ -275,9 +294,6 @@ def test_operators():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: F.interpolate(x, scale_factor=1.5), "no whole number of pixels; give the size"),
-        (lambda x: F.max_pool2d(x, 2, return_indices=True), "max_pool2d that returns indices"),
-        (lambda x: F.avg_pool2d(x, 2, divisor_override=3), "avg_pool2d with divisor_override"),
         (
             lambda x: F.linear(x.double().flatten(1), torch.ones(2, x[0].numel()).double(), torch.ones(2).double()),
             r"addmm\.default of float64; call net\.float\(\) first",

@@ -3,8 +3,9 @@
 Each function names the version that it is for, and what may go when that is mended. Nothing here imports TVM before it
 is called. Faults of single operators and passes are worked around where these stand:
 
-    importers/pytorch_operators.py, onnx*.py        operators that TVM's frontends get wrong, lack, or do not check
+    importers/pytorch_*.py, onnx*.py                operators that TVM's frontends get wrong, lack, or do not check
     compiler/bools.py, precision.py                 vectors of bools; sums of half precision
+    compiler/decompose.py                           atanh, remainders and norms of float64 are inexact, or missing
     compiler/fold.py, combine_parallel.py           FoldConstant is slow; CombineParallelMatmul misses constants
     compiler/codegen.py                             a module without kernels is linked by way of C; one thread compiles
     compiler/cuda_nms.py, `_unbeaten`               the simplifier takes x & ((y & 1) - 1) of uint32 for 0

@@ -17,6 +17,7 @@ from .conv_transpose import transposed_to_plain
 from .costs import count, note_operators, operators
 from .cuda import has_threads
 from .cuda_nms import in_parallel
+from .decompose import decompose_functions
 from .fold import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .indices import checks_to_kernels
 from .layout import block_layouts
@@ -40,6 +41,7 @@ def passes(opt_level: int, target: tvm.target.Target, lookup: Callable | None = 
         (0, t.DecomposeOpsForInference()),
         (0, t.ConvertToDataflow()),
         *([(0, sums_in_float32())] if registers else []),  # a GPU's tensor cores do so by themselves
+        (0, decompose_functions()),
         (0, bools_as_bytes()),
         (0, t.CanonicalizeBindings()),
         (2, fold_with_numpy()),

@@ -18,7 +18,14 @@ import torch
 import tvm
 from torch._export.converter import TS2EPConverter
 from torch.export import ExportedProgram, exported_program
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, TensorArgument
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
@@ -28,9 +35,13 @@ from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, dtype_of, parse_inputs, require_dense
 from ..base.workarounds import pass_lock
 from .model import as_model
-from .pytorch_operators import CONVERTERS, DECOMPOSITIONS
+from .pytorch_complex import without_complex
+from .pytorch_decompositions import DECOMPOSITIONS
+from .pytorch_inline import used_results
+from .pytorch_operators import CONVERTERS
 from .pytorch_types import promote
 
+_SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
 _TRAINING_OPS = {"_native_batch_norm_legit_functional.default", "native_dropout.default",
                  "bernoulli.p", "bernoulli.default"}  # fmt: skip
@@ -39,7 +50,7 @@ _TRAINING_OPS = {"_native_batch_norm_legit_functional.default", "native_dropout.
 def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     """Import a PyTorch network.
 
-    `model` is an nn.Module in eval mode, a module from torch.jit.trace, torch.jit.script or torch.jit.freeze, or an
+    `model` is an nn.Module in eval mode, what torch.jit.trace, torch.jit.script or torch.jit.freeze make, or an
     ExportedProgram. `inputs` is what `tvmnotes.spec.parse_inputs` reads, in the order of forward's arguments; the
     shapes are fixed. For an ExportedProgram it may be None: names, shapes and dtypes are then the program's own.
 
@@ -59,6 +70,9 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     _check_inputs(model, specs)
     with pass_lock, _quiet():
         program = _decompose(_capture(model, specs))
+        table = _decompositions()[1]
+        without_complex(program.graph, table)
+        used_results(program.graph, table)
         _check_program(program)
         promote(program.graph)
         program, weights = _lift_weights(program)
@@ -93,6 +107,8 @@ _WAY_OUT = (
 
 
 def _check_model(model: Any) -> None:
+    if isinstance(model, torch.jit.ScriptFunction):
+        return
     if not isinstance(model, torch.nn.Module | ExportedProgram):
         raise TypeError(
             "model: expected an nn.Module, a module from torch.jit.trace or torch.jit.script, or an ExportedProgram; "
@@ -115,8 +131,9 @@ def _check_inputs(model: Any, specs: list[TensorSpec]) -> None:
         values = _input_values(model)
         names = list(values)
         least = most = len(values)
-    elif isinstance(model, torch.jit.ScriptModule):
-        arguments = model.forward.schema.arguments[1:]
+    elif isinstance(model, _SCRIPTED):
+        function = isinstance(model, torch.jit.ScriptFunction)
+        arguments = model.schema.arguments if function else model.forward.schema.arguments[1:]
         names = [argument.name for argument in arguments]
         least, most = sum(not argument.has_default_value() for argument in arguments), len(arguments)
     else:
@@ -205,9 +222,8 @@ def _check_program(program: ExportedProgram) -> None:
         )
     known = ExportedProgramImporter().convert_map.keys() | CONVERTERS.keys()
     # TVM looks an operator up by its name alone; relu of some other library than PyTorch's own need not be aten's
-    foreign = {
-        call for call in calls if getattr(call, "namespace", "aten") not in ("aten", "higher_order", "torchvision")
-    }
+    ours = ("aten", "higher_order", "torchvision", "tvmnotes")
+    foreign = {call for call in calls if getattr(call, "namespace", "aten") not in ours}
     if missing := sorted({str(call) for call in calls if call.__name__ not in known or call in foreign}):
         raise NotImplementedError(f"TVM's importer lacks these operators: {', '.join(missing)}; {_WAY_OUT}")
     outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
@@ -237,7 +253,7 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
             return model
         model = model.module()
     try:
-        if isinstance(model, torch.jit.ScriptModule):
+        if isinstance(model, _SCRIPTED):
             return torch.export.export(_unscript(model, examples), examples)
         return torch.export.export(model, examples)
     except Exception as error:
@@ -248,13 +264,17 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
             raise ValueError(
                 f"the network does not take {_listed(specs)}; PyTorch says: {errors.lines(cause)[-1]}"
             ) from cause
+        advice = (
+            "where its Python code branches on values, write it without, or trace it on an example (torch.jit.trace) "
+            "and import that"
+        )
         raise NotImplementedError(
-            f"PyTorch cannot capture this network as a graph: {errors.lines(error)[0]}; where its Python code branches "
-            "on values, write it without, or trace it on an example (torch.jit.trace) and import that"
+            f"PyTorch cannot capture this network as a graph: {errors.lines(error)[0]}; "
+            f"{_WAY_OUT if isinstance(model, _SCRIPTED) else advice}"
         ) from error
 
 
-def _unscript(model: torch.jit.ScriptModule, examples: tuple) -> torch.nn.Module:
+def _unscript(model: torch.jit.ScriptModule | torch.jit.ScriptFunction, examples: tuple) -> torch.nn.Module:
     """Make a module that torch.export takes of a traced or scripted one. The converter is internal to torch, and its
     programs have open shapes, therefore the second export in `_capture`."""
     return TS2EPConverter(model, examples).convert().module()
@@ -271,6 +291,7 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
     output_specs = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     output = program.graph.output_node()
     output.args = (output.args[0][len(signature.output_specs) - len(output_specs) :],)
+    output_specs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(each.name), None) for each in output.args[0]]
     program.graph.eliminate_dead_code()
     placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     specs, weights, state = [], {}, {}
@@ -285,6 +306,7 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
             program.graph.erase_node(placeholders[spec.arg.name])
         else:
             tensor = (program.constants if spec.target in program.constants else program.state_dict)[spec.target]
+            tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
             # torch.jit.freeze calls a weight self.conv.weight, and the converter puts its own prefix before it
             weights[spec.target.removeprefix("lifted_tensor_self.")] = tensor.detach()
             state[spec.target] = torch.nn.Parameter(tensor.detach(), requires_grad=False)

@@ -1,9 +1,8 @@
-"""These are the operators that TVM 0.27's PyTorch importer gets wrong or lacks, for pytorch.py.
+"""PyTorch's operators that TVM 0.27's importer gets wrong or lacks and PyTorch cannot say with others: CONVERTERS.
 
-Where one operator can be said with others, DECOMPOSITIONS rewrites it within PyTorch, before TVM sees it. The rest is
-in CONVERTERS, under the importer's own keys: functions of a torch.fx node and the importer, which emit Relax. What can
-be neither is refused with a ValueError, instead of numbers that are not PyTorch's. tests/test_import_pytorch.py holds
-each one against PyTorch.
+They stand under the importer's own keys: functions of a torch.fx node and the importer, which emit Relax. What can be
+converted neither here nor in pytorch_decompositions.py is refused with a ValueError, instead of numbers that are not
+PyTorch's. tests/test_import_pytorch.py holds each one against PyTorch.
 """
 
 import math
@@ -11,159 +10,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
-from tvm import relax, tirx
+from tvm import relax, tirx, topi
 
 from ..base.indices import checked
 from .composites import regions
-from .pytorch_types import OF_MIXED_TYPES, with_exact_numbers
-
-aten = torch.ops.aten
-_Weight = torch.Tensor | None  # of a norm, or its bias
-
-# ---- within PyTorch: a function returns NotImplemented where the operator may stay as it is
-
-
-def _add(a: Any, b: Any, *, alpha: float = 1) -> Any:
-    """TVM reads no alpha."""
-    return NotImplemented if alpha == 1 else a + b * alpha
-
-
-def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
-    return NotImplemented if alpha == 1 else a - b * alpha
-
-
-def _div(a: Any, b: Any) -> Any:
-    """TVM divides integers as integers."""
-    if any(isinstance(n, float) or (isinstance(n, torch.Tensor) and n.is_floating_point()) for n in (a, b)):
-        return NotImplemented
-    return a.to(torch.get_default_dtype()) / b
-
-
-def _elu(x: torch.Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> torch.Tensor:
-    """TVM reads no scale, which selu needs."""
-    return torch.where(x > 0, scale * x, scale * alpha * _expm1_of_negatives(input_scale * torch.clamp(x, max=0.0)))
-
-
-def _expm1_of_negatives(x: torch.Tensor) -> torch.Tensor:
-    half = torch.tanh(x * 0.5)
-    return 2 * half / (1 - half)
-
-
-def _expm1(x: torch.Tensor) -> Any:
-    """TVM subtracts 1 from exp(x), which leaves nothing of a small x."""
-    if not x.is_floating_point():
-        return NotImplemented
-    return torch.where(x > 0.5, torch.exp(x) - 1, _expm1_of_negatives(torch.clamp(x, max=0.5)))
-
-
-def _log1p(x: torch.Tensor) -> Any:
-    """TVM takes the logarithm of 1 + x, which is 1 where x is small.
-
-    This is Kahan's way: Higham, Accuracy and Stability of Numerical Algorithms, section 1.14.1.
-    """
-    if not x.is_floating_point():
-        return NotImplemented
-    above = 1 + x
-    exact = (above == 1) | (above == math.inf)
-    return torch.where(exact, x, torch.log(above) * (x / (above - 1)))
-
-
-def _pow(x: torch.Tensor, exponent: float) -> Any:
-    """TVM has C's power; PyTorch takes a square root for 0.5, which differs for -0 and -infinity."""
-    return torch.sqrt(x) if exponent == 0.5 and x.is_floating_point() else NotImplemented
-
-
-def _isfinite(x: torch.Tensor) -> torch.Tensor:
-    """PyTorch's own decomposition multiplies bools, which TVM does not compile."""
-    if not x.is_floating_point():
-        return torch.ones_like(x, dtype=torch.bool)
-    return torch.logical_and(x == x, x.abs() != math.inf)
-
-
-def _select(x: torch.Tensor, dim: int, index: int) -> torch.Tensor:
-    """TVM takes a negative index as it is, and reads outside the array."""
-    start = index % x.shape[dim]
-    return aten.squeeze.dim(aten.slice.Tensor(x, dim, start, start + 1), dim)
-
-
-def _roll(x: torch.Tensor, shifts: list[int], dims: list[int] = ()) -> Any:
-    """TVM gathers element by element, and warns of it; two slices joined do."""
-    if not dims:
-        return NotImplemented
-    for shift, dim in zip(shifts, dims, strict=True):
-        cut = -shift % x.shape[dim]
-        x = torch.cat([aten.slice.Tensor(x, dim, cut), aten.slice.Tensor(x, dim, 0, cut)], dim)
-    return x
-
-
-def _slice_scatter(
-    x: torch.Tensor, part: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Any:
-    """It is x with x[start:end] set to part; slices are joined as in `_roll`."""
-    if step != 1:
-        return NotImplemented
-    start, end, _ = slice(start, end).indices(x.shape[dim])
-    if end <= start:
-        return x.clone()
-    return torch.cat([aten.slice.Tensor(x, dim, 0, start), part, aten.slice.Tensor(x, dim, end)], dim)
-
-
-def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
-    """Its indices may count from the end, other than those of index_copy."""
-    value = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=x.dtype)
-    return aten.index_put(x, [None] * (dim % x.ndim) + [index], value)
-
-
-def _kept(*_: Any, **__: Any) -> Any:
-    return NotImplemented
-
-
-def _group_norm(x: torch.Tensor, groups: int, weight: _Weight = None, bias: _Weight = None, eps: float = 1e-5,
-                cudnn_enabled: bool = True) -> Any:  # fmt: skip
-    """TVM needs weight and bias."""
-    if weight is not None and bias is not None:
-        return NotImplemented
-    apart = x.reshape(x.shape[0], groups, -1)
-    centred = apart - apart.mean(2, keepdim=True)
-    scaled = (centred * torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)).reshape(x.shape)
-    shape = [-1, *[1] * (x.ndim - 2)]
-    scaled = scaled if weight is None else scaled * weight.reshape(shape)
-    return scaled if bias is None else scaled + bias.reshape(shape)
-
-
-def _layer_norm(x: torch.Tensor, shape: list[int], weight: _Weight = None, bias: _Weight = None, eps: float = 1e-5,
-                cudnn_enable: bool = True) -> Any:  # fmt: skip
-    """TVM knows no bfloat16 here."""
-    if x.dtype != torch.bfloat16:
-        return aten.native_layer_norm(x, shape, weight, bias, eps)[0]
-    weight, bias = (None if each is None else each.float() for each in (weight, bias))
-    return aten.native_layer_norm(x.float(), shape, weight, bias, eps)[0].to(x.dtype)
-
-
-DECOMPOSITIONS: dict[Any, Callable] = {
-    **OF_MIXED_TYPES,
-    aten.layer_norm.default: _layer_norm,
-    aten.group_norm.default: _group_norm,
-    aten.add.Tensor: _add,
-    aten.sub.Tensor: _sub,
-    aten.mul.Tensor: with_exact_numbers(aten.mul.Tensor, lambda a, b: NotImplemented),
-    aten.div.Tensor: with_exact_numbers(aten.div.Tensor, _div),
-    aten.elu.default: _elu,
-    aten.expm1.default: _expm1,
-    aten.log1p.default: _log1p,
-    aten.pow.Tensor_Scalar: _pow,
-    aten.isfinite.default: _isfinite,
-    aten.select.int: _select,
-    aten.roll.default: _roll,
-    aten.slice_scatter.default: _slice_scatter,
-    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
-    # PyTorch says the first with assertions, and the others with indices that may count from the end.
-    **dict.fromkeys((aten.one_hot.default, aten.index_add.default, aten.index_copy.default), _kept),
-}
-
-# ---- from PyTorch to Relax
+from .pytorch_linalg import CONVERTERS as LINALG
+from .resampling import combined, matrix
 
 
 def _shape(node: fx.Node) -> list[int]:
@@ -309,53 +164,98 @@ def _roi_align(node: fx.Node, importer: Any) -> relax.Var:
 
 
 def _resize(method: str) -> Callable:
-    """upsample(input, size, [align_corners,] scales): TVM rounds "nearest" to other pixels than PyTorch, and takes the
-    ratio of the two sizes for the scale, which PyTorch does only where no scale is given."""
+    """upsample(input, size, [align_corners,] scales): TVM rounds "nearest" to other pixels than PyTorch, knows neither
+    one nor three axes, no antialiasing, and no other scale than the ratio of the two sizes.
+    """
+    filter_ = method.removesuffix("_aa")
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
-        before, after = _shape(node.args[0])[2:], _shape(node)[2:]
-        corners = method != "nearest_neighbor" and node.args[2]
-        scales = node.args[-1]
-        if scales and not corners and any(n * s != m for n, s, m in zip(before, scales, after, strict=True)):
-            raise ValueError(f"upsample of {before} by {scales}, no whole number of pixels; give the size {after}")
-        mode = "asymmetric" if method == "nearest_neighbor" else "align_corners" if corners else "half_pixel"
-        rounding = "floor" if method == "nearest_neighbor" else "round"
-        x = importer.env[node.args[0]]
-        return importer.block_builder.emit(
-            relax.op.image.resize2d(
+        x, before, after = importer.env[node.args[0]], _shape(node.args[0])[2:], _shape(node)[2:]
+        given = (*node.args[2:], *node.kwargs.values())
+        corners, *scales = (False, *given) if method == "nearest_neighbor" else given
+        scales = scales[0] if node.target._overloadname == "vec" else scales
+        if corners or not scales or None in scales:
+            scales = [m / n for n, m in zip(before, after, strict=True)]
+        whole = all(n * s == m for n, s, m in zip(before, scales, after, strict=True))
+        if len(before) == 2 and filter_ == method and (whole or corners):
+            mode = "asymmetric" if method == "nearest_neighbor" else "align_corners" if corners else "half_pixel"
+            rounding = "floor" if method == "nearest_neighbor" else "round"
+            x = relax.op.image.resize2d(
                 x, after, method=method, coordinate_transformation_mode=mode, rounding_method=rounding
             )
-        )
+            return importer.block_builder.emit(x)
+        for axis, (size, scale, length) in enumerate(zip(before, scales, after, strict=True), 2):
+            numbers = np.arange(length)
+            if method == "nearest_neighbor":
+                # PyTorch's arithmetic is float32
+                places = np.minimum(np.floor(numbers.astype("float32") * np.float32(1 / scale)), size - 1)
+                x = importer.block_builder.emit(relax.op.take(x, relax.const(places, "int64"), axis, mode="clip"))
+                continue
+            antialias = filter_ != method
+            if corners:
+                scale = (length - 1) / (size - 1) if min(size, length) > 1 else 1.0
+            places = numbers / scale if corners and not antialias else (numbers + 0.5) / scale - 0.5
+            a = -0.5 if antialias else -0.75  # as Pillow has it, PyTorch says
+            weights = matrix(places, size, filter_, min(scale, 1.0) if antialias else 1.0, a, inside=antialias)
+            x = importer.block_builder.emit(combined(importer.block_builder, x, axis, weights))
+        return x
 
     return convert
 
 
 def _grid_sample(node: fx.Node, importer: Any) -> relax.Var:
-    """PyTorch's grid is N, H, W, 2; TVM's is N, 2, H, W."""
+    """PyTorch's grid has its coordinates last; TVM's has them second."""
     x, grid, method, padding, align_corners = node.args
-    return importer.block_builder.emit(
-        relax.op.image.grid_sample(
-            importer.env[x],
-            relax.op.permute_dims(importer.env[grid], [0, 3, 1, 2]),
-            method=("bilinear", "nearest", "bicubic")[method],
-            padding_mode=("zeros", "border", "reflection")[padding],
-            align_corners=align_corners,
-        )
-    )
+    rank, bb = len(_shape(grid)), importer.block_builder
+    grid = relax.op.permute_dims(importer.env[grid], [0, rank - 1, *range(1, rank - 1)])
+    method = ("bilinear", "nearest", "bicubic")[method]
+    how = (("NCHW", "NCDHW")[rank - 4], ("zeros", "border", "reflection")[padding], align_corners)
+    if rank == 4:
+        return bb.emit(relax.op.image.grid_sample(importer.env[x], grid, method, *how))
+    return bb.emit_te(topi.image.grid_sample, importer.env[x], bb.emit(grid), method, *how)
 
 
-def _avg_pool2d(node: fx.Node, importer: Any) -> relax.Var:
-    """TVM reads no divisor_override."""
-    if len(node.args) > 6 and node.args[6] is not None:
-        raise ValueError("avg_pool2d with divisor_override")
-    return importer._avg_pool2d(node)
+def _bound(result: relax.Expr, importer: Any) -> relax.Var:
+    """What TVM's importer makes of one image, without a batch, is bound to no variable."""
+    return result if isinstance(result, relax.Var) else importer.block_builder.emit(result)
 
 
-def _max_pool2d(node: fx.Node, importer: Any) -> relax.Var:
-    """TVM puts zeros where the indices of the largest elements belong."""
-    if any(user.args[1] == 1 for user in node.users):
-        raise ValueError("max_pool2d that returns indices")
-    return importer._max_pool2d_with_indices(node)
+def _shift(left: bool) -> Callable:
+    """A shift by less than 0, or by the width and more, is not defined in C; in PyTorch it leaves no bit."""
+
+    def convert(node: fx.Node, importer: Any) -> relax.Var:
+        emit, dtype = importer.block_builder.emit, importer.env[node.args[0]].ty.dtype.dtype
+        width = torch.iinfo(node.meta["val"].dtype).bits
+        x, by = (importer.env[arg] if isinstance(arg, fx.Node) else relax.const(arg, dtype) for arg in node.args)
+        zero, last = relax.const(0, dtype), relax.const(width - 1, dtype)
+        inside = emit(relax.op.logical_and(relax.op.greater_equal(by, zero), relax.op.less_equal(by, last)))
+        by = emit(relax.op.where(inside, by, last))
+        if not left:
+            return emit(relax.op.right_shift(x, by))
+        return emit(relax.op.where(inside, emit(relax.op.left_shift(x, by)), zero))
+
+    return convert
+
+
+def _scatter_reduce(node: fx.Node, importer: Any) -> relax.Var:
+    """pytorch_composites.py has left these three alone, of which the number that was there is one."""
+    x, dim, index, source, how = node.args
+    how = {"prod": "mul", "amax": "max", "amin": "min"}.get(how)
+    if how is None or not node.kwargs.get("include_self", True):
+        raise ValueError(f"scatter_reduce {node.args[4]!r} of whole numbers")
+    x, index, source = (importer.env[each] for each in (x, index, source))
+    return importer.block_builder.emit(relax.op.scatter_elements(x, index, source, dim, how))
+
+
+def _first_alone(usual: str, what: str) -> Callable:
+    """TVM makes no use of a tuple's other members, and puts zeros there: indices of the largest, means of a norm."""
+
+    def convert(node: fx.Node, importer: Any) -> relax.Var:
+        if any(user.args[1] != 0 for user in node.users):
+            raise ValueError(what)
+        return getattr(importer, usual)(node)
+
+    return convert
 
 
 def _in_float32(usual: str | Callable, product: bool = False) -> Callable:
@@ -373,7 +273,7 @@ def _in_float32(usual: str | Callable, product: bool = False) -> Callable:
         if product and not dtypes <= {"float32", "float16", "bfloat16"}:
             raise ValueError(f"{node.target} of {', '.join(sorted(dtypes))}; call net.float() first")
         if not dtypes & {"float16", "bfloat16"}:
-            return emit(node)
+            return _bound(emit(node), importer)
         for arg in operands:
             importer.env[arg] = importer.block_builder.emit(relax.op.astype(own[arg], "float32"))
         result = emit(node)
@@ -394,7 +294,8 @@ _PRODUCTS = ("addmm.default", "baddbmm.default", "linear.default", "convolution.
              "conv2d.default", "conv3d.default", "conv_transpose1d.default", "conv_transpose2d.input")  # fmt: skip
 _SUMS = ("sum.default", "sum.dim_IntList", "mean.dim", "mean.default", "cumsum.default", "var.correction",
          "softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default",
-         "adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default")  # fmt: skip
+         "adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default",
+         "avg_pool2d.default", "avg_pool3d.default")  # fmt: skip
 
 
 def _method(key: str) -> str:
@@ -404,7 +305,6 @@ def _method(key: str) -> str:
 CONVERTERS: dict[str, Callable] = {
     **{key: _in_float32(_method(key), product=True) for key in _PRODUCTS},
     **{key: _in_float32(_method(key)) for key in _SUMS},
-    "avg_pool2d.default": _in_float32(_avg_pool2d),
     **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _matmul),
     "amax.default": _reduce(relax.op.max),
     "amin.default": _reduce(relax.op.min),
@@ -422,8 +322,18 @@ CONVERTERS: dict[str, Callable] = {
     "one_hot.default": _one_hot,
     "roi_align.default": _roi_align,
     "upsample_nearest2d.vec": _resize("nearest_neighbor"),
+    "upsample_linear1d.vec": _resize("linear"),
     "upsample_bilinear2d.vec": _resize("linear"),
+    "upsample_trilinear3d.vec": _resize("linear"),
     "upsample_bicubic2d.vec": _resize("cubic"),
-    "grid_sampler_2d.default": _grid_sample,
-    "max_pool2d_with_indices.default": _max_pool2d,
+    **dict.fromkeys(("_upsample_bilinear2d_aa.default", "_upsample_bilinear2d_aa.vec"), _resize("linear_aa")),
+    **dict.fromkeys(("_upsample_bicubic2d_aa.default", "_upsample_bicubic2d_aa.vec"), _resize("cubic_aa")),
+    **dict.fromkeys(("grid_sampler_2d.default", "grid_sampler_3d.default"), _grid_sample),
+    "bitwise_left_shift.Tensor": _shift(left=True),
+    "bitwise_right_shift.Tensor": _shift(left=False),
+    "scatter_reduce.two": _along(_scatter_reduce),
+    "_native_batch_norm_legit_no_training.default": _first_alone(
+        "_batch_norm_legit_no_training", "native_batch_norm that returns its statistics"
+    ),
+    **LINALG,
 }

@@ -1,0 +1,167 @@
+"""Operators that TVM's importer of PyTorch lacks, said with others: all in one network, held against PyTorch."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Function
+
+import tvmnotes as tn
+
+
+def of_two(x, y):
+    """What is defined by each number, of any numbers."""
+    return (
+        *(each(x, y) for each in (torch.hypot, torch.fmax, torch.fmin, torch.copysign)),
+        *(torch.fmax(x, y[0]), 1 / torch.copysign(x * 0, y), torch.exp2(x)),
+        *torch.min(x, 2, keepdim=True),
+        *torch.sort(x.round(), stable=True, dim=1, descending=True),
+    )
+
+
+def of_order(x, y):
+    """What goes by order, or by place, of any numbers."""
+    rows, bounds = x.reshape(-1, 8), torch.tensor([-1.0, 0.0, 0.5, 2.0, math.inf])
+    return (
+        *(torch.clamp(x, y, y + 1), torch.clamp_min(x, y), torch.clamp_max(x, y), x.round().int().clamp(min=0)),
+        *(torch.angle(x), torch.signbit(x.nan_to_num()), torch.isin(x.round(), y[0].round())),
+        *(*torch.cummax(x, 1), *torch.cummin(x, -1), torch.nanmedian(x), torch.median(rows, 1)[0]),
+        *(torch.kthvalue(rows, 3, 1)[0], torch.nanmedian(rows, 0)[0], *torch.aminmax(rows, dim=1)),
+        *(torch.bucketize(x, bounds), torch.searchsorted(bounds, x, right=True)),
+        *(*F.max_pool2d(x[0], 3, 2, 1, return_indices=True), F.max_pool3d(x, 2, return_indices=True)[0]),
+        *(torch.scatter_reduce(rows, 1, (rows > 0).long(), rows, how) for how in ("amax", "amin", "sum")),
+        *(torch.erfc(x), torch.special.erfcx(x.clamp(-3, 1e4)), torch.full((2,), -math.inf) + x[..., :2]),
+    )
+
+
+def of_many(x, y):
+    rows, row = x[0, 0], y[0, 0, 0]
+    return (
+        *(torch.cdist(x[0], y[0], p) for p in (1.0, 2.0, math.inf)),
+        *(torch.addmv(row, rows, row, alpha=2), torch.addbmm(y[0, 0], x[0], y[0], beta=0.5)),
+        *(x.masked_scatter(x[:, :1] > 0, y), torch.argsort(x.round(), dim=2, stable=True)),
+        *(F.avg_pool2d(x, (3, 2), divisor_override=7), F.avg_pool3d(x, 2, padding=1, divisor_override=5)),
+        *F.adaptive_max_pool2d(x, (3, 5), return_indices=True),
+        *(each(x.sum(), 0) for each in (torch.softmax, torch.log_softmax, torch.cumsum)),
+        *(F.interpolate(x, scale_factor=1.5), F.interpolate(x, scale_factor=0.37, mode="bilinear")),
+        *(F.interpolate(x, (5, 9), mode=mode, antialias=True, align_corners=False) for mode in ("bilinear", "bicubic")),
+        *(
+            F.interpolate(x[None], (4, 5, 6), mode="trilinear"),
+            F.interpolate(x[0], 11, mode="linear", align_corners=True),
+        ),
+        *(torch.logcumsumexp(x, 3), F.instance_norm(x), torch.linalg.vector_norm(x, 0)),
+        *F.max_pool2d(x[:, 0], 3, 2, 1, dilation=2, ceil_mode=True, return_indices=True),
+        F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=3),
+    )
+
+
+@pytest.mark.parametrize(("function", "special"), [(of_two, True), (of_order, True), (of_many, False)])
+def test_operators_that_tvm_lacks(function, special, rng):
+    x, y = torch.from_numpy(rng.normal(size=(2, 2, 3, 8, 8)).astype("float32"))
+    lib = tn.build(*tn.from_pytorch(Function(function).eval(), {"x": x, "y": y}), opt_level=0)
+    if special:
+        numbers = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, 3e38, 1.0]
+        x.view(-1)[:64], y.view(-1)[:64] = (
+            n.reshape(-1) for n in torch.meshgrid(*[torch.tensor(numbers)] * 2, indexing="ij")
+        )
+    for number, (got, wanted) in enumerate(zip(lib(x.numpy(), y.numpy()), function(x, y), strict=True)):
+        wanted = wanted.numpy()
+        assert (number, got.shape, got.dtype) == (number, wanted.shape, wanted.dtype)
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5, err_msg=str(number))
+
+
+def test_a_mask_with_more_than_there_is_to_scatter():
+    network = Function(lambda x, y: x.masked_scatter(x > 0, y)).eval()
+    lib = tn.build(*tn.from_pytorch(network, {"x": (4,), "y": (2,)}), opt_level=0)
+    with pytest.raises(IndexError, match="expected an index from -2 to 1, got 2"):
+        lib(np.ones(4, "float32"), np.ones(2, "float32"))
+
+
+class Spectral(torch.nn.Module):
+    """A layer of a Fourier neural operator, whose weight is complex."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3, 4, 6, 5, dtype=torch.cfloat))
+
+    def forward(self, x):
+        low = torch.einsum("bixy,ioxy->boxy", torch.fft.rfft2(x)[:, :, :6, :5], self.weight)
+        spectrum = torch.zeros(x.shape[0], 4, x.shape[2], x.shape[3] // 2 + 1, dtype=torch.cfloat)
+        spectrum[:, :, :6, :5] = low
+        return (
+            torch.fft.irfft2(spectrum, s=x.shape[-2:]),
+            (low * low.conj() / (2 + 1j)).abs(),
+            low.angle(),
+            torch.where(x[0, 0, 0, 0] < 9, low, x[0, 0, 0, 0]).imag,
+        )
+
+
+def of_sound(x):
+    spectrum = torch.stft(x, 64, 16, window=torch.hann_window(64), return_complex=True)
+    return spectrum.abs(), torch.view_as_real(torch.fft.fft(x)), torch.fft.ifft(torch.polar(x, x)).imag
+
+
+@pytest.mark.parametrize(("make", "shape"), [(Spectral, (2, 3, 18, 130)), (lambda: Function(of_sound), (2, 331))])
+def test_fourier_transforms(make, shape):
+    network, x = make(), torch.randn(*shape)
+    lib = tn.build(*tn.from_pytorch(network.eval(), {"x": x}), opt_level=3)
+    with torch.no_grad():
+        for got, wanted in zip(lib(x.numpy()), network(x), strict=True):
+            np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-4, atol=2e-5 * wanted.abs().max().item())
+
+
+def test_complex_numbers_are_refused_where_tvm_would_meet_them():
+    with pytest.raises(ValueError, match=r"it returns complex numbers, which TVM lacks; return torch\.view_as_real"):
+        tn.from_pytorch(Function(torch.fft.rfft).eval(), {"x": (4,)})
+    with pytest.raises(NotImplementedError, match=r"complex numbers: tvmnotes lacks aten\.tanh\.default of them"):
+        tn.from_pytorch(Function(lambda x: torch.fft.rfft(x).tanh().real).eval(), {"x": (4,)})
+
+
+def of_matrices(x, y):
+    square = x @ x.mT + torch.eye(x.shape[-1])
+    return (
+        *(torch.linalg.inv(x), torch.linalg.det(x), torch.logdet(square), *torch.linalg.slogdet(x)),
+        *(torch.linalg.solve(x, y), torch.linalg.solve(x, y.mT, left=False), torch.linalg.solve(x[0], y[0, :, 0])),
+        *(torch.linalg.cholesky(square), torch.linalg.cholesky(square, upper=True)),
+        torch.linalg.solve_triangular(x.triu(), y, upper=True, unitriangular=False),
+    )
+
+
+def test_linear_algebra():
+    x = torch.randn(3, 7, 7, dtype=torch.float64) + 3 * torch.eye(7)
+    y, network = torch.randn(3, 7, 2, dtype=torch.float64), Function(of_matrices)
+    lib = tn.build(*tn.from_pytorch(network.eval(), {"x": x, "y": y}), opt_level=0)
+    for number, (got, wanted) in enumerate(zip(lib(x.numpy(), y.numpy()), network(x, y), strict=True)):
+        np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-8, atol=1e-8, err_msg=str(number))
+
+
+@pytest.mark.parametrize(
+    ("function", "bad", "message"),
+    [
+        (torch.linalg.inv, np.ones((2, 2)), "linalg.inv: expected a matrix that has an inverse, got a singular one"),
+        (torch.linalg.cholesky, -np.eye(2), "linalg.cholesky: expected a positive-definite matrix"),
+        (
+            lambda x: torch.index_put(x, [x > 0], torch.arange(2.0)),
+            np.ones((2, 2)),
+            "index_put: expected a mask that picks 2, one for each value; the difference is 2",
+        ),
+    ],
+)
+def test_what_pytorch_refuses_at_a_run_is_refused_at_a_run(function, bad, message):
+    lib = tn.build(*tn.from_pytorch(Function(function).eval(), {"x": (2, 2)}), opt_level=0)
+    lib(np.eye(2, dtype="float32"))
+    with pytest.raises(IndexError, match=message):
+        lib(bad.astype("float32"))
+
+
+def test_a_bag_of_embeddings():
+    for mode in ("sum", "mean", "max"):
+        bags = torch.nn.EmbeddingBag(10, 4, mode=mode, padding_idx=3).eval()
+        rows, offsets = torch.tensor([1, 2, 3, 3, 4, 9]), torch.tensor([0, 2, 4, 4])
+        lib = tn.build(*tn.from_pytorch(bags, {"rows": rows, "offsets": offsets}), opt_level=0)
+        wanted = bags(rows, offsets).detach().numpy()
+        np.testing.assert_allclose(lib(rows.numpy(), offsets.numpy()), wanted, rtol=1e-6, err_msg=mode)
+    with pytest.raises(IndexError, match="expected an index from -10 to 9, got 10"):
+        lib(np.full(6, 10), offsets.numpy())

@@ -1,0 +1,217 @@
+"""Operators of PyTorch that TVM 0.27's importer lacks, said with others of PyTorch: COMPOSITES.
+
+A function of it returns NotImplemented where the operator may stay as it is, as those of pytorch_decompositions.py do.
+tests/test_pytorch_added_operators.py holds each one against PyTorch.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+
+aten = torch.ops.aten
+
+# ---------------------------------------------------------------- number by number
+
+
+def _fmax(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.isnan(a), b, torch.where(torch.isnan(b), a, torch.maximum(a, b)))
+
+
+def _fmin(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.isnan(a), b, torch.where(torch.isnan(b), a, torch.minimum(a, b)))
+
+
+def _clamp(x: torch.Tensor, least: torch.Tensor | None = None, most: torch.Tensor | None = None) -> torch.Tensor:
+    x = x if least is None else torch.maximum(x, least)
+    return x if most is None else torch.minimum(x, most)
+
+
+def _clamp_to_numbers(x: torch.Tensor, least: float | None = None, most: float | None = None) -> Any:
+    """TVM takes an infinity for the bound that is not given, of which there is no whole number."""
+    if x.is_floating_point():
+        return NotImplemented
+    floats = any(isinstance(each, float) for each in (least, most))
+    x = x.to(torch.get_default_dtype()) if floats else x
+    return _clamp(x, *(None if each is None else torch.full((), each, dtype=x.dtype) for each in (least, most)))
+
+
+def _hypot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Its squares would overflow; an infinity outweighs NaN."""
+    a, b = a.abs(), b.abs()
+    large, small = torch.maximum(a, b), torch.minimum(a, b)
+    none = torch.zeros_like(large)
+    ratio = small / torch.where(large == 0, none + 1, large)
+    infinite = (a == math.inf) | (b == math.inf)
+    return torch.where(infinite, none + math.inf, large * torch.sqrt(1 + ratio * ratio))
+
+
+def _signbit(x: torch.Tensor) -> torch.Tensor:
+    """NaN counts as positive."""
+    return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
+
+
+def _copysign(a: torch.Tensor, b: torch.Tensor) -> Any:
+    if not (a.is_floating_point() and b.is_floating_point()):
+        return NotImplemented
+    return torch.where(_signbit(b), -a.abs(), a.abs())
+
+
+def _angle(x: torch.Tensor) -> Any:
+    if x.is_complex():
+        return NotImplemented
+    floats = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    return torch.where(x < 0, math.pi, torch.where(torch.isnan(floats), floats, 0.0))
+
+
+def _erfcx_of_positives(x: torch.Tensor) -> torch.Tensor:
+    """exp(x²) erfc(x), to 1.2e-7 of it (the Chebyshev fit of Numerical Recipes, section 6.2)."""
+    t, total = 1 / (1 + 0.5 * x), torch.zeros_like(x)
+    for coefficient in (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418,
+                        0.37409196, 1.00002368, -1.26551223):  # fmt: skip
+        total = total * t + coefficient
+    return t * torch.exp(total)
+
+
+def _erfcx(x: torch.Tensor) -> Any:
+    if x.dtype != torch.float32:
+        return NotImplemented
+    of_positives = torch.where(x == math.inf, 0.0, _erfcx_of_positives(x.abs()))
+    return torch.where(x < 0, 2 * torch.exp(x * x) - of_positives, of_positives)
+
+
+def _erfc(x: torch.Tensor) -> Any:
+    if x.dtype != torch.float32:
+        return NotImplemented
+    tail = torch.where(x.abs() == math.inf, 0.0, torch.exp(-x * x) * _erfcx_of_positives(x.abs()))
+    return torch.where(x.abs() < 0.5, 1 - torch.erf(x), torch.where(x < 0, 2 - tail, tail))
+
+
+# ---------------------------------------------------------------- sums, products and norms
+
+
+def _addbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    product = alpha * torch.bmm(a, b).sum(0)
+    return product if beta == 0 else beta * x + product
+
+
+def _trilinear(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *axes: Any) -> torch.Tensor:
+    """This is what torch.nn.Bilinear calls, with these axes alone."""
+    if tuple(map(tuple, axes[:4])) != ((1, 3), (0,), (1, 2), (2, 3)):
+        return NotImplemented
+    (outputs, width, _), rows = b.shape, a.shape[0]
+    half = torch.matmul(a, b.permute(1, 0, 2).reshape(width, -1)).reshape(rows, outputs, -1)
+    return torch.matmul(half, c.unsqueeze(-1)).squeeze(-1)
+
+
+def _vector_norm(x: torch.Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None):
+    """TVM raises to the power of the order and of 1 / order, which 0 has none of."""
+    if order not in (0, 1, 2, math.inf, -math.inf) and x.ndim:
+        return NotImplemented
+    x = (x if dtype is None else x.to(dtype)).abs()
+    if x.ndim == 0:
+        return (x != 0).to(x.dtype) if order == 0 else x
+    dims = list(range(x.ndim)) if dims in (None, []) else dims
+    if abs(order) == math.inf:
+        return (torch.amax if order > 0 else torch.amin)(x, dims, keepdim)
+    if order == 2:
+        return torch.sqrt((x * x).sum(dims, keepdim))
+    return ((x != 0).to(x.dtype) if order == 0 else x).sum(dims, keepdim)
+
+
+def _cdist(a: torch.Tensor, b: torch.Tensor, p: float, _mode: int | None) -> Any:
+    apart = (a.unsqueeze(-2) - b.unsqueeze(-3)).abs()
+    return torch.linalg.vector_norm(apart, p, -1)
+
+
+def _var_mean(x: torch.Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    dims = list(range(x.ndim)) if dim in (None, []) else dim
+    return torch.var(x, dims, correction=correction, keepdim=keepdim), x.mean(dims, keepdim)
+
+
+def _scanned(parts: list[torch.Tensor], dim: int, joined: Callable) -> list[torch.Tensor]:
+    """Each step joins numbers with those that lie twice as far back (Hillis and Steele, 1986)."""
+    size, step = parts[0].shape[dim], 1
+    while step < size:
+        before, here = ([each.narrow(dim, at, size - step) for each in parts] for at in (0, step))
+        whole = zip(parts, joined(before, here), strict=True)
+        parts, step = [torch.cat([part.narrow(dim, 0, step), rest], dim) for part, rest in whole], 2 * step
+    return parts
+
+
+def _running(better: Callable) -> Callable:
+    """Of equal numbers the last one counts, and NaN counts as the most extreme of all."""
+
+    def joined(before: list[torch.Tensor], here: list[torch.Tensor]) -> list[torch.Tensor]:
+        kept = (torch.isnan(before[0]) | better(before[0], here[0])) & ~torch.isnan(here[0])
+        return [torch.where(kept, a, b) for a, b in zip(before, here, strict=True)]
+
+    def decomposed(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, ...]:
+        places = torch.arange(x.shape[dim]).reshape([-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)])
+        return tuple(_scanned([x, places.expand(x.shape)], dim, joined))
+
+    return decomposed
+
+
+def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return _scanned([x], dim, lambda before, here: [torch.logaddexp(before[0], here[0])])[0]
+
+
+def _instance_norm(x, weight, bias, mean, var, use_input_stats, _momentum, eps, _cudnn) -> torch.Tensor:
+    """What it makes of the running statistics is lost, as all that is written into buffers."""
+    dtype, shape, x = x.dtype, [1, -1, *[1] * (x.ndim - 2)], wide(x)
+    if use_input_stats:
+        axes = list(range(2, x.ndim))
+        centred = x - x.mean(axes, keepdim=True)
+        x = centred * torch.rsqrt((centred * centred).mean(axes, keepdim=True) + eps)
+    else:
+        x = (x - mean.reshape(shape)) * torch.rsqrt(var.reshape(shape) + eps)
+    x = x if weight is None else x * weight.reshape(shape)
+    return (x if bias is None else x + bias.reshape(shape)).to(dtype)
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """Return half floats in float32, as which PyTorch computes with them on a CPU, and others as they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _in_dtype(operator: Any) -> Callable:
+    """TVM's softmax stays in the dtype that it is given."""
+
+    def convert(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+        return NotImplemented if dtype in (None, x.dtype) else operator(x.to(dtype), dim)
+
+    return convert
+
+
+COMPOSITES: dict[Any, Callable] = {
+    **{each: decomposition_table[each] for each in (aten.addmv.default, aten.dist.default, aten.ldexp.Tensor)},
+    aten.softmax.int: _in_dtype(aten.softmax.int),
+    aten.log_softmax.int: _in_dtype(aten.log_softmax.int),
+    aten.exp2.default: lambda x: torch.pow(2.0, x),
+    aten.fmax.default: _fmax,
+    aten.fmin.default: _fmin,
+    aten.clamp.Tensor: _clamp,
+    aten.clamp.default: _clamp_to_numbers,
+    aten.clamp_min.default: _clamp_to_numbers,
+    aten.clamp_max.default: lambda x, most: _clamp_to_numbers(x, None, most),
+    aten.clamp_min.Tensor: torch.maximum,
+    aten.clamp_max.Tensor: torch.minimum,
+    aten.hypot.default: _hypot,
+    aten.signbit.default: _signbit,
+    aten.copysign.Tensor: _copysign,
+    aten.angle.default: _angle,
+    aten.erfc.default: _erfc,
+    aten.special_erfcx.default: _erfcx,
+    aten.addbmm.default: _addbmm,
+    aten._trilinear.default: _trilinear,
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten._cdist_forward.default: _cdist,
+    aten.var_mean.correction: _var_mean,
+    aten.instance_norm.default: _instance_norm,
+    aten.cummax.default: _running(torch.gt),
+    aten.cummin.default: _running(torch.lt),
+    aten.logcumsumexp.default: _logcumsumexp,
+}
