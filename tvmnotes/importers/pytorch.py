@@ -220,6 +220,12 @@ def _check_program(program: ExportedProgram) -> None:
         raise ValueError(
             f"model: it was captured in training mode ({training[0]}); call net.eval() before exporting or tracing it"
         )
+    numbers = [n.target for n in program.graph.nodes if isinstance(n.meta.get("val"), torch.SymFloat | torch.SymInt)]
+    if sums := sorted({each.__name__ for each in numbers if getattr(each, "__module__", "") == "_operator"}):
+        raise NotImplementedError(
+            f"{sums[0]} of a number that PyTorch takes from a tensor while it runs, and TVM has to know before; "
+            "leave out .item(), and compute with the tensor"
+        )
     known = ExportedProgramImporter().convert_map.keys() | CONVERTERS.keys()
     # TVM looks an operator up by its name alone; relu of some other library than PyTorch's own need not be aten's
     ours = ("aten", "higher_order", "torchvision", "tvmnotes")

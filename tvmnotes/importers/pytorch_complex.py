@@ -49,8 +49,9 @@ def _transformed(x: Pair, dim: int, sign: int) -> Pair:
     angle = turns.to(torch.float64) * (2 * math.pi / n)
     cos = torch.where(4 * turns % (2 * n) == n, 0.0, torch.cos(angle)).to(dtype)
     sin = torch.where(2 * turns % n == 0, 0.0, torch.sin(angle)).to(dtype) * sign
-    return _each(lambda part: part.movedim(-1, dim),
-                 _matrix_product(_each(lambda part: part.movedim(dim, -1), x), Pair(cos, sin)))  # fmt: skip
+    moved = _each(lambda part: part.movedim(dim, -1), x)
+    rows = _matrix_product(_each(lambda part: part.reshape(-1, n), moved), Pair(cos, sin))
+    return _each(lambda part: part.reshape(moved.real.shape).movedim(-1, dim), rows)
 
 
 def _along(x: Any, dims: list[int], sign: int, normalization: int) -> Pair:
