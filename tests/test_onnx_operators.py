@@ -91,7 +91,7 @@ def test_windows_and_corrections(rng, level):
     weights = """<int64[4] sizes = {2, 4, 5, 9}, int64[2] two = {4, 9}, float[4] thirds = {1.0, 1.0, 0.6, 0.7},
         int64[2] seven = {7, 8}, int64[2] block = {2, 3}, uint8[1] nine = {9}, float depth = {5.0},
         float[2] offon = {-1.0, 2.0}, float[6] ones = {1.0, 1.0, 1.0, 1.0, 1.0, 1.0}>"""
-    agree(model_of(feed, weights, WINDOWS, 18), feed, level=level, rtol=1e-3, atol=1e-5)
+    agree(model_of(feed, weights, WINDOWS, 18), feed, level=level, rtol=2e-3, atol=1e-5)  # of half floats, one rounding
 
 
 SIGNALS = [
@@ -146,8 +146,8 @@ ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two"
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(node, words):
     outputs = "y, z" if node.startswith(("TopK", "LSTM")) else "y"
-    given = "float[1, 4, 5] x" if node.startswith(("Cast", "MatMul", "LSTM", "NonZero", "Dropout")) else ONE
-    given = given.replace("float", "uint8") if node.startswith("MatMul") else given
+    given = "float[1, 4, 5] x" if node.startswith(("Cast", "LSTM", "NonZero", "Dropout")) else ONE
+    given = "uint8[4, 4] x" if node.startswith("MatMul") else given
     model = parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21]> g ({given}) => ({_typed(node, outputs)}) '
         f"<float half = {{0.5}}, bool yes = {{1}}> {{ {outputs} = {node} }}"

@@ -159,7 +159,7 @@ def _tf_idf(n: Node):
     pool, places = np.array(n.get("pool_int64s")), np.array(n.get("ngram_indexes"))
     begins = [*n.get("ngram_counts"), len(pool)]
     mode, weights = n.text("mode", "TF"), np.array(n.get("weights", [1.0] * len(places)), "float32")
-    x, length, first = R.reshape(R.astype(n.x, "int64"), (-1, n.shape[-1])), n.shape[-1], 0
+    x, length, first = n.emit(R.reshape(n.emit(R.astype(n.x, "int64")), (-1, n.shape[-1]))), n.shape[-1], 0
     size = int(places.max()) + 1
     total = n.const(np.zeros((math.prod(n.shape[:-1]), size), "float32"))
     for order in range(1, len(begins)):
@@ -173,10 +173,10 @@ def _tf_idf(n: Node):
         windows = np.concatenate(spans)
         if not n.get("min_gram_length") <= order <= n.get("max_gram_length") or not len(grams) or not len(windows):
             continue
-        same = R.equal(R.expand_dims(R.take(x, n.const(windows), 1), 2), n.const(grams))
-        counts = R.sum(R.min(R.astype(same, "float32"), -1), 1)
+        given = n.emit(R.expand_dims(n.emit(R.take(x, n.const(windows), 1)), 2))
+        counts = R.sum(R.min(R.astype(R.equal(given, n.const(grams)), "float32"), -1), 1)
         counts = R.minimum(counts, relax.const(1.0)) if mode == "IDF" else counts
         table = np.zeros((len(grams), size), "float32")
         table[np.arange(len(grams)), places[numbers]] = 1 if mode == "TF" else weights[numbers]
-        total = R.add(total, R.matmul(counts, n.const(table)))
+        total = n.emit(R.add(total, R.matmul(counts, n.const(table))))
     return R.reshape(total, (*n.shape[:-1], size))

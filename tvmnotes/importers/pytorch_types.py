@@ -106,7 +106,7 @@ OF_MIXED_TYPES: dict[Any, Callable] = {
     aten.div.Tensor_mode: _with_tensors(torch.div),
     aten.isnan.default: _never,
     aten.isinf.default: _never,
-    aten.sign.default: lambda x: x.clone() if x.dtype == torch.bool else NotImplemented,
+    aten.sign.default: lambda x: NotImplemented if x.dtype.is_signed else (x != 0).to(x.dtype),
     **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), _any),
     **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), _all),
 }
