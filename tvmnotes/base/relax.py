@@ -31,11 +31,17 @@ def bytes_of(dtype) -> int:
     return (tvm.DataType(str(dtype)).bits + 7) // 8
 
 
-def on_each_function(name: str, mutator: type[relax.PyExprMutator]) -> tvm.transform.Pass:
-    """Make a pass that runs a mutator on each Relax function."""
+def on_each_function(name: str, mutator: type[relax.PyExprMutator], adds_kernels: bool = False) -> tvm.transform.Pass:
+    """Make a pass that runs a mutator on each Relax function; one whose builder adds kernels runs on all of them."""
 
     @tvm.transform.module_pass(opt_level=0, name=name)
     def run(mod, _context):
+        if adds_kernels:
+            rewrite = mutator(mod)
+            for var, func in mod.functions_items():
+                if isinstance(func, relax.Function):
+                    rewrite.builder_.update_func(var, rewrite.visit_expr(func))
+            return rewrite.builder_.get()
         mod = mod.clone()
         for var, func in mod.functions_items():
             if isinstance(func, relax.Function):

@@ -9,7 +9,7 @@ from tvm import relax
 from tvm.script import tirx as T
 
 from ..base import indices
-from ..base.relax import OPAQUE, fixed_shape
+from ..base.relax import OPAQUE, fixed_shape, on_each_function
 from ..base.workarounds import quick_script
 
 _DIGITS = 20  # of the longest int64, -9223372036854775808, and its sign
@@ -17,16 +17,7 @@ _DIGITS = 20  # of the longest int64, -9223372036854775808, and its sign
 
 def checks_to_kernels() -> tvm.transform.Pass:
     """Make the pass that turns checks of indices into calls of kernels for a CPU."""
-
-    @tvm.transform.module_pass(opt_level=0, name="ChecksToKernels")
-    def run(mod, _context):
-        rewrite = _ToKernels(mod)
-        for var, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                rewrite.builder_.update_func(var, rewrite.visit_expr(func))
-        return rewrite.builder_.finalize()
-
-    return run
+    return on_each_function("ChecksToKernels", _ToKernels, adds_kernels=True)
 
 
 @relax.expr_functor.mutator

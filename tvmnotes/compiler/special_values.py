@@ -15,7 +15,7 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import PointerType, PrimType
 from tvm.tirx import compilation_pipeline
 
-from ..base.relax import constant_array, fixed_shape
+from ..base.relax import constant_array, fixed_shape, on_each_function
 
 # ---------------------------------------------------------------- kernels, when they are lowered
 
@@ -294,16 +294,7 @@ def sort_by_keys() -> tvm.transform.Pass:
 
     TVM sorts by `<`, which leaves the numbers around a NaN in no order.
     """
-
-    @tvm.transform.module_pass(opt_level=0, name="SortByKeys")
-    def run(mod, _context):
-        sorts = _SortByKeys(mod)
-        for var, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                sorts.builder_.update_func(var, sorts.visit_expr(func))
-        return sorts.builder_.get()
-
-    return run
+    return on_each_function("SortByKeys", _SortByKeys, adds_kernels=True)
 
 
 @relax.expr_functor.mutator

@@ -266,7 +266,7 @@ def _printing_to(said: list):
 
 @relax.expr_functor.mutator
 class _SafeTake(relax.PyExprMutator):
-    """This clips the indices of `take`: in TVM 0.27's frontend a wrong one reads whatever lies there, or crashes."""
+    """`take` clips: TVM 0.27 warns of its frontend's mode, which trusts the indices, also where these are checked."""
 
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
