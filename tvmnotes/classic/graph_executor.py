@@ -209,7 +209,7 @@ class GraphModuleDebug(GraphModule):
         tensors, nodes = {}, iter(self._compiled.graph["nodes"])
 
         def instrument(_function, symbol, before, _result, *args):
-            if str(symbol) in self._compiled.kernels and not before:
+            if str(symbol) in self._compiled.graph["kernels"] and not before:
                 node = next(node for node in nodes if node["kernel"] == str(symbol))
                 tensors[node["name"]] = tvm.runtime.tensor(args[-len(node["makes"])].numpy())
 

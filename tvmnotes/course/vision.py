@@ -101,3 +101,11 @@ def top_k(logits: np.ndarray, k: int = 5, classes: list[str] | None = None):
     names = [classes[i] for i in order] if classes is not None else list(order)
     rank = pd.RangeIndex(1, len(order) + 1, name="rank")
     return pd.DataFrame({"class": names, "probability": probabilities[order]}, index=rank)
+
+
+def same_top_k(a: np.ndarray, b: np.ndarray, k: int = 5) -> bool:
+    """Say whether two outputs for the same pictures, shape (…, classes), rank the same `k` classes first, in order."""
+    a, b = np.asarray(a), np.asarray(b)
+    if a.shape != b.shape:
+        raise ValueError(f"same_top_k: expected two outputs of one shape, got {a.shape} and {b.shape}")
+    return bool((np.argsort(-a, kind="stable")[..., :k] == np.argsort(-b, kind="stable")[..., :k]).all())

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import sys
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from ..base.workarounds import import_tvm_ffi
 from . import saved, threads
 
 if TYPE_CHECKING:
+    import pandas as pd
     import tvm
 
 
@@ -115,9 +117,20 @@ class Compiled:
         return [*args, *(kwargs[name] for name in names[len(args) :])]
 
     @property
-    def kernels(self) -> dict[str, str]:
-        """Each kernel is mapped to its schedule and config; "none", TVM's own loops, below opt level 3."""
-        return {name: _schedule_text(**schedule) for name, schedule in self.graph["kernels"].items()}
+    def kernels(self) -> "pd.DataFrame":
+        """A table with a row for each kernel: its name is the index, the columns are family, config and launches.
+
+        `family` names the kind of schedule, and "none" means TVM's own loops, as at opt levels below 3. `config` is the
+        dictionary of the choices that the schedule leaves open. `launches` counts the kernel's calls in one run.
+        """
+        import pandas as pd  # for speed: only where a table is shown
+
+        launches = Counter(node["kernel"] for node in self.graph["nodes"])
+        rows = []
+        for name, schedule in self.graph["kernels"].items():
+            config = {knob: value for knob, value in schedule.items() if knob != "family"}
+            rows.append((name, schedule["family"], config, launches[name]))
+        return pd.DataFrame(rows, columns=["kernel", "family", "config", "launches"]).set_index("kernel")
 
     @property
     def tuned(self) -> str:
@@ -135,8 +148,8 @@ class Compiled:
         return self._library.source(kernel, fmt)
 
     def _known(self, kernel: str | None) -> None:
-        if kernel is not None and kernel not in self.kernels:
-            raise ValueError(f"unknown kernel {kernel!r}; there are: {shorten(self.kernels)}")
+        if kernel is not None and kernel not in self.graph["kernels"]:
+            raise ValueError(f"unknown kernel {kernel!r}; there are: {shorten(self.graph['kernels'])}")
 
     @contextlib.contextmanager
     def instrumented(self, instrument):
@@ -163,7 +176,7 @@ class Compiled:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
         cpu = self._build_info["target"].get("mcpu", "generic CPU")
         tuned = f"; {self.tuned}" if self.tuned else ""
-        kernels = f"{len(self.kernels)} kernels, opt level {self.opt_level}, {cpu}"
+        kernels = f"{len(self.graph['kernels'])} kernels, opt level {self.opt_level}, {cpu}"
         return f"Compiled({inputs} -> {outputs}; {kernels}{tuned})"
 
     def save(self, path: str | os.PathLike) -> Path:
@@ -228,10 +241,6 @@ def _from_archive(content: bytes) -> Compiled:
 def cannot_run(target: "tvm.target.Target") -> str | None:
     """Say why this machine cannot run what is compiled for `target`; None where it can."""
     return saved.mismatch(saved.build_info(target))
-
-
-def _schedule_text(family: str, **config) -> str:
-    return family if family == "none" else f"{family} {json.dumps(config)}"
 
 
 def _function(name: str):

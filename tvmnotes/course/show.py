@@ -1,0 +1,26 @@
+"""`show` prints the first lines of a TVM program, highlighted as its own method `show` does it."""
+
+from typing import Any
+
+_HEADER = "# from tvm."  # TVMScript begins with how it would be imported
+
+
+def show(program: Any, lines: int | None = None) -> None:
+    """Print an IRModule, a function or a PrimFunc as TVMScript: the first `lines` lines, or all where it is None.
+
+    The comments on how TVMScript is imported are left out; a last comment counts the lines that are not shown. Raises
+    TypeError for what has no script, and ValueError for `lines` below 1.
+    """
+    from tvm.script.highlight import cprint  # for speed: the course's other modules need no TVM
+
+    if not callable(getattr(program, "script", None)):
+        raise TypeError(f"program: expected an IRModule, a function or a PrimFunc; got {type(program).__name__}")
+    if lines is not None and lines < 1:
+        raise ValueError(f"lines: expected 1 or more, or None for all; got {lines}")
+    script = program.script().splitlines()
+    while script and (script[0].startswith(_HEADER) or not script[0].strip()):
+        script.pop(0)
+    shown = script[:lines]
+    if left := len(script) - len(shown):
+        shown.append(f"# ... {left} more lines")
+    cprint("\n".join(shown))

@@ -1,0 +1,47 @@
+"""`tn.build` compiles a network: an importer's module with its parameters, or a model, which it imports first."""
+
+import os
+import sys
+from typing import Any
+
+import tvm
+
+from ..compiler import build as compiler
+from ..runtime.compiled import Compiled
+
+
+def build(mod: Any, params: Any = None, target=None, opt_level: int = 3, records=None) -> Compiled:
+    """Compile a network for a CPU or an NVIDIA GPU.
+
+    `mod` and `params` are what an importer returned. Or `mod` is a model, and `params` describes its inputs as for the
+    importer that is then called: a PyTorch module or ExportedProgram (`from_pytorch`), an ONNX file, its bytes or a
+    ModelProto (`from_onnx`), a Gluon HybridBlock (`from_mxnet`). For the other arguments, the result and further errors
+    see `tvmnotes.compiler.build.build`.
+
+    Raises TypeError for a `mod` of another kind, and what the importer raises.
+    """
+    if not isinstance(mod, tvm.IRModule):
+        mod, params = _importer(mod)(mod, params)
+    return compiler.build(mod, params, target, opt_level, records)
+
+
+def _importer(model: Any):
+    """The importer for a model, found without importing a framework that the caller does not use."""
+    torch, onnx, mxnet = (sys.modules.get(name) for name in ("torch", "onnx", "mxnet"))
+    if torch and isinstance(model, torch.nn.Module | torch.jit.ScriptFunction | torch.export.ExportedProgram):
+        from .pytorch import from_pytorch  # for speed: torch's exporter
+
+        return from_pytorch
+    if isinstance(model, str | os.PathLike | bytes) or (onnx and isinstance(model, onnx.ModelProto)):
+        from .onnx import from_onnx  # for speed: onnx
+
+        return from_onnx
+    if mxnet and isinstance(model, mxnet.gluon.HybridBlock):
+        from .mxnet.importer import from_mxnet  # for speed: only what the model needs
+
+        return lambda block, inputs: from_mxnet(block, None, inputs)
+    raise TypeError(
+        "mod: expected a tvm.IRModule with its params, as tn.from_pytorch, tn.from_onnx and tn.from_mxnet return them, "
+        "or a PyTorch module, an ONNX file or model, or a Gluon HybridBlock with the shapes of its inputs; "
+        f"got {type(model).__name__}"
+    )
