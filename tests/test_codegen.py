@@ -248,10 +248,10 @@ def test_a_traced_build_compiles_every_kernel(small, compiled):
 
 def test_the_source_of_a_kernel(small, tmp_path):
     lib = tn.build(small.mod, small.params)
-    for kernel in lib.kernels:
+    for kernel in lib.kernels.index:
         assert f"@{kernel}_compute_" in lib.source() or f"@__tvm_ffi_{kernel}(" in lib.source()
         assert f"@__tvm_ffi_{kernel}(" in lib.source(kernel)
-    first, second, *_ = lib.kernels
+    first, second, *_ = lib.kernels.index
     assert f"@__tvm_ffi_{second}(" not in lib.source(first)
     assert f"__tvm_ffi_{first}:" in lib.source(first, "asm")
     with pytest.raises(ValueError, match="unknown kernel 'none'; there are: "):

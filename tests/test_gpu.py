@@ -1,7 +1,6 @@
 """Builds for GPUs, where there is none: what is compiled, and what it gives with the threads one after another."""
 
 import itertools
-import json
 import math
 import os
 import re
@@ -55,7 +54,7 @@ def lib(case):
 
 
 def launched(lib, kernel):
-    return json.loads(lib.kernels[kernel].partition(" ")[2])["launches"]
+    return lib.kernels.launches[kernel]
 
 
 # ---------------------------------------------------------------- targets
@@ -134,8 +133,8 @@ def test_inputs_and_parameters_go_to_the_device(monkeypatch, lib, case):
 
 
 def test_each_kernel_has_threads_and_its_source_agrees_with_its_grid(lib):
-    assert lib.source().count('extern "C" __global__') == 2 * sum(len(launched(lib, k)) for k in lib.kernels)
-    for kernel in lib.kernels:
+    assert lib.source().count('extern "C" __global__') == 2 * sum(len(launched(lib, k)) for k in lib.kernels.index)
+    for kernel in lib.kernels.index:
         source, launches = lib.source(kernel), launched(lib, kernel)
         assert launches and source.count("__global__") == len(launches)
         bounds = [int(n) for n in re.findall(r"__launch_bounds__\((\d+)\)", source)]
@@ -144,17 +143,17 @@ def test_each_kernel_has_threads_and_its_source_agrees_with_its_grid(lib):
 
 def test_grids_cover_what_kernels_make(lib):
     shapes = {node["kernel"]: node["makes"][0]["shape"] for node in lib.graph["nodes"]}
-    for kernel, schedule in lib.kernels.items():
+    for kernel, family in lib.kernels.family.items():
         last = launched(lib, kernel)[-1]
-        if schedule.startswith("fallback"):
+        if family == "fallback":
             assert math.prod(last["grid"]) == -(-math.prod(shapes[kernel]) // 1024)
-        elif schedule.startswith("matmul"):
+        elif family == "matmul":
             _, channels, height, width = shapes[kernel]
             assert last["grid"] == [-(-height * width // 32), -(-channels // 64), 1]
 
 
 def test_convolutions_are_products_and_few_summands_the_work_of_a_thread(lib):
-    rules = [schedule.partition(" ")[0] for schedule in lib.kernels.values()]
+    rules = list(lib.kernels.family)
     assert rules.count("matmul") == 2, "the first convolution and the one of 1x1"
     assert set(rules) == {"matmul", "reduction", "fallback"}
 
@@ -167,7 +166,7 @@ def test_an_unknown_kernel_is_named(lib):
 @pytest.mark.parametrize("opt_level", [0, 1, 2])
 def test_kernels_have_threads_at_every_opt_level(small, opt_level):
     made = tn.build(small.mod, small.params, TARGET, opt_level)
-    assert all(launched(made, kernel) for kernel in made.kernels)
+    assert all(launched(made, kernel) for kernel in made.kernels.index)
 
 
 def test_what_threads_do_one_after_another_is_what_pytorch_does(case):
@@ -233,8 +232,8 @@ def test_tvms_sorts_come_with_their_threads():
             return torch.topk(x, 40)[0]
 
     made = tn.build(*tn.from_pytorch(Best().eval(), {"x": (1, 300)}), TARGET)
-    (schedule,) = (schedule for kernel, schedule in made.kernels.items() if "topk" in kernel)
-    assert schedule == 'by_hand {"launches": []}'
+    (kernel,) = (kernel for kernel in made.kernels.index if "topk" in kernel)
+    assert (made.kernels.family[kernel], made.kernels.launches[kernel]) == ("by_hand", [])
 
 
 def test_a_database_of_metaschedule_comes_before_dlight():
@@ -254,8 +253,9 @@ def test_a_database_of_metaschedule_comes_before_dlight():
     database.commit_tuning_record(ms.database.TuningRecord(sch.trace, workload, [1e-6], target, args))
     with database:
         found = tn.build(mod, params, TARGET)
-    assert list(found.kernels.values()) == ['metaschedule {"launches": [{"grid": [16, 1, 1], "block": [256, 1, 1]}]}']
-    assert next(iter(tn.build(mod, params, TARGET).kernels.values())).startswith("fallback")
+    assert list(found.kernels.family) == ["metaschedule"]
+    assert list(found.kernels.launches) == [[{"grid": [16, 1, 1], "block": [256, 1, 1]}]]
+    assert tn.build(mod, params, TARGET).kernels.family.iloc[0] == "fallback"
 
 
 # ---------------------------------------------------------------- CUDA's compiler

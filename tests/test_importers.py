@@ -136,3 +136,48 @@ def test_the_same_mistakes_are_errors_of_the_same_kind(importer):
     ]:
         with pytest.raises(error):
             importer.function(*model, inputs=inputs)
+
+
+# ---------------------------------------------------------------- tn.build imports by itself
+
+
+def test_build_imports_what_an_importer_takes(tmp_path):
+    picture, shift = (RANDOM.standard_normal(shape, "float32") for shape in SHAPES.values())
+    (model,) = in_onnx(1)
+    onnx.save(model, tmp_path / "net.onnx")
+    exported = torch.export.export(Network(1).eval(), (torch.from_numpy(picture), torch.from_numpy(shift)))
+    for case in (Network(1).eval(), model, model.SerializeToString(), tmp_path / "net.onnx"):
+        lib = tn.build(case, SHAPES, opt_level=0)
+        np.testing.assert_allclose(lib(picture, shift), expected(picture, shift, 1)[0], atol=1e-5)
+    lib = tn.build(exported, opt_level=0)
+    np.testing.assert_allclose(lib(picture, shift), expected(picture, shift, 1)[0], atol=1e-5)
+
+
+def test_build_imports_a_gluon_network():
+    mx = pytest.importorskip("mxnet")
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(5, in_units=48))
+    net.initialize(mx.init.Normal(1))
+    picture = RANDOM.standard_normal((2, 48), "float32")
+    lib = tn.build(net, {"data": picture.shape}, opt_level=0)
+    np.testing.assert_allclose(lib(picture), net(mx.nd.array(picture)).asnumpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("model", [None, 3, np.zeros(3), nn.Linear])
+def test_build_names_what_it_takes(model):
+    with pytest.raises(TypeError, match=r"^mod: expected a tvm.IRModule.*or a PyTorch module, an ONNX file.*; got "):
+        tn.build(model, SHAPES)
+
+
+def test_show_prints_the_first_lines(capsys):
+    mod, _ = tn.from_pytorch(Network(1).eval(), SHAPES)
+    tn.show(mod, lines=3)
+    printed = capsys.readouterr().out
+    assert "class Module" in printed and "def main" not in printed and "more lines" in printed
+    tn.show(mod["main"])
+    printed = capsys.readouterr().out
+    assert "matmul" in printed and "more lines" not in printed and "from tvm" not in printed
+    with pytest.raises(TypeError, match="program: expected an IRModule, a function or a PrimFunc; got dict"):
+        tn.show({})
+    with pytest.raises(ValueError, match="lines: expected 1 or more, or None for all; got 0"):
+        tn.show(mod, lines=0)

@@ -194,7 +194,7 @@ def test_indices_of_a_buffer_are_checked_before_it_runs():
     with pytest.raises(IndexError, match="^index: .* from -4 to 3, got 5$"):
         net(X)
     net = tn.build(*tn.from_pytorch(Positions(-1, 0).eval(), [X]))
-    assert not [kernel for kernel in net.kernels if "indices" in kernel]  # nothing is left to check
+    assert not [kernel for kernel in net.kernels.index if "indices" in kernel]  # nothing is left to check
     np.testing.assert_array_equal(net(X), X[[0, 3]])
 
 

@@ -20,7 +20,7 @@ TARGETS = {
 
 
 def calls(lib):
-    return Counter(node["kernel"] for node in lib.graph["nodes"] if node["kernel"] in lib.kernels)
+    return Counter(node["kernel"] for node in lib.graph["nodes"] if node["kernel"] in lib.graph["kernels"])
 
 
 def total(lib, *what, where=lambda cost: True):
@@ -68,7 +68,7 @@ def test_a_fast_build_has_fewer_kernels_and_about_half_of_the_operations(plain, 
 def test_records_change_schedules_and_not_kernels(fast):
     untuned, tuned = fast
     assert calls(untuned) == calls(tuned)
-    assert untuned.kernels != tuned.kernels and "shipped records" in tuned.tuned
+    assert not untuned.kernels.equals(tuned.kernels) and "shipped records" in tuned.tuned
 
 
 def test_fusing_saves_calls_and_bytes_and_leaves_the_convolutions(plain):

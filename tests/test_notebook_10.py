@@ -1,6 +1,5 @@
 """What notebook 10 claims, asserted; see test_notebooks_00_to_04.py."""
 
-import json
 import math
 from pathlib import Path
 
@@ -40,20 +39,20 @@ def block():
 
 
 def test_the_grids_shrink_with_the_pictures(resnet):
-    blocks = {}
+    blocks, kernels = {}, resnet.kernels
     for node in resnet.graph["nodes"]:
-        rule, _, config = resnet.kernels.get(node["kernel"], "").partition(" ")
-        if rule == "matmul":
-            (launch,) = json.loads(config)["launches"]
+        if node["kernel"] in kernels.index and kernels.family[node["kernel"]] == "matmul":
+            (launch,) = kernels.launches[node["kernel"]]
             assert math.prod(launch["block"]) == 128
             blocks[node["makes"][0]["shape"][2]] = math.prod(launch["grid"])
     assert blocks == {112: 392, 56: 98, 28: 50, 14: 28, 7: 16}
 
 
 def test_all_convolutions_are_products_and_the_pooling_a_thread_for_each_number(resnet):
-    for kernel, schedule in resnet.kernels.items():
-        assert ("conv2d" in kernel) == schedule.startswith("matmul")
-    pooling = json.loads(resnet.kernels["max_pool2d"].removeprefix("fallback "))["launches"]
+    for kernel, family in resnet.kernels.family.items():
+        assert ("conv2d" in kernel) == (family == "matmul")
+    assert resnet.kernels.family["max_pool2d"] == "fallback"
+    pooling = resnet.kernels.launches["max_pool2d"]
     assert pooling == [{"grid": [196, 1, 1], "block": [1024, 1, 1]}] and 196 * 1024 == 64 * 56 * 56
     assert "blockIdx.x) * 1024) + ((int)threadIdx.x)" in resnet.source("max_pool2d")
 

@@ -108,7 +108,7 @@ def test_relay_build_compiles_as_tn_build_does(folder):
         "classic.disable()\n"
         "assert not hasattr(tvm, 'relay')\n"
         "new = tn.build(*tn.from_onnx('digits.onnx', {'image': shape}))\n"
-        "assert sorted(old.kernels.values()) == sorted(new.kernels.values())\n"
+        "assert old.kernels.equals(new.kernels)\n"
         "x = np.load('pictures.npy')\n"
         "assert np.array_equal(old(x), new(x))\n"
     ))  # fmt: skip

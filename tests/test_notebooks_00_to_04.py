@@ -203,7 +203,7 @@ def test_04_the_schedule_by_hand_is_the_packages(by_hand):
 def test_04_the_package_takes_winograds_method_for_this_convolution(by_hand):
     assert winograd.best_tile(by_hand["window"], *by_hand["shapes"]) in by_hand["winograds"]
     lib = tn.build(*tn.from_pytorch(by_hand["net"], {"x": by_hand["x"].shape}))
-    assert "winograd" in {schedule.split()[0] for schedule in lib.kernels.values()}
+    assert "winograd" in set(lib.kernels.family)
     assert agree(lib(by_hand["x"]), by_hand["reference"])
 
 

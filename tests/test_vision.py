@@ -151,6 +151,17 @@ def test_top_k_takes_one_picture(shape):
         vision.top_k(np.zeros(shape))
 
 
+def test_same_top_k(rng):
+    a = rng.standard_normal((2, 10))
+    b = a.copy()
+    b[1, a[1].argmin()] -= 1  # the last may move
+    assert vision.same_top_k(a, b, 5) and vision.same_top_k(a[0], b[0], 10)
+    b[1, a[1].argmin()] = a[1].max() + 1
+    assert not vision.same_top_k(a, b, 1) and vision.same_top_k(a[:1], b[:1], 1)
+    with pytest.raises(ValueError, match=r"two outputs of one shape, got \(2, 10\) and \(10,\)"):
+        vision.same_top_k(a, b[0])
+
+
 def test_the_classes_of_imagenet():
     classes = vision.imagenet_classes()
     assert len(classes) == 1000

@@ -118,19 +118,26 @@ class Compiled:
 
     @property
     def kernels(self) -> "pd.DataFrame":
-        """A table with a row for each kernel: its name is the index, the columns are family, config and launches.
+        """A table with a row for each kernel: its name is the index, the columns are family, config and calls.
 
         `family` names the kind of schedule, and "none" means TVM's own loops, as at opt levels below 3. `config` is the
-        dictionary of the choices that the schedule leaves open. `launches` counts the kernel's calls in one run.
+        dictionary of the choices that the schedule leaves open. `calls` counts the kernel's calls in one run. For a GPU
+        there is also `launches`: a list with the "grid" and "block" of each CUDA kernel that a call launches.
         """
         import pandas as pd  # for speed: only where a table is shown
 
-        launches = Counter(node["kernel"] for node in self.graph["nodes"])
-        rows = []
-        for name, schedule in self.graph["kernels"].items():
-            config = {knob: value for knob, value in schedule.items() if knob != "family"}
-            rows.append((name, schedule["family"], config, launches[name]))
-        return pd.DataFrame(rows, columns=["kernel", "family", "config", "launches"]).set_index("kernel")
+        schedules = self.graph["kernels"]
+        calls = Counter(node["kernel"] for node in self.graph["nodes"])
+        left_open = [{knob: value for knob, value in schedule.items() if knob not in ("family", "launches")}
+                     for schedule in schedules.values()]  # fmt: skip
+        columns = {
+            "family": [schedule["family"] for schedule in schedules.values()],
+            "config": left_open,
+            "calls": [calls[name] for name in schedules],
+        }
+        if any("launches" in schedule for schedule in schedules.values()):
+            columns["launches"] = [schedule["launches"] for schedule in schedules.values()]
+        return pd.DataFrame(columns, index=pd.Index(schedules, name="kernel", dtype="object"))
 
     @property
     def tuned(self) -> str:
