@@ -1,6 +1,7 @@
 """measure: who is called, how often and with what; the arithmetic of medians, spread and ratios. Nothing is timed."""
 
 import gc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,6 +133,25 @@ def test_a_module_gets_tensors_in_inference_mode():
 def test_a_traced_module_is_a_module():
     traced = torch.jit.trace(torch.nn.Linear(3, 2), torch.zeros(1, 3))
     assert len(measure.time(traced, np.zeros((1, 3), "float32"), calls=2).seconds) == 2
+
+
+def test_a_network_on_a_gpu_finds_its_inputs_there_and_is_waited_for():
+    said = []
+
+    class OnGPU:
+        device = SimpleNamespace(sync=lambda: said.append("wait"))
+
+        def placed(self, inputs):
+            said.append("place")
+            return [f"{x} there" for x in inputs]
+
+        def run(self, values):
+            said.append(values)
+
+        __call__ = run
+
+    measure.compare({"gpu": OnGPU()}, "x", calls=2)
+    assert said == ["place"] + [["x there"], "wait"] * 3  # one call warms up
 
 
 def test_a_function_gets_the_inputs_as_they_are():

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 import torch
 from emulated_gpu import TARGET
@@ -32,10 +33,10 @@ def block():
         for cell in nbformat.read(NOTEBOOK, as_version=4).cells
         if cell.cell_type == "code" and cell.source.startswith("def branch")
     )
-    names = {"nn": nn, "torch": torch, "tn": tn, "tracing": tracing, "bind": bind}
+    names = {"nn": nn, "torch": torch, "tn": tn, "tracing": tracing, "combine_parallel": combine_parallel}
     exec(source, names)
-    folded, _ = combine_parallel.prepared(names["block_mod"], names["block_params"])
-    return names["bound"], folded, combine_parallel.combine_parallel_ops()(folded)
+    bound, _ = bind(names["block_mod"], names["block_params"])
+    return bound, names["folded"], combine_parallel.combine_parallel_ops()(names["folded"])
 
 
 def test_the_grids_shrink_with_the_pictures(resnet):
@@ -73,10 +74,25 @@ def test_the_block_has_what_its_pictures_show(block):
     (split,) = (o for o in tracing.graph(block[2]).operations if o.name == "split")
     assert all(f"{channels}" in split.makes for channels in (32, 48, 16))
     for module in block:
-        assert str(tracing.graph(module).mermaid()).startswith("flowchart TD")
+        picture = tracing.graph(module).mermaid()
+        assert picture.startswith("flowchart TD") and picture.svg.startswith("<svg ")
 
 
 def test_the_merge_saves_two_convolutions_and_costs_a_copy(block):
     _, folded, merged = block
     before, after = ([n["kernel"] for n in tn.build(each, {}, TARGET).graph["nodes"]] for each in (folded, merged))
     assert len(before) == 6 and len(after) == 5 and "split" in after
+
+
+def test_folded_and_merged_agree_with_pytorch(block, rng):
+    """The lesson prints the differences: rounding of float32."""
+    x = rng.standard_normal((1, 64, 28, 28), dtype="float32")
+    bound, *others = (tn.build(module, {}, opt_level=level)(x) for module, level in zip(block, (0, 3, 3), strict=True))
+    for other in others:
+        assert np.abs(other - bound).max() <= 1e-5 * np.abs(bound).max()
+
+
+def test_dlight_gives_a_relu_256_blocks_of_1024_threads():
+    made = tn.build(nn.ReLU().eval(), {"x": (64, 4096)}, TARGET)
+    (launches,) = made.kernels.launches
+    assert launches == [{"grid": [256, 1, 1], "block": [1024, 1, 1]}] and 256 * 1024 == 64 * 4096

@@ -239,9 +239,7 @@ class CompiledForGPU(Compiled):
 
         What lies in the GPU's memory already is read there. `self.device.sync()` waits for the outputs.
         """
-        if len(values) != len(self.inputs):
-            raise TypeError(f"expected {len(self.inputs)} inputs, got {len(values)}")
-        placed = [self._placed(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
+        placed = self.placed(values)
         if self._main is None:
             raise RuntimeError(f"this library cannot run here: {self._cannot}. Build it where it can.")
         weights = self._params
@@ -251,6 +249,12 @@ class CompiledForGPU(Compiled):
         with self._lock:
             result = self._main(*placed, weights)
         return list(result) if self.graph["tuple"] else [result]
+
+    def placed(self, values) -> list:
+        """Return the inputs, checked, in the GPU's memory; without a copy where they are there already."""
+        if len(values) != len(self.inputs):
+            raise TypeError(f"expected {len(self.inputs)} inputs, got {len(values)}")
+        return [self._placed(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
 
     def _placed(self, value, spec):
         """A checked input in the GPU's memory."""

@@ -82,14 +82,17 @@ def detections(image, found: dict, least: float = 0.0, most: int = 5):
     return figure
 
 
-def counts(values: dict, label: str):
-    """Draw counts by name as bars, the largest first; `label` says what is counted."""
+def counts(values: dict, label: str, mark: tuple[str, float] | None = None):
+    """Draw counts by name as bars, the largest first; `label` says what is counted, `mark` names a line to compare."""
     pairs = sorted(values.items(), key=lambda pair: -pair[1])
     figure, axes = _axes(6.4, 0.9 + 0.3 * len(pairs))
     bars = axes.barh([name for name, _ in pairs], [n for _, n in pairs], color=BLUE, height=0.6)
     axes.bar_label(bars, padding=3, fontsize=9)
     axes.set_xlabel(label)
     axes.margins(x=0.1)
+    if mark:
+        axes.axvline(mark[1], color=ORANGE, linestyle="--", label=mark[0])
+        axes.legend(frameon=False, loc="lower right")
     axes.invert_yaxis()
     return figure
 

@@ -31,6 +31,7 @@ from ..base.data import atomic_write
 from ..base.relax import fixed_shape
 from ..base.table import Table
 from ..compiler.build import build
+from ..course import flowchart
 
 
 class Operation(NamedTuple):
@@ -57,8 +58,8 @@ class Graph(NamedTuple):
         return self.functions.get("main", [])
 
     def mermaid(self) -> "Mermaid":
-        """Draw main as a Mermaid flowchart; the operations of a function that main calls stand together in one box."""
-        lines, inputs = ["flowchart TD"], {}
+        """Draw main as a flowchart; the operations of a function that main calls are listed in its box."""
+        lines, nodes, reads = ["flowchart TD"], {}, []
         for number, operation in enumerate(self.operations):
             parts = self.functions.get(operation.name)
             if parts is None:
@@ -68,13 +69,14 @@ class Graph(NamedTuple):
                 lines += [f'        n{number}_{i}["{part.name}"]' for i, part in enumerate(parts)]
                 lines += [f"        n{number}_{i} --> n{number}_{j}" for i, j in _edges(parts)]
                 lines.append("    end")
-            for name in operation.reads:
-                if isinstance(name, str) and name in self.params:
-                    inputs.setdefault(name, f"i{len(inputs)}")
-                    lines.append(f"    {inputs[name]} --> n{number}")
-        lines[1:1] = [f'    {node}(["{name}"])' for name, node in inputs.items()]
-        lines += [f"    n{i} --> n{j}" for i, j in _edges(self.operations)]
-        return Mermaid("\n".join(lines))
+            nodes[number] = [operation.name, *(part.name for part in parts or ())]
+            reads += [(name, number) for name in operation.reads if isinstance(name, str) and name in self.params]
+        inputs = {name: [name] for name, _ in reads}
+        keys = {name: f"i{number}" for number, name in enumerate(inputs)}
+        lines[1:1] = [f'    {key}(["{name}"])' for name, key in keys.items()]
+        edges = [*dict.fromkeys(reads), *_edges(self.operations)]
+        lines += [f"    {keys.get(a) or f'n{a}'} --> n{b}" for a, b in edges]
+        return Mermaid("\n".join(lines), flowchart.svg(inputs | nodes, edges))
 
 
 def _edges(operations: list[Operation]) -> list[tuple[int, int]]:
@@ -84,10 +86,17 @@ def _edges(operations: list[Operation]) -> list[tuple[int, int]]:
 
 
 class Mermaid(str):
-    """This is the text of a Mermaid diagram, which JupyterLab draws."""
+    """This is the text of a Mermaid diagram; notebooks show it as the picture `svg`, wherever they are read."""
 
-    def _repr_markdown_(self) -> str:
-        return f"```mermaid\n{self}\n```"
+    svg: str
+
+    def __new__(cls, text: str, svg: str):
+        made = super().__new__(cls, text)
+        made.svg = svg
+        return made
+
+    def _repr_svg_(self) -> str:
+        return self.svg
 
 
 def graph(mod: tvm.IRModule) -> Graph:
