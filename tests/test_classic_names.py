@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from pathlib import Path
 
 import pytest
 import tvm
@@ -35,6 +36,11 @@ def test_a_table_has_each_name_once_and_all_kinds():
     assert not table[(table.new == "") & (table.note == "")].size, "a row says something"
     with pytest.raises(ValueError, match=r"expected one of calls, .*; got 'call'"):
         names.table("call")
+
+
+def test_the_page_of_names_is_what_the_code_knows():
+    stored = (Path(__file__).parents[1] / "notebooks" / "old_names.md").read_text(encoding="utf-8")
+    assert stored == names.page(), "write it anew: CONTRIBUTING.md says how"
 
 
 ROOTS = {"tvm": tvm, "tvmnotes": tn, "tn": tn, "relax": tvm.relax}

@@ -20,6 +20,15 @@ from . import context, gone, graph_executor, modules, patches
 from .relay import build, ops, transform
 
 KINDS = ("calls", "methods", "autotvm", "passes", "operators", "gone")
+_ABOUT = {
+    "calls": "Functions and classes. A module with several names is listed once: `relay.op.nn.conv2d` is "
+             "`relay.nn.conv2d`, `relay.expr.Call` is `relay.Call`, `graph_runtime` is `graph_executor`.",
+    "methods": "What scripts call on an array, a library and the executor.",
+    "autotvm": "AutoTVM left the loop to the script; today it is `tn.tune`, whose records `tn.build` takes.",
+    "passes": "Relay's passes, and those that do their work today. One without a new name leaves a module as it is.",
+    "operators": "Relay's operators, and what each calls in Relax, read from the code that translates them.",
+    "gone": "What is not served, with the way today. A script that uses one of these gets the note as its error.",
+}  # fmt: skip
 
 # Classes, as the table writes them.
 _OURS = {graph_executor.GraphModule: "GraphModule", graph_executor.GraphModuleDebug: "GraphModuleDebug",
@@ -99,6 +108,21 @@ def _dotted(node) -> list[str]:
         names.append(node.attr)
         node = node.value
     return [node.id if isinstance(node, ast.Name) else "", *reversed(names)]
+
+
+def page() -> str:
+    """All tables as a page of Markdown, notebooks/old_names.md."""
+    parts = [
+        "# Old names, new names\n\nAll names of TVM 0.5 to 0.19 that `tvmnotes.classic` serves, with what does their work today; "
+        "lesson [11](11_running_old_scripts.ipynb) shows how to use it. `relax` is short for `tvm.relax` and `tn` for "
+        "`tvmnotes`, and `lib` is what `relay.build`, or today `tn.build`, returns.\n"
+    ]
+    for kind in KINDS:
+        parts.append(f"\n## {kind}\n\n{_ABOUT[kind]}\n\n| old | new | note |\n|---|---|---|\n")
+        for row in table(kind).itertuples(index=False):
+            new = ", ".join(f"`{name}`" for name in row.new.split(", ")) if row.new else ""
+            parts.append(f"| `{row.old}` | {new} | {row.note} |\n".replace("||", "|\\|"))
+    return "".join(parts)
 
 
 # ---------------------------------------------------------------- rows, by kind
