@@ -33,9 +33,14 @@ BY_NUMBER = {lesson.number: lesson for lesson in LESSONS}
 ROUTES = _PLAN["routes"]
 
 
+def number_of(step: str) -> str:
+    """Return the number of the lesson that a step of a route names: "06" of "06, sections 1 and 2", "04b" of "04b"."""
+    return step.partition(",")[0]
+
+
 def minutes(route: str) -> int:
     """Add up the minutes of the lessons of a route, each counted once and whole."""
-    return sum(BY_NUMBER[number].minutes for number in {step[:2] for step in ROUTES[route]})
+    return sum(BY_NUMBER[number].minutes for number in {number_of(step) for step in ROUTES[route]})
 
 
 def table(folder: str = "", answers: bool = False) -> str:
@@ -54,23 +59,27 @@ def routes(folder: str = "") -> str:
     """List the routes as a table of Markdown with links into `folder`."""
     rows = ["| you say | minutes | lessons |", "|---|---|---|"]
     for route, steps in ROUTES.items():
-        links = (f"[{step[:2]}]({folder}{BY_NUMBER[step[:2]].name}.ipynb){step[2:]}" for step in steps)
-        rows.append(f"| **{route}** | {minutes(route)} | {' → '.join(links)} |")
+        links = " → ".join(_link(step, folder) for step in steps)
+        rows.append(f"| **{route}** | {minutes(route)} | {links} |")
     return "\n".join(rows)
+
+
+def _link(step: str, folder: str = "") -> str:
+    number = number_of(step)
+    return f"[{number}]({folder}{BY_NUMBER[number].name}.ipynb){step.removeprefix(number)}"
 
 
 def after(number: str) -> str:
     """Name the lesson that comes next on each route that has this one, as a line of Markdown."""
     following: dict[str, list[str]] = {}
     for route, steps in ROUTES.items():
-        numbers = [step[:2] for step in steps]
+        numbers = [number_of(step) for step in steps]
         for here, step in zip(numbers, steps[1:], strict=False):
             if here == number:
                 following.setdefault(step, []).append(route)
     if not following:
         return "Next: any lesson of the map at the end of [00](00_start_here.ipynb)."
-    links = (f"[{step[:2]}]({BY_NUMBER[step[:2]].name}.ipynb){step[2:]} ({', '.join(names)})"
-             for step, names in following.items())  # fmt: skip
+    links = (f"{_link(step)} ({', '.join(names)})" for step, names in following.items())
     return f"Next: {' · '.join(links)}"
 
 

@@ -11,5 +11,6 @@ from .runner import Local, rpc
 from .session import Tuning, tune
 from .task import Task, tasks
 from .trial import Candidate, Trial
+from .tuners import CostModel, tuner
 
-__all__ = ["Candidate", "Local", "Task", "Trial", "Tuning", "rpc", "tasks", "tune"]
+__all__ = ["Candidate", "CostModel", "Local", "Task", "Trial", "Tuning", "rpc", "tasks", "tune", "tuner"]

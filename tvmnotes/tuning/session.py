@@ -1,7 +1,6 @@
 """`tn.tune`: the loop over a network's tasks, from what the records hold to the best that the trials allow."""
 
 import contextlib
-import functools
 import time as clock
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -13,19 +12,18 @@ from ..base.table import Table
 from ..compiler import records
 from ..compiler.build import build, resolve_target
 from ..compiler.records import Record
-from ..compiler.schedules.vector import vectors
 from ..measuring import measure
 from ..measuring.profiling import schedule_text
 from ..runtime.compiled import cannot_run
 from . import metaschedule, remeasurement
 from .bars import Bars
-from .features import features
 from .log import Log
 from .runner import Local
 from .task import Progress, Task, expected_gain
 from .task import tasks as tasks_of
 from .trial import Candidate
-from .tuners import TUNERS, XGB, CostModel
+from .tuners import TUNERS, CostModel
+from .tuners import tuner as make_tuner
 
 _BATCH = 8
 _TRIALS = 32  # for each task, where the user says nothing
@@ -116,22 +114,12 @@ class Session:
 
     def search(self, tuner: str, runner, transfer: bool, seed: int | None) -> None:
         """Measure until the trials are used up, or nothing is left to try. Ctrl-C ends it."""
-        guided, registers, threads = TUNERS[tuner] is XGB, vectors(self.target), env.threads()
-
-        def features_of(workload, config):
-            return features(workload, config, registers, threads)
-
-        shared = CostModel() if guided else None
-        self.tuners = {}
-        for task in self.tasks:
-            more = {}
-            if guided:
-                more = {"workload": task.workload, "model": shared if transfer else CostModel(),
-                        "features": functools.partial(features_of, task.workload)}  # fmt: skip
-            self.tuners[task.workload] = TUNERS[tuner](task.space, seed, **more)
-        for record in self.known if guided and transfer else []:
+        shared = CostModel() if transfer and tuner == "xgb" else None
+        self.tuners = {task.workload: make_tuner(tuner, task, seed, model=shared) for task in self.tasks}
+        for record in self.known if shared is not None else []:
             if record.workload not in self.tuners and not record.final and not record.workload.by_metaschedule:
-                shared.add(record.workload, features_of(record.workload, record.config), record.call_seconds)
+                seen = Task(record.workload, 1, record.target).features(record.config)
+                shared.add(record.workload, seen, record.call_seconds)
         with Bars(self.tasks, self.trials) as bars:
             self._take_in(self.known)
             for number, state in enumerate(self.states):

@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 
 import tvm
 
+from ..base import env
 from ..base.env import target_json
 from ..base.workarounds import pass_lock
 from ..compiler import pipeline
 from ..compiler.build import bind, resolve_target
 from ..compiler.records import vectors_of
 from ..compiler.schedules import Workload
+from .features import features
+from .trial import Candidate
 
 _RECENT = 3  # batches whose gain tells what the next may bring
 _TRUST = 0.2  # in that, against what a task could gain at most
@@ -39,6 +42,18 @@ class Task:
     def operations(self) -> int:
         """Multiplications and additions of a call, counted 1 each, by the plain method."""
         return 2 * self.workload.multiplications
+
+    @functools.cached_property
+    def _machine(self) -> tuple:
+        return vectors_of(self.target), env.threads()
+
+    def features(self, config: dict) -> list[float]:
+        """What a cost model sees of a config; see `features.features`."""
+        return features(self.workload, config, *self._machine)
+
+    def candidate(self, config: dict) -> Candidate:
+        """A config of this task, to be measured."""
+        return Candidate(self.workload, config, self.target)
 
     def __str__(self) -> str:
         return self.workload.label

@@ -23,7 +23,6 @@ from ..base import env
 from ..compiler import codegen
 from ..compiler.records import vectors_of
 from ..compiler.schedules import schedule_kernels
-from ..compiler.schedules.vector import vectors
 
 FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM: no crash ends with them, but a system that is out of memory sends them
 KILLED = "its process was killed from outside, twice"
@@ -120,14 +119,21 @@ def register_sweep() -> None:
 
 def build(mod: tvm.IRModule, target: tvm.target.Target, _params):
     """A builder's f_build: the library with the candidate's kernel, "main"."""
-    candidate, registers = Candidate.from_module(mod), vectors(target)
-    workload, config = candidate.workload, candidate.config
+    scheduled = kernel(Candidate.from_module(mod))
+    (var,) = scheduled.get_global_vars()
+    return codegen.compile_kernels({var: scheduled[var]}, target, runs_here=False)
+
+
+def kernel(candidate: Candidate) -> tvm.IRModule:
+    """Return the candidate's kernel as TensorIR with its schedule: a module with the function "main".
+
+    It takes the data, the packed weight and room for the result, as `arguments` makes them.
+    """
+    workload, config, registers = candidate.workload, candidate.config, vectors_of(candidate.target)
     shapes = workload.source_shape(registers.lanes), workload.packed_shape(config, registers.lanes)
     inputs = [te.placeholder(shape, name=name) for shape, name in zip(shapes, ("data", "weight"), strict=True)]
     func = te.create_prim_func([*inputs, workload.compute(*inputs, config)]).with_attr("global_symbol", "main")
-    scheduled = schedule_kernels(registers)(tvm.IRModule({"main": func}))
-    (var,) = scheduled.get_global_vars()
-    return codegen.compile_kernels({var: scheduled[var]}, target, runs_here=False)
+    return schedule_kernels(registers)(tvm.IRModule({"main": func}))
 
 
 def export(library, folder: str) -> str:

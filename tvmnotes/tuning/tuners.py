@@ -166,3 +166,19 @@ class XGB(Tuner):
 
 
 TUNERS = {"grid": Grid, "random": Random, "ga": GA, "xgb": XGB}
+
+
+def tuner(name: str, task, seed: int | None = None, space: list[dict] | None = None,
+          model: CostModel | None = None) -> Tuner:  # fmt: skip
+    """Make the tuner `name` of TUNERS for a `Task`, over its space or a part of it.
+
+    The protocol: `propose(count)` returns numbers of configs to measure next, `update(number, seconds)` takes in what
+    was measured. `model` is for xgb, a new one where it is None. Raises ValueError for an unknown name.
+    """
+    if name not in TUNERS:
+        raise ValueError(f"tuner: expected one of {', '.join(TUNERS)}; got {name!r}")
+    space = task.space if space is None else space
+    if TUNERS[name] is not XGB:
+        return TUNERS[name](space, seed)
+    return XGB(space, seed, workload=task.workload, features=task.features,
+               model=CostModel() if model is None else model)  # fmt: skip
