@@ -1,4 +1,4 @@
-"""What notebooks 05 and 05b claim, asserted; see test_notebooks_00_to_04.py. Times are made up, as no test depends on those."""
+"""What notebooks 05 and 05b claim, asserted. Times are made up, as no test depends on real ones."""
 
 import math
 import random
