@@ -1,5 +1,6 @@
 """flowchart: rows by the longest path, edges that pass other rows, and text that XML can hold."""
 
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 from tvmnotes.course import flowchart
@@ -22,6 +23,12 @@ def test_an_edge_over_rows_passes_beside_the_boxes_between():
         across = float(line[1:].split()[0])
         assert not box["x"] <= across <= box["x"] + box["width"]
     assert [text.text for text in drawing.iter(f"{NAMESPACE}text")] == ["x", "conv2d", "relu", "add<1>", "a", "b"]
+
+
+def test_onnx_nodes_are_drawn_by_their_operators():
+    nodes = [SimpleNamespace(op_type=op, input=[a], output=[b]) for op, a, b in (("Relu", "x", "y"), ("Exp", "y", "z"))]
+    drawing = ElementTree.fromstring(flowchart.of_onnx(nodes)._repr_svg_())
+    assert [text.text for text in drawing.iter(f"{NAMESPACE}text")] == ["Relu", "Exp"]
 
 
 def test_nothing_is_an_empty_drawing():

@@ -48,6 +48,20 @@ def svg(nodes: dict, edges: list[tuple]) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
+class Drawing(str):
+    """The text of an SVG, which a notebook shows as a picture."""
+
+    def _repr_svg_(self) -> str:
+        return self
+
+
+def of_onnx(nodes) -> Drawing:
+    """Draw nodes of an ONNX graph, in the graph's order, by their operators; a value from elsewhere is an input."""
+    made = {name: number for number, node in enumerate(nodes) for name in node.output}
+    edges = [(made[name], number) for number, node in enumerate(nodes) for name in node.input if name in made]
+    return Drawing(svg({number: [node.op_type] for number, node in enumerate(nodes)}, edges))
+
+
 def _rows(keys: list, edges: list[tuple]) -> tuple[list[list], list[tuple]]:
     """The keys by row, with places for long edges, and the edges from row to row."""
     level = dict.fromkeys(keys, 0)
