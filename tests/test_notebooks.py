@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"), key=lambda path: path.stem.partition("_"))
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
 TAGS = {"nbval-ignore-output"}
-REWRITTEN = ("02", "05", "05b", "09", "10", "11")  # these end with what comes next
+REWRITTEN = ("02", "05", "05b", "06", "09", "10", "11")  # these end with what comes next
 
 
 def read(path):

@@ -276,6 +276,20 @@ def by_threads(timings: dict):
     return figure
 
 
+def timeline(calls):
+    """Draw the calls of a run over time, as bars by kind: a frame with columns kind, begin (ms) and ms."""
+    kinds = list(dict.fromkeys(calls["kind"]))
+    figure, axes = _axes(8.0, 1.0 + 0.4 * len(kinds))
+    for row, kind in enumerate(kinds):
+        some = calls[calls["kind"] == kind]
+        axes.barh([row] * len(some), some["ms"], left=some["begin (ms)"], height=0.6, color=(BLUE, ORANGE, GREEN, GREY)[row],
+                  edgecolor="white", linewidth=0.5)  # fmt: skip
+    axes.set_yticks(range(len(kinds)), kinds)
+    axes.set_xlabel("time since the run began (ms)")
+    axes.invert_yaxis()
+    return figure
+
+
 def by_server(names: list[str], marks: dict | None = None):
     """Draw who measured each trial, in order: a row for each name; `marks` names moments, by the number of a trial."""
     rows = sorted(set(names))
