@@ -282,8 +282,8 @@ def timeline(calls):
     figure, axes = _axes(8.0, 1.0 + 0.4 * len(kinds))
     for row, kind in enumerate(kinds):
         some = calls[calls["kind"] == kind]
-        axes.barh([row] * len(some), some["ms"], left=some["begin (ms)"], height=0.6, color=(BLUE, ORANGE, GREEN, GREY)[row],
-                  edgecolor="white", linewidth=0.5)  # fmt: skip
+        color = (BLUE, ORANGE, GREEN, GREY)[row]
+        axes.barh([row] * len(some), some["ms"], 0.6, some["begin (ms)"], color=color, edgecolor="white", linewidth=0.5)
     axes.set_yticks(range(len(kinds)), kinds)
     axes.set_xlabel("time since the run began (ms)")
     axes.invert_yaxis()
