@@ -113,8 +113,8 @@ def _dotted(node) -> list[str]:
 def page() -> str:
     """All tables as a page of Markdown, notebooks/old_names.md."""
     parts = [
-        "# Old names, new names\n\nThe names of TVM 0.5 to 0.19 that `tvmnotes.classic` serves, with what does their "
-        "work today. Lesson [11](11_running_old_scripts.ipynb) shows how to use it. `relax` is short for `tvm.relax` "
+        "# Old names, new names\n\nThe names of TVM 0.5 to 0.19 that `tvmnotes.classic` serves, and what replaces each "
+        "today. Lesson [11](11_running_old_scripts.ipynb) shows how to use it. `relax` is short for `tvm.relax` "
         "and `tn` for `tvmnotes`, and `lib` is the result of `relay.build` or `tn.build`.\n"
     ]
     for kind in KINDS:
