@@ -92,7 +92,7 @@ def counts(values: dict, label: str, mark: tuple[str, float] | None = None):
     axes.margins(x=0.1)
     if mark:
         axes.axvline(mark[1], color=ORANGE, linestyle="--", label=mark[0])
-        axes.legend(frameon=False, loc="lower right")
+        axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes.invert_yaxis()
     return figure
 
