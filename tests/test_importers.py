@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -169,7 +170,8 @@ def test_build_names_what_it_takes(model):
         tn.build(model, SHAPES)
 
 
-def test_show_prints_the_first_lines(capsys):
+def test_show_prints_the_first_lines(capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # in a notebook it is HTML
     mod, _ = tn.from_pytorch(Network(1).eval(), SHAPES)
     tn.show(mod, lines=3)
     printed = capsys.readouterr().out

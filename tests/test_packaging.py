@@ -47,7 +47,7 @@ def test_the_face():
     for name in tvmnotes.__all__:
         assert getattr(tvmnotes, name) is not None
         assert name in dir(tvmnotes)
-    assert tvmnotes.build.__module__ == "tvmnotes.compiler.build"
+    assert tvmnotes.build.__module__ == "tvmnotes.importers.build"
     assert tvmnotes.load.__module__ == "tvmnotes.runtime.compiled"
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = tvmnotes.nonsense

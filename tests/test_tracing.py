@@ -144,7 +144,7 @@ def test_a_mermaid_drawing_has_a_box_for_each_fused_group(traces):
     assert drawing.splitlines()[0] == "flowchart TD"
     assert drawing.count("subgraph") == drawing.count("    end") == len(fused) > 0
     assert '(["image"])' in drawing and "weight" not in drawing
-    assert drawing._repr_markdown_() == f"```mermaid\n{drawing}\n```"
+    assert drawing._repr_svg_() == drawing.svg and drawing.svg.count("<rect x=") >= len(fused)
     plain = tracing.graph(from_pytorch(models.seeded(lambda: nn.ReLU(), 8), {"x": (4,)})[0]).mermaid()
     assert plain == 'flowchart TD\n    i0(["x"])\n    n0["nn.relu"]\n    i0 --> n0'
 

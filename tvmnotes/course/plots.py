@@ -290,21 +290,6 @@ def timeline(calls):
     return figure
 
 
-def by_server(names: list[str], marks: dict | None = None):
-    """Draw who measured each trial, in order: a row for each name; `marks` names moments, by the number of a trial."""
-    rows = sorted(set(names))
-    figure, axes = _axes(6.4, 1.2 + 0.4 * len(rows))
-    axes.scatter(range(1, len(names) + 1), [rows.index(name) for name in names], marker="|", s=120, color=BLUE)
-    for number, (mark, trial) in enumerate((marks or {}).items()):
-        color = (ORANGE, GREEN)[number % 2]
-        axes.axvline(trial + 0.5, color=color, linestyle="--", label=mark)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel="trial")
-    if marks:
-        axes.legend(frameon=False, ncols=len(marks), loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    return figure
-
-
 def _digits(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
