@@ -130,5 +130,5 @@ def test_the_cheat_sheet_names_each_call_of_the_package_and_only_what_exists():
     named = set(re.findall(r"\b(tn|lib|tvm|torch)\b((?:\.\w+)+)", text))
     assert not [first + rest for first, rest in named if pydoc.locate(places[first] + rest) is None]
     assert {("tn", f".{call}") for call in tvmnotes._FACE} <= named
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
+    for link in re.findall(r"\]\((\w+\.ipynb)\)", text):
         assert (ROOT / "notebooks" / link).exists(), link
