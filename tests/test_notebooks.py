@@ -1,12 +1,14 @@
 """The notebooks as documents: stored executed and clean, in the house's form, with answers. nbval runs them."""
 
 import json
+import pydoc
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
 
+import tvmnotes
 from tvmnotes.course import lessons
 
 ROOT = Path(__file__).parents[1]
@@ -116,3 +118,16 @@ def test_minutes_count_a_lesson_of_a_route_once():
     numbers = [lessons.split(step)[0] for step in lessons.ROUTES[route]]
     assert numbers.count("06") == 2
     assert lessons.minutes(route) == sum(lessons.BY_NUMBER[number].minutes for number in set(numbers))
+
+
+# ---------------------------------------------------------------- the cheat sheet
+
+
+def test_the_cheat_sheet_names_each_call_of_the_package_and_only_what_exists():
+    text = (ROOT / "notebooks" / "cheat_sheet.md").read_text(encoding="utf-8")
+    places = {"tn": "tvmnotes", "lib": "tvmnotes.runtime.compiled.Compiled", "tvm": "tvm", "torch": "torch"}
+    named = set(re.findall(r"\b(tn|lib|tvm|torch)\b((?:\.\w+)+)", text))
+    assert not [first + rest for first, rest in named if pydoc.locate(places[first] + rest) is None]
+    assert {("tn", f".{call}") for call in tvmnotes._FACE} <= named
+    for link in re.findall(r"\]\((\w+\.ipynb)\)", text):
+        assert (ROOT / "notebooks" / link).exists(), link
