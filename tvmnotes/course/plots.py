@@ -290,6 +290,18 @@ def timeline(calls):
     return figure
 
 
+def memory(alive: dict):
+    """Draw the MB that are alive at each call of a run: for each name (up to four) a list of bytes, in order."""
+    figure, axes = _axes(6.4, 2.8)
+    for number, (name, held) in enumerate(alive.items()):
+        color = (BLUE, ORANGE, GREEN, GREY)[number]
+        edges = np.linspace(0, 100, len(held) + 1)
+        axes.stairs(np.array(held) / 1e6, edges, color=color, fill=True, alpha=0.6, label=name)
+    axes.set(xlabel="part of the run's calls (%)", ylabel="values alive (MB)")
+    axes.legend(frameon=False)
+    return figure
+
+
 def by_server(names: list[str], marks: dict | None = None):
     """Draw who measured each trial, in order: a row for each name; `marks` names moments, by the number of a trial."""
     rows = sorted(set(names))
