@@ -190,6 +190,7 @@ def test_the_peak_is_what_is_held_at_once():
     size = 4 * 4 * 8 * 8
     assert lib.graph["memory"]["unshared"] == 3 * size
     assert lib.graph["memory"]["peak"] == 2 * size
+    assert profiling.alive(lib) == [size, 2 * size, 2 * size]
     report = profiling.memory(lib)
     assert report["peak of a run"] == f"{3 * size / 1e6:.2f} MB" and report["parameters"] == "0.00 MB in 0 arrays"
 
@@ -406,6 +407,9 @@ def test_the_figures_show_what_they_are_given(made_up):
     (roof,) = figure.axes[0].lines
     assert [tuple(point) for point in roof.get_xydata()][1] == (10, 100), "where both limits meet"
     assert (figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) == ("log", "log")
+
+    (area,) = plots.memory({"a": [1e6, 3e6]}).axes[0].patches
+    assert area.get_data().values.tolist() == [1, 3] and area.get_data().edges.tolist() == [0, 50, 100]
 
     found = threads.Threads({(n, bound): Timing("", [0.008 / n]) for n in (1, 2) for bound in (True, False)})
     bound, free, even = found.plot().axes[0].lines

@@ -292,6 +292,18 @@ def timeline(calls):
     return figure
 
 
+def memory(alive: dict):
+    """Draw the MB that are alive at each call of a run: for each name (up to four) a list of bytes, in order."""
+    figure, axes = _axes(6.4, 2.8)
+    for number, (name, held) in enumerate(alive.items()):
+        color = (BLUE, ORANGE, GREEN, GREY)[number]
+        edges = np.linspace(0, 100, len(held) + 1)
+        axes.stairs(np.array(held) / 1e6, edges, color=color, fill=True, alpha=0.6, label=name)
+    axes.set(xlabel="part of the run's calls (%)", ylabel="values alive (MB)")
+    axes.legend(frameon=False)
+    return figure
+
+
 def _digits(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 

@@ -257,3 +257,29 @@ def memory(lib: Compiled) -> env.Report:
             "peak of a run": f"{(params + inputs + plan['peak']) / 1e6:.2f} MB",
         }
     )
+
+
+def alive(lib: Compiled) -> list[int]:
+    """List, for each node of the graph in order, the bytes of the values that are alive while it runs.
+
+    They are what it makes and what it or a later node reads, without inputs and parameters. A view of another value
+    counts as a value; parts of a node's several outputs are counted only while that node runs.
+    """
+    nodes = lib.graph["nodes"]
+    last = list(range(len(nodes)))  # the last node that reads what each makes
+    maker = {}  # a name can be made again, and is then the later value
+    for number, node in enumerate(nodes):
+        for name in node["reads"]:
+            if name in maker:
+                last[maker[name]] = number
+        maker[node["name"]] = number
+    for name, _ in lib.graph["heads"]:
+        if name in maker:
+            last[maker[name]] = len(nodes) - 1
+    held = [0] * len(nodes)
+    for first, node in enumerate(nodes):
+        tensors = [made for made in node["makes"] if made["shape"] is not None]
+        size = sum(int(np.prod(made["shape"])) * bytes_of(made["dtype"]) for made in tensors)
+        for number in range(first, last[first] + 1):
+            held[number] += size
+    return held
