@@ -228,11 +228,10 @@ def test_the_passes_do_what_the_lesson_says_of_them(built):
 
 def test_passes_start_at_the_level_of_the_table(built):
     ran = {level: {step.name for _, step in built[level][1].walk()} for level in range(4)} | {-1: set()}
-    ran[3] -= {"FoldConstant"}  # which level 2 has too
     for level, _, ours in table("| level | "):
         for name in re.findall(r"`(\w+)`", ours):
             name = name.removesuffix("ForInference")
-            assert name in ran[int(level)] | ran[2] and name not in ran[int(level) - 1], name
+            assert name in ran[int(level)] and name not in ran[int(level) - 1], name
 
 
 def test_the_first_level_of_a_trace_is_what_the_lesson_names(built):
