@@ -70,7 +70,7 @@ class TestLesson:
 
     def test_says_the_minutes_of_the_map(self, path):
         (minutes,) = re.findall(r"\*\*It takes\*\* about (\d+) minutes to read", read(path).cells[0].source)
-        assert int(minutes) == lessons.BY_NUMBER[path.name[:2]].minutes
+        assert int(minutes) == lessons.BY_NUMBER[path.stem.partition("_")[0]].minutes
 
 
 # ---------------------------------------------------------------- the map of lessons
@@ -100,13 +100,14 @@ def test_a_route_begins_at_00_and_names_sections_that_exist(route):
     steps = lessons.ROUTES[route]
     assert steps[0] == "00"
     for step in steps:
-        path = ROOT / "notebooks" / f"{lessons.BY_NUMBER[step[:2]].name}.ipynb"
+        number, named = lessons.split(step)
+        path = ROOT / "notebooks" / f"{lessons.BY_NUMBER[number].name}.ipynb"
         sections = {n for cell in read(path).cells for n in re.findall(r"^## (\d+)\. ", cell.source, re.M)}
-        assert set(re.findall(r"\d+", step[2:])) <= sections
+        assert set(re.findall(r"\d+", named)) <= sections
 
 
 def test_minutes_count_a_lesson_of_a_route_once():
     route = "I want to understand compilers"
-    numbers = [step[:2] for step in lessons.ROUTES[route]]
+    numbers = [lessons.split(step)[0] for step in lessons.ROUTES[route]]
     assert numbers.count("06") == 2
     assert lessons.minutes(route) == sum(lessons.BY_NUMBER[number].minutes for number in set(numbers))
