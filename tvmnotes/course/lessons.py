@@ -23,6 +23,7 @@ class Lesson(NamedTuple):
 
     @property
     def number(self) -> str:
+        """The number is "04", or "04b" for a second part."""
         return self.name.partition("_")[0]
 
 
@@ -33,14 +34,15 @@ BY_NUMBER = {lesson.number: lesson for lesson in LESSONS}
 ROUTES = _PLAN["routes"]
 
 
-def number_of(step: str) -> str:
-    """Return the number of the lesson that a step of a route names: "06" of "06, sections 1 and 2", "04b" of "04b"."""
-    return step.partition(",")[0]
+def split(step: str) -> tuple[str, str]:
+    """Split a step of a route into the lesson's number and the rest, which names its sections or is empty."""
+    number, comma, sections = step.partition(",")
+    return number, comma + sections
 
 
 def minutes(route: str) -> int:
     """Add up the minutes of the lessons of a route, each counted once and whole."""
-    return sum(BY_NUMBER[number].minutes for number in {number_of(step) for step in ROUTES[route]})
+    return sum(BY_NUMBER[number].minutes for number in {split(step)[0] for step in ROUTES[route]})
 
 
 def table(folder: str = "", answers: bool = False) -> str:
@@ -59,21 +61,16 @@ def routes(folder: str = "") -> str:
     """List the routes as a table of Markdown with links into `folder`."""
     rows = ["| you say | minutes | lessons |", "|---|---|---|"]
     for route, steps in ROUTES.items():
-        links = " → ".join(_link(step, folder) for step in steps)
-        rows.append(f"| **{route}** | {minutes(route)} | {links} |")
+        links = (_link(step, folder) for step in steps)
+        rows.append(f"| **{route}** | {minutes(route)} | {' → '.join(links)} |")
     return "\n".join(rows)
-
-
-def _link(step: str, folder: str = "") -> str:
-    number = number_of(step)
-    return f"[{number}]({folder}{BY_NUMBER[number].name}.ipynb){step.removeprefix(number)}"
 
 
 def after(number: str) -> str:
     """Name the lesson that comes next on each route that has this one, as a line of Markdown."""
     following: dict[str, list[str]] = {}
     for route, steps in ROUTES.items():
-        numbers = [number_of(step) for step in steps]
+        numbers = [split(step)[0] for step in steps]
         for here, step in zip(numbers, steps[1:], strict=False):
             if here == number:
                 following.setdefault(step, []).append(route)
@@ -81,6 +78,11 @@ def after(number: str) -> str:
         return "Next: any lesson of the map at the end of [00](00_start_here.ipynb)."
     links = (f"{_link(step)} ({', '.join(names)})" for step, names in following.items())
     return f"Next: {' · '.join(links)}"
+
+
+def _link(step: str, folder: str = "") -> str:
+    number, sections = split(step)
+    return f"[{number}]({folder}{BY_NUMBER[number].name}.ipynb){sections}"
 
 
 def bars(times: dict[str, float]) -> str:
