@@ -1,9 +1,8 @@
 """Train the course's digit detector, write it as an MXNet checkpoint: `python data/mxnet/train_detector.py`.
 
-It is an SSD with one map of anchors, for pictures that `tvmnotes.digits.scene` composes. PyTorch trains it, in about
-four minutes on two cores; MXNet's operators write the symbol, and before the files take their place MXNet's detections
-are counted on scenes of held-out digits. Needs MXNet (Python 3.10 or 3.11) and scikit-learn. Training stops after so many
-seconds, so that the weights differ from run to run.
+It is an SSD with one map of anchors, for pictures that `tvmnotes.digits.scene` composes. PyTorch trains it for some
+minutes, MXNet's operators write the symbol, and MXNet's detections on scenes of held-out digits are counted. It
+needs MXNet (Python 3.10 or 3.11) and scikit-learn. Training stops after SECONDS, so the weights differ from run to run.
 """
 
 import os
