@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parent / "digits"))
 from train import load_images, split  # noqa: E402
 
 NAME = "digits_ssd"
-SCENES, STEPS, BATCH, SECONDS = 6000, 3000, 64, 200
+SCENES, STEPS, BATCH, SECONDS = 6000, 3000, 64, 150
 WIDTHS = ((16, 2), (32, 2), (64, 2), (64, 1), (64, 1), (64, 1))  # channels and stride of each convolution
 SIZES = (0.27, 0.41)  # sides of the two anchors at each place, as parts of the picture's side
 VARIANCES = (0.1, 0.1, 0.2, 0.2)
