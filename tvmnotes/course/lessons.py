@@ -67,6 +67,8 @@ def after(number: str) -> str:
         for here, step in zip(numbers, steps[1:], strict=False):
             if here == number:
                 following.setdefault(step, []).append(route)
+    if not following:
+        return "Next: any lesson of the map at the end of [00](00_start_here.ipynb)."
     links = (f"[{step[:2]}]({BY_NUMBER[step[:2]].name}.ipynb){step[2:]} ({', '.join(names)})"
              for step, names in following.items())  # fmt: skip
     return f"Next: {' · '.join(links)}"
