@@ -94,13 +94,12 @@ def test_the_planted_fault_is_found_in_two_steps(names, capsys):
     assert parts[0] < 1e-5 < 1e-3 < parts[1]
 
 
-def test_each_workload_of_a_build_has_one_task(names):
+def test_a_build_has_the_tasks_of_its_module_by_kernel(names):
     mod, params = tn.from_pytorch(names["model"], {"x": SIZE})
-    workloads = tn.build(mod, params, records=False).graph["workloads"]
-    tasks = [task.workload.as_dict() for task in tn.tuning.tasks(mod, params)]
-    assert workloads
-    for workload in workloads.values():
-        assert tasks.count(workload) == 1
+    lib = tn.build(mod, params, records=False)
+    by_kernel = tn.tuning.tasks_by_kernel(lib)
+    assert set(by_kernel) < set(lib.kernels.index)
+    assert set(by_kernel.values()) == set(tn.tuning.tasks(mod, params))
 
 
 def test_the_script_to_take_home_has_twelve_lines():

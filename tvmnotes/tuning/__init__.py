@@ -9,7 +9,7 @@ metaschedule  TVM's own search, for the kernels without a schedule of ours
 
 from .runner import Local, rpc
 from .session import Tuning, tune
-from .task import Task, tasks
+from .task import Task, tasks, tasks_by_kernel
 from .trial import Candidate, Trial
 
-__all__ = ["Candidate", "Local", "Task", "Trial", "Tuning", "rpc", "tasks", "tune"]
+__all__ = ["Candidate", "Local", "Task", "Trial", "Tuning", "rpc", "tasks", "tasks_by_kernel", "tune"]
