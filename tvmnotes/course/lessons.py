@@ -1,7 +1,7 @@
 """This module reads the plan of the course, lessons.json: what each lesson takes and needs, and the routes.
 
-README.md and notebook 00 show it. `python -m tvmnotes.course.lessons`, in a checkout, writes it into both, and into the
-README also the times that notebook 00 has stored. A test compares them.
+README.md and notebook 00 show it. `python -m tvmnotes.course.lessons`, in a checkout, writes it into both, into the
+README also the times that notebook 00 has stored, and into each notebook what comes next. Tests compare them.
 """
 
 import json
@@ -127,14 +127,25 @@ def _marked(text: str, mark: str, content: str) -> str:
     return text
 
 
+def last_cell(text: str, number: str) -> str:
+    """Return the text of a lesson's last cell with the line that names what comes next."""
+    return text.partition("\n\nNext: ")[0] + "\n\n" + after(number)
+
+
 def main() -> None:
-    """Write the plan into notebook 00 and README.md, and the figure into the latter, once 00 has outputs."""
-    path, page = ROOT / "notebooks" / "00_start_here.ipynb", ROOT / "README.md"
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    (cell,) = (cell for cell in notebook["cells"] if cell["id"] == "map")
-    cell["source"] = map_cell("".join(cell["source"])).splitlines(keepends=True)
-    path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
-    page.write_text(readme(page.read_text(encoding="utf-8"), notebook), encoding="utf-8")
+    """Write what comes next into each notebook, the plan into 00 and README.md, and 00's figure into the latter."""
+    page = ROOT / "README.md"
+    for number, lesson in BY_NUMBER.items():
+        path = ROOT / "notebooks" / f"{lesson.name}.ipynb"
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        changes = {"map": map_cell} if number == "00" else {}
+        changes[notebook["cells"][-1]["id"]] = lambda text, number=number: last_cell(text, number)
+        for cell in notebook["cells"]:
+            if change := changes.get(cell["id"]):
+                cell["source"] = change("".join(cell["source"])).splitlines(keepends=True)
+        path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+        if number == "00":
+            page.write_text(readme(page.read_text(encoding="utf-8"), notebook), encoding="utf-8")
 
 
 if __name__ == "__main__":
