@@ -13,21 +13,6 @@ ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"), key=lambda path: path.stem.partition("_"))
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
 TAGS = {"nbval-ignore-output"}
-    "00",
-    "01",
-    "02",
-    "03",
-    "04",
-    "04b",
-    "05",
-    "05b",
-    "06",
-    "07",
-    "09",
-    "10",
-    "11",
-    "12",
-)  # these end with what comes next
 
 
 def read(path):
