@@ -54,8 +54,8 @@ def names(head, rng):
     x = rng.standard_normal(SIZE, dtype="float32")
     with torch.inference_mode():
         reference = head(torch.from_numpy(x)).numpy()
-    return {"copy": copy, "np": np, "relax": relax, "torch": torch, "tn": tn, "model": head, "x": x, "reference": reference,
-            "largest_difference": largest_difference}  # fmt: skip
+    packages = {"copy": copy, "np": np, "relax": relax, "torch": torch, "tn": tn}
+    return packages | {"model": head, "x": x, "reference": reference, "largest_difference": largest_difference}
 
 
 def printed(capsys):
