@@ -11,6 +11,7 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from tvm import relax
 
 import tvmnotes as tn
 from tvmnotes.importers.pytorch_operators import CONVERTERS
@@ -53,8 +54,8 @@ def names(head, rng):
     x = rng.standard_normal(SIZE, dtype="float32")
     with torch.inference_mode():
         reference = head(torch.from_numpy(x)).numpy()
-    return {"copy": copy, "np": np, "torch": torch, "tn": tn, "model": head, "x": x, "reference": reference,
-            "largest_difference": largest_difference}  # fmt: skip
+    packages = {"copy": copy, "np": np, "relax": relax, "torch": torch, "tn": tn}
+    return packages | {"model": head, "x": x, "reference": reference, "largest_difference": largest_difference}
 
 
 def printed(capsys):
@@ -81,7 +82,7 @@ def test_the_network_agrees_and_the_planted_fault_is_there_at_every_level(names,
     levels = printed(capsys)
     assert len(levels) == 4
     assert min(levels) > 1e-3
-    assert max(levels) < 1.2 * min(levels)
+    assert max(levels) <= 2 * min(levels)  # one digit is printed
 
 
 def test_the_planted_fault_is_found_in_two_steps(names, capsys):
