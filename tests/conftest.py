@@ -124,7 +124,8 @@ _LONGEST = (
 # They start servers, or tune until a step has had so many trials.
 _ALONE = {"notebooks/09_distributed_tuning.ipynb", "notebooks/solutions/09_distributed_tuning.ipynb"}
 # Answers that tune, profile and start servers for minutes.
-_FULL = {f"notebooks/solutions/{name}.ipynb" for name in ("05_tuning", "06_profiling", "09_distributed_tuning")}
+_FULL = {f"notebooks/solutions/{name}.ipynb"
+         for name in ("05_tuning", "05b_search", "06_profiling", "09_distributed_tuning")}  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,11 +2,13 @@
 
 import re
 import shlex
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
 import numpy as np
+import psutil
 import pytest
 import typer
 from conftest import SEED
@@ -15,6 +17,7 @@ from rpc_cluster import QUICK, Cluster, wait_until
 import tvmnotes as tn
 from tvmnotes.__main__ import app
 from tvmnotes.compiler.build import resolve_target
+from tvmnotes.course import processes
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "09_distributed_tuning.ipynb"
 TEXT = "\n".join(cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "markdown")
@@ -70,3 +73,25 @@ def test_the_commands_of_the_lesson_are_real(name, options):
         if context.params.get("target"):
             resolve_target({"kind": "llvm", "mcpu": context.params["target"]})
     assert tn.tuning.server.address(tracker)[1] == 9190
+
+
+def test_programs_of_a_lesson_start_and_end():
+    running, port = processes.Processes(), processes.free_port()
+    running.start("server", "http.server", "--bind", "127.0.0.1", port)
+
+    def answers():
+        with socket.create_connection(("127.0.0.1", port)):
+            return True
+
+    processes.wait_until(answers)
+    process = psutil.Process(running.pid("server"))
+    running.end_all()
+    assert not running.running and not process.is_running()
+    with pytest.raises(TimeoutError, match="not so after 0.1 seconds"):
+        processes.wait_until(answers, 0.1)
+
+
+def test_the_figure_has_a_row_for_each_server():
+    axes = tn.plots.by_server(["b", "a", "b"], {"killed": 2}).axes[0]
+    assert axes.collections[0].get_offsets().tolist() == [[1, 1], [2, 0], [3, 1]]
+    assert axes.lines[0].get_xdata()[0] == 2.5

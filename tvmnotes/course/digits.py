@@ -6,6 +6,7 @@ it is used.
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from ..base import data
@@ -70,3 +71,42 @@ def load_test_set() -> tuple[np.ndarray, np.ndarray]:
     """Load the pictures that training never saw: images uint8 (360, 32, 32), 0 to 255; labels int64 (360,)."""
     with np.load(data.path("digits/test.npz")) as arrays:
         return arrays["images"], arrays["labels"]
+
+
+def scene(images: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Compose a picture of two to five digits in squares that do not overlap, of 22 to 44 pixels a side.
+
+    `images` are uint8 (N, 32, 32) and `labels` int (N,). Returns the picture, uint8 (96, 96), and its boxes, float32
+    (digits, 5): the label, then left, top, right and bottom in pixels.
+    """
+    picture, boxes = np.zeros((96, 96), "uint8"), []
+    wanted = rng.integers(2, 6)
+    for _ in range(100):
+        if len(boxes) == wanted:
+            break
+        side = int(rng.integers(22, 45))
+        left, top = map(int, rng.integers(0, 97 - side, 2))
+        if any(left < r and left + side > x and top < b and top + side > y for _, x, y, r, b in boxes):
+            continue
+        which = rng.integers(len(images))
+        drawn = Image.fromarray(images[which]).resize((side, side), Image.Resampling.BILINEAR)
+        picture[top : top + side, left : left + side] = np.asarray(drawn)
+        boxes.append((labels[which], left, top, left + side, top + side))
+    return picture, np.array(boxes, "float32")
+
+
+def found(detections: np.ndarray, boxes: np.ndarray, least: float = 0.5) -> int:
+    """Count the boxes of a `scene` that were detected: an overlap (IoU) of 0.5 or more, with the right label.
+
+    `detections` are rows of class, score and corners as parts of the picture's sides, float (N, 6), the best score
+    first; those of class -1, or of a score below `least`, do not count.
+    """
+    rows = detections[(detections[:, 0] >= 0) & (detections[:, 1] >= least)]
+    corners = rows[:, 2:] * 96
+    count = 0
+    for label, *box in boxes:
+        low, high = np.maximum(corners[:, :2], box[:2]), np.minimum(corners[:, 2:], box[2:])
+        shared = (high - low).clip(0).prod(axis=1)
+        union = (corners[:, 2:] - corners[:, :2]).prod(axis=1) + (box[2] - box[0]) ** 2 - shared
+        count += bool(((shared >= 0.5 * union) & (rows[:, 0] == label)).any())
+    return count

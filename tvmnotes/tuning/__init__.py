@@ -9,8 +9,10 @@ metaschedule  TVM's own search, for the kernels without a schedule of ours
 
 from .runner import Local, rpc
 from .session import Tuning, tune
-from .task import Task, tasks
+from .task import Task, tasks, tasks_by_kernel
 from .trial import Candidate, Trial
 from .tuners import CostModel, tuner
 
-__all__ = ["Candidate", "CostModel", "Local", "Task", "Trial", "Tuning", "rpc", "tasks", "tune", "tuner"]
+__all__ = [
+    "Candidate", "CostModel", "Local", "Task", "Trial", "Tuning", "rpc", "tasks", "tasks_by_kernel", "tune", "tuner",
+]  # fmt: skip

@@ -1,6 +1,7 @@
 """What there is to tune in a network: a task for each distinct workload; and which task deserves the next trials."""
 
 import functools
+from collections import Counter
 from dataclasses import dataclass, field
 
 import tvm
@@ -12,6 +13,7 @@ from ..compiler import pipeline
 from ..compiler.build import bind, resolve_target
 from ..compiler.records import vectors_of
 from ..compiler.schedules import Workload
+from ..runtime.compiled import Compiled
 from .features import features
 from .trial import Candidate
 
@@ -78,6 +80,18 @@ def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
     counts = workloads(mod, params, target)
     described = target_json(target)
     return [Task(workload, count, described) for workload, count in counts.items() if not workload.by_metaschedule]
+
+
+def tasks_by_kernel(lib: Compiled) -> dict[str, Task]:
+    """Return the task of each kernel of a compiled network that `tasks` has one for, by the kernel's name.
+
+    `count` is the number of kernels that share the workload. tn.tune takes some of the tasks as its `tasks`.
+    """
+    found = {kernel: Workload.from_dict(described) for kernel, described in lib.graph["workloads"].items()}
+    counts = Counter(found[node["kernel"]] for node in lib.graph["nodes"] if node["kernel"] in found)
+    target = target_json(lib.target)
+    return {kernel: Task(workload, counts[workload], target) for kernel, workload in found.items()
+            if not workload.by_metaschedule}  # fmt: skip
 
 
 # ---------------------------------------------------------------- which task is next

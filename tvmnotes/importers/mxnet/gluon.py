@@ -175,6 +175,24 @@ def export(net, symbol_file: Path, params_file: Path) -> None:
             save(str(part))
 
 
+def runner(symbol_file: Path, params_file: Path):
+    """Load a network's two files into MXNet: a function from its input "data", an array, to its outputs.
+
+    These are NumPy arrays: one, or a list where there are several. The graph runs hybridized, with memory planned once.
+    """
+    import mxnet as mx  # for speed: it takes seconds, and is an extra
+
+    block = mx.gluon.SymbolBlock.imports(str(symbol_file), ["data"], str(params_file))
+    block.hybridize(static_alloc=True, static_shape=True)
+
+    def run(x: np.ndarray):
+        made = block(mx.nd.array(x))
+        arrays = [each.asnumpy() for each in (made if isinstance(made, list | tuple) else [made])]
+        return arrays[0] if len(arrays) == 1 else arrays
+
+    return run
+
+
 def as_symbol(block) -> tuple:
     """Return the symbol of a HybridBlock with one input, "data", and its parameters by name.
 
