@@ -1,4 +1,4 @@
-"""What notebook 08 claims: its programs print what Python does, skip what is missing, and refuse what was planted."""
+"""What lessons 08 and 08b claim: programs print what Python does, skip what is missing, refuse what was planted."""
 
 import os
 import re
@@ -16,8 +16,9 @@ import tvm_ffi
 import tvmnotes as tn
 from tvmnotes import digits, env
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "08_deploy.ipynb"
-CELLS = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+FOLDER = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = [FOLDER / "08_deploy.ipynb", FOLDER / "08b_deploy_elsewhere.ipynb"]
+CELLS = [cell for path in NOTEBOOKS for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 SOURCES = [cell.source for cell in CELLS]
 PICTURE = digits.preprocess(digits.load_test_set()[0][138:139])
 NEEDS_GCC = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
