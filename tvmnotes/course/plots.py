@@ -3,11 +3,15 @@
 Colours are from the Okabe-Ito palette, which readers with any colour vision tell apart.
 """
 
+import json
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import LogLocator
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
+SCOREBOARD = Path(__file__).with_name("scoreboard.json")  # written by measuring/scoreboard.py
 
 
 def times(comparison):
@@ -23,6 +27,29 @@ def times(comparison):
         axes.text(median + above, row, label, va="center", fontsize=9)
     reach = (medians + spread[1]).max() * 1.35
     axes.set(xlim=(0, reach), xlabel=f"median time of a call (ms); ratio to {names[0]}")
+    axes.invert_yaxis()
+    return figure
+
+
+def scoreboard(*marked: str):
+    """Draw the course's stored run, ResNet-18 on one picture in each runtime, as bars in ms on a logarithmic axis.
+
+    The rows that `marked` names get another colour. Raises ValueError for a row that the run does not have.
+    """
+    run = json.loads(SCOREBOARD.read_text(encoding="utf-8"))
+    rows = run["rows"]
+    unknown = [name for name in marked if name not in rows]
+    if unknown:
+        raise ValueError(f"unknown row {', '.join(map(repr, unknown))}; there are {', '.join(map(repr, rows))}")
+    low, medians, high = (np.array([row[key] for row in rows.values()]) * 1e3 for key in ("low", "median", "high"))
+    figure, axes = _axes(7.2, 1.3 + 0.36 * len(rows))
+    colors = [ORANGE if name in marked else BLUE for name in rows]
+    axes.barh(list(rows), medians, xerr=(medians - low, high - medians), color=colors, capsize=3, height=0.6)
+    for place, (median, above) in enumerate(zip(medians, high, strict=True)):
+        axes.text(above * 1.1, place, f"{_digits(median)} ms", va="center", fontsize=9)
+    axes.set(xscale="log", xlim=(medians.min() / 2, high.max() * 3), xlabel="median time of a call (ms), log axis")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_title(f"{run['network']}, one picture, measured {run['date']}\n{run['machine']}", fontsize=9, loc="left")
     axes.invert_yaxis()
     return figure
 
