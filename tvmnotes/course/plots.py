@@ -150,6 +150,24 @@ def steps(speeds: dict, marks: dict):
     return figure
 
 
+def by_level(calls: dict, comparison):
+    """Draw builds side by side as bars, one for each name: kernel calls above, the median time of a run below, in ms.
+
+    `calls` counts by name, and `comparison` is a `measure.Comparison` of the same names. The time is on a log axis.
+    """
+    figure, panels = plt.subplots(2, 1, figsize=(5.6, 4.4), sharex=True, layout="constrained")
+    medians = [comparison[name].median * 1e3 for name in calls]
+    rows = ((list(calls.values()), ORANGE, "kernel calls in a run"), (medians, BLUE, "median time of a run (ms)"))
+    for axes, (values, color, label) in zip(panels, rows, strict=True):
+        bars = axes.bar(list(calls), values, color=color, width=0.6)
+        axes.bar_label(bars, [_digits(value) for value in values], padding=2, fontsize=9)
+        axes.set_ylabel(label)
+        axes.margins(y=0.15)
+        _tidy(axes)
+    panels[1].set_yscale("log")
+    return figure
+
+
 def before_and_after(times: dict):
     """Draw, for each name, a bar of the time before (seconds) and one of the time after, the longest first; in ms.
 
