@@ -137,14 +137,16 @@ def spread(timing):
 
 
 def steps(speeds: dict, marks: dict):
-    """Draw GFLOP/s by step as bars, in the order given, and a line with its name for each speed in `marks`."""
-    figure, axes = _axes(6.4, 1.2 + 0.32 * len(speeds))
+    """Draw GFLOP/s by step as bars on a logarithmic axis, and a line with its name for each speed in `marks`."""
+    figure, axes = _axes(6.8, 1.2 + 0.32 * len(speeds))
     bars = axes.barh(list(speeds), list(speeds.values()), color=BLUE, height=0.6)
     labels = [_digits(value) for value in speeds.values()]
     axes.bar_label(bars, labels, padding=3, fontsize=9, bbox={"color": "white", "pad": 0.5})  # over the lines
     for (name, value), color in zip(marks.items(), (ORANGE, GREEN, GREY), strict=False):
         axes.axvline(value, color=color, linestyle="--", zorder=0, label=f"{name}: {_digits(value)}")
-    axes.set(xlim=(0, max(*speeds.values(), *marks.values()) * 1.12), xlabel="GFLOP/s")
+    speed = [*speeds.values(), *marks.values()]
+    axes.set(xscale="log", xlim=(min(speed) / 2, max(speed) * 1.6), xlabel="GFLOP/s, logarithmic axis")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.legend(frameon=False, ncols=len(marks), loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes.invert_yaxis()
     return figure
@@ -165,6 +167,24 @@ def by_level(calls: dict, comparison):
         axes.margins(y=0.15)
         _tidy(axes)
     panels[1].set_yscale("log")
+    return figure
+
+
+def by_size(curves: dict, label: str, peak: float):
+    """Plot GFLOP/s over sizes that double: a line for each name in `curves` (up to four), a dictionary by size.
+
+    `label` says what the sizes count; `peak` is the machine's, in GFLOP/s.
+    """
+    figure, axes = _axes(6.4, 3.4)
+    for number, (name, speeds) in enumerate(curves.items()):
+        form = {"color": (BLUE, ORANGE, GREEN, GREY)[number], "marker": "os^d"[number]}
+        axes.plot(list(speeds), list(speeds.values()), label=name, **form)
+    axes.axhline(peak, color="black", linestyle="--", label="peak")
+    sizes = sorted({size for speeds in curves.values() for size in speeds})
+    axes.set(xscale="log", ylim=(0, None), xlabel=label, ylabel="GFLOP/s")
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_xticks([], minor=True)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
