@@ -522,6 +522,19 @@ def test_expressions_print_as_relay_did():
     )
 
 
+def test_a_program_is_shown_with_or_without_types(capsys):
+    a, b = relay.var("a", shape=(2, 3)), relay.var("b", shape=(3,))
+    mod = tvm.IRModule.from_expr(nn.relu(a + b))
+    classic.show(mod)
+    assert capsys.readouterr().out == str(mod)
+    classic.show(mod, types=False)
+    assert capsys.readouterr().out == "def @main(%a, %b) {\n  %0 = add(%a, %b);\n  nn.relu(%0)\n}\n"
+    classic.show(a + b, types=False)
+    assert capsys.readouterr().out == "free_var %a;\nfree_var %b;\nadd(%a, %b)\n"
+    with pytest.raises(TypeError, match=r"program: expected a module, function or expression of Relay; got str"):
+        classic.show("relu")
+
+
 def test_a_function_has_params_body_and_types():
     function = small_net()
     assert [p.name_hint for p in function.params][:2] == ["data", "conv_weight"]

@@ -34,7 +34,7 @@ _FACE = {
 # The modules that a notebook asks for by name, `tn.plots` for one, and the rooms that they stand in.
 _MODULES = {
     **dict.fromkeys(("data", "spec"), "base"),
-    **dict.fromkeys(("digits", "models", "plots", "vision"), "course"),
+    **dict.fromkeys(("asm", "digits", "models", "plots", "vision"), "course"),
     **dict.fromkeys(("benchmark", "measure", "peak", "profiling", "threads", "tracing"), "measuring"),
     "gluon": "importers.mxnet",
     "records": "compiler",

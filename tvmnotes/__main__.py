@@ -46,7 +46,11 @@ def bench(
         list[str] | None, typer.Argument(help="Names that tn.models.load knows; none: resnet18.", show_default=False)
     ] = None,
     against: Annotated[
-        str, typer.Option(help="Of pytorch, compile, onnxruntime and untuned (TVM without records), with commas.")
+        str,
+        typer.Option(
+            help="Of pytorch, compile, onnxruntime, untuned (TVM without records), plain (tvm.compile as called) and "
+            "pipeline (the same with TVM's pipeline for CPUs), with commas."
+        ),
     ] = "pytorch,onnxruntime",
     threads: Annotated[int, typer.Option(help="Threads of each; 0: TVM_NUM_THREADS, else all cores.")] = 0,
     batch: Annotated[int, typer.Option(help="Pictures in an input.")] = 1,

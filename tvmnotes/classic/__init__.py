@@ -73,6 +73,18 @@ def disable() -> None:
             delattr(owner, name)
 
 
+def show(program, types: bool = True) -> None:
+    """Print a module, function or expression of Relay as text; without `types`, no type of a value is written.
+
+    Raises TypeError for a program that is none of Relay's.
+    """
+    from .relay import ir, text  # for speed: they import TVM
+
+    if not isinstance(program, ir.IRModule | ir.Expr):
+        raise TypeError(f"program: expected a module, function or expression of Relay; got {type(program).__name__}")
+    print(text.astext(program, types=types).rstrip())
+
+
 def _set(owner, name, value) -> None:
     _undo.append((owner, name, vars(owner).get(name), name in vars(owner)))
     setattr(owner, name, value)

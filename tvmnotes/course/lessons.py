@@ -1,7 +1,7 @@
 """This module reads the plan of the course, lessons.json: what each lesson takes and needs, and the routes.
 
-README.md and notebook 00 show it. `python -m tvmnotes.course.lessons`, in a checkout, writes it into both, and into the
-README also the times that notebook 00 has stored. A test compares them.
+README.md and notebook 00 show it. `python -m tvmnotes.course.lessons`, in a checkout, writes it into both, into the
+README also the times that notebook 00 has stored, and into each notebook what comes next. Tests compare them.
 """
 
 import json
@@ -23,6 +23,7 @@ class Lesson(NamedTuple):
 
     @property
     def number(self) -> str:
+        """The number is "04", or "04b" for a second part."""
         return self.name.partition("_")[0]
 
 
@@ -33,14 +34,15 @@ BY_NUMBER = {lesson.number: lesson for lesson in LESSONS}
 ROUTES = _PLAN["routes"]
 
 
-def number_of(step: str) -> str:
-    """Return the number of the lesson that a step of a route names: "06" of "06, sections 1 and 2", "04b" of "04b"."""
-    return step.partition(",")[0]
+def split(step: str) -> tuple[str, str]:
+    """Split a step of a route into the lesson's number and the rest, which names its sections or is empty."""
+    number, comma, sections = step.partition(",")
+    return number, comma + sections
 
 
 def minutes(route: str) -> int:
     """Add up the minutes of the lessons of a route, each counted once and whole."""
-    return sum(BY_NUMBER[number].minutes for number in {number_of(step) for step in ROUTES[route]})
+    return sum(BY_NUMBER[number].minutes for number in {split(step)[0] for step in ROUTES[route]})
 
 
 def table(folder: str = "", answers: bool = False) -> str:
@@ -59,21 +61,16 @@ def routes(folder: str = "") -> str:
     """List the routes as a table of Markdown with links into `folder`."""
     rows = ["| you say | minutes | lessons |", "|---|---|---|"]
     for route, steps in ROUTES.items():
-        links = " → ".join(_link(step, folder) for step in steps)
-        rows.append(f"| **{route}** | {minutes(route)} | {links} |")
+        links = (_link(step, folder) for step in steps)
+        rows.append(f"| **{route}** | {minutes(route)} | {' → '.join(links)} |")
     return "\n".join(rows)
-
-
-def _link(step: str, folder: str = "") -> str:
-    number = number_of(step)
-    return f"[{number}]({folder}{BY_NUMBER[number].name}.ipynb){step.removeprefix(number)}"
 
 
 def after(number: str) -> str:
     """Name the lesson that comes next on each route that has this one, as a line of Markdown."""
     following: dict[str, list[str]] = {}
     for route, steps in ROUTES.items():
-        numbers = [number_of(step) for step in steps]
+        numbers = [split(step)[0] for step in steps]
         for here, step in zip(numbers, steps[1:], strict=False):
             if here == number:
                 following.setdefault(step, []).append(route)
@@ -81,6 +78,11 @@ def after(number: str) -> str:
         return "Next: any lesson of the map at the end of [00](00_start_here.ipynb)."
     links = (f"{_link(step)} ({', '.join(names)})" for step, names in following.items())
     return f"Next: {' · '.join(links)}"
+
+
+def _link(step: str, folder: str = "") -> str:
+    number, sections = split(step)
+    return f"[{number}]({folder}{BY_NUMBER[number].name}.ipynb){sections}"
 
 
 def bars(times: dict[str, float]) -> str:
@@ -125,14 +127,25 @@ def _marked(text: str, mark: str, content: str) -> str:
     return text
 
 
+def last_cell(text: str, number: str) -> str:
+    """Return the text of a lesson's last cell with the line that names what comes next."""
+    return text.partition("\n\nNext: ")[0] + "\n\n" + after(number)
+
+
 def main() -> None:
-    """Write the plan into notebook 00 and README.md, and the figure into the latter, once 00 has outputs."""
-    path, page = ROOT / "notebooks" / "00_start_here.ipynb", ROOT / "README.md"
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    (cell,) = (cell for cell in notebook["cells"] if cell["id"] == "map")
-    cell["source"] = map_cell("".join(cell["source"])).splitlines(keepends=True)
-    path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
-    page.write_text(readme(page.read_text(encoding="utf-8"), notebook), encoding="utf-8")
+    """Write what comes next into each notebook, the plan into 00 and README.md, and 00's figure into the latter."""
+    page = ROOT / "README.md"
+    for number, lesson in BY_NUMBER.items():
+        path = ROOT / "notebooks" / f"{lesson.name}.ipynb"
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        changes = {"map": map_cell} if number == "00" else {}
+        changes[notebook["cells"][-1]["id"]] = lambda text, number=number: last_cell(text, number)
+        for cell in notebook["cells"]:
+            if change := changes.get(cell["id"]):
+                cell["source"] = change("".join(cell["source"])).splitlines(keepends=True)
+        path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+        if number == "00":
+            page.write_text(readme(page.read_text(encoding="utf-8"), notebook), encoding="utf-8")
 
 
 if __name__ == "__main__":

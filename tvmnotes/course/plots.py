@@ -3,11 +3,15 @@
 Colours are from the Okabe-Ito palette, which readers with any colour vision tell apart.
 """
 
+import json
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import LogLocator
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
+SCOREBOARD = Path(__file__).with_name("scoreboard.json")  # written by measuring/scoreboard.py
 
 
 def times(comparison):
@@ -23,6 +27,29 @@ def times(comparison):
         axes.text(median + above, row, label, va="center", fontsize=9)
     reach = (medians + spread[1]).max() * 1.35
     axes.set(xlim=(0, reach), xlabel=f"median time of a call (ms); ratio to {names[0]}")
+    axes.invert_yaxis()
+    return figure
+
+
+def scoreboard(*marked: str):
+    """Draw the course's stored run, ResNet-18 on one picture in each runtime, as bars in ms on a logarithmic axis.
+
+    The rows that `marked` names get another colour. Raises ValueError for a row that the run does not have.
+    """
+    run = json.loads(SCOREBOARD.read_text(encoding="utf-8"))
+    rows = run["rows"]
+    unknown = [name for name in marked if name not in rows]
+    if unknown:
+        raise ValueError(f"unknown row {', '.join(map(repr, unknown))}; there are {', '.join(map(repr, rows))}")
+    low, medians, high = (np.array([row[key] for row in rows.values()]) * 1e3 for key in ("low", "median", "high"))
+    figure, axes = _axes(7.2, 1.3 + 0.36 * len(rows))
+    colors = [ORANGE if name in marked else BLUE for name in rows]
+    axes.barh(list(rows), medians, xerr=(medians - low, high - medians), color=colors, capsize=3, height=0.6)
+    for place, (median, above) in enumerate(zip(medians, high, strict=True)):
+        axes.text(above * 1.1, place, f"{_digits(median)} ms", va="center", fontsize=9)
+    axes.set(xscale="log", xlim=(medians.min() / 2, high.max() * 3), xlabel="median time of a call (ms), log axis")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_title(f"{run['network']}, one picture, measured {run['date']}\n{run['machine']}", fontsize=9, loc="left")
     axes.invert_yaxis()
     return figure
 
@@ -110,16 +137,54 @@ def spread(timing):
 
 
 def steps(speeds: dict, marks: dict):
-    """Draw GFLOP/s by step as bars, in the order given, and a line with its name for each speed in `marks`."""
-    figure, axes = _axes(6.4, 1.2 + 0.32 * len(speeds))
+    """Draw GFLOP/s by step as bars on a logarithmic axis, and a line with its name for each speed in `marks`."""
+    figure, axes = _axes(6.8, 1.2 + 0.32 * len(speeds))
     bars = axes.barh(list(speeds), list(speeds.values()), color=BLUE, height=0.6)
     labels = [_digits(value) for value in speeds.values()]
     axes.bar_label(bars, labels, padding=3, fontsize=9, bbox={"color": "white", "pad": 0.5})  # over the lines
     for (name, value), color in zip(marks.items(), (ORANGE, GREEN, GREY), strict=False):
         axes.axvline(value, color=color, linestyle="--", zorder=0, label=f"{name}: {_digits(value)}")
-    axes.set(xlim=(0, max(*speeds.values(), *marks.values()) * 1.12), xlabel="GFLOP/s")
+    speed = [*speeds.values(), *marks.values()]
+    axes.set(xscale="log", xlim=(min(speed) / 2, max(speed) * 1.6), xlabel="GFLOP/s, logarithmic axis")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.legend(frameon=False, ncols=len(marks), loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes.invert_yaxis()
+    return figure
+
+
+def by_level(calls: dict, comparison):
+    """Draw builds side by side as bars, one for each name: kernel calls above, the median time of a run below, in ms.
+
+    `calls` counts by name, and `comparison` is a `measure.Comparison` of the same names. The time is on a log axis.
+    """
+    figure, panels = plt.subplots(2, 1, figsize=(5.6, 4.4), sharex=True, layout="constrained")
+    medians = [comparison[name].median * 1e3 for name in calls]
+    rows = ((list(calls.values()), ORANGE, "kernel calls in a run"), (medians, BLUE, "median time of a run (ms)"))
+    for axes, (values, color, label) in zip(panels, rows, strict=True):
+        bars = axes.bar(list(calls), values, color=color, width=0.6)
+        axes.bar_label(bars, [_digits(value) for value in values], padding=2, fontsize=9)
+        axes.set_ylabel(label)
+        axes.margins(y=0.15)
+        _tidy(axes)
+    panels[1].set_yscale("log")
+    return figure
+
+
+def by_size(curves: dict, label: str, peak: float):
+    """Plot GFLOP/s over sizes that double: a line for each name in `curves` (up to four), a dictionary by size.
+
+    `label` says what the sizes count; `peak` is the machine's, in GFLOP/s.
+    """
+    figure, axes = _axes(6.4, 3.4)
+    for number, (name, speeds) in enumerate(curves.items()):
+        form = {"color": (BLUE, ORANGE, GREEN, GREY)[number], "marker": "os^d"[number]}
+        axes.plot(list(speeds), list(speeds.values()), label=name, **form)
+    axes.axhline(peak, color="black", linestyle="--", label="peak")
+    sizes = sorted({size for speeds in curves.values() for size in speeds})
+    axes.set(xscale="log", ylim=(0, None), xlabel=label, ylabel="GFLOP/s")
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_xticks([], minor=True)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 

@@ -15,8 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import tvm
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from tvm import relax
+from tvm.relax.frontend.torch import from_exported_program
+from tvm.s_tir import meta_schedule as ms
 
 from ..base import env, errors
 from ..compiler.build import build
@@ -42,7 +46,8 @@ def run(networks: list[str], against: list[str], batch: int, seconds: float, ech
     """Measure each network for `seconds` per candidate, and print a table with `echo`, each network's rows at once.
 
     `against` names peers: "pytorch" (eager), "compile" (torch.compile), "onnxruntime", "untuned" (TVM without tuning
-    records); `check` knows all names. `batch` is the first axis of the inputs; `records` are for `tn.build`.
+    records), "plain" (`tvm.compile` as called), "pipeline" (the same with TVM's pipeline for CPUs, which folds and
+    fuses); `check` knows all names. `batch` is the first axis of the inputs; `records` are for `tn.build`.
 
     Returns "machine", what it is, and "results", a dictionary per network and runtime: times in ms, the ratio of TVM's
     median to this runtime's, the largest difference to PyTorch relative to the output's largest magnitude (None where
@@ -70,14 +75,19 @@ def run(networks: list[str], against: list[str], batch: int, seconds: float, ech
 
 def describe_machine() -> dict:
     """Collect CPU, threads, instruction sets, the measured peak in GFLOP/s, versions of the runtimes."""
-    packages = {"tvm": "apache-tvm", "torch": "torch", "onnxruntime": "onnxruntime"}
     return {
         "cpu": env.cpu_name(),
         "threads": env.threads(),
         "isa": list(env.instruction_sets()),
         "peak_gflops": peak.flops() / 1e9,
-        "versions": {name: metadata.version(package) for name, package in packages.items()},
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the runtimes by name: tvm, torch, onnxruntime."""
+    packages = {"tvm": "apache-tvm", "torch": "torch", "onnxruntime": "onnxruntime"}
+    return {name: metadata.version(package) for name, package in packages.items()}
 
 
 def count_flops(net: torch.nn.Module, x: torch.Tensor) -> int:
@@ -125,6 +135,22 @@ def _measure(name: str, against: list[str], batch: int, seconds: float, peak_gfl
     return list(rows.values())
 
 
+def candidate(runtime: str, net: torch.nn.Module, x: np.ndarray, folder: Path, **more) -> Callable:
+    """Make the function, from an array to an array, with which a runtime serves `net` for inputs of the shape of `x`.
+
+    `runtime` is "TVM" or a peer of `run`, `folder` is for a model's file, and TVM's take `records`.
+    """
+    return _RUNTIMES[runtime](net, x, folder, **more)[0]
+
+
+def with_metaschedule(net: torch.nn.Module, x: np.ndarray, records: str) -> Callable:
+    """Make the same of `tvm.compile` with MetaSchedule's records, a folder that its search wrote."""
+    target = env.host_target()
+    with target, ms.database.JSONDatabase(work_dir=records):
+        mod = relax.get_pipeline("zero")(_exported(net, x))  # folds, fuses, and applies the records of the database
+    return _on_virtual_machine(tvm.compile(mod, target=target))
+
+
 def _difference(result: np.ndarray, wanted: np.ndarray) -> float | None:
     """The largest, relative to the largest magnitude; None where all that is wanted is 0. ValueError for NaN or inf."""
     difference, scale = np.abs(result - wanted).max(), np.abs(wanted).max()
@@ -144,6 +170,23 @@ def _tvm(net, x, folder, records=None):
     mod, params = from_pytorch(net, {"data": x.shape})
     start = clock.perf_counter()
     return build(mod, params, records=records), clock.perf_counter() - start
+
+
+def _tvm_compile(net, x, folder, cpu_pipeline=False):
+    target, mod = env.host_target(), _exported(net, x)
+    start = clock.perf_counter()
+    pipeline = relax.get_default_pipeline(target) if cpu_pipeline else "default"
+    executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)
+    return _on_virtual_machine(executable), clock.perf_counter() - start
+
+
+def _exported(net, x):
+    return from_exported_program(torch.export.export(net, (torch.from_numpy(x),)))
+
+
+def _on_virtual_machine(executable):
+    main = relax.VirtualMachine(executable, tvm.cpu())["main"]
+    return lambda x: main(tvm.runtime.tensor(x))[0].numpy()
 
 
 def _pytorch(net, x, folder):
@@ -180,7 +223,8 @@ def _onnxruntime(net, x, folder):
 
 
 _PEERS = {"pytorch": _pytorch, "compile": _compile, "onnxruntime": _onnxruntime,
-          "untuned": functools.partial(_tvm, records=False)}  # fmt: skip
+          "untuned": functools.partial(_tvm, records=False), "plain": _tvm_compile,
+          "pipeline": functools.partial(_tvm_compile, cpu_pipeline=True)}  # fmt: skip
 _RUNTIMES = {"TVM": _tvm, **_PEERS}
 
 

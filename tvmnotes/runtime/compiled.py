@@ -280,6 +280,8 @@ def _tensor(value, spec: TensorSpec) -> tvm_ffi.Tensor:
         raise ValueError(f"input {spec.name!r}: expected the shape {spec.shape}, got {shape}")
     if dtype != spec.dtype:
         raise ValueError(f"input {spec.name!r}: expected the dtype {spec.dtype}, got {dtype}; convert it first")
+    if 0 in shape:  # whose strides may be anything, and kernels check them
+        return _empty(shape, dtype)
     if isinstance(value, tvm_ffi.Tensor):
         return plain(value)
     if isinstance(value, np.ndarray):
@@ -305,10 +307,15 @@ def _from_dlpack(value) -> tvm_ffi.Tensor:
 def _copied(array: np.ndarray) -> tvm_ffi.Tensor:
     """A TVM tensor in the CPU's memory with the content of an array."""
     array = np.asarray(array, order="C")
-    shape, dtype = tvm_ffi.Shape(array.shape), tvm_ffi.dtype(str(array.dtype))
-    tensor = _function("TVMTensorAllocWithScope")(shape, dtype, tvm_ffi.device("cpu", 0), None)
+    tensor = _empty(array.shape, str(array.dtype))
     _copy("From", tensor, array)
     return tensor
+
+
+def _empty(shape: tuple[int, ...], dtype: str) -> tvm_ffi.Tensor:
+    """A TVM tensor in the CPU's memory, whatever is there."""
+    shape, dtype = tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype)
+    return _function("TVMTensorAllocWithScope")(shape, dtype, tvm_ffi.device("cpu", 0), None)
 
 
 def _numpy(tensor: tvm_ffi.Tensor) -> np.ndarray:

@@ -6,16 +6,16 @@ from . import ir
 from .ops import OPERATORS
 
 
-def astext(what, show_meta_data: bool = False, annotate=None) -> str:
+def astext(what, show_meta_data: bool = False, annotate=None, types: bool = True) -> str:
     """The text of a module, function or expression, with the types that are known; those of a module are inferred."""
+    printer = _Printer(types=types)
     if isinstance(what, ir.IRModule):
-        printer, functions = _Printer(), what.infer().by_name()
+        functions = what.infer().by_name()
         return "\n".join(printer.function(f, f"def @{name}") for name, f in functions.items())
     if isinstance(what, ir.Function):
-        return _Printer().function(what, "fn ")
-    printer = _Printer()
+        return printer.function(what, "fn ")
     result = printer.value(what)
-    free = [f"free_var {printer.value(v)}{_annotated(v)};" for v in ir.free_vars(what)]
+    free = [f"free_var {printer.value(v)}{printer.annotated(v)};" for v in ir.free_vars(what)]
     return "\n".join([*free, *printer.lines, result])
 
 
@@ -23,21 +23,18 @@ ir.Expr.astext = ir.Expr.__str__ = astext
 ir.IRModule.astext = ir.IRModule.__str__ = ir.IRModule.__repr__ = astext
 
 
-def _annotated(v: ir.Var) -> str:
-    return "" if v._type is None else f": {v._type!r}"
-
-
 class _Printer:
     """It numbers the values of a function and writes a line for each call; constants are numbered in a text's order."""
 
-    def __init__(self, indent: int = 0, constants=None):
+    def __init__(self, indent: int = 0, constants=None, types: bool = True):
         self.names, self.lines, self.constants, self.pad = {}, [], constants or itertools.count(), "  " * indent
+        self.types = types
 
     def function(self, function: ir.Function, head: str) -> str:
-        inner = _Printer(1, self.constants)
-        params = ", ".join(f"{inner.value(p)}{_annotated(p)}" for p in function.params)
+        inner = _Printer(1, self.constants, self.types)
+        params = ", ".join(f"{inner.value(p)}{self.annotated(p)}" for p in function.params)
         result = inner.value(function.body)
-        returns = f" -> {function._ret_type!r}" if function._ret_type is not None else ""
+        returns = f" -> {function._ret_type!r}" if self.types and function._ret_type is not None else ""
         attrs = "".join(f", {k}={_attribute(v)}" for k, v in function.attrs.items())
         return "\n".join([f"{head}({params}{attrs}){returns} {{", *inner.lines, f"  {result}", "}", ""])
 
@@ -75,7 +72,7 @@ class _Printer:
         name = self.names[node.var] = self._unique(node.var.name_hint)
         if isinstance(node.value, ir.Call):
             self.names[node.value] = name
-        self.lines.append(f"{self.pad}let {name}{_annotated(node.var)} = {written};")
+        self.lines.append(f"{self.pad}let {name}{self.annotated(node.var)} = {written};")
         return self.value(node.body)
 
     def _operation(self, node) -> str:
@@ -96,8 +93,11 @@ class _Printer:
         ]
         return f"{name}({', '.join(args + attrs)})"
 
+    def annotated(self, v: ir.Var) -> str:
+        return f": {v._type!r}" if self.types and v._type is not None else ""
+
     def _comment(self, node) -> str:
-        return "" if node._type is None else f" /* ty={node._type!r} */"
+        return f" /* ty={node._type!r} */" if self.types and node._type is not None else ""
 
     def _constant(self, node) -> str:
         array = node.data.numpy()

@@ -1,0 +1,140 @@
+"""What lessons 04 and 04b claim, asserted on the names that their own cells define. No time is asserted."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+import tvm
+
+import tvmnotes as tn
+from tvmnotes.compiler.schedules import winograd
+from tvmnotes.course import lessons
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+TIMED = ("tn.compare(", "tn.plots.")
+STEPS = ["1 plain loops", "2 all cores", "3 order and vectors", "4 layout", "5 register tile", "6 bias and ReLU inside"]
+
+
+def run(name: str) -> dict:
+    """Run a lesson's cells without those that time or draw, and return the names that they define."""
+    names: dict = {}
+    for cell in nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells:
+        timed = any(call in cell.source for call in TIMED) and "def measure" not in cell.source
+        if cell.cell_type == "code" and not timed:
+            exec(re.sub(r"^measure\(.*\)$", "", cell.source, flags=re.M), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def by_hand():
+    return run("04_conv2d_by_hand")
+
+
+@pytest.fixture(scope="module")
+def package():
+    return run("04b_packages_schedule")
+
+
+def difference(result, reference):
+    return np.abs(result - reference).max() / np.abs(reference).max()
+
+
+def result(package, name):
+    return package["result"](package["conv"], package["steps"][name])
+
+
+def test_every_step_runs_and_gives_pytorchs_numbers(by_hand):
+    assert list(by_hand["steps"]) == STEPS
+    for kernel in ("parallel_kernel", "vector_kernel"):
+        assert same(by_hand, kernel, by_hand["plain_arguments"], by_hand["reference"])
+    for kernel in ("layout_kernel", "tile_kernel", "fused_kernel"):
+        assert same(by_hand, kernel, by_hand["arguments"], by_hand["wanted"])
+
+
+def same(names, kernel, arguments, wanted) -> bool:
+    """Whether a kernel, run into a result full of NaN, computes what is wanted."""
+    empty = tvm.runtime.tensor(np.full_like(wanted, np.nan))
+    names[kernel](*arguments[:-1], empty)
+    return difference(empty.numpy(), wanted) < 1e-5
+
+
+def test_a_copied_schedule_leaves_the_first_as_it_was(by_hand):
+    text = by_hand["tiled"].mod.script()
+    assert not re.search(r"T\.(parallel|vectorized|unroll)\(", text) and "conv_update" not in text
+
+
+def test_step_6_is_the_schedule_of_the_package(by_hand, package):
+    kernel = package["compile_kernel"](package["conv"], package["by_hand"])
+    assembly = [compiled.mod.inspect_source("asm") for compiled in (by_hand["fused_kernel"], kernel)]
+    assert instructions(assembly[0]) == instructions(assembly[1])
+    assert package["by_hand"].keys() == package["config"].keys()
+
+
+def instructions(assembly: str) -> list[str]:
+    """Names of instructions, in order: what is left if labels, directives and operands are not read."""
+    return re.findall(r"^\t([a-z]\w*)", assembly, re.M)
+
+
+@pytest.mark.skipif("fma" not in tn.env.instruction_sets(), reason="reads x86's names of fused multiply-adds")
+def test_the_inner_loop_is_made_of_multiply_adds_on_registers(by_hand):
+    scalar, packed = (tn.asm.multiply_adds(by_hand[name]) for name in ("parallel_kernel", "vector_kernel"))
+    assert scalar and all(re.match(r"vfmadd\d+ss %xmm", kind) for kind in scalar)
+    assert packed and all(re.match(r"vfmadd\d+ps ", kind) for kind in packed)
+    loop = tn.asm.inner_loop(by_hand["fused_kernel"]).splitlines()
+    sums = [line.split()[-1] for line in loop if "vfmadd" in line]
+    assert sums and len(sums) % by_hand["pixels"] == 0
+    assert len(set(sums)) == by_hand["pixels"], "a register for each sum"
+    assert not any("(%rsp)" in line for line in loop), "no sum is loaded or stored"
+
+
+def test_winograds_kernels_give_pytorchs_numbers(package):
+    names = [name for name in package["steps"] if name != "PyTorch"]
+    assert names == ["tile of lesson 04", "default tile", "Winograd 2 × 2", "Winograd 4 × 4"]
+    for name in names:
+        assert difference(result(package, name), package["reference"]) < 1e-5
+
+
+def test_only_winograds_large_tile_rounds_more_than_the_direct_way(package):
+    direct, small, large = (package["errors"][name] for name in ("default tile", "Winograd 2 × 2", "Winograd 4 × 4"))
+    assert small < 4 * direct
+    assert direct < large < 20 * direct
+    assert large < 1e-5
+
+
+def test_one_dimension_of_winograd_is_the_direct_sum(package):
+    d, g = package["d"], package["g"]
+    m1, m2, m3, m4 = (package[f"m{number}"] for number in range(1, 5))
+    assert (m1 + m2 + m3, m2 - m3 - m4) == (d[:3] @ g, d[1:] @ g)
+
+
+def test_the_package_takes_winograds_method_for_this_convolution(package):
+    conv = package["conv"]
+    shapes = conv.source_shape(package["lanes"]), conv.packed_shape(package["config"], package["lanes"])
+    assert winograd.best_tile(conv.window(package["lanes"]), *shapes) in (2, 4)
+    assert "winograd" in set(package["lib"].kernels["family"])
+    assert difference(package["lib"](package["x"]), package["reference"]) < 1e-5
+
+
+def test_the_default_config_serves_all_sizes_of_the_sweep(package):
+    for channels in (16, 128):
+        conv = package["workload"](channels, 28)
+        net, x = package["layer"](conv)
+        config = package["conv2d"].default(conv, package["machine"])
+        made = package["result"](conv, package["run_tvm"](conv, config, net, x))
+        assert difference(made, package["run_pytorch"](net, torch.from_numpy(x))().numpy()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["04_conv2d_by_hand", "04b_packages_schedule"])
+def test_the_last_line_names_the_next_lessons(name):
+    last = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells[-1].source
+    assert last.splitlines()[-1] == lessons.after(name.partition("_")[0])
+
+
+def test_a_step_of_a_route_is_a_number_and_sections():
+    assert lessons.split("04b") == ("04b", "")
+    assert lessons.split("06, sections 1 and 2") == ("06", ", sections 1 and 2")
+    assert "04b_packages_schedule.ipynb" in lessons.routes()
+    assert lessons.after("04").startswith("Next: [03]")
