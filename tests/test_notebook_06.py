@@ -3,6 +3,7 @@
 The builds are for CPUs that need not be this one, so that the counts are the same everywhere.
 """
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -130,6 +131,17 @@ def test_the_lessons_own_functions_add_up(lib, small, monkeypatch):
     assert len(bars) == len(calls) and sum(bar.get_width() for bar in bars) == pytest.approx(calls["ms"].sum())
     limits = {name: 1e3 * kernel.limit for name, kernel in profile.kernels.items()}
     assert names["at_the_limit"](profile) == pytest.approx(sum(min(limits[name], frame["ms"][name]) for name in limits))
+
+
+def test_the_scoreboard_shows_the_bound(tmp_path, monkeypatch):
+    rows = {"tvmnotes, untuned": {"low": 0.013, "median": 0.014, "high": 0.015}}
+    run = {"network": "resnet18", "date": "2026-11-25", "machine": "a machine", "rows": rows}
+    monkeypatch.setattr(tn.plots, "SCOREBOARD", tmp_path / "scoreboard.json")
+    tn.plots.SCOREBOARD.write_text(json.dumps(run))
+    (axes,) = tn.plots.scoreboard("tvmnotes, untuned", line=("bound", 1e-3)).axes
+    line = axes.lines[-1]  # after the caps of the bars
+    assert set(line.get_xdata()) == {1e-3} and axes.get_xlim()[0] < 1e-3
+    assert axes.get_legend().get_texts()[0].get_text() == "bound: 0.001 ms"
 
 
 @pytest.mark.full

@@ -31,10 +31,11 @@ def times(comparison):
     return figure
 
 
-def scoreboard(*marked: str):
+def scoreboard(*marked: str, line: tuple[str, float] | None = None):
     """Draw the course's stored run, ResNet-18 on one picture in each runtime, as bars in ms on a logarithmic axis.
 
-    The rows that `marked` names get another colour. Raises ValueError for a row that the run does not have.
+    The rows that `marked` names get another colour; `line` is a name and a time in ms, drawn across the bars. Raises
+    ValueError for a row that the run does not have.
     """
     run = json.loads(SCOREBOARD.read_text(encoding="utf-8"))
     rows = run["rows"]
@@ -47,9 +48,13 @@ def scoreboard(*marked: str):
     axes.barh(list(rows), medians, xerr=(medians - low, high - medians), color=colors, capsize=3, height=0.6)
     for place, (median, above) in enumerate(zip(medians, high, strict=True)):
         axes.text(above * 1.1, place, f"{_digits(median)} ms", va="center", fontsize=9)
-    axes.set(xscale="log", xlim=(medians.min() / 2, high.max() * 3), xlabel="median time of a call (ms), log axis")
+    least = min(medians.min(), line[1]) if line else medians.min()
+    axes.set(xscale="log", xlim=(least / 2, high.max() * 3), xlabel="median time of a call (ms), log axis")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title(f"{run['network']}, one picture, measured {run['date']}\n{run['machine']}", fontsize=9, loc="left")
+    if line:
+        axes.axvline(line[1], color="black", linestyle="--", label=f"{line[0]}: {_digits(line[1])} ms")
+        axes.legend(frameon=False, loc="lower right")
     axes.invert_yaxis()
     return figure
 
