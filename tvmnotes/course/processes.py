@@ -17,11 +17,11 @@ class Processes:
         self.running: dict[str, subprocess.Popen] = {}
         atexit.register(self.end_all)
 
-    def start(self, name: str, *command) -> None:
-        """Run `python -m COMMAND` in the background, without its output."""
-        command = [sys.executable, "-m", *map(str, command)]
-        quiet = subprocess.DEVNULL
-        self.running[name] = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    def start(self, name: str, *command, folder: str | os.PathLike = ".", environment: dict | None = None) -> None:
+        """Run `python -m COMMAND` in the background, without its output, in a folder, with more of an environment."""
+        command, quiet = [sys.executable, "-m", *map(str, command)], subprocess.DEVNULL
+        self.running[name] = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True,
+                                              cwd=folder, env=os.environ | (environment or {}))  # fmt: skip
 
     def pid(self, name: str) -> int:
         """Return the number of a program's process."""
@@ -39,10 +39,31 @@ class Processes:
             self.end(name)
 
 
+def first_line(arguments: list, folder: str | os.PathLike, environment: dict | None = None) -> float:
+    """Return the seconds from the start of a process, `python ARGUMENTS` in a folder, to its first line of output."""
+    command = [sys.executable, *map(str, arguments)]
+    began = time.perf_counter()
+    with subprocess.Popen(command, cwd=folder, env=os.environ | (environment or {}), stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        return time.perf_counter() - began
+
+
 def free_port() -> int:
     """Return the number of a port of 127.0.0.1 that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return found.getsockname()[1]
+
+
+def retried(call: Callable, seconds: float = 120):
+    """Call until it raises neither OSError nor RuntimeError, and return its result; raise these after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except (OSError, RuntimeError):
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.1)
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
