@@ -75,6 +75,34 @@ class TestLesson:
         assert int(minutes) == lessons.BY_NUMBER[path.stem.partition("_")[0]].minutes
 
 
+# ---------------------------------------------------------------- prose and outputs, over all of them
+
+NEVER = re.compile(r"\b(shall|reckon\w*|mend(s|ed|ing)?|in turns)\b|\bholds? (\S+ ){1,3}against\b", re.I)
+MACHINE = re.compile(r"^.+, \d+ cores?, target \S+, TVM \S+$", re.M)
+
+
+def printed(path):
+    return "".join(output.get("text", "") for output in outputs(read(path)))
+
+
+def test_the_prose_keeps_to_plain_words():
+    texts = [
+        (path.stem, c.source) for path in LESSONS + SOLUTIONS for c in read(path).cells if c.cell_type == "markdown"
+    ]
+    assert not [(name, found[0]) for name, text in texts for found in NEVER.finditer(text)]
+    assert sum(len(re.findall(r"\bLook\b", text)) for _, text in texts) <= 30
+
+
+def test_outputs_show_numbers_and_no_bare_true():
+    assert not [path.stem for path in LESSONS + SOLUTIONS if re.search(r"\bTrue$", printed(path), re.M)]
+
+
+def test_every_lesson_prints_its_machine_and_all_name_the_same():
+    machines = {path.stem: MACHINE.findall(printed(path)) for path in LESSONS}
+    assert not [name for name, found in machines.items() if not found]
+    assert len({found[0] for found in machines.values()}) == 1
+
+
 # ---------------------------------------------------------------- the map of lessons
 
 
