@@ -7,7 +7,11 @@ PORT ?= 8888
 LAB_ARGS ?= --no-browser $(if $(filter 0,$(shell id -u)),--allow-root)
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 BIN := $(VENV)/bin
+READER := $(VENV)/reader
 READY := $(VENV)/ready
+# More arguments for pip. Who can reach PyTorch's own index takes its wheels for CPUs alone, some 4 GB less:
+# make lab PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu". It is not tested here.
+PIP_ARGS ?=
 
 # Progress bars draw themselves into stored outputs; a test never waits for the network.
 QUIET := TQDM_DISABLE=1 TVMNOTES_OFFLINE=1
@@ -38,20 +42,27 @@ if sys.version_info[:2] > (3, 11):
 endef
 export PREFLIGHT
 
+FRESH = $(PYTHON) -c "$$PREFLIGHT" && $(PYTHON) -m venv --clear $(VENV)
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt $(PIP_ARGS)
+
 .PHONY: help lab test smoke test-full suites storms test-ui notebooks lint bench clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-$(READY): pyproject.toml tests/constraints.txt
-	@$(PYTHON) -c "$$PREFLIGHT"
-	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt \
-	  --editable '.[dev,mxnet]'
+# What readers need; and the same with what tests need, on top of it where it is there.
+$(READER): pyproject.toml tests/constraints.txt
+	$(FRESH)
+	$(PIP) --editable '.[mxnet]'
 	@touch $@
 
-lab: $(READY)  ## Open the course in JupyterLab on 127.0.0.1
+$(READY): pyproject.toml tests/constraints.txt
+	@test $(READER) -nt pyproject.toml || { $(FRESH); }
+	$(PIP) --editable '.[dev,mxnet]'
+	@touch $(READER) $@
+
+lab: $(READER)  ## Open the course in JupyterLab on 127.0.0.1
 	$(BIN)/jupyter lab --ip 127.0.0.1 --port $(PORT) $(LAB_ARGS) --notebook-dir notebooks
 
 test: $(READY)  ## Run the package's tests and, under nbval, the notebooks

@@ -78,15 +78,14 @@ def conda():
     return [entry for entry in entries if isinstance(entry, str)], pip
 
 
-def extras(text: str) -> set[str]:
-    (listed,) = re.findall(r"(?:-e|--editable) '?\.\[([\w,]+)\]", text)
-    return set(listed.split(","))
+def extras(text: str) -> list[set[str]]:
+    return [set(listed.split(",")) for listed in re.findall(r"(?:-e|--editable) '?\.\[([\w,]+)\]", text)]
 
 
-def test_conda_and_make_install_the_same_extras():
-    wanted = extras("\n".join(conda()[1]))
-    assert wanted == extras((ROOT / "Makefile").read_text())
-    assert wanted <= EXTRAS.keys()
+def test_conda_and_make_lab_install_the_same_extras_and_make_test_adds_dev():
+    readers, developers = extras((ROOT / "Makefile").read_text())
+    assert extras("\n".join(conda()[1])) == [readers]
+    assert developers == readers | {"dev"} <= EXTRAS.keys()
 
 
 def test_the_python_of_conda_is_one_that_the_project_supports():
