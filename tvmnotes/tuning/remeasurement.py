@@ -17,7 +17,6 @@ from ..compiler.records import Record
 from ..compiler.schedules import Workload
 from ..runtime.stopwatch import Stopwatch, of_kernels
 from .task import Task
-from .trial import Candidate
 
 _MOST = 6  # configs of a task, the default config one of them
 _NEAR = 1.4  # times the best trial
@@ -102,7 +101,7 @@ def by_kernel(best: dict[Task, list[dict]], runner, moment: str) -> list[Record]
     """Measure the kernels by themselves, in turns, where the network cannot run here."""
     measured = []
     for task, configs in best.items():
-        candidates = [Candidate(task.workload, config, task.target) for config in configs]
+        candidates = [task.candidate(config) for config in configs]
         turns = [runner.measure(candidates) for _ in range(2)]
         for number, config in enumerate(configs):
             trials = [turn[number] for turn in turns]

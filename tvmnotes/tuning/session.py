@@ -21,7 +21,6 @@ from .log import Log
 from .runner import Local
 from .task import Progress, Task, expected_gain
 from .task import tasks as tasks_of
-from .trial import Candidate
 from .tuners import TUNERS, CostModel
 from .tuners import tuner as make_tuner
 
@@ -116,10 +115,11 @@ class Session:
         """Measure until the trials are used up, or nothing is left to try. Ctrl-C ends it."""
         shared = CostModel() if transfer and tuner == "xgb" else None
         self.tuners = {task.workload: make_tuner(tuner, task, seed, model=shared) for task in self.tasks}
+        others = {}
         for record in self.known if shared is not None else []:
             if record.workload not in self.tuners and not record.final and not record.workload.by_metaschedule:
-                seen = Task(record.workload, 1, record.target).features(record.config)
-                shared.add(record.workload, seen, record.call_seconds)
+                other = others.setdefault(record.workload, Task(record.workload, 1, record.target))
+                shared.add(record.workload, other.features(record.config), record.call_seconds)
         with Bars(self.tasks, self.trials) as bars:
             self._take_in(self.known)
             for number, state in enumerate(self.states):
@@ -157,9 +157,8 @@ class Session:
         size = min(_BATCH if state.best else min(_BATCH, first), self.trials - self.done)
         if self.early_stopping:
             size = min(size, self.early_stopping - (state.trials - state.last_gain))
-        workload, space = state.task.workload, state.task.space
-        numbers = self.tuners[workload].propose(size)
-        candidates = [Candidate(workload, space[n], env.target_json(self.target)) for n in numbers]
+        numbers = self.tuners[state.task.workload].propose(size)
+        candidates = [state.task.candidate(state.task.space[n]) for n in numbers]
         trials = runner.measure(candidates)
         self._lost = self._lost + len(trials) if all(trial.lost for trial in trials) else 0
         if self._lost >= _BATCH:
