@@ -50,6 +50,7 @@ def _scheduled(func, name, vectors, lookup):
         except ScheduleError:
             continue
         scheduled = prefetch.insert(sch.mod["main"]) if config.get("prefetch") else sch.mod["main"]
+        scheduled = scheduled.without_attr("global_symbol")  # "main", of the Schedule
         for key, value in func.attrs.items():
             scheduled = scheduled.with_attr(key, value)
         return scheduled.with_attr(annotations.NAME, annotation)
