@@ -16,7 +16,7 @@ PIP_ARGS ?=
 # Progress bars draw themselves into stored outputs; a test never waits for the network.
 QUIET := TQDM_DISABLE=1 TVMNOTES_OFFLINE=1
 
-# Tests run in several processes, one more than there are cores, as some wait for servers. torch's threads shall sleep,
+# Tests run in several processes, one more than there are cores, as some wait for servers. torch's threads should sleep,
 # not spin, while another process computes. conftest.py has the files that take longest come first.
 # Each takes up to 3 GiB with what it starts.
 TESTERS := $(shell $(PYTHON) -c "import os; memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') >> 30; \
@@ -78,7 +78,7 @@ test-full: $(READY)  ## The same, all of it whole: networks, sweeps, readers' me
 	$(QUIET) $(PASSIVE) $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)
 	$(QUIET) $(PASSIVE) $(PYTEST) -m alone $(ALL)
 
-suites: $(READY)  ## Hold ONNX's node tests, PyTorch's samples, torchvision's and GluonCV's networks against their makers
+suites: $(READY)  ## Compare ONNX's node tests, PyTorch's samples, torchvision's and GluonCV's networks with their makers
 	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore tests/test_onnx_suite.py
 	$(QUIET) $(BIN)/python -m pytest tests/test_networks.py
 	$(QUIET) $(BIN)/python tests/test_gluon_zoo.py

@@ -236,7 +236,7 @@ def test_passes_start_at_the_level_of_the_table(built):
 
 def test_the_first_level_of_a_trace_is_what_the_lesson_names(built):
     trace = built[3][1]
-    assert {"sequential", "lowering", "_pipeline"} <= {step.name for step in trace.steps}
+    assert {"sequential", "lowering"} <= {step.name for step in trace.steps}
     assert sum(step.seconds for step in trace.steps) < trace.seconds
 
 

@@ -88,8 +88,10 @@ def test_the_shipped_detector_finds_nearly_all_digits_and_little_else(ssd, scene
 @with_mxnet
 def test_mxnet_draws_the_same_boxes(ssd, scenes):
     theirs = tn.gluon.runner(*files("digits_ssd"))
-    for pixels, _ in scenes[:20]:
-        np.testing.assert_allclose(ssd(pixels), theirs(pixels), atol=1e-3)
+    for pixels, boxes in scenes[:20]:
+        ours, wanted = ssd(pixels)[0], theirs(pixels)[0]
+        np.testing.assert_allclose(ours[:, 1], wanted[:, 1], atol=1e-4)  # rows of nearly equal scores may change places
+        assert digits.found(ours, boxes) == digits.found(wanted, boxes)
 
 
 @with_mxnet

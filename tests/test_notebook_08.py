@@ -124,7 +124,7 @@ def test_without_qemu_or_a_cross_compiler_the_arm_run_is_skipped_with_a_sentence
     monkeypatch.setenv("PATH", str(tmp_path))
     exec(cell("missing = []"), names_for(tmp_path))
     said = capsys.readouterr().out
-    assert said == "aarch64-linux-gnu-gcc and qemu-aarch64 not found, so this part is skipped.\n"
+    assert said == "not found: aarch64-linux-gnu-g++, aarch64-linux-gnu-gcc, qemu-aarch64; this part is skipped.\n"
 
 
 def test_a_fresh_process_gives_the_same_bits_without_tvms_compiler(folder, lib):

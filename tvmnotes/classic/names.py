@@ -2,7 +2,7 @@
 
 Notebook 11 shows these tables. What the code knows comes from the code: the Relax calls in an operator's body, the
 passes that a build runs for one of Relay's. The rest stands in names.csv, a line for each name.
-`relax` is short for `tvm.relax`, `tn` for `tvmnotes`, and `lib` is what `relay.build`, or today `tn.build`, gives.
+`relax` is short for `tvm.relax`, `tn` for `tvmnotes`, and `lib` is what `relay.build`, or today `tn.build`, returns.
 """
 
 import ast
@@ -27,7 +27,7 @@ _ABOUT = {
     "autotvm": "AutoTVM left the loop to the script; today it is `tn.tune`, whose records `tn.build` takes.",
     "passes": "Relay's passes, and those that do their work today. One without a new name leaves a module as it is.",
     "operators": "Relay's operators, and what each calls in Relax, read from the code that translates them.",
-    "gone": "What is not served, with the way today. A script that uses one of these gets the note as its error.",
+    "gone": "Names that are not served, with what to use today. A script that uses one gets the note as its error message.",
 }  # fmt: skip
 
 # Classes, as the table writes them.
