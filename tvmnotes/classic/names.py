@@ -27,7 +27,7 @@ _ABOUT = {
     "autotvm": "AutoTVM left the loop to the script; today it is `tn.tune`, whose records `tn.build` takes.",
     "passes": "Relay's passes, and those that do their work today. One without a new name leaves a module as it is.",
     "operators": "Relay's operators, and what each calls in Relax, read from the code that translates them.",
-    "gone": "Names that are not served, with what to use today. A script that uses one gets the note as its error message.",
+    "gone": "Names that are not served, with what to use today. A script that uses one gets the note as an error.",
 }  # fmt: skip
 
 # Classes, as the table writes them.
