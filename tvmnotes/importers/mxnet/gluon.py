@@ -182,7 +182,9 @@ def runner(symbol_file: Path, params_file: Path):
     """
     import mxnet as mx  # for speed: it takes seconds, and is an extra
 
-    block = mx.gluon.SymbolBlock.imports(str(symbol_file), ["data"], str(params_file))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Cannot decide type")  # that of "data", which the first call says
+        block = mx.gluon.SymbolBlock.imports(str(symbol_file), ["data"], str(params_file))
     block.hybridize(static_alloc=True, static_shape=True)
 
     def run(x: np.ndarray):
