@@ -36,7 +36,7 @@ if not (3, 10) <= sys.version_info[:2] <= (3, 13):
 free = shutil.disk_usage(".").free / 2**30
 if free < 10:
     sys.exit("tvmnotes needs 10 GiB of disk for its environment; here are %.1f GiB free" % free)
-print("Making $(VENV) with Python %s: some 7 GB of packages, a few minutes." % here)
+print("Making $(VENV) with Python %s: some 6.5 GB of packages, a few minutes." % here)
 if sys.version_info[:2] > (3, 11):
     print("MXNet and GluonCV need Python 3.10 or 3.11, so they are left out here; notebook 07 says what it does without.")
 endef
