@@ -45,22 +45,22 @@ def seconds_of(config: dict) -> float:
 class AsItIs:
     """What a planted workload has in common with others: its kernel reads and makes its arrays as they are."""
 
-    def source_shape(self, lanes):
+    def packed_input_shape(self, lanes):
         return self.data
 
     def packed_shape(self, config, lanes):
         return self.weight
 
-    def made_shape(self, config, lanes):
+    def output_shape(self, config, lanes):
         return self.data
 
-    def source(self, data, lanes):
+    def pack_input(self, data, lanes):
         return data
 
     def pack(self, weight, config, lanes):
         return weight
 
-    def result(self, made, lanes):
+    def unpack_output(self, made, lanes):
         return made
 
 

@@ -12,11 +12,11 @@ from torch import nn
 import tvmnotes as tn
 from tvmnotes import env, records
 from tvmnotes.compiler.schedules.batch_matmul import BatchMatmul
-from tvmnotes.compiler.schedules.vector import vectors
+from tvmnotes.compiler.schedules.vector import simd_of
 from tvmnotes.tuning import Candidate, Task, tasks, trial
 from tvmnotes.tuning.features import features
 
-VECTORS = vectors(env.host_target())
+VECTORS = simd_of(env.host_target())
 
 PRODUCTS = {
     "heads": BatchMatmul((3, 5, 12), (3, 12, 21)),
@@ -48,14 +48,14 @@ def test_a_space_has_each_config_once_and_a_record_knows_it(name):
     assert space[0] == product.default_config(VECTORS)
     assert len({records.key(config) for config in space}) == len(space) > 4
     assert {config["outer"] for config in space} == {"rows", "columns"}
-    made = records.measured(product, TARGET, space[-1], (1e-3,))
+    made = records.new_record(product, TARGET, space[-1], (1e-3,))
     assert records.parse(str(made)) == made
     assert np.isfinite([features(product, config, VECTORS, 2) for config in space]).all()
 
 
 def test_it_counts_its_multiplications_and_names_itself():
-    assert PRODUCTS["heads"].multiplications == 3 * 5 * 12 * 21
-    assert PRODUCTS["broadcast both ways"].multiplications == 2 * 3 * 4 * 6 * 10
+    assert PRODUCTS["heads"].macs == 3 * 5 * 12 * 21
+    assert PRODUCTS["broadcast both ways"].macs == 2 * 3 * 4 * 6 * 10
     assert PRODUCTS["heads"].label == "matmul 3x5x12 by 3x12x21"
 
 

@@ -347,7 +347,7 @@ def test_a_build_takes_the_records_of_today_within_the_same_context(program, tas
     task, log, jsonl = tasks[1], tmp_path / "old.log", tmp_path / "new.jsonl"
     chosen = [task.config_space[len(task.config_space) - n].values for n in (1, 2)]
     trials = zip(chosen, [(1e-3,), (2e-3,)], [None, None], ["", "2026-01-01"], strict=True)
-    jsonl.write_text("".join(f"{records.measured(task.today.workload, task.today.target, *t)}\n" for t in trials))
+    jsonl.write_text("".join(f"{records.new_record(task.today.workload, task.today.target, *t)}\n" for t in trials))
     log.write_text(autotvm.record.encode(*record_of(tasks[0], 3, 1e-3)) + "\n")
     with autotvm.apply_history_best([str(log), str(jsonl)]):
         lib = relay.build(mod, target="llvm", params=params)

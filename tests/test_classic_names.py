@@ -8,7 +8,7 @@ import pytest
 import tvm
 
 import tvmnotes as tn
-from tvmnotes.classic import gone, names
+from tvmnotes.classic import names, removed
 from tvmnotes.classic.relay import ir, lower, ops, transform
 from tvmnotes.classic.relay.ops.arithmetic import BINARY, UNARY
 
@@ -21,10 +21,10 @@ def test_every_served_name_has_a_row():
 def test_no_row_is_for_what_is_not_served():
     stale = [
         old
-        for old in {**gone.ROWS["calls"], **gone.ROWS["methods"], **gone.ROWS["autotvm"]}
+        for old in {**removed.ROWS["calls"], **removed.ROWS["methods"], **removed.ROWS["autotvm"]}
         if old not in names.served()
     ]
-    stale += [old for old in gone.ROWS["passes"] if old.removeprefix("relay.transform.") not in transform.NAMES]
+    stale += [old for old in removed.ROWS["passes"] if old.removeprefix("relay.transform.") not in transform.NAMES]
     assert not stale
 
 
@@ -78,9 +78,9 @@ def test_operators_and_passes_have_one_row_each():
 
 def test_what_is_gone_says_why():
     notes = names.table("gone").set_index("old").note
-    assert len(notes) == len(gone.ROWS["gone"])
+    assert len(notes) == len(removed.ROWS["gone"])
     for old in ("tvm.micro", "relay.quantize", "relay.frontend.from_keras"):
-        assert notes[old] == gone.ROWS["gone"][old][1] != ""
+        assert notes[old] == removed.ROWS["gone"][old][1] != ""
 
 
 def row(old):

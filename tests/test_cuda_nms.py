@@ -16,7 +16,7 @@ from tvm import relax
 import tvmnotes as tn
 from tvmnotes.compiler import pipeline
 from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.cuda_nms import in_parallel
+from tvmnotes.compiler.cuda_nms import parallelize_detection
 from tvmnotes.importers.mxnet.detection_operators import Suppression, best_places, suppressed
 
 RNG = np.random.default_rng(7)
@@ -38,7 +38,7 @@ def module(kernel):
 
 def both(mod):
     """What runs the loops, and what runs the kernels that take their place, on this CPU."""
-    parallel = emulate_all(in_parallel()(mod))
+    parallel = emulate_all(parallelize_detection()(mod))
     return tn.build(mod, {}, opt_level=0), tn.build(parallel, {}, opt_level=0)
 
 
@@ -132,7 +132,7 @@ def test_boxes_beat_each_other_within_a_word_and_across():
 
 def test_too_many_boxes_are_left_to_the_loops():
     for count, left in ((23_168, False), (23_169, True)):
-        mod = in_parallel()(module(suppressed(1, 23_169, 6, count, Suppression())))
+        mod = parallelize_detection()(module(suppressed(1, 23_169, 6, count, Suppression())))
         called = [binding.value.args[0].name_hint for binding in mod["main"].body.blocks[0].bindings
                   if getattr(getattr(binding.value, "op", None), "name", "") == "relax.call_tir"]  # fmt: skip
         assert ("loops" in called) == left

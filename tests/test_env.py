@@ -349,8 +349,8 @@ def test_quick_script_gives_the_same_function_without_a_look_at_the_callers(monk
 
     wanted = make(7)
     monkeypatch.setattr(inspect, "stack", lambda *_: pytest.fail("looked at the callers"))
-    with workarounds.quick_script():
+    with workarounds.fast_tvmscript_parser():
         tvm.ir.assert_structural_equal(make(7), wanted)
-    tvm.ir.assert_structural_equal(workarounds.quick_script()(make)(7), wanted)
+    tvm.ir.assert_structural_equal(workarounds.fast_tvmscript_parser()(make)(7), wanted)
     with pytest.raises(pytest.fail.Exception):
         make(7)

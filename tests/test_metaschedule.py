@@ -118,7 +118,7 @@ def test_the_same_call_goes_on(tuned, imported, tmp_path, monkeypatch):
     path = tmp_path / "again.jsonl"
     (task,) = metaschedule.tasks(*imported)
     config = {"family": "metaschedule", "trace": [[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []]}
-    unfit = records.measured(task.workload, task.target, config, (1e-6,))
+    unfit = records.new_record(task.workload, task.target, config, (1e-6,))
     path.write_text(f"{tuned[0].read_text()}{unfit}\n")
     before = records.read(path)
     tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path, seed=SEED)
@@ -135,7 +135,7 @@ def test_a_trace_that_does_not_fit_leaves_the_kernel_as_it_is_without(imported, 
     (task,) = metaschedule.tasks(*imported)
     for trace in ([[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []], "no trace"):
         config = {"family": "metaschedule", "trace": trace}
-        found = [records.measured(task.workload, task.target, config, (1e-6,))]
+        found = [records.new_record(task.workload, task.target, config, (1e-6,))]
         lib = tn.build(*imported, records=found)
         assert "metaschedule" not in set(lib.kernels.family)
         assert_equals_pytorch(lib, net)

@@ -140,7 +140,7 @@ def test_records(small, tmp_path):
     lines, path = [], tmp_path / "tuning.jsonl"
     for task in tn.tuning.tasks(small.mod, small.params):
         for n, config in enumerate(task.space[:3]):
-            lines.append(str(records.measured(task.workload, task.target, config, (1e-3 / (n + 1),))))
+            lines.append(str(records.new_record(task.workload, task.target, config, (1e-3 / (n + 1),))))
     used = 0
     for n, content in enumerate(mutants("\n".join(lines).encode(), text=True)):
         path.write_bytes(content)

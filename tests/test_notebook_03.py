@@ -28,7 +28,7 @@ import tvmnotes as tn
 from tvmnotes import classic, digits, tracing
 from tvmnotes.compiler.layout import block_layouts
 from tvmnotes.compiler.schedules import schedule_kernels
-from tvmnotes.compiler.schedules.vector import vectors
+from tvmnotes.compiler.schedules.vector import simd_of
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 ELEMENTWISE, INJECTIVE, OUT_ELEMENTWISE_FUSABLE = 0, 2, 4
@@ -153,7 +153,7 @@ def test_a_sequential_is_its_passes_and_all_agree_with_pytorch(steps):
 
 def test_the_input_is_blocked_twice_and_merging_mends_it(steps):
     target = tn.env.host_target()
-    registers = vectors(target)
+    registers = simd_of(target)
     with target:
         blocked = block_layouts(registers)(steps["FoldConstant"])
         merged = EliminateCommonSubexpr()(blocked)

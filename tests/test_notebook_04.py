@@ -112,7 +112,7 @@ def test_one_dimension_of_winograd_is_the_direct_sum(package):
 
 def test_the_package_takes_winograds_method_for_this_convolution(package):
     conv = package["conv"]
-    shapes = conv.source_shape(package["lanes"]), conv.packed_shape(package["config"], package["lanes"])
+    shapes = conv.packed_input_shape(package["lanes"]), conv.packed_shape(package["config"], package["lanes"])
     assert winograd.best_tile(conv.window(package["lanes"]), *shapes) in (2, 4)
     assert "winograd" in set(package["lib"].kernels["family"])
     assert difference(package["lib"](package["x"]), package["reference"]) < 1e-5

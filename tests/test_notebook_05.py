@@ -15,7 +15,7 @@ import tvmnotes as tn
 from tvmnotes import records
 from tvmnotes.compiler.build import resolve_target
 from tvmnotes.compiler.schedules.convolution import Convolution
-from tvmnotes.compiler.schedules.vector import vectors
+from tvmnotes.compiler.schedules.vector import simd_of
 from tvmnotes.tuning import trial
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "05b_search.ipynb"
@@ -54,7 +54,7 @@ def made_up(config):
 @pytest.mark.parametrize("mcpu", ["skylake-avx512", "core-avx2"])
 def test_the_space_begins_with_the_default_and_holds_what_fits_into_the_registers(mcpu):
     task = task_for(mcpu)
-    registers = vectors(resolve_target({"kind": "llvm", "mcpu": mcpu})).registers
+    registers = simd_of(resolve_target({"kind": "llvm", "mcpu": mcpu})).registers
     assert task.space[0] == task.default
     assert len({records.key(config) for config in task.space}) == len(task.space) >= 100
     for config in task.space:
@@ -91,7 +91,7 @@ def test_tvms_own_calls_compile_and_time_a_candidate(small):
     library = tvm.compile(trial.kernel(candidate), target=tvm.target.Target(task.target)).jit()
     (tensors,) = trial.arguments(candidate, tvm.cpu())
     assert len(library.time_evaluator("main", tvm.cpu(), number=1, repeat=2)(*tensors).results) == 2
-    made = task.workload.result(tensors[-1].numpy(), candidate.lanes)
+    made = task.workload.unpack_output(tensors[-1].numpy(), candidate.lanes)
     wanted = trial._inputs(task.workload)[2]
     assert np.abs(made - wanted).max() <= 1e-3 * np.abs(wanted).max()
 
@@ -115,7 +115,7 @@ def test_the_models_order_holds_for_configs_that_it_never_saw(race):
 def test_a_trial_is_ten_repeats_or_an_error_in_a_sentence(small):
     task = tn.tuning.tasks(small.mod, small.params)[1]
     broken = task.default | {"family": "conv2d", "pixels": 0, "blocks": 1, "outer": "rows"}
-    with tn.tuning.Local(timeout=60) as runner:
+    with tn.tuning.LocalRunner(timeout=60) as runner:
         good, bad = runner.measure([tn.tuning.Candidate(task.workload, c, task.target) for c in (task.default, broken)])
     assert good.error is None and len(good.seconds) == 10 and min(good.seconds) > 0
     assert not bad.seconds and "build failed" in bad.error and "\n" not in bad.error

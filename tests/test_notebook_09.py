@@ -40,7 +40,7 @@ def test_a_tuning_loses_a_server_and_nothing_else_and_the_tracker_comes_back(sma
         cluster.unplug_in_mid_trial("second")
 
     tasks = tn.tuning.tasks(small.mod, small.params)[:2]
-    with tn.tuning.rpc(cluster.tracker, "k", **QUICK) as runner, ThreadPoolExecutor() as threads:
+    with tn.tuning.RpcRunner(cluster.tracker, "k", **QUICK) as runner, ThreadPoolExecutor() as threads:
         pulled = threads.submit(pull)
         tn.tune(small.mod, small.params, tuner="random", tasks=tasks, trials=40, records=log, runner=runner, seed=SEED)
         pulled.result()

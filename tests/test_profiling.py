@@ -362,7 +362,7 @@ def test_a_process_that_fails_is_an_error(monkeypatch, lib, small):
     start = subprocess.Popen
     monkeypatch.setattr(threads.subprocess, "Popen", lambda _command, **how: start(broken, **how))
     with pytest.raises(RuntimeError, match="failed: no such core"):
-        threads._turn(threads._worker("", 1, True))
+        threads._round(threads._worker("", 1, True))
 
 
 def test_a_process_that_gives_no_times_is_an_error(monkeypatch):
@@ -372,7 +372,7 @@ def test_a_process_that_gives_no_times_is_an_error(monkeypatch):
     monkeypatch.setattr(threads, "_LIMIT", 0.1)
     worker = threads._worker("", 1, True)
     with pytest.raises(RuntimeError, match="gave no times for 0.1 s"):
-        threads._turn(worker)
+        threads._round(worker)
     worker.communicate(timeout=1200)
 
 

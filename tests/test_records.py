@@ -28,7 +28,7 @@ HERE = Path(__file__).parent  # where a process of its own finds `fake_runner`
 
 def record(name="conv", config=0, seconds=(2e-3, 1e-3), target=TARGET, **more) -> Record:
     """One of a workload by name, its config by its number in the space."""
-    return records.measured(WORKLOADS[name], target, task(name).space[config], seconds, **more)
+    return records.new_record(WORKLOADS[name], target, task(name).space[config], seconds, **more)
 
 
 def write(path, *lines):
@@ -57,7 +57,7 @@ def test_a_record_is_a_line_and_back(name):
 
 def test_a_record_of_a_kernel_without_a_schedule_of_ours():
     config = {"family": "metaschedule", "trace": [[], []]}
-    made = records.measured(Kernel("0123456789abcdef", "sort"), TARGET, config, (1,))
+    made = records.new_record(Kernel("0123456789abcdef", "sort"), TARGET, config, (1,))
     assert records.parse(str(made)) == made
 
 
@@ -151,11 +151,11 @@ def test_any_line_is_a_record_or_says_why_not(place, value):
 def test_what_is_appended_is_read(tmp_path):
     log = Log(tmp_path / "new" / "folder" / "tuning.jsonl")
     log.append([record(config=0), record(config=1)])
-    assert configs_of(log.fresh()) == task("conv").space[:2]
-    assert log.fresh() == []
+    assert configs_of(log.read_new()) == task("conv").space[:2]
+    assert log.read_new() == []
     log.append([record(config=2)])
     log.append([])
-    assert configs_of(log.fresh()) == task("conv").space[2:3]
+    assert configs_of(log.read_new()) == task("conv").space[2:3]
     assert configs_of(records.read(log.path)) == task("conv").space[:3]
     log.close()
 
@@ -170,11 +170,11 @@ def test_a_torn_line_is_left_out_with_a_note_and_the_next_one_is_whole(tmp_path)
 
     log = Log(path)
     with pytest.warns(UserWarning, match="left out 1 line"):
-        assert len(log.fresh()) == 1
+        assert len(log.read_new()) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it was told of once
         log.append([record(config=2)])
-        assert configs_of(log.fresh()) == task("conv").space[2:3]
+        assert configs_of(log.read_new()) == task("conv").space[2:3]
     log.close()
     assert path.read_bytes().startswith(torn + b"\n")
     with pytest.warns(UserWarning, match=r"left out 1 line \(1 torn\)"):
@@ -185,9 +185,9 @@ def test_a_last_line_that_lacks_only_its_end_is_a_record_and_read_once(tmp_path)
     path = tmp_path / "unended.jsonl"
     path.write_text(str(record(config=0)))
     log = Log(path)
-    assert configs_of(log.fresh()) == task("conv").space[:1]
+    assert configs_of(log.read_new()) == task("conv").space[:1]
     log.append([record(config=1)])
-    assert configs_of(log.fresh()) == task("conv").space[1:2]
+    assert configs_of(log.read_new()) == task("conv").space[1:2]
     assert configs_of(records.read(path)) == task("conv").space[:2]
     log.close()
 
@@ -226,7 +226,7 @@ from fake_runner import *
 from tvmnotes import records
 from tvmnotes.tuning.log import Log
 log = Log(os.environ["RECORDS"])
-made = [records.measured(WORKLOADS["conv"], TARGET, config, (1e-3,)) for config in task("conv").space[:40]]
+made = [records.new_record(WORKLOADS["conv"], TARGET, config, (1e-3,)) for config in task("conv").space[:40]]
 log.append(made[:10])
 size = log.path.stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + size // 4, -1))
@@ -236,7 +236,7 @@ except OSError as error:
     print(error)
 assert log.path.stat().st_size == size, "half of a batch is there"
 log.append(made[20:21])
-print(len(log.fresh()), len(records.read(log.path)))
+print(len(log.read_new()), len(records.read(log.path)))
 """
 
 
@@ -282,7 +282,7 @@ for name in "ab":
     if not os.fork():
         log = Log(os.environ["RECORDS"])
         for config in configs:
-            one = records.measured(WORKLOADS["conv"], TARGET, config, (1e-3,), machine={"rpc": name * 3000})
+            one = records.new_record(WORKLOADS["conv"], TARGET, config, (1e-3,), machine={"rpc": name * 3000})
             log.append([one, one])
         os._exit(0)
 print(os.wait()[1], os.wait()[1])
@@ -352,7 +352,7 @@ def small_tasks(small):
 
 def chosen(small_tasks, target=TARGET, number=-1) -> list[Record]:
     """A record of each task, of a config by its number in the space."""
-    return [records.measured(t.workload, target, t.space[number], (1e-3,)) for t in small_tasks]
+    return [records.new_record(t.workload, target, t.space[number], (1e-3,)) for t in small_tasks]
 
 
 def assert_built_with(lib, found, small):
@@ -407,16 +407,16 @@ def test_records_of_the_same_vector_registers_are_near(small, small_tasks):
 
 def test_records_of_other_vector_registers_are_not_used(small, small_tasks, tmp_path):
     other = str(tvm.target.Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu"}))
-    if records.vectors_of(other) == records.vectors_of(TARGET):
+    if records.simd_of_key(other) == records.simd_of_key(TARGET):
         pytest.skip("this machine has the vector registers of every ARM")
-    wide = [records.measured(t.workload, other, {**t.default}, (1e-3,)) for t in small_tasks]
+    wide = [records.new_record(t.workload, other, {**t.default}, (1e-3,)) for t in small_tasks]
     lib = tn.build(small.mod, small.params, records=wide)
     assert lib.tuned == "records: none for this network and target"
     assert lib.kernels.equals(tn.build(small.mod, small.params, records=False).kernels)
 
 
 def test_records_that_failed_or_are_of_another_network_are_not_used(small, small_tasks):
-    failed = [records.measured(t.workload, TARGET, t.space[-1], (), "it crashed") for t in small_tasks]
+    failed = [records.new_record(t.workload, TARGET, t.space[-1], (), "it crashed") for t in small_tasks]
     lib = tn.build(small.mod, small.params, records=[*failed, record("conv")])
     assert lib.tuned == "records: none for this network and target"
 
@@ -455,7 +455,7 @@ def test_a_config_that_no_longer_exists_is_left_out_of_a_build(small, small_task
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_the_configs_the_numbers_are_pytorchs(small, small_tasks, seed):
     choose = random.Random(seed)
-    found = [records.measured(t.workload, TARGET, choose.choice(t.space), (1e-3,)) for t in small_tasks]
+    found = [records.new_record(t.workload, TARGET, choose.choice(t.space), (1e-3,)) for t in small_tasks]
     assert_built_with(tn.build(small.mod, small.params, records=found), found, small)
 
 
@@ -464,7 +464,7 @@ def test_whatever_the_configs_the_digits_are_read(seed):
     net = tn.models.load("digits")
     mod, params = tn.from_pytorch(net, {"image": (1, 1, 32, 32)})
     choose = random.Random(seed)
-    found = [records.measured(t.workload, TARGET, choose.choice(t.space), (1e-3,)) for t in tasks(mod, params)]
+    found = [records.new_record(t.workload, TARGET, choose.choice(t.space), (1e-3,)) for t in tasks(mod, params)]
     lib = tn.build(mod, params, records=found)
     images, _ = load_test_set()
     for x in preprocess(images[:20]):

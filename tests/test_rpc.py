@@ -84,7 +84,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runner(cluster):
-    with tn.tuning.rpc(cluster.tracker, "k", **QUICK) as found:
+    with tn.tuning.RpcRunner(cluster.tracker, "k", **QUICK) as found:
         yield found
 
 
@@ -94,7 +94,7 @@ def runner(cluster):
 @pytest.mark.parametrize("tracker", ["9190", "localhost", ":9190", "localhost:", "localhost:port", "localhost:99999"])
 def test_a_tracker_is_named_by_host_and_port(tracker):
     with pytest.raises(ValueError, match=f"expected HOST:PORT such as 127.0.0.1:9190; got '{tracker}'"):
-        tn.tuning.rpc(tracker, "k")
+        tn.tuning.RpcRunner(tracker, "k")
 
 
 @pytest.mark.parametrize("listens", [False, True])
@@ -107,7 +107,7 @@ def test_a_tracker_that_does_not_answer_is_an_error_within_seconds(monkeypatch, 
             silent.listen()
         started = time.monotonic()
         with pytest.raises(ConnectionError) as caught:
-            tn.tuning.rpc(f"127.0.0.1:{port}", "k")
+            tn.tuning.RpcRunner(f"127.0.0.1:{port}", "k")
         assert time.monotonic() - started < 15
     assert str(caught.value) == (
         f"no RPC tracker answers at 127.0.0.1:{port}: start one with "
@@ -125,7 +125,7 @@ def test_a_tracker_that_speaks_something_else_is_no_tracker():
 
 def test_a_tracker_without_a_server_of_the_key_says_how_to_start_one(cluster):
     with pytest.raises(ConnectionError) as caught:
-        tn.tuning.rpc(cluster.tracker, "pi")
+        tn.tuning.RpcRunner(cluster.tracker, "pi")
     assert f"knows no server of key 'pi': start one with python -m tvmnotes serve --tracker {cluster.tracker} " in str(
         caught.value
     )
@@ -155,7 +155,7 @@ def test_a_candidate_that_fails_costs_its_trial_only(cluster):
         return sum(cluster.text(name).count("a trial was ended") for name in ("first", "second"))
 
     before = ended()
-    with tn.tuning.rpc(cluster.tracker, "k", **HANGS) as runner:
+    with tn.tuning.RpcRunner(cluster.tracker, "k", **HANGS) as runner:
         started = {name: process.pid for name, process in cluster.processes.items()}
         made = runner.measure(planted("double", "crash", "nonsense", "hang", "crash", "be killed", "double"))
         wait_until(lambda: cluster.free() == 2)
@@ -185,7 +185,7 @@ def test_the_caches_are_swept_on_the_server(runner):
 @pytest.mark.full
 def test_a_server_that_joins_is_used_from_the_next_batch_on(cluster):
     cluster.serve("one", key="joined")
-    with tn.tuning.rpc(cluster.tracker, "joined", **QUICK) as runner:
+    with tn.tuning.RpcRunner(cluster.tracker, "joined", **QUICK) as runner:
         assert servers_of(runner.measure(planted("double", "double"))) == {"one"}
         cluster.serve("another", key="joined")
         assert servers_of(runner.measure(sleeps(0.1, 4))) == {"one", "another"}
@@ -197,7 +197,7 @@ def test_a_server_that_joins_is_used_from_the_next_batch_on(cluster):
 def test_servers_that_go(cluster, tmp_path):
     """One is killed in mid-trial: nothing is lost. All are killed: an error, and the runner can be used again."""
     cluster.serve_all("one", "another", key="dying")
-    with tn.tuning.rpc(cluster.tracker, "dying", **QUICK) as runner:
+    with tn.tuning.RpcRunner(cluster.tracker, "dying", **QUICK) as runner:
         runner.measure(sleeps(0.0, 2))
         with ThreadPoolExecutor() as threads:
             killed = threads.submit(cluster.unplug_in_mid_trial, "one")
@@ -230,7 +230,7 @@ def test_a_server_that_falls_silent_loses_its_trial_to_another(cluster, when):
             cluster.wait_for_trial("silent")
         os.killpg(cluster.processes["silent"].pid, signal.SIGSTOP)
 
-    with tn.tuning.rpc(cluster.tracker, "cable", **HANGS) as runner, ThreadPoolExecutor() as threads:
+    with tn.tuning.RpcRunner(cluster.tracker, "cable", **HANGS) as runner, ThreadPoolExecutor() as threads:
         runner.measure(sleeps(0.0, 2))
         wait_until(lambda: cluster.free("cable") == 2)
         pulled = threads.submit(pull)
@@ -247,7 +247,7 @@ def test_a_server_that_falls_silent_loses_its_trial_to_another(cluster, when):
 def test_tvms_own_tracker_and_server_will_do(tmp_path):
     with Cluster(tmp_path, plain=True) as cluster:
         cluster.serve("plain", key="plain", module="tvm.exec.rpc_server")
-        with tn.tuning.rpc(cluster.tracker, "plain", **HANGS) as runner:
+        with tn.tuning.RpcRunner(cluster.tracker, "plain", **HANGS) as runner:
             made = runner.measure(planted("double", "nonsense", "hang", "double"))
     assert [trial.error for trial in made] == [
         None, "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 10 s", None,
@@ -303,7 +303,7 @@ def test_garbage_and_silence_cost_their_own_connection(cluster, runner):
 @pytest.mark.parametrize("secret", ["another", "none"])
 def test_without_the_secret_a_tracker_says_nothing(cluster, secret):
     with pytest.raises(server.Refused, match=f"has another secret: set {secrets.VARIABLE} to the one that it printed"):
-        tn.tuning.rpc(cluster.tracker, "k", secret)
+        tn.tuning.RpcRunner(cluster.tracker, "k", secret)
     with pytest.raises(RuntimeError):  # TVM's own client
         tvm.rpc.connect_tracker(*server.address(cluster.tracker)).summary()
     assert f"export {secrets.VARIABLE}={secrets.find()}" in cluster.text("tracker")

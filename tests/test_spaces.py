@@ -10,7 +10,7 @@ import tvm
 from tvmnotes.compiler.build import resolve_target
 from tvmnotes.compiler.schedules.convolution import Convolution
 from tvmnotes.compiler.schedules.matmul import Dense
-from tvmnotes.compiler.schedules.vector import Vectors, vectors
+from tvmnotes.compiler.schedules.vector import Simd, simd_of
 from tvmnotes.tuning import Candidate, trial
 
 
@@ -33,9 +33,9 @@ WORKLOADS = {
 }
 
 
-def sample(workload, vectors, count: int) -> list[dict]:
+def sample(workload, simd, count: int) -> list[dict]:
     """The default config, and for each set of knobs some of the others."""
-    default, *others = workload.configs(vectors)
+    default, *others = workload.configs(simd)
     by_knobs: dict = {}
     for config in others:
         by_knobs.setdefault((config.get("family"), config.get("outer"), *sorted(config)), []).append(config)
@@ -45,13 +45,13 @@ def sample(workload, vectors, count: int) -> list[dict]:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_kind_of_config_computes_the_same(name, quick):
     workload, target = WORKLOADS[name], resolve_target(None)
-    for config in sample(workload, vectors(target), 1 if quick else 2):
+    for config in sample(workload, simd_of(target), 1 if quick else 2):
         candidate = Candidate(workload, config, str(target))
         library = trial.build(candidate.as_module(), target, None)
         ((data, weight, room),) = trial.arguments(candidate, tvm.cpu())
         library["main"](data, weight, room)
         wanted = trial._inputs(workload)[2]
-        made = workload.result(room.numpy(), candidate.lanes)
+        made = workload.unpack_output(room.numpy(), candidate.lanes)
         np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max(), err_msg=str(config))
 
 
@@ -64,7 +64,7 @@ def test_the_reference_is_torchs(name):
     np.testing.assert_allclose(made, wanted.numpy(), rtol=0, atol=1e-5 * wanted.abs().max().item())
 
 
-@pytest.mark.parametrize("registers", [Vectors(16, 32), Vectors(8, 16), Vectors(4, 32)], ids=str)
+@pytest.mark.parametrize("registers", [Simd(16, 32), Simd(8, 16), Simd(4, 32)], ids=str)
 def test_shapes_are_told_without_packing(registers):
     for workload in WORKLOADS.values():
         for config in sample(workload, registers, 3):
@@ -73,10 +73,10 @@ def test_shapes_are_told_without_packing(registers):
 
 
 def test_a_space_has_every_knob_and_each_config_once():
-    space = WORKLOADS["3x3"].configs(Vectors(16, 32))
+    space = WORKLOADS["3x3"].configs(Simd(16, 32))
     assert {config["family"] for config in space} == {"conv2d", "winograd"}
     assert {"lines", "chunk", "prefetch", "outer", "group"} <= {knob for config in space for knob in config}
-    assert space[0] == WORKLOADS["3x3"].default_config(Vectors(16, 32))
+    assert space[0] == WORKLOADS["3x3"].default_config(Simd(16, 32))
     for workload in WORKLOADS.values():
-        listed = [tuple(sorted(config.items())) for config in workload.configs(Vectors(16, 32))]
+        listed = [tuple(sorted(config.items())) for config in workload.configs(Simd(16, 32))]
         assert len(listed) == len(set(listed))

@@ -52,8 +52,8 @@ def test_a_trace_runs_no_command(upward, tmp_path):
         ["GetLoops", ["b0"], [], loops],
         ["Annotate", ["l0", f'"{assembly(f"touch {ran}")}"'], ["pragma_import_llvm"], []],
     )
-    good = records.measured(task.workload, task.target, task.default, (1.0,))
-    bad = records.measured(task.workload, task.target, config, (1e-9,))
+    good = records.new_record(task.workload, task.target, task.default, (1.0,))
+    bad = records.new_record(task.workload, task.target, config, (1e-9,))
     path = tmp_path / "records.jsonl"
     path.write_text(f"{good}\n{bad}\n")
     with pytest.raises(ValueError, match=r"records\.jsonl, line 2: refused.*step 2.*pragma_import_llvm.*not allowed"):
@@ -67,13 +67,13 @@ def test_a_trace_runs_no_command(upward, tmp_path):
 
 
 def test_a_refused_line_has_its_number_in_a_file_that_grew(tmp_path):
-    line = str(records.measured(Kernel("0" * 16, "sum"), TARGET, traced(), (1.0,)))
+    line = str(records.new_record(Kernel("0" * 16, "sum"), TARGET, traced(), (1.0,)))
     path = tmp_path / "records.jsonl"
     path.write_text(f"{line}\n\n{line[:30]}")  # a kill has torn the third line
     with path.open("rb", buffering=0) as file:
         with pytest.warns(UserWarning, match="left out 1 line"):
             _, position = records.read_from(file, 0)
-        bad = str(records.measured(Kernel("0" * 16, "sum"), TARGET, traced(["Tensorize", [], [], []]), (1.0,)))
+        bad = str(records.new_record(Kernel("0" * 16, "sum"), TARGET, traced(["Tensorize", [], [], []]), (1.0,)))
         with path.open("a") as more:
             more.write(f"\n{line}\n{bad}\n")
         with pytest.raises(ValueError, match="line 5: refused.*Tensorize"):
@@ -146,7 +146,7 @@ def test_what_a_trace_may_not_hold(bad):
         trace.check(bad)
     config = {"family": "metaschedule", "trace": bad}
     with pytest.raises(Forbidden):
-        records.parse(str(records.measured(Kernel("0" * 16, "sum"), TARGET, config, (1.0,))))
+        records.parse(str(records.new_record(Kernel("0" * 16, "sum"), TARGET, config, (1.0,))))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_trace_that_makes_too_much_of_a_kernel_does_not_fit(loops, steps, told
     ids=json.dumps,
 )
 def test_a_kernel_has_the_default_config_of_its_target_or_a_trace(config):
-    line = str(records.measured(Kernel("0" * 16, "sum"), TARGET, config, (1.0,)))
+    line = str(records.new_record(Kernel("0" * 16, "sum"), TARGET, config, (1.0,)))
     assert records.parse(line) == "of configs that no longer exist"
 
 
@@ -182,7 +182,7 @@ def test_a_kernel_has_the_default_config_of_its_target_or_a_trace(config):
 
 def line_with(**entries) -> str:
     """A line of a record of a small dense layer, with other entries."""
-    return json.dumps(json.loads(str(records.measured(Dense(1, 8, 8), TARGET, {}, (1.0,)))) | entries)
+    return json.dumps(json.loads(str(records.new_record(Dense(1, 8, 8), TARGET, {}, (1.0,)))) | entries)
 
 
 @pytest.mark.parametrize(

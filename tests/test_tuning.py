@@ -25,17 +25,17 @@ import tvmnotes as tn
 from tvmnotes import env, records
 from tvmnotes.compiler.schedules.convolution import Convolution
 from tvmnotes.compiler.schedules.matmul import Dense
-from tvmnotes.compiler.schedules.vector import vectors
-from tvmnotes.tuning import Candidate, Local, Task, tasks, trial
+from tvmnotes.compiler.schedules.vector import simd_of
+from tvmnotes.tuning import Candidate, LocalRunner, Task, tasks, trial
 from tvmnotes.tuning.features import features
 from tvmnotes.tuning.task import Progress, expected_gain
 from tvmnotes.tuning.tuners import GA, TUNERS, XGB, CostModel
 
-HERE = vectors(env.host_target())
+HERE = simd_of(env.host_target())
 LANES = HERE.lanes
 
 # What runs no kernels is for one CPU, whose spaces are the same on every machine.
-VECTORS = records.vectors_of(AVX512)
+VECTORS = records.simd_of_key(AVX512)
 task = functools.partial(fake_runner.task, target=AVX512)
 fake_tasks = functools.partial(fake_runner.tasks, AVX512)
 
@@ -70,18 +70,18 @@ CONVOLUTIONS = {
 
 def run(workload, config, data, weight) -> np.ndarray:
     """What the kernel of a config makes, as a trial would have it made, with its shapes held against what they say."""
-    shapes = workload.source_shape(LANES), workload.packed_shape(config, LANES)
-    source, packed = workload.source(data, LANES), workload.pack(weight, config, LANES)
+    shapes = workload.packed_input_shape(LANES), workload.packed_shape(config, LANES)
+    source, packed = workload.pack_input(data, LANES), workload.pack(weight, config, LANES)
     assert (source.shape, packed.shape) == shapes
     inputs = [te.placeholder(shape, name=name) for shape, name in zip(shapes, ("data", "weight"), strict=True)]
-    made_shape = workload.made_shape(config, LANES)
-    assert tuple(map(int, workload.compute(*inputs, config).shape)) == made_shape
+    output_shape = workload.output_shape(config, LANES)
+    assert tuple(map(int, workload.compute(*inputs, config).shape)) == output_shape
     candidate = Candidate(workload, config, TARGET)
     library = trial.build(candidate.as_module(), env.host_target(), None)
-    tensors = [tvm.runtime.tensor(array) for array in (source, packed, np.full(made_shape, np.nan, "float32"))]
+    tensors = [tvm.runtime.tensor(array) for array in (source, packed, np.full(output_shape, np.nan, "float32"))]
     assert library.implements_function("main")
     library["main"](*tensors)
-    return workload.result(tensors[-1].numpy(), LANES)
+    return workload.unpack_output(tensors[-1].numpy(), LANES)
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
@@ -114,9 +114,9 @@ def test_every_config_makes_numpys_product():
 
 
 def test_a_convolution_counts_its_multiplications():
-    assert CONVOLUTIONS["3x3"].multiplications == 9 * 11 * 48 * 32 * 9
-    assert CONVOLUTIONS["of odd groups"].multiplications == 6 * 7 * 33 * 5 * 9
-    assert CONVOLUTIONS["of pictures"].multiplications == 3 * 6 * 6 * 16 * 16 * 9
+    assert CONVOLUTIONS["3x3"].macs == 9 * 11 * 48 * 32 * 9
+    assert CONVOLUTIONS["of odd groups"].macs == 6 * 7 * 33 * 5 * 9
+    assert CONVOLUTIONS["of pictures"].macs == 3 * 6 * 6 * 16 * 16 * 9
 
 
 # ---------------------------------------------------------------- tasks
@@ -148,7 +148,7 @@ def test_the_tasks_are_those_that_a_build_makes(small):
     lib = tn.build(small.mod, small.params, records=False)
     built = list(lib.graph["workloads"].values())
     for each in tasks(small.mod, small.params):
-        assert json.loads(str(records.measured(each.workload, TARGET, each.default)))["workload"] in built
+        assert json.loads(str(records.new_record(each.workload, TARGET, each.default)))["workload"] in built
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -440,7 +440,7 @@ def test_the_same_call_goes_on_where_it_stopped(tmp_path):
 def test_records_of_another_target_do_not_count(tmp_path):
     path = tmp_path / "tuning.jsonl"
     other = str(tvm.target.Target({**json.loads(AVX512), "num-cores": env.usable_cores() + 7}))
-    path.write_text(f"{records.measured(WORKLOADS['conv'], other, task('conv').default, (1e-9,))}\n")
+    path.write_text(f"{records.new_record(WORKLOADS['conv'], other, task('conv').default, (1e-9,))}\n")
     made = tune(path, tasks=[task("conv")], trials=8)
     assert len(trials_of(path)) == 9
     assert made.rows[0][1] == 8 and made.rows[0][3].call_seconds > 1e-6
@@ -589,7 +589,7 @@ def test_a_network_without_tasks_is_refused(compile_function, tmp_path):
 
 def test_a_network_is_tuned_and_built_with_what_was_found(small, tmp_path):
     path = tmp_path / "small.jsonl"
-    with Local(timeout=60) as runner:
+    with LocalRunner(timeout=60) as runner:
         made = tn.tune(small.mod, small.params, records=path, trials=12, seed=0, runner=runner)
     assert not made.interrupted
     found = records.read(path)

@@ -25,7 +25,7 @@ from tvm import te
 import tvmnotes as tn
 from tvmnotes import records
 from tvmnotes.compiler.schedules.convolution import Convolution
-from tvmnotes.tuning import Local, Task, trial, workers
+from tvmnotes.tuning import LocalRunner, Task, trial, workers
 
 HERE = Path(__file__).parent  # where a process of its own finds `fake_runner` and `conftest`
 LIMIT = 600  # seconds: far more than anything here takes
@@ -407,10 +407,10 @@ class Planted(AsItIs, Convolution):
 
     op: ClassVar[str] = "planted"
 
-    def default_config(self, vectors):
+    def default_config(self, simd):
         return {"does": "double"}
 
-    def space(self, vectors):
+    def space(self, simd):
         good = [{"does": "double", "again": n} for n in range(3)]
         return [*good[:2], *({"does": does} for does in ERRORS), *good[2:]]
 
@@ -457,7 +457,7 @@ def planted():
 def test_a_bad_candidate_costs_its_trial_only_and_is_written_down(planted, tmp_path):
     path = tmp_path / "planted.jsonl"
     others = psutil.Process().children(recursive=True)
-    with Local(timeout=TIMEOUT, build_timeout=BUILD_TIMEOUT, repeat=3) as runner:
+    with LocalRunner(timeout=TIMEOUT, build_timeout=BUILD_TIMEOUT, repeat=3) as runner:
         runner.machine = {"rpc": "planted"}  # so that the finals ask it, too, and no network is built
         made = tn.tune(None, {}, tuner="grid", records=path, runner=runner, tasks=[Task(PLANTED, 1, TARGET)])
         workers = [p for p in psutil.Process().children(recursive=True) if p not in others]

@@ -43,7 +43,8 @@ def _writable(out: Path | None) -> Path | None:
 @app.command()
 def bench(
     networks: Annotated[
-        list[str] | None, typer.Argument(help="Names that tn.models.load knows; none: resnet18.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Names that tn.models.load knows; none: resnet18.", show_default=False),
     ] = None,
     against: Annotated[
         str,
@@ -56,11 +57,14 @@ def bench(
     batch: Annotated[int, typer.Option(help="Pictures in an input.")] = 1,
     seconds: Annotated[float, typer.Option(help="Timed seconds for each.")] = 2.0,
     records: Annotated[
-        list[Path] | None, typer.Option(exists=True, help="Tuning records for TVM; none: those that tvmnotes ships.")
+        list[Path] | None,
+        typer.Option(exists=True, help="Tuning records for TVM; none: those that tvmnotes ships."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--json", dir_okay=False, callback=_writable, help="Write the figures to this file too."),
+        typer.Option(
+            "--json", dir_okay=False, callback=_writable, help="Write the figures to this file too."
+        ),
     ] = None,
 ):
     """Time networks in TVM and in other runtimes: one run, in turns, medians, ratios and the largest difference.
@@ -102,8 +106,12 @@ def tune(
         Path | None,
         typer.Option(dir_okay=False, help="The file to go on with; none: NETWORK.jsonl.", show_default=False),
     ] = None,
-    target: Annotated[str | None, typer.Option(help="The CPU to tune for, by LLVM's name; none: this one.")] = None,
-    tracker: Annotated[str | None, typer.Option(help="Measure on the servers of this RPC tracker, HOST:PORT.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The CPU to tune for, by LLVM's name; none: this one.")
+    ] = None,
+    tracker: Annotated[
+        str | None, typer.Option(help="Measure on the servers of this RPC tracker, HOST:PORT.")
+    ] = None,
     key: Annotated[str, typer.Option(help="The servers' key.")] = "tvmnotes",
     batch: Annotated[int, typer.Option(help="Pictures in an input.")] = 1,
     seed: Annotated[int | None, typer.Option(help="For the tuner's choices.")] = None,
@@ -118,7 +126,7 @@ def tune(
 
     try:
         cpu = {"kind": "llvm", "mcpu": target} if target else None
-        with tuning.rpc(tracker, key) if tracker else contextlib.nullcontext() as runner:
+        with tuning.RpcRunner(tracker, key) if tracker else contextlib.nullcontext() as runner:
             mod, params = _imported(network, batch)
             tuned = tuning.tune(mod, params, cpu, tuner, trials, early_stopping,
                                records or f"{Path(network).stem}.jsonl", runner, seed=seed)  # fmt: skip
@@ -158,15 +166,20 @@ def _with_batch(file: str, batch: int) -> dict | None:
 
 @app.command()
 def serve(
-    tracker: Annotated[str, typer.Option(help="The RPC tracker to register with, HOST:PORT.")] = "127.0.0.1:9190",
-    key: Annotated[str, typer.Option(help="What kind of machine this is; those who tune ask for it.")] = "tvmnotes",
+    tracker: Annotated[
+        str, typer.Option(help="The RPC tracker to register with, HOST:PORT.")
+    ] = "127.0.0.1:9190",
+    key: Annotated[
+        str, typer.Option(help="What kind of machine this is; those who tune ask for it.")
+    ] = "tvmnotes",
     host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The first port to try, of a hundred.")] = 9090,
     name: Annotated[
         str, typer.Option(help="What records call this server; none: the machine's name and the port.")
     ] = "",
     threads: Annotated[
-        int | None, typer.Option(help="Threads of a kernel; none: one for each usable core.", show_default=False)
+        int | None,
+        typer.Option(help="Threads of a kernel; none: one for each usable core.", show_default=False),
     ] = None,
     cores: Annotated[str, typer.Option(help="The CPUs to stay on, such as 0,1; none: all.")] = "",
 ):
@@ -177,12 +190,16 @@ def serve(
     if threads is not None and threads < 1:
         raise typer.BadParameter(f"expected 1 or more, got {threads}", param_hint="--threads")
     if not all(core.strip().isdigit() for core in cores.split(",") if cores):
-        raise typer.BadParameter(f"expected numbers with commas such as 0,1; got {cores!r}", param_hint="--cores")
+        raise typer.BadParameter(
+            f"expected numbers with commas such as 0,1; got {cores!r}", param_hint="--cores"
+        )
     with without_torch():
         from .tuning import server  # for speed: --help loads nothing
 
     try:
-        server.serve(tracker, key, host, port, name, threads, [int(c) for c in cores.split(",") if cores], typer.echo)
+        server.serve(
+            tracker, key, host, port, name, threads, [int(c) for c in cores.split(",") if cores], typer.echo
+        )
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -206,11 +223,17 @@ def tracker(
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    }
 )
 def classic(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="SCRIPT [ARGS]...", help="The script, and what it is given.")],
+    name: Annotated[
+        str, typer.Argument(metavar="SCRIPT [ARGS]...", help="The script, and what it is given.")
+    ],
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as for python -m.")] = False,
 ):
     """Run a script written for Relay, AutoTVM or the graph executor, as `python SCRIPT` would."""

@@ -15,7 +15,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 _HERE = Path(__file__).resolve().parents[1]
-_BUNDLED = _HERE / "_data" if (_HERE / "_data").is_dir() else _HERE.parent / "data"  # in a wheel; in a checkout
+_BUNDLED = (
+    _HERE / "_data" if (_HERE / "_data").is_dir() else _HERE.parent / "data"
+)  # in a wheel; in a checkout
 _CONNECT_SECONDS = 3
 
 

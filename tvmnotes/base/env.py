@@ -29,7 +29,20 @@ _KERNEL_NAMES = {"bmi": "bmi1", "neon": "asimd", "fullfp16": "asimdhp", "dotprod
 # What a target of kind llvm may say, and the processors of its triple that LLVM knows. LLVM gives no machine for
 # another triple, and TVM 0.27 uses it nevertheless, which crashes.
 _OPTIONS = (
-    *("kind", "tag", "keys", "device", "model", "libs", "host", "mcpu", "mattr", "mtriple", "mabi", "mfloat-abi"),
+    *(
+        "kind",
+        "tag",
+        "keys",
+        "device",
+        "model",
+        "libs",
+        "host",
+        "mcpu",
+        "mattr",
+        "mtriple",
+        "mabi",
+        "mfloat-abi",
+    ),
     *("num-cores", "vector-width", "opt-level", "jit", "fast-math", "fast-math-nnan", "fast-math-ninf"),
     *("fast-math-nsz", "fast-math-arcp", "fast-math-contract", "fast-math-reassoc"),
 )
@@ -96,9 +109,9 @@ def threads() -> int:
     return int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
 
 
-def quick(amount, least):
-    """Return a time or a count of measurements; at most `least` where TVMNOTES_QUICK is set, as in tests."""
-    return amount if os.environ.get("TVMNOTES_QUICK", "0") in ("", "0") else min(amount, least)
+def cap_if_quick(amount, cap):
+    """Return a time or a count of measurements; at most `cap` where TVMNOTES_QUICK is set, as in tests."""
+    return amount if os.environ.get("TVMNOTES_QUICK", "0") in ("", "0") else min(amount, cap)
 
 
 # ---------------------------------------------------------------- CPU and target
@@ -210,8 +223,12 @@ def _check_options(options: dict) -> None:
         if isinstance(value, dict):
             _check_options(value)
         elif options["kind"] == "llvm" and name not in _OPTIONS and not name.startswith("feature."):
-            raise errors.Forbidden(f"the option {name!r} is not taken; expected some of {', '.join(_OPTIONS)}")
-        elif not all(_OPTION.fullmatch(str(word)) for word in (value if isinstance(value, list) else [value])):
+            raise errors.Forbidden(
+                f"the option {name!r} is not taken; expected some of {', '.join(_OPTIONS)}"
+            )
+        elif not all(
+            _OPTION.fullmatch(str(word)) for word in (value if isinstance(value, list) else [value])
+        ):
             raise ValueError(f"expected words and numbers for the option {name!r}; got {value!r}")
         elif isinstance(value, int) and value < 0:
             raise ValueError(f"expected 0 or more for the option {name!r}; got {value}")
@@ -228,7 +245,9 @@ def _check_cpu(target, options: dict) -> None:
     known = {str(name) for name in codegen.llvm_get_cpu_features(target)}
     for attribute in [name for names in options.get("mattr", ()) for name in names.split(",")]:
         if attribute[:1] not in ("+", "-") or (attribute[0] == "+" and attribute[1:] not in known):
-            raise ValueError(f"LLVM knows no attribute {attribute!r} of such a CPU; expected one such as '+avx2'")
+            raise ValueError(
+                f"LLVM knows no attribute {attribute!r} of such a CPU; expected one such as '+avx2'"
+            )
 
 
 # ---------------------------------------------------------------- report and problems
@@ -265,7 +284,9 @@ def report() -> Report:
     """Collect this machine's versions, CPU, instruction set, cores, threads, target, GPU, network and cache."""
     import tvm  # for speed: `import tvmnotes` loads no library
 
-    version = {name: _version(name) for name in ("torch", "torchvision", "onnx", "onnxruntime", "numpy", "mxnet")}
+    version = {
+        name: _version(name) for name in ("torch", "torchvision", "onnx", "onnxruntime", "numpy", "mxnet")
+    }
     listed = os.cpu_count() or 1
     return Report(
         {
@@ -279,7 +300,9 @@ def report() -> Report:
             "target": target_json(host_target()),
             "C++ compiler": "found" if cpp_compiler() else "none: Compiled.save needs g++ or clang++",
             "GPU": "CUDA device 0" if tvm.cuda(0).exist else "none",
-            "network": "off (TVMNOTES_OFFLINE)" if data.offline() else "used when a file is neither bundled nor cached",
+            "network": "off (TVMNOTES_OFFLINE)"
+            if data.offline()
+            else "used when a file is neither bundled nor cached",
             "cache": str(data.cache()).replace(str(Path.home()), "~", 1),
         }
     )
@@ -311,8 +334,12 @@ def _pins() -> dict[str, str]:
     try:
         listed = metadata.requires("tvmnotes") or []
     except metadata.PackageNotFoundError:
-        raise SystemExit("tvmnotes runs from a folder without being installed: pip install -e .[dev]") from None
-    requirements = [r for r in map(Requirement, listed) if r.marker is None or r.marker.evaluate({"extra": ""})]
+        raise SystemExit(
+            "tvmnotes runs from a folder without being installed: pip install -e .[dev]"
+        ) from None
+    requirements = [
+        r for r in map(Requirement, listed) if r.marker is None or r.marker.evaluate({"extra": ""})
+    ]
     exact = {r.name: next(iter(r.specifier)) for r in requirements if len(r.specifier) == 1}
     return {name: s.version for name, s in exact.items() if s.operator == "==" and "*" not in s.version}
 

@@ -22,7 +22,9 @@ _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
 
 
 @contextlib.contextmanager
-def temporary(prefix: str, parent: Path | None = None, rescue: Callable = lambda folder: None) -> Iterator[Path]:
+def temporary(
+    prefix: str, parent: Path | None = None, rescue: Callable = lambda folder: None
+) -> Iterator[Path]:
     """Give a new folder whose name begins with `prefix`; it is removed at the end.
 
     Folders of that prefix whose processes were killed are removed first, each after a call of `rescue` with it. A

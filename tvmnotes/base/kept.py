@@ -26,7 +26,9 @@ def limit() -> int:
     except (ValueError, OverflowError):
         size = -1
     if size < 0:
-        raise ValueError(f"TVMNOTES_KERNELS_MB: expected megabytes, such as 256, or 0 to keep nothing; got {given!r}")
+        raise ValueError(
+            f"TVMNOTES_KERNELS_MB: expected megabytes, such as 256, or 0 to keep nothing; got {given!r}"
+        )
     return size
 
 
@@ -88,7 +90,9 @@ def _owners() -> set[int]:
 def _others_write(facts: os.stat_result) -> bool:
     package = _PACKAGE.stat()
     by_packages_group = package.st_mode & stat.S_IWGRP and facts.st_gid == package.st_gid
-    by_group = facts.st_mode & stat.S_IWGRP and not by_packages_group and not _is_private(facts.st_gid, facts.st_uid)
+    by_group = (
+        facts.st_mode & stat.S_IWGRP and not by_packages_group and not _is_private(facts.st_gid, facts.st_uid)
+    )
     return bool(by_group or facts.st_mode & stat.S_IWOTH)
 
 

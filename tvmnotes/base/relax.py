@@ -31,7 +31,9 @@ def bytes_of(dtype) -> int:
     return (tvm.DataType(str(dtype)).bits + 7) // 8
 
 
-def on_each_function(name: str, mutator: type[relax.PyExprMutator], adds_kernels: bool = False) -> tvm.transform.Pass:
+def on_each_function(
+    name: str, mutator: type[relax.PyExprMutator], adds_kernels: bool = False
+) -> tvm.transform.Pass:
     """Make a pass that runs a mutator on each Relax function; one whose builder adds kernels runs on all of them."""
 
     @tvm.transform.module_pass(opt_level=0, name=name)

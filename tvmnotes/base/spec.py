@@ -33,13 +33,21 @@ def require_dense(array: Any, what: str, data: bool = True) -> None:
     device "meta", which hold no numbers, where `data` are asked for.
     """
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{what}: expected an array without a mask, got a masked array; fill it first: x.filled(0)")
+        raise TypeError(
+            f"{what}: expected an array without a mask, got a masked array; fill it first: x.filled(0)"
+        )
     if getattr(array, "is_nested", False):
-        raise TypeError(f"{what}: expected a dense tensor, got a nested one; pad it first: x.to_padded_tensor(0)")
+        raise TypeError(
+            f"{what}: expected a dense tensor, got a nested one; pad it first: x.to_padded_tensor(0)"
+        )
     if str(getattr(array, "layout", "torch.strided")) != "torch.strided":
-        raise TypeError(f"{what}: expected a dense tensor, got one of layout {array.layout}; convert it: x.to_dense()")
+        raise TypeError(
+            f"{what}: expected a dense tensor, got one of layout {array.layout}; convert it: x.to_dense()"
+        )
     if data and getattr(array, "is_meta", False):
-        raise TypeError(f"{what}: expected numbers, got a tensor on the device 'meta', which holds none; load them")
+        raise TypeError(
+            f"{what}: expected numbers, got a tensor on the device 'meta', which holds none; load them"
+        )
 
 
 def parse_inputs(
@@ -58,11 +66,15 @@ def parse_inputs(
         pairs = list(inputs.items())
     elif isinstance(inputs, list | tuple) and inputs and all(_is_pair(entry) for entry in inputs):
         pairs = list(inputs)
-    elif hasattr(inputs, "dtype") or (isinstance(inputs, list | tuple) and any(hasattr(x, "dtype") for x in inputs)):
+    elif hasattr(inputs, "dtype") or (
+        isinstance(inputs, list | tuple) and any(hasattr(x, "dtype") for x in inputs)
+    ):
         examples = [inputs] if hasattr(inputs, "dtype") else list(inputs)
         names = names or [f"input{i}" for i in range(len(examples))]
         if len(names) != len(examples):
-            raise ValueError(f"expected {len(names)} inputs ({', '.join(names)}), got {len(examples)} examples")
+            raise ValueError(
+                f"expected {len(names)} inputs ({', '.join(names)}), got {len(examples)} examples"
+            )
         pairs = list(zip(names, examples, strict=True))
     else:
         raise TypeError(
@@ -70,7 +82,9 @@ def parse_inputs(
             f"or example arrays; got {type(inputs).__name__}: {inputs!r:.80}"
         )
     if not pairs:
-        raise ValueError("inputs: expected at least one input, such as {'input0': (1, 3, 224, 224)}; got none")
+        raise ValueError(
+            "inputs: expected at least one input, such as {'input0': (1, 3, 224, 224)}; got none"
+        )
     specs = [_parse_one(name, value, (dtypes or {}).get(name, "float32"), least) for name, value in pairs]
     used = [spec.name for spec in specs]
     if twice := sorted({name for name in used if used.count(name) > 1}):
@@ -93,7 +107,9 @@ def _parse_one(name: str, value: Any, dtype: str, least: int) -> TensorSpec:
     elif isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], list | tuple):
         value, dtype = value[0], str(value[1]).removeprefix("torch.")
         if not _is_dtype(dtype):
-            raise ValueError(f"input {name!r}: unknown dtype {dtype!r}; expected one such as 'float32' or 'int64'")
+            raise ValueError(
+                f"input {name!r}: unknown dtype {dtype!r}; expected one such as 'float32' or 'int64'"
+            )
     if not isinstance(value, list | tuple) or not all(
         isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= least for n in value
     ):

@@ -6,22 +6,24 @@ from typing import ClassVar
 class Table:
     """A table is a result that prints as text and shows itself in a notebook: its `frame`, then its `summary`.
 
-    A subclass gives `frame`, and says how that is written: `decimals` of a number; `forms`, functions from a number to
-    its text, for the columns that are written otherwise; `words`, columns of text, which a notebook aligns to the left,
+    A subclass gives `frame`, and says how that is written: `decimals` of a number; `formatters`, functions from a number to
+    its text, for the columns that are written otherwise; `text_columns`, columns of text, which a notebook aligns to the left,
     without a row's index.
     """
 
     summary = ""
     decimals = 2
-    forms: ClassVar[dict] = {}
-    words = ()
+    formatters: ClassVar[dict] = {}
+    text_columns = ()
 
     def frame(self):
         """Return the result as a pandas DataFrame."""
         raise NotImplementedError
 
     def __str__(self) -> str:
-        text = self.frame().to_string(float_format=f"{{:.{self.decimals}f}}".format, formatters=self.forms)
+        text = self.frame().to_string(
+            float_format=f"{{:.{self.decimals}f}}".format, formatters=self.formatters
+        )
         return f"{text}\n{self.summary}" if self.summary else text
 
     def __repr__(self) -> str:
@@ -29,10 +31,10 @@ class Table:
 
     def _styled(self):
         """Return the frame as a notebook shows it, a pandas Styler."""
-        style = (self.frame().reset_index(drop=True) if self.words else self.frame()).style
-        style = style.format(self.forms, precision=self.decimals)
-        if self.words:
-            style = style.hide(axis="index").set_properties(list(self.words), **{"text-align": "left"})
+        style = (self.frame().reset_index(drop=True) if self.text_columns else self.frame()).style
+        style = style.format(self.formatters, precision=self.decimals)
+        if self.text_columns:
+            style = style.hide(axis="index").set_properties(list(self.text_columns), **{"text-align": "left"})
         return style
 
     def _repr_html_(self) -> str:

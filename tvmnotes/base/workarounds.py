@@ -42,7 +42,9 @@ _SPINS = "1000"  # how often a thread of TVM's looks for work before it sleeps
 # without it.
 pass_lock = threading.RLock()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=pass_lock.acquire, after_in_parent=pass_lock.release, after_in_child=pass_lock.release)
+    os.register_at_fork(
+        before=pass_lock.acquire, after_in_parent=pass_lock.release, after_in_child=pass_lock.release
+    )
 
 
 def set_tvm_threads(cores: int, threads: int = 0) -> None:
@@ -118,7 +120,7 @@ def import_tvm_ffi():
 
 
 @contextlib.contextmanager
-def quick_script():
+def fast_tvmscript_parser():
     """Within it, and within functions that it decorates, TVMScript parses a function without looking at who calls.
 
     TVM 0.27 otherwise reads the source of all callers, to see whether a class is around the function. Python then goes
@@ -142,7 +144,7 @@ def quick_script():
 
 
 @contextlib.contextmanager
-def few_intrinsics():
+def lazy_tensor_intrinsics():
     """Within it, TVM's package of tensor intrinsics holds only what is asked for.
 
     The package of TVM 0.27 parses those of all processors when it is imported, a minute's work; dlight imports it, and
@@ -151,7 +153,7 @@ def few_intrinsics():
     name = "tvm.s_tir.tensor_intrin"
     package = types.ModuleType(name)
     package.__path__ = [str(Path(util.find_spec("tvm").origin).parent / "s_tir" / "tensor_intrin")]
-    with pass_lock, quick_script():
+    with pass_lock, fast_tvmscript_parser():
         loaded = sys.modules.setdefault(name, package)
         try:
             yield
@@ -167,8 +169,15 @@ def cuda_headers():
     TVM 0.27 looks for nvcc alone, and not for the headers of CUDA 13's C++ library. This goes when it finds both.
     Raises RuntimeError, with the mend, where there are none.
     """
-    pip = [Path(folder) / "cu13" for folder in getattr(util.find_spec("nvidia"), "submodule_search_locations", ())]
-    roots = [*map(Path, filter(None, map(os.environ.get, ("CUDA_PATH", "CUDA_HOME")))), Path("/usr/local/cuda"), *pip]
+    pip = [
+        Path(folder) / "cu13"
+        for folder in getattr(util.find_spec("nvidia"), "submodule_search_locations", ())
+    ]
+    roots = [
+        *map(Path, filter(None, map(os.environ.get, ("CUDA_PATH", "CUDA_HOME")))),
+        Path("/usr/local/cuda"),
+        *pip,
+    ]
     for root in roots:
         includes = [folder for folder in (*root.glob("include"), *root.glob("targets/*/include"))
                     if (folder / "cccl/cuda/std/cstdint").is_file()]  # fmt: skip
@@ -179,7 +188,10 @@ def cuda_headers():
             f"compiling for a GPU takes CUDA's headers, which are in none of {', '.join(map(str, roots))}: install the "
             "CUDA toolkit 13 and set CUDA_PATH, or pip install 'nvidia-cuda-cccl==13.0.*' 'nvidia-cuda-crt==13.0.*'"
         )
-    changed = {"CUDA_PATH": str(root), "TVM_CUDA_NVRTC_EXTRA_OPTS": f"-w -I{includes[0]} -I{includes[0]}/cccl"}
+    changed = {
+        "CUDA_PATH": str(root),
+        "TVM_CUDA_NVRTC_EXTRA_OPTS": f"-w -I{includes[0]} -I{includes[0]}/cccl",
+    }
     with pass_lock:
         before = {name: os.environ.get(name) for name in changed}
         os.environ.update(changed)

@@ -21,7 +21,7 @@ import importlib.util
 import sys
 
 from ..importers.mxnet import gluon
-from .gone import Old, missing
+from .removed import StubModule, missing
 
 _undo: list = []
 
@@ -53,7 +53,7 @@ def enable() -> None:
         _undo.append((sys.modules, name, sys.modules.get(name), name in sys.modules))
         sys.modules[name] = module
         parent, _, short = name.rpartition(".")
-        if not isinstance(sys.modules.get(parent), Old):
+        if not isinstance(sys.modules.get(parent), StubModule):
             _set(importlib.import_module(parent), short, module)
 
 
@@ -81,7 +81,9 @@ def show(program, types: bool = True) -> None:
     from .relay import ir, text  # for speed: they import TVM
 
     if not isinstance(program, ir.IRModule | ir.Expr):
-        raise TypeError(f"program: expected a module, function or expression of Relay; got {type(program).__name__}")
+        raise TypeError(
+            f"program: expected a module, function or expression of Relay; got {type(program).__name__}"
+        )
     print(text.astext(program, types=types).rstrip())
 
 

@@ -17,7 +17,7 @@ PASSES = {
     "EliminateCommonSubexpr": ["EliminateCommonSubexpr"],
     "DeadCodeElimination": ["DeadCodeElimination"],
 }
-history = contextvars.ContextVar("history", default=None)  # the innermost `autotvm.apply_history_best`
+apply_best = contextvars.ContextVar("apply_best", default=None)  # the innermost `autotvm.apply_history_best`
 _entered = threading.local()
 _warned: set[str] = set()
 _instruments: dict[int, list] = {}  # by a PassContext's id, which keeps no attributes of ours
@@ -34,7 +34,9 @@ def arguments(opt_level=2, required_pass=None, disabled_pass=None, instruments=N
     options = {str(name) for name in tvm.transform.PassContext.list_configs()}
     kept = {}
     for name, value in (config or {}).items():
-        today = name if name in options else name.replace("tir.", "tirx.", 1) if name.startswith("tir.") else name
+        today = (
+            name if name in options else name.replace("tir.", "tirx.", 1) if name.startswith("tir.") else name
+        )
         if today in options:
             kept[today] = value
         else:

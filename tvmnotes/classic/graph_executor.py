@@ -70,7 +70,9 @@ class GraphModule:
         """Read an input from the memory of `value`, in each run from now on."""
         self.set_input(key, value)
         if not isinstance(value, tvm.runtime.Tensor) or plain(value) is not value:
-            raise ValueError(f"input {key!r}: expected a tensor of tvm.nd, contiguous and aligned, to read in place")
+            raise ValueError(
+                f"input {key!r}: expected a tensor of tvm.nd, contiguous and aligned, to read in place"
+            )
         name = self._name(key)
         (self._values if name in self._specs() else self._params)[name] = value
 
@@ -313,4 +315,6 @@ def params_of(values: Mapping) -> dict:
     tensor = tvm.runtime.Tensor
     for name, value in values.items():
         require_dense(value, f"params: {name!r}")
-    return {k: plain(v) if isinstance(v, tensor) else tvm.runtime.tensor(np.asarray(v)) for k, v in values.items()}
+    return {
+        k: plain(v) if isinstance(v, tensor) else tvm.runtime.tensor(np.asarray(v)) for k, v in values.items()
+    }

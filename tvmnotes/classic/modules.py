@@ -11,8 +11,8 @@ from tvm.contrib.download import download
 
 from ..base import data
 from . import autotvm, graph_executor, targets
-from .gone import Old
 from .relay import build, frontend, functor, ir, ops, scope_builder, testing, transform, ty
+from .removed import StubModule
 from .tools import relay_viz, tvmc
 
 try:
@@ -23,14 +23,17 @@ else:
     TESTING = (tvm.testing, tvm.testing.utils)
 
 # Modules of tvm.contrib, and of tvm.support, where TVM has them today.
-SUPPORT = {**{n: n for n in ("cc", "emcc", "ndk", "nvcc", "popen_pool", "tar", "utils", "xcode")}, "util": "utils"}
+SUPPORT = {
+    **{n: n for n in ("cc", "emcc", "ndk", "nvcc", "popen_pool", "tar", "utils", "xcode")},
+    "util": "utils",
+}
 
 
-def modules() -> dict[str, Old]:
+def modules() -> dict[str, StubModule]:
     """The modules of old, by the name under which a script imports them."""
     by_name = {}
     for name, space in spaces().items():
-        by_name[name] = Old(name, f"{name}, as tvmnotes.classic serves it.")
+        by_name[name] = StubModule(name, f"{name}, as tvmnotes.classic serves it.")
         by_name[name].__dict__.update(space)
         by_name[name].__path__ = []  # it may have submodules
     for name, module in by_name.items():
@@ -43,7 +46,9 @@ def modules() -> dict[str, Old]:
 def spaces() -> dict[str, dict]:
     """What is in each module, by name."""
     nn, image = ops.module("nn."), ops.module("image.")
-    exprs = _named(ir, "Expr RelayExpr Var Constant Call Tuple TupleGetItem TupleWrapper Let If Function var const")
+    exprs = _named(
+        ir, "Expr RelayExpr Var Constant Call Tuple TupleGetItem TupleWrapper Let If Function var const"
+    )
     types = _named(ty, "TensorType TupleType FuncType Any")
     params = _named(tvm.runtime, "save_param_dict load_param_dict")
     building = {**_named(build, "build create_executor optimize"), "GraphExecutor": build.Executor,
@@ -87,12 +92,12 @@ def spaces() -> dict[str, dict]:
         "tvm.contrib.debugger.debug_executor": debugger,
         "tvm.contrib.debugger.debug_runtime": debugger,
         "tvm.contrib.download": {"download": download, "download_testdata": download_testdata},
-        **relay_viz.SPACES,
+        **relay_viz.NAMESPACES,
         **{f"tvm.contrib.{old}": _public(f"tvm.support.{new}") for old, new in SUPPORT.items()},
         **dict.fromkeys(("tvm.nd", "tvm.ndarray", "tvm.runtime.ndarray"), arrays),
         "tvm.module": {"load": load_module, "enabled": tvm.runtime.enabled},
-        **autotvm.SPACES,
-        **tvmc.SPACES,
+        **autotvm.NAMESPACES,
+        **tvmc.NAMESPACES,
         **({} if TESTING else dict.fromkeys(("tvm.testing", "tvm.testing.utils"), _TESTING)),
         "tvm.auto_scheduler": {},  # a tutorial on AutoTVM imports it and does without
     }
@@ -139,7 +144,9 @@ def _array(values, ctx=None, device=None, mem_scope=None):
 
 
 def _empty(shape, dtype="float32", ctx=None, device=None, mem_scope=None):
-    return tvm.runtime.empty((shape,) if isinstance(shape, int) else tuple(shape), dtype, device or ctx or tvm.cpu())
+    return tvm.runtime.empty(
+        (shape,) if isinstance(shape, int) else tuple(shape), dtype, device or ctx or tvm.cpu()
+    )
 
 
 _LOAD_TODAY = tvm.runtime.load_module

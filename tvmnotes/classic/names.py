@@ -16,7 +16,7 @@ from IPython.display import HTML
 from pandas.io.formats.style import Styler
 
 from ..compiler import pipeline
-from . import context, gone, graph_executor, modules, patches
+from . import context, graph_executor, modules, patches, removed
 from .relay import build, ops, transform
 
 KINDS = ("calls", "methods", "autotvm", "passes", "operators", "gone")
@@ -32,7 +32,7 @@ _ABOUT = {
 
 # Classes, as the table writes them.
 _OURS = {graph_executor.GraphModule: "GraphModule", graph_executor.GraphModuleDebug: "GraphModuleDebug",
-         build.Factory: "lib", build.Executor: "GraphExecutor"}  # fmt: skip
+         build.ExecutorFactoryModule: "lib", build.Executor: "GraphExecutor"}  # fmt: skip
 _TVMS = {tvm.target.Target: "tvm.target.Target", tvm.transform.PassContext: "tvm.transform.PassContext",
          tvm.IRModule: "tvm.IRModule", tvm.runtime.Tensor: "NDArray", tvm.runtime.Device: "Device",
          tvm.rpc.LocalSession: "tvm.rpc.LocalSession", tvm.rpc.RPCSession: "tvm.rpc.RPCSession"}  # fmt: skip
@@ -45,7 +45,9 @@ def table(kind: str | None = None):
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"names.table: expected one of {', '.join(KINDS)}, or None for all; got {kind!r}")
-    listed = [(old, *row) for wanted in KINDS if kind in (wanted, None) for old, row in _rows()[wanted].items()]
+    listed = [
+        (old, *row) for wanted in KINDS if kind in (wanted, None) for old, row in _rows()[wanted].items()
+    ]
     return pd.DataFrame(listed, columns=["old", "new", "note"])
 
 
@@ -61,7 +63,7 @@ def used_in(source: str):
             full = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else first
             imported[alias.asname or (alias.name if isinstance(node, ast.ImportFrom) else first)] = full
     row_of, rows = _known(), {old: row for kind in KINDS for old, row in _rows()[kind].items()}
-    methods = {old.rpartition(".")[2]: old for old in reversed(gone.ROWS["methods"])}
+    methods = {old.rpartition(".")[2]: old for old in reversed(removed.ROWS["methods"])}
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         root, *rest = _dotted(node)
@@ -78,7 +80,9 @@ def used_in(source: str):
 
 def served() -> dict[str, object]:
     """What scripts find in place, by the name that they write; see `modules` for what each is."""
-    values = {f"{space}.{name}": value for space, names in modules.spaces().items() for name, value in names.items()}
+    values = {
+        f"{space}.{name}": value for space, names in modules.spaces().items() for name, value in names.items()
+    }
     for owner, name, value in patches.patches():
         written = _TVMS.get(owner, getattr(owner, "__name__", ""))
         values[written if name.startswith("__") and owner in _TVMS else f"{written}.{name}"] = value
@@ -93,7 +97,10 @@ def _known() -> dict[str, str | None]:
     everything, rows = served(), {old for rows in _rows().values() for old in rows}
     first = {id(value): name for name, value in everything.items() if name in rows}
     group = {name: next((g for g in _groups() if name.startswith(g[:-1])), None) for name in everything}
-    return {name: name if name in rows else first.get(id(value), group[name]) for name, value in everything.items()}
+    return {
+        name: name if name in rows else first.get(id(value), group[name])
+        for name, value in everything.items()
+    }
 
 
 def _short(name: str) -> str:
@@ -130,19 +137,26 @@ def page() -> str:
 
 def _groups() -> dict[str, tuple[str, str]]:
     """Rows for whole modules, whose names have become one thing."""
-    return {**gone.ROWS["modules"], **{f"{old}.*": (f"tvm.support.{new}", "") for old, new in modules.SUPPORT.items()}}
+    return {
+        **removed.ROWS["modules"],
+        **{f"{old}.*": (f"tvm.support.{new}", "") for old, new in modules.SUPPORT.items()},
+    }
 
 
 def _rows() -> dict[str, dict[str, tuple[str, str]]]:
     there = served()
-    listed = {kind: {old: row for old, row in gone.ROWS[kind].items() if old in there} for kind in KINDS[:3]}
+    listed = {
+        kind: {old: row for old, row in removed.ROWS[kind].items() if old in there} for kind in KINDS[:3]
+    }
     groups = {old: row for old, row in _groups().items() if any(name.startswith(old[:-1]) for name in there)}
     return {
         **listed,
         "calls": {**listed["calls"], **groups},
         "passes": {f"relay.transform.{name}": _pass(name, make) for name, make in transform.NAMES.items()},
-        "operators": {f"relay.{name}": _operator(operator) for name, operator in sorted(ops.OPERATORS.items())},
-        "gone": gone.ROWS["gone"],
+        "operators": {
+            f"relay.{name}": _operator(operator) for name, operator in sorted(ops.OPERATORS.items())
+        },
+        "gone": removed.ROWS["gone"],
     }
 
 
@@ -154,7 +168,7 @@ def _operator(operator: ops.Operator) -> tuple[str, str]:
 
 
 def _pass(name: str, make) -> tuple[str, str]:
-    if row := gone.ROWS["passes"].get(f"relay.transform.{name}"):
+    if row := removed.ROWS["passes"].get(f"relay.transform.{name}"):
         return row
     # What the makers in `transform` made it of; a class, or a decorator, has kept its name.
     inside = inspect.getclosurevars(make).nonlocals if inspect.isfunction(make) else {}

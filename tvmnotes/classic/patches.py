@@ -6,11 +6,17 @@ import tvm
 import tvm.rpc
 
 from . import context, targets
-from .gone import missing
 from .modules import TESTING, install_request_hook, load_module
 from .relay import build, ir, transform
+from .removed import missing
 
-_INCOMPLETE = (tvm, tvm.te, tvm.target, tvm.transform, tvm.contrib)  # modules that say what became of what they lack
+_INCOMPLETE = (
+    tvm,
+    tvm.te,
+    tvm.target,
+    tvm.transform,
+    tvm.contrib,
+)  # modules that say what became of what they lack
 
 
 def patches() -> list[tuple[object, str, object]]:
@@ -73,7 +79,9 @@ def _modules() -> list:
     def add_to_either(self, name, function):
         if isinstance(function, ir.Expr) and not isinstance(self, ir.IRModule):
             if len(self.functions):
-                raise TypeError("this tvm.IRModule holds functions of today; put those of Relay into another one")
+                raise TypeError(
+                    "this tvm.IRModule holds functions of today; put those of Relay into another one"
+                )
             self._vars, self._functions = {}, {}  # as ir.IRModule has them
         (ir.IRModule.__setitem__ if isinstance(self, ir.IRModule) else add)(self, name, function)
 

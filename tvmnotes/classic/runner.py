@@ -9,7 +9,7 @@ import types
 from pathlib import Path
 
 from . import enable
-from .gone import Old
+from .removed import StubModule
 
 _FILES = {__file__, runpy.run_module.__code__.co_filename, importlib.import_module.__code__.co_filename}
 
@@ -23,7 +23,7 @@ def run(name: str, args: list[str], as_module: bool = False) -> None:
     sys.argv = [name, *args]
     if as_module:
         enable()
-        if not isinstance(sys.modules.get(name), Old) and not _is_there(name):
+        if not isinstance(sys.modules.get(name), StubModule) and not _is_there(name):
             raise FileNotFoundError(f"{name}: no such module")
         _guarded(lambda: _run_module(name))
         return
@@ -51,7 +51,7 @@ def _is_there(module: str) -> bool:
 def _run_module(name: str) -> None:
     """A module of old has no file to run: its `main` is called."""
     served = sys.modules.get(name)
-    if not isinstance(served, Old):
+    if not isinstance(served, StubModule):
         runpy.run_module(name, run_name="__main__", alter_sys=True)
         return
     main = vars(served).get("main")

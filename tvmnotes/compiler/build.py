@@ -9,7 +9,7 @@ from ..base.workarounds import pass_lock
 from ..runtime.compiled import Compiled, cannot_run, plain
 from . import codegen, cuda, pipeline
 from .costs import memory
-from .records import find_lookup
+from .records import resolve_records
 
 
 def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, records=None) -> Compiled:
@@ -38,14 +38,18 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     dictionary of dense arrays; IndexError for an index out of range that is computed here.
     """
     if opt_level not in pipeline.OPT_LEVELS:
-        raise ValueError(f"opt_level: expected one of {', '.join(map(str, pipeline.OPT_LEVELS))}; got {opt_level!r}")
+        raise ValueError(
+            f"opt_level: expected one of {', '.join(map(str, pipeline.OPT_LEVELS))}; got {opt_level!r}"
+        )
     target = resolve_target(target, kinds=("llvm", "cuda"))
     for_gpu = target.kind.name == "cuda"
     mod, arrays = bind(mod, params)
-    lookup = find_lookup(records, target)
+    lookup = resolve_records(records, target)
     with pass_lock, target:
         mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)
-        mod, constants = pipeline.lift_constants(mod, names={array_key(array): name for name, array in arrays.items()})
+        mod, constants = pipeline.lift_constants(
+            mod, names={array_key(array): name for name, array in arrays.items()}
+        )
         graph = pipeline.describe(mod, list(constants)) | {"tuned": str(lookup or "")}
         if for_gpu:
             mod, graph["kernels"] = cuda.scheduled(mod, target)
@@ -68,7 +72,9 @@ def bind(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict[str, tvm.r
         shape, dtype = tuple(arrays[var.name].shape), arrays[var.name].dtype
         wanted = fixed_shape(var.ty), str(var.ty.dtype)
         if wanted != (shape, dtype):
-            raise ValueError(f"params: {var.name!r} must be of shape {wanted[0]} and {wanted[1]}; got {shape}, {dtype}")
+            raise ValueError(
+                f"params: {var.name!r} must be of shape {wanted[0]} and {wanted[1]}; got {shape}, {dtype}"
+            )
     return tvm.relax.transform.BindParams("main", arrays)(mod), arrays
 
 
@@ -130,5 +136,7 @@ def _check(mod, params) -> list[tvm.relax.Var]:
             )
     outputs = main.ret_ty.fields if isinstance(main.ret_ty, tvm.ir.TupleType) else [main.ret_ty]
     if not all(isinstance(output, tvm.relax.TensorType) for output in outputs):
-        raise ValueError(f"mod: expected main to return a tensor or a tuple of tensors, it returns {main.ret_ty}")
+        raise ValueError(
+            f"mod: expected main to return a tensor or a tuple of tensors, it returns {main.ret_ty}"
+        )
     return list(main.params[inputs:])

@@ -77,7 +77,9 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool) ->
         if objects is None:
             return compile_kernels({var: kernels[var]}, target, runs_here)
         key = _key(target, texts[var])
-        return objects.find(key, var) or objects.keep(key, var, compile_kernels({var: kernels[var]}, target, False))
+        return objects.find(key, var) or objects.keep(
+            key, var, compile_kernels({var: kernels[var]}, target, False)
+        )
 
     if traced:  # the instruments belong to this thread
         libraries = [make(var) for var in apart]
@@ -170,7 +172,13 @@ class _Objects:
 
 def _key(target, text: str) -> str:
     context = tvm.transform.PassContext.current()
-    parts = (_toolchain(), env.target_json(target), str(context.opt_level), str(sorted(context.config.items())), text)
+    parts = (
+        _toolchain(),
+        env.target_json(target),
+        str(context.opt_level),
+        str(sorted(context.config.items())),
+        text,
+    )
     return hashlib.sha256(chr(0).join(parts).encode()).hexdigest()
 
 

@@ -73,7 +73,9 @@ class _Branch:
 
 def _groups(func) -> list[list[_Branch]]:
     """List the groups of branches that can be merged in a function; each group reads one value."""
-    bindings = [b for block in func.body.blocks if isinstance(block, relax.DataflowBlock) for b in block.bindings]
+    bindings = [
+        b for block in func.body.blocks if isinstance(block, relax.DataflowBlock) for b in block.bindings
+    ]
     inside = {b.var: b for b in bindings if isinstance(b.var, relax.DataflowVar)}
     readers, groups = {}, {}
     for binding in bindings:
@@ -84,7 +86,9 @@ def _groups(func) -> list[list[_Branch]]:
         if (key := _key(call)) is None:
             continue
         convolution = call.op.name == "relax.nn.conv2d"
-        branch = _Branch(fixed_shape(call.args[1].ty)[0 if convolution else 1], 4 if convolution else 1, [binding])
+        branch = _Branch(
+            fixed_shape(call.args[1].ty)[0 if convolution else 1], 4 if convolution else 1, [binding]
+        )
         while len(following := readers.get(branch.steps[-1].var, [])) == 1:
             if following[0] not in inside or not branch.takes(inside[following[0]].value):
                 break
@@ -149,7 +153,9 @@ class _Merge(relax.PyExprMutator):
             rest = call.args[1:]
             if step == 0 or call.op.name in _PER_CHANNEL:
                 arrays = [_operand(b.steps[step].value) for b in branches]
-                rest = [relax.const(np.concatenate(arrays, weights if step == 0 else min(1, arrays[0].ndim - 1)))]
+                rest = [
+                    relax.const(np.concatenate(arrays, weights if step == 0 else min(1, arrays[0].ndim - 1)))
+                ]
             value = self.builder_.emit(tvm.ir.Call(call.op, [value, *rest], call.attrs, call.ty_args))
         ends = [int(n) for n in np.cumsum([b.channels for b in branches])[:-1]]
         axis = channels % len(value.ty.shape)

@@ -36,7 +36,9 @@ class _Rewrite(relax.PyExprMutator):
         plain = plain and attrs.groups == 1 and {*attrs.dilation} == {1} and str(call.ty.dtype) == "float32"
         if array is None or None in (shape, out) or not plain or array.shape[0] == 1:
             return call
-        return self._plain(x, array, shape, out, [int(s) for s in attrs.strides], [int(p) for p in attrs.padding[:2]])
+        return self._plain(
+            x, array, shape, out, [int(s) for s in attrs.strides], [int(p) for p in attrs.padding[:2]]
+        )
 
     def _plain(self, x, array, shape, out, strides, before):
         (n, _, *sizes), outputs = shape, out[1]
@@ -44,13 +46,15 @@ class _Rewrite(relax.PyExprMutator):
         # Places of which each gives s results, and what is read beyond the last number of x.
         places = [math.ceil((p + m) / s) for p, m, s in zip(before, out[2:], strides, strict=True)]
         padding = [*(t - 1 for t in taps), *(max(0, q - size) for q, size in zip(places, sizes, strict=True))]
-        weight = relax.const(by_rest(array, strides, taps))
+        weight = relax.const(split_by_residue(array, strides, taps))
         every = self._emit(op.nn.conv2d(x, weight, padding=padding))
         every = self._cut(every, [0, 0], places)
         if strides != [1, 1]:
             apart = self._emit(op.reshape(every, (n, *strides, outputs, *places)))
             mixed = self._emit(op.permute_dims(apart, [0, 3, 4, 1, 5, 2]))
-            every = self._emit(op.reshape(mixed, (n, outputs, *(q * s for q, s in zip(places, strides, strict=True)))))
+            every = self._emit(
+                op.reshape(mixed, (n, outputs, *(q * s for q, s in zip(places, strides, strict=True))))
+            )
         return self._cut(every, before, [p + m for p, m in zip(before, out[2:], strict=True)])
 
     def _cut(self, x, begins, ends):
@@ -62,7 +66,7 @@ class _Rewrite(relax.PyExprMutator):
         return self.builder_.emit(self.builder_.normalize(expr))
 
 
-def by_rest(array: np.ndarray, strides: list[int], taps: list[int]) -> np.ndarray:
+def split_by_residue(array: np.ndarray, strides: list[int], taps: list[int]) -> np.ndarray:
     """Turn the weights (I, O, kh, kw) of a transposed convolution into those (sh * sw * O, I, *taps) of a plain one."""
     inputs, outputs, *kernel = array.shape
     (sh, sw), (th, tw) = strides, taps

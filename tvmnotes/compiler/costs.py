@@ -42,7 +42,9 @@ def count(func: tirx.PrimFunc) -> dict[str, int]:
     sizes = {buffer: math.prod(int(n) for n in buffer.shape) for buffer in counter.arguments}
 
     def moved(accesses, less=()):
-        counts = {b: min(size, accesses[b]) for b, size in sizes.items() if b not in less or accesses[b] == math.inf}
+        counts = {
+            b: min(size, accesses[b]) for b, size in sizes.items() if b not in less or accesses[b] == math.inf
+        }
         return sum(math.ceil(count) * bytes_of(buffer.dtype) for buffer, count in counts.items())
 
     reads, writes = moved(counter.loads, less=counter.stores), moved(counter.stores)
@@ -70,7 +72,10 @@ class _Counter:
     def __init__(self, func):
         self.flops, self.loads, self.stores = 0, Counter(), Counter()
         self.arguments = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
-        self._loops, self._bound = {}, {}  # by variable: the first value, the extent and the depth; the expression
+        self._loops, self._bound = (
+            {},
+            {},
+        )  # by variable: the first value, the extent and the depth; the expression
 
     def stmt(self, node, scope):
         getattr(self, "_" + type(node).__name__, self._others)(node, scope)
@@ -212,13 +217,19 @@ _OPERATORS = "tvmnotes.operators"
 def operators(mod: tvm.IRModule, kernel: str) -> list[str]:
     """List the operators that a kernel of `mod` fuses, in order, by the names that LegalizeOps gives their kernels."""
     noted = (mod.attrs or {}).get(_OPERATORS, {})
-    return [str(name) for name in noted.get(kernel, [_plain(kernel, {v.name_hint for v in mod.get_global_vars()})])]
+    return [
+        str(name)
+        for name in noted.get(kernel, [_plain(kernel, {v.name_hint for v in mod.get_global_vars()})])
+    ]
 
 
 def _called(func):
     for block in func.body.blocks:
         for binding in block.bindings:
-            if isinstance(binding.value, tvm.ir.Call) and getattr(binding.value.op, "name", "") == "relax.call_tir":
+            if (
+                isinstance(binding.value, tvm.ir.Call)
+                and getattr(binding.value.op, "name", "") == "relax.call_tir"
+            ):
                 yield binding.value.args[0]
 
 

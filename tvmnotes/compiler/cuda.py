@@ -21,7 +21,7 @@ from tvm.s_tir import SBlock, SBlockRealize, dlight
 
 from ..base import env
 from ..base.spec import dtype_of
-from ..base.workarounds import cuda_headers, few_intrinsics
+from ..base.workarounds import cuda_headers, lazy_tensor_intrinsics
 from ..runtime.compiled import Compiled
 from ..runtime.compiled import _tensor as as_input
 from . import special_values
@@ -53,7 +53,9 @@ def resolved(target: tvm.target.Target) -> tvm.target.Target:
     """Give a target of kind "cuda" its host, this machine. Raises ValueError where CUDA 13 does not compile for it."""
     arch = str(target.attrs["arch"])
     if not re.fullmatch(r"sm_\d{2,3}[af]?", arch) or _version(arch) < _OLDEST:
-        raise ValueError(f"target of kind 'cuda': expected an arch from sm_{_OLDEST} on, such as 'sm_80'; got {arch!r}")
+        raise ValueError(
+            f"target of kind 'cuda': expected an arch from sm_{_OLDEST} on, such as 'sm_80'; got {arch!r}"
+        )
     return target if target.host else target.with_host(env.host_target())
 
 
@@ -84,10 +86,12 @@ def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModul
     At every opt level: a kernel without threads cannot run on a GPU.
     """
     mod, schedules = mod.clone(), {}
-    by_hand = {var for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc) and has_threads(func)}
+    by_hand = {
+        var for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc) and has_threads(func)
+    }
     if tvm.s_tir.meta_schedule.database.Database.current():
         mod = t.MetaScheduleApplyDatabase(enable_warning=False)(mod)
-    with few_intrinsics():
+    with lazy_tensor_intrinsics():
         for var, func in mod.functions_items():
             if isinstance(func, tirx.PrimFunc):
                 rule, kernel = ("by_hand", func) if var in by_hand else _schedule(func, target)
@@ -115,7 +119,9 @@ def _sums_few(func) -> bool:
     sizes = []
 
     def visit(block):
-        summed = [int(axis.dom.extent) for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+        summed = [
+            int(axis.dom.extent) for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce
+        ]
         sizes.extend([math.prod(summed)] if summed else [])
 
     tvm_ffi.structural_walk(func.body, (SBlock, visit))
@@ -245,7 +251,9 @@ class CompiledForGPU(Compiled):
         weights = self._params
         if params:
             changed = {name: array.copyto(self.device) for name, array in params.items()}
-            weights = tvm_ffi.convert(list((dict(zip(self.params, self._params, strict=True)) | changed).values()))
+            weights = tvm_ffi.convert(
+                list((dict(zip(self.params, self._params, strict=True)) | changed).values())
+            )
         with self._lock:
             result = self._main(*placed, weights)
         return list(result) if self.graph["tuple"] else [result]
@@ -259,14 +267,20 @@ class CompiledForGPU(Compiled):
     def _placed(self, value, spec):
         """A checked input in the GPU's memory."""
         there = not isinstance(value, np.ndarray) and str(getattr(value, "device", "")).startswith("cuda")
-        if there and (tuple(value.shape), dtype_of(value)) == (spec.shape, spec.dtype) and value.is_contiguous():
+        if (
+            there
+            and (tuple(value.shape), dtype_of(value)) == (spec.shape, spec.dtype)
+            and value.is_contiguous()
+        ):
             return value if isinstance(value, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(value.detach())
         checked = as_input(value, spec)
         return checked if self._main is None else tvm.runtime.from_dlpack(checked).copyto(self.device)
 
     def save(self, folder):
         """Raises NotImplementedError: what a GPU's library holds was made for the GPU of the machine that built it."""
-        raise NotImplementedError(f"{folder}: libraries for CUDA are not saved: build the network where it runs")
+        raise NotImplementedError(
+            f"{folder}: libraries for CUDA are not saved: build the network where it runs"
+        )
 
     def source(self, kernel: str | None = None) -> str:
         """Return the CUDA source of one of `kernels`, as the functions that it launches, or of all."""

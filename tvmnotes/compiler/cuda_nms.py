@@ -16,17 +16,18 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.script import tirx as T
 
+from ..base.integers import round_up
 from ..base.relax import OPAQUE, fixed_shape
-from ..base.workarounds import quick_script
+from ..base.workarounds import fast_tvmscript_parser
 from . import cuda_topk as topk
-from .cuda_topk import WORD, a_thread_each, rounded_up, uint32
+from .cuda_topk import WORD, a_thread_each, uint32
 
 ATTRIBUTE = "detection"  # of the loops: which kernel, and its parameters
 _FIELDS = 7  # of a box, for its suppression
 _LARGEST_MASK = 64 << 20  # bytes
 
 
-def in_parallel() -> tvm.transform.Pass:
+def parallelize_detection() -> tvm.transform.Pass:
     """Make the pass that turns calls of kernels with the attribute "detection" into calls of parallel ones.
 
     A suppression stays as it is, and with it the work of one thread, where its table of who beats whom, a bit for each
@@ -73,7 +74,9 @@ class _Rewrite(relax.PyExprMutator):
         (rows, length), emit = fixed_shape(scores.ty), self._emit
         keys, bounds = emit(topk.sort_keys, scores), emit(topk.first_bounds, rows)
         for _ in range(32 // topk.DIGIT):
-            bounds = emit(topk.next_bounds, emit(topk.totals, emit(topk.at_least, keys, bounds)), bounds, count)
+            bounds = emit(
+                topk.next_bounds, emit(topk.totals, emit(topk.at_least, keys, bounds)), bounds, count
+            )
         counts = [keys, emit(topk.above_and_equal, keys, bounds)]
         for _ in range(2):
             counts.append(emit(topk.sums, counts[-1]))
@@ -83,7 +86,7 @@ class _Rewrite(relax.PyExprMutator):
 
     def _suppressed(self, data, order, how):
         (batch, rows, width), count, emit = fixed_shape(data.ty), fixed_shape(order.ty)[1], self._emit
-        words = rounded_up(count) // WORD
+        words = round_up(int(count), WORD) // WORD
         if 4 * batch * words * words * WORD > _LARGEST_MASK:
             return None
         boxes = emit(boxes_in_order, data, order, how=how)
@@ -94,7 +97,9 @@ class _Rewrite(relax.PyExprMutator):
         stay = start if how["in_place"] else left
         types = [relax.TensorType((batch, rows, n), "float32") for n in (width, 1)]
         field = int(how["id_index"]) if how["in_place"] else -1
-        return self._call(remaining(batch, rows, width, count, words, field), [data, order, stay, left], types)
+        return self._call(
+            remaining(batch, rows, width, count, words, field), [data, order, stay, left], types
+        )
 
     def _emit(self, compute, *args, **options):
         named = {"primfunc_name_hint": compute.__name__, "primfunc_attrs": {"op_pattern": OPAQUE}}
@@ -140,7 +145,7 @@ def boxes_in_order(data, order, how):
             field = tirx.if_then_else(which == each, value, field)
         return field
 
-    return te.compute((batch, _FIELDS, rounded_up(count)), fields)
+    return te.compute((batch, _FIELDS, round_up(int(count), WORD)), fields)
 
 
 def alive(boxes):
@@ -148,18 +153,21 @@ def alive(boxes):
     batch, _, places = (int(n) for n in boxes.shape)
 
     def word(n, w):
-        return sum((boxes[n, _FIELDS - 1, w * WORD + bit] > 0).astype("uint32") << uint32(bit) for bit in range(WORD))
+        return sum(
+            (boxes[n, _FIELDS - 1, w * WORD + bit] > 0).astype("uint32") << uint32(bit) for bit in range(WORD)
+        )
 
     return te.compute((batch, places // WORD), word)
 
 
-@quick_script()
+@fast_tvmscript_parser()
 def beaten(batch: int, words: int, threshold: float):
     """Compare boxes: which does each beat if it remains? A bit for each that is behind it; a thread makes a word."""
 
     @T.prim_func(s_tir=True)
     def beaten(
-        boxes: T.Buffer((batch, _FIELDS, words * 32), "float32"), mask: T.Buffer((batch, words * 32, words), "uint32")
+        boxes: T.Buffer((batch, _FIELDS, words * 32), "float32"),
+        mask: T.Buffer((batch, words * 32, words), "uint32"),
     ):
         for picture, word, box in T.grid(batch, words, words * 32):
             with T.sblock("beaten"):
@@ -172,10 +180,12 @@ def beaten(batch: int, words: int, threshold: float):
                     for bit in range(32):
                         k: T.int32 = w * 32 + bit
                         across: T.float32 = T.max(
-                            T.min(boxes[n, 2, i], boxes[n, 2, k]) - T.max(boxes[n, 0, i], boxes[n, 0, k]), T.float32(0)
+                            T.min(boxes[n, 2, i], boxes[n, 2, k]) - T.max(boxes[n, 0, i], boxes[n, 0, k]),
+                            T.float32(0),
                         )
                         down: T.float32 = T.max(
-                            T.min(boxes[n, 3, i], boxes[n, 3, k]) - T.max(boxes[n, 1, i], boxes[n, 1, k]), T.float32(0)
+                            T.min(boxes[n, 3, i], boxes[n, 3, k]) - T.max(boxes[n, 1, i], boxes[n, 1, k]),
+                            T.float32(0),
                         )
                         both: T.float32 = across * down
                         beats = T.And(
@@ -189,7 +199,7 @@ def beaten(batch: int, words: int, threshold: float):
     return beaten
 
 
-@quick_script()
+@fast_tvmscript_parser()
 def sweep(batch: int, words: int):
     """Go through the boxes in order, 32 at a time, and strike out what those beat that remain.
 
@@ -239,7 +249,7 @@ def _unbeaten(beaten, left, bit):
     return (beaten * ((left >> T.Cast("uint32", bit)) & T.uint32(1))) ^ T.uint32(0xFFFFFFFF)
 
 
-@quick_script()
+@fast_tvmscript_parser()
 def remaining(batch: int, rows: int, width: int, count: int, words: int, kind: int):
     """Move the rows that stay to their places; behind the last there are -1.
 
@@ -260,7 +270,9 @@ def remaining(batch: int, rows: int, width: int, count: int, words: int, kind: i
                 n, i = T.axis.remap("SS", [picture, row])
                 T.reads(data[n, 0:rows, 0:width], order[n, 0:count], stay[n, 0:words], left[n, 0:words])
                 T.writes(kept[n, 0:rows, 0:width], places[n, 0:rows, 0])
-                staying = T.sblock_alloc_buffer((2,), "int32", scope="local")  # before this row's word, and in all
+                staying = T.sblock_alloc_buffer(
+                    (2,), "int32", scope="local"
+                )  # before this row's word, and in all
                 staying[0] = 0
                 staying[1] = 0
                 for w in range(words):
@@ -274,7 +286,9 @@ def remaining(batch: int, rows: int, width: int, count: int, words: int, kind: i
                 if i < count:
                     bit: T.uint32 = T.uint32(1) << T.Cast("uint32", i % 32)
                     if (stay[n, i // 32] & bit) != T.uint32(0):
-                        at: T.int32 = staying[0] + T.Cast("int32", T.popcount(stay[n, i // 32] & (bit - T.uint32(1))))
+                        at: T.int32 = staying[0] + T.Cast(
+                            "int32", T.popcount(stay[n, i // 32] & (bit - T.uint32(1)))
+                        )
                         places[n, at, 0] = T.Cast("float32", order[n, i])
                         for field in range(width):
                             kept[n, at, field] = data[n, order[n, i], field]

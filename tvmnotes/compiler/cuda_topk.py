@@ -9,7 +9,8 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
-from ..base.workarounds import quick_script
+from ..base.integers import round_up
+from ..base.workarounds import fast_tvmscript_parser
 
 DIGIT = 4  # bits that each step of the selection finds
 _VALUES = 1 << DIGIT
@@ -33,7 +34,7 @@ def sort_keys(scores):
     def key(row, at):
         return tirx.if_then_else(at < length, sortable(scores[row, at]), uint32(0))
 
-    return te.compute((rows, rounded_up(length, WORD * WORD)), key)
+    return te.compute((rows, round_up(int(length), WORD * WORD)), key)
 
 
 def first_bounds(rows):
@@ -95,10 +96,10 @@ def sums(few):
         places = [group * WORD + n for n in range(WORD)]
         return sum(tirx.if_then_else(at < length, few[row, kind, at], 0) for at in places)
 
-    return te.compute((rows, kinds, rounded_up(length) // WORD), members)
+    return te.compute((rows, kinds, round_up(int(length), WORD) // WORD), members)
 
 
-@quick_script()
+@fast_tvmscript_parser()
 def chosen(rows: int, length: int, count: int, sizes: list[int]):
     """Place the `count` best: each key that is among them counts those before it, and so knows its place.
 
@@ -157,8 +158,3 @@ def a_thread_each(func):
 
 def uint32(value: int):
     return tirx.const(value, "uint32")
-
-
-def rounded_up(length, step=WORD) -> int:
-    """Round up to the next multiple."""
-    return -(-int(length) // step) * step

@@ -24,13 +24,17 @@ _ELEMENTWISE = {
     "astype": lambda x: x,
 }  # fmt: skip
 _OTHERS = {
-    "permute_dims": lambda call, x: np.transpose(x, None if call.attrs.axes is None else _numbers(call.attrs.axes)),
+    "permute_dims": lambda call, x: np.transpose(
+        x, None if call.attrs.axes is None else _numbers(call.attrs.axes)
+    ),
     "broadcast_to": lambda call, x: np.broadcast_to(x, fixed_shape(call.ty)),
     "concat": lambda call, *xs: np.concatenate(xs, 0 if call.attrs.axis is None else int(call.attrs.axis)),
     "full": lambda call, x: np.full(fixed_shape(call.ty), x),
     "take": lambda call, x, at: _take(x, at, call.attrs.axis),
     "strided_slice": lambda call, x: _slice(x, *call.args[1:]),
-    **dict.fromkeys(("reshape", "expand_dims", "squeeze"), lambda call, x: np.reshape(x, fixed_shape(call.ty))),
+    **dict.fromkeys(
+        ("reshape", "expand_dims", "squeeze"), lambda call, x: np.reshape(x, fixed_shape(call.ty))
+    ),
 }
 
 
@@ -125,22 +129,37 @@ class _FoldBatchNorm(relax.PyExprMutator):
             return None
         source = norm.args[0]
         if (total := self._call(source, "add", once=True)) is not None:
-            source, bias = total.args[0], _by_channel(self._array(total.args[1]), fixed_shape(norm.args[0].ty))
+            source, bias = (
+                total.args[0],
+                _by_channel(self._array(total.args[1]), fixed_shape(norm.args[0].ty)),
+            )
         conv = self._call(source, "nn.conv2d", once=True)
-        if conv is None or bias is None or (conv.attrs.data_layout, conv.attrs.kernel_layout) != ("NCHW", "OIHW"):
+        if (
+            conv is None
+            or bias is None
+            or (conv.attrs.data_layout, conv.attrs.kernel_layout) != ("NCHW", "OIHW")
+        ):
             return None
         arrays = [constant_array(arg) for arg in (*conv.args[1:], *norm.args[1:])]
-        if str(conv.ty.dtype) != "float32" or any(array is None or array.dtype != np.float32 for array in arrays):
+        if str(conv.ty.dtype) != "float32" or any(
+            array is None or array.dtype != np.float32 for array in arrays
+        ):
             return None
         weight, gamma, beta, mean, variance = arrays
         with np.errstate(all="ignore"):
-            scale = (gamma if norm.attrs.scale else np.float32(1)) / np.sqrt(variance + np.float32(norm.attrs.epsilon))
+            scale = (gamma if norm.attrs.scale else np.float32(1)) / np.sqrt(
+                variance + np.float32(norm.attrs.epsilon)
+            )
             shift = (beta if norm.attrs.center else np.float32(0)) + (bias - mean) * scale
-        if not (np.isfinite(scale).all() and np.isfinite(shift).all()):  # times a weight or input of 0, it is NaN
+        if not (
+            np.isfinite(scale).all() and np.isfinite(shift).all()
+        ):  # times a weight or input of 0, it is NaN
             return None
         weight = relax.const(weight * scale.reshape(-1, 1, 1, 1))
         call = tvm.ir.Call(conv.op, [self.visit_expr(conv.args[0]), weight], conv.attrs, conv.ty_args)
-        return relax.op.add(self.builder_.emit(call), relax.const(shift.astype("float32").reshape(1, -1, 1, 1)))
+        return relax.op.add(
+            self.builder_.emit(call), relax.const(shift.astype("float32").reshape(1, -1, 1, 1))
+        )
 
     def _array(self, expr) -> np.ndarray | None:
         """The array of a constant, or of one that is reshaped, as biases are when they are imported."""
@@ -159,7 +178,11 @@ class _FoldBatchNorm(relax.PyExprMutator):
 
 def _by_channel(array: np.ndarray | None, shape: tuple | None) -> np.ndarray | None:
     """The number of each channel, of a constant that is added to a tensor (N, C, H, W); None where it has others."""
-    if array is None or shape is None or (1, 1, 1, *array.shape)[-4:] not in ((1, shape[1], 1, 1), (1, 1, 1, 1)):
+    if (
+        array is None
+        or shape is None
+        or (1, 1, 1, *array.shape)[-4:] not in ((1, shape[1], 1, 1), (1, 1, 1, 1))
+    ):
         return None
     return np.broadcast_to(array.reshape(-1), shape[1])
 

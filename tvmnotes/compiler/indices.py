@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 
 from ..base import indices
 from ..base.relax import OPAQUE, fixed_shape, on_each_function
-from ..base.workarounds import quick_script
+from ..base.workarounds import fast_tvmscript_parser
 
 _DIGITS = 20  # of the longest int64, -9223372036854775808, and its sign
 
@@ -27,12 +27,16 @@ class _ToKernels(relax.PyExprMutator):
         if (check := indices.arguments(call)) is None or fixed_shape(call.ty) is None:
             return call
         array, *how = check
-        kernel = self.builder_.add_func(_kernel(fixed_shape(call.ty), str(call.ty.dtype), *how), "checked_indices")
+        kernel = self.builder_.add_func(
+            _kernel(fixed_shape(call.ty), str(call.ty.dtype), *how), "checked_indices"
+        )
         return relax.call_tir(kernel, [array], call.ty)
 
 
-@quick_script()
-def _kernel(shape: tuple[int, ...], dtype: str, text: str, size: int, negative: int, column: int, columns: int):
+@fast_tvmscript_parser()
+def _kernel(
+    shape: tuple[int, ...], dtype: str, text: str, size: int, negative: int, column: int, columns: int
+):
     """Compute what `indices.within` does; the search for the index that is outside comes after all have been read.
 
     An error's text ends with the index, whose digits are written from the last one on, and the rest before them.
@@ -79,7 +83,9 @@ def _kernel(shape: tuple[int, ...], dtype: str, text: str, size: int, negative: 
                         first[0] = first[0] - length
                         start = T.address_of(message[first[0]])
                         T.evaluate(T.call_extern("int32", "memcpy", start, text, T.int64(length)))
-                        T.evaluate(T.call_extern("int32", "TVMFFIErrorSetRaisedFromCStr", "IndexError", start))
+                        T.evaluate(
+                            T.call_extern("int32", "TVMFFIErrorSetRaisedFromCStr", "IndexError", start)
+                        )
                         T.evaluate(T.tvm_throw_last_error())
 
     return checked_indices

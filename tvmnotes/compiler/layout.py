@@ -19,10 +19,11 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from ..base.integers import ceildiv
 from ..base.relax import OUT_EWISE_FUSABLE, constant_array, fixed_shape
 from .schedules import convolution
 from .schedules.convolution import Convolution
-from .schedules.vector import Vectors, filled_up
+from .schedules.vector import Simd, pad_to
 
 # Elementwise operators that make a finite number of every finite number; and those that may not.
 _FINITE = {f"relax.{name}" for name in (
@@ -39,8 +40,8 @@ _POOLS = {
 }
 
 
-def block_layouts(vectors: Vectors, lookup: Callable | None = None) -> tvm.transform.Pass:
-    """Make the pass for blocks of `vectors.lanes` channels. It wants constant weights, so run it after folding.
+def block_layouts(simd: Simd, lookup: Callable | None = None) -> tvm.transform.Pass:
+    """Make the pass for blocks of `simd.lanes` channels. It wants constant weights, so run it after folding.
 
     Convolutions become kernels of `schedules` at once, as Relax has no operator for a blocked grouped convolution.
     `lookup` is that of `Workload.config`.
@@ -48,7 +49,7 @@ def block_layouts(vectors: Vectors, lookup: Callable | None = None) -> tvm.trans
 
     @tvm.transform.module_pass(opt_level=0, name="BlockLayouts")
     def run(mod, _context):
-        blocker = _Blocker(mod, vectors, lookup)
+        blocker = _Blocker(mod, simd, lookup)
         blocker.builder_.update_func(mod.get_global_var("main"), blocker.visit_expr(mod["main"]))
         return blocker.builder_.get()
 
@@ -65,9 +66,9 @@ class _Blocked:
 
 @relax.expr_functor.mutator
 class _Blocker(relax.PyExprMutator):
-    def __init__(self, mod, vectors, lookup):
+    def __init__(self, mod, simd, lookup):
         super().__init__(mod)
-        self.vectors, self.lanes, self.lookup = vectors, vectors.lanes, lookup
+        self.simd, self.lanes, self.lookup = simd, simd.lanes, lookup
         self.layout = f"NCHW{self.lanes}c"
         self.blocked: dict[relax.Var, _Blocked] = {}  # by the variable of the network
         self.plain: dict[relax.Var, relax.Expr] = {}  # the same values, where they were needed in NCHW
@@ -84,7 +85,9 @@ class _Blocker(relax.PyExprMutator):
         elif isinstance(made, _Blocked):
             self.blocked[binding.var] = _Blocked(self.builder_.emit(made.expr), made.channels)
             if not inside:  # an output of the network
-                self.set_var_remap(binding.var, self.builder_.emit_output(self._unblock(self.blocked[binding.var])))
+                self.set_var_remap(
+                    binding.var, self.builder_.emit_output(self._unblock(self.blocked[binding.var]))
+                )
         else:
             emit = self.builder_.emit if inside else self.builder_.emit_output
             self.set_var_remap(binding.var, emit(made))
@@ -140,7 +143,9 @@ class _Blocker(relax.PyExprMutator):
         if shape is None or len(shape) != 4 or str(arg.ty.dtype) != "float32":
             return None
         expr = self.builder_.emit(
-            self.builder_.call_te(_to_blocks, self.visit_expr(arg), self.lanes, primfunc_name_hint=f"to_{self.layout}")
+            self.builder_.call_te(
+                _to_blocks, self.visit_expr(arg), self.lanes, primfunc_name_hint=f"to_{self.layout}"
+            )
         )
         blocked = _Blocked(expr, shape[1])
         if isinstance(arg, relax.DataflowVar):
@@ -148,7 +153,9 @@ class _Blocker(relax.PyExprMutator):
         return blocked
 
     def _unblock(self, value: _Blocked):
-        return self.builder_.call_te(_from_blocks, value.expr, value.channels, primfunc_name_hint=f"from_{self.layout}")
+        return self.builder_.call_te(
+            _from_blocks, value.expr, value.channels, primfunc_name_hint=f"from_{self.layout}"
+        )
 
     # ------------------------------------------------------------ operators
 
@@ -159,23 +166,31 @@ class _Blocker(relax.PyExprMutator):
         sound = attrs.data_layout == "NCHW" and attrs.kernel_layout == "OIHW" and attrs.out_layout == "NCHW"
         if not sound or shape is None or weight is None or weight.dtype != np.float32 or len(shape) != 4:
             return None
-        strides, padding, dilation = ([int(i) for i in at] for at in (attrs.strides, attrs.padding, attrs.dilation))
+        strides, padding, dilation = (
+            [int(i) for i in at] for at in (attrs.strides, attrs.padding, attrs.dilation)
+        )
         lanes, groups = self.lanes, int(attrs.groups)
-        picture = groups == 1 and weight.shape[1] < lanes and data not in self.blocked  # few channels: read in NCHW
+        picture = (
+            groups == 1 and weight.shape[1] < lanes and data not in self.blocked
+        )  # few channels: read in NCHW
         block = None if picture else self._block(data)
         if not picture and block is None:
             return None
-        conv = Convolution(shape, weight.shape, tuple(strides), tuple(padding), tuple(dilation), groups, not picture)
-        config = conv.config(self.lookup, self.vectors)
+        conv = Convolution(
+            shape, weight.shape, tuple(strides), tuple(padding), tuple(dilation), groups, not picture
+        )
+        config = conv.config(self.lookup, self.simd)
         source = self.visit_expr(data) if picture else block.expr
-        if fixed_shape(source.ty) != conv.source_shape(lanes):
-            _, groups, _, _, channels = conv.source_shape(lanes)
+        if fixed_shape(source.ty) != conv.packed_input_shape(lanes):
+            _, groups, _, _, channels = conv.packed_input_shape(lanes)
             source = self.builder_.emit(self.builder_.call_te(convolution.group, source, groups, channels))
         has_gaps = conv.has_gaps(config, lanes)
 
         def compute(data, kernel):
             made = conv.compute(data, kernel, config)
-            whole = len(weight) % lanes == 0 or conv.is_depthwise or has_gaps  # `ungroup` fills up what has gaps
+            whole = (
+                len(weight) % lanes == 0 or conv.is_depthwise or has_gaps
+            )  # `ungroup` fills up what has gaps
             return made if whole else _zero_fill(made, len(weight))
 
         made = self.builder_.call_te(
@@ -288,7 +303,9 @@ class _Blocker(relax.PyExprMutator):
 
 def _clips_to_infinity(call) -> bool:
     """Whether a call clips 0 to an infinity or NaN."""
-    return call.op.name == "relax.clip" and not np.isfinite(np.clip(0.0, *(float(n.value) for n in call.args[1:])))
+    return call.op.name == "relax.clip" and not np.isfinite(
+        np.clip(0.0, *(float(n.value) for n in call.args[1:]))
+    )
 
 
 def _variables(call):
@@ -303,7 +320,7 @@ def _to_blocks(data, lanes: int):
         value = data[b, k * lanes + c, y, x]
         return value if channels % lanes == 0 else te.if_then_else(k * lanes + c < channels, value, 0.0)
 
-    return te.compute((n, -(-channels // lanes), h, w, lanes), element, name="to_blocks")
+    return te.compute((n, ceildiv(channels, lanes), h, w, lanes), element, name="to_blocks")
 
 
 def _zero_fill(data, channels: int):
@@ -318,12 +335,14 @@ def _zero_fill(data, channels: int):
 
 def _from_blocks(data, channels: int):
     n, _, h, w, lanes = (int(s) for s in data.shape)
-    return te.compute((n, channels, h, w), lambda b, c, y, x: data[b, c // lanes, y, x, c % lanes], name="from_blocks")
+    return te.compute(
+        (n, channels, h, w), lambda b, c, y, x: data[b, c // lanes, y, x, c % lanes], name="from_blocks"
+    )
 
 
 def _blocks(array: np.ndarray, lanes: int) -> np.ndarray:
     """(N, C, H, W) to (N, C / lanes, H, W, lanes), filled up with zeros."""
     n, channels, h, w = array.shape
-    count = -(-channels // lanes)
-    array = filled_up(array, (n, count * lanes, h, w)).reshape(n, count, lanes, h, w)
+    count = ceildiv(channels, lanes)
+    array = pad_to(array, (n, count * lanes, h, w)).reshape(n, count, lanes, h, w)
     return np.ascontiguousarray(array.transpose(0, 1, 3, 4, 2))

@@ -11,18 +11,20 @@ from ..base.relax import OPAQUE, OUT_EWISE_FUSABLE, fixed_shape
 from . import special_values
 from .schedules import elementwise, matmul, row_reduction
 from .schedules.batch_matmul import BatchMatmul
-from .schedules.vector import Vectors
+from .schedules.vector import Simd
 from .special_values import default
 
 _FUSABLE = {"op_pattern": OUT_EWISE_FUSABLE}
 
 
-def legalizations(v: Vectors | None, lookup: Callable | None, opt_level: int) -> dict:
+def legalizations(v: Simd | None, lookup: Callable | None, opt_level: int) -> dict:
     """Return by operator what `relax.transform.LegalizeOps` takes, for a CPU's vector registers or, None, a GPU.
 
     Below level 3 it holds only what corrects TVM's numbers. `lookup` is that of `Workload.config`.
     """
-    corrected = special_values.legalizations() | dict.fromkeys(elementwise.FUNCTIONS if v else (), _elementwise)
+    corrected = special_values.legalizations() | dict.fromkeys(
+        elementwise.FUNCTIONS if v else (), _elementwise
+    )
     if opt_level < 3:
         return corrected
     if v is None:

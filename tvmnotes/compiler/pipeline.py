@@ -16,7 +16,7 @@ from .bools import bools_as_bytes
 from .conv_transpose import transposed_to_plain
 from .costs import count, note_operators, operators
 from .cuda import has_threads
-from .cuda_nms import in_parallel
+from .cuda_nms import parallelize_detection
 from .decompose import decompose_functions
 from .fold import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .indices import checks_to_kernels
@@ -24,17 +24,19 @@ from .layout import block_layouts
 from .legalize import legalizations
 from .precision import sums_in_float32
 from .schedules import annotations, schedule_kernels
-from .schedules.vector import vectors
+from .schedules.vector import simd_of
 
 OPT_LEVELS = (0, 1, 2, 3)
 
 
-def passes(opt_level: int, target: tvm.target.Target, lookup: Callable | None = None) -> list[tvm.transform.Pass]:
+def passes(
+    opt_level: int, target: tvm.target.Target, lookup: Callable | None = None
+) -> list[tvm.transform.Pass]:
     """List the graph passes of an opt level, in order, from an imported module to one kernel per fused group.
 
     Level 3 asks `lookup(workload)` for the config of each kernel, and takes the default one where it gives None.
     """
-    registers = None if target.kind.name == "cuda" else vectors(target)
+    registers = None if target.kind.name == "cuda" else simd_of(target)
     from_level = [
         # the graph
         (3, fold_batch_norm()),
@@ -54,7 +56,10 @@ def passes(opt_level: int, target: tvm.target.Target, lookup: Callable | None = 
         *([(3, block_layouts(registers, lookup))] if registers else []),  # NCHW to NCHW[x]c, weights packed
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
-        (0, checks_to_kernels() if registers else in_parallel()),  # a GPU: the loops behind a detector
+        (
+            0,
+            checks_to_kernels() if registers else parallelize_detection(),
+        ),  # a GPU: the loops behind a detector
         (0, special_values.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
         (0, t.LegalizeOps(legalizations(registers, lookup, opt_level))),
@@ -63,7 +68,9 @@ def passes(opt_level: int, target: tvm.target.Target, lookup: Callable | None = 
         (1, t.FuseOps()),
         (1, note_operators()),
         (1, t.FuseTIR()),
-        *([(3, schedule_kernels(registers, lookup))] if registers else []),  # for a GPU `gpu.scheduled` does it
+        *(
+            [(3, schedule_kernels(registers, lookup))] if registers else []
+        ),  # for a GPU `gpu.scheduled` does it
         (0, t.DeadCodeElimination()),
     ]
     return [step for level, step in from_level if opt_level >= level]
@@ -105,7 +112,9 @@ class _LiftConstants(relax.PyExprMutator):
         return self.vars[key]
 
 
-def lift_constants(mod: tvm.IRModule, names: dict[int, str]) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+def lift_constants(
+    mod: tvm.IRModule, names: dict[int, str]
+) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     """Make each constant of `main` a parameter after the inputs; gives the module and the arrays by name, in order.
 
     So the library holds code alone and the parameters get a file of their own, whatever was folded. An array keeps

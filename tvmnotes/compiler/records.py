@@ -23,7 +23,7 @@ from ..base import data, env
 from ..base.errors import Forbidden
 from .schedules import Workload
 from .schedules.family import key as key
-from .schedules.vector import Vectors, vectors
+from .schedules.vector import Simd, simd_of
 
 try:
     import fcntl
@@ -78,7 +78,7 @@ class Record:
         })  # fmt: skip
 
 
-def measured(workload, target: str, config: dict, seconds=(), error=None, final="", machine=None) -> Record:
+def new_record(workload, target: str, config: dict, seconds=(), error=None, final="", machine=None) -> Record:
     """Make a record of now; `machine` is this one unless given."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     here = machine or {"cpu": env.cpu_name(), "threads": env.threads()}
@@ -108,7 +108,7 @@ def parse(line: str | bytes, check: bool = True) -> Record | str:
             given["time"],
         )  # fmt: skip
         sound = _is_sound(record)
-        known = sound and (not check or record.workload.is_config(record.config, vectors_of(record.target)))
+        known = sound and (not check or record.workload.is_config(record.config, simd_of_key(record.target)))
     except Forbidden:
         raise
     except Exception:  # a foreign line may hold anything
@@ -133,8 +133,8 @@ def _canonical(target: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def vectors_of(target: str) -> Vectors:
-    return vectors(tvm.target.Target(json.loads(target)))
+def simd_of_key(target: str) -> Simd:
+    return simd_of(tvm.target.Target(json.loads(target)))
 
 
 @contextlib.contextmanager
@@ -232,7 +232,7 @@ class ConfigLookup:
         for (workload, measured_for), record in best(records).items():
             if measured_for == target:
                 self._exact[workload] = record
-            elif vectors_of(measured_for) == vectors_of(target):
+            elif simd_of_key(measured_for) == simd_of_key(target):
                 self._near[workload] = record
 
     def __call__(self, workload: Workload) -> dict | None:
@@ -259,14 +259,16 @@ def shipped() -> list[Record]:
     return [parse(line, check=False) for file in files for line in file.read_bytes().splitlines()]
 
 
-def find_lookup(records, target: tvm.target.Target) -> ConfigLookup | None:
+def resolve_records(records, target: tvm.target.Target) -> ConfigLookup | None:
     """Make the look-up of a build, whose `records` are those of `build.build`; None where it is to use none.
 
     Raises TypeError and OSError for what are no records, and ValueError for those of a GPU.
     """
     if target.kind.name == "cuda":
         if records:
-            raise ValueError("records: those of tn.tune are of CPUs; for a GPU use a database of MetaSchedule")
+            raise ValueError(
+                "records: those of tn.tune are of CPUs; for a GPU use a database of MetaSchedule"
+            )
         return None
     if records is False or isinstance(records, ConfigLookup):
         return records or None

@@ -47,7 +47,11 @@ def _on_each_kernel(name: str, changes: list, on_llvm: list = (), on_x86: list =
     @tirx.transform.prim_func_pass(opt_level=0, name=name)
     def run(func, _mod, _context):
         target = func.attrs["target"]
-        here = [*changes, *(on_llvm if target.kind.name == "llvm" else ()), *(on_x86 if _is_x86(target) else ())]
+        here = [
+            *changes,
+            *(on_llvm if target.kind.name == "llvm" else ()),
+            *(on_x86 if _is_x86(target) else ()),
+        ]
         return func.with_body(tvm_ffi.structural_map(func.body, here))
 
     return run
@@ -68,7 +72,9 @@ def _kernel_with_denormals(node):
     if node.attr_key != "compute_scope":
         return node
     before, clear, restore = _control()
-    return tirx.AttrStmt(node.node, node.attr_key, node.value, tirx.SeqStmt([*before, clear, node.body, restore]))
+    return tirx.AttrStmt(
+        node.node, node.attr_key, node.value, tirx.SeqStmt([*before, clear, node.body, restore])
+    )
 
 
 def _threads_with_denormals(loop):
@@ -90,7 +96,8 @@ def _control() -> tuple:
 
     # The intrinsics want pointers into the stack, where TVM by itself places no buffer this small.
     before = [
-        tirx.Bind(pointer, tirx.call_intrin(pointer.ty, "tirx.tvm_stack_alloca", "shape", 1)) for pointer in pointers
+        tirx.Bind(pointer, tirx.call_intrin(pointer.ty, "tirx.tvm_stack_alloca", "shape", 1))
+        for pointer in pointers
     ]
     before += [
         tirx.DeclBuffer(held, data=pointers[0]),
@@ -114,7 +121,11 @@ def _remainder(node):
     costs one multiplication. It can go when `test_rows_that_repeat` holds without it.
     """
     dtype, divisor = str(node.ty.dtype), node.b
-    if not dtype.endswith(("32", "64")) or not isinstance(divisor, tirx.IntImm) or divisor.value & (divisor.value - 1):
+    if (
+        not dtype.endswith(("32", "64"))
+        or not isinstance(divisor, tirx.IntImm)
+        or divisor.value & (divisor.value - 1)
+    ):
         return node
     one, places = tirx.const(2, dtype), tirx.const(1, "int32")
     return type(node)(tirx.call_llvm_pure_intrin(dtype, "llvm.umul.fix", node.a, one, places), divisor)
@@ -131,7 +142,9 @@ def _extreme(node, better):
     if _number(a) is not None:
         return a if np.isnan(_number(a)) else _named(b, lambda b: tirx.Select(better(a, b), a, b))
     # In a reduction a is the next element and b the best so far; isnan(a) does not wait for b.
-    return _named(a, lambda a: _named(b, lambda b: tirx.Select(tirx.isnan(a), a, tirx.Select(better(a, b), a, b))))
+    return _named(
+        a, lambda a: _named(b, lambda b: tirx.Select(tirx.isnan(a), a, tirx.Select(better(a, b), a, b)))
+    )
 
 
 def _number(x) -> float | None:
@@ -152,7 +165,9 @@ def _sum_of_some(store):
 def _not(node):
     """TVM rewrites `not x < y` as `y <= x`, which differs for NaN."""
     compared = []
-    tvm_ffi.structural_walk(node.a, ((tirx.LT, tirx.LE, tirx.GT, tirx.GE), lambda c: compared.append(_is_float(c.a))))
+    tvm_ffi.structural_walk(
+        node.a, ((tirx.LT, tirx.LE, tirx.GT, tirx.GE), lambda c: compared.append(_is_float(c.a)))
+    )
     return tirx.EQ(tirx.Cast("int32", node.a), tirx.const(0, "int32")) if any(compared) else node
 
 
@@ -245,7 +260,9 @@ def _zero(constant):
 
 
 def _is_zero(arg) -> bool:
-    array = constant_array(arg) if isinstance(arg.ty, relax.TensorType) and fixed_shape(arg.ty) == () else None
+    array = (
+        constant_array(arg) if isinstance(arg.ty, relax.TensorType) and fixed_shape(arg.ty) == () else None
+    )
     return array is not None and array.dtype.kind == "f" and array == 0
 
 
@@ -258,7 +275,11 @@ def _from_infinity(bb, call):
         func = bb.get()[kernel]
 
         def infinite(number):
-            return tirx.FloatImm(dtype, np.copysign(np.inf, number.value)) if abs(number.value) == most else number
+            return (
+                tirx.FloatImm(dtype, np.copysign(np.inf, number.value))
+                if abs(number.value) == most
+                else number
+            )
 
         bb.update_func(kernel, func.with_body(tvm_ffi.structural_map(func.body, (tirx.FloatImm, infinite))))
     return made
@@ -270,7 +291,9 @@ def _filled(bb, call):
     if array is None or np.isfinite(array) or not isinstance(call.args[0], relax.ShapeExpr):
         return default(bb, call)
     number = tirx.FloatImm(str(call.ty.dtype), float(array))
-    return bb.call_te(lambda: te.compute([*call.args[0].values], lambda *_: number, "full"), primfunc_name_hint="full")
+    return bb.call_te(
+        lambda: te.compute([*call.args[0].values], lambda *_: number, "full"), primfunc_name_hint="full"
+    )
 
 
 def _index_of_extreme(bb, call):
@@ -302,7 +325,9 @@ class _SortByKeys(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "")
-        if name not in ("relax.sort", "relax.argsort", "relax.topk", "relax.median") or not _is_float(call.args[0]):
+        if name not in ("relax.sort", "relax.argsort", "relax.topk", "relax.median") or not _is_float(
+            call.args[0]
+        ):
             return call
         x, attrs = call.args[0], call.attrs
         if name == "relax.median":
@@ -335,7 +360,9 @@ class _SortByKeys(relax.PyExprMutator):
         found = [self.builder_.emit(relax.op.where(lost, *pair)) for pair in (values[::-1], (last, middle))]
         if not axes:
             return relax.op.reshape(found[0], ty.shape)
-        return relax.Tuple([relax.op.reshape(each, field.shape) for each, field in zip(found, ty.fields, strict=True)])
+        return relax.Tuple(
+            [relax.op.reshape(each, field.shape) for each, field in zip(found, ty.fields, strict=True)]
+        )
 
 
 def _keys(x, nan_is_largest: bool = True):

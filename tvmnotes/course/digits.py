@@ -63,7 +63,9 @@ def preprocess(images: np.ndarray) -> np.ndarray:
     """
     images = np.asarray(images)
     if images.ndim != 3 or images.shape[1:] != (32, 32):
-        raise ValueError(f"images: expected shape (N, 32, 32), got {images.shape}; give one picture as image[None]")
+        raise ValueError(
+            f"images: expected shape (N, 32, 32), got {images.shape}; give one picture as image[None]"
+        )
     return ((images[:, None].astype("float32") / 255 - MEAN) / STD).astype("float32")
 
 

@@ -8,7 +8,13 @@ Source: K. Sugiyama, S. Tagawa, M. Toda, Methods for Visual Understanding of Hie
 from itertools import pairwise
 from xml.sax.saxutils import escape
 
-_LETTER, _LINE, _GAP, _RISE, _MARGIN = 7.4, 17, 26, 28, 10  # px: a letter's width, a line's height, and the distances
+_LETTER, _LINE, _GAP, _RISE, _MARGIN = (
+    7.4,
+    17,
+    26,
+    28,
+    10,
+)  # px: a letter's width, a line's height, and the distances
 
 
 def svg(nodes: dict, edges: list[tuple]) -> str:
@@ -17,7 +23,9 @@ def svg(nodes: dict, edges: list[tuple]) -> str:
     Returns the SVG's text. Each edge leads to a node that comes later in `nodes`.
     """
     rows, steps = _rows(list(nodes), edges)
-    size = {key: (_LETTER * max(map(len, lines)) + 14, _LINE * len(lines) + 10) for key, lines in nodes.items()}
+    size = {
+        key: (_LETTER * max(map(len, lines)) + 14, _LINE * len(lines) + 10) for key, lines in nodes.items()
+    }
     widths = [sum(size.get(key, (4, 0))[0] + _GAP for key in row) - _GAP for row in rows]
     place, top, whole = {}, _MARGIN, max(widths) + 2 * _MARGIN
     for row, width in zip(rows, widths, strict=True):

@@ -102,7 +102,9 @@ def figure(notebook: dict) -> str:
     table = "".join("".join(output["data"]["text/plain"]) for output in cells["times"]["outputs"])
     machine = "".join("".join(output["text"]) for output in cells["machine"]["outputs"])
     medians = re.findall(r"^(\S.*?) {2,}(\d+\.\d+) ", table, re.M)
-    caption = f"EfficientNet-Lite0, one picture, float32; medians of one run of notebook 00 on {machine.strip()}."
+    caption = (
+        f"EfficientNet-Lite0, one picture, float32; medians of one run of notebook 00 on {machine.strip()}."
+    )
     return f"{bars({name: float(median) for name, median in medians})}\n\n{caption}"
 
 
@@ -123,7 +125,9 @@ def _marked(text: str, mark: str, content: str) -> str:
     between = re.compile(rf"(?<=<!-- {mark} -->\n).*?(?=<!-- /{mark} -->)", re.S)
     text, found = between.subn(lambda _: f"\n{content}\n\n", text)
     if found != 1:
-        raise ValueError(f"expected the lines <!-- {mark} --> and <!-- /{mark} --> once, found them {found} times")
+        raise ValueError(
+            f"expected the lines <!-- {mark} --> and <!-- /{mark} --> once, found them {found} times"
+        )
     return text
 
 
@@ -143,7 +147,9 @@ def main() -> None:
         for cell in notebook["cells"]:
             if change := changes.get(cell["id"]):
                 cell["source"] = change("".join(cell["source"])).splitlines(keepends=True)
-        path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8"
+        )
         if number == "00":
             page.write_text(readme(page.read_text(encoding="utf-8"), notebook), encoding="utf-8")
 

@@ -54,9 +54,15 @@ def load(name: str, pretrained: bool = True) -> nn.Module:
     size = transforms["crop_size"]
     state = _pretrained_state(weights) if pretrained else None
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*initialization.*")  # googlenet, inception_v3: it takes a while
-        options = {"image_size": size} if name.startswith("vit_") else {}  # for whose pictures they learn positions
-        net = seeded(lambda: torchvision.models.get_model(name, weights=None, **options), size, calibrate=state is None)
+        warnings.filterwarnings(
+            "ignore", message=".*initialization.*"
+        )  # googlenet, inception_v3: it takes a while
+        options = (
+            {"image_size": size} if name.startswith("vit_") else {}
+        )  # for whose pictures they learn positions
+        net = seeded(
+            lambda: torchvision.models.get_model(name, weights=None, **options), size, calibrate=state is None
+        )
     if state is not None:
         if name in ("googlenet", "inception_v3"):  # their weights expect another normalization, done inside
             net.transform_input = True
@@ -107,7 +113,9 @@ def _pretrained_state(weights) -> dict | None:
         except OSError:  # the connection broke: what was fetched so far is discarded
             return None
         except RuntimeError as error:  # torch's error for a checksum that does not match; it keeps nothing
-            raise ValueError(f"{weights.url} gave weights other than those it names ({error}): try later") from None
+            raise ValueError(
+                f"{weights.url} gave weights other than those it names ({error}): try later"
+            ) from None
     return _read_weights(file, "torchvision")
 
 
@@ -152,7 +160,9 @@ def _efficientnet_lite0(pretrained: bool) -> nn.Module:
 
 def _digits(pretrained: bool) -> nn.Module:
     net = ResNet20()
-    net.load_state_dict(torch.load(data.path("digits/digits_resnet20.pt"), weights_only=True, map_location="cpu"))
+    net.load_state_dict(
+        torch.load(data.path("digits/digits_resnet20.pt"), weights_only=True, map_location="cpu")
+    )
     net.weights_kind, net.input_shape, net.classes = "pretrained", (1, 1, 32, 32), [str(n) for n in range(10)]
     net.preprocessing = None
     return net.eval()
@@ -213,7 +223,9 @@ class ResNet50V2(nn.Module):
         blocks, channels = [], 64
         for stage, depth in enumerate((3, 4, 6, 3)):
             for i in range(depth):
-                blocks.append(PreActivationBlock(channels, 256 << stage, stride=2 if i == 0 and stage > 0 else 1))
+                blocks.append(
+                    PreActivationBlock(channels, 256 << stage, stride=2 if i == 0 and stage > 0 else 1)
+                )
                 channels = 256 << stage
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Sequential(

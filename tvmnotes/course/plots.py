@@ -10,6 +10,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import LogLocator
 
+from ..base.integers import ceildiv
+
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
 SCOREBOARD = Path(__file__).with_name("scoreboard.json")  # written by measuring/scoreboard.py
 
@@ -41,8 +43,12 @@ def scoreboard(*marked: str, line: tuple[str, float] | None = None):
     rows = run["rows"]
     unknown = [name for name in marked if name not in rows]
     if unknown:
-        raise ValueError(f"unknown row {', '.join(map(repr, unknown))}; there are {', '.join(map(repr, rows))}")
-    low, medians, high = (np.array([row[key] for row in rows.values()]) * 1e3 for key in ("low", "median", "high"))
+        raise ValueError(
+            f"unknown row {', '.join(map(repr, unknown))}; there are {', '.join(map(repr, rows))}"
+        )
+    low, medians, high = (
+        np.array([row[key] for row in rows.values()]) * 1e3 for key in ("low", "median", "high")
+    )
     figure, axes = _axes(7.2, 1.3 + 0.36 * len(rows))
     colors = [ORANGE if name in marked else BLUE for name in rows]
     axes.barh(list(rows), medians, xerr=(medians - low, high - medians), color=colors, capsize=3, height=0.6)
@@ -51,7 +57,9 @@ def scoreboard(*marked: str, line: tuple[str, float] | None = None):
     least = min(medians.min(), line[1]) if line else medians.min()
     axes.set(xscale="log", xlim=(least / 2, high.max() * 3), xlabel="median time of a call (ms), log axis")
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_title(f"{run['network']}, one picture, measured {run['date']}\n{run['machine']}", fontsize=9, loc="left")
+    axes.set_title(
+        f"{run['network']}, one picture, measured {run['date']}\n{run['machine']}", fontsize=9, loc="left"
+    )
     if line:
         axes.axvline(line[1], color="black", linestyle="--", label=f"{line[0]}: {_digits(line[1])} ms")
         axes.legend(frameon=False, loc="lower right")
@@ -77,11 +85,13 @@ def top_k(tables: dict):
 
 def pictures(images, titles=None, columns: int = 10):
     """Show a grid of Pillow images, or arrays (H, W) of grey, 0 to 255, or (H, W, 3); `titles` has one for each."""
-    rows = -(-len(images) // columns)
+    rows = ceildiv(len(images), columns)
     columns = min(columns, len(images))
     size = 3.2 if len(images) == 1 else 0.85
     height = size * rows * (1.0 if titles is None else 1.35)
-    figure, panels = plt.subplots(rows, columns, figsize=(size * columns, height), squeeze=False, layout="constrained")
+    figure, panels = plt.subplots(
+        rows, columns, figsize=(size * columns, height), squeeze=False, layout="constrained"
+    )
     for axes in panels.flat:
         axes.axis("off")
     for i, (axes, image) in enumerate(zip(panels.flat, images, strict=False)):
@@ -99,7 +109,9 @@ def detections(image, found: dict, least: float = 0.0, most: int = 5):
     """
     image, colours = np.asarray(image), (BLUE, ORANGE, GREEN, GREY)
     height, width = image.shape[:2]
-    figure, panels = plt.subplots(1, len(found), figsize=(4.2 * len(found), 4.4), squeeze=False, layout="constrained")
+    figure, panels = plt.subplots(
+        1, len(found), figsize=(4.2 * len(found), 4.4), squeeze=False, layout="constrained"
+    )
     for axes, (name, (classes, scores, corners)) in zip(panels[0], found.items(), strict=True):
         axes.imshow(image)
         axes.set_title(name, fontsize=10)
@@ -108,7 +120,9 @@ def detections(image, found: dict, least: float = 0.0, most: int = 5):
             if scores[place] >= least and classes[place] >= 0:
                 left, top, right, bottom = np.clip(corners[place], 0, (width, height, width, height))
                 colour = colours[place % len(colours)]
-                axes.add_patch(plt.Rectangle((left, top), right - left, bottom - top, fill=False, color=colour, lw=2))
+                axes.add_patch(
+                    plt.Rectangle((left, top), right - left, bottom - top, fill=False, color=colour, lw=2)
+                )
                 axes.text(left + 4, top + 14, f"{int(classes[place])}: {scores[place]:.3f}", fontsize=8, color="black",
                           bbox={"color": colour, "pad": 1, "alpha": 0.8})  # fmt: skip
     return figure
@@ -133,11 +147,15 @@ def spread(timing):
     """Draw a histogram of one `measure.Timing`, in ms, with mean and median as lines, and the middle half shaded."""
     figure, axes = _axes(6.4, 2.6)
     low, high = np.percentile(timing.seconds, [25, 75]) * 1e3
-    axes.axvspan(low, high, color=GREY, alpha=0.35, zorder=0, label=f"middle half, {_digits(high - low)} ms wide")
+    axes.axvspan(
+        low, high, color=GREY, alpha=0.35, zorder=0, label=f"middle half, {_digits(high - low)} ms wide"
+    )
     axes.hist(np.array(timing.seconds) * 1e3, bins=min(20, len(timing.seconds)), color=BLUE)
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.axvline(timing.median * 1e3, color="black", label=f"median {_digits(timing.median * 1e3)} ms")
-    axes.axvline(timing.mean * 1e3, color=ORANGE, linestyle="--", label=f"mean {_digits(timing.mean * 1e3)} ms")
+    axes.axvline(
+        timing.mean * 1e3, color=ORANGE, linestyle="--", label=f"mean {_digits(timing.mean * 1e3)} ms"
+    )
     axes.set(xlabel="time of a call (ms)", ylabel="calls")
     axes.legend(frameon=False)
     return figure
@@ -166,7 +184,10 @@ def by_level(calls: dict, comparison):
     """
     figure, panels = plt.subplots(2, 1, figsize=(5.6, 4.4), sharex=True, layout="constrained")
     medians = [comparison[name].median * 1e3 for name in calls]
-    rows = ((list(calls.values()), ORANGE, "kernel calls in a run"), (medians, BLUE, "median time of a run (ms)"))
+    rows = (
+        (list(calls.values()), ORANGE, "kernel calls in a run"),
+        (medians, BLUE, "median time of a run (ms)"),
+    )
     for axes, (values, color, label) in zip(panels, rows, strict=True):
         bars = axes.bar(list(calls), values, color=color, width=0.6)
         axes.bar_label(bars, [_digits(value) for value in values], padding=2, fontsize=9)
@@ -232,7 +253,9 @@ def best_so_far(runs: dict, operations: int):
         axes.step(trials, middle, where="post", color=color, label=name)
         longest = max(longest, len(trials))
     axes.set(xscale="log", xlabel="trials", ylabel="best so far (GFLOP/s)")
-    axes.set_xticks([tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if tick <= longest], minor=False)
+    axes.set_xticks(
+        [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if tick <= longest], minor=False
+    )
     axes.set_xticks([], minor=True)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.legend(frameon=False, loc="upper left")
@@ -249,7 +272,9 @@ def predicted(scores, seconds, taught=()):
     figure, axes = _axes(5.2, 3.2)
     for which, color, label in ((~seen, BLUE, "never seen"), (seen, ORANGE, "trained on")):
         if which.any():
-            axes.scatter(scores[which], seconds[which], s=14, color=color, alpha=0.7, linewidths=0, label=label)
+            axes.scatter(
+                scores[which], seconds[which], s=14, color=color, alpha=0.7, linewidths=0, label=label
+            )
     axes.set(yscale="log", xlabel="the model's score: the higher, the faster", ylabel="measured (ms)")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
@@ -264,12 +289,26 @@ def heat(values, rows, columns, labels: tuple[str, str, str], marks: dict | None
     `marks` gives names to one or two fields, (row, column) as they stand in `rows` and `columns`.
     """
     values, rows, columns = np.asarray(values, float), list(rows), list(columns)
-    figure, axes = plt.subplots(figsize=(1.9 + 0.24 * len(columns), 1.3 + 0.28 * len(rows)), layout="constrained")
+    figure, axes = plt.subplots(
+        figsize=(1.9 + 0.24 * len(columns), 1.3 + 0.28 * len(rows)), layout="constrained"
+    )
     image = axes.imshow(values, cmap="viridis", aspect="auto")
     for number, (name, (row, column)) in enumerate((marks or {}).items()):
-        form = {"marker": "os"[number], "markersize": (13, 7)[number], "linestyle": "none", "markerfacecolor": "none"}
+        form = {
+            "marker": "os"[number],
+            "markersize": (13, 7)[number],
+            "linestyle": "none",
+            "markerfacecolor": "none",
+        }
         for color, width, label in (("white", 3.5, None), ("black", 1.5, name)):
-            axes.plot(columns.index(column), rows.index(row), **form, color=color, markeredgewidth=width, label=label)
+            axes.plot(
+                columns.index(column),
+                rows.index(row),
+                **form,
+                color=color,
+                markeredgewidth=width,
+                label=label,
+            )
     axes.set_xticks(range(len(columns)), columns, fontsize=8)
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     axes.tick_params(length=0)
@@ -342,7 +381,9 @@ def by_threads(timings: dict):
         medians = [timings[count, bound].median * 1e3 for count in counts]
         axes.plot(counts, medians, form, color=color, label="bound to a core" if bound else "not bound")
     first = min(timings[counts[0], bound].median for bound in (True, False)) * 1e3
-    axes.plot(counts, [first * counts[0] / count for count in counts], ":", color="black", label="shared out evenly")
+    axes.plot(
+        counts, [first * counts[0] / count for count in counts], ":", color="black", label="shared out evenly"
+    )
     axes.set(ylim=0, xticks=counts, xlabel="threads", ylabel="median time of a run (ms)")
     axes.legend(frameon=False)
     return figure
@@ -355,7 +396,15 @@ def timeline(calls):
     for row, kind in enumerate(kinds):
         some = calls[calls["kind"] == kind]
         color = (BLUE, ORANGE, GREEN, GREY)[row]
-        axes.barh([row] * len(some), some["ms"], 0.6, some["begin (ms)"], color=color, edgecolor="white", linewidth=0.5)
+        axes.barh(
+            [row] * len(some),
+            some["ms"],
+            0.6,
+            some["begin (ms)"],
+            color=color,
+            edgecolor="white",
+            linewidth=0.5,
+        )
     axes.set_yticks(range(len(kinds)), kinds)
     axes.set_xlabel("time since the run began (ms)")
     axes.invert_yaxis()
@@ -378,7 +427,9 @@ def by_server(names: list[str], marks: dict | None = None):
     """Draw who measured each trial, in order: a row for each name; `marks` names moments, by the number of a trial."""
     rows = sorted(set(names))
     figure, axes = _axes(6.4, 1.2 + 0.4 * len(rows))
-    axes.scatter(range(1, len(names) + 1), [rows.index(name) for name in names], marker="|", s=120, color=BLUE)
+    axes.scatter(
+        range(1, len(names) + 1), [rows.index(name) for name in names], marker="|", s=120, color=BLUE
+    )
     for number, (mark, trial) in enumerate((marks or {}).items()):
         color = (ORANGE, GREEN)[number % 2]
         axes.axvline(trial + 0.5, color=color, linestyle="--", label=mark)

@@ -17,7 +17,9 @@ class Processes:
         self.running: dict[str, subprocess.Popen] = {}
         atexit.register(self.end_all)
 
-    def start(self, name: str, *command, folder: str | os.PathLike = ".", environment: dict | None = None) -> None:
+    def start(
+        self, name: str, *command, folder: str | os.PathLike = ".", environment: dict | None = None
+    ) -> None:
         """Run `python -m COMMAND` in the background, without its output, in a folder, with more of an environment."""
         command, quiet = [sys.executable, "-m", *map(str, command)], subprocess.DEVNULL
         self.running[name] = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True,
@@ -43,7 +45,9 @@ def first_line(arguments: list, folder: str | os.PathLike, environment: dict | N
     """Return the seconds from the start of a process, `python ARGUMENTS` in a folder, to its first line of output."""
     command = [sys.executable, *map(str, arguments)]
     began = time.perf_counter()
-    with subprocess.Popen(command, cwd=folder, env=os.environ | (environment or {}), stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, cwd=folder, env=os.environ | (environment or {}), stdout=subprocess.PIPE
+    ) as process:
         process.stdout.readline()
         return time.perf_counter() - began
 

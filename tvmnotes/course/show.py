@@ -14,7 +14,9 @@ def show(program: Any, lines: int | None = None) -> None:
     from tvm.script.highlight import cprint  # for speed: the course's other modules need no TVM
 
     if not callable(getattr(program, "script", None)):
-        raise TypeError(f"program: expected an IRModule, a function or a PrimFunc; got {type(program).__name__}")
+        raise TypeError(
+            f"program: expected an IRModule, a function or a PrimFunc; got {type(program).__name__}"
+        )
     if lines is not None and lines < 1:
         raise ValueError(f"lines: expected 1 or more, or None for all; got {lines}")
     script = program.script().splitlines()

@@ -34,9 +34,13 @@ def open_picture(path: str | os.PathLike | None = None) -> Image.Image:
     """
     path = Path(path) if path is not None else sample_picture()
     if not path.is_file():
-        raise FileNotFoundError(f"no picture at {path}: give the path of a JPEG or PNG file, or None for the sample")
+        raise FileNotFoundError(
+            f"no picture at {path}: give the path of a JPEG or PNG file, or None for the sample"
+        )
     leniently = ImageFile.LOAD_TRUNCATED_IMAGES
-    ImageFile.LOAD_TRUNCATED_IMAGES = False  # GluonCV sets it for the whole process, and half a picture comes out grey
+    ImageFile.LOAD_TRUNCATED_IMAGES = (
+        False  # GluonCV sets it for the whole process, and half a picture comes out grey
+    )
     try:
         with Image.open(path) as image:
             image = ImageOps.exif_transpose(image)
@@ -44,7 +48,9 @@ def open_picture(path: str | os.PathLike | None = None) -> Image.Image:
                 image = Image.fromarray((np.asarray(image) >> 8).astype("uint8"))
             return image.convert("RGB")
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{path} is no picture that can be read ({error}): expected a JPEG or PNG file") from error
+        raise ValueError(
+            f"{path} is no picture that can be read ({error}): expected a JPEG or PNG file"
+        ) from error
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = leniently
 

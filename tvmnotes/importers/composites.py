@@ -11,7 +11,9 @@ from ..base.indices import checked
 from ..base.relax import OPAQUE, fixed_shape
 
 
-def reshaped(shape: Sequence[int], target: Sequence[int], reverse: bool = False, allowzero: bool = False) -> list[int]:
+def reshaped(
+    shape: Sequence[int], target: Sequence[int], reverse: bool = False, allowzero: bool = False
+) -> list[int]:
     """Return the shape that the codes in `target` mean for a tensor of `shape`.
 
     0 keeps an axis (with `allowzero` it is a size), -1 is what is left, -2 keeps all axes that follow, -3 joins two,
@@ -83,7 +85,9 @@ def logarithm(x: relax.Expr, base: int) -> relax.Expr:
     return R.multiply(R.log(x), relax.const(1 / math.log(base), str(x.ty.dtype)))
 
 
-def local_response_norm(x: relax.Expr, size: int, axis: int, bias: float, alpha: float, beta: float) -> relax.Expr:
+def local_response_norm(
+    x: relax.Expr, size: int, axis: int, bias: float, alpha: float, beta: float
+) -> relax.Expr:
     """Compute x / (bias + alpha / size · sum of squares of `size` neighbours along an axis) ** beta."""
     shape, half = fixed_shape(x.ty), size // 2
     widths = [(half, half) if n == axis else (0, 0) for n in range(len(shape))]
@@ -126,7 +130,9 @@ def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts,
                     y_, x_ = (low_y + right_y).astype("int32"), (low_x + right_x).astype("int32")
                     weight = (1.0 - te.abs(at_y - low_y - right_y)) * (1.0 - te.abs(at_x - low_x - right_x))
                     inside = tirx.all(y_ >= 0, y_ < height, x_ >= 0, x_ < width)
-                    total += tirx.if_then_else(inside, data[n, channel, y_, x_] * weight, tirx.const(0, dtype))
+                    total += tirx.if_then_else(
+                        inside, data[n, channel, y_, x_] * weight, tirx.const(0, dtype)
+                    )
             return total * mask[n, number, y, x] if mask is not None else total
 
         return te.compute((batch, channels * taps, *size), column, name="deformed")

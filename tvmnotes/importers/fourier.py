@@ -17,7 +17,9 @@ def transformed(x: relax.Expr, length: int, inverse: bool = False, onesided: boo
     """
     *outer, count, parts = fixed_shape(x.ty)
     if count * parts * length * 2 > _LARGEST:
-        raise NotImplementedError(f"a Fourier transform of length {length} takes a matrix of more than 128 MiB")
+        raise NotImplementedError(
+            f"a Fourier transform of length {length} takes a matrix of more than 128 MiB"
+        )
     basis = np.eye(count * parts).reshape(-1, count, parts)
     signal = basis[..., 0] + (1j * basis[..., 1] if parts == 2 else 0)
     if inverse and onesided:

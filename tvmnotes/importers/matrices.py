@@ -6,10 +6,10 @@ import tvm
 from tvm.script import tirx as T
 
 from ..base.relax import OPAQUE
-from ..base.workarounds import quick_script
+from ..base.workarounds import fast_tvmscript_parser
 
 
-@quick_script()
+@fast_tvmscript_parser()
 def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
     """Factor (count, n, n) with partial pivoting.
 
@@ -42,7 +42,9 @@ def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
                     best[0] = k
                     for i in range(n - 1 - k):
                         kept[0] = T.abs(a[b, k + 1 + i, k])
-                        if T.Or(kept[0] > T.abs(a[b, best[0], k]), kept[0] != kept[0]):  # NaN is a pivot, and stays
+                        if T.Or(
+                            kept[0] > T.abs(a[b, best[0], k]), kept[0] != kept[0]
+                        ):  # NaN is a pivot, and stays
                             best[0] = k + 1 + i
                     if best[0] != k:
                         sign[b] = T.Cast(dtype, 0) - sign[b]
@@ -61,12 +63,14 @@ def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
                             kept[0] = kept[0] / a[b, k, k]
                         a[b, k + 1 + i, k] = kept[0]
                         for j in range(n - 1 - k):
-                            a[b, k + 1 + i, k + 1 + j] = a[b, k + 1 + i, k + 1 + j] - kept[0] * a[b, k, k + 1 + j]
+                            a[b, k + 1 + i, k + 1 + j] = (
+                                a[b, k + 1 + i, k + 1 + j] - kept[0] * a[b, k, k + 1 + j]
+                            )
 
     return kernel
 
 
-@quick_script()
+@fast_tvmscript_parser()
 def cholesky(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
     """Factor (count, n, n), of which it reads the lower half, into L and its transpose.
 
@@ -75,7 +79,9 @@ def cholesky(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
 
     @T.prim_func(s_tir=True)
     def kernel(
-        given: T.Buffer((count, n, n), dtype), a: T.Buffer((count, n, n), dtype), info: T.Buffer((count,), "int32")
+        given: T.Buffer((count, n, n), dtype),
+        a: T.Buffer((count, n, n), dtype),
+        info: T.Buffer((count,), "int32"),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         with T.sblock("cholesky"):
@@ -99,8 +105,10 @@ def cholesky(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
     return kernel
 
 
-@quick_script()
-def solve_triangular(count: int, n: int, width: int, upper: bool, unit: bool, dtype: str) -> tvm.tirx.PrimFunc:
+@fast_tvmscript_parser()
+def solve_triangular(
+    count: int, n: int, width: int, upper: bool, unit: bool, dtype: str
+) -> tvm.tirx.PrimFunc:
     """Solve a x = b, of which `a` (count, n, n) is read in one half alone, for x and b (count, n, width).
 
     With `unit` its diagonal counts as ones.

@@ -133,7 +133,9 @@ def _load_external_data(proto: onnx.ModelProto, source: str, folder: Path | None
     if not places:
         return
     if folder is None:
-        raise ValueError(f"{source} keeps weights in other files ({', '.join(places)}): pass its path, not its content")
+        raise ValueError(
+            f"{source} keeps weights in other files ({', '.join(places)}): pass its path, not its content"
+        )
     if missing := [place for place in places if not (folder / place).is_file()]:
         raise FileNotFoundError(
             f"{source} keeps weights in other files, and {', '.join(missing)} is missing in {str(folder)!r}; "
@@ -153,7 +155,9 @@ def _check(proto: onnx.ModelProto) -> None:
     except onnx.checker.ValidationError as error:
         raise ValueError(f"onnx.checker refuses this model: {one_line(error)}") from error
     newest = onnx.defs.onnx_opset_version()
-    opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=newest)
+    opset = max(
+        (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=newest
+    )
     if opset > newest:
         raise ValueError(
             f"the model is of opset {opset}, and onnx {onnx.__version__} knows opsets up to {newest}; export it again "
@@ -168,7 +172,9 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     wishes = [] if inputs is None else parse_inputs(inputs, list(declared), dtypes, least=0)
     wanted = {spec.name: spec for spec in wishes}
     if unknown := [name for name in wanted if name not in declared]:
-        raise ValueError(f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {_listed(declared)}")
+        raise ValueError(
+            f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {_listed(declared)}"
+        )
 
     sizes = {}
     for name, spec in wanted.items():
@@ -191,10 +197,14 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     return specs
 
 
-def _match(spec: TensorSpec, dims: list[int | str] | None, dtype: str, sizes: dict[str, tuple[int, str]]) -> None:
+def _match(
+    spec: TensorSpec, dims: list[int | str] | None, dtype: str, sizes: dict[str, tuple[int, str]]
+) -> None:
     """Hold one input against its declaration; `sizes` collects what each symbol stands for, and who said so."""
     if spec.dtype != dtype:
-        raise ValueError(f"input {spec.name!r}: the model takes {dtype}, got {spec.dtype}; convert it to {dtype}")
+        raise ValueError(
+            f"input {spec.name!r}: the model takes {dtype}, got {spec.dtype}; convert it to {dtype}"
+        )
     if dims is None:
         return
     pairs = list(zip(dims, spec.shape, strict=False))
@@ -204,9 +214,13 @@ def _match(spec: TensorSpec, dims: list[int | str] | None, dtype: str, sizes: di
             "the sizes given there as numbers are fixed (export with dynamic axes to leave them open)"
         )
     for dim, n in pairs:
-        size, owner = sizes.setdefault(dim, (n, spec.name)) if isinstance(dim, str) and dim != "?" else (n, "")
+        size, owner = (
+            sizes.setdefault(dim, (n, spec.name)) if isinstance(dim, str) and dim != "?" else (n, "")
+        )
         if size != n:
-            raise ValueError(f"input {spec.name!r}: {dim} is {n} here, but {size} in input {owner!r}; they must agree")
+            raise ValueError(
+                f"input {spec.name!r}: {dim} is {n} here, but {size} in input {owner!r}; they must agree"
+            )
 
 
 def _declared(value: onnx.ValueInfoProto) -> tuple[list[int | str] | None, str]:
@@ -228,7 +242,9 @@ def _listed(declared: dict[str, tuple], names: Any = None) -> str:
     return ", ".join(f"{name}: {_described(*declared[name])}" for name in names or declared) or "none"
 
 
-def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+def _to_relax(
+    proto: onnx.ModelProto, specs: list[TensorSpec]
+) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     said = []
     try:
         # TVM checks the model once more, after prepare_for_tvm.

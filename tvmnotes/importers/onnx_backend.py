@@ -33,7 +33,10 @@ class CompiledModel(BackendRep):
             self._compile({value.name: None for value in self._inputs}, {})
 
     def _compile(self, shapes: dict[str, tuple[int, ...] | None], constants: dict[str, np.ndarray]):
-        key = (*shapes.values(), *((array.dtype, array.shape, array.tobytes()) for array in constants.values()))
+        key = (
+            *shapes.values(),
+            *((array.dtype, array.shape, array.tobytes()) for array in constants.values()),
+        )
         if key not in self._networks:
             model = onnx.ModelProto()
             model.CopyFrom(self._model)
@@ -90,7 +93,10 @@ class TVMBackend(Backend):
         `outputs_info` says each output's dtype and shape; without it ONNX infers them. Raises as `prepare` does.
         """
         _on_cpu(device)
-        names, arrays = list(dict.fromkeys(name for name in node.input if name)), list(map(np.asarray, inputs))
+        names, arrays = (
+            list(dict.fromkeys(name for name in node.input if name)),
+            list(map(np.asarray, inputs)),
+        )
         takes = [
             make_tensor_value_info(name, np_dtype_to_tensor_dtype(array.dtype), array.shape)
             for name, array in zip(names, arrays, strict=True)
@@ -119,7 +125,9 @@ def _on_cpu(device: str) -> None:
 
 
 def _is_fixed(value: onnx.ValueInfoProto) -> bool:
-    tensor = value.type.tensor_type  # `from_onnx` takes a size of 0 for an open one, as exporters of old wrote it so
+    tensor = (
+        value.type.tensor_type
+    )  # `from_onnx` takes a size of 0 for an open one, as exporters of old wrote it so
     return tensor.HasField("shape") and all(dim.dim_value > 0 for dim in tensor.shape.dim)
 
 

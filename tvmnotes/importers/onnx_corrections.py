@@ -93,7 +93,9 @@ def _dropout(n: Node):
 @converts("BatchNormalization")
 def _batch_normalization(n: Node):
     if n.get("training_mode", 0):
-        raise NotImplementedError("BatchNormalization with training_mode=1; export the model in inference mode")
+        raise NotImplementedError(
+            "BatchNormalization with training_mode=1; export the model in inference mode"
+        )
     return n.usual()
 
 
@@ -110,7 +112,9 @@ def _conv_transpose(n: Node):
         total = strides[i] * (n.shape[2 + i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - size
         extra[i] -= min(total, 0)
         if extra[i] >= max(strides[i], dilations[i]):
-            raise NotImplementedError(f"ConvTranspose to output_shape {wanted}: its strides do not reach that far")
+            raise NotImplementedError(
+                f"ConvTranspose to output_shape {wanted}: its strides do not reach that far"
+            )
         half = max(total, 0) // 2
         begin.append(half if n.text("auto_pad", "NOTSET") == "SAME_UPPER" else max(total, 0) - half)
         end.append(max(total, 0) - begin[-1])
@@ -152,14 +156,18 @@ def _split(n: Node):
         return n.usual()
     axis, ends = n.get("axis", 0) % len(n.shape), np.cumsum(sizes).tolist()
     begins = [0, *ends[:-1]]
-    return relax.Tuple([R.strided_slice(n.x, [axis], [begin], [end]) for begin, end in zip(begins, ends, strict=True)])
+    return relax.Tuple(
+        [R.strided_slice(n.x, [axis], [begin], [end]) for begin, end in zip(begins, ends, strict=True)]
+    )
 
 
 @converts("Compress")
 def _compress(n: Node):
     """It takes what a constant condition says, along an axis or, without one, of all numbers in a row."""
     axis, taken = n.get("axis"), np.flatnonzero(n.known(1))
-    x, axis, size = (R.reshape(n.x, (-1,)), 0, math.prod(n.shape)) if axis is None else (n.x, axis, n.shape[axis])
+    x, axis, size = (
+        (R.reshape(n.x, (-1,)), 0, math.prod(n.shape)) if axis is None else (n.x, axis, n.shape[axis])
+    )
     if len(taken) and taken[-1] >= size:
         raise IndexError(f"Compress: its condition takes number {taken[-1]} of {size}")
     return R.take(x, n.const(taken), axis)
@@ -252,7 +260,9 @@ def _tensor_scatter(n: Node):
 
 def _counter(shape, axis: int) -> relax.Expr:
     """Return 0, 1, … along an axis of tensors of this shape, of size 1 along all others: int64."""
-    return relax.const(np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))]), "int64")
+    return relax.const(
+        np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))]), "int64"
+    )
 
 
 def _along(row, shape, axis: int) -> relax.Expr:
@@ -265,7 +275,12 @@ def _det(n: Node):
     count, size = math.prod(n.shape[:-2]), n.shape[-1]
     flat = n.emit(R.reshape(R.astype(n.x, "float64"), (count, size, size)))
     kernel = n.builder.add_func(matrices.lu(count, size, "float64").without_attr("global_symbol"), "lu")
-    types = (((count, size, size), "float64"), ((count, size), "int64"), ((count,), "float64"), ((count,), "int32"))
+    types = (
+        ((count, size, size), "float64"),
+        ((count, size), "int64"),
+        ((count,), "float64"),
+        ((count,), "int32"),
+    )
     factors = n.emit(relax.call_tir(kernel, [flat], [relax.TensorType(*each) for each in types]))
     pivots = R.where(n.const(np.eye(size, dtype=bool)), factors[0], relax.const(1.0, "float64"))
     result = R.multiply(R.prod(pivots, [1, 2]), factors[2])

@@ -36,7 +36,9 @@ def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     proto = shape_inference.infer_shapes(proto)
     for value in proto.graph.output:
-        if value.type.WhichOneof("value") == "tensor_type":  # where nothing is inferred: of rank 0, until it is
+        if (
+            value.type.WhichOneof("value") == "tensor_type"
+        ):  # where nothing is inferred: of rank 0, until it is
             value.type.tensor_type.shape.SetInParent()
     return proto
 
@@ -62,7 +64,9 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     The definition depends on types, which are inferred first; weights count as inputs, which have types.
     """
-    version = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=1)
+    version = max(
+        (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=1
+    )
     before = None
     while (nodes := [node for node in _all_nodes(proto.graph) if _is_function(node)]) and (
         now := Counter(node.op_type for node in nodes)
@@ -158,7 +162,9 @@ def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
             f"({one_line(error)}); export it again with a newer opset"
         ) from error
     for node in _all_nodes(proto.graph):
-        if node.op_type == "Resize":  # Upsample was, and Resize until 10, what 11 calls so; the converter leaves it out
+        if (
+            node.op_type == "Resize"
+        ):  # Upsample was, and Resize until 10, what 11 calls so; the converter leaves it out
             old = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
             node.attribute.extend(make_attribute(name, value) for name, value in old.items())
     return proto
@@ -212,7 +218,9 @@ def _fold_once(proto: onnx.ModelProto) -> bool:
             values[name] = np.zeros(shapes[name], tensor_dtype_to_np_dtype(dtype))
     nodes, folded = [], False
     for node in graph.node:
-        if node.op_type == "CastLike" and types.get(node.input[1]):  # only the dtype of what it is like counts
+        if node.op_type == "CastLike" and types.get(
+            node.input[1]
+        ):  # only the dtype of what it is like counts
             node = make_node("Cast", node.input[:1], node.output, node.name, to=types[node.input[1]])
         results = _evaluate(node, values, shapes, opsets)
         if results is None:
@@ -229,7 +237,9 @@ def _fold_once(proto: onnx.ModelProto) -> bool:
 def _evaluate(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict) -> dict[str, np.ndarray] | None:
     """Return a node's outputs by name if constants and shapes decide them and they are small, None otherwise."""
     outputs = [name for name in node.output if name]
-    if node.domain not in ("", "ai.onnx") or not all(name in shapes and _is_small(shapes[name]) for name in outputs):
+    if node.domain not in ("", "ai.onnx") or not all(
+        name in shapes and _is_small(shapes[name]) for name in outputs
+    ):
         return None
     if node.op_type == "Shape" and node.input[0] in shapes:
         ends = {attribute.name: attribute.i for attribute in node.attribute}
@@ -239,8 +249,12 @@ def _evaluate(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict) ->
     if any(attribute.type in (attribute.GRAPH, attribute.GRAPHS) for attribute in node.attribute):
         return None
     try:
-        results = ReferenceEvaluator(node, opsets=opsets).run(None, {name: values[name] for name in node.input if name})
-    except Exception:  # it knows no quantized types and not every old operator version: TVM may, so the node stays
+        results = ReferenceEvaluator(node, opsets=opsets).run(
+            None, {name: values[name] for name in node.input if name}
+        )
+    except (
+        Exception
+    ):  # it knows no quantized types and not every old operator version: TVM may, so the node stays
         return None
     results = {name: np.asarray(value) for name, value in zip(node.output, results, strict=False) if name}
     return results if all(value.dtype.kind in "biuf" for value in results.values()) else None
@@ -319,7 +333,9 @@ def prepare_for_tvm(graph: onnx.GraphProto) -> None:
     It takes an empty `scales` of Resize, which ONNX allows beside `sizes`, for a given one: its name is cleared. And it
     cuts "onnx::" off the names of weights, so that "onnx::w" and "w" become one: such a name gets the prefix twice.
     """
-    constants = [node.attribute[0].t for node in graph.node if node.op_type == "Constant" and node.attribute[0].t.dims]
+    constants = [
+        node.attribute[0].t for node in graph.node if node.op_type == "Constant" and node.attribute[0].t.dims
+    ]
     empty = {tensor.name for tensor in [*graph.initializer, *constants] if 0 in tensor.dims}
     renamed = {t.name: f"onnx::{t.name}" for t in graph.initializer if t.name.startswith("onnx::")}
     for tensor in graph.initializer:

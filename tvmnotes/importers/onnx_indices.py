@@ -34,7 +34,9 @@ def _coordinates(n: Node):
 @converts("EmbedLayerNormalization")
 def _embeddings(n: Node):
     tables = {0: 2, 1: 4, 8: 3}
-    sizes = {i: list(fixed_shape(n.inputs[table].ty))[:1] for i, table in tables.items() if n.inputs[i] is not None}
+    sizes = {
+        i: list(fixed_shape(n.inputs[table].ty))[:1] for i, table in tables.items() if n.inputs[i] is not None
+    }
     return _checked(n, sizes, negative=False)
 
 
@@ -60,7 +62,9 @@ def _max_unpool(n: Node):
     for i in range(rank):
         shape.append((n.shape[2 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i])
     if wanted is not None and wanted.tolist() != shape:
-        raise NotImplementedError(f"MaxUnpool to output_shape {wanted.tolist()}: its other attributes lead to {shape}")
+        raise NotImplementedError(
+            f"MaxUnpool to output_shape {wanted.tolist()}: its other attributes lead to {shape}"
+        )
     places = checked(n.inputs[1], [math.prod(shape)], n.op, negative=False, bb=n.builder)
     zeros = R.zeros([math.prod(shape)], n.dtype)
     return R.reshape(R.scatter_elements(zeros, R.reshape(places, (-1,)), R.reshape(n.x, (-1,)), 0), shape)

@@ -41,9 +41,13 @@ def check_functions(proto: onnx.ModelProto) -> None:
     try:
         count = count_of(proto.graph)
     except RecursionError:
-        raise ValueError("the model's functions call one another without end; export the model again") from None
+        raise ValueError(
+            "the model's functions call one another without end; export the model again"
+        ) from None
     if count > _MOST_NODES:
-        raise ValueError(f"the model's functions unfold to {count:,} nodes; at most {_MOST_NODES:,} are taken")
+        raise ValueError(
+            f"the model's functions unfold to {count:,} nodes; at most {_MOST_NODES:,} are taken"
+        )
 
 
 def check_sizes(graph: onnx.GraphProto) -> None:
@@ -56,9 +60,16 @@ def check_sizes(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         for name in filter(types.__contains__, node.output):
             shape = tuple(dim.dim_value for dim in types[name].shape.dim)
-            size = math.prod(shape) * tensor_dtype_to_np_dtype(types[name].elem_type or onnx.TensorProto.INT8).itemsize
+            size = (
+                math.prod(shape)
+                * tensor_dtype_to_np_dtype(types[name].elem_type or onnx.TensorProto.INT8).itemsize
+            )
             if size > memory or min(shape, default=0) < 0:
-                sizes = f", {size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:.0f}" if size > memory else ""
+                sizes = (
+                    f", {size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:.0f}"
+                    if size > memory
+                    else ""
+                )
                 raise ValueError(
                     f"{node.op_type} {node.name or ','.join(node.output)!r}: its output {name!r} would be of shape "
                     f"{shape}{sizes}; export the model again"

@@ -19,7 +19,13 @@ class Node:
     """A node of an ONNX graph on its way to Relax: `x` is its first input, of dtype `dtype` and sizes `shape`."""
 
     def __init__(self, op: str, opset: int, builder: relax.BlockBuilder, inputs, attributes: dict, params):
-        self.op, self.opset, self.builder, self.attributes, self.params = op, opset, builder, attributes, params
+        self.op, self.opset, self.builder, self.attributes, self.params = (
+            op,
+            opset,
+            builder,
+            attributes,
+            params,
+        )
         self.inputs = onnx_input(inputs)
         self.outputs = attributes["tvm_custom"]["num_outputs"]
         self.x = _tensor(self.inputs[0])
@@ -52,7 +58,9 @@ class Node:
             return None
         array = constant_array(get_constant(_tensor(self.inputs[number]), self.params))
         if array is None:
-            raise NotImplementedError(f"its input {number} is computed in the run; make it a constant of the model")
+            raise NotImplementedError(
+                f"its input {number} is computed in the run; make it a constant of the model"
+            )
         return array
 
 

@@ -50,8 +50,12 @@ def _is_right(n: Node, scales, sizes, mode: str) -> bool:
         return False
     if n.text(*_PLACES) == "tf_crop_and_resize":
         return False
-    whole = all(abs(scale * size - result) < 1e-3 for scale, size, result in zip(scales, n.shape, sizes, strict=True))
-    return whole and (mode == "linear" or (mode == "nearest" and all(scale == int(scale) for scale in scales)))
+    whole = all(
+        abs(scale * size - result) < 1e-3 for scale, size, result in zip(scales, n.shape, sizes, strict=True)
+    )
+    return whole and (
+        mode == "linear" or (mode == "nearest" and all(scale == int(scale) for scale in scales))
+    )
 
 
 def _resampled(n: Node, x, axis: int, scale: float, size: int, mode: str, crop=None) -> relax.Expr:
@@ -65,7 +69,9 @@ def _resampled(n: Node, x, axis: int, scale: float, size: int, mode: str, crop=N
         narrow = min(scale, 1.0) if n.get("antialias", 0) else 1.0
         x = combined(n.builder, x, axis, matrix(places, before, mode, narrow, a, inside))
     if crop is not None:
-        outside = ((places < 0) | (places > before - 1)).reshape([-1 if i == axis else 1 for i in range(len(n.shape))])
+        outside = ((places < 0) | (places > before - 1)).reshape(
+            [-1 if i == axis else 1 for i in range(len(n.shape))]
+        )
         x = R.where(n.const(outside), n.const(n.get("extrapolation_value", 0.0)), x)
     return n.emit(x)
 

@@ -12,10 +12,19 @@ _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", 
 # By operator: the places among its inputs.
 _DECIDING = {
     **dict.fromkeys((f"Reduce{kind}" for kind in _REDUCTIONS), (1,)),
-    **dict.fromkeys(("AffineGrid", "CenterCropPad", "CumProd", "CumSum", "Expand", "OneHot", "Reshape", "Split"), (1,)),
+    **dict.fromkeys(
+        ("AffineGrid", "CenterCropPad", "CumProd", "CumSum", "Expand", "OneHot", "Reshape", "Split"), (1,)
+    ),
     **dict.fromkeys(("Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze", "Upsample"), (1,)),
     **dict.fromkeys(("BlackmanWindow", "ConstantOfShape", "HammingWindow", "HannWindow"), (0,)),
-    **{"Range": (0, 1, 2), "MaxUnpool": (2,), "Compress": (1,), "Col2Im": (1, 2), "DFT": (1, 2), "STFT": (1, 3)},
+    **{
+        "Range": (0, 1, 2),
+        "MaxUnpool": (2,),
+        "Compress": (1,),
+        "Col2Im": (1, 2),
+        "DFT": (1, 2),
+        "STFT": (1, 3),
+    },
     **{"MelWeightMatrix": (0, 1, 2, 3, 4)},
     **{"Slice": (1, 2, 3, 4), "Pad": (1, 2, 3), "Resize": (1, 2, 3), "Dropout": (2,)},
 }
@@ -74,7 +83,10 @@ def _needs(graph: onnx.GraphProto, known: dict[str, frozenset] | None = None):
         if node.op_type in _OPEN:
             yield node, None, frozenset()
         sources = frozenset().union(
-            *(depends.get(name, frozenset()) for name in node.input[: 1 if node.op_type == "CastLike" else None])
+            *(
+                depends.get(name, frozenset())
+                for name in node.input[: 1 if node.op_type == "CastLike" else None]
+            )
         )
         for attribute in node.attribute:
             for subgraph in [attribute.g, *attribute.graphs]:

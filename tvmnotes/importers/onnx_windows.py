@@ -56,9 +56,12 @@ def _col2im(n: Node):
     ones, rank, dtype = [1] * len(image), len(image), n.dtype
     strides, dilations, pads = n.get("strides", ones), n.get("dilations", ones), n.get("pads", [0] * 2 * rank)
     if dtype == "bool":
-        raise NotImplementedError("Col2Im of bool, whose sum ONNX does not define; cast it to a number before")
+        raise NotImplementedError(
+            "Col2Im of bool, whose sum ONNX does not define; cast it to a number before"
+        )
     counts = [
-        (image[i] + pads[i] + pads[rank + i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1 for i in range(rank)
+        (image[i] + pads[i] + pads[rank + i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1
+        for i in range(rank)
     ]
     if n.shape[1] % math.prod(block) or n.shape[2] != math.prod(counts) or min(counts) < 1:
         raise ValueError(
@@ -88,13 +91,16 @@ def _col2im(n: Node):
 def _deform_conv(n: Node):
     """It convolves an image that is read at places which an input moves, and weights with a mask."""
     if len(n.shape) != 4:
-        raise NotImplementedError(f"DeformConv: expected images (batch, channels, height, width), got {n.shape}")
+        raise NotImplementedError(
+            f"DeformConv: expected images (batch, channels, height, width), got {n.shape}"
+        )
     _, weight, offset, bias, mask = (n.inputs[i] for i in range(5))
     filters, channels, *kernel = fixed_shape(weight.ty)
     groups, parts, taps = n.get("group", 1), n.get("offset_group", 1), math.prod(kernel)
     strides, dilations, pads = n.get("strides", [1, 1]), n.get("dilations", [1, 1]), n.get("pads", [0] * 4)
     size = [
-        (n.shape[2 + i] + pads[i] + pads[2 + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in (0, 1)
+        (n.shape[2 + i] + pads[i] + pads[2 + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
+        for i in (0, 1)
     ]
     expected = {
         "input": (n.x, (n.shape[0], channels * groups // parts * parts, *n.shape[2:])),
@@ -108,9 +114,17 @@ def _deform_conv(n: Node):
             raise ValueError(f"DeformConv: expected its {name} to be of shape {wanted}, got {got}")
     wide = "float64" if n.dtype == "float64" else "float32"
     x, weight, offset, bias, mask = (
-        y if y is None or n.dtype == wide else n.emit(R.astype(y, wide)) for y in (n.x, weight, offset, bias, mask)
+        y if y is None or n.dtype == wide else n.emit(R.astype(y, wide))
+        for y in (n.x, weight, offset, bias, mask)
     )
-    how = {"kernel": kernel, "stride": strides, "dilate": dilations, "pad": pads, "parts": parts, "size": size}
+    how = {
+        "kernel": kernel,
+        "stride": strides,
+        "dilate": dilations,
+        "pad": pads,
+        "parts": parts,
+        "size": size,
+    }
     columns = deformed(n.builder, x, offset, mask, **how)
     result = R.nn.conv2d(columns, R.reshape(weight, (filters, channels * taps, 1, 1)), groups=groups)
     if bias is not None:
@@ -143,7 +157,9 @@ def _stft(n: Node):
     width = n.shape[1] if window is None else fixed_shape(window.ty)[0]
     length = width if length is None else int(length.reshape(()))
     if step < 1 or not 1 <= length <= n.shape[1]:
-        raise ValueError(f"STFT: expected a step from 1 and a frame of 1 to {n.shape[1]}, got {step} and {length}")
+        raise ValueError(
+            f"STFT: expected a step from 1 and a frame of 1 to {n.shape[1]}, got {step} and {length}"
+        )
     begins = np.arange(0, n.shape[1] - length + 1, step)
     frames = R.take(R.astype(n.x, "float64"), n.const(begins[:, None] + np.arange(length)), 1)
     if window is not None:
@@ -155,7 +171,9 @@ def _stft(n: Node):
 def _tf_idf(n: Node):
     """It counts how often each n-gram of a constant pool of integers occurs in a row, and weights the counts."""
     if "pool_int64s" not in n.attributes or len(n.shape) > 2:
-        raise NotImplementedError(f"TfIdfVectorizer: expected a pool of integers and rows of them, got {n.shape}")
+        raise NotImplementedError(
+            f"TfIdfVectorizer: expected a pool of integers and rows of them, got {n.shape}"
+        )
     pool, places = np.array(n.get("pool_int64s")), np.array(n.get("ngram_indexes"))
     begins = [*n.get("ngram_counts"), len(pool)]
     mode, weights = n.text("mode", "TF"), np.array(n.get("weights", [1.0] * len(places)), "float32")
@@ -167,11 +185,17 @@ def _tf_idf(n: Node):
         numbers = np.arange(first, first + len(grams))
         first += len(grams)
         if len(np.unique(grams, axis=0)) < len(grams) or (mode == "IDF" and len(set(places)) < len(places)):
-            raise NotImplementedError("TfIdfVectorizer: expected different n-grams in its pool, of different indices")
+            raise NotImplementedError(
+                "TfIdfVectorizer: expected different n-grams in its pool, of different indices"
+            )
         steps = range(1, 2 + (n.get("max_skip_count") if order > 1 else 0))
         spans = [np.arange(length - (order - 1) * step)[:, None] + step * np.arange(order) for step in steps]
         windows = np.concatenate(spans)
-        if not n.get("min_gram_length") <= order <= n.get("max_gram_length") or not len(grams) or not len(windows):
+        if (
+            not n.get("min_gram_length") <= order <= n.get("max_gram_length")
+            or not len(grams)
+            or not len(windows)
+        ):
             continue
         given = n.emit(R.expand_dims(n.emit(R.take(x, n.const(windows), 1)), 2))
         counts = R.sum(R.min(R.astype(R.equal(given, n.const(grams)), "float32"), -1), 1)

@@ -143,12 +143,17 @@ def _check_inputs(model: Any, specs: list[TensorSpec]) -> None:
         least = sum(a.default is a.empty for a in positional)
         most = math.inf if any(a.kind is a.VAR_POSITIONAL for a in arguments) else len(positional)
     if not least <= len(specs) <= most:
-        count = str(least) if least == most else f"at least {least}" if most == math.inf else f"{least} to {most}"
-        raise ValueError(f"inputs: forward takes {count} ({', '.join(names)}), got {len(specs)}: {_listed(specs)}")
+        count = (
+            str(least) if least == most else f"at least {least}" if most == math.inf else f"{least} to {most}"
+        )
+        raise ValueError(
+            f"inputs: forward takes {count} ({', '.join(names)}), got {len(specs)}: {_listed(specs)}"
+        )
     if isinstance(model, ExportedProgram):
         for spec, (name, value) in zip(specs, values.items(), strict=True):
             fixed = len(spec.shape) == value.dim() and all(
-                not isinstance(want, int) or got == want for got, want in zip(spec.shape, value.shape, strict=True)
+                not isinstance(want, int) or got == want
+                for got, want in zip(spec.shape, value.shape, strict=True)
             )
             if not fixed or spec.dtype != dtype_of(value):
                 raise ValueError(
@@ -220,7 +225,9 @@ def _check_program(program: ExportedProgram) -> None:
         raise ValueError(
             f"model: it was captured in training mode ({training[0]}); call net.eval() before exporting or tracing it"
         )
-    numbers = [n.target for n in program.graph.nodes if isinstance(n.meta.get("val"), torch.SymFloat | torch.SymInt)]
+    numbers = [
+        n.target for n in program.graph.nodes if isinstance(n.meta.get("val"), torch.SymFloat | torch.SymInt)
+    ]
     if sums := sorted({each.__name__ for each in numbers if getattr(each, "__module__", "") == "_operator"}):
         raise NotImplementedError(
             f"{sums[0]} of a number that PyTorch takes from a tensor while it runs, and TVM has to know before; "
@@ -232,7 +239,9 @@ def _check_program(program: ExportedProgram) -> None:
     foreign = {call for call in calls if getattr(call, "namespace", "aten") not in ours}
     if missing := sorted({str(call) for call in calls if call.__name__ not in known or call in foreign}):
         raise NotImplementedError(f"TVM's importer lacks these operators: {', '.join(missing)}; {_WAY_OUT}")
-    outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    outputs = [
+        spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT
+    ]
     if others := [getattr(arg, "value", arg) for arg in outputs if not isinstance(arg, TensorArgument)]:
         raise ValueError(
             f"model: expected the network to return tensors alone, but {others[0]!r} is among its outputs; "
@@ -297,7 +306,9 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
     output_specs = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     output = program.graph.output_node()
     output.args = (output.args[0][len(signature.output_specs) - len(output_specs) :],)
-    output_specs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(each.name), None) for each in output.args[0]]
+    output_specs = [
+        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(each.name), None) for each in output.args[0]
+    ]
     program.graph.eliminate_dead_code()
     placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     specs, weights, state = [], {}, {}
@@ -311,7 +322,9 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
         elif not placeholders[spec.arg.name].users:
             program.graph.erase_node(placeholders[spec.arg.name])
         else:
-            tensor = (program.constants if spec.target in program.constants else program.state_dict)[spec.target]
+            tensor = (program.constants if spec.target in program.constants else program.state_dict)[
+                spec.target
+            ]
             tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
             # torch.jit.freeze calls a weight self.conv.weight, and the converter puts its own prefix before it
             weights[spec.target.removeprefix("lifted_tensor_self.")] = tensor.detach()

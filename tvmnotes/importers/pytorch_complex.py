@@ -25,7 +25,11 @@ class Pair(NamedTuple):
 def _pair(x: Any) -> Pair:
     if isinstance(x, Pair):
         return x
-    return Pair(x, torch.zeros_like(x)) if isinstance(x, torch.Tensor) else Pair(complex(x).real, complex(x).imag)
+    return (
+        Pair(x, torch.zeros_like(x))
+        if isinstance(x, torch.Tensor)
+        else Pair(complex(x).real, complex(x).imag)
+    )
 
 
 def _real(dtype: torch.dtype | None) -> torch.dtype | None:
@@ -120,7 +124,9 @@ def _apart(operator: Any, of_real: Callable = torch.zeros_like) -> Callable:
         return x.imag if isinstance(x, Pair) else of_real(x) if isinstance(x, torch.Tensor) else x
 
     def converted(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Pair | list[Pair]:
-        kwargs = {"dtype": _real(dtype)} if dtype else {name: kwargs[name] for name in kwargs if name != "layout"}
+        kwargs = (
+            {"dtype": _real(dtype)} if dtype else {name: kwargs[name] for name in kwargs if name != "layout"}
+        )
         real, imag = (operator(*_mapped(args, part), **kwargs) for part in (_real_of, imaginary))
         return Pair(real, imag) if isinstance(real, torch.Tensor) else list(map(Pair, real, imag))
 
@@ -193,7 +199,8 @@ _OPERATORS: dict[Any, Callable] = {
     aten.angle.default: lambda x: torch.atan2(x.imag, x.real),
     aten.exp.default: _exp,
     **dict.fromkeys(
-        (aten._conj.default, aten._conj_physical.default, aten.conj_physical.default), lambda x: Pair(x.real, -x.imag)
+        (aten._conj.default, aten._conj_physical.default, aten.conj_physical.default),
+        lambda x: Pair(x.real, -x.imag),
     ),
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _product),
     **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), _quotient),
@@ -219,12 +226,16 @@ def without_complex(graph: fx.Graph, table: dict) -> None:
         value = node.meta.get("val")
         is_complex = isinstance(value, torch.Tensor) and value.is_complex()
         if node.op == "output" and any(each in pairs for each in node.all_input_nodes):
-            raise ValueError("model: it returns complex numbers, which TVM lacks; return torch.view_as_real of them")
+            raise ValueError(
+                "model: it returns complex numbers, which TVM lacks; return torch.view_as_real of them"
+            )
         if node.op == "placeholder" and is_complex:
             with value.fake_mode:
                 node.meta["val"] = torch.empty((*value.shape, 2), dtype=_real(value.dtype))
             pairs[node] = inline(node.next, _OPERATORS[aten.view_as_complex.default], (node,), {}, table)
-        if node.op != "call_function" or not (is_complex or any(each in pairs for each in node.all_input_nodes)):
+        if node.op != "call_function" or not (
+            is_complex or any(each in pairs for each in node.all_input_nodes)
+        ):
             continue
         replaced.append(node)
         if getattr(node.target, "__name__", "") == "getitem":

@@ -24,7 +24,9 @@ def _fmin(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isnan(a), b, torch.where(torch.isnan(b), a, torch.minimum(a, b)))
 
 
-def _clamp(x: torch.Tensor, least: torch.Tensor | None = None, most: torch.Tensor | None = None) -> torch.Tensor:
+def _clamp(
+    x: torch.Tensor, least: torch.Tensor | None = None, most: torch.Tensor | None = None
+) -> torch.Tensor:
     x = x if least is None else torch.maximum(x, least)
     return x if most is None else torch.minimum(x, most)
 
@@ -35,7 +37,9 @@ def _clamp_to_numbers(x: torch.Tensor, least: float | None = None, most: float |
         return NotImplemented
     floats = any(isinstance(each, float) for each in (least, most))
     x = x.to(torch.get_default_dtype()) if floats else x
-    return _clamp(x, *(None if each is None else torch.full((), each, dtype=x.dtype) for each in (least, most)))
+    return _clamp(
+        x, *(None if each is None else torch.full((), each, dtype=x.dtype) for each in (least, most))
+    )
 
 
 def _hypot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -106,7 +110,9 @@ def _trilinear(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *axes: Any) ->
     return torch.matmul(half, c.unsqueeze(-1)).squeeze(-1)
 
 
-def _vector_norm(x: torch.Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None):
+def _vector_norm(
+    x: torch.Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+):
     """TVM raises to the power of the order and of 1 / order, which 0 has none of."""
     if order not in (0, 1, 2, math.inf, -math.inf) and x.ndim:
         return NotImplemented
@@ -126,7 +132,9 @@ def _cdist(a: torch.Tensor, b: torch.Tensor, p: float, _mode: int | None) -> Any
     return torch.linalg.vector_norm(apart, p, -1)
 
 
-def _var_mean(x: torch.Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+def _var_mean(
+    x: torch.Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> Any:
     dims = list(range(x.ndim)) if dim in (None, []) else dim
     return torch.var(x, dims, correction=correction, keepdim=keepdim), x.mean(dims, keepdim)
 
@@ -149,7 +157,9 @@ def _running(better: Callable) -> Callable:
         return [torch.where(kept, a, b) for a, b in zip(before, here, strict=True)]
 
     def decomposed(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, ...]:
-        places = torch.arange(x.shape[dim]).reshape([-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)])
+        places = torch.arange(x.shape[dim]).reshape(
+            [-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)]
+        )
         return tuple(_scanned([x, places.expand(x.shape)], dim, joined))
 
     return decomposed
@@ -187,7 +197,9 @@ def _in_dtype(operator: Any) -> Callable:
 
 
 COMPOSITES: dict[Any, Callable] = {
-    **{each: decomposition_table[each] for each in (aten.addmv.default, aten.dist.default, aten.ldexp.Tensor)},
+    **{
+        each: decomposition_table[each] for each in (aten.addmv.default, aten.dist.default, aten.ldexp.Tensor)
+    },
     aten.softmax.int: _in_dtype(aten.softmax.int),
     aten.log_softmax.int: _in_dtype(aten.log_softmax.int),
     aten.exp2.default: lambda x: torch.pow(2.0, x),

@@ -38,7 +38,9 @@ def _div(a: Any, b: Any) -> Any:
 
 def _elu(x: torch.Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> torch.Tensor:
     """TVM reads no scale, which selu needs."""
-    return torch.where(x > 0, scale * x, scale * alpha * _expm1_of_negatives(input_scale * torch.clamp(x, max=0.0)))
+    return torch.where(
+        x > 0, scale * x, scale * alpha * _expm1_of_negatives(input_scale * torch.clamp(x, max=0.0))
+    )
 
 
 def _expm1_of_negatives(x: torch.Tensor) -> torch.Tensor:
@@ -94,7 +96,12 @@ def _roll(x: torch.Tensor, shifts: list[int], dims: list[int] = ()) -> Any:
 
 
 def _slice_scatter(
-    x: torch.Tensor, part: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    x: torch.Tensor,
+    part: torch.Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> Any:
     """It is x with x[start:end] set to part; slices are joined as in `_roll`."""
     if step != 1:
@@ -143,7 +150,9 @@ def _with_an_axis(operator: Any, usual: Callable = _kept) -> Callable:
     def decomposed(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if x.ndim:
             return usual(x, *args, **kwargs)
-        given = [each.reshape(1) if isinstance(each, torch.Tensor) and each.ndim == 0 else each for each in args]
+        given = [
+            each.reshape(1) if isinstance(each, torch.Tensor) and each.ndim == 0 else each for each in args
+        ]
         shape = given[1].shape if operator is aten.gather.default and args[1].ndim else []
         return pytree.tree_map(lambda each: each.reshape(shape), operator(x.reshape(1), *given, **kwargs))
 

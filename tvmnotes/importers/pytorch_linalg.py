@@ -48,7 +48,9 @@ def _slogdet(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return sign * torch.sign(pivots).prod(-1), torch.log(pivots.abs()).sum(-1), lu, rows
 
 
-def _solved(a: torch.Tensor, b: torch.Tensor, left: bool, checks: str = "") -> tuple[torch.Tensor, torch.Tensor]:
+def _solved(
+    a: torch.Tensor, b: torch.Tensor, left: bool, checks: str = ""
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Solve a x = b, or x a = b; raises, where `checks` names an operator, at a run whose matrix is singular."""
     if not left:
         solution, info = _solved(a.mT, b.mT, True, checks)
@@ -89,7 +91,9 @@ def _cholesky_ex(a: torch.Tensor, *, upper: bool = False, check_errors: bool = F
     return factor.mT, info
 
 
-def _solve_triangular(a: torch.Tensor, b: torch.Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False):
+def _solve_triangular(
+    a: torch.Tensor, b: torch.Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+):
     """The kernel wants matrices of one batch, and the unknown on the right."""
     how = {"unitriangular": unitriangular}
     if not left:
@@ -119,7 +123,9 @@ LINALG = {
 # ---------------------------------------------------------------- kernels
 
 
-def _called(importer: Any, kernel: tvm.tirx.PrimFunc, inputs: list[relax.Expr], shapes: list[tuple], node: fx.Node):
+def _called(
+    importer: Any, kernel: tvm.tirx.PrimFunc, inputs: list[relax.Expr], shapes: list[tuple], node: fx.Node
+):
     """Emit the call of a kernel of tensors of 3 axes, whose results take the shapes that PyTorch gives them."""
     bb, wanted = importer.block_builder, node.meta["val"]
     wanted = [wanted] if isinstance(wanted, torch.Tensor) else wanted
@@ -128,7 +134,9 @@ def _called(importer: Any, kernel: tvm.tirx.PrimFunc, inputs: list[relax.Expr], 
     gvar = bb.add_func(kernel.without_attr("global_symbol"), node.target.__name__.partition(".")[0])
     result = bb.emit(relax.call_tir(gvar, inputs, types if len(types) > 1 else types[0]))
     parts = [result[i] for i in range(len(types))] if len(types) > 1 else [result]
-    parts = [bb.emit(relax.op.reshape(part, list(each.shape))) for part, each in zip(parts, wanted, strict=True)]
+    parts = [
+        bb.emit(relax.op.reshape(part, list(each.shape))) for part, each in zip(parts, wanted, strict=True)
+    ]
     return bb.emit(relax.Tuple(parts)) if len(types) > 1 else parts[0]
 
 
@@ -142,7 +150,9 @@ def _matrices(node: fx.Node, importer: Any) -> tuple[int, int, str, relax.Expr]:
 
 def _lu(node: fx.Node, importer: Any) -> relax.Expr:
     count, n, dtype, x = _matrices(node, importer)
-    return _called(importer, matrices.lu(count, n, dtype), [x], [(count, n, n), (count, n), (count,), (count,)], node)
+    return _called(
+        importer, matrices.lu(count, n, dtype), [x], [(count, n, n), (count, n), (count,), (count,)], node
+    )
 
 
 def _cholesky_factor(node: fx.Node, importer: Any) -> relax.Expr:
@@ -154,7 +164,9 @@ def _triangular(node: fx.Node, importer: Any) -> relax.Expr:
     count, n, dtype, x = _matrices(node, importer)
     shape = (count, n, node.meta["val"].shape[-1])
     b = importer.block_builder.emit(relax.op.reshape(importer.env[node.args[1]], shape))
-    kernel = matrices.solve_triangular(*shape, node.kwargs["upper"], node.kwargs.get("unitriangular", False), dtype)
+    kernel = matrices.solve_triangular(
+        *shape, node.kwargs["upper"], node.kwargs.get("unitriangular", False), dtype
+    )
     return _called(importer, kernel, [x, b], [shape], node)
 
 

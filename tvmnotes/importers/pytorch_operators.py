@@ -30,7 +30,9 @@ def _reduce(op: Callable) -> Callable:
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
         x, dims, keepdim = (*node.args, *([], False)[len(node.args) - 1 :])
-        return importer.block_builder.emit(op(importer.env[x], dims if dims != [] else None, keepdims=keepdim))
+        return importer.block_builder.emit(
+            op(importer.env[x], dims if dims != [] else None, keepdims=keepdim)
+        )
 
     return convert
 
@@ -135,12 +137,17 @@ def _index_along(summed: bool) -> Callable:
 def _put(node: fx.Node, importer: Any, values: relax.Expr, summed: bool, places: tuple) -> relax.Var:
     x, shape, emit = importer.env[node.args[0]], _shape(node.args[0]), importer.block_builder.emit
     indices, first, flat = places
-    rest, picked = [axis for axis in range(len(shape)) if axis not in indices], [int(n) for n in flat.ty.shape]
+    rest, picked = (
+        [axis for axis in range(len(shape)) if axis not in indices],
+        [int(n) for n in flat.ty.shape],
+    )
     order, sizes, end = [*indices, *rest], [shape[axis] for axis in rest], first + len(picked)
     values = relax.op.broadcast_to(values, [*sizes[:first], *picked, *sizes[first:]])
     axes = [*range(first, end), *range(first), *range(end, len(picked) + len(rest))]
     values = relax.op.reshape(relax.op.permute_dims(values, axes), [math.prod(picked), *sizes])
-    x = relax.op.reshape(relax.op.permute_dims(x, order), [math.prod(shape[axis] for axis in indices), *sizes])
+    x = relax.op.reshape(
+        relax.op.permute_dims(x, order), [math.prod(shape[axis] for axis in indices), *sizes]
+    )
     flat = relax.op.reshape(flat, [math.prod(picked), 1])
     x = emit(relax.op.scatter_nd(x, flat, values, "add" if summed else "update"))
     x = relax.op.reshape(x, [shape[axis] for axis in order])
@@ -178,7 +185,9 @@ def _resize(method: str) -> Callable:
             scales = [m / n for n, m in zip(before, after, strict=True)]
         whole = all(n * s == m for n, s, m in zip(before, scales, after, strict=True))
         if len(before) == 2 and filter_ == method and (whole or corners):
-            mode = "asymmetric" if method == "nearest_neighbor" else "align_corners" if corners else "half_pixel"
+            mode = (
+                "asymmetric" if method == "nearest_neighbor" else "align_corners" if corners else "half_pixel"
+            )
             rounding = "floor" if method == "nearest_neighbor" else "round"
             x = relax.op.image.resize2d(
                 x, after, method=method, coordinate_transformation_mode=mode, rounding_method=rounding
@@ -189,14 +198,18 @@ def _resize(method: str) -> Callable:
             if method == "nearest_neighbor":
                 # PyTorch's arithmetic is float32
                 places = np.minimum(np.floor(numbers.astype("float32") * np.float32(1 / scale)), size - 1)
-                x = importer.block_builder.emit(relax.op.take(x, relax.const(places, "int64"), axis, mode="clip"))
+                x = importer.block_builder.emit(
+                    relax.op.take(x, relax.const(places, "int64"), axis, mode="clip")
+                )
                 continue
             antialias = filter_ != method
             if corners:
                 scale = (length - 1) / (size - 1) if min(size, length) > 1 else 1.0
             places = numbers / scale if corners and not antialias else (numbers + 0.5) / scale - 0.5
             a = -0.5 if antialias else -0.75  # as Pillow has it, PyTorch says
-            weights = matrix(places, size, filter_, min(scale, 1.0) if antialias else 1.0, a, inside=antialias)
+            weights = matrix(
+                places, size, filter_, min(scale, 1.0) if antialias else 1.0, a, inside=antialias
+            )
             x = importer.block_builder.emit(combined(importer.block_builder, x, axis, weights))
         return x
 
@@ -226,7 +239,9 @@ def _shift(left: bool) -> Callable:
     def convert(node: fx.Node, importer: Any) -> relax.Var:
         emit, dtype = importer.block_builder.emit, importer.env[node.args[0]].ty.dtype.dtype
         width = torch.iinfo(node.meta["val"].dtype).bits
-        x, by = (importer.env[arg] if isinstance(arg, fx.Node) else relax.const(arg, dtype) for arg in node.args)
+        x, by = (
+            importer.env[arg] if isinstance(arg, fx.Node) else relax.const(arg, dtype) for arg in node.args
+        )
         zero, last = relax.const(0, dtype), relax.const(width - 1, dtype)
         inside = emit(relax.op.logical_and(relax.op.greater_equal(by, zero), relax.op.less_equal(by, last)))
         by = emit(relax.op.where(inside, by, last))
@@ -268,7 +283,9 @@ def _in_float32(usual: str | Callable, product: bool = False) -> Callable:
     def convert(node: fx.Node, importer: Any) -> relax.Var:
         own = dict(importer.env)
         emit = getattr(importer, usual) if isinstance(usual, str) else partial(usual, importer=importer)
-        operands = [arg for arg in node.args if isinstance(arg, fx.Node) and isinstance(own[arg].ty, relax.TensorType)]
+        operands = [
+            arg for arg in node.args if isinstance(arg, fx.Node) and isinstance(own[arg].ty, relax.TensorType)
+        ]
         dtypes = {str(own[arg].ty.dtype) for arg in operands}
         if product and not dtypes <= {"float32", "float16", "bfloat16"}:
             raise ValueError(f"{node.target} of {', '.join(sorted(dtypes))}; call net.float() first")

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
+from ..base.integers import ceildiv
+
 aten = torch.ops.aten
 _Numbers = torch.Tensor | float
 
@@ -25,7 +27,9 @@ def _aminmax(x: torch.Tensor, *, dim: int | None = None, keepdim: bool = False) 
     return x.amin(dims, keepdim), x.amax(dims, keepdim)
 
 
-def _sort_stable(x: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+def _sort_stable(
+    x: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> Any:
     """TVM's sort is stable."""
     return aten.sort.default(x, dim, descending)
 
@@ -99,7 +103,9 @@ def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return aten.index.Tensor(x.reshape(-1), [index])
 
 
-def _put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
+def _put(
+    x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor:
     index, source = index.reshape(-1), source.reshape(-1)
     return aten.index_put.default(x.reshape(-1), [index], source, accumulate).reshape(x.shape)
 
@@ -132,12 +138,16 @@ def _index_reduce(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.
     return aten.scatter_reduce.two(x, dim, index, source, reduce, include_self=include_self)
 
 
-def _scatter_of_old(x: torch.Tensor, dim: int, index: torch.Tensor, source: _Numbers, *, reduce: str) -> torch.Tensor:
+def _scatter_of_old(
+    x: torch.Tensor, dim: int, index: torch.Tensor, source: _Numbers, *, reduce: str
+) -> torch.Tensor:
     source = source if isinstance(source, torch.Tensor) else torch.full(index.shape, source, dtype=x.dtype)
     return aten.scatter_reduce.two(x, dim, index, source, {"add": "sum", "multiply": "prod"}[reduce])
 
 
-def _diagonal_scatter(x: torch.Tensor, part: torch.Tensor, offset: int = 0, a: int = 0, b: int = 1) -> torch.Tensor:
+def _diagonal_scatter(
+    x: torch.Tensor, part: torch.Tensor, offset: int = 0, a: int = 0, b: int = 1
+) -> torch.Tensor:
     last = x.movedim((a, b), (-2, -1))
     numbers = torch.arange(part.shape[-1])
     places = [None] * (x.ndim - 2) + [numbers + max(0, -offset), numbers + max(0, offset)]
@@ -164,7 +174,9 @@ def _embedding_bag(weight, index, offsets, _scale_grad=False, mode=0, _sparse=Fa
     counts = none[:, :1].index_add(0, bag, counted)
     if mode == 2:
         rows = torch.where(counted == 0, -math.inf, rows)
-        result = torch.where(counts == 0, 0.0, aten.index_reduce.default(none - math.inf, 0, bag, rows, "amax"))
+        result = torch.where(
+            counts == 0, 0.0, aten.index_reduce.default(none - math.inf, 0, bag, rows, "amax")
+        )
     else:
         rows = torch.where(counted == 0, 0.0, rows if per_sample is None else rows * per_sample.unsqueeze(-1))
         result = none.index_add(0, bag, rows)
@@ -204,7 +216,9 @@ def _average(operator: Any, rank: int) -> Callable:
         wanted = operator(x, kernel, stride, padding, ceil_mode).shape[-rank:]
         past = [(n - 1) * s + k - p - size
                 for n, s, k, p, size in zip(wanted, stride, kernel, padding, x.shape[-rank:], strict=True)]  # fmt: skip
-        x = torch.constant_pad_nd(x, [each for p, q in zip(padding[::-1], past[::-1], strict=True) for each in (p, q)])
+        x = torch.constant_pad_nd(
+            x, [each for p, q in zip(padding[::-1], past[::-1], strict=True) for each in (p, q)]
+        )
         return operator(x, kernel, stride) * (math.prod(kernel) / divisor_override)
 
     return convert
@@ -233,7 +247,7 @@ def _adaptive_max_pool(x: torch.Tensor, size: list[int]) -> tuple[torch.Tensor, 
     axes = []
     for count, before in zip(size, x.shape[-len(size) :], strict=True):
         cell = torch.arange(count).unsqueeze(1)
-        longest = max(-(-(n + 1) * before // count) - n * before // count for n in range(count))
+        longest = max(ceildiv((n + 1) * before, count) - n * before // count for n in range(count))
         last = ((cell + 1) * before + count - 1) // count - 1
         axes.append(torch.minimum(cell * before // count + torch.arange(longest), last))
     return _largest(x, axes)

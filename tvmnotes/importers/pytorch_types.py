@@ -14,7 +14,19 @@ aten = torch.ops.aten
 
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _IN_THE_RESULTS_DTYPE = {
-    *("add", "sub", "mul", "div", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor", "where", "pow"),
+    *(
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "maximum",
+        "minimum",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "where",
+        "pow",
+    ),
     *("remainder", "fmod", "floor_divide", "atan2", "softmax", "_softmax", "log_softmax", "_log_softmax"),
     *("clamp", "clamp_min", "clamp_max", "hardtanh", "cat", "sum", "prod", "cumsum", "cumprod"),
     # of bools and integers these are float32
@@ -32,7 +44,9 @@ def promote(graph: fx.Graph) -> None:
             continue
         first, dtype = (1 if name == "where" else 0), value.dtype  # behind the condition
         if name in _COMPARISONS:
-            dtype = torch.result_type(*(each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args))
+            dtype = torch.result_type(
+                *(each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args)
+            )
         operands = fx.node.map_arg(node.args[first:], lambda each: _converted(each, dtype, node))  # noqa: B023
         node.args = (*node.args[:first], *operands)
 
@@ -50,7 +64,10 @@ def with_exact_numbers(operator: Callable, usual: Callable) -> Callable:
     """PyTorch takes half floats times one number in float32; TVM would round the number to a half first."""
 
     def decomposed(a: Any, b: Any) -> Any:
-        dtype, numbers = torch.result_type(a, b), [n for n in (a, b) if not isinstance(n, torch.Tensor) or not n.ndim]
+        dtype, numbers = (
+            torch.result_type(a, b),
+            [n for n in (a, b) if not isinstance(n, torch.Tensor) or not n.ndim],
+        )
         if dtype not in (torch.float16, torch.bfloat16) or not numbers:
             return usual(a, b)
         return operator(*(n.float() if isinstance(n, torch.Tensor) else n for n in (a, b))).to(dtype)
@@ -89,7 +106,9 @@ def _any(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     if x.dtype == torch.bool and dim is not None:
         return NotImplemented
     dims = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else dim
-    return aten.any.dims(x.to(torch.bool), dims, keepdim).to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
+    return aten.any.dims(x.to(torch.bool), dims, keepdim).to(
+        torch.uint8 if x.dtype == torch.uint8 else torch.bool
+    )
 
 
 def _all(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> torch.Tensor:

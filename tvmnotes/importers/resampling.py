@@ -11,7 +11,9 @@ from ..base.relax import fixed_shape
 _MOST_TAPS = 4  # of one number; with more, as antialiasing has them, a product with a matrix does it
 
 
-def matrix(places: np.ndarray, before: int, mode: str, narrow: float = 1.0, a: float = -0.75, inside: bool = False):
+def matrix(
+    places: np.ndarray, before: int, mode: str, narrow: float = 1.0, a: float = -0.75, inside: bool = False
+):
     """Return the weight that each of `before` numbers has in each of the result: float64 (result, before).
 
     `places` says where the numbers of the result lie among those before; `mode` is "linear" or "cubic", the latter with
@@ -47,6 +49,8 @@ def combined(bb, x: relax.Expr, axis: int, weights: np.ndarray) -> relax.Expr:
     shape, total = [-1 if i == axis else 1 for i in range(rank)], None
     for tap, weight in enumerate(np.take_along_axis(weights, places, 1).T):
         weight = relax.const(weight.reshape(shape).astype(dtype), dtype)
-        part = bb.normalize(R.multiply(R.take(x, relax.const(places[:, tap], "int64"), axis, mode="clip"), weight))
+        part = bb.normalize(
+            R.multiply(R.take(x, relax.const(places[:, tap], "int64"), axis, mode="clip"), weight)
+        )
         total = part if total is None else bb.normalize(R.add(total, part))
     return total

@@ -102,9 +102,14 @@ def count_flops(net: torch.nn.Module, x: torch.Tensor) -> int:
     return counter.get_total_flops()
 
 
-def _measure(name: str, against: list[str], batch: int, seconds: float, peak_gflops: float, records) -> list[dict]:
+def _measure(
+    name: str, against: list[str], batch: int, seconds: float, peak_gflops: float, records
+) -> list[dict]:
     """The rows of a network: TVM's, and one for each peer."""
-    rows = {runtime: {"network": name, "runtime": runtime, **dict.fromkeys(_FACTS)} for runtime in ("TVM", *against)}
+    rows = {
+        runtime: {"network": name, "runtime": runtime, **dict.fromkeys(_FACTS)}
+        for runtime in ("TVM", *against)
+    }
     try:
         net = models.load(name)
         x = np.random.default_rng().standard_normal((batch, *net.input_shape[1:]), dtype="float32")
@@ -147,7 +152,9 @@ def with_metaschedule(net: torch.nn.Module, x: np.ndarray, records: str) -> Call
     """Make the same of `tvm.compile` with MetaSchedule's records, a folder that its search wrote."""
     target = env.host_target()
     with target, ms.database.JSONDatabase(work_dir=records):
-        mod = relax.get_pipeline("zero")(_exported(net, x))  # folds, fuses, and applies the records of the database
+        mod = relax.get_pipeline("zero")(
+            _exported(net, x)
+        )  # folds, fuses, and applies the records of the database
     return _on_virtual_machine(tvm.compile(mod, target=target))
 
 
@@ -241,7 +248,9 @@ _FACTS = ("weights", "input", *_COLUMNS, "error")
 
 
 def _head() -> str:
-    return f"{'network':19}{'runtime':12}" + "".join(f"{head:>{width}}" for head, width, _ in _COLUMNS.values())
+    return f"{'network':19}{'runtime':12}" + "".join(
+        f"{head:>{width}}" for head, width, _ in _COLUMNS.values()
+    )
 
 
 def _line(row: dict, name: str) -> str:
@@ -250,13 +259,16 @@ def _line(row: dict, name: str) -> str:
         room = _WIDTH - len(left) - 2
         return f"{left}— {row['error'] if len(row['error']) <= room else row['error'][: room - 1] + '…'}"
     return left + "".join(
-        f"{'—' if row[key] is None else format(row[key], kind):>{width}}" for key, (_, width, kind) in _COLUMNS.items()
+        f"{'—' if row[key] is None else format(row[key], kind):>{width}}"
+        for key, (_, width, kind) in _COLUMNS.items()
     )
 
 
 def _summary(peer: str, results: list[dict]) -> str:
     """The geometric mean and the worst of a peer's ratios."""
-    ratios = {row["network"]: row["tvm_ratio"] for row in results if row["runtime"] == peer and row["tvm_ratio"]}
+    ratios = {
+        row["network"]: row["tvm_ratio"] for row in results if row["runtime"] == peer and row["tvm_ratio"]
+    }
     if not ratios:
         return f"TVM / {peer}: no network ran in both"
     worst = max(ratios, key=ratios.get)

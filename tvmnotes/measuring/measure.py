@@ -88,12 +88,16 @@ class Comparison(Table, dict):
         return plots.times(self)
 
 
-def time(call: Callable, *inputs, name: str = "call", seconds: float = 1.0, calls: int | None = None) -> Timing:
+def time(
+    call: Callable, *inputs, name: str = "call", seconds: float = 1.0, calls: int | None = None
+) -> Timing:
     """Time `call(*inputs)`, as `compare` does, for about `seconds`, or for exactly `calls` calls."""
     return compare({name: call}, *inputs, seconds=seconds, calls=calls)[name]
 
 
-def compare(candidates: dict[str, Callable], *inputs, seconds: float = 2.0, calls: int | None = None) -> Comparison:
+def compare(
+    candidates: dict[str, Callable], *inputs, seconds: float = 2.0, calls: int | None = None
+) -> Comparison:
     """Time several functions on the same inputs, in turns, within one run.
 
     A turn of a candidate is one call that does not count, then three that do, or as many as fit into 50 ms. So what
@@ -110,13 +114,15 @@ def compare(candidates: dict[str, Callable], *inputs, seconds: float = 2.0, call
     if not candidates:
         raise ValueError("candidates: expected at least one name with its function, got none")
     if seconds <= 0 or (calls is not None and calls < 1):
-        raise ValueError(f"expected seconds above 0, and calls of 1 or more, or None; got {seconds=}, {calls=}")
+        raise ValueError(
+            f"expected seconds above 0, and calls of 1 or more, or None; got {seconds=}, {calls=}"
+        )
     for name, call in candidates.items():
         if not callable(call):
             raise TypeError(
                 f"candidate {name!r}: expected a function, a Compiled or a module; got {type(call).__name__}"
             )
-    seconds, calls = env.quick(seconds, 0.05), calls and env.quick(calls, 2)
+    seconds, calls = env.cap_if_quick(seconds, 0.05), calls and env.cap_if_quick(calls, 2)
     runs = {name: _runner(call, inputs) for name, call in candidates.items()}
     timings = Comparison((name, Timing(name)) for name in runs)
     budget = seconds * len(runs)
@@ -129,7 +135,7 @@ def compare(candidates: dict[str, Callable], *inputs, seconds: float = 2.0, call
             while (share := _share_done(timings, started, turns, budget, calls)) < 1:
                 for name, run in runs.items():
                     if len(timings[name].seconds) != calls:
-                        _turn(run, timings[name].seconds, calls)
+                        _round(run, timings[name].seconds, calls)
                     bar.update(max(0.0, share - bar.n))
                 turns += 1
             bar.update(1.0 - bar.n)
@@ -139,7 +145,7 @@ def compare(candidates: dict[str, Callable], *inputs, seconds: float = 2.0, call
     return timings
 
 
-def _turn(run: Callable, seconds: list[float], calls: int | None) -> None:
+def _round(run: Callable, seconds: list[float], calls: int | None) -> None:
     """One call to warm up, unless the last took long, then timed ones, whose times are appended to `seconds`."""
     if not seconds or seconds[-1] < _TURN_LIMIT / 2:
         run()
@@ -157,7 +163,7 @@ def _turn(run: Callable, seconds: list[float], calls: int | None) -> None:
 def _share_done(timings: Comparison, started: float, turns: int, budget: float, calls: int | None) -> float:
     if calls is not None:
         return min(len(t.seconds) for t in timings.values()) / calls
-    return min(turns / env.quick(_TURNS, 1), (clock.perf_counter() - started) / budget)
+    return min(turns / env.cap_if_quick(_TURNS, 1), (clock.perf_counter() - started) / budget)
 
 
 def _runner(call: Callable, inputs: tuple) -> Callable[[], object]:
@@ -177,7 +183,9 @@ def _runner(call: Callable, inputs: tuple) -> Callable[[], object]:
 
 def _module_runner(module, inputs: tuple, torch) -> Callable[[], object]:
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    tensors = [x if isinstance(x, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(x)) for x in inputs]
+    tensors = [
+        x if isinstance(x, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(x)) for x in inputs
+    ]
     tensors = [tensor.to(device) for tensor in tensors]
 
     def run():

@@ -13,8 +13,8 @@ import tvm
 from tvm.script import tirx as T
 
 from ..base import env
-from ..base.workarounds import quick_script
-from ..compiler.schedules.vector import vectors
+from ..base.workarounds import fast_tvmscript_parser
+from ..compiler.schedules.vector import simd_of
 from ..runtime.threads import run
 
 _STEPS = 1 << 17  # of a repetition: some 0.4 ms, which pass undisturbed even on a busy machine
@@ -49,7 +49,7 @@ def bandwidth(seconds: float = 0.5) -> float:
     return 4 * threads * rows * chains * lanes / _best(lambda: kernel(data, sums), seconds)
 
 
-@quick_script()
+@fast_tvmscript_parser()
 def recurrence(threads: int, chains: int, lanes: int) -> Callable:
     """Compile a function of tensors (x, y, sums) and an int, steps: it sets sums to sums * x + y, so many times.
 
@@ -75,7 +75,7 @@ def recurrence(threads: int, chains: int, lanes: int) -> Callable:
     return tvm.compile(main, target=env.host_target())["main"]
 
 
-@quick_script()
+@fast_tvmscript_parser()
 def column_sums(threads: int, rows: int, chains: int, lanes: int) -> Callable:
     """Compile a function of tensors (data, sums), both float32, that adds all rows of data to sums.
 
@@ -85,7 +85,8 @@ def column_sums(threads: int, rows: int, chains: int, lanes: int) -> Callable:
 
     @T.prim_func
     def main(
-        data: T.Buffer((threads, rows, chains, lanes), "float32"), sums: T.Buffer((threads, chains, lanes), "float32")
+        data: T.Buffer((threads, rows, chains, lanes), "float32"),
+        sums: T.Buffer((threads, chains, lanes), "float32"),
     ):
         T.func_attr({"tirx.noalias": True})
         for t in T.parallel(threads):
@@ -98,7 +99,7 @@ def column_sums(threads: int, rows: int, chains: int, lanes: int) -> Callable:
 
 def _shape() -> tuple[int, int, int]:
     """Threads, chains and lanes: chains take three quarters of the registers, as operands need some too."""
-    unit = vectors(env.host_target())
+    unit = simd_of(env.host_target())
     return env.threads(), unit.registers * 3 // 4, unit.lanes
 
 
@@ -106,7 +107,7 @@ def _best(call: Callable, seconds: float) -> float:
     """The shortest time of a call, in seconds, of all that begin within `seconds`; one before them does not count."""
     call = functools.partial(run, call)
     call()
-    best, end = float("inf"), clock.perf_counter() + env.quick(seconds, 0.1)
+    best, end = float("inf"), clock.perf_counter() + env.cap_if_quick(seconds, 0.1)
     while (start := clock.perf_counter()) < end or best == float("inf"):
         call()
         best = min(best, clock.perf_counter() - start)

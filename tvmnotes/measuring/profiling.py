@@ -74,12 +74,12 @@ class Profile(Table):
     profiled: Timing
     kernels: dict[str, Kernel] = field(init=False)
 
-    forms = (
+    formatters = (
         dict.fromkeys(("ms", "iqr (ms)"), "{:.3f}".format)
         | dict.fromkeys(("MFLOP", "MB", "GFLOP/s", "GB/s"), "{:.1f}".format)
         | dict.fromkeys(("share", "of limit"), "{:.0%}".format)
     )
-    words = "operators", "makes", "bound", "schedule"
+    text_columns = "operators", "makes", "bound", "schedule"
 
     def __post_init__(self):
         spent = [{} for _ in self.runs]
@@ -221,7 +221,9 @@ def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = No
     for another machine.
     """
     if not isinstance(lib, Compiled):
-        raise TypeError(f"profile: expected a Compiled, as tn.build and tn.load give; got {type(lib).__name__}")
+        raise TypeError(
+            f"profile: expected a Compiled, as tn.build and tn.load give; got {type(lib).__name__}"
+        )
     if lib.target.kind.name != "llvm":
         raise ValueError(f"profile: measures kernels of a CPU; this network is for {lib.target.kind.name}")
     if not lib.graph["kernels"]:

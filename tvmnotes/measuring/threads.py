@@ -66,15 +66,17 @@ def by_threads(lib: Compiled, *inputs, counts: Iterable[int] | None = None, turn
         raise ValueError(f"counts: expected numbers of threads, 1 or more; got {counts}")
     values = lib._bind(inputs, {})
     lib.run(values)
-    timings = Threads({(count, bound): Timing(f"{count} threads") for count in counts for bound in (True, False)})
+    timings = Threads(
+        {(count, bound): Timing(f"{count} threads") for count in counts for bound in (True, False)}
+    )
     with tempfile.TemporaryDirectory() as folder:
         lib.save(Path(folder) / "network")
         np.savez(Path(folder) / "inputs.npz", *map(np.asarray, values))
         workers = {setting: _worker(folder, *setting) for setting in timings}
         try:
-            for _ in range(env.quick(turns, 1)):
+            for _ in range(env.cap_if_quick(turns, 1)):
                 for setting, worker in workers.items():
-                    timings[setting].seconds += _turn(worker)
+                    timings[setting].seconds += _round(worker)
         finally:
             for worker in workers.values():
                 worker.kill()
@@ -89,7 +91,7 @@ def _worker(folder: str, count: int, bound: bool) -> subprocess.Popen:
     return subprocess.Popen(command, env={**os.environ, **settings}, text=True, **pipes)
 
 
-def _turn(worker: subprocess.Popen) -> list[float]:
+def _round(worker: subprocess.Popen) -> list[float]:
     """The times of a worker's turn, after which its threads come to rest."""
     try:
         worker.stdin.write("\n")
@@ -110,7 +112,7 @@ def _work(folder: Path) -> None:
     lib, values = load(folder / "network"), list(np.load(folder / "inputs.npz").values())
     for _ in sys.stdin:
         turn = []
-        measure._turn(lambda: lib.run(values), turn, None)
+        measure._round(lambda: lib.run(values), turn, None)
         print(json.dumps(turn), flush=True)
 
 

@@ -70,7 +70,9 @@ class Graph(NamedTuple):
                 lines += [f"        n{number}_{i} --> n{number}_{j}" for i, j in _edges(parts)]
                 lines.append("    end")
             nodes[number] = [operation.name, *(part.name for part in parts or ())]
-            reads += [(name, number) for name in operation.reads if isinstance(name, str) and name in self.params]
+            reads += [
+                (name, number) for name in operation.reads if isinstance(name, str) and name in self.params
+            ]
         inputs = {name: [name] for name, _ in reads}
         keys = {name: f"i{number}" for number, name in enumerate(inputs)}
         lines[1:1] = [f'    {key}(["{name}"])' for name, key in keys.items()]
@@ -113,7 +115,10 @@ def graph(mod: tvm.IRModule) -> Graph:
 
 
 def _operations(func: relax.Function) -> list[Operation]:
-    operations, value = [], {param: (param.name,) for param in func.params}  # by variable, what to read for it
+    operations, value = (
+        [],
+        {param: (param.name,) for param in func.params},
+    )  # by variable, what to read for it
 
     def read(expr) -> tuple:
         if isinstance(expr, relax.Tuple):
@@ -173,7 +178,9 @@ class Step:
         """List the operations that the pass took out (-) and put in (+), in the order of the graph."""
         lines = [list(map(str, g.operations)) if g else [] for g in (self.before, self.after)]
         changes = difflib.unified_diff(*lines, n=0, lineterm="")
-        return "\n".join(f"{line[0]} {line[1:].rstrip()}" for line in changes if line[:2] not in ("--", "++", "@@"))
+        return "\n".join(
+            f"{line[0]} {line[1:].rstrip()}" for line in changes if line[:2] not in ("--", "++", "@@")
+        )
 
     @property
     def changed(self) -> str:
@@ -183,9 +190,13 @@ class Step:
         names = [Counter(_kind(o.name, g) for o in g.operations) for g in (self.before, self.after)]
         words = [f"{sign}{n} {name}" for sign, counts in _gone_and_come(*names) for name, n in counts.items()]
         for what in ("kernels", "params"):
-            for sign, counts in _gone_and_come(*(Counter(list(getattr(g, what))) for g in (self.before, self.after))):
+            for sign, counts in _gone_and_come(
+                *(Counter(list(getattr(g, what))) for g in (self.before, self.after))
+            ):
                 words += [f"{sign}{counts.total()} {what}"] * bool(counts)
-        other = sum(self.before.kernels.get(name, hash_) != hash_ for name, hash_ in self.after.kernels.items())
+        other = sum(
+            self.before.kernels.get(name, hash_) != hash_ for name, hash_ in self.after.kernels.items()
+        )
         return ", ".join(words + [f"{other} kernels rewritten"] * bool(other))
 
 
@@ -204,7 +215,7 @@ def _gone_and_come(before: Counter, after: Counter):
 class Trace(Table):
     """A trace is an instrument that keeps a `Step` for each pass, as above. A context begins it anew."""
 
-    words = "pass", "changed"
+    text_columns = "pass", "changed"
 
     def __init__(self):
         self.steps: list[Step] = []
@@ -311,7 +322,10 @@ def write_chrome_trace(path: str | os.PathLike, events: list[tuple]) -> Path:
     written = []
     for name, category, begin, seconds, facts in events:
         first, last = round(begin * 1e9), round((begin + seconds) * 1e9)
-        times = {"ts": first / 1e3, "dur": (last - first) / 1e3}  # microseconds; whole nanoseconds, so that they nest
+        times = {
+            "ts": first / 1e3,
+            "dur": (last - first) / 1e3,
+        }  # microseconds; whole nanoseconds, so that they nest
         written.append({"name": name, "cat": category, "ph": "X", **times, "pid": 1, "tid": 1, "args": facts})
     return atomic_write(path, json.dumps({"traceEvents": written, "displayTimeUnit": "ms"}, indent=0))
 
@@ -328,7 +342,11 @@ def _together(steps: list[Step]) -> list[Step]:
     for number, step in enumerate(steps):
         key = number if step.before.functions else step.name
         total = sums.setdefault(key, Step(step.name, step.before, step.after, runs=0))
-        total.seconds, total.runs, total.steps = total.seconds + step.seconds, total.runs + 1, total.steps + step.steps
+        total.seconds, total.runs, total.steps = (
+            total.seconds + step.seconds,
+            total.runs + 1,
+            total.steps + step.steps,
+        )
     return list(sums.values())
 
 

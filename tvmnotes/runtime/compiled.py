@@ -50,7 +50,9 @@ class Compiled:
         self.graph, self.params, self.opt_level = graph, params, opt_level
         self._build_info = target if isinstance(target, dict) else saved.build_info(target)
         self.inputs = [TensorSpec(i["name"], tuple(i["shape"]), i["dtype"]) for i in graph["inputs"]]
-        self.outputs = [TensorSpec(f"output{n}", tuple(o["shape"]), o["dtype"]) for n, o in enumerate(graph["outputs"])]
+        self.outputs = [
+            TensorSpec(f"output{n}", tuple(o["shape"]), o["dtype"]) for n, o in enumerate(graph["outputs"])
+        ]
         # Kept as bytes, since the file may be replaced while the library is in use.
         self._library = library.read_bytes() if isinstance(library, Path) else library
         self._params = tvm_ffi.convert(list(params.values()))
@@ -150,7 +152,9 @@ class Compiled:
         Raises ValueError for an unknown kernel, and for a network from a file, which holds the machine code alone.
         """
         if isinstance(self._library, bytes):
-            raise ValueError("a network that was loaded has no source any more: build it, and ask what tn.build gives")
+            raise ValueError(
+                "a network that was loaded has no source any more: build it, and ask what tn.build gives"
+            )
         self._known(kernel)
         return self._library.source(kernel, fmt)
 
@@ -206,7 +210,9 @@ class Compiled:
         if isinstance(self._library, bytes):
             lib.write_bytes(self._library)
         else:
-            self._library.export_library(str(lib), workspace_dir=str(folder.parent), **saved.linker(self._build_info))
+            self._library.export_library(
+                str(lib), workspace_dir=str(folder.parent), **saved.linker(self._build_info)
+            )
         graph.write_text(json.dumps(self.graph, indent=1))
         _function("SaveParamsToFile")(self.params, str(params))
 
@@ -232,7 +238,9 @@ def load(path: str | os.PathLike) -> Compiled:
         try:
             return Compiled(library, graph, params, saved.build_info_in(manifest), manifest["opt_level"])
         except (RuntimeError, OSError) as error:
-            raise RuntimeError(f"{path}/lib.so does not open ({error}): build it again for this machine") from error
+            raise RuntimeError(
+                f"{path}/lib.so does not open ({error}): build it again for this machine"
+            ) from error
 
     return saved.read(path, compiled)
 
@@ -279,14 +287,18 @@ def _tensor(value, spec: TensorSpec) -> tvm_ffi.Tensor:
     if shape != spec.shape:
         raise ValueError(f"input {spec.name!r}: expected the shape {spec.shape}, got {shape}")
     if dtype != spec.dtype:
-        raise ValueError(f"input {spec.name!r}: expected the dtype {spec.dtype}, got {dtype}; convert it first")
+        raise ValueError(
+            f"input {spec.name!r}: expected the dtype {spec.dtype}, got {dtype}; convert it first"
+        )
     if 0 in shape:  # whose strides may be anything, and kernels check them
         return _empty(shape, dtype)
     if isinstance(value, tvm_ffi.Tensor):
         return plain(value)
     if isinstance(value, np.ndarray):
         as_it_is = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % _ALIGNMENT == 0
-        as_it_is &= value.dtype.kind in "iuf"  # DLPack knows no bfloat16 of NumPy's, and NumPy 1's knows no bool
+        as_it_is &= (
+            value.dtype.kind in "iuf"
+        )  # DLPack knows no bfloat16 of NumPy's, and NumPy 1's knows no bool
         return _from_dlpack(value) if as_it_is else _copied(value)
     value = value.detach().cpu().contiguous()  # a torch tensor
     return _from_dlpack(value if value.data_ptr() % _ALIGNMENT == 0 else value.clone())

@@ -63,8 +63,16 @@ def write(destination: Path, fill, build_info: dict, opt_level: int) -> None:
         new = folder / "new"
         new.mkdir()
         fill(new)
-        files = {name: {"size": (new / name).stat().st_size, "sha256": checksum(new / name)} for name in FILES}
-        manifest = {"format": _FORMAT, "versions": versions(), **build_info, "opt_level": opt_level, "files": files}
+        files = {
+            name: {"size": (new / name).stat().st_size, "sha256": checksum(new / name)} for name in FILES
+        }
+        manifest = {
+            "format": _FORMAT,
+            "versions": versions(),
+            **build_info,
+            "opt_level": opt_level,
+            "files": files,
+        }
         (new / "manifest.json").write_text(json.dumps(manifest, indent=1))
         if path.suffix == ".zip":
             new = pack(folder / "zip", ((name, (new / name).read_bytes()) for name in _ALL))
@@ -161,8 +169,12 @@ def _identity(path: Path) -> tuple | None:
 
 def _check(folder: Path, name: Path, manifest: dict) -> None:
     if manifest["versions"] != versions():
-        built, here = (", ".join(f"{k} {v}" for k, v in vs.items()) for vs in (manifest["versions"], versions()))
-        raise RuntimeError(f"{name} was built with {built}; here is {here}: build it again here, or install those")
+        built, here = (
+            ", ".join(f"{k} {v}" for k, v in vs.items()) for vs in (manifest["versions"], versions())
+        )
+        raise RuntimeError(
+            f"{name} was built with {built}; here is {here}: build it again here, or install those"
+        )
     if reason := mismatch(manifest):
         raise RuntimeError(f"{name} cannot run here: {reason}. Build it again for this machine.")
     for file, facts in manifest["files"].items():
@@ -179,12 +191,20 @@ def _read_manifest(folder: Path, name: Path) -> dict:
         manifest = json.loads((folder / "manifest.json").read_text())
     except FileNotFoundError:
         what = "is not a saved network (it lacks manifest.json)" if folder.is_dir() else "does not exist"
-        raise FileNotFoundError(f"{name} {what}; expected a folder or an archive that Compiled.save wrote") from None
+        raise FileNotFoundError(
+            f"{name} {what}; expected a folder or an archive that Compiled.save wrote"
+        ) from None
     except (ValueError, RecursionError, OSError) as error:
-        raise ValueError(f"{name}/manifest.json cannot be read ({error}): copy it again, or build it again") from error
-    sound = isinstance(manifest, dict) and all(isinstance(manifest.get(k), kind) for k, kind in _MANIFEST.items())
+        raise ValueError(
+            f"{name}/manifest.json cannot be read ({error}): copy it again, or build it again"
+        ) from error
+    sound = isinstance(manifest, dict) and all(
+        isinstance(manifest.get(k), kind) for k, kind in _MANIFEST.items()
+    )
     if not sound or manifest.get("format") not in _READ:
-        raise ValueError(f"{name}/manifest.json is not of format {_FORMAT} of tvmnotes: build the network again")
+        raise ValueError(
+            f"{name}/manifest.json is not of format {_FORMAT} of tvmnotes: build the network again"
+        )
     if set(manifest["files"]) != set(FILES):
         raise ValueError(
             f"{name}/manifest.json: expected the files {', '.join(FILES)}; got {', '.join(manifest['files'])}"
@@ -247,7 +267,9 @@ def _unpack(file: Path, folder: Path) -> None:
     """
     names = _members(file)
     if "manifest.json" not in names:
-        raise ValueError(f"{file} is not a saved network: expected a folder or an archive that Compiled.save wrote")
+        raise ValueError(
+            f"{file} is not a saved network: expected a folder or an archive that Compiled.save wrote"
+        )
     if strange := [name for name in names if name not in _ALL or names.count(name) > 1]:
         raise ValueError(
             f"{file} holds {strange[0]!r}; expected {', '.join(_ALL)}, once each, and nothing else: do not trust it"
@@ -261,7 +283,9 @@ def _unpack(file: Path, folder: Path) -> None:
                     while left and (piece := part.read(min(left, _PIECE))):
                         left -= copy.write(piece)
                 if name == "manifest.json":
-                    sizes |= {name: _size(facts) for name, facts in _read_manifest(folder, file)["files"].items()}
+                    sizes |= {
+                        name: _size(facts) for name, facts in _read_manifest(folder, file)["files"].items()
+                    }
                     if sum(sizes.values()) > _MOST_TIMES * file.stat().st_size + _LARGEST_MANIFEST:
                         raise ValueError(
                             f"{file} would unpack to {sum(sizes.values()) / 2**30:,.1f} GiB, more than {_MOST_TIMES} "

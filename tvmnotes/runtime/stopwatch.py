@@ -15,7 +15,7 @@ import tvm
 from tvm.script import tirx as T
 
 from ..base import env
-from ..base.workarounds import pass_lock, quick_script
+from ..base.workarounds import fast_tvmscript_parser, pass_lock
 
 _POINTER = tvm.ir.PointerType(tvm.ir.PrimType("int64"))
 _CLOCK = time.CLOCK_MONOTONIC
@@ -82,7 +82,7 @@ def of_kernels(run: list[Call], compiled) -> list[Call]:
 
 
 @functools.cache
-@quick_script()
+@fast_tvmscript_parser()
 def _tick():
     """The instrument. A packed function's arguments, which it does not read, are its handle, args, count and result."""
 
@@ -90,7 +90,10 @@ def _tick():
     def tick(handle: T.handle, args: T.handle, count: T.int32, result: T.handle) -> T.int32:
         T.func_attr({"global_symbol": "__tvm_ffi_tick", "calling_conv": 1})
         control = T.decl_buffer(
-            (2,), "int64", data=T.reinterpret(_POINTER, T.int64(_control.ctypes.data)), align=_control.itemsize
+            (2,),
+            "int64",
+            data=T.reinterpret(_POINTER, T.int64(_control.ctypes.data)),
+            align=_control.itemsize,
         )
         if control[0] < control[1]:
             T.evaluate(T.call_extern("int32", "clock_gettime", _CLOCK, T.reinterpret("handle", control[0])))

@@ -7,12 +7,12 @@ session       the loop, from what the records hold to what is best; log: the fil
 metaschedule  TVM's own search, for the kernels without a schedule of ours
 """
 
-from .runner import Local, rpc
+from .runner import LocalRunner, RpcRunner
 from .session import Tuning, tune
 from .task import Task, tasks, tasks_by_kernel
 from .trial import Candidate, Trial
 from .tuners import CostModel, tuner
 
 __all__ = [
-    "Candidate", "CostModel", "Local", "Task", "Trial", "Tuning", "rpc", "tasks", "tasks_by_kernel", "tune", "tuner",
+    "Candidate", "CostModel", "LocalRunner", "RpcRunner", "Task", "Trial", "Tuning", "tasks", "tasks_by_kernel", "tune", "tuner",
 ]  # fmt: skip

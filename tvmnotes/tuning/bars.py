@@ -11,7 +11,9 @@ class Bars:
     """Bars in a notebook or a terminal; none where TQDM_DISABLE is set."""
 
     def __init__(self, tasks: list[Task], trials: int):
-        off = {"disable": True if "TQDM_DISABLE" in os.environ else None}  # None: none where nobody looks, as in a pipe
+        off = {
+            "disable": True if "TQDM_DISABLE" in os.environ else None
+        }  # None: none where nobody looks, as in a pipe
         overall = "{desc} {bar} {n_fmt}/{total_fmt} {elapsed}<{remaining}"
         self._all = tqdm(total=trials, desc="trials", bar_format=overall, **off)
         sizes = ["" if task.workload.by_metaschedule else f" of {len(task.space)}" for task in tasks]

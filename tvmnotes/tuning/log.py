@@ -15,7 +15,7 @@ class Log:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open_records(self.path, "a+b", "write")
 
-    def fresh(self) -> list[Record]:
+    def read_new(self) -> list[Record]:
         """The records that came since the last call, whoever wrote them. Raises and warns as `records.read` does."""
         records, self._read = read_from(self._file, self._read)
         return records

@@ -17,7 +17,7 @@ from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.tirx import IterVar
 
 from ..base import env, errors
-from ..base.workarounds import few_intrinsics
+from ..base.workarounds import lazy_tensor_intrinsics
 from ..compiler import codegen, records
 from ..compiler.build import resolve_target
 from ..compiler.schedules.metaschedule import schedule
@@ -59,7 +59,7 @@ class _Write(ms.measure_callback.PyMeasureCallback):
     def apply(self, task_scheduler, task_id, measure_candidates, builder_results, runner_results):
         task, state = self.session.tasks[task_id], self.session.states[task_id]
         made = [
-            records.measured(task.workload, task.target, as_config(candidate.sch.trace), *_came(result),
+            records.new_record(task.workload, task.target, as_config(candidate.sch.trace), *_came(result),
                              machine=self.machine)
             for candidate, result in zip(measure_candidates, runner_results, strict=True)
             if KILLED not in str(result.error_msg)
@@ -77,7 +77,7 @@ def _came(result) -> tuple[tuple[float, ...], str | None]:
 
 
 def _build(mod, target, _params):
-    """A builder's f_build. TVM's own begins with the import that `few_intrinsics` avoids, for each batch."""
+    """A builder's f_build. TVM's own begins with the import that `lazy_tensor_intrinsics` avoids, for each batch."""
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
     return codegen.compile_kernels(dict(mod.functions_items()), target, runs_here=False)
 
@@ -142,7 +142,7 @@ def search(session, runner, seed: int | None) -> None:
     on has others than the one before it, or it would find the same traces.
     """
     chosen = random.Random(seed if seed is None else f"{seed}, {session.earlier}")
-    with few_intrinsics():
+    with lazy_tensor_intrinsics():
         contexts = [
             ms.TuneContext(
                 mod=tvm.IRModule({"main": task.workload.func}), target=session.target, task_name=task.workload.name,
@@ -156,9 +156,13 @@ def search(session, runner, seed: int | None) -> None:
     for task, state, context in zip(session.tasks, session.states, contexts, strict=True):
         known = [r for r in session.known if r.workload == task.workload and not r.final]
         for record in known:
-            with contextlib.suppress(ScheduleError):  # a trace that does not fit the kernel, from another TVM say
+            with contextlib.suppress(
+                ScheduleError
+            ):  # a trace that does not fit the kernel, from another TVM say
                 if record.seconds:
-                    database.commit_tuning_record(_as_tuning_record(record, context, database, session.target))
+                    database.commit_tuning_record(
+                        _as_tuning_record(record, context, database, session.target)
+                    )
         if known:
             state.update([record.call_seconds for record in known])
     with contextlib.ExitStack() as stack:

@@ -43,18 +43,22 @@ def best_configs(tasks: list[Task], measured: list[Record]) -> dict[Task, list[d
         ranked = [record.config for record in ordered]
         near = [record.config for record in ordered if record.call_seconds < _NEAR * ordered[0].call_seconds]
         winner = winners.get((task.workload, task.target))
-        kinds = {(config.get("family"), config.get("outer"), *sorted(config)): config for config in reversed(near)}
+        kinds = {
+            (config.get("family"), config.get("outer"), *sorted(config)): config for config in reversed(near)
+        }
         first = [config for config in near if config in kinds.values()]
         configs = [task.default, *([winner.config] if winner else []), *first, *ranked]
         distinct = {records.key(config): config for config in configs}
-        best[task] = list(distinct.values())[: env.quick(_MOST, 3)]
+        best[task] = list(distinct.values())[: env.cap_if_quick(_MOST, 3)]
     return best
 
 
 def variant(best: dict[Task, list[dict]], place: int, mod, params, target):
     """The network with everyone's config of that place, or the last one."""
     placed = [(task, configs[min(place, len(configs) - 1)]) for task, configs in best.items()]
-    unmeasured = [records.measured(task.workload, env.target_json(target), config) for task, config in placed]
+    unmeasured = [
+        records.new_record(task.workload, env.target_json(target), config) for task, config in placed
+    ]
     return build(mod, params, target, records=unmeasured)
 
 
@@ -68,29 +72,33 @@ def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, momen
     inputs = random_inputs(untuned)
     watches = [Stopwatch(lib, lambda lib=lib: lib.run(inputs)) for lib in variants]
     turns = []
-    for _ in range(env.quick(_TURNS, 2)):  # each in its order, lest a rhythm of the machine hit always the same
+    for _ in range(
+        env.cap_if_quick(_TURNS, 2)
+    ):  # each in its order, lest a rhythm of the machine hit always the same
         order = random.sample(range(len(variants)), len(variants))
-        spent = {place: _turn(variants[place], watches[place]) for place in order}
+        spent = {place: _round(variants[place], watches[place]) for place in order}
         turns.append([spent[place] for place in range(len(variants))])
     measured, described = [], env.target_json(target)
     for task, configs in best.items():
         for place in range(len(configs)):
             seconds = [turn[place].get(task.workload, math.inf) / task.count for turn in turns]
             if max(seconds) < math.inf:
-                record = records.measured(task.workload, described, configs[place], seconds, final=moment)
+                record = records.new_record(task.workload, described, configs[place], seconds, final=moment)
                 measured.append(record)
     return measured
 
 
-def _turn(lib, watch: Stopwatch) -> dict[Workload, float]:
+def _round(lib, watch: Stopwatch) -> dict[Workload, float]:
     """The seconds that a run spends on each workload: of each kernel the least of some runs."""
     end = clock.perf_counter() + _SECONDS
-    for run in range(env.quick(_RUNS, 2)):
+    for run in range(env.cap_if_quick(_RUNS, 2)):
         if run and clock.perf_counter() > end:
             break
         watch()
     spent: dict[Workload, float] = {}
-    workloads = {kernel: Workload.from_dict(described) for kernel, described in lib.graph["workloads"].items()}
+    workloads = {
+        kernel: Workload.from_dict(described) for kernel, described in lib.graph["workloads"].items()
+    }
     for calls in zip(*(of_kernels(run, lib) for run in watch.take()), strict=True):
         if workload := workloads.get(calls[0].name):
             spent[workload] = spent.get(workload, 0.0) + min(call.end - call.begin for call in calls)
@@ -107,7 +115,9 @@ def by_kernel(best: dict[Task, list[dict]], runner, moment: str) -> list[Record]
             trials = [turn[number] for turn in turns]
             if not any(trial.error for trial in trials):
                 seconds, where = [s for trial in trials for s in trial.seconds], {"machine": runner.machine}
-                measured.append(records.measured(task.workload, task.target, config, seconds, final=moment, **where))
+                measured.append(
+                    records.new_record(task.workload, task.target, config, seconds, final=moment, **where)
+                )
     return measured
 
 

@@ -1,4 +1,4 @@
-"""Where candidates are measured: on this machine (`Local`), or on those behind an RPC tracker (`rpc`).
+"""Where candidates are measured: on this machine (`LocalRunner`), or on those behind an RPC tracker (`rpc`).
 
 Both build here, in worker processes, and run in others: MetaSchedule's LocalRunner and RPCRunner, with the functions of
 `trial`. A candidate that crashes, hangs or computes nonsense costs its own trial.
@@ -30,7 +30,7 @@ _GRACE = 5  # seconds
 _GONE = "the server is gone"
 
 
-class Local:
+class LocalRunner:
     """Measures on this machine, one trial after the other."""
 
     def __init__(self, timeout: float = 10.0, number: int = 1, repeat: int = 10, min_repeat_ms: int = 0,
@@ -41,9 +41,11 @@ class Local:
         call, which is the default, a kernel finds the caches as in a network.
         """
         if not env.cpp_compiler():
-            raise RuntimeError("tuning links a library for each trial with a C++ compiler: install g++ or clang++")
+            raise RuntimeError(
+                "tuning links a library for each trial with a C++ compiler: install g++ or clang++"
+            )
         self.timeout = timeout
-        self._evaluator = ms.runner.EvaluatorConfig(number, env.quick(repeat, 2), min_repeat_ms)
+        self._evaluator = ms.runner.EvaluatorConfig(number, env.cap_if_quick(repeat, 2), min_repeat_ms)
         self._builder = workers.Builder(trial.build, timeout if build_timeout is None else build_timeout)
         self._runner = None
 
@@ -82,12 +84,16 @@ class Local:
             return Trial((), trial.KILLED)
         if "Timeout, killed" in message:
             return Trial((), f"it took longer than {self.timeout:g} s")
-        return Trial((), "its process ended" if "Subprocess terminated" in message else workers.sentence(message))
+        return Trial(
+            (), "its process ended" if "Subprocess terminated" in message else workers.sentence(message)
+        )
 
     def for_metaschedule(self, **options):
         """A runner of MetaSchedule's, for its own search; or, with `options` of its class, for our trials."""
         with workers.of_runners():
-            return ms.runner.LocalRunner(timeout_sec=self.timeout, evaluator_config=self._evaluator, **options)
+            return ms.runner.LocalRunner(
+                timeout_sec=self.timeout, evaluator_config=self._evaluator, **options
+            )
 
     def close(self) -> None:
         """End the worker processes."""
@@ -114,7 +120,9 @@ def _arguments(candidate, *given):
 
 def _evaluate(candidate, *given):
     *session, library, device, evaluator, arguments = given
-    return trial.check_and_time(candidate, library, device, evaluator, arguments, not session or _can_sweep(*session))
+    return trial.check_and_time(
+        candidate, library, device, evaluator, arguments, not session or _can_sweep(*session)
+    )
 
 
 def _can_sweep(session) -> bool:
@@ -129,14 +137,14 @@ def _can_sweep(session) -> bool:
 # ---------------------------------------------------------------- many machines
 
 
-class Rpc(Local):
+class RpcRunner(LocalRunner):
     """Measures on the servers of `key` that are known to the tracker at "HOST:PORT", on all of them at once.
 
     A trial that is lost with its server is measured again on another; a server that joins is used from the next batch
     on. Each trial's `machine` says which server has measured it, if that tells, as TVM's own does not. `secret` is the
     one that the tracker printed; None takes that of the variable TVMNOTES_RPC_SECRET, else of your own file, which a
     tracker of yours on this machine has as well. TVM's own tracker and servers ask for none. `options` are those of
-    `Local`. Raises ValueError for a tracker that is not HOST:PORT, and ConnectionError within 6 seconds where no
+    `LocalRunner`. Raises ValueError for a tracker that is not HOST:PORT, and ConnectionError within 6 seconds where no
     tracker answers, where it has another secret, or no server of that key.
     """
 
@@ -145,7 +153,9 @@ class Rpc(Local):
         self.tracker, self.key, self.machine = tracker, key, {"rpc": key}
         self._secret = secrets.find(secret) or secrets.NONE
         if not self.servers():
-            raise ConnectionError(f"the tracker at {tracker} knows no server of key {key!r}: {self._how_to_serve()}")
+            raise ConnectionError(
+                f"the tracker at {tracker} knows no server of key {key!r}: {self._how_to_serve()}"
+            )
         super().__init__(**options)
         self._config = ms.runner.RPCConfig(host, port, key, session_timeout_sec=max(1, int(self.timeout)))
         self._workers = 0
@@ -235,8 +245,6 @@ class Rpc(Local):
             return None
         return super()._trial(result)
 
-
-rpc = Rpc
 
 # What a worker does with a session.
 

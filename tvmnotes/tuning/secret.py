@@ -41,7 +41,9 @@ def _of_file() -> str:
         try:
             with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
                 out.write(secrets.token_hex(24))
-            with contextlib.suppress(FileExistsError):  # another process was faster: its secret is this user's
+            with contextlib.suppress(
+                FileExistsError
+            ):  # another process was faster: its secret is this user's
                 os.link(part, file())
         finally:
             part.unlink(missing_ok=True)

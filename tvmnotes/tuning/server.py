@@ -1,7 +1,7 @@
 """Machines that measure for others, on TVM's RPC: `serve` makes this one a server, `servers` tells who is there.
 
 A tracker (`python -m tvmnotes tracker`) knows the servers and hands out those that are free. `python -m tvmnotes
-serve` calls the one, `runner.Rpc` the other. All share a secret, see secret.py. Before each session a server tells the
+serve` calls the one, `runner.RpcRunner` the other. All share a secret, see secret.py. Before each session a server tells the
 tracker a new word, as TVM's do; who brings that word and its proof gets the session, on that very connection. What else
 comes costs its own connection, and nobody waits for those who are silent.
 
@@ -160,7 +160,7 @@ def serve(tracker, key, host, port, name, threads, cores, say) -> None:
     name = name or f"{socket.gethostname()}:{port}"
     machine = json.dumps({"server": name, "cpu": env.cpu_name(), "threads": env.threads()})
     tvm.register_global_func("tvmnotes.server", lambda: machine, override=True)
-    trial.register_sweep()
+    trial.register_cache_flush()
     # Compiled once, for all sessions. TVM's threads belong to the thread that starts them, and do not survive a fork;
     # those of this one, which forks the sessions, must not have been started.
     first = threading.Thread(target=tvm.get_global_func("tvmnotes.sweep"))
@@ -170,7 +170,9 @@ def serve(tracker, key, host, port, name, threads, cores, say) -> None:
     if secret is None:
         say(f"Warning: without a secret, whoever reaches {host}:{port} can run any program here.")
     elif host not in _LOOPBACK:
-        say(f"Warning: what goes to and from {host} is not encrypted. Serve on a network that you trust only.")
+        say(
+            f"Warning: what goes to and from {host} is not encrypted. Serve on a network that you trust only."
+        )
     say(f"{name} serves on {host}:{port} as {key!r}, with {env.threads()} threads, for the tracker at {tracker}. "
         "Ctrl-C ends it.")  # fmt: skip
     if told := secrets.told():
@@ -180,7 +182,9 @@ def serve(tracker, key, host, port, name, threads, cores, say) -> None:
     except KeyboardInterrupt:
         say(f"{name} ended.")
     except ConnectionError as error:
-        raise ConnectionError(f"the tracker at {tracker} has been away for a minute ({error}); {name} ended") from None
+        raise ConnectionError(
+            f"the tracker at {tracker} has been away for a minute ({error}); {name} ended"
+        ) from None
     finally:
         for session in multiprocessing.active_children():
             session.kill()
@@ -314,8 +318,14 @@ def _stay_on(cores: list[int]) -> None:
     try:
         os.sched_setaffinity(0, cores)
     except (OSError, AttributeError) as error:
-        known = ", ".join(map(str, sorted(os.sched_getaffinity(0)))) if hasattr(os, "sched_getaffinity") else "none"
-        raise ValueError(f"cores: cannot stay on {cores} ({error}); those that this process may use: {known}") from None
+        known = (
+            ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+            if hasattr(os, "sched_getaffinity")
+            else "none"
+        )
+        raise ValueError(
+            f"cores: cannot stay on {cores} ({error}); those that this process may use: {known}"
+        ) from None
     os.environ["TVM_BIND_THREADS"] = "0"
 
 
@@ -329,7 +339,9 @@ def _listen(host: str, first: int) -> socket.socket:
                 raise ValueError(
                     f"cannot serve on {host}:{port} ({error.strerror}); name another host or port"
                 ) from None
-    raise ValueError(f"cannot serve on {host}: the ports {first} to {first + _PORTS - 1} are in use; name another port")
+    raise ValueError(
+        f"cannot serve on {host}: the ports {first} to {first + _PORTS - 1} are in use; name another port"
+    )
 
 
 def _serve_one(say, connection, seconds: float | None) -> None:

@@ -18,7 +18,7 @@ from ..runtime.compiled import cannot_run
 from . import metaschedule, remeasurement
 from .bars import Bars
 from .log import Log
-from .runner import Local
+from .runner import LocalRunner
 from .task import Progress, Task, expected_gain
 from .task import tasks as tasks_of
 from .tuners import TUNERS, CostModel
@@ -36,7 +36,7 @@ def tune(mod: tvm.IRModule, params: dict, target=None, tuner: str = "xgb", trial
     mod, params, target: as for `tn.build`; tuner: grid, random, ga, xgb, or metaschedule, which is for the kernels that
     tvmnotes has no schedule of; trials: configs to measure in all, with those that the records hold already (None: 32
     for each task); early_stopping: a task is done after so many trials in a row that were no better; records: the file
-    to go on with, and to append to after each batch; runner: where to measure, `tn.tuning.rpc(…)` or None for this
+    to go on with, and to append to after each batch; runner: where to measure, `tn.tuning.RpcRunner(…)` or None for this
     machine; transfer: let each task's cost model learn from the other tasks, those in the records included; tasks: some
     of `tn.tuning.tasks(mod, params, target)`; seed: for the tuner's choices, which metaschedule then makes on one core.
 
@@ -56,16 +56,20 @@ def tune(mod: tvm.IRModule, params: dict, target=None, tuner: str = "xgb", trial
             raise ValueError(f"{name}: expected 1 or more, or None; got {value}")
     target = resolve_target(target)
     if runner is None and (reason := cannot_run(target)):
-        raise ValueError(f"this machine cannot measure for {target}: {reason}; give runner=tn.tuning.rpc(…)")
+        raise ValueError(
+            f"this machine cannot measure for {target}: {reason}; give runner=tn.tuning.RpcRunner(…)"
+        )
     with contextlib.ExitStack() as stack:
         if runner is None:
-            runner = stack.enter_context(Local())
+            runner = stack.enter_context(LocalRunner())
         log = stack.enter_context(contextlib.closing(Log(records)))
         find = metaschedule.tasks if tuner == "metaschedule" else tasks_of
         tasks = list(find(mod, params, target) if tasks is None else tasks)
         if not tasks:
             raise ValueError("nothing to tune: the network has no kernels for this tuner")
-        session = Session(tasks, target, log, env.quick(trials or _TRIALS * len(tasks), 64), early_stopping)
+        session = Session(
+            tasks, target, log, env.cap_if_quick(trials or _TRIALS * len(tasks), 64), early_stopping
+        )
         try:
             if tuner == "metaschedule":
                 metaschedule.search(session, runner, seed)
@@ -96,7 +100,7 @@ class Session:
 
     def __post_init__(self):
         self.states = [Progress(task) for task in self.tasks]
-        self._read(self.log.fresh())
+        self._read(self.log.read_new())
         self.earlier = len(self.known)
 
     def _read(self, fresh: list[Record]) -> list[Record]:
@@ -117,7 +121,11 @@ class Session:
         self.tuners = {task.workload: make_tuner(tuner, task, seed, model=shared) for task in self.tasks}
         others = {}
         for record in self.known if shared is not None else []:
-            if record.workload not in self.tuners and not record.final and not record.workload.by_metaschedule:
+            if (
+                record.workload not in self.tuners
+                and not record.final
+                and not record.workload.by_metaschedule
+            ):
                 other = others.setdefault(record.workload, Task(record.workload, 1, record.target))
                 shared.add(record.workload, other.features(record.config), record.call_seconds)
         with Bars(self.tasks, self.trials) as bars:
@@ -148,12 +156,14 @@ class Session:
     def write(self, made: list[Record]) -> list[Record]:
         """Write records down; gives what is new in the file, these and those of other processes."""
         self.log.append(made)
-        return self._read(self.log.fresh())
+        return self._read(self.log.read_new())
 
     def _batch(self, number: int, runner) -> list[Record]:
         """Measure a batch of a task's configs, and write it down; see `write`."""
         state = self.states[number]
-        first = max(1, self.trials // (2 * len(self.tasks)))  # half of the trials go to the tasks' first batches
+        first = max(
+            1, self.trials // (2 * len(self.tasks))
+        )  # half of the trials go to the tasks' first batches
         size = min(_BATCH if state.best else min(_BATCH, first), self.trials - self.done)
         if self.early_stopping:
             size = min(size, self.early_stopping - (state.trials - state.last_gain))
@@ -167,7 +177,7 @@ class Session:
                 "that is out of memory; what was measured is kept. Free memory, and tune again"
             )
         return self.write([
-            records.measured(c.workload, c.target, c.config, trial.seconds, trial.error,
+            records.new_record(c.workload, c.target, c.config, trial.seconds, trial.error,
                              machine=trial.machine or runner.machine)
             for c, trial in zip(candidates, trials, strict=True) if not trial.lost
         ])  # fmt: skip
@@ -208,7 +218,9 @@ class Session:
             same = [r for r in self.known if best and r.workload == task.workload and r.final == best.final]
             default = [r.call_seconds for r in same if r.config == task.default]
             rows.append((task, state.trials, min(default, default=None), best))
-        return Tuning(rows, self.network, str(self.log.path), self.interrupted, clock.monotonic() - self.started)
+        return Tuning(
+            rows, self.network, str(self.log.path), self.interrupted, clock.monotonic() - self.started
+        )
 
 
 @dataclass(repr=False)
@@ -262,5 +274,9 @@ class Tuning(Table):
         """The time of each task's kernels in a run of the network, before and after; see `plots.before_and_after`."""
         from ..course import plots  # for speed: only where it is drawn
 
-        times = {str(t): (t.count * before, t.count * best.call_seconds) for t, _, before, best in self.rows if before}
+        times = {
+            str(t): (t.count * before, t.count * best.call_seconds)
+            for t, _, before, best in self.rows
+            if before
+        }
         return plots.before_and_after(times)

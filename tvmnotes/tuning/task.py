@@ -11,7 +11,7 @@ from ..base.env import target_json
 from ..base.workarounds import pass_lock
 from ..compiler import pipeline
 from ..compiler.build import bind, resolve_target
-from ..compiler.records import vectors_of
+from ..compiler.records import simd_of_key
 from ..compiler.schedules import Workload
 from ..runtime.compiled import Compiled
 from .features import features
@@ -33,7 +33,7 @@ class Task:
     @functools.cached_property
     def space(self) -> list[dict]:
         """The configs to choose from; the first is the one that needs no tuning, for MetaSchedule the only one."""
-        return self.workload.configs(vectors_of(self.target))
+        return self.workload.configs(simd_of_key(self.target))
 
     @property
     def default(self) -> dict:
@@ -43,11 +43,11 @@ class Task:
     @property
     def operations(self) -> int:
         """Multiplications and additions of a call, counted 1 each, by the plain method."""
-        return 2 * self.workload.multiplications
+        return 2 * self.workload.macs
 
     @functools.cached_property
     def _machine(self) -> tuple:
-        return vectors_of(self.target), env.threads()
+        return simd_of_key(self.target), env.threads()
 
     def features(self, config: dict) -> list[float]:
         """What a cost model sees of a config; see `features.features`."""
@@ -79,7 +79,9 @@ def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
     target = resolve_target(target)
     counts = workloads(mod, params, target)
     described = target_json(target)
-    return [Task(workload, count, described) for workload, count in counts.items() if not workload.by_metaschedule]
+    return [
+        Task(workload, count, described) for workload, count in counts.items() if not workload.by_metaschedule
+    ]
 
 
 def tasks_by_kernel(lib: Compiled) -> dict[str, Task]:

@@ -73,7 +73,9 @@ def run(host: str, port: int, say) -> None:
     try:
         listening = socket.create_server((host, port), family=base.get_addr_family((host, port)))
     except OSError as error:
-        raise ValueError(f"cannot listen on {host}:{port} ({error.strerror}); name another host or port") from None
+        raise ValueError(
+            f"cannot listen on {host}:{port} ({error.strerror}); name another host or port"
+        ) from None
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     tracker.logger.setLevel(logging.ERROR)  # what strangers send is no news
     asyncio.set_event_loop(asyncio.new_event_loop())

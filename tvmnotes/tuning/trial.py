@@ -21,10 +21,13 @@ from tvm.s_tir import Schedule
 
 from ..base import env
 from ..compiler import codegen
-from ..compiler.records import vectors_of
+from ..compiler.records import simd_of_key
 from ..compiler.schedules import schedule_kernels
 
-FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM: no crash ends with them, but a system that is out of memory sends them
+FROM_OUTSIDE = (
+    9,
+    15,
+)  # SIGKILL and SIGTERM: no crash ends with them, but a system that is out of memory sends them
 KILLED = "its process was killed from outside, twice"
 _TOLERANCE = 1e-3  # of the largest magnitude, as for Winograd's method
 _SPIN = 0.1  # seconds that NumPy's threads keep the cores busy after a product
@@ -50,7 +53,7 @@ class Candidate:
 
     @property
     def lanes(self) -> int:
-        return vectors_of(self.target).lanes
+        return simd_of_key(self.target).lanes
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Trial:
 
 def begin() -> None:
     """Be ready to measure; leave Ctrl-C to the process that tunes, and end when it ends, whatever a candidate does."""
-    register_sweep()
+    register_cache_flush()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
 
@@ -92,7 +95,7 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def register_sweep() -> None:
+def register_cache_flush() -> None:
     """Let timers call "tvmnotes.sweep" before each repeat, so that a kernel finds the caches as in a network.
 
     There, other kernels have run since a kernel's weights were last read. The sweep reads other data, on all threads.
@@ -129,16 +132,22 @@ def kernel(candidate: Candidate) -> tvm.IRModule:
 
     It takes the data, the packed weight and room for the result, as `arguments` makes them.
     """
-    workload, config, registers = candidate.workload, candidate.config, vectors_of(candidate.target)
-    shapes = workload.source_shape(registers.lanes), workload.packed_shape(config, registers.lanes)
-    inputs = [te.placeholder(shape, name=name) for shape, name in zip(shapes, ("data", "weight"), strict=True)]
-    func = te.create_prim_func([*inputs, workload.compute(*inputs, config)]).with_attr("global_symbol", "main")
+    workload, config, registers = candidate.workload, candidate.config, simd_of_key(candidate.target)
+    shapes = workload.packed_input_shape(registers.lanes), workload.packed_shape(config, registers.lanes)
+    inputs = [
+        te.placeholder(shape, name=name) for shape, name in zip(shapes, ("data", "weight"), strict=True)
+    ]
+    func = te.create_prim_func([*inputs, workload.compute(*inputs, config)]).with_attr(
+        "global_symbol", "main"
+    )
     return schedule_kernels(registers)(tvm.IRModule({"main": func}))
 
 
 def export(library, folder: str) -> str:
     """Link the library into a file, in a folder of its own within `folder`, and give the path."""
-    os.environ["TMPDIR"] = tempfile.tempdir = folder  # what TVM and the linker would leave if this process were killed
+    os.environ["TMPDIR"] = tempfile.tempdir = (
+        folder  # what TVM and the linker would leave if this process were killed
+    )
     path = os.path.join(tempfile.mkdtemp(dir=folder), "kernel.so")
     library.export_library(path)
     return path
@@ -148,12 +157,14 @@ def arguments(candidate: Candidate, device) -> list[list[tvm.runtime.Tensor]]:
     """A runner's arguments, made once: data, packed weight, and room for the result."""
     workload, lanes = candidate.workload, candidate.lanes
     data, weight, _ = _inputs(workload)
-    room = np.zeros(workload.made_shape(candidate.config, lanes), "float32")
-    arrays = workload.source(data, lanes), workload.pack(weight, candidate.config, lanes), room
+    room = np.zeros(workload.output_shape(candidate.config, lanes), "float32")
+    arrays = workload.pack_input(data, lanes), workload.pack(weight, candidate.config, lanes), room
     return [[tvm.runtime.tensor(array, device) for array in arrays]]
 
 
-def check_and_time(candidate: Candidate, library, device, evaluator, arguments, sweep: bool = True) -> list[float]:
+def check_and_time(
+    candidate: Candidate, library, device, evaluator, arguments, sweep: bool = True
+) -> list[float]:
     """A runner's evaluator: seconds of a call, once per repeat, with caches swept before each unless there is none.
 
     Raises ValueError for a wrong result.
@@ -161,7 +172,7 @@ def check_and_time(candidate: Candidate, library, device, evaluator, arguments, 
     (tensors,) = arguments
     library["main"](*tensors)
     _, _, wanted = _inputs(candidate.workload)
-    made = candidate.workload.result(tensors[-1].numpy(), candidate.lanes)
+    made = candidate.workload.unpack_output(tensors[-1].numpy(), candidate.lanes)
     difference = np.abs(made - wanted).max() / np.abs(wanted).max()
     if not difference <= _TOLERANCE:
         raise ValueError(f"its result differs by {difference:.1e} of the largest magnitude")
@@ -176,7 +187,9 @@ def check_and_time(candidate: Candidate, library, device, evaluator, arguments, 
 def _inputs(workload) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Random data and weight of a workload, and the result that NumPy makes of them."""
     random = np.random.default_rng(0)  # the same in every trial
-    data, weight = (random.standard_normal(shape, dtype="float32") for shape in (workload.data, workload.weight))
+    data, weight = (
+        random.standard_normal(shape, dtype="float32") for shape in (workload.data, workload.weight)
+    )
     wanted = workload.reference(data, weight)
     clock.sleep(_SPIN)
     return data, weight, wanted

@@ -66,7 +66,9 @@ class GA(Tuner):
     def __init__(self, space, seed=None, parents: int = 16, mutation: float = 0.1):
         super().__init__(space, seed)
         self.parents, self.mutation = parents, mutation
-        self._values = {knob: sorted({c[knob] for c in space if knob in c}, key=str) for c in space for knob in c}
+        self._values = {
+            knob: sorted({c[knob] for c in space if knob in c}, key=str) for c in space for knob in c
+        }
 
     def _choose(self, count):
         children: dict[int, None] = {}
@@ -142,7 +144,9 @@ class CostModel:
 class XGB(Tuner):
     """What a cost model thinks is fastest, and a few at random; at random, too, while the model knows too little."""
 
-    def __init__(self, space, seed=None, *, workload, features: Callable[[dict], list[float]], model: CostModel):
+    def __init__(
+        self, space, seed=None, *, workload, features: Callable[[dict], list[float]], model: CostModel
+    ):
         super().__init__(space, seed)
         self.workload, self.model = workload, model
         self._features = [features(config) for config in space]

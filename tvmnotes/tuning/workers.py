@@ -151,7 +151,10 @@ class Builder(ms.builder.PyBuilder):
 
         results = []
         for made in self.pool.map_with_error_catching(work, build_inputs):
-            failed = {StatusKind.COMPLETE: None, StatusKind.TIMEOUT: f"its build took longer than {self.timeout:g} s"}
+            failed = {
+                StatusKind.COMPLETE: None,
+                StatusKind.TIMEOUT: f"its build took longer than {self.timeout:g} s",
+            }
             error = failed.get(made.status, f"its build failed: {sentence(made.value)}")
             results.append(ms.builder.BuilderResult(None if error else made.value, error))
         return results

@@ -38,7 +38,7 @@ _APPLY = dict.fromkeys(["apply_history_best", "ApplyHistoryBest", "apply_graph_b
 _NOT_SERVED = dict.fromkeys(["template", "get_config", "register_topi_compute", "register_topi_schedule"],
                             _templates_are_gone)  # fmt: skip
 
-SPACES = {
+NAMESPACES = {
     "tvm.autotvm": {**_MEASURE, **_APPLY, **_NOT_SERVED, **_RECORD, **_of(task, "create", "Task")},
     "tvm.autotvm.task": {**_TASK, **_SPACE, **_APPLY, "template": _templates_are_gone},
     "tvm.autotvm.task.space": _SPACE,

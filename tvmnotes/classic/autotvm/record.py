@@ -109,7 +109,9 @@ def pick_best(in_file, out_file) -> None:
     pairs = list(load_from_file(in_file))
     measured = [as_record(*pair) for pair in pairs]
     picked = {id(record) for record in best(measured).values()}
-    text = "".join(encode(*pair) + "\n" for pair, record in zip(pairs, measured, strict=True) if id(record) in picked)
+    text = "".join(
+        encode(*pair) + "\n" for pair, record in zip(pairs, measured, strict=True) if id(record) in picked
+    )
     if hasattr(out_file, "write"):
         out_file.write(text)
     else:
@@ -135,11 +137,11 @@ class ApplyHistoryBest:
         return ConfigLookup(self._records, target, "autotvm.apply_history_best")
 
     def __enter__(self):
-        self._token = context.history.set(self)
+        self._token = context.apply_best.set(self)
         return self
 
     def __exit__(self, *error):
-        context.history.reset(self._token)
+        context.apply_best.reset(self._token)
 
 
 def _read(file) -> list[Record]:

@@ -81,7 +81,11 @@ class ConfigEntity:
         self.index, self.values = index, values
 
     def to_json_dict(self) -> dict:
-        return {"index": self.index, "code_hash": None, "entity": [[k, "ot", v] for k, v in self.values.items()]}
+        return {
+            "index": self.index,
+            "code_hash": None,
+            "entity": [[k, "ot", v] for k, v in self.values.items()],
+        }
 
     @staticmethod
     def from_json_dict(given: dict) -> "ConfigEntity":
@@ -102,7 +106,9 @@ def _described(workload) -> tuple[str, tuple]:
     if isinstance(workload, Dense):
         tensors = (workload.rows, workload.depth), (workload.columns, workload.depth)
         return "dense_pack.x86", (*(("TENSOR", t, "float32") for t in tensors), None, "float32")
-    kind = "depthwise_conv2d" if workload.is_depthwise else "group_conv2d" if workload.groups > 1 else "conv2d"
+    kind = (
+        "depthwise_conv2d" if workload.is_depthwise else "group_conv2d" if workload.groups > 1 else "conv2d"
+    )
     layout = "NCHWc" if workload.blocked else "NCHW"
     tensors = (("TENSOR", t, "float32") for t in (workload.data, workload.weight))
     rest = workload.strides, workload.padding, workload.dilation

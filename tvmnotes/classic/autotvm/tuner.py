@@ -8,7 +8,7 @@ import warnings
 
 from ... import tuning
 from ...base import env
-from ...compiler.schedules.vector import vectors
+from ...compiler.schedules.vector import simd_of
 from ...tuning import tuners
 from ...tuning.features import features
 from .record import MeasureErrorNo, MeasureInput, MeasureResult, pick_best, seconds
@@ -42,7 +42,7 @@ class LocalRunner:
         self.timeout, self.cooldown_interval = timeout, cooldown_interval
         self._options = {"number": number, "repeat": repeat, "min_repeat_ms": min_repeat_ms}
 
-    def open(self, timeout: float) -> tuning.Local:
+    def open(self, timeout: float) -> tuning.LocalRunner:
         """What measures. Raises ConnectionError where there is no tracker, or no server."""
         return _opened(*self._where, timeout=max(timeout, self.timeout), **self._options)
 
@@ -57,9 +57,9 @@ class RPCRunner(LocalRunner):
 
 
 @functools.cache
-def _opened(*where, **options) -> tuning.Local:
+def _opened(*where, **options) -> tuning.LocalRunner:
     """One for all tasks, as its worker processes take seconds to start."""
-    made = tuning.rpc(*where, **options) if where else tuning.Local(**options)
+    made = tuning.RpcRunner(*where, **options) if where else tuning.LocalRunner(**options)
     atexit.register(made.close)
     return made
 
@@ -72,7 +72,9 @@ def measure_option(builder="local", runner="local") -> dict:
     }
 
 
-def _measure(opened: tuning.Local, inputs: list[MeasureInput], cooldown: float) -> list[MeasureResult | None]:
+def _measure(
+    opened: tuning.LocalRunner, inputs: list[MeasureInput], cooldown: float
+) -> list[MeasureResult | None]:
     """What came of each; None where its processes were killed from outside, which says nothing of it."""
     start = time.time()
     tasks = [inp.task.today for inp in inputs]
@@ -182,7 +184,9 @@ class GATuner(Tuner):
 class XGBTuner(Tuner):
     """A cost model proposes; it learns from each batch, and from other tasks with `load_history`."""
 
-    def __init__(self, task, plan_size=64, feature_type="itervar", loss_type="rank", num_threads=None, **_options):
+    def __init__(
+        self, task, plan_size=64, feature_type="itervar", loss_type="rank", num_threads=None, **_options
+    ):
         super().__init__(task)
 
     def _begin(self, space):
@@ -190,7 +194,7 @@ class XGBTuner(Tuner):
         return tuners.XGB(space, workload=self.task.today.workload, features=of_own, model=tuners.CostModel())
 
     def _features(self, workload, config: dict) -> list[float]:
-        return features(workload, config, vectors(self.task.target), env.threads())
+        return features(workload, config, simd_of(self.task.target), env.threads())
 
     def _take_over(self, workload, config, spent):
         super()._take_over(workload, config, spent)
@@ -220,7 +224,9 @@ def progress_bar(total, prefix="", si_prefix="G"):
 class GraphTuner:
     """DPTuner and PBQPTuner: the layouts of a build are uniform here, so the best records are all there is to write."""
 
-    def __init__(self, graph, input_shapes, records, target_ops, target, max_sch_num=20, dtype="float32", **_options):
+    def __init__(
+        self, graph, input_shapes, records, target_ops, target, max_sch_num=20, dtype="float32", **_options
+    ):
         warnings.warn("autotvm's graph tuners write the best records: layouts are uniform, there are none to choose",
                       stacklevel=2)  # fmt: skip
         self._records = records

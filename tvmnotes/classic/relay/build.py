@@ -14,7 +14,7 @@ from ...base.data import atomic_path
 from ...compiler import build as compiler
 from ...runtime import compiled as runtime
 from ...runtime import saved
-from ..context import history, opt_level
+from ..context import apply_best, opt_level
 from ..graph_executor import GraphModule, GraphModuleDebug, graph_json, params_of
 from ..targets import for_build
 from . import ir
@@ -23,7 +23,7 @@ from .ty import TensorType
 
 
 def build(ir_mod, target=None, target_host=None, executor=None, runtime=None, workspace_memory_pools=None,
-          constant_memory_pools=None, params=None, mod_name="default", **_others) -> "Factory":  # fmt: skip
+          constant_memory_pools=None, params=None, mod_name="default", **_others) -> "ExecutorFactoryModule":  # fmt: skip
     """Compile a Relay module or function for a CPU, at the opt level of the `PassContext` around it (3 without one).
 
     Gives a library as of TVM 0.7 and later, which also unpacks into `graph, lib, params` as before.
@@ -32,8 +32,8 @@ def build(ir_mod, target=None, target_host=None, executor=None, runtime=None, wo
         params = executor
     mod, weights = relax_of(ir_mod, params)
     target = compiler.resolve_target(for_build(target, target_host))
-    records = history.get().lookup(target) if history.get() else None
-    return Factory(compiler.build(mod, weights, target, opt_level(), records), mod_name, ir_mod)
+    records = apply_best.get().lookup(target) if apply_best.get() else None
+    return ExecutorFactoryModule(compiler.build(mod, weights, target, opt_level(), records), mod_name, ir_mod)
 
 
 def relax_of(program, params=None) -> tuple[tvm.IRModule, dict]:
@@ -63,7 +63,7 @@ def _backend(what: str, served: str):
 BACKEND = {"Executor": _backend("Executor", "graph"), "Runtime": _backend("Runtime", "cpp")}
 
 
-class Factory:
+class ExecutorFactoryModule:
     """What `relay.build` returns. `lib["default"](dev)` is for GraphModule; `graph, lib, params = …` unpacks it."""
 
     def __init__(self, compiled: runtime.Compiled, name: str = "default", ir_mod=None):
@@ -74,14 +74,16 @@ class Factory:
             return lambda *_devices: GraphModule(self.compiled)
         if name == "debug_create":
             return lambda _name, *_devices: GraphModuleDebug(self.compiled)
-        raise AttributeError(f"the library has no function {name!r}; it has {self.libmod_name!r} and 'debug_create'")
+        raise AttributeError(
+            f"the library has no function {name!r}; it has {self.libmod_name!r} and 'debug_create'"
+        )
 
     get_function = __getitem__
 
     def __iter__(self):
         return iter((self.graph_json, self.lib, self.params))
 
-    def get_lib(self) -> "Factory":
+    def get_lib(self) -> "ExecutorFactoryModule":
         return self
 
     def get_graph_json(self) -> str:
@@ -114,7 +116,7 @@ class Factory:
     save = export_library
 
     def __repr__(self) -> str:
-        return f"Factory({self.compiled!r})"
+        return f"ExecutorFactoryModule({self.compiled!r})"
 
 
 def load_module(path, fmt: str = "", original=None):
@@ -130,7 +132,7 @@ def load_module(path, fmt: str = "", original=None):
             return original(str(path))
         for name, content in parts.items():
             (Path(folder) / name).write_bytes(content)
-        return Factory(runtime.load(folder))
+        return ExecutorFactoryModule(runtime.load(folder))
 
 
 def is_library(path) -> bool:

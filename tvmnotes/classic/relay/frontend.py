@@ -2,7 +2,7 @@
 
 from ...base.spec import TensorSpec
 from ...importers.mxnet import importer
-from .. import gone
+from .. import removed
 from .ir import IRModule
 from .lift import from_relax
 
@@ -52,6 +52,6 @@ def _gone(path: str, instead: str):
 
 
 NAMES = {"from_pytorch": from_pytorch, "from_onnx": from_onnx, "from_mxnet": from_mxnet}
-for _path, (_, _way) in gone.ROWS["gone"].items():
+for _path, (_, _way) in removed.ROWS["gone"].items():
     if _path.startswith("relay.frontend."):
         NAMES[_path.rpartition(".")[2]] = _gone(_path, _way)

@@ -26,7 +26,9 @@ class ExprFunctor:
         if expr not in self.memo_map:
             kind = next((kind for kind in _METHODS if isinstance(expr, kind)), None)
             if kind is None:
-                raise TypeError(f"{type(self).__name__}.visit: expected a Relay expression, got {type(expr).__name__}")
+                raise TypeError(
+                    f"{type(self).__name__}.visit: expected a Relay expression, got {type(expr).__name__}"
+                )
             self.memo_map[expr] = getattr(self, _METHODS[kind])(expr)
         return self.memo_map[expr]
 
@@ -36,7 +38,9 @@ class ExprFunctor:
 
 def _undefined(name: str):
     def method(self, _expr):
-        raise NotImplementedError(f"{type(self).__name__} meets a {name.removeprefix('visit_')} and has no {name}")
+        raise NotImplementedError(
+            f"{type(self).__name__} meets a {name.removeprefix('visit_')} and has no {name}"
+        )
 
     return method
 

@@ -326,7 +326,9 @@ def substitute(expr: Expr, replace: dict) -> Expr:
     """It exchanges the expressions in `expr` that are keys of `replace` for its values."""
 
     def within(node, rebuilt):
-        return Let(node.var, rebuilt.value, substitute(node.body, replace)) if isinstance(node, Let) else rebuilt
+        return (
+            Let(node.var, rebuilt.value, substitute(node.body, replace)) if isinstance(node, Let) else rebuilt
+        )
 
     return rewrite(expr, within, replace)
 
@@ -348,7 +350,9 @@ class _ModuleType(type(tvm.IRModule)):
     """The class of `IRModule`: a `tvm.IRModule` that has got functions of Relay is an instance of that as well."""
 
     def __instancecheck__(cls, value) -> bool:
-        return super().__instancecheck__(value) or (isinstance(value, tvm.IRModule) and "_functions" in vars(value))
+        return super().__instancecheck__(value) or (
+            isinstance(value, tvm.IRModule) and "_functions" in vars(value)
+        )
 
 
 class IRModule(tvm.IRModule, metaclass=_ModuleType):
@@ -382,7 +386,9 @@ class IRModule(tvm.IRModule, metaclass=_ModuleType):
 
     def get_global_var(self, name: str):
         if name not in self._vars:
-            raise ValueError(f"the module has no function {name!r}; it has {', '.join(self.by_name()) or 'none'}")
+            raise ValueError(
+                f"the module has no function {name!r}; it has {', '.join(self.by_name()) or 'none'}"
+            )
         return self._vars[name]
 
     def __getitem__(self, name):

@@ -14,8 +14,18 @@ from .ops import OPERATORS
 from .ops.operator import plain
 from .ty import TensorType
 
-_RENAMED = {"concat": "concatenate", "permute_dims": "transpose", "nn.leakyrelu": "nn.leaky_relu", "flip": "reverse"}
-_UNLIKE = ("gather_nd", "nn.dropout", "argmax", "argmin")  # of the same name in Relay, with other indices or results
+_RENAMED = {
+    "concat": "concatenate",
+    "permute_dims": "transpose",
+    "nn.leakyrelu": "nn.leaky_relu",
+    "flip": "reverse",
+}
+_UNLIKE = (
+    "gather_nd",
+    "nn.dropout",
+    "argmax",
+    "argmin",
+)  # of the same name in Relay, with other indices or results
 _MODES = {"replicate": "edge", "circular": "wrap"}
 
 
@@ -57,7 +67,11 @@ class _Lifting:
     def _lifted(self, expr) -> ir.Expr:
         if isinstance(expr, relax.TupleGetItem):
             whole = self.value(expr.tuple_value)
-            return whole.fields[expr.index] if isinstance(whole, ir.Tuple) else ir.TupleGetItem(whole, expr.index)
+            return (
+                whole.fields[expr.index]
+                if isinstance(whole, ir.Tuple)
+                else ir.TupleGetItem(whole, expr.index)
+            )
         if not isinstance(expr, tvm.ir.Call):
             return self.value(expr)
         name = getattr(expr.op, "name", "").removeprefix("relax.")
@@ -96,7 +110,11 @@ class _Lifting:
             case "expand_dims" if axes := _run_of_axes(call):
                 return self._make(name, [x], axis=axes[0], num_newaxis=len(axes))
             case "reshape" | "expand_dims":
-                return self._make("reshape", [x], newshape=fixed_shape(call.ty)) if fixed_shape(call.ty) else None
+                return (
+                    self._make("reshape", [x], newshape=fixed_shape(call.ty))
+                    if fixed_shape(call.ty)
+                    else None
+                )
             case "clip":
                 return self._make(name, [x], a_min=plain(call.args[1]), a_max=plain(call.args[2]))
             case "astype":
@@ -167,7 +185,11 @@ class _Lifting:
             along = len(axes) == 1 and len(sizes) == len(shape)
             if along and _called(turned) in ("relax.reshape", "relax.expand_dims"):
                 vector = turned.args[0]
-                return self._make("nn.bias_add", [left, vector], axis=axes[0]) if len(vector.ty.shape) == 1 else None
+                return (
+                    self._make("nn.bias_add", [left, vector], axis=axes[0])
+                    if len(vector.ty.shape) == 1
+                    else None
+                )
         return None
 
     def _kept(self, name, call) -> ir.Expr:

@@ -23,7 +23,9 @@ def to_relax(function: ir.Function, params: dict | None = None, functions: dict 
     params = params or {}
     inputs = [p for p in function.params if p.name_hint not in params]
     weights = [p for p in function.params if p.name_hint in params]
-    lowering = _Lowering(relax.BlockBuilder(), {p: _parameter(p, params) for p in function.params}, functions or {})
+    lowering = _Lowering(
+        relax.BlockBuilder(), {p: _parameter(p, params) for p in function.params}, functions or {}
+    )
     builder, values = lowering.builder, lowering.values
     with pass_lock, builder.function("main", []):
         with builder.dataflow():
@@ -57,7 +59,9 @@ def _parameter(param: ir.Var, params: dict) -> relax.Var | None:
     annotation, array = param.type_annotation, params.get(param.name_hint)
     if annotation is None and array is not None:
         annotation = TensorType(array.shape, array.dtype)
-    annotation = annotation or param._type  # inferred before a pass took away the operator that it followed from
+    annotation = (
+        annotation or param._type
+    )  # inferred before a pass took away the operator that it followed from
     return annotation and relax.Var(param.name_hint, _relax_type(annotation, param.name_hint))
 
 
@@ -73,7 +77,14 @@ def _weight_shape(call: ir.Call, position: int, data: tuple[int, ...]) -> tuple[
         return tuple({"O": out, "I": ins, **window}[axis] for axis in attrs.kernel_layout)
     if name == "nn.dense" and attrs.units:
         return attrs.units, data[-1]
-    if name in ("nn.bias_add", "nn.batch_norm", "nn.layer_norm", "nn.prelu", "nn.instance_norm", "nn.group_norm"):
+    if name in (
+        "nn.bias_add",
+        "nn.batch_norm",
+        "nn.layer_norm",
+        "nn.prelu",
+        "nn.instance_norm",
+        "nn.group_norm",
+    ):
         return (data[attrs.axis],)
     return None
 
@@ -129,7 +140,9 @@ class _Lowering:
             case ir.TupleGetItem():
                 value = self.values[node.tuple_value]
                 if not isinstance(value.ty, tvm.ir.TupleType):
-                    raise ValueError(f"expected a tuple to take value {node.index} of, got {relay_type(value.ty)}")
+                    raise ValueError(
+                        f"expected a tuple to take value {node.index} of, got {relay_type(value.ty)}"
+                    )
                 if isinstance(value, relax.Tuple):
                     return value.fields[node.index]
                 return self.builder.emit(relax.TupleGetItem(value, node.index))
@@ -138,7 +151,9 @@ class _Lowering:
             case ir.Function():
                 return node
             case ir.Var():
-                raise ValueError(f"%{node.name_hint} is used and not bound: add it to the function's parameters")
+                raise ValueError(
+                    f"%{node.name_hint} is used and not bound: add it to the function's parameters"
+                )
             case ir.Let():  # its body is lowered after it, as the variable stands in it
                 self.values[node.var] = self.values[node.value]
                 node.var._type = relay_type(self.values[node.var].ty)
@@ -165,7 +180,9 @@ class _Lowering:
                 data = self.values[call.args[0]]
                 shape = None if data is None else _weight_shape(call, position, fixed_shape(data.ty))
                 if shape is None:
-                    raise ValueError(f"%{arg.name_hint} has no type: give relay.var({arg.name_hint!r}, shape=…)")
+                    raise ValueError(
+                        f"%{arg.name_hint} has no type: give relay.var({arg.name_hint!r}, shape=…)"
+                    )
                 self.values[arg] = relax.Var(arg.name_hint, relax.TensorType(shape, data.ty.dtype))
 
     def _call(self, call: ir.Call):
@@ -178,17 +195,25 @@ class _Lowering:
             op = self.functions[op.name_hint]
         if isinstance(op, ir.Function):
             if len(args) != len(op.params):
-                raise ValueError(f"a function of {len(op.params)} parameters is called with {len(args)} arguments")
-            return _Lowering(self.builder, dict(zip(op.params, args, strict=True)), self.functions).value(op.body)
+                raise ValueError(
+                    f"a function of {len(op.params)} parameters is called with {len(args)} arguments"
+                )
+            return _Lowering(self.builder, dict(zip(op.params, args, strict=True)), self.functions).value(
+                op.body
+            )
         if not isinstance(op, ir.Op):
             raise Unservable(f"a call of {type(op).__name__}: functions as values are not built")
         if call.attrs and "_again" in call.attrs:
             return self.builder.emit(call.attrs["_again"](self.builder, args))
         if op.name not in OPERATORS:
-            raise Unservable(f"relay.{op.name} has no counterpart here: write it with operators that have one")
+            raise Unservable(
+                f"relay.{op.name} has no counterpart here: write it with operators that have one"
+            )
         try:
             result = OPERATORS[op.name].lower(args, call.attrs)
-            return result if isinstance(result, relax.Var | tvm.ir.GenericConst) else self.builder.emit(result)
+            return (
+                result if isinstance(result, relax.Var | tvm.ir.GenericConst) else self.builder.emit(result)
+            )
         except (ValueError, TypeError, IndexError, tvm.error.InternalError) as error:
             shapes = ", ".join(str(relay_type(arg.ty)) for arg in args)
             raise ValueError(f"relay.{op.name}({shapes}): {errors.lines(error)[0]}") from error

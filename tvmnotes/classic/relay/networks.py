@@ -57,7 +57,9 @@ def _square(size: int, strides: int = 1, padding: int | None = None) -> dict:
 
 
 def _pool(function, x, size, strides, padding=0, **attrs):
-    return function(x, pool_size=(size, size), strides=(strides, strides), padding=(padding, padding), **attrs)
+    return function(
+        x, pool_size=(size, size), strides=(strides, strides), padding=(padding, padding), **attrs
+    )
 
 
 def _data(batch_size, shape, dtype):
@@ -78,7 +80,11 @@ def _resnet_plan(num_layers: int, height: int) -> tuple[list[int], list[int], bo
     """Units and channels of each stage (the channels begin with the stem's), and whether a unit is a bottleneck."""
     if height > 28 and num_layers in _UNITS:
         deep = num_layers >= 50
-        return list(_UNITS[num_layers]), [64, *((256, 512, 1024, 2048) if deep else (64, 128, 256, 512))], deep
+        return (
+            list(_UNITS[num_layers]),
+            [64, *((256, 512, 1024, 2048) if deep else (64, 128, 256, 512))],
+            deep,
+        )
     if height <= 28 and num_layers >= 164 and num_layers % 9 == 2:
         return [num_layers // 9] * 3, [16, 64, 128, 256], True
     if height <= 28 and num_layers < 164 and num_layers % 6 == 2:
@@ -98,7 +104,9 @@ def resnet(batch_size, num_classes, num_layers=50, image_shape=(3, 224, 224), la
     norm = partial(batch_norm_infer, epsilon=2e-5, axis=layout.index("C"))
 
     def unit(x, outs, by, name, first):
-        steps = [(outs // 4, 1, by), (outs // 4, 3, 1), (outs, 1, 1)] if deep else [(outs, 3, by), (outs, 3, 1)]
+        steps = (
+            [(outs // 4, 1, by), (outs // 4, 3, 1), (outs, 1, 1)] if deep else [(outs, 3, by), (outs, 3, 1)]
+        )
         begin = y = nn.relu(norm(x, name=f"{name}_bn1"))
         for n, (width, size, strides) in enumerate(steps, 1):
             y = y if n == 1 else nn.relu(norm(y, name=f"{name}_bn{n}"))
@@ -126,8 +134,12 @@ def mobile_net(num_classes=1000, data_shape=(1, 3, 224, 224), dtype="float32", a
     depthwise = partial(conv2d, data_layout=layout, kernel_layout=conv_kernel_layout(layout, True))
     last = [(1024, 2), (1024, 2)] if is_shallow else [(512, 1)] * 5 + [(1024, 2), (1024, 1)]
     x, ins = ir.var("data", shape=data_shape, dtype=dtype), int(32 * alpha)
-    x = nn.relu(norm(conv(x, channels=ins, name="conv_block_1_conv", **_square(3, 2)), name="conv_block_1_bn"))
-    for n, (outs, strides) in enumerate([(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *last], 1):
+    x = nn.relu(
+        norm(conv(x, channels=ins, name="conv_block_1_conv", **_square(3, 2)), name="conv_block_1_bn")
+    )
+    for n, (outs, strides) in enumerate(
+        [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *last], 1
+    ):
         name, outs = f"separable_conv_block_{n}", int(outs * alpha)
         x = depthwise(x, channels=ins, groups=ins, name=name, **_square(3, strides))
         x = conv(nn.relu(norm(x, name=f"{name}_bn1")), channels=outs, name=f"{name}_conv2", **_square(1))
@@ -194,7 +206,10 @@ _STEM = "32:3x3/2 32:3x3v 64:3x3 max/2 80 192:3x3v max/2"
 _INCEPTION = [
     *(f"64 | 48 64:5x5 | 64 96:3x3 96:3x3 | avg {width}" for width in (32, 64, 64)),
     "384:3x3/2 | 64 96:3x3 96:3x3/2 | max/2",
-    *(f"192 | {n} {n}:1x7 192:7x1 | {n} {n}:7x1 {n}:1x7 {n}:7x1 192:1x7 | avg 192" for n in (128, 160, 160, 192)),
+    *(
+        f"192 | {n} {n}:1x7 192:7x1 | {n} {n}:7x1 {n}:1x7 {n}:7x1 192:1x7 | avg 192"
+        for n in (128, 160, 160, 192)
+    ),
     "192 320:3x3/2 | 192 192:1x7 192:7x1 192:3x3/2 | max/2",
     *(f"320 | 384 384:1x3+384:3x1 | 448 384:3x3 384:1x3+384:3x1 | {pool} 192" for pool in ("avg", "max")),
 ]
@@ -240,7 +255,9 @@ def densenet(densenet_size, classes, batch_size, image_shape, dtype):
     Each layer reads all that came before it in its block, as in the paper; in TVM's it read the last one alone.
     """
     if densenet_size not in _DENSENET:
-        raise ValueError(f"densenet: expected densenet_size of {', '.join(map(str, _DENSENET))}; got {densenet_size}")
+        raise ValueError(
+            f"densenet: expected densenet_size of {', '.join(map(str, _DENSENET))}; got {densenet_size}"
+        )
     outs, growth, blocks = _DENSENET[densenet_size]
 
     def conv(x, outs, size, bn, name):
@@ -273,7 +290,9 @@ def dcgan(batch_size, random_len=100, oshape=(3, 64, 64), ngf=128, code=None, la
         x = conv2d_transpose(x, channels=outs, data_layout=layout, kernel_layout=kernel, output_padding=(0, 0),
                              name=f"g{n}_deconv", **_square(4, 2, 1))  # fmt: skip
         if n < 5:
-            x = batch_norm_infer(x, epsilon=1e-5, scale=False, axis=layout.index("C"), name=f"g{n}_batch_norm")
+            x = batch_norm_infer(
+                x, epsilon=1e-5, scale=False, axis=layout.index("C"), name=f"g{n}_batch_norm"
+            )
             x = nn.relu(x)
     return _function(OPERATORS["tanh"](x))
 
@@ -297,7 +316,10 @@ def lstm_cell(num_hidden, batch_size=1, dtype="float32", name=""):
 def lstm(iterations, num_hidden, batch_size=1, dtype="float32"):
     """`iterations` cells in a row, each with weights of its own. Their inputs are data, data_1, data_2, …"""
     state = TensorType((batch_size, num_hidden), dtype)
-    types = {"weight": TensorType((4 * num_hidden, num_hidden), dtype), "bias": TensorType((4 * num_hidden,), dtype)}
+    types = {
+        "weight": TensorType((4 * num_hidden, num_hidden), dtype),
+        "bias": TensorType((4 * num_hidden,), dtype),
+    }
     out, states = None, ir.Tuple([OPERATORS["zeros"](state.shape, dtype)] * 2)
     for n in range(iterations):
         weights = [ir.Var(f"{side}_{n}_{kind}", ty) for side in ("i2h", "h2h") for kind, ty in types.items()]

@@ -71,7 +71,10 @@ def fold_scale_axis(function: ir.Function) -> ir.Function:
             return rebuilt
         at = 0 if _is(rebuilt.args[0], "nn.conv2d") else 1
         conv, scale = rebuilt.args[at], rebuilt.args[1 - at]
-        if not _is(conv, "nn.conv2d") or (conv.attrs.data_layout, conv.attrs.kernel_layout) != ("NCHW", "OIHW"):
+        if not _is(conv, "nn.conv2d") or (conv.attrs.data_layout, conv.attrs.kernel_layout) != (
+            "NCHW",
+            "OIHW",
+        ):
             return rebuilt
         channels, shape = node._type.shape[1], getattr(node.args[1 - at]._type, "shape", ())
         if uses[node.args[at]] != 1 or shape[-3:] != (channels, 1, 1) or math.prod(shape) != channels:
@@ -86,7 +89,17 @@ def fold_scale_axis(function: ir.Function) -> ir.Function:
 # ---------------------------------------------------------------- fusion, as Relay drew it
 
 _HEAVY = ("nn.conv", "nn.dense", "nn.matmul", "nn.batch_matmul")
-_APART = ("nn.softmax", "nn.log_softmax", "nn.batch_norm", "split", "topk", "sort", "argsort", "take", "cumsum")
+_APART = (
+    "nn.softmax",
+    "nn.log_softmax",
+    "nn.batch_norm",
+    "split",
+    "topk",
+    "sort",
+    "argsort",
+    "take",
+    "cumsum",
+)
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "argmax", "argmin", "variance", "std")
 
 

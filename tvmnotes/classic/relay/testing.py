@@ -92,7 +92,9 @@ _NEEDED = inspect.Parameter.empty
 def _network(net, **defaults) -> dict:
     """A network's module: `get_net`, and `get_workload`, whose parameters and defaults are `defaults`."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature([inspect.Parameter(n, kind, default=value) for n, value in defaults.items()])
+    signature = inspect.Signature(
+        [inspect.Parameter(n, kind, default=value) for n, value in defaults.items()]
+    )
 
     def get_workload(*args, **kwargs):
         bound = signature.bind(*args, **kwargs)

@@ -27,7 +27,12 @@ class _Printer:
     """It numbers the values of a function and writes a line for each call; constants are numbered in a text's order."""
 
     def __init__(self, indent: int = 0, constants=None, types: bool = True):
-        self.names, self.lines, self.constants, self.pad = {}, [], constants or itertools.count(), "  " * indent
+        self.names, self.lines, self.constants, self.pad = (
+            {},
+            [],
+            constants or itertools.count(),
+            "  " * indent,
+        )
         self.types = types
 
     def function(self, function: ir.Function, head: str) -> str:
@@ -44,7 +49,9 @@ class _Printer:
                 self.names[node] = self._name(node)
         last = self.lines and self.lines[-1].removeprefix(self.pad)
         name = self.names[expr]
-        if isinstance(expr, ir.Call | ir.If) and last and last.startswith(f"{name} = "):  # the result needs no number
+        if (
+            isinstance(expr, ir.Call | ir.If) and last and last.startswith(f"{name} = ")
+        ):  # the result needs no number
             self.lines.pop()
             self.names[expr] = last.removeprefix(f"{name} = ").removesuffix(";")
         return self.names[expr]

@@ -13,7 +13,13 @@ from .lift import from_relax
 from .lower import to_relax
 
 # The lowest opt level at which a Sequential runs a pass, as Relay had it; 0 for the others.
-_LEVELS = {"FoldConstant": 2, "FoldScaleAxis": 3, "EliminateCommonSubexpr": 3, "ConvertLayout": 3, "AlterOpLayout": 3}
+_LEVELS = {
+    "FoldConstant": 2,
+    "FoldScaleAxis": 3,
+    "EliminateCommonSubexpr": 3,
+    "ConvertLayout": 3,
+    "AlterOpLayout": 3,
+}
 _current = tvm.transform.PassContext.current
 _SEQUENTIAL = tvm.transform.Sequential  # today's, whatever `enable` puts in its place
 
@@ -59,7 +65,9 @@ class Sequential:
 
     def __call__(self, mod):
         context = _current()
-        disabled, required = ({str(p) for p in which} for which in (context.disabled_pass, context.required_pass))
+        disabled, required = (
+            {str(p) for p in which} for which in (context.disabled_pass, context.required_pass)
+        )
         for step in self.passes:
             name = getattr(step, "name", "")
             today = set(PASSES.get(name, [name]))  # PassContext keeps the names of today
@@ -73,7 +81,9 @@ def _step_of_today(step, mod):
     if not isinstance(mod, ir.IRModule):
         return step(mod)
     if step.info.name != "PrintIR":
-        raise TypeError(f"Sequential: {step.info.name} is a pass of today and takes no Relay module; run it on its own")
+        raise TypeError(
+            f"Sequential: {step.info.name} is a pass of today and takes no Relay module; run it on its own"
+        )
     print(mod, file=sys.stderr)
     return mod
 
@@ -140,7 +150,8 @@ NAMES: dict = {
     "Sequential": Sequential,
     "PassContext": tvm.transform.PassContext,
     "function_pass": _of_script(
-        "transform_function", lambda body, mod, context: _each(mod, lambda function: body(function, mod, context))
+        "transform_function",
+        lambda body, mod, context: _each(mod, lambda function: body(function, mod, context)),
     ),
     "module_pass": _of_script("transform_module", lambda body, mod, context: body(mod, context)),
 }
@@ -158,7 +169,9 @@ def _layouts(desired):
         if name.startswith("qnn."):  # no module has such operators here
             continue
         if name != "nn.conv2d":
-            raise NotImplementedError(f"ConvertLayout of {name}: Relax converts nn.conv2d and carries the rest along")
+            raise NotImplementedError(
+                f"ConvertLayout of {name}: Relax converts nn.conv2d and carries the rest along"
+            )
         data, kernel = [*layouts, "default"][:2]
         wanted[f"relax.{name}"] = [data, kernels.get(data, "OIHW") if kernel == "default" else kernel]
     return t.ConvertLayout(wanted)
@@ -166,7 +179,9 @@ def _layouts(desired):
 
 def _precision(mixed_precision_type="float16", missing_op_mode=1):
     if mixed_precision_type != "float16":
-        raise NotImplementedError(f"ToMixedPrecision to {mixed_precision_type}: Relax converts to float16 only")
+        raise NotImplementedError(
+            f"ToMixedPrecision to {mixed_precision_type}: Relax converts to float16 only"
+        )
     return t.ToMixedPrecision("float16")
 
 

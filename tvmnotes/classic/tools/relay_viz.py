@@ -36,8 +36,12 @@ class VizEdge:
 class VizParser:
     """It makes a node of an expression, and the edges that lead into it."""
 
-    def get_node_edges(self, node, relay_param: dict, node_to_id: dict) -> tuple[VizNode | None, list[VizEdge]]:
-        raise NotImplementedError("VizParser.get_node_edges: a parser of your own gives (VizNode or None, [VizEdge])")
+    def get_node_edges(
+        self, node, relay_param: dict, node_to_id: dict
+    ) -> tuple[VizNode | None, list[VizEdge]]:
+        raise NotImplementedError(
+            "VizParser.get_node_edges: a parser of your own gives (VizNode or None, [VizEdge])"
+        )
 
 
 class VizGraph:
@@ -68,7 +72,9 @@ class DefaultVizParser(VizParser):
         edges = [VizEdge(node_to_id[part], identity) for part in ir.all_parts(node)]
         if isinstance(node, ir.Var):
             kind = "Param" if node.name_hint in relay_param else "Input"
-            return VizNode(identity, f"Var({kind})", f"name_hint: {node.name_hint}\n{_type_lines(node)}"), edges
+            return VizNode(
+                identity, f"Var({kind})", f"name_hint: {node.name_hint}\n{_type_lines(node)}"
+            ), edges
         if isinstance(node, ir.Constant):
             return VizNode(identity, "Const", _type_lines(node)), edges
         if isinstance(node, ir.Call):
@@ -84,12 +90,18 @@ class DefaultVizParser(VizParser):
 def _name(op) -> str:
     if isinstance(op, ir.Function):
         return "fn"
-    return op.name if isinstance(op, ir.Op) else f"@{op.name_hint}" if hasattr(op, "name_hint") else "of a value"
+    return (
+        op.name if isinstance(op, ir.Op) else f"@{op.name_hint}" if hasattr(op, "name_hint") else "of a value"
+    )
 
 
 def _type_lines(node) -> str:
     ty = node._type
-    return f"shape: {ty.shape}\ndtype: {ty.dtype}" if isinstance(ty, TensorType) else f"type: {ty or UNKNOWN_TYPE}"
+    return (
+        f"shape: {ty.shape}\ndtype: {ty.dtype}"
+        if isinstance(ty, TensorType)
+        else f"type: {ty or UNKNOWN_TYPE}"
+    )
 
 
 class RelayVisualizer:
@@ -146,11 +158,15 @@ class TermGraph(_Graph):
             parts = self.reads.get(identity, [])
             number = f"[{identity}] " if reads[identity] > 1 and parts else ""
             again = bool(number) and identity in drawn
-            lines.append(f"{indent}{'`' if last else '|'}--{number}{f'{node.type_name} as above' if again else label}")
+            lines.append(
+                f"{indent}{'`' if last else '|'}--{number}{f'{node.type_name} as above' if again else label}"
+            )
             drawn.add(identity)
             if not again:
                 inner = indent + ("   " if last else "|  ")
-                stack.extend((part, inner, n == len(parts) - 1) for n, part in reversed(list(enumerate(parts))))
+                stack.extend(
+                    (part, inner, n == len(parts) - 1) for n, part in reversed(list(enumerate(parts)))
+                )
         return "\n".join(lines)
 
 
@@ -186,7 +202,11 @@ class DotPlotter(_Plotter):
     def __init__(self, graph_attr: dict | None = None, node_attr: dict | None = None, edge_attr: dict | None = None,
                  get_node_attr=None):  # fmt: skip
         super().__init__()
-        self.attrs = {"graph": graph_attr or {}, "node": {"shape": "box", **(node_attr or {})}, "edge": edge_attr or {}}
+        self.attrs = {
+            "graph": graph_attr or {},
+            "node": {"shape": "box", **(node_attr or {})},
+            "edge": edge_attr or {},
+        }
         self.get_node_attr = get_node_attr or (lambda _node: {})
 
     def render(self, filename: str | None = None) -> None:
@@ -197,7 +217,9 @@ class DotPlotter(_Plotter):
             lines += [f"  subgraph cluster_{number} {{", f"    {_dot({'label': graph.name})}"]
             for identity, node in graph.nodes.items():
                 label = f"{node.type_name}\n{node.detail}".strip()
-                lines.append(f"    n{number}_{identity} [{_dot({'label': label, **self.get_node_attr(node)})}]")
+                lines.append(
+                    f"    n{number}_{identity} [{_dot({'label': label, **self.get_node_attr(node)})}]"
+                )
             for end, starts in graph.reads.items():
                 lines += [f"    n{number}_{start} -> n{number}_{end}" for start in starts]
             lines.append("  }")
@@ -205,15 +227,20 @@ class DotPlotter(_Plotter):
 
 
 def _dot(attrs: dict) -> str:
-    quoted = ((k, str(v).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")) for k, v in attrs.items())
+    quoted = (
+        (k, str(v).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")) for k, v in attrs.items()
+    )
     return ", ".join(f'{k}="{v}"' for k, v in quoted)
 
 
 _INTERFACE = {"UNKNOWN_TYPE": UNKNOWN_TYPE, "VizNode": VizNode, "VizEdge": VizEdge, "VizParser": VizParser,
              "VizGraph": VizGraph, "Plotter": Plotter, "DefaultVizParser": DefaultVizParser}  # fmt: skip
-_TERMINAL = {"TermPlotter": TermPlotter, "TermVizParser": DefaultVizParser}  # a plotter puts the lines as it likes
+_TERMINAL = {
+    "TermPlotter": TermPlotter,
+    "TermVizParser": DefaultVizParser,
+}  # a plotter puts the lines as it likes
 _DOT = {"DotPlotter": DotPlotter, "DotVizParser": DefaultVizParser}
-SPACES = {
+NAMESPACES = {
     "tvm.contrib.relay_viz": {**_INTERFACE, **_TERMINAL, **_DOT, "RelayVisualizer": RelayVisualizer},
     "tvm.contrib.relay_viz.interface": _INTERFACE,
     "tvm.contrib.relay_viz.terminal": {**_TERMINAL, "TermGraph": TermGraph},

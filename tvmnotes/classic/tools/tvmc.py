@@ -75,9 +75,13 @@ class TVMCPackage:
         self._folder = tempfile.TemporaryDirectory(prefix="tvmc_")
         try:
             with tarfile.open(package_path) as archive:
-                parts = {name: archive.extractfile(name).read() for name in ("mod.so", "mod.json", "mod.params")}
+                parts = {
+                    name: archive.extractfile(name).read() for name in ("mod.so", "mod.json", "mod.params")
+                }
         except (OSError, KeyError, tarfile.TarError) as error:
-            raise TVMCException(f"{package_path} is no package that tvmc compile wrote here ({error})") from error
+            raise TVMCException(
+                f"{package_path} is no package that tvmc compile wrote here ({error})"
+            ) from error
         self.lib_name, self.lib_path = "mod.so", str(Path(self._folder.name) / "mod.so")
         Path(self.lib_path).write_bytes(parts["mod.so"])
         self.graph, self.params = parts["mod.json"].decode(), bytearray(parts["mod.params"])
@@ -112,13 +116,17 @@ def load(path, model_format=None, shape_dict=None, **_options) -> TVMCModel:
     if kind in _GONE:
         frontend.NAMES[_GONE[kind]]()
     if kind not in ("onnx", "pytorch"):
-        raise TVMCException(f"tvmc.load: expected a model_format of onnx or pytorch for {file.name}, got {kind!r}")
+        raise TVMCException(
+            f"tvmc.load: expected a model_format of onnx or pytorch for {file.name}, got {kind!r}"
+        )
     if not file.is_file():
         raise TVMCException(f"tvmc.load: no file {file}")
     if kind == "onnx":
         return TVMCModel(*frontend.from_onnx(str(file), shape_dict))
     if not shape_dict:
-        raise TVMCException("tvmc.load: a PyTorch file does not say its inputs: give shape_dict (--input-shapes)")
+        raise TVMCException(
+            "tvmc.load: a PyTorch file does not say its inputs: give shape_dict (--input-shapes)"
+        )
     import torch  # for speed: packages run without it
 
     module = torch.jit.load(str(file), map_location="cpu").eval()
@@ -138,7 +146,9 @@ def compile_model(tvmc_model: TVMCModel, target="llvm", opt_level=3, executor=No
             f"tvmc compile: expected the output format so, got {output_format!r}: tn.build has no other"
         )
     if cross:
-        raise TVMCException("tvmc compile: cross compilers are not called here: compile on the machine that is to run")
+        raise TVMCException(
+            "tvmc compile: cross compilers are not called here: compile on the machine that is to run"
+        )
     mod, params = tvmc_model.mod, tvmc_model.params
     if desired_layout:
         mod, params = ir.IRModule({"main": functor.bind(mod["main"], params)}), {}
@@ -147,7 +157,10 @@ def compile_model(tvmc_model: TVMCModel, target="llvm", opt_level=3, executor=No
     if tuning_records and not Path(tuning_records).is_file():
         raise TVMCException(f"tvmc: no tuning records at {tuning_records}")
     history = record.ApplyHistoryBest(str(tuning_records)) if tuning_records else contextlib.nullcontext()
-    with history, tvm.transform.PassContext(int(opt_level), disabled_pass=disabled_pass, config=pass_context_configs):
+    with (
+        history,
+        tvm.transform.PassContext(int(opt_level), disabled_pass=disabled_pass, config=pass_context_configs),
+    ):
         lib = build.build(mod, target, target_host, params=params)
     package_path = Path(package_path or Path(tempfile.mkdtemp(prefix="tvmc_")) / "model_package.tar")
     with tempfile.TemporaryDirectory() as folder:
@@ -170,15 +183,21 @@ def run_module(tvmc_package: TVMCPackage, device="cpu", hostname=None, port=9090
             "tvmc run: packages run on this machine; copy the package to the other one and run it there"
         )
     if device != "cpu":
-        raise TVMCException(f"tvmc run: expected the device cpu, got {device!r}: packages are built for CPUs here")
+        raise TVMCException(
+            f"tvmc run: expected the device cpu, got {device!r}: packages are built for CPUs here"
+        )
     if fill_mode not in _FILLS:
         raise TVMCException(f"tvmc run: expected a fill mode of {', '.join(_FILLS)}; got {fill_mode!r}")
     compiled = build.load_module(tvmc_package.lib_path).compiled
     unknown = set(inputs or {}) - {spec.name for spec in compiled.inputs}
     if unknown:
         expected = "; ".join(map(str, compiled.inputs))
-        raise TVMCException(f"tvmc run: the model has no input {', '.join(sorted(unknown))}; its inputs: {expected}")
-    values = {s.name: (inputs or {}).get(s.name, _filled(s.shape, s.dtype, fill_mode)) for s in compiled.inputs}
+        raise TVMCException(
+            f"tvmc run: the model has no input {', '.join(sorted(unknown))}; its inputs: {expected}"
+        )
+    values = {
+        s.name: (inputs or {}).get(s.name, _filled(s.shape, s.dtype, fill_mode)) for s in compiled.inputs
+    }
     module = GraphModule(compiled)
     try:
         module.set_input(**values)
@@ -216,7 +235,9 @@ def tune_model(tvmc_model: TVMCModel, target="llvm", tuning_records=None, prior_
     tasks = task.extract_from_program(tvmc_model.mod["main"], params=tvmc_model.params, target=target)
     limits = {"timeout": timeout, "number": number, "repeat": repeat, "min_repeat_ms": min_repeat_ms or 0}
     if bool(hostname) != bool(rpc_key):
-        raise TVMCException("tvmc tune: measuring over RPC needs both --rpc-tracker HOST:PORT and --rpc-key KEY")
+        raise TVMCException(
+            "tvmc tune: measuring over RPC needs both --rpc-tracker HOST:PORT and --rpc-key KEY"
+        )
     runner = tuners.RPCRunner(rpc_key, hostname, port, **limits) if hostname else tuners.LocalRunner(**limits)
     option = tuners.measure_option(builder=tuners.LocalBuilder(n_parallel=parallel), runner=runner)
     for n, each in enumerate(tasks):
@@ -267,7 +288,9 @@ def _target(args) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tvmc", description="Compile, run and tune models, as TVM's driver did.")
+    parser = argparse.ArgumentParser(
+        prog="tvmc", description="Compile, run and tune models, as TVM's driver did."
+    )
     parser.add_argument("--version", action="store_true", help="print the version of TVM")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="full tracebacks of errors")
     commands = parser.add_subparsers(title="commands", dest="command")
@@ -340,7 +363,9 @@ def _run(args) -> None:
             with np.load(args.inputs) as arrays:
                 inputs = dict(arrays.items())
         except (OSError, ValueError) as error:
-            raise TVMCException(f"--inputs: expected a .npz file with arrays by name; {args.inputs}: {error}") from None
+            raise TVMCException(
+                f"--inputs: expected a .npz file with arrays by name; {args.inputs}: {error}"
+            ) from None
     result = run_module(TVMCPackage(args.FILE), args.device, inputs=inputs, fill_mode=args.fill_mode,
                         repeat=args.repeat, number=args.number, profile=args.profile,
                         end_to_end=args.end_to_end)  # fmt: skip
@@ -383,7 +408,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 _THINGS = {"TVMCModel": TVMCModel, "TVMCPackage": TVMCPackage, "TVMCResult": TVMCResult}
-SPACES = {
+NAMESPACES = {
     "tvm.driver.tvmc": {"load": load, "compile": compile_model, "run": run_module, "tune": tune_model, **_THINGS,
                         "TVMCException": TVMCException},
     "tvm.driver.tvmc.model": _THINGS,

@@ -14,15 +14,15 @@ from tvm.s_tir import Schedule, ScheduleError
 from . import annotations, prefetch
 from .default import Kernel
 from .family import FAMILIES, Workload
-from .vector import Vectors
+from .vector import Simd
 
-__all__ = ["FAMILIES", "Kernel", "Vectors", "Workload", "schedule_kernels"]
+__all__ = ["FAMILIES", "Kernel", "Simd", "Workload", "schedule_kernels"]
 
 for _file in pkgutil.iter_modules(__path__):  # the families register themselves
     importlib.import_module(f"{__name__}.{_file.name}")
 
 
-def schedule_kernels(vectors: Vectors, lookup: Callable | None = None) -> tvm.transform.Pass:
+def schedule_kernels(simd: Simd, lookup: Callable | None = None) -> tvm.transform.Pass:
     """The pass, for all kernels. Each becomes the annotation of what it got; see `annotations.of_function`.
 
     A kernel of no family gets the config that `lookup(kernel)` gives, if any.
@@ -33,17 +33,17 @@ def schedule_kernels(vectors: Vectors, lookup: Callable | None = None) -> tvm.tr
         mod = mod.clone()
         for var, func in mod.functions_items():
             if isinstance(func, tvm.tirx.PrimFunc):
-                mod.update_func(var, _scheduled(func, var.name_hint, vectors, lookup))
+                mod.update_func(var, _scheduled(func, var.name_hint, simd, lookup))
         return mod
 
     return run
 
 
-def _scheduled(func, name, vectors, lookup):
+def _scheduled(func, name, simd, lookup):
     """The kernel with the schedule of its family; by default where that does not fit, as it is where nothing does."""
     main = func.with_attr("global_symbol", "main")  # held here, or TVM's Schedule would change `func` itself
     found = annotations.of_blocks(_begin(main)) or _looked_up(func, name, lookup)
-    for annotation in (*found, *annotations.attribute({"family": "default", "lanes": vectors.lanes}).values()):
+    for annotation in (*found, *annotations.attribute({"family": "default", "lanes": simd.lanes}).values()):
         sch, config = _begin(main), annotations.parse(annotation)["schedule"]
         try:
             FAMILIES[config["family"]].schedule(sch, config)

@@ -11,10 +11,11 @@ import numpy as np
 from tvm import te
 from tvm.s_tir import Schedule
 
+from ...base.integers import ceildiv, round_up
 from . import matmul
 from .epilogue import parallel
 from .family import Family, Loops, Workload, register
-from .vector import Vectors, register_tile
+from .vector import Simd, register_tile
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class BatchMatmul(Workload):
         return (*np.broadcast_shapes(self.data[:-2], self.weight[:-2]), self.data[-2], self.weight[-1])
 
     @property
-    def multiplications(self) -> int:
+    def macs(self) -> int:
         return int(np.prod(self.shape)) * self.data[-1]
 
-    def made_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
+    def output_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
         """The shape of what the kernel makes."""
         return self.shape
 
@@ -51,8 +52,8 @@ class BatchMatmul(Workload):
         """The product as a tensor expression."""
         *batch, rows, columns = self.shape
         depth, lanes, missing = self.data[-1], config["lanes"], len(batch) - len(self.weight) + 2
-        blocks = -(-columns // (lanes * config["blocks"])) * config["blocks"]
-        full = -(-rows // config["rows"]) * config["rows"]
+        blocks = ceildiv(columns, lanes * config["blocks"]) * config["blocks"]
+        full = round_up(rows, config["rows"])
 
         def of(shape, at):
             """Where a matrix of a batch of `shape` stands for the batch `at`."""
@@ -75,7 +76,9 @@ class BatchMatmul(Workload):
             left = data[(*of(self.data[:-2], at), row, k)]
             return te.sum(left * panels[(*of(panels_of, at), n // lanes, k, n % lanes)], axis=[k])
 
-        return matmul.cropped_product((*batch, full, blocks * lanes), self.shape, element, self.attribute(config))
+        return matmul.cropped_product(
+            (*batch, full, blocks * lanes), self.shape, element, self.attribute(config)
+        )
 
 
 def schedule(sch: Schedule, config: dict) -> None:
@@ -92,19 +95,19 @@ def schedule(sch: Schedule, config: dict) -> None:
     sch.vectorize(sch.get_loops("pack")[-1])
 
 
-def serves(product: Workload, vectors: Vectors) -> bool:
+def serves(product: Workload, simd: Simd) -> bool:
     return isinstance(product, BatchMatmul)
 
 
-def default(product: BatchMatmul, vectors: Vectors) -> dict:
+def default(product: BatchMatmul, simd: Simd) -> dict:
     """The register tile with the fewest cycles; "outer", of rows or of columns, is the outer loop over tiles."""
-    rows, blocks = register_tile(product.data[-2], -(-product.weight[-1] // vectors.lanes), vectors)
-    return {"family": "batch_matmul", "lanes": vectors.lanes, "rows": rows, "blocks": blocks, "outer": "columns"}
+    rows, blocks = register_tile(product.data[-2], ceildiv(product.weight[-1], simd.lanes), simd)
+    return {"family": "batch_matmul", "lanes": simd.lanes, "rows": rows, "blocks": blocks, "outer": "columns"}
 
 
-def space(product: BatchMatmul, vectors: Vectors) -> list[dict]:
-    tiles = matmul.configs(product.data[-2], product.weight[-1], vectors)
-    return [{"family": "batch_matmul", "lanes": vectors.lanes, **tile} for tile in tiles]
+def space(product: BatchMatmul, simd: Simd) -> list[dict]:
+    tiles = matmul.configs(product.data[-2], product.weight[-1], simd)
+    return [{"family": "batch_matmul", "lanes": simd.lanes, **tile} for tile in tiles]
 
 
 def loops(product: BatchMatmul, config: dict, lanes: int) -> Loops:

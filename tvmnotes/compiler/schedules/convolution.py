@@ -10,8 +10,9 @@ from typing import ClassVar
 import numpy as np
 from tvm import te, tirx
 
+from ...base.integers import ceildiv
 from .family import Workload
-from .vector import filled_up
+from .vector import pad_to
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,16 @@ class Convolution(Workload):
 
     @property
     def label(self) -> str:
-        kind = "depthwise" if self.is_depthwise else "conv2d" if self.groups == 1 else f"conv2d of {self.groups} groups"
-        window = "x".join(map(str, self.weight[2:])) + (f"/{self.strides[0]}" if max(self.strides) > 1 else "")
+        kind = (
+            "depthwise"
+            if self.is_depthwise
+            else "conv2d"
+            if self.groups == 1
+            else f"conv2d of {self.groups} groups"
+        )
+        window = "x".join(map(str, self.weight[2:])) + (
+            f"/{self.strides[0]}" if max(self.strides) > 1 else ""
+        )
         n, ins, height, width = self.data
         channels = str(ins) if self.is_depthwise else f"{ins} to {self.weight[0]}"
         return f"{kind} {window}, {channels}, {height}x{width}" + (f", batch {n}" if n > 1 else "")
@@ -93,7 +102,7 @@ class Convolution(Workload):
         return self.window(1).out_size(*self.data[2:], *self.weight[2:])
 
     @property
-    def multiplications(self) -> int:
+    def macs(self) -> int:
         height, width = self.out_size
         return self.data[0] * height * width * int(np.prod(self.weight))
 
@@ -111,9 +120,11 @@ class Convolution(Workload):
         """How a group of the kernel reads its input."""
         groups = self.kernel_groups(lanes)
         out, ins = self.weight[0] // groups, self.data[1] // groups
-        return Window(list(self.strides), list(self.padding), list(self.dilation), out, ins, self.joined_groups(lanes))
+        return Window(
+            list(self.strides), list(self.padding), list(self.dilation), out, ins, self.joined_groups(lanes)
+        )
 
-    def source_shape(self, lanes: int) -> tuple[int, ...]:
+    def packed_input_shape(self, lanes: int) -> tuple[int, ...]:
         """The shape of the data that the kernel reads.
 
         It is NCHW for a picture of few channels, NCHW[x]c otherwise, where groups that are no whole blocks are blocks
@@ -125,11 +136,11 @@ class Convolution(Workload):
             return self.data
         if groups > 1 and ins % lanes and not self.is_depthwise:
             return n, groups, h, w, ins
-        return n, -(-channels // lanes), h, w, lanes
+        return n, ceildiv(channels, lanes), h, w, lanes
 
-    def made_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
+    def output_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
         """The shape of what the kernel makes: NCHW[x]c, with gaps where `has_gaps` says so."""
-        blocks = -(-self.weight[0] // lanes)
+        blocks = ceildiv(self.weight[0], lanes)
         if self.has_gaps(config, lanes):
             blocks = self.packed_shape(config, lanes)[0]
         return self.data[0], blocks, *self.out_size, lanes
@@ -143,15 +154,15 @@ class Convolution(Workload):
 
     # ------------------------------------------------------------ one call, on NumPy arrays
 
-    def source(self, data: np.ndarray, lanes: int) -> np.ndarray:
-        """The data (N, C, H, W) as the kernel reads them, in `source_shape`."""
+    def pack_input(self, data: np.ndarray, lanes: int) -> np.ndarray:
+        """The data (N, C, H, W) as the kernel reads them, in `packed_input_shape`."""
         if not self.blocked:
             return data
-        n, blocks, h, w, each = self.source_shape(lanes)
-        filled = filled_up(data, (n, blocks * each, h, w)).reshape(n, blocks, each, h, w)
+        n, blocks, h, w, each = self.packed_input_shape(lanes)
+        filled = pad_to(data, (n, blocks * each, h, w)).reshape(n, blocks, each, h, w)
         return np.ascontiguousarray(filled.transpose(0, 1, 3, 4, 2))
 
-    def result(self, made: np.ndarray, lanes: int) -> np.ndarray:
+    def unpack_output(self, made: np.ndarray, lanes: int) -> np.ndarray:
         """What the kernel made as (N, O, H, W)."""
         n, _, h, w, _ = made.shape
         groups = 1 if self.is_depthwise else self.kernel_groups(lanes)
@@ -163,7 +174,9 @@ class Convolution(Workload):
         (top, left, bottom, right), (sh, sw), (dh, dw) = self.padding, self.strides, self.dilation
         padded = np.pad(data, [(0, 0), (0, 0), (top, bottom), (left, right)])
         reach = self.window(1).reach(*self.weight[2:])
-        windows = np.lib.stride_tricks.sliding_window_view(padded, reach, (2, 3))[:, :, ::sh, ::sw, ::dh, ::dw]
+        windows = np.lib.stride_tricks.sliding_window_view(padded, reach, (2, 3))[
+            :, :, ::sh, ::sw, ::dh, ::dw
+        ]
         if self.is_depthwise:
             return np.einsum("nchwyx,cyx->nchw", windows, weight[:, 0])
         parts = zip(np.split(windows, self.groups, 1), np.split(weight, self.groups), strict=True)
@@ -183,7 +196,7 @@ class Convolution(Workload):
         return joined.reshape(o, count * i, *window)
 
     def compute(self, data, kernel, config: dict):
-        """The convolution as a tensor expression, of data of `source_shape` and what `pack` gave.
+        """The convolution as a tensor expression, of data of `packed_input_shape` and what `pack` gave.
 
         Its families' `compute` take these, the kernel's window, the config and the expression's attributes.
         """
@@ -213,12 +226,12 @@ def ungroup(made, groups: int, channels: int):
         value = made[b, group * each + within // lanes, y, x, within % lanes]
         return value if channels % lanes == 0 else te.if_then_else(channel < channels, value, 0.0)
 
-    return te.compute((n, -(-channels // lanes), h, w, lanes), element, name="ungroup")
+    return te.compute((n, ceildiv(channels, lanes), h, w, lanes), element, name="ungroup")
 
 
 def pack(weight: np.ndarray, inner: int, lanes: int) -> np.ndarray:
     """OIHW to OIHW[inner]i[lanes]o, filled up with zeros."""
     o, i, h, w = weight.shape
-    outs, ins = -(-o // lanes), -(-i // inner)
-    weight = filled_up(weight, (outs * lanes, ins * inner, h, w))
+    outs, ins = ceildiv(o, lanes), ceildiv(i, inner)
+    weight = pad_to(weight, (outs * lanes, ins * inner, h, w))
     return np.ascontiguousarray(weight.reshape(outs, lanes, ins, inner, h, w).transpose(0, 2, 4, 5, 3, 1))

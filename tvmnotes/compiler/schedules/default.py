@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from . import trace
 from .family import Family, Workload, key, register
-from .vector import Vectors
+from .vector import Simd
 
 _SMALL = 1 << 13  # iterations of a loop nest that are not worth waking other threads for
 _SHARED = 64  # iterations, of which each thread gets its share
@@ -39,12 +39,12 @@ class Kernel(Workload):
     def label(self) -> str:
         return self.name
 
-    def is_config(self, config: dict, vectors: Vectors) -> bool:
+    def is_config(self, config: dict, simd: Simd) -> bool:
         """Whether it is the default config, or a trace. Raises Forbidden for a trace that no file may hold."""
         if config.keys() == {"family", "trace"} and config["family"] == "metaschedule":
             trace.check(config["trace"])
             return True
-        return key(config) == key(default(self, vectors))
+        return key(config) == key(default(self, simd))
 
 
 def schedule(sch: Schedule, config: dict) -> None:
@@ -70,7 +70,9 @@ def _nest(sch, block, lanes):
     reduced = [loop for loop, axis in zip(loops, axes, strict=True) if int(axis.iter_type) != _SPATIAL]
     if not spatial:
         return
-    if len(spatial) == 5:  # NCHW[x]c: rows outside, so that a thread reads what it has written in the kernel before
+    if (
+        len(spatial) == 5
+    ):  # NCHW[x]c: rows outside, so that a thread reads what it has written in the kernel before
         n, blocks, *others = spatial
         sch.reorder(n, others[0], blocks)
         spatial = [n, others[0], blocks, *others[1:]]
@@ -117,7 +119,11 @@ def _choosy(sch, block, lanes) -> bool:
     """
     node = sch.get(block)
     blocked = len(node.iter_vars) == 5 and int(node.iter_vars[-1].dom.extent) == lanes
-    return not blocked and "if_then_else" in node.script() and any(_sums(sch, b) for b in sch.get_consumers(block))
+    return (
+        not blocked
+        and "if_then_else" in node.script()
+        and any(_sums(sch, b) for b in sch.get_consumers(block))
+    )
 
 
 def _sums(sch, block) -> bool:
@@ -144,12 +150,12 @@ def _bfloat16(sch, block) -> bool:
     return str(sch.get(block).writes[0].source.dtype) == "bfloat16"
 
 
-def serves(kernel: Workload, vectors: Vectors) -> bool:
+def serves(kernel: Workload, simd: Simd) -> bool:
     return isinstance(kernel, Kernel)
 
 
-def default(kernel: Kernel, vectors: Vectors) -> dict:
-    return {"family": "default", "lanes": vectors.lanes}
+def default(kernel: Kernel, simd: Simd) -> dict:
+    return {"family": "default", "lanes": simd.lanes}
 
 
 register(Family("default", schedule, serves, default))

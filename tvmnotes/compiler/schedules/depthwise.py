@@ -11,27 +11,28 @@ import numpy as np
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
+from ...base.integers import ceildiv, round_up
 from .convolution import Convolution, Window, pack
 from .epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
 from .family import Family, Loops, Workload, register
-from .vector import Vectors
+from .vector import Simd
 
 _BUFFER = 128 << 10  # bytes of padded rows: a part of a core's L2 cache
 _WINDOW_UNROLLED = 25  # positions of the window; a larger one is unrolled along its rows only
 
 
-def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -> dict:
+def default_config(window: Window, data_shape, kernel_shape, simd: Simd) -> dict:
     """The config that runs without tuning: rows of a buffer, pixels of a tile; for the shapes that `compute` takes."""
     kernel_h, kernel_w = kernel_shape[2:4]
     height, width = window.out_size(*data_shape[2:4], kernel_h, kernel_w)
-    row = (width * window.strides[1] + kernel_w) * vectors.lanes * 4
+    row = (width * window.strides[1] + kernel_w) * simd.lanes * 4
     fits = max(1, (_BUFFER // row - kernel_h) // window.strides[0])
     rows = min(height, fits)
-    rows = -(-height // -(-height // rows))  # shared out evenly
-    most = vectors.registers // 2 - 2
+    rows = ceildiv(height, ceildiv(height, rows))  # shared out evenly
+    most = simd.registers // 2 - 2
     pixels = max((p for p in range(1, most + 1) if width % p == 0), default=1)
     if pixels * 2 < most:
-        pixels = -(-width // -(-width // most))
+        pixels = ceildiv(width, ceildiv(width, most))
     return {"rows": rows, "pixels": pixels}
 
 
@@ -40,15 +41,23 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict | None = Non
     n, blocks, h, w, lanes = (int(s) for s in data.shape)
     kernel_h, kernel_w = (int(s) for s in kernel.shape[2:4])
     (sh, sw), (top, left, _, _), (dh, dw) = window.strides, window.padding, window.dilation
-    (reach_h, reach_w), (out_h, out_w) = window.reach(kernel_h, kernel_w), window.out_size(h, w, kernel_h, kernel_w)
-    full_h, full_w = -(-out_h // config["rows"]) * config["rows"], -(-out_w // config["pixels"]) * config["pixels"]
-    bottom, right = max(0, (full_h - 1) * sh + reach_h - h - top), max(0, (full_w - 1) * sw + reach_w - w - left)
+    (reach_h, reach_w), (out_h, out_w) = (
+        window.reach(kernel_h, kernel_w),
+        window.out_size(h, w, kernel_h, kernel_w),
+    )
+    full_h, full_w = round_up(out_h, config["rows"]), round_up(out_w, config["pixels"])
+    bottom, right = (
+        max(0, (full_h - 1) * sh + reach_h - h - top),
+        max(0, (full_w - 1) * sw + reach_w - w - left),
+    )
     if any((top, left, bottom, right)):
         data = topi.nn.pad(data, [0, 0, top, left, 0], [0, 0, bottom, right, 0], name="pad")
     kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")
 
     def element(b, k, y, x, c):
-        return te.sum(data[b, k, y * sh + kh * dh, x * sw + kw * dw, c] * kernel[k, 0, kh, kw, c], axis=[kh, kw])
+        return te.sum(
+            data[b, k, y * sh + kh * dh, x * sw + kw * dw, c] * kernel[k, 0, kh, kw, c], axis=[kh, kw]
+        )
 
     made = te.compute((n, blocks, full_h, full_w, lanes), element, name="depthwise", attrs=attrs)
     return crop(made, (n, blocks, out_h, out_w, lanes))
@@ -78,25 +87,27 @@ def schedule(sch: Schedule, config: dict) -> None:
 # ---------------------------------------------------------------- as a family
 
 
-def serves(conv: Workload, vectors: Vectors) -> bool:
+def serves(conv: Workload, simd: Simd) -> bool:
     return isinstance(conv, Convolution) and conv.is_depthwise
 
 
-def default(conv: Convolution, vectors: Vectors) -> dict:
-    shapes = conv.source_shape(vectors.lanes), packed_shape(conv, {}, vectors.lanes)
-    return {"family": "depthwise", **default_config(conv.window(vectors.lanes), *shapes, vectors)}
+def default(conv: Convolution, simd: Simd) -> dict:
+    shapes = conv.packed_input_shape(simd.lanes), packed_shape(conv, {}, simd.lanes)
+    return {"family": "depthwise", **default_config(conv.window(simd.lanes), *shapes, simd)}
 
 
-def space(conv: Convolution, vectors: Vectors) -> list[dict]:
+def space(conv: Convolution, simd: Simd) -> list[dict]:
     height, width = conv.out_size
-    few = range(1, math.isqrt(height) + 2)  # of the parts, 1, 2, 3, …, to share out evenly to; and few rows in a part
-    rows = sorted({-(-height // parts) for parts in (*few, *(-(-height // size) for size in few))})
-    pixels = [p for p in range(1, vectors.registers // 2 + 1) if p <= width]
+    few = range(
+        1, math.isqrt(height) + 2
+    )  # of the parts, 1, 2, 3, …, to share out evenly to; and few rows in a part
+    rows = sorted({ceildiv(height, parts) for parts in (*few, *(ceildiv(height, size) for size in few))})
+    pixels = [p for p in range(1, simd.registers // 2 + 1) if p <= width]
     return [{"family": "depthwise", "rows": r, "pixels": p} for r in rows for p in pixels]
 
 
 def packed_shape(conv: Convolution, config: dict, lanes: int) -> tuple[int, ...]:
-    return -(-conv.weight[0] // lanes), 1, *conv.weight[2:], lanes
+    return ceildiv(conv.weight[0], lanes), 1, *conv.weight[2:], lanes
 
 
 def packed(conv: Convolution, weight: np.ndarray, config: dict, lanes: int) -> np.ndarray:
@@ -104,10 +115,10 @@ def packed(conv: Convolution, weight: np.ndarray, config: dict, lanes: int) -> n
 
 
 def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
-    n, (height, width), outs = conv.data[0], conv.out_size, -(-conv.weight[0] // lanes)
+    n, (height, width), outs = conv.data[0], conv.out_size, ceildiv(conv.weight[0], lanes)
     return Loops(
         rows=config["pixels"], blocks=1, line=width, outs=outs, lines=n * height, points=n * height * width,
-        depth=math.prod(conv.weight[2:]), chunks=n * outs * -(-height // config["rows"]), run=config["rows"],
+        depth=math.prod(conv.weight[2:]), chunks=n * outs * ceildiv(height, config["rows"]), run=config["rows"],
         stride=conv.strides[0],
     )  # fmt: skip
 

@@ -104,7 +104,9 @@ def concat(tensors, axis: int):
         if last - first == 1:
             return tensors[first][(*at[:axis], at[axis] - begins[first], *at[axis + 1 :])]
         middle = (first + last) // 2
-        return te.if_then_else(at[axis] < begins[middle], element(at, first, middle), element(at, middle, last))
+        return te.if_then_else(
+            at[axis] < begins[middle], element(at, first, middle), element(at, middle, last)
+        )
 
     return te.compute(shape, lambda *at: element(at, 0, len(tensors)), name="concatenate")
 

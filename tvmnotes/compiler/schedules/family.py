@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, get_args, get_origin, get_type_hints
 
 from .annotations import attribute
-from .vector import Vectors
+from .vector import Simd
 
 _LONGEST = 1 << 24  # numbers along an axis
 FAMILIES: dict[str, "Family"] = {}
@@ -41,10 +41,10 @@ class Family:
 
     `schedule(sch, config)` applies the scheme to a kernel, with what was fused behind it, and raises ScheduleError
     where that does not fit. It is all that a family needs whose kernels have no workload. The others say by
-    `serves(workload, vectors)` which workloads are theirs, and tell of each:
+    `serves(workload, simd)` which workloads are theirs, and tell of each:
 
-    default(workload, vectors)              the config that runs without tuning; None leaves that to another family
-    space(workload, vectors)                the configs to search besides
+    default(workload, simd)              the config that runs without tuning; None leaves that to another family
+    space(workload, simd)                the configs to search besides
     packed_shape(workload, config, lanes)   the shape of the weight as the kernel reads it
     pack(workload, weight, config, lanes)   that weight, of a NumPy array
     compute                                 the tensor expression; the workload's `compute` says of what arguments
@@ -53,9 +53,9 @@ class Family:
 
     name: str
     schedule: Callable
-    serves: Callable = lambda workload, vectors: False
-    default: Callable = lambda workload, vectors: None
-    space: Callable = lambda workload, vectors: []
+    serves: Callable = lambda workload, simd: False
+    default: Callable = lambda workload, simd: None
+    space: Callable = lambda workload, simd: []
     packed_shape: Callable = lambda workload, config, lanes: workload.weight
     pack: Callable = lambda workload, weight, config, lanes: weight
     compute: Callable | None = None
@@ -71,14 +71,16 @@ class Workload:
     """What a kernel has to compute. Its classes are frozen dataclasses of plain values, compared by these.
 
     The config of its kernel comes from records, or is the default one; what `tn.tune` measures are its `configs`.
-    `data` and `weight` are the shapes of what it computes with, `multiplications` counts those of the plain method.
-    `tuning.trial` needs, besides: `compute`, the tensor expression of its kernel, and `source`, `made_shape`, `result`
+    `data` and `weight` are the shapes of what it computes with, `macs` counts those of the plain method.
+    `tuning.trial` needs, besides: `compute`, the tensor expression of its kernel, and `pack_input`, `output_shape`, `unpack_output`
     and `reference`, by which it holds that kernel against NumPy.
     """
 
     op: ClassVar[str]  # its name in records
     general: ClassVar[str]  # the family that serves what no other does, and that of configs that name none
-    by_metaschedule: ClassVar[bool] = False  # whether TVM's own search tunes it, whose configs nobody can list
+    by_metaschedule: ClassVar[bool] = (
+        False  # whether TVM's own search tunes it, whose configs nobody can list
+    )
     kinds: ClassVar[dict[str, type]] = {}  # the classes of workloads by their `op`
 
     def __init_subclass__(cls):
@@ -91,11 +93,15 @@ class Workload:
         Raises KeyError, TypeError or ValueError where there is none, or one with axes longer than any network's, whose
         configs nobody could list.
         """
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in described.items()}
+        values = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in described.items()
+        }
         workload = Workload.kinds[values.pop("op")](**values)
         for name, kind in _kinds(type(workload)).items():
             if not _fits(getattr(workload, name), kind):
-                raise ValueError(f"{workload.op}: expected {kind} for {name}; got {getattr(workload, name)!r:.200}")
+                raise ValueError(
+                    f"{workload.op}: expected {kind} for {name}; got {getattr(workload, name)!r:.200}"
+                )
         return workload
 
     def as_dict(self) -> dict:
@@ -114,45 +120,45 @@ class Workload:
 
     # ------------------------------------------------------------ configs
 
-    def families(self, vectors: Vectors) -> list[Family]:
+    def families(self, simd: Simd) -> list[Family]:
         """The families that serve it, the general one first."""
-        serving = [family for family in FAMILIES.values() if family.serves(self, vectors)]
+        serving = [family for family in FAMILIES.values() if family.serves(self, simd)]
         return sorted(serving, key=lambda family: family.name != self.general)
 
-    def default_config(self, vectors: Vectors) -> dict:
+    def default_config(self, simd: Simd) -> dict:
         """The config that runs without tuning: another family's where one has any, else the general one's."""
-        offers = (family.default(self, vectors) for family in reversed(self.families(vectors)))
+        offers = (family.default(self, simd) for family in reversed(self.families(simd)))
         return next(config for config in offers if config is not None)
 
-    def space(self, vectors: Vectors) -> list[dict]:
+    def space(self, simd: Simd) -> list[dict]:
         """Configs to search besides the default one, which may be among them."""
-        return [config for family in self.families(vectors) for config in family.space(self, vectors)]
+        return [config for family in self.families(simd) for config in family.space(self, simd)]
 
-    def configs(self, vectors: Vectors) -> list[dict]:
+    def configs(self, simd: Simd) -> list[dict]:
         """The configs to choose from, in an order that does not change, the default one first."""
-        default = self.default_config(vectors)
-        return [default, *(config for config in self.space(vectors) if config != default)]
+        default = self.default_config(simd)
+        return [default, *(config for config in self.space(simd) if config != default)]
 
-    def config(self, lookup: Callable | None, vectors: Vectors) -> dict:
+    def config(self, lookup: Callable | None, simd: Simd) -> dict:
         """The config that `lookup(workload)` gives, where there is one and it has any; else the default one."""
         config = lookup(self) if lookup else None
-        return self.default_config(vectors) if config is None else config
+        return self.default_config(simd) if config is None else config
 
-    def is_config(self, config: dict, vectors: Vectors) -> bool:
+    def is_config(self, config: dict, simd: Simd) -> bool:
         """Whether the families of today know the config."""
-        return key(config) in _keys(self, vectors)
+        return key(config) in _keys(self, simd)
 
     # ------------------------------------------------------------ the kernel; its data and result as they are
 
-    def source_shape(self, lanes: int) -> tuple[int, ...]:
+    def packed_input_shape(self, lanes: int) -> tuple[int, ...]:
         """The shape of the data that the kernel reads."""
         return self.data
 
-    def source(self, data, lanes: int):
+    def pack_input(self, data, lanes: int):
         """The data, an array, as the kernel reads them."""
         return data
 
-    def result(self, made, lanes: int):
+    def unpack_output(self, made, lanes: int):
         """What the kernel made, an array, as the network has it."""
         return made
 
@@ -198,5 +204,5 @@ def key(config: dict) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _keys(workload: Workload, vectors: Vectors) -> frozenset[str]:
-    return frozenset(map(key, workload.configs(vectors)))
+def _keys(workload: Workload, simd: Simd) -> frozenset[str]:
+    return frozenset(map(key, workload.configs(simd)))

@@ -12,19 +12,20 @@ import numpy as np
 from tvm import te
 from tvm.s_tir import Schedule
 
+from ...base.integers import ceildiv, round_up
 from .epilogue import crop, fuse_epilogue, parallel, vectorize
 from .family import Family, Loops, Workload, register
-from .vector import Vectors, filled_up, register_tile
+from .vector import Simd, pad_to, register_tile
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache
 
 
-def default_config(rows: int, depth: int, columns: int, vectors: Vectors) -> dict:
+def default_config(rows: int, depth: int, columns: int, simd: Simd) -> dict:
     """The register tile with the fewest cycles for (rows, depth) x (depth, columns), and which loop is outside.
 
     Rows and columns may be filled up to whole tiles.
     """
-    tile_rows, tile_panels = register_tile(rows, -(-columns // vectors.lanes), vectors)
+    tile_rows, tile_panels = register_tile(rows, ceildiv(columns, simd.lanes), simd)
     outer = "rows" if depth * columns * 4 <= _CACHED_WEIGHTS else "columns"
     return {"rows": tile_rows, "blocks": tile_panels, "outer": outer}
 
@@ -53,10 +54,10 @@ class Dense(Workload):
         return self.depth, self.columns
 
     @property
-    def multiplications(self) -> int:
+    def macs(self) -> int:
         return self.rows * self.depth * self.columns
 
-    def made_shape(self, config: dict, lanes: int) -> tuple[int, int]:
+    def output_shape(self, config: dict, lanes: int) -> tuple[int, int]:
         """The shape of what the kernel makes."""
         return self.rows, self.columns
 
@@ -73,7 +74,7 @@ def dense(data, panels, columns: int, config: dict, attrs: dict):
     """data (..., M, K) times the first `columns` columns of packed weights (blocks, K, x): (..., M, columns)."""
     *batch, rows, depth = (int(s) for s in data.shape)
     blocks, _, lanes = (int(s) for s in panels.shape)
-    full = -(-rows // config["rows"]) * config["rows"]
+    full = round_up(rows, config["rows"])
     k = te.reduce_axis((0, depth), "k")
 
     def element(*at):
@@ -120,37 +121,37 @@ def finish(sch: Schedule, outer: list, inner: list, tile: tuple, stages: tuple[s
 # ---------------------------------------------------------------- as a family
 
 
-def serves(product: Workload, vectors: Vectors) -> bool:
+def serves(product: Workload, simd: Simd) -> bool:
     return isinstance(product, Dense)
 
 
-def default(product: Dense, vectors: Vectors) -> dict:
-    return default_config(product.rows, product.depth, product.columns, vectors)
+def default(product: Dense, simd: Simd) -> dict:
+    return default_config(product.rows, product.depth, product.columns, simd)
 
 
-def space(product: Dense, vectors: Vectors) -> list[dict]:
-    return configs(product.rows, product.columns, vectors)
+def space(product: Dense, simd: Simd) -> list[dict]:
+    return configs(product.rows, product.columns, simd)
 
 
-def configs(rows: int, columns: int, vectors: Vectors) -> list[dict]:
+def configs(rows: int, columns: int, simd: Simd) -> list[dict]:
     """The register tiles and the orders of the outer loops to search, for a product of so many rows and columns."""
     return [
         {"rows": r, "blocks": p, "outer": outer}
-        for p in range(1, min(-(-columns // vectors.lanes), 8) + 1)
-        for r in range(1, min(rows, vectors.registers) + 1)
+        for p in range(1, min(ceildiv(columns, simd.lanes), 8) + 1)
+        for r in range(1, min(rows, simd.registers) + 1)
         for outer in ("rows", "columns")
-        if vectors.hold(r, p)
+        if simd.fits(r, p)
     ]
 
 
 def packed_shape(product: Dense, config: dict, lanes: int) -> tuple[int, ...]:
-    return -(-product.columns // (lanes * config["blocks"])) * config["blocks"], product.depth, lanes
+    return ceildiv(product.columns, lanes * config["blocks"]) * config["blocks"], product.depth, lanes
 
 
 def packed(product: Dense, weight: np.ndarray, config: dict, lanes: int) -> np.ndarray:
     """(K, N) to (blocks, K, lanes), filled up with zeros to whole tiles."""
     blocks, depth, _ = packed_shape(product, config, lanes)
-    weight = filled_up(weight, (depth, blocks * lanes)).reshape(depth, blocks, lanes)
+    weight = pad_to(weight, (depth, blocks * lanes)).reshape(depth, blocks, lanes)
     return np.ascontiguousarray(weight.transpose(1, 0, 2))
 
 
@@ -160,8 +161,8 @@ def loops(product: Dense, config: dict, lanes: int) -> Loops:
 
 def loops_of(batches: int, rows: int, depth: int, columns: int, config: dict, lanes: int) -> Loops:
     """The loops of so many products (rows, depth) x (depth, columns)."""
-    panels = -(-columns // lanes)
-    tiles = -(-rows // config["rows"]) if config["outer"] == "rows" else -(-panels // config["blocks"])
+    panels = ceildiv(columns, lanes)
+    tiles = ceildiv(rows, config["rows"]) if config["outer"] == "rows" else ceildiv(panels, config["blocks"])
     return Loops(
         rows=config["rows"], blocks=config["blocks"], line=rows, outs=panels, lines=batches, points=batches * rows,
         depth=depth, chunks=batches if batches > 1 else tiles,

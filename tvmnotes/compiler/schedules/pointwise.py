@@ -10,27 +10,30 @@ import math
 from tvm import te
 from tvm.s_tir import Schedule
 
+from ...base.integers import ceildiv, round_up
 from . import conv2d
 from .conv2d import CROP, loops_of_lines, outer_loop
 from .convolution import Convolution, Window
 from .epilogue import fuse_epilogue, parallel, vectorize
 from .family import Family, Loops, Workload, register
-from .vector import Vectors, register_tile
+from .vector import Simd, register_tile
 
 _RUN = 8  # tiles of pixels
 
 
-def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -> dict:
+def default_config(window: Window, data_shape, kernel_shape, simd: Simd) -> dict:
     """The config that runs without tuning.
 
     pixels, blocks: the register tile. run: as many tiles of pixels take their turn before the next channels. outer:
     which loop is outside, "rows" (runs of pixels) or "channels". chunk: as in `conv2d`, for the pixels of a run.
     """
     length = data_shape[2] * data_shape[3]
-    pixels, blocks = register_tile(length, -(-window.out // vectors.lanes), vectors, CROP)
-    tiles = -(-length // pixels)
+    pixels, blocks = register_tile(length, ceildiv(window.out, simd.lanes), simd, CROP)
+    tiles = ceildiv(length, pixels)
     run = max(r for r in range(1, _RUN + 1) if -tiles % r * 50 <= tiles)  # at most 2 % that nobody reads
-    outer = outer_loop(data_shape, kernel_shape, -(-tiles // run), -(-window.out // (vectors.lanes * blocks)))
+    outer = outer_loop(
+        data_shape, kernel_shape, ceildiv(tiles, run), ceildiv(window.out, simd.lanes * blocks)
+    )
     return {"pixels": pixels, "blocks": blocks, "run": run, "outer": outer}
 
 
@@ -39,7 +42,7 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict | None = Non
     n, source, h, w, inner = (int(s) for s in data.shape)
     out, ins, lanes = (int(kernel.shape[axis]) for axis in (0, 1, -1))
     step, groups = config["pixels"] * config["run"], source // ins
-    full = -(-h * w // step) * step
+    full = round_up(h * w, step)
     i, ii = te.reduce_axis((0, ins), "i"), te.reduce_axis((0, inner), "ii")
 
     def element(b, k, p, c):
@@ -49,8 +52,10 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict | None = Non
         return te.sum(window.within_group(product, i * inner + ii, c), axis=[i, ii])
 
     made = te.compute((n, out, full, lanes), element, name="pointwise", attrs=attrs)
-    blocks = -(-window.out // lanes) if groups == 1 else out
-    return te.compute((n, blocks, h, w, lanes), lambda b, k, y, x, c: made[b, k, y * w + x, c], name="picture")
+    blocks = ceildiv(window.out, lanes) if groups == 1 else out
+    return te.compute(
+        (n, blocks, h, w, lanes), lambda b, k, y, x, c: made[b, k, y * w + x, c], name="picture"
+    )
 
 
 def schedule(sch: Schedule, config: dict) -> None:
@@ -76,22 +81,22 @@ def schedule(sch: Schedule, config: dict) -> None:
 # ---------------------------------------------------------------- as a family
 
 
-def serves(conv: Workload, vectors: Vectors) -> bool:
+def serves(conv: Workload, simd: Simd) -> bool:
     return isinstance(conv, Convolution) and conv.is_pointwise
 
 
-def default(conv: Convolution, vectors: Vectors) -> dict:
-    return conv2d.default(conv, vectors, "pointwise", default_config)
+def default(conv: Convolution, simd: Simd) -> dict:
+    return conv2d.default(conv, simd, "pointwise", default_config)
 
 
-def space(conv: Convolution, vectors: Vectors) -> list[dict]:
-    line, blocks = math.prod(conv.out_size), -(-conv.window(vectors.lanes).out // vectors.lanes)
+def space(conv: Convolution, simd: Simd) -> list[dict]:
+    line, blocks = math.prod(conv.out_size), ceildiv(conv.window(simd.lanes).out, simd.lanes)
     tiles = [
         {**tile, "run": run}
-        for tile in conv2d.tiles(line, blocks, vectors)
-        for run in _runs(-(-line // tile["pixels"]))
+        for tile in conv2d.tiles(line, blocks, simd)
+        for run in _runs(ceildiv(line, tile["pixels"]))
     ]
-    every = itertools.product(tiles, conv2d.orders(conv, vectors.lanes))
+    every = itertools.product(tiles, conv2d.orders(conv, simd.lanes))
     return [{"family": "pointwise", **tile, **order} for tile, order in every]
 
 
@@ -102,8 +107,10 @@ def _runs(tiles: int) -> list[int]:
 
 def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
     n, line = conv.data[0], math.prod(conv.out_size)
-    runs = n * -(-line // (config["pixels"] * config["run"]))
+    runs = n * ceildiv(line, config["pixels"] * config["run"])
     return loops_of_lines(conv, config, lanes, line, n, runs, config["run"])
 
 
-register(Family("pointwise", schedule, serves, default, space, conv2d.packed_shape, conv2d.packed, compute, loops))
+register(
+    Family("pointwise", schedule, serves, default, space, conv2d.packed_shape, conv2d.packed, compute, loops)
+)

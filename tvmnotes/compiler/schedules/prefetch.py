@@ -51,7 +51,9 @@ def _prefetches(body, blocks: int) -> list:
     made = []
     for block in range(blocks):
         for row in range(int(weight.source.shape[4])):
-            next_panel = tirx.BufferLoad(weight.source, [_at_start(first, inner) + block, p, q + 1, i, row, 0])
+            next_panel = tirx.BufferLoad(
+                weight.source, [_at_start(first, inner) + block, p, q + 1, i, row, 0]
+            )
             how = (tirx.const(number, "int32") for number in (_READ, _L2, _DATA))
             call = tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(next_panel), *how)
             made.append(tirx.Evaluate(call))

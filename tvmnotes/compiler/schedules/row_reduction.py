@@ -21,7 +21,9 @@ def softmax(x, lanes: int):
     largest = _reduce(x, lambda *at: x[at], te.max, lanes, 0)
     exp = te.compute(x.shape, lambda *at: elementwise.exp(x[at] - largest[at[:-1]]), name="exp")
     total = _reduce(exp, lambda *at: exp[at], te.sum, lanes, 1)
-    return te.compute(x.shape, lambda *at: exp[at] * (1.0 / total[at[:-1]]), name="softmax", attrs=_ANNOTATION)
+    return te.compute(
+        x.shape, lambda *at: exp[at] * (1.0 / total[at[:-1]]), name="softmax", attrs=_ANNOTATION
+    )
 
 
 def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
@@ -51,7 +53,9 @@ def _reduce(x, element, combine, lanes, number):
         return te.compute(rows, lambda *at: combine(element(*at, r), axis=[r]), name=f"reduced{number}")
     k = te.reduce_axis((0, whole), "k")
     by_lane = te.compute(
-        (*rows, lanes), lambda *at: combine(element(*at[:-1], k * lanes + at[-1]), axis=[k]), name=f"lanes{number}"
+        (*rows, lanes),
+        lambda *at: combine(element(*at[:-1], k * lanes + at[-1]), axis=[k]),
+        name=f"lanes{number}",
     )
     r = te.reduce_axis((0, lanes + depth % lanes), "r")
 

@@ -91,7 +91,9 @@ _STEPS: dict[str, Callable] = {  # by name, the check of a step's attributes
     "RFactor": lambda attrs: len(attrs) == 1 and _is_integer(attrs[0]),
 }  # fmt: skip
 _ANNOTATIONS: dict[str, Callable] = {  # by key, the check of an annotation's value
-    "meta_schedule.tiling_structure": lambda value: isinstance(value, str) and bool(re.fullmatch('"[SR]+"', value)),
+    "meta_schedule.tiling_structure": lambda value: (
+        isinstance(value, str) and bool(re.fullmatch('"[SR]+"', value))
+    ),
     "meta_schedule.random_compute_producer": _is_integer,
     "meta_schedule.parallel": _is_integer,
     "meta_schedule.vectorize": _is_integer,
@@ -120,7 +122,9 @@ def _check_step(number: int, step) -> None:
         raise Forbidden(f"step {number} of a trace is not a name, inputs, attributes and outputs")
     name, *parts = step
     if not all(isinstance(part, list) and len(part) <= _MOST_OF_A_STEP for part in parts):
-        raise Forbidden(f"step {number} of a trace, {name[:50]!r}, has no lists of at most {_MOST_OF_A_STEP} values")
+        raise Forbidden(
+            f"step {number} of a trace, {name[:50]!r}, has no lists of at most {_MOST_OF_A_STEP} values"
+        )
     inputs, attrs, outputs = parts
     if name in ("Annotate", "Unannotate"):
         _check_annotation(number, name, inputs, attrs)
@@ -138,8 +142,14 @@ def _check_annotation(number: int, name: str, inputs: list, attrs: list) -> None
     if not isinstance(key, str) or key not in (_ANNOTATIONS if name == "Annotate" else _REMOVABLE):
         raise Forbidden(f"step {number} of a trace is an annotation {str(key)[:50]!r}, which is not allowed")
     annotated, *value = inputs or [None]
-    if not _is_name(annotated) or len(value) != (name == "Annotate") or (value and not _ANNOTATIONS[key](value[0])):
-        raise Forbidden(f"step {number} of a trace annotates {key!r} with {str(value)[:200]}, which is not allowed")
+    if (
+        not _is_name(annotated)
+        or len(value) != (name == "Annotate")
+        or (value and not _ANNOTATIONS[key](value[0]))
+    ):
+        raise Forbidden(
+            f"step {number} of a trace annotates {key!r} with {str(value)[:200]}, which is not allowed"
+        )
 
 
 # ---------------------------------------------------------------- what the steps made of a kernel
@@ -162,7 +172,9 @@ def size(sch: Schedule) -> Size:
     func = sch.mod["main"]
     buffers = [_bytes(var.ty) for var in func.params if isinstance(var.ty, tirx.buffer.BufferType)]
     iterations = longest = 0
-    waiting = [(func.body, 1, 1)]  # a statement, the iterations of the loops around it, those of the vector loops
+    waiting = [
+        (func.body, 1, 1)
+    ]  # a statement, the iterations of the loops around it, those of the vector loops
     while waiting:
         stmt, around, vector = waiting.pop()
         if isinstance(stmt, tirx.For):

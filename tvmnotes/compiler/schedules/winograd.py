@@ -13,11 +13,12 @@ import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
+from ...base.integers import ceildiv, round_up
 from . import prefetch
 from .convolution import Convolution, Window
 from .epilogue import block_names, parallel, vectorize
 from .family import Family, Loops, Workload, register
-from .vector import Vectors, fastest_tile, filled_up
+from .vector import Simd, fastest_tile, pad_to
 
 
 def _of_four(a: float, b: float) -> tuple:
@@ -60,13 +61,13 @@ def best_tile(window: Window, data_shape, kernel_shape) -> int | None:
     height, width = window.out_size(*data_shape[2:4], 3, 3)
     costs = {None: 9 * (data_shape[0] * height * width + _READ)}
     for tile in _TRANSFORMS:
-        tiles, size = data_shape[0] * -(-height // tile) * -(-width // tile), (tile + 2) ** 2
+        tiles, size = data_shape[0] * ceildiv(height, tile) * ceildiv(width, tile), (tile + 2) ** 2
         transforms = 7 * size * (1 / window.out + 1 / window.ins)  # of a tile, shared out to its channels
         costs[tile] = size * (tiles + _READ) + tiles * transforms
     return min(costs, key=costs.get)
 
 
-def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -> dict:
+def default_config(window: Window, data_shape, kernel_shape, simd: Simd) -> dict:
     """The config that runs without tuning; `kernel_shape` is that of `transform_weight`.
 
     tile: the side of a tile of outputs. rows, columns: the tiles of a block, whose matrix products' sums are in
@@ -75,13 +76,13 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
     that do not fit into the cache. prefetch, where it is there: the weights of the next of a tile's numbers come while
     those of one are used.
     """
-    n, sources, lanes = data_shape[0], data_shape[1], vectors.lanes
+    n, sources, lanes = data_shape[0], data_shape[1], simd.lanes
     side = kernel_shape[1]
-    height, width = (-(-size // (side - 2)) for size in window.out_size(*data_shape[2:4], 3, 3))
-    rows, columns, blocks = _register_tile(n, height, width, kernel_shape[0], vectors)
+    height, width = (ceildiv(size, side - 2) for size in window.out_size(*data_shape[2:4], 3, 3))
+    rows, columns, blocks = _register_tile(n, height, width, kernel_shape[0], simd)
     weights = side * side * kernel_shape[0] * sources * lanes * lanes * 4
-    row = rows * -(-width // columns) * columns * side * side * sources * lanes * 4  # bytes of a row of blocks
-    lines = -(-height // rows)
+    row = rows * round_up(width, columns) * side * side * sources * lanes * 4  # bytes of a row of blocks
+    lines = ceildiv(height, rows)
     group = 0
     if weights <= _L2_WEIGHTS and n * lines >= 4:
         group = max(1, min(_L2 // row, lines // 4))
@@ -89,24 +90,26 @@ def default_config(window: Window, data_shape, kernel_shape, vectors: Vectors) -
     return {"tile": side - 2, "rows": rows, "columns": columns, "blocks": blocks, "group": group}
 
 
-def _register_tile(n: int, height: int, width: int, outs: int, vectors: Vectors) -> tuple[int, int, int]:
+def _register_tile(n: int, height: int, width: int, outs: int, simd: Simd) -> tuple[int, int, int]:
     """Rows and columns of tiles, and blocks of channels, for (height, width) tiles of n pictures and outs blocks.
 
     Two blocks of channels, or three: with one the transformed inputs, with more the weights are fetched more often than
     a cache delivers. The shape in tiles is that of the fewest cycles.
     """
     blocks = next(b for b in (2, 3, 1) if outs % b == 0)
-    down, across = (range(1, min(size, vectors.registers) + 1) for size in (height, width))
+    down, across = (range(1, min(size, simd.registers) + 1) for size in (height, width))
     tiles = itertools.product(down, across, [blocks])
-    return fastest_tile(tiles, lambda rows, columns, _: (n, -(-height // rows), -(-width // columns)), vectors)
+    return fastest_tile(
+        tiles, lambda rows, columns, _: (n, ceildiv(height, rows), ceildiv(width, columns)), simd
+    )
 
 
 def transform_weight(weight: np.ndarray, tile: int, lanes: int) -> np.ndarray:
     """(O, I, 3, 3) to (O blocks, tile + 2, tile + 2, I blocks, i, x), filled up with zeros."""
     out, ins = weight.shape[:2]
-    outs, sources = -(-out // lanes), -(-ins // lanes)
+    outs, sources = ceildiv(out, lanes), ceildiv(ins, lanes)
     g = np.array(_TRANSFORMS[tile][1])
-    filled = filled_up(weight, (outs * lanes, sources * lanes, 3, 3)).reshape(outs, lanes, sources, lanes, 9)
+    filled = pad_to(weight, (outs * lanes, sources * lanes, 3, 3)).reshape(outs, lanes, sources, lanes, 9)
     taps = filled.transpose(0, 4, 2, 3, 1).reshape(outs, 9, -1)
     made = np.kron(g, g).astype("float32") @ taps  # G w Gᵀ, of each pair of channels
     return made.reshape(outs, tile + 2, tile + 2, sources, lanes, lanes)
@@ -119,7 +122,7 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict | None = Non
     top, left = window.padding[:2]
     out_h, out_w = window.out_size(h, w, 3, 3)
     rows, columns, tile = config["rows"], config["columns"], config["tile"]
-    down, across = -(-out_h // (tile * rows)), -(-out_w // (tile * columns))  # blocks of tiles
+    down, across = ceildiv(out_h, tile * rows), ceildiv(out_w, tile * columns)  # blocks of tiles
     side, (of_input, _, of_output) = tile + 2, _TRANSFORMS[tile]
     grid = (n, down, across)
 
@@ -229,39 +232,43 @@ def _unroll_all(sch, loops):
 # ---------------------------------------------------------------- as a family
 
 
-def serves(conv: Workload, vectors: Vectors) -> bool:
-    fits = isinstance(conv, Convolution) and conv.weight[2:] == (3, 3) and conv.strides == conv.dilation == (1, 1)
+def serves(conv: Workload, simd: Simd) -> bool:
+    fits = (
+        isinstance(conv, Convolution)
+        and conv.weight[2:] == (3, 3)
+        and conv.strides == conv.dilation == (1, 1)
+    )
     return fits and conv.blocked and conv.groups == 1
 
 
-def default(conv: Convolution, vectors: Vectors) -> dict | None:
-    window, source = conv.window(vectors.lanes), conv.source_shape(vectors.lanes)
-    tile = best_tile(window, source, (-(-conv.weight[0] // vectors.lanes), source[1], *conv.weight[2:]))
+def default(conv: Convolution, simd: Simd) -> dict | None:
+    window, source = conv.window(simd.lanes), conv.packed_input_shape(simd.lanes)
+    tile = best_tile(window, source, (ceildiv(conv.weight[0], simd.lanes), source[1], *conv.weight[2:]))
     if tile is None:
         return None
-    packed = packed_shape(conv, {"tile": tile}, vectors.lanes)
-    return {"family": "winograd", **default_config(window, source, packed, vectors)}
+    packed = packed_shape(conv, {"tile": tile}, simd.lanes)
+    return {"family": "winograd", **default_config(window, source, packed, simd)}
 
 
-def space(conv: Convolution, vectors: Vectors) -> list[dict]:
-    (height, width), outs, found = conv.out_size, -(-conv.weight[0] // vectors.lanes), []
+def space(conv: Convolution, simd: Simd) -> list[dict]:
+    (height, width), outs, found = conv.out_size, ceildiv(conv.weight[0], simd.lanes), []
     for tile in (2, 4):
-        down, across = -(-height // tile), -(-width // tile)
+        down, across = ceildiv(height, tile), ceildiv(width, tile)
         shapes = [
             (rows, columns, blocks)
             for blocks in (1, 2, 3, 4) if outs % blocks == 0
             for rows, columns in itertools.product(range(1, min(down, 8) + 1), range(1, min(across, 16) + 1))
-            if vectors.registers / 2 < (rows * columns + 1) * blocks + 1 <= vectors.registers
+            if simd.registers / 2 < (rows * columns + 1) * blocks + 1 <= simd.registers
         ]  # fmt: skip
         for rows, columns, blocks in shapes:
             shape = {"family": "winograd", "tile": tile, "rows": rows, "columns": columns, "blocks": blocks}
-            found += [shape | {"group": g} for g in (0, 1, 2, 4) if not g or -(-down // rows) % g == 0]
+            found += [shape | {"group": g} for g in (0, 1, 2, 4) if not g or ceildiv(down, rows) % g == 0]
             found.append(shape | {"group": 0, "prefetch": True})
     return found
 
 
 def packed_shape(conv: Convolution, config: dict, lanes: int) -> tuple[int, ...]:
-    outs, ins, side = -(-conv.weight[0] // lanes), -(-conv.data[1] // lanes), config["tile"] + 2
+    outs, ins, side = ceildiv(conv.weight[0], lanes), ceildiv(conv.data[1], lanes), config["tile"] + 2
     return outs, side, side, ins, lanes, lanes
 
 
@@ -270,14 +277,14 @@ def packed(conv: Convolution, weight: np.ndarray, config: dict, lanes: int) -> n
 
 
 def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
-    n, outs, numbers = conv.data[0], -(-conv.weight[0] // lanes), (config["tile"] + 2) ** 2
-    down, across = (-(-size // config["tile"]) for size in conv.out_size)
+    n, outs, numbers = conv.data[0], ceildiv(conv.weight[0], lanes), (config["tile"] + 2) ** 2
+    down, across = (ceildiv(size, config["tile"]) for size in conv.out_size)
     rows, columns, blocks, group = (config[key] for key in ("rows", "columns", "blocks", "group"))
-    lines = n * -(-down // rows)
+    lines = n * ceildiv(down, rows)
     return Loops(
-        rows=rows * columns, blocks=blocks, line=-(-across // columns) * columns * rows, outs=outs,
+        rows=rows * columns, blocks=blocks, line=round_up(across, columns) * rows, outs=outs,
         lines=lines * numbers, points=n * down * across * numbers, depth=conv.data[1],
-        chunks=-(-lines // group) if group else -(-outs // blocks), run=rows, columns=columns, stride=conv.strides[0],
+        chunks=ceildiv(lines, group) if group else ceildiv(outs, blocks), run=rows, columns=columns, stride=conv.strides[0],
     )  # fmt: skip
 
 

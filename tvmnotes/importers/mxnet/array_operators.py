@@ -42,7 +42,9 @@ def _reshape_like(c: Call):
 
     def some(side, shape):
         begin, end = c.get(f"{side}_begin"), c.get(f"{side}_end")
-        return slice(None if begin is None else int(begin), None if end is None else int(end)).indices(len(shape))[:2]
+        return slice(None if begin is None else int(begin), None if end is None else int(end)).indices(
+            len(shape)
+        )[:2]
 
     like = shape_of(c.inputs[1])
     (first, last), (begin, end) = some("lhs", c.shape), some("rhs", like)
@@ -59,7 +61,9 @@ def _swap_axis(c: Call):
 @converts("squeeze")
 def _squeeze(c: Call):
     axes = c.axes()
-    return op.reshape(c.x, [n for axis, n in enumerate(c.shape) if (axis not in axes if axes else n != 1)] or [1])
+    return op.reshape(
+        c.x, [n for axis, n in enumerate(c.shape) if (axis not in axes if axes else n != 1)] or [1]
+    )
 
 
 @converts("stack")
@@ -158,7 +162,10 @@ def _broadcast_axis(c: Call):
 @converts("broadcast_like")
 def _broadcast_like(c: Call):
     like, shape = shape_of(c.inputs[1]), list(c.shape)
-    axes = [range(c.rank) if (axes := c.get(f"{side}_axes")) is None else _as_tuple(axes) for side in ("lhs", "rhs")]
+    axes = [
+        range(c.rank) if (axes := c.get(f"{side}_axes")) is None else _as_tuple(axes)
+        for side in ("lhs", "rhs")
+    ]
     for axis, theirs in zip(*axes, strict=True):
         shape[axis] = like[theirs]
     return op.broadcast_to(c.x, shape)

@@ -13,7 +13,7 @@ from tvm.relax import op
 from tvm.script import tirx as T
 
 from ...base.relax import OPAQUE
-from ...base.workarounds import quick_script
+from ...base.workarounds import fast_tvmscript_parser
 from ...compiler.cuda_nms import ATTRIBUTE
 from ...compiler.cuda_topk import sortable
 from .call import Call, converts, shape_of
@@ -21,7 +21,7 @@ from .call import Call, converts, shape_of
 # ---------------------------------------------------------------- kernels
 
 
-@quick_script()
+@fast_tvmscript_parser()
 def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
     """Make a kernel of scores (rows, length) float32 that finds the `count` largest of each row, and where they are.
 
@@ -63,9 +63,9 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
                     while histogram[state[1]] < state[0]:
                         state[0] = state[0] - histogram[state[1]]
                         state[1] = state[1] - 1
-                    least[0] = T.if_then_else(part == 2, least[0] << T.uint32(10), least[0] << T.uint32(11)) + T.Cast(
-                        "uint32", state[1]
-                    )
+                    least[0] = T.if_then_else(
+                        part == 2, least[0] << T.uint32(10), least[0] << T.uint32(11)
+                    ) + T.Cast("uint32", state[1])
                 state[2] = 0
                 for at in range(length):
                     key[0] = sortable(scores[row, at])
@@ -82,7 +82,7 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
     return main.with_attr(ATTRIBUTE, {"kernel": "best_places"})
 
 
-@quick_script()
+@fast_tvmscript_parser()
 def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") -> tvm.tirx.PrimFunc:
     """Make a kernel of data (batch, rows, width) and order (batch, count) int32, the rows by falling score.
 
@@ -90,7 +90,13 @@ def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") 
     numbers to places (batch, rows, 1).
     """
     x, score, kind, background = c.coord_start, c.score_index, c.id_index, c.background_id
-    valid, threshold, center, force, beaten = c.valid_thresh, c.overlap_thresh, c.center, c.force, 2 * c.in_place
+    valid, threshold, center, force, beaten = (
+        c.valid_thresh,
+        c.overlap_thresh,
+        c.center,
+        c.force,
+        2 * c.in_place,
+    )
 
     @T.prim_func
     def main(
@@ -135,13 +141,17 @@ def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") 
                     for j in range(count - 1 - i):
                         k: T.int32 = i + 1 + j
                         across: T.float32 = T.max(
-                            T.min(corners[2, i], corners[2, k]) - T.max(corners[0, i], corners[0, k]), T.float32(0)
+                            T.min(corners[2, i], corners[2, k]) - T.max(corners[0, i], corners[0, k]),
+                            T.float32(0),
                         )
                         down: T.float32 = T.max(
-                            T.min(corners[3, i], corners[3, k]) - T.max(corners[1, i], corners[1, k]), T.float32(0)
+                            T.min(corners[3, i], corners[3, k]) - T.max(corners[1, i], corners[1, k]),
+                            T.float32(0),
                         )
                         both: T.float32 = across * down
-                        beats = T.And(both / (area[i] + area[k] - both) > T.float32(threshold), of[i] == of[k])
+                        beats = T.And(
+                            both / (area[i] + area[k] - both) > T.float32(threshold), of[i] == of[k]
+                        )
                         alive[k] = T.Select(T.And(beats, alive[k] == 1), beaten, alive[k])
                 if alive[i] >= 1:
                     places[n, written[0], 0] = T.Cast("float32", order[n, i])
@@ -182,7 +192,9 @@ def _remaining(c: Call, name: str, data: relax.Expr, how: Suppression) -> list[r
     batch, rows, width = shape_of(data)
     order = _by_score(c, data, how)
     kernel = suppressed(batch, rows, width, shape_of(order)[1], how)
-    return _call(c, name, kernel, [data, order], ((batch, rows, width), "float32"), ((batch, rows, 1), "float32"))
+    return _call(
+        c, name, kernel, [data, order], ((batch, rows, width), "float32"), ((batch, rows, 1), "float32")
+    )
 
 
 def _by_score(c: Call, data: relax.Expr, how: Suppression) -> relax.Expr:
@@ -203,7 +215,9 @@ def _by_score(c: Call, data: relax.Expr, how: Suppression) -> relax.Expr:
 def _call(c: Call, name: str, kernel, inputs: list[relax.Expr], *results: tuple) -> list[relax.Expr]:
     """Call a kernel that makes two arrays, of these shapes and dtypes."""
     types = [relax.TensorType(shape, dtype) for shape, dtype in results]
-    both = c.emit(relax.call_tir(c.builder.add_func(kernel.without_attr("global_symbol"), name), inputs, types))
+    both = c.emit(
+        relax.call_tir(c.builder.add_func(kernel.without_attr("global_symbol"), name), inputs, types)
+    )
     return [relax.TupleGetItem(both, n) for n in (0, 1)]
 
 
@@ -247,7 +261,9 @@ def _box_decode(c: Call):
     return _decoded(c, c.x, anchors, scales, c.rank - 1, float(c.get("clip", -1.0)))
 
 
-def _decoded(c: Call, offsets, anchors: list[relax.Expr], scales: list[float], axis: int, limit: float = -1.0):
+def _decoded(
+    c: Call, offsets, anchors: list[relax.Expr], scales: list[float], axis: int, limit: float = -1.0
+):
     """Return the corners of boxes from their offsets to anchors, which come as middle, width and height."""
     offsets, low, high = _columns(offsets, axis), [], []
     for n in (0, 1):
@@ -283,13 +299,17 @@ def _box_iou(c: Call):
 def _multibox_prior(c: Call):
     """The anchors of a map are constants, as its shape alone says where they are."""
     height, width = c.shape[2:]
-    sizes, ratios = (np.atleast_1d(np.asarray(c.get(name, (1.0,)), "float32")) for name in ("sizes", "ratios"))
+    sizes, ratios = (
+        np.atleast_1d(np.asarray(c.get(name, (1.0,)), "float32")) for name in ("sizes", "ratios")
+    )
     (step_y, step_x), (offset_y, offset_x) = c.get("steps", (-1.0, -1.0)), c.get("offsets", (0.5, 0.5))
     step_y, step_x = (step_y, step_x) if step_y > 0 else (1 / height, 1 / width)
     root = np.sqrt(ratios)
     spans = [(size * height / width * root[0] / 2, size / root[0] / 2) for size in sizes]
     spans += [(sizes[0] * height / width * each / 2, sizes[0] / each / 2) for each in root[1:]]
-    y, x = np.meshgrid((np.arange(height) + offset_y) * step_y, (np.arange(width) + offset_x) * step_x, indexing="ij")
+    y, x = np.meshgrid(
+        (np.arange(height) + offset_y) * step_y, (np.arange(width) + offset_x) * step_x, indexing="ij"
+    )
     boxes = [np.stack([x - w, y - h, x + w, y + h], -1) for w, h in spans]
     anchors = np.stack(boxes, 2).reshape(1, -1, 4).astype("float32")
     return c.const(anchors.clip(0, 1) if c.get("clip", False) else anchors, "float32")
@@ -338,7 +358,9 @@ def _roi_align(c: Call):
 @converts("ROIPooling")
 def _roi_pooling(c: Call):
     rois, _ = _regions(c)
-    return op.vision.roi_pool(c.x, rois, c.numbers("pooled_size", 2, 1), float(c.need("spatial_scale")), "NCHW")
+    return op.vision.roi_pool(
+        c.x, rois, c.numbers("pooled_size", 2, 1), float(c.need("spatial_scale")), "NCHW"
+    )
 
 
 def _regions(c: Call) -> tuple[relax.Expr, relax.Expr]:

@@ -151,7 +151,9 @@ def _leaky_relu(c: Call):
     below = op.minimum(c.x, c.const(0))
     if kind == "prelu":
         one = math.prod(shape_of(c.inputs[1])) == 1
-        return op.nn.relu(c.x) + below * (op.reshape(c.inputs[1], [1] * c.rank) if one else c.along(1, c.shape[1], 1))
+        return op.nn.relu(c.x) + below * (
+            op.reshape(c.inputs[1], [1] * c.rank) if one else c.along(1, c.shape[1], 1)
+        )
     scale, alpha = (1.0507009873554805, 1.6732632423543772) if kind == "selu" else (1.0, slope)
     result = op.nn.relu(c.x) + (op.exp(below) - c.const(1)) * c.const(alpha)
     return result if kind == "elu" else result * c.const(scale)

@@ -74,7 +74,11 @@ def _read(symbol) -> tuple[Graph, dict]:
 def _arrays(params) -> dict[str, np.ndarray]:
     if isinstance(params, str | os.PathLike):
         return read_params(params)
-    if isinstance(params, tuple | list) and len(params) == 2 and all(isinstance(part, dict) for part in params):
+    if (
+        isinstance(params, tuple | list)
+        and len(params) == 2
+        and all(isinstance(part, dict) for part in params)
+    ):
         params = {**params[0], **params[1]}
     if not isinstance(params, dict):
         raise TypeError(
@@ -117,7 +121,9 @@ def _inputs(graph: Graph, arrays: dict, inputs, whole: set[str]) -> dict[str, Te
         specs = {spec.name: spec for spec in parse_inputs(inputs, free)}
     listed = ", ".join(name for name in variables if name not in arrays) or "none"
     if unknown := [name for name in specs if name not in variables]:
-        raise ValueError(f"inputs: the symbol has no input {', '.join(map(repr, unknown))}; its inputs: {listed}")
+        raise ValueError(
+            f"inputs: the symbol has no input {', '.join(map(repr, unknown))}; its inputs: {listed}"
+        )
     missing = []
     for name, node in variables.items():
         if name in arrays or name in specs:
@@ -155,7 +161,9 @@ def _shape_in_symbol(node) -> tuple[int, ...] | None:
 
 def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.ndarray]):
     builder = relax.BlockBuilder()
-    variables = {name: relax.Var(name, relax.TensorType(spec.shape, spec.dtype)) for name, spec in specs.items()}
+    variables = {
+        name: relax.Var(name, relax.TensorType(spec.shape, spec.dtype)) for name, spec in specs.items()
+    }
     for name, array in arrays.items():
         variables[name] = relax.Var(name, relax.TensorType(array.shape, str(array.dtype)))
     outputs, failure = [], None  # the outputs of each node
@@ -170,7 +178,10 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
                     names = [graph.nodes[source].name for source, _ in node.inputs]
                     outputs.append(_emitted(Call(node, read, names, builder)))
                 heads = _read_outputs(graph, outputs, graph.heads)
-            except (ValueError, NotImplementedError) as error:  # raised later: TVM grumbles at half a function
+            except (
+                ValueError,
+                NotImplementedError,
+            ) as error:  # raised later: TVM grumbles at half a function
                 failure, heads = error, [relax.const(0)]
             result = builder.emit_output(heads[0] if len(heads) == 1 else relax.Tuple(heads))
         builder.emit_func_output(result)
@@ -180,12 +191,16 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
     return as_model(builder.finalize(), specs, arrays)
 
 
-def _read_outputs(graph: Graph, outputs: list[list[relax.Expr]], wanted: list[tuple[int, int]]) -> list[relax.Expr]:
+def _read_outputs(
+    graph: Graph, outputs: list[list[relax.Expr]], wanted: list[tuple[int, int]]
+) -> list[relax.Expr]:
     """Return outputs by their node's number and their own; ValueError for one that its node does not have."""
     for source, n in wanted:
         if n >= len(outputs[source]):
             node, count = graph.nodes[source], len(outputs[source])
-            raise ValueError(f"the symbol reads output {n} of {node.op} {node.name!r}, which has {count} (from 0 on)")
+            raise ValueError(
+                f"the symbol reads output {n} of {node.op} {node.name!r}, which has {count} (from 0 on)"
+            )
     return [outputs[source][n] for source, n in wanted]
 
 
@@ -201,5 +216,9 @@ def _emitted(call: Call) -> list[relax.Expr]:
     except OutOfRange:
         raise
     except Exception as error:  # TVM's own are of many kinds
-        read = ", ".join(f"{name}: {shape_of(each)}" for name, each in zip(call.names, call.inputs, strict=True))
-        raise ValueError(f"MXNet's {node.op} {node.name!r}: {one_line(error)}; it reads {read or 'nothing'}") from error
+        read = ", ".join(
+            f"{name}: {shape_of(each)}" for name, each in zip(call.names, call.inputs, strict=True)
+        )
+        raise ValueError(
+            f"MXNet's {node.op} {node.name!r}: {one_line(error)}; it reads {read or 'nothing'}"
+        ) from error

@@ -7,6 +7,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from ...base.integers import ceildiv
 from ..composites import deformed, local_response_norm, padded, product
 from .call import Call, converts, dtype_of, shape_of
 from .files import Node
@@ -19,7 +20,10 @@ def _window(c: Call, axes: int):
     c.refuse(layout=("NCW", "NCHW", "NCDHW"))
     if c.rank != axes + 2:
         raise ValueError(f"a kernel of {axes} axes for an input of shape {c.shape}")
-    return [c.numbers(name, axes, usual) for name, usual in (("kernel", 1), ("stride", 1), ("dilate", 1), ("pad", 0))]
+    return [
+        c.numbers(name, axes, usual)
+        for name, usual in (("kernel", 1), ("stride", 1), ("dilate", 1), ("pad", 0))
+    ]
 
 
 def _axes_of_kernel(c: Call) -> int:
@@ -69,7 +73,9 @@ def _deconvolution(c: Call):
     # TVM's transposed convolution in groups goes by other shapes, so each group is one of its own.
     size = c.shape[1] // groups
     parts = [
-        convolve(*(op.strided_slice(e, [axis], [n], [n + size]) for e, axis in ((c.x, 1), (weight, 0))), **options)
+        convolve(
+            *(op.strided_slice(e, [axis], [n], [n + size]) for e, axis in ((c.x, 1), (weight, 0))), **options
+        )
         for n in range(0, c.shape[1], size)
     ]
     return _biased(c, op.concat(parts, 1), filters, no_bias=True)
@@ -140,7 +146,9 @@ def _batch_norm(c: Call):
     if c.get("fix_gamma", True):
         gamma = c.const(np.ones(c.shape[axis]), dtype_of(gamma))
     # MXNet's SyncBatchNorm has no axis, and the default epsilon of all of them is 0.001.
-    result = op.nn.batch_norm(c.x, gamma, beta, mean, variance, axis, float(c.get("eps", 1e-3)), training=False)
+    result = op.nn.batch_norm(
+        c.x, gamma, beta, mean, variance, axis, float(c.get("eps", 1e-3)), training=False
+    )
     return relax.TupleGetItem(result, 0)
 
 
@@ -182,14 +190,18 @@ def _group_norm(c: Call):
 @converts("L2Normalization")
 def _l2_normalization(c: Call):
     c.refuse(mode=("instance", "channel", "spatial"))
-    axes = {"instance": range(1, c.rank), "channel": [1], "spatial": range(2, c.rank)}[c.get("mode", "instance")]
+    axes = {"instance": range(1, c.rank), "channel": [1], "spatial": range(2, c.rank)}[
+        c.get("mode", "instance")
+    ]
     squares = op.sum(c.x * c.x, list(axes), keepdims=True)
     return c.x / op.sqrt(squares + c.const(c.get("eps", 1e-10)))
 
 
 @converts("LRN")
 def _lrn(c: Call):
-    bias, alpha, beta = (float(c.get(name, usual)) for name, usual in (("knorm", 2), ("alpha", 1e-4), ("beta", 0.75)))
+    bias, alpha, beta = (
+        float(c.get(name, usual)) for name, usual in (("knorm", 2), ("alpha", 1e-4), ("beta", 0.75))
+    )
     return local_response_norm(c.x, int(c.need("nsize")), 1, bias, alpha, beta)
 
 
@@ -199,17 +211,27 @@ def _lrn(c: Call):
 @converts("Pooling", "Pooling_v1")
 def _pooling(c: Call):
     kind, axes = c.get("pool_type", "max"), c.rank - 2
-    c.refuse(layout=("NCW", "NCHW", "NCDHW"), pool_type=("max", "avg", "sum"), pooling_convention=("valid", "full"))
+    c.refuse(
+        layout=("NCW", "NCHW", "NCDHW"), pool_type=("max", "avg", "sum"), pooling_convention=("valid", "full")
+    )
     plane = list(range(2, c.rank))
     if c.get("global_pool", False):
         reduce = {"max": op.max, "avg": op.mean, "sum": op.sum}[kind]
         return reduce(c.x, plane, keepdims=True)
-    kernel, stride, pad = c.numbers("kernel", axes, 1), c.numbers("stride", axes, 1), c.numbers("pad", axes, 0)
+    kernel, stride, pad = (
+        c.numbers("kernel", axes, 1),
+        c.numbers("stride", axes, 1),
+        c.numbers("pad", axes, 0),
+    )
     excess = []  # how far the last window reaches beyond the padding
     for n, k, s, p in zip(c.shape[2:], kernel, stride, pad, strict=True):
         if n + 2 * p < k:
             raise ValueError(f"a window of {k} on {n + 2 * p} pixels")
-        whole = -(-(n + 2 * p - k) // s) if c.get("pooling_convention", "valid") == "full" else (n + 2 * p - k) // s
+        whole = (
+            ceildiv(n + 2 * p - k, s)
+            if c.get("pooling_convention", "valid") == "full"
+            else (n + 2 * p - k) // s
+        )
         excess.append(max(0, whole * s + k - (n + 2 * p)))
     padding = [*pad, *(p + e for p, e in zip(pad, excess, strict=True))]
     options = {"strides": stride, "padding": padding}
@@ -230,7 +252,9 @@ def _pooling(c: Call):
     return means * c.const(math.prod(kernel) / counts)
 
 
-converts("_contrib_AdaptiveAvgPooling2D")(lambda c: op.nn.adaptive_avg_pool2d(c.x, c.numbers("output_size", 2, 1)))
+converts("_contrib_AdaptiveAvgPooling2D")(
+    lambda c: op.nn.adaptive_avg_pool2d(c.x, c.numbers("output_size", 2, 1))
+)
 
 
 @converts("UpSampling")
@@ -247,7 +271,11 @@ def _up_sampling(c: Call):
         return _deconvolution(Call(node, [c.x, weight], c.names, c.builder))
     pictures = [
         op.image.resize2d(
-            x, size, method="nearest_neighbor", coordinate_transformation_mode="asymmetric", rounding_method="floor"
+            x,
+            size,
+            method="nearest_neighbor",
+            coordinate_transformation_mode="asymmetric",
+            rounding_method="floor",
         )
         for x in c.inputs
     ]

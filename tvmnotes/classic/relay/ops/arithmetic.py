@@ -65,8 +65,12 @@ for _name, _body in {
     "cast": lambda data, /, dtype: R.astype(data, dtype),
     "cast_like": lambda data, dtype_like, /: R.astype(data, dtype_of(dtype_like)),
     "clip": lambda a, /, a_min, a_max: R.clip(a, a_min, a_max),
-    "cumsum": lambda data, /, axis=None, dtype=None, exclusive=None: R.cumsum(data, axis, dtype, bool(exclusive)),
-    "cumprod": lambda data, /, axis=None, dtype=None, exclusive=None: R.cumprod(data, axis, dtype, bool(exclusive)),
+    "cumsum": lambda data, /, axis=None, dtype=None, exclusive=None: R.cumsum(
+        data, axis, dtype, bool(exclusive)
+    ),
+    "cumprod": lambda data, /, axis=None, dtype=None, exclusive=None: R.cumprod(
+        data, axis, dtype, bool(exclusive)
+    ),
 }.items():
     operator(_name)(_body)
 

@@ -18,7 +18,9 @@ def _pool(name):
 
     def largest(data, /, pool_size=(1,) * dims, strides=(1,) * dims, dilation=(1,) * dims, padding=(0,) * dims,
                 layout=layout, out_layout="", ceil_mode=False):  # fmt: skip
-        return function(data, pool_size, strides, padding, dilation, ceil_mode, False, layout, out_layout or None)
+        return function(
+            data, pool_size, strides, padding, dilation, ceil_mode, False, layout, out_layout or None
+        )
 
     named(f"nn.{name}", body if average else largest, f"nn.{name}")
 
@@ -59,7 +61,9 @@ def adaptive_max_pool2d(data, /, output_size=None, layout="NCHW", out_layout="")
     size = [known_shape(data)[axis] for axis in _spatial(layout)]
     wanted = _many(output_size, 2) if output_size else size
     if any(a % b for a, b in zip(size, wanted, strict=True)):
-        raise NotImplementedError(f"relay.nn.adaptive_max_pool2d of {size} to {list(wanted)}: only whole windows")
+        raise NotImplementedError(
+            f"relay.nn.adaptive_max_pool2d of {size} to {list(wanted)}: only whole windows"
+        )
     window = tuple(a // b for a, b in zip(size, wanted, strict=True))
     return R.nn.max_pool2d(data, window, window, layout=layout)
 
@@ -78,7 +82,9 @@ def mirror_pad(data, /, pad_width, mode="SYMMETRIC"):
 
 @operator("nn.upsampling")
 def upsampling(data, /, scale_h=1, scale_w=1, layout="NCHW", method="nearest_neighbor", align_corners=False):
-    size = [int(known_shape(data)[axis] * s) for axis, s in zip(_spatial(layout), (scale_h, scale_w), strict=True)]
+    size = [
+        int(known_shape(data)[axis] * s) for axis, s in zip(_spatial(layout), (scale_h, scale_w), strict=True)
+    ]
     kind = "align_corners" if align_corners else "asymmetric"
     return _resized(data, size, layout, method, kind, "floor")
 
@@ -87,7 +93,9 @@ def upsampling(data, /, scale_h=1, scale_w=1, layout="NCHW", method="nearest_nei
 def resize2d(data, /, size, roi=None, layout="NCHW", method="linear",
              coordinate_transformation_mode="half_pixel", rounding_method="", cubic_alpha=-0.5, cubic_exclude=0,
              extrapolation_value=0.0, out_dtype=None):  # fmt: skip
-    return _resized(data, _many(size, 2), layout, method, coordinate_transformation_mode, rounding_method, cubic_alpha)
+    return _resized(
+        data, _many(size, 2), layout, method, coordinate_transformation_mode, rounding_method, cubic_alpha
+    )
 
 
 @operator("image.resize")
@@ -129,5 +137,7 @@ def space_to_depth(data, /, block_size, layout="NCHW"):
 
 def _channels_first(data, layout) -> tuple[int, ...]:
     if layout != "NCHW":
-        raise NotImplementedError(f"expected the layout NCHW, got {layout}: transpose the data before and after")
+        raise NotImplementedError(
+            f"expected the layout NCHW, got {layout}: transpose the data before and after"
+        )
     return known_shape(data)

@@ -68,7 +68,9 @@ def bias_add(data, bias, /, axis=1):
 
 @operator("nn.batch_norm", 3)
 def batch_norm(data, gamma, beta, moving_mean, moving_var, /, axis=1, epsilon=1e-5, center=True, scale=True):
-    return R.nn.batch_norm(data, gamma, beta, moving_mean, moving_var, axis, epsilon, center, scale, training=False)
+    return R.nn.batch_norm(
+        data, gamma, beta, moving_mean, moving_var, axis, epsilon, center, scale, training=False
+    )
 
 
 @operator("nn.layer_norm")

@@ -59,7 +59,11 @@ class Operator:
         return value
 
     def lower(self, tensors: list, attrs) -> relax.Expr:
-        values = {**self.defaults, **{k: v for k, v in attrs.items() if k in self.defaults}} if attrs else self.defaults
+        values = (
+            {**self.defaults, **{k: v for k, v in attrs.items() if k in self.defaults}}
+            if attrs
+            else self.defaults
+        )
         return self.body(*tensors, **values)
 
     def __repr__(self) -> str:
@@ -68,13 +72,17 @@ class Operator:
     def relax_names(self) -> list[str]:
         """The Relax functions that the body calls, in the order in which they stand in it."""
         called = getattr(self.body, "names", None)
-        return list(dict.fromkeys(f"relax.op.{name}" for name in (_called(self.body) if called is None else called)))
+        return list(
+            dict.fromkeys(f"relax.op.{name}" for name in (_called(self.body) if called is None else called))
+        )
 
 
 def _called(body) -> list[str]:
     """The functions of `tvm.relax.op` that the source of a function names, or else of those whose result it returns."""
     source = inspect.getsource(body)
-    helpers = [body.__globals__[name] for name in re.findall(r"return (\w+)\(", source) if name in body.__globals__]
+    helpers = [
+        body.__globals__[name] for name in re.findall(r"return (\w+)\(", source) if name in body.__globals__
+    ]
     return re.findall(r"\bR\.([\w.]+)\(", source) or [name for helper in helpers for name in _called(helper)]
 
 

@@ -24,7 +24,9 @@ for _name, _body in {
     "tile": lambda data, /, reps: R.tile(data, list(reps)),
     "reverse": lambda data, /, axis: R.flip(data, axis),
     "sort": lambda data, /, axis=-1, is_ascend=1: R.sort(data, axis, not is_ascend),
-    "argsort": lambda data, /, axis=-1, is_ascend=1, dtype="int32": R.argsort(data, axis, not is_ascend, dtype),
+    "argsort": lambda data, /, axis=-1, is_ascend=1, dtype="int32": R.argsort(
+        data, axis, not is_ascend, dtype
+    ),
 }.items():
     operator(_name)(_body)
 
@@ -76,7 +78,9 @@ def strided_slice(data, /, begin, end, strides=None, axes=None, slice_mode="end"
     axes = list(range(len(begin))) if axes is None else [a % len(shape) for a in axes]
     steps = strides + [1] * (len(begin) - len(strides))
     if slice_mode == "size":
-        end = [shape[a] if size < 0 else first + size for a, first, size in zip(axes, begin, end, strict=True)]
+        end = [
+            shape[a] if size < 0 else first + size for a, first, size in zip(axes, begin, end, strict=True)
+        ]
         steps = [1] * len(begin)
     return R.strided_slice(data, axes, begin, end, steps)
 
@@ -103,7 +107,9 @@ def gather(data, indices, /, axis):
 def gather_nd(data, indices, /, batch_dims=0, index_rank=None):
     count, *places = known_shape(indices)  # Relay's indices come first
     sizes, order = known_shape(data)[batch_dims : batch_dims + count], [*range(1, len(places) + 1), 0]
-    return R.gather_nd(data, checked(R.permute_dims(indices, order), sizes, "gather_nd", negative=True), batch_dims)
+    return R.gather_nd(
+        data, checked(R.permute_dims(indices, order), sizes, "gather_nd", negative=True), batch_dims
+    )
 
 
 def _scattered(data, indices, updates, axis, reduction, name="scatter_elements"):

@@ -16,7 +16,7 @@ with open(Path(__file__).with_name("names.csv"), newline="", encoding="utf-8") a
 _REASONS = {old.rpartition(".")[2]: note for old, (_, note) in ROWS["gone"].items()}
 
 
-class Old(types.ModuleType):
+class StubModule(types.ModuleType):
     """A module of old. An unknown attribute is an error that names a near one, or says what became of it."""
 
     def __getattr__(self, name: str):
