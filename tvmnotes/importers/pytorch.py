@@ -291,7 +291,8 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
 
 def _unscript(model: torch.jit.ScriptModule | torch.jit.ScriptFunction, examples: tuple) -> torch.nn.Module:
     """Make a module that torch.export takes of a traced or scripted one. The converter is internal to torch, and its
-    programs have open shapes, therefore the second export in `_capture`."""
+    programs have open shapes, therefore the second export in `_capture`.
+    """
     return TS2EPConverter(model, examples).convert().module()
 
 

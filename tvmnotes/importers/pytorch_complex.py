@@ -118,7 +118,8 @@ def _exp(x: Pair) -> Pair:
 
 def _apart(operator: Any, of_real: Callable = torch.zeros_like) -> Callable:
     """Convert what moves numbers about, or is linear: each part by itself. A real tensor's imaginary part is
-    `of_real`: zeros, or for indices that tensor itself."""
+    `of_real`: zeros, or for indices that tensor itself.
+    """
 
     def imaginary(x: Any) -> Any:
         return x.imag if isinstance(x, Pair) else of_real(x) if isinstance(x, torch.Tensor) else x

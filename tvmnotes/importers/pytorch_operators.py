@@ -80,7 +80,8 @@ def _is_mask(index: fx.Node) -> bool:
 
 def _places(node: fx.Node, importer: Any, by_axis: list[fx.Node | None], negative: bool = True) -> tuple:
     """Give the indices of an operator's first tensor by axis, the axis where what they pick stands, and one index,
-    checked, that counts along all indexed axes as if they were one."""
+    checked, that counts along all indexed axes as if they were one.
+    """
     shape, flat = _shape(node.args[0]), None
     indices = {axis: index for axis, index in enumerate(by_axis) if index is not None}
     if any(map(_is_mask, indices.values())):

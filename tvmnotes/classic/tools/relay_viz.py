@@ -183,7 +183,8 @@ class _Plotter(Plotter):
 
 class TermPlotter(_Plotter):
     """A tree per function: under each value what it is made of. What stands more than once is drawn once, then named
-    with its number."""
+    with its number.
+    """
 
     graph = TermGraph
 

@@ -30,7 +30,7 @@ _ERF = (
 
 
 def exp(x):
-    """exp of a float32 expression: 2**n * exp(r) with x = n * log(2) + r (Cephes's expf)."""
+    """Exp of a float32 expression: 2**n * exp(r) with x = n * log(2) + r (Cephes's expf)."""
     return _named(x, lambda x: _named(te.floor(x * (1 / math.log(2)) + 0.5), lambda n: _exp(x, n)))
 
 

@@ -71,7 +71,7 @@ class Dense(Workload):
 
 
 def dense(data, panels, columns: int, config: dict, attrs: dict):
-    """data (..., M, K) times the first `columns` columns of packed weights (blocks, K, x): (..., M, columns)."""
+    """Data (..., M, K) times the first `columns` columns of packed weights (blocks, K, x): (..., M, columns)."""
     *batch, rows, depth = (int(s) for s in data.shape)
     blocks, _, lanes = (int(s) for s in panels.shape)
     full = round_up(rows, config["rows"])

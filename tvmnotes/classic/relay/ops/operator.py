@@ -88,7 +88,8 @@ def _called(body) -> list[str]:
 
 def operator(name: str, results=1, order=()):
     """Make an operator of a function. `results` is how many values it gives, or a function of the attributes; `order`
-    is that of the arguments in a script, where an attribute stands among the tensors."""
+    is that of the arguments in a script, where an attribute stands among the tensors.
+    """
 
     def register(body):
         OPERATORS[name] = Operator(name, body, results, order)
