@@ -1,4 +1,4 @@
-"""tvmnotes: the helper package of a course on compiling neural networks with Apache TVM.
+"""Helper package of a course on compiling neural networks with Apache TVM.
 
     import tvmnotes as tn
 
@@ -7,9 +7,9 @@
     lib         = tn.build(mod, params)
     y           = lib(x)
 
-Every name of the face is imported when it is first used, so that `import tvmnotes` costs nothing and loads
-neither torch nor tvm. The one thing that it does at once is to set TVM's thread count, which TVM reads only
-once, before its first kernel (see `base/workarounds.py`).
+Every name of the public API is imported on first use, so that `import tvmnotes` costs nothing and loads
+neither torch nor tvm. It does one thing at once: set TVM's thread count, which TVM reads only once, before
+its first kernel (see `base/workarounds.py`).
 """
 
 from importlib import import_module
@@ -31,7 +31,7 @@ _FACE = {
     "trace_build": "measuring.tracing",
     "tune": "tuning",
 }
-# The modules that a notebook asks for by name, `tn.plots` for one, and the rooms that they stand in.
+# The modules that notebooks use by name, such as `tn.plots`, and the layers that they belong to.
 _MODULES = {
     **dict.fromkeys(("data", "spec"), "base"),
     **dict.fromkeys(("asm", "digits", "models", "plots", "vision"), "course"),
@@ -39,12 +39,12 @@ _MODULES = {
     "gluon": "importers.mxnet",
     "records": "compiler",
 }
-_ROOMS = ("base", "classic", "compiler", "course", "importers", "measuring", "runtime", "tuning")
+_LAYERS = ("base", "classic", "compiler", "course", "importers", "measuring", "runtime", "tuning")
 
-# torch and TVM import in circles: of two threads that import them at once, one would find half a module.
+# torch and TVM have circular imports: of two threads that import them at once, one would get half a module.
 _importing = RLock()
 
-__all__ = ["env", *_FACE, *_MODULES, *_ROOMS]
+__all__ = ["env", *_FACE, *_MODULES, *_LAYERS]
 
 
 def __getattr__(name: str):
@@ -53,7 +53,7 @@ def __getattr__(name: str):
             value = getattr(import_module(f"{__name__}.{_FACE[name]}"), name)
         elif name in _MODULES:
             value = import_module(f"{__name__}.{_MODULES[name]}.{name}")
-        elif name in _ROOMS:
+        elif name in _LAYERS:
             value = import_module(f"{__name__}.{name}")
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

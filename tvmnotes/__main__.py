@@ -1,4 +1,4 @@
-"""This is the command line: `python -m tvmnotes doctor | bench | tune | serve | tracker | classic`."""
+"""Command line: `python -m tvmnotes doctor | bench | tune | serve | tracker | classic`."""
 
 import contextlib
 import json
@@ -12,13 +12,20 @@ import typer
 from .base import data, env, kept
 from .base.workarounds import set_tvm_threads, without_torch
 
-app = typer.Typer(help="tvmnotes: a course on compiling neural networks with TVM.", no_args_is_help=True,
-                  add_completion=False, pretty_exceptions_show_locals=False)  # fmt: skip
+app = typer.Typer(
+    help="tvmnotes: a course on compiling neural networks with TVM.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
 
 
 @app.command()
 def doctor():
-    """Show what this machine is, and check that TVM compiles and runs here. Exits with 1 where something is off."""
+    """Describe this machine, and check that TVM compiles and runs a kernel on it.
+
+    Exits with 1 if there is a problem.
+    """
     typer.echo(env.Report(env.report() | {"kernel cache": kept.status()}))
     problems = env.problems()
     for problem in problems:
@@ -29,13 +36,14 @@ def doctor():
 
 
 def _writable(out: Path | None) -> Path | None:
-    """Refuse, before any work, a file that could not be written when the work is done."""
+    """Reject an output file that cannot be written, before any work is done."""
     if out is not None:
         try:
             tempfile.TemporaryFile(dir=out.parent).close()
         except OSError as error:
             raise typer.BadParameter(
-                f"cannot write to the folder {out.parent} ({error.strerror}): name a file in one that can be written to"
+                f"cannot write to the folder {out.parent} ({error.strerror}): "
+                "name a file in one that can be written to"
             ) from None
     return out
 
@@ -49,8 +57,8 @@ def bench(
     against: Annotated[
         str,
         typer.Option(
-            help="Of pytorch, compile, onnxruntime, untuned (TVM without records), plain (tvm.compile as called) and "
-            "pipeline (the same with TVM's pipeline for CPUs), with commas."
+            help="Of pytorch, compile, onnxruntime, untuned (TVM without records), plain (tvm.compile as "
+            "called) and pipeline (the same with TVM's pipeline for CPUs), with commas."
         ),
     ] = "pytorch,onnxruntime",
     threads: Annotated[int, typer.Option(help="Threads of each; 0: TVM_NUM_THREADS, else all cores.")] = 0,
@@ -67,9 +75,10 @@ def bench(
         ),
     ] = None,
 ):
-    """Time networks in TVM and in other runtimes: one run, in turns, medians, ratios and the largest difference.
+    """Compare TVM with other runtimes in one run: medians, ratios and the largest difference.
 
-    Exits with 1 where TVM failed on a network; a peer that failed has a row that says why.
+    Candidates are timed alternately. Exits with 1 if TVM failed on a network; the row of a peer that failed
+    gives the reason.
     """
     if not 0 < seconds < math.inf:
         raise typer.BadParameter(f"expected a number above 0, got {seconds}", param_hint="--seconds")
@@ -116,9 +125,9 @@ def tune(
     batch: Annotated[int, typer.Option(help="Pictures in an input.")] = 1,
     seed: Annotated[int | None, typer.Option(help="For the tuner's choices.")] = None,
 ):
-    """Search for faster configs of a network's kernels. The same command goes on where it was stopped.
+    """Search for faster configs of a network's kernels. The same command resumes an interrupted search.
 
-    tn.build(…, records=FILE) then uses them. Ctrl-C ends the search with the best so far.
+    tn.build(…, records=FILE) uses the result. Ctrl-C ends the search and keeps the best configs found so far.
     """
     if batch < 1:
         raise typer.BadParameter(f"expected 1 or more, got {batch}", param_hint="--batch")
@@ -128,8 +137,8 @@ def tune(
         cpu = {"kind": "llvm", "mcpu": target} if target else None
         with tuning.RpcRunner(tracker, key) if tracker else contextlib.nullcontext() as runner:
             mod, params = _imported(network, batch)
-            tuned = tuning.tune(mod, params, cpu, tuner, trials, early_stopping,
-                               records or f"{Path(network).stem}.jsonl", runner, seed=seed)  # fmt: skip
+            file = records or f"{Path(network).stem}.jsonl"
+            tuned = tuning.tune(mod, params, cpu, tuner, trials, early_stopping, file, runner, seed=seed)
     except (ValueError, OSError, RuntimeError) as error:
         raise typer.BadParameter(str(error)) from None
     typer.echo(tuned)
@@ -138,7 +147,7 @@ def tune(
 
 
 def _imported(network: str, batch: int):
-    """Module and parameters of a network by name, or of an ONNX file."""
+    """Import a network by name, or from an ONNX file; return its module and parameters."""
     from . import from_onnx, from_pytorch  # for speed: --help loads nothing
     from .course import models  # for speed: --help loads nothing
 
@@ -149,7 +158,7 @@ def _imported(network: str, batch: int):
 
 
 def _with_batch(file: str, batch: int) -> dict | None:
-    """Shapes for the inputs of an ONNX file that leaves only the first size open."""
+    """Return shapes for the inputs of an ONNX file whose first axis alone is symbolic."""
     import onnx  # for speed: --help loads nothing
 
     if not Path(file).is_file():
@@ -158,10 +167,11 @@ def _with_batch(file: str, batch: int) -> dict | None:
     weights = {tensor.name for tensor in graph.initializer}
     shapes = {
         each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim]
-        for each in graph.input if each.name not in weights
-    }  # fmt: skip
+        for each in graph.input
+        if each.name not in weights
+    }
     open_ = {name: shape[1:] for name, shape in shapes.items() if shape and not shape[0] and all(shape[1:])}
-    return {name: (batch, *rest) for name, rest in open_.items()} or None
+    return {name: (batch, *remaining) for name, remaining in open_.items()} or None
 
 
 @app.command()
@@ -183,9 +193,10 @@ def serve(
     ] = None,
     cores: Annotated[str, typer.Option(help="The CPUs to stay on, such as 0,1; none: all.")] = "",
 ):
-    """Measure here what others tune: an RPC server. It runs whatever those send who know the secret.
+    """Run an RPC server on which others measure. It runs whatever is sent by clients that know the secret.
 
-    That is in the variable TVMNOTES_RPC_SECRET, else in a file of yours that is made if need be; "none" is no secret.
+    The secret comes from the variable TVMNOTES_RPC_SECRET, else from a file of yours, which is created on
+    first use; "none" means no secret.
     """
     if threads is not None and threads < 1:
         raise typer.BadParameter(f"expected 1 or more, got {threads}", param_hint="--threads")
@@ -209,9 +220,10 @@ def tracker(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port.")] = 9190,
 ):
-    """Know the servers, and hand out those that are free, to those who know the secret that this prints.
+    """Run an RPC tracker: it hands out free servers to clients that know the secret, which this prints.
 
-    That is in the variable TVMNOTES_RPC_SECRET, else in a file of yours that is made if need be; "none" is no secret.
+    The secret comes from the variable TVMNOTES_RPC_SECRET, else from a file of yours, which is created on
+    first use; "none" means no secret.
     """
     with without_torch():
         from .tuning import tracker  # for speed: --help loads nothing
@@ -246,7 +258,7 @@ def classic(
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """The names in order, each once, without spaces around them and without empty ones."""
+    """Strip the names and drop empty ones and duplicates, keeping the order."""
     return list(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 

@@ -1,1 +1,14 @@
-"""The base holds what everything else stands on: this machine, files, the specs of tensors, workarounds for TVM."""
+"""The bottom layer: this machine, files, tensor specs, and workarounds for TVM.
+
+data          files by name: bundled, cached or downloaded; atomic writes; checksums
+env           this machine: usable cores, CPU, instruction sets, TVM targets; `doctor`'s report
+errors        the package's own exception, and exceptions as short messages
+folders       temporary folders, removed even after a kill; atomic replacement of files and folders
+indices       range checks of the indices that a network is given or computes
+integers      `ceildiv` and `round_up`
+kept          the cache of machine code: who may write to it, and its size limit
+relax         helpers on Relax: shapes, constants, a pass over all functions
+spec          `TensorSpec`: a tensor's name, shape and dtype; parsing of a user's inputs
+table         results that print as text and show as a table in a notebook
+workarounds   for TVM 0.27, tvm-ffi 0.1 and other libraries
+"""

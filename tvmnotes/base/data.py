@@ -1,7 +1,8 @@
-"""This module finds files by name: bundled with the project, else in the cache, else by a download, checked by SHA-256.
+"""Files by name: bundled with the project, else in the cache, else downloaded and checked by SHA-256.
 
-Notebooks, `models` and `vision` ask here for every file that is not code. Nothing is fetched where
-TVMNOTES_OFFLINE=1, and without a network a fetch fails within seconds and says how to do without.
+Notebooks, `models` and `vision` get every file that is not code from here. Nothing is downloaded if
+TVMNOTES_OFFLINE=1. Without a network a download fails within seconds, with an error that says how to do
+without it.
 """
 
 import contextlib
@@ -15,24 +16,27 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 _HERE = Path(__file__).resolve().parents[1]
-_BUNDLED = (
-    _HERE / "_data" if (_HERE / "_data").is_dir() else _HERE.parent / "data"
-)  # in a wheel; in a checkout
+_BUNDLED = _HERE / "_data"  # in a wheel
+if not _BUNDLED.is_dir():
+    _BUNDLED = _HERE.parent / "data"  # in a checkout
 _CONNECT_SECONDS = 3
 
 
 def offline() -> bool:
-    """Tell whether the user has forbidden downloads: TVMNOTES_OFFLINE is set to anything but 0 or nothing."""
+    """Tell whether the user has disabled downloads: TVMNOTES_OFFLINE is set, and is neither 0 nor empty."""
     return os.environ.get("TVMNOTES_OFFLINE", "0") not in ("", "0")
 
 
 def cache() -> Path:
-    """Return the folder for downloaded and generated files, TVMNOTES_CACHE or ~/.cache/tvmnotes, without making it."""
+    """Return the folder for downloaded and generated files: TVMNOTES_CACHE or ~/.cache/tvmnotes.
+
+    It may not exist yet.
+    """
     return Path(os.environ.get("TVMNOTES_CACHE") or "~/.cache/tvmnotes").expanduser()
 
 
 def writable_cache() -> Path:
-    """Make and return `cache()`. Raises PermissionError, with the mend, where it cannot be written."""
+    """Create and return `cache()`. Raises PermissionError, with a fix, if it is not writable."""
     folder = cache()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,11 +50,17 @@ def writable_cache() -> Path:
 
 
 def path(name: str, url: str | None = None, sha256: str | None = None) -> Path:
-    """Return the local path of the file `name`, such as "digits/test.npz"; fetch it from `url` where it is not here.
+    """Return the local path of a file; download it if it is neither bundled nor cached.
 
-    `sha256` is the file's checksum in hexadecimal; a download needs one, and one that does not match is not kept.
-    Raises ValueError for a name that leaves the data folder, FileNotFoundError where the file is not here and cannot
-    be had, PermissionError for a cache that cannot be written.
+    Args:
+        name: Path inside the data folder, such as "digits/test.npz".
+        url: Address to download from; None means no download.
+        sha256: Checksum in hexadecimal. A download needs one, and a file that does not match is not kept.
+
+    Raises:
+        ValueError: The name leaves the data folder, or the checksum is missing or does not match.
+        FileNotFoundError: The file is not here and cannot be downloaded.
+        PermissionError: The cache is not writable.
     """
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise ValueError(f"expected a name inside the data folder, such as 'digits/test.npz'; got {name!r}")
@@ -61,27 +71,28 @@ def path(name: str, url: str | None = None, sha256: str | None = None) -> Path:
         return cached
     if url is None:
         raise FileNotFoundError(
-            f"no file {name!r}: it is neither in {_BUNDLED} nor in the cache {cache()}, and there is no address to "
-            "fetch it from. Check the name, or put the file into either folder."
+            f"no file {name!r}: it is neither in {_BUNDLED} nor in the cache {cache()}, and there is no "
+            "address to fetch it from. Check the name, or put the file into either folder."
         )
     if sha256 is None:
         raise ValueError(f"{name!r}: a download needs its SHA-256 checksum, got none")
     if not reachable(url):
         why = "TVMNOTES_OFFLINE is set" if offline() else f"{urlsplit(url).hostname} does not answer"
         raise FileNotFoundError(
-            f"cannot fetch {name!r}: {why}. Fetch it elsewhere from {url} and put it at {cached} (SHA-256 {sha256})."
+            f"cannot fetch {name!r}: {why}. Fetch it elsewhere from {url} and put it at {cached} "
+            f"(SHA-256 {sha256})."
         )
     return _download(url, sha256, cached)
 
 
 def bundled(folder: str, pattern: str) -> list[Path]:
-    """List the files of a folder that come with tvmnotes, sorted by name."""
+    """List the files in a folder of the bundled data that match `pattern`, sorted by name."""
     return sorted((_BUNDLED / folder).glob(pattern))
 
 
 @contextlib.contextmanager
 def atomic_path(file: str | os.PathLike):
-    """Give a path to write `file` to, which gets that name when the context ends: nobody ever finds it half-written."""
+    """Give a temporary path that is renamed to `file` at the end: no reader sees a partial file."""
     file = Path(file)
     part = file.with_name(f".{file.name}-{os.getpid()}-{threading.get_ident()}")
     try:
@@ -92,7 +103,7 @@ def atomic_path(file: str | os.PathLike):
 
 
 def atomic_write(file: str | os.PathLike, text: str) -> Path:
-    """Write a file so that nobody ever finds it half-written; returns its path."""
+    """Write a text file so that no reader ever sees it half-written; return its path."""
     with atomic_path(file) as part:
         part.write_text(text)
     return Path(file)
@@ -111,7 +122,7 @@ def _download(url: str, sha256: str, target: Path) -> Path:
             f"cannot fetch {target.name!r} from {url} ({type(error).__name__}: {error}). "
             f"Fetch it elsewhere and put it at {target} (SHA-256 {sha256})."
         ) from error
-    except ValueError as error:  # pooch's word for a checksum that does not match; it has removed the file
+    except ValueError as error:  # pooch's error for a checksum that does not match; it has removed the file
         raise ValueError(
             f"{url} gave a file whose checksum is not the expected SHA-256 {sha256}; it was not kept. "
             "Try again later, or fetch it elsewhere."
@@ -128,9 +139,10 @@ def _host_answers(host: str, port: int) -> bool:
 
 
 def reachable(url: str) -> bool:
-    """Tell whether a download from `url` may be tried: not `offline()`, and its host takes a connection in 3 seconds.
+    """Tell whether to try a download: not `offline()`, and the host accepts a connection in 3 seconds.
 
-    Each host is asked once per process. Behind a proxy (HTTPS_PROXY, …) the proxy decides, so the answer is yes.
+    Each host is tried once per process. With a proxy (HTTPS_PROXY, …) the proxy decides, so the answer is
+    yes.
     """
     from urllib.request import getproxies, proxy_bypass  # for speed: most files are here already
 

@@ -1,7 +1,7 @@
-"""This module says what the machine is (usable cores, CPU, instruction set, target) and whether TVM works on it.
+"""This machine: usable cores, CPU, instruction set, target, and whether TVM works on it.
 
-`import tvmnotes` asks it for the thread count, `build` and `load` for the target, notebook 00 and `python -m tvmnotes
-doctor` for `report` and `problems`. Only the standard library is imported at the top.
+`import tvmnotes` takes the thread count from here, `build` and `load` the target, notebook 00 and `python -m
+tvmnotes doctor` their `report` and `problems`. Only the standard library is imported at the top.
 """
 
 import difflib
@@ -26,25 +26,12 @@ _ISA = (
 )
 _KERNEL_NAMES = {"bmi": "bmi1", "neon": "asimd", "fullfp16": "asimdhp", "dotprod": "asimddp"}
 
-# What a target of kind llvm may say, and the processors of its triple that LLVM knows. LLVM gives no machine for
-# another triple, and TVM 0.27 uses it nevertheless, which crashes.
+# The options that a target of kind llvm may have, and the processors of triples that LLVM knows. For any
+# other triple LLVM returns no machine; TVM 0.27 uses it nevertheless, and crashes.
 _OPTIONS = (
-    *(
-        "kind",
-        "tag",
-        "keys",
-        "device",
-        "model",
-        "libs",
-        "host",
-        "mcpu",
-        "mattr",
-        "mtriple",
-        "mabi",
-        "mfloat-abi",
-    ),
-    *("num-cores", "vector-width", "opt-level", "jit", "fast-math", "fast-math-nnan", "fast-math-ninf"),
-    *("fast-math-nsz", "fast-math-arcp", "fast-math-contract", "fast-math-reassoc"),
+    *("kind", "tag", "keys", "device", "model", "libs", "host", "mcpu", "mattr", "mtriple", "mabi"),
+    *("mfloat-abi", "num-cores", "vector-width", "opt-level", "jit", "fast-math", "fast-math-nnan"),
+    *("fast-math-ninf", "fast-math-nsz", "fast-math-arcp", "fast-math-contract", "fast-math-reassoc"),
 )
 _OPTION = re.compile(r"[\w./,:+-]*")
 _PROCESSOR = re.compile(
@@ -59,12 +46,13 @@ _PROCESSOR = re.compile(
 def usable_cores(root: str | os.PathLike = "/") -> int:
     """Count the physical cores that this process may keep busy: at least 1.
 
-    They are the CPUs of the affinity mask, hyper-threads of one core counted once, and no more than the CPU quota of
-    the process's cgroup (version 1 or 2) and of its ancestors. `root` is where /proc and /sys are looked up.
+    These are the CPUs of the affinity mask, with hyper-threads of one core counted once, limited by the CPU
+    quota of the process's cgroup (version 1 or 2) and of its ancestors. `root` contains /proc and /sys.
     """
     root = Path(root)
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores, devices = set(), root / "sys/devices/system/cpu"
+    cores = set()
+    devices = root / "sys/devices/system/cpu"
     for cpu in cpus:
         names = (devices / f"cpu{cpu}/topology" / name for name in ("core_cpus_list", "thread_siblings_list"))
         cores.add(next(filter(None, (_read(name).strip() for name in names)), str(cpu)))
@@ -76,7 +64,7 @@ def usable_cores(root: str | os.PathLike = "/") -> int:
 
 
 def _cgroup_quota(root: Path) -> float:
-    """Return the least CPU quota of this process's cgroup and its ancestors, in CPUs, at least 1; 65536 for none."""
+    """Return the smallest CPU quota of the cgroup and its ancestors, in CPUs, at least 1; 65536 for none."""
     quotas = [float(1 << 16)]
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -88,9 +76,9 @@ def _cgroup_quota(root: Path) -> float:
             continue
         folder = base / path.strip("/")
         for level in (folder, *folder.parents):
-            numbers = " ".join(_read(level / name) for name in names).split()  # the quota and its period
-            if len(numbers) == 2 and all(map(str.isdigit, numbers)):
-                quotas.append(int(numbers[0]) / int(numbers[1]))
+            words = " ".join(_read(level / name) for name in names).split()  # the quota and its period
+            if len(words) == 2 and all(map(str.isdigit, words)):
+                quotas.append(int(words[0]) / int(words[1]))
             if level == base:
                 break
     return max(1.0, min(quotas))
@@ -104,13 +92,13 @@ def _read(path: Path) -> str:
 
 
 def threads() -> int:
-    """Count the threads that TVM's kernels run on: TVM_NUM_THREADS, or `usable_cores()` where that is not a number."""
+    """Return the number of threads of TVM's kernels: TVM_NUM_THREADS, or `usable_cores()` if not a number."""
     setting = os.environ.get("TVM_NUM_THREADS", "")
     return int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
 
 
 def cap_if_quick(amount, cap):
-    """Return a time or a count of measurements; at most `cap` where TVMNOTES_QUICK is set, as in tests."""
+    """Return a time or a number of measurements, limited to `cap` if TVMNOTES_QUICK is set, as in tests."""
     return amount if os.environ.get("TVMNOTES_QUICK", "0") in ("", "0") else min(amount, cap)
 
 
@@ -119,7 +107,7 @@ def cap_if_quick(amount, cap):
 
 @functools.cache
 def cpu_name() -> str:
-    """Return the processor's name as its maker writes it."""
+    """Return the processor's name as its vendor writes it."""
     line = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
     return line.group(1).strip() if line else platform.processor() or platform.machine()
 
@@ -128,7 +116,7 @@ def cpu_name() -> str:
 def instruction_sets() -> tuple[str, ...]:
     """Return the instruction sets of this CPU that compiled kernels may use, by LLVM's names.
 
-    They are the operating system's where it lists any, as a hypervisor may hide what the CPU's name promises.
+    The operating system's list is used if there is one, as a hypervisor may hide what the CPU's name implies.
     """
     line = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
     if not line:
@@ -138,7 +126,7 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def target_instruction_sets(target) -> tuple[str, ...]:
-    """Return the instruction sets, by LLVM's names, that code for a TVM target, or a dictionary for one, may use."""
+    """Return the instruction sets, by LLVM's names, that code for a target (or a dictionary) may use."""
     import tvm  # for speed: `import tvmnotes` loads no library
 
     features = {str(f) for f in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(target))}
@@ -160,9 +148,9 @@ def _llvm_cpu() -> str:
 
 @functools.cache
 def host_target():
-    """Return the TVM target of this machine: kind llvm, its CPU's name (znver2 for a znver3 too), its usable cores.
+    """Return the TVM target of this machine: kind llvm, CPU name (znver2 for a znver3 too), usable cores.
 
-    Instruction sets that the CPU's name implies but this machine does not have are switched off.
+    Instruction sets that the CPU's name implies but this machine lacks are disabled.
     """
     import tvm  # for speed: `import tvmnotes` loads no library
 
@@ -174,9 +162,10 @@ def host_target():
 
 
 def target_json(target) -> str:
-    """Return a TVM target as the line of JSON that records, manifests and keys hold.
+    """Return a TVM target as the line of JSON that records, manifests and keys contain.
 
-    `str(target)` gives the same, except while `tvmnotes.classic` has targets print as they did in older TVMs.
+    `str(target)` gives the same, except while `tvmnotes.classic` makes targets print as they did in older
+    TVMs.
     """
     import tvm  # for speed: `import tvmnotes` loads no library
 
@@ -184,11 +173,16 @@ def target_json(target) -> str:
 
 
 def checked_target(described):
-    """Make the TVM target of a kind, a dictionary, a line of JSON, or a target, any of which may be a stranger's.
+    """Make a TVM target from a description that may come from an untrusted source.
 
-    Raises what TVM raises for what is no target; Forbidden, a ValueError, for options that do more than name a machine
-    ("cl-opt" has LLVM write files) and for triples whose processor LLVM may not know, which would end the process;
-    ValueError for a CPU or an attribute that LLVM does not know, and for options whose values are no words or numbers.
+    Args:
+        described: A kind, a dictionary, a line of JSON, or a target.
+
+    Raises:
+        Forbidden: A ValueError, for options that do more than name a machine ("cl-opt" makes LLVM write
+            files) and for triples whose processor LLVM may not know, which would end the process.
+        ValueError: LLVM does not know the CPU or an attribute, or an option's value is no word or number.
+        Exception: Whatever TVM raises for a description that is no target.
     """
     import tvm  # for speed: `import tvmnotes` loads no library
 
@@ -205,7 +199,7 @@ def checked_target(described):
 
 
 def _check_triple(described) -> None:
-    """Raise Forbidden for a triple of a target, or of its host, whose processor LLVM may not know."""
+    """Raise Forbidden if LLVM may not know the processor of a target's triple, or of its host's."""
     if not isinstance(described, dict):
         return
     _check_triple(described.get("host"))
@@ -218,7 +212,7 @@ def _check_triple(described) -> None:
 
 
 def _check_options(options: dict) -> None:
-    """Raise Forbidden for options of a target that are not taken, ValueError for values that mean nothing."""
+    """Raise Forbidden for target options that are not accepted, ValueError for meaningless values."""
     for name, value in options.items():
         if isinstance(value, dict):
             _check_options(value)
@@ -235,10 +229,11 @@ def _check_options(options: dict) -> None:
 
 
 def _check_cpu(target, options: dict) -> None:
-    """Raise ValueError for a CPU or an attribute that LLVM does not know: it takes another, or leaves it out."""
+    """Raise ValueError for a CPU or attribute unknown to LLVM, which would substitute or ignore it."""
     from tvm.target import codegen  # for speed: `import tvmnotes` loads no library
 
-    cpu, cpus = options.get("mcpu"), [str(name) for name in codegen.llvm_get_cpu_archlist(target)]
+    cpu = options.get("mcpu")
+    cpus = [str(name) for name in codegen.llvm_get_cpu_archlist(target)]
     if cpu is not None and cpu not in cpus:
         near = difflib.get_close_matches(cpu, cpus, n=3) or sorted(cpus)[:3]
         raise ValueError(f"LLVM knows no CPU {cpu!r}; near names: {', '.join(near)}")
@@ -254,18 +249,18 @@ def _check_cpu(target, options: dict) -> None:
 
 
 def machine() -> str:
-    """Name in a line what a result may depend on: the CPU, its usable cores, the target's CPU, and TVM's version."""
+    """Describe in a line what a result may depend on: CPU, usable cores, target CPU, TVM version."""
     cpu = host_target().attrs["mcpu"]
     return f"{cpu_name()}, {usable_cores()} cores, target {cpu}, TVM {_version('apache-tvm')}"
 
 
 def cpp_compiler() -> str | None:
-    """Return the path of the C++ compiler that links libraries, g++ or clang++; None where there is neither."""
+    """Return the path of the C++ compiler that links libraries, g++ or clang++; None if there is neither."""
     return shutil.which("g++") or shutil.which("clang++")
 
 
 class Report(dict):
-    """A report holds facts by name; it prints as aligned text and shows as a table in a notebook."""
+    """Facts by name that print as aligned text and show as a table in a notebook."""
 
     def __str__(self) -> str:
         width = max(map(len, self))
@@ -281,18 +276,18 @@ class Report(dict):
 
 
 def report() -> Report:
-    """Collect this machine's versions, CPU, instruction set, cores, threads, target, GPU, network and cache."""
+    """Collect versions, CPU, instruction set, cores, threads, target, GPU, network and cache."""
     import tvm  # for speed: `import tvmnotes` loads no library
 
-    version = {
-        name: _version(name) for name in ("torch", "torchvision", "onnx", "onnxruntime", "numpy", "mxnet")
-    }
+    packages = ("torch", "torchvision", "onnx", "onnxruntime", "numpy", "mxnet")
+    versions = {name: _version(name) or "not installed" for name in packages}
     listed = os.cpu_count() or 1
+    network = "off (TVMNOTES_OFFLINE)" if data.offline() else "used when a file is neither bundled nor cached"
     return Report(
         {
             "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
             "TVM": f"{_version('apache-tvm')} (LLVM {tvm.target.codegen.llvm_version_major()})",
-            **{name: installed or "not installed" for name, installed in version.items()},
+            **versions,
             "CPU": cpu_name(),
             "instruction sets": ", ".join(instruction_sets()),
             "cores": f"{usable_cores()} usable of {listed} listed by the kernel",
@@ -300,16 +295,14 @@ def report() -> Report:
             "target": target_json(host_target()),
             "C++ compiler": "found" if cpp_compiler() else "none: Compiled.save needs g++ or clang++",
             "GPU": "CUDA device 0" if tvm.cuda(0).exist else "none",
-            "network": "off (TVMNOTES_OFFLINE)"
-            if data.offline()
-            else "used when a file is neither bundled nor cached",
+            "network": network,
             "cache": str(data.cache()).replace(str(Path.home()), "~", 1),
         }
     )
 
 
 def problems() -> list[str]:
-    """List what is wrong with this installation, in one sentence each, with the mend. An empty list is good news."""
+    """List the problems of this installation, one sentence each, with its fix; empty if all is well."""
     faults = []
     for package, pin in _pins().items():
         installed = _version(package)
@@ -319,16 +312,17 @@ def problems() -> list[str]:
             faults.append(f"{package} is {installed}, tested is {pin}: pip install {package}=={pin}")
     try:
         _compile_and_run()
-    except Exception as error:  # whatever it is, the user must hear of it
+    except Exception as error:  # whatever it is, the user must be told
+        pins = " ".join(f"{package}=={pin}" for package, pin in _pins().items() if "tvm" in package)
         faults.append(
             f"TVM does not compile and run a kernel ({type(error).__name__}: {errors.lines(error)[-1]}): "
-            "pip install --force-reinstall " + " ".join(f"{p}=={v}" for p, v in _pins().items() if "tvm" in p)
+            f"pip install --force-reinstall {pins}"
         )
     return faults
 
 
 def _pins() -> dict[str, str]:
-    """Return the packages that tvmnotes pins exactly on this Python, with their versions; extras do not count."""
+    """Return the packages that tvmnotes pins exactly on this Python, with their versions; without extras."""
     from packaging.requirements import Requirement  # for speed: the doctor alone asks
 
     try:

@@ -1,4 +1,4 @@
-"""This module has temporary folders of which a kill leaves nothing for long, and puts files in place in one step."""
+"""Temporary folders that are cleaned up even after a kill, and atomic replacement of files and folders."""
 
 import contextlib
 import ctypes
@@ -12,11 +12,11 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing is locked, and what a kill leaves stays
+except ImportError:  # Windows: no locks, so folders of killed processes stay
     fcntl = None
 
 _libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
-_renameat2 = getattr(_libc, "renameat2", None)  # Linux alone has it
+_renameat2 = getattr(_libc, "renameat2", None)  # on Linux only
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
 
@@ -27,8 +27,9 @@ def temporary(
 ) -> Iterator[Path]:
     """Give a new folder whose name begins with `prefix`; it is removed at the end.
 
-    Folders of that prefix whose processes were killed are removed first, each after a call of `rescue` with it. A
-    folder is locked while its process lives: the system ends the lock with the process, however that ends.
+    Folders with that prefix whose processes were killed are removed first, each after a call of `rescue` with
+    it. A folder is locked while its process lives: the system releases the lock with the process, however
+    that ends.
     """
     parent = Path(parent or tempfile.gettempdir())
     for left in parent.glob(f"{glob.escape(prefix)}????????"):
@@ -41,14 +42,14 @@ def temporary(
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # a file system without locks
                 stack.enter_context(_lock(folder, wait=True))
-            if folder.exists():  # else another process has found it before it was locked
+            if folder.exists():  # else another process removed it before it was locked
                 break
         yield folder
 
 
 @contextlib.contextmanager
 def _lock(folder: Path, wait: bool) -> Iterator[None]:
-    """Within it, this process alone has the folder locked. Raises OSError where it cannot."""
+    """Lock the folder for this process alone. Raises OSError if that is not possible."""
     if fcntl is None:
         raise OSError("no locks here")
     descriptor = os.open(folder, os.O_RDONLY)
@@ -60,7 +61,7 @@ def _lock(folder: Path, wait: bool) -> Iterator[None]:
 
 
 def sync(*paths: Path) -> None:
-    """Have files, or the names in folders, on the disk before this returns."""
+    """Flush files, or the entries of folders, to the disk."""
     for path in paths if os.name == "posix" else ():
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -70,9 +71,10 @@ def sync(*paths: Path) -> None:
 
 
 def put(new: Path, path: Path) -> None:
-    """Give a file or folder the name `path`, in one step. What had that name is then called `new`, or is gone.
+    """Rename a file or folder to `path` atomically. What was at `path` is then called `new`, or removed.
 
-    Where the system cannot exchange two names there are two steps. Between them, what was there is `old`, beside `new`.
+    If the system cannot exchange two names there are two steps; between them, what was at `path` is called
+    `old`, next to `new`.
     """
     while True:
         try:

@@ -1,8 +1,9 @@
-"""Indices that a network is given, or computes from what it is given, are checked once, before the kernels that use
-them: those would read and write whatever lies at a wrong one.
+"""Range checks of the indices that a network is given, or computes from its inputs.
 
-Importers say `checked`, a call that opt levels 2 and 3 compute for constants, that `compiler/indices.py` makes a kernel
-for CPUs of, and that stays a call into this process on a GPU, where a kernel cannot raise.
+Each is checked once, before the kernels that use it: those would read and write out of bounds.
+
+Importers emit `checked`, a call that opt levels 2 and 3 evaluate for constants and that `compiler/indices.py`
+lowers to a kernel on CPUs. On a GPU, where a kernel cannot raise, it stays a call into this process.
 """
 
 from collections.abc import Sequence
@@ -18,43 +19,58 @@ NAME = "tvmnotes.checked_indices"
 
 
 class OutOfRange(IndexError):
-    """An index is outside of what it counts in."""
+    """An index is out of range."""
 
 
 def checked(indices: relax.Expr, sizes: Sequence[int], operator: str, negative: bool, bb=None) -> relax.Expr:
-    """Return integer `indices` for an `operator`, in the range 0 to size - 1; bound to a variable by `bb`, if given.
+    """Return `indices` as an expression that checks them and maps them to the range 0 to size - 1.
 
-    One of `sizes` holds for all; of several, each for its place along the last axis. With `negative` an index from
-    -size on counts from the end. A run raises IndexError for any other, with operator, range and index; for constants
-    this raises `OutOfRange` at once. An `operator` that ends with a space is all that the error says before the index.
+    A run raises IndexError for an index out of range, with the operator, the range and the index.
+
+    Args:
+        indices: Integer tensor expression.
+        sizes: One size for all indices, or one for each position along the last axis.
+        operator: Operator's name for the error message. If it ends with a space, it is all of the message
+            before the index.
+        negative: Whether indices from -size to -1 count from the end.
+        bb: Block builder that binds the result to a variable, if given.
+
+    Raises:
+        OutOfRange: At once, if `indices` is a constant and has an index out of range.
     """
     ty = relax.BlockBuilder().normalize(indices).ty
     for column, size in enumerate(sizes if 0 not in (fixed_shape(ty) or ()) else ()):
         text = operator
         if not operator.endswith(" "):
             text = f"{operator}: expected an index from {-size if negative else 0} to {size - 1}, got "
-        numbers = (size, int(negative), column, len(sizes))
+        check = (size, int(negative), column, len(sizes))
         array = constant_array(indices)
         if array is not None:
-            indices = relax.const(within(array, text, *numbers), str(array.dtype))
+            indices = relax.const(within(array, text, *check), str(array.dtype))
         else:
-            args = (indices, tvm.ir.StringImm(text), *map(relax.prim_value, numbers))
+            args = (indices, tvm.ir.StringImm(text), *map(relax.prim_value, check))
             indices = relax.call_pure_packed(NAME, *args, ty_args=ty)
             indices = bb.emit(indices) if bb else indices
     return indices
 
 
 def arguments(call: relax.Expr) -> tuple | None:
-    """Return what `within` takes, the indices as an expression, of a call that `checked` has made; else None."""
+    """Return the arguments of `within`, with an expression for the indices, of a call that `checked` made.
+
+    None for any other call.
+    """
     name = getattr(getattr(call, "op", None), "name", "")
     if name != "relax.call_pure_packed" or getattr(call.args[0], "global_symbol", "") != NAME:
         return None
-    _, indices, text, *numbers = call.args
-    return indices, str(text.value), *(int(getattr(n, "value", n)) for n in numbers)
+    _, indices, text, *check = call.args
+    return indices, str(text.value), *(int(getattr(n, "value", n)) for n in check)
 
 
 def within(indices: np.ndarray, text: str, size: int, negative: int, column: int, columns: int) -> np.ndarray:
-    """Return an array of indices in which every one of a column counts from the front; raises `OutOfRange`."""
+    """Return a copy of `indices` with those in `column`, of `columns` along the last axis, in 0 to size - 1.
+
+    Raises `OutOfRange`, with `text` before the index. Those from -size on are allowed if `negative` is not 0.
+    """
     result = np.array(indices, order="C")
     own = result.reshape(-1)[column::columns]
     outside = own[(own < (-size if negative else 0)) | (own >= size)]
@@ -65,7 +81,7 @@ def within(indices: np.ndarray, text: str, size: int, negative: int, column: int
 
 
 def _on_any_device(indices, *how):
-    """What the call does where no kernel has taken its place."""
+    """Evaluate a call that no kernel has replaced."""
     return tvm.runtime.tensor(within(indices.numpy(), *how), indices.device)
 
 

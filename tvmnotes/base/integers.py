@@ -1,8 +1,8 @@
-"""Division and rounding upwards, of Python's integers and of TVM's expressions."""
+"""Division and rounding up, for Python integers and TVM expressions."""
 
 
 def ceildiv(a, b):
-    """Divide, and round up to a whole number."""
+    """Divide and round up."""
     return -(-a // b)
 
 

@@ -1,7 +1,7 @@
-"""This module looks after the cache's folder "kernels", which keeps machine code: who may write, and how much stays.
+"""The cache folder "kernels", which keeps machine code: who may write to it, and its size limit.
 
-Code from that folder runs unasked, so nobody may write there who could not run code here anyway. `codegen` keeps
-kernels in it, and `python -m tvmnotes doctor` reports on it.
+Code from that folder runs without asking, so nobody may write there who could not run code here anyway.
+`codegen` keeps kernels in it, and `python -m tvmnotes doctor` reports on it.
 """
 
 import functools
@@ -16,9 +16,9 @@ _LIMIT = 256  # MB
 
 
 def limit() -> int:
-    """Return how many bytes the folder may have: TVMNOTES_KERNELS_MB megabytes, or 256 where that is not set.
+    """Return the size limit of the folder in bytes: TVMNOTES_KERNELS_MB megabytes, by default 256.
 
-    Raises ValueError where it is not a number of megabytes.
+    Raises ValueError if TVMNOTES_KERNELS_MB is not a number of megabytes.
     """
     given = os.environ.get("TVMNOTES_KERNELS_MB") or str(_LIMIT)
     try:
@@ -33,14 +33,14 @@ def limit() -> int:
 
 
 def folder() -> Path:
-    """Make and return the folder, with links in its path resolved. Raises OSError where it cannot be written."""
+    """Create and return the folder, with links resolved. Raises OSError if it is not writable."""
     kernels = data.writable_cache() / "kernels"
     kernels.mkdir(mode=0o700, exist_ok=True)
     return kernels.resolve()
 
 
 def status() -> str:
-    """Say in a line how full the folder is, or why it is not used."""
+    """Describe in a line how full the folder is, or why it is not used."""
     try:
         kernels, most = folder(), limit()
     except (OSError, ValueError) as error:
@@ -55,15 +55,16 @@ def status() -> str:
 
 
 def distrust(folder: Path) -> str | None:
-    """Say who else could put code into a folder, whose path has no links; None where nobody could.
+    """Say who else could put code into a folder, whose path has no links; None if nobody could.
 
-    As with ssh's keys, the folder and those above it must belong to this user or to root, and others must not be able
-    to write to them. A folder above may be open to all where only a file's owner may rename it (the sticky bit, as on
-    /tmp). Two exceptions: a group may write if this user is its only member, and whoever can change tvmnotes itself may
-    write too. That is its owner, who need not be this user (a container's root, with a checkout of somebody else's),
-    its group where that may write, and whoever may write to a folder above both.
+    As with ssh's keys, the folder and its parents must belong to this user or to root and must not be
+    writable by others. A parent may be writable by all if only a file's owner may rename it (the sticky bit,
+    as on /tmp). Two exceptions: a group may write if this user is its only member, and whoever can change
+    tvmnotes itself may write too. The latter are its owner, who need not be this user (a container's root,
+    with another user's checkout), its group if that may write, and anyone who may write to a common parent of
+    both.
     """
-    if not hasattr(os, "geteuid"):  # Windows, where a user's folders are closed to others
+    if not hasattr(os, "geteuid"):  # Windows, where others cannot write to a user's folders
         return None
     for level in (folder, *folder.parents):
         if level in (_PACKAGE, *_PACKAGE.parents):
@@ -78,7 +79,7 @@ def distrust(folder: Path) -> str | None:
 
 
 def is_own(file: Path) -> bool:
-    """Tell whether nobody else can have written a file, as far as its owner and its mode show."""
+    """Tell whether, by its owner and mode, nobody else can have written a file."""
     facts = file.stat()
     return not hasattr(os, "geteuid") or (facts.st_uid in _owners() and not _others_write(facts))
 
@@ -98,7 +99,7 @@ def _others_write(facts: os.stat_result) -> bool:
 
 @functools.cache
 def _is_private(group: int, user: int) -> bool:
-    """Whether a group is root's, or a user's own: systems often give each user a group with no other member."""
+    """Tell whether a group is root's or a user's own: many systems give each user a group of one."""
     import grp  # for speed: not on Windows
     import pwd  # for speed: not on Windows
 
@@ -115,7 +116,7 @@ def _is_private(group: int, user: int) -> bool:
 
 
 def used(folder: Path) -> tuple[int, int]:
-    """Return how many files a folder has, and their bytes."""
+    """Return the number of files in a folder, and their total size in bytes."""
     sizes = []
     for name in os.listdir(folder):
         try:
@@ -127,12 +128,15 @@ def used(folder: Path) -> tuple[int, int]:
 
 @functools.cache
 def _size(file: str) -> int:
-    """A file's bytes, which do not change: its name has its content's checksum."""
+    """Return a file's bytes; cached, as files never change: their names contain their checksums."""
     return os.stat(file).st_size
 
 
 def make_room(folder: Path) -> None:
-    """Remove what was not used for longest, until a folder keeps to `limit`. Other processes may do so meanwhile."""
+    """Remove the least recently used files until a folder is within `limit`.
+
+    Other processes may do so at the same time.
+    """
     most = limit()
     if used(folder)[1] <= most:
         return

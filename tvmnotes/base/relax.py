@@ -1,15 +1,17 @@
-"""These small helpers on Relax serve every room above: shapes, constants, a pass over all functions."""
+"""Helpers on Relax for all layers above: shapes, constants, a pass over all functions."""
 
 import numpy as np
 import tvm
 from tvm import relax
 
-OUT_EWISE_FUSABLE = 4  # TVM's pattern of a kernel that elementwise operators may be fused behind
-OPAQUE = 8  # and of one that nothing is fused with
+OUT_EWISE_FUSABLE = (
+    4  # TVM's pattern for a kernel that elementwise operators may be fused into as an epilogue
+)
+OPAQUE = 8  # and for one that nothing is fused with
 
 
 def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
-    """Return the shape of a tensor type in whole numbers; None where it is not known before the network runs."""
+    """Return a tensor type's shape as integers; None if it is not known before the network runs."""
     shape = getattr(ty, "shape", None)
     fixed = shape is not None and all(isinstance(n, tvm.tirx.IntImm) for n in shape)
     return tuple(int(n) for n in shape) if fixed else None
@@ -27,14 +29,14 @@ def array_key(array: tvm.runtime.Tensor) -> int:
 
 
 def bytes_of(dtype) -> int:
-    """Return the bytes that a number of a type takes."""
+    """Return the size of an element of a dtype in bytes."""
     return (tvm.DataType(str(dtype)).bits + 7) // 8
 
 
 def on_each_function(
     name: str, mutator: type[relax.PyExprMutator], adds_kernels: bool = False
 ) -> tvm.transform.Pass:
-    """Make a pass that runs a mutator on each Relax function; one whose builder adds kernels runs on all of them."""
+    """Make a pass that runs a mutator on each Relax function; one on all if its builder adds kernels."""
 
     @tvm.transform.module_pass(opt_level=0, name=name)
     def run(mod, _context):

@@ -1,5 +1,7 @@
-"""A `TensorSpec` says what a tensor must look like: name, shape, dtype. Importers read the user's wishes into it,
-`Compiled` checks arguments against it, and a saved network's graph.json stores it.
+"""Tensor specs: name, shape and dtype.
+
+Importers parse the user's inputs into `TensorSpec`s, `Compiled` checks arguments against them, and a saved
+network's graph.json stores them.
 """
 
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A spec names a tensor, its `shape` in elements per axis and its `dtype` as NumPy and TVM spell it (bfloat16)."""
+    """A tensor's name, its `shape` in elements per axis, its `dtype` as NumPy and TVM spell it (bfloat16)."""
 
     name: str
     shape: tuple[int, ...]
@@ -27,10 +29,14 @@ def dtype_of(array: Any) -> str:
 
 
 def require_dense(array: Any, what: str, data: bool = True) -> None:
-    """Raise TypeError for what holds more than the numbers of a dense array, or less; `what` names it.
+    """Raise TypeError unless `array` is a dense array and nothing more.
 
-    Such are a masked array of NumPy, and torch's tensors that are sparse, nested or oneDNN's own; also those on the
-    device "meta", which hold no numbers, where `data` are asked for.
+    Rejected are masked NumPy arrays, and torch tensors that are sparse, nested or in a oneDNN layout.
+
+    Args:
+        array: A NumPy array, or a torch or TVM tensor.
+        what: What the error message calls it.
+        data: Whether to reject torch tensors on the device "meta" too, which have no elements.
     """
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
@@ -53,14 +59,21 @@ def require_dense(array: Any, what: str, data: bool = True) -> None:
 def parse_inputs(
     inputs: Any, names: list[str] | None = None, dtypes: Mapping[str, str] | None = None, least: int = 1
 ) -> list[TensorSpec]:
-    """Read what a user says about a model's inputs.
+    """Parse a user's description of a model's inputs.
 
-    `inputs` maps each name to a shape `(1, 3, 224, 224)`, to a pair of shape and dtype `((1, 64), "int64")`, or to an
-    example (NumPy array or torch tensor). A list of such (name, value) pairs serves too, as Relay took them, and an
-    example alone or a list of examples, which get `names`, or input0, input1, … where there are none. A shape without a
-    dtype gets the one that `dtypes` has for its name, else float32. Sizes are `least` or more.
+    A shape without a dtype gets the one that `dtypes` has for its name, else float32.
 
-    Raises TypeError or ValueError, naming the entry, where a value is none of these or a name comes twice.
+    Args:
+        inputs: Maps each name to a shape `(1, 3, 224, 224)`, to a pair of shape and dtype `((1, 64),
+            "int64")`, or to an example (NumPy array or torch tensor). Also a list of such (name, value)
+            pairs, as in Relay, or one example or a list of examples.
+        names: Names for examples without one; by default input0, input1, …
+        dtypes: Default dtype by name.
+        least: Smallest size of an axis.
+
+    Raises:
+        TypeError: An entry is none of these; the message names it.
+        ValueError: A shape or dtype is not valid, there is no input, or a name occurs twice.
     """
     if hasattr(inputs, "items"):
         pairs = list(inputs.items())
@@ -110,15 +123,17 @@ def _parse_one(name: str, value: Any, dtype: str, least: int) -> TensorSpec:
             raise ValueError(
                 f"input {name!r}: unknown dtype {dtype!r}; expected one such as 'float32' or 'int64'"
             )
-    if not isinstance(value, list | tuple) or not all(
-        isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= least for n in value
-    ):
+    if not isinstance(value, list | tuple) or not all(_is_size(n, least) for n in value):
         wanted = "positive whole numbers" if least else "whole numbers from 0 on"
         raise ValueError(
             f"input {name!r}: expected a shape of {wanted} such as (1, 3, 224, 224), "
             f"(shape, dtype), or an example array; got {value!r}"
         )
     return TensorSpec(name, tuple(int(n) for n in value), dtype)
+
+
+def _is_size(n: Any, least: int) -> bool:
+    return isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= least
 
 
 def _is_dtype(name: str) -> bool:
@@ -131,6 +146,7 @@ def _is_dtype(name: str) -> bool:
 
 
 def shorten(names) -> str:
-    """List the first five names in order and say how many more there are, for an error message; "none" for none."""
+    """Join the first five names in sorted order and the number of others for a message; "none" for none."""
     listed = sorted(names)
-    return (", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")) or "none"
+    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
+    return ", ".join(listed[:5]) + more or "none"

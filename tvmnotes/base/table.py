@@ -1,14 +1,14 @@
-"""Comparisons, profiles, traces and tunings show themselves by the class that is here."""
+"""Base class of comparisons, profiles, traces and tunings: how they print and show in a notebook."""
 
 from typing import ClassVar
 
 
 class Table:
-    """A table is a result that prints as text and shows itself in a notebook: its `frame`, then its `summary`.
+    """A result that prints as text and shows in a notebook: its `frame`, then its `summary`.
 
-    A subclass gives `frame`, and says how that is written: `decimals` of a number; `formatters`, functions from a number to
-    its text, for the columns that are written otherwise; `text_columns`, columns of text, which a notebook aligns to the left,
-    without a row's index.
+    A subclass defines `frame` and its format: `decimals` of a number; `formatters`, functions from a number
+    to its text, by column, for columns that differ; `text_columns`, columns of text, which a notebook aligns
+    to the left, without the row index.
     """
 
     summary = ""
@@ -30,7 +30,7 @@ class Table:
         return str(self)
 
     def _styled(self):
-        """Return the frame as a notebook shows it, a pandas Styler."""
+        """Return the frame as a pandas Styler for a notebook."""
         style = (self.frame().reset_index(drop=True) if self.text_columns else self.frame()).style
         style = style.format(self.formatters, precision=self.decimals)
         if self.text_columns:

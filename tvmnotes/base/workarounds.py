@@ -1,20 +1,20 @@
-"""This file works around faults of TVM 0.27 and tvm-ffi 0.1, and of libraries beside them: read it on a new TVM.
+"""Workarounds for TVM 0.27, tvm-ffi 0.1 and other libraries; review them for each new TVM.
 
-Each function names the version that it is for, and what may go when that is mended. Nothing here imports TVM before it
-is called. Faults of single operators and passes are worked around where these stand:
+Each function names the version that it is for and what may be removed when. Nothing here imports TVM until it
+is called. Single operators and passes have theirs in their own files:
 
-    importers/pytorch_*.py, onnx*.py                operators that TVM's frontends get wrong, lack, or do not check
-    compiler/bools.py, precision.py                 vectors of bools; sums of half precision
-    compiler/decompose.py                           atanh, remainders and norms of float64 are inexact, or missing
-    compiler/fold.py, combine_parallel.py           FoldConstant is slow; CombineParallelMatmul misses constants
-    compiler/codegen.py                             a module without kernels is linked by way of C; one thread compiles
-    compiler/cuda_nms.py, `_unbeaten`               the simplifier takes x & ((y & 1) - 1) of uint32 for 0
-    compiler/special_values.py                      TVM treats floats as real numbers: NaN is lost
-    compiler/schedules/__init__.py                  `Schedule` changes a function that nobody else holds
-    compiler/schedules/default.py                   expressions of bfloat16 that may not be inlined, or vectorized
-    tuning/workers.py, runner.py                    workers import torch, and hide a Ctrl-C; TVM leaks a little in each
-    tuning/server.py, tracker.py                    what a stranger sends, or a crash, leaves TVM's server dead
-    course/vision.py                                GluonCV has Pillow read half a picture without an error
+    importers/pytorch_*.py, onnx*.py         operators that TVM's frontends get wrong, lack, or do not check
+    compiler/bools.py, precision.py          vectors of bools; accumulation in half precision
+    compiler/decompose.py                    atanh, remainders and norms of float64 are inexact, or missing
+    compiler/fold.py, combine_parallel.py    FoldConstant is slow; CombineParallelMatmul misses constants
+    compiler/codegen.py                      a module without kernels is linked through C; one thread compiles
+    compiler/cuda_nms.py, `_unbeaten`        x & ((y & 1) - 1) of uint32 is simplified to 0
+    compiler/special_values.py               TVM treats floats as real numbers: NaN is lost
+    compiler/schedules/__init__.py           `Schedule` modifies a function that has no other reference
+    compiler/schedules/default.py            bfloat16 expressions that must not be inlined, or vectorized
+    tuning/workers.py, runner.py             workers import torch, hide a Ctrl-C, and leak a little memory
+    tuning/server.py, tracker.py             untrusted messages, or a crash, leave TVM's server dead
+    course/vision.py                         GluonCV makes Pillow read truncated images without an error
 """
 
 import contextlib
@@ -28,18 +28,18 @@ import types
 from importlib import util
 from pathlib import Path
 
-# LLVM 22, in TVM 0.27, takes Zen 3 for a CPU of long loops: it unrolls the inner loop of a tile of sums that fills all
-# registers, the sums then live in memory, and such a kernel takes 1.7 times as long. Zen 2 has all instructions that
-# kernels use. It goes when `test_no_cpu_keeps_a_tile_of_sums_in_memory` holds without it.
+# LLVM 22, in TVM 0.27, treats Zen 3 as a CPU for long loops: it unrolls the inner loop of a tile of
+# accumulators that fills all registers, the accumulators then live in memory, and such a kernel takes 1.7
+# times as long. Zen 2 has all instructions that kernels use. Remove when
+# `test_no_cpu_keeps_a_tile_of_sums_in_memory` passes without it.
 COMPILED_AS = {"znver3": "znver2"}
 
-_SPINS = "1000"  # how often a thread of TVM's looks for work before it sleeps
+_SPINS = "1000"  # how often one of TVM's threads looks for work before it sleeps
 
 
-# TVM 0.27 keeps the builders of functions, and the names of operators, in places that all threads share; so does
-# torch.export with what it patches. Imports of networks and passes therefore take turns. A fork waits for the lock: the
-# child would have work half done, and nobody to finish it. It goes when `test_threads_import_and_build_at_once` passes
-# without it.
+# TVM 0.27's function builders and operator names are global state, and so is what torch.export patches: one
+# thread imports a network or runs passes at a time. A fork waits for the lock: the child would inherit
+# unfinished work. Remove when `test_threads_import_and_build_at_once` passes without it.
 pass_lock = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
@@ -48,16 +48,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def set_tvm_threads(cores: int, threads: int = 0) -> None:
-    """Have TVM start `threads` threads; where that is 0, TVM_NUM_THREADS, or `cores` where that is not set.
+    """Make TVM start `threads` threads; if that is 0, TVM_NUM_THREADS, or `cores` if that is not set.
 
-    TVM 0.27 by itself takes half of the CPUs it sees, as it expects hyper-threads: on a virtual machine without them,
-    half of the cores stay idle. It reads the variable once, before its first parallel kernel. This goes when TVM counts
-    cores.
+    TVM 0.27 by itself uses half of the CPUs it sees, as it assumes hyper-threads: on a virtual machine
+    without them, half of the cores stay idle. It reads the variable once, before its first parallel kernel.
+    Remove when TVM counts cores.
 
-    A thread without work yields its core 300,000 times before it sleeps, also when the process wants to end: with four
-    busy processes beside it, a process on two cores took 110 s to end. After 1,000 times it takes 3 to 4 s. Where there
-    are more threads than cores, the waiting ones take the cores from those that work, so they sleep at once. This goes
-    when TVM's waiting threads check whether the process wants to end.
+    An idle thread yields its core 300,000 times before it sleeps, even when the process is about to exit:
+    next to four busy processes, a process on two cores took 110 s to exit. With 1,000 times it takes 3 to 4
+    s. With more threads than cores, waiting threads take cores from working ones, so they sleep at once.
+    Remove when TVM's waiting threads check whether the process is about to exit.
     """
     if threads:
         os.environ["TVM_NUM_THREADS"] = str(threads)
@@ -69,9 +69,10 @@ def set_tvm_threads(cores: int, threads: int = 0) -> None:
 
 @contextlib.contextmanager
 def without_modules(*names: str):
-    """Within it, an import of one of `names` is an ImportError; those that were imported before stay as they are.
+    """Make an import of one of `names` an ImportError in a context, in this thread.
 
-    Other threads can import those that were not.
+    Modules that were imported before are there again afterwards; other threads can import those that were
+    not.
     """
     thread = threading.get_ident()
 
@@ -91,22 +92,23 @@ def without_modules(*names: str):
 
 
 def without_torch():
-    """Make `import torch` an ImportError in a context, for what refuses to run beside torch or imports it in vain.
+    """Make `import torch` an ImportError in a context.
 
-    GluonCV 0.10 is the first; TVM 0.27 imports it where it can, which takes seconds. It goes when both let it be.
+    GluonCV 0.10 refuses to load next to torch; TVM 0.27 imports it needlessly if it can, which takes seconds.
+    Remove when both are fixed.
     """
     return without_modules("torch")
 
 
 def import_tvm_ffi():
-    """Import Python's side of TVM's runtime, `tvm_ffi`, and load the runtime itself, unless all of TVM is here already.
+    """Import `tvm_ffi` and load TVM's runtime library, unless all of TVM is loaded already.
 
-    tvm-ffi 0.1 imports torch where it can, which takes seconds, and CUDA's bindings; what is not here yet is left out.
-    `tvm_ffi.load_module` needs TVM's runtime library, which TVM 0.27 loads by `import tvm` alone, with its compiler.
-    All of this goes when the runtime can be imported by itself.
+    tvm-ffi 0.1 imports torch if it can, which takes seconds, and CUDA's bindings; those not loaded yet are
+    left out. `tvm_ffi.load_module` needs TVM's runtime library, which only TVM 0.27's `import tvm` loads,
+    together with its compiler. Remove all of this when the runtime can be imported by itself.
 
-    A Ctrl-C that comes while C++ has called Python, as it does for passes, builders and runners, becomes a RuntimeError
-    without a message, unless tvm-ffi knows KeyboardInterrupt. This goes when it does.
+    A Ctrl-C while C++ is calling Python, as it does for passes, builders and runners, becomes a RuntimeError
+    without a message unless tvm-ffi knows KeyboardInterrupt. Remove that line when it does.
     """
     with without_modules(*(name for name in ("torch", "cuda.bindings") if name not in sys.modules)):
         import tvm_ffi  # for speed: `import tvmnotes` loads no library
@@ -121,11 +123,11 @@ def import_tvm_ffi():
 
 @contextlib.contextmanager
 def fast_tvmscript_parser():
-    """Within it, and within functions that it decorates, TVMScript parses a function without looking at who calls.
+    """Parse TVMScript without inspecting all callers, in a context or in a function that it decorates.
 
-    TVM 0.27 otherwise reads the source of all callers, to see whether a class is around the function. Python then goes
-    through all imported modules for each of them: a quarter of a second for a function where torch is among them. This
-    goes when TVM's parser reads one caller.
+    TVM 0.27 otherwise reads the source of every caller to see whether a class encloses the function. For each
+    of them Python searches all imported modules: a quarter of a second per function if torch is among them.
+    Remove when TVM's parser reads one caller.
     """
     from tvm.tirx.script.parser import entry  # for speed: `import tvmnotes` loads no library
 
@@ -140,15 +142,16 @@ def fast_tvmscript_parser():
     try:
         yield
     finally:
-        entry.inspect = inspect  # and not what was there, which another thread may have put there
+        entry.inspect = inspect  # not what was there before, which another thread may have set
 
 
 @contextlib.contextmanager
 def lazy_tensor_intrinsics():
-    """Within it, TVM's package of tensor intrinsics holds only what is asked for.
+    """Make TVM's package of tensor intrinsics load only the modules that are imported, in a context.
 
-    The package of TVM 0.27 parses those of all processors when it is imported, a minute's work; dlight imports it, and
-    so does each context of MetaSchedule. This goes when TVM imports a processor's intrinsics for that processor alone.
+    On import, TVM 0.27's package parses the intrinsics of all processors, which takes a minute; dlight
+    imports it, and so does every MetaSchedule context. Remove when TVM imports a processor's intrinsics for
+    that processor alone.
     """
     name = "tvm.s_tir.tensor_intrin"
     package = types.ModuleType(name)
@@ -164,29 +167,24 @@ def lazy_tensor_intrinsics():
 
 @contextlib.contextmanager
 def cuda_headers():
-    """Within it, TVM finds CUDA's headers, also where the toolkit has come from pip, or nvcc is not on the PATH.
+    """Make TVM find CUDA's headers in a context, also those from pip, or if nvcc is not on the PATH.
 
-    TVM 0.27 looks for nvcc alone, and not for the headers of CUDA 13's C++ library. This goes when it finds both.
-    Raises RuntimeError, with the mend, where there are none.
+    TVM 0.27 looks for nvcc only, and not for the headers of CUDA 13's C++ library. Remove when it finds both.
+    Raises RuntimeError, with a fix, if there are no headers.
     """
-    pip = [
-        Path(folder) / "cu13"
-        for folder in getattr(util.find_spec("nvidia"), "submodule_search_locations", ())
-    ]
-    roots = [
-        *map(Path, filter(None, map(os.environ.get, ("CUDA_PATH", "CUDA_HOME")))),
-        Path("/usr/local/cuda"),
-        *pip,
-    ]
+    packages = getattr(util.find_spec("nvidia"), "submodule_search_locations", ())
+    variables = filter(None, map(os.environ.get, ("CUDA_PATH", "CUDA_HOME")))
+    roots = [*map(Path, variables), Path("/usr/local/cuda"), *(Path(folder) / "cu13" for folder in packages)]
     for root in roots:
-        includes = [folder for folder in (*root.glob("include"), *root.glob("targets/*/include"))
-                    if (folder / "cccl/cuda/std/cstdint").is_file()]  # fmt: skip
+        folders = (*root.glob("include"), *root.glob("targets/*/include"))
+        includes = [folder for folder in folders if (folder / "cccl/cuda/std/cstdint").is_file()]
         if includes and (includes[0] / "cuda_runtime.h").is_file():
             break
     else:
         raise RuntimeError(
-            f"compiling for a GPU takes CUDA's headers, which are in none of {', '.join(map(str, roots))}: install the "
-            "CUDA toolkit 13 and set CUDA_PATH, or pip install 'nvidia-cuda-cccl==13.0.*' 'nvidia-cuda-crt==13.0.*'"
+            f"compiling for a GPU takes CUDA's headers, which are in none of {', '.join(map(str, roots))}: "
+            "install the CUDA toolkit 13 and set CUDA_PATH, or pip install 'nvidia-cuda-cccl==13.0.*' "
+            "'nvidia-cuda-crt==13.0.*'"
         )
     changed = {
         "CUDA_PATH": str(root),

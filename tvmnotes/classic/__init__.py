@@ -1,19 +1,22 @@
-"""The API that TVM had up to 0.19 (Relay, AutoTVM, the graph executor), on today's TVM.
+"""The API of TVM up to 0.19 (Relay, AutoTVM, the graph executor) on top of current TVM.
 
     import tvmnotes.classic as classic
-    classic.enable()         # from here on, `from tvm import relay` works; classic.disable() takes it back
+    classic.enable()         # from here on, `from tvm import relay` works; classic.disable() undoes it
 
-or, from a shell, `python -m tvmnotes classic SCRIPT [ARGS…]`. Scripts build and run through the importers and the
-pipeline of tvmnotes: `relay.build` at opt level 3 is `tn.build`.
+From a shell: `python -m tvmnotes classic SCRIPT [ARGS…]`. Scripts build and run through tvmnotes's importers
+and pipeline: `relay.build` at opt level 3 is `tn.build`.
 
-    relay              expressions, operators, text, passes, builds, networks: `tvm.relay`
-    autotvm            `tvm.autotvm`
-    tools              `tvm.driver.tvmc` and `tvm.contrib.relay_viz`
-    graph_executor     the executor and its debugger
-    targets, context   targets and devices, and pass contexts, as scripts write them
-    modules, patches   what is put in place: modules, and attributes of today's TVM
-    gone, names        what is not served and why; the table of old and new names, from names.csv
-    runner             runs a script
+relay           `tvm.relay`: expressions, operators, text format, passes, builds, networks
+autotvm         `tvm.autotvm`
+tools           `tvm.driver.tvmc` and `tvm.contrib.relay_viz`
+graph_executor  the graph executor and its debugger
+targets         target strings, target helpers, and devices, as scripts write them
+context         `PassContext` with Relay's pass names and removed options
+modules         the old modules that `enable` installs
+patches         the attributes of current TVM that `enable` adds or replaces
+removed         names.csv: what became of each name, and the errors for unsupported ones
+names           the tables of old and new names
+runner          runs a script or module with the old API enabled
 """
 
 import importlib
@@ -27,7 +30,7 @@ _undo: list = []
 
 
 class _Missing:
-    """The last finder of modules: says of what is missing in TVM what became of it, or a near name."""
+    """Last finder on `sys.meta_path`: raises ImportError saying what replaced a missing tvm module."""
 
     def find_spec(self, name: str, path=None, target=None):
         parent, _, short = name.rpartition(".")
@@ -36,15 +39,18 @@ class _Missing:
 
 
 def enable() -> None:
-    """Put the old API in place, in this process. Again is harmless; a TVM that has Relay itself is left alone."""
+    """Install the old API in this process.
+
+    Calling it again has no effect. A TVM that still has Relay is left untouched, with a note on stderr.
+    """
     if _undo:
         return
-    import tvm  # for speed: to import tvmnotes.classic imports no TVM
+    import tvm  # for speed: importing tvmnotes.classic does not import TVM
 
     if importlib.util.find_spec("tvm.relay") is not None:
         print(f"TVM {tvm.__version__} has Relay itself: tvmnotes.classic leaves it alone", file=sys.stderr)
         return
-    from . import modules, patches  # for speed: they import TVM and all that serves it
+    from . import modules, patches  # for speed: they import TVM and the whole old API
 
     for owner, name, value in patches.patches():
         _set(owner, name, value)
@@ -58,7 +64,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Take the old API back out. What scripts have imported meanwhile stays with them."""
+    """Uninstall the old API. Names that scripts have already imported keep working."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, gluon.Finder | _Missing)]
     while _undo:
         owner, name, value, was_there = _undo.pop()
@@ -74,9 +80,14 @@ def disable() -> None:
 
 
 def show(program, types: bool = True) -> None:
-    """Print a module, function or expression of Relay as text; without `types`, no type of a value is written.
+    """Print a Relay program as text.
 
-    Raises TypeError for a program that is none of Relay's.
+    Args:
+        program: A Relay `IRModule`, function or expression.
+        types: Whether to print the type of each value.
+
+    Raises:
+        TypeError: `program` is not a Relay program.
     """
     from .relay import ir, text  # for speed: they import TVM
 

@@ -1,4 +1,4 @@
-"""`tvm.transform.PassContext` as scripts enter it: opt levels, passes by their old names, options that are gone."""
+"""`tvm.transform.PassContext` as old scripts use it: opt levels, Relay's pass names, removed options."""
 
 import contextlib
 import contextvars
@@ -7,7 +7,7 @@ import warnings
 
 import tvm
 
-# Relay's passes, and those of tn.build that do their work.
+# Relay's passes, and the passes of tn.build that replace them.
 PASSES = {
     "AlterOpLayout": ["BlockLayouts"],
     "FoldConstant": ["FoldWithNumPy", "FoldTheRest", "FoldConstant"],
@@ -20,31 +20,36 @@ PASSES = {
 apply_best = contextvars.ContextVar("apply_best", default=None)  # the innermost `autotvm.apply_history_best`
 _entered = threading.local()
 _warned: set[str] = set()
-_instruments: dict[int, list] = {}  # by a PassContext's id, which keeps no attributes of ours
+_instruments: dict[int, list] = {}  # by id(PassContext), which does not keep Python attributes
 
 
 def opt_level() -> int:
-    """That of the innermost PassContext a script has entered, at most 3, which is the highest; 3 outside of any."""
+    """Return the opt level of the innermost active PassContext, capped at 3; 3 outside any."""
     stack = getattr(_entered, "stack", [])
     return min(int(stack[-1].opt_level), 3) if stack else 3
 
 
 def arguments(opt_level=2, required_pass=None, disabled_pass=None, instruments=None, config=None, **others):
-    """What today's PassContext takes: passes by today's names, unknown options left out with a warning."""
+    """Convert PassContext arguments to current TVM's: rename passes, drop unknown options with a warning."""
     options = {str(name) for name in tvm.transform.PassContext.list_configs()}
     kept = {}
     for name, value in (config or {}).items():
-        today = (
-            name if name in options else name.replace("tir.", "tirx.", 1) if name.startswith("tir.") else name
-        )
-        if today in options:
-            kept[today] = value
+        current = name
+        if name not in options and name.startswith("tir."):
+            current = name.replace("tir.", "tirx.", 1)
+        if current in options:
+            kept[current] = value
         else:
             _warn(name)
     disabled = [new for old in disabled_pass or () for new in PASSES.get(old, [old])]
     required = [new for old in required_pass or () for new in PASSES.get(old, [old])]
-    return {"opt_level": opt_level, "required_pass": required, "disabled_pass": disabled, "instruments": instruments,
-            "config": kept}  # fmt: skip
+    return {
+        "opt_level": opt_level,
+        "required_pass": required,
+        "disabled_pass": disabled,
+        "instruments": instruments,
+        "config": kept,
+    }
 
 
 def _warn(name: str) -> None:
@@ -54,20 +59,22 @@ def _warn(name: str) -> None:
 
 
 def remember(context, instruments) -> None:
-    """Note the instruments that a script gave to a PassContext, to hear of Relay's passes as well."""
+    """Register the instruments of a PassContext, so that Relay's passes notify them too."""
     _instruments[id(context)] = list(instruments or ())
 
 
 def instruments() -> list:
-    """Those of the innermost PassContext that a script has entered."""
+    """Return the instruments of the innermost active PassContext."""
     stack = getattr(_entered, "stack", [])
     return _instruments.get(id(stack[-1]), []) if stack else []
 
 
 def enter(context) -> None:
+    """Push a PassContext onto this thread's stack."""
     _entered.stack = [*getattr(_entered, "stack", []), context]
 
 
 def leave() -> None:
+    """Pop the innermost PassContext of this thread, if there is one."""
     with contextlib.suppress(IndexError):
         _entered.stack = _entered.stack[:-1]

@@ -1,4 +1,4 @@
-"""The modules of old, by name, with what scripts find in them. `enable` puts them in place."""
+"""The old modules by name, with their contents, which `enable` installs."""
 
 import difflib
 import importlib
@@ -13,16 +13,16 @@ from ..base import data
 from . import autotvm, graph_executor, targets
 from .relay import build, frontend, functor, ir, ops, scope_builder, testing, transform, ty
 from .removed import StubModule
-from .tools import relay_viz, tvmc
+from .tools import relay_viz, tvmc, tvmc_command
 
 try:
     import tvm.testing.utils
-except ImportError:  # it imports pytest, which users may lack
+except ImportError:  # it imports pytest, which may not be installed
     TESTING = ()
 else:
     TESTING = (tvm.testing, tvm.testing.utils)
 
-# Modules of tvm.contrib, and of tvm.support, where TVM has them today.
+# Former modules of tvm.contrib, and their names in tvm.support now.
 SUPPORT = {
     **{n: n for n in ("cc", "emcc", "ndk", "nvcc", "popen_pool", "tar", "utils", "xcode")},
     "util": "utils",
@@ -30,12 +30,12 @@ SUPPORT = {
 
 
 def modules() -> dict[str, StubModule]:
-    """The modules of old, by the name under which a script imports them."""
+    """Return the old modules, keyed by the name that scripts import."""
     by_name = {}
     for name, space in spaces().items():
         by_name[name] = StubModule(name, f"{name}, as tvmnotes.classic serves it.")
         by_name[name].__dict__.update(space)
-        by_name[name].__path__ = []  # it may have submodules
+        by_name[name].__path__ = []  # makes it a package, so that submodules import
     for name, module in by_name.items():
         parent, _, short = name.rpartition(".")
         if parent in by_name:
@@ -44,27 +44,55 @@ def modules() -> dict[str, StubModule]:
 
 
 def spaces() -> dict[str, dict]:
-    """What is in each module, by name."""
+    """Return the contents of each old module: {module name: {attribute name: value}}."""
     nn, image = ops.module("nn."), ops.module("image.")
     exprs = _named(
         ir, "Expr RelayExpr Var Constant Call Tuple TupleGetItem TupleWrapper Let If Function var const"
     )
     types = _named(ty, "TensorType TupleType FuncType Any")
     params = _named(tvm.runtime, "save_param_dict load_param_dict")
-    building = {**_named(build, "build create_executor optimize"), "GraphExecutor": build.Executor,
-                "build_config": tvm.transform.PassContext}  # fmt: skip
-    analysis = {"free_vars": ir.free_vars, "post_order_visit": functor.post_order_visit, "all_vars": functor.all_vars,
-                "bound_vars": lambda e: [v for v in functor.all_vars(e) if v not in ir.free_vars(e)]}  # fmt: skip
+    building = {
+        **_named(build, "build create_executor optimize"),
+        "GraphExecutor": build.Executor,
+        "build_config": tvm.transform.PassContext,
+    }
+    analysis = {
+        "free_vars": ir.free_vars,
+        "post_order_visit": functor.post_order_visit,
+        "all_vars": functor.all_vars,
+        "bound_vars": lambda e: [v for v in functor.all_vars(e) if v not in ir.free_vars(e)],
+    }
     relay = {
-        **ops.module(""), **exprs, **types, **params, **building, **functor.NAMES, "bind": functor.bind,
-        "ScopeBuilder": scope_builder.ScopeBuilder, "Module": ir.IRModule, "GlobalVar": tvm.ir.GlobalVar,
-        "scalar_type": lambda dtype: ty.TensorType((), dtype), "ShapeVar": ty.Any, "TypeVar": _type_var,
-    }  # fmt: skip
-    arrays = {"array": _array, "empty": _empty, "NDArray": tvm.runtime.Tensor, "cpu": tvm.cpu, "gpu": tvm.cuda,
-              "device": targets.device, "context": targets.device, "from_dlpack": tvm.runtime.from_dlpack}  # fmt: skip
+        **ops.module(""),
+        **exprs,
+        **types,
+        **params,
+        **building,
+        **functor.NAMES,
+        "bind": functor.bind,
+        "ScopeBuilder": scope_builder.ScopeBuilder,
+        "Module": ir.IRModule,
+        "GlobalVar": tvm.ir.GlobalVar,
+        "scalar_type": lambda dtype: ty.TensorType((), dtype),
+        "ShapeVar": ty.Any,
+        "TypeVar": _type_var,
+    }
+    arrays = {
+        "array": _array,
+        "empty": _empty,
+        "NDArray": tvm.runtime.Tensor,
+        "cpu": tvm.cpu,
+        "gpu": tvm.cuda,
+        "device": targets.device,
+        "context": targets.device,
+        "from_dlpack": tvm.runtime.from_dlpack,
+    }
     executor = _named(graph_executor, "GraphModule create")
-    debugger = {"GraphModuleDebug": graph_executor.GraphModuleDebug, "create": graph_executor.create_debug,
-                "GraphModule": graph_executor.GraphModuleDebug}  # fmt: skip
+    debugger = {
+        "GraphModuleDebug": graph_executor.GraphModuleDebug,
+        "create": graph_executor.create_debug,
+        "GraphModule": graph_executor.GraphModuleDebug,
+    }
     return {
         "tvm.relay": relay,
         "tvm.relay.nn": nn,
@@ -98,8 +126,9 @@ def spaces() -> dict[str, dict]:
         "tvm.module": {"load": load_module, "enabled": tvm.runtime.enabled},
         **autotvm.NAMESPACES,
         **tvmc.NAMESPACES,
+        **tvmc_command.NAMESPACES,
         **({} if TESTING else dict.fromkeys(("tvm.testing", "tvm.testing.utils"), _TESTING)),
-        "tvm.auto_scheduler": {},  # a tutorial on AutoTVM imports it and does without
+        "tvm.auto_scheduler": {},  # an AutoTVM tutorial imports it without using it
     }
 
 
@@ -123,7 +152,7 @@ def _operator(name: str) -> ir.Op:
 
 
 def _infer_type(expr, mod=None):
-    """`relay.ir_pass.infer_type`: the same expression, with its type."""
+    """`relay.ir_pass.infer_type`: infers the type in place and returns `expr`."""
     if isinstance(expr, ir.Function):
         return expr.infer()
     ir.Function(ir.free_vars(expr), expr).infer()
@@ -138,7 +167,7 @@ def _type_var(*_args, **_kwargs):
 
 
 def _array(values, ctx=None, device=None, mem_scope=None):
-    """`tvm.nd.array`: a copy of `values`."""
+    """`tvm.nd.array`: copies `values`."""
     values = values.numpy() if hasattr(values, "numpy") else np.asarray(values)
     return tvm.runtime.tensor(values, device or ctx or tvm.cpu())
 
@@ -153,14 +182,17 @@ _LOAD_TODAY = tvm.runtime.load_module
 
 
 def load_module(path, fmt=""):
-    """`tvm.module.load` and `tvm.runtime.load_module`: of a library of `relay.build`, or of one of today."""
+    """`tvm.module.load` and `tvm.runtime.load_module`: load a library of `relay.build` or of current TVM."""
     return build.load_module(path, fmt, _LOAD_TODAY)
 
 
 def download_testdata(url: str, relpath: str, module=None, overwrite: bool = False) -> str:
-    """The path of a file that is here: in the folder of TVM's old cache, bundled, or in the cache of tvmnotes.
+    """Return the path of a file in TVM's old cache folder, the bundled data or tvmnotes's cache.
 
-    Nothing is downloaded, as scripts name no checksum: the error says where to put the file.
+    Nothing is downloaded, because scripts give no checksum.
+
+    Raises:
+        FileNotFoundError: The file is not on this machine; the message says where to put it.
     """
     name = f"{module}/{relpath}" if module else str(relpath)
     old = Path(os.environ.get("TVM_DATA_ROOT_PATH", "~/.tvm_test_data")).expanduser() / name
@@ -170,13 +202,13 @@ def download_testdata(url: str, relpath: str, module=None, overwrite: bool = Fal
         return str(data.path(name))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"download_testdata: {name} is not here, and is not downloaded without a checksum. Fetch it from {url}, "
-            f"and put it at {data.cache() / name} or {old}."
+            f"download_testdata: {name} is not here, and is not downloaded without a checksum. Fetch it "
+            f"from {url}, and put it at {data.cache() / name} or {old}."
         ) from None
 
 
 def install_request_hook(*_args, **_kwargs) -> None:
-    """`tvm.testing.utils.install_request_hook`, which tutorials call for TVM's own test machines: does nothing."""
+    """`tvm.testing.utils.install_request_hook`, which serves only TVM's own CI: does nothing."""
 
 
 def _assert_allclose(actual, desired, rtol=1e-7, atol=1e-7, verbose=True) -> None:

@@ -1,8 +1,8 @@
-"""Old name, new name: what became of each name that `tvmnotes.classic` serves, and of those that it refuses.
+"""Tables of old and new names: the replacement of each name that `tvmnotes.classic` supports or rejects.
 
-Notebook 11 shows these tables. What the code knows comes from the code: the Relax calls in an operator's body, the
-passes that a build runs for one of Relay's. The rest stands in names.csv, a line for each name.
-`relax` is short for `tvm.relax`, `tn` for `tvmnotes`, and `lib` is what `relay.build`, or today `tn.build`, returns.
+Notebook 11 shows these tables. Rows come from code if possible: the Relax calls in an operator's body,
+and the passes that a build runs in place of a Relay pass. Others are in names.csv, one line per name.
+`relax` is short for `tvm.relax`, `tn` for `tvmnotes`; `lib` is the result of `relay.build`, now `tn.build`.
 """
 
 import ast
@@ -22,26 +22,45 @@ from .relay import build, ops, transform
 KINDS = ("calls", "methods", "autotvm", "passes", "operators", "gone")
 _ABOUT = {
     "calls": "Functions and classes. A module with several names is listed once: `relay.op.nn.conv2d` is "
-             "`relay.nn.conv2d`, `relay.expr.Call` is `relay.Call`, `graph_runtime` is `graph_executor`.",
+    "`relay.nn.conv2d`, `relay.expr.Call` is `relay.Call`, `graph_runtime` is `graph_executor`.",
     "methods": "What scripts call on an array, a library and the executor.",
     "autotvm": "AutoTVM left the loop to the script; today it is `tn.tune`, whose records `tn.build` takes.",
-    "passes": "Relay's passes, and those that do their work today. One without a new name leaves a module as it is.",
+    "passes": "Relay's passes, and those that do their work today. One without a new name leaves a module as "
+    "it is.",
     "operators": "Relay's operators, and what each calls in Relax, read from the code that translates them.",
-    "gone": "Names that are not served, with what to use today. A script that uses one gets the note as an error.",
-}  # fmt: skip
+    "gone": "Names that are not served, with what to use today. A script that uses one gets the note as an "
+    "error.",
+}
 
-# Classes, as the table writes them.
-_OURS = {graph_executor.GraphModule: "GraphModule", graph_executor.GraphModuleDebug: "GraphModuleDebug",
-         build.ExecutorFactoryModule: "lib", build.Executor: "GraphExecutor"}  # fmt: skip
-_TVMS = {tvm.target.Target: "tvm.target.Target", tvm.transform.PassContext: "tvm.transform.PassContext",
-         tvm.IRModule: "tvm.IRModule", tvm.runtime.Tensor: "NDArray", tvm.runtime.Device: "Device",
-         tvm.rpc.LocalSession: "tvm.rpc.LocalSession", tvm.rpc.RPCSession: "tvm.rpc.RPCSession"}  # fmt: skip
+# Class names as the tables show them: our classes, and those of TVM that get patched.
+_OURS = {
+    graph_executor.GraphModule: "GraphModule",
+    graph_executor.GraphModuleDebug: "GraphModuleDebug",
+    build.ExecutorFactoryModule: "lib",
+    build.Executor: "GraphExecutor",
+}
+_TVMS = {
+    tvm.target.Target: "tvm.target.Target",
+    tvm.transform.PassContext: "tvm.transform.PassContext",
+    tvm.IRModule: "tvm.IRModule",
+    tvm.runtime.Tensor: "NDArray",
+    tvm.runtime.Device: "Device",
+    tvm.rpc.LocalSession: "tvm.rpc.LocalSession",
+    tvm.rpc.RPCSession: "tvm.rpc.RPCSession",
+}
 
 
 def table(kind: str | None = None):
-    """A pandas DataFrame with a row for each name: old, new, note.
+    """Return the names of one kind, or of all.
 
-    `kind` is one of KINDS; None is all of them, one after another. Raises ValueError for another.
+    Args:
+        kind: One of KINDS; None for all of them, in that order.
+
+    Returns:
+        A pandas DataFrame with one row per name and the columns old, new, note (strings).
+
+    Raises:
+        ValueError: `kind` is not one of KINDS.
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"names.table: expected one of {', '.join(KINDS)}, or None for all; got {kind!r}")
@@ -52,17 +71,26 @@ def table(kind: str | None = None):
 
 
 def used_in(source: str):
-    """The rows for what the source text of a script uses, each once, in the order of the text.
+    """Return the rows for the names that a script uses.
 
-    Methods are found where they are called, by their name alone, except on a module that the script imports.
+    Methods are recognized where they are called, by name alone, unless the object is an imported module.
+
+    Args:
+        source: Source text of the script.
+
+    Returns:
+        A pandas DataFrame like that of `table`: each row once, in the order of the source.
+
+    Raises:
+        SyntaxError: `source` is not Python.
     """
-    tree, imported, uses = ast.parse(source), {}, []
+    tree = ast.parse(source)
+    imported, uses = {}, []
     for node in ast.walk(tree):
-        for alias in getattr(node, "names", []) if isinstance(node, ast.Import | ast.ImportFrom) else []:
-            first = alias.name if alias.asname else alias.name.partition(".")[0]
-            full = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else first
-            imported[alias.asname or (alias.name if isinstance(node, ast.ImportFrom) else first)] = full
-    row_of, rows = _known(), {old: row for kind in KINDS for old, row in _rows()[kind].items()}
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported.update(_imported(node))
+    row_of = _known()
+    rows = {old: row for kind in KINDS for old, row in _rows()[kind].items()}
     methods = {old.rpartition(".")[2]: old for old in reversed(removed.ROWS["methods"])}
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
@@ -78,8 +106,19 @@ def used_in(source: str):
     return pd.DataFrame(list(listed), columns=["old", "new", "note"])
 
 
+def _imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
+    """Map the names that an import statement binds to full names."""
+    if isinstance(node, ast.ImportFrom):
+        return {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    names = {}
+    for alias in node.names:
+        module = alias.name if alias.asname else alias.name.partition(".")[0]
+        names[alias.asname or module] = module
+    return names
+
+
 def served() -> dict[str, object]:
-    """What scripts find in place, by the name that they write; see `modules` for what each is."""
+    """Return every object that scripts can reach, keyed by the name they write; `modules` builds them."""
     values = {
         f"{space}.{name}": value for space, names in modules.spaces().items() for name, value in names.items()
     }
@@ -88,12 +127,15 @@ def served() -> dict[str, object]:
         values[written if name.startswith("__") and owner in _TVMS else f"{written}.{name}"] = value
     for ours, written in _OURS.items():
         values.update({f"{written}.{name}": value for name, value in vars(ours).items()})
-    return {_short(name): value for name, value in values.items()
-            if value is not None and not name.rpartition(".")[2].startswith("_")}  # fmt: skip
+    return {
+        _short(name): value
+        for name, value in values.items()
+        if value is not None and not name.rpartition(".")[2].startswith("_")
+    }
 
 
 def _known() -> dict[str, str | None]:
-    """By name that is served, the name under which the table has it; None where it has none."""
+    """Map each served name to the name that its row is listed under, or None if it has no row."""
     everything, rows = served(), {old for rows in _rows().values() for old in rows}
     first = {id(value): name for name, value in everything.items() if name in rows}
     group = {name: next((g for g in _groups() if name.startswith(g[:-1])), None) for name in everything}
@@ -104,12 +146,12 @@ def _known() -> dict[str, str | None]:
 
 
 def _short(name: str) -> str:
-    """A full name as scripts write it: tvm.relay.var is relay.var, tvm.contrib.util.tempdir is util.tempdir."""
+    """Shorten a full name: tvm.relay.var to relay.var, tvm.contrib.util.tempdir to util.tempdir."""
     return re.sub(r"^tvm\.(?=relay|autotvm)|^tvm\.contrib\.(debugger\.)?(?=\w)", "", name)
 
 
 def _dotted(node) -> list[str]:
-    """The names in `a.b.c`; the first is "" where it does not begin with a name, or is none."""
+    """Return the names in `a.b.c`; the first is "" unless the chain starts with a plain name."""
     names = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -118,11 +160,12 @@ def _dotted(node) -> list[str]:
 
 
 def page() -> str:
-    """All tables as a page of Markdown, notebooks/old_names.md."""
+    """Return all tables as one Markdown page, the text of notebooks/old_names.md."""
     parts = [
-        "# Old names, new names\n\nThe names of TVM 0.5 to 0.19 that `tvmnotes.classic` serves, and what replaces each "
-        "today. Lesson [11](11_running_old_scripts.ipynb) shows how to use it. `relax` is short for `tvm.relax` "
-        "and `tn` for `tvmnotes`, and `lib` is the result of `relay.build` or `tn.build`.\n"
+        "# Old names, new names\n\nThe names of TVM 0.5 to 0.19 that `tvmnotes.classic` serves, and what "
+        "replaces each today. Lesson [11](11_running_old_scripts.ipynb) shows how to use it. `relax` is "
+        "short for `tvm.relax` and `tn` for `tvmnotes`, and `lib` is the result of `relay.build` or "
+        "`tn.build`.\n"
     ]
     for kind in KINDS:
         parts.append(f"\n## {kind}\n\n{_ABOUT[kind]}\n\n| old | new | note |\n|---|---|---|\n")
@@ -136,7 +179,7 @@ def page() -> str:
 
 
 def _groups() -> dict[str, tuple[str, str]]:
-    """Rows for whole modules, whose names have become one thing."""
+    """Return the rows for whole modules whose names share one replacement."""
     return {
         **removed.ROWS["modules"],
         **{f"{old}.*": (f"tvm.support.{new}", "") for old, new in modules.SUPPORT.items()},
@@ -161,30 +204,30 @@ def _rows() -> dict[str, dict[str, tuple[str, str]]]:
 
 
 def _operator(operator: ops.Operator) -> tuple[str, str]:
-    today = operator.relax_names()
-    if not today and "relax.const(" in inspect.getsource(operator.body):
+    relax_names = operator.relax_names()
+    if not relax_names and "relax.const(" in inspect.getsource(operator.body):
         return "relax.const", "known when the program is compiled"
-    return ", ".join(today), "" if today else "the value itself"
+    return ", ".join(relax_names), "" if relax_names else "the value itself"
 
 
 def _pass(name: str, make) -> tuple[str, str]:
     if row := removed.ROWS["passes"].get(f"relay.transform.{name}"):
         return row
-    # What the makers in `transform` made it of; a class, or a decorator, has kept its name.
+    # Closure variables of the factories in `transform`; classes and decorators have none and kept their name.
     inside = inspect.getclosurevars(make).nonlocals if inspect.isfunction(make) else {}
     steps = [*context.PASSES.get(name, ()), *(n for step in inside.get("passes", ()) for n in _calls(step))]
     steps = steps if "name" in inside else [name]
-    today = [path for path in map(_pass_today, dict.fromkeys(steps)) if path]
-    return ", ".join(dict.fromkeys(today)), inside.get("why", "")
+    paths = [path for path in map(_pass_path, dict.fromkeys(steps)) if path]
+    return ", ".join(dict.fromkeys(paths)), inside.get("why", "")
 
 
 def _calls(function) -> list[str]:
-    """The name of a function, and those that it uses."""
+    """Return the public names in a function's bytecode, its own name first."""
     return [name for name in (function.__name__, *function.__code__.co_names) if name[0] != "_"]
 
 
-def _pass_today(name: str) -> str:
-    """Where the pass `name` is today: in Relax, in TVM for all its languages, or in the compiler of tvmnotes."""
+def _pass_path(name: str) -> str:
+    """Return the current path of the pass `name`: in Relax, in `tvm.transform` or in tvmnotes; "" if none."""
     if hasattr(tvm.relax.transform, name):
         return f"relax.transform.{name}"
     if hasattr(tvm.transform, name):
@@ -196,9 +239,18 @@ def _pass_today(name: str) -> str:
 
 
 def show(rows):
-    """A table as a notebook shows it: every row of it, left-aligned, with the names in a fixed width."""
-    cells = [{"selector": "td, th", "props": "text-align: left; vertical-align: top"},
-             {"selector": "td:not(:last-child)", "props": "font-family: monospace"},
-             {"selector": "td:last-child", "props": "min-width: 14em; overflow-wrap: anywhere"}]  # fmt: skip
+    """Return a table as HTML for notebooks: all rows, left-aligned, names in a monospace font.
+
+    Args:
+        rows: A DataFrame of `table` or `used_in`.
+
+    Returns:
+        An `IPython.display.HTML` object.
+    """
+    cells = [
+        {"selector": "td, th", "props": "text-align: left; vertical-align: top"},
+        {"selector": "td:not(:last-child)", "props": "font-family: monospace"},
+        {"selector": "td:last-child", "props": "min-width: 14em; overflow-wrap: anywhere"},
+    ]
     styled = Styler(rows, uuid="names", cell_ids=False).hide(axis="index").set_table_styles(cells)
     return HTML(styled.to_html())

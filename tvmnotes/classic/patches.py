@@ -1,4 +1,4 @@
-"""What `enable` puts into today's TVM and `disable` takes out: what it has lost, and what takes less than it took."""
+"""Attributes of current TVM that `enable` patches: removed ones, and those that now accept less."""
 
 import inspect
 
@@ -10,17 +10,12 @@ from .modules import TESTING, install_request_hook, load_module
 from .relay import build, ir, transform
 from .removed import missing
 
-_INCOMPLETE = (
-    tvm,
-    tvm.te,
-    tvm.target,
-    tvm.transform,
-    tvm.contrib,
-)  # modules that say what became of what they lack
+# Modules whose missing attributes raise an error that says what replaced them.
+_INCOMPLETE = (tvm, tvm.te, tvm.target, tvm.transform, tvm.contrib)
 
 
 def patches() -> list[tuple[object, str, object]]:
-    """(object, attribute, value) of each."""
+    """List the patches as (object, attribute name, new value)."""
     return [
         *_modules(),
         *_contexts(),
@@ -52,21 +47,21 @@ def _unknown_in(module):
 
 
 class _OfEither:
-    """An attribute of `tvm.IRModule`: Relay's for a module with functions of Relay, today's for any other."""
+    """Descriptor on `tvm.IRModule`: Relay's attribute for modules of Relay functions, TVM's for others."""
 
     def __init__(self, name: str, relays):
-        self.relays, self.todays = relays, inspect.getattr_static(tvm.IRModule, name, None)
+        self.relays, self.tvms = relays, inspect.getattr_static(tvm.IRModule, name, None)
 
     def __get__(self, module, owner=None):
         of_relay = module is not None and isinstance(module, ir.IRModule)
-        attribute = self.relays if of_relay else self.todays
+        attribute = self.relays if of_relay else self.tvms
         if attribute is None:
             raise AttributeError("a tvm.IRModule has it only with functions of Relay")
         return attribute.__get__(module, owner)
 
 
 def _modules() -> list:
-    """`tvm.IRModule` becomes a module of Relay as soon as it gets a function of Relay."""
+    """Patch `tvm.IRModule` to become a Relay module as soon as a Relay function is added."""
     init, add, update = tvm.IRModule.__init__, tvm.IRModule.__setitem__, tvm.IRModule.update
     from_expr, call = tvm.IRModule.from_expr, tvm.ir.GlobalVar.__call__
 
@@ -82,7 +77,7 @@ def _modules() -> list:
                 raise TypeError(
                     "this tvm.IRModule holds functions of today; put those of Relay into another one"
                 )
-            self._vars, self._functions = {}, {}  # as ir.IRModule has them
+            self._vars, self._functions = {}, {}  # the fields of ir.IRModule
         (ir.IRModule.__setitem__ if isinstance(self, ir.IRModule) else add)(self, name, function)
 
     def update_either(self, other):
@@ -95,12 +90,22 @@ def _modules() -> list:
     def call_of_either(self, *args):
         return ir.Call(self, args) if any(isinstance(arg, ir.Expr) for arg in args) else call(self, *args)
 
-    special = {"__init__": init_of_either, "__setitem__": add_to_either, "update_func": add_to_either,
-               "update": update_either, "from_expr": staticmethod(from_expr_of_either)}  # fmt: skip
-    shared = {name: _OfEither(name, relays) for name, relays in vars(ir.IRModule).items()
-              if inspect.isfunction(relays) or isinstance(relays, property)}  # fmt: skip
-    return [(tvm.ir.GlobalVar, "__call__", call_of_either),
-            *((tvm.IRModule, name, value) for name, value in {**shared, **special}.items())]  # fmt: skip
+    special = {
+        "__init__": init_of_either,
+        "__setitem__": add_to_either,
+        "update_func": add_to_either,
+        "update": update_either,
+        "from_expr": staticmethod(from_expr_of_either),
+    }
+    shared = {
+        name: _OfEither(name, relays)
+        for name, relays in vars(ir.IRModule).items()
+        if inspect.isfunction(relays) or isinstance(relays, property)
+    }
+    return [
+        (tvm.ir.GlobalVar, "__call__", call_of_either),
+        *((tvm.IRModule, name, value) for name, value in {**shared, **special}.items()),
+    ]
 
 
 # ---------------------------------------------------------------- pass contexts
@@ -111,7 +116,7 @@ def _contexts() -> list:
     init, enter, leave = pass_context.__init__, pass_context.__enter__, pass_context.__exit__
     override = pass_context.override_instruments
 
-    def context_of_old(self, *args, **kwargs):
+    def context_init(self, *args, **kwargs):
         arguments = context.arguments(*args, **kwargs)
         context.remember(self, arguments["instruments"])
         init(self, **arguments)
@@ -125,7 +130,7 @@ def _contexts() -> list:
         return leave(self, *error)
 
     return [
-        (pass_context, "__init__", context_of_old),
+        (pass_context, "__init__", context_init),
         (pass_context, "__enter__", context_enter),
         (pass_context, "__exit__", context_leave),
         (pass_context, "override_instruments", lambda self, new: override(self, new or [])),
@@ -171,14 +176,14 @@ def _sessions() -> list:
     remote_load, upload = tvm.rpc.LocalSession.load_module, tvm.rpc.RPCSession.upload
 
     def load_uploaded(self, path):
-        """The session in this process: a library of relay.build, or of today."""
+        """Load a library of relay.build or of current TVM in a session that runs in this process."""
         return build.load_module(self._temp.relpath(path), original=lambda _: remote_load(self, path))
 
     def upload_what_runs_there(self, data, target=None):
         if not isinstance(self, tvm.rpc.LocalSession) and isinstance(data, str) and build.is_library(data):
             raise NotImplementedError(
-                "remote.upload: a library of relay.build runs in the process that loads it, not over RPC; copy the "
-                "file to the other machine and run the script there"
+                "remote.upload: a library of relay.build runs in the process that loads it, not over RPC; "
+                "copy the file to the other machine and run the script there"
             )
         return upload(self, data, target)
 

@@ -1,7 +1,7 @@
-"""The rows of `names.csv`, and the errors about names that nothing serves, which say what became of them.
+"""The rows of `names.csv`, and error messages that say what replaced an unsupported name.
 
-A row has the kind of an old name, the name, the name of today, and a note; for a name that is gone the note is the
-reason. `names` makes tables of them.
+A row holds the kind of an old name, the name, its current name and a note; for a removed name the note is the
+reason. `names` turns them into tables.
 """
 
 import csv
@@ -9,7 +9,7 @@ import difflib
 import types
 from pathlib import Path
 
-ROWS: dict[str, dict[str, tuple[str, str]]] = {}  # by kind and old name: the name of today, and a note
+ROWS: dict[str, dict[str, tuple[str, str]]] = {}  # by kind and old name: current name, note
 with open(Path(__file__).with_name("names.csv"), newline="", encoding="utf-8") as _file:
     for _kind, _old, *_row in list(csv.reader(_file))[1:]:
         ROWS.setdefault(_kind, {})[_old] = tuple(_row)
@@ -17,7 +17,7 @@ _REASONS = {old.rpartition(".")[2]: note for old, (_, note) in ROWS["gone"].item
 
 
 class StubModule(types.ModuleType):
-    """A module of old. An unknown attribute is an error that names a near one, or says what became of it."""
+    """An old module. Its AttributeErrors suggest similar names or say what replaced a name."""
 
     def __getattr__(self, name: str):
         if name.startswith("__"):
@@ -26,7 +26,7 @@ class StubModule(types.ModuleType):
 
 
 def missing(module: str, name: str, others) -> str:
-    """The sentence of an error about `module.name`, a module that has the names `others`."""
+    """Return the error message for `module.name`; `others` are the names that the module has."""
     gone = next((part for part in (name, module.rpartition(".")[2]) if part in _REASONS), None)
     if gone:
         return f"{module}.{name}: {_REASONS[gone]}"

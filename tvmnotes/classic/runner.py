@@ -1,4 +1,4 @@
-"""Runs a script, or a module, with the old API in place, as `python SCRIPT` or `python -m MODULE` would."""
+"""Runs a script or module with the old API enabled, as `python SCRIPT` or `python -m MODULE` would."""
 
 import importlib
 import importlib.util
@@ -15,10 +15,17 @@ _FILES = {__file__, runpy.run_module.__code__.co_filename, importlib.import_modu
 
 
 def run(name: str, args: list[str], as_module: bool = False) -> None:
-    """Run `name` with `args` as its `sys.argv[1:]`.
+    """Run a script or module in this process.
 
-    What it raises ends the process with exit code 1 and a traceback that begins in the script; its SystemExit passes.
-    Raises FileNotFoundError where there is no such script or module.
+    Args:
+        name: Path of the script, or name of the module.
+        args: Its `sys.argv[1:]`.
+        as_module: Whether `name` is a module.
+
+    Raises:
+        FileNotFoundError: There is no such script or module.
+        SystemExit: The script's own; with code 1 if it raised an exception, after printing a traceback that
+            starts in the script; with code 130 if it was interrupted.
     """
     sys.argv = [name, *args]
     if as_module:
@@ -39,17 +46,17 @@ def run(name: str, args: list[str], as_module: bool = False) -> None:
 
 
 def _is_there(module: str) -> bool:
-    """Whether Python finds a module; to look for it imports the packages around it."""
+    """Return whether Python finds a module; the search imports its parent packages."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError as error:
         return not f"{module}.".startswith(f"{error.name}.")
-    except Exception:  # a package's own, which it raises again when it runs
+    except Exception:  # raised by a parent package, which raises it again when run
         return True
 
 
 def _run_module(name: str) -> None:
-    """A module of old has no file to run: its `main` is called."""
+    """Run a module; an old module has no file, so its `main` is called."""
     served = sys.modules.get(name)
     if not isinstance(served, StubModule):
         runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""Targets as scripts wrote them: strings with options, helpers by device, `target_host`; and devices of targets."""
+"""Targets as old scripts write them: strings with options, per-device helpers, `target_host`; and devices."""
 
 import json
 import shlex
@@ -17,13 +17,17 @@ _ARM = {  # tvm.target.arm_cpu by model
 
 
 def parse(target):
-    """What `tvm.target.Target` takes today for what it took then: a string with options becomes a dictionary."""
+    """Convert a target string with options to the dictionary that current TVM takes; return others unchanged.
+
+    Options that no longer exist are dropped with a warning.
+    """
     if not isinstance(target, str) or " " not in target.strip() or target.lstrip().startswith("{"):
         return target
     kind, *words = shlex.split(target)
     if kind not in tvm.target.Target.list_kinds():
         return target
-    types, config = tvm.target.TargetKind.options_from_name(kind), {"kind": kind}
+    types = tvm.target.TargetKind.options_from_name(kind)
+    config = {"kind": kind}
     for name, value in _options(words):
         name = _RENAMED.get(name, name)
         if name not in types:
@@ -38,7 +42,7 @@ def parse(target):
 
 
 def _options(words: list[str]):
-    """(name, value) of "-name=value", "-name value" and "-name"."""
+    """Yield (name, value) for "-name=value", "-name value" and "-name"."""
     words = list(words)
     while words:
         word = words.pop(0).lstrip("-")
@@ -49,9 +53,9 @@ def _options(words: list[str]):
 
 
 def text(target: tvm.target.Target) -> str:
-    """A target as TVM printed it up to 0.19: its kind, its keys, then its options by name. `parse` reads it.
+    """Return a target in the format of TVM up to 0.19: kind, keys, options by name. `parse` reads it back.
 
-    The host, which TVM left out, stands among the options, as two targets that differ in it are not equal.
+    Unlike in TVM, the host is among the options, since targets with different hosts are not equal.
     """
     return _text(json.loads(env.target_json(target)))
 
@@ -73,7 +77,7 @@ def _text(config: dict) -> str:
 
 
 def device(device_type, device_id=None) -> tvm.runtime.Device:
-    """`tvm.device` and `tvm.context`: of a device's name or number, or of a target's string, old or JSON."""
+    """`tvm.device` and `tvm.context`: takes a device name or number, or a target string, old or JSON."""
     if isinstance(device_type, str):
         name = json.loads(device_type)["kind"] if device_type.startswith("{") else device_type.split()[0]
         device_type = _DEVICES.get(name, name)
@@ -81,8 +85,15 @@ def device(device_type, device_id=None) -> tvm.runtime.Device:
 
 
 def for_build(target=None, host=None):
-    """The target of a build, from `relay.build`'s arguments: None is that of the context, or this machine."""
-    if isinstance(target, dict) and "kind" not in target:  # by device, as heterogeneous builds had it
+    """Return the `tvm.target.Target` of a build from `relay.build`'s arguments, or None for this machine.
+
+    `target` is a target, a target string or dictionary, a list of one, or a dictionary from one device to its
+    target; None means the current target context. What TVM cannot parse is returned as it is.
+
+    Raises:
+        NotImplementedError: Several devices, or a target that is not for CPUs.
+    """
+    if isinstance(target, dict) and "kind" not in target:  # heterogeneous build: target by device
         kinds = list(target.values())
         if len(kinds) != 1:
             raise NotImplementedError(
@@ -99,28 +110,31 @@ def for_build(target=None, host=None):
         try:
             target = tvm.target.Target(parse(target))
         except (ValueError, TypeError):
-            return target  # tn.build says what is wrong with it
+            return target  # tn.build raises the error
     if target.kind.name != "llvm":
         raise NotImplementedError(
-            f"relay.build for target {target.kind.name!r}: builds are for CPUs here (kind 'llvm'); for a GPU use "
-            "tvm.compile, with the schedules of tvm.s_tir.dlight"
+            f"relay.build for target {target.kind.name!r}: builds are for CPUs here (kind 'llvm'); for a "
+            "GPU use tvm.compile, with the schedules of tvm.s_tir.dlight"
         )
     if target.attrs.get("libs"):
         warnings.warn(f"target {target}: -libs is left out, as tn.build has kernels of its own", stacklevel=3)
-    # The plain "llvm" of every tutorial means this machine; TVM notes the machine's triple in it.
+    # Tutorials mean this machine by plain "llvm"; TVM adds the machine's triple to it.
     elsewhere = target.attrs.get("mtriple", "") not in ("", tvm.target.Target("llvm").attrs.get("mtriple"))
     return target if elsewhere or any(target.attrs.get(name) for name in ("mcpu", "mattr")) else None
 
 
 def cuda(model: str = "unknown", arch: str = "sm_70", options=None):
+    """`tvm.target.cuda`."""
     return tvm.target.Target({"kind": "cuda", "arch": arch})
 
 
 def arm_cpu(model: str = "unknown", options=None):
+    """`tvm.target.arm_cpu`. Raises ValueError for a model that is not in `_ARM`."""
     if model not in _ARM:
         raise ValueError(f"tvm.target.arm_cpu: expected one of {', '.join(_ARM)}; got {model!r}")
     return tvm.target.Target({"kind": "llvm", "mtriple": _ARM[model], "device": "arm_cpu", "model": model})
 
 
 def create(target):
+    """`tvm.target.create`."""
     return tvm.target.Target(target)

@@ -1,1 +1,24 @@
-"""In the compiler, `build.build` turns what an importer gives into a `runtime.compiled.Compiled`."""
+"""The compiler: `build.build` turns a module from an importer into a `runtime.compiled.Compiled`.
+
+In the order in which a network passes through them:
+
+build           checks the module and its parameters, resolves the target, runs everything below
+records         tuning records, and the lookup of the best config for a workload
+pipeline        the passes of each opt level, the lowering after them, the graph as plain data for graph.json
+fold            constants folded with NumPy; batch norms and affine chains
+precision       half floats accumulated in float32
+decompose       functions that TVM gets wrong, or lacks for float64, made of others
+bools           booleans compared and reduced as bytes
+conv_transpose  transposed convolutions as plain ones
+layout          NCHW to the blocked layout NCHW[x]c; convolutions become kernels
+indices         checks of indices, as kernels for a CPU
+cuda_nms        a detector's last steps on a GPU: non-maximum suppression; cuda_topk: the k best scores
+legalize        the remaining operators become kernels
+special_values  NaN, infinities, signed zeros and denormals, in kernels and in operators
+schedules       a schedule and its config for each kernel
+costs           flops and bytes of each kernel, memory of a run
+codegen         machine code for a CPU, each kernel compiled once
+cuda            targets, schedules and code for an NVIDIA GPU
+
+combine_parallel, horizontal fusion, is a pass that `build` does not run by itself.
+"""

@@ -1,7 +1,7 @@
-"""Bools become bytes where they are compared or added up: TVM 0.27's LLVM back end compares vectors of one bit as if
-they were floats, which LLVM refuses, and its sums of single bits overflow.
+"""Represent booleans as bytes in comparisons and reductions.
 
-The mean of whole numbers keeps its dtype, which TVM forgets.
+TVM 0.27's LLVM back end compares vectors of one bit as if they were floats, which LLVM refuses, and its sums
+of single bits overflow. The mean of integers keeps its dtype, which TVM drops.
 """
 
 import math
@@ -12,14 +12,14 @@ from tvm.relax import op as R
 
 from ..base.relax import fixed_shape, on_each_function
 
-_COMPARED = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
-_COMBINED = ("add", "multiply", "maximum", "minimum", "max", "min")  # as "or" and "and"
-_SUMS = {"sum": R.max, "prod": R.min}  # the same, and no byte overflows
-_RUNNING = {"cumsum": R.cumsum, "cumprod": R.cumprod}
+_COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+_COMBINATIONS = ("add", "multiply", "maximum", "minimum", "max", "min")  # as "or" and "and"
+_REDUCTIONS = {"sum": R.max, "prod": R.min}  # equivalent for booleans, and no byte overflows
+_SCANS = {"cumsum": R.cumsum, "cumprod": R.cumprod}
 
 
 def bools_as_bytes() -> tvm.transform.Pass:
-    """Make the pass; an operator gives what it gave, in its dtype."""
+    """Make the pass; the result of an operator keeps its values and dtype."""
     return on_each_function("BoolsAsBytes", _AsBytes)
 
 
@@ -30,20 +30,20 @@ class _AsBytes(relax.PyExprMutator):
         name = getattr(call.op, "name", "").removeprefix("relax.")
         if name == "mean" and "int" in str(call.ty.dtype) and fixed_shape(call.args[0].ty) is not None:
             return self._mean(call)
-        known = any(name in table for table in (_COMPARED, _COMBINED, _SUMS, _RUNNING))
+        known = any(name in table for table in (_COMPARISONS, _COMBINATIONS, _REDUCTIONS, _SCANS))
         if not known or str(getattr(call.args[0].ty, "dtype", "")) != "bool":
             return call
-        if name in _RUNNING:
-            dtype, exclusive = str(call.ty.dtype), bool(call.attrs.exclusive)
-            number = R.astype(call.args[0], "int64" if dtype == "bool" else dtype)
-            made = _RUNNING[name](number, call.attrs.axis, exclusive=exclusive)
-            return R.astype(self.builder_.normalize(made), dtype)
+        if name in _SCANS:
+            dtype = str(call.ty.dtype)
+            operand = R.astype(call.args[0], "int64" if dtype == "bool" else dtype)
+            scan = _SCANS[name](operand, call.attrs.axis, exclusive=bool(call.attrs.exclusive))
+            return R.astype(self.builder_.normalize(scan), dtype)
         args = [R.astype(arg, "uint8") for arg in call.args]
-        if name in _SUMS:
-            made = _SUMS[name](*args, call.attrs.axis, call.attrs.keepdims)
+        if name in _REDUCTIONS:
+            result = _REDUCTIONS[name](*args, call.attrs.axis, call.attrs.keepdims)
         else:
-            made = tvm.ir.Call(call.op, args, call.attrs)
-        return made if name in _COMPARED else R.astype(self.builder_.normalize(made), "bool")
+            result = tvm.ir.Call(call.op, args, call.attrs)
+        return result if name in _COMPARISONS else R.astype(self.builder_.normalize(result), "bool")
 
     def _mean(self, call):
         total = R.sum(R.astype(call.args[0], "int64"), call.attrs.axis, call.attrs.keepdims)

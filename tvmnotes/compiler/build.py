@@ -1,4 +1,4 @@
-"""`build`, the compiler, turns `(IRModule, params)` from an importer into a `Compiled` that runs on a target."""
+"""`build`: compile `(IRModule, params)` from an importer into a `Compiled` that runs on a target."""
 
 import tvm
 
@@ -15,27 +15,32 @@ from .records import resolve_records
 def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, records=None) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
 
-    `mod["main"]` takes the network's inputs and then one parameter per entry of `params` (name to array), as every
-    importer of tvmnotes gives them. `target` is None for this machine, or a `tvm.target.Target`, or what makes one: a
-    kind ("llvm") or a dictionary (`{"kind": "llvm", "mcpu": "core-avx2"}`). Kind "cuda" is for GPUs, with an "arch"
-    such as "sm_80" unless this machine's GPU is meant; cuda.py says what differs, and the result is a
-    `cuda.CompiledForGPU`.
+    The parameters are bound at compile time, so levels 2 and 3 evaluate whatever depends on them alone. The
+    machine code of each kernel is cached for later builds (see codegen.py).
 
-    `opt_level` means what it meant in Relay: 0 nothing but lowering, 1 operator fusion, 2 constant folding, 3 folding
-    of batch norm, merging of equal expressions, blocked layouts (NCHW[x]c) and a schedule for each kernel (see
-    `pipeline.passes`). The parameters are bound while compiling, so that levels 2 and 3 compute at compile time what
-    depends on them alone. Below level 3 each kernel is the plainest loop, on one core.
+    Args:
+        mod: A module whose `main` takes the network's inputs and then one parameter per entry of `params`, as
+            every importer of tvmnotes returns it.
+        params: Arrays by parameter name.
+        target: None for this machine, a `tvm.target.Target`, or what makes one: a kind ("llvm") or a
+            dictionary (`{"kind": "llvm", "mcpu": "core-avx2"}`). Kind "cuda" is for GPUs, with an "arch" such
+            as "sm_80" unless it is this machine's GPU; cuda.py says what differs.
+        opt_level: As in Relay: 0 only lowers, each kernel as the plainest loop on one core; 1 adds operator
+            fusion; 2 constant folding; 3 folding of batch norm, common subexpression elimination, blocked
+            layouts (NCHW[x]c) and a schedule for each kernel (see `pipeline.passes`).
+        records: Records of `tn.tune` for level 3: a file, a list of files or of `records.Record`, or a
+            `records.ConfigLookup` for the target. A kernel measured for this target, or else for another CPU
+            with the same vector registers, gets its best config; `tuned` of the result counts them. None uses
+            the records that tvmnotes ships, False none.
 
-    `records` are those of `tn.tune`, used at level 3: a file, several, or a list of `records.Record`. Kernels that they
-    have measured for this target, or else for another CPU with the same vector registers, get the best config that was
-    found; the result's `tuned` tells of how many. None takes the records that tvmnotes ships, False takes none. What
-    `records.ConfigLookup` has made of some for the target will do, too.
+    Returns:
+        A `Compiled`; for kind "cuda" a `cuda.CompiledForGPU`.
 
-    The machine code of each kernel is kept in the cache, for the next build that wants the same (see codegen.py).
-
-    Raises ValueError for an unknown opt level or target, for parameters that do not fit the module, and for an input
-    whose shape is not fixed, or a value inside; TypeError where `mod` is not an IRModule, or `params` not a
-    dictionary of dense arrays; IndexError for an index out of range that is computed here.
+    Raises:
+        ValueError: An unknown opt level or target, parameters that do not fit the module, or an input or
+            intermediate value without a fixed shape.
+        TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
+        IndexError: An index that is evaluated at compile time is out of range.
     """
     if opt_level not in pipeline.OPT_LEVELS:
         raise ValueError(
@@ -47,9 +52,8 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     lookup = resolve_records(records, target)
     with pass_lock, target:
         mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)
-        mod, constants = pipeline.lift_constants(
-            mod, names={array_key(array): name for name, array in arrays.items()}
-        )
+        names = {array_key(array): name for name, array in arrays.items()}
+        mod, constants = pipeline.lift_constants(mod, names)
         graph = pipeline.describe(mod, list(constants)) | {"tuned": str(lookup or "")}
         if for_gpu:
             mod, graph["kernels"] = cuda.scheduled(mod, target)
@@ -62,12 +66,21 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
 
 
 def bind(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Return the module with its parameters as constants, and their arrays; raises what `build` says of both."""
+    """Bind the parameters of a module as constants.
+
+    Returns:
+        The module, and the parameters' arrays by name.
+
+    Raises:
+        TypeError, ValueError: As `build` does for `mod` and `params`.
+    """
     weights = _check(mod, params)
     for name, array in params.items():
         require_dense(array, f"params: {name!r}")
-    arrays = {name: plain(array) if isinstance(array, tvm.runtime.Tensor) else tvm.runtime.tensor(array)
-              for name, array in params.items()}  # fmt: skip
+    arrays = {
+        name: plain(array) if isinstance(array, tvm.runtime.Tensor) else tvm.runtime.tensor(array)
+        for name, array in params.items()
+    }
     for var in weights:
         shape, dtype = tuple(arrays[var.name].shape), arrays[var.name].dtype
         wanted = fixed_shape(var.ty), str(var.ty.dtype)
@@ -79,9 +92,14 @@ def bind(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict[str, tvm.r
 
 
 def resolve_target(target=None, kinds=("llvm",)) -> tvm.target.Target:
-    """Return the TVM target that `target` names; see `build`.
+    """Return the TVM target that `target`, as in `build`, describes.
 
-    Raises ValueError for one that TVM or tvmnotes cannot serve, and for one of a kind that is none of `kinds`.
+    Args:
+        target: See `build`.
+        kinds: Accepted kinds of targets.
+
+    Raises:
+        ValueError: TVM or tvmnotes cannot serve the target, or its kind is not in `kinds`.
     """
     if target is None:
         return env.host_target()
@@ -94,21 +112,20 @@ def resolve_target(target=None, kinds=("llvm",)) -> tvm.target.Target:
         resolved = env.checked_target(cuda.with_arch(target))
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"unknown target {target!r} ({errors.lines(error)[0]}); expected None for this machine, 'llvm', or a "
-            "dictionary such as {'kind': 'llvm', 'mcpu': 'core-avx2'}"
+            f"unknown target {target!r} ({errors.lines(error)[0]}); expected None for this machine, 'llvm', "
+            "or a dictionary such as {'kind': 'llvm', 'mcpu': 'core-avx2'}"
         ) from error
     if resolved.kind.name not in kinds:
-        what = {"llvm": "'llvm' (CPUs)", "cuda": "'cuda' (GPUs)"}
-        raise ValueError(
-            f"target {target!r} is of kind {resolved.kind.name!r}; expected kind {' or '.join(what[k] for k in kinds)}"
-        )
+        described = {"llvm": "'llvm' (CPUs)", "cuda": "'cuda' (GPUs)"}
+        expected = " or ".join(described[kind] for kind in kinds)
+        raise ValueError(f"target {target!r} is of kind {resolved.kind.name!r}; expected kind {expected}")
     if resolved.kind.name == "cuda":
         return cuda.resolved(resolved)
     return resolved
 
 
 def _check(mod, params) -> list[tvm.relax.Var]:
-    """Raise what can be said of `mod` and `params` before any work; return the variables of `main` that are weights."""
+    """Raise what `build` says of `mod` and `params`; return the weights among `main`'s variables."""
     if not isinstance(mod, tvm.IRModule):
         raise TypeError(
             f"mod: expected a tvm.IRModule, as tn.from_pytorch and tn.from_onnx return with its params; "
@@ -122,11 +139,11 @@ def _check(mod, params) -> list[tvm.relax.Var]:
     main = mod["main"]
     inputs = int((main.attrs or {}).get("num_input", len(main.params) - len(params)))
     weights = [p.name for p in main.params[inputs:]]
-    missing, superfluous = set(weights) - set(params), set(params) - set(weights)
-    if missing or superfluous:
+    missing, unexpected = set(weights) - set(params), set(params) - set(weights)
+    if missing or unexpected:
         raise ValueError(
             "params: expected one array for each weight of the module; "
-            f"missing: {shorten(missing)}; not in the module: {shorten(superfluous)}"
+            f"missing: {shorten(missing)}; not in the module: {shorten(unexpected)}"
         )
     for var in main.params[:inputs]:
         if fixed_shape(var.ty) is None:

@@ -1,13 +1,13 @@
-"""This module makes machine code of scheduled kernels: on all cores, and of each kernel once.
+"""Generate machine code for scheduled kernels, on all cores, and for each kernel only once.
 
-LLVM takes most of a build's time. What it makes of a kernel is kept as an object file, in the cache's folder "kernels",
-under a hash of all that it depends on: the kernel's TensorIR, the target, the pass context, TVM's version, this module,
-`special_values`. A network that is built again, or differs in a few kernels, then waits for the linker alone, some 50
-ms. The cache is used only where nobody else may write to it, and what was not used for longest makes room for more; see
-base/kept.py.
+LLVM takes most of a build's time. Its result for a kernel is kept as an object file in the cache folder
+"kernels", under a hash of everything that it depends on: the kernel's TensorIR, the target, the pass context,
+TVM's version, this module and `special_values`. A network that is built again, or differs in a few kernels,
+then waits only for the linker, some 50 ms. The cache is used only if nobody else may write to it, and the
+least recently used files make room for new ones; see base/kept.py.
 
-Kernels are compiled without the checks of their arguments that TVM puts into each, two thirds of the code: `Compiled`
-has checked the inputs, and what one kernel makes fits the next.
+Kernels are compiled without the argument checks that TVM puts into each, two thirds of the code: `Compiled`
+checks the inputs, and the result of one kernel fits the next.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ from tvm import tirx
 from ..base import data, env, folders, kept
 from . import special_values
 
-_PART = re.compile(r"\w+-(\d+)-\d+\.part")  # an object that is being written, by a process
+_PART = re.compile(r"\w+-(\d+)-\d+\.part")  # an unfinished object, with the process that writes it
 
 
 class Executable(tvm.relax.VMExecutable):
-    """This is TVM's executable of a virtual machine, a network's program and kernels, that knows its source.
+    """TVM's virtual machine executable, with access to the source of its kernels.
 
-    `kernels` are the lowered functions, by variable, and `target` is that of the build.
+    `kernels` maps variables to the lowered functions; `target` is the build's.
     """
 
     def __init__(self, module: tvm.runtime.Module, kernels: dict, target: tvm.target.Target):
@@ -41,7 +41,7 @@ class Executable(tvm.relax.VMExecutable):
         self.kernels, self.target = kernels, target
 
     def jit(self):
-        """Return the module that runs, as TVM's method does; a kill meanwhile leaves nothing for long."""
+        """Return the module that runs, as TVM's method does; if killed here, it leaves no files for long."""
         if not self.mod._collect_from_import_tree(lambda module: module.kind in ("c", "static_library")):
             return self.mod
         with folders.temporary("tvmnotes-build-") as folder:
@@ -50,7 +50,7 @@ class Executable(tvm.relax.VMExecutable):
             return tvm.runtime.load_module(str(file))
 
     def source(self, kernel: str | None, fmt: str) -> str:
-        """Return what LLVM makes of a kernel, or of all where `kernel` is None: its text ("ll") or assembly ("asm")."""
+        """Return LLVM IR (`fmt` "ll") or assembly ("asm") of a kernel, or of all if it is None."""
         kernels = {var: func for var, func in self.kernels.items() if kernel in (None, var.name_hint)}
         return compile_kernels(kernels, self.target, runs_here=False).inspect_source(fmt)
 
@@ -58,9 +58,10 @@ class Executable(tvm.relax.VMExecutable):
 def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool) -> Executable:
     """Make the virtual machine's executable of a module that `pipeline.lowering` has lowered.
 
-    `runs_here` makes the machine code at once, which TVM leaves to a library's first call. Objects need a C++ compiler
-    to link them, and a cache that can be written; without either, code is made in memory, for this process. That is
-    also done where passes are traced, as in `tracing`: every kernel goes through all of them.
+    `runs_here` generates machine code now, which TVM leaves to a library's first call. Object files need a
+    C++ compiler to link them and a writable cache; without either, code is generated in memory, for this
+    process. That is also done while passes are traced, as in `tracing`, so that every kernel goes through all
+    of them.
     """
     functions = dict(mod.functions_items())
     kernels = {var: func for var, func in functions.items() if isinstance(func, tirx.PrimFunc)}
@@ -69,33 +70,33 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool) ->
     if not traced and (env.cpp_compiler() or not runs_here):
         objects = _kept_objects()
     texts = {var: tvm.ir.save_json(func) for var, func in kernels.items()}
-    # The longest first, so that no core is left with it at the end. The shortest is left to TVM, which would link an
-    # executable without a kernel of its own by way of C.
-    *apart, _ = sorted(kernels, key=lambda var: -len(texts[var])) or [None]
+    # The longest first, so that no core is left with it at the end. The shortest is left to TVM, which would
+    # link an executable that has no kernel of its own through C.
+    *separate, _ = sorted(kernels, key=lambda var: -len(texts[var])) or [None]
 
     def make(var):
         if objects is None:
             return compile_kernels({var: kernels[var]}, target, runs_here)
         key = _key(target, texts[var])
-        return objects.find(key, var) or objects.keep(
-            key, var, compile_kernels({var: kernels[var]}, target, False)
-        )
+        found = objects.find(key, var)
+        return found or objects.keep(key, var, compile_kernels({var: kernels[var]}, target, False))
 
     if traced:  # the instruments belong to this thread
-        libraries = [make(var) for var in apart]
+        libraries = [make(var) for var in separate]
     else:
         with ThreadPoolExecutor(env.usable_cores()) as pool:
-            libraries = list(pool.map(_in_this_context(make), apart))
+            libraries = list(pool.map(_in_this_context(make), separate))
     if objects:
         kept.make_room(objects.folder)
-    rest = tvm.IRModule({var: func for var, func in functions.items() if var not in apart})
-    built = tvm.relax.build(rest.with_attr("external_mods", libraries), target=target, relax_pipeline=None,
-                            tir_pipeline=special_values.LOWERING)  # fmt: skip
+    remaining = tvm.IRModule({var: func for var, func in functions.items() if var not in separate})
+    remaining = remaining.with_attr("external_mods", libraries)
+    lowering = special_values.LOWERING
+    built = tvm.relax.build(remaining, target=target, relax_pipeline=None, tir_pipeline=lowering)
     return Executable(built.mod, kernels, target)
 
 
 def compile_kernels(kernels: dict, target, runs_here):
-    """Compile a CPU's kernels as `tvm.tirx.build` does, without the assertions."""
+    """Compile kernels for a CPU as `tvm.tirx.build` does, without the assertions."""
     lower, finalize, _ = tirx.get_tir_pipeline(special_values.LOWERING)
     mod = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(kernels))
     mod = tirx.transform.SkipAssert()(finalize()(lower(mod)))
@@ -106,7 +107,7 @@ def compile_kernels(kernels: dict, target, runs_here):
 
 
 def _in_this_context(function):
-    """`function` for other threads, in the pass context of this one."""
+    """Wrap a function to run on other threads in the pass context of this one."""
     context = tvm.transform.PassContext.current()
 
     def run(*args):
@@ -117,7 +118,7 @@ def _in_this_context(function):
 
 
 def _kept_objects() -> "_Objects | None":
-    """The objects in the cache; None where it cannot be written, or where others could put code into it."""
+    """Return the object cache; None if it is not writable, or others could put code into it."""
     try:
         folder = kept.folder()
         reason = kept.distrust(folder)
@@ -126,7 +127,8 @@ def _kept_objects() -> "_Objects | None":
     except OSError:
         return None
     warnings.warn(
-        f"the kernel cache is not used, as others could put code into it: {reason}. Builds compile every kernel anew. "
+        f"the kernel cache is not used, as others could put code into it: {reason}. "
+        "Builds compile every kernel anew. "
         "Mend it (chmod go-w, chown), or set TVMNOTES_CACHE to a folder of your own",
         stacklevel=4,
     )
@@ -134,17 +136,18 @@ def _kept_objects() -> "_Objects | None":
 
 
 class _Objects:
-    """Object files in a folder, by key. A file's name is its key and its content's SHA-256, which is checked."""
+    """Object files in a folder, by key; a file's name is its key and its content's SHA-256."""
 
     def __init__(self, folder: Path):
-        self.folder, names = folder, os.listdir(folder)
+        self.folder = folder
+        names = os.listdir(folder)
         self._files = {name.partition("-")[0]: name for name in names if name.endswith(".o")}
         for part in filter(None, map(_PART.fullmatch, names)):
-            if not psutil.pid_exists(int(part[1])):  # it was killed
+            if not psutil.pid_exists(int(part[1])):  # the process was killed
                 (folder / part[0]).unlink(missing_ok=True)
 
     def find(self, key: str, var):
-        """The module of a kernel's object; None where there is none, or it is damaged, or others could have made it."""
+        """Load a kernel's object; None if it is missing or damaged, or others could have made it."""
         if key not in self._files:
             return None
         file = self.folder / self._files[key]
@@ -152,13 +155,13 @@ class _Objects:
             if not kept.is_own(file) or data.checksum(file) != file.stem.partition("-")[2]:
                 file.unlink()
                 return None
-            os.utime(file)  # it is used
+            os.utime(file)  # mark it as used
             return tvm.runtime.load_static_library(str(file), [var.name_hint])
-        except (OSError, RuntimeError):  # another process has made room
+        except (OSError, RuntimeError):  # another process has removed it
             return None
 
     def keep(self, key: str, var, library):
-        """The module of the object of what LLVM has made; `library` itself where no object can be kept."""
+        """Store what LLVM generated as an object and load that; return `library` if none can be stored."""
         part = self.folder / f"{key}-{os.getpid()}-{threading.get_ident()}.part"
         try:
             library.write_to_file(str(part), "o")

@@ -1,9 +1,9 @@
-"""Horizontal fusion makes one convolution of those that read the same value, and so with matrix products.
+"""Merge convolutions, or matrix products, that read the same value (horizontal fusion).
 
-TensorRT does this to Inception's blocks. The weights are put one behind another, and what the one operator makes is
-split again. Relax has a pass for matrix products, `relax.transform.CombineParallelMatmul`, but for weights that are
-parameters, not for constants, and none for convolutions. `tn.build` does not merge by itself: it pays where a single
-kernel cannot fill the device.
+TensorRT does this to Inception's blocks. The weights are concatenated, and the result of the one operator is
+split again. Relax has a pass for matrix products, `relax.transform.CombineParallelMatmul`, but for weights
+that are parameters, not constants, and none for convolutions. `tn.build` does not merge by itself: it pays
+off only if a single kernel cannot fill the device.
 """
 
 from dataclasses import dataclass
@@ -19,42 +19,53 @@ from .build import bind
 from .fold import fold_batch_norm, fold_with_numpy
 
 _PER_CHANNEL = {f"relax.{name}" for name in ("add", "subtract", "multiply", "divide")}  # with a constant
-_UNARY = {f"relax.{name}" for name in (
-    "clip", "sigmoid", "tanh", "nn.gelu", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu",
-)}  # fmt: skip
+_ACTIVATIONS = ("clip", "sigmoid", "tanh", "nn.gelu", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu")
+_UNARY = {f"relax.{name}" for name in _ACTIVATIONS}
 
 
 def combine_parallel_ops() -> tvm.transform.Pass:
-    """Make the pass; it wants constant weights and folded batch norms, which `prepared` gives.
+    """Make the pass, for constant weights and folded batch norms, as `prepared` gives them.
 
-    Convolutions in NCHW are merged where they read the same value with windows of one size, and equal strides, padding,
-    dilation and dtype, and have one group; products of one left side with matrices are too. Biases and activations
-    behind them are merged along as far as all have them.
+    Convolutions in NCHW are merged if they read the same value with windows of one size, have equal strides,
+    padding, dilation and dtype, and a single group; products of one left side with matrices are too. Biases
+    and activations after them are merged as far as all branches have them.
     """
     return on_each_function("MergeParallel", _Merge)
 
 
 def prepared(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict]:
-    """Return the network as passes on its graph want it, its parameters in it as constants, and {}, for `tn.build`.
+    """Prepare a network for passes on its graph: parameters become constants, batch norms are folded.
 
-    Batch norms are folded into convolutions. Raises what `tn.build` says of `mod` and `params`.
+    Returns:
+        The module and {}, as `tn.build` takes them.
+
+    Raises:
+        TypeError, ValueError: As `tn.build` does for `mod` and `params`.
     """
     mod, _ = bind(mod, params)
-    steps = [fold_batch_norm(), t.DecomposeOpsForInference(), t.ConvertToDataflow(), t.CanonicalizeBindings(),
-             fold_with_numpy(), t.CanonicalizeBindings(), t.EliminateCommonSubexpr(),
-             t.DeadCodeElimination()]  # fmt: skip
+    steps = [
+        fold_batch_norm(),
+        t.DecomposeOpsForInference(),
+        t.ConvertToDataflow(),
+        t.CanonicalizeBindings(),
+        fold_with_numpy(),
+        t.CanonicalizeBindings(),
+        t.EliminateCommonSubexpr(),
+        t.DeadCodeElimination(),
+    ]
     return tvm.transform.Sequential(steps)(mod), {}
 
 
 @dataclass
 class _Branch:
-    """A convolution or product with what is behind it and nowhere else: the bias, activations."""
+    """A convolution or product and the bias and activations that follow it, each read only by the next."""
 
     channels: int
     rank: int
     steps: list[relax.VarBinding]
 
     def takes(self, call) -> bool:
+        """Tell whether a call may be merged as the branch's next step."""
         name = getattr(getattr(call, "op", None), "name", "")
         if name not in _PER_CHANNEL:
             return name in _UNARY
@@ -63,7 +74,7 @@ class _Branch:
         return bias is not None and bias.shape == shape
 
     def like(self, other: "_Branch", step: int) -> bool:
-        """Whether both do the same in a step; the constants for their channels may differ."""
+        """Tell whether both do the same in a step, up to the constants for their channels."""
         mine, its = self.steps[step].value, other.steps[step].value
         same = [(mine.attrs, its.attrs)]
         if mine.op.name not in _PER_CHANNEL:
@@ -72,10 +83,9 @@ class _Branch:
 
 
 def _groups(func) -> list[list[_Branch]]:
-    """List the groups of branches that can be merged in a function; each group reads one value."""
-    bindings = [
-        b for block in func.body.blocks if isinstance(block, relax.DataflowBlock) for b in block.bindings
-    ]
+    """List the groups of branches of a function that can be merged; those of a group read the same value."""
+    blocks = [block for block in func.body.blocks if isinstance(block, relax.DataflowBlock)]
+    bindings = [binding for block in blocks for binding in block.bindings]
     inside = {b.var: b for b in bindings if isinstance(b.var, relax.DataflowVar)}
     readers, groups = {}, {}
     for binding in bindings:
@@ -83,12 +93,11 @@ def _groups(func) -> list[list[_Branch]]:
             readers.setdefault(read, []).append(binding.var)
     for binding in inside.values():
         call = binding.value
-        if (key := _key(call)) is None:
+        key = _key(call)
+        if key is None:
             continue
-        convolution = call.op.name == "relax.nn.conv2d"
-        branch = _Branch(
-            fixed_shape(call.args[1].ty)[0 if convolution else 1], 4 if convolution else 1, [binding]
-        )
+        channel_axis, rank = (0, 4) if call.op.name == "relax.nn.conv2d" else (1, 1)
+        branch = _Branch(fixed_shape(call.args[1].ty)[channel_axis], rank, [binding])
         while len(following := readers.get(branch.steps[-1].var, [])) == 1:
             if following[0] not in inside or not branch.takes(inside[following[0]].value):
                 break
@@ -98,7 +107,7 @@ def _groups(func) -> list[list[_Branch]]:
 
 
 def _key(call):
-    """Return a key that is equal for calls that can be merged; None for one that cannot."""
+    """Return a key that is equal for calls that can be merged; None for a call that cannot."""
     name = getattr(getattr(call, "op", None), "name", "")
     if name not in ("relax.nn.conv2d", "relax.matmul") or not isinstance(call.args[0], relax.Var):
         return None
@@ -111,12 +120,12 @@ def _key(call):
     layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout
     if int(attrs.groups) != 1 or layouts != ("NCHW", "OIHW", "NCHW"):
         return None
-    numbers = (tuple(int(n) for n in each) for each in (attrs.strides, attrs.padding, attrs.dilation))
-    return *common, weight.shape[1:], *numbers
+    window = (tuple(int(n) for n in each) for each in (attrs.strides, attrs.padding, attrs.dilation))
+    return *common, weight.shape[1:], *window
 
 
 def _operand(call) -> np.ndarray | None:
-    """Return the constant that an operator applies to the value that it reads; None where there is none."""
+    """Return the constant operand of an operator; None if it has none."""
     right = constant_array(call.args[1])
     commutes = call.op.name in ("relax.add", "relax.multiply")
     return constant_array(call.args[0]) if right is None and commutes else right
@@ -126,7 +135,9 @@ def _operand(call) -> np.ndarray | None:
 class _Merge(relax.PyExprMutator):
     def __init__(self):
         super().__init__()
-        self.first, self.parts, self.gone = {}, {}, set()
+        self.first = {}  # by the variable of a group's first branch: the branches
+        self.parts = {}  # by the last merged variable of a branch: its part of the split
+        self.gone = set()  # variables whose bindings are dropped
 
     def visit_function_(self, func):
         self.first.update((branches[0].steps[0].var, branches) for branches in _groups(func))
@@ -141,25 +152,23 @@ class _Merge(relax.PyExprMutator):
             super().visit_var_binding_(binding)
 
     def _merge(self, branches):
-        """Emit the one operator and what is behind it; note which variables stand for its parts, which for none."""
+        """Emit the merged operators and a split; note the variables of its parts and those that go."""
         lead, *others = branches
         steps = 1
         while all(steps < len(b.steps) for b in branches) and all(b.like(lead, steps) for b in others):
             steps += 1
-        weights, channels = (0, 1) if lead.rank == 4 else (1, -1)  # their axes
+        weight_axis, channel_axis = (0, 1) if lead.rank == 4 else (1, -1)
         value = self.visit_expr(lead.steps[0].value.args[0])
         for step in range(steps):
             call = lead.steps[step].value
-            rest = call.args[1:]
+            operands = call.args[1:]
             if step == 0 or call.op.name in _PER_CHANNEL:
                 arrays = [_operand(b.steps[step].value) for b in branches]
-                rest = [
-                    relax.const(np.concatenate(arrays, weights if step == 0 else min(1, arrays[0].ndim - 1)))
-                ]
-            value = self.builder_.emit(tvm.ir.Call(call.op, [value, *rest], call.attrs, call.ty_args))
+                axis = weight_axis if step == 0 else min(1, arrays[0].ndim - 1)
+                operands = [relax.const(np.concatenate(arrays, axis))]
+            value = self.builder_.emit(tvm.ir.Call(call.op, [value, *operands], call.attrs, call.ty_args))
         ends = [int(n) for n in np.cumsum([b.channels for b in branches])[:-1]]
-        axis = channels % len(value.ty.shape)
-        parts = self.builder_.emit(relax.op.split(value, ends, axis=axis))
+        parts = self.builder_.emit(relax.op.split(value, ends, axis=channel_axis % len(value.ty.shape)))
         for number, branch in enumerate(branches):
             self.gone.update(step.var for step in branch.steps[: steps - 1])
             self.parts[branch.steps[steps - 1].var] = self.builder_.emit(relax.TupleGetItem(parts, number))

@@ -1,11 +1,11 @@
-"""Transposed convolutions are computed as convolutions.
+"""Compute transposed convolutions as plain convolutions.
 
-A transposed convolution of stride s sets its result at y to a sum of x at (y + p - k) / s, over those k of the kernel
-for which that is whole. So results whose y + p leaves the same rest when divided by s come of the same few k, and each
-of the s * s rests is a plain convolution of stride 1 with a kernel of 1/s the size. One convolution makes them all, as
-so many times the channels, and interleaving them gives the result: the sub-pixel convolution of Shi et al., "Is the
-deconvolution layer the same as a convolutional layer?", 2016. TVM's own puts zeros between the numbers of x and
-multiplies with them.
+A transposed convolution of stride s computes its result at y as a sum of x at (y + p - k) / s, over those k
+of the kernel for which this is an integer. Results whose y + p leaves the same residue modulo s therefore use
+the same few k, and each of the s * s residues is a plain convolution of stride 1 with a kernel of 1/s the
+size. One convolution computes them all, as s * s times the channels, and interleaving them gives the result:
+the sub-pixel convolution of Shi et al., "Is the deconvolution layer the same as a convolutional layer?",
+2016. TVM's own kernel inserts zeros between the elements of x and multiplies by them.
 """
 
 import math
@@ -19,7 +19,7 @@ from ..base.relax import constant_array, fixed_shape, on_each_function
 
 
 def transposed_to_plain() -> tvm.transform.Pass:
-    """Make the pass; it leaves those of groups, with dilation, of one channel, or whose weights are not known."""
+    """Make the pass; it skips groups, dilation, a single input channel, and weights that are not constant."""
     return on_each_function("TransposedToPlain", _Rewrite)
 
 
@@ -36,29 +36,28 @@ class _Rewrite(relax.PyExprMutator):
         plain = plain and attrs.groups == 1 and {*attrs.dilation} == {1} and str(call.ty.dtype) == "float32"
         if array is None or None in (shape, out) or not plain or array.shape[0] == 1:
             return call
-        return self._plain(
-            x, array, shape, out, [int(s) for s in attrs.strides], [int(p) for p in attrs.padding[:2]]
-        )
+        strides, before = [int(s) for s in attrs.strides], [int(p) for p in attrs.padding[:2]]
+        return self._plain(x, array, shape, out, strides, before)
 
     def _plain(self, x, array, shape, out, strides, before):
-        (n, _, *sizes), outputs = shape, out[1]
+        n, _, *sizes = shape
+        outputs = out[1]
         taps = [math.ceil(k / s) for k, s in zip(array.shape[2:], strides, strict=True)]
-        # Places of which each gives s results, and what is read beyond the last number of x.
-        places = [math.ceil((p + m) / s) for p, m, s in zip(before, out[2:], strides, strict=True)]
-        padding = [*(t - 1 for t in taps), *(max(0, q - size) for q, size in zip(places, sizes, strict=True))]
+        # Each position gives s results per axis; `after` covers reads beyond the last element of x.
+        positions = [math.ceil((p + m) / s) for p, m, s in zip(before, out[2:], strides, strict=True)]
+        after = [max(0, q - size) for q, size in zip(positions, sizes, strict=True)]
         weight = relax.const(split_by_residue(array, strides, taps))
-        every = self._emit(op.nn.conv2d(x, weight, padding=padding))
-        every = self._cut(every, [0, 0], places)
+        result = self._emit(op.nn.conv2d(x, weight, padding=[*(t - 1 for t in taps), *after]))
+        result = self._cut(result, [0, 0], positions)
         if strides != [1, 1]:
-            apart = self._emit(op.reshape(every, (n, *strides, outputs, *places)))
-            mixed = self._emit(op.permute_dims(apart, [0, 3, 4, 1, 5, 2]))
-            every = self._emit(
-                op.reshape(mixed, (n, outputs, *(q * s for q, s in zip(places, strides, strict=True))))
-            )
-        return self._cut(every, before, [p + m for p, m in zip(before, out[2:], strict=True)])
+            residues = self._emit(op.reshape(result, (n, *strides, outputs, *positions)))
+            interleaved = self._emit(op.permute_dims(residues, [0, 3, 4, 1, 5, 2]))
+            sizes = [q * s for q, s in zip(positions, strides, strict=True)]
+            result = self._emit(op.reshape(interleaved, (n, outputs, *sizes)))
+        return self._cut(result, before, [p + m for p, m in zip(before, out[2:], strict=True)])
 
     def _cut(self, x, begins, ends):
-        """Rows and columns of `x`, from and up to these."""
+        """Slice rows and columns of `x` from `begins` up to `ends`."""
         whole = not any(begins) and [*fixed_shape(x.ty)[2:]] == [*ends]
         return x if whole else self._emit(op.strided_slice(x, [2, 3], begins, ends))
 
@@ -67,10 +66,15 @@ class _Rewrite(relax.PyExprMutator):
 
 
 def split_by_residue(array: np.ndarray, strides: list[int], taps: list[int]) -> np.ndarray:
-    """Turn the weights (I, O, kh, kw) of a transposed convolution into those (sh * sw * O, I, *taps) of a plain one."""
+    """Convert weights (I, O, kh, kw) of a transposed convolution to those of a plain one.
+
+    The result is (sh * sw * O, I, *taps), for strides sh, sw and a plain kernel of size `taps`, ceil(k / s).
+    """
     inputs, outputs, *kernel = array.shape
     (sh, sw), (th, tw) = strides, taps
-    filled = np.zeros((inputs, outputs, th * sh, tw * sw), array.dtype)
-    filled[:, :, : kernel[0], : kernel[1]] = array
-    apart = filled.reshape(inputs, outputs, th, sh, tw, sw)[:, :, ::-1, :, ::-1]
-    return np.ascontiguousarray(apart.transpose(3, 5, 1, 0, 2, 4)).reshape(sh * sw * outputs, inputs, th, tw)
+    padded = np.zeros((inputs, outputs, th * sh, tw * sw), array.dtype)
+    padded[:, :, : kernel[0], : kernel[1]] = array
+    flipped = padded.reshape(inputs, outputs, th, sh, tw, sw)[:, :, ::-1, :, ::-1]
+    return np.ascontiguousarray(flipped.transpose(3, 5, 1, 0, 2, 4)).reshape(
+        sh * sw * outputs, inputs, th, tw
+    )

@@ -1,6 +1,6 @@
-"""Costs are facts for graph.json: what a kernel computes and moves, by its TensorIR; what memory a network plans.
+"""Count what a kernel computes and moves, from its TensorIR, and what memory a network plans, for graph.json.
 
-`build` counts, since a library has no TensorIR any more; `tn.profile` holds the counts against times.
+`build` counts, because a library no longer has the TensorIR; `tn.profile` compares the counts with times.
 """
 
 import math
@@ -19,40 +19,46 @@ _NUMPY = {
     "FloorDiv": np.floor_divide, "FloorMod": np.mod, "EQ": np.equal, "NE": np.not_equal, "LT": np.less,
     "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal, "And": np.logical_and, "Or": np.logical_or,
 }  # fmt: skip
-_GRID = 1 << 22  # values of loop variables that a condition is tried for, at most
+_GRID = 1 << 22  # most values of the loop variables for which a condition is evaluated
 
 
 def count(func: tirx.PrimFunc) -> dict[str, int]:
-    """Count the operations of one call of a kernel, and the bytes that it reads and writes, as its TensorIR has them.
+    """Count the operations of one call of a kernel, and the bytes that it reads and writes.
 
-    "flops": each addition, subtraction, multiplication, division, minimum, maximum and mathematical function of
-    floating-point numbers counts 1, once for each iteration of the loops around it. Comparisons, selections,
-    conversions and all arithmetic of whole numbers count 0. It is what the kernel does, as it is scheduled: Winograd's
-    method has its transforms and its fewer products, and what a tile computes in vain is in it.
+    Conditions on loop variables are evaluated exactly. If a condition depends on data, both branches count,
+    and a loop whose length depends on data counts as a single iteration.
 
-    "reads" and "writes": the elements of the kernel's arguments that are loaded, or stored, each once however often
-    that happens, and less what the kernel has written itself: what has to come from and to go to memory where no cache
-    holds it. An argument that is handed to a function of the library counts as a whole, both ways.
+    Args:
+        func: The kernel as it is scheduled.
 
-    Conditions on loop variables are exact. Of one that depends on data both branches count, and a loop whose length
-    depends on data counts as a single iteration.
+    Returns:
+        "flops": Each addition, subtraction, multiplication, division, minimum, maximum and mathematical
+            function of floating-point numbers counts 1, once for each iteration of the loops around it.
+            Comparisons, selections, conversions and all integer arithmetic count 0. The count is of what the
+            kernel executes: Winograd's method has its transforms and its fewer products, and what a tile
+            computes in vain is included.
+        "reads" and "writes": The bytes of the elements of the kernel's arguments that are loaded, or stored,
+            each once however often that happens, without loads of what the kernel itself has stored: the
+            memory traffic if no cache holds the data. An argument passed to a library function counts as a
+            whole, both ways.
     """
     counter = _Counter(func)
     counter.stmt(func.body, _Scope())
     sizes = {buffer: math.prod(int(n) for n in buffer.shape) for buffer in counter.arguments}
 
-    def moved(accesses, less=()):
-        counts = {
-            b: min(size, accesses[b]) for b, size in sizes.items() if b not in less or accesses[b] == math.inf
-        }
-        return sum(math.ceil(count) * bytes_of(buffer.dtype) for buffer, count in counts.items())
+    def moved(accesses, excluded=()):
+        total = 0
+        for buffer, size in sizes.items():
+            if buffer not in excluded or accesses[buffer] == math.inf:
+                total += math.ceil(min(size, accesses[buffer])) * bytes_of(buffer.dtype)
+        return total
 
-    reads, writes = moved(counter.loads, less=counter.stores), moved(counter.stores)
+    reads, writes = moved(counter.loads, excluded=counter.stores), moved(counter.stores)
     return {"flops": round(counter.flops), "reads": reads, "writes": writes}
 
 
 class _Scope(NamedTuple):
-    """A scope is where a node stands: loops of so many `iterations`, and conditions that hold in a `share` of them."""
+    """The context of a node: the `iterations` of its loops, and conditions true in a `share` of them."""
 
     iterations: float = 1
     conditions: tuple = ()
@@ -60,24 +66,24 @@ class _Scope(NamedTuple):
 
     @property
     def times(self) -> float:
-        """A node is run so many times."""
+        """How often a node is executed."""
         return self.iterations * self.share
 
 
 class _Unknown(Exception):
-    """It is raised for an expression that is not one of loop variables alone."""
+    """The value of an expression does not depend on loop variables alone."""
 
 
 class _Counter:
     def __init__(self, func):
-        self.flops, self.loads, self.stores = 0, Counter(), Counter()
+        self.flops = 0
+        self.loads, self.stores = Counter(), Counter()
         self.arguments = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
-        self._loops, self._bound = (
-            {},
-            {},
-        )  # by variable: the first value, the extent and the depth; the expression
+        self._loops = {}  # by loop variable: first value, extent and depth
+        self._bound = {}  # by block variable: its expression
 
     def stmt(self, node, scope):
+        """Count a statement."""
         getattr(self, "_" + type(node).__name__, self._others)(node, scope)
 
     def _others(self, node, scope):
@@ -120,6 +126,7 @@ class _Counter:
             self.expr(index, scope)
 
     def expr(self, node, scope):
+        """Count an expression."""
         kind = type(node).__name__
         if kind == "TensorLoad":
             self.loads[node.source] += scope.times
@@ -130,13 +137,14 @@ class _Counter:
         elif kind == "Call":
             self._call(node, scope)
         elif kind == "Var":
-            if isinstance(node.ty, tirx.BufferType):  # its address: whoever gets it may read and write all
+            if isinstance(node.ty, tirx.BufferType):  # its address: the callee may read and write all of it
                 self.loads[node] = self.stores[node] = math.inf
         else:
             if kind in _ARITHMETIC and _is_float(node):
                 self.flops += scope.times
             for name in ("a", "b", "value", "body"):  # of a binary operation, a conversion, a Let
-                if (child := getattr(node, name, None)) is not None and isinstance(child, tvm.ir.Expr):
+                child = getattr(node, name, None)
+                if isinstance(child, tvm.ir.Expr):
                     self.expr(child, scope)
 
     def _call(self, node, scope):
@@ -146,7 +154,7 @@ class _Counter:
             return
         if name not in ("reinterpret", "likely") and _is_float(node):
             self.flops += scope.times
-        for arg in node.args if name != "address_of" else ():  # prefetching asks for an address alone
+        for arg in node.args if name != "address_of" else ():  # a prefetch takes an address only
             self.expr(arg, scope)
 
     def _choice(self, condition, yes, no, scope):
@@ -155,7 +163,7 @@ class _Counter:
         self.expr(no, self._where(tirx.Not(condition), scope))
 
     def _where(self, condition, scope) -> _Scope:
-        """The scope within which `condition` holds too; the same where that depends on data."""
+        """Return the scope in which `condition` holds too; the same one if that depends on data."""
         if isinstance(condition, tirx.IntImm) and condition.value:
             return scope
         conditions = (*scope.conditions, condition)
@@ -168,7 +176,7 @@ class _Counter:
         return _Scope(scope.iterations, conditions, float(np.mean(holds)))
 
     def _values(self, expr):
-        """Return a whole number or condition in all iterations: an axis for each loop, the outermost the last."""
+        """Evaluate an integer or condition in all iterations: an axis per loop, the outermost last."""
         kind = type(expr).__name__
         if kind == "IntImm":
             return int(expr.value)
@@ -197,44 +205,42 @@ def _is_float(node) -> bool:
 
 # ---------------------------------------------------------------- operators
 
+_OPERATORS = "tvmnotes.operators"
+
 
 def note_operators() -> tvm.transform.Pass:
-    """Make a pass to stand right behind FuseOps: it keeps, in the module's attribute, the kernels of each group."""
+    """Make a pass to run right after FuseOps: it notes each group's kernels in an attribute of the module."""
 
     @tvm.transform.module_pass(opt_level=0, name="NoteOperators")
     def run(mod, _context):
-        parts = {var.name_hint: func for var, func in mod.functions_items()}
-        parts_of = {name: [_plain(var.name_hint, parts) for var in _called(func)]
-                for name, func in parts.items() if isinstance(func, relax.Function) and name != "main"}  # fmt: skip
-        return mod.with_attr(_OPERATORS, parts_of)
+        functions = {var.name_hint: func for var, func in mod.functions_items()}
+        groups = {
+            name: [_plain(var.name_hint, functions) for var in _called(func)]
+            for name, func in functions.items()
+            if isinstance(func, relax.Function) and name != "main"
+        }
+        return mod.with_attr(_OPERATORS, groups)
 
     return run
 
 
-_OPERATORS = "tvmnotes.operators"
-
-
 def operators(mod: tvm.IRModule, kernel: str) -> list[str]:
-    """List the operators that a kernel of `mod` fuses, in order, by the names that LegalizeOps gives their kernels."""
+    """List the operators that a kernel of `mod` fuses, in order, by the kernel names of LegalizeOps."""
     noted = (mod.attrs or {}).get(_OPERATORS, {})
-    return [
-        str(name)
-        for name in noted.get(kernel, [_plain(kernel, {v.name_hint for v in mod.get_global_vars()})])
-    ]
+    alone = _plain(kernel, {var.name_hint for var in mod.get_global_vars()})
+    return [str(name) for name in noted.get(kernel, [alone])]
 
 
 def _called(func):
     for block in func.body.blocks:
         for binding in block.bindings:
-            if (
-                isinstance(binding.value, tvm.ir.Call)
-                and getattr(binding.value.op, "name", "") == "relax.call_tir"
-            ):
-                yield binding.value.args[0]
+            value = binding.value
+            if isinstance(value, tvm.ir.Call) and getattr(value.op, "name", "") == "relax.call_tir":
+                yield value.args[0]
 
 
 def _plain(name: str, kernels) -> str:
-    """A kernel's name without what TVM adds: a number, where kernels for several shapes would share one, and "tir_"."""
+    """Strip what TVM adds to a kernel's name: "tir_", and a number if kernels would share the name."""
     plain = name.rstrip("0123456789")
     return (plain if plain in kernels else name).removeprefix("tir_")
 
@@ -243,12 +249,17 @@ def _plain(name: str, kernels) -> str:
 
 
 def memory(main: relax.Function) -> dict:
-    """Sum up what `main`, lowered, allocates in a run, in bytes, without inputs and parameters.
+    """Sum up the memory that a run allocates, without inputs and parameters.
 
-    "buffers": the size of each buffer, in order. "peak": the most that is held at once. "unshared": what there would
-    be to allocate if each value had a buffer of its own.
+    Args:
+        main: The lowered function.
+
+    Returns:
+        In bytes, "buffers": the size of each buffer, in order; "peak": the most that is allocated at once;
+        "unshared": the sum if each value had a buffer of its own.
     """
-    sizes, holds, owner = {}, {}, {}  # by buffer: its bytes, how many hold it; of each variable, the buffer
+    sizes, references = {}, {}  # by buffer: its bytes, how many variables use it
+    owner = {}  # by variable: its buffer
     unshared = peak = 0
     for block in main.body.blocks:
         for binding in block.bindings:
@@ -257,14 +268,16 @@ def memory(main: relax.Function) -> dict:
                 continue
             name = str(getattr(call.op, "name", getattr(call.op, "global_symbol", "")))
             if name == "relax.vm.alloc_storage":
-                owner[var], sizes[var], holds[var] = var, int(call.args[0].values[0]), 1
-                peak = max(peak, sum(size for buffer, size in sizes.items() if holds[buffer]))
+                owner[var] = var
+                sizes[var] = int(call.args[0].values[0])
+                references[var] = 1
+                peak = max(peak, sum(size for buffer, size in sizes.items() if references[buffer]))
             elif name == "relax.vm.alloc_tensor" or (name == "vm.builtin.reshape" and call.args[0] in owner):
                 owner[var] = owner[call.args[0]]
-                holds[owner[var]] += 1
+                references[owner[var]] += 1
                 if name == "relax.vm.alloc_tensor":
                     shape = [int(n) for n in call.args[2].values]
                     unshared += math.prod(shape) * bytes_of(var.ty.dtype)
             elif name == "relax.vm.kill_object" and call.args[0] in owner:
-                holds[owner[call.args[0]]] -= 1
+                references[owner[call.args[0]]] -= 1
     return {"buffers": list(sizes.values()), "peak": peak, "unshared": unshared}

@@ -1,9 +1,9 @@
-"""This part of a build for NVIDIA's GPUs, target "cuda", differs from a CPU's: targets, kernels, CUDA's compiler.
+"""What a build for NVIDIA's GPUs, target "cuda", does differently: targets, kernels, CUDA's compiler.
 
-TVM's dlight schedules the kernels, without a search: matrix products and convolutions by tiles in shared memory (a
-convolution is one more product, of windows that are gathered while they are loaded), with tensor cores where the
-numbers are float16; sums by a block of threads each; the rest by a thread for each number. Layouts stay NCHW. A
-database of MetaSchedule, where one is in force (`with database:`), comes first.
+TVM's dlight schedules the kernels, without a search: matrix products and convolutions by tiles in shared
+memory (a convolution is one more product, of windows that are gathered while they are loaded), with tensor
+cores if the operands are float16; reductions by a block of threads per result; the others by a thread per
+element. Layouts stay NCHW. A database of MetaSchedule, if one is active (`with database:`), takes precedence.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from ..runtime.compiled import Compiled
 from ..runtime.compiled import _tensor as as_input
 from . import special_values
 
-WITHOUT_GPU = "sm_80"  # what "cuda" means where there is no GPU to ask
-_OLDEST = 75  # for which CUDA 13 compiles
-_FEW = 32  # a sum of no more numbers is the work of a thread, not of a block
+WITHOUT_GPU = "sm_80"  # the arch of "cuda" on a machine without a GPU
+_OLDEST = 75  # the oldest architecture that CUDA 13 compiles for
+_FEW = 32  # elements up to which a reduction is the work of a thread, not of a block
 
 _RULES = {
     "matmul": dlight.gpu.Matmul(),
@@ -42,7 +42,7 @@ _RULES = {
 
 
 def with_arch(target):
-    """Return `target`, with the architecture of this machine's GPU where it is of kind "cuda" and has none."""
+    """Return `target`, with the architecture of this machine's GPU if it is of kind "cuda" and has none."""
     options = {"kind": target} if isinstance(target, str) else target
     if not isinstance(options, dict) or options.get("kind") != "cuda" or options.get("arch"):
         return target
@@ -50,7 +50,11 @@ def with_arch(target):
 
 
 def resolved(target: tvm.target.Target) -> tvm.target.Target:
-    """Give a target of kind "cuda" its host, this machine. Raises ValueError where CUDA 13 does not compile for it."""
+    """Set this machine as the host of a target of kind "cuda".
+
+    Raises:
+        ValueError: CUDA 13 does not compile for its architecture.
+    """
     arch = str(target.attrs["arch"])
     if not re.fullmatch(r"sm_\d{2,3}[af]?", arch) or _version(arch) < _OLDEST:
         raise ValueError(
@@ -60,7 +64,7 @@ def resolved(target: tvm.target.Target) -> tvm.target.Target:
 
 
 def cannot_run(target: tvm.target.Target) -> str | None:
-    """Say why this machine cannot run what is compiled for a target of kind "cuda"; None where it can."""
+    """Return why this machine cannot run code for a target of kind "cuda"; None if it can."""
     device, arch = tvm.cuda(), str(target.attrs["arch"])
     if not device.exist:
         return f"it is built for CUDA ({arch}), and TVM finds no CUDA device on this machine"
@@ -81,14 +85,14 @@ def _version(arch: str) -> int:
 
 
 def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModule, dict[str, dict]]:
-    """Schedule each kernel; return the module, and by kernel the rule and the grids and blocks that it launches.
+    """Schedule each kernel, at every opt level: a kernel without threads cannot run on a GPU.
 
-    At every opt level: a kernel without threads cannot run on a GPU.
+    Returns:
+        The module, and by kernel name its rule ("family") and the grids and blocks that it launches.
     """
     mod, schedules = mod.clone(), {}
-    by_hand = {
-        var for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc) and has_threads(func)
-    }
+    kernels = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
+    by_hand = {var for var, func in kernels.items() if has_threads(func)}
     if tvm.s_tir.meta_schedule.database.Database.current():
         mod = t.MetaScheduleApplyDatabase(enable_warning=False)(mod)
     with lazy_tensor_intrinsics():
@@ -101,7 +105,7 @@ def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModul
 
 
 def _schedule(func, target) -> tuple[str, tirx.PrimFunc]:
-    """The name of the rule that serves a kernel, and the kernel with its schedule."""
+    """Return the name of the rule that serves a kernel, and the kernel with its schedule."""
     if "tirx.is_scheduled" in (func.attrs or {}):
         return "metaschedule", func
     blocks = isinstance(func.body, SBlockRealize)
@@ -115,24 +119,26 @@ def _schedule(func, target) -> tuple[str, tirx.PrimFunc]:
 
 
 def _sums_few(func) -> bool:
-    """Whether each sum of a kernel is of a few numbers, as in a depthwise convolution."""
+    """Tell whether each reduction of a kernel is over a few elements, as in a depthwise convolution."""
     sizes = []
 
     def visit(block):
-        summed = [
-            int(axis.dom.extent) for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce
-        ]
-        sizes.extend([math.prod(summed)] if summed else [])
+        axes = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+        if axes:
+            sizes.append(math.prod(int(axis.dom.extent) for axis in axes))
 
     tvm_ffi.structural_walk(func.body, (SBlock, visit))
     return bool(sizes) and max(sizes) <= _FEW
 
 
 def one_thread(func) -> tirx.PrimFunc:
-    """Make loops that no rule knows the work of a single thread, which owns its buffers: right, and slow."""
+    """Run loops that no rule serves in a single thread, with thread-local buffers: correct, and slow."""
     own = []
-    tvm_ffi.structural_walk(func.body, [(tirx.AllocBuffer, lambda alloc: own.append(alloc.buffer)),
-                                        (SBlock, lambda block: own.extend(block.alloc_buffers))])  # fmt: skip
+    allocations = [
+        (tirx.AllocBuffer, lambda alloc: own.append(alloc.buffer)),
+        (SBlock, lambda block: own.extend(block.alloc_buffers)),
+    ]
+    tvm_ffi.structural_walk(func.body, allocations)
     local = {b: tirx.decl_buffer(b.shape, b.dtype, b.name, scope="local") for b in own}
     body = tvm_ffi.structural_map(func.body, (tirx.Var, lambda var: local.get(var, var)))
     blocks = isinstance(body, SBlockRealize)
@@ -146,16 +152,16 @@ def one_thread(func) -> tirx.PrimFunc:
             inner = tirx.AttrStmt(axis, "thread_extent", 1, inner)
     if blocks:
         root = body.block
-        root = SBlock(root.iter_vars, root.reads, root.writes, root.name_hint, inner, root.init, root.alloc_buffers,
-                      root.match_buffers, root.annotations)  # fmt: skip
-        inner = SBlockRealize(body.iter_values, body.predicate, root)
+        before = root.iter_vars, root.reads, root.writes, root.name_hint
+        after = root.init, root.alloc_buffers, root.match_buffers, root.annotations
+        inner = SBlockRealize(body.iter_values, body.predicate, SBlock(*before, inner, *after))
     return func.with_body(inner)
 
 
 def launches(func) -> list[dict]:
-    """List what a scheduled kernel launches, in order: each with its grid, in blocks, and its block, in threads.
+    """List the launches of a scheduled kernel, in order: each "grid" in blocks and each "block" in threads.
 
-    Nothing for TVM's sorts, which launch in loops, each time another grid.
+    The list is empty for TVM's sorts, which launch in loops, each time with another grid.
     """
     body = func.body.block.body if isinstance(func.body, SBlockRealize) else func.body
     launched = []
@@ -163,19 +169,21 @@ def launches(func) -> list[dict]:
         extents = _threads(statement)
         if not all(isinstance(extent, tirx.IntImm) for extent in extents.values()):
             return []
-        sizes = {what: [int(extents.get(f"{tag}.{axis}", 1)) for axis in "xyz"]
-                 for what, tag in (("grid", "blockIdx"), ("block", "threadIdx"))}  # fmt: skip
-        launched.extend([sizes] if extents else [])
+        tags = {"grid": "blockIdx", "block": "threadIdx"}
+        if extents:
+            launched.append(
+                {key: [int(extents.get(f"{tag}.{axis}", 1)) for axis in "xyz"] for key, tag in tags.items()}
+            )
     return launched
 
 
 def has_threads(func) -> bool:
-    """Tell whether a kernel has threads before it is scheduled, as TVM's sorts and some of cuda_nms.py have."""
+    """Tell whether a kernel has threads before it is scheduled, as TVM's sorts and some of cuda_nms.py."""
     return bool(_threads(func.body))
 
 
 def _threads(statement) -> dict:
-    """By tag, how many threads or blocks a statement binds."""
+    """Return the extents of the threads and blocks that a statement binds, by tag."""
     extents = {}
 
     def note(loop):
@@ -191,10 +199,10 @@ def _threads(statement) -> dict:
 
 
 class Executable(relax.VMExecutable):
-    """This is TVM's executable of a virtual machine, whose kernels are CUDA's, and knows their source."""
+    """TVM's virtual machine executable with CUDA kernels, and access to their source."""
 
     def source(self, kernel: str | None) -> str:
-        """Return the CUDA source of a kernel, as the functions that it launches, or of all where `kernel` is None."""
+        """Return the CUDA source of the functions that a kernel launches, or of all if `kernel` is None."""
         text = next(_cuda(self.mod)).inspect_source("cuda")
         if kernel is None:
             return text
@@ -205,7 +213,7 @@ class Executable(relax.VMExecutable):
 
 
 def _cuda(module):
-    """The modules of CUDA code in a library."""
+    """Yield the modules of CUDA code in a library."""
     for part in module.imports:
         if part.kind == "cuda":
             yield part
@@ -215,8 +223,10 @@ def _cuda(module):
 def executable(mod: tvm.IRModule, target: tvm.target.Target) -> Executable:
     """Make the virtual machine's executable of a module that `pipeline.lowering` has lowered.
 
-    With a CUDA device on this machine NVRTC makes machine code of the kernels; without one they stay CUDA source.
-    Raises RuntimeError where NVRTC is to work and CUDA's headers are not found.
+    With a CUDA device on this machine, NVRTC compiles the kernels; without one they stay CUDA source.
+
+    Raises:
+        RuntimeError: NVRTC is needed and CUDA's headers are not found.
     """
     with target, cuda_headers() if tvm.cuda().exist else contextlib.nullcontext():
         built = relax.build(mod, target=target, relax_pipeline=None, tir_pipeline=special_values.LOWERING)
@@ -224,7 +234,7 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target) -> Executable:
 
 
 class CompiledForGPU(Compiled):
-    """This is a network compiled for a GPU: a `Compiled` with the parameters and all between in the GPU's memory."""
+    """A network compiled for a GPU: a `Compiled` whose parameters and temporaries are in its memory."""
 
     def __init__(self, library, graph: dict, params: dict, target: tvm.target.Target, opt_level: int):
         described = json.loads(env.target_json(target))
@@ -241,49 +251,53 @@ class CompiledForGPU(Compiled):
         return self._vm["main"]
 
     def run(self, values: list, params: dict | None = None) -> list[tvm.runtime.Tensor]:
-        """Run as a call does, on a list of inputs; gives TVM tensors in the GPU's memory, perhaps not yet computed.
+        """Run the network on a list of inputs, as a call does.
 
-        What lies in the GPU's memory already is read there. `self.device.sync()` waits for the outputs.
+        Args:
+            values: The inputs; those already in the GPU's memory are not copied.
+            params: Arrays that replace the parameters of these names.
+
+        Returns:
+            TVM tensors in the GPU's memory, possibly not yet computed: `self.device.sync()` waits for them.
+
+        Raises:
+            RuntimeError: This machine cannot run the library.
         """
         placed = self.placed(values)
         if self._main is None:
             raise RuntimeError(f"this library cannot run here: {self._cannot}. Build it where it can.")
         weights = self._params
         if params:
-            changed = {name: array.copyto(self.device) for name, array in params.items()}
-            weights = tvm_ffi.convert(
-                list((dict(zip(self.params, self._params, strict=True)) | changed).values())
-            )
+            arrays = dict(zip(self.params, self._params, strict=True))
+            arrays |= {name: array.copyto(self.device) for name, array in params.items()}
+            weights = tvm_ffi.convert(list(arrays.values()))
         with self._lock:
             result = self._main(*placed, weights)
         return list(result) if self.graph["tuple"] else [result]
 
     def placed(self, values) -> list:
-        """Return the inputs, checked, in the GPU's memory; without a copy where they are there already."""
+        """Return the inputs, checked, in the GPU's memory; those already there are not copied."""
         if len(values) != len(self.inputs):
             raise TypeError(f"expected {len(self.inputs)} inputs, got {len(values)}")
         return [self._placed(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
 
     def _placed(self, value, spec):
-        """A checked input in the GPU's memory."""
-        there = not isinstance(value, np.ndarray) and str(getattr(value, "device", "")).startswith("cuda")
-        if (
-            there
-            and (tuple(value.shape), dtype_of(value)) == (spec.shape, spec.dtype)
-            and value.is_contiguous()
-        ):
+        """Return an input, checked, in the GPU's memory."""
+        on_gpu = not isinstance(value, np.ndarray) and str(getattr(value, "device", "")).startswith("cuda")
+        fits = on_gpu and (tuple(value.shape), dtype_of(value)) == (spec.shape, spec.dtype)
+        if fits and value.is_contiguous():
             return value if isinstance(value, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(value.detach())
         checked = as_input(value, spec)
         return checked if self._main is None else tvm.runtime.from_dlpack(checked).copyto(self.device)
 
     def save(self, folder):
-        """Raises NotImplementedError: what a GPU's library holds was made for the GPU of the machine that built it."""
+        """Raise NotImplementedError: the library was built for the GPU of this machine."""
         raise NotImplementedError(
             f"{folder}: libraries for CUDA are not saved: build the network where it runs"
         )
 
     def source(self, kernel: str | None = None) -> str:
-        """Return the CUDA source of one of `kernels`, as the functions that it launches, or of all."""
+        """Return the CUDA source of the functions that one of `kernels` launches, or of all."""
         self._known(kernel)
         return self._library.source(kernel)
 

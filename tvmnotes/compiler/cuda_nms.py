@@ -1,15 +1,15 @@
-"""On a GPU a detector's last steps become the work of many threads: `pipeline.passes` has this for target "cuda".
+"""Parallelize a detector's last steps on a GPU; `pipeline.passes` runs this for target "cuda".
 
-The kernels `best_places` and `suppressed` of importers/mxnet/detection_operators.py are loops for a CPU, each step
-of which depends on the one before; on a GPU they would be a single thread's work (`cuda.one_thread`). Here each becomes
-a sequence of kernels in which every thread counts or compares for itself:
+The kernels `best_places` and `suppressed` of importers/mxnet/detection_operators.py are loops for a CPU, each
+step of which depends on the one before; on a GPU they would run in a single thread (`cuda.one_thread`). Here
+each becomes a sequence of kernels in which every thread counts or compares by itself:
 
-- The best scores are found by counting, as `cuda_topk.py` says.
-- For a suppression all pairs of boxes are compared at once, a bit for each; only then one box after another is asked
-  whether it is left, 32 at a time (`sweep`).
+- The best scores are found by counting, as in `cuda_topk.py`.
+- Suppression compares all pairs of boxes at once, one bit per pair; only then does it test one box after
+  another, 32 at a time, for whether it is left (`greedy_sweep`).
 
-dlight schedules them as it does all others, except for those that know their threads themselves (`cuda.has_threads`).
-The arithmetic is that of the loops, number by number, so the results are the same.
+dlight schedules them like all others, except those with threads of their own (`cuda.has_threads`). The
+arithmetic is that of the loops, element by element, so the results are equal.
 """
 
 import tvm
@@ -22,16 +22,16 @@ from ..base.workarounds import fast_tvmscript_parser
 from . import cuda_topk as topk
 from .cuda_topk import WORD, a_thread_each, uint32
 
-ATTRIBUTE = "detection"  # of the loops: which kernel, and its parameters
-_FIELDS = 7  # of a box, for its suppression
+ATTRIBUTE = "detection"  # of the CPU's kernels: which one it is, and its parameters
+_FIELDS = 7  # per box, for suppression
 _LARGEST_MASK = 64 << 20  # bytes
 
 
 def parallelize_detection() -> tvm.transform.Pass:
-    """Make the pass that turns calls of kernels with the attribute "detection" into calls of parallel ones.
+    """Make the pass that replaces calls of kernels with the attribute "detection" by calls of parallel ones.
 
-    A suppression stays as it is, and with it the work of one thread, where its table of who beats whom, a bit for each
-    pair of boxes, would take more than 64 MB: with more than 23,168 boxes of one picture.
+    A suppression is kept, in a single thread, if its mask, one bit for each pair of boxes, would take more
+    than 64 MB: with more than 23,168 boxes of one image.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="DetectionInParallel")
@@ -71,12 +71,12 @@ class _Rewrite(relax.PyExprMutator):
         return value.fields[item.index] if isinstance(value, relax.Tuple) else item
 
     def _best_places(self, scores, count):
-        (rows, length), emit = fixed_shape(scores.ty), self._emit
+        emit = self._emit
+        rows, length = fixed_shape(scores.ty)
         keys, bounds = emit(topk.sort_keys, scores), emit(topk.first_bounds, rows)
         for _ in range(32 // topk.DIGIT):
-            bounds = emit(
-                topk.next_bounds, emit(topk.totals, emit(topk.at_least, keys, bounds)), bounds, count
-            )
+            reached = emit(topk.totals, emit(topk.at_least, keys, bounds))
+            bounds = emit(topk.next_bounds, reached, bounds, count)
         counts = [keys, emit(topk.above_and_equal, keys, bounds)]
         for _ in range(2):
             counts.append(emit(topk.sums, counts[-1]))
@@ -85,21 +85,22 @@ class _Rewrite(relax.PyExprMutator):
         return self._call(kernel, [scores, bounds, *counts], types)
 
     def _suppressed(self, data, order, how):
-        (batch, rows, width), count, emit = fixed_shape(data.ty), fixed_shape(order.ty)[1], self._emit
+        emit = self._emit
+        batch, rows, width = fixed_shape(data.ty)
+        count = fixed_shape(order.ty)[1]
         words = round_up(int(count), WORD) // WORD
         if 4 * batch * words * words * WORD > _LARGEST_MASK:
             return None
         boxes = emit(boxes_in_order, data, order, how=how)
         start = emit(alive, boxes)
-        table = relax.TensorType((batch, words * WORD, words), "uint32")
-        (mask,) = self._call(beaten(batch, words, float(how["overlap_thresh"])), [boxes], [table])
-        (left,) = self._call(sweep(batch, words), [start, mask], [start.ty])
+        mask_type = relax.TensorType((batch, words * WORD, words), "uint32")
+        (mask,) = self._call(iou_mask(batch, words, float(how["overlap_thresh"])), [boxes], [mask_type])
+        (left,) = self._call(greedy_sweep(batch, words), [start, mask], [start.ty])
         stay = start if how["in_place"] else left
         types = [relax.TensorType((batch, rows, n), "float32") for n in (width, 1)]
         field = int(how["id_index"]) if how["in_place"] else -1
-        return self._call(
-            remaining(batch, rows, width, count, words, field), [data, order, stay, left], types
-        )
+        kernel = compact(batch, rows, width, count, words, field)
+        return self._call(kernel, [data, order, stay, left], types)
 
     def _emit(self, compute, *args, **options):
         named = {"primfunc_name_hint": compute.__name__, "primfunc_attrs": {"op_pattern": OPAQUE}}
@@ -119,29 +120,31 @@ class _Rewrite(relax.PyExprMutator):
 
 
 def boxes_in_order(data, order, how):
-    """Compute of each box, in order: corners, area, class, and 1 if it may remain, else 0. float32 (batch, 7, places).
+    """Compute corners, area, class and validity (1 or 0) of each box, in order.
 
-    The places are a multiple of 32; boxes that are not there may not remain.
+    The result is float32 (batch, 7, count), with count padded to a multiple of 32 by boxes that are not
+    valid.
     """
     batch, count = order.shape
     x, score, kind = (int(how[name]) for name in ("coord_start", "score_index", "id_index"))
-    zero, one, two, valid, background = (
-        tirx.const(float(value), "float32") for value in (0, 1, 2, how["valid_thresh"], how["background_id"])
-    )
+    zero, one, two = (tirx.const(value, "float32") for value in (0.0, 1.0, 2.0))
+    valid, background = (tirx.const(float(how[key]), "float32") for key in ("valid_thresh", "background_id"))
 
     def fields(n, which, i):
         row = order[n, te.min(i, count - 1)]
         a, b, c, d = (data[n, row, x + side] for side in range(4))
         if how["center"]:
-            corners, area = [a - c / two, b - d / two, a + c / two, b + d / two], c * d
+            corners = [a - c / two, b - d / two, a + c / two, b + d / two]
+            area = c * d
         else:
-            corners, area = [a, b, c, d], tirx.if_then_else(tirx.any(c < a, d < b), zero, (c - a) * (d - b))
+            corners = [a, b, c, d]
+            area = tirx.if_then_else(tirx.any(c < a, d < b), zero, (c - a) * (d - b))
         real = tirx.all(i < count, data[n, row, score] > valid)
         if kind >= 0:
             real = tirx.all(real, data[n, row, kind] != background)
         field = tirx.if_then_else(real, one, zero)
-        of = data[n, row, kind] if kind >= 0 and not how["force"] else zero
-        for each, value in enumerate([*corners, area, of]):
+        class_ = data[n, row, kind] if kind >= 0 and not how["force"] else zero
+        for each, value in enumerate([*corners, area, class_]):
             field = tirx.if_then_else(which == each, value, field)
         return field
 
@@ -150,19 +153,21 @@ def boxes_in_order(data, order, how):
 
 def alive(boxes):
     """Pack the last field of `boxes_in_order` into bits: uint32 (batch, words)."""
-    batch, _, places = (int(n) for n in boxes.shape)
+    batch, _, count = (int(n) for n in boxes.shape)
 
     def word(n, w):
-        return sum(
-            (boxes[n, _FIELDS - 1, w * WORD + bit] > 0).astype("uint32") << uint32(bit) for bit in range(WORD)
-        )
+        valid = [boxes[n, _FIELDS - 1, w * WORD + bit] > 0 for bit in range(WORD)]
+        return sum(each.astype("uint32") << uint32(bit) for bit, each in enumerate(valid))
 
-    return te.compute((batch, places // WORD), word)
+    return te.compute((batch, count // WORD), word)
 
 
 @fast_tvmscript_parser()
-def beaten(batch: int, words: int, threshold: float):
-    """Compare boxes: which does each beat if it remains? A bit for each that is behind it; a thread makes a word."""
+def iou_mask(batch: int, words: int, threshold: float):
+    """Make the kernel of the mask of suppressions: per box, a bit for each later box that it would suppress.
+
+    A thread computes a word.
+    """
 
     @T.prim_func(s_tir=True)
     def beaten(
@@ -200,11 +205,12 @@ def beaten(batch: int, words: int, threshold: float):
 
 
 @fast_tvmscript_parser()
-def sweep(batch: int, words: int):
-    """Go through the boxes in order, 32 at a time, and strike out what those beat that remain.
+def greedy_sweep(batch: int, words: int):
+    """Make the kernel that goes through the boxes in order, 32 at a time, and drops what kept boxes suppress.
 
-    A block for each picture, a thread for each word. What the boxes of a word have lost to those before it is known
-    when its turn comes: all threads see it and let these 32 beat each other, then those left beat the thread's own.
+    It has a block for each image and a thread for each word. When a word's turn comes, what its boxes have
+    lost to earlier ones is known: all threads read it and resolve these 32 among themselves, then each drops
+    from its own word what those kept suppress.
     """
 
     @T.prim_func(s_tir=True)
@@ -242,18 +248,19 @@ def sweep(batch: int, words: int):
 
 
 def _unbeaten(beaten, left, bit):
-    """All but what a box beats, if it is left. A product, so that loading `beaten` does not wait for the answer.
+    """Return all bits except those of boxes that a box suppresses if it is `left`.
 
-    (TVM 0.27 takes x & ((y & 1) - 1) of uint32 for 0.)
+    It is a product, so that loading `beaten` does not wait for `left`. (TVM 0.27 simplifies x & ((y & 1) - 1)
+    of uint32 to 0.)
     """
     return (beaten * ((left >> T.Cast("uint32", bit)) & T.uint32(1))) ^ T.uint32(0xFFFFFFFF)
 
 
 @fast_tvmscript_parser()
-def remaining(batch: int, rows: int, width: int, count: int, words: int, kind: int):
-    """Move the rows that stay to their places; behind the last there are -1.
+def compact(batch: int, rows: int, width: int, count: int, words: int, kind: int):
+    """Make the kernel that moves the rows that stay to the front; the rows after the last are -1.
 
-    `kind`: the field that becomes -1 in those which stay and are not `left`; -1 where there are none.
+    `kind`: the field that becomes -1 in rows that stay but are not `left`; -1 if there are none.
     """
 
     @T.prim_func(s_tir=True)
@@ -270,9 +277,8 @@ def remaining(batch: int, rows: int, width: int, count: int, words: int, kind: i
                 n, i = T.axis.remap("SS", [picture, row])
                 T.reads(data[n, 0:rows, 0:width], order[n, 0:count], stay[n, 0:words], left[n, 0:words])
                 T.writes(kept[n, 0:rows, 0:width], places[n, 0:rows, 0])
-                staying = T.sblock_alloc_buffer(
-                    (2,), "int32", scope="local"
-                )  # before this row's word, and in all
+                # How many rows stay: before this row's word, and in all.
+                staying = T.sblock_alloc_buffer((2,), "int32", scope="local")
                 staying[0] = 0
                 staying[1] = 0
                 for w in range(words):

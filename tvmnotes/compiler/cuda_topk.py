@@ -1,8 +1,8 @@
-"""These kernels find the k best of many scores on a GPU; `cuda_nms.py` puts them in the place of a sequential loop.
+"""Kernels that find the k best of many scores on a GPU; `cuda_nms.py` replaces a sequential loop by them.
 
-The k-th best score is found digit by digit, as in radix selection: how many scores reach each value of the next digit?
-Then each score that is chosen counts the chosen ones before it, by way of sums of 32, 1024 and 32768 neighbours, and so
-knows its place in the order of the input.
+The k-th best score is found digit by digit, as in radix selection: how many scores reach each value of the
+next digit? Then each selected score counts the selected ones before it, by sums of 32, 1024 and 32768
+neighbours, and so knows its position in the order of the input.
 """
 
 from tvm import te, tirx
@@ -12,22 +12,22 @@ from tvm.script import tirx as T
 from ..base.integers import round_up
 from ..base.workarounds import fast_tvmscript_parser
 
-DIGIT = 4  # bits that each step of the selection finds
+DIGIT = 4  # bits per step of the selection
 _VALUES = 1 << DIGIT
-WORD = 32  # numbers that a thread counts
-_THREADS = 256  # of a block, where dlight does not choose
+WORD = 32  # elements that a thread counts
+_THREADS = 256  # of a block, if dlight does not choose
 
 
 def sortable(score):
-    """Turn the bits of a float32 so that they order as the numbers do."""
+    """Map the bits of a float32 to a uint32 of the same order."""
     bits = T.reinterpret("uint32", score)
     return bits ^ T.if_then_else((bits >> uint32(31)) == uint32(1), uint32(0xFFFFFFFF), uint32(0x80000000))
 
 
 def sort_keys(scores):
-    """Make keys, the `sortable` bits, of float32 scores (rows, length): uint32 (rows, places).
+    """Compute keys, the `sortable` bits, of float32 scores (rows, length): uint32 (rows, padded length).
 
-    The places are a multiple of 1024; behind the scores there are zeros, not larger than any key.
+    The length is padded to a multiple of 1024 with zeros, which are not larger than any key.
     """
     rows, length = (int(n) for n in scores.shape)
 
@@ -38,17 +38,17 @@ def sort_keys(scores):
 
 
 def first_bounds(rows):
-    """Give the least key of each value of the first digit: uint32 (rows, 16)."""
+    """Return the smallest key for each value of the first digit: uint32 (rows, 16)."""
     return te.compute((rows, _VALUES), lambda row, digit: digit.astype("uint32") << uint32(32 - DIGIT))
 
 
 def at_least(keys, bounds):
-    """Count the keys of a group that reach each bound, the first apart: int32 (rows, 15, groups).
+    """Count the keys of each group that reach each bound: int32 (rows, 15, groups).
 
-    The members of a group stand apart, so that what neighbouring threads read at once stands together.
+    The members of a group are strided, so that neighbouring threads read adjacent keys at the same time.
     """
-    rows, places = (int(n) for n in keys.shape)
-    groups = places // WORD
+    rows, length = (int(n) for n in keys.shape)
+    groups = length // WORD
 
     def members(row, bound, group):
         each = [keys[row, n * groups + group] for n in range(WORD)]
@@ -63,14 +63,15 @@ def totals(parts):
     return te.compute(parts.shape[:2], lambda row, bound: te.sum(parts[row, bound, each], each))
 
 
-def next_bounds(numbers, bounds, count):
-    """Set bounds between the largest that `count` keys reach and the one above it, by the next digit.
+def next_bounds(counts, bounds, count):
+    """Set the next digit's bounds, between the largest bound that `count` keys reach and the one above it.
 
-    `numbers` (rows, 15): how many keys reach each. After the last digit the bounds are one: the least of the best keys.
+    `counts` (rows, 15) holds how many keys reach each bound. After the last digit all bounds are equal: the
+    smallest of the best keys.
     """
 
     def bound(row, digit):
-        reached = sum((numbers[row, n] >= count).astype("int32") for n in range(_VALUES - 1))
+        reached = sum((counts[row, n] >= count).astype("int32") for n in range(_VALUES - 1))
         step = (bounds[row, 1] - bounds[row, 0]) >> uint32(DIGIT)
         return bounds[row, reached] + digit.astype("uint32") * step
 
@@ -78,32 +79,32 @@ def next_bounds(numbers, bounds, count):
 
 
 def above_and_equal(keys, bounds):
-    """Count, of 32 neighbouring keys, those above the bound and those equal to it: int32 (rows, 2, groups)."""
-    rows, places = (int(n) for n in keys.shape)
+    """Count, of 32 neighbouring keys, those above and those equal to the bound: int32 (rows, 2, groups)."""
+    rows, length = (int(n) for n in keys.shape)
 
     def members(row, kind, group):
         each, least = [keys[row, group * WORD + n] for n in range(WORD)], bounds[row, 0]
         return sum(tirx.Select(kind == 0, key > least, key == least).astype("int32") for key in each)
 
-    return te.compute((rows, 2, places // WORD), members)
+    return te.compute((rows, 2, length // WORD), members)
 
 
 def sums(few):
-    """Sum 32 neighbours each on the last axis."""
+    """Sum each 32 neighbours along the last axis."""
     rows, kinds, length = (int(n) for n in few.shape)
 
     def members(row, kind, group):
-        places = [group * WORD + n for n in range(WORD)]
-        return sum(tirx.if_then_else(at < length, few[row, kind, at], 0) for at in places)
+        indices = [group * WORD + n for n in range(WORD)]
+        return sum(tirx.if_then_else(at < length, few[row, kind, at], 0) for at in indices)
 
     return te.compute((rows, kinds, round_up(int(length), WORD) // WORD), members)
 
 
 @fast_tvmscript_parser()
 def chosen(rows: int, length: int, count: int, sizes: list[int]):
-    """Place the `count` best: each key that is among them counts those before it, and so knows its place.
+    """Gather the `count` best: each selected key counts those before it to find its position.
 
-    `sizes`: of the last axis of the keys, and of the counts of 32, 1024 and 32768 of them.
+    `sizes`: the last axes of the keys and of the counts of 32, 1024 and 32768 of them.
     """
     places_, groups, blocks, parts = sizes
 
@@ -147,7 +148,7 @@ def chosen(rows: int, length: int, count: int, sizes: list[int]):
 
 
 def a_thread_each(func):
-    """Give a kernel a thread for each iteration; dlight wants kernels whose threads write to places known before."""
+    """Bind each iteration to a thread; dlight needs kernels whose threads write to fixed positions."""
     sch = Schedule(func.with_attr("global_symbol", "main"))
     (block,) = sch.get_child_blocks(sch.get_sblock("root"))
     outer, inner = sch.split(sch.fuse(*sch.get_loops(block)), [None, _THREADS])
@@ -157,4 +158,5 @@ def a_thread_each(func):
 
 
 def uint32(value: int):
+    """Make a uint32 constant."""
     return tirx.const(value, "uint32")

@@ -1,8 +1,8 @@
-"""Functions that TVM gets wrong for some numbers, or has not for float64, are made of those that it has right.
+"""Decompose functions that TVM gets wrong, or lacks for float64, into operators that it gets right.
 
-Its atanh, and its tanh of float64, lose the last digits of a small number, or all of them, and the sign of 0. Its
-remainder and its quotient that is rounded down take `x / y`, which has no rest where y is infinite and too few digits
-where it is large. Its norms know no float64.
+TVM's atanh, and its tanh of float64, lose the last digits of a small number, or all of them, and the sign of
+0. Its floor_mod and floor_divide start from `x / y`, which leaves no residue if y is infinite and has too few
+digits if it is large. Its norms do not support float64.
 """
 
 import math
@@ -15,7 +15,7 @@ from ..base.relax import fixed_shape, on_each_function
 
 
 def decompose_functions() -> tvm.transform.Pass:
-    """Make the pass; functions of whole numbers stay."""
+    """Make the pass; functions of integers are left as they are."""
     return on_each_function("DecomposeFunctions", _Decomposed)
 
 
@@ -25,7 +25,8 @@ class _Decomposed(relax.PyExprMutator):
         call = self.visit_expr_post_order(call)
         name, dtype = getattr(call.op, "name", ""), str(getattr(call.ty, "dtype", ""))
         if name in _FUNCTIONS and dtype.startswith(("float", "bfloat")):
-            return _FUNCTIONS[name](*call.args, *(relax.const(number, dtype) for number in (0, 1, math.inf)))
+            constants = [relax.const(value, dtype) for value in (0, 1, math.inf)]
+            return _FUNCTIONS[name](*call.args, *constants)
         if dtype == "float64" and name == "relax.tanh":
             return _tanh(*call.args)
         if dtype == "float64" and name in _NORMS:
@@ -39,7 +40,7 @@ def _tanh(x):
 
 
 def _atanh(x, zero, one, infinity):
-    """It is log1p(2 x / (1 - x)) / 2; for log1p see Higham, Accuracy and Stability, section 1.14.1 (Kahan's way)."""
+    """Compute log1p(2 x / (1 - x)) / 2; log1p as in Higham, Accuracy and Stability, 1.14.1 (Kahan's way)."""
     x = (x + x) / (one - x)
     total = x + one
     exact = R.logical_or(R.equal(total, one), R.equal(total, infinity))
@@ -47,16 +48,17 @@ def _atanh(x, zero, one, infinity):
 
 
 def _floor_mod(x, y, zero, one, infinity):
-    rest = R.mod(x, y)
-    turned = R.logical_and(R.not_equal(rest, zero), R.not_equal(R.less(rest, zero), R.less(y, zero)))
-    return R.where(turned, rest + y, rest)
+    residue = R.mod(x, y)
+    signs_differ = R.not_equal(R.less(residue, zero), R.less(y, zero))
+    corrected = R.logical_and(R.not_equal(residue, zero), signs_differ)
+    return R.where(corrected, residue + y, residue)
 
 
 def _floor_divide(x, y, zero, one, infinity):
-    ratio, rest = x / y, _floor_mod(x, y, zero, one, infinity)
-    whole = R.round((x - rest) / y)
+    ratio, residue = x / y, _floor_mod(x, y, zero, one, infinity)
+    whole = R.round((x - residue) / y)
     infinite = R.logical_and(R.equal(R.abs(y), infinity), R.less(R.abs(x), infinity))
-    whole = R.where(infinite, R.where(R.equal(rest, x), ratio, zero - one), whole)
+    whole = R.where(infinite, R.where(R.equal(residue, x), ratio, zero - one), whole)
     whole = R.where(R.equal(whole, zero), ratio * zero, whole)
     return R.where(R.equal(y, zero), ratio, whole)
 
@@ -68,19 +70,19 @@ _NORMS = tuple(f"relax.nn.{kind}_norm" for kind in ("layer", "group", "instance"
 def _norm(name, x, scale, shift=None, *, attrs):
     shape = fixed_shape(x.ty)
     axes = {int(axis) % len(shape) for axis in attrs.axes}
-    of_weights, apart = axes, shape
+    weight_axes, grouped = axes, shape
     if name in ("relax.nn.group_norm", "relax.nn.instance_norm"):
         channel = int(attrs.channel_axis) % len(shape)
-        of_weights = {channel}
+        weight_axes = {channel}
     if name == "relax.nn.group_norm":
         groups = int(attrs.num_groups)
-        apart = [*shape[:channel], groups, shape[channel] // groups, *shape[channel + 1 :]]
+        grouped = [*shape[:channel], groups, shape[channel] // groups, *shape[channel + 1 :]]
         axes = {channel + 1, *(axis + (axis > channel) for axis in axes)}
-    x = R.reshape(x, apart)
+    x = R.reshape(x, grouped)
     if name != "relax.nn.rms_norm":
         x = x - R.mean(x, sorted(axes), True)
     variance = R.mean(x * x, sorted(axes), True)
     result = R.reshape(x / R.sqrt(variance + relax.const(float(attrs.epsilon), "float64")), shape)
-    sizes = [size if axis in of_weights else 1 for axis, size in enumerate(shape)]
+    sizes = [size if axis in weight_axes else 1 for axis, size in enumerate(shape)]
     result = result * R.reshape(scale, sizes)
     return result if shift is None else result + R.reshape(shift, sizes)

@@ -1,5 +1,6 @@
-"""The check of indices that base/indices.py describes becomes a kernel here, which raises by itself, where the network
-runs: in another process, without Python, after a journey over RPC.
+"""Make kernels of the checks of indices that base/indices.py describes.
+
+Such a kernel raises by itself wherever the network runs: in another process, without Python, over RPC.
 """
 
 import math
@@ -24,24 +25,26 @@ def checks_to_kernels() -> tvm.transform.Pass:
 class _ToKernels(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
-        if (check := indices.arguments(call)) is None or fixed_shape(call.ty) is None:
+        check = indices.arguments(call)
+        if check is None or fixed_shape(call.ty) is None:
             return call
-        array, *how = check
-        kernel = self.builder_.add_func(
-            _kernel(fixed_shape(call.ty), str(call.ty.dtype), *how), "checked_indices"
-        )
-        return relax.call_tir(kernel, [array], call.ty)
+        array, *limits = check
+        kernel = _kernel(fixed_shape(call.ty), str(call.ty.dtype), *limits)
+        return relax.call_tir(self.builder_.add_func(kernel, "checked_indices"), [array], call.ty)
 
 
 @fast_tvmscript_parser()
 def _kernel(
     shape: tuple[int, ...], dtype: str, text: str, size: int, negative: int, column: int, columns: int
 ):
-    """Compute what `indices.within` does; the search for the index that is outside comes after all have been read.
+    """Make a kernel that computes `indices.within`; it searches for the wrong index only after reading all.
 
-    An error's text ends with the index, whose digits are written from the last one on, and the rest before them.
+    An error's text ends with the index, whose digits are written last to first, and then the text before
+    them.
     """
-    rows, length, least = math.prod(shape) // columns, len(text.encode()), -size if negative else 0
+    rows = math.prod(shape) // columns
+    length = len(text.encode())
+    least = -size if negative else 0
 
     @T.prim_func(private=True, s_tir=True)
     def checked_indices(a: T.handle, b: T.handle):

@@ -1,13 +1,14 @@
-"""This pass moves convolutions, and what lies between them, from NCHW to the blocked layout NCHW[x]c.
+"""Move convolutions, and the operators between them, from NCHW to the blocked layout NCHW[x]c.
 
-In NCHW[x]c the channels are split into blocks of x, the target's vector width in float32, and a block's channels lie
-side by side: one load fills a register with x channels of one pixel. This is NeoCPU's layout (Liu et al., "Optimizing
-CNN Model Inference on CPUs", USENIX ATC 2019). A tensor changes its layout at the edges only: where an operator that
-is not in the tables below reads a blocked value, or the network ends.
+In NCHW[x]c the channels are split into blocks of x, the target's vector width in float32, and a block's
+channels are adjacent in memory: one load fills a register with x channels of one pixel. This is NeoCPU's
+layout (Liu et al., "Optimizing CNN Model Inference on CPUs", USENIX ATC 2019). A tensor changes its layout
+only at the edges: if an operator that is not in the tables below reads a blocked value, and at the network's
+outputs.
 
-The last block is filled up with channels that the network does not have. A convolution's result is set to 0 there, so
-such a channel holds whatever the elementwise operators make of 0, and the next convolution multiplies it by 0: hence
-operators that may make a NaN or an infinity of it are left in NCHW.
+The last block is padded with channels that the network does not have. A convolution's result is set to 0
+there, so such a channel holds whatever the elementwise operators make of 0, and the next convolution
+multiplies it by 0: operators that may turn it into a NaN or an infinity are therefore left in NCHW.
 """
 
 import itertools
@@ -25,10 +26,10 @@ from .schedules import convolution
 from .schedules.convolution import Convolution
 from .schedules.vector import Simd, pad_to
 
-# Elementwise operators that make a finite number of every finite number; and those that may not.
+# Elementwise operators whose result is finite for every finite input, and those for which it may not be.
 _FINITE = {f"relax.{name}" for name in (
-    "abs", "add", "ceil", "clip", "cos", "erf", "floor", "maximum", "minimum", "multiply", "negative", "round",
-    "sigmoid", "sin", "subtract", "tanh",
+    "abs", "add", "ceil", "clip", "cos", "erf", "floor", "maximum", "minimum", "multiply", "negative",
+    "round", "sigmoid", "sin", "subtract", "tanh",
     "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu", "nn.softplus",
 )}  # fmt: skip
 _OTHERS = {f"relax.{name}" for name in ("divide", "exp", "log", "power", "rsqrt", "sqrt", "square")}
@@ -41,10 +42,10 @@ _POOLS = {
 
 
 def block_layouts(simd: Simd, lookup: Callable | None = None) -> tvm.transform.Pass:
-    """Make the pass for blocks of `simd.lanes` channels. It wants constant weights, so run it after folding.
+    """Make the pass for blocks of `simd.lanes` channels; it needs constant weights, so run it after folding.
 
-    Convolutions become kernels of `schedules` at once, as Relax has no operator for a blocked grouped convolution.
-    `lookup` is that of `Workload.config`.
+    Convolutions become kernels of `schedules` at once, because Relax has no operator for a blocked grouped
+    convolution. `lookup` is that of `Workload.config`.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="BlockLayouts")
@@ -58,7 +59,7 @@ def block_layouts(simd: Simd, lookup: Callable | None = None) -> tvm.transform.P
 
 @dataclass(frozen=True)
 class _Blocked:
-    """A value in NCHW[x]c: `expr` of shape (N, blocks, H, W, x) holds the (N, channels, H, W) of the network."""
+    """A value in NCHW[x]c: `expr`, of shape (N, blocks, H, W, x), holds the network's (N, channels, H, W)."""
 
     expr: relax.Expr
     channels: int
@@ -68,29 +69,29 @@ class _Blocked:
 class _Blocker(relax.PyExprMutator):
     def __init__(self, mod, simd, lookup):
         super().__init__(mod)
-        self.simd, self.lanes, self.lookup = simd, simd.lanes, lookup
+        self.simd, self.lookup = simd, lookup
+        self.lanes = simd.lanes
         self.layout = f"NCHW{self.lanes}c"
-        self.blocked: dict[relax.Var, _Blocked] = {}  # by the variable of the network
-        self.plain: dict[relax.Var, relax.Expr] = {}  # the same values, where they were needed in NCHW
-        self.several: dict[relax.Var, list[_Blocked]] = {}  # what split gave
+        self.blocked: dict[relax.Var, _Blocked] = {}  # by the network's variable
+        self.plain: dict[relax.Var, relax.Expr] = {}  # the same values in NCHW, if an operator needs them
+        self.several: dict[relax.Var, list[_Blocked]] = {}  # the results of splits
 
-    # ------------------------------------------------------------ the walk
+    # ------------------------------------------------------------ bindings and variables
 
     def visit_var_binding_(self, binding):
-        made, inside = self._rewrite(binding.value), isinstance(binding.var, relax.DataflowVar)
-        if made is None or (isinstance(made, list) and not inside):
+        var, value = binding.var, self._rewrite(binding.value)
+        is_output = not isinstance(var, relax.DataflowVar)
+        if value is None or (isinstance(value, list) and is_output):
             super().visit_var_binding_(binding)
-        elif isinstance(made, list):
-            self.several[binding.var] = made
-        elif isinstance(made, _Blocked):
-            self.blocked[binding.var] = _Blocked(self.builder_.emit(made.expr), made.channels)
-            if not inside:  # an output of the network
-                self.set_var_remap(
-                    binding.var, self.builder_.emit_output(self._unblock(self.blocked[binding.var]))
-                )
+        elif isinstance(value, list):
+            self.several[var] = value
+        elif isinstance(value, _Blocked):
+            self.blocked[var] = _Blocked(self.builder_.emit(value.expr), value.channels)
+            if is_output:
+                self.set_var_remap(var, self.builder_.emit_output(self._unblock(self.blocked[var])))
         else:
-            emit = self.builder_.emit if inside else self.builder_.emit_output
-            self.set_var_remap(binding.var, emit(made))
+            emit = self.builder_.emit_output if is_output else self.builder_.emit
+            self.set_var_remap(var, emit(value))
 
     def visit_var_(self, var):
         return self._nchw(var) if self._is_blocked(var) else super().visit_var_(var)
@@ -109,7 +110,7 @@ class _Blocker(relax.PyExprMutator):
         return self.plain[var]
 
     def _rewrite(self, value):
-        """Return what `value` becomes: a _Blocked, a list of them, an expression in NCHW, or None: it stays."""
+        """Return `value` rewritten: a _Blocked, a list of them, an expression in NCHW; None to keep it."""
         if isinstance(value, relax.TupleGetItem) and value.tuple_value in self.several:
             return self.several[value.tuple_value][value.index]
         if not isinstance(value, tvm.ir.Call) or not isinstance(value.op, tvm.ir.Op):
@@ -136,26 +137,22 @@ class _Blocker(relax.PyExprMutator):
     # ------------------------------------------------------------ between the layouts
 
     def _block(self, arg) -> _Blocked | None:
-        """`arg`, a tensor of rank 4, in NCHW[x]c; None where its shape or dtype is not such."""
+        """Return `arg` in NCHW[x]c; None unless it is a float32 tensor of rank 4 with a fixed shape."""
         if arg in self.blocked:
             return self.blocked[arg]
         shape = fixed_shape(arg.ty)
         if shape is None or len(shape) != 4 or str(arg.ty.dtype) != "float32":
             return None
-        expr = self.builder_.emit(
-            self.builder_.call_te(
-                _to_blocks, self.visit_expr(arg), self.lanes, primfunc_name_hint=f"to_{self.layout}"
-            )
-        )
-        blocked = _Blocked(expr, shape[1])
+        name = f"to_{self.layout}"
+        call = self.builder_.call_te(_to_blocks, self.visit_expr(arg), self.lanes, primfunc_name_hint=name)
+        blocked = _Blocked(self.builder_.emit(call), shape[1])
         if isinstance(arg, relax.DataflowVar):
             self.blocked[arg], self.plain[arg] = blocked, self.visit_expr(arg)
         return blocked
 
     def _unblock(self, value: _Blocked):
-        return self.builder_.call_te(
-            _from_blocks, value.expr, value.channels, primfunc_name_hint=f"from_{self.layout}"
-        )
+        name = f"from_{self.layout}"
+        return self.builder_.call_te(_from_blocks, value.expr, value.channels, primfunc_name_hint=name)
 
     # ------------------------------------------------------------ operators
 
@@ -163,45 +160,43 @@ class _Blocker(relax.PyExprMutator):
         data, kernel = call.args
         attrs = call.attrs
         shape, weight = fixed_shape(data.ty), constant_array(kernel)
-        sound = attrs.data_layout == "NCHW" and attrs.kernel_layout == "OIHW" and attrs.out_layout == "NCHW"
-        if not sound or shape is None or weight is None or weight.dtype != np.float32 or len(shape) != 4:
+        plain = attrs.data_layout == "NCHW" and attrs.kernel_layout == "OIHW" and attrs.out_layout == "NCHW"
+        if not plain or shape is None or weight is None or weight.dtype != np.float32 or len(shape) != 4:
             return None
-        strides, padding, dilation = (
-            [int(i) for i in at] for at in (attrs.strides, attrs.padding, attrs.dilation)
-        )
+        window = (tuple(int(i) for i in each) for each in (attrs.strides, attrs.padding, attrs.dilation))
         lanes, groups = self.lanes, int(attrs.groups)
-        picture = (
-            groups == 1 and weight.shape[1] < lanes and data not in self.blocked
-        )  # few channels: read in NCHW
-        block = None if picture else self._block(data)
-        if not picture and block is None:
+        # Few channels, as of an image, are read in NCHW.
+        is_image = groups == 1 and weight.shape[1] < lanes and data not in self.blocked
+        block = None if is_image else self._block(data)
+        if not is_image and block is None:
             return None
-        conv = Convolution(
-            shape, weight.shape, tuple(strides), tuple(padding), tuple(dilation), groups, not picture
-        )
+        conv = Convolution(shape, weight.shape, *window, groups, not is_image)
         config = conv.config(self.lookup, self.simd)
-        source = self.visit_expr(data) if picture else block.expr
+        source = self.visit_expr(data) if is_image else block.expr
         if fixed_shape(source.ty) != conv.packed_input_shape(lanes):
             _, groups, _, _, channels = conv.packed_input_shape(lanes)
             source = self.builder_.emit(self.builder_.call_te(convolution.group, source, groups, channels))
         has_gaps = conv.has_gaps(config, lanes)
+        # `ungroup` pads a result with gaps itself.
+        is_complete = len(weight) % lanes == 0 or conv.is_depthwise or has_gaps
 
         def compute(data, kernel):
-            made = conv.compute(data, kernel, config)
-            whole = (
-                len(weight) % lanes == 0 or conv.is_depthwise or has_gaps
-            )  # `ungroup` fills up what has gaps
-            return made if whole else _zero_fill(made, len(weight))
+            result = conv.compute(data, kernel, config)
+            return result if is_complete else _zero_fill(result, len(weight))
 
-        made = self.builder_.call_te(
-            compute, source, relax.const(conv.pack(weight, config, lanes)),
+        result = self.builder_.call_te(
+            compute,
+            source,
+            relax.const(conv.pack(weight, config, lanes)),
             primfunc_name_hint="depthwise_conv2d" if conv.is_depthwise else "conv2d",
             primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
-        )  # fmt: skip
+        )
         if has_gaps:
-            made = self.builder_.emit(made)
-            made = self.builder_.call_te(convolution.ungroup, made, conv.kernel_groups(lanes), len(weight))
-        return _Blocked(made, len(weight))
+            result = self.builder_.emit(result)
+            result = self.builder_.call_te(
+                convolution.ungroup, result, conv.kernel_groups(lanes), len(weight)
+            )
+        return _Blocked(result, len(weight))
 
     def _elementwise(self, call):
         channels = max(self.blocked[arg].channels for arg in call.args if arg in self.blocked)
@@ -234,7 +229,7 @@ class _Blocker(relax.PyExprMutator):
         return _Blocked(tvm.ir.Call(call.op, args, call.attrs, call.ty_args), channels)
 
     def _block_constant(self, array: np.ndarray) -> np.ndarray:
-        """The constant so that it broadcasts against a blocked value as it did against the plain one."""
+        """Reshape a constant to broadcast against a blocked value as it did against the plain one."""
         array = array.reshape((1,) * (4 - array.ndim) + array.shape)
         if array.size == 1:
             return array.reshape(())
@@ -245,9 +240,10 @@ class _Blocker(relax.PyExprMutator):
     def _pool(self, call):
         if call.attrs.layout != "NCHW" or call.attrs.out_layout != "NCHW":
             return None
-        block, (pool, names) = self.blocked[call.args[0]], _POOLS[call.op.name]
-        made = pool(block.expr, *(getattr(call.attrs, name) for name in names), self.layout, self.layout)
-        return _Blocked(made, block.channels)
+        block = self.blocked[call.args[0]]
+        pool, names = _POOLS[call.op.name]
+        result = pool(block.expr, *(getattr(call.attrs, name) for name in names), self.layout, self.layout)
+        return _Blocked(result, block.channels)
 
     def _concat(self, call):
         parts = list(call.args[0].fields) if isinstance(call.args[0], relax.Tuple) else []
@@ -280,7 +276,7 @@ class _Blocker(relax.PyExprMutator):
         return several
 
     def _mean(self, call):
-        """The mean over the picture; what keeps no axes becomes (N, channels)."""
+        """Compute a mean over the image; without keepdims the result is (N, channels)."""
         block = self.blocked[call.args[0]]
         if call.attrs.axis is None or sorted(int(a) % 4 for a in call.attrs.axis) != [2, 3]:
             return None
@@ -288,7 +284,7 @@ class _Blocker(relax.PyExprMutator):
         return mean if call.attrs.keepdims else self._as_vector(mean)
 
     def _flatten(self, call):
-        """(N, channels, 1, 1) to (N, channels)."""
+        """Reshape (N, channels, 1, 1) to (N, channels)."""
         block, shape = self.blocked[call.args[0]], fixed_shape(call.ty)
         n, _, h, w, _ = fixed_shape(block.expr.ty)
         return self._as_vector(block) if (h, w) == (1, 1) and shape == (n, block.channels) else None
@@ -302,10 +298,10 @@ class _Blocker(relax.PyExprMutator):
 
 
 def _clips_to_infinity(call) -> bool:
-    """Whether a call clips 0 to an infinity or NaN."""
-    return call.op.name == "relax.clip" and not np.isfinite(
-        np.clip(0.0, *(float(n.value) for n in call.args[1:]))
-    )
+    """Tell whether a call clips 0 to an infinity or NaN."""
+    if call.op.name != "relax.clip":
+        return False
+    return not np.isfinite(np.clip(0.0, *(float(bound.value) for bound in call.args[1:])))
 
 
 def _variables(call):
@@ -324,7 +320,7 @@ def _to_blocks(data, lanes: int):
 
 
 def _zero_fill(data, channels: int):
-    """The data, with 0 in the channels that the network does not have: a convolution may make 0 * infinity there."""
+    """Set the padded channels to 0: a convolution may compute 0 * infinity there."""
     lanes = int(data.shape[-1])
 
     def element(b, k, y, x, c):
@@ -335,13 +331,15 @@ def _zero_fill(data, channels: int):
 
 def _from_blocks(data, channels: int):
     n, _, h, w, lanes = (int(s) for s in data.shape)
-    return te.compute(
-        (n, channels, h, w), lambda b, c, y, x: data[b, c // lanes, y, x, c % lanes], name="from_blocks"
-    )
+
+    def element(b, c, y, x):
+        return data[b, c // lanes, y, x, c % lanes]
+
+    return te.compute((n, channels, h, w), element, name="from_blocks")
 
 
 def _blocks(array: np.ndarray, lanes: int) -> np.ndarray:
-    """(N, C, H, W) to (N, C / lanes, H, W, lanes), filled up with zeros."""
+    """Convert (N, C, H, W) to (N, C / lanes, H, W, lanes), padded with zeros."""
     n, channels, h, w = array.shape
     count = ceildiv(channels, lanes)
     array = pad_to(array, (n, count * lanes, h, w)).reshape(n, count, lanes, h, w)

@@ -1,5 +1,7 @@
-"""Operators become kernels here, instead of in TVM's way: the computations that opt level 3 has schedules for and, at
-every level, those that TVM gets wrong for special values.
+"""Lower operators to kernels, in place of TVM's legalization.
+
+At opt level 3 these are the computations that `schedules` has schedules for; at every level, those that TVM
+gets wrong for special values.
 """
 
 from collections.abc import Callable
@@ -14,13 +16,12 @@ from .schedules.batch_matmul import BatchMatmul
 from .schedules.vector import Simd
 from .special_values import default
 
-_FUSABLE = {"op_pattern": OUT_EWISE_FUSABLE}
-
 
 def legalizations(v: Simd | None, lookup: Callable | None, opt_level: int) -> dict:
-    """Return by operator what `relax.transform.LegalizeOps` takes, for a CPU's vector registers or, None, a GPU.
+    """Return the functions that `relax.transform.LegalizeOps` takes, by operator name.
 
-    Below level 3 it holds only what corrects TVM's numbers. `lookup` is that of `Workload.config`.
+    Below level 3 these are only those that correct TVM's results. `v` is a CPU's vector registers, or None
+    for a GPU; `lookup` is as for `Workload.config`.
     """
     corrected = special_values.legalizations() | dict.fromkeys(
         elementwise.FUNCTIONS if v else (), _elementwise
@@ -47,19 +48,16 @@ def _matmul(bb, call, v, lookup):
         dense = matmul.Dense(a[-2], *b)
         config = dense.config(lookup, v)
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
-        return bb.call_te(dense.compute, left, panels, config,
-                          primfunc_name_hint="dense", primfunc_attrs=_FUSABLE)  # fmt: skip
+        return _fusable(bb, "dense", dense.compute, left, panels, config)
     product = BatchMatmul(a, b)
-    return bb.call_te(product.compute, left, right, product.config(lookup, v),
-                      primfunc_name_hint="matmul", primfunc_attrs=_FUSABLE)  # fmt: skip
+    return _fusable(bb, "matmul", product.compute, left, right, product.config(lookup, v))
 
 
 def _softmax(bb, call, v):
     shape = fixed_shape(call.ty)
     if not shape or str(call.ty.dtype) != "float32" or int(call.attrs.axis) % len(shape) != len(shape) - 1:
         return default(bb, call)
-    return bb.call_te(row_reduction.softmax, call.args[0], v.lanes,
-                      primfunc_name_hint="softmax", primfunc_attrs=_FUSABLE)  # fmt: skip
+    return _fusable(bb, "softmax", row_reduction.softmax, call.args[0], v.lanes)
 
 
 def _layer_norm(bb, call, v):
@@ -67,8 +65,13 @@ def _layer_norm(bb, call, v):
     last = shape and [int(a) % len(shape) for a in attrs.axes] == [len(shape) - 1]
     if not last or str(call.ty.dtype) != "float32" or not (attrs.center and attrs.scale):
         return default(bb, call)
-    return bb.call_te(row_reduction.layer_norm, *call.args, float(attrs.epsilon), v.lanes,
-                      primfunc_name_hint="layer_norm", primfunc_attrs=_FUSABLE)  # fmt: skip
+    return _fusable(bb, "layer_norm", row_reduction.layer_norm, *call.args, float(attrs.epsilon), v.lanes)
+
+
+def _fusable(bb, name: str, compute, *args):
+    """Call a kernel whose epilogue may take elementwise operators."""
+    pattern = {"op_pattern": OUT_EWISE_FUSABLE}
+    return bb.call_te(compute, *args, primfunc_name_hint=name, primfunc_attrs=pattern)
 
 
 def _elementwise(bb, call):
@@ -83,13 +86,16 @@ def _concat(bb, call):
     if not isinstance(parts, relax.Tuple) or len(parts.fields) < 3 or call.attrs.axis is None:
         return default(bb, call)
     axis = int(call.attrs.axis) % len(call.ty.shape)
-    # A concatenation of concatenations, fused to one, would ask for each number which of dozens of parts it is from.
-    apart = {"op_pattern": OPAQUE} if any(_is_concat(bb, part) for part in parts.fields) else None
-    return bb.call_te(lambda *xs: elementwise.concat(xs, axis), *parts.fields,
-                      primfunc_name_hint="concatenate", primfunc_attrs=apart)  # fmt: skip
+    # Fused, nested concatenations would test for each element which of dozens of parts it comes from.
+    attrs = {"op_pattern": OPAQUE} if any(_is_concat(bb, part) for part in parts.fields) else None
+
+    def compute(*xs):
+        return elementwise.concat(xs, axis)
+
+    return bb.call_te(compute, *parts.fields, primfunc_name_hint="concatenate", primfunc_attrs=attrs)
 
 
 def _is_concat(bb, part) -> bool:
-    made = bb.lookup_binding(part) if isinstance(part, relax.Var) else None
-    called = made.args[0] if isinstance(made, tvm.ir.Call) and made.args else None
+    value = bb.lookup_binding(part) if isinstance(part, relax.Var) else None
+    called = value.args[0] if isinstance(value, tvm.ir.Call) and value.args else None
     return isinstance(called, tvm.ir.GlobalVar) and called.name_hint.startswith("concatenate")

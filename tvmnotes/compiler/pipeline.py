@@ -1,4 +1,4 @@
-"""This module lists the passes of a build, by opt level, and takes their result's parameters apart from its code.
+"""The passes of a build, by opt level, and the steps that separate the resulting parameters from the code.
 
 `build` runs `passes`, then `lift_constants`, `describe` and `bundle`, and hands `lowering()` to TVM.
 """
@@ -34,15 +34,19 @@ def passes(
 ) -> list[tvm.transform.Pass]:
     """List the graph passes of an opt level, in order, from an imported module to one kernel per fused group.
 
-    Level 3 asks `lookup(workload)` for the config of each kernel, and takes the default one where it gives None.
+    At level 3, `lookup` maps a `Workload` to the config of its kernel, or to None for the default config.
     """
-    registers = None if target.kind.name == "cuda" else simd_of(target)
+    simd = None if target.kind.name == "cuda" else simd_of(target)
+    half_sums = [(0, sums_in_float32())] if simd else []  # a GPU's tensor cores do so by themselves
+    blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
+    checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
+    scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `cuda.scheduled` does it
     from_level = [
         # the graph
         (3, fold_batch_norm()),
         (0, t.DecomposeOpsForInference()),
         (0, t.ConvertToDataflow()),
-        *([(0, sums_in_float32())] if registers else []),  # a GPU's tensor cores do so by themselves
+        *half_sums,
         (0, decompose_functions()),
         (0, bools_as_bytes()),
         (0, t.CanonicalizeBindings()),
@@ -53,39 +57,34 @@ def passes(
         (3, t.EliminateCommonSubexpr()),
         (3, fold_affine()),  # batch norms that no convolution precedes
         (3, t.DeadCodeElimination()),
-        *([(3, block_layouts(registers, lookup))] if registers else []),  # NCHW to NCHW[x]c, weights packed
+        *blocked,
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
-        (
-            0,
-            checks_to_kernels() if registers else parallelize_detection(),
-        ),  # a GPU: the loops behind a detector
+        (0, checks),
         (0, special_values.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
-        (0, t.LegalizeOps(legalizations(registers, lookup, opt_level))),
+        (0, t.LegalizeOps(legalizations(simd, lookup, opt_level))),
         (0, t.AnnotateTIROpPattern()),
         (2, t.FoldConstant()),
         (1, t.FuseOps()),
         (1, note_operators()),
         (1, t.FuseTIR()),
-        *(
-            [(3, schedule_kernels(registers, lookup))] if registers else []
-        ),  # for a GPU `gpu.scheduled` does it
+        *scheduled,
         (0, t.DeadCodeElimination()),
     ]
     return [step for level, step in from_level if opt_level >= level]
 
 
 def lowering() -> tvm.transform.Pass:
-    """Make the pass that `tvm.compile` runs instead of its default, which would fuse and fold at every opt level."""
+    """Make the pass that replaces `tvm.compile`'s default, which would fuse and fold at every opt level."""
     return tvm.transform.Sequential(
         [
-            t.RewriteDataflowReshape(),  # a reshape becomes a view where it can
+            t.RewriteDataflowReshape(),  # a reshape becomes a view if possible
             t.ToNonDataflow(),
             t.RemovePurityChecking(),
             t.CallTIRRewrite(),  # kernels write into buffers that the caller allocates
             t.StaticPlanBlockMemory(),  # buffers that are not alive together share memory
-            t.RewriteCUDAGraph(),  # for a GPU, where the pass context has "relax.backend.use_cuda_graph"
+            t.RewriteCUDAGraph(),  # for a GPU, if the pass context has "relax.backend.use_cuda_graph"
             t.LowerAllocTensor(),
             t.KillAfterLastUse(),
             t.LowerRuntimeBuiltin(),
@@ -101,8 +100,11 @@ def lowering() -> tvm.transform.Pass:
 class _LiftConstants(relax.PyExprMutator):
     def __init__(self, names: dict[int, str], taken: set[str]):
         super().__init__()
-        self.names, self.vars, self.arrays = names, {}, {}
-        self.free = (name for n in itertools.count() if (name := f"const{n}") not in taken)
+        self.names = names
+        self.vars = {}  # by array key
+        self.arrays = {}  # by name
+        numbered = (f"const{n}" for n in itertools.count())
+        self.free = (name for name in numbered if name not in taken)
 
     def visit_generic_const_(self, constant):
         key = array_key(constant.value)
@@ -115,34 +117,43 @@ class _LiftConstants(relax.PyExprMutator):
 def lift_constants(
     mod: tvm.IRModule, names: dict[int, str]
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Make each constant of `main` a parameter after the inputs; gives the module and the arrays by name, in order.
+    """Turn constants of `main` into parameters after the inputs; return the module and the arrays by name.
 
-    So the library holds code alone and the parameters get a file of their own, whatever was folded. An array keeps
-    its name from `names` (by `array_key`) where no pass has touched it.
+    So the library holds only code, and the parameters get a file of their own, folded or not. `names` are
+    parameter names by `array_key`: an array that no pass has changed keeps its name.
     """
     main = mod["main"]
     lift = _LiftConstants(names, taken={*names.values(), *(p.name for p in main.params)})
     main = lift.visit_expr(main)
     params = [*main.params, *lift.vars.values()]
     lifted = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
-    lifted = lifted.with_attr("num_input", len(main.params))  # `bundle` goes by it
+    lifted = lifted.with_attr("num_input", len(main.params))  # read by `bundle`
     mod = mod.clone()
     mod.update_func(mod.get_global_var("main"), lifted)
     return mod, lift.arrays
 
 
 def bundle(mod: tvm.IRModule) -> tvm.IRModule:
-    """Make `main` take all parameters as one tuple: one argument to check and pass in each call instead of hundreds."""
+    """Make `main` take its parameters as one tuple: one argument to check per call instead of hundreds."""
     return t.BundleModelParams("params")(mod)
 
 
 def describe(mod: tvm.IRModule, params: list[str]) -> dict:
-    """Give the graph of `main` as plain data, for graph.json: inputs, parameters, kernel calls, outputs; of each kernel
-    its schedule, what it computes and moves in a call (`costs.count`), the operators that it fuses, and its
-    workload where it has one.
+    """Describe the graph of `main` as plain data, for graph.json.
 
-    A node names the value it makes, its kernel (or the Relax operator that the runtime serves by itself), the values
-    it reads, and the shape and dtype of what it makes. The heads are the values that are the outputs.
+    Args:
+        mod: The module after `lift_constants`.
+        params: The names of the parameters, in order.
+
+    Returns:
+        "inputs", "params" and "outputs", with their shapes and dtypes; "nodes", the kernel calls; "heads",
+        the values that are the outputs; "tuple", whether the result is one; and by kernel name "kernels" (its
+        schedule), "costs" (see `costs.count`, and the operators that it fuses) and "workloads" (only kernels
+        that have one). A node has the name of its result, its kernel (or the Relax operator that the runtime
+        serves), the values it reads, and the shape and dtype of its result.
+
+    Raises:
+        ValueError: A value has no fixed shape.
     """
     main = mod["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
@@ -169,27 +180,27 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
 
 
 def _heads(body) -> list:
-    """Give each output as the name of a node, or of an input, and the number among what that makes."""
+    """Return each output as the name of a node or input, and its index among that node's results."""
     bound = {binding.var: binding.value for block in body.blocks for binding in block.bindings}
 
-    def behind(expr):
+    def resolve(expr):
         value = bound.get(expr) if isinstance(expr, relax.Var) else expr
-        return behind(value) if isinstance(value, relax.Var) else (expr, value)
+        return resolve(value) if isinstance(value, relax.Var) else (expr, value)
 
-    expr, value = behind(body.body)
+    expr, value = resolve(body.body)
     heads = []
     for field in value.fields if isinstance(value, relax.Tuple) else [expr]:
-        expr, value = behind(field)
+        expr, value = resolve(field)
         position = 0
         if isinstance(value, relax.TupleGetItem):
-            expr, position = behind(value.tuple_value)[0], int(value.index)
+            expr, position = resolve(value.tuple_value)[0], int(value.index)
         if isinstance(expr, relax.Var):
             heads.append([expr.name, position])
     return heads
 
 
 def _node(binding) -> dict:
-    call, made = binding.value, binding.var.ty
+    call, result = binding.value, binding.var.ty
     kernel = getattr(call.op, "name", str(call.op))
     args = list(call.args)
     if kernel == "relax.call_tir":
@@ -200,7 +211,7 @@ def _node(binding) -> dict:
         "name": binding.var.name,
         "kernel": kernel,
         "reads": [arg.name for arg in args if isinstance(arg, relax.Var)],
-        "makes": [_tensor(f) for f in (made.fields if isinstance(made, tvm.ir.TupleType) else [made])],
+        "makes": [_tensor(f) for f in (result.fields if isinstance(result, tvm.ir.TupleType) else [result])],
     }
 
 

@@ -1,8 +1,8 @@
-"""A tuning record says which config of which workload took how long: a line of JSON, in files that only grow.
+"""Tuning records: the time of a config of a workload, as a line of JSON, in files that only grow.
 
-`tn.tune` appends to such a file, `tn.build` takes the best of one (or of those that the package ships), and
-`pick_best` makes a small file of the best of several. Nothing in such a file runs as code, whoever wrote it: `read`
-says which lines are refused.
+`tn.tune` appends to such a file, `tn.build` uses the best of one (or of those that the package ships), and
+`pick_best` makes a small file of the best of several. Nothing in such a file runs as code, whoever wrote it:
+`read` says which lines are refused.
 """
 
 import contextlib
@@ -27,23 +27,32 @@ from .schedules.vector import Simd, simd_of
 
 try:
     import fcntl
-except ImportError:  # Windows, where only one process at a time should append to a file
+except ImportError:  # on Windows, only one process at a time should append to a file
     fcntl = None
 
-_FORMAT = 1  # of a line, and of what the configs in it mean
+_FORMAT = 1  # version of a line's format and of the meaning of configs
 _EXPECTED = "records: expected None, False, a file, or a list of files or of tvmnotes.records.Record"
 
 
 @dataclass(frozen=True)
 class Record:
-    """A record is a measured config: `seconds` for each repeat, or none where it failed; then `error` says how.
+    """A measured config.
 
-    `final` is empty for a trial. At its end, a tuning measures the best few configs of each workload in turns; the
-    records of those carry that moment.
+    Attributes:
+        workload: What the kernel computes.
+        target: As `env.target_json` gives it.
+        config: The choices that the kernel's schedule leaves open.
+        seconds: One time per repeat; empty if the config failed.
+        error: How it failed, or None.
+        final: Empty for a trial. At its end, a tuning measures the best few configs of each workload again,
+            alternately; the records of those carry the time of that re-measurement.
+        machine: "cpu" and "threads" of the machine that measured.
+        versions: The versions of apache-tvm and tvmnotes.
+        time: When the record was made, in ISO format.
     """
 
     workload: Workload
-    target: str  # as `env.target_json` gives it
+    target: str
     config: dict
     seconds: tuple[float, ...]
     error: str | None = None
@@ -54,17 +63,17 @@ class Record:
 
     @property
     def call_seconds(self) -> float:
-        """Seconds of a call, infinite where it failed.
+        """Seconds of a call, infinite if it failed.
 
-        The least of a trial's repeats, as what other processes do to a machine makes times longer, never shorter; of
-        the turns of a re-measurement, each of which is already the least of several runs, the median.
+        For a trial the minimum of its repeats, because other processes only ever make a time longer; for a
+        re-measurement the median of its rounds, each of which is already the minimum of several runs.
         """
         if not self.seconds:
             return float("inf")
         return statistics.median(self.seconds) if self.final else min(self.seconds)
 
     def __str__(self) -> str:
-        return json.dumps({
+        fields = {
             "format": _FORMAT,
             "workload": self.workload.as_dict(),
             "target": json.loads(self.target),
@@ -75,11 +84,22 @@ class Record:
             "machine": self.machine,
             "versions": self.versions,
             "time": self.time,
-        })  # fmt: skip
+        }
+        return json.dumps(fields)
 
 
 def new_record(workload, target: str, config: dict, seconds=(), error=None, final="", machine=None) -> Record:
-    """Make a record of now; `machine` is this one unless given."""
+    """Make a record with the current time and versions.
+
+    Args:
+        workload: What the kernel computes.
+        target: As `env.target_json` gives it.
+        config: The measured config.
+        seconds: One time per repeat.
+        error: How the config failed, or None.
+        final: See `Record`.
+        machine: "cpu" and "threads"; this machine's by default.
+    """
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     here = machine or {"cpu": env.cpu_name(), "threads": env.threads()}
     return Record(workload, target, config, tuple(seconds), error, final, here, _versions(), now)
@@ -91,9 +111,17 @@ def _versions() -> dict:
 
 
 def parse(line: str | bytes, check: bool = True) -> Record | str:
-    """Return the record in a line, or in a few words why it has none. Without `check` its config is taken to exist.
+    """Parse a line of a file of records.
 
-    Raises Forbidden for a line that could do more than say how to schedule a kernel; see `read`.
+    Args:
+        line: JSON.
+        check: Whether to check that the config still exists.
+
+    Returns:
+        The record, or a few words on why the line holds none.
+
+    Raises:
+        Forbidden: The line could do more than say how to schedule a kernel; see `read`.
     """
     try:
         given = json.loads(line)
@@ -103,21 +131,29 @@ def parse(line: str | bytes, check: bool = True) -> Record | str:
         return "of another format"
     try:
         record = Record(
-            Workload.from_dict(given["workload"]), _canonical(json.dumps(given["target"])), given["config"],
-            tuple(map(float, given["seconds"])), given["error"], given["final"], given["machine"], given["versions"],
-            given["time"],
-        )  # fmt: skip
+            workload=Workload.from_dict(given["workload"]),
+            target=_canonical(json.dumps(given["target"])),
+            config=given["config"],
+            seconds=tuple(map(float, given["seconds"])),
+            error=given["error"],
+            final=given["final"],
+            machine=given["machine"],
+            versions=given["versions"],
+            time=given["time"],
+        )
         sound = _is_sound(record)
         known = sound and (not check or record.workload.is_config(record.config, simd_of_key(record.target)))
     except Forbidden:
         raise
     except Exception:  # a foreign line may hold anything
         return "of another format"
-    return record if known else "of configs that no longer exist" if sound else "of another format"
+    if known:
+        return record
+    return "of configs that no longer exist" if sound else "of another format"
 
 
 def _is_sound(record: Record) -> bool:
-    """Whether a record's parts are of their kinds: either seconds or an error, for one."""
+    """Tell whether a record's fields have the right types and it has either seconds or an error."""
     texts = record.final, record.time, record.error or ""
     timed = all(0 < seconds < float("inf") for seconds in record.seconds)
     failed = isinstance(record.error, str)
@@ -126,20 +162,26 @@ def _is_sound(record: Record) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _canonical(target: str) -> str:
-    made = env.checked_target(json.loads(target))
-    if made.kind.name != "llvm":
-        raise ValueError(f"records are of CPUs; got one of {made.kind.name}")
-    return env.target_json(made)
+    checked = env.checked_target(json.loads(target))
+    if checked.kind.name != "llvm":
+        raise ValueError(f"records are of CPUs; got one of {checked.kind.name}")
+    return env.target_json(checked)
 
 
 @functools.lru_cache(maxsize=64)
 def simd_of_key(target: str) -> Simd:
+    """Return the vector registers of a target, given as `env.target_json` gives it."""
     return simd_of(tvm.target.Target(json.loads(target)))
 
 
 @contextlib.contextmanager
 def locked(file, shared: bool = False):
-    """Within it, no other process appends to the file; nor reads it, unless both read."""
+    """Lock a file of records, so that no other process appends to it in the meantime.
+
+    Args:
+        file: An open file.
+        shared: Whether others that lock it as shared, too, may read it.
+    """
     if fcntl:
         fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     try:
@@ -150,7 +192,16 @@ def locked(file, shared: bool = False):
 
 
 def open_records(path: str | os.PathLike, mode: str, what: str = "read"):
-    """Open a file of records, not buffered. Raises an OSError that says what was to be done with it."""
+    """Open a file of records, unbuffered.
+
+    Args:
+        path: The file.
+        mode: As for `open`, with "b".
+        what: A verb for the error: what was to be done with the file.
+
+    Raises:
+        OSError: The file cannot be opened; names `what` and the path.
+    """
     try:
         return open(path, mode, buffering=0)
     except OSError as error:
@@ -158,22 +209,35 @@ def open_records(path: str | os.PathLike, mode: str, what: str = "read"):
 
 
 def read_from(file, position: int) -> tuple[list[Record], int]:
-    """Read the records of an open file from a position on, and where they end. Raises and warns as `read` does."""
-    with locked(file, shared=True):  # nobody is in the middle of a line
+    """Read the records of an open file.
+
+    Args:
+        file: Opened by `open_records`.
+        position: Where to start, in bytes.
+
+    Returns:
+        The records, and the position after them.
+
+    Raises:
+        ValueError: As `read` does, which also says what this warns of.
+    """
+    with locked(file, shared=True):  # so no line is half written
         file.seek(position)
         text = file.read()
     parsed = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
-            parsed += [parse(line)] if line.strip() else []
+            if line.strip():
+                parsed.append(parse(line))
         except Forbidden as error:
             file.seek(0)
             number += file.read(position).count(b"\n")
             raise ValueError(
-                f"{file.name}, line {number}: refused, as a record may only say how to schedule a kernel: {error}. "
-                "Find out who wrote this line; without it, the file can be used"
+                f"{file.name}, line {number}: refused, as a record may only say how to schedule a kernel: "
+                f"{error}. Find out who wrote this line; without it, the file can be used"
             ) from None
-    if left_out := Counter(reason for reason in parsed if isinstance(reason, str)):
+    left_out = Counter(reason for reason in parsed if isinstance(reason, str))
+    if left_out:
         listed = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
         lines = "lines" if left_out.total() > 1 else "line"
         warnings.warn(f"{file.name}: left out {left_out.total()} {lines} ({listed})", stacklevel=3)
@@ -183,9 +247,16 @@ def read_from(file, position: int) -> tuple[list[Record], int]:
 def read(*paths: str | os.PathLike) -> list[Record]:
     """Read the records of files, which may come from anyone: nothing in them runs as code.
 
-    Warns of lines that hold no record, and leaves them out. Raises OSError for a file that cannot be read, and
-    ValueError, with the line's number, for a line whose trace of MetaSchedule has a step, an annotation or a value that
-    `compiler/schedules/trace.py` does not list, or whose target is one that `env.checked_target` forbids.
+    Lines that hold no record are left out, with a warning.
+
+    Args:
+        *paths: Files of records.
+
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: A line, whose number it gives, has a MetaSchedule trace with a step, an annotation or a
+            value that `compiler/schedules/trace.py` does not list, or a target that `env.checked_target`
+            forbids.
     """
     records = []
     for path in paths:
@@ -195,22 +266,30 @@ def read(*paths: str | os.PathLike) -> list[Record]:
 
 
 def best(records: Iterable[Record]) -> dict[tuple, Record]:
-    """Find the fastest config's record by workload and target.
+    """Find the record of the fastest config by (workload, target).
 
-    Where there were re-measurements, the last decide: of many trials, the one that seems best was lucky too.
+    The last re-measurement decides, if there is one: the best of many trials was also lucky.
     """
     fastest: dict = {}
     for record in records:
         if not record.error:
-            where = record.workload, record.target
-            before = fastest.setdefault(where, record)
+            case = record.workload, record.target
+            before = fastest.setdefault(case, record)
             if (record.final, -record.call_seconds) > (before.final, -before.call_seconds):
-                fastest[where] = record
+                fastest[case] = record
     return fastest
 
 
 def pick_best(sources, out: str | os.PathLike) -> list[Record]:
-    """Write the best record of each workload and target in `sources`, a file or several, to the file `out`."""
+    """Write the best record of each workload and target to a file.
+
+    Args:
+        sources: A file of records, or several.
+        out: The file to write.
+
+    Returns:
+        The records written.
+    """
     sources = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     picked = list(best(read(*sources)).values())
     data.atomic_write(out, "".join(f"{record}\n" for record in picked))
@@ -218,16 +297,24 @@ def pick_best(sources, out: str | os.PathLike) -> list[Record]:
 
 
 class ConfigLookup:
-    """A look-up gives the config that records have for a workload of a build for a target, or None.
+    """A lookup from a workload to the best config that records have for it, or None.
 
-    Records of the target itself come first, then those of a CPU with the same vector registers. `counts` tells how many
-    workloads had an "exact" record, a "near" one, or none and so their "default" config.
+    Records of the target itself come first, then those of a CPU with the same vector registers.
+
+    Args:
+        records: The records.
+        target: The target of the build.
+        source: A name for the records, shown by `str`.
+
+    Attributes:
+        counts: How many workloads had an "exact" record, a "near" one, or none and so their "default" config.
     """
 
     def __init__(self, records: Iterable[Record], target: tvm.target.Target, source: str):
-        """`source` names the records in `str` of this."""
-        self.source, self.counts = source, Counter(exact=0, near=0, default=0)
-        self._exact, self._near, self._asked = {}, {}, set()
+        self.source = source
+        self.counts = Counter(exact=0, near=0, default=0)
+        self._exact, self._near = {}, {}  # by workload
+        self._asked = set()
         target = env.target_json(target)
         for (workload, measured_for), record in best(records).items():
             if measured_for == target:
@@ -236,6 +323,7 @@ class ConfigLookup:
                 self._near[workload] = record
 
     def __call__(self, workload: Workload) -> dict | None:
+        """Return the best config for a workload, or None if no record is for it."""
         record = self._exact.get(workload) or self._near.get(workload)
         if workload not in self._asked and (record or not workload.by_metaschedule):
             self.counts["exact" if workload in self._exact else "near" if record else "default"] += 1
@@ -246,23 +334,37 @@ class ConfigLookup:
         exact, near, default = (self.counts[how] for how in ("exact", "near", "default"))
         if not exact + near:
             return f"{self.source}: none for this network and target"
-        parts = [f"{exact} of this target"] * bool(exact)
-        parts += [f"{near} near (another CPU with the same vector registers)"] * bool(near)
-        parts += [f"{default} workloads with none"] * bool(default)
+        parts = []
+        if exact:
+            parts.append(f"{exact} of this target")
+        if near:
+            parts.append(f"{near} near (another CPU with the same vector registers)")
+        if default:
+            parts.append(f"{default} workloads with none")
         return f"{self.source}: {', '.join(parts)}"
 
 
 @functools.cache
 def shipped() -> list[Record]:
-    """Read the records that come with the package, in data/records/: the best for the networks of the notes."""
+    """Read the records that come with the package, in data/records/: the best for the course's networks."""
     files = data.bundled("records", "*.jsonl")
     return [parse(line, check=False) for file in files for line in file.read_bytes().splitlines()]
 
 
 def resolve_records(records, target: tvm.target.Target) -> ConfigLookup | None:
-    """Make the look-up of a build, whose `records` are those of `build.build`; None where it is to use none.
+    """Make the lookup of a build.
 
-    Raises TypeError and OSError for what are no records, and ValueError for those of a GPU.
+    Args:
+        records: As for `build.build`.
+        target: The target of the build.
+
+    Returns:
+        The lookup, or None to use no records.
+
+    Raises:
+        TypeError: `records` are no records.
+        OSError: A file cannot be read.
+        ValueError: `records` are given for a GPU, or as `read` raises it.
     """
     if target.kind.name == "cuda":
         if records:

@@ -1,14 +1,14 @@
-"""This module reads the assembly of a kernel that TVM has compiled: its multiply-adds, and its innermost loop."""
+"""The assembly of a kernel that TVM has compiled: its multiply-adds, and its innermost loop."""
 
 import re
 from collections import Counter
 
-# x86's names with fused multiply-add and without, and ARM's.
+# The names on x86, with fused multiply-add and without, and on ARM.
 _MULTIPLY_ADD = re.compile(r"\s+(v?fm(?:add|la)[\w.]*|v?mul[sp]s)\s")
 
 
 def multiply_adds(kernel) -> dict[str, int]:
-    """Count the multiply-adds in the assembly of what `tvm.compile` returned, by instruction and kind of register."""
+    """Count the multiply-adds in the assembly of a `tvm.compile` result, by instruction and register kind."""
     found: Counter = Counter()
     for line in _lines(kernel):
         if instruction := _MULTIPLY_ADD.match(line):
@@ -18,14 +18,15 @@ def multiply_adds(kernel) -> dict[str, int]:
 
 
 def inner_loop(kernel) -> str:
-    """Return the loop with the largest share of multiply-adds, as assembly: from a label to the jump back to it."""
-    lines, labels, loops = _lines(kernel), {}, []
-    for number, line in enumerate(lines):
+    """Return the assembly of the loop with the largest share of multiply-adds, from its label to the jump."""
+    lines = _lines(kernel)
+    labels, loops = {}, []
+    for index, line in enumerate(lines):
         words = line.split()
         if label := re.match(r"(\.?\w+):", line):
-            labels[label[1]] = number
+            labels[label[1]] = index
         elif words and words[-1] in labels:
-            loops.append(lines[labels[words[-1]] : number + 1])
+            loops.append(lines[labels[words[-1]] : index + 1])
     return "\n".join(max(loops, key=_share))
 
 

@@ -1,4 +1,4 @@
-"""Damaged copies of a saved network, as accidents make them, for lesson 08: `tn.load` refuses each."""
+"""Damaged copies of a saved network, as accidents produce them, for lesson 08: `tn.load` rejects each."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def damaged_copies(saved: Path) -> list[Path]:
-    """Copy the folder of a saved network five times, beside it, each with another damage; return the copies."""
+    """Copy the folder of a saved network five times, next to it, each damaged in another way."""
     names = ("bit-lost", "file-forgotten", "file-renamed", "other-tvm", "other-cpu")
     copies = [saved.with_name(name) for name in names]
     for copy in copies:
@@ -25,6 +25,6 @@ def damaged_copies(saved: Path) -> list[Path]:
 
 
 def _change(folder: Path, entry: str, value) -> None:
-    """Put another value into the manifest."""
+    """Change an entry of the manifest."""
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {entry: value}))

@@ -1,7 +1,7 @@
-"""The course trains one network itself, a ResNet-20 that reads handwritten digits; its test pictures are here too.
+"""The network that the course trains itself, a ResNet-20 for handwritten digits, and its test images.
 
-`data/digits/train.py` trains it; the notebooks and `models.py` load it. This module imports torch, so import it where
-it is used.
+`data/digits/train.py` trains it; the notebooks and `models.py` load it. This module imports torch, so import
+it only when needed.
 """
 
 import numpy as np
@@ -16,11 +16,12 @@ MEAN, STD = 0.3057, 0.3238
 
 
 class ResNet20(nn.Module):
-    """This is CIFAR's 20-layer residual network, for grey pictures: float32 (N, 1, 32, 32) to logits float32 (N, 10).
+    """CIFAR's 20-layer residual network, for grey images.
 
-    One 3x3 convolution, three stages of three blocks with 16, 32 and 64 channels, global average pooling and one
-    linear layer; 272,186 parameters. Where a block changes the shape, its shortcut is a 1x1 convolution ("option B").
-    Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, sections 3.3 and 4.2.
+    Maps float32 (N, 1, 32, 32) to logits float32 (N, 10): one 3x3 convolution, three stages of three blocks
+    with 16, 32 and 64 channels, global average pooling and one linear layer; 272,186 parameters. In a block
+    that changes the shape, the shortcut is a 1x1 convolution ("option B"). Source: He, Zhang, Ren, Sun, "Deep
+    Residual Learning for Image Recognition", CVPR 2016, sections 3.3 and 4.2.
     """
 
     def __init__(self):
@@ -33,13 +34,14 @@ class ResNet20(nn.Module):
         self.classify = nn.Linear(64, 10)
 
     def forward(self, image: Tensor) -> Tensor:
+        """Compute the logits."""
         x = torch.relu(self.stem(image))
         x = self.stage3(self.stage2(self.stage1(x)))
         return self.classify(self.pool(x).flatten(1))
 
 
 class Block(nn.Module):
-    """A block is two 3x3 convolutions and a shortcut: (N, c_in, H, W) to (N, c_out, H / stride, W / stride)."""
+    """Two 3x3 convolutions and a shortcut: (N, c_in, H, W) to (N, c_out, H / stride, W / stride)."""
 
     def __init__(self, c_in: int, c_out: int, stride: int = 1):
         super().__init__()
@@ -48,6 +50,7 @@ class Block(nn.Module):
         self.shortcut = nn.Identity() if c_in == c_out else _conv_bn(c_in, c_out, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the block's output."""
         return torch.relu(self.second(torch.relu(self.first(x))) + self.shortcut(x))
 
 
@@ -57,9 +60,16 @@ def _conv_bn(c_in: int, c_out: int, kernel: int, stride: int = 1) -> nn.Sequenti
 
 
 def preprocess(images: np.ndarray) -> np.ndarray:
-    """Make pictures, uint8 or float (N, 32, 32), 0 black to 255 white, the network's input, float32 (N, 1, 32, 32).
+    """Convert images to the network's input: each pixel p becomes (p / 255 - MEAN) / STD.
 
-    Each pixel p becomes (p / 255 - MEAN) / STD. Raises ValueError where the shape is another.
+    Args:
+        images: uint8 or float (N, 32, 32), 0 black to 255 white.
+
+    Returns:
+        float32 (N, 1, 32, 32).
+
+    Raises:
+        ValueError: The shape is wrong.
     """
     images = np.asarray(images)
     if images.ndim != 3 or images.shape[1:] != (32, 32):
@@ -70,18 +80,24 @@ def preprocess(images: np.ndarray) -> np.ndarray:
 
 
 def load_test_set() -> tuple[np.ndarray, np.ndarray]:
-    """Load the pictures that training never saw: images uint8 (360, 32, 32), 0 to 255; labels int64 (360,)."""
+    """Load the test images, uint8 (360, 32, 32), 0 to 255, and their labels, int64 (360,)."""
     with np.load(data.path("digits/test.npz")) as arrays:
         return arrays["images"], arrays["labels"]
 
 
 def scene(images: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Compose a picture of two to five digits in squares that do not overlap, of 22 to 44 pixels a side.
+    """Compose an image of two to five digits in squares that do not overlap, of 22 to 44 pixels a side.
 
-    `images` are uint8 (N, 32, 32) and `labels` int (N,). Returns the picture, uint8 (96, 96), and its boxes, float32
-    (digits, 5): the label, then left, top, right and bottom in pixels.
+    Args:
+        images: uint8 (N, 32, 32).
+        labels: int (N,).
+        rng: Source of the random choices.
+
+    Returns:
+        The image, uint8 (96, 96), and its boxes, float32 (digits, 5): the label, then left, top, right and
+        bottom in pixels.
     """
-    picture, boxes = np.zeros((96, 96), "uint8"), []
+    image, boxes = np.zeros((96, 96), "uint8"), []
     wanted = rng.integers(2, 6)
     for _ in range(100):
         if len(boxes) == wanted:
@@ -92,16 +108,19 @@ def scene(images: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> t
             continue
         which = rng.integers(len(images))
         drawn = Image.fromarray(images[which]).resize((side, side), Image.Resampling.BILINEAR)
-        picture[top : top + side, left : left + side] = np.asarray(drawn)
+        image[top : top + side, left : left + side] = np.asarray(drawn)
         boxes.append((labels[which], left, top, left + side, top + side))
-    return picture, np.array(boxes, "float32")
+    return image, np.array(boxes, "float32")
 
 
 def found(detections: np.ndarray, boxes: np.ndarray, least: float = 0.5) -> int:
-    """Count the boxes of a `scene` that were detected: an overlap (IoU) of 0.5 or more, with the right label.
+    """Count the boxes of a `scene` that were detected: the right label and an overlap (IoU) of at least 0.5.
 
-    `detections` are rows of class, score and corners as parts of the picture's sides, float (N, 6), the best score
-    first; those of class -1, or of a score below `least`, do not count.
+    Args:
+        detections: Rows of class, score and corners as fractions of the image's sides, float (N, 6), best
+            score first. Those of class -1 do not count.
+        boxes: The boxes of the scene.
+        least: Smallest score that counts.
     """
     rows = detections[(detections[:, 0] >= 0) & (detections[:, 1] >= least)]
     corners = rows[:, 2:] * 96

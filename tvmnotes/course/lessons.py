@@ -1,7 +1,8 @@
-"""This module reads the plan of the course, lessons.json: what each lesson takes and needs, and the routes.
+"""The plan of the course, lessons.json: what each lesson takes and needs, and the routes.
 
-README.md and notebook 00 show it. `python -m tvmnotes.course.lessons`, in a checkout, writes it into both, into the
-README also the times that notebook 00 has stored, and into each notebook what comes next. Tests compare them.
+README.md and notebook 00 show it. `python -m tvmnotes.course.lessons`, in a checkout, writes it into both,
+the times that notebook 00 has stored into the README, and what comes next into each notebook. Tests compare
+them.
 """
 
 import json
@@ -13,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Lesson(NamedTuple):
-    """A lesson is a row of the map. `needs` lists the numbers of lessons, and "C++" for a C++ compiler."""
+    """A row of the map. `needs` lists the numbers of lessons, and "C++" for a C++ compiler."""
 
     name: str
     about: str
@@ -23,42 +24,45 @@ class Lesson(NamedTuple):
 
     @property
     def number(self) -> str:
-        """The number is "04", or "04b" for a second part."""
+        """The number, "04", or "04b" for a second part."""
         return self.name.partition("_")[0]
 
 
 _PLAN = json.loads(Path(__file__).with_name("lessons.json").read_text(encoding="utf-8"))
 LESSONS = [Lesson(**row) for row in _PLAN["lessons"]]
 BY_NUMBER = {lesson.number: lesson for lesson in LESSONS}
-# The steps of each route: a lesson's number, and its sections where not all of them are for this reader.
+# The steps of each route: a lesson's number, and its sections if not all of them are for this reader.
 ROUTES = _PLAN["routes"]
 
 
 def split(step: str) -> tuple[str, str]:
-    """Split a step of a route into the lesson's number and the rest, which names its sections or is empty."""
+    """Split a step of a route into the lesson's number and the rest, which names sections or is empty."""
     number, comma, sections = step.partition(",")
     return number, comma + sections
 
 
 def minutes(route: str) -> int:
-    """Add up the minutes of the lessons of a route, each counted once and whole."""
+    """Add up the minutes of the lessons of a route, each counted once and in full."""
     return sum(BY_NUMBER[number].minutes for number in {split(step)[0] for step in ROUTES[route]})
 
 
 def table(folder: str = "", answers: bool = False) -> str:
-    """List the lessons as a table of Markdown with links into `folder`; with `answers`, a column for these."""
-    columns = ["notebook", "what it walks through", "minutes", "level", "needs", *["answers"] * answers]
+    """Format the lessons as a Markdown table with links into `folder`; `answers` adds a column for these."""
+    columns = ["notebook", "what it walks through", "minutes", "level", "needs"]
+    if answers:
+        columns.append("answers")
     rows = [columns, ["---"] * len(columns)]
     for lesson in LESSONS:
         link = f"[{lesson.name}]({folder}{lesson.name}.ipynb)"
-        answer = f"[{lesson.number}]({folder}solutions/{lesson.name}.ipynb)"
         row = [link, lesson.about, str(lesson.minutes), lesson.level, lesson.needs]
-        rows.append([*row, *[answer] * answers])
+        if answers:
+            row.append(f"[{lesson.number}]({folder}solutions/{lesson.name}.ipynb)")
+        rows.append(row)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def routes(folder: str = "") -> str:
-    """List the routes as a table of Markdown with links into `folder`."""
+    """Format the routes as a Markdown table with links into `folder`."""
     rows = ["| you say | minutes | lessons |", "|---|---|---|"]
     for route, steps in ROUTES.items():
         links = (_link(step, folder) for step in steps)
@@ -67,7 +71,7 @@ def routes(folder: str = "") -> str:
 
 
 def after(number: str) -> str:
-    """Name the lesson that comes next on each route that has this one, as a line of Markdown."""
+    """Format the next lesson on each route through this one as a line of Markdown."""
     following: dict[str, list[str]] = {}
     for route, steps in ROUTES.items():
         numbers = [split(step)[0] for step in steps]
@@ -86,7 +90,7 @@ def _link(step: str, folder: str = "") -> str:
 
 
 def bars(times: dict[str, float]) -> str:
-    """Draw milliseconds by name as bars of text, of which the longest has 40 characters, as a block of Markdown."""
+    """Draw milliseconds by name as bars of text, the longest of 40 characters, in a block of Markdown."""
     longest = max(times.values())
     lines = []
     for name, time in times.items():
@@ -97,7 +101,7 @@ def bars(times: dict[str, float]) -> str:
 
 
 def figure(notebook: dict) -> str:
-    """Draw the times that notebook 00 has stored, and name the machine that it was stored on."""
+    """Draw the times stored in notebook 00, and name the machine that measured them."""
     cells = {cell["id"]: cell for cell in notebook["cells"]}
     table = "".join("".join(output["data"]["text/plain"]) for output in cells["times"]["outputs"])
     machine = "".join("".join(output["text"]) for output in cells["machine"]["outputs"])
@@ -132,12 +136,12 @@ def _marked(text: str, mark: str, content: str) -> str:
 
 
 def last_cell(text: str, number: str) -> str:
-    """Return the text of a lesson's last cell with the line that names what comes next."""
+    """Return the text of a lesson's last cell with a line that names what comes next."""
     return text.partition("\n\nNext: ")[0] + "\n\n" + after(number)
 
 
 def main() -> None:
-    """Write what comes next into each notebook, the plan into 00 and README.md, and 00's figure into the latter."""
+    """Update the last cell of each notebook, the plan in 00 and README.md, and 00's figure in the latter."""
     page = ROOT / "README.md"
     for number, lesson in BY_NUMBER.items():
         path = ROOT / "notebooks" / f"{lesson.name}.ipynb"

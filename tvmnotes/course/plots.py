@@ -1,6 +1,6 @@
-"""This module draws every figure of the notebooks: a function draws one idea and returns the matplotlib figure.
+"""All figures of the notebooks: a function draws one idea and returns the matplotlib figure.
 
-Colours are from the Okabe-Ito palette, which readers with any colour vision tell apart.
+Colours are from the Okabe-Ito palette, which is readable with any colour vision.
 """
 
 import json
@@ -34,10 +34,10 @@ def times(comparison):
 
 
 def scoreboard(*marked: str, line: tuple[str, float] | None = None):
-    """Draw the course's stored run, ResNet-18 on one picture in each runtime, as bars in ms on a logarithmic axis.
+    """Draw the stored run, ResNet-18 on one image in each runtime, as bars in ms on a logarithmic axis.
 
-    The rows that `marked` names get another colour; `line` is a name and a time in ms, drawn across the bars. Raises
-    ValueError for a row that the run does not have.
+    The rows in `marked` get another colour; `line` is the name and the time in ms of a line across the bars.
+    Raises ValueError for a row that the run does not have.
     """
     run = json.loads(SCOREBOARD.read_text(encoding="utf-8"))
     rows = run["rows"]
@@ -46,14 +46,13 @@ def scoreboard(*marked: str, line: tuple[str, float] | None = None):
         raise ValueError(
             f"unknown row {', '.join(map(repr, unknown))}; there are {', '.join(map(repr, rows))}"
         )
-    low, medians, high = (
-        np.array([row[key] for row in rows.values()]) * 1e3 for key in ("low", "median", "high")
-    )
+    quartiles = [[row[key] for row in rows.values()] for key in ("low", "median", "high")]
+    low, medians, high = np.array(quartiles) * 1e3
     figure, axes = _axes(7.2, 1.3 + 0.36 * len(rows))
     colors = [ORANGE if name in marked else BLUE for name in rows]
     axes.barh(list(rows), medians, xerr=(medians - low, high - medians), color=colors, capsize=3, height=0.6)
-    for place, (median, above) in enumerate(zip(medians, high, strict=True)):
-        axes.text(above * 1.1, place, f"{_digits(median)} ms", va="center", fontsize=9)
+    for row, (median, above) in enumerate(zip(medians, high, strict=True)):
+        axes.text(above * 1.1, row, f"{_digits(median)} ms", va="center", fontsize=9)
     least = min(medians.min(), line[1]) if line else medians.min()
     axes.set(xscale="log", xlim=(least / 2, high.max() * 3), xlabel="median time of a call (ms), log axis")
     axes.xaxis.set_major_formatter("{x:g}")
@@ -68,7 +67,7 @@ def scoreboard(*marked: str, line: tuple[str, float] | None = None):
 
 
 def top_k(tables: dict):
-    """Draw the most probable classes as bars: a panel for each name in `tables` and its `vision.top_k` frame."""
+    """Draw the most probable classes as bars: a panel by name for each `vision.top_k` frame in `tables`."""
     figure, panels = plt.subplots(
         1, len(tables), figsize=(3.6 * len(tables), 2.4), sharex=True, squeeze=False, layout="constrained"
     )
@@ -84,7 +83,7 @@ def top_k(tables: dict):
 
 
 def pictures(images, titles=None, columns: int = 10):
-    """Show a grid of Pillow images, or arrays (H, W) of grey, 0 to 255, or (H, W, 3); `titles` has one for each."""
+    """Show a grid of Pillow images or arrays (H, W), 0 black to 255 white, or (H, W, 3), with `titles`."""
     rows = ceildiv(len(images), columns)
     columns = min(columns, len(images))
     size = 3.2 if len(images) == 1 else 0.85
@@ -102,10 +101,10 @@ def pictures(images, titles=None, columns: int = 10):
 
 
 def detections(image, found: dict, least: float = 0.0, most: int = 5):
-    """Show a picture for each name in `found` with its boxes: classes (N,), scores (N,), corners in pixels (N, 4).
+    """Draw an image per name in `found`, with boxes: classes (N,), scores (N,), corners in pixels (N, 4).
 
-    Only the first `most` with a score of at least `least` are drawn, in a colour for their place, as far as they are
-    within the picture.
+    Only the first `most` with a score of at least `least` are drawn, coloured by rank and clipped to the
+    image.
     """
     image, colours = np.asarray(image), (BLUE, ORANGE, GREEN, GREY)
     height, width = image.shape[:2]
@@ -116,20 +115,24 @@ def detections(image, found: dict, least: float = 0.0, most: int = 5):
         axes.imshow(image)
         axes.set_title(name, fontsize=10)
         axes.axis("off")
-        for place in range(min(most, len(scores))):
-            if scores[place] >= least and classes[place] >= 0:
-                left, top, right, bottom = np.clip(corners[place], 0, (width, height, width, height))
-                colour = colours[place % len(colours)]
+        for rank in range(min(most, len(scores))):
+            if scores[rank] >= least and classes[rank] >= 0:
+                left, top, right, bottom = np.clip(corners[rank], 0, (width, height, width, height))
+                colour = colours[rank % len(colours)]
                 axes.add_patch(
                     plt.Rectangle((left, top), right - left, bottom - top, fill=False, color=colour, lw=2)
                 )
-                axes.text(left + 4, top + 14, f"{int(classes[place])}: {scores[place]:.3f}", fontsize=8, color="black",
-                          bbox={"color": colour, "pad": 1, "alpha": 0.8})  # fmt: skip
+                text = f"{int(classes[rank])}: {scores[rank]:.3f}"
+                background = {"color": colour, "pad": 1, "alpha": 0.8}
+                axes.text(left + 4, top + 14, text, fontsize=8, color="black", bbox=background)
     return figure
 
 
 def counts(values: dict, label: str, mark: tuple[str, float] | None = None):
-    """Draw counts by name as bars, the largest first; `label` says what is counted, `mark` names a line to compare."""
+    """Draw counts by name as bars, the largest first.
+
+    `label` says what is counted; `mark` is the name and value of a line to compare with.
+    """
     pairs = sorted(values.items(), key=lambda pair: -pair[1])
     figure, axes = _axes(6.4, 0.9 + 0.3 * len(pairs))
     bars = axes.barh([name for name, _ in pairs], [n for _, n in pairs], color=BLUE, height=0.6)
@@ -144,29 +147,27 @@ def counts(values: dict, label: str, mark: tuple[str, float] | None = None):
 
 
 def spread(timing):
-    """Draw a histogram of one `measure.Timing`, in ms, with mean and median as lines, and the middle half shaded."""
+    """Draw a histogram of a `measure.Timing`, in ms, with mean, median and the shaded middle half."""
     figure, axes = _axes(6.4, 2.6)
     low, high = np.percentile(timing.seconds, [25, 75]) * 1e3
-    axes.axvspan(
-        low, high, color=GREY, alpha=0.35, zorder=0, label=f"middle half, {_digits(high - low)} ms wide"
-    )
+    label = f"middle half, {_digits(high - low)} ms wide"
+    axes.axvspan(low, high, color=GREY, alpha=0.35, zorder=0, label=label)
     axes.hist(np.array(timing.seconds) * 1e3, bins=min(20, len(timing.seconds)), color=BLUE)
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.axvline(timing.median * 1e3, color="black", label=f"median {_digits(timing.median * 1e3)} ms")
-    axes.axvline(
-        timing.mean * 1e3, color=ORANGE, linestyle="--", label=f"mean {_digits(timing.mean * 1e3)} ms"
-    )
+    mean = timing.mean * 1e3
+    axes.axvline(mean, color=ORANGE, linestyle="--", label=f"mean {_digits(mean)} ms")
     axes.set(xlabel="time of a call (ms)", ylabel="calls")
     axes.legend(frameon=False)
     return figure
 
 
 def steps(speeds: dict, marks: dict):
-    """Draw GFLOP/s by step as bars on a logarithmic axis, and a line with its name for each speed in `marks`."""
+    """Draw GFLOP/s by step as bars on a logarithmic axis, and a named line for each speed in `marks`."""
     figure, axes = _axes(6.8, 1.2 + 0.32 * len(speeds))
     bars = axes.barh(list(speeds), list(speeds.values()), color=BLUE, height=0.6)
     labels = [_digits(value) for value in speeds.values()]
-    axes.bar_label(bars, labels, padding=3, fontsize=9, bbox={"color": "white", "pad": 0.5})  # over the lines
+    axes.bar_label(bars, labels, padding=3, fontsize=9, bbox={"color": "white", "pad": 0.5})  # covers lines
     for (name, value), color in zip(marks.items(), (ORANGE, GREEN, GREY), strict=False):
         axes.axvline(value, color=color, linestyle="--", zorder=0, label=f"{name}: {_digits(value)}")
     speed = [*speeds.values(), *marks.values()]
@@ -178,9 +179,9 @@ def steps(speeds: dict, marks: dict):
 
 
 def by_level(calls: dict, comparison):
-    """Draw builds side by side as bars, one for each name: kernel calls above, the median time of a run below, in ms.
+    """Draw builds side by side: kernel calls above, a run's median time in ms below, on a log axis.
 
-    `calls` counts by name, and `comparison` is a `measure.Comparison` of the same names. The time is on a log axis.
+    `calls` has counts by name, and `comparison` is a `measure.Comparison` of the same names.
     """
     figure, panels = plt.subplots(2, 1, figsize=(5.6, 4.4), sharex=True, layout="constrained")
     medians = [comparison[name].median * 1e3 for name in calls]
@@ -199,13 +200,13 @@ def by_level(calls: dict, comparison):
 
 
 def by_size(curves: dict, label: str, peak: float):
-    """Plot GFLOP/s over sizes that double: a line for each name in `curves` (up to four), a dictionary by size.
+    """Plot GFLOP/s over sizes that double: a line for each name in `curves` (up to four), a dict by size.
 
     `label` says what the sizes count; `peak` is the machine's, in GFLOP/s.
     """
     figure, axes = _axes(6.4, 3.4)
-    for number, (name, speeds) in enumerate(curves.items()):
-        form = {"color": (BLUE, ORANGE, GREEN, GREY)[number], "marker": "os^d"[number]}
+    for index, (name, speeds) in enumerate(curves.items()):
+        form = {"color": (BLUE, ORANGE, GREEN, GREY)[index], "marker": "os^d"[index]}
         axes.plot(list(speeds), list(speeds.values()), label=name, **form)
     axes.axhline(peak, color="black", linestyle="--", label="peak")
     sizes = sorted({size for speeds in curves.values() for size in speeds})
@@ -217,10 +218,7 @@ def by_size(curves: dict, label: str, peak: float):
 
 
 def before_and_after(times: dict):
-    """Draw, for each name, a bar of the time before (seconds) and one of the time after, the longest first; in ms.
-
-    Behind the bars stands the ratio of after to before.
-    """
+    """Draw bars in ms from pairs of seconds (before, after) by name, the longest first, with their ratios."""
     pairs = sorted(times.items(), key=lambda pair: -pair[1][0])
     figure, axes = _axes(6.4, 1.1 + 0.34 * len(pairs))
     rows = np.arange(len(pairs))
@@ -237,15 +235,15 @@ def before_and_after(times: dict):
 
 
 def best_so_far(runs: dict, operations: int):
-    """Draw the best GFLOP/s after 1, 2, 3, … trials: of each tuner's runs the median, and where the middle half lies.
+    """Draw each tuner's best GFLOP/s after 1, 2, 3, … trials: the median of its runs and the middle half.
 
-    `runs` has up to four names, each with a list of runs: the seconds of its trials, in order, as many in each.
-    `operations` are those of a call.
+    `runs` has up to four names, each with a list of runs of equal length: the seconds of the trials, in
+    order. `operations` are the FLOPs of a call.
     """
     figure, axes = _axes(6.4, 3.2)
     longest = 1
-    for number, (name, seconds) in enumerate(runs.items()):
-        color = (GREY, ORANGE, GREEN, BLUE)[number]
+    for index, (name, seconds) in enumerate(runs.items()):
+        color = (GREY, ORANGE, GREEN, BLUE)[index]
         best = operations / np.minimum.accumulate(seconds, axis=1) / 1e9
         trials = np.arange(1, best.shape[1] + 1)
         low, middle, high = np.percentile(best, [25, 50, 75], axis=0)
@@ -265,16 +263,16 @@ def best_so_far(runs: dict, operations: int):
 def predicted(scores, seconds, taught=()):
     """Plot a cost model's scores of configs (the higher the faster) against their measured times, in ms.
 
-    `taught` has the numbers of those that the model was trained on, which get another colour.
+    `seconds` has the times; `taught`, the indices of training configs, are drawn in another colour.
     """
-    scores, seconds, seen = np.asarray(scores), np.asarray(seconds) * 1e3, np.zeros(len(scores), bool)
+    scores, measured = np.asarray(scores), np.asarray(seconds) * 1e3
+    seen = np.zeros(len(scores), bool)
     seen[list(taught)] = True
     figure, axes = _axes(5.2, 3.2)
     for which, color, label in ((~seen, BLUE, "never seen"), (seen, ORANGE, "trained on")):
         if which.any():
-            axes.scatter(
-                scores[which], seconds[which], s=14, color=color, alpha=0.7, linewidths=0, label=label
-            )
+            look = {"s": 14, "color": color, "alpha": 0.7, "linewidths": 0, "label": label}
+            axes.scatter(scores[which], measured[which], **look)
     axes.set(yscale="log", xlabel="the model's score: the higher, the faster", ylabel="measured (ms)")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
@@ -284,31 +282,22 @@ def predicted(scores, seconds, taught=()):
 
 
 def heat(values, rows, columns, labels: tuple[str, str, str], marks: dict | None = None):
-    """Draw a heat map of `values` (len(rows) x len(columns), NaN for none); labels: of rows, columns, values.
+    """Draw a heat map of `values` (len(rows), len(columns)), NaN for none; labels: of rows, columns, values.
 
-    `marks` gives names to one or two fields, (row, column) as they stand in `rows` and `columns`.
+    `marks` names one or two fields, as (row, column) with values of `rows` and `columns`.
     """
-    values, rows, columns = np.asarray(values, float), list(rows), list(columns)
+    values = np.asarray(values, float)
+    rows, columns = list(rows), list(columns)
     figure, axes = plt.subplots(
         figsize=(1.9 + 0.24 * len(columns), 1.3 + 0.28 * len(rows)), layout="constrained"
     )
     image = axes.imshow(values, cmap="viridis", aspect="auto")
-    for number, (name, (row, column)) in enumerate((marks or {}).items()):
-        form = {
-            "marker": "os"[number],
-            "markersize": (13, 7)[number],
-            "linestyle": "none",
-            "markerfacecolor": "none",
-        }
+    for index, (name, (row, column)) in enumerate((marks or {}).items()):
+        x, y = columns.index(column), rows.index(row)
+        form = {"marker": "os"[index], "markersize": (13, 7)[index]}
+        form |= {"linestyle": "none", "markerfacecolor": "none"}
         for color, width, label in (("white", 3.5, None), ("black", 1.5, name)):
-            axes.plot(
-                columns.index(column),
-                rows.index(row),
-                **form,
-                color=color,
-                markeredgewidth=width,
-                label=label,
-            )
+            axes.plot(x, y, **form, color=color, markeredgewidth=width, label=label)
     axes.set_xticks(range(len(columns)), columns, fontsize=8)
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     axes.tick_params(length=0)
@@ -321,19 +310,21 @@ def heat(values, rows, columns, labels: tuple[str, str, str], marks: dict | None
 
 
 def shares(timings: dict, most: int = 12):
-    """Draw each name's share of all the time as a bar, the largest first, with its median in ms behind.
+    """Draw each name's share of the total time as a bar, the largest first, labelled with its median in ms.
 
-    `timings` has a `measure.Timing` by name. What comes after the first `most` stands together in the last bar.
+    `timings` has a `measure.Timing` by name; those after the first `most` share the last bar.
     """
     times = sorted(((name, t.median) for name, t in timings.items()), key=lambda pair: -pair[1])
-    shown, rest = times[:most], times[most:]
+    shown, remaining = times[:most], times[most:]
+    colors = [BLUE] * len(shown)
     total = sum(seconds for _, seconds in times)
-    if rest:
-        shown.append((f"{len(rest)} more", sum(seconds for _, seconds in rest)))
+    if remaining:
+        shown.append((f"{len(remaining)} more", sum(seconds for _, seconds in remaining)))
+        colors.append(GREY)
     figure, axes = _axes(8.0, 0.9 + 0.28 * len(shown))
     rows = np.arange(len(shown))
     parts = 100 * np.array([seconds for _, seconds in shown]) / total
-    colors = [BLUE] * len(shown[:most]) + [GREY] * bool(rest)
+
     bars = axes.barh(rows, parts, color=colors, height=0.65)
     axes.bar_label(bars, [f"{_digits(seconds * 1e3)} ms" for _, seconds in shown], padding=3, fontsize=8)
     axes.set_yticks(rows, [name for name, _ in shown], fontsize=8)
@@ -343,10 +334,10 @@ def shares(timings: dict, most: int = 12):
 
 
 def roofline(profiles: dict, flops: float, bandwidth: float):
-    """Draw kernels as dots under the machine's roofline, in log axes: GFLOP/s against operations per byte.
+    """Draw kernels as dots under the machine's roofline, on log axes: GFLOP/s against operations per byte.
 
-    `profiles` has up to three names, each with a list of (operations, bytes, seconds), one for each kernel; the more of
-    its profile's time a kernel takes, the larger is its dot. `flops` and `bandwidth` are the machine's, per second.
+    `profiles` has up to three names, each with a list of (operations, bytes, seconds) per kernel; the area of
+    a dot grows with the kernel's share of the time. `flops` and `bandwidth` are the machine's, per second.
     """
     figure, axes = _axes(6.4, 4.0)
     intensities = [operations / moved for dots in profiles.values() for operations, moved, _ in dots]
@@ -355,11 +346,12 @@ def roofline(profiles: dict, flops: float, bandwidth: float):
     axes.plot(ends, np.minimum(ends * bandwidth, flops) / 1e9, color="black", lw=1.2, zorder=1)
     limits = f"the machine: {_digits(flops / 1e9)} GFLOP/s, {_digits(bandwidth / 1e9)} GB/s"
     axes.text(0.02, 0.97, limits, fontsize=9, va="top", transform=axes.transAxes)
-    for number, (name, dots) in enumerate(profiles.items()):
+    for index, (name, dots) in enumerate(profiles.items()):
         operations, moved, seconds = np.array(dots, float).T
-        look = {"color": (BLUE, ORANGE, GREEN)[number], "marker": "os^"[number], "edgecolors": "black"}
-        axes.scatter(operations / moved, operations / seconds / 1e9, 12 + 400 * seconds / seconds.sum(), alpha=0.7,
-                     linewidths=0.5, label=name, zorder=2, **look)  # fmt: skip
+        look = {"color": (BLUE, ORANGE, GREEN)[index], "marker": "os^"[index], "edgecolors": "black"}
+        look |= {"alpha": 0.7, "linewidths": 0.5}
+        areas = 12 + 400 * seconds / seconds.sum()
+        axes.scatter(operations / moved, operations / seconds / 1e9, areas, label=name, zorder=2, **look)
     words = "operations for each byte read or written (FLOP/byte)"
     axes.set(xscale="log", yscale="log", xlabel=words, ylabel="GFLOP/s")
     for axis in (axes.xaxis, axes.yaxis):
@@ -371,40 +363,28 @@ def roofline(profiles: dict, flops: float, bandwidth: float):
 
 
 def by_threads(timings: dict):
-    """Plot median times against threads, in ms, from `measure.Timing` by (threads, bound): lines for bound and not.
-
-    The dotted line is what as many threads would take if each did its share.
-    """
+    """Plot median ms against threads, from `measure.Timing`s by (threads, bound); dotted: perfect scaling."""
     figure, axes = _axes(6.4, 3.2)
     counts = sorted({count for count, _ in timings})
     for bound, color, form in ((True, BLUE, "o-"), (False, ORANGE, "s--")):
         medians = [timings[count, bound].median * 1e3 for count in counts]
         axes.plot(counts, medians, form, color=color, label="bound to a core" if bound else "not bound")
     first = min(timings[counts[0], bound].median for bound in (True, False)) * 1e3
-    axes.plot(
-        counts, [first * counts[0] / count for count in counts], ":", color="black", label="shared out evenly"
-    )
+    even = [first * counts[0] / count for count in counts]
+    axes.plot(counts, even, ":", color="black", label="shared out evenly")
     axes.set(ylim=0, xticks=counts, xlabel="threads", ylabel="median time of a run (ms)")
     axes.legend(frameon=False)
     return figure
 
 
 def timeline(calls):
-    """Draw the calls of a run over time, as bars by kind: a frame with columns kind, begin (ms) and ms."""
+    """Draw the calls of a run as bars by kind: a DataFrame with the columns kind, begin (ms) and ms."""
     kinds = list(dict.fromkeys(calls["kind"]))
     figure, axes = _axes(8.0, 1.0 + 0.4 * len(kinds))
     for row, kind in enumerate(kinds):
         some = calls[calls["kind"] == kind]
-        color = (BLUE, ORANGE, GREEN, GREY)[row]
-        axes.barh(
-            [row] * len(some),
-            some["ms"],
-            0.6,
-            some["begin (ms)"],
-            color=color,
-            edgecolor="white",
-            linewidth=0.5,
-        )
+        look = {"color": (BLUE, ORANGE, GREEN, GREY)[row], "edgecolor": "white", "linewidth": 0.5}
+        axes.barh([row] * len(some), some["ms"], 0.6, some["begin (ms)"], **look)
     axes.set_yticks(range(len(kinds)), kinds)
     axes.set_xlabel("time since the run began (ms)")
     axes.invert_yaxis()
@@ -412,10 +392,10 @@ def timeline(calls):
 
 
 def memory(alive: dict):
-    """Draw the MB that are alive at each call of a run: for each name (up to four) a list of bytes, in order."""
+    """Draw the MB that are live at each call of a run, from lists of bytes in order by name (up to four)."""
     figure, axes = _axes(6.4, 2.8)
-    for number, (name, held) in enumerate(alive.items()):
-        color = (BLUE, ORANGE, GREEN, GREY)[number]
+    for index, (name, held) in enumerate(alive.items()):
+        color = (BLUE, ORANGE, GREEN, GREY)[index]
         edges = np.linspace(0, 100, len(held) + 1)
         axes.stairs(np.array(held) / 1e6, edges, color=color, fill=True, alpha=0.6, label=name)
     axes.set(xlabel="part of the run's calls (%)", ylabel="values alive (MB)")
@@ -424,14 +404,14 @@ def memory(alive: dict):
 
 
 def by_server(names: list[str], marks: dict | None = None):
-    """Draw who measured each trial, in order: a row for each name; `marks` names moments, by the number of a trial."""
+    """Draw which server measured each trial, in order; `marks` names moments, each by a trial's number."""
     rows = sorted(set(names))
     figure, axes = _axes(6.4, 1.2 + 0.4 * len(rows))
     axes.scatter(
         range(1, len(names) + 1), [rows.index(name) for name in names], marker="|", s=120, color=BLUE
     )
-    for number, (mark, trial) in enumerate((marks or {}).items()):
-        color = (ORANGE, GREEN)[number % 2]
+    for index, (mark, trial) in enumerate((marks or {}).items()):
+        color = (ORANGE, GREEN)[index % 2]
         axes.axvline(trial + 0.5, color=color, linestyle="--", label=mark)
     axes.set_yticks(range(len(rows)), rows)
     axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel="trial")

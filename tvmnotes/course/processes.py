@@ -1,4 +1,4 @@
-"""Programs that a lesson runs beside itself, such as a tracker and servers: started, ended, and none left behind."""
+"""Programs that a lesson runs in the background, such as a tracker and servers; none outlives Python."""
 
 import atexit
 import os
@@ -20,29 +20,32 @@ class Processes:
     def start(
         self, name: str, *command, folder: str | os.PathLike = ".", environment: dict | None = None
     ) -> None:
-        """Run `python -m COMMAND` in the background, without its output, in a folder, with more of an environment."""
-        command, quiet = [sys.executable, "-m", *map(str, command)], subprocess.DEVNULL
-        self.running[name] = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True,
-                                              cwd=folder, env=os.environ | (environment or {}))  # fmt: skip
+        """Run `python -m COMMAND` in the background, without output; `environment` extends this process's."""
+        arguments = [sys.executable, "-m", *map(str, command)]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        variables = os.environ | (environment or {})
+        self.running[name] = subprocess.Popen(
+            arguments, cwd=folder, env=variables, start_new_session=True, **pipes
+        )
 
     def pid(self, name: str) -> int:
-        """Return the number of a program's process."""
+        """Return a program's process ID."""
         return self.running[name].pid
 
     def end(self, name: str, how: int = signal.SIGTERM) -> None:
-        """Send a signal to a program and to all its processes, and wait for its end."""
+        """Send a signal to a program and all its processes, and wait for its exit."""
         process = self.running.pop(name)
         os.killpg(process.pid, how)
         process.wait()
 
     def end_all(self) -> None:
-        """End all that run."""
+        """End all running programs."""
         for name in list(self.running):
             self.end(name)
 
 
 def first_line(arguments: list, folder: str | os.PathLike, environment: dict | None = None) -> float:
-    """Return the seconds from the start of a process, `python ARGUMENTS` in a folder, to its first line of output."""
+    """Return the seconds from the start of `python ARGUMENTS` in a folder to its first line of output."""
     command = [sys.executable, *map(str, arguments)]
     began = time.perf_counter()
     with subprocess.Popen(
@@ -53,13 +56,13 @@ def first_line(arguments: list, folder: str | os.PathLike, environment: dict | N
 
 
 def free_port() -> int:
-    """Return the number of a port of 127.0.0.1 that nobody listens on."""
+    """Return an unused port of 127.0.0.1."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return found.getsockname()[1]
 
 
 def retried(call: Callable, seconds: float = 120):
-    """Call until it raises neither OSError nor RuntimeError, and return its result; raise these after `seconds`."""
+    """Retry a call that raises OSError or RuntimeError for up to `seconds`; return its result."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -71,7 +74,7 @@ def retried(call: Callable, seconds: float = 120):
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
-    """Ask until it is true; an answer that is a ConnectionError counts as no. Raises TimeoutError after `seconds`."""
+    """Wait until `true()` holds; a ConnectionError counts as no. Raises TimeoutError after `seconds`."""
     end = time.monotonic() + seconds
     while True:
         try:

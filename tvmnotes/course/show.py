@@ -1,4 +1,4 @@
-"""`show` prints the first lines of a TVM program, highlighted as its own method `show` does it."""
+"""`show` prints the first lines of a TVM program, highlighted as by the program's own method `show`."""
 
 from typing import Any
 
@@ -6,10 +6,15 @@ _HEADER = "# from tvm."  # TVMScript begins with how it would be imported
 
 
 def show(program: Any, lines: int | None = None) -> None:
-    """Print an IRModule, a function or a PrimFunc as TVMScript: the first `lines` lines, or all where it is None.
+    """Print a TVM program as TVMScript, without the comments on how TVMScript is imported.
 
-    The comments on how TVMScript is imported are left out; a last comment counts the lines that are not shown. Raises
-    TypeError for what has no script, and ValueError for `lines` below 1.
+    Args:
+        program: An IRModule, a function or a PrimFunc.
+        lines: Number of lines; None means all. A last comment counts those not shown.
+
+    Raises:
+        TypeError: The program has no script.
+        ValueError: `lines` is below 1.
     """
     from tvm.script.highlight import cprint  # for speed: the course's other modules need no TVM
 

@@ -1,4 +1,4 @@
-"""This module makes a picture a network's input, as for ImageNet, and tells the top-k classes of the output."""
+"""ImageNet's preprocessing of an image for a network, and the top-k classes of an output."""
 
 import os
 from pathlib import Path
@@ -14,23 +14,32 @@ STD = np.array([0.229, 0.224, 0.225], dtype="float32")
 
 
 def sample_picture(name: str = "grace_hopper") -> Path:
-    """Return the path of a photograph: "coffee", a cup of espresso; or "grace_hopper", by the US Navy, of matplotlib's.
+    """Return the path of a photograph.
 
-    Raises ValueError for another name.
+    Args:
+        name: "coffee", a cup of espresso, or "grace_hopper", by the US Navy, from matplotlib.
+
+    Raises:
+        ValueError: The name is another.
     """
     if name == "coffee":
         return data.path("pictures/coffee.jpg")
     if name != "grace_hopper":
         raise ValueError(f"unknown sample picture {name!r}; there are 'coffee' and 'grace_hopper'")
-    import matplotlib.cbook  # for speed: most pictures are somebody's own
+    import matplotlib.cbook  # for speed: most images are the user's own
 
     return Path(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
 
 
 def open_picture(path: str | os.PathLike | None = None) -> Image.Image:
-    """Open the picture at `path`, in RGB, with its camera's rotation applied; the sample picture where `path` is None.
+    """Open an image in RGB, with its camera's rotation applied.
 
-    Raises FileNotFoundError for a missing file, ValueError for one that is no picture that Pillow reads.
+    Args:
+        path: The image's file; None means the sample picture.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: Pillow cannot read it as an image.
     """
     path = Path(path) if path is not None else sample_picture()
     if not path.is_file():
@@ -38,9 +47,8 @@ def open_picture(path: str | os.PathLike | None = None) -> Image.Image:
             f"no picture at {path}: give the path of a JPEG or PNG file, or None for the sample"
         )
     leniently = ImageFile.LOAD_TRUNCATED_IMAGES
-    ImageFile.LOAD_TRUNCATED_IMAGES = (
-        False  # GluonCV sets it for the whole process, and half a picture comes out grey
-    )
+    # GluonCV sets it for the whole process: a truncated image would be grey in part.
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
         with Image.open(path) as image:
             image = ImageOps.exif_transpose(image)
@@ -56,7 +64,7 @@ def open_picture(path: str | os.PathLike | None = None) -> Image.Image:
 
 
 def crop(image: Image.Image, size: int = 224, resize: int = 256) -> Image.Image:
-    """Crop as for ImageNet: scale the shorter side to `resize` pixels, then take the middle `size` x `size`."""
+    """Crop as for ImageNet: scale the shorter side to `resize` pixels, take the middle `size` x `size`."""
     width, height = (max(size, int(resize * n / min(image.size))) for n in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)  # both as torchvision rounds
     image = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -64,10 +72,19 @@ def crop(image: Image.Image, size: int = 224, resize: int = 256) -> Image.Image:
 
 
 def preprocess(image: Image.Image, size: int = 224, resize: int = 256, mean=MEAN, std=STD) -> np.ndarray:
-    """Make a picture the network's input: float32, shape (1, 3, size, size), cropped and normalized as in training.
+    """Convert an image to a network's input, cropped and normalized as in training.
 
-    `mean` and `std` are those of a pixel (0 to 1) in training: a number, or one for each channel. A network of
-    `models.load` has these four arguments as its attribute `preprocessing`.
+    A network of `models.load` has the other four arguments as its attribute `preprocessing`.
+
+    Args:
+        image: A Pillow image in RGB.
+        size: Side of the crop in pixels.
+        resize: Length in pixels that the shorter side is scaled to before.
+        mean: Mean of a pixel (0 to 1) in training: a number, or one for each channel.
+        std: Standard deviation, likewise.
+
+    Returns:
+        float32 (1, 3, size, size).
     """
     pixels = np.asarray(crop(image, size, resize), dtype="float32") / 255
     normalized = (pixels - np.asarray(mean, "float32")) / np.asarray(std, "float32")
@@ -75,23 +92,31 @@ def preprocess(image: Image.Image, size: int = 224, resize: int = 256, mean=MEAN
 
 
 def imagenet_classes() -> list[str]:
-    """List the names of ImageNet's 1000 classes, in the order of a network's outputs, from torchvision's metadata."""
+    """List ImageNet's 1000 class names, in the order of a network's outputs, from torchvision's metadata."""
     from torchvision.models import ResNet18_Weights  # for speed: what runs a network needs no torch
 
     return ResNet18_Weights.DEFAULT.meta["categories"]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Turn scores into probabilities along the last axis, in float64."""
+    """Convert scores to probabilities along the last axis, in float64."""
     shifted = np.exp(np.asarray(logits, dtype="float64") - np.max(logits, axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
 
 
 def top_k(logits: np.ndarray, k: int = 5, classes: list[str] | None = None):
-    """Return the `k` most probable classes of one output, shape (classes,) or (1, classes), as a pandas DataFrame.
+    """Return the `k` most probable classes of an output, the most probable first.
 
-    Its columns are class (the name, or the index where `classes` is None) and probability (softmax over all), the most
-    probable first.
+    Args:
+        logits: Shape (classes,) or (1, classes).
+        k: Number of classes.
+        classes: Names of the classes; None means their indices.
+
+    Returns:
+        A pandas DataFrame with the columns class and probability (softmax over all classes).
+
+    Raises:
+        ValueError: The shape is another.
     """
     import pandas as pd  # for speed: only where a table is shown
 
@@ -100,7 +125,8 @@ def top_k(logits: np.ndarray, k: int = 5, classes: list[str] | None = None):
         scores = scores[0]
     if scores.ndim != 1:
         raise ValueError(
-            f"top_k: expected the output for one picture, shape (classes,) or (1, classes); got {scores.shape}"
+            "top_k: expected the output for one picture, shape (classes,) or (1, classes); "
+            f"got {scores.shape}"
         )
     probabilities = softmax(scores)
     order = np.argsort(-probabilities, kind="stable")[:k]
@@ -110,7 +136,10 @@ def top_k(logits: np.ndarray, k: int = 5, classes: list[str] | None = None):
 
 
 def same_top_k(a: np.ndarray, b: np.ndarray, k: int = 5) -> bool:
-    """Say whether two outputs for the same pictures, shape (…, classes), rank the same `k` classes first, in order."""
+    """Tell whether two outputs, shape (…, classes), rank the same `k` classes first, in the same order.
+
+    Raises ValueError if their shapes differ.
+    """
     a, b = np.asarray(a), np.asarray(b)
     if a.shape != b.shape:
         raise ValueError(f"same_top_k: expected two outputs of one shape, got {a.shape} and {b.shape}")

@@ -1,6 +1,19 @@
-"""Importers turn the models of a framework, in one file each, into `(IRModule, params)` for `tvmnotes.build`.
+"""Importers: each turns the models of one framework into `(IRModule, params)` for `tvmnotes.build`.
 
-All of them keep to this: `mod["main"]` takes the model's inputs first, under the names that the caller gave,
-then one parameter per weight; the function's attribute `num_input` counts the inputs; `params` maps the name of
-each weight parameter to its array. A model with one output returns a tensor, one with several a tuple.
+The contract: `mod["main"]` takes the model's inputs first, under the names that the caller gave, then one
+parameter per weight; the function's attribute `num_input` counts the inputs; `params` maps the name of each
+weight parameter to its array. A model with one output returns a tensor, one with several a tuple.
+
+build                  `tn.build`: import a model if need be, and compile it
+model                  `as_model`, the last step of every importer
+onnx                   `from_onnx`; onnx_graph, onnx_limits and onnx_values: the steps before TVM's frontend
+onnx_operators         converters of ONNX operators, with onnx_corrections, onnx_indices, onnx_node (how to
+                       write one), onnx_resize and onnx_windows
+onnx_backend           the interface of ONNX's own test suites
+pytorch                `from_pytorch`; pytorch_complex, pytorch_inline, pytorch_types: passes over its graph
+pytorch_decompositions operators expressed in other PyTorch operators, with pytorch_composites, pytorch_linalg
+                       and pytorch_places
+pytorch_operators      converters of PyTorch operators to Relax
+mxnet                  `from_mxnet`, in a folder of its own
+composites             operators that several importers share, with fourier, matrices and resampling
 """

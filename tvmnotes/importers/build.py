@@ -1,4 +1,4 @@
-"""`tn.build` compiles a network: an importer's module with its parameters, or a model, which it imports first."""
+"""`tn.build`: compile an imported module with its parameters, or a model, which is imported first."""
 
 import os
 import sys
@@ -13,12 +13,20 @@ from ..runtime.compiled import Compiled
 def build(mod: Any, params: Any = None, target=None, opt_level: int = 3, records=None) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
 
-    `mod` and `params` are what an importer returned. Or `mod` is a model, and `params` describes its inputs as for the
-    importer that is then called: a PyTorch module or ExportedProgram (`from_pytorch`), an ONNX file, its bytes or a
-    ModelProto (`from_onnx`), a Gluon HybridBlock (`from_mxnet`). For the other arguments, the result and further errors
-    see `tvmnotes.compiler.build.build`.
+    Args:
+        mod: An IRModule from an importer, or a model: a PyTorch module or ExportedProgram (`from_pytorch`),
+            an ONNX file, its bytes or a ModelProto (`from_onnx`), or a Gluon HybridBlock (`from_mxnet`).
+        params: The importer's parameters, name to array; for a model its inputs, as its importer takes them.
+        target: See `tvmnotes.compiler.build.build`, as for the next two.
+        opt_level: 0 to 3.
+        records: Tuning records: None for those that tvmnotes ships, False for none.
 
-    Raises TypeError for a `mod` of another kind, and what the importer raises.
+    Returns:
+        The compiled network.
+
+    Raises:
+        TypeError: `mod` is of another kind.
+        Exception: What the importer or `tvmnotes.compiler.build.build` raises.
     """
     if not isinstance(mod, tvm.IRModule):
         mod, params = _importer(mod)(mod, params)
@@ -26,7 +34,7 @@ def build(mod: Any, params: Any = None, target=None, opt_level: int = 3, records
 
 
 def _importer(model: Any):
-    """The importer for a model, found without importing a framework that the caller does not use."""
+    """Return the importer for a model, without importing a framework that the caller does not use."""
     torch, onnx, mxnet = (sys.modules.get(name) for name in ("torch", "onnx", "mxnet"))
     if torch and isinstance(model, torch.nn.Module | torch.jit.ScriptFunction | torch.export.ExportedProgram):
         from .pytorch import from_pytorch  # for speed: torch's exporter
@@ -41,7 +49,7 @@ def _importer(model: Any):
 
         return lambda block, inputs: from_mxnet(block, None, inputs)
     raise TypeError(
-        "mod: expected a tvm.IRModule with its params, as tn.from_pytorch, tn.from_onnx and tn.from_mxnet return them, "
-        "or a PyTorch module, an ONNX file or model, or a Gluon HybridBlock with the shapes of its inputs; "
-        f"got {type(model).__name__}"
+        "mod: expected a tvm.IRModule with its params, as tn.from_pytorch, tn.from_onnx and tn.from_mxnet "
+        "return them, or a PyTorch module, an ONNX file or model, or a Gluon HybridBlock with the shapes of "
+        f"its inputs; got {type(model).__name__}"
     )

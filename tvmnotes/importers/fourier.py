@@ -1,4 +1,4 @@
-"""The Fourier transform of the importers: a product with a matrix, which is made when a network is imported."""
+"""The Fourier transform for the importers: a product with a matrix that is computed at import."""
 
 import numpy as np
 from tvm import relax
@@ -6,14 +6,15 @@ from tvm.relax import op as R
 
 from ..base.relax import fixed_shape
 
-_LARGEST = 1 << 24  # numbers of a matrix: 128 MiB
+_LARGEST = 1 << 24  # elements of a matrix: 128 MiB
 
 
 def transformed(x: relax.Expr, length: int, inverse: bool = False, onesided: bool = False) -> relax.Expr:
-    """Transform float64 numbers (…, n, 1), or complex ones (…, n, 2), of which `length` count, or zeros behind them.
+    """Transform float64 signals (…, n, 1), or complex ones (…, n, 2), cut or padded with zeros to `length`.
 
-    The result is (…, length, 2); the forward transform gives the first length // 2 + 1 of these with `onesided`, and
-    the inverse one takes them, and gives (…, length, 1). Raises NotImplementedError for a length in the thousands.
+    The result is (…, length, 2). With `onesided` the forward transform returns only the first length // 2 + 1
+    of these, and the inverse one takes them and returns (…, length, 1). Raises NotImplementedError if the
+    matrix would take more than 128 MiB (a `length` in the thousands).
     """
     *outer, count, parts = fixed_shape(x.ty)
     if count * parts * length * 2 > _LARGEST:

@@ -1,5 +1,6 @@
-"""Kernels of what is done with matrices one row after the other, for the importers. They are textbook loops (Golub and
-Van Loan, Matrix Computations, sections 3.1, 3.4 and 4.2), of stacks of `count` matrices, for a CPU.
+"""CPU kernels of matrix factorizations, on stacks of `count` matrices, for the importers.
+
+Textbook loops: Golub and Van Loan, Matrix Computations, sections 3.1, 3.4 and 4.2.
 """
 
 import tvm
@@ -13,9 +14,8 @@ from ..base.workarounds import fast_tvmscript_parser
 def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
     """Factor (count, n, n) with partial pivoting.
 
-    It writes L, whose diagonal of ones is left out, and U in one matrix, the rows that were given in the order that
-    they are factored in, int64 (count, n), 1 or -1 for the sign of this order, and the number of the first zero pivot,
-    counted from 1, or 0 where there is none, int32 (count,).
+    The kernel writes L (without its diagonal of ones) and U in one matrix; the row permutation, int64 (count,
+    n); its sign, 1 or -1, (count,); and the 1-based index of the first zero pivot, or 0, int32 (count,).
     """
 
     @T.prim_func(s_tir=True)
@@ -42,9 +42,8 @@ def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
                     best[0] = k
                     for i in range(n - 1 - k):
                         kept[0] = T.abs(a[b, k + 1 + i, k])
-                        if T.Or(
-                            kept[0] > T.abs(a[b, best[0], k]), kept[0] != kept[0]
-                        ):  # NaN is a pivot, and stays
+                        # NaN is a pivot, and stays one
+                        if T.Or(kept[0] > T.abs(a[b, best[0], k]), kept[0] != kept[0]):
                             best[0] = k + 1 + i
                     if best[0] != k:
                         sign[b] = T.Cast(dtype, 0) - sign[b]
@@ -58,7 +57,7 @@ def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
                     if T.And(info[b] == 0, a[b, k, k] == T.Cast(dtype, 0)):
                         info[b] = k + 1
                     for i in range(n - 1 - k):
-                        kept[0] = a[b, k + 1 + i, k]  # which is 0 where the pivot is
+                        kept[0] = a[b, k + 1 + i, k]  # 0 if the pivot is 0
                         if a[b, k, k] != T.Cast(dtype, 0):
                             kept[0] = kept[0] / a[b, k, k]
                         a[b, k + 1 + i, k] = kept[0]
@@ -72,9 +71,10 @@ def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
 
 @fast_tvmscript_parser()
 def cholesky(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
-    """Factor (count, n, n), of which it reads the lower half, into L and its transpose.
+    """Factor (count, n, n), of which the lower half is read, into L and its transpose.
 
-    It writes L and the number of the first row, counted from 1, that shows that the matrix is not positive-definite.
+    The kernel writes L and the 1-based index of the first row that shows that the matrix is not
+    positive-definite, or 0, int32 (count,).
     """
 
     @T.prim_func(s_tir=True)
@@ -109,14 +109,17 @@ def cholesky(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
 def solve_triangular(
     count: int, n: int, width: int, upper: bool, unit: bool, dtype: str
 ) -> tvm.tirx.PrimFunc:
-    """Solve a x = b, of which `a` (count, n, n) is read in one half alone, for x and b (count, n, width).
+    """Solve a x = b for x and b (count, n, width), reading one half of `a` (count, n, n).
 
-    With `unit` its diagonal counts as ones.
+    With `unit` the diagonal counts as ones.
     """
 
     @T.prim_func(s_tir=True)
-    def kernel(a: T.Buffer((count, n, n), dtype), given: T.Buffer((count, n, width), dtype),
-              x: T.Buffer((count, n, width), dtype)):  # fmt: skip
+    def kernel(
+        a: T.Buffer((count, n, n), dtype),
+        given: T.Buffer((count, n, width), dtype),
+        x: T.Buffer((count, n, width), dtype),
+    ):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         with T.sblock("solve_triangular"):
             row = T.sblock_alloc_buffer((1,), "int32")

@@ -1,4 +1,4 @@
-"""Every importer ends with `as_model`, which makes the model that it returns and holds it to their contract."""
+"""`as_model`: the last step of every importer, which makes the result meet the importers' contract."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,19 +8,21 @@ from tvm import relax
 from ..base import indices
 from ..base.workarounds import import_tvm_ffi
 
-import_tvm_ffi()  # it has a Ctrl-C end an import, too
+import_tvm_ffi()  # so that Ctrl-C ends an import, too
 
 
 def as_model(
     mod: tvm.IRModule, inputs: Iterable[str], weights: Mapping[str, tvm.runtime.Tensor]
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Make a model `(mod, params)` as importers/__init__.py describes it.
+    """Build a model `(mod, params)` that meets the contract in importers/__init__.py, from `mod`, in place.
 
-    `main` of `mod`, which is changed, has one parameter for each of `inputs` and then one for each of `weights`, and
-    these get their names, which TVMScript may print otherwise. A weight that no output needs is left out.
+    `main` has one parameter for each of `inputs` and then one for each of `weights`, which get these names
+    (TVMScript may print them otherwise). A weight that no output needs is left out.
 
-    Raises ValueError where an input has the name of a weight, NotImplementedError for an output that is no tensor, and
-    IndexError where a weight holds an index that is out of range.
+    Raises:
+        ValueError: An input has the name of a weight.
+        NotImplementedError: An output is not a tensor.
+        IndexError: A weight holds an index out of range.
     """
     main, inputs = mod["main"], list(inputs)
     if taken := [name for name in inputs if name in weights]:

@@ -1,8 +1,8 @@
-"""`from_onnx` reads an ONNX model, checks it, fixes every shape and hands it to TVM's ONNX frontend.
+"""`from_onnx`: read an ONNX model, check it, fix every shape and hand it to TVM's ONNX frontend.
 
-TVM's frontend takes most networks as they come, but where a size is computed inside the graph (padding, resizing,
-position encodings) it wants a constant. So the input shapes are settled first, ONNX infers all others from them, and
-what can be computed then is computed here, before TVM sees the model.
+TVM's frontend takes most networks as they come, but needs a constant for a size that is computed inside the
+graph (padding, resizing, position encodings). So the input shapes are settled first, ONNX infers all others
+from them, and whatever is then constant is folded here, before TVM sees the model.
 """
 
 import contextlib
@@ -42,24 +42,30 @@ from .onnx_values import as_constants, require_known
 def from_onnx(
     model: str | os.PathLike | bytes | onnx.ModelProto, inputs: Any = None
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import an ONNX model: `(IRModule, params)`, as `tvmnotes.importers` describes.
+    """Import an ONNX model (format: https://onnx.ai/onnx/repo-docs/IR.html).
 
-    `model` is a file, its bytes, or a ModelProto, which stays as it is; weights stored outside the file (external data)
-    are found beside it, so such a model comes as a path. `inputs` says what the model's inputs look like, in any form
-    that `tvmnotes.spec.parse_inputs` reads; it may leave out inputs whose shape the model fixes itself, and dtypes. A
-    size of 0 in the model counts as an open one; in `inputs` it means a tensor without a number.
+    Args:
+        model: A file, its bytes, or a ModelProto, which is not changed. Weights stored outside the file
+            (external data) are found next to it, so such a model must come as a path.
+        inputs: The shapes and dtypes of the inputs, in any form that `tvmnotes.spec.parse_inputs` reads.
+            Dtypes, and inputs whose shape the model fixes, may be left out. A size of 0 in the model counts
+            as open; in `inputs` it means an empty tensor.
 
-    The parameters of `mod["main"]` are the graph's inputs, then the weights that the network uses, all under their
-    ONNX names, whatever characters those hold (TVMScript prints "." and "/" as "_"); `params` maps weight names to
-    tensors in that order. A weight that only says a shape or an axis becomes part of the program and is no parameter.
+    Returns:
+        `(mod, params)` as `tvmnotes.importers` describes. The parameters of `mod["main"]` are the graph's
+        inputs, then the weights that the network uses, under their ONNX names, whatever characters those hold
+        (TVMScript prints "." and "/" as "_"); `params` has the weights in that order. A weight that is only a
+        shape or an axis becomes part of the program instead.
 
-    Raises FileNotFoundError for a missing file or missing external data; ValueError for a file that is no ONNX model,
-    a model that onnx.checker refuses, that contradicts itself or is of an opset that `onnx` does not know, inputs that
-    do not fit the model, and a tensor that this machine's memory does not hold; NotImplementedError, naming all of
-    them, for operators that TVM lacks, and for one whose sizes or axes an input decides; TypeError for a `model` or
-    `inputs` of another kind; IndexError for an index out of range that the model holds. One that it is given, or
-    computes, is an IndexError of the run.
-    Source for the format: https://onnx.ai/onnx/repo-docs/IR.html
+    Raises:
+        FileNotFoundError: The file or its external data is missing.
+        ValueError: The file is not an ONNX model, onnx.checker refuses it, it contradicts itself or has an
+            opset that `onnx` does not know, `inputs` do not fit it, or a tensor exceeds this machine's
+            memory.
+        NotImplementedError: TVM lacks operators (the message names all), or an input decides sizes or axes.
+        TypeError: `model` or `inputs` is of another kind.
+        IndexError: The model holds an index out of range. One that is passed in or computed is an IndexError
+            of the run.
     """
     proto = _load(model)
     check_dtypes(proto.graph)
@@ -83,11 +89,12 @@ def from_onnx(
 
 
 def _load(model) -> onnx.ModelProto:
+    source, folder = "the model", None
     if isinstance(model, onnx.ModelProto):
-        proto, source, folder = onnx.ModelProto(), "the model", None
+        proto = onnx.ModelProto()
         proto.CopyFrom(model)
     elif isinstance(model, bytes):
-        proto, source, folder = _parse(model, "the model"), "the model", None
+        proto = _parse(model, source)
     elif isinstance(model, str | os.PathLike):
         path = Path(model)
         if not path.is_file():
@@ -109,7 +116,8 @@ def _parse(data: bytes, source: str) -> onnx.ModelProto:
     if not data:
         cause = "it is empty"
     elif head.startswith(b"version https://git-lfs"):
-        cause = "it is a Git LFS pointer, not the file itself: run `git lfs pull`, or download the file by its raw link"
+        cause = "it is a Git LFS pointer, not the file itself: "
+        cause += "run `git lfs pull`, or download the file by its raw link"
     elif head.startswith(b"<"):
         cause = "it is an HTML or XML page: the download fetched a web page in place of the file"
     elif head.startswith((b"pk\x03\x04", b"\x1f\x8b")):
@@ -129,14 +137,14 @@ def _parse(data: bytes, source: str) -> onnx.ModelProto:
 
 def _load_external_data(proto: onnx.ModelProto, source: str, folder: Path | None) -> None:
     tensors = [t for t in proto.graph.initializer if external_data_helper.uses_external_data(t)]
-    places = sorted({external_data_helper.ExternalDataInfo(tensor).location for tensor in tensors})
-    if not places:
+    locations = sorted({external_data_helper.ExternalDataInfo(tensor).location for tensor in tensors})
+    if not locations:
         return
     if folder is None:
         raise ValueError(
-            f"{source} keeps weights in other files ({', '.join(places)}): pass its path, not its content"
+            f"{source} keeps weights in other files ({', '.join(locations)}): pass its path, not its content"
         )
-    if missing := [place for place in places if not (folder / place).is_file()]:
+    if missing := [location for location in locations if not (folder / location).is_file()]:
         raise FileNotFoundError(
             f"{source} keeps weights in other files, and {', '.join(missing)} is missing in {str(folder)!r}; "
             "put the missing files there"
@@ -145,7 +153,7 @@ def _load_external_data(proto: onnx.ModelProto, source: str, folder: Path | None
         external_data_helper.load_external_data_for_model(proto, str(folder))
     except (onnx.checker.ValidationError, ValueError, OSError) as error:
         raise ValueError(
-            f"the external data of {source} ({', '.join(places)}) cannot be read: {one_line(error)}"
+            f"the external data of {source} ({', '.join(locations)}) cannot be read: {one_line(error)}"
         ) from error
 
 
@@ -160,17 +168,17 @@ def _check(proto: onnx.ModelProto) -> None:
     )
     if opset > newest:
         raise ValueError(
-            f"the model is of opset {opset}, and onnx {onnx.__version__} knows opsets up to {newest}; export it again "
-            "with one of these"
+            f"the model is of opset {opset}, and onnx {onnx.__version__} knows opsets up to {newest}; export "
+            "it again with one of these"
         )
 
 
 def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
-    """Match the wishes in `inputs` with the graph's inputs, write the sizes into the graph and return them in order."""
+    """Match `inputs` with the graph's inputs, write their sizes into the graph and return all inputs."""
     declared = {value.name: _declared(value) for value in graph.input}
     dtypes = {name: dtype for name, (_, dtype) in declared.items()}
-    wishes = [] if inputs is None else parse_inputs(inputs, list(declared), dtypes, least=0)
-    wanted = {spec.name: spec for spec in wishes}
+    requested = [] if inputs is None else parse_inputs(inputs, list(declared), dtypes, least=0)
+    wanted = {spec.name: spec for spec in requested}
     if unknown := [name for name in wanted if name not in declared]:
         raise ValueError(
             f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {_listed(declared)}"
@@ -189,8 +197,8 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
             unsettled[name] = tuple(1 if isinstance(n, str) else n for n in shape)
     if unsettled:
         raise ValueError(
-            f"TVM compiles for fixed sizes, and these inputs leave some open: {_listed(declared, unsettled)}; "
-            f"pass inputs={unsettled}, or whichever sizes you need"
+            "TVM compiles for fixed sizes, and these inputs leave some open: "
+            f"{_listed(declared, unsettled)}; pass inputs={unsettled}, or whichever sizes you need"
         )
     for value, spec in zip(graph.input, specs, strict=True):
         value.CopyFrom(make_tensor_value_info(spec.name, value.type.tensor_type.elem_type, spec.shape))
@@ -200,7 +208,7 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
 def _match(
     spec: TensorSpec, dims: list[int | str] | None, dtype: str, sizes: dict[str, tuple[int, str]]
 ) -> None:
-    """Hold one input against its declaration; `sizes` collects what each symbol stands for, and who said so."""
+    """Compare an input with its declaration; `sizes` maps a symbol to its size and the input that set it."""
     if spec.dtype != dtype:
         raise ValueError(
             f"input {spec.name!r}: the model takes {dtype}, got {spec.dtype}; convert it to {dtype}"
@@ -214,9 +222,9 @@ def _match(
             "the sizes given there as numbers are fixed (export with dynamic axes to leave them open)"
         )
     for dim, n in pairs:
-        size, owner = (
-            sizes.setdefault(dim, (n, spec.name)) if isinstance(dim, str) and dim != "?" else (n, "")
-        )
+        if not isinstance(dim, str) or dim == "?":
+            continue
+        size, owner = sizes.setdefault(dim, (n, spec.name))
         if size != n:
             raise ValueError(
                 f"input {spec.name!r}: {dim} is {n} here, but {size} in input {owner!r}; they must agree"
@@ -224,7 +232,7 @@ def _match(
 
 
 def _declared(value: onnx.ValueInfoProto) -> tuple[list[int | str] | None, str]:
-    """Return what the model says of an input: sizes, symbols and "?" by dimension (None: any rank), and the dtype."""
+    """Return an input's declared dtype and dimensions: sizes, symbols or "?" (None: any rank)."""
     tensor = value.type.tensor_type
     if value.type.WhichOneof("value") != "tensor_type" or tensor.elem_type in (0, onnx.TensorProto.STRING):
         raise NotImplementedError(f"input {value.name!r} is no tensor of numbers; TVM takes only those")
@@ -245,10 +253,10 @@ def _listed(declared: dict[str, tuple], names: Any = None) -> str:
 def _to_relax(
     proto: onnx.ModelProto, specs: list[TensorSpec]
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    said = []
+    printed = []
     try:
         # TVM checks the model once more, after prepare_for_tvm.
-        with pass_lock, _printing_to(said), warnings.catch_warnings():
+        with pass_lock, _printing_to(printed), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*marked single but has an empty string", UserWarning)
             mod = onnx_frontend.from_onnx(
                 proto,
@@ -260,7 +268,7 @@ def _to_relax(
     except OutOfRange:
         raise
     except Exception as error:
-        where = "".join(said).partition(", with inputs")[0].removeprefix("Error converting ")
+        where = "".join(printed).partition(", with inputs")[0].removeprefix("Error converting ")
         raise NotImplementedError(
             f"TVM {tvm.__version__} cannot import {where or 'this model'}: {one_line(error)}"
         ) from error
@@ -271,9 +279,9 @@ def _to_relax(
 
 
 @contextlib.contextmanager
-def _printing_to(said: list):
-    """Within it, TVM's frontend appends to a list what it prints, which is the node that it fails on."""
-    onnx_frontend.print = said.append  # and not sys.stdout, which is that of all threads
+def _printing_to(printed: list[str]):
+    """Append to a list what TVM's frontend prints, which is the node that it fails on."""
+    onnx_frontend.print = printed.append  # not sys.stdout, which all threads share
     try:
         yield
     finally:
@@ -282,7 +290,7 @@ def _printing_to(said: list):
 
 @relax.expr_functor.mutator
 class _SafeTake(relax.PyExprMutator):
-    """`take` clips: TVM 0.27 warns of its frontend's mode, which trusts the indices, also where these are checked."""
+    """Make `take` clip: TVM 0.27 warns of its frontend's mode, which trusts even checked indices."""
 
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)

@@ -1,6 +1,6 @@
-"""The interface of `onnx.backend.base`, which ONNX's test suites are written against, on `from_onnx` and `build`.
+"""`onnx.backend.base`, the interface that ONNX's test suites run against, on top of `from_onnx` and `build`.
 
-`onnx.backend.test.BackendTest(onnx_backend, name)` runs ONNX's own cases on it; the project's tests do so too.
+`onnx.backend.test.BackendTest(onnx_backend, name)` runs ONNX's own cases on it, as this project's tests do.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,13 @@ from .onnx_values import deciding_inputs
 class CompiledModel(BackendRep):
     """A model that is compiled once for each set of input shapes that it is run with.
 
-    TVM compiles for fixed sizes; so the values of inputs that say sizes, axes or counts are constants of the network,
-    and it is compiled once for each of these values too.
+    TVM compiles for fixed sizes, so the values of inputs that decide sizes, axes or counts become constants
+    of the network, which is compiled once for each of these values too.
     """
 
     def __init__(self, model: onnx.ModelProto, opt_level: int):
-        self._model, self._opt_level, self._networks = model, opt_level, {}
+        self._model, self._opt_level = model, opt_level
+        self._networks = {}  # by shapes and constants
         weights = {tensor.name for tensor in model.graph.initializer}
         self._inputs = [value for value in model.graph.input if value.name not in weights]
         self._deciding = deciding_inputs(model.graph)
@@ -33,10 +34,8 @@ class CompiledModel(BackendRep):
             self._compile({value.name: None for value in self._inputs}, {})
 
     def _compile(self, shapes: dict[str, tuple[int, ...] | None], constants: dict[str, np.ndarray]):
-        key = (
-            *shapes.values(),
-            *((array.dtype, array.shape, array.tobytes()) for array in constants.values()),
-        )
+        contents = ((array.dtype, array.shape, array.tobytes()) for array in constants.values())
+        key = (*shapes.values(), *contents)
         if key not in self._networks:
             model = onnx.ModelProto()
             model.CopyFrom(self._model)
@@ -46,10 +45,10 @@ class CompiledModel(BackendRep):
         return self._networks[key]
 
     def run(self, inputs: Any, **kwargs) -> tuple[np.ndarray, ...]:
-        """Run the model on arrays in the order of its inputs, or a dictionary of them; returns a tuple of arrays.
+        """Run the model on arrays in the order of its inputs, or on a dictionary of them, and return a tuple.
 
-        Raises what `from_onnx` and `build` raise where these shapes are new, ValueError for another number of inputs
-        and TypeError for options, of which there are none.
+        Raises ValueError for a wrong number of inputs, TypeError for options, of which there are none, and
+        what `from_onnx` and `build` raise for shapes that are new.
         """
         if kwargs:
             raise TypeError(f"run takes no options, got {', '.join(kwargs)}")
@@ -70,9 +69,9 @@ class TVMBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", *, opt_level: int = 3) -> CompiledModel:
-        """Compile a model whose inputs are of fixed shapes and decide no sizes; another is compiled as it is first run.
+        """Compile a model; one whose shapes are open, or decided by inputs, is compiled at its first run.
 
-        Raises what `from_onnx` and `build` raise, and ValueError for a device other than "CPU".
+        Raises ValueError for a device other than "CPU", and what `from_onnx` and `build` raise.
         """
         _on_cpu(device)
         return CompiledModel(model, opt_level)
@@ -88,15 +87,14 @@ class TVMBackend(Backend):
         opset_version: int | None = None,
         opt_level: int = 3,
     ) -> tuple[np.ndarray, ...]:
-        """Run one node on arrays, in the order of those of its inputs that have a name; returns a tuple of arrays.
+        """Run one node on arrays, given in the order of its named inputs, and return a tuple of arrays.
 
-        `outputs_info` says each output's dtype and shape; without it ONNX infers them. Raises as `prepare` does.
+        `outputs_info` holds each output's dtype and shape; without it ONNX infers them. Raises what `prepare`
+        does.
         """
         _on_cpu(device)
-        names, arrays = (
-            list(dict.fromkeys(name for name in node.input if name)),
-            list(map(np.asarray, inputs)),
-        )
+        names = list(dict.fromkeys(name for name in node.input if name))
+        arrays = list(map(np.asarray, inputs))
         takes = [
             make_tensor_value_info(name, np_dtype_to_tensor_dtype(array.dtype), array.shape)
             for name, array in zip(names, arrays, strict=True)
@@ -115,7 +113,7 @@ class TVMBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Return whether models run there: "CPU" does."""
+        """Return whether models run on the device: only on "CPU"."""
         return device.partition(":")[0] == "CPU"
 
 
@@ -125,9 +123,8 @@ def _on_cpu(device: str) -> None:
 
 
 def _is_fixed(value: onnx.ValueInfoProto) -> bool:
-    tensor = (
-        value.type.tensor_type
-    )  # `from_onnx` takes a size of 0 for an open one, as exporters of old wrote it so
+    tensor = value.type.tensor_type
+    # Old exporters wrote an open size as 0, and `from_onnx` reads it so.
     return tensor.HasField("shape") and all(dim.dim_value > 0 for dim in tensor.shape.dim)
 
 

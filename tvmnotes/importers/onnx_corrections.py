@@ -1,6 +1,7 @@
-"""Converters of ONNX operators that TVM 0.27 lacks, or computes otherwise than ONNX says, for onnx_operators.py.
+"""Converters of ONNX operators that TVM 0.27 lacks, or computes differently from ONNX's specification.
 
-What cannot be right is refused here, by NotImplementedError. tests/test_onnx_suite.py holds them against ONNX.
+What cannot be computed correctly raises NotImplementedError. tests/test_onnx_suite.py compares them with
+ONNX.
 """
 
 import math
@@ -19,7 +20,7 @@ from .onnx_node import Node, converts
 
 @converts("LpNormalization")
 def _lp_normalization(n: Node):
-    """It divides by the L1 or L2 norm along an axis; where the norm is 0, so is the result."""
+    """Divide by the L1 or L2 norm along an axis; a norm of 0 gives 0."""
     axis, zero = n.get("axis", -1), n.const(0)
     if n.get("p", 2) == 1:
         norm = R.sum(R.abs(n.x), axis, keepdims=True)
@@ -30,7 +31,7 @@ def _lp_normalization(n: Node):
 
 @converts("LayerNormalization")
 def _layer_normalization(n: Node):
-    """TVM's Mean and InvStdDev are scalars of 0."""
+    """Compute Mean and InvStdDev, which TVM returns as scalars of 0."""
     axes = list(range(n.get("axis", -1) % len(n.shape), len(n.shape)))
     output = n.emit(n.usual()).fields[0]
     if n.outputs == 1:
@@ -42,7 +43,7 @@ def _layer_normalization(n: Node):
 
 @converts("Elu", "Selu")
 def _elu(n: Node):
-    """TVM's are of float32 alone."""
+    """Convert all float dtypes; TVM converts float32 only."""
     if n.dtype == "float32":
         return n.usual()
     alpha, gamma = (1.0, 1.0) if n.op == "Elu" else (1.6732632423543772, 1.0507009873554805)
@@ -52,7 +53,7 @@ def _elu(n: Node):
 
 @converts("BitShift")
 def _bit_shift(n: Node):
-    """It is 0, or -1 for a negative number shifted right, where the shift is negative, or the width or more."""
+    """Shift; by less than 0, or by the width or more, gives 0, or -1 for a negative element shifted right."""
     by, signed = n.inputs[1], not n.dtype.startswith("u")
     last = n.const(int(n.dtype.lstrip("uint")) - 1)
     beyond = R.greater(by, last)
@@ -83,7 +84,7 @@ def _space_to_depth(n: Node):
 
 @converts("Dropout")
 def _dropout(n: Node):
-    """It passes its input on, and its mask is all True, as in inference."""
+    """Pass the input on, with a mask of True, as in inference."""
     training = n.known(2)
     if training is not None and training.any() and (n.inputs[1] is None or n.known(1).any()):
         raise NotImplementedError("Dropout in training mode draws random numbers; export with it off")
@@ -101,13 +102,14 @@ def _batch_normalization(n: Node):
 
 @converts("ConvTranspose")
 def _conv_transpose(n: Node):
-    """It pads as output_shape wants it, which TVM leaves out."""
+    """Pad for the attribute output_shape, which TVM ignores."""
     wanted, rank = list(n.get("output_shape", [])), len(n.shape) - 2
     if not wanted:
         return n.usual()
     kernel = [int(size) for size in n.inputs[1].ty.shape][2:]
     strides, dilations = n.get("strides", [1] * rank), n.get("dilations", [1] * rank)
-    extra, begin, end = list(n.get("output_padding", [0] * rank)), [], []
+    extra = list(n.get("output_padding", [0] * rank))
+    begin, end = [], []
     for i, size in enumerate(wanted[-rank:]):
         total = strides[i] * (n.shape[2 + i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - size
         extra[i] -= min(total, 0)
@@ -123,22 +125,23 @@ def _conv_transpose(n: Node):
 
 @converts("Pow")
 def _pow(n: Node):
-    """It is a power of the base's dtype, whatever the exponent's; whole numbers go through float64."""
+    """Raise to a power in the base's dtype, whatever the exponent's; integers go through float64."""
     wide = n.dtype if n.dtype.startswith(("float", "bfloat")) else "float64"
     return R.astype(R.power(*(R.astype(x, wide) for x in (n.x, n.inputs[1]))), n.dtype)
 
 
 @converts("Mod")
 def _mod(n: Node):
-    """It is the rest of a division by infinity too; a float's has the divisor's sign, or x's with fmod."""
+    """Compute the remainder, also for a divisor of infinity, with the divisor's sign, or x's with fmod."""
     if not n.dtype.startswith(("float", "bfloat")):
         return n.usual()
     x, y = n.x, n.inputs[1]
-    rest = R.where(R.logical_and(R.isinf(y), R.isfinite(x)), x, R.mod(x, y))
+    remainder = R.where(R.logical_and(R.isinf(y), R.isfinite(x)), x, R.mod(x, y))
     if n.get("fmod", 0):
-        return rest
-    rest = n.emit(rest)
-    return R.where(R.less(R.multiply(R.sign(rest), R.sign(y)), n.const(0)), R.add(rest, y), rest)
+        return remainder
+    remainder = n.emit(remainder)
+    differ = R.less(R.multiply(R.sign(remainder), R.sign(y)), n.const(0))
+    return R.where(differ, R.add(remainder, y), remainder)
 
 
 @converts("ReduceMax", "ReduceMin")
@@ -150,24 +153,24 @@ def _extreme(n: Node):
 
 @converts("Split")
 def _split(n: Node):
-    """It makes parts without a number too, of which TVM's makes only the last one."""
+    """Split into parts, of which TVM allows only the last one to be empty."""
     sizes = n.known(1) if n.opset >= 13 else None
     if sizes is None or sizes.all():
         return n.usual()
     axis, ends = n.get("axis", 0) % len(n.shape), np.cumsum(sizes).tolist()
     begins = [0, *ends[:-1]]
-    return relax.Tuple(
-        [R.strided_slice(n.x, [axis], [begin], [end]) for begin, end in zip(begins, ends, strict=True)]
-    )
+    bounds = zip(begins, ends, strict=True)
+    return relax.Tuple([R.strided_slice(n.x, [axis], [begin], [end]) for begin, end in bounds])
 
 
 @converts("Compress")
 def _compress(n: Node):
-    """It takes what a constant condition says, along an axis or, without one, of all numbers in a row."""
+    """Take the elements that a constant condition selects, along an axis, or of the flattened input."""
     axis, taken = n.get("axis"), np.flatnonzero(n.known(1))
-    x, axis, size = (
-        (R.reshape(n.x, (-1,)), 0, math.prod(n.shape)) if axis is None else (n.x, axis, n.shape[axis])
-    )
+    if axis is None:
+        x, axis, size = R.reshape(n.x, (-1,)), 0, math.prod(n.shape)
+    else:
+        x, size = n.x, n.shape[axis]
     if len(taken) and taken[-1] >= size:
         raise IndexError(f"Compress: its condition takes number {taken[-1]} of {size}")
     return R.take(x, n.const(taken), axis)
@@ -175,14 +178,14 @@ def _compress(n: Node):
 
 @converts("OneHot")
 def _one_hot(n: Node):
-    """It has any depth and values: where the index is the place, counted from the end too, is the second value."""
+    """Convert any depth and values; an index may be negative and then counts from the end."""
     rank, depth = len(n.shape), int(n.known(1).reshape(()))
     axis = n.get("axis", -1) % (rank + 1)
     indices = R.expand_dims(R.astype(n.x, "int64"), axis)
-    places = np.arange(depth).reshape([-1 if i == axis else 1 for i in range(rank + 1)])
-    here = R.logical_or(R.equal(indices, n.const(places)), R.equal(indices, n.const(places - depth)))
+    positions = np.arange(depth).reshape([-1 if i == axis else 1 for i in range(rank + 1)])
+    is_hot = R.logical_or(R.equal(indices, n.const(positions)), R.equal(indices, n.const(positions - depth)))
     off, on = (R.strided_slice(n.inputs[2], [0], [i], [i + 1]) for i in (0, 1))
-    return R.where(here, on, off)
+    return R.where(is_hot, on, off)
 
 
 @converts("TopK")
@@ -207,7 +210,7 @@ def _eye_like(n: Node):
 
 @converts("MelWeightMatrix")
 def _of_constants(n: Node):
-    """It is computed here, by ONNX's reference, as all its inputs are constants."""
+    """Evaluate with ONNX's reference implementation, as all inputs are constants."""
     arrays = {f"x{i}": n.known(i) for i in range(len(n.inputs))}
     given = {name: value for name, value in n.attributes.items() if name != "tvm_custom"}
     node = make_node(n.op, list(arrays), ["y"], **given)
@@ -217,7 +220,7 @@ def _of_constants(n: Node):
 
 @converts("BitCast")
 def _bit_cast(n: Node):
-    """It takes the bits of each number for another dtype's, of the same width."""
+    """Reinterpret the bits of each element as another dtype of the same width."""
     dtype = get_type(n.get("to"))
     if "bool" in (dtype, n.dtype):
         raise NotImplementedError("BitCast of bool, which TVM keeps in one bit")
@@ -230,39 +233,38 @@ def _bit_cast(n: Node):
 
 @converts("ReverseSequence")
 def _reverse_sequence(n: Node):
-    """It turns round the first numbers of each sequence of a batch, as many as its length says."""
+    """Reverse the first elements of each sequence of a batch, as many as its length says."""
     time, batch = n.get("time_axis", 0), n.get("batch_axis", 1)
     lengths = checked(n.inputs[1], [n.shape[time] + 1], n.op, negative=False, bb=n.builder)
     lengths = _along(R.astype(lengths, "int64"), n.shape, batch)
-    places = _counter(n.shape, time)
-    turned = R.subtract(R.subtract(lengths, relax.const(1, "int64")), places)
-    places = n.emit(R.broadcast_to(R.where(R.less(places, lengths), turned, places), n.shape))
-    return R.gather_elements(n.x, places, time)
+    indices = _counter(n.shape, time)
+    mirrored = R.subtract(R.subtract(lengths, relax.const(1, "int64")), indices)
+    indices = n.emit(R.broadcast_to(R.where(R.less(indices, lengths), mirrored, indices), n.shape))
+    return R.gather_elements(n.x, indices, time)
 
 
 @converts("TensorScatter")
 def _tensor_scatter(n: Node):
-    """It writes an update into a cache, along an axis from an index on, one for each sequence of a batch."""
+    """Write an update into a cache along an axis, at one start index for each sequence of a batch."""
     update, begin = n.inputs[1], n.inputs[2]
     axis = n.get("axis", -2) % len(n.shape)
     count, size = int(update.ty.shape[axis]), n.shape[axis]
     circular = n.text("mode", "linear") == "circular"
     begin = relax.const(np.zeros(n.shape[0]), "int64") if begin is None else begin
     begin = checked(begin, [size if circular else size - count + 1], n.op, negative=False, bb=n.builder)
-    numbers = R.subtract(_counter(n.shape, axis), _along(begin, n.shape, 0))
+    indices = R.subtract(_counter(n.shape, axis), _along(begin, n.shape, 0))
     if circular:
-        numbers = R.floor_mod(numbers, relax.const(size, "int64"))
+        indices = R.floor_mod(indices, relax.const(size, "int64"))
     zero, last = relax.const(0, "int64"), relax.const(count - 1, "int64")
-    numbers = n.emit(R.broadcast_to(numbers, n.shape))
-    within = n.emit(R.minimum(R.maximum(numbers, zero), last))
-    return R.where(R.equal(numbers, within), R.gather_elements(update, within, axis), n.x)
+    indices = n.emit(R.broadcast_to(indices, n.shape))
+    clipped = n.emit(R.minimum(R.maximum(indices, zero), last))
+    return R.where(R.equal(indices, clipped), R.gather_elements(update, clipped, axis), n.x)
 
 
 def _counter(shape, axis: int) -> relax.Expr:
     """Return 0, 1, … along an axis of tensors of this shape, of size 1 along all others: int64."""
-    return relax.const(
-        np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))]), "int64"
-    )
+    sizes = [-1 if i == axis else 1 for i in range(len(shape))]
+    return relax.const(np.arange(shape[axis]).reshape(sizes), "int64")
 
 
 def _along(row, shape, axis: int) -> relax.Expr:
@@ -271,7 +273,7 @@ def _along(row, shape, axis: int) -> relax.Expr:
 
 @converts("Det")
 def _det(n: Node):
-    """It is, in float64, the product of the pivots that the matrix's factors have."""
+    """Multiply, in float64, the pivots of the matrix's LU factors."""
     count, size = math.prod(n.shape[:-2]), n.shape[-1]
     flat = n.emit(R.reshape(R.astype(n.x, "float64"), (count, size, size)))
     kernel = n.builder.add_func(matrices.lu(count, size, "float64").without_attr("global_symbol"), "lu")

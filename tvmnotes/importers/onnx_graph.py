@@ -1,8 +1,8 @@
-"""These are the steps of an ONNX graph on its way to TVM's frontend; `onnx.py` calls them in this order.
+"""The steps that prepare an ONNX graph for TVM's frontend, in the order in which `onnx.py` calls them.
 
 with_output_shapes -> expand_functions -> require_operators -> modernize -> fold_constants -> check_shapes ->
-prepare_for_tvm. From `expand_functions` on, each takes a checked ModelProto with settled input shapes, or its graph.
-All of them may change the one they were given; those that return one may return another.
+prepare_for_tvm. From `expand_functions` onwards each takes a checked ModelProto with settled input shapes, or
+its graph. All of them may change their argument in place; those that return a model may return another one.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from onnx.reference import ReferenceEvaluator
 from ..base.errors import one_line
 from .onnx_operators import converters
 
-# Results with more elements than this are left for the compiler to fold: a model must not grow by being read.
+# Results with more elements than this are left for the compiler to fold: importing must not enlarge a model.
 FOLD_LIMIT = 1 << 16
 
-# Operators that ONNX Runtime defines (domain com.microsoft) and TVM's frontend reads; there and nowhere else.
+# Operators that ONNX Runtime defines (domain com.microsoft) and TVM's frontend reads, in that domain only.
 _MICROSOFT = {
     *("AllClassNMS", "Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "MatMulInteger16"),
     "SkipLayerNormalization",
@@ -31,25 +31,23 @@ _MICROSOFT = {
 
 
 def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Give outputs that say no shape the one that ONNX infers: onnx.checker wants it, and ONNX Runtime does not."""
+    """Infer the shapes of outputs without one, which onnx.checker requires and ONNX Runtime does not."""
     if all(value.type.tensor_type.HasField("shape") for value in proto.graph.output):
         return proto
     proto = shape_inference.infer_shapes(proto)
     for value in proto.graph.output:
-        if (
-            value.type.WhichOneof("value") == "tensor_type"
-        ):  # where nothing is inferred: of rank 0, until it is
+        if value.type.WhichOneof("value") == "tensor_type":  # of rank 0 until something is inferred
             value.type.tensor_type.shape.SetInParent()
     return proto
 
 
-# Operators that ONNX itself says in other operators, and that TVM's frontend has of Microsoft only, or gets wrong.
+# Operators that ONNX defines with others, and that TVM's frontend knows as Microsoft's only, or gets wrong.
 _WRONG = {"Attention", "DynamicQuantizeLinear", "MeanVarianceNormalization", "RMSNormalization"}
 
 
 @functools.cache
 def _functions() -> frozenset[str]:
-    """Return the names of ONNX's operators that are replaced by others: those above, and those without a converter."""
+    """Return the ONNX operators that are expanded: those above, and functions without a converter."""
     schemas = [each for each in onnx.defs.get_all_schemas() if not each.domain]
     written = {each.name for each in schemas if each.has_function or each.has_context_dependent_function}
     return frozenset(_WRONG | (written - set(converters()) - {"Bernoulli", "LinearAttention", "SequenceMap"}))
@@ -60,18 +58,18 @@ def _is_function(node: onnx.NodeProto) -> bool:
 
 
 def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Replace operators by the operators that ONNX defines them with, of ONNX's own domain alone.
+    """Replace operators by the ones that ONNX defines them with, in ONNX's own domain only.
 
     The definition depends on types, which are inferred first; weights count as inputs, which have types.
     """
     version = max(
         (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=1
     )
-    before = None
-    while (nodes := [node for node in _all_nodes(proto.graph) if _is_function(node)]) and (
-        now := Counter(node.op_type for node in nodes)
-    ) != before:  # in some opsets ONNX has no definition of an operator
-        before = now
+    counts = None
+    while nodes := [node for node in _all_nodes(proto.graph) if _is_function(node)]:
+        before, counts = counts, Counter(node.op_type for node in nodes)
+        if counts == before:  # in some opsets ONNX has no definition of an operator
+            break
         for node in nodes:
             _with_defaults(node, version)
         names = sorted({node.op_type for node in nodes})
@@ -79,7 +77,7 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
         proto.graph.input.extend(make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights)
         replace(proto.graph.initializer, [tensor for tensor in weights if _is_small(tensor.dims)])
         _forget_shapes(proto.graph)
-        proto.graph.value_info.add()  # of the name "", lest the inliner trips over optional inputs that are left out
+        proto.graph.value_info.add()  # named "": the inliner looks up optional inputs that are left out
         proto = _with_shapes(proto)
         try:
             proto = inliner.inline_selected_functions(
@@ -88,8 +86,8 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
             shape_inference.infer_shapes(proto, strict_mode=True)
         except (RuntimeError, shape_inference.InferenceError) as error:
             raise NotImplementedError(
-                f"onnx {onnx.__version__} cannot write this model's {', '.join(names)} with simpler operators: "
-                f"{one_line(error)}"
+                f"onnx {onnx.__version__} cannot write this model's {', '.join(names)} with simpler "
+                f"operators: {one_line(error)}"
             ) from error
         replace(proto.graph.initializer, weights)
         del proto.graph.input[count:]
@@ -97,7 +95,7 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _forget_shapes(graph: onnx.GraphProto) -> None:
-    """Leave shapes to inference: those that the exporter noted may be those of its example."""
+    """Clear the shapes that the exporter noted, perhaps those of its example, for inference to fill in."""
     del graph.value_info[:]
     passed = {value.name: value for value in graph.input}
     for value in graph.output:
@@ -110,14 +108,14 @@ def _forget_shapes(graph: onnx.GraphProto) -> None:
 def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     with contextlib.suppress(shape_inference.InferenceError):
         return shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
-    try:  # onnx 1.23 propagates the elements of a row against a column as if both were rows
+    try:  # onnx 1.23's data propagation broadcasts a row with a column as if both were rows
         return shape_inference.infer_shapes(proto, strict_mode=True)
     except shape_inference.InferenceError as error:
         raise ValueError(f"the model does not work with inputs of these shapes: {one_line(error)}") from error
 
 
 def _with_defaults(node: onnx.NodeProto, version: int) -> None:
-    """Write the attributes that a node leaves out into it, as onnx's inliner takes those for missing."""
+    """Write the attributes that a node leaves out into it; onnx's inliner treats them as missing."""
     given = {attribute.name for attribute in node.attribute}
     for name, attribute in onnx.defs.get_schema(node.op_type, version, "").attributes.items():
         if name not in given and attribute.default_value.name:
@@ -125,14 +123,14 @@ def _with_defaults(node: onnx.NodeProto, version: int) -> None:
 
 
 def require_operators(proto: onnx.ModelProto) -> None:
-    """Raise NotImplementedError with every operator that has no converter; TVM itself looks at names alone."""
+    """Raise NotImplementedError with every operator that has no converter; TVM itself compares names only."""
     opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
     known = set(converters()) | {"If"}
     missing = set()
     for node in _all_nodes(proto.graph):
         domain = node.domain or "ai.onnx"
-        here = {"ai.onnx": known - _MICROSOFT, "com.microsoft": _MICROSOFT}.get(domain, set())
-        if node.op_type not in here:
+        supported = {"ai.onnx": known - _MICROSOFT, "com.microsoft": _MICROSOFT}.get(domain, set())
+        if node.op_type not in supported:
             missing.add(f"{node.op_type} ({domain}, opset {opsets[domain]})")
     if missing:
         raise NotImplementedError(
@@ -150,7 +148,7 @@ def _all_nodes(graph: onnx.GraphProto):
 
 
 def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Rewrite a model of an opset before 11, whose Slice, Upsample, Resize and broadcasts TVM's frontend misreads."""
+    """Convert an opset below 11, whose Slice, Upsample, Resize and broadcasts TVM's frontend misreads."""
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 11)
     if opset >= 11:
         return proto
@@ -162,18 +160,17 @@ def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
             f"({one_line(error)}); export it again with a newer opset"
         ) from error
     for node in _all_nodes(proto.graph):
-        if (
-            node.op_type == "Resize"
-        ):  # Upsample was, and Resize until 10, what 11 calls so; the converter leaves it out
+        if node.op_type == "Resize":
+            # The behaviour of Upsample, and of Resize up to opset 10; the converter does not write it out.
             old = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
             node.attribute.extend(make_attribute(name, value) for name, value in old.items())
     return proto
 
 
 def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Infer all shapes and compute what depends on shapes and constants alone, until nothing of the kind is left.
+    """Infer all shapes and fold what depends on shapes and constants alone, until nothing is left to fold.
 
-    Inference copies the model each time, so large weights stand aside meanwhile, replaced by inputs of their shape.
+    Inference copies the model each time, so inputs of their shape replace large weights meanwhile.
     """
     weights, count = list(proto.graph.initializer), len(proto.graph.input)
     outputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in proto.graph.output]
@@ -192,15 +189,15 @@ def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
     replace(proto.graph.initializer, weights)
     del proto.graph.input[count:]
     for value, before in zip(proto.graph.output, outputs, strict=True):
-        if not value.type.tensor_type.HasField("shape"):  # the data decide it
+        if not value.type.tensor_type.HasField("shape"):  # it depends on the data
             value.CopyFrom(before)
     return proto
 
 
 def _fold_once(proto: onnx.ModelProto) -> bool:
-    """Replace nodes with constant inputs by Constant nodes, in place; returns whether there were any.
+    """Replace nodes with constant inputs by Constant nodes, in place; return whether there were any.
 
-    A tensor without a number is constant. Floating-point initializers are weights and count as unknown, so that they
+    An empty tensor is constant. Floating-point initializers are weights and count as unknown, so that they
     stay parameters under their names.
     """
     graph = proto.graph
@@ -218,9 +215,7 @@ def _fold_once(proto: onnx.ModelProto) -> bool:
             values[name] = np.zeros(shapes[name], tensor_dtype_to_np_dtype(dtype))
     nodes, folded = [], False
     for node in graph.node:
-        if node.op_type == "CastLike" and types.get(
-            node.input[1]
-        ):  # only the dtype of what it is like counts
+        if node.op_type == "CastLike" and types.get(node.input[1]):  # only the dtype of input 1 matters
             node = make_node("Cast", node.input[:1], node.output, node.name, to=types[node.input[1]])
         results = _evaluate(node, values, shapes, opsets)
         if results is None:
@@ -235,11 +230,10 @@ def _fold_once(proto: onnx.ModelProto) -> bool:
 
 
 def _evaluate(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict) -> dict[str, np.ndarray] | None:
-    """Return a node's outputs by name if constants and shapes decide them and they are small, None otherwise."""
+    """Return a node's outputs by name if constants and shapes decide them and they are small, else None."""
     outputs = [name for name in node.output if name]
-    if node.domain not in ("", "ai.onnx") or not all(
-        name in shapes and _is_small(shapes[name]) for name in outputs
-    ):
+    is_small = all(name in shapes and _is_small(shapes[name]) for name in outputs)
+    if node.domain not in ("", "ai.onnx") or not is_small:
         return None
     if node.op_type == "Shape" and node.input[0] in shapes:
         ends = {attribute.name: attribute.i for attribute in node.attribute}
@@ -248,13 +242,10 @@ def _evaluate(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict) ->
         return None
     if any(attribute.type in (attribute.GRAPH, attribute.GRAPHS) for attribute in node.attribute):
         return None
+    inputs = {name: values[name] for name in node.input if name}
     try:
-        results = ReferenceEvaluator(node, opsets=opsets).run(
-            None, {name: values[name] for name in node.input if name}
-        )
-    except (
-        Exception
-    ):  # it knows no quantized types and not every old operator version: TVM may, so the node stays
+        results = ReferenceEvaluator(node, opsets=opsets).run(None, inputs)
+    except Exception:  # it lacks quantized types and some old operator versions that TVM may have
         return None
     results = {name: np.asarray(value) for name, value in zip(node.output, results, strict=False) if name}
     return results if all(value.dtype.kind in "biuf" for value in results.values()) else None
@@ -265,17 +256,17 @@ def _is_small(shape) -> bool:
 
 
 def replace(field, messages: list) -> None:
-    """Fill a repeated protobuf field, which knows no assignment."""
+    """Set the messages of a repeated protobuf field, which does not support assignment."""
     del field[:]
     field.extend(messages)
 
 
-# TVM 0.27 packs none of them, or has another NaN.
+# TVM 0.27 does not pack them, or has another NaN.
 _NARROW = ("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2")
 
 
 def check_widths(graph: onnx.GraphProto) -> None:
-    """Raise NotImplementedError for a node that takes or gives numbers of a few bits, by the types known in `graph`."""
+    """Raise NotImplementedError for a node with an input or output of a few bits, by the types in `graph`."""
     values = [*graph.input, *graph.value_info, *graph.output]
     dtypes = {value.name: value.type.tensor_type.elem_type for value in values}
     dtypes |= {tensor.name: tensor.data_type for tensor in graph.initializer}
@@ -285,14 +276,15 @@ def check_widths(graph: onnx.GraphProto) -> None:
             if dtype.startswith(_NARROW):
                 raise NotImplementedError(
                     f"{node.op_type} {node.name or ','.join(node.output)!r}: {name!r} is of {dtype}, and TVM "
-                    f"{tvm.__version__} has no such numbers as ONNX means them; export the model with 8 bits or more"
+                    f"{tvm.__version__} has no such numbers as ONNX means them; export the model with 8 bits "
+                    "or more"
                 )
 
 
 def check_shapes(graph: onnx.GraphProto) -> None:
-    """Raise ValueError for attributes and weights that contradict each other, which TVM and ONNX's inference let pass.
+    """Raise ValueError for attributes and weights that contradict each other.
 
-    The shapes in `graph` are inferred.
+    TVM and ONNX's inference let them pass. The shapes in `graph` are inferred.
     """
     shapes = _static_shapes([*graph.input, *graph.value_info])
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
@@ -328,10 +320,11 @@ def _static_shapes(values) -> dict[str, tuple[int, ...]]:
 
 
 def prepare_for_tvm(graph: onnx.GraphProto) -> None:
-    """Work around two habits of TVM's frontend, in place.
+    """Work around two defects of TVM's frontend, in place.
 
-    It takes an empty `scales` of Resize, which ONNX allows beside `sizes`, for a given one: its name is cleared. And it
-    cuts "onnx::" off the names of weights, so that "onnx::w" and "w" become one: such a name gets the prefix twice.
+    It uses an empty `scales` of Resize, which ONNX allows next to `sizes`: its name is cleared. And it strips
+    "onnx::" from the names of weights, so that "onnx::w" and "w" become one: such a name gets the prefix
+    twice.
     """
     constants = [
         node.attribute[0].t for node in graph.node if node.op_type == "Constant" and node.attribute[0].t.dims

@@ -1,4 +1,4 @@
-"""Converters of ONNX operators that take indices, for onnx_operators.py: these are checked before TVM's use them."""
+"""Converters of ONNX operators that take indices: check them, then convert as TVM does."""
 
 import math
 
@@ -12,10 +12,10 @@ from .onnx_node import Node, converts
 
 
 def _checked(n: Node, sizes: dict[int, list[int]], negative: bool = True) -> relax.Expr:
-    """Convert as TVM does, with the inputs of these numbers checked; all of their sizes, if one, hold for all."""
+    """Convert as TVM does, after checking inputs: `sizes` maps an input's number to its index bounds."""
     inputs = list(n.inputs)
     for number, bounds in sizes.items():
-        if isinstance(inputs[number].ty, relax.TensorType):  # no shape, which holds no wrong one
+        if isinstance(inputs[number].ty, relax.TensorType):  # a shape holds no wrong index
             inputs[number] = checked(inputs[number], bounds, n.op, negative, n.builder)
     return n.usual(*inputs)
 
@@ -42,7 +42,7 @@ def _embeddings(n: Node):
 
 @converts("RoiAlign")
 def _roi_align(n: Node):
-    """ONNX takes the maximum before it sums up a point's four weighted neighbours, and TVM after it."""
+    """Refuse mode "max": ONNX takes the maximum before summing a point's weighted neighbours, TVM after."""
     if n.text("mode", "avg") == "max":
         raise NotImplementedError("RoiAlign with mode 'max': TVM's takes the maximum of interpolated points")
     return _checked(n, {2: n.shape[:1]}, negative=False)
@@ -55,7 +55,7 @@ def _max_roi_pool(n: Node):
 
 @converts("MaxUnpool")
 def _max_unpool(n: Node):
-    """It puts numbers at the places that max pooling noted, which count through the output."""
+    """Write elements at the indices that max pooling returned, which count through the whole output."""
     kernel, rank = n.get("kernel_shape"), len(n.shape) - 2
     pads, strides = n.get("pads", [0] * 2 * rank), n.get("strides", [1] * rank)
     shape, wanted = n.shape[:2], n.known(2)
@@ -65,6 +65,6 @@ def _max_unpool(n: Node):
         raise NotImplementedError(
             f"MaxUnpool to output_shape {wanted.tolist()}: its other attributes lead to {shape}"
         )
-    places = checked(n.inputs[1], [math.prod(shape)], n.op, negative=False, bb=n.builder)
+    indices = checked(n.inputs[1], [math.prod(shape)], n.op, negative=False, bb=n.builder)
     zeros = R.zeros([math.prod(shape)], n.dtype)
-    return R.reshape(R.scatter_elements(zeros, R.reshape(places, (-1,)), R.reshape(n.x, (-1,)), 0), shape)
+    return R.reshape(R.scatter_elements(zeros, R.reshape(indices, (-1,)), R.reshape(n.x, (-1,)), 0), shape)

@@ -1,4 +1,4 @@
-"""These checks refuse ONNX models that never end, or that name dtypes and sizes which there are not.
+"""Checks that refuse ONNX models that never end, or that have invalid dtypes or sizes.
 
 onnx.checker, ONNX's inference and TVM's frontend let them pass; `onnx.py` calls them between the steps of
 `onnx_graph`.
@@ -11,32 +11,33 @@ import onnx
 import psutil
 from onnx.helper import tensor_dtype_to_np_dtype
 
-_MOST_NODES = 100_000  # those of the largest language models are some ten thousand
+_MOST_NODES = 100_000  # the largest language models have some ten thousand
 
 
 def check_dtypes(graph: onnx.GraphProto) -> None:
-    """Raise ValueError for the number of a dtype that ONNX does not have, in an input, an output or a weight."""
+    """Raise ValueError for a dtype that ONNX does not have, of an input, an output or a weight."""
     values = [(value.name, value.type.tensor_type.elem_type) for value in (*graph.input, *graph.output)]
     for name, dtype in (*values, *((tensor.name, tensor.data_type) for tensor in graph.initializer)):
         if dtype not in onnx.TensorProto.DataType.values():
             raise ValueError(
-                f"{name!r} is of dtype {dtype}, which onnx {onnx.__version__} does not have; export the model again"
+                f"{name!r} is of dtype {dtype}, which onnx {onnx.__version__} does not have; export the "
+                "model again"
             )
 
 
 def check_functions(proto: onnx.ModelProto) -> None:
-    """Raise ValueError where the model's functions unfold to more nodes than any network has, or without end."""
+    """Raise ValueError if the model's functions expand to more nodes than any network has, or without end."""
     functions = {(each.domain, each.name, each.overload): each for each in proto.functions}
 
     @functools.cache
-    def unfolded(key: tuple) -> int:
+    def expanded(key: tuple) -> int:
         return count_of(functions[key])
 
     def count_of(graph: onnx.GraphProto | onnx.FunctionProto) -> int:
         keys = [(node.domain, node.op_type, node.overload) for node in graph.node]
         attributes = [attribute for node in graph.node for attribute in node.attribute]
         inner = sum(count_of(each) for attribute in attributes for each in (attribute.g, *attribute.graphs))
-        return inner + sum(unfolded(key) if key in functions else 1 for key in keys)
+        return inner + sum(expanded(key) if key in functions else 1 for key in keys)
 
     try:
         count = count_of(proto.graph)
@@ -51,26 +52,21 @@ def check_functions(proto: onnx.ModelProto) -> None:
 
 
 def check_sizes(graph: onnx.GraphProto) -> None:
-    """Raise ValueError for a node whose output this machine's memory does not hold, or with a size below 0.
+    """Raise ValueError for a node whose output exceeds this machine's memory, or has a negative size.
 
-    The shapes in `graph` are inferred. ONNX infers none in the graphs inside nodes, so those are not looked at.
+    The shapes in `graph` are inferred. ONNX infers none in subgraphs of nodes, so those are not checked.
     """
     types = {each.name: each.type.tensor_type for each in (*graph.value_info, *graph.output)}
     memory = psutil.virtual_memory().total
     for node in graph.node:
         for name in filter(types.__contains__, node.output):
             shape = tuple(dim.dim_value for dim in types[name].shape.dim)
-            size = (
-                math.prod(shape)
-                * tensor_dtype_to_np_dtype(types[name].elem_type or onnx.TensorProto.INT8).itemsize
-            )
+            dtype = tensor_dtype_to_np_dtype(types[name].elem_type or onnx.TensorProto.INT8)
+            size = math.prod(shape) * dtype.itemsize
             if size > memory or min(shape, default=0) < 0:
-                sizes = (
-                    f", {size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:.0f}"
-                    if size > memory
-                    else ""
-                )
+                sizes = f", {size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:.0f}"
+                sizes = sizes if size > memory else ""
                 raise ValueError(
-                    f"{node.op_type} {node.name or ','.join(node.output)!r}: its output {name!r} would be of shape "
-                    f"{shape}{sizes}; export the model again"
+                    f"{node.op_type} {node.name or ','.join(node.output)!r}: its output {name!r} would be of "
+                    f"shape {shape}{sizes}; export the model again"
                 )

@@ -1,5 +1,6 @@
-"""Converters of ONNX operators are functions of a `Node`, under `@converts`; `CONVERTERS` has them as classes, which
-TVM's frontend asks for.
+"""Converters of ONNX operators: functions of a `Node`, decorated with `@converts`.
+
+`CONVERTERS` holds them as classes, which TVM's frontend requires; `OF_TVM` holds TVM's own.
 """
 
 from collections.abc import Callable
@@ -16,44 +17,43 @@ OF_TVM: dict[str, type[OnnxOpConverter]] = onnx_frontend._get_convert_map()
 
 
 class Node:
-    """A node of an ONNX graph on its way to Relax: `x` is its first input, of dtype `dtype` and sizes `shape`."""
+    """An ONNX node that is being converted to Relax: its operator, inputs (None if left out) and attributes.
+
+    `outputs` counts its outputs; `x` is its first input, of dtype `dtype` and sizes `shape`.
+    """
 
     def __init__(self, op: str, opset: int, builder: relax.BlockBuilder, inputs, attributes: dict, params):
-        self.op, self.opset, self.builder, self.attributes, self.params = (
-            op,
-            opset,
-            builder,
-            attributes,
-            params,
-        )
+        self.op, self.opset = op, opset
+        self.builder, self.attributes, self.params = builder, attributes, params
         self.inputs = onnx_input(inputs)
         self.outputs = attributes["tvm_custom"]["num_outputs"]
         self.x = _tensor(self.inputs[0])
         self.dtype, self.shape = self.x.ty.dtype.dtype, list(fixed_shape(self.x.ty) or ())
 
     def get(self, name: str, default=None):
-        """Return an attribute."""
+        """Return an attribute, or `default` if the node has none of this name."""
         return self.attributes.get(name, default)
 
     def text(self, name: str, default: str) -> str:
+        """Return an attribute that holds a string."""
         return self.attributes.get(name, default.encode()).decode()
 
     def usual(self, *inputs: relax.Expr | None, **attributes) -> relax.Expr:
-        """Convert the node as TVM does, with other inputs and attributes where these are given."""
+        """Convert the node as TVM does, with other inputs and attributes if given."""
         convert = OF_TVM[self.op].get_converter(self.opset)
         inputs = onnx_input(inputs or self.inputs)
         return self.emit(convert(self.builder, inputs, self.attributes | attributes, self.params))
 
     def emit(self, expr: relax.Expr) -> relax.Expr:
-        """Return an expression whose type is known."""
+        """Return an expression with its type inferred."""
         return self.builder.normalize(expr)
 
     def const(self, value: np.ndarray | float) -> relax.Expr:
-        """Return a constant: an array of its own dtype, a number of the first input's."""
+        """Return a constant: an array in its own dtype, a scalar in the first input's."""
         return relax.const(value, str(value.dtype) if isinstance(value, np.ndarray) else self.dtype)
 
     def known(self, number: int) -> np.ndarray | None:
-        """Return the value of an input, as `onnx_values.require_known` leaves it; None where it is left out."""
+        """Return the value of an input that `onnx_values.require_known` has checked; None if left out."""
         if self.inputs[number] is None:
             return None
         array = constant_array(get_constant(_tensor(self.inputs[number]), self.params))
@@ -65,7 +65,10 @@ class Node:
 
 
 def converts(*ops: str) -> Callable:
-    """Decorate the converter of these operators, of all opsets; it returns an expression, a Tuple for several."""
+    """Decorate the converter of these operators, for all opsets.
+
+    It takes a `Node` and returns an expression, a Tuple for several outputs.
+    """
 
     def register(function: Callable[[Node], relax.Expr]):
         def converter_of(op):

@@ -1,18 +1,18 @@
-"""Converters of ONNX operators that TVM 0.27's frontend lacks or gets wrong, for onnx.py: those of four modules.
+"""Converters of ONNX operators that TVM 0.27's frontend lacks or gets wrong, from four modules.
 
-The table joins TVM's own in this process, so that a graph may hold operators of both; an entry goes when TVM has the
-operator. To add one takes a function of an `onnx_node.Node` under `@converts`.
+The table is merged into TVM's own in this process, so that a graph may mix both; an entry goes once TVM has
+the operator. To add one, write a function of an `onnx_node.Node` under `@converts`.
 """
 
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import OnnxOpConverter
 
-from . import onnx_corrections, onnx_indices, onnx_resize, onnx_windows  # noqa: F401  they fill CONVERTERS
+from . import onnx_corrections, onnx_indices, onnx_resize, onnx_windows  # noqa: F401  (they fill CONVERTERS)
 from .onnx_node import CONVERTERS, OF_TVM
 
 
 def converters() -> dict[str, type[OnnxOpConverter]]:
-    """Return TVM's converters and these, by the operator's name."""
+    """Return TVM's converters and those of tvmnotes, by operator name."""
     return {**OF_TVM, **CONVERTERS}
 
 

@@ -1,8 +1,8 @@
-"""The converter of ONNX's Resize with all its attributes, for onnx_operators.py.
+"""The converter of ONNX's Resize with all its attributes.
 
-TVM's own is kept where it is right, and fast: whole factors of an image, and its bilinear resizing to whole sizes. All
-else is separable: along one axis after the other, each number is a sum of a few weighted neighbours, and which ones
-follows from sizes alone, so that they are computed here.
+TVM's own is used where it is right, and fast: integer factors of an image, and bilinear resizing to integer
+sizes. All else is separable: along one axis after another each element is a sum of a few weighted neighbours,
+whose weights follow from sizes alone and are computed here.
 Source: https://onnx.ai/onnx/operators/onnx__Resize.html
 """
 
@@ -16,10 +16,11 @@ from .resampling import combined, matrix
 
 @converts("Resize")
 def _resize(n: Node):
-    """It resamples any axes of a float tensor, and, by its nearest numbers, of any tensor."""
+    """Resample any axes of a float tensor, or, by nearest neighbours, of any tensor."""
     roi, scales, sizes = ([] if n.known(i) is None else n.known(i).tolist() for i in (1, 2, 3))
     axes = [axis % len(n.shape) for axis in n.get("axes", range(len(n.shape)))]
-    before, mode, policy = [n.shape[axis] for axis in axes], n.text("mode", "nearest"), n.text(*_POLICY)
+    before = [n.shape[axis] for axis in axes]
+    mode, policy = n.text("mode", "nearest"), n.text(*_POLICY)
     if scales:
         sizes = [int(np.floor(size * scale)) for size, scale in zip(before, scales, strict=True)]
     else:
@@ -34,72 +35,72 @@ def _resize(n: Node):
         return n.usual()
     x = n.x
     for i, (axis, scale, size) in enumerate(zip(axes, scales, sizes, strict=True)):
-        if n.text(*_PLACES) == "tf_crop_and_resize":
+        if n.text(*_COORDINATES) == "tf_crop_and_resize":
             x = _resampled(n, x, axis, scale, size, mode, (roi[i], roi[i + len(axes)]))
         elif (scale, size) != (1, n.shape[axis]):
             x = _resampled(n, x, axis, scale, size, mode)
     return x
 
 
-_POLICY, _PLACES = ("keep_aspect_ratio_policy", "stretch"), ("coordinate_transformation_mode", "half_pixel")
+# Attributes and their defaults.
+_POLICY = ("keep_aspect_ratio_policy", "stretch")
+_COORDINATES = ("coordinate_transformation_mode", "half_pixel")
 
 
 def _is_right(n: Node, scales, sizes, mode: str) -> bool:
-    """Return whether TVM's Resize does what ONNX says: images alone, by whole factors, or linearly to whole sizes."""
+    """Return whether TVM's Resize matches ONNX: images, by integer factors, or linearly to integer sizes."""
     if len(n.shape) != 4 or scales[:2] != [1, 1] or n.get("antialias", 0) or min(sizes) < 2:
         return False
-    if n.text(*_PLACES) == "tf_crop_and_resize":
+    if n.text(*_COORDINATES) == "tf_crop_and_resize":
         return False
-    whole = all(
-        abs(scale * size - result) < 1e-3 for scale, size, result in zip(scales, n.shape, sizes, strict=True)
-    )
-    return whole and (
-        mode == "linear" or (mode == "nearest" and all(scale == int(scale) for scale in scales))
-    )
+    triples = zip(scales, n.shape, sizes, strict=True)
+    if not all(abs(scale * size - result) < 1e-3 for scale, size, result in triples):
+        return False
+    return mode == "linear" or (mode == "nearest" and all(scale == int(scale) for scale in scales))
 
 
 def _resampled(n: Node, x, axis: int, scale: float, size: int, mode: str, crop=None) -> relax.Expr:
     before = n.shape[axis]
-    places = _places(n.text(*_PLACES), before, scale, size, crop)
+    positions = _positions(n.text(*_COORDINATES), before, scale, size, crop)
     if mode == "nearest":
-        rounded = _ROUNDED[n.text("nearest_mode", "round_prefer_floor")](places)
+        rounded = _ROUNDED[n.text("nearest_mode", "round_prefer_floor")](positions)
         x = R.take(x, n.const(np.clip(rounded, 0, before - 1).astype("int64")), axis)
     else:
         a, inside = n.get("cubic_coeff_a", -0.75), bool(n.get("exclude_outside", 0))
         narrow = min(scale, 1.0) if n.get("antialias", 0) else 1.0
-        x = combined(n.builder, x, axis, matrix(places, before, mode, narrow, a, inside))
+        x = combined(n.builder, x, axis, matrix(positions, before, mode, narrow, a, inside))
     if crop is not None:
-        outside = ((places < 0) | (places > before - 1)).reshape(
-            [-1 if i == axis else 1 for i in range(len(n.shape))]
-        )
+        shape = [-1 if i == axis else 1 for i in range(len(n.shape))]
+        outside = ((positions < 0) | (positions > before - 1)).reshape(shape)
         x = R.where(n.const(outside), n.const(n.get("extrapolation_value", 0.0)), x)
     return n.emit(x)
 
 
-def _places(mode: str, before: int, scale: float, size: int, crop) -> np.ndarray:
-    """Return where each number of the result lies among those before.
+def _positions(mode: str, before: int, scale: float, size: int, crop) -> np.ndarray:
+    """Return the position of each element of the result among those before.
 
-    That is float32, as ONNX Runtime has it: 6.5 / 1.3 - 0.5 then is a tie, which `nearest_mode` decides.
+    In float32, as in ONNX Runtime: 6.5 / 1.3 - 0.5 is then a tie, which `nearest_mode` decides.
     """
-    numbers, width, scale = np.arange(size, dtype="float32"), scale * before, np.float32(scale)
-    places = (numbers + np.float32(0.5)) / scale - np.float32(0.5)  # half_pixel
+    indices = np.arange(size, dtype="float32")
+    width, scale = scale * before, np.float32(scale)
+    positions = (indices + np.float32(0.5)) / scale - np.float32(0.5)  # half_pixel
     if mode == "asymmetric":
-        places = numbers / scale
+        positions = indices / scale
     elif mode == "align_corners":
-        places = numbers * (before - 1) / (width - 1) if width != 1 else 0 * numbers
+        positions = indices * (before - 1) / (width - 1) if width != 1 else 0 * indices
     elif mode == "pytorch_half_pixel" and width == 1:
-        places = 0 * numbers - 0.5
+        positions = 0 * indices - 0.5
     elif mode == "half_pixel_symmetric":
-        places += before / 2 * (1 - size / width)
+        positions += before / 2 * (1 - size / width)
     elif mode == "tf_crop_and_resize":
         begin, length = crop[0] * (before - 1), (crop[1] - crop[0]) * (before - 1)
-        places = begin + (numbers * length / (width - 1) if width != 1 else length / 2 + 0 * numbers)
-    return places
+        positions = begin + (indices * length / (width - 1) if width != 1 else length / 2 + 0 * indices)
+    return positions
 
 
 _ROUNDED = {
-    "round_prefer_floor": lambda places: np.ceil(places - 0.5),
-    "round_prefer_ceil": lambda places: np.floor(places + 0.5),
+    "round_prefer_floor": lambda positions: np.ceil(positions - 0.5),
+    "round_prefer_ceil": lambda positions: np.floor(positions + 0.5),
     "floor": np.floor,
     "ceil": np.ceil,
 }

@@ -1,7 +1,7 @@
-"""This knows which inputs of ONNX operators TVM has to know the values of before it compiles: sizes, axes, counts.
+"""Inputs of ONNX operators whose values TVM must know before it compiles: sizes, axes, counts.
 
-`require_known` refuses a graph that computes one of them from what it is given, for `from_onnx`; `deciding_inputs`
-names the graph's inputs that they are computed from, which the backend for ONNX's suites takes as constants.
+`require_known` refuses, for `from_onnx`, a graph that computes one of them at run time; `deciding_inputs`
+names the graph's inputs that they depend on, which the backend for ONNX's suites makes constants.
 """
 
 import onnx
@@ -9,7 +9,7 @@ from onnx.helper import make_node
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 
-# By operator: the places among its inputs.
+# By operator: the positions of these inputs.
 _DECIDING = {
     **dict.fromkeys((f"Reduce{kind}" for kind in _REDUCTIONS), (1,)),
     **dict.fromkeys(
@@ -29,65 +29,61 @@ _DECIDING = {
     **{"Slice": (1, 2, 3, 4), "Pad": (1, 2, 3), "Resize": (1, 2, 3), "Dropout": (2,)},
 }
 
-# Operators whose output has as many rows as the values of their inputs say.
+# Operators whose output size depends on the values of their inputs.
 _OPEN = ("NonMaxSuppression", "NonZero", "Unique")
 
 
 def require_known(graph: onnx.GraphProto) -> None:
-    """Raise NotImplementedError for the first node that needs a value which is known only in the run."""
+    """Raise NotImplementedError for the first node that needs a value known only at run time."""
     inputs = {value.name for value in graph.input}
     for node, name, sources in _needs(graph):
-        what = f"{node.op_type} {node.name or ','.join(node.output)!r}"
+        label = f"{node.op_type} {node.name or ','.join(node.output)!r}"
         if name is None:
             raise NotImplementedError(
-                f"{what}: the values of its input decide how large its output is, and TVM compiles for fixed sizes; "
-                "cut the graph before it"
+                f"{label}: the values of its input decide how large its output is, and TVM compiles for "
+                "fixed sizes; cut the graph before it"
             )
         if given := ", ".join(map(repr, sorted(sources & inputs))):
             raise NotImplementedError(
-                f"{what}: its input {name!r} has to be known before the run, as TVM compiles for fixed sizes, and it "
-                f"depends on what is passed as {given}; make that a constant of the model"
+                f"{label}: its input {name!r} has to be known before the run, as TVM compiles for fixed "
+                f"sizes, and it depends on what is passed as {given}; make that a constant of the model"
             )
 
 
 def as_constants(graph: onnx.GraphProto) -> None:
-    """Make Constant nodes of the weights that some operator has to know: TVM's frontend makes parameters of weights."""
+    """Turn weights that an operator must know into Constant nodes, as TVM makes weights parameters."""
     inputs = {value.name for value in graph.input}
     names = set().union(*(sources for _, _, sources in _needs(graph) if not sources & inputs))
     found = [tensor for tensor in graph.initializer if tensor.name in names]
     nodes = [make_node("Constant", [], [tensor.name], value=tensor) for tensor in found]
-    rest = [tensor for tensor in graph.initializer if tensor.name not in names]
+    remaining = [tensor for tensor in graph.initializer if tensor.name not in names]
     nodes.extend(graph.node)
-    for field, messages in ((graph.node, nodes), (graph.initializer, rest)):
+    for field, messages in ((graph.node, nodes), (graph.initializer, remaining)):
         del field[:]
         field.extend(messages)
 
 
 def deciding_inputs(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of the graph's inputs whose values some operator has to know before the run."""
+    """Return the names of the graph's inputs whose values some operator must know before the run."""
     weights = {tensor.name for tensor in graph.initializer}
     return set().union(*(sources for _, _, sources in _needs(graph))) - weights
 
 
 def _needs(graph: onnx.GraphProto, known: dict[str, frozenset] | None = None):
-    """Yield each node that needs a value, that value's name, and the graph's inputs and weights that it depends on.
+    """Yield each node that needs a value, the value's name, and the graph's inputs and weights it depends on.
 
-    `known` holds what the values around a subgraph depend on.
+    `known` maps the values around a subgraph to what they depend on.
     """
     sources = [*graph.initializer, *(graph.input if known is None else [])]
     depends = {**(known or {}), **{each.name: frozenset([each.name]) for each in sources}}
     for node in graph.node:
-        for place in _DECIDING.get(node.op_type, ()):
-            if place < len(node.input) and node.input[place]:
-                yield node, node.input[place], depends.get(node.input[place], frozenset())
+        for position in _DECIDING.get(node.op_type, ()):
+            if position < len(node.input) and node.input[position]:
+                yield node, node.input[position], depends.get(node.input[position], frozenset())
         if node.op_type in _OPEN:
             yield node, None, frozenset()
-        sources = frozenset().union(
-            *(
-                depends.get(name, frozenset())
-                for name in node.input[: 1 if node.op_type == "CastLike" else None]
-            )
-        )
+        names = node.input[: 1 if node.op_type == "CastLike" else None]
+        sources = frozenset().union(*(depends.get(name, frozenset()) for name in names))
         for attribute in node.attribute:
             for subgraph in [attribute.g, *attribute.graphs]:
                 yield from _needs(subgraph, depends)

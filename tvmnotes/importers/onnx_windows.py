@@ -1,5 +1,6 @@
-"""Converters of ONNX operators on windows and signals, for onnx_operators.py: MaxPool with its indices, Col2Im,
-DeformConv, DFT, STFT, TfIdfVectorizer.
+"""Converters of ONNX operators on windows and signals.
+
+MaxPool with its indices, Col2Im, DeformConv, DFT, STFT, TfIdfVectorizer.
 """
 
 import math
@@ -16,7 +17,7 @@ from .onnx_node import Node, converts
 
 @converts("MaxPool")
 def _max_pool(n: Node):
-    """It says, where it is asked for, where each maximum lies in the whole input."""
+    """Return, if the node asks for them, the index of each maximum in the whole input, too."""
     (batch, channels, *sizes), kernel = n.shape, n.get("kernel_shape")
     rank, ones = len(sizes), [1] * len(sizes)
     strides, dilations = n.get("strides", ones), n.get("dilations", ones)
@@ -32,29 +33,31 @@ def _max_pool(n: Node):
     usual = n.emit(n.usual(*n.inputs, pads=pads, auto_pad=b"NOTSET"))
     if n.outputs == 1:
         return usual
-    outputs, planes, volume = fixed_shape(usual.ty)[2:], batch * channels, math.prod(sizes)
+    outputs = fixed_shape(usual.ty)[2:]
+    planes, volume = batch * channels, math.prod(sizes)
     widths = [(pads[i], pads[rank + i] + strides[i]) for i in range(rank)]
-    places = np.pad(np.arange(volume).reshape(sizes), widths, constant_values=-1)
+    indices = np.pad(np.arange(volume).reshape(sizes), widths, constant_values=-1)
     steps = tuple(slice(None, stride * count, stride) for stride, count in zip(strides, outputs, strict=True))
     steps += tuple(slice(None, None, dilation) for dilation in dilations)
-    seen = np.lib.stride_tricks.sliding_window_view(places, spans)[steps].reshape(math.prod(outputs), -1)
-    first = np.take_along_axis(seen, (seen >= 0).argmax(1)[:, None], 1)
-    seen = np.where(seen < 0, first, seen)  # the first place inside stands in for those outside
-    flat = R.take(R.reshape(n.x, (planes, volume)), n.const(seen.reshape(-1)), 1)
-    best = R.argmax(R.reshape(flat, (planes, *seen.shape)), -1)
+    taps = np.lib.stride_tricks.sliding_window_view(indices, spans)[steps].reshape(math.prod(outputs), -1)
+    first = np.take_along_axis(taps, (taps >= 0).argmax(1)[:, None], 1)
+    taps = np.where(taps < 0, first, taps)  # taps outside repeat the first one inside
+    flat = R.take(R.reshape(n.x, (planes, volume)), n.const(taps.reshape(-1)), 1)
+    best = R.argmax(R.reshape(flat, (planes, *taps.shape)), -1)
     if n.get("storage_order", 0):
-        seen = np.ravel_multi_index(np.unravel_index(seen, sizes), sizes, order="F")
-    place = R.add(best, n.const(np.arange(len(seen)) * seen.shape[1]))
-    place = R.add(R.take(n.const(seen.reshape(-1)), place, 0), n.const(np.arange(planes)[:, None] * volume))
-    return relax.Tuple([usual, R.reshape(place, (batch, channels, *outputs))])
+        taps = np.ravel_multi_index(np.unravel_index(taps, sizes), sizes, order="F")
+    index = R.add(best, n.const(np.arange(len(taps)) * taps.shape[1]))
+    index = R.add(R.take(n.const(taps.reshape(-1)), index, 0), n.const(np.arange(planes)[:, None] * volume))
+    return relax.Tuple([usual, R.reshape(index, (batch, channels, *outputs))])
 
 
 @converts("Col2Im")
 def _col2im(n: Node):
-    """It adds up blocks (batch, channels * numbers of a block, blocks) where they lie in an image of any rank."""
+    """Add up blocks (batch, channels * elements of a block, blocks) at their positions in an image."""
     image, block = n.known(1).tolist(), n.known(2).tolist()
-    ones, rank, dtype = [1] * len(image), len(image), n.dtype
-    strides, dilations, pads = n.get("strides", ones), n.get("dilations", ones), n.get("pads", [0] * 2 * rank)
+    rank, dtype = len(image), n.dtype
+    strides, dilations = n.get("strides", [1] * rank), n.get("dilations", [1] * rank)
+    pads = n.get("pads", [0] * 2 * rank)
     if dtype == "bool":
         raise NotImplementedError(
             "Col2Im of bool, whose sum ONNX does not define; cast it to a number before"
@@ -65,8 +68,8 @@ def _col2im(n: Node):
     ]
     if n.shape[1] % math.prod(block) or n.shape[2] != math.prod(counts) or min(counts) < 1:
         raise ValueError(
-            f"Col2Im: expected shape (batch, a multiple of {math.prod(block)}, {math.prod(counts)}) for blocks of "
-            f"{block} in an image of {image}, got {n.shape}"
+            f"Col2Im: expected shape (batch, a multiple of {math.prod(block)}, {math.prod(counts)}) for "
+            f"blocks of {block} in an image of {image}, got {n.shape}"
         )
 
     def added(x):
@@ -89,15 +92,17 @@ def _col2im(n: Node):
 
 @converts("DeformConv")
 def _deform_conv(n: Node):
-    """It convolves an image that is read at places which an input moves, and weights with a mask."""
+    """Convolve an image that is read at positions moved by an input, and weighted by a mask."""
     if len(n.shape) != 4:
         raise NotImplementedError(
             f"DeformConv: expected images (batch, channels, height, width), got {n.shape}"
         )
     _, weight, offset, bias, mask = (n.inputs[i] for i in range(5))
     filters, channels, *kernel = fixed_shape(weight.ty)
-    groups, parts, taps = n.get("group", 1), n.get("offset_group", 1), math.prod(kernel)
-    strides, dilations, pads = n.get("strides", [1, 1]), n.get("dilations", [1, 1]), n.get("pads", [0] * 4)
+    taps = math.prod(kernel)
+    groups, parts = n.get("group", 1), n.get("offset_group", 1)
+    strides, dilations = n.get("strides", [1, 1]), n.get("dilations", [1, 1])
+    pads = n.get("pads", [0] * 4)
     size = [
         (n.shape[2 + i] + pads[i] + pads[2 + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
         for i in (0, 1)
@@ -134,11 +139,12 @@ def _deform_conv(n: Node):
 
 @converts("DFT")
 def _dft(n: Node):
-    """It is computed in float64, along an axis of real numbers (…, 1) or complex ones (…, 2)."""
-    onesided, inverse, rank = bool(n.get("onesided", 0)), bool(n.get("inverse", 0)), len(n.shape)
+    """Transform in float64 along an axis of real elements (…, 1) or complex ones (…, 2)."""
+    onesided, inverse = bool(n.get("onesided", 0)), bool(n.get("inverse", 0))
     given, axis = n.known(1), n.get("axis", 1)
     if n.opset >= 20:
         axis = -2 if n.known(2) is None else int(n.known(2).reshape(()))
+    rank = len(n.shape)
     axis %= rank
     length = 2 * (n.shape[axis] - 1) if inverse and onesided else n.shape[axis]
     length = length if given is None else int(given.reshape(()))
@@ -152,8 +158,9 @@ def _dft(n: Node):
 
 @converts("STFT")
 def _stft(n: Node):
-    """It is the DFT of each frame of a signal (batch, length, 1 or 2), with a window over it."""
-    step, window, length = int(n.known(1).reshape(())), n.inputs[2], n.known(3)
+    """Transform each frame of a signal (batch, length, 1 or 2), multiplied by a window."""
+    step, length = int(n.known(1).reshape(())), n.known(3)
+    window = n.inputs[2]
     width = n.shape[1] if window is None else fixed_shape(window.ty)[0]
     length = width if length is None else int(length.reshape(()))
     if step < 1 or not 1 <= length <= n.shape[1]:
@@ -169,38 +176,36 @@ def _stft(n: Node):
 
 @converts("TfIdfVectorizer")
 def _tf_idf(n: Node):
-    """It counts how often each n-gram of a constant pool of integers occurs in a row, and weights the counts."""
+    """Count how often each n-gram of a constant pool of integers occurs in a row, and weight the counts."""
     if "pool_int64s" not in n.attributes or len(n.shape) > 2:
         raise NotImplementedError(
             f"TfIdfVectorizer: expected a pool of integers and rows of them, got {n.shape}"
         )
-    pool, places = np.array(n.get("pool_int64s")), np.array(n.get("ngram_indexes"))
+    pool, columns = np.array(n.get("pool_int64s")), np.array(n.get("ngram_indexes"))
     begins = [*n.get("ngram_counts"), len(pool)]
-    mode, weights = n.text("mode", "TF"), np.array(n.get("weights", [1.0] * len(places)), "float32")
-    x, length, first = n.emit(R.reshape(n.emit(R.astype(n.x, "int64")), (-1, n.shape[-1]))), n.shape[-1], 0
-    size = int(places.max()) + 1
+    mode, weights = n.text("mode", "TF"), np.array(n.get("weights", [1.0] * len(columns)), "float32")
+    length, first = n.shape[-1], 0
+    x = n.emit(R.reshape(n.emit(R.astype(n.x, "int64")), (-1, length)))
+    size = int(columns.max()) + 1
     total = n.const(np.zeros((math.prod(n.shape[:-1]), size), "float32"))
     for order in range(1, len(begins)):
         grams = pool[begins[order - 1] : begins[order]].reshape(-1, order)
-        numbers = np.arange(first, first + len(grams))
+        indices = np.arange(first, first + len(grams))
         first += len(grams)
-        if len(np.unique(grams, axis=0)) < len(grams) or (mode == "IDF" and len(set(places)) < len(places)):
+        if len(np.unique(grams, axis=0)) < len(grams) or (mode == "IDF" and len(set(columns)) < len(columns)):
             raise NotImplementedError(
                 "TfIdfVectorizer: expected different n-grams in its pool, of different indices"
             )
         steps = range(1, 2 + (n.get("max_skip_count") if order > 1 else 0))
         spans = [np.arange(length - (order - 1) * step)[:, None] + step * np.arange(order) for step in steps]
         windows = np.concatenate(spans)
-        if (
-            not n.get("min_gram_length") <= order <= n.get("max_gram_length")
-            or not len(grams)
-            or not len(windows)
-        ):
+        counted = n.get("min_gram_length") <= order <= n.get("max_gram_length")
+        if not counted or not len(grams) or not len(windows):
             continue
         given = n.emit(R.expand_dims(n.emit(R.take(x, n.const(windows), 1)), 2))
         counts = R.sum(R.min(R.astype(R.equal(given, n.const(grams)), "float32"), -1), 1)
         counts = R.minimum(counts, relax.const(1.0)) if mode == "IDF" else counts
         table = np.zeros((len(grams), size), "float32")
-        table[np.arange(len(grams)), places[numbers]] = 1 if mode == "TF" else weights[numbers]
+        table[np.arange(len(grams)), columns[indices]] = 1 if mode == "TF" else weights[indices]
         total = n.emit(R.add(total, R.matmul(counts, n.const(table))))
     return R.reshape(total, (*n.shape[:-1], size))

@@ -1,8 +1,7 @@
-"""`from_pytorch` turns an nn.Module, a traced or scripted module or an ExportedProgram into
-`(IRModule, params)`, as importers/__init__.py describes it.
+"""`from_pytorch`: import an nn.Module, a traced or scripted module or an ExportedProgram.
 
-The way: capture (torch.export) -> decompose into core operators -> turn every weight, buffer and constant into a
-parameter -> TVM's importer -> give the parameters of main their names.
+The steps: capture (torch.export) -> decompose into core operators -> turn every weight, buffer and constant
+into a parameter -> TVM's importer -> give the parameters of main their names.
 """
 
 import functools
@@ -43,26 +42,34 @@ from .pytorch_types import promote
 
 _SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
-_TRAINING_OPS = {"_native_batch_norm_legit_functional.default", "native_dropout.default",
-                 "bernoulli.p", "bernoulli.default"}  # fmt: skip
+_TRAINING_OPS = {
+    *("_native_batch_norm_legit_functional.default", "native_dropout.default"),
+    *("bernoulli.p", "bernoulli.default"),
+}
 
 
 def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     """Import a PyTorch network.
 
-    `model` is an nn.Module in eval mode, what torch.jit.trace, torch.jit.script or torch.jit.freeze make, or an
-    ExportedProgram. `inputs` is what `tvmnotes.spec.parse_inputs` reads, in the order of forward's arguments; the
-    shapes are fixed. For an ExportedProgram it may be None: names, shapes and dtypes are then the program's own.
+    Args:
+        model: An nn.Module in eval mode, the result of torch.jit.trace, torch.jit.script or torch.jit.freeze,
+            or an ExportedProgram.
+        inputs: The inputs' shapes, which are fixed, and dtypes, in the order of forward's arguments and in
+            any form that `tvmnotes.spec.parse_inputs` reads. None, for an ExportedProgram, takes the
+            program's own.
 
-    Returns the module and its parameters, copied, in the order of `main`'s parameters and under the names that the
-    weights have in `state_dict()`; batch norm's statistics and constants of the graph are among them, weights that
-    the graph does not use are not. Outputs in tuples, lists and dictionaries come out as one flat tuple, a single one
-    as a tensor. What forward writes into its own buffers is not kept.
+    Returns:
+        `(mod, params)` as `tvmnotes.importers` describes. `params` holds copies, in the order of `main`'s
+        parameters and under the weights' names in `state_dict()`; batch norm's statistics and constants of
+        the graph are included, weights that the graph does not use are not. Nested outputs become one flat
+        tuple, a single one a tensor. What forward writes into its own buffers is not kept.
 
-    Raises TypeError for any other `model` and for weights that are no dense tensors of numbers; ValueError for a
-    network in training mode and for inputs that the network does not take; NotImplementedError, naming all of them, for
-    operators that TVM's importer lacks; IndexError for an index out of range that the network holds. One that it is
-    given, or computes, is an IndexError of the run.
+    Raises:
+        TypeError: `model` is of another kind, or a weight is not a dense tensor of numbers.
+        ValueError: The network is in training mode, or does not take these inputs.
+        NotImplementedError: TVM's importer lacks operators; the message names all of them.
+        IndexError: The network holds an index out of range. One that is passed in or computed is an
+            IndexError of the run.
     """
     _check_model(model)
     own = isinstance(model, ExportedProgram) and inputs is None
@@ -91,8 +98,8 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
                 f"TVM's importer fails on this network: {errors.lines(error)[0]}; {_WAY_OUT}"
             ) from error
     _check_dtypes(mod["main"].body.ty, program)
-    mod = relax.transform.DeadCodeElimination()(mod)  # such as max pooling's indices, which nobody reads
-    # Copies of the weights, so that training the network further does not reach into what was built from it.
+    mod = relax.transform.DeadCodeElimination()(mod)  # such as max pooling's indices, if nothing reads them
+    # Copies of the weights, so that further training does not change what was built.
     arrays = {
         name: tvm.runtime.from_dlpack(tensor.cpu().clone(memory_format=torch.contiguous_format))
         for name, tensor in weights.items()
@@ -111,8 +118,9 @@ def _check_model(model: Any) -> None:
         return
     if not isinstance(model, torch.nn.Module | ExportedProgram):
         raise TypeError(
-            "model: expected an nn.Module, a module from torch.jit.trace or torch.jit.script, or an ExportedProgram; "
-            f"got {'the class ' + model.__name__ if inspect.isclass(model) else type(model).__name__}"
+            "model: expected an nn.Module, a module from torch.jit.trace or torch.jit.script, or an "
+            "ExportedProgram; got "
+            f"{'the class ' + model.__name__ if inspect.isclass(model) else type(model).__name__}"
         )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         require_dense(tensor, f"model: {name!r}")
@@ -120,13 +128,13 @@ def _check_model(model: Any) -> None:
     training = [name or "the network" for name, part in modules if getattr(part, "training", False)]
     if training:
         raise ValueError(
-            f"model: expected a network in eval mode, but {training[0]} is in training mode, where dropout and batch "
-            "norm behave differently; call net.eval() first (before tracing, if you trace)"
+            f"model: expected a network in eval mode, but {training[0]} is in training mode, where dropout "
+            "and batch norm behave differently; call net.eval() first (before tracing, if you trace)"
         )
 
 
 def _check_inputs(model: Any, specs: list[TensorSpec]) -> None:
-    """Compare `specs` with what forward or the program takes: their number, and for a program shapes and dtypes too."""
+    """Compare `specs` with what forward or the program takes: the count; a program's shapes and dtypes."""
     if isinstance(model, ExportedProgram):
         values = _input_values(model)
         names = list(values)
@@ -143,9 +151,8 @@ def _check_inputs(model: Any, specs: list[TensorSpec]) -> None:
         least = sum(a.default is a.empty for a in positional)
         most = math.inf if any(a.kind is a.VAR_POSITIONAL for a in arguments) else len(positional)
     if not least <= len(specs) <= most:
-        count = (
-            str(least) if least == most else f"at least {least}" if most == math.inf else f"{least} to {most}"
-        )
+        count = f"at least {least}" if most == math.inf else f"{least} to {most}"
+        count = str(least) if least == most else count
         raise ValueError(
             f"inputs: forward takes {count} ({', '.join(names)}), got {len(specs)}: {_listed(specs)}"
         )
@@ -158,7 +165,8 @@ def _check_inputs(model: Any, specs: list[TensorSpec]) -> None:
             if not fixed or spec.dtype != dtype_of(value):
                 raise ValueError(
                     f"input {spec.name!r}: the program was exported for {name}: {dtype_of(value)}"
-                    f"[{', '.join(map(str, value.shape))}], got {spec}; give these, or export the network anew"
+                    f"[{', '.join(map(str, value.shape))}], got {spec}; give these, or export the network "
+                    "anew"
                 )
 
 
@@ -167,15 +175,15 @@ def _listed(specs: list[TensorSpec]) -> str:
 
 
 def _input_values(program: ExportedProgram) -> dict[str, Any]:
-    """Return the inputs of `program` in order: name -> torch's stand-in tensor, with shape and dtype."""
+    """Return the inputs of `program` in order: name -> torch's fake tensor, with shape and dtype."""
     kept = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
     values = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             if not isinstance(spec.arg, TensorArgument):
                 raise ValueError(
-                    f"input {spec.arg.name!r}: expected every input of the program to be a tensor; this one is "
-                    f"{getattr(spec.arg, 'value', spec.arg)!r}; export the network with tensors alone"
+                    f"input {spec.arg.name!r}: expected every input of the program to be a tensor; this one "
+                    f"is {getattr(spec.arg, 'value', spec.arg)!r}; export the network with tensors alone"
                 )
             values[spec.arg.name] = kept[spec.arg.name]
     return values
@@ -195,9 +203,9 @@ def _program_inputs(program: ExportedProgram) -> list[TensorSpec]:
 
 @functools.cache
 def _decompositions() -> tuple[dict, dict]:
-    """Return what replaces composite operators, and what replaces all others.
+    """Return the decompositions of composite operators, and those of all others.
 
-    Composite operators that PyTorch takes apart by itself are not among them.
+    Composite operators that PyTorch decomposes by itself are not among them.
     """
     table = torch.export.default_decompositions()
     table.update(DECOMPOSITIONS)
@@ -207,34 +215,40 @@ def _decompositions() -> tuple[dict, dict]:
 
 
 def _decompose(program: ExportedProgram) -> ExportedProgram:
-    """Do what `program.run_decompositions` does, which reads PyTorch's 1,000 composite operators anew for each program.
+    """Do what `program.run_decompositions` does, without reading PyTorch's 1,000 composite operators anew.
 
-    That takes ten times as long as all else that it does to a small network.
+    Reading them takes ten times as long as all else that it does to a small network.
     """
     composite, others = _decompositions()
     return exported_program._decompose_exported_program(
-        program, cia_to_decomp=composite, python_decomp_table=others, joint_loss_index=None,
+        program,
+        cia_to_decomp=composite,
+        python_decomp_table=others,
+        joint_loss_index=None,
         decompose_custom_triton_ops=False,
-    )  # fmt: skip
+    )
 
 
 def _check_program(program: ExportedProgram) -> None:
-    """Raise what can be said of a decomposed `program` before TVM's importer sees it."""
+    """Raise the errors that a decomposed `program` shows before TVM's importer sees it."""
     calls = [node.target for node in program.graph.nodes if node.op == "call_function"]
     if training := sorted({call.__name__ for call in calls} & _TRAINING_OPS):
         raise ValueError(
-            f"model: it was captured in training mode ({training[0]}); call net.eval() before exporting or tracing it"
+            f"model: it was captured in training mode ({training[0]}); call net.eval() before exporting or "
+            "tracing it"
         )
-    numbers = [
+    scalars = [
         n.target for n in program.graph.nodes if isinstance(n.meta.get("val"), torch.SymFloat | torch.SymInt)
     ]
-    if sums := sorted({each.__name__ for each in numbers if getattr(each, "__module__", "") == "_operator"}):
+    if arithmetic := sorted(
+        {each.__name__ for each in scalars if getattr(each, "__module__", "") == "_operator"}
+    ):
         raise NotImplementedError(
-            f"{sums[0]} of a number that PyTorch takes from a tensor while it runs, and TVM has to know before; "
-            "leave out .item(), and compute with the tensor"
+            f"{arithmetic[0]} of a number that PyTorch takes from a tensor while it runs, and TVM has to "
+            "know before; leave out .item(), and compute with the tensor"
         )
     known = ExportedProgramImporter().convert_map.keys() | CONVERTERS.keys()
-    # TVM looks an operator up by its name alone; relu of some other library than PyTorch's own need not be aten's
+    # TVM looks an operator up by its name alone; another library's relu need not be aten's
     ours = ("aten", "higher_order", "torchvision", "tvmnotes")
     foreign = {call for call in calls if getattr(call, "namespace", "aten") not in ours}
     if missing := sorted({str(call) for call in calls if call.__name__ not in known or call in foreign}):
@@ -249,9 +263,9 @@ def _check_program(program: ExportedProgram) -> None:
         )
 
 
-def _check_dtypes(made: tvm.ir.Type, program: ExportedProgram) -> None:
-    """Refuse what TVM's importer gives another dtype than PyTorch."""
-    fields = [made] if isinstance(made, relax.TensorType) else made.fields
+def _check_dtypes(result: tvm.ir.Type, program: ExportedProgram) -> None:
+    """Refuse outputs to which TVM's importer gives another dtype than PyTorch."""
+    fields = [result] if isinstance(result, relax.TensorType) else result.fields
     for field, node in zip(fields, program.graph.output_node().args[0], strict=True):
         if str(field.dtype) != dtype_of(node.meta["val"]):
             raise NotImplementedError(
@@ -261,7 +275,7 @@ def _check_dtypes(made: tvm.ir.Type, program: ExportedProgram) -> None:
 
 
 def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
-    """Capture an ExportedProgram with fixed shapes. Raises ValueError if the network does not run on such inputs."""
+    """Capture an ExportedProgram with fixed shapes; ValueError if the network does not take such inputs."""
     examples = tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
     if isinstance(model, ExportedProgram):
         if all(isinstance(n, int) for value in _input_values(model).values() for n in value.shape):
@@ -280,8 +294,8 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
                 f"the network does not take {_listed(specs)}; PyTorch says: {errors.lines(cause)[-1]}"
             ) from cause
         advice = (
-            "where its Python code branches on values, write it without, or trace it on an example (torch.jit.trace) "
-            "and import that"
+            "where its Python code branches on values, write it without, or trace it on an example "
+            "(torch.jit.trace) and import that"
         )
         raise NotImplementedError(
             f"PyTorch cannot capture this network as a graph: {errors.lines(error)[0]}; "
@@ -290,19 +304,21 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
 
 
 def _unscript(model: torch.jit.ScriptModule | torch.jit.ScriptFunction, examples: tuple) -> torch.nn.Module:
-    """Make a module that torch.export takes of a traced or scripted one. The converter is internal to torch, and its
-    programs have open shapes, therefore the second export in `_capture`.
+    """Convert a traced or scripted module to one that torch.export takes.
+
+    The converter is internal to torch, and its programs have open shapes, hence the second export in
+    `_capture`.
     """
     return TS2EPConverter(model, examples).convert().module()
 
 
 def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, torch.Tensor]]:
-    """Make all that `program` holds a parameter of it, and leave out what its outputs do not need.
+    """Make everything that `program` holds a parameter of it, and drop what its outputs do not need.
 
     TVM's importer takes only parameters as inputs of main; it embeds buffers and constants in the code. The
     program's graph is changed in place. Returns the new program and its parameters, in order, by name.
     """
-    # The graph returns the new values of what forward writes to (a buffer, an input) before the network's outputs.
+    # The graph returns new values of what forward writes to (a buffer, an input), then the network's outputs.
     signature = program.graph_signature
     output_specs = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     output = program.graph.output_node()
@@ -323,11 +339,10 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
         elif not placeholders[spec.arg.name].users:
             program.graph.erase_node(placeholders[spec.arg.name])
         else:
-            tensor = (program.constants if spec.target in program.constants else program.state_dict)[
-                spec.target
-            ]
+            held = program.constants if spec.target in program.constants else program.state_dict
+            tensor = held[spec.target]
             tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-            # torch.jit.freeze calls a weight self.conv.weight, and the converter puts its own prefix before it
+            # torch.jit.freeze names a weight self.conv.weight, and the converter adds its own prefix
             weights[spec.target.removeprefix("lifted_tensor_self.")] = tensor.detach()
             state[spec.target] = torch.nn.Parameter(tensor.detach(), requires_grad=False)
             specs.append(InputSpec(InputKind.PARAMETER, spec.arg, spec.target))
@@ -345,13 +360,13 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
 _NOISE = (
     r"Manually populate ",
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
-    r"Pred is a Python constant",  # the `if` of a scripted functional, whose condition is known: nothing is lost
+    r"Pred is a Python constant",  # the `if` of a scripted functional, whose condition is known
 )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep back what torch says of its own insides while it exports and converts."""
+    """Suppress what torch logs and warns of its own internals while it exports and converts."""
     logger = logging.getLogger("torch._export.non_strict_utils")
     level = logger.level
     logger.setLevel(logging.ERROR)

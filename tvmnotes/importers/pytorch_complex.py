@@ -1,5 +1,6 @@
-"""TVM has no complex numbers: `without_complex` makes a pair of real tensors of each complex one in a graph of PyTorch,
-and of discrete Fourier transforms products with matrices of cosines and sines.
+"""Complex numbers, which TVM lacks: `without_complex` turns each complex tensor into two real ones.
+
+Discrete Fourier transforms become products with matrices of cosines and sines.
 """
 
 import math
@@ -12,11 +13,11 @@ from torch import fx
 from .pytorch_inline import inline
 
 aten = torch.ops.aten
-_LONGEST = 4096  # transform, whose two matrices take 128 MiB in float32
+_LONGEST = 4096  # elements of a transform, whose two matrices then take 128 MiB in float32
 
 
 class Pair(NamedTuple):
-    """A complex tensor: two real ones of its shape; or a number, in two parts."""
+    """A complex tensor as two real ones of its shape, or a complex scalar as two real ones."""
 
     real: Any
     imag: Any
@@ -25,11 +26,9 @@ class Pair(NamedTuple):
 def _pair(x: Any) -> Pair:
     if isinstance(x, Pair):
         return x
-    return (
-        Pair(x, torch.zeros_like(x))
-        if isinstance(x, torch.Tensor)
-        else Pair(complex(x).real, complex(x).imag)
-    )
+    if isinstance(x, torch.Tensor):
+        return Pair(x, torch.zeros_like(x))
+    return Pair(complex(x).real, complex(x).imag)
 
 
 def _real(dtype: torch.dtype | None) -> torch.dtype | None:
@@ -44,15 +43,15 @@ def _each(function: Callable, *pairs: Pair) -> Pair:
 
 
 def _transformed(x: Pair, dim: int, sign: int) -> Pair:
-    """Return the sums of x[j] exp(sign 2 pi i j k / n) along an axis of n numbers, for k from 0 to n - 1."""
+    """Return the sums of x[j] exp(sign 2 pi i j k / n) along an axis of n elements, for k from 0 to n - 1."""
     n, dtype = x.real.shape[dim], x.real.dtype
     if n > _LONGEST:
         raise ValueError(f"a Fourier transform of {n} numbers; the longest here is {_LONGEST}")
-    # Cosine and sine are exactly 0 where they should be: the sign of a product with them decides between pi and -pi.
-    turns = torch.arange(n).unsqueeze(1) * torch.arange(n) % n
-    angle = turns.to(torch.float64) * (2 * math.pi / n)
-    cos = torch.where(4 * turns % (2 * n) == n, 0.0, torch.cos(angle)).to(dtype)
-    sin = torch.where(2 * turns % n == 0, 0.0, torch.sin(angle)).to(dtype) * sign
+    # Cosine and sine are exactly 0 at their zeros: a product's sign decides between pi and -pi.
+    phase = torch.arange(n).unsqueeze(1) * torch.arange(n) % n
+    angle = phase.to(torch.float64) * (2 * math.pi / n)
+    cos = torch.where(4 * phase % (2 * n) == n, 0.0, torch.cos(angle)).to(dtype)
+    sin = torch.where(2 * phase % n == 0, 0.0, torch.sin(angle)).to(dtype) * sign
     moved = _each(lambda part: part.movedim(dim, -1), x)
     rows = _matrix_product(_each(lambda part: part.reshape(-1, n), moved), Pair(cos, sin))
     return _each(lambda part: part.reshape(moved.real.shape).movedim(-1, dim), rows)
@@ -77,7 +76,7 @@ def _fft_r2c(x: torch.Tensor, dims: list[int], normalization: int, onesided: boo
 
 
 def _fft_c2r(x: Pair, dims: list[int], normalization: int, size: int) -> torch.Tensor:
-    """The second half is the first one's mirror image; along other axes it is mirrored too, once those are done."""
+    """Mirror the first half of the spectrum along the last axis, after transforming the other axes."""
     last = dims[-1]
     half = _along(x, dims[:-1], 1, normalization)
     mirrored = _each(lambda part: part.narrow(last, 1, size - size // 2 - 1).flip(last), half)
@@ -101,7 +100,8 @@ def _bilinear(operator: Callable) -> Callable:
     return converted
 
 
-_product, _matrix_product = _bilinear(lambda a, b: a * b), _bilinear(torch.matmul)
+_product = _bilinear(lambda a, b: a * b)
+_matrix_product = _bilinear(torch.matmul)
 
 
 def _quotient(a: Any, b: Any) -> Pair:
@@ -116,18 +116,18 @@ def _exp(x: Pair) -> Pair:
     return Pair(torch.exp(x.real) * torch.cos(x.imag), torch.exp(x.real) * torch.sin(x.imag))
 
 
-def _apart(operator: Any, of_real: Callable = torch.zeros_like) -> Callable:
-    """Convert what moves numbers about, or is linear: each part by itself. A real tensor's imaginary part is
-    `of_real`: zeros, or for indices that tensor itself.
+def _partwise(operator: Any, of_real: Callable = torch.zeros_like) -> Callable:
+    """Convert an operator that is linear, or moves elements: each part by itself.
+
+    The imaginary part of a real tensor is `of_real`: zeros, or for indices that tensor itself.
     """
 
     def imaginary(x: Any) -> Any:
         return x.imag if isinstance(x, Pair) else of_real(x) if isinstance(x, torch.Tensor) else x
 
     def converted(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Pair | list[Pair]:
-        kwargs = (
-            {"dtype": _real(dtype)} if dtype else {name: kwargs[name] for name in kwargs if name != "layout"}
-        )
+        kwargs = {name: value for name, value in kwargs.items() if name != "layout"}
+        kwargs = {"dtype": _real(dtype)} if dtype else kwargs
         real, imag = (operator(*_mapped(args, part), **kwargs) for part in (_real_of, imaginary))
         return Pair(real, imag) if isinstance(real, torch.Tensor) else list(map(Pair, real, imag))
 
@@ -147,7 +147,7 @@ def _padded(x: Pair, pads: list[int], value: Any = 0.0) -> Pair:
 
 
 def _mapped(x: Any, function: Callable) -> Any:
-    """Map what stands in lists, tuples and dictionaries; a pair is one thing."""
+    """Map the leaves of lists, tuples and dictionaries; a pair is a leaf."""
     if isinstance(x, dict):
         return {name: _mapped(each, function) for name, each in x.items()}
     if isinstance(x, list | tuple) and not isinstance(x, Pair):
@@ -155,8 +155,8 @@ def _mapped(x: Any, function: Callable) -> Any:
     return function(x)
 
 
-def _made(operator: Any) -> Callable:
-    """Convert what makes tensors of one number, its last argument, which need not be complex itself."""
+def _filled(operator: Any) -> Callable:
+    """Convert an operator that fills a tensor with one number, its last argument, which may be real."""
 
     def converted(*args: Any, dtype: torch.dtype | None = None, **_: Any) -> Pair:
         return _each(lambda part: operator(*args[:-1], part, dtype=_real(dtype)), _pair(complex(args[-1])))
@@ -165,26 +165,27 @@ def _made(operator: Any) -> Callable:
 
 
 def _copied(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Pair | torch.Tensor:
-    """To a real dtype, PyTorch lets the imaginary part go, and warns of it."""
+    """Copy; to a real dtype PyTorch drops the imaginary part, with a warning."""
     if dtype is None or dtype.is_complex:
         return _each(lambda part: part.to(_real(dtype)) if dtype else part.clone(), _pair(x))
     return (x.real != 0) | (x.imag != 0) if dtype == torch.bool else x.real.to(dtype)
 
 
-_APART = (
-    aten.neg.default, aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.cumsum.default,
-    aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int, aten.t.default,
-    aten.clone.default, aten.slice.Tensor, aten.select.int, aten.cat.default, aten.stack.default,
-    aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.roll.default,
-    aten.flip.default, aten.split.Tensor, aten.split_with_sizes.default, aten.slice_scatter.default,
-    aten.copy.default, aten.select_scatter.default, aten.repeat.default, aten.alias.default, aten.detach.default,
-    aten.diagonal.default, aten.unbind.int, aten._unsafe_view.default, aten.zeros_like.default,
+_PARTWISE = (
+    aten.neg.default, aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim,
+    aten.cumsum.default, aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int,
+    aten.t.default, aten.clone.default, aten.slice.Tensor, aten.select.int, aten.cat.default,
+    aten.stack.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
+    aten.roll.default, aten.flip.default, aten.split.Tensor, aten.split_with_sizes.default,
+    aten.slice_scatter.default, aten.copy.default, aten.select_scatter.default, aten.repeat.default,
+    aten.alias.default, aten.detach.default, aten.diagonal.default, aten.unbind.int,
+    aten._unsafe_view.default, aten.zeros_like.default,
 )  # fmt: skip
-_PICKED = (aten.index_select.default, aten.index.Tensor, aten.gather.default)
+_INDEXED = (aten.index_select.default, aten.index.Tensor, aten.gather.default)
 
 _OPERATORS: dict[Any, Callable] = {
-    **{each: _apart(each) for each in _APART},
-    **{each: _apart(each, lambda index: index) for each in _PICKED},
+    **{each: _partwise(each) for each in _PARTWISE},
+    **{each: _partwise(each, lambda index: index) for each in _INDEXED},
     aten.where.self: _where,
     aten.constant_pad_nd.default: _padded,
     aten._fft_c2c.default: _fft_c2c,
@@ -209,17 +210,17 @@ _OPERATORS: dict[Any, Callable] = {
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), _sum(-1)),
     **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.matmul.default), _matrix_product),
     aten._assert_tensor_metadata.default: lambda *_, **__: None,
-    aten.scalar_tensor.default: _made(torch.scalar_tensor),
-    aten.full.default: _made(torch.full),
+    aten.scalar_tensor.default: _filled(torch.scalar_tensor),
+    aten.full.default: _filled(torch.full),
     aten._to_copy.default: _copied,
 }
 
 
 def without_complex(graph: fx.Graph, table: dict) -> None:
-    """Replace, in place, all nodes of complex numbers; a complex weight is then what view_as_real gives of it.
+    """Replace, in place, all nodes of complex numbers; a complex weight becomes its view_as_real.
 
-    Raises NotImplementedError for an operator of complex numbers that is not known here, and ValueError for a network
-    that returns complex numbers.
+    Raises NotImplementedError for an operator of complex numbers that is not known here, and ValueError for a
+    network that returns complex numbers.
     """
     pairs: dict[fx.Node, Any] = {}
     replaced = []
@@ -244,8 +245,10 @@ def without_complex(graph: fx.Graph, table: dict) -> None:
             continue
         if node.target not in _OPERATORS:
             raise NotImplementedError(f"complex numbers: tvmnotes lacks {node.target} of them")
-        args, kwargs = (_mapped(each, lambda x: pairs.get(x, x) if isinstance(x, fx.Node) else x)
-                        for each in (node.args, dict(node.kwargs)))  # fmt: skip
+        args, kwargs = (
+            _mapped(each, lambda x: pairs.get(x, x) if isinstance(x, fx.Node) else x)
+            for each in (node.args, dict(node.kwargs))
+        )
         result = inline(node, _OPERATORS[node.target], args, kwargs, table)
         if isinstance(result, Pair | list):
             pairs[node] = result

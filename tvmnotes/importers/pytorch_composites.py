@@ -1,7 +1,7 @@
-"""Operators of PyTorch that TVM 0.27's importer lacks, said with others of PyTorch: COMPOSITES.
+"""PyTorch operators that TVM 0.27's importer lacks, expressed in others of PyTorch: COMPOSITES.
 
-A function of it returns NotImplemented where the operator may stay as it is, as those of pytorch_decompositions.py do.
-tests/test_pytorch_added_operators.py holds each one against PyTorch.
+Its functions return NotImplemented if the operator may stay as it is, as those of pytorch_decompositions.py
+do. tests/test_pytorch_added_operators.py compares each one with PyTorch.
 """
 
 import math
@@ -9,41 +9,39 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
 
-# ---------------------------------------------------------------- number by number
+# ---------------------------------------------------------------- elementwise
 
 
-def _fmax(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _fmax(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(torch.isnan(a), b, torch.where(torch.isnan(b), a, torch.maximum(a, b)))
 
 
-def _fmin(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _fmin(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(torch.isnan(a), b, torch.where(torch.isnan(b), a, torch.minimum(a, b)))
 
 
-def _clamp(
-    x: torch.Tensor, least: torch.Tensor | None = None, most: torch.Tensor | None = None
-) -> torch.Tensor:
+def _clamp(x: Tensor, least: Tensor | None = None, most: Tensor | None = None) -> Tensor:
     x = x if least is None else torch.maximum(x, least)
     return x if most is None else torch.minimum(x, most)
 
 
-def _clamp_to_numbers(x: torch.Tensor, least: float | None = None, most: float | None = None) -> Any:
-    """TVM takes an infinity for the bound that is not given, of which there is no whole number."""
+def _clamp_to_numbers(x: Tensor, least: float | None = None, most: float | None = None) -> Any:
+    """Clamp integers; TVM takes an infinity, which no integer is, for a missing bound."""
     if x.is_floating_point():
         return NotImplemented
     floats = any(isinstance(each, float) for each in (least, most))
     x = x.to(torch.get_default_dtype()) if floats else x
-    return _clamp(
-        x, *(None if each is None else torch.full((), each, dtype=x.dtype) for each in (least, most))
-    )
+    bounds = (None if each is None else torch.full((), each, dtype=x.dtype) for each in (least, most))
+    return _clamp(x, *bounds)
 
 
-def _hypot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Its squares would overflow; an infinity outweighs NaN."""
+def _hypot(a: Tensor, b: Tensor) -> Tensor:
+    """Compute without squares, which would overflow; an infinity outweighs NaN."""
     a, b = a.abs(), b.abs()
     large, small = torch.maximum(a, b), torch.minimum(a, b)
     none = torch.zeros_like(large)
@@ -52,41 +50,44 @@ def _hypot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(infinite, none + math.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
-def _signbit(x: torch.Tensor) -> torch.Tensor:
-    """NaN counts as positive."""
+def _signbit(x: Tensor) -> Tensor:
+    """Return whether the sign is negative; NaN counts as positive."""
     return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
 
 
-def _copysign(a: torch.Tensor, b: torch.Tensor) -> Any:
+def _copysign(a: Tensor, b: Tensor) -> Any:
     if not (a.is_floating_point() and b.is_floating_point()):
         return NotImplemented
     return torch.where(_signbit(b), -a.abs(), a.abs())
 
 
-def _angle(x: torch.Tensor) -> Any:
+def _angle(x: Tensor) -> Any:
     if x.is_complex():
         return NotImplemented
     floats = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     return torch.where(x < 0, math.pi, torch.where(torch.isnan(floats), floats, 0.0))
 
 
-def _erfcx_of_positives(x: torch.Tensor) -> torch.Tensor:
-    """exp(x²) erfc(x), to 1.2e-7 of it (the Chebyshev fit of Numerical Recipes, section 6.2)."""
+_ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807)
+_ERFC += (-0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223)
+
+
+def _erfcx_of_positives(x: Tensor) -> Tensor:
+    """Compute exp(x²) erfc(x) to 1.2e-7 relative (the Chebyshev fit of Numerical Recipes, section 6.2)."""
     t, total = 1 / (1 + 0.5 * x), torch.zeros_like(x)
-    for coefficient in (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418,
-                        0.37409196, 1.00002368, -1.26551223):  # fmt: skip
+    for coefficient in _ERFC:
         total = total * t + coefficient
     return t * torch.exp(total)
 
 
-def _erfcx(x: torch.Tensor) -> Any:
+def _erfcx(x: Tensor) -> Any:
     if x.dtype != torch.float32:
         return NotImplemented
     of_positives = torch.where(x == math.inf, 0.0, _erfcx_of_positives(x.abs()))
     return torch.where(x < 0, 2 * torch.exp(x * x) - of_positives, of_positives)
 
 
-def _erfc(x: torch.Tensor) -> Any:
+def _erfc(x: Tensor) -> Any:
     if x.dtype != torch.float32:
         return NotImplemented
     tail = torch.where(x.abs() == math.inf, 0.0, torch.exp(-x * x) * _erfcx_of_positives(x.abs()))
@@ -96,13 +97,13 @@ def _erfc(x: torch.Tensor) -> Any:
 # ---------------------------------------------------------------- sums, products and norms
 
 
-def _addbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+def _addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     product = alpha * torch.bmm(a, b).sum(0)
     return product if beta == 0 else beta * x + product
 
 
-def _trilinear(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *axes: Any) -> torch.Tensor:
-    """This is what torch.nn.Bilinear calls, with these axes alone."""
+def _trilinear(a: Tensor, b: Tensor, c: Tensor, *axes: Any) -> Tensor:
+    """Convert what torch.nn.Bilinear calls, with these axes only."""
     if tuple(map(tuple, axes[:4])) != ((1, 3), (0,), (1, 2), (2, 3)):
         return NotImplemented
     (outputs, width, _), rows = b.shape, a.shape[0]
@@ -110,10 +111,8 @@ def _trilinear(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *axes: Any) ->
     return torch.matmul(half, c.unsqueeze(-1)).squeeze(-1)
 
 
-def _vector_norm(
-    x: torch.Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
-):
-    """TVM raises to the power of the order and of 1 / order, which 0 has none of."""
+def _vector_norm(x: Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None):
+    """Avoid TVM's powers of order and 1 / order, the latter of which does not exist for 0."""
     if order not in (0, 1, 2, math.inf, -math.inf) and x.ndim:
         return NotImplemented
     x = (x if dtype is None else x.to(dtype)).abs()
@@ -127,51 +126,50 @@ def _vector_norm(
     return ((x != 0).to(x.dtype) if order == 0 else x).sum(dims, keepdim)
 
 
-def _cdist(a: torch.Tensor, b: torch.Tensor, p: float, _mode: int | None) -> Any:
-    apart = (a.unsqueeze(-2) - b.unsqueeze(-3)).abs()
-    return torch.linalg.vector_norm(apart, p, -1)
+def _cdist(a: Tensor, b: Tensor, p: float, _mode: int | None) -> Any:
+    differences = (a.unsqueeze(-2) - b.unsqueeze(-3)).abs()
+    return torch.linalg.vector_norm(differences, p, -1)
 
 
-def _var_mean(
-    x: torch.Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
-) -> Any:
+def _var_mean(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     dims = list(range(x.ndim)) if dim in (None, []) else dim
     return torch.var(x, dims, correction=correction, keepdim=keepdim), x.mean(dims, keepdim)
 
 
-def _scanned(parts: list[torch.Tensor], dim: int, joined: Callable) -> list[torch.Tensor]:
-    """Each step joins numbers with those that lie twice as far back (Hillis and Steele, 1986)."""
+def _scanned(parts: list[Tensor], dim: int, joined: Callable) -> list[Tensor]:
+    """Combine each element with the one twice as far back, step by step (Hillis and Steele, 1986)."""
     size, step = parts[0].shape[dim], 1
     while step < size:
-        before, here = ([each.narrow(dim, at, size - step) for each in parts] for at in (0, step))
-        whole = zip(parts, joined(before, here), strict=True)
-        parts, step = [torch.cat([part.narrow(dim, 0, step), rest], dim) for part, rest in whole], 2 * step
+        before, current = ([each.narrow(dim, at, size - step) for each in parts] for at in (0, step))
+        pairs = zip(parts, joined(before, current), strict=True)
+        parts = [torch.cat([part.narrow(dim, 0, step), tail], dim) for part, tail in pairs]
+        step *= 2
     return parts
 
 
 def _running(better: Callable) -> Callable:
-    """Of equal numbers the last one counts, and NaN counts as the most extreme of all."""
+    """Return a running extreme and its index: of equal elements the last counts, and NaN beats all."""
 
-    def joined(before: list[torch.Tensor], here: list[torch.Tensor]) -> list[torch.Tensor]:
-        kept = (torch.isnan(before[0]) | better(before[0], here[0])) & ~torch.isnan(here[0])
-        return [torch.where(kept, a, b) for a, b in zip(before, here, strict=True)]
+    def joined(before: list[Tensor], current: list[Tensor]) -> list[Tensor]:
+        kept = (torch.isnan(before[0]) | better(before[0], current[0])) & ~torch.isnan(current[0])
+        return [torch.where(kept, a, b) for a, b in zip(before, current, strict=True)]
 
-    def decomposed(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, ...]:
-        places = torch.arange(x.shape[dim]).reshape(
-            [-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)]
-        )
-        return tuple(_scanned([x, places.expand(x.shape)], dim, joined))
+    def decomposed(x: Tensor, dim: int) -> tuple[Tensor, ...]:
+        shape = [-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)]
+        indices = torch.arange(x.shape[dim]).reshape(shape)
+        return tuple(_scanned([x, indices.expand(x.shape)], dim, joined))
 
     return decomposed
 
 
-def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
+def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
     return _scanned([x], dim, lambda before, here: [torch.logaddexp(before[0], here[0])])[0]
 
 
-def _instance_norm(x, weight, bias, mean, var, use_input_stats, _momentum, eps, _cudnn) -> torch.Tensor:
-    """What it makes of the running statistics is lost, as all that is written into buffers."""
-    dtype, shape, x = x.dtype, [1, -1, *[1] * (x.ndim - 2)], wide(x)
+def _instance_norm(x, weight, bias, mean, var, use_input_stats, _momentum, eps, _cudnn) -> Tensor:
+    """Normalize; its update of the running statistics is lost, as is everything written into buffers."""
+    dtype, shape = x.dtype, [1, -1, *[1] * (x.ndim - 2)]
+    x = wide(x)
     if use_input_stats:
         axes = list(range(2, x.ndim))
         centred = x - x.mean(axes, keepdim=True)
@@ -182,15 +180,15 @@ def _instance_norm(x, weight, bias, mean, var, use_input_stats, _momentum, eps, 
     return (x if bias is None else x + bias.reshape(shape)).to(dtype)
 
 
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """Return half floats in float32, as which PyTorch computes with them on a CPU, and others as they are."""
+def wide(x: Tensor) -> Tensor:
+    """Return half-precision tensors in float32, in which PyTorch computes on a CPU; others unchanged."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _in_dtype(operator: Any) -> Callable:
-    """TVM's softmax stays in the dtype that it is given."""
+    """Convert to `dtype` first; TVM's softmax keeps the dtype of its input."""
 
-    def convert(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    def convert(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
         return NotImplemented if dtype in (None, x.dtype) else operator(x.to(dtype), dim)
 
     return convert

@@ -1,7 +1,7 @@
-"""PyTorch's operators said with other operators of PyTorch, before TVM's importer sees them.
+"""PyTorch operators that TVM 0.27 gets wrong or lacks, expressed in other PyTorch operators: DECOMPOSITIONS.
 
-These are the ones that TVM 0.27 gets wrong or lacks. A function of DECOMPOSITIONS returns NotImplemented where the
-operator may stay as it is. tests/test_import_pytorch.py holds each one against PyTorch.
+They are applied before TVM's importer. A function returns NotImplemented if the operator may stay as it is.
+tests/test_import_pytorch.py compares each one with PyTorch.
 """
 
 import math
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .pytorch_composites import COMPOSITES, wide
@@ -17,11 +18,11 @@ from .pytorch_places import PLACES
 from .pytorch_types import OF_MIXED_TYPES, with_exact_numbers
 
 aten = torch.ops.aten
-_Weight = torch.Tensor | None  # of a norm, or its bias
+_Weight = Tensor | None  # of a norm, or its bias
 
 
 def _add(a: Any, b: Any, *, alpha: float = 1) -> Any:
-    """TVM reads no alpha."""
+    """Apply alpha, which TVM ignores."""
     return NotImplemented if alpha == 1 else a + b * alpha
 
 
@@ -30,35 +31,35 @@ def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
 
 
 def _div(a: Any, b: Any) -> Any:
-    """TVM divides integers as integers."""
-    if any(isinstance(n, float) or (isinstance(n, torch.Tensor) and n.is_floating_point()) for n in (a, b)):
+    """Divide integers as floats; TVM divides them as integers."""
+    if any(isinstance(n, float) or (isinstance(n, Tensor) and n.is_floating_point()) for n in (a, b)):
         return NotImplemented
     return a.to(torch.get_default_dtype()) / b
 
 
-def _elu(x: torch.Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> torch.Tensor:
-    """TVM reads no scale, which selu needs."""
-    return torch.where(
-        x > 0, scale * x, scale * alpha * _expm1_of_negatives(input_scale * torch.clamp(x, max=0.0))
-    )
+def _elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    """Apply the scales, which TVM ignores and selu needs."""
+    is_positive, positive = x > 0, scale * x
+    negative = scale * alpha * _expm1_of_negatives(input_scale * torch.clamp(x, max=0.0))
+    return torch.where(is_positive, positive, negative)
 
 
-def _expm1_of_negatives(x: torch.Tensor) -> torch.Tensor:
+def _expm1_of_negatives(x: Tensor) -> Tensor:
     half = torch.tanh(x * 0.5)
     return 2 * half / (1 - half)
 
 
-def _expm1(x: torch.Tensor) -> Any:
-    """TVM subtracts 1 from exp(x), which leaves nothing of a small x."""
+def _expm1(x: Tensor) -> Any:
+    """Compute exp(x) - 1 without TVM's subtraction, which loses a small x."""
     if not x.is_floating_point():
         return NotImplemented
     return torch.where(x > 0.5, torch.exp(x) - 1, _expm1_of_negatives(torch.clamp(x, max=0.5)))
 
 
-def _log1p(x: torch.Tensor) -> Any:
-    """TVM takes the logarithm of 1 + x, which is 1 where x is small.
+def _log1p(x: Tensor) -> Any:
+    """Compute log(1 + x) accurately for a small x, of which TVM's sum 1 + x keeps nothing.
 
-    This is Kahan's way: Higham, Accuracy and Stability of Numerical Algorithms, section 1.14.1.
+    Kahan's method: Higham, Accuracy and Stability of Numerical Algorithms, section 1.14.1.
     """
     if not x.is_floating_point():
         return NotImplemented
@@ -67,26 +68,26 @@ def _log1p(x: torch.Tensor) -> Any:
     return torch.where(exact, x, torch.log(above) * (x / (above - 1)))
 
 
-def _pow(x: torch.Tensor, exponent: float) -> Any:
-    """TVM has C's power; PyTorch takes a square root for 0.5, which differs for -0 and -infinity."""
+def _pow(x: Tensor, exponent: float) -> Any:
+    """Use a square root for 0.5 as PyTorch does; TVM's (C's) power differs for -0 and -infinity."""
     return torch.sqrt(x) if exponent == 0.5 and x.is_floating_point() else NotImplemented
 
 
-def _isfinite(x: torch.Tensor) -> torch.Tensor:
-    """PyTorch's own decomposition multiplies bools, which TVM does not compile."""
+def _isfinite(x: Tensor) -> Tensor:
+    """Avoid PyTorch's own decomposition, which multiplies bools, which TVM does not compile."""
     if not x.is_floating_point():
         return torch.ones_like(x, dtype=torch.bool)
     return torch.logical_and(x == x, x.abs() != math.inf)
 
 
-def _select(x: torch.Tensor, dim: int, index: int) -> torch.Tensor:
-    """TVM takes a negative index as it is, and reads outside the array."""
+def _select(x: Tensor, dim: int, index: int) -> Tensor:
+    """Count a negative index from the end; TVM uses it as it is, and reads outside the array."""
     start = index % x.shape[dim]
     return aten.squeeze.dim(aten.slice.Tensor(x, dim, start, start + 1), dim)
 
 
-def _roll(x: torch.Tensor, shifts: list[int], dims: list[int] = ()) -> Any:
-    """TVM gathers element by element, and warns of it; two slices joined do."""
+def _roll(x: Tensor, shifts: list[int], dims: list[int] = ()) -> Any:
+    """Join two slices; TVM gathers element by element, and warns of it."""
     if not dims:
         return NotImplemented
     for shift, dim in zip(shifts, dims, strict=True):
@@ -95,15 +96,8 @@ def _roll(x: torch.Tensor, shifts: list[int], dims: list[int] = ()) -> Any:
     return x
 
 
-def _slice_scatter(
-    x: torch.Tensor,
-    part: torch.Tensor,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> Any:
-    """It is x with x[start:end] set to part; slices are joined as in `_roll`."""
+def _slice_scatter(x: Tensor, part: Tensor, dim: int = 0, start=None, end=None, step: int = 1) -> Any:
+    """Return x with x[start:end] set to part, by joining slices as in `_roll`."""
     if step != 1:
         return NotImplemented
     start, end, _ = slice(start, end).indices(x.shape[dim])
@@ -112,9 +106,9 @@ def _slice_scatter(
     return torch.cat([aten.slice.Tensor(x, dim, 0, start), part, aten.slice.Tensor(x, dim, end)], dim)
 
 
-def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
-    """Its indices may count from the end, other than those of index_copy."""
-    value = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=x.dtype)
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """Fill; unlike those of index_copy, the indices may count from the end."""
+    value = value if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype)
     return aten.index_put(x, [None] * (dim % x.ndim) + [index], value)
 
 
@@ -122,22 +116,24 @@ def _kept(*_: Any, **__: Any) -> Any:
     return NotImplemented
 
 
-def _group_norm(x: torch.Tensor, groups: int, weight: _Weight = None, bias: _Weight = None, eps: float = 1e-5,
-                cudnn_enabled: bool = True) -> Any:  # fmt: skip
-    """TVM needs weight and bias."""
+def _group_norm(
+    x: Tensor, groups: int, weight: _Weight = None, bias: _Weight = None, eps=1e-5, cudnn_enabled=True
+) -> Any:
+    """Normalize without weight or bias, which TVM requires."""
     if weight is not None and bias is not None:
         return NotImplemented
-    apart = wide(x).reshape(x.shape[0], groups, -1)
-    centred = apart - apart.mean(2, keepdim=True)
+    grouped = wide(x).reshape(x.shape[0], groups, -1)
+    centred = grouped - grouped.mean(2, keepdim=True)
     scaled = (centred * torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)).reshape(x.shape)
     shape = [-1, *[1] * (x.ndim - 2)]
     scaled = scaled if weight is None else scaled * weight.reshape(shape)
     return (scaled if bias is None else scaled + bias.reshape(shape)).to(x.dtype)
 
 
-def _layer_norm(x: torch.Tensor, shape: list[int], weight: _Weight = None, bias: _Weight = None, eps: float = 1e-5,
-                cudnn_enable: bool = True) -> Any:  # fmt: skip
-    """TVM knows no bfloat16 here."""
+def _layer_norm(
+    x: Tensor, shape: list[int], weight: _Weight = None, bias: _Weight = None, eps=1e-5, cudnn_enable=True
+) -> Any:
+    """Compute bfloat16 in float32; TVM does not support it here."""
     if x.dtype != torch.bfloat16:
         return aten.native_layer_norm(x, shape, weight, bias, eps)[0]
     weight, bias = (None if each is None else each.float() for each in (weight, bias))
@@ -145,29 +141,37 @@ def _layer_norm(x: torch.Tensor, shape: list[int], weight: _Weight = None, bias:
 
 
 def _with_an_axis(operator: Any, usual: Callable = _kept) -> Callable:
-    """TVM's reductions, and what goes along an axis, want one; PyTorch takes a tensor without axes for one of 1."""
+    """Give a tensor without axes one of size 1, as PyTorch does; TVM's operators along an axis need one."""
 
-    def decomposed(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def decomposed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if x.ndim:
             return usual(x, *args, **kwargs)
-        given = [
-            each.reshape(1) if isinstance(each, torch.Tensor) and each.ndim == 0 else each for each in args
-        ]
+        given = [each.reshape(1) if isinstance(each, Tensor) and each.ndim == 0 else each for each in args]
         shape = given[1].shape if operator is aten.gather.default and args[1].ndim else []
         return pytree.tree_map(lambda each: each.reshape(shape), operator(x.reshape(1), *given, **kwargs))
 
     return decomposed
 
 
-_WANT_AN_AXIS = (
-    aten.cumsum.default, aten.cumprod.default, aten.cummax.default, aten.cummin.default, aten.logcumsumexp.default,
-    aten.sum.dim_IntList, aten.mean.dim, aten.prod.dim_int, aten.amax.default, aten.amin.default, aten.argmax.default,
-    aten.argmin.default, aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims,
-    aten.max.dim, aten.min.dim, aten.sort.stable, aten.kthvalue.default, aten.median.dim, aten.nanmedian.dim,
-    aten.var.correction, aten.softmax.int, aten.log_softmax.int, aten.gather.default, aten.index_select.default,
+_NEED_AN_AXIS = (
+    aten.cumsum.default, aten.cumprod.default, aten.cummax.default, aten.cummin.default,
+    aten.logcumsumexp.default, aten.sum.dim_IntList, aten.mean.dim, aten.prod.dim_int, aten.amax.default,
+    aten.amin.default, aten.argmax.default, aten.argmin.default, aten.any.default, aten.any.dim,
+    aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims, aten.max.dim, aten.min.dim,
+    aten.sort.stable, aten.kthvalue.default, aten.median.dim, aten.nanmedian.dim, aten.var.correction,
+    aten.softmax.int, aten.log_softmax.int, aten.gather.default, aten.index_select.default,
     aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
-    aten.index_reduce.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two,
+    aten.index_reduce.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default,
+    aten.scatter_reduce.two,
 )  # fmt: skip
+
+# PyTorch decomposes the first into assertions, the next two into indices that may count from the end, and
+# resampling into indices of single pixels.
+_KEPT = (
+    *(aten.one_hot.default, aten.index_add.default, aten.index_copy.default),
+    *(aten.upsample_linear1d.vec, aten.upsample_trilinear3d.vec, aten.upsample_bicubic2d.vec),
+    *(aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec),
+)
 
 DECOMPOSITIONS: dict[Any, Callable] = {
     **COMPOSITES,
@@ -189,13 +193,6 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.roll.default: _roll,
     aten.slice_scatter.default: _slice_scatter,
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
-    # PyTorch says the first with assertions, the next two with indices that may count from the end, and resampling
-    # with indices of single pixels.
-    **dict.fromkeys(
-        (aten.one_hot.default, aten.index_add.default, aten.index_copy.default,
-         aten.upsample_linear1d.vec, aten.upsample_trilinear3d.vec, aten.upsample_bicubic2d.vec,
-         aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec),
-        _kept,
-    ),
-}  # fmt: skip
-DECOMPOSITIONS |= {each: _with_an_axis(each, DECOMPOSITIONS.get(each, _kept)) for each in _WANT_AN_AXIS}
+    **dict.fromkeys(_KEPT, _kept),
+}
+DECOMPOSITIONS |= {each: _with_an_axis(each, DECOMPOSITIONS.get(each, _kept)) for each in _NEED_AN_AXIS}

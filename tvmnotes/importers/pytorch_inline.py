@@ -1,5 +1,7 @@
-"""Some operators are said with others once the whole graph is known: `inline` puts a function of PyTorch in the place
-of a node, `used_results` does it where a network reads results that TVM's importer fills with zeros.
+"""Replacements of operators that need the whole graph.
+
+`inline` replaces a node by a function of PyTorch; `used_results` does so for nodes of which the network reads
+results that TVM's importer fills with zeros.
 """
 
 from collections.abc import Callable
@@ -18,10 +20,10 @@ aten = torch.ops.aten
 
 
 def inline(node: fx.Node, function: Callable, args: Any, kwargs: dict, table: dict) -> Any:
-    """Insert before `node` what a `function` of tensors computes, taken apart by the decompositions of a `table`.
+    """Insert before `node` the nodes of a `function` of tensors, decomposed by a decomposition `table`.
 
-    `args` and `kwargs` hold nodes of the graph in the place of tensors. Returns what the function returns, with nodes
-    in the place of tensors; `node` itself stays.
+    `args` and `kwargs` hold nodes of the graph in place of tensors. Returns what the function returns, with
+    nodes in place of tensors; `node` itself stays.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     nodes, forms = [leaf for leaf in leaves if isinstance(leaf, fx.Node)], []
@@ -44,16 +46,17 @@ def inline(node: fx.Node, function: Callable, args: Any, kwargs: dict, table: di
     return pytree.tree_unflatten(results, forms[-1])
 
 
+_NORMS = [aten.native_layer_norm.default, aten.native_group_norm.default]
+_NORMS += [aten._native_batch_norm_legit.no_stats]
 _WHOLE = {
     aten.max_pool2d_with_indices.default: pooled_with_places,
     aten.max_pool3d_with_indices.default: pooled_with_places,
-    **{each: decomposition_table[each] for each in (
-        aten.native_layer_norm.default, aten.native_group_norm.default, aten._native_batch_norm_legit.no_stats)},
-}  # fmt: skip
+    **{each: decomposition_table[each] for each in _NORMS},
+}
 
 
 def used_results(graph: fx.Graph, table: dict) -> None:
-    """Replace, in place, operators of several results of which the later ones are read."""
+    """Replace, in place, operators with several results of which a later one is read."""
     for node in list(graph.nodes):
         if node.target in _WHOLE and any(user.args[1] for user in node.users):
             results = inline(node, _WHOLE[node.target], node.args, node.kwargs, table)

@@ -1,8 +1,8 @@
-"""PyTorch's operators that TVM 0.27's importer gets wrong or lacks and PyTorch cannot say with others: CONVERTERS.
+"""Converters of PyTorch operators that TVM 0.27 gets wrong or lacks and no others express: CONVERTERS.
 
-They stand under the importer's own keys: functions of a torch.fx node and the importer, which emit Relax. What can be
-converted neither here nor in pytorch_decompositions.py is refused with a ValueError, instead of numbers that are not
-PyTorch's. tests/test_import_pytorch.py holds each one against PyTorch.
+They use the importer's own keys: functions of a torch.fx node and the importer, which emit Relax. What can be
+converted neither here nor in pytorch_decompositions.py raises a ValueError, rather than computing numbers
+that differ from PyTorch's. tests/test_import_pytorch.py compares each one with PyTorch.
 """
 
 import math
@@ -26,13 +26,12 @@ def _shape(node: fx.Node) -> list[int]:
 
 
 def _reduce(op: Callable) -> Callable:
-    """TVM lacks amax, amin, and prod along an axis: aten's reductions of (input, dims, keepdim)."""
+    """Convert reductions of (input, dims, keepdim): TVM lacks amax, amin, and prod along an axis."""
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
-        x, dims, keepdim = (*node.args, *([], False)[len(node.args) - 1 :])
-        return importer.block_builder.emit(
-            op(importer.env[x], dims if dims != [] else None, keepdims=keepdim)
-        )
+        dims = node.args[1] if len(node.args) > 1 and node.args[1] != [] else None
+        keepdim = node.args[2] if len(node.args) > 2 else False
+        return importer.block_builder.emit(op(importer.env[node.args[0]], dims, keepdims=keepdim))
 
     return convert
 
@@ -43,14 +42,17 @@ def _checked(index: fx.Node, size: int, node: fx.Node, importer: Any, negative: 
 
 
 def _rows(node: fx.Node, importer: Any) -> relax.Var:
-    """embedding(weight, ids) reads outside the table in TVM's way where an id is too large, and warns of it."""
+    """Convert embedding(weight, ids); TVM reads outside the table if an id is too large, and warns of it."""
     table, ids = node.args[:2]
     ids = _checked(ids, _shape(table)[0], node, importer, negative=False)
     return importer.block_builder.emit(relax.op.take(importer.env[table], ids, axis=0, mode="clip"))
 
 
 def _along(usual: str | Callable) -> Callable:
-    """Convert operators of (input, dim, index, …) by a method of the importer, which checks no index, or a function."""
+    """Convert operators of (input, dim, index, …) with checked indices, which the importer does not check.
+
+    `usual` is the converter: the importer's method of that name, or a function like those of CONVERTERS.
+    """
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
         x, dim, index = node.args[:3]
@@ -64,7 +66,7 @@ def _along(usual: str | Callable) -> Callable:
 
 
 def _index_select(node: fx.Node, importer: Any) -> relax.Var:
-    """TVM's importer has kernels trust the indices, and warns of it."""
+    """Take with mode "clip"; TVM's importer makes kernels trust the indices, and warns of it."""
     x, dim, index = node.args
     return importer.block_builder.emit(relax.op.take(importer.env[x], importer.env[index], dim, mode="clip"))
 
@@ -78,9 +80,10 @@ def _is_mask(index: fx.Node) -> bool:
     return index.meta["val"].dtype in (torch.bool, torch.uint8)
 
 
-def _places(node: fx.Node, importer: Any, by_axis: list[fx.Node | None], negative: bool = True) -> tuple:
-    """Give the indices of an operator's first tensor by axis, the axis where what they pick stands, and one index,
-    checked, that counts along all indexed axes as if they were one.
+def _flat_index(node: fx.Node, importer: Any, by_axis: list[fx.Node | None], negative: bool = True) -> tuple:
+    """Return the indices of the first tensor by axis, the axis of the elements they pick, and a flat index.
+
+    The flat index is checked, and counts along all indexed axes as if they were one.
     """
     shape, flat = _shape(node.args[0]), None
     indices = {axis: index for axis, index in enumerate(by_axis) if index is not None}
@@ -92,16 +95,17 @@ def _places(node: fx.Node, importer: Any, by_axis: list[fx.Node | None], negativ
             index = relax.op.add(relax.op.multiply(flat, relax.const(shape[axis], index.ty.dtype)), index)
         flat = importer.block_builder.normalize(index)
     first = min(indices)
-    return indices, first if list(indices) == list(range(first, first + len(indices))) else 0, flat
+    adjacent = list(indices) == list(range(first, first + len(indices)))
+    return indices, first if adjacent else 0, flat
 
 
 def _index(node: fx.Node, importer: Any) -> relax.Var:
-    """x[:, i, j] goes wrong in TVM's way on negative indices, and on two of them after a colon.
+    """Convert x[:, i, j], which TVM gets wrong for negative indices, and for two of them after a colon.
 
-    The indexed axes, made neighbours, become one; one number then picks an element along it.
+    The indexed axes, made adjacent, become one, along which one index picks an element.
     """
     x, shape = importer.env[node.args[0]], _shape(node.args[0])
-    indices, first, flat = _places(node, importer, node.args[1])
+    indices, first, flat = _flat_index(node, importer, node.args[1])
     order = [axis for axis in range(len(shape)) if axis not in indices]
     order[first:first] = indices
     if order != sorted(order):
@@ -113,42 +117,41 @@ def _index(node: fx.Node, importer: Any) -> relax.Var:
 
 
 def _index_put(node: fx.Node, importer: Any) -> relax.Var:
-    """x[:, i] = y: TVM needs an index for each axis, and writes wherever they say. A mask chooses between x and y."""
+    """Convert x[:, i] = y: TVM needs an index for each axis, unchecked. A mask selects between x and y."""
     x, indices, values, summed = (*node.args, False)[:4]
     if len(indices) == 1 and _is_mask(indices[0]) and _shape(values) in ([], [1]) and not summed:
         mask, x, values = (importer.env[arg] for arg in (indices[0], x, values))
         mask = relax.op.reshape(mask, [*mask.ty.shape, *[1] * (len(x.ty.shape) - len(mask.ty.shape))])
         return importer.block_builder.emit(relax.op.where(relax.op.astype(mask, "bool"), values, x))
-    return _put(node, importer, importer.env[values], summed, _places(node, importer, indices))
+    return _put(node, importer, importer.env[values], summed, _flat_index(node, importer, indices))
 
 
 def _index_along(summed: bool) -> Callable:
-    """Convert index_add and index_copy, of (input, dim, index, source), whose indices do not count from the end."""
+    """Convert index_add and index_copy, of (input, dim, index, source), without negative indices."""
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
         _, dim, index, source = node.args
         values, alpha = importer.env[source], node.kwargs.get("alpha", 1)
         values = values if alpha == 1 else relax.op.multiply(values, relax.const(alpha, values.ty.dtype))
         by_axis = [None] * (dim % len(_shape(node))) + [index]
-        return _put(node, importer, values, summed, _places(node, importer, by_axis, negative=False))
+        return _put(node, importer, values, summed, _flat_index(node, importer, by_axis, negative=False))
 
     return convert
 
 
-def _put(node: fx.Node, importer: Any, values: relax.Expr, summed: bool, places: tuple) -> relax.Var:
-    x, shape, emit = importer.env[node.args[0]], _shape(node.args[0]), importer.block_builder.emit
-    indices, first, flat = places
-    rest, picked = (
-        [axis for axis in range(len(shape)) if axis not in indices],
-        [int(n) for n in flat.ty.shape],
-    )
-    order, sizes, end = [*indices, *rest], [shape[axis] for axis in rest], first + len(picked)
+def _put(node: fx.Node, importer: Any, values: relax.Expr, summed: bool, flattened: tuple) -> relax.Var:
+    emit = importer.block_builder.emit
+    x, shape = importer.env[node.args[0]], _shape(node.args[0])
+    indices, first, flat = flattened
+    remaining = [axis for axis in range(len(shape)) if axis not in indices]
+    picked = [int(n) for n in flat.ty.shape]
+    order, sizes = [*indices, *remaining], [shape[axis] for axis in remaining]
+    end = first + len(picked)
     values = relax.op.broadcast_to(values, [*sizes[:first], *picked, *sizes[first:]])
-    axes = [*range(first, end), *range(first), *range(end, len(picked) + len(rest))]
+    axes = [*range(first, end), *range(first), *range(end, len(picked) + len(remaining))]
     values = relax.op.reshape(relax.op.permute_dims(values, axes), [math.prod(picked), *sizes])
-    x = relax.op.reshape(
-        relax.op.permute_dims(x, order), [math.prod(shape[axis] for axis in indices), *sizes]
-    )
+    count = math.prod(shape[axis] for axis in indices)
+    x = relax.op.reshape(relax.op.permute_dims(x, order), [count, *sizes])
     flat = relax.op.reshape(flat, [math.prod(picked), 1])
     x = emit(relax.op.scatter_nd(x, flat, values, "add" if summed else "update"))
     x = relax.op.reshape(x, [shape[axis] for axis in order])
@@ -172,13 +175,16 @@ def _roi_align(node: fx.Node, importer: Any) -> relax.Var:
 
 
 def _resize(method: str) -> Callable:
-    """upsample(input, size, [align_corners,] scales): TVM rounds "nearest" to other pixels than PyTorch, knows neither
-    one nor three axes, no antialiasing, and no other scale than the ratio of the two sizes.
+    """Convert upsample(input, size, [align_corners,] scales).
+
+    TVM rounds "nearest" to other pixels than PyTorch, and has neither one nor three axes, no antialiasing,
+    and no other scale than the ratio of the two sizes.
     """
     filter_ = method.removesuffix("_aa")
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
-        x, before, after = importer.env[node.args[0]], _shape(node.args[0])[2:], _shape(node)[2:]
+        x = importer.env[node.args[0]]
+        before, after = _shape(node.args[0])[2:], _shape(node)[2:]
         given = (*node.args[2:], *node.kwargs.values())
         corners, *scales = (False, *given) if method == "nearest_neighbor" else given
         scales = scales[0] if node.target._overloadname == "vec" else scales
@@ -186,31 +192,28 @@ def _resize(method: str) -> Callable:
             scales = [m / n for n, m in zip(before, after, strict=True)]
         whole = all(n * s == m for n, s, m in zip(before, scales, after, strict=True))
         if len(before) == 2 and filter_ == method and (whole or corners):
-            mode = (
-                "asymmetric" if method == "nearest_neighbor" else "align_corners" if corners else "half_pixel"
-            )
+            mode = "align_corners" if corners else "half_pixel"
+            mode = "asymmetric" if method == "nearest_neighbor" else mode
             rounding = "floor" if method == "nearest_neighbor" else "round"
             x = relax.op.image.resize2d(
                 x, after, method=method, coordinate_transformation_mode=mode, rounding_method=rounding
             )
             return importer.block_builder.emit(x)
         for axis, (size, scale, length) in enumerate(zip(before, scales, after, strict=True), 2):
-            numbers = np.arange(length)
+            indices = np.arange(length)
             if method == "nearest_neighbor":
-                # PyTorch's arithmetic is float32
-                places = np.minimum(np.floor(numbers.astype("float32") * np.float32(1 / scale)), size - 1)
-                x = importer.block_builder.emit(
-                    relax.op.take(x, relax.const(places, "int64"), axis, mode="clip")
-                )
+                # PyTorch computes in float32
+                positions = np.minimum(np.floor(indices.astype("float32") * np.float32(1 / scale)), size - 1)
+                taken = relax.op.take(x, relax.const(positions, "int64"), axis, mode="clip")
+                x = importer.block_builder.emit(taken)
                 continue
             antialias = filter_ != method
             if corners:
                 scale = (length - 1) / (size - 1) if min(size, length) > 1 else 1.0
-            places = numbers / scale if corners and not antialias else (numbers + 0.5) / scale - 0.5
-            a = -0.5 if antialias else -0.75  # as Pillow has it, PyTorch says
-            weights = matrix(
-                places, size, filter_, min(scale, 1.0) if antialias else 1.0, a, inside=antialias
-            )
+            positions = indices / scale if corners and not antialias else (indices + 0.5) / scale - 0.5
+            a = -0.5 if antialias else -0.75  # Pillow's coefficient, according to PyTorch
+            narrow = min(scale, 1.0) if antialias else 1.0
+            weights = matrix(positions, size, filter_, narrow, a, inside=antialias)
             x = importer.block_builder.emit(combined(importer.block_builder, x, axis, weights))
         return x
 
@@ -218,7 +221,7 @@ def _resize(method: str) -> Callable:
 
 
 def _grid_sample(node: fx.Node, importer: Any) -> relax.Var:
-    """PyTorch's grid has its coordinates last; TVM's has them second."""
+    """Move the grid's coordinates, last in PyTorch, to the second axis, as TVM expects."""
     x, grid, method, padding, align_corners = node.args
     rank, bb = len(_shape(grid)), importer.block_builder
     grid = relax.op.permute_dims(importer.env[grid], [0, rank - 1, *range(1, rank - 1)])
@@ -230,12 +233,12 @@ def _grid_sample(node: fx.Node, importer: Any) -> relax.Var:
 
 
 def _bound(result: relax.Expr, importer: Any) -> relax.Var:
-    """What TVM's importer makes of one image, without a batch, is bound to no variable."""
+    """Bind the result to a variable, which TVM's importer does not do for one image without a batch."""
     return result if isinstance(result, relax.Var) else importer.block_builder.emit(result)
 
 
 def _shift(left: bool) -> Callable:
-    """A shift by less than 0, or by the width and more, is not defined in C; in PyTorch it leaves no bit."""
+    """Convert a shift; by less than 0, or the width or more, C does not define it; PyTorch leaves no bit."""
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
         emit, dtype = importer.block_builder.emit, importer.env[node.args[0]].ty.dtype.dtype
@@ -254,7 +257,7 @@ def _shift(left: bool) -> Callable:
 
 
 def _scatter_reduce(node: fx.Node, importer: Any) -> relax.Var:
-    """pytorch_composites.py has left these three alone, of which the number that was there is one."""
+    """Convert the three reductions that pytorch_places.py leaves, which include the element in place."""
     x, dim, index, source, how = node.args
     how = {"prod": "mul", "amax": "max", "amin": "min"}.get(how)
     if how is None or not node.kwargs.get("include_self", True):
@@ -264,7 +267,7 @@ def _scatter_reduce(node: fx.Node, importer: Any) -> relax.Var:
 
 
 def _first_alone(usual: str, what: str) -> Callable:
-    """TVM makes no use of a tuple's other members, and puts zeros there: indices of the largest, means of a norm."""
+    """Refuse uses of a tuple's other members, which TVM fills with zeros, such as a norm's means."""
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
         if any(user.args[1] != 0 for user in node.users):
@@ -275,9 +278,9 @@ def _first_alone(usual: str, what: str) -> Callable:
 
 
 def _in_float32(usual: str | Callable, product: bool = False) -> Callable:
-    """Convert an operator that sums: half precision is summed in float32 and then rounded, as PyTorch does on a CPU.
+    """Convert an operator that sums: half precision accumulates in float32, as in PyTorch on a CPU.
 
-    TVM's way keeps the sum in the operands' dtype; and it takes every product for float32, whatever it is made of.
+    TVM accumulates in the operands' dtype; and it treats every product as float32, whatever its dtype.
     `usual` is the converter: the importer's method of that name, or a function like those of CONVERTERS.
     """
 
@@ -308,12 +311,17 @@ def _matmul(node: fx.Node, importer: Any) -> relax.Var:
 
 
 # Operators that the importer converts by a method of the same name, as `_method` gives it.
-_PRODUCTS = ("addmm.default", "baddbmm.default", "linear.default", "convolution.default", "conv1d.default",
-             "conv2d.default", "conv3d.default", "conv_transpose1d.default", "conv_transpose2d.input")  # fmt: skip
-_SUMS = ("sum.default", "sum.dim_IntList", "mean.dim", "mean.default", "cumsum.default", "var.correction",
-         "softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default",
-         "adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default",
-         "avg_pool2d.default", "avg_pool3d.default")  # fmt: skip
+_PRODUCTS = (
+    *("addmm.default", "baddbmm.default", "linear.default", "convolution.default"),
+    *("conv1d.default", "conv2d.default", "conv3d.default"),
+    *("conv_transpose1d.default", "conv_transpose2d.input"),
+)
+_SUMS = (
+    *("sum.default", "sum.dim_IntList", "mean.dim", "mean.default", "cumsum.default", "var.correction"),
+    *("softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default"),
+    *("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default"),
+    *("avg_pool2d.default", "avg_pool3d.default"),
+)
 
 
 def _method(key: str) -> str:

@@ -1,5 +1,6 @@
-"""Along an axis that is resampled, linearly or with cubics, each number is a sum of a few weighted neighbours. Which
-ones follows from sizes alone, so that `matrix` has them when a network is imported; `combined` says it in Relax.
+"""Linear and cubic resampling along an axis: each element is a sum of a few weighted neighbours.
+
+The weights follow from sizes alone, so `matrix` computes them at import; `combined` applies them in Relax.
 """
 
 import numpy as np
@@ -8,17 +9,17 @@ from tvm.relax import op as R
 
 from ..base.relax import fixed_shape
 
-_MOST_TAPS = 4  # of one number; with more, as antialiasing has them, a product with a matrix does it
+_MOST_TAPS = 4  # per element; with more, as for antialiasing, a matrix product is used
 
 
 def matrix(
     places: np.ndarray, before: int, mode: str, narrow: float = 1.0, a: float = -0.75, inside: bool = False
 ):
-    """Return the weight that each of `before` numbers has in each of the result: float64 (result, before).
+    """Return the weight of each of `before` elements in each element of the result: float64 (result, before).
 
-    `places` says where the numbers of the result lie among those before; `mode` is "linear" or "cubic", the latter with
-    the coefficient `a` (Keys, 1981). Antialiasing widens the filter by 1 / `narrow`. Numbers past the edge are those at
-    the edge, or, with `inside`, have no weight.
+    `places` holds the positions of the result's elements among those before; `mode` is "linear" or "cubic",
+    the latter with the coefficient `a` (Keys, 1981). Antialiasing widens the filter by 1 / `narrow`. Elements
+    past the edge repeat the edge or, with `inside`, have no weight.
     """
     reach = int(np.ceil((1 if mode == "linear" else 2) / narrow)) + 1
     neighbours = np.floor(places)[:, None].astype(int) + np.arange(-reach, reach + 1)
@@ -38,19 +39,19 @@ def matrix(
 
 
 def combined(bb, x: relax.Expr, axis: int, weights: np.ndarray) -> relax.Expr:
-    """Return `x` resampled along an axis by the `weights` of `matrix`."""
+    """Return `x` resampled along an axis with the `weights` of `matrix`."""
     dtype, rank = x.ty.dtype.dtype, len(fixed_shape(x.ty))
     taps = int((weights != 0).sum(1).max())
     if taps > _MOST_TAPS:
         order = [i for i in range(rank) if i != axis] + [axis]
         product = R.matmul(R.permute_dims(x, order), relax.const(weights.T.astype(dtype), dtype))
         return bb.normalize(R.permute_dims(product, [order.index(i) for i in range(rank)]))
-    places = np.argsort(weights == 0, 1, kind="stable")[:, :taps]
-    shape, total = [-1 if i == axis else 1 for i in range(rank)], None
-    for tap, weight in enumerate(np.take_along_axis(weights, places, 1).T):
+    indices = np.argsort(weights == 0, 1, kind="stable")[:, :taps]
+    shape = [-1 if i == axis else 1 for i in range(rank)]
+    total = None
+    for tap, weight in enumerate(np.take_along_axis(weights, indices, 1).T):
         weight = relax.const(weight.reshape(shape).astype(dtype), dtype)
-        part = bb.normalize(
-            R.multiply(R.take(x, relax.const(places[:, tap], "int64"), axis, mode="clip"), weight)
-        )
+        neighbours = R.take(x, relax.const(indices[:, tap], "int64"), axis, mode="clip")
+        part = bb.normalize(R.multiply(neighbours, weight))
         total = part if total is None else bb.normalize(R.add(total, part))
     return total

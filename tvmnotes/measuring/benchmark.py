@@ -1,7 +1,7 @@
-"""`python -m tvmnotes bench` measures networks in TVM and in other runtimes, in one run.
+"""`python -m tvmnotes bench`: TVM and other runtimes, measured in one run.
 
-Every candidate runs on the same number of threads, on the same random input (float32), and is held against PyTorch. A
-network that a runtime cannot serve costs that one row: the run goes on.
+Every candidate runs on the same number of threads, on the same random input (float32), and is compared with
+PyTorch. If a runtime fails on a network, only that row is lost: the run continues.
 """
 
 import functools
@@ -32,7 +32,7 @@ _WIDTH = 100  # columns of the terminal
 
 
 def check(networks: list[str], against: list[str]) -> None:
-    """Raise ValueError for a name of a network or a peer that `run` does not know, saying which there are."""
+    """Raise ValueError for a network or a peer that `run` does not know; the message lists those it knows."""
     unknown = [peer for peer in against if peer not in _PEERS]
     if unknown:
         raise ValueError(f"unknown peer {', '.join(map(repr, unknown))}; there are {', '.join(_PEERS)}")
@@ -41,25 +41,39 @@ def check(networks: list[str], against: list[str]) -> None:
             models.load(name)  # raises, with near names
 
 
-def run(networks: list[str], against: list[str], batch: int, seconds: float, echo: Callable[[str], None],
-        records=None) -> dict:  # fmt: skip
-    """Measure each network for `seconds` per candidate, and print a table with `echo`, each network's rows at once.
+def run(
+    networks: list[str],
+    against: list[str],
+    batch: int,
+    seconds: float,
+    echo: Callable[[str], None],
+    records=None,
+) -> dict:
+    """Measure networks, and print a table with `echo`, the rows of each network at once.
 
-    `against` names peers: "pytorch" (eager), "compile" (torch.compile), "onnxruntime", "untuned" (TVM without tuning
-    records), "plain" (`tvm.compile` as called), "pipeline" (the same with TVM's pipeline for CPUs, which folds and
-    fuses); `check` knows all names. `batch` is the first axis of the inputs; `records` are for `tn.build`.
+    Args:
+        networks: Names that `models.load` knows.
+        against: Peers: "pytorch" (eager), "compile" (torch.compile), "onnxruntime", "untuned" (TVM without
+            tuning records), "plain" (`tvm.compile` as called), "pipeline" (the same with TVM's pipeline for
+            CPUs, which folds and fuses); `check` knows all names.
+        batch: Size of the first axis of the inputs.
+        seconds: Timed seconds per candidate.
+        echo: Prints a text.
+        records: As for `tn.build`.
 
-    Returns "machine", what it is, and "results", a dictionary per network and runtime: times in ms, the ratio of TVM's
-    median to this runtime's, the largest difference to PyTorch relative to the output's largest magnitude (None where
-    that is 0), GFLOP/s (see `count_flops`), their share of the machine's peak, and the seconds that it took to build:
-    `tn.build` (less for kernels that the cache holds), torch.compile's first call, ONNX Runtime's session. Where a
-    runtime failed, "error" says why and its figures are None.
+    Returns:
+        A dictionary with "machine" (see `describe_machine`) and "results", a dictionary per network and
+        runtime: times in ms, the ratio of TVM's median to this runtime's, the largest difference from PyTorch
+        relative to the output's largest magnitude (None if that is 0), GFLOP/s (see `count_flops`), their
+        fraction of the machine's peak, and the build time in seconds: `tn.build` (less for cached kernels),
+        torch.compile's first call, ONNX Runtime's session. If a runtime failed, "error" is the reason and its
+        figures are None.
     """
     torch.set_num_threads(env.threads())
     machine = describe_machine()
+    noun = "threads" if machine["threads"] > 1 else "thread"
     head = (
-        f"{machine['cpu']}, {machine['threads']} thread{'s' if machine['threads'] > 1 else ''}, "
-        f"{', '.join(machine['isa'][-3:])}, "
+        f"{machine['cpu']}, {machine['threads']} {noun}, {', '.join(machine['isa'][-3:])}, "
         f"measured FMA peak {machine['peak_gflops']:.0f} GFLOP/s, batch {batch}"
     )
     echo(f"{textwrap.fill(head, _WIDTH)}\n\n{_head()}")
@@ -93,9 +107,9 @@ def versions() -> dict[str, str]:
 def count_flops(net: torch.nn.Module, x: torch.Tensor) -> int:
     """Count the multiplications and additions, 1 each, of a network's convolutions and matrix products.
 
-    They are those of the network as PyTorch has it, also for a runtime whose method needs fewer, as Winograd's does.
-    Torch's counter overlooks attention where that is one kernel on the CPU: with gradients on and the math backend, it
-    is made of matrix products.
+    The network is counted as in PyTorch, even for a runtime whose method needs fewer, such as Winograd's.
+    Torch's counter overlooks attention if it is one kernel on the CPU: with gradients on and the math
+    backend, it consists of matrix products.
     """
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         net(x)
@@ -105,7 +119,7 @@ def count_flops(net: torch.nn.Module, x: torch.Tensor) -> int:
 def _measure(
     name: str, against: list[str], batch: int, seconds: float, peak_gflops: float, records
 ) -> list[dict]:
-    """The rows of a network: TVM's, and one for each peer."""
+    """Return the rows of a network: TVM's, and one for each peer."""
     rows = {
         runtime: {"network": name, "runtime": runtime, **dict.fromkeys(_FACTS)}
         for runtime in ("TVM", *against)
@@ -114,7 +128,7 @@ def _measure(
         net = models.load(name)
         x = np.random.default_rng().standard_normal((batch, *net.input_shape[1:]), dtype="float32")
         wanted, flops = _on_numpy(net)(x), batch * count_flops(net, torch.from_numpy(x[:1]))
-    except Exception as error:  # without PyTorch's result there is nothing to hold the others against
+    except Exception as error:  # without PyTorch's result there is nothing to compare the others with
         return [row | {"error": _reason(error)} for row in rows.values()]
     candidates = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -125,7 +139,7 @@ def _measure(
                 call, build_s = _RUNTIMES[runtime](net, x, Path(folder), **more)
                 row |= {"difference": _difference(call(x), wanted), "build_s": build_s}
                 candidates[runtime] = call
-            except Exception as error:  # whatever it is, it is this runtime's alone
+            except Exception as error:  # any error concerns this runtime alone
                 row["error"] = _reason(error)
         timings = measure.compare(candidates, x, seconds=seconds) if candidates else {}
     for runtime, timing in timings.items():
@@ -141,9 +155,14 @@ def _measure(
 
 
 def candidate(runtime: str, net: torch.nn.Module, x: np.ndarray, folder: Path, **more) -> Callable:
-    """Make the function, from an array to an array, with which a runtime serves `net` for inputs of the shape of `x`.
+    """Make a runtime's function from an input array to an output array.
 
-    `runtime` is "TVM" or a peer of `run`, `folder` is for a model's file, and TVM's take `records`.
+    Args:
+        runtime: "TVM" or a peer of `run`.
+        net: The network.
+        x: An input of the shape to build for, float32.
+        folder: For a model's file.
+        **more: TVM takes `records`.
     """
     return _RUNTIMES[runtime](net, x, folder, **more)[0]
 
@@ -152,14 +171,16 @@ def with_metaschedule(net: torch.nn.Module, x: np.ndarray, records: str) -> Call
     """Make the same of `tvm.compile` with MetaSchedule's records, a folder that its search wrote."""
     target = env.host_target()
     with target, ms.database.JSONDatabase(work_dir=records):
-        mod = relax.get_pipeline("zero")(
-            _exported(net, x)
-        )  # folds, fuses, and applies the records of the database
+        # The pipeline folds, fuses, and applies the records of the database.
+        mod = relax.get_pipeline("zero")(_exported(net, x))
     return _on_virtual_machine(tvm.compile(mod, target=target))
 
 
 def _difference(result: np.ndarray, wanted: np.ndarray) -> float | None:
-    """The largest, relative to the largest magnitude; None where all that is wanted is 0. ValueError for NaN or inf."""
+    """Return the largest difference, relative to the largest magnitude; None if that is 0.
+
+    Raises ValueError for NaN or infinity.
+    """
     difference, scale = np.abs(result - wanted).max(), np.abs(wanted).max()
     if not np.isfinite(difference):
         raise ValueError("its result, or PyTorch's, is not finite")
@@ -170,7 +191,7 @@ def _reason(error: Exception) -> str:
     return errors.one_line(f"{type(error).__name__}: {error}")[:500]
 
 
-# Each runtime gives a function from an array to an array, and the seconds that it took to build, or None.
+# Each runtime returns a function from an array to an array, and its build time in seconds or None.
 
 
 def _tvm(net, x, folder, records=None):
@@ -201,7 +222,7 @@ def _pytorch(net, x, folder):
 
 
 def _compile(net, x, folder):
-    torch.compiler.reset()  # after some networks of one class, it would give up and run them as they are
+    torch.compiler.reset()  # after some networks of one class, it would stop compiling them
     call = _on_numpy(torch.compile(net, dynamic=False))
     start = clock.perf_counter()
     call(x)
@@ -223,15 +244,20 @@ def _onnxruntime(net, x, folder):
     models.export_onnx(net, file, x.shape)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = env.threads()
-    options.add_free_dimension_override_by_name("N", len(x))  # as the others, it may know the shape
+    options.add_free_dimension_override_by_name("N", len(x))  # the others know the shape too
     start = clock.perf_counter()
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     return lambda x: session.run(None, {"data": x})[0], clock.perf_counter() - start
 
 
-_PEERS = {"pytorch": _pytorch, "compile": _compile, "onnxruntime": _onnxruntime,
-          "untuned": functools.partial(_tvm, records=False), "plain": _tvm_compile,
-          "pipeline": functools.partial(_tvm_compile, cpu_pipeline=True)}  # fmt: skip
+_PEERS = {
+    "pytorch": _pytorch,
+    "compile": _compile,
+    "onnxruntime": _onnxruntime,
+    "untuned": functools.partial(_tvm, records=False),
+    "plain": _tvm_compile,
+    "pipeline": functools.partial(_tvm_compile, cpu_pipeline=True),
+}
 _RUNTIMES = {"TVM": _tvm, **_PEERS}
 
 
@@ -256,8 +282,8 @@ def _head() -> str:
 def _line(row: dict, name: str) -> str:
     left = f"{name:19}{row['runtime']:12}"
     if row["error"] is not None:
-        room = _WIDTH - len(left) - 2
-        return f"{left}— {row['error'] if len(row['error']) <= room else row['error'][: room - 1] + '…'}"
+        error, width = row["error"], _WIDTH - len(left) - 2
+        return f"{left}— {error if len(error) <= width else error[: width - 1] + '…'}"
     return left + "".join(
         f"{'—' if row[key] is None else format(row[key], kind):>{width}}"
         for key, (_, width, kind) in _COLUMNS.items()
@@ -265,7 +291,7 @@ def _line(row: dict, name: str) -> str:
 
 
 def _summary(peer: str, results: list[dict]) -> str:
-    """The geometric mean and the worst of a peer's ratios."""
+    """Format the geometric mean and the worst of a peer's ratios."""
     ratios = {
         row["network"]: row["tvm_ratio"] for row in results if row["runtime"] == peer and row["tvm_ratio"]
     }

@@ -1,7 +1,7 @@
-"""This module takes timings that know their spread, and makes comparisons in one run.
+"""Timings with their spread, and comparisons in one run.
 
-Notebooks and `python -m tvmnotes bench` measure here. A comparison alternates its candidates, since a machine's speed
-drifts; medians and ratios are what to quote.
+Notebooks and `python -m tvmnotes bench` measure here. A comparison alternates its candidates, since a
+machine's speed drifts; quote medians and ratios.
 """
 
 import gc
@@ -17,38 +17,43 @@ from tqdm.auto import tqdm
 from ..base import env
 from ..base.table import Table
 
-# A turn of a candidate: at least so many timed calls and seconds, and no further call after so many seconds.
-_TURN_CALLS, _TURN_SECONDS, _TURN_LIMIT = 3, 0.05, 0.5
-_TURNS = 5
+# A candidate's round has at least this many timed calls and seconds, and begins no call after the limit in
+# seconds.
+_TURN_CALLS = 3
+_TURN_SECONDS, _TURN_LIMIT = 0.05, 0.5
+_TURNS = 5  # the least number of rounds
 
 
 @dataclass
 class Timing:
-    """A timing holds the times of repeated calls of one function, `seconds` in the order of the calls."""
+    """The times of repeated calls of one function: `seconds`, in the order of the calls."""
 
     name: str
     seconds: list[float] = field(default_factory=list, repr=False)
 
     @property
     def median(self) -> float:
-        """The median is in seconds, as are `mean`, `std`, `minimum` and `iqr`."""
+        """The median in seconds."""
         return float(np.median(self.seconds))
 
     @property
     def mean(self) -> float:
+        """The mean in seconds."""
         return float(np.mean(self.seconds))
 
     @property
     def std(self) -> float:
+        """The standard deviation in seconds."""
         return float(np.std(self.seconds))
 
     @property
     def minimum(self) -> float:
+        """The minimum in seconds."""
         return float(np.min(self.seconds))
 
     @property
     def iqr(self) -> float:
-        """This is the interquartile range: the middle half of the calls took times this far apart."""
+        """The interquartile range in seconds: the width of the middle half of the times."""
         low, high = np.percentile(self.seconds, [25, 75])
         return float(high - low)
 
@@ -62,10 +67,10 @@ class Timing:
 
 
 class Comparison(Table, dict):
-    """A comparison maps names to `Timing`, in the order given; ratios are against the first."""
+    """`Timing`s by name, in the order given; ratios are relative to the first."""
 
     def frame(self):
-        """Make a pandas DataFrame with a row per candidate: median, iqr and minimum in ms, ratio of medians, calls."""
+        """Make a pandas DataFrame with a row per candidate: median, iqr and minimum in ms, ratio, calls."""
         import pandas as pd  # for speed: only where a table is shown
 
         first = next(iter(self.values()))
@@ -98,18 +103,28 @@ def time(
 def compare(
     candidates: dict[str, Callable], *inputs, seconds: float = 2.0, calls: int | None = None
 ) -> Comparison:
-    """Time several functions on the same inputs, in turns, within one run.
+    """Time several functions on the same inputs, alternately, within one run.
 
-    A turn of a candidate is one call that does not count, then three that do, or as many as fit into 50 ms. So what
-    slows the machine down for a while slows all of them, and none pays for the threads that the one before left
-    spinning. Calls that take so long that this does not matter have shorter turns. It ends when `seconds` per candidate
-    have passed and each has had five turns, or with exactly `calls` timed calls of each. A torch module (also a traced,
-    scripted or compiled one) gets the inputs as tensors and runs in inference mode; any other callable gets them as
-    they are. A module or network on a GPU finds its inputs there, and its call has ended when the GPU has finished. A
-    bar shows the progress after 3 seconds.
+    In a round, a candidate has one call that does not count, then three that do, or as many as fit into 50
+    ms. So what slows the machine down for a while slows all of them, and none is charged for the threads that
+    the one before left spinning. Calls that take so long that this does not matter have shorter rounds. The
+    comparison ends when `seconds` per candidate have passed and each has had five rounds. A bar shows the
+    progress after 3 seconds.
 
-    Raises TypeError for a candidate that cannot be called, ValueError where there is none, and for `seconds` or `calls`
-    that are not above 0.
+    Args:
+        candidates: Functions by name. A torch module (also a traced, scripted or compiled one) gets the
+            inputs as tensors and runs in inference mode; any other callable gets them as they are. A module
+            or network on a GPU gets its inputs there, and its call ends when the GPU has finished.
+        *inputs: Arguments of each call.
+        seconds: Timed seconds per candidate.
+        calls: Exact number of timed calls of each, instead.
+
+    Returns:
+        A `Timing` for each name.
+
+    Raises:
+        TypeError: A candidate cannot be called.
+        ValueError: There is no candidate, or `seconds` or `calls` is not above 0.
     """
     if not candidates:
         raise ValueError("candidates: expected at least one name with its function, got none")
@@ -122,22 +137,23 @@ def compare(
             raise TypeError(
                 f"candidate {name!r}: expected a function, a Compiled or a module; got {type(call).__name__}"
             )
-    seconds, calls = env.cap_if_quick(seconds, 0.05), calls and env.cap_if_quick(calls, 2)
+    seconds = env.cap_if_quick(seconds, 0.05)
+    calls = calls and env.cap_if_quick(calls, 2)
     runs = {name: _runner(call, inputs) for name, call in candidates.items()}
     timings = Comparison((name, Timing(name)) for name in runs)
     budget = seconds * len(runs)
-    started, turns = clock.perf_counter(), 0
+    started, rounds = clock.perf_counter(), 0
     collecting = gc.isenabled()
     gc.disable()
     try:
         style = {"desc": "measuring", "bar_format": "{desc} {bar} {elapsed}", "leave": False, "delay": 3}
         with tqdm(total=1.0, disable="TQDM_DISABLE" in os.environ, **style) as bar:
-            while (share := _share_done(timings, started, turns, budget, calls)) < 1:
+            while (share := _share_done(timings, started, rounds, budget, calls)) < 1:
                 for name, run in runs.items():
                     if len(timings[name].seconds) != calls:
                         _round(run, timings[name].seconds, calls)
                     bar.update(max(0.0, share - bar.n))
-                turns += 1
+                rounds += 1
             bar.update(1.0 - bar.n)
     finally:
         if collecting:
@@ -146,7 +162,7 @@ def compare(
 
 
 def _round(run: Callable, seconds: list[float], calls: int | None) -> None:
-    """One call to warm up, unless the last took long, then timed ones, whose times are appended to `seconds`."""
+    """Warm up with one call, unless the last took long; append the times of timed calls to `seconds`."""
     if not seconds or seconds[-1] < _TURN_LIMIT / 2:
         run()
     first, begin = len(seconds), clock.perf_counter()
@@ -160,10 +176,10 @@ def _round(run: Callable, seconds: list[float], calls: int | None) -> None:
             return
 
 
-def _share_done(timings: Comparison, started: float, turns: int, budget: float, calls: int | None) -> float:
+def _share_done(timings: Comparison, started: float, rounds: int, budget: float, calls: int | None) -> float:
     if calls is not None:
         return min(len(t.seconds) for t in timings.values()) / calls
-    return min(turns / env.cap_if_quick(_TURNS, 1), (clock.perf_counter() - started) / budget)
+    return min(rounds / env.cap_if_quick(_TURNS, 1), (clock.perf_counter() - started) / budget)
 
 
 def _runner(call: Callable, inputs: tuple) -> Callable[[], object]:

@@ -1,7 +1,8 @@
-"""This module measures how fast the machine can compute and read memory, by two kernels of our own.
+"""The machine's peaks in computing and in reading memory, measured by two kernels.
 
-`python -m tvmnotes bench` holds what a network reaches against `flops`; a kernel that moves more than it computes is to
-be held against `bandwidth`. The best of many repetitions counts, as whatever else the machine does only slows one down.
+`python -m tvmnotes bench` compares what a network reaches with `flops`; compare a kernel that moves more than
+it computes with `bandwidth`. The best of many repetitions counts, as other load on the machine can only slow
+one down.
 """
 
 import functools
@@ -17,45 +18,48 @@ from ..base.workarounds import fast_tvmscript_parser
 from ..compiler.schedules.vector import simd_of
 from ..runtime.threads import run
 
-_STEPS = 1 << 17  # of a repetition: some 0.4 ms, which pass undisturbed even on a busy machine
-_BYTES = 256 << 20  # of the array that is read: much more than the caches hold
+_STEPS = 1 << 17  # of a repetition: some 0.4 ms, short enough to run undisturbed even on a busy machine
+_BYTES = 256 << 20  # of the array that is read: much larger than the caches
 
 
 @functools.cache
 def flops(seconds: float = 0.5) -> float:
-    """Measure the peak of float32 multiply-adds on `env.threads()` threads, in operations per second (FLOP/s).
+    """Measure the peak of float32 multiply-adds on `env.threads()` threads, in FLOP/s; once per process.
 
-    A multiplication counts 1, and so does an addition. The best repetition of `recurrence` within `seconds` counts.
-    Measured once per process.
+    A multiplication counts 1, and so does an addition. The best repetition of `recurrence` within `seconds`
+    counts.
     """
     threads, chains, lanes = _shape()
     kernel = recurrence(threads, chains, lanes)
     x, y = (tvm.runtime.tensor(np.full(lanes, value, "float32")) for value in (0.75, 0.5))
-    sums = tvm.runtime.tensor(np.random.default_rng(0).random((threads, chains, lanes), "float32"))
-    return 2 * threads * chains * lanes * _STEPS / _best(lambda: kernel(x, y, sums, _STEPS), seconds)
+    initial = np.random.default_rng(0).random((threads, chains, lanes), "float32")
+    accumulators = tvm.runtime.tensor(initial)
+    best = _best(lambda: kernel(x, y, accumulators, _STEPS), seconds)
+    return 2 * threads * chains * lanes * _STEPS / best
 
 
 @functools.cache
 def bandwidth(seconds: float = 0.5) -> float:
-    """Measure the bytes per second that `env.threads()` threads read from memory, each a part of an array of 256 MiB.
+    """Measure the bytes per second that `env.threads()` threads read from memory; once per process.
 
-    The best repetition of `column_sums` within `seconds` counts. Measured once per process.
+    Each thread reads its part of an array of 256 MiB. The best repetition of `column_sums` within `seconds`
+    counts.
     """
     threads, chains, lanes = _shape()
     rows = _BYTES // (4 * threads * chains * lanes)
     kernel = column_sums(threads, rows, chains, lanes)
     data = tvm.runtime.tensor(np.ones((threads, rows, chains, lanes), "float32"))
-    sums = tvm.runtime.tensor(np.zeros((threads, chains, lanes), "float32"))
-    return 4 * threads * rows * chains * lanes / _best(lambda: kernel(data, sums), seconds)
+    accumulators = tvm.runtime.tensor(np.zeros((threads, chains, lanes), "float32"))
+    return 4 * threads * rows * chains * lanes / _best(lambda: kernel(data, accumulators), seconds)
 
 
 @fast_tvmscript_parser()
 def recurrence(threads: int, chains: int, lanes: int) -> Callable:
-    """Compile a function of tensors (x, y, sums) and an int, steps: it sets sums to sums * x + y, so many times.
+    """Compile a function of (x, y, sums, steps) that sets sums to sums * x + y `steps` times.
 
-    All are float32; `x` and `y` are (lanes,), `sums` is (threads, chains, lanes) and stays in registers. Each step
-    needs the one before, and every sum starts elsewhere, so a compiler can leave none out. Chains do not need each
-    other: while one waits for its result, the others are at work.
+    `x` and `y` are float32 (lanes,); the accumulators `sums`, float32 (threads, chains, lanes), stay in
+    registers. Each step needs the one before, and every accumulator starts with another value, so a compiler
+    can leave none out. Chains are independent: while one waits for its result, the others are at work.
     """
     row = tvm.tirx.Ramp(0, 1, lanes)
 
@@ -77,9 +81,10 @@ def recurrence(threads: int, chains: int, lanes: int) -> Callable:
 
 @fast_tvmscript_parser()
 def column_sums(threads: int, rows: int, chains: int, lanes: int) -> Callable:
-    """Compile a function of tensors (data, sums), both float32, that adds all rows of data to sums.
+    """Compile a function of (data, sums), both float32, that adds all rows of data to sums.
 
-    `data` is (threads, rows, chains, lanes) and `sums`, which stays in registers, (threads, chains, lanes).
+    `data` is (threads, rows, chains, lanes); the accumulators `sums`, (threads, chains, lanes), stay in
+    registers.
     """
     row = tvm.tirx.Ramp(0, 1, lanes)
 
@@ -98,13 +103,13 @@ def column_sums(threads: int, rows: int, chains: int, lanes: int) -> Callable:
 
 
 def _shape() -> tuple[int, int, int]:
-    """Threads, chains and lanes: chains take three quarters of the registers, as operands need some too."""
+    """Return threads, chains and lanes: chains take 3/4 of the registers, as operands need some too."""
     unit = simd_of(env.host_target())
     return env.threads(), unit.registers * 3 // 4, unit.lanes
 
 
 def _best(call: Callable, seconds: float) -> float:
-    """The shortest time of a call, in seconds, of all that begin within `seconds`; one before them does not count."""
+    """Return the shortest time of a call, in seconds, of all that begin within `seconds`, after a warm-up."""
     call = functools.partial(run, call)
     call()
     best, end = float("inf"), clock.perf_counter() + env.cap_if_quick(seconds, 0.1)

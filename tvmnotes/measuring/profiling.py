@@ -1,4 +1,4 @@
-"""A profile says where a network's time goes, kernel by kernel, and how far each is from what the machine can do.
+"""Profiles: the time of each kernel of a network, and how far each is from the machine's limits.
 
     profile = tn.profile(lib, x)
     profile                           # a table; print(profile) is text
@@ -6,8 +6,8 @@
     profile.roofline()                # each kernel against the machine's limits
     profile.to_chrome_trace("run.json")   # for https://ui.perfetto.dev
 
-What a kernel computes and moves was counted in its TensorIR when it was built (`compiler.costs.count`), so a network
-that was loaded from a folder has the same table. `memory` says what a run holds; for threads see threads.py.
+FLOPs and bytes of a kernel were counted in its TensorIR when it was built (`compiler.costs.count`), so a
+network that was loaded has the same table. `memory` reports a run's memory; for threads see threads.py.
 """
 
 import os
@@ -30,7 +30,7 @@ from .tracing import write_chrome_trace
 
 @dataclass
 class Kernel:
-    """A profile has of each kernel how often a run calls it, the seconds of these calls by run, and what they do.
+    """Statistics of a kernel: calls per run, seconds of these calls by run, FLOPs and bytes moved.
 
     `flops` and `bytes` are those of all its calls in a run.
     """
@@ -46,12 +46,12 @@ class Kernel:
 
     @property
     def limit(self) -> float:
-        """This would take so many seconds at the machine's measured limits: for computing, or for memory."""
+        """The roofline's lower bound in seconds: max(flops / peak FLOP/s, bytes / peak bandwidth)."""
         return max(self.flops / peak.flops(), self.bytes / peak.bandwidth())
 
     @property
     def bound(self) -> str:
-        """It names the one of the two limits that holds: "compute" or "memory"."""
+        """The roofline limit that binds: "compute" or "memory"."""
         return "compute" if self.flops / peak.flops() > self.bytes / peak.bandwidth() else "memory"
 
     def __str__(self) -> str:
@@ -60,12 +60,18 @@ class Kernel:
 
 @dataclass(repr=False)
 class Profile(Table):
-    """A profile has `kernels` by name, those that take the most time first; it shows itself as a table.
+    """Kernels by name, those that take the most time first.
 
-    `runs` has, for each run, every call of the virtual machine in order; `unprofiled` times runs without the stopwatch,
-    `profiled` those with it. `limit` and what stands on it are held against `peak.flops` and `peak.bandwidth`, which
-    are measured when first asked for, in about a second. The second is main memory's: a kernel that finds its data in a
-    cache can be faster than that.
+    `limit`, and what depends on it, compare with `peak.flops` and `peak.bandwidth`, which are measured on
+    first use, in about a second. The latter is main memory's: a kernel that finds its data in a cache can
+    exceed it.
+
+    Attributes:
+        compiled: The network.
+        runs: For each run, every call of the virtual machine in order.
+        unprofiled: Times of runs without the stopwatch.
+        profiled: Times of runs with it.
+        kernels: A `Kernel` by name.
     """
 
     compiled: Compiled
@@ -91,36 +97,45 @@ class Profile(Table):
             shapes.setdefault(node["kernel"], node["makes"][0]["shape"])
         kernels = []
         for name, calls in spent[0].items():
-            costs, makes = graph["costs"][name], "x".join(map(str, shapes[name] or ())) or "a number"
-            flops, moved = (len(calls) * each for each in (costs["flops"], costs["reads"] + costs["writes"]))
-            timing, schedule = Timing(name, [sum(total[name]) for total in spent]), graph["kernels"][name]
-            kernels.append(Kernel(name, len(calls), timing, flops, moved, costs["operators"], makes,
-                                  schedule_text(schedule)))  # fmt: skip
+            costs = graph["costs"][name]
+            kernel = Kernel(
+                name,
+                len(calls),
+                Timing(name, [sum(total[name]) for total in spent]),
+                flops=len(calls) * costs["flops"],
+                bytes=len(calls) * (costs["reads"] + costs["writes"]),
+                operators=costs["operators"],
+                makes="x".join(map(str, shapes[name] or ())) or "a number",
+                schedule=schedule_text(graph["kernels"][name]),
+            )
+            kernels.append(kernel)
         kernels.sort(key=lambda kernel: -kernel.timing.median)
         self.kernels = {kernel.name: kernel for kernel in kernels}
 
     @property
     def sum(self) -> float:
-        """All kernels of a run took so many seconds, by the median of the runs; the rest is the virtual machine's."""
+        """The seconds of all kernels in a run, the median over the runs; the remainder is VM overhead."""
         return float(np.median(np.sum([kernel.timing.seconds for kernel in self.kernels.values()], axis=0)))
 
     @property
     def overhead(self) -> float:
-        """The stopwatch makes a run longer by this part of its time, by the medians."""
+        """The stopwatch's overhead as a fraction of a run's time, from the ratio of medians."""
         return self.profiled.median / self.unprofiled.median - 1
 
     def frame(self):
         """Make a pandas DataFrame with a row per kernel, for all its calls in a run: the most time first.
 
-        "ms" is the median over the runs and "iqr (ms)" their interquartile range; "share" is of the sum of these
-        medians; "of limit" is how much of the time the machine would need at its own limit, the one that "bound" names.
+        "ms" is the median over the runs and "iqr (ms)" their interquartile range; "share" is relative to the
+        sum of these medians; "of limit" is the roofline's lower bound for the time, by the limit that "bound"
+        names, as a fraction of the time.
         """
         import pandas as pd  # for speed: only where a table is shown
 
-        total, rows = sum(kernel.timing.median for kernel in self.kernels.values()), []
+        total = sum(kernel.timing.median for kernel in self.kernels.values())
+        rows = []
         for kernel in self.kernels.values():
             seconds = kernel.timing.median
-            rows.append({
+            row = {
                 "kernel": kernel.name,
                 "operators": " + ".join(kernel.operators),
                 "makes": kernel.makes,
@@ -135,28 +150,29 @@ class Profile(Table):
                 "bound": kernel.bound,
                 "of limit": kernel.limit / seconds,
                 "schedule": kernel.schedule,
-            })  # fmt: skip
+            }
+            rows.append(row)
         return pd.DataFrame(rows).set_index("kernel")
 
     def calls(self):
-        """Make a pandas DataFrame with a row per call of a kernel, in order: begin and time in ms, medians of the runs.
+        """Make a pandas DataFrame with a row per kernel call, in order: begin and time in ms, medians.
 
-        "node" is its number in `compiled.graph["nodes"]`.
+        "node" is its index in `compiled.graph["nodes"]`.
         """
         import pandas as pd  # for speed: only where a table is shown
 
-        nodes = iter(enumerate(self.compiled.graph["nodes"]))  # some became views of what they read
+        nodes = iter(enumerate(self.compiled.graph["nodes"]))  # some became views of their inputs
         rows = []
         for calls in zip(*(of_kernels(run, self.compiled) for run in self.runs), strict=True):
             kernel = calls[0].name
-            number = next(number for number, node in nodes if node["kernel"] == kernel)
+            index = next(index for index, node in nodes if node["kernel"] == kernel)
             begin, spent = np.median([(call.begin, call.end - call.begin) for call in calls], axis=0) * 1e3
-            rows.append({"node": number, "kernel": kernel, "begin (ms)": begin, "ms": spent})
+            rows.append({"node": index, "kernel": kernel, "begin (ms)": begin, "ms": spent})
         return pd.DataFrame(rows)
 
     @property
     def summary(self) -> str:
-        """It says how the runs compare: without the stopwatch, with it, and the kernels' sum."""
+        """A line that compares runs without and with the stopwatch, and the kernels' sum."""
         plain = self.unprofiled.median
         return (
             f"a run {plain * 1e3:.2f} ms, with the stopwatch {self.profiled.median * 1e3:.2f} ms "
@@ -178,18 +194,18 @@ class Profile(Table):
 
     @property
     def dots(self) -> list[tuple[int, int, float]]:
-        """Each kernel that computes has its operations, bytes and seconds of a run here, for `plots.roofline`."""
+        """Operations, bytes and seconds in a run of each kernel with operations, for `plots.roofline`."""
         return [(k.flops, k.bytes, k.timing.median) for k in self.kernels.values() if k.flops]
 
     def to_csv(self, path: str | os.PathLike) -> Path:
-        """Write `frame` to a file of comma-separated values; returns its path."""
+        """Write `frame` to a file of comma-separated values; return its path."""
         return atomic_write(path, self.frame().to_csv())
 
     def to_chrome_trace(self, path: str | os.PathLike) -> Path:
-        """Write one of the runs, that of the median time, as a Chrome trace, which https://ui.perfetto.dev opens.
+        """Write the run with the median time as a Chrome trace for https://ui.perfetto.dev; return its path.
 
-        It has the calls of that run as they were, one after the other; a click on a kernel shows what the table says of
-        it. Returns the path.
+        It has the calls of that run as they were, one after the other; a click on a kernel shows the table's
+        facts.
         """
         run = sorted(self.runs, key=lambda run: run[-1].end - run[0].begin)[len(self.runs) // 2]
         events = [("run", "network", 0.0, run[-1].end - run[0].begin, {"network": str(self.compiled)})]
@@ -197,28 +213,42 @@ class Profile(Table):
             kernel = self.kernels.get(call.name)
             facts = {}
             if kernel:
-                once = {"MFLOP": kernel.flops / kernel.calls / 1e6, "MB": kernel.bytes / kernel.calls / 1e6}
-                facts = {"operators": " + ".join(kernel.operators), "makes": kernel.makes,
-                         "schedule": kernel.schedule, **once}  # fmt: skip
+                facts = {
+                    "operators": " + ".join(kernel.operators),
+                    "makes": kernel.makes,
+                    "schedule": kernel.schedule,
+                    "MFLOP": kernel.flops / kernel.calls / 1e6,
+                    "MB": kernel.bytes / kernel.calls / 1e6,
+                }
             kind = "kernel" if kernel else "virtual machine"
             events.append((call.name, kind, call.begin - run[0].begin, call.end - call.begin, facts))
         return write_chrome_trace(path, events)
 
 
 def schedule_text(schedule: dict) -> str:
-    """Write a schedule or a config in a line, without a trace of MetaSchedule's, which is long."""
+    """Format a schedule or a config in a line, without a trace of MetaSchedule's, which is long."""
     return " ".join(str(v) if k == "family" else f"{k}={v}" for k, v in schedule.items() if k != "trace")
 
 
 def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = None) -> Profile:
-    """Run a network often and measure each of its kernels, for about twice `seconds`, or for exactly `calls` runs.
+    """Run a network repeatedly and measure each of its kernels.
 
-    Runs with the stopwatch alternate with runs without it, as `measure.compare` does, so that the profile can tell what
-    it costs itself. `inputs` are those of a call of `lib`; they are put where kernels can read them once, before that.
+    Runs with the stopwatch alternate with runs without it, as in `measure.compare`, so that the profile knows
+    its own overhead.
 
-    Raises TypeError where `lib` is no Compiled, ValueError where it is for a GPU or has no kernel; and before anything
-    is measured what a call of `lib` does: TypeError and ValueError for wrong inputs, RuntimeError for a library that is
-    for another machine.
+    Args:
+        lib: The network.
+        *inputs: As for a call of `lib`; they are made readable for kernels once, in advance.
+        seconds: Timed seconds of the runs with the stopwatch, and of those without.
+        calls: Exact number of runs of each, instead.
+
+    Returns:
+        A `Profile`, which shows itself as a table.
+
+    Raises:
+        TypeError: `lib` is no `Compiled`, or an input is wrong, as in a call of `lib`.
+        ValueError: `lib` is for a GPU or has no kernel, or an input is wrong, as in a call of `lib`.
+        RuntimeError: `lib` is for another kind of machine.
     """
     if not isinstance(lib, Compiled):
         raise TypeError(
@@ -241,12 +271,13 @@ def of_run(lib: Compiled, run: Callable, seconds: float = 1.0, calls: int | None
 
 
 def memory(lib: Compiled) -> env.Report:
-    """Tabulate what a run of a network holds in memory. The plan is the compiler's, from the module.
+    """Tabulate the memory of a run, as planned by the compiler.
 
-    Values that are not alive together share a buffer. The numbers are in `lib.graph["memory"]`, in bytes. What a kernel
-    takes for itself while it runs comes on top.
+    Values that are not live at the same time share a buffer. The numbers are in `lib.graph["memory"]`, in
+    bytes. Memory that a kernel allocates while it runs is not included.
     """
     plan = lib.graph["memory"]
+    buffers = plan["buffers"]
     params = sum(int(np.prod(p.shape)) * bytes_of(p.dtype) for p in lib.params.values())
     inputs = sum(int(np.prod(spec.shape)) * bytes_of(spec.dtype) for spec in lib.inputs)
     return env.Report(
@@ -254,7 +285,7 @@ def memory(lib: Compiled) -> env.Report:
             "parameters": f"{params / 1e6:.2f} MB in {len(lib.params)} arrays",
             "inputs": f"{inputs / 1e6:.2f} MB",
             "values, each by itself": f"{plan['unshared'] / 1e6:.2f} MB",
-            "buffers that they share": f"{sum(plan['buffers']) / 1e6:.2f} MB in {len(plan['buffers'])} buffers",
+            "buffers that they share": f"{sum(buffers) / 1e6:.2f} MB in {len(buffers)} buffers",
             "of these at once": f"{plan['peak'] / 1e6:.2f} MB",
             "peak of a run": f"{(params + inputs + plan['peak']) / 1e6:.2f} MB",
         }
@@ -262,26 +293,26 @@ def memory(lib: Compiled) -> env.Report:
 
 
 def alive(lib: Compiled) -> list[int]:
-    """List, for each node of the graph in order, the bytes of the values that are alive while it runs.
+    """List, for each node of the graph in order, the bytes of the values that are live while it runs.
 
-    They are what it makes and what it or a later node reads, without inputs and parameters. A view of another value
-    counts as a value; parts of a node's several outputs are counted only while that node runs.
+    These are its outputs and the values that it or a later node reads, without inputs and parameters. A view
+    of another value counts as a value; parts of a node's several outputs count only while that node runs.
     """
     nodes = lib.graph["nodes"]
-    last = list(range(len(nodes)))  # the last node that reads what each makes
-    maker = {}  # a name can be made again, and is then the later value
-    for number, node in enumerate(nodes):
+    last = list(range(len(nodes)))  # the last node that reads an output of each
+    maker = {}  # a name may be assigned again, and is then the later value
+    for index, node in enumerate(nodes):
         for name in node["reads"]:
             if name in maker:
-                last[maker[name]] = number
-        maker[node["name"]] = number
+                last[maker[name]] = index
+        maker[node["name"]] = index
     for name, _ in lib.graph["heads"]:
         if name in maker:
             last[maker[name]] = len(nodes) - 1
     held = [0] * len(nodes)
     for first, node in enumerate(nodes):
-        tensors = [made for made in node["makes"] if made["shape"] is not None]
-        size = sum(int(np.prod(made["shape"])) * bytes_of(made["dtype"]) for made in tensors)
-        for number in range(first, last[first] + 1):
-            held[number] += size
+        tensors = [output for output in node["makes"] if output["shape"] is not None]
+        size = sum(int(np.prod(tensor["shape"])) * bytes_of(tensor["dtype"]) for tensor in tensors)
+        for index in range(first, last[first] + 1):
+            held[index] += size
     return held

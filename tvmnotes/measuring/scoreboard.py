@@ -1,7 +1,7 @@
-"""This module measures the course's scoreboard: ResNet-18 on one picture, in every runtime, in one run.
+"""The course's scoreboard: ResNet-18 on one image, in every runtime, in one run.
 
 `python -m tvmnotes.measuring.scoreboard`, in a checkout, writes the run to course/scoreboard.json, which
-`plots.scoreboard` draws. A folder of MetaSchedule's records as an argument adds the row for them.
+`plots.scoreboard` draws. A folder of MetaSchedule's records as an argument adds a row for them.
 """
 
 import datetime
@@ -32,11 +32,19 @@ _TOLERANCE = 1e-4  # of the largest output; a runtime that differs more from PyT
 
 
 def measure_rows(name: str = "resnet18", seconds: float = _SECONDS, metaschedule: str | None = None) -> dict:
-    """Time a network on a picture in each runtime of `ROWS`, alternately, each on all threads.
+    """Time a network on an image in each runtime of `ROWS`, alternately, each on all threads.
 
-    `metaschedule` is a folder with the records of MetaSchedule's search, for one more row. Returns a dictionary:
-    "network", "input" (its shape), "date", "machine", "versions", and "rows", which has the seconds by row: "low",
-    "median" and "high" (the quartiles), and "calls". Raises ValueError where a runtime's result is not PyTorch's.
+    Args:
+        name: A name that `models.load` knows.
+        seconds: Timed seconds per row.
+        metaschedule: Folder with the records of MetaSchedule's search, for one more row.
+
+    Returns:
+        A dictionary with "network", "input" (its shape), "date", "machine", "versions", and "rows": by row,
+        the seconds "low", "median" and "high" (the quartiles), and "calls".
+
+    Raises:
+        ValueError: A runtime's result differs from PyTorch's.
     """
     torch.set_num_threads(env.threads())
     net = models.load(name)

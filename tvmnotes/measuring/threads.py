@@ -1,11 +1,11 @@
-"""This module tells how a network's time falls with TVM's threads, and whether it matters that each is bound to a core.
+"""A network's time against TVM's threads, with each bound to a core or not.
 
     timings = by_threads(lib, x)
     timings                           # a table
     timings.plot()
 
-TVM reads TVM_NUM_THREADS and TVM_BIND_THREADS once in a process, so each setting is measured in one of its own: this
-module, run as a program.
+TVM reads TVM_NUM_THREADS and TVM_BIND_THREADS once in a process, so each setting is measured in its own
+process: this module, run as a program.
 """
 
 import json
@@ -26,15 +26,15 @@ from ..runtime.compiled import Compiled, load
 from . import measure
 from .measure import Timing
 
-_LIMIT = 600  # seconds in which a process loads the network and takes its turn
+_LIMIT = 600  # seconds in which a process loads the network and runs its round
 _REST = 0.15  # seconds for which TVM's idle threads still spin, and so slow down those of another process
 
 
 class Threads(Table, dict):
-    """This maps (threads, bound) to `Timing`: with so many threads, each bound to a core or not."""
+    """`Timing`s by (threads, bound): the number of threads, and whether each is bound to a core."""
 
     def frame(self):
-        """Make a pandas DataFrame by number of threads: medians in ms, and how often faster than one thread."""
+        """Make a pandas DataFrame by number of threads: medians in ms, and speed-ups over one thread."""
         import pandas as pd  # for speed: only where a table is shown
 
         rows = {}
@@ -53,13 +53,21 @@ class Threads(Table, dict):
 
 
 def by_threads(lib: Compiled, *inputs, counts: Iterable[int] | None = None, turns: int = 5) -> Threads:
-    """Time a network on 1, 2, 3, … threads, or as many as `counts` says, each bound to a core and not bound.
+    """Time a network on several numbers of threads, each bound to a core and not bound.
 
-    There is a process for each setting, which loads the network from a folder; they take turns, so that what slows the
+    A process for each setting loads the network from a folder; they run alternately, so that what slows the
     machine down for a while slows all.
 
-    Raises what a call of `lib` does for wrong inputs; ValueError for counts below 1; RuntimeError where a process
-    fails, or gives no times for ten minutes.
+    Args:
+        lib: The network.
+        *inputs: As for a call of `lib`.
+        counts: Numbers of threads; by default 1, 2, 3, … up to the usable cores.
+        turns: Rounds of each process.
+
+    Raises:
+        TypeError: As a call of `lib`.
+        ValueError: A count is below 1, or as a call of `lib`.
+        RuntimeError: A process fails, or returns no times for ten minutes.
     """
     counts = list(range(1, env.usable_cores() + 1) if counts is None else counts)
     if not counts or min(counts) < 1:
@@ -92,7 +100,7 @@ def _worker(folder: str, count: int, bound: bool) -> subprocess.Popen:
 
 
 def _round(worker: subprocess.Popen) -> list[float]:
-    """The times of a worker's turn, after which its threads come to rest."""
+    """Return the times of a worker's round, after its threads have stopped spinning."""
     try:
         worker.stdin.write("\n")
         worker.stdin.flush()
@@ -108,12 +116,12 @@ def _round(worker: subprocess.Popen) -> list[float]:
 
 
 def _work(folder: Path) -> None:
-    """Do a worker's part: for each line of its input, print a turn's times as a line of JSON."""
+    """Run as a worker: for each line of input, print a round's times as a line of JSON."""
     lib, values = load(folder / "network"), list(np.load(folder / "inputs.npz").values())
     for _ in sys.stdin:
-        turn = []
-        measure._round(lambda: lib.run(values), turn, None)
-        print(json.dumps(turn), flush=True)
+        seconds = []
+        measure._round(lambda: lib.run(values), seconds, None)
+        print(json.dumps(seconds), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A trace says what a build does, pass by pass: the call tree with times, and what each pass changed.
+"""Traces of a build, pass by pass: the call tree with times, and what each pass changed.
 
     trace = tracing.Trace()
     with tvm.transform.PassContext(opt_level=3, instruments=[trace]):
@@ -8,8 +8,8 @@
     trace["FuseOps"].after.mermaid()
     trace.to_chrome_trace("build.json")  # for https://ui.perfetto.dev
 
-TVM calls an instrument before and after each pass that runs in its `PassContext`, also those that a pass runs itself:
-hence the tree. Code generation is no pass; it is what is left of the context's time.
+TVM calls an instrument before and after each pass that runs in its `PassContext`, including passes run by
+passes: hence the tree. Code generation is no pass; it is the remainder of the context's time.
 """
 
 import difflib
@@ -35,7 +35,7 @@ from ..course import flowchart
 
 
 class Operation(NamedTuple):
-    """An operation is a call in a Relax function; `reads` has numbers of other operations, and names of parameters."""
+    """A call in a Relax function; `reads` has indices of other operations, and names of parameters."""
 
     name: str
     makes: str
@@ -46,7 +46,7 @@ class Operation(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """A graph is a module at one moment: each Relax function's operations, a hash of each kernel, main's parameters."""
+    """A module at one moment: operations by Relax function, a hash by kernel, main's parameters."""
 
     functions: dict[str, list[Operation]]
     kernels: dict[str, int]
@@ -54,27 +54,27 @@ class Graph(NamedTuple):
 
     @property
     def operations(self) -> list[Operation]:
-        """These are the operations of main."""
+        """The operations of main."""
         return self.functions.get("main", [])
 
     def mermaid(self) -> "Mermaid":
         """Draw main as a flowchart; the operations of a function that main calls are listed in its box."""
-        lines, nodes, reads = ["flowchart TD"], {}, []
-        for number, operation in enumerate(self.operations):
+        lines = ["flowchart TD"]
+        nodes, reads = {}, []
+        for index, operation in enumerate(self.operations):
             parts = self.functions.get(operation.name)
             if parts is None:
-                lines.append(f'    n{number}["{operation.name}"]')
+                lines.append(f'    n{index}["{operation.name}"]')
             else:
-                lines.append(f'    subgraph n{number}["{operation.name}"]')
-                lines += [f'        n{number}_{i}["{part.name}"]' for i, part in enumerate(parts)]
-                lines += [f"        n{number}_{i} --> n{number}_{j}" for i, j in _edges(parts)]
+                lines.append(f'    subgraph n{index}["{operation.name}"]')
+                lines += [f'        n{index}_{i}["{part.name}"]' for i, part in enumerate(parts)]
+                lines += [f"        n{index}_{i} --> n{index}_{j}" for i, j in _edges(parts)]
                 lines.append("    end")
-            nodes[number] = [operation.name, *(part.name for part in parts or ())]
-            reads += [
-                (name, number) for name in operation.reads if isinstance(name, str) and name in self.params
-            ]
+            nodes[index] = [operation.name, *(part.name for part in parts or ())]
+            params = [name for name in operation.reads if isinstance(name, str) and name in self.params]
+            reads += [(name, index) for name in params]
         inputs = {name: [name] for name, _ in reads}
-        keys = {name: f"i{number}" for number, name in enumerate(inputs)}
+        keys = {name: f"i{index}" for index, name in enumerate(inputs)}
         lines[1:1] = [f'    {key}(["{name}"])' for name, key in keys.items()]
         edges = [*dict.fromkeys(reads), *_edges(self.operations)]
         lines += [f"    {keys.get(a) or f'n{a}'} --> n{b}" for a, b in edges]
@@ -82,27 +82,28 @@ class Graph(NamedTuple):
 
 
 def _edges(operations: list[Operation]) -> list[tuple[int, int]]:
-    """(from, to) for each value that one operation makes and another reads."""
+    """Return (from, to) for each value that one operation makes and another reads."""
     edges = ((i, j) for j, operation in enumerate(operations) for i in operation.reads if isinstance(i, int))
     return list(dict.fromkeys(edges))
 
 
 class Mermaid(str):
-    """This is the text of a Mermaid diagram; notebooks show it as the picture `svg`, wherever they are read."""
+    """The text of a Mermaid diagram; notebooks show it as the image `svg`, wherever they are read."""
 
     svg: str
 
     def __new__(cls, text: str, svg: str):
-        made = super().__new__(cls, text)
-        made.svg = svg
-        return made
+        """Make the text, with its image."""
+        diagram = super().__new__(cls, text)
+        diagram.svg = svg
+        return diagram
 
     def _repr_svg_(self) -> str:
         return self.svg
 
 
 def graph(mod: tvm.IRModule) -> Graph:
-    """Read what is in a module; nothing where it has no Relax function, as behind the graph's passes."""
+    """Read the graph of a module; empty if it has no Relax function, as after the graph's passes."""
     parts = {var.name_hint: func for var, func in mod.functions_items()}
     functions = {name: func for name, func in parts.items() if isinstance(func, relax.Function)}
     if not functions:
@@ -115,10 +116,8 @@ def graph(mod: tvm.IRModule) -> Graph:
 
 
 def _operations(func: relax.Function) -> list[Operation]:
-    operations, value = (
-        [],
-        {param: (param.name,) for param in func.params},
-    )  # by variable, what to read for it
+    operations = []
+    value = {param: (param.name,) for param in func.params}  # by variable, what to read for it
 
     def read(expr) -> tuple:
         if isinstance(expr, relax.Tuple):
@@ -140,7 +139,7 @@ def _operations(func: relax.Function) -> list[Operation]:
 
 
 def _name(call) -> str:
-    """The operator without "relax."; for a kernel or function that is called, its name."""
+    """Return the operator without "relax.", or the name of the called kernel or function."""
     called = call.args[0] if getattr(call.op, "name", "") in _CALLS else call.op
     for attribute in ("name", "name_hint", "global_symbol"):
         if hasattr(called, attribute):
@@ -161,21 +160,21 @@ def _type(ty) -> str:
 
 @dataclass
 class Step:
-    """A step is one run of a pass: `seconds` with those of `steps`, the passes that it ran; the graph around it.
+    """One run of a pass: its time, the passes that it ran, the graph before and after.
 
-    `begin` is in seconds from the beginning of the context.
+    `seconds` includes those of `steps`; `begin` is in seconds from the beginning of the context.
     """
 
     name: str
     before: Graph
-    after: Graph | None = None  # None where the pass raised an error
+    after: Graph | None = None  # None if the pass raised an error
     seconds: float = 0.0
     steps: list["Step"] = field(default_factory=list)
-    runs: int = 1  # more, where the tree shows several as one
+    runs: int = 1  # more, if the tree shows several as one
     begin: float = 0.0
 
     def diff(self) -> str:
-        """List the operations that the pass took out (-) and put in (+), in the order of the graph."""
+        """List the operations that the pass removed (-) and added (+), in the order of the graph."""
         lines = [list(map(str, g.operations)) if g else [] for g in (self.before, self.after)]
         changes = difflib.unified_diff(*lines, n=0, lineterm="")
         return "\n".join(
@@ -184,50 +183,58 @@ class Step:
 
     @property
     def changed(self) -> str:
-        """This says it in short: how many operations of each name, kernels and parameters of main came and went."""
+        """A summary: operations of each name, kernels and parameters of main that were removed and added."""
         if self.after is None:
             return "failed"
         names = [Counter(_kind(o.name, g) for o in g.operations) for g in (self.before, self.after)]
-        words = [f"{sign}{n} {name}" for sign, counts in _gone_and_come(*names) for name, n in counts.items()]
+        words = [f"{sign}{n} {name}" for sign, counts in _difference(*names) for name, n in counts.items()]
         for what in ("kernels", "params"):
-            for sign, counts in _gone_and_come(
-                *(Counter(list(getattr(g, what))) for g in (self.before, self.after))
-            ):
-                words += [f"{sign}{counts.total()} {what}"] * bool(counts)
-        other = sum(
-            self.before.kernels.get(name, hash_) != hash_ for name, hash_ in self.after.kernels.items()
-        )
-        return ", ".join(words + [f"{other} kernels rewritten"] * bool(other))
+            before, after = (Counter(list(getattr(g, what))) for g in (self.before, self.after))
+            for sign, counts in _difference(before, after):
+                if counts:
+                    words.append(f"{sign}{counts.total()} {what}")
+        hashes = self.before.kernels
+        rewritten = sum(hashes.get(name, hash_) != hash_ for name, hash_ in self.after.kernels.items())
+        if rewritten:
+            words.append(f"{rewritten} kernels rewritten")
+        return ", ".join(words)
 
 
 def _kind(name: str, within: Graph) -> str:
-    """The name of a kernel or function without the numbers that TVM gives to those for other shapes."""
+    """Return the name of a kernel or function without the numbers that TVM adds for other shapes."""
     plain = re.sub(r"\d+(?=_|$)", "", name)
     numbered = name.startswith("fused_") or plain in within.kernels
     return plain if numbered else name
 
 
-def _gone_and_come(before: Counter, after: Counter):
+def _difference(before: Counter, after: Counter):
+    """Return what was removed and what was added, each with its sign."""
     return ("-", before - after), ("+", after - before)
 
 
 @tvm.instrument.pass_instrument
 class Trace(Table):
-    """A trace is an instrument that keeps a `Step` for each pass, as above. A context begins it anew."""
+    """An instrument that records a `Step` for each pass, as above. A context restarts it."""
 
     text_columns = "pass", "changed"
 
     def __init__(self):
         self.steps: list[Step] = []
-        self.seconds, self._open, self._contexts, self._paused = 0.0, [], 0, 0.0
+        self.seconds = 0.0
+        self._open: list[Step] = []
+        self._contexts = 0
+        self._paused = 0.0
 
     def enter_pass_ctx(self):
+        """Start recording, unless the context is nested."""
         if not self._contexts:
-            self.steps, self._open, self._paused = [], [], 0.0
+            self.steps, self._open = [], []
+            self._paused = 0.0
             self._begin = self._now()
         self._contexts += 1
 
     def exit_pass_ctx(self):
+        """Stop recording, unless the context is nested."""
         self._contexts -= 1
         if not self._contexts:
             while self._open:  # a pass that raised an error
@@ -235,13 +242,16 @@ class Trace(Table):
             self.seconds = self._now() - self._begin
 
     def run_before_pass(self, mod, info):
+        """Start the step of a pass."""
         step = Step(str(info.name), self._look(mod))
         (self._open[-1].steps if self._open else self.steps).append(step)
         self._open.append(step)
         now = self._now()
-        step.begin, step.seconds = now - self._begin, -now
+        step.begin = now - self._begin
+        step.seconds = -now  # until `_close` adds the time at the end
 
     def run_after_pass(self, mod, _info):
+        """End the step of a pass."""
         self._close(mod)
 
     def _close(self, mod) -> None:
@@ -250,7 +260,7 @@ class Trace(Table):
         step.after = None if mod is None else self._look(mod)
 
     def _now(self) -> float:
-        """Seconds, less those that this instrument has taken for itself."""
+        """Return the time in seconds, less the time that this instrument has spent itself."""
         return time.perf_counter() - self._paused
 
     def _look(self, mod) -> Graph:
@@ -261,43 +271,42 @@ class Trace(Table):
             self._paused += time.perf_counter() - start
 
     def walk(self) -> Iterator[tuple[int, Step]]:
-        """Give all steps with their depth, in the order in which they began."""
+        """Yield all steps with their depth, in the order in which they began."""
         return _walk(self.steps, 0)
 
     def __getitem__(self, name: str) -> Step:
-        """Find the first run of the pass `name` that changed something, else the first; KeyError where it never ran."""
+        """Return a pass's first run that changed something, else its first; KeyError if there is none."""
         runs = [step for _, step in self.walk() if step.name == name]
         if not runs:
-            raise KeyError(
-                f"no pass {name!r} ran; those that did: {', '.join(sorted({s.name for _, s in self.walk()}))}"
-            )
+            names = sorted({step.name for _, step in self.walk()})
+            raise KeyError(f"no pass {name!r} ran; those that did: {', '.join(names)}")
         return next((step for step in runs if step.changed), runs[0])
 
     def frame(self):
-        """Make a pandas DataFrame of the passes that changed the graph: what, in how many ms, and what is behind it.
+        """Make a pandas DataFrame of the passes that changed the graph: time in ms, change, and result.
 
-        What a pass left to others that it ran stands with those.
+        A change made by a pass that another one ran is listed for the inner pass.
         """
         import pandas as pd  # for speed: only where a table is shown
 
         rows = []
         for _, step in self.walk():
             if step.changed and not any(part.changed for part in step.steps):
-                behind = step.after or step.before
-                counts = len(behind.operations), len(behind.kernels)
+                after = step.after or step.before
+                counts = len(after.operations), len(after.kernels)
                 rows.append((step.name, step.seconds * 1e3, *counts, step.changed))
         return pd.DataFrame(rows, columns=["pass", "ms", "operations", "kernels", "changed"])
 
     def to_chrome_trace(self, path: str | os.PathLike) -> Path:
-        """Write the tree as a Chrome trace, which https://ui.perfetto.dev opens; returns the path.
+        """Write the tree as a Chrome trace for https://ui.perfetto.dev; return its path.
 
-        A pass stands below the one that ran it. A click on it shows what it changed.
+        A pass is below the one that ran it. A click on it shows what it changed.
         """
         events = [(s.name, "pass", s.begin, s.seconds, {"changed": s.changed}) for _, s in self.walk()]
         return write_chrome_trace(path, [("the whole context", "context", 0.0, self.seconds, {}), *events])
 
     def __str__(self) -> str:
-        """Draw the tree: each pass with its milliseconds; equal passes over parts of the kernels stand in one line."""
+        """Draw the tree: each pass with its milliseconds, and equal passes over parts of the kernels once."""
         within = sum(step.seconds for step in self.steps)
         lines = [f"{'the whole context':60}{self.seconds * 1e3:10.1f} ms"]
         outside = Step("(outside of passes)", Graph({}, {}, []), seconds=self.seconds - within)
@@ -308,24 +317,32 @@ class Trace(Table):
 
 
 def trace_build(mod: tvm.IRModule, params: dict, **options) -> tuple:
-    """Call `tn.build` with the same arguments under a `Trace`; gives the library and the trace."""
+    """Call `tn.build` under a `Trace`.
+
+    Args:
+        mod: As for `tn.build`.
+        params: As for `tn.build`.
+        **options: As for `tn.build`.
+
+    Returns:
+        The library and the trace.
+    """
     trace = Trace()
     with tvm.transform.PassContext(opt_level=3, instruments=[trace]):
         return build(mod, params, **options), trace
 
 
 def write_chrome_trace(path: str | os.PathLike, events: list[tuple]) -> Path:
-    """Write events (name, category, begin and length in seconds, facts) to a file, all of it or nothing.
+    """Write events (name, category, begin and duration in seconds, facts) to a file atomically.
 
-    The format is Chrome's Trace Event Format, which Perfetto reads: an event that lies within another stands below it.
+    The format is Chrome's Trace Event Format, which Perfetto reads: an event within another is shown below
+    it.
     """
     written = []
     for name, category, begin, seconds, facts in events:
+        # In microseconds, of whole nanoseconds so that events nest.
         first, last = round(begin * 1e9), round((begin + seconds) * 1e9)
-        times = {
-            "ts": first / 1e3,
-            "dur": (last - first) / 1e3,
-        }  # microseconds; whole nanoseconds, so that they nest
+        times = {"ts": first / 1e3, "dur": (last - first) / 1e3}
         written.append({"name": name, "cat": category, "ph": "X", **times, "pid": 1, "tid": 1, "args": facts})
     return atomic_write(path, json.dumps({"traceEvents": written, "displayTimeUnit": "ms"}, indent=0))
 
@@ -337,21 +354,19 @@ def _walk(steps: list[Step], depth: int):
 
 
 def _together(steps: list[Step]) -> list[Step]:
-    """Steps with those of one name, and no graph to change, added up at the place of the first."""
-    sums: dict = {}
-    for number, step in enumerate(steps):
-        key = number if step.before.functions else step.name
-        total = sums.setdefault(key, Step(step.name, step.before, step.after, runs=0))
-        total.seconds, total.runs, total.steps = (
-            total.seconds + step.seconds,
-            total.runs + 1,
-            total.steps + step.steps,
-        )
-    return list(sums.values())
+    """Merge the steps of one name that have no graph to change, at the position of the first."""
+    totals: dict = {}
+    for index, step in enumerate(steps):
+        key = index if step.before.functions else step.name
+        total = totals.setdefault(key, Step(step.name, step.before, step.after, runs=0))
+        total.seconds += step.seconds
+        total.runs += 1
+        total.steps = total.steps + step.steps
+    return list(totals.values())
 
 
 def _branches(steps: list[Step], stem: str = ""):
-    """Each step with the lines of the tree before it."""
+    """Yield each step with the lines of the tree before it."""
     for step in steps:
         last = step is steps[-1]
         yield stem + ("└─ " if last else "├─ "), step

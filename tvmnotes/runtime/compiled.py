@@ -1,8 +1,8 @@
-"""Compiled networks take arrays and give NumPy arrays; they are saved, and loaded back.
+"""Compiled networks: they map arrays to NumPy arrays, and can be saved and loaded.
 
-`tn.build` gives a `Compiled`, `tn.load` brings one back in another process; `saved.py` says what lies between them. To
-load and run one takes TVM's runtime library, not its compiler: `import tvm`, which takes several times as long, is left
-to what compiles.
+`tn.build` returns a `Compiled`, `tn.load` loads one in another process; `saved.py` documents the files.
+Loading and running need TVM's runtime library, not its compiler: `import tvm`, which takes several times as
+long, is left to code that compiles.
 """
 
 import contextlib
@@ -33,34 +33,49 @@ tvm_ffi = import_tvm_ffi()
 
 _ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
 _POOLED = 2  # the virtual machine's allocator that keeps what is freed
-# The virtual machine asks it for an instrument, gets none, and has none from then on.
+# Given this as its instrument, the virtual machine has none from then on.
 tvm_ffi.register_global_func("tvmnotes.no_instrument", lambda: None, override=True)
 
 
 class Compiled:
-    """This is a network compiled for a target. Call it with the inputs, by position or by name; get NumPy arrays.
+    """A network compiled for a target: a function from its inputs, by position or by name, to NumPy arrays.
 
-    `inputs` and `outputs` are lists of `TensorSpec`; `graph` is the content of graph.json; `params` maps the names of
-    the folded parameters to TVM tensors; `target` and `opt_level` are those of the build. Any thread may call it, and
-    a child of a fork: one call runs at a time, on all of TVM's threads.
+    Any thread may call it, and a child of a fork: one call runs at a time, on all of TVM's threads.
+
+    Attributes:
+        inputs: A `TensorSpec` for each input.
+        outputs: A `TensorSpec` for each output.
+        graph: The content of graph.json.
+        params: TVM tensors by the names of the folded parameters.
+        opt_level: The build's opt level.
     """
 
     def __init__(self, library, graph: dict, params: dict, target, opt_level: int):
-        """`library` is a `codegen.Executable`, or the path of a lib.so; `target` may be what its manifest says."""
-        self.graph, self.params, self.opt_level = graph, params, opt_level
+        """Start the virtual machine if the library can run here.
+
+        Args:
+            library: A `codegen.Executable`, or the path of a lib.so.
+            graph: The content of graph.json.
+            params: TVM tensors by name.
+            target: The build's target, or the manifest's description of it.
+            opt_level: The build's opt level.
+        """
+        self.graph = graph
+        self.params = params
+        self.opt_level = opt_level
         self._build_info = target if isinstance(target, dict) else saved.build_info(target)
         self.inputs = [TensorSpec(i["name"], tuple(i["shape"]), i["dtype"]) for i in graph["inputs"]]
         self.outputs = [
             TensorSpec(f"output{n}", tuple(o["shape"]), o["dtype"]) for n, o in enumerate(graph["outputs"])
         ]
-        # Kept as bytes, since the file may be replaced while the library is in use.
+        # As bytes, since the file may be replaced while the library is in use.
         self._library = library.read_bytes() if isinstance(library, Path) else library
         self._params = tvm_ffi.convert(list(params.values()))
         self._lock = threads.lock()
         self._main = None if saved.mismatch(self._build_info) else self._start(library)
 
     def _start(self, library):
-        """The function `main` of the virtual machine that runs the library; what `tvm.relax.VirtualMachine` does."""
+        """Return `main` of the virtual machine that runs the library, as `tvm.relax.VirtualMachine` does."""
         module = _open_library(library) if isinstance(library, Path) else library.jit()
         machine = module["vm_load_executable"]()
         machine["vm_initialization"](tvm_ffi.DLDeviceType.kDLCPU, 0, _POOLED)
@@ -69,27 +84,42 @@ class Compiled:
 
     @functools.cached_property
     def target(self) -> "tvm.target.Target":
-        """The build's target is given here as TVM's object.
+        """The build target as a `tvm.target.Target`.
 
-        Raises ValueError where the manifest names one that `env.checked_target` refuses.
+        Raises:
+            ValueError: `env.checked_target` rejects the target in the manifest.
         """
         return env.checked_target(self._build_info["target"])
 
     def __call__(self, *args, **kwargs):
         """Run the network once.
 
-        Arguments are NumPy arrays, torch tensors or TVM tensors of exactly the shapes and dtypes of `inputs`. Returns
-        a NumPy array, or a tuple of them where the model has several outputs.
+        Args:
+            *args: NumPy arrays, torch tensors or TVM tensors of exactly the shapes and dtypes of `inputs`.
+            **kwargs: The same, by the names of the inputs.
 
-        Raises TypeError for a wrong number, name or kind of argument, ValueError for a wrong shape or dtype (before
-        anything runs), RuntimeError where the library is for another kind of machine; and IndexError for an index, in
-        the inputs or computed from them, that is out of range.
+        Returns:
+            A NumPy array, or a tuple of them if the model has several outputs.
+
+        Raises:
+            TypeError: The number, the name or the type of an argument is wrong.
+            ValueError: A shape or dtype is wrong (checked before anything runs).
+            RuntimeError: The library is for another kind of machine.
+            IndexError: An index in the inputs, or computed from them, is out of range.
         """
         result = self.run(self._bind(args, kwargs))
         return tuple(map(_numpy, result)) if self.graph["tuple"] else _numpy(result[0])
 
     def run(self, values: list, params: dict | None = None) -> list[tvm_ffi.Tensor]:
-        """Run as a call does, on a list of inputs; gives TVM tensors. `params` replace those of their names."""
+        """Run the network as a call does, without converting the outputs.
+
+        Args:
+            values: One value per input, in the order of `inputs`.
+            params: Replacements for the parameters of the same names.
+
+        Returns:
+            The outputs as TVM tensors.
+        """
         tensors = self._tensors(values)
         if self._main is None:
             reason = saved.mismatch(self._build_info)
@@ -100,11 +130,11 @@ class Compiled:
         return list(result) if self.graph["tuple"] else [result]
 
     def _tensors(self, values: list) -> list[tvm_ffi.Tensor]:
-        """A list of inputs, checked, where kernels can read them."""
+        """Check a list of inputs, and make each a tensor that kernels can read."""
         return [_tensor(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
 
     def _bind(self, args: tuple, kwargs: dict) -> list:
-        """The arguments in the order of `inputs`."""
+        """Return the arguments in the order of `inputs`."""
         names = [spec.name for spec in self.inputs]
         unknown = [name for name in kwargs if name not in names]
         twice = [name for name in names[: len(args)] if name in kwargs]
@@ -112,29 +142,27 @@ class Compiled:
         if unknown or twice or missing or len(args) > len(names):
             came = f"{len(args)} by position" + (f" and {', '.join(kwargs)} by name" if kwargs else "")
             faults = [("no such input", unknown), ("given twice", twice), ("missing", missing)]
-            raise TypeError(
-                f"expected {len(names)} input{'s' * (len(names) != 1)} ({'; '.join(map(str, self.inputs))}), got {came}"
-                + "".join(f"; {what}: {', '.join(which)}" for what, which in faults if which)
-            )
+            details = "".join(f"; {what}: {', '.join(which)}" for what, which in faults if which)
+            noun = "input" if len(names) == 1 else "inputs"
+            wanted = "; ".join(map(str, self.inputs))
+            raise TypeError(f"expected {len(names)} {noun} ({wanted}), got {came}{details}")
         return [*args, *(kwargs[name] for name in names[len(args) :])]
 
     @property
     def kernels(self) -> "pd.DataFrame":
-        """A table with a row for each kernel: its name is the index, the columns are family, config and calls.
+        """A pandas DataFrame with a row for each kernel, by name: family, config, calls.
 
-        `family` names the kind of schedule, and "none" means TVM's own loops, as at opt levels below 3. `config` is the
-        dictionary of the choices that the schedule leaves open. `calls` counts the kernel's calls in one run. For a GPU
-        there is also `launches`: a list with the "grid" and "block" of each CUDA kernel that a call launches.
+        `family` is the kind of schedule; "none" means TVM's own loops, as at opt levels below 3. `config` is
+        a dictionary of the choices that the schedule leaves open. `calls` is the number of the kernel's calls
+        in a run. On a GPU, `launches` lists the "grid" and "block" of each CUDA kernel that a call launches.
         """
         import pandas as pd  # for speed: only where a table is shown
 
         schedules = self.graph["kernels"]
         calls = Counter(node["kernel"] for node in self.graph["nodes"])
-        left_open = [{knob: value for knob, value in schedule.items() if knob not in ("family", "launches")}
-                     for schedule in schedules.values()]  # fmt: skip
         columns = {
             "family": [schedule["family"] for schedule in schedules.values()],
-            "config": left_open,
+            "config": [_config(schedule) for schedule in schedules.values()],
             "calls": [calls[name] for name in schedules],
         }
         if any("launches" in schedule for schedule in schedules.values()):
@@ -143,13 +171,18 @@ class Compiled:
 
     @property
     def tuned(self) -> str:
-        """This says which tuning records the build used, for how many workloads; empty where it was to use none."""
+        """Which tuning records the build used, for how many workloads; empty if it was to use none."""
         return self.graph["tuned"]
 
     def source(self, kernel: str | None = None, fmt: str = "ll") -> str:
-        """Return what LLVM makes of one of `kernels`, or of all: its text ("ll") or assembly ("asm").
+        """Return LLVM's code for a kernel, or for all.
 
-        Raises ValueError for an unknown kernel, and for a network from a file, which holds the machine code alone.
+        Args:
+            kernel: A name in `kernels`, or None for all.
+            fmt: "ll" for LLVM IR, "asm" for assembly.
+
+        Raises:
+            ValueError: The kernel is unknown, or the network was loaded: a file contains machine code only.
         """
         if isinstance(self._library, bytes):
             raise ValueError(
@@ -164,7 +197,7 @@ class Compiled:
 
     @contextlib.contextmanager
     def instrumented(self, instrument):
-        """Within it, runs call `instrument` around each call; see `tvm.relax.VirtualMachine.set_instrument`."""
+        """Call `instrument` around each call of a run; see `tvm.relax.VirtualMachine.set_instrument`."""
         self._vm.set_instrument(instrument)
         try:
             yield
@@ -172,9 +205,9 @@ class Compiled:
             self._vm.set_instrument("tvmnotes.no_instrument")
 
     def timed(self, *inputs) -> list[tuple[str, float]]:
-        """Run the network and give each kernel with the seconds that its call took, in the order of the calls.
+        """Return each kernel call of a run with its time in seconds, in order.
 
-        It runs twice, and the second run is timed. `tn.profile` takes more runs, and tells more.
+        The network runs twice, and the second run is timed. `tn.profile` measures more runs and reports more.
         """
         from .stopwatch import Stopwatch, of_kernels  # for speed: it imports TVM
 
@@ -191,17 +224,23 @@ class Compiled:
         return f"Compiled({inputs} -> {outputs}; {kernels}{tuned})"
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write the network to a folder, or to one file where `path` ends in .zip, all of it or nothing; see `saved`.
+        """Write the network to a folder, or to one file if `path` ends in .zip, atomically; see `saved`.
 
-        Returns `path`. What holds a saved network and nothing else is replaced in one step: who loads meanwhile gets
-        the old one or the new one. Raises FileExistsError where `path` is anything else that holds files, RuntimeError
-        where no C++ compiler is found that links for the target.
+        A saved network at `path` is replaced in one step: a concurrent reader gets the old one or the new
+        one.
+
+        Returns:
+            `path`.
+
+        Raises:
+            FileExistsError: `path` contains any other file.
+            RuntimeError: No C++ compiler is found that links for the target.
         """
         saved.write(Path(path), self._fill, self._build_info, self.opt_level)
         return Path(path)
 
     def __reduce__(self):
-        """A copy is of the saved form, and so is what is pickled. Unpickle only what you would run as a program."""
+        """Pickle and copy the saved form. Unpickle only what you would run as a program."""
         with folders.temporary("tvmnotes-pickle-") as folder:
             return _from_archive, (self.save(folder / "net.zip").read_bytes(),)
 
@@ -218,12 +257,20 @@ class Compiled:
 
 
 def load(path: str | os.PathLike) -> Compiled:
-    """Load a network that `Compiled.save` wrote: a folder, or an archive.
+    """Load a network that `Compiled.save` wrote. A library is machine code: load only what you trust.
 
-    A library is machine code: load only what you trust. Raises FileNotFoundError where the folder or one of its files
-    is missing; ValueError where a file is not the one that was saved, the manifest cannot be read, or an archive holds
-    anything else; RuntimeError where the library was built by other versions of TVM or tvmnotes's format, or for a CPU
-    that this one is not, or the system does not open it.
+    Args:
+        path: A folder or an archive.
+
+    Returns:
+        The network, as `tn.build` returned it, but without its source.
+
+    Raises:
+        FileNotFoundError: The folder, or one of its files, is missing.
+        ValueError: A file is not the one that was saved, the manifest cannot be read, or an archive contains
+            anything else.
+        RuntimeError: The library was built by other versions of TVM or of tvmnotes's format, or for another
+            CPU, or the system does not open it.
     """
     path = Path(path)
 
@@ -246,7 +293,7 @@ def load(path: str | os.PathLike) -> Compiled:
 
 
 def _from_archive(content: bytes) -> Compiled:
-    """Return the network that was pickled."""
+    """Load a pickled network."""
     with folders.temporary("tvmnotes-pickle-") as folder:
         file = folder / "net.zip"
         file.write_bytes(content)
@@ -254,20 +301,24 @@ def _from_archive(content: bytes) -> Compiled:
 
 
 def cannot_run(target: "tvm.target.Target") -> str | None:
-    """Say why this machine cannot run what is compiled for `target`; None where it can."""
+    """Say why this machine cannot run code compiled for `target`; None if it can."""
     return saved.mismatch(saved.build_info(target))
 
 
+def _config(schedule: dict) -> dict:
+    return {knob: value for knob, value in schedule.items() if knob not in ("family", "launches")}
+
+
 def _function(name: str):
-    """A function of TVM's runtime."""
+    """Return a function of TVM's runtime."""
     return tvm_ffi.get_global_func(f"runtime.{name}")
 
 
 def _open_library(file: Path):
-    """The module in a shared library.
+    """Return the module in a shared library, which is opened under a unique name.
 
-    It is opened under a name of its own: where a library is open already, the system's loader gives that one for its
-    name again, even if the file has been replaced since.
+    For the name of a library that is open already, the system's loader would return that one again, even if
+    the file has been replaced since.
     """
     with folders.temporary("tvmnotes-load-") as folder:
         link = folder / file.name
@@ -276,11 +327,12 @@ def _open_library(file: Path):
 
 
 def _tensor(value, spec: TensorSpec) -> tvm_ffi.Tensor:
-    """`value` as a TVM tensor on the CPU, without a copy where its memory is contiguous and aligned."""
+    """Return `value` as a TVM tensor on the CPU, without a copy if its memory is contiguous and aligned."""
     torch = sys.modules.get("torch")
     if not isinstance(value, np.ndarray | tvm_ffi.Tensor) and not (torch and isinstance(value, torch.Tensor)):
         raise TypeError(
-            f"input {spec.name!r}: expected a NumPy array, torch tensor or TVM tensor; got {type(value).__name__}"
+            f"input {spec.name!r}: expected a NumPy array, torch tensor or TVM tensor; "
+            f"got {type(value).__name__}"
         )
     require_dense(value, f"input {spec.name!r}")
     shape, dtype = tuple(value.shape), dtype_of(value)
@@ -290,22 +342,20 @@ def _tensor(value, spec: TensorSpec) -> tvm_ffi.Tensor:
         raise ValueError(
             f"input {spec.name!r}: expected the dtype {spec.dtype}, got {dtype}; convert it first"
         )
-    if 0 in shape:  # whose strides may be anything, and kernels check them
+    if 0 in shape:  # its strides may be anything, and kernels check them
         return _empty(shape, dtype)
     if isinstance(value, tvm_ffi.Tensor):
         return plain(value)
     if isinstance(value, np.ndarray):
-        as_it_is = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % _ALIGNMENT == 0
-        as_it_is &= (
-            value.dtype.kind in "iuf"
-        )  # DLPack knows no bfloat16 of NumPy's, and NumPy 1's knows no bool
-        return _from_dlpack(value) if as_it_is else _copied(value)
+        usable = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % _ALIGNMENT == 0
+        usable &= value.dtype.kind in "iuf"  # NumPy's DLPack has no bfloat16, and NumPy 1's no bool
+        return _from_dlpack(value) if usable else _copied(value)
     value = value.detach().cpu().contiguous()  # a torch tensor
     return _from_dlpack(value if value.data_ptr() % _ALIGNMENT == 0 else value.clone())
 
 
 def plain(tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
-    """Return `tensor`, or a copy, as compiled kernels read it: contiguous and aligned in the CPU's memory."""
+    """Return `tensor`, or a copy, as kernels read it: contiguous and aligned, in the CPU's memory."""
     on_cpu = tensor.device == tvm_ffi.device("cpu", tensor.device.index)
     if on_cpu and tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0:
         return tensor
@@ -317,7 +367,7 @@ def _from_dlpack(value) -> tvm_ffi.Tensor:
 
 
 def _copied(array: np.ndarray) -> tvm_ffi.Tensor:
-    """A TVM tensor in the CPU's memory with the content of an array."""
+    """Copy an array to a TVM tensor in the CPU's memory."""
     array = np.asarray(array, order="C")
     tensor = _empty(array.shape, str(array.dtype))
     _copy("From", tensor, array)
@@ -325,17 +375,17 @@ def _copied(array: np.ndarray) -> tvm_ffi.Tensor:
 
 
 def _empty(shape: tuple[int, ...], dtype: str) -> tvm_ffi.Tensor:
-    """A TVM tensor in the CPU's memory, whatever is there."""
+    """Allocate a TVM tensor in the CPU's memory, uninitialized."""
     shape, dtype = tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype)
     return _function("TVMTensorAllocWithScope")(shape, dtype, tvm_ffi.device("cpu", 0), None)
 
 
 def _numpy(tensor: tvm_ffi.Tensor) -> np.ndarray:
-    """A NumPy array with the content of a TVM tensor."""
+    """Copy a TVM tensor to a NumPy array."""
     name = str(tensor.dtype)
     try:
         dtype = np.dtype(name)
-    except TypeError:  # bfloat16 and its like, which NumPy does not know by itself
+    except TypeError:  # bfloat16 and the like, which NumPy itself lacks
         dtype = getattr(import_module("ml_dtypes"), name)
     array = np.empty(tensor.shape, dtype)
     _copy("To", tensor, array)

@@ -1,13 +1,13 @@
-"""A saved network is a folder of four files, or one archive of them; `Compiled.save` and `load` work on it.
+"""Saved networks: a folder of four files, or one archive of them; used by `Compiled.save` and `load`.
 
     lib.so          the kernels and the virtual machine's program: machine code for one target
     graph.json      inputs, outputs, the kernel calls between them, the kernels' schedules
     params.bin      the parameters, folded and packed, in TVM's format for named arrays
     manifest.json   versions, target, instruction sets, and size and SHA-256 of the three others
 
-Where the name that a network is saved to ends in .zip, it is an archive, not compressed. Reading one needs neither TVM
-nor trust, up to the library: JSON is parsed, checksums are compared, nothing is unpickled, and no name that stands in
-a file is taken for a path.
+A network is saved to an uncompressed archive if its name ends in .zip. Until the library is opened, reading
+needs neither TVM nor trust: JSON is parsed, checksums are compared, nothing is unpickled, and no name from a
+file is used as a path.
 """
 
 import contextlib
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 FILES = ("lib.so", "graph.json", "params.bin")
 _ALL = ("manifest.json", *FILES)
 _FORMAT = 6
-_READ = (5, _FORMAT)  # in 5 a kernel's schedule is text, as `Compiled.kernels` shows it
+_READ = (5, _FORMAT)  # in 5 a kernel's schedule is text: the family and, after a space, the config as JSON
 _LARGEST_MANIFEST = _PIECE = 1 << 20  # bytes
-_MOST_TIMES = 100  # its own size, an archive that somebody has compressed may unpack to
+_MOST_TIMES = 100  # largest ratio of an archive's content to its size; a user may have compressed it
 _BUILD_INFO = {"target": dict, "architecture": str, "instruction_sets": list}
 _MANIFEST = {"versions": dict, **_BUILD_INFO, "opt_level": int, "files": dict}
 
 
 def write(destination: Path, fill, build_info: dict, opt_level: int) -> None:
-    """Save to a folder or an archive, all of it or nothing; `fill` gets an empty folder to write `FILES` into.
+    """Save to a folder or an archive atomically; `fill` writes `FILES` into the empty folder that it gets.
 
-    What holds a saved network and nothing else is replaced in one step, once the new one is on the disk: whoever reads
-    finds the old one or the new one, however this process ends. What killed saves have left is removed. Raises
-    FileExistsError where anything else is there.
+    An existing saved network is replaced in one step, once the new one is on the disk: a reader finds the old
+    one or the new one, however this process ends. Leftovers of killed saves are removed. Raises
+    FileExistsError if anything else is there.
     """
     path = destination.resolve()
     if not _replaceable(path):
         raise FileExistsError(
-            f"{destination} exists and is not a saved network, or holds other files too: give a new name, or remove "
-            "it first"
+            f"{destination} exists and is not a saved network, or holds other files too: give a new name, "
+            "or remove it first"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -81,12 +81,12 @@ def write(destination: Path, fill, build_info: dict, opt_level: int) -> None:
 
 
 def _work(path: Path) -> str:
-    """Return the beginning of the names of the folders, beside a path, in which saves to it do their work."""
+    """Return the prefix of the names of the temporary folders, next to a path, for saves to it."""
     return f".{path.name}-tvmnotes-"
 
 
 def _replaceable(path: Path) -> bool:
-    """Whether `write` may write there: nothing, an empty folder, or a saved network and nothing else."""
+    """Tell whether `write` may write there: nothing, an empty folder, or nothing but a saved network."""
     if not path.exists():
         return True
     names = [entry.name for entry in path.iterdir()] if path.is_dir() else _members(path)
@@ -94,7 +94,7 @@ def _replaceable(path: Path) -> bool:
 
 
 def build_info(target: "tvm.target.Target") -> dict:
-    """Return what a manifest says of the target that a network is built for."""
+    """Return a manifest's description of the target that a network is built for."""
     return {
         "target": json.loads(env.target_json(target)),
         "architecture": _machine(str(target.attrs.get("mtriple") or platform.machine()).split("-")[0]),
@@ -103,7 +103,7 @@ def build_info(target: "tvm.target.Target") -> dict:
 
 
 def linker(build_info: dict) -> dict:
-    """Return the options with which `export_library` links for a target. Raises RuntimeError where nothing here can."""
+    """Return the options of `export_library` for a target. Raises RuntimeError if nothing here can link."""
     architecture, triple = build_info["architecture"], build_info["target"].get("mtriple")
     if architecture == _machine(platform.machine()):
         if not env.cpp_compiler():
@@ -113,45 +113,45 @@ def linker(build_info: dict) -> dict:
     compiler = next(filter(shutil.which, names), None)
     if compiler is None:
         raise RuntimeError(
-            f"saving links a library, and for {architecture} that takes a cross compiler, {' or '.join(set(names))}: "
-            f"install one (Debian, Ubuntu: apt install g++-{architecture.replace('_', '-')}-linux-gnu), or build on a "
-            "machine of that kind"
+            f"saving links a library, and for {architecture} that takes a cross compiler, "
+            f"{' or '.join(set(names))}: install one (Debian, Ubuntu: apt install "
+            f"g++-{architecture.replace('_', '-')}-linux-gnu), or build on a machine of that kind"
         )
     return {"cc": compiler}
 
 
 def read(path: Path, make: Callable[[Path, dict], Any]) -> Any:
-    """Return what `make` makes of a saved network's folder and its manifest, which are checked.
+    """Return `make(folder, manifest)` of a saved network, once its files are checked.
 
-    Where another process replaces the network meanwhile, the files may be of two networks: then all of it is done
-    again, with the new one. Raises what `runtime.load` says.
+    If another process replaces the network in between, the files may belong to two networks: then all of it
+    is repeated with the new one. Raises what `compiled.load` documents.
     """
     while True:
-        place = _place(path)
-        before = _identity(place)
+        location = _locate(path)
+        before = _identity(location)
         try:
-            made = _read(place, path, make)
+            result = _read(location, path, make)
         except Exception:
-            if before == _identity(_place(path)):
+            if before == _identity(_locate(path)):
                 raise
         else:
-            if before == _identity(_place(path)):
-                return made
+            if before == _identity(_locate(path)):
+                return result
 
 
-def _read(place: Path, name: Path, make: Callable[[Path, dict], Any]) -> Any:
+def _read(location: Path, name: Path, make: Callable[[Path, dict], Any]) -> Any:
     with contextlib.ExitStack() as stack:
-        folder = place
-        if place.is_file():
+        folder = location
+        if location.is_file():
             folder = stack.enter_context(folders.temporary("tvmnotes-load-"))
-            _unpack(place, folder)
+            _unpack(location, folder)
         manifest = _read_manifest(folder, name)
         _check(folder, name, manifest)
         return make(folder, manifest)
 
 
-def _place(path: Path) -> Path:
-    """Return where a network lies: at its path, unless a save has put it aside; see `folders.put`."""
+def _locate(path: Path) -> Path:
+    """Return where a network is: at its path, unless a save has moved it aside; see `folders.put`."""
     if path.exists():
         return path
     path = path.resolve()
@@ -159,7 +159,7 @@ def _place(path: Path) -> Path:
 
 
 def _identity(path: Path) -> tuple | None:
-    """Return what tells a folder or file from another that takes its place; None where there is none."""
+    """Return what tells a file or folder from one that replaces it; None if there is none."""
     try:
         stat = path.stat()
     except OSError:
@@ -169,9 +169,8 @@ def _identity(path: Path) -> tuple | None:
 
 def _check(folder: Path, name: Path, manifest: dict) -> None:
     if manifest["versions"] != versions():
-        built, here = (
-            ", ".join(f"{k} {v}" for k, v in vs.items()) for vs in (manifest["versions"], versions())
-        )
+        built = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
+        here = ", ".join(f"{name} {version}" for name, version in versions().items())
         raise RuntimeError(
             f"{name} was built with {built}; here is {here}: build it again here, or install those"
         )
@@ -182,7 +181,8 @@ def _check(folder: Path, name: Path, manifest: dict) -> None:
             raise FileNotFoundError(f"{name} lacks {file}: copy it again as a whole, or build it again")
         if facts != {"size": (folder / file).stat().st_size, "sha256": checksum(folder / file)}:
             raise ValueError(
-                f"{name}/{file} is not the file that was saved (checksum differs): copy it again, or build it again"
+                f"{name}/{file} is not the file that was saved (checksum differs): "
+                "copy it again, or build it again"
             )
 
 
@@ -215,12 +215,12 @@ def _read_manifest(folder: Path, name: Path) -> dict:
 
 
 def build_info_in(manifest: dict) -> dict:
-    """Return what `build_info` said of the target when the network was saved."""
+    """Return the `build_info` in a manifest."""
     return {key: manifest[key] for key in _BUILD_INFO}
 
 
 def mismatch(build_info: dict) -> str | None:
-    """Say why this machine cannot run what was built for a target; None where it can."""
+    """Say why this machine cannot run what was built for a target; None if it can."""
     here = _machine(platform.machine())
     if build_info["architecture"] != here:
         return f"it is built for {build_info['architecture']}, this machine is {here}"
@@ -233,11 +233,12 @@ def _machine(name: str) -> str:
 
 
 def versions() -> dict[str, str]:
+    """Return the installed versions of TVM's packages by name."""
     return {name: metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
 
 
 def pack(file: Path, parts: Iterable[tuple[str, bytes]], tar: bool = False) -> Path:
-    """Write named parts to an archive: a tar, or a zip, not compressed, behind what `file` holds already."""
+    """Write named parts to a tar, or append them uncompressed to a zip."""
     if tar:
         with tarfile.open(file, "w") as archive:
             for name, content in parts:
@@ -252,7 +253,7 @@ def pack(file: Path, parts: Iterable[tuple[str, bytes]], tar: bool = False) -> P
 
 
 def _members(file: Path) -> list[str]:
-    """The names in an archive; none where the file is no archive."""
+    """Return the names in a zip; none if the file is no zip."""
     try:
         with zipfile.ZipFile(file) as archive:
             return archive.namelist()
@@ -261,9 +262,10 @@ def _members(file: Path) -> list[str]:
 
 
 def _unpack(file: Path, folder: Path) -> None:
-    """Write the parts of an archive to a folder, under the names that are known here, whatever it says.
+    """Write the parts of an archive to a folder, under known names only.
 
-    Raises ValueError where it holds anything else, or is damaged. A part that is longer than its manifest says is cut.
+    Raises ValueError if it contains anything else, or is damaged. A part longer than its manifest says is
+    cut.
     """
     names = _members(file)
     if "manifest.json" not in names:
@@ -272,7 +274,8 @@ def _unpack(file: Path, folder: Path) -> None:
         )
     if strange := [name for name in names if name not in _ALL or names.count(name) > 1]:
         raise ValueError(
-            f"{file} holds {strange[0]!r}; expected {', '.join(_ALL)}, once each, and nothing else: do not trust it"
+            f"{file} holds {strange[0]!r}; expected {', '.join(_ALL)}, once each, and nothing else: "
+            "do not trust it"
         )
     try:
         with zipfile.ZipFile(file) as archive:
@@ -288,14 +291,14 @@ def _unpack(file: Path, folder: Path) -> None:
                     }
                     if sum(sizes.values()) > _MOST_TIMES * file.stat().st_size + _LARGEST_MANIFEST:
                         raise ValueError(
-                            f"{file} would unpack to {sum(sizes.values()) / 2**30:,.1f} GiB, more than {_MOST_TIMES} "
-                            "times its size, as no network does: do not trust it"
+                            f"{file} would unpack to {sum(sizes.values()) / 2**30:,.1f} GiB, more than "
+                            f"{_MOST_TIMES} times its size, as no network does: do not trust it"
                         )
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"{file} is damaged ({error}): copy it again, or build it again") from error
 
 
 def _size(facts) -> int:
-    """Return what a manifest says of a file's size; 0 where that is nothing."""
+    """Return a file's size according to a manifest; 0 if that is meaningless."""
     size = facts.get("size") if isinstance(facts, dict) else None
     return max(0, size) if isinstance(size, int) else 0

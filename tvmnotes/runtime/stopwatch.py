@@ -1,8 +1,9 @@
-"""A stopwatch notes, in a compiled network's runs, when each call of the virtual machine began and ended.
+"""A stopwatch for the calls of the virtual machine in a run of a compiled network.
 
-The virtual machine calls an instrument before and after each of its calls, some hundred times in a run. One that is
-written in Python takes up to a few microseconds, which adds up to several percent of a fast network. The one here is
-compiled, by TVM itself, and does one thing: it has the C library write the time into the next place of an array.
+The virtual machine calls an instrument before and after each of its calls, some hundred times in a run. An
+instrument in Python takes up to a few microseconds, which adds up to several percent of a fast network. This
+one is compiled by TVM itself and does one thing: it makes the C library write the time into the next slot of
+an array.
 """
 
 import functools
@@ -19,12 +20,12 @@ from ..base.workarounds import fast_tvmscript_parser, pass_lock
 
 _POINTER = tvm.ir.PointerType(tvm.ir.PrimType("int64"))
 _CLOCK = time.CLOCK_MONOTONIC
-_PLACE = 16  # bytes: a timespec of the C library, seconds and nanoseconds
-_control = np.zeros(2, "int64")  # the address of the next place, and of the first that is not ours
+_PLACE = 16  # bytes of a slot: a timespec of the C library, seconds and nanoseconds
+_control = np.zeros(2, "int64")  # the addresses of the next slot and of the end of the array
 
 
 class Call(NamedTuple):
-    """A kernel was called, or a function of the virtual machine such as vm.builtin.alloc_tensor; times in seconds."""
+    """A call of a kernel, or of a VM function such as vm.builtin.alloc_tensor; times in seconds."""
 
     name: str
     begin: float
@@ -32,12 +33,19 @@ class Call(NamedTuple):
 
 
 class Stopwatch:
-    """Each call of a stopwatch runs a network once and notes the times; `take` gives them."""
+    """A callable that runs a network once and records the time of each call; `take` returns the records."""
 
     def __init__(self, compiled, run: Callable):
-        """`run` runs `compiled` once. That is done here too, to learn the order of the calls: it is always the same."""
-        self._compiled, self._run, self._noted = compiled, run, []
-        self._order = []  # the name of each call, and the numbers of the ticks before and after it
+        """Run once to learn the order of the calls, which is always the same.
+
+        Args:
+            compiled: The `Compiled`.
+            run: Function without arguments that runs it once.
+        """
+        self._compiled = compiled
+        self._run = run
+        self._recorded = []
+        self._order = []  # the name of each call, and the indices of the ticks before and after it
         open_, ticks = [], 0
 
         def instrument(_function, name, before, _result, *_args):
@@ -54,37 +62,39 @@ class Stopwatch:
         self._ticks = ticks
 
     def __call__(self) -> None:
-        places = np.zeros((self._ticks + 1, 2), "int64")  # one more, which stays empty
-        first = places.ctypes.data
-        with pass_lock:  # one stopwatch at a time has the places, and nobody builds beside it
-            _control[:] = first, first + places.nbytes
+        """Run once. Raises RuntimeError if another thread runs the network at the same time."""
+        slots = np.zeros((self._ticks + 1, 2), "int64")  # one more, which stays empty
+        first = slots.ctypes.data
+        with pass_lock:  # one stopwatch at a time, and no build at the same time
+            _control[:] = first, first + slots.nbytes
             try:
                 with self._compiled.instrumented(_tick()):
                     self._run()
             finally:
                 _control[:] = 0
-        if not places[-2].any() or places[-1].any():
+        if not slots[-2].any() or slots[-1].any():
             raise RuntimeError("the network ran in another thread, too, while it was timed: run it in one")
-        self._noted.append(places[: self._ticks])
+        self._recorded.append(slots[: self._ticks])
 
     def take(self) -> list[list[Call]]:
-        """Return the runs since this was last asked: each its calls in the order in which they began, at 0 seconds."""
-        runs, noted, self._noted = [], self._noted, []
-        for places in noted:
-            seconds = (places - places[0]) @ (1, 1e-9)
+        """Return the runs since the last `take`: the calls of each in the order they began, at 0 seconds."""
+        runs = []
+        recorded, self._recorded = self._recorded, []
+        for slots in recorded:
+            seconds = (slots - slots[0]) @ (1, 1e-9)
             runs.append([Call(name, seconds[before], seconds[after]) for name, before, after in self._order])
         return runs
 
 
 def of_kernels(run: list[Call], compiled) -> list[Call]:
-    """Pick a run's calls of kernels, without those of the virtual machine's own functions."""
+    """Return the kernel calls of a run, without those of the virtual machine's own functions."""
     return [call for call in run if call.name in compiled.graph["kernels"]]
 
 
 @functools.cache
 @fast_tvmscript_parser()
 def _tick():
-    """The instrument. A packed function's arguments, which it does not read, are its handle, args, count and result."""
+    """Compile the instrument, a packed function that ignores its handle, args, count and result."""
 
     @T.prim_func
     def tick(handle: T.handle, args: T.handle, count: T.int32, result: T.handle) -> T.int32:

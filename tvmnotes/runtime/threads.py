@@ -1,11 +1,11 @@
-"""Networks run in children of a fork, also where the parent has run some before.
+"""Runs of networks in children of a fork, even after runs in the parent.
 
-In TVM 0.27 each thread that runs kernels has a pool of threads. A fork leaves the pool of the thread that forks without
-its threads: a run in the child would wait for them for ever, and so would the end of the process. No call of TVM's
-mends such a pool or removes it. So another thread of the child, which gets a pool of its own, runs the networks, and
-the child ends before TVM would clear up the pool that was left.
+In TVM 0.27 each thread that runs kernels has a thread pool. After a fork, the pool of the forking thread has
+no threads in the child: a run there would wait for them forever, and so would the exit of the process. No TVM
+call repairs or removes such a pool. So another thread of the child, which gets a pool of its own, runs the
+networks, and the child exits before TVM would destroy the broken pool.
 
-This goes when `test_a_child_of_a_fork_runs_what_the_parent_has_run` passes without it.
+Remove when `test_a_child_of_a_fork_runs_what_the_parent_has_run` passes without it.
 """
 
 import atexit
@@ -21,15 +21,15 @@ from ..base.workarounds import pass_lock
 _pooled: set[int] = set()  # the threads that may have a pool
 _stranded: int | None = None  # in a child: the thread whose pool has lost its threads
 _runner: ThreadPoolExecutor | None = None  # the thread that runs networks instead
-_exit_code = 0  # that the child asked for
-_error = None  # the last uncaught error of before the fork
+_exit_code = 0  # requested by the child
+_error = None  # the last uncaught error before the fork
 _locks: WeakSet = WeakSet()
 _changing = threading.Lock()  # `_locks`
 _held: list = []
 
 
 def run(function, *args):
-    """Return what a function that runs kernels returns."""
+    """Call a function that runs kernels, in a thread whose pool works; return its result."""
     thread = threading.get_ident()
     if thread != _stranded:
         _pooled.add(thread)
@@ -37,17 +37,17 @@ def run(function, *args):
     running = _runner.submit(function, *args)
     try:
         return running.result()
-    except BaseException:  # after a Ctrl-C it still runs, and nobody else may run the network meanwhile
+    except BaseException:  # after a Ctrl-C it still runs, and no other run may begin until it ends
         wait([running])
         raise
 
 
 def lock():
-    """Make the lock of a network's runs. A fork waits for it: the child could not finish a run of another thread."""
-    made = threading.RLock()
+    """Make the lock of a network's runs. A fork waits for it: the child could not finish another's run."""
+    new = threading.RLock()
     with _changing:
-        _locks.add(made)
-    return made
+        _locks.add(new)
+    return new
 
 
 def _before_fork() -> None:
@@ -78,7 +78,7 @@ def _after_fork_in_child() -> None:
 
 
 def _exit(status=None):
-    """`sys.exit` in such a child: Python tells nobody else the exit code."""
+    """Replace `sys.exit` in such a child: Python tells nobody else the exit code."""
     global _exit_code
     _exit_code = status if isinstance(status, int) else int(status is not None)
     raise SystemExit(status)
@@ -86,7 +86,7 @@ def _exit(status=None):
 
 @atexit.register
 def _end() -> None:
-    """Have a child end before the C library clears up its thread's pool, once Python has done all that it does."""
+    """Exit such a child before the C library destroys its thread's pool, but after all of Python's exit."""
     if threading.get_ident() != _stranded:
         return
     code = _exit_code & 0xFF if getattr(sys, "last_value", None) is _error else 1

@@ -1,10 +1,12 @@
-"""Tuning: `tune` searches for the fastest configs of a network's kernels, by measuring.
+"""Tuning: `tune` searches for the fastest configs of a network's kernels by measuring.
 
-task          what there is to tune in a network, and which task deserves the next trials
-tuners        which configs to try: grid, random, genetic, XGBoost; features: what the last one's model sees
-runner        where they are measured: here, or on the machines behind an RPC tracker; trial: one of them
-session       the loop, from what the records hold to what is best; log: the file; remeasurement: its end
-metaschedule  TVM's own search, for the kernels without a schedule of ours
+session        `tune`: the loop from the records to the best configs; bars: its progress; log: its file
+task           what there is to tune in a network, and which task gets the next trials
+tuners         which configs to try: grid, random, genetic, XGBoost; features: input of its cost model
+runner         where they are measured: here, or on the machines of an RPC tracker; trial: one measurement
+remeasurement  the end of a tuning: the best few configs, timed inside the network
+metaschedule   TVM's own search, for the kernels without a family
+workers        worker processes without torch; tracker, server, secret: machines that measure for others
 """
 
 from .runner import LocalRunner, RpcRunner
@@ -14,5 +16,15 @@ from .trial import Candidate, Trial
 from .tuners import CostModel, tuner
 
 __all__ = [
-    "Candidate", "CostModel", "LocalRunner", "RpcRunner", "Task", "Trial", "Tuning", "tasks", "tasks_by_kernel", "tune", "tuner",
-]  # fmt: skip
+    "Candidate",
+    "CostModel",
+    "LocalRunner",
+    "RpcRunner",
+    "Task",
+    "Trial",
+    "Tuning",
+    "tasks",
+    "tasks_by_kernel",
+    "tune",
+    "tuner",
+]

@@ -1,4 +1,4 @@
-"""What a cost model sees of a config: numbers that mean the same for all workloads, so that one learns from another."""
+"""What a cost model sees of a config: values that mean the same for all workloads, so it can transfer."""
 
 import math
 
@@ -7,26 +7,28 @@ from ..compiler.schedules.vector import step_cycles
 
 
 def features(workload: Workload, config: dict, simd: Simd, threads: int) -> list[float]:
-    """Of the workload its sizes; of the config its register tile, and what follows from that; see the code for each.
+    """Compute the features of a config: the workload's sizes, the register tile, and what follows from it.
 
-    Sizes and counts are logarithms to the base 2, which trees split evenly.
+    The list has the same length for all workloads. Sizes and counts are base-2 logarithms, which trees split
+    evenly.
     """
     loops, family = workload.loops(config, simd.lanes), workload.family(config)
     rows, blocks, depth, chunks = loops.rows, loops.blocks, loops.depth, loops.chunks
     tiles = loops.lines * math.ceil(loops.line / rows) * math.ceil(loops.outs / blocks)
-    numbers = [
-        depth, loops.line, loops.outs, loops.lines, math.prod(workload.data), math.prod(workload.weight), rows, blocks,
-        rows * blocks, tiles, chunks, depth * blocks * simd.lanes * 4, depth * rows * 4, loops.run, loops.columns,
-        loops.chunk,
-    ]  # fmt: skip
+    accumulators = rows * blocks
+    data, weight = math.prod(workload.data), math.prod(workload.weight)
+    weight_bytes, data_bytes = depth * blocks * simd.lanes * 4, depth * rows * 4  # that a register tile reads
+    shape = (depth, loops.line, loops.outs, loops.lines, data, weight)
+    tiling = (rows, blocks, accumulators, tiles, chunks, weight_bytes, data_bytes)
+    sizes = (*shape, *tiling, loops.run, loops.columns, loops.chunk)
     return [
         *(float(family is other) for other in FAMILIES.values() if other.loops),
-        *(math.log2(n) for n in numbers),
-        (rows + blocks) / (rows * blocks),  # loads for a multiply-add
-        (rows * blocks + blocks + 1) / simd.registers,
-        loops.points * loops.outs / (tiles * rows * blocks),  # the share of the sums that somebody reads
-        chunks / (math.ceil(chunks / threads) * threads),  # the share of the threads that has work
-        math.log2(step_cycles(rows, blocks) * tiles * depth),  # the rule's cycles
+        *(math.log2(size) for size in sizes),
+        (rows + blocks) / accumulators,  # loads per multiply-add
+        (accumulators + blocks + 1) / simd.registers,  # share of the registers in use
+        loops.points * loops.outs / (tiles * accumulators),  # share of the accumulators that is not padding
+        chunks / (math.ceil(chunks / threads) * threads),  # share of the threads that is busy
+        math.log2(step_cycles(rows, blocks) * tiles * depth),  # cycles by `step_cycles`
         float(config.get("outer") == "rows"),
         float("chunk" in config),
         float("prefetch" in config),

@@ -1,4 +1,4 @@
-"""The file of records that a tuning goes on with and appends to, perhaps together with other processes."""
+"""The records file that a tuning continues from and appends to, possibly together with other processes."""
 
 import os
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from ..compiler.records import Record, locked, open_records, read_from
 
 
 class Log:
-    """A file of records, which is made where it is not there yet. Raises OSError where it cannot be written."""
+    """A file of records at `path`, created if it does not exist. Raises OSError if it cannot be written."""
 
     def __init__(self, path: str | os.PathLike):
         self.path, self._read = Path(path), 0
@@ -16,19 +16,24 @@ class Log:
         self._file = open_records(self.path, "a+b", "write")
 
     def read_new(self) -> list[Record]:
-        """The records that came since the last call, whoever wrote them. Raises and warns as `records.read` does."""
+        """Return the records that any process added since the last call.
+
+        Raises and warns as `records.read` does.
+        """
         records, self._read = read_from(self._file, self._read)
         return records
 
     def append(self, records: Iterable[Record]) -> None:
-        """Write the records, all or none, and have them on the disk before this returns.
+        """Append records, all or none, and flush them to disk before returning.
 
-        Raises OSError where they cannot be written, on a full disk for example; what was there before stays as it was.
+        Raises OSError if they cannot be written, on a full disk for example; the file's content stays as it
+        was.
         """
         text = "".join(f"{record}\n" for record in records).encode()
         with locked(self._file):
             size = self._file.seek(0, os.SEEK_END)
-            if size and os.pread(self._file.fileno(), 1, size - 1) != b"\n":  # a line that a kill has torn
+            # A process that was killed may have left an incomplete line.
+            if size and os.pread(self._file.fileno(), 1, size - 1) != b"\n":
                 text = b"\n" + text
             try:
                 written = 0
@@ -41,4 +46,5 @@ class Log:
                 raise type(error)(error.errno, message, str(self.path)) from None
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()

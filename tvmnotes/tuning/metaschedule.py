@@ -1,7 +1,7 @@
-"""MetaSchedule's own search, for the kernels that tvmnotes has no schedule of; its traces become our records.
+"""MetaSchedule's own search, for the kernels that tvmnotes has no schedule for; its traces become records.
 
-By itself it keeps what it measured in memory until every task had its first batch, 20 minutes for a ResNet. Here each
-batch is written down at once, and what the records hold is where the next search begins.
+On its own, MetaSchedule keeps measurements in memory until every task had its first batch, 20 minutes for a
+ResNet. Here each batch is written at once, and the next search starts from the records.
 """
 
 import contextlib
@@ -28,69 +28,76 @@ from .workers import Builder
 
 _BATCH = 16
 _BUILD_SECONDS = 30.0
-_POPULATION = 128  # traces that evolve between batches; of TVM's 512 each batch takes half a minute
+_POPULATION = 128  # traces that evolve between batches; with TVM's 512 a batch takes half a minute
 
 
 def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
-    """The kernels of a network that sum or compare over something and have no schedule of ours."""
+    """List the kernels of a network that reduce over an axis and have no family, as tasks."""
     target = resolve_target(target)
     counts = workloads(mod, params, target)
-    return [Task(workload, count, env.target_json(target)) for workload, count in counts.items()
-            if workload.by_metaschedule and _reduces(workload.func)]  # fmt: skip
+    return [
+        Task(workload, count, env.target_json(target))
+        for workload, count in counts.items()
+        if workload.by_metaschedule and _reduces(workload.func)
+    ]
 
 
 def _reduces(func) -> bool:
     sch = Schedule(tvm.IRModule({"main": func}))
     try:
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    except ScheduleError:  # no nest of blocks: a sort, for example
+    except ScheduleError:  # not a nest of blocks, a sort for example
         return False
     return any(axis.iter_type == IterVar.CommReduce for block in blocks for axis in sch.get(block).iter_vars)
 
 
 @derived_object
 class _Write(ms.measure_callback.PyMeasureCallback):
-    """Writes each measured batch to the session's records."""
+    """A callback that writes each measured batch to the session's records."""
 
     def __init__(self, session, machine, bars):
         super().__init__()
         self.session, self.machine, self.bars = session, machine, bars
 
     def apply(self, task_scheduler, task_id, measure_candidates, builder_results, runner_results):
+        """Write a batch of task `task_id`, except candidates whose processes were killed from outside."""
         task, state = self.session.tasks[task_id], self.session.states[task_id]
-        made = [
-            records.new_record(task.workload, task.target, as_config(candidate.sch.trace), *_came(result),
-                             machine=self.machine)
-            for candidate, result in zip(measure_candidates, runner_results, strict=True)
-            if KILLED not in str(result.error_msg)
-        ]  # fmt: skip
-        self.session.write(made)
-        state.update([record.call_seconds for record in made])
+        measured = []
+        for candidate, result in zip(measure_candidates, runner_results, strict=True):
+            if KILLED not in str(result.error_msg):
+                config, outcome = as_config(candidate.sch.trace), _outcome(result)
+                about = task.workload, task.target, config, *outcome
+                measured.append(records.new_record(*about, machine=self.machine))
+        self.session.write(measured)
+        state.update([record.call_seconds for record in measured])
         self.bars.update(task_id, state)
 
 
-def _came(result) -> tuple[tuple[float, ...], str | None]:
-    """What came of a candidate: seconds, or an error."""
+def _outcome(result) -> tuple[tuple[float, ...], str | None]:
+    """Return a candidate's seconds per repeat, or none and the error."""
     if result.error_msg:
         return (), errors.lines(result.error_msg)[-1]
     return tuple(float(s) for s in result.run_secs), None
 
 
 def _build(mod, target, _params):
-    """A builder's f_build. TVM's own begins with the import that `lazy_tensor_intrinsics` avoids, for each batch."""
+    """Build a kernel, as a builder's f_build.
+
+    TVM's own starts with the import that `lazy_tensor_intrinsics` avoids, for each batch.
+    """
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
     return codegen.compile_kernels(dict(mod.functions_items()), target, runs_here=False)
 
 
 def as_config(trace) -> dict:
-    """A trace as the config of a record."""
-    plain = json.dumps(trace.as_json(), default=lambda number: number.value)
+    """Return a trace as the config of a record."""
+    plain = json.dumps(trace.as_json(), default=lambda value: value.value)
     return {"family": "metaschedule", "trace": json.loads(plain)}
 
 
 @derived_object
 class _Search(ms.search_strategy.PySearchStrategy):
-    """MetaSchedule's evolution of traces, less those that the records held before: it may choose one of them again."""
+    """MetaSchedule's evolution of traces, without those of earlier records, which it may choose again."""
 
     def __init__(self, known: set[str]):
         super().__init__()
@@ -100,69 +107,76 @@ class _Search(ms.search_strategy.PySearchStrategy):
         self.evolution._initialize_with_tune_context(context)
 
     def pre_tuning(self, *given):
+        """Pass on to the evolution."""
         self.evolution.pre_tuning(*given)
 
     def post_tuning(self):
+        """Pass on to the evolution."""
         self.evolution.post_tuning()
 
     def generate_measure_candidates(self):
-        found = self.evolution.generate_measure_candidates()  # None at the end
+        """Return the evolution's candidates that are not known; None at the end."""
+        found = self.evolution.generate_measure_candidates()
         return found and [each for each in found if records.key(as_config(each.sch.trace)) not in self.known]
 
     def notify_runner_results(self, *given):
+        """Pass on to the evolution."""
         self.evolution.notify_runner_results(*given)
 
     def clone(self):
+        """Return a new search with the same known traces."""
         return _Search(self.known)
 
 
 @derived_object
 class _Model(ms.cost_model.XGBModel._cls):
-    """MetaSchedule's cost model, whose first scores are random: NumPy's global generator would make them."""
+    """MetaSchedule's cost model with its own generator for its first, random scores; TVM's is global."""
 
     def __init__(self, seed: int):
         super().__init__(num_tuning_cores=env.usable_cores())
         self.random = np.random.default_rng(seed)
 
     def predict(self, context, candidates):
+        """Return the scores of candidates, random ones until the model is trained."""
         if self.data_size >= self.num_warmup_samples and self.booster is not None:
             return super().predict(context, candidates)
         return self.random.uniform(size=len(candidates))
 
 
 def _space() -> ms.SpaceGenerator:
-    """TVM's search space for any CPU. Those for some CPUs insert intrinsics, which a record may not."""
+    """Return TVM's search space for any CPU; others insert intrinsics, which a record may not hold."""
     return ms.space_generator.PostOrderApply(sch_rules="llvm", postprocs="llvm", mutator_probs="llvm")
 
 
 def search(session, runner, seed: int | None) -> None:
-    """Have MetaSchedule search until the session's trials are used up.
+    """Run MetaSchedule until the session's trials are used up.
 
-    With a seed it does so on one core: its threads would share the random numbers out as they come. A search that goes
-    on has others than the one before it, or it would find the same traces.
+    With a seed it runs on one core, because its threads would draw random numbers in any order. A continued
+    search derives another seed, or it would find the same traces.
     """
-    chosen = random.Random(seed if seed is None else f"{seed}, {session.earlier}")
+    seeds = random.Random(seed if seed is None else f"{seed}, {session.earlier}")
     with lazy_tensor_intrinsics():
-        contexts = [
-            ms.TuneContext(
-                mod=tvm.IRModule({"main": task.workload.func}), target=session.target, task_name=task.workload.name,
-                space_generator=_space(), num_threads=env.usable_cores() if seed is None else 1,
-                search_strategy=_Search({records.key(r.config) for r in session.known if r.workload == task.workload}),
-                rand_state=chosen.randrange(1, 2**31),
-            ).clone()
-            for task in session.tasks
-        ]  # fmt: skip
+        contexts = []
+        for task in session.tasks:
+            known = {records.key(r.config) for r in session.known if r.workload == task.workload}
+            context = ms.TuneContext(
+                mod=tvm.IRModule({"main": task.workload.func}),
+                target=session.target,
+                task_name=task.workload.name,
+                space_generator=_space(),
+                num_threads=env.usable_cores() if seed is None else 1,
+                search_strategy=_Search(known),
+                rand_state=seeds.randrange(1, 2**31),
+            )
+            contexts.append(context.clone())
     database = ms.database.MemoryDatabase()
     for task, state, context in zip(session.tasks, session.states, contexts, strict=True):
         known = [r for r in session.known if r.workload == task.workload and not r.final]
         for record in known:
-            with contextlib.suppress(
-                ScheduleError
-            ):  # a trace that does not fit the kernel, from another TVM say
-                if record.seconds:
-                    database.commit_tuning_record(
-                        _as_tuning_record(record, context, database, session.target)
-                    )
+            if record.seconds:
+                with contextlib.suppress(ScheduleError):  # the trace does not fit, from another TVM say
+                    tuning_record = _as_tuning_record(record, context, database, session.target)
+                    database.commit_tuning_record(tuning_record)
         if known:
             state.update([record.call_seconds for record in known])
     with contextlib.ExitStack() as stack:
@@ -173,6 +187,12 @@ def search(session, runner, seed: int | None) -> None:
             return
         builder = Builder(_build, _BUILD_SECONDS)
         stack.callback(builder.close)
+        callbacks = [
+            ms.measure_callback.AddToDatabase(),
+            _Write(session, runner.machine, bars),
+            ms.measure_callback.RemoveBuildArtifact(),
+            ms.measure_callback.UpdateCostModel(),
+        ]
         ms.tune.tune_tasks(
             tasks=contexts,
             task_weights=[float(task.count) for task in session.tasks],
@@ -182,12 +202,9 @@ def search(session, runner, seed: int | None) -> None:
             builder=builder,
             runner=runner.for_metaschedule(),
             database=database,
-            cost_model=_Model(chosen.getrandbits(64)),
-            measure_callbacks=[
-                ms.measure_callback.AddToDatabase(), _Write(session, runner.machine, bars),
-                ms.measure_callback.RemoveBuildArtifact(), ms.measure_callback.UpdateCostModel(),
-            ],
-        )  # fmt: skip
+            cost_model=_Model(seeds.getrandbits(64)),
+            measure_callbacks=callbacks,
+        )
 
 
 def _as_tuning_record(record, context, database, target):

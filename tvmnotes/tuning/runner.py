@@ -1,7 +1,10 @@
-"""Where candidates are measured: on this machine (`LocalRunner`), or on those behind an RPC tracker (`rpc`).
+"""Where candidates are measured: on this machine (`LocalRunner`) or on those of an RPC tracker (`RpcRunner`).
 
-Both build here, in worker processes, and run in others: MetaSchedule's LocalRunner and RPCRunner, with the functions of
-`trial`. A candidate that crashes, hangs or computes nonsense costs its own trial.
+Both build here, in worker processes, and run in others: MetaSchedule's LocalRunner and RPCRunner, with the
+functions of `trial`. A candidate that crashes, hangs or computes nonsense costs only its own trial.
+
+A runner, as `tn.tune` takes it, has `measure(candidates) -> list[Trial]`; `machine`, the dictionary that
+records store, None for this machine; and, for the tuner metaschedule, `for_metaschedule()`.
 """
 
 import contextlib
@@ -31,15 +34,32 @@ _GONE = "the server is gone"
 
 
 class LocalRunner:
-    """Measures on this machine, one trial after the other."""
+    """A runner that measures on this machine, one trial after the other.
 
-    def __init__(self, timeout: float = 10.0, number: int = 1, repeat: int = 10, min_repeat_ms: int = 0,
-                 build_timeout: float | None = None):  # fmt: skip
-        """`timeout`: seconds for a run; `build_timeout`: seconds for a build, where None means `timeout`.
+    A trial has `repeat` repeats, each the mean of `number` calls. With one call, which is the default, a
+    kernel finds the caches as in a network. A context manager, which ends the worker processes.
 
-        A trial has `repeat` repeats, each the mean of `number` calls, or of as many as take `min_repeat_ms`. With one
-        call, which is the default, a kernel finds the caches as in a network.
-        """
+    Args:
+        timeout: seconds for a run.
+        number: calls of a repeat.
+        repeat: repeats of a trial.
+        min_repeat_ms: makes a repeat as many calls as take this time, in milliseconds.
+        build_timeout: seconds for a build; None means `timeout`.
+
+    Raises:
+        RuntimeError: without a C++ compiler.
+    """
+
+    machine: dict | None = None  # as records store it; None for this one
+
+    def __init__(
+        self,
+        timeout: float = 10.0,
+        number: int = 1,
+        repeat: int = 10,
+        min_repeat_ms: int = 0,
+        build_timeout: float | None = None,
+    ):
         if not env.cpp_compiler():
             raise RuntimeError(
                 "tuning links a library for each trial with a C++ compiler: install g++ or clang++"
@@ -49,10 +69,15 @@ class LocalRunner:
         self._builder = workers.Builder(trial.build, timeout if build_timeout is None else build_timeout)
         self._runner = None
 
-    machine: dict | None = None  # in records: this one
-
     def measure(self, candidates: list[Candidate]) -> list[Trial]:
-        """A trial for each of the candidates."""
+        """Measure candidates.
+
+        Args:
+            candidates: configs of workloads.
+
+        Returns:
+            A trial for each candidate, in the same order.
+        """
         inputs = [ms.builder.BuilderInput(c.as_module(), tvm.target.Target(c.target)) for c in candidates]
         built = self._builder.build(inputs)
         try:
@@ -70,7 +95,7 @@ class LocalRunner:
         return [self._trial(self._submit(candidate, path).result()) for candidate, path in built]
 
     def _submit(self, candidate: Candidate, path: str):
-        """Have MetaSchedule's runner run a library; its future."""
+        """Have MetaSchedule's runner run a library, and return the future."""
         self._runner.f_alloc_argument = functools.partial(_arguments, candidate)
         self._runner.f_run_evaluator = functools.partial(_evaluate, candidate)
         (future,) = self._runner.run([ms.runner.RunnerInput(path, "cpu", [])])
@@ -84,12 +109,11 @@ class LocalRunner:
             return Trial((), trial.KILLED)
         if "Timeout, killed" in message:
             return Trial((), f"it took longer than {self.timeout:g} s")
-        return Trial(
-            (), "its process ended" if "Subprocess terminated" in message else workers.sentence(message)
-        )
+        ended = "Subprocess terminated" in message
+        return Trial((), "its process ended" if ended else workers.sentence(message))
 
     def for_metaschedule(self, **options):
-        """A runner of MetaSchedule's, for its own search; or, with `options` of its class, for our trials."""
+        """Make MetaSchedule's runner for its own search or, with `options` of its class, for our trials."""
         with workers.of_runners():
             return ms.runner.LocalRunner(
                 timeout_sec=self.timeout, evaluator_config=self._evaluator, **options
@@ -110,7 +134,7 @@ class LocalRunner:
         self.close()
 
 
-# The runners of MetaSchedule give their functions a session first where there is one.
+# MetaSchedule's RPCRunner passes a session as the first argument; its LocalRunner has none.
 
 
 def _arguments(candidate, *given):
@@ -120,13 +144,12 @@ def _arguments(candidate, *given):
 
 def _evaluate(candidate, *given):
     *session, library, device, evaluator, arguments = given
-    return trial.check_and_time(
-        candidate, library, device, evaluator, arguments, not session or _can_sweep(*session)
-    )
+    sweep = not session or _can_sweep(*session)
+    return trial.check_and_time(candidate, library, device, evaluator, arguments, sweep)
 
 
 def _can_sweep(session) -> bool:
-    """Whether a server is one of `python -m tvmnotes serve`."""
+    """Return whether a server is one of `python -m tvmnotes serve`."""
     try:
         session.get_function("tvmnotes.sweep")
     except AttributeError:
@@ -138,14 +161,23 @@ def _can_sweep(session) -> bool:
 
 
 class RpcRunner(LocalRunner):
-    """Measures on the servers of `key` that are known to the tracker at "HOST:PORT", on all of them at once.
+    """A runner that measures on all servers of `key` that a tracker knows, at the same time.
 
-    A trial that is lost with its server is measured again on another; a server that joins is used from the next batch
-    on. Each trial's `machine` says which server has measured it, if that tells, as TVM's own does not. `secret` is the
-    one that the tracker printed; None takes that of the variable TVMNOTES_RPC_SECRET, else of your own file, which a
-    tracker of yours on this machine has as well. TVM's own tracker and servers ask for none. `options` are those of
-    `LocalRunner`. Raises ValueError for a tracker that is not HOST:PORT, and ConnectionError within 6 seconds where no
-    tracker answers, where it has another secret, or no server of that key.
+    A trial whose server is lost is measured again on another; a server that joins is used from the next batch
+    on. Each trial's `machine` says which server measured it, unless that is TVM's own, which does not tell.
+
+    Args:
+        tracker: "HOST:PORT" of the tracker.
+        key: the key of the servers.
+        secret: the one that the tracker printed. None takes that of the variable TVMNOTES_RPC_SECRET, else of
+            your own file, which a tracker of yours on this machine uses as well. TVM's own tracker and
+            servers need none.
+        **options: those of `LocalRunner`.
+
+    Raises:
+        ValueError: for a tracker that is not HOST:PORT.
+        ConnectionError: within 6 seconds, if no tracker answers, or it has another secret, or no server of
+            that key.
     """
 
     def __init__(self, tracker: str, key: str, secret: str | None = None, **options):
@@ -161,20 +193,23 @@ class RpcRunner(LocalRunner):
         self._workers = 0
 
     def servers(self) -> int:
-        """How many servers the tracker knows; ConnectionError where it does not answer."""
+        """Return how many servers the tracker knows; raises ConnectionError if it does not answer."""
         return len(server.servers(self.tracker, self.key, self._secret))
 
     def _how_to_serve(self) -> str:
         return f"start one with python -m tvmnotes serve --tracker {self.tracker} --key {self.key}"
 
     def for_metaschedule(self, **options):
+        """Make MetaSchedule's runner for its own search or, with `options` of its class, for our trials."""
         connect = functools.partial(_connect_only, self._secret)
         options = options or {"max_workers": max(1, self.servers()), "f_create_session": connect}
         with workers.of_runners():
             return ms.runner.RPCRunner(self._config, evaluator_config=self._evaluator, **options)
 
     def _run(self, built: list[tuple[Candidate, str]]) -> list[Trial]:
-        trials, waiting, running, lost = {}, deque(range(len(built))), {}, Counter()
+        trials, running = {}, {}
+        waiting = deque(range(len(built)))
+        lost = Counter()
         try:
             self._follow_servers()
             while waiting or running:
@@ -186,10 +221,11 @@ class RpcRunner(LocalRunner):
                     if trials[number] is None or trials[number].lost:
                         lost[number] += 1
                         trials[number] = trials[number] or Trial((), f"its server went {_ATTEMPTS} times")
-                        waiting += [number] * (lost[number] < _ATTEMPTS)
+                        if lost[number] < _ATTEMPTS:
+                            waiting.append(number)
                 self._look_for_servers()
                 clock.sleep(0.02)
-        except BaseException:  # Ctrl-C too: some workers may wait for ever
+        except BaseException:  # including Ctrl-C: some workers may wait forever
             self._end_workers(running.values())
             raise
         return [
@@ -198,7 +234,7 @@ class RpcRunner(LocalRunner):
         ]
 
     def _follow_servers(self) -> None:
-        """Have a worker for each server that there is."""
+        """Start a worker for each server."""
         self._seen = self._looked = clock.monotonic()
         count = max(1, self.servers())
         if count > self._workers:
@@ -209,7 +245,7 @@ class RpcRunner(LocalRunner):
             self._workers = count
 
     def _look_for_servers(self) -> None:
-        """Wait for trials, but not for servers that are all gone."""
+        """Raise ConnectionError if all servers are gone for some time."""
         now = clock.monotonic()
         if now - self._looked > 2:
             self._looked = now
@@ -217,12 +253,12 @@ class RpcRunner(LocalRunner):
                 self._seen = now
             elif now - self._seen > _SERVERLESS_SECONDS:
                 raise ConnectionError(
-                    f"all servers of key {self.key!r} are gone; what was measured is kept. Tune again when there are "
-                    f"some: {self._how_to_serve()}"
+                    f"all servers of key {self.key!r} are gone; what was measured is kept. "
+                    f"Tune again when there are some: {self._how_to_serve()}"
                 )
 
     def _end_workers(self, running=()) -> None:
-        """End the workers, first those that run trials: TVM's pool would wait for them."""
+        """End the workers, those that run trials first: TVM's pool would wait for them."""
         if self._runner is not None:
             self._runner.pool.ends = True
         while not all(future.done() for future in running):
@@ -235,7 +271,7 @@ class RpcRunner(LocalRunner):
         self._runner, self._workers = None, 0
 
     def _trial(self, result) -> Trial | None:
-        """None for one that failed with its connection, not by itself."""
+        """Return the trial of a result; None if it failed because of its connection."""
         message = str(result.error_msg or "")
         if server.TOOK_TOO_LONG in message:
             return Trial((), f"it took longer than {self.timeout:g} s")
@@ -246,7 +282,7 @@ class RpcRunner(LocalRunner):
         return super()._trial(result)
 
 
-# What a worker does with a session.
+# Functions that a worker applies to a session.
 
 
 def _connect_only(secret, config):
@@ -255,9 +291,9 @@ def _connect_only(secret, config):
 
 
 def _connect(secret, config):
-    """A session, and a limit: a server that was unplugged leaves a connection that is silent for ever.
+    """Open a session with a limit: a server that was unplugged leaves a connection that is silent forever.
 
-    A server that is there ends a session in time. The limit ends this process, so that the trial is lost.
+    A live server ends a session in time. The limit ends this process, so that the trial is lost.
     """
     found = server.free_server(f"{config.tracker_host}:{config.tracker_port}", config.tracker_key, secret)
     limit = threading.Timer(config.session_timeout_sec + _GRACE, os._exit, [1])
@@ -273,14 +309,14 @@ def _connect(secret, config):
 
 
 def _upload(session, local_path, remote_path):
-    """The kernel's library, over there; who is there is left beside the one here."""
+    """Upload the kernel's library, and store the server's description beside the local file."""
     with contextlib.suppress(AttributeError):  # a server of TVM's own
         Path(local_path).with_name("server").write_text(session.get_function("tvmnotes.server")())
     return default_upload_module(session, local_path, remote_path)
 
 
 def _disconnect(session, _remote_path):
-    """The end of a trial, however it went. Raises ConnectionError where there is no server any more."""
+    """End a trial, however it went; raises ConnectionError if the server is gone."""
     try:
         session.get_function("tvm.rpc.server.workpath")
     except Exception as error:
@@ -291,6 +327,6 @@ def _disconnect(session, _remote_path):
 
 
 def _left_by_server(path: str) -> dict:
-    """What `_upload` has left: the server's name, its CPU and its threads."""
+    """Return what `_upload` stored: the server's name, its CPU and its threads."""
     left = Path(path).with_name("server")
     return json.loads(left.read_text()) if left.exists() else {}

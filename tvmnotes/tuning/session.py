@@ -1,4 +1,4 @@
-"""`tn.tune`: the loop over a network's tasks, from what the records hold to the best that the trials allow."""
+"""`tn.tune`: the loop over a network's tasks, from the records to the best configs that the trials allow."""
 
 import contextlib
 import time as clock
@@ -25,29 +25,52 @@ from .tuners import TUNERS, CostModel
 from .tuners import tuner as make_tuner
 
 _BATCH = 8
-_TRIALS = 32  # for each task, where the user says nothing
+_TRIALS = 32  # per task, unless the user says otherwise
 
 
-def tune(mod: tvm.IRModule, params: dict, target=None, tuner: str = "xgb", trials: int | None = None,
-         early_stopping: int | None = None, records="tuning.jsonl", runner=None, transfer: bool = True,
-         tasks: list[Task] | None = None, seed: int | None = None) -> "Tuning":  # fmt: skip
+def tune(
+    mod: tvm.IRModule,
+    params: dict,
+    target=None,
+    tuner: str = "xgb",
+    trials: int | None = None,
+    early_stopping: int | None = None,
+    records="tuning.jsonl",
+    runner=None,
+    transfer: bool = True,
+    tasks: list[Task] | None = None,
+    seed: int | None = None,
+) -> "Tuning":
     """Search for faster configs of a network's kernels by measuring; `tn.build(…, records=…)` then uses them.
 
-    mod, params, target: as for `tn.build`; tuner: grid, random, ga, xgb, or metaschedule, which is for the kernels that
-    tvmnotes has no schedule of; trials: configs to measure in all, with those that the records hold already (None: 32
-    for each task); early_stopping: a task is done after so many trials in a row that were no better; records: the file
-    to go on with, and to append to after each batch; runner: where to measure, `tn.tuning.RpcRunner(…)` or None for this
-    machine; transfer: let each task's cost model learn from the other tasks, those in the records included; tasks: some
-    of `tn.tuning.tasks(mod, params, target)`; seed: for the tuner's choices, which metaschedule then makes on one core.
+    Each task starts with its default config, and the trials go to the tasks that promise the largest gain
+    (see `task.expected_gain`). At the end the best few configs of each task are measured alternately, inside
+    the network if this machine can run it. If the process is killed, the batch that was being measured is
+    lost; the same call continues from there. Ctrl-C ends the search and returns what was found.
 
-    Each task starts with the config that needs no tuning, and the trials go where they promise most (see
-    `task.expected_gain`). At the end the best few of each task run in turns, inside the network where this machine can
-    run it. A kill at any moment loses the batch that was being measured; the same call goes on from there. Ctrl-C ends
-    the search and returns what was found.
+    Args:
+        mod: the network; mod, params and target are as for `tn.build`.
+        params: its parameters.
+        target: the target; None means this machine.
+        tuner: grid, random, ga, xgb, or metaschedule, which is for the kernels that tvmnotes has no schedule
+            for.
+        trials: configs to measure in total, including those in the records; None means 32 per task.
+        early_stopping: ends a task after this many trials in a row without improvement.
+        records: the file to continue from, and to append to after each batch.
+        runner: where to measure, such as `tn.tuning.RpcRunner(…)`; None means this machine.
+        transfer: whether each task's cost model learns from the other tasks, those in the records included.
+        tasks: some of `tn.tuning.tasks(mod, params, target)`; None means all.
+        seed: for the tuner's choices, which metaschedule then makes on one core.
 
-    Raises what `tn.build` raises; ValueError for an unknown tuner, no tasks, or numbers below 1; OSError for records
-    that cannot be written; ConnectionError where servers are gone; RuntimeError without a C++ compiler, and where all
-    that measures is killed from outside, as a system does that is out of memory.
+    Returns:
+        The result as a table: seconds of each task's kernel before and after, and of the network.
+
+    Raises:
+        ValueError: for an unknown tuner, no tasks, or numbers below 1; and what `tn.build` raises.
+        OSError: if the records cannot be written.
+        ConnectionError: if all servers are gone.
+        RuntimeError: without a C++ compiler, or if all measuring processes are killed from outside, as a
+            system does that is out of memory.
     """
     if tuner not in (*TUNERS, "metaschedule"):
         raise ValueError(f"tuner: expected one of {', '.join(TUNERS)}, metaschedule; got {tuner!r}")
@@ -67,9 +90,8 @@ def tune(mod: tvm.IRModule, params: dict, target=None, tuner: str = "xgb", trial
         tasks = list(find(mod, params, target) if tasks is None else tasks)
         if not tasks:
             raise ValueError("nothing to tune: the network has no kernels for this tuner")
-        session = Session(
-            tasks, target, log, env.cap_if_quick(trials or _TRIALS * len(tasks), 64), early_stopping
-        )
+        trials = env.cap_if_quick(trials or _TRIALS * len(tasks), 64)
+        session = Session(tasks, target, log, trials, early_stopping)
         try:
             if tuner == "metaschedule":
                 metaschedule.search(session, runner, seed)
@@ -84,7 +106,7 @@ def tune(mod: tvm.IRModule, params: dict, target=None, tuner: str = "xgb", trial
 
 @dataclass
 class Session:
-    """A tuning that runs: its tasks, how each has gone, and the file of records."""
+    """A tuning in progress: its tasks, the state of each, and the file of records."""
 
     tasks: list[Task]
     target: tvm.target.Target
@@ -95,7 +117,7 @@ class Session:
     network: measure.Comparison | None = None
     states: list[Progress] = field(init=False)
     started: float = field(default_factory=clock.monotonic)
-    known: list[Record] = field(default_factory=list)  # of the target: what was in the file, and what comes
+    known: list[Record] = field(default_factory=list)  # of the target, in the file and new
     _lost: int = field(default=0, init=False)  # trials in a row that were killed from outside
 
     def __post_init__(self):
@@ -104,28 +126,29 @@ class Session:
         self.earlier = len(self.known)
 
     def _read(self, fresh: list[Record]) -> list[Record]:
-        """Keep what is for the target."""
+        """Keep the records of this target."""
         fresh = [record for record in fresh if record.target == env.target_json(self.target)]
         self.known += fresh
         return fresh
 
     @property
     def done(self) -> int:
+        """Trials measured so far, of all tasks."""
         return sum(state.trials for state in self.states)
 
     # ------------------------------------------------------------ the search
 
     def search(self, tuner: str, runner, transfer: bool, seed: int | None) -> None:
-        """Measure until the trials are used up, or nothing is left to try. Ctrl-C ends it."""
+        """Measure until the trials are used up, or nothing is left to try. Ctrl-C ends it.
+
+        With `transfer`, the tasks share a cost model, which also learns from other workloads in the records.
+        """
         shared = CostModel() if transfer and tuner == "xgb" else None
         self.tuners = {task.workload: make_tuner(tuner, task, seed, model=shared) for task in self.tasks}
         others = {}
         for record in self.known if shared is not None else []:
-            if (
-                record.workload not in self.tuners
-                and not record.final
-                and not record.workload.by_metaschedule
-            ):
+            elsewhere = record.workload not in self.tuners and not record.workload.by_metaschedule
+            if elsewhere and not record.final:
                 other = others.setdefault(record.workload, Task(record.workload, 1, record.target))
                 shared.add(record.workload, other.features(record.config), record.call_seconds)
         with Bars(self.tasks, self.trials) as bars:
@@ -140,30 +163,29 @@ class Session:
                 self.interrupted = True
 
     def _next(self) -> int | None:
-        """The number of the task whose turn it is."""
+        """Return the number of the task that gets the next batch."""
         if self.done >= self.trials:
             return None
-        open_ = [n for n, state in enumerate(self.states) if self._is_open(state)]
-        begin = [n for n in open_ if not self.states[n].best]
-        if begin:
-            return begin[0]
-        return max(open_, key=lambda n: expected_gain(self.states[n], self.states), default=None)
+        open_tasks = [n for n, state in enumerate(self.states) if self._is_open(state)]
+        fresh = [n for n in open_tasks if not self.states[n].best]
+        if fresh:
+            return fresh[0]
+        return max(open_tasks, key=lambda n: expected_gain(self.states[n], self.states), default=None)
 
     def _is_open(self, state: Progress) -> bool:
         stopped = self.early_stopping and state.trials - state.last_gain >= self.early_stopping
         return bool(self.tuners[state.task.workload].left) and not stopped
 
     def write(self, made: list[Record]) -> list[Record]:
-        """Write records down; gives what is new in the file, these and those of other processes."""
+        """Write records; return what is new in the file, including records of other processes."""
         self.log.append(made)
         return self._read(self.log.read_new())
 
     def _batch(self, number: int, runner) -> list[Record]:
-        """Measure a batch of a task's configs, and write it down; see `write`."""
+        """Measure a batch of a task's configs and write it; see `write`."""
         state = self.states[number]
-        first = max(
-            1, self.trials // (2 * len(self.tasks))
-        )  # half of the trials go to the tasks' first batches
+        # At most half of the trials go to the tasks' first batches.
+        first = max(1, self.trials // (2 * len(self.tasks)))
         size = min(_BATCH if state.best else min(_BATCH, first), self.trials - self.done)
         if self.early_stopping:
             size = min(size, self.early_stopping - (state.trials - state.last_gain))
@@ -173,17 +195,19 @@ class Session:
         self._lost = self._lost + len(trials) if all(trial.lost for trial in trials) else 0
         if self._lost >= _BATCH:
             raise RuntimeError(
-                f"the processes of {self._lost} trials in a row were killed from outside, twice each, as a system does "
-                "that is out of memory; what was measured is kept. Free memory, and tune again"
+                f"the processes of {self._lost} trials in a row were killed from outside, twice each, as a "
+                "system does that is out of memory; what was measured is kept. Free memory, and tune again"
             )
-        return self.write([
-            records.new_record(c.workload, c.target, c.config, trial.seconds, trial.error,
-                             machine=trial.machine or runner.machine)
-            for c, trial in zip(candidates, trials, strict=True) if not trial.lost
-        ])  # fmt: skip
+        measured = []
+        for c, trial in zip(candidates, trials, strict=True):
+            if not trial.lost:
+                result = trial.seconds, trial.error
+                machine = trial.machine or runner.machine
+                measured.append(records.new_record(c.workload, c.target, c.config, *result, machine=machine))
+        return self.write(measured)
 
     def _take_in(self, fresh: list[Record]) -> None:
-        """What was measured, here, before, or by another process."""
+        """Update tuners and states with measurements of this session, an earlier one, or another process."""
         by_task = {}
         for record in fresh:
             tuner = self.tuners.get(record.workload)
@@ -198,9 +222,10 @@ class Session:
     # ------------------------------------------------------------ the end
 
     def finish(self, mod, params, runner) -> None:
-        """Run the best few configs of each task in turns, write down how they did, and time the network."""
+        """Measure the best few configs of each task alternately, write the records, and time the network."""
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-        best, elsewhere = remeasurement.best_configs(self.tasks, self.known), runner.machine is not None
+        best = remeasurement.best_configs(self.tasks, self.known)
+        elsewhere = runner.machine is not None
         libs = {} if elsewhere else {"before": remeasurement.variant(best, 0, mod, params, self.target)}
         if len(self.known) > self.earlier or not any(record.final for record in self.known):
             if elsewhere:
@@ -212,23 +237,28 @@ class Session:
             self.network = measure.compare(libs, *remeasurement.random_inputs(libs["before"]))
 
     def result(self) -> "Tuning":
+        """Return the result of the tuning so far."""
         fastest, rows = records.best(self.known), []
         for task, state in zip(self.tasks, self.states, strict=True):
             best = fastest.get((task.workload, env.target_json(self.target)))
             same = [r for r in self.known if best and r.workload == task.workload and r.final == best.final]
             default = [r.call_seconds for r in same if r.config == task.default]
             rows.append((task, state.trials, min(default, default=None), best))
-        return Tuning(
-            rows, self.network, str(self.log.path), self.interrupted, clock.monotonic() - self.started
-        )
+        seconds = clock.monotonic() - self.started
+        return Tuning(rows, self.network, str(self.log.path), self.interrupted, seconds)
 
 
 @dataclass(repr=False)
 class Tuning(Table):
-    """What a tuning came to: for each task its trials, the seconds of the default config, and the best record.
+    """The result of a tuning, shown as a table.
 
-    `network` compares the whole network before and after, where this machine runs it. Prints as a table, and shows as
-    one.
+    Attributes:
+        rows: for each task its trials, the seconds of the default config if measured, and the best record, if
+            any.
+        network: times of the whole network before and after, if this machine can run it.
+        records: the file of records.
+        interrupted: whether Ctrl-C ended the search.
+        seconds: the duration of the tuning.
     """
 
     rows: list[tuple[Task, int, float | None, Record | None]]
@@ -240,7 +270,7 @@ class Tuning(Table):
     decimals = 3
 
     def frame(self):
-        """A pandas DataFrame with a row per task."""
+        """Return a pandas DataFrame with a row per task."""
         import pandas as pd  # for speed: only where a table is shown
 
         rows = [
@@ -258,6 +288,7 @@ class Tuning(Table):
 
     @property
     def summary(self) -> str:
+        """The totals in one sentence."""
         trials = sum(trials for _, trials, _, _ in self.rows)
         told = f"{trials} trials in {self.records}, {self.seconds:.0f} s"
         if self.interrupted:
@@ -265,13 +296,14 @@ class Tuning(Table):
         if self.network is None:
             return told
         before, after = (self.network[name].median * 1e3 for name in ("before", "after"))
-        return f"{told}; the network takes {before:.2f} ms before, {after:.2f} ms after: ratio {after / before:.2f}"
+        ratio = f"ratio {after / before:.2f}"
+        return f"{told}; the network takes {before:.2f} ms before, {after:.2f} ms after: {ratio}"
 
     def _styled(self):
         return super()._styled().set_table_styles([{"selector": "th", "props": "white-space: nowrap"}])
 
     def plot(self):
-        """The time of each task's kernels in a run of the network, before and after; see `plots.before_and_after`."""
+        """Plot each task's time in a run of the network, before and after; see `plots.before_and_after`."""
         from ..course import plots  # for speed: only where it is drawn
 
         times = {

@@ -1,4 +1,4 @@
-"""What there is to tune in a network: a task for each distinct workload; and which task deserves the next trials."""
+"""What there is to tune in a network, a task for each distinct workload, and which task is next."""
 
 import functools
 from collections import Counter
@@ -17,14 +17,20 @@ from ..runtime.compiled import Compiled
 from .features import features
 from .trial import Candidate
 
-_RECENT = 3  # batches whose gain tells what the next may bring
-_TRUST = 0.2  # in that, against what a task could gain at most
-_HOPE = 0.15  # of a time: what a batch may save at most, also of the fastest kernel of its kind
+_RECENT = 3  # batches whose gain predicts the next one's
+_TRUST = 0.2  # weight of that prediction; the remaining weight is that of the most a task could gain
+_HOPE = 0.15  # share of its time that a batch may save even of the fastest kernel of its kind
 
 
 @dataclass(frozen=True)
 class Task:
-    """A workload of a network, which has `count` kernels of it, for a target, as `env.target_json` gives it."""
+    """A workload to tune for a target.
+
+    Attributes:
+        workload: the workload.
+        count: how many kernels of the network compute it.
+        target: the target as text, from `env.target_json`.
+    """
 
     workload: Workload
     count: int
@@ -32,12 +38,12 @@ class Task:
 
     @functools.cached_property
     def space(self) -> list[dict]:
-        """The configs to choose from; the first is the one that needs no tuning, for MetaSchedule the only one."""
+        """The configs to choose from, the default one first; for MetaSchedule it is the only one."""
         return self.workload.configs(simd_of_key(self.target))
 
     @property
     def default(self) -> dict:
-        """The config that needs no tuning."""
+        """The config that runs without tuning."""
         return self.space[0]
 
     @property
@@ -50,11 +56,11 @@ class Task:
         return simd_of_key(self.target), env.threads()
 
     def features(self, config: dict) -> list[float]:
-        """What a cost model sees of a config; see `features.features`."""
+        """Return what a cost model sees of a config; see `features.features`."""
         return features(self.workload, config, *self._machine)
 
     def candidate(self, config: dict) -> Candidate:
-        """A config of this task, to be measured."""
+        """Return a config of this task as a candidate to measure."""
         return Candidate(self.workload, config, self.target)
 
     def __str__(self) -> str:
@@ -62,7 +68,7 @@ class Task:
 
 
 def workloads(mod: tvm.IRModule, params: dict, target=None) -> dict[Workload, int]:
-    """How often `tn.build(mod, params, target)` makes a kernel of each workload, in the order of the network."""
+    """Count the kernels that `tn.build(mod, params, target)` makes of each workload, in network order."""
     target, counts = resolve_target(target), {}
 
     def count(workload):
@@ -75,7 +81,16 @@ def workloads(mod: tvm.IRModule, params: dict, target=None) -> dict[Workload, in
 
 
 def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
-    """The convolutions, and the products with known matrices, of a network, in its order, each distinct one once."""
+    """List what can be tuned in a network: its convolutions and matrix products, each distinct one once.
+
+    Args:
+        mod: the network; mod, params and target are as for `tn.build`.
+        params: its parameters.
+        target: the target; None means this machine.
+
+    Returns:
+        The tasks in the order of the network.
+    """
     target = resolve_target(target)
     counts = workloads(mod, params, target)
     described = target_json(target)
@@ -85,15 +100,23 @@ def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
 
 
 def tasks_by_kernel(lib: Compiled) -> dict[str, Task]:
-    """Return the task of each kernel of a compiled network that `tasks` has one for, by the kernel's name.
+    """Map the kernels of a compiled network to their tasks.
 
-    `count` is the number of kernels that share the workload. tn.tune takes some of the tasks as its `tasks`.
+    Args:
+        lib: the compiled network.
+
+    Returns:
+        The task of each kernel that has one, by the kernel's name; `count` is the number of kernels that
+        share the workload. `tn.tune` takes some of these as its `tasks`.
     """
     found = {kernel: Workload.from_dict(described) for kernel, described in lib.graph["workloads"].items()}
     counts = Counter(found[node["kernel"]] for node in lib.graph["nodes"] if node["kernel"] in found)
     target = target_json(lib.target)
-    return {kernel: Task(workload, counts[workload], target) for kernel, workload in found.items()
-            if not workload.by_metaschedule}  # fmt: skip
+    return {
+        kernel: Task(workload, counts[workload], target)
+        for kernel, workload in found.items()
+        if not workload.by_metaschedule
+    }
 
 
 # ---------------------------------------------------------------- which task is next
@@ -101,16 +124,23 @@ def tasks_by_kernel(lib: Compiled) -> dict[str, Task]:
 
 @dataclass
 class Progress:
-    """How a task's tuning has gone: the least seconds after each of its batches, the first with the default config."""
+    """The state of a task's tuning.
+
+    Attributes:
+        best: the least seconds of a call after each batch; the first batch has the default config.
+        trials: configs measured so far.
+        last: seconds of the last trial.
+        last_gain: the last trial that improved on `best`.
+    """
 
     task: Task
     best: list[float] = field(default_factory=list)
     trials: int = 0
     last: float = float("inf")
-    last_gain: int = 0  # the trial that was the last to be better
+    last_gain: int = 0
 
     def update(self, seconds: list[float]) -> None:
-        """Take in a batch's times; infinite ones failed."""
+        """Add a batch's seconds, infinite for failures."""
         best = self.best[-1] if self.best else float("inf")
         for one in seconds:
             self.trials, self.last = self.trials + 1, one
@@ -120,11 +150,11 @@ class Progress:
 
 
 def expected_gain(progress: Progress, all_of_them: list[Progress]) -> float:
-    """Seconds that a task's next batch may save a run of the network.
+    """Estimate the seconds that a task's next batch may save per run of the network.
 
-    After Ansor's task scheduler (Zheng et al., OSDI 2020, section 6): a part of what the last batches have saved each,
-    and of the least of two guesses, that a time falls as 1 / batches, and that a kernel of as many operations cannot be
-    faster than the best of its kind.
+    After Ansor's task scheduler (Zheng et al., OSDI 2020, section 6): a weighted sum of what each of the last
+    batches saved, and of the lesser of two guesses: that time falls as 1 / batches, and that a kernel of as
+    many operations cannot be faster than the best of its kind.
     """
     best, batches = progress.best[-1], len(progress.best)
     if best == float("inf"):

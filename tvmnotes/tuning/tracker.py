@@ -1,7 +1,7 @@
-"""The tracker that knows the servers: TVM's, for those who share a secret, and deaf to what is no tracker's language.
+"""The tracker that knows the servers: TVM's, for clients that share a secret; other input is ignored.
 
-`python -m tvmnotes tracker` calls `run`. What a stranger says is answered with [FAIL, NUMBER] until it is
-[PROOF, …], the proof of that number; then all is as TVM has it.
+`python -m tvmnotes tracker` calls `run`. A stranger's message is answered with [FAIL, NUMBER] until it is
+[PROOF, …], the proof of that number; then the protocol is TVM's. A connection with malformed input is closed.
 """
 
 import asyncio
@@ -17,25 +17,28 @@ from . import secret as secrets
 
 PROOF = "tvmnotes.proof"
 FAIL, SUCCESS = base.TrackerCode.FAIL, base.TrackerCode.SUCCESS
-_HELLO_SECONDS = 5.0  # for all that comes before the proof
-_STRANGERS = 64  # connections at most that have proved nothing
+_HELLO_SECONDS = 5.0  # for everything before the proof
+_STRANGERS = 64  # most connections without a proof
 
 
 class _Connection(tracker.TCPEventHandler):
-    """A connection to the tracker. Whatever goes wrong in it closes it."""
+    """A connection to the tracker; any error in it closes it."""
 
     def __init__(self, server, sock, addr):
         super().__init__(server, sock, addr)
-        self.known, self.since, self._number = False, clock.monotonic(), secrets.number()
+        self.known = False
+        self.since = clock.monotonic()
+        self._number = secrets.number()
         self._ioloop.call_later(_HELLO_SECONDS, lambda: self.known or self.close())
 
     def _event_handler(self, events):
         try:
             super()._event_handler(events)
-        except Exception:  # of garbage, which TVM hands on to the loop
+        except Exception:  # for malformed input, which TVM raises in the loop
             self.close()
 
     def call_handler(self, args):
+        """Handle a request, which has to be the proof as long as the client is unknown."""
         secret = self._tracker.secret
         if self.known or secret is None:
             self.known = True
@@ -48,14 +51,14 @@ class _Connection(tracker.TCPEventHandler):
 
 
 class _Tracker(tracker.TrackerServerHandler):
-    """TVM's tracker, whose connections are ours."""
+    """TVM's tracker with connections of the class above."""
 
     def __init__(self, sock, secret):
         super().__init__(sock, stop_key=secrets.number())
         self.secret = secret
 
     def _on_event(self, _):
-        with contextlib.suppress(OSError):  # who has connected has gone again, or too many files are open
+        with contextlib.suppress(OSError):  # the client is gone, or too many files are open
             connection, address = self._sock.accept()
             strangers = [each for each in self._connections if not each.known]
             if len(strangers) >= _STRANGERS:
@@ -64,10 +67,10 @@ class _Tracker(tracker.TrackerServerHandler):
 
 
 def run(host: str, port: int, say) -> None:
-    """Be the tracker at an address until Ctrl-C or SIGTERM; `say` gets sentences for the user.
+    """Run the tracker at an address until Ctrl-C or SIGTERM; `say(sentence)` shows messages to the user.
 
-    The secret is what `secret.find` gives. Raises ValueError where the address cannot be had, PermissionError for a
-    file of the secret that others can read.
+    The secret is that of `secret.find`. Raises ValueError if the address cannot be used, PermissionError for
+    a secret file that others can read.
     """
     secret = secrets.find()
     try:
@@ -77,7 +80,7 @@ def run(host: str, port: int, say) -> None:
             f"cannot listen on {host}:{port} ({error.strerror}); name another host or port"
         ) from None
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    tracker.logger.setLevel(logging.ERROR)  # what strangers send is no news
+    tracker.logger.setLevel(logging.ERROR)  # do not log what strangers send
     asyncio.set_event_loop(asyncio.new_event_loop())
     say(f"The tracker listens at {host}:{port}. Ctrl-C ends it.")
     if secret is None:

@@ -1,6 +1,6 @@
-"""One trial, as it runs in worker processes: a kernel is built, run, held against NumPy, and timed.
+"""One trial, as it runs in worker processes: build a kernel, run it, check it against NumPy, time it.
 
-These are the functions that `runner` hands to MetaSchedule's builders and runners.
+These are the functions that `runner` passes to MetaSchedule's builders and runners.
 """
 
 import base64
@@ -24,43 +24,51 @@ from ..compiler import codegen
 from ..compiler.records import simd_of_key
 from ..compiler.schedules import schedule_kernels
 
-FROM_OUTSIDE = (
-    9,
-    15,
-)  # SIGKILL and SIGTERM: no crash ends with them, but a system that is out of memory sends them
+FROM_OUTSIDE = (9, 15)  # SIGKILL, SIGTERM: not from a crash, but from a system that is out of memory
 KILLED = "its process was killed from outside, twice"
 _TOLERANCE = 1e-3  # of the largest magnitude, as for Winograd's method
-_SPIN = 0.1  # seconds that NumPy's threads keep the cores busy after a product
-_SWEPT = 32 << 20  # bytes: more than the cores' own caches hold
+_SPIN = 0.1  # seconds for which NumPy's threads keep the cores busy after a product
+_SWEPT = 32 << 20  # bytes, more than the cores' own caches hold
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A config to try: of a workload, for a target, as `env.target_json` gives it."""
+    """A config to measure.
+
+    Attributes:
+        workload: the workload.
+        config: a config of the workload.
+        target: the target as text, from `env.target_json`.
+    """
 
     workload: Any  # a Workload, or what has its methods
     config: dict
     target: str
 
     def as_module(self) -> tvm.IRModule:
-        """A module without functions that carries the candidate to a builder."""
+        """Return a module without functions that carries the candidate to a builder."""
         packed = base64.b64encode(cloudpickle.dumps(self)).decode()
         return tvm.IRModule({}, attrs={"candidate": packed})
 
     @staticmethod
     def from_module(mod: tvm.IRModule) -> "Candidate":
+        """Restore the candidate of `as_module`."""
         return cloudpickle.loads(base64.b64decode(mod.attrs["candidate"]))
 
     @property
     def lanes(self) -> int:
+        """The float32 elements of a register of the target."""
         return simd_of_key(self.target).lanes
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a candidate: the seconds of a call, once per repeat; or none, and the error in one sentence.
+    """The result of measuring a candidate.
 
-    `machine` is where it was measured, as records tell it; None for this one.
+    Attributes:
+        seconds: seconds of a call, one per repeat; empty if it failed.
+        error: the error in one sentence if it failed.
+        machine: where it was measured, as records store it; None for this machine.
     """
 
     seconds: tuple[float, ...]
@@ -69,7 +77,7 @@ class Trial:
 
     @property
     def lost(self) -> bool:
-        """Whether it says nothing of the candidate: something else has ended its processes."""
+        """Whether it says nothing about the candidate: its processes were killed from outside."""
         return self.error is not None and KILLED in self.error
 
 
@@ -77,14 +85,14 @@ class Trial:
 
 
 def begin() -> None:
-    """Be ready to measure; leave Ctrl-C to the process that tunes, and end when it ends, whatever a candidate does."""
+    """Prepare a worker process: leave Ctrl-C to the tuning process, and end when that ends."""
     register_cache_flush()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
 
 
 def end_with_parent() -> None:
-    """Have this process end within a second after the one that started it."""
+    """End this process within a second after its parent."""
     parent = os.getppid()
 
     def watch():
@@ -98,7 +106,8 @@ def end_with_parent() -> None:
 def register_cache_flush() -> None:
     """Let timers call "tvmnotes.sweep" before each repeat, so that a kernel finds the caches as in a network.
 
-    There, other kernels have run since a kernel's weights were last read. The sweep reads other data, on all threads.
+    There, other kernels have run since a kernel's weights were last read. The sweep reads other data, on all
+    threads.
     """
 
     @functools.cache
@@ -121,75 +130,76 @@ def register_cache_flush() -> None:
 
 
 def build(mod: tvm.IRModule, target: tvm.target.Target, _params):
-    """A builder's f_build: the library with the candidate's kernel, "main"."""
+    """Build a candidate, as a builder's f_build: the library with its kernel, "main"."""
     scheduled = kernel(Candidate.from_module(mod))
     (var,) = scheduled.get_global_vars()
     return codegen.compile_kernels({var: scheduled[var]}, target, runs_here=False)
 
 
 def kernel(candidate: Candidate) -> tvm.IRModule:
-    """Return the candidate's kernel as TensorIR with its schedule: a module with the function "main".
+    """Lower a candidate to TensorIR and schedule it.
 
-    It takes the data, the packed weight and room for the result, as `arguments` makes them.
+    Returns:
+        A module with the function "main" of the data, the packed weight and the output buffer; see
+        `arguments`.
     """
-    workload, config, registers = candidate.workload, candidate.config, simd_of_key(candidate.target)
-    shapes = workload.packed_input_shape(registers.lanes), workload.packed_shape(config, registers.lanes)
-    inputs = [
-        te.placeholder(shape, name=name) for shape, name in zip(shapes, ("data", "weight"), strict=True)
-    ]
-    func = te.create_prim_func([*inputs, workload.compute(*inputs, config)]).with_attr(
-        "global_symbol", "main"
-    )
-    return schedule_kernels(registers)(tvm.IRModule({"main": func}))
+    workload, config = candidate.workload, candidate.config
+    simd = simd_of_key(candidate.target)
+    data = te.placeholder(workload.packed_input_shape(simd.lanes), name="data")
+    weight = te.placeholder(workload.packed_shape(config, simd.lanes), name="weight")
+    func = te.create_prim_func([data, weight, workload.compute(data, weight, config)])
+    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    return schedule_kernels(simd)(module)
 
 
 def export(library, folder: str) -> str:
-    """Link the library into a file, in a folder of its own within `folder`, and give the path."""
-    os.environ["TMPDIR"] = tempfile.tempdir = (
-        folder  # what TVM and the linker would leave if this process were killed
-    )
+    """Link the library into a file, in a new folder within `folder`, and return the path."""
+    os.environ["TMPDIR"] = tempfile.tempdir = folder  # for what TVM and the linker leave if they are killed
     path = os.path.join(tempfile.mkdtemp(dir=folder), "kernel.so")
     library.export_library(path)
     return path
 
 
 def arguments(candidate: Candidate, device) -> list[list[tvm.runtime.Tensor]]:
-    """A runner's arguments, made once: data, packed weight, and room for the result."""
+    """Make a runner's arguments: one list of data, packed weight and output buffer."""
     workload, lanes = candidate.workload, candidate.lanes
     data, weight, _ = _inputs(workload)
-    room = np.zeros(workload.output_shape(candidate.config, lanes), "float32")
-    arrays = workload.pack_input(data, lanes), workload.pack(weight, candidate.config, lanes), room
+    output = np.zeros(workload.output_shape(candidate.config, lanes), "float32")
+    arrays = workload.pack_input(data, lanes), workload.pack(weight, candidate.config, lanes), output
     return [[tvm.runtime.tensor(array, device) for array in arrays]]
 
 
 def check_and_time(
     candidate: Candidate, library, device, evaluator, arguments, sweep: bool = True
 ) -> list[float]:
-    """A runner's evaluator: seconds of a call, once per repeat, with caches swept before each unless there is none.
+    """Check a kernel's output and time it, as a runner's evaluator: seconds of a call, one per repeat.
 
-    Raises ValueError for a wrong result.
+    With `sweep`, the caches are flushed before each repeat. Raises ValueError for a wrong output.
     """
     (tensors,) = arguments
     library["main"](*tensors)
-    _, _, wanted = _inputs(candidate.workload)
-    made = candidate.workload.unpack_output(tensors[-1].numpy(), candidate.lanes)
-    difference = np.abs(made - wanted).max() / np.abs(wanted).max()
+    _, _, expected = _inputs(candidate.workload)
+    output = candidate.workload.unpack_output(tensors[-1].numpy(), candidate.lanes)
+    difference = np.abs(output - expected).max() / np.abs(expected).max()
     if not difference <= _TOLERANCE:
         raise ValueError(f"its result differs by {difference:.1e} of the largest magnitude")
     timer = library.time_evaluator(
-        "main", device, number=evaluator.number, repeat=evaluator.repeat, min_repeat_ms=evaluator.min_repeat_ms,
+        "main",
+        device,
+        number=evaluator.number,
+        repeat=evaluator.repeat,
+        min_repeat_ms=evaluator.min_repeat_ms,
         f_preproc="tvmnotes.sweep" if sweep else "",
-    )  # fmt: skip
+    )
     return list(timer(*tensors).results)
 
 
 @functools.lru_cache(maxsize=2)
 def _inputs(workload) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random data and weight of a workload, and the result that NumPy makes of them."""
+    """Return random data and weight of a workload, and NumPy's output for them."""
     random = np.random.default_rng(0)  # the same in every trial
-    data, weight = (
-        random.standard_normal(shape, dtype="float32") for shape in (workload.data, workload.weight)
-    )
-    wanted = workload.reference(data, weight)
+    data = random.standard_normal(workload.data, dtype="float32")
+    weight = random.standard_normal(workload.weight, dtype="float32")
+    expected = workload.reference(data, weight)
     clock.sleep(_SPIN)
-    return data, weight, wanted
+    return data, weight, expected

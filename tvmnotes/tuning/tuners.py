@@ -1,6 +1,7 @@
-"""Tuners: which configs of a space to measure next, given the times of those that were.
+"""Tuners: which configs of a space to measure next, given the times of those already measured.
 
-A tuner numbers the configs of its space, the default config 0, which it proposes first. It proposes none twice.
+A tuner numbers the configs of its space, the default config 0, which it proposes first. It proposes none
+twice.
 """
 
 import random
@@ -8,12 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-_EXPLORED = 0.15  # of a batch of `XGB`: configs at random
-_LEAST_SAMPLES = 8  # below it a cost model has nothing to say
+_EXPLORED = 0.15  # share of random configs in a batch of `XGB`
+_LEAST_SAMPLES = 8  # with fewer, a cost model is not used
 
 
 class Tuner:
-    """What all have in common; `propose` is theirs."""
+    """The base class of tuners; subclasses implement `_choose`. `space` begins with the default config."""
 
     def __init__(self, space: list[dict], seed: int | None = None):
         self.space, self.random = space, random.Random(seed)
@@ -22,11 +23,11 @@ class Tuner:
         self._numbers = {_frozen(config): number for number, config in enumerate(space)}
 
     def number(self, config: dict) -> int | None:
-        """The number of a config; None for one that the space does not have."""
+        """Return the number of a config; None if the space does not contain it."""
         return self._numbers.get(_frozen(config))
 
     def propose(self, count: int) -> list[int]:
-        """The numbers of up to `count` configs to measure next; fewer, or none, where the space ends."""
+        """Return the numbers of up to `count` configs to measure next; fewer, or none, if the space ends."""
         first = [0] if 0 in self.left else []
         self._take(first)
         chosen = first + self._choose(min(count - len(first), len(self.left)))
@@ -34,7 +35,7 @@ class Tuner:
         return chosen
 
     def update(self, number: int, seconds: float) -> None:
-        """Take in the time of a config, infinite where it failed; also of one that this tuner did not propose."""
+        """Add the seconds of a config, infinite if it failed, whether or not this tuner proposed it."""
         self.seconds[number] = seconds
         self.left.pop(number, None)
 
@@ -47,7 +48,7 @@ class Tuner:
 
 
 class Grid(Tuner):
-    """The configs one after the other."""
+    """The configs in order."""
 
     def _choose(self, count):
         return list(self.left)[:count]
@@ -61,14 +62,13 @@ class Random(Tuner):
 
 
 class GA(Tuner):
-    """A genetic search: a proposal takes each knob from one of two good configs, or now and then any value of it."""
+    """A genetic search: a child takes each knob from one of two good configs, or sometimes any value."""
 
     def __init__(self, space, seed=None, parents: int = 16, mutation: float = 0.1):
         super().__init__(space, seed)
         self.parents, self.mutation = parents, mutation
-        self._values = {
-            knob: sorted({c[knob] for c in space if knob in c}, key=str) for c in space for knob in c
-        }
+        knobs = dict.fromkeys(knob for config in space for knob in config)
+        self._values = {knob: sorted({c[knob] for c in space if knob in c}, key=str) for knob in knobs}
 
     def _choose(self, count):
         children: dict[int, None] = {}
@@ -81,7 +81,7 @@ class GA(Tuner):
         return [*children, *self.random.sample(others, count - len(children))]
 
     def _child(self, first: int, second: int) -> int | None:
-        """The number of a config with knobs of two others; None where there is no such config."""
+        """Return the number of a config with knobs of two others; None if there is no such config."""
         first, second = self.space[first], self.space[second]
         child = {}
         for knob, value in first.items():
@@ -96,21 +96,32 @@ def _frozen(config: dict) -> frozenset:
 
 
 class CostModel:
-    """Ranks configs by their features: gradient-boosted trees trained on pairs of configs of one workload.
+    """A ranking of configs by their features, by gradient-boosted trees.
 
-    XGBoost (Chen and Guestrin, KDD 2016) with a ranking loss, as AutoTVM has it (Chen et al., "Learning to Optimize
-    Tensor Programs", NeurIPS 2018). One model may serve several tasks, each of which is then ranked with what the
-    others have taught it.
+    XGBoost (Chen and Guestrin, KDD 2016) with a ranking loss on pairs of configs of one workload, as in
+    AutoTVM (Chen et al., "Learning to Optimize Tensor Programs", NeurIPS 2018). One model may serve several
+    tasks, each of which is then ranked with what it learned from the others.
+
+    Args:
+        seed: for the training.
     """
 
     def __init__(self, seed: int = 0):
-        import xgboost  # now, and not at the first prediction, where Ctrl-C would break the import
+        import xgboost  # here, not at the first prediction, where Ctrl-C would break the import
 
         self._xgboost, self.seed = xgboost, seed
-        self._samples, self._booster, self._stale = {}, None, True
+        self._samples = {}
+        self._booster = None
+        self._stale = True
 
     def add(self, workload, features: list[float], seconds: float) -> None:
-        """A sample: the time of a config of `workload`, infinite where it failed."""
+        """Add a sample.
+
+        Args:
+            workload: the workload; only configs of one workload are compared.
+            features: those of a config.
+            seconds: of a call, infinite if it failed.
+        """
         self._samples.setdefault(workload, []).append((features, seconds))
         self._stale = True
 
@@ -118,7 +129,14 @@ class CostModel:
         return sum(map(len, self._samples.values()))
 
     def predict(self, features: list[list[float]]) -> np.ndarray:
-        """A score for each config: the higher, the faster, among configs of one workload."""
+        """Predict a score for each config: the higher, the faster, among configs of one workload.
+
+        Args:
+            features: those of each config.
+
+        Returns:
+            The scores, float32 of shape (configs,).
+        """
         if self._stale:
             self._train()
         return self._booster.predict(self._xgboost.DMatrix(np.array(features, "float32"), nthread=1))
@@ -133,16 +151,22 @@ class CostModel:
         matrix = self._xgboost.DMatrix(np.array(rows, "float32"), np.array(speeds, "float32"), nthread=1)
         matrix.set_group(groups)
         settings = {
-            "objective": "rank:pairwise", "lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 8,
-            "max_depth": 6, "eta": 0.2, "min_child_weight": 0.1, "seed": self.seed, "verbosity": 0,
-            "nthread": 1,  # it is small; threads that wait for more work would disturb the trials
-        }  # fmt: skip
+            "objective": "rank:pairwise",
+            "lambdarank_pair_method": "mean",
+            "lambdarank_num_pair_per_sample": 8,
+            "max_depth": 6,
+            "eta": 0.2,
+            "min_child_weight": 0.1,
+            "seed": self.seed,
+            "verbosity": 0,
+            "nthread": 1,  # the model is small, and idle threads that spin would disturb the trials
+        }
         self._booster = self._xgboost.train(settings, matrix, num_boost_round=80)
         self._stale = False
 
 
 class XGB(Tuner):
-    """What a cost model thinks is fastest, and a few at random; at random, too, while the model knows too little."""
+    """The configs that a cost model ranks highest and a few random ones; only these until it has samples."""
 
     def __init__(
         self, space, seed=None, *, workload, features: Callable[[dict], list[float]], model: CostModel
@@ -152,11 +176,12 @@ class XGB(Tuner):
         self._features = [features(config) for config in space]
 
     def update(self, number, seconds):
+        """Add the seconds of a config, to the cost model as well."""
         super().update(number, seconds)
         self.model.add(self.workload, self._features[number], seconds)
 
     def predicted(self) -> np.ndarray:
-        """The model's score of each config of the space."""
+        """Return the model's score of each config of the space."""
         return self.model.predict(self._features)
 
     def _choose(self, count):
@@ -172,17 +197,32 @@ class XGB(Tuner):
 TUNERS = {"grid": Grid, "random": Random, "ga": GA, "xgb": XGB}
 
 
-def tuner(name: str, task, seed: int | None = None, space: list[dict] | None = None,
-          model: CostModel | None = None) -> Tuner:  # fmt: skip
-    """Make the tuner `name` of TUNERS for a `Task`, over its space or a part of it.
+def tuner(
+    name: str,
+    task,
+    seed: int | None = None,
+    space: list[dict] | None = None,
+    model: CostModel | None = None,
+) -> Tuner:
+    """Make a tuner for a task.
 
-    The protocol: `propose(count)` returns numbers of configs to measure next, `update(number, seconds)` takes in what
-    was measured. `model` is for xgb, a new one where it is None. Raises ValueError for an unknown name.
+    A tuner has `propose(count)`, which returns numbers of configs to measure next, and `update(number,
+    seconds)`, which takes what was measured.
+
+    Args:
+        name: a key of `TUNERS`: grid, random, ga or xgb.
+        task: the `Task`.
+        seed: for the tuner's choices.
+        space: the configs to search; None means the task's.
+        model: the cost model of xgb; None makes a new one.
+
+    Raises:
+        ValueError: for an unknown name.
     """
     if name not in TUNERS:
         raise ValueError(f"tuner: expected one of {', '.join(TUNERS)}; got {name!r}")
     space = task.space if space is None else space
     if TUNERS[name] is not XGB:
         return TUNERS[name](space, seed)
-    return XGB(space, seed, workload=task.workload, features=task.features,
-               model=CostModel() if model is None else model)  # fmt: skip
+    model = CostModel() if model is None else model
+    return XGB(space, seed, workload=task.workload, features=task.features, model=model)

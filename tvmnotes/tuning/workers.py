@@ -1,4 +1,4 @@
-"""Worker processes: TVM's, without torch, which TVM imports where it can, 3 seconds and 600 MB in each; a builder."""
+"""TVM's worker processes without torch, whose import takes 3 seconds and 600 MB in each, and a builder."""
 
 import contextlib
 import os
@@ -17,10 +17,10 @@ from tvm.support.popen_pool import PopenPoolExecutor, PopenWorker, StatusKind
 from ..base import env, errors, folders
 from . import trial
 
-_BUILDS = 200  # of a worker process: TVM leaks a little in each
-# A worker leaves without waiting for TVM's threads, however its loop ends: nobody is there any more to wait for it. On
-# Linux the system kills it when the thread that started it ends, whatever the worker does: 1 is PR_SET_PDEATHSIG. Where
-# that thread has ended before, nobody has the other end of the pipe.
+_BUILDS = 200  # per worker process: TVM leaks a little memory in each
+# A worker exits without waiting for TVM's threads, however its loop ends: nobody waits for it any more. On
+# Linux the system kills it when the thread that started it ends, whatever the worker does: 1 is
+# PR_SET_PDEATHSIG. If that thread has ended before, the other end of the pipe is closed.
 _MAIN = """
 import ctypes, os, select, signal, sys, traceback
 if sys.platform == "linux":
@@ -40,43 +40,43 @@ except BaseException:
     code = 1
 os._exit(code)
 """
-COMMAND = (sys.executable, "-c", _MAIN)  # a worker, but for the numbers of its two pipes
+COMMAND = (sys.executable, "-c", _MAIN)  # of a worker; the numbers of its two pipes follow
 
 
 class Killed(ChildProcessError):
-    """It is raised where a worker was ended by a signal from outside, not by what it ran, nor by its time limit."""
+    """A worker was ended by a signal from outside, not by what it ran nor by its time limit."""
 
 
 class _Worker(PopenWorker):
     def _start(self):
-        """As TVM's, which runs `python -m tvm.exec.popen_worker`."""
+        """Start the process as TVM does, which runs `python -m tvm.exec.popen_worker`."""
         if self._proc is not None or sys.platform == "win32":
             return super()._start()
         (read, their_write), (their_read, write) = os.pipe(), os.pipe()
         theirs = (their_read, their_write)
-        self._proc = subprocess.Popen([*COMMAND, *map(str, theirs)], pass_fds=theirs,
-                                      stdout=self._stdout, stderr=self._stderr)  # fmt: skip
+        command = [*COMMAND, *map(str, theirs)]
+        self._proc = subprocess.Popen(command, pass_fds=theirs, stdout=self._stdout, stderr=self._stderr)
         for end in theirs:
             os.close(end)
         self._reader, self._writer = os.fdopen(read, "rb"), os.fdopen(write, "wb")
 
     def send(self, *args, **kwargs):
-        """As TVM's; a process that has ended while it waited makes room for a new one."""
+        """Send as TVM does; an idle process that has ended is replaced."""
         if self._proc is not None and not self.is_alive():
             self.kill()
         super().send(*args, **kwargs)
 
     def recv(self):
-        """As TVM's, but a process that ends in the midst of an answer has ended, too."""
+        """Receive as TVM does; a process that ends in the middle of an answer counts as ended, too."""
         try:
             return super().recv()
         except (EOFError, UnpicklingError, struct.error):
-            if self._exit_code() is None:  # it lives: this is what it has raised
+            if self._exit_code() is None:  # it lives: this is what it raised
                 raise
         raise self._child_process_error()
 
     def _child_process_error(self):
-        """As TVM's, which kills the process at once: what has ended it could not be told then."""
+        """Return the error as TVM does, which kills the process at once and so cannot tell what ended it."""
         code = self._exit_code()
         self.kill()
         if code is not None and -code in trial.FROM_OUTSIDE:
@@ -84,21 +84,22 @@ class _Worker(PopenWorker):
         return ChildProcessError("Subprocess terminated")
 
     def _exit_code(self) -> int | None:
-        """The exit code of the process, whose pipe may be closed already; None if it lives for 5 seconds more."""
-        process = self._proc  # None where another thread has ended it
+        """Return the exit code of the process, whose pipe may be closed; None if it lives for 5 s more."""
+        process = self._proc  # None if another thread has ended it
         self.join(5)
         return process and process.poll()
 
 
 class Pool(PopenPoolExecutor):
-    """TVM's pool, whose workers import no torch. What a worker did when a signal from outside ended it is done again.
+    """TVM's pool with workers without torch; it repeats what a signal from outside interrupted, once.
 
-    Such signals are those of a system that is out of memory. A pool that `ends` does nothing again.
+    Such signals come from a system that is out of memory. A pool with `ends` set repeats nothing.
     """
 
     ends = False
 
     def shutdown(self, wait=True):
+        """Shut down as TVM does, and repeat nothing from now on."""
         self.ends = True
         super().shutdown(wait)
 
@@ -118,7 +119,7 @@ class Pool(PopenPoolExecutor):
 
 @contextlib.contextmanager
 def of_runners():
-    """Within it, MetaSchedule's runners are made with a `Pool`."""
+    """Make MetaSchedule's runners with a `Pool` inside this context."""
     for module in (local_runner, rpc_runner):
         module.PopenPoolExecutor = Pool
     try:
@@ -130,7 +131,7 @@ def of_runners():
 
 @derived_object
 class Builder(ms.builder.PyBuilder):
-    """MetaSchedule's LocalBuilder with workers that live on: it starts new ones for every batch.
+    """MetaSchedule's LocalBuilder with persistent workers; TVM's starts new ones for every batch.
 
     `make` is a builder's f_build; `timeout` is in seconds.
     """
@@ -144,29 +145,32 @@ class Builder(ms.builder.PyBuilder):
         self.pool = Pool(env.usable_cores(), initializer=trial.begin, stderr=subprocess.DEVNULL, **limits)
 
     def build(self, build_inputs):
+        """Build a batch of inputs in the worker processes."""
         make, folder = self.make, self.folder
 
         def work(given):
             return trial.export(make(given.mod, given.target, given.params), folder)
 
         results = []
-        for made in self.pool.map_with_error_catching(work, build_inputs):
-            failed = {
-                StatusKind.COMPLETE: None,
-                StatusKind.TIMEOUT: f"its build took longer than {self.timeout:g} s",
-            }
-            error = failed.get(made.status, f"its build failed: {sentence(made.value)}")
-            results.append(ms.builder.BuilderResult(None if error else made.value, error))
+        for built in self.pool.map_with_error_catching(work, build_inputs):
+            if built.status == StatusKind.COMPLETE:
+                results.append(ms.builder.BuilderResult(built.value, None))
+            elif built.status == StatusKind.TIMEOUT:
+                error = f"its build took longer than {self.timeout:g} s"
+                results.append(ms.builder.BuilderResult(None, error))
+            else:
+                error = f"its build failed: {sentence(built.value)}"
+                results.append(ms.builder.BuilderResult(None, error))
         return results
 
     def close(self) -> None:
-        """End the workers, and remove what they have left behind."""
+        """End the workers, and remove the files that they left."""
         self.pool.shutdown(wait=False)
         self._folders.close()
 
 
 def sentence(error: Exception | str) -> str:
-    """What a worker raised, less its traceback."""
+    """Return the message of a worker's exception, without its traceback."""
     if isinstance(error, ChildProcessError) and not isinstance(error, Killed):
         return "its process ended"
     return errors.lines(error)[-1].removeprefix("ValueError: ").removeprefix("RuntimeError: ")

@@ -1,7 +1,7 @@
-"""AutoTVM's log, a line of JSON for each measurement, and builds with the best of one.
+"""AutoTVM's log, one line of JSON per measurement, and builds with its best configs.
 
-A log names configs of tvmnotes's schedules; lines that TVM's own templates left are passed over, with a warning. What
-is best, and which config a build takes, is for `tvmnotes.records` to say.
+A log names configs of tvmnotes's schedules; lines of TVM's own templates are skipped with a warning.
+`tvmnotes.records` decides which record is best and which config a build uses.
 """
 
 import contextlib
@@ -26,34 +26,38 @@ _VERSION = 0.2  # of the log's lines
 
 
 class MeasureErrorNo:
+    """The error codes of a MeasureResult."""
+
     NO_ERROR, UNKNOWN_ERROR = 0, 8
 
 
 def seconds(result: MeasureResult) -> float:
-    """Of a call: the mean of the costs; infinite for a config that failed."""
+    """Return the seconds per call: the mean of the costs, infinite for a failed config."""
     return float("inf") if result.error_no else float(np.mean(result.costs))
 
 
 def as_record(inp: MeasureInput, result: MeasureResult) -> Record:
-    """A measurement as a record of today."""
-    task, error = inp.task.today, str(result.costs[0]) if result.error_no else None
+    """Convert a measurement to a `Record` of tvmnotes."""
+    task = inp.task.today
+    error = str(result.costs[0]) if result.error_no else None
     return Record(task.workload, task.target, inp.config.values, () if error else (seconds(result),), error)
 
 
 def encode(inp: MeasureInput, result: MeasureResult, protocol="json") -> str:
-    """A measurement as a line of JSON."""
+    """Serialize a measurement as one line of JSON."""
     costs = [str(cost) for cost in result.costs] if result.error_no else list(result.costs)
-    return json.dumps({
+    line = {
         "input": [str(inp.target), inp.task.name, inp.task.args, {}],
         "config": inp.config.to_json_dict(),
         "result": [costs, result.error_no, result.all_cost, result.timestamp],
         "version": _VERSION,
         "tvm_version": tvm.__version__,
-    })  # fmt: skip
+    }
+    return json.dumps(line)
 
 
 def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | None:
-    """What `encode` wrote; None for a line that is torn, or of another TVM's templates."""
+    """Parse a line of `encode`; None if it is truncated or of TVM's own templates."""
     try:
         given = json.loads(row)
         target, name, args, _ = given["input"]
@@ -74,7 +78,7 @@ def _task(workload, target: str) -> Task:
 
 
 def load_from_file(filepath):
-    """The measurements of a log. Torn lines, and those of other templates, are left out with a warning."""
+    """Yield the measurements of a log, as `decode` returns them; skip other lines with one warning."""
     left_out = 0
     with contextlib.ExitStack() as stack:
         lines = stack.enter_context(open(filepath)) if isinstance(filepath, str | os.PathLike) else filepath
@@ -86,12 +90,12 @@ def load_from_file(filepath):
             else:
                 left_out += 1
     if left_out:
-        warnings.warn(f"{filepath}: {left_out} lines are torn, or of schedules that are not here, and left out",
-                      stacklevel=2)  # fmt: skip
+        message = f"{filepath}: {left_out} lines are torn, or of schedules that are not here, and left out"
+        warnings.warn(message, stacklevel=2)
 
 
 def log_to_file(file_out, protocol="json"):
-    """A callback that appends each measurement to a file, or a file object, at once."""
+    """Return a callback that appends each measurement to a path or file object immediately."""
 
     def callback(_tuner, inputs, results):
         lines = "".join(encode(*pair) + "\n" for pair in zip(inputs, results, strict=True))
@@ -109,9 +113,8 @@ def pick_best(in_file, out_file) -> None:
     pairs = list(load_from_file(in_file))
     measured = [as_record(*pair) for pair in pairs]
     picked = {id(record) for record in best(measured).values()}
-    text = "".join(
-        encode(*pair) + "\n" for pair, record in zip(pairs, measured, strict=True) if id(record) in picked
-    )
+    kept = [pair for pair, record in zip(pairs, measured, strict=True) if id(record) in picked]
+    text = "".join(encode(*pair) + "\n" for pair in kept)
     if hasattr(out_file, "write"):
         out_file.write(text)
     else:
@@ -119,13 +122,19 @@ def pick_best(in_file, out_file) -> None:
 
 
 class ApplyHistoryBest:
-    """Within it, builds use the best configs of a log, of a file of `tn.tune`'s, of several, or of measurements."""
+    """Context manager under which builds use the best configs of `records`.
+
+    Args:
+        records: Path of an AutoTVM log or a file of `tn.tune`, or a list of paths, `Record`s or measurements.
+        n_lines: Not used.
+    """
 
     def __init__(self, records, n_lines=None):
         self._records: list[Record] = []
         self.load(records)
 
     def load(self, records) -> None:
+        """Add records, given as to the class."""
         for each in [records] if isinstance(records, str | os.PathLike) else records or []:
             if isinstance(each, str | os.PathLike):
                 self._records += _read(each)
@@ -133,7 +142,7 @@ class ApplyHistoryBest:
                 self._records.append(each if isinstance(each, Record) else as_record(*each))
 
     def lookup(self, target: tvm.target.Target) -> ConfigLookup:
-        """What a build for a target asks for configs."""
+        """Return the config lookup of a build for `target`."""
         return ConfigLookup(self._records, target, "autotvm.apply_history_best")
 
     def __enter__(self):
@@ -145,7 +154,7 @@ class ApplyHistoryBest:
 
 
 def _read(file) -> list[Record]:
-    """The records in a log of AutoTVM's, or in a file of `tn.tune`'s."""
+    """Read the records of an AutoTVM log or a file of `tn.tune`."""
     with open(file) as lines:
-        is_todays = lines.readline().startswith('{"format"')
-    return read(file) if is_todays else [as_record(*pair) for pair in load_from_file(file)]
+        is_ours = lines.readline().startswith('{"format"')
+    return read(file) if is_ours else [as_record(*pair) for pair in load_from_file(file)]

@@ -1,4 +1,4 @@
-"""Tasks, convolutions and dense layers of a network under their names and arguments of old; and their configs."""
+"""Tasks: a network's convolutions and dense layers under AutoTVM's names and arguments; and their configs."""
 
 import functools
 import json
@@ -19,7 +19,10 @@ _NAMES = {"nn.conv2d": ("conv2d", "depthwise_conv2d", "group_conv2d"), "nn.dense
 
 
 class Task:
-    """A task of today, `today`, under its name and arguments of old, with `config_space` and `flop`."""
+    """A `tvmnotes.tuning` task, `today`, under AutoTVM's name and arguments.
+
+    `config_space` holds its configs; `flop` is the number of operations of one call.
+    """
 
     def __init__(self, today: tuning.Task):
         self.today, self.target = today, tvm.target.Target(json.loads(today.target))
@@ -29,11 +32,14 @@ class Task:
 
     @property
     def workload(self) -> tuple:
+        """The name, followed by the arguments."""
         return (self.name, *self.args)
 
     def instantiate(self, config):
+        """Raise NotImplementedError: there is no TE schedule to instantiate."""
         raise NotImplementedError(
-            "task.instantiate: TE schedules are gone; relay.build makes the kernel, under autotvm.apply_history_best"
+            "task.instantiate: TE schedules are gone; relay.build makes the kernel, under "
+            "autotvm.apply_history_best"
         )
 
     def __repr__(self) -> str:
@@ -41,7 +47,7 @@ class Task:
 
 
 class ConfigSpace:
-    """The configs of a task: `len(space)`, `space.get(7)`, `space[7]`; the first is the one that needs no tuning."""
+    """The configs of a task: `len(space)`, `space.get(7)`, `space[7]`; the first is the untuned default."""
 
     def __init__(self, configs: list[dict]):
         self._configs = configs
@@ -50,6 +56,7 @@ class ConfigSpace:
         return len(self._configs)
 
     def get(self, index: int) -> "ConfigEntity":
+        """Return the config at `index`. Raises IndexError outside the space."""
         if not 0 <= index < len(self):
             raise IndexError(f"Index out of range: size {len(self)}, got index {index}")
         return ConfigEntity(index, self._configs[index])
@@ -57,11 +64,12 @@ class ConfigSpace:
     __getitem__ = get
 
     def index(self, config: dict) -> int | None:
+        """Return the index of a config given as knob values, or None."""
         return self._configs.index(config) if config in self._configs else None
 
     @functools.cached_property
     def space_map(self) -> dict[str, list]:
-        """By knob, its values."""
+        """The values of each knob, by its name."""
         knobs: dict = {}
         for config in self._configs:
             for name, value in config.items():
@@ -69,18 +77,21 @@ class ConfigSpace:
         return {name: list(values) for name, values in knobs.items()}
 
     def __repr__(self) -> str:
-        rows = [f"{i:4d} {name}: OtherOption({values}) len={len(values)}"
-                for i, (name, values) in enumerate(self.space_map.items())]  # fmt: skip
+        rows = [
+            f"{i:4d} {name}: OtherOption({values}) len={len(values)}"
+            for i, (name, values) in enumerate(self.space_map.items())
+        ]
         return "\n".join([f"ConfigSpace (len={len(self)}, space_map=", *rows, ")"])
 
 
 class ConfigEntity:
-    """One config, by its number in the space."""
+    """One config: its `index` in the space, and its knobs' `values` by name."""
 
     def __init__(self, index: int, values: dict):
         self.index, self.values = index, values
 
     def to_json_dict(self) -> dict:
+        """Return the config in the format of AutoTVM's log."""
         return {
             "index": self.index,
             "code_hash": None,
@@ -89,6 +100,7 @@ class ConfigEntity:
 
     @staticmethod
     def from_json_dict(given: dict) -> "ConfigEntity":
+        """Build a config from the format of `to_json_dict`."""
         return ConfigEntity(given["index"], {name: value for name, _, value in given["entity"]})
 
     def __eq__(self, other) -> bool:
@@ -102,7 +114,7 @@ class ConfigEntity:
 
 
 def _described(workload) -> tuple[str, tuple]:
-    """The name and the arguments of a workload, as TVM's x86 templates had them."""
+    """Return the name and arguments of a workload in TVM's x86 templates."""
     if isinstance(workload, Dense):
         tensors = (workload.rows, workload.depth), (workload.columns, workload.depth)
         return "dense_pack.x86", (*(("TENSOR", t, "float32") for t in tensors), None, "float32")
@@ -111,13 +123,13 @@ def _described(workload) -> tuple[str, tuple]:
     )
     layout = "NCHWc" if workload.blocked else "NCHW"
     tensors = (("TENSOR", t, "float32") for t in (workload.data, workload.weight))
-    rest = workload.strides, workload.padding, workload.dilation
+    window = workload.strides, workload.padding, workload.dilation
     groups = (workload.groups,) if kind == "group_conv2d" else ()
-    return f"{kind}_{layout}.x86", (*tensors, *rest, *groups, "NCHW", "NCHW", "float32")
+    return f"{kind}_{layout}.x86", (*tensors, *window, *groups, "NCHW", "NCHW", "float32")
 
 
 def workload_of(name: str, args):
-    """The workload of a name and arguments; ValueError for others than `_described` gives."""
+    """Return the workload for a name and arguments of `_described`; raises ValueError for others."""
     shapes = [tuple(int(n) for n in arg[1]) for arg in args[:2]]
     if name == "dense_pack.x86":
         return Dense(*shapes[0], shapes[1][0])
@@ -135,44 +147,52 @@ def _tuple(value) -> tuple[int, ...]:
 
 
 def create(task_name, args, target, target_host=None, template_key=None) -> Task:
-    """`autotvm.task.create`: a task by its name and arguments, as tasks that were extracted have them.
+    """`autotvm.task.create`: build a task from the name and arguments of an extracted one.
 
-    The space of a convolution holds the configs of both template keys of 2019, "direct" and "winograd".
+    A convolution's space holds the configs of both template keys of 2019, "direct" and "winograd".
+
+    Raises:
+        ValueError: No task has this name and these arguments.
     """
     try:
         return Task(tuning.Task(workload_of(str(task_name), args), 1, target_json(_target(target))))
     except (ValueError, TypeError, IndexError):
         raise ValueError(
             f"autotvm.task.create: no template {task_name!r} for {args!r}; there are conv2d_NCHWc.x86, "
-            "conv2d_NCHW.x86, depthwise_conv2d_NCHWc.x86, group_conv2d_NCHWc.x86 and dense_pack.x86, with the "
-            "arguments of extracted tasks"
+            "conv2d_NCHW.x86, depthwise_conv2d_NCHWc.x86, group_conv2d_NCHWc.x86 and dense_pack.x86, with "
+            "the arguments of extracted tasks"
         ) from None
 
 
 def extract_from_program(mod, params=None, target=None, target_host=None, ops=None) -> list[Task]:
-    """A task for each distinct convolution and dense layer with known weights; `ops` leaves only those of operators.
+    """Return a task for each distinct convolution and dense layer with known weights.
 
-    Without `params`, all parameters of the function but the first count as weights.
+    Args:
+        mod: Relay module or function, or a Relax module.
+        params: Weights by name. If empty, all parameters of a Relay function but the first are weights.
+        target: As `relay.build` takes it.
+        target_host: Not used.
+        ops: Operators, or names of them, to restrict the tasks to.
     """
     if not params and isinstance(mod, ir.IRModule | ir.Function):
         main = mod["main"] if isinstance(mod, ir.IRModule) else mod
         main.infer()
         params = {p.name_hint: np.zeros(p._type.shape, p._type.dtype) for p in main.params[1:]}
     tasks = tuning.tasks(*relax_of(mod, params), _target(target))
-    made = [Task(task) for task in tasks if isinstance(task.workload, Convolution | Dense)]
+    extracted = [Task(task) for task in tasks if isinstance(task.workload, Convolution | Dense)]
     if ops is None:
-        return made
+        return extracted
     wanted = tuple(kind for op in ops for kind in _NAMES.get(getattr(op, "name", str(op)), ()))
-    return [task for task in made if task.name.startswith(wanted)] if wanted else []
+    return [task for task in extracted if task.name.startswith(wanted)] if wanted else []
 
 
 def extract_from_multiple_program(mods, params, target=None, target_host=None, ops=None) -> list[Task]:
-    """The tasks of several programs, each workload once."""
-    made = {}
+    """Return the tasks of several programs, each workload once."""
+    by_workload = {}
     for mod, weights in zip(mods, params, strict=True):
         for task in extract_from_program(mod, weights, target, target_host, ops):
-            made.setdefault(task.workload, task)
-    return list(made.values())
+            by_workload.setdefault(task.workload, task)
+    return list(by_workload.values())
 
 
 def _target(target) -> tvm.target.Target:

@@ -1,4 +1,4 @@
-"""Measuring, tuners, and what they tell while they run: AutoTVM's loop around what `tvmnotes.tuning` searches with."""
+"""Measuring, tuners and the progress line: AutoTVM's loop around the search of `tvmnotes.tuning`."""
 
 import atexit
 import functools
@@ -14,58 +14,86 @@ from ...tuning.features import features
 from .record import MeasureErrorNo, MeasureInput, MeasureResult, pick_best, seconds
 from .task import ConfigEntity, Task
 
-_PLAN = 8  # configs that a search proposes at once
+_PLAN = 8  # configs proposed at once
 
 
 # ---------------------------------------------------------------- measuring
 
 
 class LocalBuilder:
-    """Builds, `n_parallel` candidates at once; None: one for each core. `timeout` is in seconds."""
+    """Builder of `n_parallel` candidates at once, None for one per core. `timeout` is in seconds."""
 
-    def __init__(self, timeout=10, n_parallel=None, build_kwargs=None, build_func="default", do_fork=False,
-                 runtime=None):  # fmt: skip
+    def __init__(
+        self,
+        timeout=10,
+        n_parallel=None,
+        build_kwargs=None,
+        build_func="default",
+        do_fork=False,
+        runtime=None,
+    ):
         self.timeout, self.n_parallel = timeout, n_parallel or env.usable_cores()
 
 
 class LocalRunner:
-    """Measures on this machine: `repeat` times the mean of `number` calls, with caches swept before.
+    """Runner on this machine: `repeat` means of `number` calls each, with caches flushed before.
 
-    `timeout` is in seconds; the longer one of builder and runner is that of both.
+    `timeout` is in seconds; the longer one of builder and runner applies to both.
     """
 
     n_parallel: int | None = 1
     _where: tuple = ()
 
-    def __init__(self, timeout=10, number=4, repeat=3, min_repeat_ms=0, cooldown_interval=0.1,
-                 enable_cpu_cache_flush=False, module_loader=None):  # fmt: skip
+    def __init__(
+        self,
+        timeout=10,
+        number=4,
+        repeat=3,
+        min_repeat_ms=0,
+        cooldown_interval=0.1,
+        enable_cpu_cache_flush=False,
+        module_loader=None,
+    ):
         self.timeout, self.cooldown_interval = timeout, cooldown_interval
         self._options = {"number": number, "repeat": repeat, "min_repeat_ms": min_repeat_ms}
 
     def open(self, timeout: float) -> tuning.LocalRunner:
-        """What measures. Raises ConnectionError where there is no tracker, or no server."""
+        """Return the runner of `tvmnotes.tuning`. Raises ConnectionError without a tracker or server."""
         return _opened(*self._where, timeout=max(timeout, self.timeout), **self._options)
 
 
 class RPCRunner(LocalRunner):
-    """Measures on all servers of `key` that are known to the tracker at `host` and `port`."""
+    """Runner on all servers that the tracker at `host`:`port` lists under `key`."""
 
-    def __init__(self, key, host, port, priority=1, timeout=10, n_parallel=None, number=4, repeat=3, min_repeat_ms=0,
-                 cooldown_interval=0.1, enable_cpu_cache_flush=False, module_loader=None):  # fmt: skip
+    def __init__(
+        self,
+        key,
+        host,
+        port,
+        priority=1,
+        timeout=10,
+        n_parallel=None,
+        number=4,
+        repeat=3,
+        min_repeat_ms=0,
+        cooldown_interval=0.1,
+        enable_cpu_cache_flush=False,
+        module_loader=None,
+    ):
         super().__init__(timeout, number, repeat, min_repeat_ms, cooldown_interval)
         self._where, self.n_parallel = (f"{host}:{port}", key), n_parallel
 
 
 @functools.cache
 def _opened(*where, **options) -> tuning.LocalRunner:
-    """One for all tasks, as its worker processes take seconds to start."""
-    made = tuning.RpcRunner(*where, **options) if where else tuning.LocalRunner(**options)
-    atexit.register(made.close)
-    return made
+    """Open a runner, shared by all tasks because its worker processes take seconds to start."""
+    runner = tuning.RpcRunner(*where, **options) if where else tuning.LocalRunner(**options)
+    atexit.register(runner.close)
+    return runner
 
 
 def measure_option(builder="local", runner="local") -> dict:
-    """How tuners measure."""
+    """Return the builder and the runner for `Tuner.tune`; "local" stands for the default ones."""
     return {
         "builder": LocalBuilder() if builder == "local" else builder,
         "runner": LocalRunner() if runner == "local" else runner,
@@ -75,44 +103,55 @@ def measure_option(builder="local", runner="local") -> dict:
 def _measure(
     opened: tuning.LocalRunner, inputs: list[MeasureInput], cooldown: float
 ) -> list[MeasureResult | None]:
-    """What came of each; None where its processes were killed from outside, which says nothing of it."""
+    """Measure each input; None if its processes were killed from outside, which says nothing about it."""
     start = time.time()
-    tasks = [inp.task.today for inp in inputs]
-    trials = opened.measure([
-        tuning.Candidate(task.workload, inp.config.values, task.target)
-        for task, inp in zip(tasks, inputs, strict=True)
-    ])  # fmt: skip
+    candidates = []
+    for inp in inputs:
+        task = inp.task.today
+        candidates.append(tuning.Candidate(task.workload, inp.config.values, task.target))
+    trials = opened.measure(candidates)
     time.sleep(cooldown)
     spent = (time.time() - start) / len(trials)
-    return [
-        None if trial.lost else
-        MeasureResult((RuntimeError(trial.error),), MeasureErrorNo.UNKNOWN_ERROR, spent, time.time()) if trial.error
-        else MeasureResult(trial.seconds, MeasureErrorNo.NO_ERROR, spent, time.time())
-        for trial in trials
-    ]  # fmt: skip
+    return [_result(trial, spent) for trial in trials]
+
+
+def _result(trial: tuning.Trial, spent: float) -> MeasureResult | None:
+    if trial.lost:
+        return None
+    if trial.error:
+        costs = (RuntimeError(trial.error),)
+        return MeasureResult(costs, MeasureErrorNo.UNKNOWN_ERROR, spent, time.time())
+    return MeasureResult(trial.seconds, MeasureErrorNo.NO_ERROR, spent, time.time())
 
 
 # ---------------------------------------------------------------- tuners
 
 
 class Tuner:
-    """Measures configs of a task, the default one first, and remembers the best: `best_config`, `best_flops`."""
+    """Search over a task's configs, starting with the default, that keeps the best in `best_config`.
+
+    `best_flops` is its rate in FLOP/s, `best_iter` the number of the trial that found it.
+    """
 
     def __init__(self, task: Task, **_options):
         self.task = task
         self.reset()
 
     def reset(self) -> None:
-        self.best_config, self.best_flops, self.best_measure_pair, self.best_iter = None, 0.0, None, 0
+        """Forget all results and start the search again."""
+        self.best_config = self.best_measure_pair = None
+        self.best_flops, self.best_iter = 0.0, 0
         self._search, self._plan = self._begin(self.task.today.space), []
 
     def _begin(self, space: list[dict]) -> tuners.Tuner:
         return tuners.Grid(space)
 
     def has_next(self) -> bool:
+        """Return whether configs are left to propose."""
         return bool(self._plan or self._search.left)
 
     def next_batch(self, batch_size: int) -> list[ConfigEntity]:
+        """Propose the next configs, fewer than `batch_size` if no more are left."""
         batch = []
         while len(batch) < batch_size and self.has_next():
             self._plan = self._plan or self._search.propose(_PLAN)
@@ -120,28 +159,41 @@ class Tuner:
         return batch
 
     def update(self, inputs, results) -> None:
+        """Pass measured results to the search."""
         for inp, result in zip(inputs, results, strict=True):
             self._search.update(inp.config.index, seconds(result))
 
     def load_history(self, data_set, min_seed_records=500) -> None:
-        """Take over what was measured for the same target: of this very task, so that it is not measured again."""
+        """Reuse earlier measurements for the same target; configs of this task are not measured again."""
         for inp, result in data_set:
             if inp.task.today.target == self.task.today.target:
                 self._take_over(inp.task.today.workload, inp.config.values, seconds(result))
 
     def _take_over(self, workload, config: dict, spent: float) -> None:
-        number = self.task.config_space.index(config) if workload == self.task.today.workload else None
-        if number is not None:
-            self._search.update(number, spent)
+        index = self.task.config_space.index(config) if workload == self.task.today.workload else None
+        if index is not None:
+            self._search.update(index, spent)
 
     def tune(self, n_trial, measure_option, early_stopping=None, callbacks=(), si_prefix="G") -> None:
-        """Measure up to `n_trial` configs, or until `early_stopping` of them in a row were no better."""
-        builder, runner, done = measure_option["builder"], measure_option["runner"], 0
+        """Measure configs.
+
+        Args:
+            n_trial: Number of configs to measure, at most.
+            measure_option: The dictionary of the function of that name.
+            early_stopping: Stop after this many trials without an improvement.
+            callbacks: Each is called with this tuner, the inputs and the results of a batch.
+            si_prefix: Not used.
+
+        Raises:
+            ConnectionError: The runner finds no tracker or no server.
+        """
+        builder, runner = measure_option["builder"], measure_option["runner"]
+        done = 0
         opened = runner.open(builder.timeout)
         while done < n_trial and self.has_next():
             size = max(builder.n_parallel, runner.n_parallel or opened.servers())
-            inputs = [MeasureInput(self.task.target, self.task, config)
-                      for config in self.next_batch(min(size, n_trial - done))]  # fmt: skip
+            batch = self.next_batch(min(size, n_trial - done))
+            inputs = [MeasureInput(self.task.target, self.task, config) for config in batch]
             results = _measure(opened, inputs, runner.cooldown_interval)
             done += results.count(None)
             inputs = [inp for inp, result in zip(inputs, results, strict=True) if result]
@@ -160,18 +212,18 @@ class Tuner:
 
 
 class GridSearchTuner(Tuner):
-    """The configs one after the other."""
+    """Tuner that tries the configs in order."""
 
 
 class RandomTuner(Tuner):
-    """The configs in random order."""
+    """Tuner that tries the configs in random order."""
 
     def _begin(self, space):
         return tuners.Random(space)
 
 
 class GATuner(Tuner):
-    """A genetic search, whose parents are the `pop_size` best so far."""
+    """Genetic search whose parents are the `pop_size` best configs so far."""
 
     def __init__(self, task, pop_size=100, elite_num=3, mutation_prob=0.1, **_options):
         self._options = {"parents": pop_size, "mutation": mutation_prob}
@@ -182,7 +234,7 @@ class GATuner(Tuner):
 
 
 class XGBTuner(Tuner):
-    """A cost model proposes; it learns from each batch, and from other tasks with `load_history`."""
+    """Search guided by a cost model, trained on each batch and, by `load_history`, on other tasks."""
 
     def __init__(
         self, task, plan_size=64, feature_type="itervar", loss_type="rank", num_threads=None, **_options
@@ -190,8 +242,9 @@ class XGBTuner(Tuner):
         super().__init__(task)
 
     def _begin(self, space):
-        of_own = functools.partial(self._features, self.task.today.workload)
-        return tuners.XGB(space, workload=self.task.today.workload, features=of_own, model=tuners.CostModel())
+        workload = self.task.today.workload
+        own_features = functools.partial(self._features, workload)
+        return tuners.XGB(space, workload=workload, features=own_features, model=tuners.CostModel())
 
     def _features(self, workload, config: dict) -> list[float]:
         return features(workload, config, simd_of(self.task.target), env.threads())
@@ -203,14 +256,18 @@ class XGBTuner(Tuner):
 
 
 def progress_bar(total, prefix="", si_prefix="G"):
-    """A callback that writes the line `[Task  1/25]  Current/Best: … GFLOPS | Progress: (4/20) | 6.23 s`."""
-    start, reached = time.time(), [0.0]
+    """Return a callback that writes `[Task  1/25]  Current/Best: … GFLOPS | Progress: (4/20) | 6.23 s`."""
+    start = time.time()
+    reached = [0.0]  # GFLOPS of each trial
 
     def write():
         done, spent = len(reached) - 1, time.time() - start
-        sys.stdout.write(f"\r{prefix} Current/Best: {reached[-1]:7.2f}/{max(reached):7.2f} GFLOPS | Progress: "
-                         f"({done}/{total}) | {spent:.2f} s{' Done.' * (done >= total)}")  # fmt: skip
-        sys.stdout.write("\n" * (done >= total))
+        rates = f"{reached[-1]:7.2f}/{max(reached):7.2f} GFLOPS"
+        end = " Done." if done >= total else ""
+        sys.stdout.write(
+            f"\r{prefix} Current/Best: {rates} | Progress: ({done}/{total}) | {spent:.2f} s{end}"
+        )
+        sys.stdout.write("\n" if done >= total else "")
         sys.stdout.flush()
 
     def callback(_tuner, inputs, results):
@@ -222,20 +279,23 @@ def progress_bar(total, prefix="", si_prefix="G"):
 
 
 class GraphTuner:
-    """DPTuner and PBQPTuner: the layouts of a build are uniform here, so the best records are all there is to write."""
+    """DPTuner and PBQPTuner: layouts are uniform here, so only the best records are written."""
 
     def __init__(
         self, graph, input_shapes, records, target_ops, target, max_sch_num=20, dtype="float32", **_options
     ):
-        warnings.warn("autotvm's graph tuners write the best records: layouts are uniform, there are none to choose",
-                      stacklevel=2)  # fmt: skip
+        warnings.warn(
+            "autotvm's graph tuners write the best records: layouts are uniform, there are none to choose",
+            stacklevel=2,
+        )
         self._records = records
 
     def benchmark_layout_transform(self, **_options) -> None:
-        """Nothing to measure."""
+        """Do nothing: there are no layout transforms to measure."""
 
     def run(self, **_options) -> None:
-        """Nothing to choose."""
+        """Do nothing: there are no layouts to choose."""
 
     def write_opt_sch2record_file(self, record_file="graph_opt_schedule.log") -> None:
+        """Write the best record of each task."""
         pick_best(self._records, record_file)

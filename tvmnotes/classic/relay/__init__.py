@@ -1,11 +1,19 @@
-"""Relay is served here: expressions, operators, text, passes, and what builds them.
+"""Relay: expressions, operators, text format, passes and builds.
 
-ir, ty             expressions and modules; types
-ops, text, lower   what installs itself into the expressions when any of Relay is imported
-lift, frontend     from Relax, and from the importers
-transform          passes; `rewrites` are those that Relax has not
-build              `relay.build` and what it gives
-functor, scope_builder, testing, networks
+ir             expressions and modules; attrs: their operators and attributes
+ty             types
+ops            operators; importing Relay installs them, `text` and `lower` into the expressions
+text           the text format
+lower          from Relay to Relax, and type inference
+lift           from Relax to Relay
+frontend       `relay.frontend`: the importers
+transform      `relay.transform`: passes
+rewrites       the passes that Relax lacks
+build          `relay.build` and its library, `relay.create_executor`
+functor        `relay.expr_functor`: visitors
+scope_builder  `relay.ScopeBuilder`
+networks       the networks of `relay.testing`
+testing        `relay.testing`
 """
 
 from . import lower, ops, text

@@ -1,4 +1,4 @@
-"""`relay.build` and what it gives: a library that is also the three parts of old, and executors that run at once."""
+"""`relay.build` and its library, which also unpacks into graph, lib and params; `relay.create_executor`."""
 
 import json
 import shutil
@@ -22,13 +22,24 @@ from .lower import to_relax
 from .ty import TensorType
 
 
-def build(ir_mod, target=None, target_host=None, executor=None, runtime=None, workspace_memory_pools=None,
-          constant_memory_pools=None, params=None, mod_name="default", **_others) -> "ExecutorFactoryModule":  # fmt: skip
-    """Compile a Relay module or function for a CPU, at the opt level of the `PassContext` around it (3 without one).
+def build(
+    ir_mod,
+    target=None,
+    target_host=None,
+    executor=None,
+    runtime=None,
+    workspace_memory_pools=None,
+    constant_memory_pools=None,
+    params=None,
+    mod_name="default",
+    **_others,
+) -> "ExecutorFactoryModule":
+    """Compile a Relay program for a CPU, at the opt level of the current `PassContext` (default 3).
 
-    Gives a library as of TVM 0.7 and later, which also unpacks into `graph, lib, params` as before.
+    Only `ir_mod`, `target`, `params` (weights by name) and `mod_name` have an effect. Returns a library as in
+    TVM 0.7 and later, which also unpacks into `graph, lib, params` as before.
     """
-    if isinstance(executor, dict):  # where TVM had params until 0.8
+    if isinstance(executor, dict):  # the position of params until TVM 0.8
         params = executor
     mod, weights = relax_of(ir_mod, params)
     target = compiler.resolve_target(for_build(target, target_host))
@@ -37,7 +48,7 @@ def build(ir_mod, target=None, target_host=None, executor=None, runtime=None, wo
 
 
 def relax_of(program, params=None) -> tuple[tvm.IRModule, dict]:
-    """`(IRModule, params)` for `tn.build`, of a Relay module, function or expression; a Relax module stays as it is."""
+    """Lower a Relay program to `(IRModule, params)` for `tn.build`; return a Relax module as it is."""
     params = params_of(params or {})
     if isinstance(program, tvm.IRModule) and not isinstance(program, ir.IRModule):
         return program, params
@@ -46,14 +57,14 @@ def relax_of(program, params=None) -> tuple[tvm.IRModule, dict]:
     return to_relax(program["main"], params, program.by_name())
 
 
-def _backend(what: str, served: str):
-    """`relay.backend.Executor("graph")` and `Runtime("cpp")`, which `relay.build` takes."""
+def _backend(kind: str, served: str):
+    """Return `relay.backend.Executor` or `Runtime`, which accept only the name `served`."""
 
     def make(name: str = served, options: dict | None = None) -> str:
         if name != served:
             raise NotImplementedError(
-                f"relay.backend.{what}({name!r}): only {served!r} is served; to run without Python, save with lib.save "
-                "and use the C++ runtime"
+                f"relay.backend.{kind}({name!r}): only {served!r} is served; to run without Python, save "
+                "with lib.save and use the C++ runtime"
             )
         return name
 
@@ -64,7 +75,7 @@ BACKEND = {"Executor": _backend("Executor", "graph"), "Runtime": _backend("Runti
 
 
 class ExecutorFactoryModule:
-    """What `relay.build` returns. `lib["default"](dev)` is for GraphModule; `graph, lib, params = …` unpacks it."""
+    """The result of `relay.build`: `lib["default"](dev)` makes a GraphModule; `graph, lib, params = lib`."""
 
     def __init__(self, compiled: runtime.Compiled, name: str = "default", ir_mod=None):
         self.compiled, self.libmod_name, self.ir_mod = compiled, name, ir_mod
@@ -84,13 +95,15 @@ class ExecutorFactoryModule:
         return iter((self.graph_json, self.lib, self.params))
 
     def get_lib(self) -> "ExecutorFactoryModule":
+        """Return the library, which is this object."""
         return self
 
     def get_graph_json(self) -> str:
+        """Return the graph in the graph executor's JSON format."""
         return graph_json(self.compiled)
 
     def get_params(self) -> dict:
-        """The parameters as the build has folded and packed them, by name."""
+        """Return the parameters by name, as the build folded and packed them."""
         return dict(self.compiled.params)
 
     get_executor_config = get_graph_json
@@ -98,18 +111,22 @@ class ExecutorFactoryModule:
     graph_json, params = property(get_graph_json), property(get_params)
 
     def get_source(self, fmt: str = "ll") -> str:
-        """LLVM's text ("ll") or assembly ("s", "asm") of the kernels. Raises ValueError for a library from a file."""
+        """Return the kernels' LLVM IR ("ll") or assembly ("s", "asm").
+
+        Raises:
+            ValueError: The library was loaded from a file.
+        """
         return self.compiled.source(fmt=fmt or "ll")
 
     imported_modules = property(lambda self: [])
 
     def export_library(self, file_name, fcompile=None, addons=None, workspace_dir=None, **_options) -> None:
-        """Write library, graph and parameters to one file: `.so` is a shared library too, `.tar` an archive."""
+        """Write library, graph and parameters to a `.so`, also usable as a shared library, or a `.tar`."""
         file = Path(file_name)
         tar, names = file.suffix == ".tar", [*_PARTS]
         with tempfile.TemporaryDirectory() as folder, atomic_path(file) as part:
             network = self.compiled.save(Path(folder) / "lib")
-            if not tar:  # the others stand behind it, where readers of archives look
+            if not tar:  # a zip archive of the other parts follows it: its directory is read from the end
                 shutil.copyfile(network / names.pop(0), part)
             saved.pack(part, ((name, (network / name).read_bytes()) for name in names), tar)
 
@@ -120,7 +137,11 @@ class ExecutorFactoryModule:
 
 
 def load_module(path, fmt: str = "", original=None):
-    """`tvm.runtime.load_module`, for what `export_library` wrote here; other files go the way of today."""
+    """`tvm.runtime.load_module` for files of `export_library`; others are passed to `original`.
+
+    Raises:
+        ValueError: There is no such file, or it is another one and `original` is None.
+    """
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"File {path} does not exist; expected a library that export_library wrote")
@@ -136,15 +157,15 @@ def load_module(path, fmt: str = "", original=None):
 
 
 def is_library(path) -> bool:
-    """Whether a file is one that `export_library` wrote here."""
+    """Return whether `export_library` of this package wrote the file."""
     return Path(path).is_file() and "manifest.json" in _unpack(Path(path))
 
 
-_PARTS = (*saved.FILES, "manifest.json")  # the library first
+_PARTS = (*saved.FILES, "manifest.json")  # library first
 
 
 def _unpack(file: Path) -> dict[str, bytes]:
-    """The parts of a saved network in a file of `export_library`, by name."""
+    """Return the parts of a saved network in a file of `export_library`, by name; {} if it is no archive."""
     if tarfile.is_tarfile(file):
         with tarfile.open(file) as archive:
             return {name: archive.extractfile(name).read() for name in _PARTS if name in archive.getnames()}
@@ -157,11 +178,11 @@ def _unpack(file: Path) -> dict[str, bytes]:
     return parts
 
 
-# ---------------------------------------------------------------- running an expression at once
+# ---------------------------------------------------------------- create_executor
 
 
 class Executor:
-    """What `relay.create_executor` gives: `evaluate()` is the program as a Python function."""
+    """The result of `relay.create_executor`: `evaluate()` returns the program as a Python function."""
 
     def __init__(self, kind="graph", mod=None, device=None, target=None, params=None):
         if kind not in ("graph", "vm", "debug", "aot"):
@@ -169,7 +190,7 @@ class Executor:
         self.mod, self.target, self.params = mod, target, params
 
     def evaluate(self, expr=None, binds=None):
-        """The program, or `expr`, as a function of its inputs; an expression without inputs is computed."""
+        """Return the program, or `expr`, as a function of its inputs; without inputs, compute its value."""
         program = self.mod if expr is None or isinstance(expr, tvm.ir.GlobalVar) else expr
         if isinstance(program, ir.Expr) and not isinstance(program, ir.Function):
             program = ir.Function(ir.free_vars(program), program)
@@ -180,12 +201,13 @@ class Executor:
 
     def _function(self, program):
         main = program["main"] if isinstance(program, ir.IRModule) else program
-        libraries, level = {}, opt_level()
+        level = opt_level()
+        libraries = {}  # "lib", from the first run on
 
         def run(*args, **kwargs):
             names = [param.name_hint for param in main.params]
             arrays = {**dict(zip(names, args, strict=False)), **(self.params or {}), **kwargs}
-            for param in main.params:  # a type that was left open is that of the argument
+            for param in main.params:  # a missing type is taken from the argument
                 if param.type_annotation is None and param.name_hint in arrays:
                     array = arrays[param.name_hint]
                     array = array if hasattr(array, "shape") else np.asarray(array)
@@ -207,5 +229,5 @@ def create_executor(kind="graph", mod=None, device=None, target="llvm", params=N
 
 
 def optimize(mod, target=None, params=None):
-    """`relay.optimize`: the module with its parameters bound; our passes run in `relay.build`."""
+    """`relay.optimize`: returns module and parameters unchanged; the passes run in `relay.build`."""
     return mod, params or {}

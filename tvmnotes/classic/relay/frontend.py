@@ -1,4 +1,4 @@
-"""`relay.frontend`: the importers of tvmnotes under their old names, and what to do for those that are gone."""
+"""`relay.frontend`: tvmnotes's importers under their old names, and errors for the removed ones."""
 
 from ...base.spec import TensorSpec
 from ...importers.mxnet import importer
@@ -8,8 +8,11 @@ from .lift import from_relax
 
 
 def from_pytorch(script_module, input_infos, custom_convert_map=None, default_dtype="float32", **_options):
-    """A traced, scripted or plain PyTorch module; `input_infos` lists (name, shape) or (name, (shape, dtype))."""
-    from ...importers import pytorch  # for speed: it brings half of PyTorch, for seconds
+    """Import a traced, scripted or plain PyTorch module; return a Relay module and its params by name.
+
+    `input_infos` lists (name, shape) or (name, (shape, dtype)) of each input.
+    """
+    from ...importers import pytorch  # for speed: it imports half of PyTorch, which takes seconds
 
     specs = {name: _spec(name, info, default_dtype) for name, info in input_infos}
     return _both(pytorch.from_pytorch(script_module, specs))
@@ -22,16 +25,20 @@ def _spec(name, info, dtype):
 
 
 def from_onnx(model, shape=None, dtype="float32", opset=None, freeze_params=False, **_options):
-    """An ONNX model or the path of one; `shape` is a dictionary from input to shape."""
-    from ...importers import onnx  # for speed: a script without ONNX needs none of it
+    """Import an ONNX model or file; return a Relay module and its params by name.
+
+    `shape` maps input names to shapes.
+    """
+    from ...importers import onnx  # for speed: few scripts need it
 
     return _both(onnx.from_onnx(model, {k: tuple(v) for k, v in shape.items()} if shape else None))
 
 
 def from_mxnet(symbol, shape=None, dtype="float32", arg_params=None, aux_params=None):
-    """An MXNet symbol with its parameters, or a Gluon HybridBlock, which has its own.
+    """Import an MXNet symbol with its parameters, or a Gluon HybridBlock, which has its own.
 
-    `shape` is a dictionary from input to shape, `dtype` one dtype or a dictionary of them.
+    `shape` maps input names to shapes, `dtype` is one dtype or a dictionary by input name. Returns a Relay
+    module and its params by name.
     """
     dtypes = dtype if isinstance(dtype, dict) else dict.fromkeys(shape or {}, dtype)
     shapes = {name: (tuple(sizes), dtypes.get(name, "float32")) for name, sizes in (shape or {}).items()}

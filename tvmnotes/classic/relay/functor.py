@@ -1,4 +1,4 @@
-"""`relay.expr_functor`: visitors of expressions, which scripts subclass. What a visit of an expression gave is kept."""
+"""`relay.expr_functor`: visitors, which scripts subclass. Results are memoized by expression."""
 
 import sys
 
@@ -6,23 +6,24 @@ import tvm
 
 from . import ir
 
-# As `import tvm.relay` did: visitors recurse, and networks are deep.
+# `import tvm.relay` did this too: visitors recurse, and networks are deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 10_000))
 
 _METHODS = {
-    ir.Function: "visit_function", ir.Call: "visit_call", ir.Let: "visit_let", ir.Var: "visit_var", ir.If: "visit_if",
-    ir.Tuple: "visit_tuple", ir.TupleGetItem: "visit_tuple_getitem", ir.Constant: "visit_constant", ir.Op: "visit_op",
-    tvm.ir.GlobalVar: "visit_global_var",
+    ir.Function: "visit_function", ir.Call: "visit_call", ir.Let: "visit_let", ir.Var: "visit_var",
+    ir.If: "visit_if", ir.Tuple: "visit_tuple", ir.TupleGetItem: "visit_tuple_getitem",
+    ir.Constant: "visit_constant", ir.Op: "visit_op", tvm.ir.GlobalVar: "visit_global_var",
 }  # fmt: skip
 
 
 class ExprFunctor:
-    """`visit(expr)` calls the method for the kind of `expr`: `visit_call`, `visit_var`, … A subclass defines them."""
+    """Visitor whose `visit(expr)` calls `visit_call`, `visit_var`, …, which a subclass defines."""
 
     def __init__(self):
         self.memo_map = {}
 
     def visit(self, expr):
+        """Return the result for `expr`, computed once. Raises TypeError for other objects."""
         if expr not in self.memo_map:
             kind = next((kind for kind in _METHODS if isinstance(expr, kind)), None)
             if kind is None:
@@ -33,6 +34,7 @@ class ExprFunctor:
         return self.memo_map[expr]
 
     def visit_type(self, typ):
+        """Return the type unchanged."""
         return typ
 
 
@@ -50,30 +52,30 @@ for _name in _METHODS.values():
 
 
 class ExprVisitor(ExprFunctor):
-    """Visits each part of an expression once and returns nothing; methods call `super()` to go on below."""
+    """Visitor of each part of an expression, once; overrides call `super()` to visit the children."""
 
-    def _parts(self, expr) -> None:
-        for part in expr.children():
-            self.visit(part)
+    def _visit_children(self, expr) -> None:
+        for child in expr.children():
+            self.visit(child)
 
-    def _nothing(self, expr) -> None:
+    def _visit_leaf(self, expr) -> None:
         pass
 
-    visit_function = visit_call = visit_let = visit_if = visit_tuple = visit_tuple_getitem = _parts
-    visit_var = visit_constant = visit_op = visit_global_var = _nothing
+    visit_function = visit_call = visit_let = visit_if = visit_tuple = visit_tuple_getitem = _visit_children
+    visit_var = visit_constant = visit_op = visit_global_var = _visit_leaf
 
 
 class ExprMutator(ExprFunctor):
-    """Returns an expression made of what the visits of its parts return; itself where none has changed."""
+    """Visitor that rebuilds each expression from the results for its children; itself if none has changed."""
 
-    def _leaf(self, expr):
+    def _visit_leaf(self, expr):
         return expr
 
-    def _rebuilt(self, expr):
+    def _rebuild(self, expr):
         return expr.rebuild(self.visit)
 
-    visit_function = visit_call = visit_let = visit_if = visit_tuple = visit_tuple_getitem = _rebuilt
-    visit_var = visit_constant = visit_op = visit_global_var = _leaf
+    visit_function = visit_call = visit_let = visit_if = visit_tuple = visit_tuple_getitem = _rebuild
+    visit_var = visit_constant = visit_op = visit_global_var = _visit_leaf
 
 
 NAMES = {"ExprFunctor": ExprFunctor, "ExprVisitor": ExprVisitor, "ExprMutator": ExprMutator}
@@ -83,20 +85,21 @@ NAMES = {"ExprFunctor": ExprFunctor, "ExprVisitor": ExprVisitor, "ExprMutator": 
 
 
 def post_order_visit(expr, fvisit) -> None:
-    """`relay.analysis.post_order_visit`: call a function with each expression, parts before wholes."""
+    """`relay.analysis.post_order_visit`: calls `fvisit` with each expression, children first."""
     body = expr.body if isinstance(expr, ir.Function) else expr
     for node in [*(expr.params if isinstance(expr, ir.Function) else ()), *ir.post_order(body)]:
         fvisit(node)
 
 
 def all_vars(expr) -> list[ir.Var]:
+    """`relay.analysis.all_vars`: returns the variables of `expr`, each once, in post order."""
     nodes = []
     post_order_visit(expr, nodes.append)
     return list(dict.fromkeys(node for node in nodes if isinstance(node, ir.Var)))
 
 
 def bind(expr, binds: dict):
-    """`expr` with variables, or names of them, replaced by values."""
+    """`relay.bind`: replaces variables, given by object or name, by values."""
     by_name = {v.name_hint: v for v in all_vars(expr)}
     table = {by_name.get(k, k) if isinstance(k, str) else k: ir.as_expr(v) for k, v in binds.items()}
     if not isinstance(expr, ir.Function):

@@ -1,100 +1,50 @@
-"""Relay's expressions and modules: the graph of Python objects that scripts build, take apart and print.
+"""Relay's expressions and modules: the graph of Python objects that scripts build, traverse and print.
 
-Nothing here computes, and no operator is known here. What else an expression can do installs itself, as in Relay:
-`ops` the arithmetic (`a + b`, `astype`), `text` the form in which it prints, `lower` how types are inferred (`infer`).
+This file knows no operators and computes nothing. Other files add methods to the classes, as in Relay: `ops`
+arithmetic (`a + b`, `astype`), `text` the text format (`astext`), `lower` type inference (`infer`).
 """
 
 import operator
 from collections.abc import Iterator
-from typing import ClassVar
 
 import numpy as np
 import tvm
 
 from ...base.spec import require_dense
+from .attrs import Attrs, Op
 from .ty import FuncType, TensorType
 
 
-class Attrs:
-    """The attributes of a call or function, by name. Those that begin with an underscore are the project's own."""
-
-    def __init__(self, values=()):
-        self.__dict__.update(values)
-
-    def keys(self):
-        return [name for name in self.__dict__ if name[0] != "_"]
-
-    def items(self):
-        return [(name, self[name]) for name in self.keys()]
-
-    def get(self, name, default=None):
-        return self.__dict__.get(name, default)
-
-    def get_int(self, name) -> int:
-        return int(self[name])
-
-    def get_int_tuple(self, name) -> tuple[int, ...]:
-        return tuple(int(i) for i in self[name])
-
-    def get_str(self, name) -> str:
-        return str(self[name])
-
-    def __getitem__(self, name):
-        return self.__dict__[name]
-
-    def __contains__(self, name) -> bool:
-        return name in self.__dict__
-
-    def __repr__(self) -> str:
-        return f"Attrs({', '.join(f'{k}={v!r}' for k, v in self.items())})"
-
-
-class Op:
-    """An operator by its name; the same name is the same object. `relay.op.get` gives one."""
-
-    _by_name: ClassVar[dict[str, "Op"]] = {}
-    __class__ = property(lambda self: tvm.ir.Op)  # as scripts ask isinstance(call.op, tvm.ir.Op)
-
-    def __new__(cls, name: str):
-        if name not in cls._by_name:
-            cls._by_name[name] = super().__new__(cls)
-            cls._by_name[name].name = name
-        return cls._by_name[name]
-
-    def __reduce__(self):
-        return Op, (self.name,)
-
-    def __repr__(self) -> str:
-        return f"Op({self.name})"
-
-
 class Expr:
-    """An expression has a value. `checked_type` is its type, once `InferType`, a print or a build has inferred it."""
+    """An expression."""
 
     _type = None
     span = None
 
     @property
     def checked_type(self):
+        """Its type, once `InferType`, printing or a build has inferred it; ValueError before."""
         if self._type is None:
             raise ValueError(
-                "the type of this expression has not been inferred yet: run relay.transform.InferType() on its module"
+                "the type of this expression has not been inferred yet: run relay.transform.InferType() on "
+                "its module"
             )
         return self._type
 
     def same_as(self, other) -> bool:
+        """Return whether `other` is the same object."""
         return self is other
 
     def children(self) -> list:
-        """These are all that it is made of, in Relay's order; of a call that is the operator too."""
+        """List the direct parts in Relay's order; a call's include its operator."""
         return []
 
     def operands(self) -> list["Expr"]:
-        """These children are computed where it stands: no called function is, and nothing of a scope of its own."""
+        """List the children evaluated in this expression's own scope: no called function, no let body."""
         return self.children()
 
     def rebuild(self, new) -> "Expr":
-        """It gives the same with `new(child)` for each child, and itself where that changes none."""
+        """Return a copy with `new(child)` for each child, or the expression itself if none changes."""
         old = self.children()
         parts = [new(child) for child in old]
         return self if all(a is b for a, b in zip(old, parts, strict=True)) else self._of(*parts)
@@ -103,6 +53,7 @@ class Expr:
         return type(self)(*parts)
 
     def __call__(self, *args):
+        """Return a call of this expression, as a function."""
         return Call(self, args)
 
 
@@ -110,16 +61,16 @@ RelayExpr = Expr
 
 
 class Var(Expr):
-    """A variable is a parameter of a function, or what `Let` names."""
+    """A variable: a function parameter, or the name bound by a `Let`."""
 
     def __init__(self, name_hint: str, type_annotation=None):
         self.name_hint, self.type_annotation, self._type = name_hint, type_annotation, type_annotation
 
 
 class Constant(Expr):
-    """A constant is an array that is part of the program; `data` is a TVM tensor.
+    """An array constant; `data` is a TVM tensor.
 
-    `number` is the Python number that an operator like `+` made it of: it takes the dtype of what stands beside it.
+    `number` is the Python number that an operator like `+` made it from: it takes the other operand's dtype.
     """
 
     number = None
@@ -130,16 +81,18 @@ class Constant(Expr):
 
 
 class Call(Expr):
-    """A call applies an operator, or a function, to its arguments. `args` are expressions, `attrs` the rest."""
+    """A call of an operator or function: `args` are expressions, `attrs` the attributes."""
 
     def __init__(self, op, args, attrs=None, type_args=None, span=None):
         self.op, self.args, self.type_args = op, [as_expr(arg) for arg in args], list(type_args or ())
         self.attrs = attrs if isinstance(attrs, Attrs) or attrs is None else Attrs(attrs)
 
     def children(self) -> list:
+        """List operator and arguments."""
         return [self.op, *self.args]
 
     def operands(self) -> list[Expr]:
+        """List the arguments, and a callee that is computed."""
         return self.args if isinstance(self.op, Op | Function | tvm.ir.GlobalVar) else self.children()
 
     def _of(self, op, *args) -> "Call":
@@ -147,12 +100,13 @@ class Call(Expr):
 
 
 class Tuple(Expr):
-    """A tuple has several values as one."""
+    """A tuple of expressions, `fields`."""
 
     def __init__(self, fields):
         self.fields = [as_expr(field) for field in fields]
 
     def children(self) -> list[Expr]:
+        """List the fields."""
         return self.fields
 
     def _of(self, *fields) -> "Tuple":
@@ -166,12 +120,13 @@ class Tuple(Expr):
 
 
 class TupleGetItem(Expr):
-    """It is the value at `index` of a tuple."""
+    """The field of a tuple at `index`."""
 
     def __init__(self, tuple_value, index: int):
         self.tuple_value, self.index = as_expr(tuple_value), int(index)
 
     def children(self) -> list[Expr]:
+        """List the tuple."""
         return [self.tuple_value]
 
     def _of(self, tuple_value) -> "TupleGetItem":
@@ -179,15 +134,17 @@ class TupleGetItem(Expr):
 
 
 class TupleWrapper:
-    """It wraps a call with several results, which can be indexed and unpacked."""
+    """A call with several results, which can be indexed and unpacked."""
 
     def __init__(self, tuple_value: Expr, size: int):
         self.tuple_value, self.size = tuple_value, size
 
     def astuple(self) -> Expr:
+        """Return the wrapped expression."""
         return self.tuple_value
 
     def astext(self) -> str:
+        """Return the text of the wrapped expression."""
         return self.tuple_value.astext()
 
     def __getitem__(self, index: int) -> TupleGetItem:
@@ -203,39 +160,44 @@ class TupleWrapper:
 
 
 class Let(Expr):
-    """It is the value of `body`, in which `var` is `value`."""
+    """A let binding: the value of `body`, with `var` bound to `value`."""
 
     def __init__(self, variable: Var, value, body):
         self.var, self.value, self.body = variable, as_expr(value), as_expr(body)
 
     def children(self) -> list[Expr]:
+        """List variable, value and body."""
         return [self.var, self.value, self.body]
 
     def operands(self) -> list[Expr]:
-        return [self.value]  # the body has a variable of its own
+        """List the value only, as the body has its own scope."""
+        return [self.value]
 
 
 class If(Expr):
-    """It is the value of one of two branches. It can be written down and printed, but not built: see `lower`."""
+    """A conditional. It can be constructed and printed, but not built: see `lower`."""
 
     def __init__(self, cond, true_branch, false_branch):
         self.cond, self.true_branch, self.false_branch = map(as_expr, (cond, true_branch, false_branch))
 
     def children(self) -> list[Expr]:
+        """List condition and branches."""
         return [self.cond, self.true_branch, self.false_branch]
 
 
 class Function(Expr):
-    """A function has `params`, and a `body` that computes its result of them."""
+    """A function of `params`, with the result `body`."""
 
     def __init__(self, params, body, ret_type=None, type_params=None, attrs=None):
         self.params, self.body, self.type_params = list(params), as_expr(body), list(type_params or ())
         self._ret_type, self.attrs = ret_type, attrs if isinstance(attrs, Attrs) else Attrs(attrs or {})
 
     def children(self) -> list[Expr]:
+        """List parameters and body."""
         return [*self.params, self.body]
 
     def operands(self) -> list[Expr]:
+        """Return no operands: parameters and body have their own scope."""
         return []
 
     def _of(self, *parts) -> "Function":
@@ -243,21 +205,24 @@ class Function(Expr):
 
     @property
     def ret_type(self):
+        """The type of the result, inferred if need be."""
         if self._ret_type is None:
             self.infer()
         return self._ret_type
 
     @property
     def checked_type(self) -> FuncType:
+        """The function type; ValueError if a parameter's type is unknown."""
         return FuncType([p.checked_type for p in self.params], self.ret_type)
 
     def with_attr(self, name, value=None) -> "Function":
+        """Return a copy with one more attribute, or with those of a dictionary."""
         attrs = {**dict(self.attrs.items()), **(name if isinstance(name, dict) else {name: value})}
         return Function(self.params, self.body, self._ret_type, self.type_params, attrs)
 
 
 def as_expr(value) -> Expr:
-    """`value` as an expression: itself, or a tuple or constant of it."""
+    """Convert a value to an expression: tuples and lists to `Tuple`, numbers and arrays to `Constant`."""
     if isinstance(value, Expr):
         return value
     if isinstance(value, TupleWrapper):
@@ -270,7 +235,7 @@ def as_expr(value) -> Expr:
 
 
 def var(name_hint: str, type_annotation=None, shape=None, dtype: str = "float32", span=None) -> Var:
-    """A variable; `shape` and `dtype` together are short for a TensorType."""
+    """Create a variable; `shape` and `dtype` are short for a TensorType."""
     if type_annotation is not None and shape is not None:
         raise ValueError("relay.var: expected type_annotation or shape, got both")
     if shape is not None:
@@ -281,7 +246,7 @@ def var(name_hint: str, type_annotation=None, shape=None, dtype: str = "float32"
 
 
 def const(value, dtype: str | None = None) -> Constant:
-    """A constant. A Python float is a float32, an int an int32, as Relay had it."""
+    """Create a constant. As in Relay, Python floats become float32, ints int32."""
     if isinstance(value, tvm.runtime.Tensor):
         return Constant(value)
     require_dense(value, "relay.const")
@@ -292,8 +257,9 @@ def const(value, dtype: str | None = None) -> Constant:
 
 
 def post_order(expr: Expr, parts=operator.methodcaller("operands")) -> list[Expr]:
-    """It lists `expr` and its parts, each once and after its own `parts`, without recursion: networks are deep."""
-    order, seen, stack = [], set(), [(expr, False)]
+    """List `expr` and its parts, each once, after its own `parts`; iterative, because networks are deep."""
+    order, seen = [], set()
+    stack = [(expr, False)]
     while stack:
         node, done = stack.pop()
         if done:
@@ -306,14 +272,17 @@ def post_order(expr: Expr, parts=operator.methodcaller("operands")) -> list[Expr
 
 
 def all_parts(node: Expr) -> list[Expr]:
-    """These are the expressions that `node` is made of, the body of a function and of a `Let` as well."""
+    """List the children of `node` that are expressions, including the body of a function or a `Let`."""
     return [part for part in node.children() if isinstance(part, Expr)]
 
 
 def rewrite(expr: Expr, change, done=()) -> Expr:
-    """It gives `expr` with `change(node, rebuilt)` for each node, parts first: `rebuilt` is the node of changed parts.
+    """Rewrite an expression bottom-up.
 
-    `done` are the nodes, with what each becomes, that are not to be looked into.
+    Args:
+        expr: Root of the expression.
+        change: `change(node, rebuilt)` returns the new node; `rebuilt` is `node` with rewritten parts.
+        done: Dictionary of nodes that are not visited, and their replacements.
     """
     new = dict(done)
     for node in post_order(expr):
@@ -323,18 +292,18 @@ def rewrite(expr: Expr, change, done=()) -> Expr:
 
 
 def substitute(expr: Expr, replace: dict) -> Expr:
-    """It exchanges the expressions in `expr` that are keys of `replace` for its values."""
+    """Replace the expressions in `expr` that are keys of `replace` by their values."""
 
-    def within(node, rebuilt):
-        return (
-            Let(node.var, rebuilt.value, substitute(node.body, replace)) if isinstance(node, Let) else rebuilt
-        )
+    def change(node, rebuilt):
+        if not isinstance(node, Let):
+            return rebuilt
+        return Let(node.var, rebuilt.value, substitute(node.body, replace))
 
-    return rewrite(expr, within, replace)
+    return rewrite(expr, change, replace)
 
 
 def free_vars(expr: Expr) -> list[Var]:
-    """These are the variables of `expr` that it does not bind itself, in the order of their first use."""
+    """List the free variables of `expr` in the order of their first use."""
     if isinstance(expr, Function):
         return [v for v in free_vars(expr.body) if v not in expr.params]
     free = []
@@ -347,16 +316,16 @@ def free_vars(expr: Expr) -> list[Var]:
 
 
 class _ModuleType(type(tvm.IRModule)):
-    """The class of `IRModule`: a `tvm.IRModule` that has got functions of Relay is an instance of that as well."""
+    """Metaclass of `IRModule`: a `tvm.IRModule` that was given Relay functions is an instance as well."""
 
     def __instancecheck__(cls, value) -> bool:
-        return super().__instancecheck__(value) or (
-            isinstance(value, tvm.IRModule) and "_functions" in vars(value)
-        )
+        if super().__instancecheck__(value):
+            return True
+        return isinstance(value, tvm.IRModule) and "_functions" in vars(value)
 
 
 class IRModule(tvm.IRModule, metaclass=_ModuleType):
-    """A module has functions by name; `main` is where a program starts."""
+    """A module: functions by name; `main` is the entry point."""
 
     def __init__(self, functions=None, type_definitions=None):
         super().__init__({})
@@ -366,25 +335,30 @@ class IRModule(tvm.IRModule, metaclass=_ModuleType):
 
     @classmethod
     def from_expr(cls, expr, functions=None, type_defs=None) -> "IRModule":
-        """A module whose main is `expr`, made a function of its free variables where it is not one."""
+        """Create a module whose main is `expr`, made a function of its free variables if it is none."""
         if not isinstance(expr, Function):
             expr = Function(free_vars(as_expr(expr)), expr)
         return cls({"main": expr, **(functions or {})})
 
     @property
     def functions(self) -> dict:
+        """The functions by GlobalVar, in the order of insertion."""
         return {self._vars[name]: function for name, function in self._functions.items()}
 
     def by_name(self) -> dict[str, Function]:
+        """Return the functions by name, sorted."""
         return dict(sorted(self._functions.items()))
 
     def functions_items(self) -> list:
+        """List (GlobalVar, function), sorted by name."""
         return [(self._vars[name], function) for name, function in self.by_name().items()]
 
     def get_global_vars(self) -> list:
+        """List the GlobalVars, sorted by name."""
         return [self._vars[name] for name in self.by_name()]
 
     def get_global_var(self, name: str):
+        """Return the GlobalVar of a function. Raises ValueError if there is no such function."""
         if name not in self._vars:
             raise ValueError(
                 f"the module has no function {name!r}; it has {', '.join(self.by_name()) or 'none'}"
@@ -402,6 +376,7 @@ class IRModule(tvm.IRModule, metaclass=_ModuleType):
     update_func = __setitem__
 
     def update(self, other: "IRModule") -> None:
+        """Add or replace the functions of `other`."""
         for name, function in other.functions_items():
             self[name] = function
 
@@ -409,11 +384,12 @@ class IRModule(tvm.IRModule, metaclass=_ModuleType):
         return getattr(name, "name_hint", name) in self._functions
 
     def infer(self) -> "IRModule":
-        """Note the types of all its functions, and return it."""
+        """Infer all types in place, and return the module."""
         functions = self.by_name()
         for function in functions.values():
             function.infer(functions)
         return self
 
     def show(self, *_args, **_kwargs) -> None:
+        """Print the module."""
         print(self.astext())

@@ -1,7 +1,7 @@
-"""A module of Relax that an importer gave becomes the graph of Relay calls that scripts look into.
+"""Lifts an importer's Relax module to the graph of Relay calls that scripts inspect.
 
-What Relay had an operator for becomes a call of it. The rest keeps its name from Relax and remembers the call that it
-was, so that nothing is lost on the way back.
+A Relax call becomes a call of the Relay operator, if there is one. Others keep their Relax name and store the
+original call, so that lowering restores it.
 """
 
 import tvm
@@ -20,18 +20,14 @@ _RENAMED = {
     "nn.leakyrelu": "nn.leaky_relu",
     "flip": "reverse",
 }
-_UNLIKE = (
-    "gather_nd",
-    "nn.dropout",
-    "argmax",
-    "argmin",
-)  # of the same name in Relay, with other indices or results
+_UNLIKE = ("gather_nd", "nn.dropout", "argmax", "argmin")  # same name in Relay, but other indices or results
 _MODES = {"replicate": "edge", "circular": "wrap"}
 
 
 def from_relax(mod: tvm.IRModule) -> ir.IRModule:
-    """Relay's view of `mod["main"]`."""
-    main, lifting = mod["main"], _Lifting(dict(mod.functions_items()))
+    """Lift `mod["main"]` to a Relay module."""
+    main = mod["main"]
+    lifting = _Lifting(dict(mod.functions_items()))
     for param in main.params:
         lifting.values[param] = ir.Var(param.name, TensorType(fixed_shape(param.ty) or (), param.ty.dtype))
     for block in main.body.blocks:
@@ -42,48 +38,49 @@ def from_relax(mod: tvm.IRModule) -> ir.IRModule:
 
 
 class _Lifting:
-    """It writes Relax's bindings as Relay's expressions.
+    """A translation of Relax bindings to Relay expressions.
 
-    `values` has the expression for each variable of Relax, `bound` what Relax binds to a variable or to a global one.
+    `values` maps Relax variables to expressions; `bound` maps variables and GlobalVars to what Relax binds.
     """
 
     def __init__(self, functions: dict):
         self.values, self.bound = {}, functions
 
     def bind(self, binding) -> None:
+        """Translate one binding and note its type."""
         self.bound[binding.var] = binding.value
         expr = self.values[binding.var] = self._lifted(binding.value)
         expr._type = expr._type or relay_type(binding.var.ty)
 
     def value(self, expr) -> ir.Expr:
+        """Return the Relay expression for a Relax variable, tuple or constant; TypeError for others."""
         if expr in self.values:
             return self.values[expr]
         if isinstance(expr, relax.Tuple):
             return ir.Tuple([self.value(field) for field in expr.fields])
-        if constant_array(expr) is not None:  # one constant, however often read
+        if constant_array(expr) is not None:  # one per array, however often it is read
             return self.values.setdefault(array_key(expr.value), ir.Constant(expr.value))
         raise TypeError(f"expected a Relax value, got {type(expr).__name__}")
 
     def _lifted(self, expr) -> ir.Expr:
         if isinstance(expr, relax.TupleGetItem):
             whole = self.value(expr.tuple_value)
-            return (
-                whole.fields[expr.index]
-                if isinstance(whole, ir.Tuple)
-                else ir.TupleGetItem(whole, expr.index)
-            )
+            if isinstance(whole, ir.Tuple):
+                return whole.fields[expr.index]
+            return ir.TupleGetItem(whole, expr.index)
         if not isinstance(expr, tvm.ir.Call):
             return self.value(expr)
         name = getattr(expr.op, "name", "").removeprefix("relax.")
         return self._special(name, expr) or self._same(name, expr) or self._kept(name, expr)
 
     def _make(self, name: str, tensors, **attrs) -> ir.Expr:
-        """It calls Relay's operator `name` with tensors of Relax."""
+        """Call the Relay operator `name` on Relax tensors."""
         return ir.as_expr(OPERATORS[name](*map(self.value, tensors), **attrs))
 
     def _same(self, name, call) -> ir.Expr | None:
-        """It calls the operator that has the same tensors and attributes in Relay, if there is one."""
-        spec, attrs = OPERATORS.get(_RENAMED.get(name, name)), _attributes(call)
+        """Call the Relay operator with the same tensors and attributes, if there is one."""
+        spec = OPERATORS.get(_RENAMED.get(name, name))
+        attrs = _attributes(call)
         if spec is None or name in _UNLIKE or not all(map(_is_tensor, call.args)):
             return None
         if "max_pool" in name:
@@ -98,8 +95,9 @@ class _Lifting:
         return ir.Call(ir.Op(spec.name), [self.value(arg) for arg in call.args], attrs)
 
     def _special(self, name, call) -> ir.Expr | None:
-        """It calls the operators whose arguments Relax passes in another way."""
-        x, attrs = call.args[0] if call.args else None, _attributes(call)
+        """Call the operators whose arguments Relax passes differently."""
+        x = call.args[0] if call.args else None
+        attrs = _attributes(call)
         match name:
             case "matmul":
                 return self._product(call)
@@ -107,23 +105,20 @@ class _Lifting:
                 return self._bias(call)
             case "nn.conv1d" | "nn.conv2d" | "nn.conv3d" | "nn.conv1d_transpose" | "nn.conv2d_transpose":
                 return self._convolution(name, call, attrs)
-            case "expand_dims" if axes := _run_of_axes(call):
+            case "expand_dims" if axes := _adjacent_axes(call):
                 return self._make(name, [x], axis=axes[0], num_newaxis=len(axes))
             case "reshape" | "expand_dims":
-                return (
-                    self._make("reshape", [x], newshape=fixed_shape(call.ty))
-                    if fixed_shape(call.ty)
-                    else None
-                )
+                shape = fixed_shape(call.ty)
+                return self._make("reshape", [x], newshape=shape) if shape else None
             case "clip":
                 return self._make(name, [x], a_min=plain(call.args[1]), a_max=plain(call.args[2]))
             case "astype":
                 return self._make("cast", [x], dtype=str(call.attrs.dtype))
             case "permute_dims":
                 return self._make("transpose", [x], axes=attrs["axes"])
-            case "argmax" | "argmin":  # which count in int32 in Relay
-                place = self._make(name, [x], axis=attrs["axis"], keepdims=attrs["keepdims"])
-                return OPERATORS["cast"](place, dtype=str(call.ty.dtype))
+            case "argmax" | "argmin":  # int32 in Relay
+                indices = self._make(name, [x], axis=attrs["axis"], keepdims=attrs["keepdims"])
+                return OPERATORS["cast"](indices, dtype=str(call.ty.dtype))
             case "sort" | "argsort" | "topk":
                 attrs["is_ascend"] = not attrs.pop("largest" if name == "topk" else "descending")
                 return self._make(name, [x], **attrs)
@@ -148,7 +143,7 @@ class _Lifting:
         return None
 
     def _convolution(self, name, call, attrs) -> ir.Expr:
-        """It notes channels and window as attributes, which Relax reads off the weight."""
+        """Call a convolution, with channels and kernel size, which Relax infers, as attributes."""
         attrs = {key: value for key, value in attrs.items() if key in OPERATORS[name].defaults}
         shape = dict(zip(attrs["kernel_layout"], fixed_shape(call.args[1].ty), strict=True))
         attrs["channels"] = shape["O"] * (attrs["groups"] if name.endswith("transpose") else 1)
@@ -158,42 +153,39 @@ class _Lifting:
         return self._make(name, call.args, **attrs)
 
     def _product(self, call) -> ir.Expr:
-        """It calls nn.dense where the right matrix is a transposed weight, and nn.matmul elsewhere."""
+        """Call nn.dense if the right operand is a transposed weight, nn.matmul otherwise."""
         left, right = call.args
-        turned = self.bound.get(right)
+        transposed = self.bound.get(right)
         out_dtype = str(call.ty.dtype) if str(call.ty.dtype) != str(left.ty.dtype) else ""
         is_dense = (
-            _called(turned) == "relax.permute_dims"
+            _called(transposed) == "relax.permute_dims"
             and len(fixed_shape(right.ty) or ()) == len(fixed_shape(left.ty) or ()) == 2
-            and not isinstance(self.bound.get(turned.args[0]), tvm.ir.Call)
+            and not isinstance(self.bound.get(transposed.args[0]), tvm.ir.Call)
         )
         if is_dense:
             units = fixed_shape(call.ty)[-1]
-            return self._make("nn.dense", [left, turned.args[0]], units=units, out_dtype=out_dtype)
+            return self._make("nn.dense", [left, transposed.args[0]], units=units, out_dtype=out_dtype)
         return self._make("nn.matmul", [left, right], out_dtype=out_dtype)
 
     def _bias(self, call) -> ir.Expr | None:
-        """It calls nn.bias_add for a vector along one axis: reshaped to lie along it, or added to a matrix product."""
+        """Call nn.bias_add for a vector reshaped to lie along one axis, or added to a matrix product."""
         shape = fixed_shape(call.ty)
         for left, right in (call.args, reversed(call.args)):
             if shape is None or fixed_shape(left.ty) != shape:
                 continue
-            turned, sizes = self.bound.get(right), fixed_shape(right.ty)
+            reshaped, sizes = self.bound.get(right), fixed_shape(right.ty)
             axes = [axis for axis, size in enumerate(sizes) if size > 1]
             if len(sizes) == 1 and _called(self.bound.get(left)) == "relax.matmul":
                 return self._make("nn.bias_add", [left, right], axis=-1)
             along = len(axes) == 1 and len(sizes) == len(shape)
-            if along and _called(turned) in ("relax.reshape", "relax.expand_dims"):
-                vector = turned.args[0]
-                return (
-                    self._make("nn.bias_add", [left, vector], axis=axes[0])
-                    if len(vector.ty.shape) == 1
-                    else None
-                )
+            if along and _called(reshaped) in ("relax.reshape", "relax.expand_dims"):
+                vector = reshaped.args[0]
+                is_vector = len(vector.ty.shape) == 1
+                return self._make("nn.bias_add", [left, vector], axis=axes[0]) if is_vector else None
         return None
 
     def _kept(self, name, call) -> ir.Expr:
-        """It keeps a call under Relax's name, with what makes it again within a builder that has its kernel."""
+        """Keep a call under its Relax name, with a function `_again` that emits it, and its kernel, again."""
         tensors = []
 
         def collect(arg):
@@ -230,8 +222,8 @@ def _attributes(call) -> dict:
 _METHODS = ("get_int", "get_int_tuple", "get_str", "id_", "is_", "same_as")
 
 
-def _run_of_axes(call) -> list[int]:
-    """The axes that a Relax expand_dims adds, where they lie side by side; else none."""
+def _adjacent_axes(call) -> list[int]:
+    """Return the axes that a Relax expand_dims adds if they are adjacent, else []."""
     axes = sorted(int(axis) % len(call.ty.shape) for axis in call.attrs.axis)
     return axes if axes == list(range(axes[0], axes[0] + len(axes))) else []
 
@@ -243,5 +235,5 @@ def _is_tensor(arg) -> bool:
 
 
 def _called(value) -> str:
-    """The name of the operator that a Relax binding calls; "" for any other."""
+    """Return the name of the operator that a Relax value calls, or ""."""
     return getattr(value.op, "name", "") if isinstance(value, tvm.ir.Call) else ""

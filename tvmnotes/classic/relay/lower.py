@@ -1,4 +1,4 @@
-"""A function of Relay is lowered to Relax here, which is also how Relay's types are inferred."""
+"""Lowers Relay functions to Relax, which is also how Relay's types are inferred."""
 
 import tvm
 from tvm import relax
@@ -12,21 +12,31 @@ from .ty import Any, TensorType, TupleType
 
 
 class Unservable(NotImplementedError):
-    """It is raised for what a script asks for, and today's TVM cannot do; the message says what to write instead."""
+    """Raised for what current TVM cannot do; the message says what to write instead."""
 
 
 def to_relax(function: ir.Function, params: dict | None = None, functions: dict | None = None):
-    """`(IRModule, params)` as `tn.build` takes them, with the parameters of `function` that `params` names as weights.
+    """Lower a function to Relax, and record the type of each of its expressions.
 
-    `params` are TVM tensors. Types are noted on the way. `functions` are those that calls of a GlobalVar mean, by name.
+    Args:
+        function: The program; a parameter without a type takes that of its array, or one implied by the
+            operator that reads it.
+        params: Weights by name, as TVM tensors; the other parameters of `function` are inputs.
+        functions: Callees of GlobalVar calls, by name.
+
+    Returns:
+        `(IRModule, params)` for `tn.build`, with only the params that `function` has.
+
+    Raises:
+        Unservable: The program contains what is not supported, such as control flow.
+        ValueError: A type is missing, or an operator rejects its arguments.
     """
     params = params or {}
     inputs = [p for p in function.params if p.name_hint not in params]
     weights = [p for p in function.params if p.name_hint in params]
-    lowering = _Lowering(
-        relax.BlockBuilder(), {p: _parameter(p, params) for p in function.params}, functions or {}
-    )
-    builder, values = lowering.builder, lowering.values
+    builder = relax.BlockBuilder()
+    values = {p: _parameter(p, params) for p in function.params}
+    lowering = _Lowering(builder, values, functions or {})
     with pass_lock, builder.function("main", []):
         with builder.dataflow():
             result = builder.emit_output(lowering.value(function.body))
@@ -34,7 +44,8 @@ def to_relax(function: ir.Function, params: dict | None = None, functions: dict 
     for param in function.params:
         if values[param] is None:
             raise ValueError(
-                f"%{param.name_hint} has no type: give relay.var({param.name_hint!r}, shape=…), or its array in params"
+                f"%{param.name_hint} has no type: give relay.var({param.name_hint!r}, shape=…), or its "
+                "array in params"
             )
         param._type = relay_type(values[param].ty)
     mod = builder.get()
@@ -46,7 +57,7 @@ def to_relax(function: ir.Function, params: dict | None = None, functions: dict 
 
 
 def infer(function: ir.Function, functions: dict | None = None) -> ir.Function:
-    """Note the type of each expression of `function`, and return it; raises what Relax says of one without."""
+    """Record the type of each expression of `function`, and return it; raises like `to_relax`."""
     to_relax(function, functions=functions)
     return function
 
@@ -55,40 +66,39 @@ ir.Function.infer = infer
 
 
 def _parameter(param: ir.Var, params: dict) -> relax.Var | None:
-    """The Relax variable; None where its type is not known, but may follow from the operator that reads it."""
+    """Return the Relax variable; None if its type may follow from the operator that reads it."""
     annotation, array = param.type_annotation, params.get(param.name_hint)
     if annotation is None and array is not None:
         annotation = TensorType(array.shape, array.dtype)
-    annotation = (
-        annotation or param._type
-    )  # inferred before a pass took away the operator that it followed from
+    annotation = annotation or param._type  # inferred before a pass removed the operator it followed from
     return annotation and relax.Var(param.name_hint, _relax_type(annotation, param.name_hint))
 
 
 def _weight_shape(call: ir.Call, position: int, data: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape that an operator's attributes and data leave for a weight that was written without one."""
+    """Infer the shape of an untyped weight from the operator's attributes and its data's shape."""
     name, attrs = call.op.name, call.attrs
     if name.startswith("nn.conv") and attrs.kernel_size and attrs.channels:
-        ins = data[attrs.data_layout.index("C")]
+        out, ins = attrs.channels, data[attrs.data_layout.index("C")]
         axes = attrs.kernel_layout.translate(_NO_CHANNELS)
         window = dict(zip(axes, attrs.kernel_size, strict=True))
-        out, ins = (attrs.channels // attrs.groups, ins) if "transpose" in name else (
-            attrs.channels, ins // attrs.groups)  # fmt: skip
+        if "transpose" in name:
+            out //= attrs.groups
+        else:
+            ins //= attrs.groups
         return tuple({"O": out, "I": ins, **window}[axis] for axis in attrs.kernel_layout)
     if name == "nn.dense" and attrs.units:
         return attrs.units, data[-1]
-    if name in (
-        "nn.bias_add",
-        "nn.batch_norm",
-        "nn.layer_norm",
-        "nn.prelu",
-        "nn.instance_norm",
-        "nn.group_norm",
-    ):
-        return (data[attrs.axis],)
-    return None
+    return (data[attrs.axis],) if name in _PER_CHANNEL else None
 
 
+_PER_CHANNEL = (
+    "nn.bias_add",
+    "nn.batch_norm",
+    "nn.layer_norm",
+    "nn.prelu",
+    "nn.instance_norm",
+    "nn.group_norm",
+)
 _NO_CHANNELS = str.maketrans("", "", "OI")
 
 
@@ -97,14 +107,14 @@ def _relax_type(annotation, name):
         return relax.TupleType([_relax_type(field, name) for field in annotation.fields])
     if any(isinstance(axis, Any) for axis in annotation.shape):
         raise Unservable(
-            f"%{name} has the shape {annotation.shape}: relay.Any() is of any length, and builds are for fixed shapes "
-            "now; write a number for it"
+            f"%{name} has the shape {annotation.shape}: relay.Any() is of any length, and builds are for "
+            "fixed shapes now; write a number for it"
         )
     return relax.TensorType(annotation.shape, annotation.dtype)
 
 
 def relay_type(ty):
-    """A Relax type in Relay's words."""
+    """Convert a Relax type to Relay's."""
     if isinstance(ty, tvm.ir.TupleType):
         return TupleType([relay_type(field) for field in ty.fields])
     if isinstance(ty, relax.TensorType):
@@ -114,16 +124,17 @@ def relay_type(ty):
 
 
 class _Lowering:
-    """It writes expressions into a Relax builder.
+    """A translation of Relay expressions into a Relax builder.
 
-    `values` has what each has become, None for a parameter whose type follows from the operator that reads it.
-    `functions` are those of the module, by name.
+    `values` maps expressions to Relax values; None for a parameter whose type follows from the operator that
+    reads it. `functions` are the module's, by name.
     """
 
     def __init__(self, builder: relax.BlockBuilder, values: dict, functions: dict):
         self.builder, self.values, self.functions = builder, values, functions
 
     def value(self, expr: ir.Expr):
+        """Emit `expr` and record the types of all its parts."""
         for node in ir.post_order(expr):
             if node not in self.values:
                 self.values[node] = self._lowered(node)
@@ -154,27 +165,28 @@ class _Lowering:
                 raise ValueError(
                     f"%{node.name_hint} is used and not bound: add it to the function's parameters"
                 )
-            case ir.Let():  # its body is lowered after it, as the variable stands in it
+            case ir.Let():  # lower the body after the value, which its variable stands for
                 self.values[node.var] = self.values[node.value]
                 node.var._type = relay_type(self.values[node.var].ty)
                 return self.value(node.body)
         raise Unservable(
-            f"relay.{type(node).__name__}: control flow is not built, only networks without it; unroll the loop, "
-            "or build the branches apart and choose in Python"
+            f"relay.{type(node).__name__}: control flow is not built, only networks without it; unroll the "
+            "loop, or build the branches apart and choose in Python"
         )
 
     def _settle_numbers(self, call: ir.Call) -> None:
-        """Exchange a bare number for a constant of the dtype of the expression beside it, if that can hold it."""
-        for at, arg in enumerate(call.args if len(call.args) == 2 else ()):
-            number, beside = getattr(arg, "number", None), self.values[call.args[1 - at]]
-            if number is not None and beside is not None:
-                dtype = str(beside.ty.dtype)
+        """Give a Python number the dtype of the other operand if it can represent it."""
+        for position, arg in enumerate(call.args if len(call.args) == 2 else ()):
+            number = getattr(arg, "number", None)
+            other = self.values[call.args[1 - position]]
+            if number is not None and other is not None:
+                dtype = str(other.ty.dtype)
                 if isinstance(number, int) or "float" in dtype:
-                    call.args[at] = ir.const(number, dtype)
-                    self.values[call.args[at]] = relax.const(call.args[at].data)
+                    constant = call.args[position] = ir.const(number, dtype)
+                    self.values[constant] = relax.const(constant.data)
 
     def _settle_weights(self, call: ir.Call) -> None:
-        """Give the arguments without a type the one that the operator leaves for them."""
+        """Give untyped arguments the type that the operator implies."""
         for position, arg in enumerate(call.args if isinstance(call.op, ir.Op) else ()):
             if self.values[arg] is None:
                 data = self.values[call.args[0]]
@@ -188,7 +200,8 @@ class _Lowering:
     def _call(self, call: ir.Call):
         self._settle_numbers(call)
         self._settle_weights(call)
-        args, op = [self.values[arg] for arg in call.args], call.op
+        args = [self.values[arg] for arg in call.args]
+        op = call.op
         if isinstance(op, tvm.ir.GlobalVar):
             if op.name_hint not in self.functions:
                 raise ValueError(f"@{op.name_hint} is called, and the module has no such function")
@@ -198,9 +211,8 @@ class _Lowering:
                 raise ValueError(
                     f"a function of {len(op.params)} parameters is called with {len(args)} arguments"
                 )
-            return _Lowering(self.builder, dict(zip(op.params, args, strict=True)), self.functions).value(
-                op.body
-            )
+            values = dict(zip(op.params, args, strict=True))
+            return _Lowering(self.builder, values, self.functions).value(op.body)
         if not isinstance(op, ir.Op):
             raise Unservable(f"a call of {type(op).__name__}: functions as values are not built")
         if call.attrs and "_again" in call.attrs:
@@ -211,9 +223,8 @@ class _Lowering:
             )
         try:
             result = OPERATORS[op.name].lower(args, call.attrs)
-            return (
-                result if isinstance(result, relax.Var | tvm.ir.GenericConst) else self.builder.emit(result)
-            )
+            is_value = isinstance(result, relax.Var | tvm.ir.GenericConst)
+            return result if is_value else self.builder.emit(result)
         except (ValueError, TypeError, IndexError, tvm.error.InternalError) as error:
             shapes = ", ".join(str(relay_type(arg.ty)) for arg in args)
             raise ValueError(f"relay.{op.name}({shapes}): {errors.lines(error)[0]}") from error

@@ -1,6 +1,6 @@
-"""Here are the networks of `relay.testing`, and the layers that they are made of.
+"""The networks of `relay.testing`, and their layers.
 
-Each network is a function of TVM's `get_net` arguments that gives a `relay.Function`.
+Each network is a function that takes the arguments of TVM's `get_net` and returns a `relay.Function`.
 """
 
 import re
@@ -33,17 +33,19 @@ conv2d, conv3d, conv2d_transpose = map(_layer, (nn.conv2d, nn.conv3d, nn.conv2d_
 
 
 def dense_add_bias(data, weight=None, bias=None, units=None, *, name="", **attrs):
+    """Call nn.dense and nn.bias_add; missing parameters become variables named after `name`."""
     product = nn.dense(data, _weight(weight, f"{name}_weight"), units, **attrs)
     return nn.bias_add(product, _weight(bias, f"{name}_bias"), axis=-1)
 
 
 def batch_norm_infer(data, gamma=None, beta=None, moving_mean=None, moving_var=None, *, name="", **attrs):
+    """Return the first result of nn.batch_norm; missing parameters become variables named after `name`."""
     params = {"gamma": gamma, "beta": beta, "moving_mean": moving_mean, "moving_var": moving_var}
     return nn.batch_norm(data, *(_weight(v, f"{name}_{k}") for k, v in params.items()), **attrs)[0]
 
 
 def conv_kernel_layout(data_layout: str, is_depthwise=False) -> str:
-    """The layout of the weights beside NCHW or NHWC data."""
+    """Return the weight layout for NCHW or NHWC data. Raises ValueError for others."""
     layouts = {"NCHW": "OIHW", "NHWC": "HWOI" if is_depthwise else "HWIO"}
     if data_layout not in layouts:
         raise ValueError(f"conv_kernel_layout: expected NCHW or NHWC, got {data_layout!r}")
@@ -51,7 +53,7 @@ def conv_kernel_layout(data_layout: str, is_depthwise=False) -> str:
 
 
 def _square(size: int, strides: int = 1, padding: int | None = None) -> dict:
-    """The attributes of a square window; it keeps the picture's size where `padding` is None and `strides` 1."""
+    """Return a square window's attributes; without `padding` and at stride 1, it keeps the image size."""
     edge = size // 2 if padding is None else padding
     return {"kernel_size": (size, size), "strides": (strides, strides), "padding": (edge, edge)}
 
@@ -77,14 +79,11 @@ _UNITS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 
 
 
 def _resnet_plan(num_layers: int, height: int) -> tuple[list[int], list[int], bool]:
-    """Units and channels of each stage (the channels begin with the stem's), and whether a unit is a bottleneck."""
+    """Return each stage's units, the stem's and each stage's channels, and whether units are bottlenecks."""
     if height > 28 and num_layers in _UNITS:
         deep = num_layers >= 50
-        return (
-            list(_UNITS[num_layers]),
-            [64, *((256, 512, 1024, 2048) if deep else (64, 128, 256, 512))],
-            deep,
-        )
+        channels = (256, 512, 1024, 2048) if deep else (64, 128, 256, 512)
+        return list(_UNITS[num_layers]), [64, *channels], deep
     if height <= 28 and num_layers >= 164 and num_layers % 9 == 2:
         return [num_layers // 9] * 3, [16, 64, 128, 256], True
     if height <= 28 and num_layers < 164 and num_layers % 6 == 2:
@@ -95,18 +94,28 @@ def _resnet_plan(num_layers: int, height: int) -> tuple[list[int], list[int], bo
     )
 
 
-def resnet(batch_size, num_classes, num_layers=50, image_shape=(3, 224, 224), layout="NCHW", dtype="float32",
-           **_others):  # fmt: skip
-    """Kaiming He et al., "Identity Mappings in Deep Residual Networks" (2016): batch norm and ReLU come first."""
+def resnet(
+    batch_size,
+    num_classes,
+    num_layers=50,
+    image_shape=(3, 224, 224),
+    layout="NCHW",
+    dtype="float32",
+    **_others,
+):
+    """Build a ResNet with batch norm and ReLU first.
+
+    Source: Kaiming He et al., "Identity Mappings in Deep Residual Networks" (2016).
+    """
     height = image_shape[layout.index("H") - 1]
     units, channels, deep = _resnet_plan(num_layers, height)
     conv = partial(conv2d, data_layout=layout, kernel_layout=conv_kernel_layout(layout))
     norm = partial(batch_norm_infer, epsilon=2e-5, axis=layout.index("C"))
 
     def unit(x, outs, by, name, first):
-        steps = (
-            [(outs // 4, 1, by), (outs // 4, 3, 1), (outs, 1, 1)] if deep else [(outs, 3, by), (outs, 3, 1)]
-        )
+        steps = [(outs, 3, by), (outs, 3, 1)]
+        if deep:
+            steps = [(outs // 4, 1, by), (outs // 4, 3, 1), (outs, 1, 1)]
         begin = y = nn.relu(norm(x, name=f"{name}_bn1"))
         for n, (width, size, strides) in enumerate(steps, 1):
             y = y if n == 1 else nn.relu(norm(y, name=f"{name}_bn{n}"))
@@ -126,20 +135,19 @@ def resnet(batch_size, num_classes, num_layers=50, image_shape=(3, 224, 224), la
     return _function(nn.softmax(dense_add_bias(nn.batch_flatten(x), units=num_classes, name="fc1")))
 
 
-def mobile_net(num_classes=1000, data_shape=(1, 3, 224, 224), dtype="float32", alpha=1.0, is_shallow=False,
-               layout="NCHW"):  # fmt: skip
-    """Andrew Howard et al., "MobileNets" (2017): depthwise 3×3 and pointwise convolutions in turn."""
+def mobile_net(
+    num_classes=1000, data_shape=(1, 3, 224, 224), dtype="float32", alpha=1.0, is_shallow=False, layout="NCHW"
+):
+    """Build MobileNet (Andrew Howard et al., 2017): alternating depthwise 3×3 and pointwise convolutions."""
     norm = partial(batch_norm_infer, axis=layout.index("C"))
     conv = partial(conv2d, data_layout=layout, kernel_layout=conv_kernel_layout(layout))
     depthwise = partial(conv2d, data_layout=layout, kernel_layout=conv_kernel_layout(layout, True))
     last = [(1024, 2), (1024, 2)] if is_shallow else [(512, 1)] * 5 + [(1024, 2), (1024, 1)]
+    blocks = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *last]  # channels, stride
     x, ins = ir.var("data", shape=data_shape, dtype=dtype), int(32 * alpha)
-    x = nn.relu(
-        norm(conv(x, channels=ins, name="conv_block_1_conv", **_square(3, 2)), name="conv_block_1_bn")
-    )
-    for n, (outs, strides) in enumerate(
-        [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *last], 1
-    ):
+    x = conv(x, channels=ins, name="conv_block_1_conv", **_square(3, 2))
+    x = nn.relu(norm(x, name="conv_block_1_bn"))
+    for n, (outs, strides) in enumerate(blocks, 1):
         name, outs = f"separable_conv_block_{n}", int(outs * alpha)
         x = depthwise(x, channels=ins, groups=ins, name=name, **_square(3, strides))
         x = conv(nn.relu(norm(x, name=f"{name}_bn1")), channels=outs, name=f"{name}_conv2", **_square(1))
@@ -149,7 +157,7 @@ def mobile_net(num_classes=1000, data_shape=(1, 3, 224, 224), dtype="float32", a
 
 
 def mobilenet(batch_size, num_classes, image_shape, dtype, layout):
-    """`mobile_net` by the arguments that the other networks have."""
+    """Build `mobile_net` from the arguments of the other networks."""
     return mobile_net(num_classes, (batch_size, *image_shape), dtype, layout=layout)
 
 
@@ -157,7 +165,7 @@ _VGG = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2
 
 
 def vgg(batch_size, image_shape, num_classes, dtype, num_layers=11, batch_norm=False):
-    """Karen Simonyan, Andrew Zisserman, "Very Deep Convolutional Networks" (2014)."""
+    """Build a VGG: Karen Simonyan, Andrew Zisserman, "Very Deep Convolutional Networks" (2014)."""
     if num_layers not in _VGG:
         raise ValueError(f"vgg: expected num_layers of {', '.join(map(str, _VGG))}; got {num_layers}")
     x = _data(batch_size, image_shape, dtype)
@@ -174,7 +182,7 @@ def vgg(batch_size, image_shape, num_classes, dtype, num_layers=11, batch_norm=F
 
 
 def mlp(batch_size, num_classes=10, image_shape=(1, 28, 28), dtype="float32"):
-    """Three dense layers, of 128, 64 and `num_classes` units."""
+    """Build three dense layers of 128, 64 and `num_classes` units."""
     x = nn.batch_flatten(_data(batch_size, image_shape, dtype))
     for n, units in enumerate((128, 64), 1):
         x = nn.relu(dense_add_bias(x, units=units, name=f"fc{n}"))
@@ -182,7 +190,7 @@ def mlp(batch_size, num_classes=10, image_shape=(1, 28, 28), dtype="float32"):
 
 
 def squeezenet(batch_size, image_shape, num_classes, version, dtype):
-    """Forrest Iandola et al., "SqueezeNet" (2016): eight fire modules, which narrow and then widen."""
+    """Build SqueezeNet (Forrest Iandola et al., 2016): eight fire modules, which squeeze and then expand."""
     if version not in ("1.0", "1.1"):
         raise ValueError(f"squeezenet: expected the version 1.0 or 1.1, got {version!r}")
     outs, size, pooled = (96, 7, (1, 4, 8)) if version == "1.0" else (64, 3, (1, 3, 5))
@@ -200,8 +208,8 @@ def squeezenet(batch_size, image_shape, num_classes, version, dtype):
     return _function(nn.softmax(nn.batch_flatten(nn.global_avg_pool2d(x))))
 
 
-# Christian Szegedy et al., "Rethinking the Inception Architecture" (2015). A block's branches stand between bars, with
-# a branch's layers in order: channels:window/stride, v for a convolution without padding, + for two side by side.
+# Christian Szegedy et al., "Rethinking the Inception Architecture" (2015). Bars separate a block's branches,
+# spaces a branch's layers: channels:window/stride; v is for no padding, + for two convolutions in parallel.
 _STEM = "32:3x3/2 32:3x3v 64:3x3 max/2 80 192:3x3v max/2"
 _INCEPTION = [
     *(f"64 | 48 64:5x5 | 64 96:3x3 96:3x3 | avg {width}" for width in (32, 64, 64)),
@@ -216,7 +224,7 @@ _INCEPTION = [
 
 
 def inception_v3(batch_size, num_classes, image_shape, dtype):
-    """The network of `_STEM` and `_INCEPTION`, for pictures of 299 × 299."""
+    """Build the network of `_STEM` and `_INCEPTION`, for 299 × 299 images."""
 
     def layer(x, text, name):
         strides, edge = (2, 0) if text.endswith("/2") else (1, 1)
@@ -227,8 +235,8 @@ def inception_v3(batch_size, num_classes, image_shape, dtype):
         outs, *window = map(int, re.findall(r"\d+", text.removesuffix("/2")))
         window = window or [1, 1]
         padding = [0, 0] if strides == 2 or text.endswith("v") else [size // 2 for size in window]
-        x = conv2d(x, channels=outs, kernel_size=window, strides=(strides, strides), padding=padding,
-                   name=f"{name}_conv1")  # fmt: skip
+        attrs = {"kernel_size": window, "strides": (strides, strides), "padding": padding}
+        x = conv2d(x, channels=outs, name=f"{name}_conv1", **attrs)
         return nn.relu(batch_norm_infer(x, epsilon=2e-5, name=f"{name}_bn"))
 
     def branch(x, text, name) -> list:
@@ -245,14 +253,14 @@ def inception_v3(batch_size, num_classes, image_shape, dtype):
     return _function(nn.softmax(dense_add_bias(x, units=num_classes, name="fc1")))
 
 
-_DENSENET = {121: (64, 32, (6, 12, 24, 16)), 161: (96, 48, (6, 12, 36, 24)), 169: (64, 32, (6, 12, 32, 32)),
-             201: (64, 32, (6, 12, 48, 32))}  # fmt: skip
+_DENSENET = {121: (64, 32, (6, 12, 24, 16)), 161: (96, 48, (6, 12, 36, 24)),
+             169: (64, 32, (6, 12, 32, 32)), 201: (64, 32, (6, 12, 48, 32))}  # fmt: skip
 
 
 def densenet(densenet_size, classes, batch_size, image_shape, dtype):
-    """Gao Huang et al., "Densely Connected Convolutional Networks" (2016).
+    """Build a DenseNet: Gao Huang et al., "Densely Connected Convolutional Networks" (2016).
 
-    Each layer reads all that came before it in its block, as in the paper; in TVM's it read the last one alone.
+    As in the paper, each layer reads all earlier ones of its block; in TVM's version, only the last one.
     """
     if densenet_size not in _DENSENET:
         raise ValueError(
@@ -279,26 +287,27 @@ def densenet(densenet_size, classes, batch_size, image_shape, dtype):
 
 
 def dcgan(batch_size, random_len=100, oshape=(3, 64, 64), ngf=128, code=None, layout="NCHW", dtype="float32"):
-    """The generator of Alec Radford et al., "Unsupervised Representation Learning" (2015): 64 × 64 pictures."""
+    """Build a generator of 64 × 64 images.
+
+    Source: Alec Radford et al., "Unsupervised Representation Learning" (2015).
+    """
     if tuple(oshape[-2:]) != (64, 64):
         raise ValueError(f"dcgan: expected pictures of 64 × 64, got an oshape of {tuple(oshape)}")
     kernel = {"NCHW": "IOHW", "NHWC": "HWOI"}[layout]
-    x = nn.relu(nn.dense(_data(batch_size, (random_len,), dtype) if code is None else code, ir.var("dense_weight"),
-                         units=16 * 8 * ngf))  # fmt: skip
+    code = _data(batch_size, (random_len,), dtype) if code is None else code
+    deconv = partial(conv2d_transpose, data_layout=layout, kernel_layout=kernel, output_padding=(0, 0))
+    norm = partial(batch_norm_infer, epsilon=1e-5, scale=False, axis=layout.index("C"))
+    x = nn.relu(nn.dense(code, ir.var("dense_weight"), units=16 * 8 * ngf))
     x = OPERATORS["reshape"](x, newshape=(-1, 8 * ngf, 4, 4) if layout == "NCHW" else (-1, 4, 4, 8 * ngf))
     for n, outs in enumerate((4 * ngf, 2 * ngf, ngf, oshape[0]), 2):
-        x = conv2d_transpose(x, channels=outs, data_layout=layout, kernel_layout=kernel, output_padding=(0, 0),
-                             name=f"g{n}_deconv", **_square(4, 2, 1))  # fmt: skip
+        x = deconv(x, channels=outs, name=f"g{n}_deconv", **_square(4, 2, 1))
         if n < 5:
-            x = batch_norm_infer(
-                x, epsilon=1e-5, scale=False, axis=layout.index("C"), name=f"g{n}_batch_norm"
-            )
-            x = nn.relu(x)
+            x = nn.relu(norm(x, name=f"g{n}_batch_norm"))
     return _function(OPERATORS["tanh"](x))
 
 
 def lstm_cell(num_hidden, batch_size=1, dtype="float32", name=""):
-    """One step: a function of inputs, the states (h, c), and weights and biases to (output, (h, c))."""
+    """Build one step: a function from inputs, states (h, c), weights and biases to (output, (h, c))."""
     state = TensorType((batch_size, num_hidden), dtype)
     types = [state, TupleType([state, state])]
     types += 2 * [TensorType((4 * num_hidden, num_hidden), dtype), TensorType((4 * num_hidden,), dtype)]
@@ -314,7 +323,7 @@ def lstm_cell(num_hidden, batch_size=1, dtype="float32", name=""):
 
 
 def lstm(iterations, num_hidden, batch_size=1, dtype="float32"):
-    """`iterations` cells in a row, each with weights of its own. Their inputs are data, data_1, data_2, …"""
+    """Chain `iterations` cells, each with its own weights; the inputs are data, data_1, data_2 and so on."""
     state = TensorType((batch_size, num_hidden), dtype)
     types = {
         "weight": TensorType((4 * num_hidden, num_hidden), dtype),

@@ -1,6 +1,6 @@
-"""These are the passes of Relay that Relax has not, or draws in another way.
+"""Relay's passes that Relax lacks or does differently.
 
-Each leads from a function to a function, whose types are known. `transform` makes passes of them.
+Each maps a function with inferred types to a function. `transform` wraps them as passes.
 """
 
 import collections
@@ -21,12 +21,12 @@ def _is(expr, name: str) -> bool:
 
 
 def _uses(body) -> collections.Counter:
-    """It counts how often each expression is read."""
+    """Count how often each expression is read."""
     return collections.Counter(part for node in ir.post_order(body) for part in node.operands())
 
 
 def simplify_inference(function: ir.Function) -> ir.Function:
-    """Batch norm becomes one multiplication and one addition, and dropout nothing."""
+    """Replace batch norm by one multiplication and one addition, and remove dropout."""
 
     def simpler(node, rebuilt):
         if _is(rebuilt, "nn.dropout"):
@@ -40,15 +40,16 @@ def simplify_inference(function: ir.Function) -> ir.Function:
         shift = -mean * scale
         shift = shift + beta if norm.attrs.center else shift
         rank = len(node._type.shape)
-        if behind := rank - 1 - norm.attrs.axis % rank:
-            scale, shift = (OPERATORS["expand_dims"](v, axis=1, num_newaxis=behind) for v in (scale, shift))
+        trailing = rank - 1 - norm.attrs.axis % rank  # axes after the channels
+        if trailing:
+            scale, shift = (OPERATORS["expand_dims"](v, axis=1, num_newaxis=trailing) for v in (scale, shift))
         return data * scale + shift
 
     return _with_body(function, ir.rewrite(function.body, simpler))
 
 
 def eliminate_common_subexpr(function: ir.Function, fskip=None) -> ir.Function:
-    """Calls of the same operator, arguments and attributes become one, but for those that `fskip(call)` names."""
+    """Merge calls with the same operator, arguments and attributes, unless `fskip(call)` is true."""
     first: dict = {}
 
     def shared(_node, rebuilt):
@@ -63,21 +64,21 @@ def eliminate_common_subexpr(function: ir.Function, fskip=None) -> ir.Function:
 
 
 def fold_scale_axis(function: ir.Function) -> ir.Function:
-    """Multiply a convolution's weight by what its result is multiplied with, channel by channel."""
+    """Fold a per-channel multiplication of a convolution's result into its weight."""
     uses = _uses(function.body)
 
     def folded(node, rebuilt):
         if not _is(rebuilt, "multiply"):
             return rebuilt
-        at = 0 if _is(rebuilt.args[0], "nn.conv2d") else 1
-        conv, scale = rebuilt.args[at], rebuilt.args[1 - at]
-        if not _is(conv, "nn.conv2d") or (conv.attrs.data_layout, conv.attrs.kernel_layout) != (
-            "NCHW",
-            "OIHW",
-        ):
+        position = 0 if _is(rebuilt.args[0], "nn.conv2d") else 1
+        conv, scale = rebuilt.args[position], rebuilt.args[1 - position]
+        if not _is(conv, "nn.conv2d"):
             return rebuilt
-        channels, shape = node._type.shape[1], getattr(node.args[1 - at]._type, "shape", ())
-        if uses[node.args[at]] != 1 or shape[-3:] != (channels, 1, 1) or math.prod(shape) != channels:
+        if (conv.attrs.data_layout, conv.attrs.kernel_layout) != ("NCHW", "OIHW"):
+            return rebuilt
+        channels = node._type.shape[1]
+        shape = getattr(node.args[1 - position]._type, "shape", ())
+        if uses[node.args[position]] != 1 or shape[-3:] != (channels, 1, 1) or math.prod(shape) != channels:
             return rebuilt
         data, weight = conv.args
         factor = OPERATORS["reshape"](scale, newshape=(channels, 1, 1, 1))
@@ -86,10 +87,10 @@ def fold_scale_axis(function: ir.Function) -> ir.Function:
     return _with_body(function, ir.rewrite(function.body, folded))
 
 
-# ---------------------------------------------------------------- fusion, as Relay drew it
+# ---------------------------------------------------------------- fusion by Relay's rules
 
 _HEAVY = ("nn.conv", "nn.dense", "nn.matmul", "nn.batch_matmul")
-_APART = (
+_OPAQUE = (
     "nn.softmax",
     "nn.log_softmax",
     "nn.batch_norm",
@@ -104,26 +105,30 @@ _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "argmax", "argmin", "varianc
 
 
 def _kind(call) -> str:
-    """How an operator fuses: "heavy" takes elementwise ones, "reduction" ends a group, "opaque" is alone."""
+    """Return how an operator fuses: "heavy" takes an epilogue, "reduction" ends a group, "opaque" is alone.
+
+    All others are "elementwise".
+    """
     if not isinstance(call, ir.Call) or not isinstance(call.op, ir.Op):
         return "opaque"
     name = call.op.name
     if name.startswith(_HEAVY):
         return "heavy"
-    if name in _APART:
+    if name in _OPAQUE:
         return "opaque"
     return "reduction" if "pool" in name or name in _REDUCTIONS else "elementwise"
 
 
 def fuse_ops(function: ir.Function, fuse_opt_level: int = -1) -> ir.Function:
-    """Calls that become one kernel are grouped in a function with the attribute Primitive.
+    """Group the calls that become one kernel into functions with the attribute Primitive.
 
-    A call joins the group of the value that it reads where nothing else reads that value, and the group is one that
-    elementwise operators may follow. At level 0, which is that of the PassContext where it is -1, each is alone.
+    A call joins the group of a value it reads if it is that value's only reader and elementwise operators may
+    follow the group. At level 0 each call is alone; -1 means the level of the PassContext.
     """
     level = fuse_opt_level if fuse_opt_level >= 0 else int(tvm.transform.PassContext.current().opt_level)
     calls = [node for node in ir.post_order(function.body) if isinstance(node, ir.Call)]
-    uses, group = _uses(function.body), {}
+    uses = _uses(function.body)
+    group: dict = {}  # by call, the calls of its kernel
     for call in calls:
         group[call] = [call]
         if level == 0 or _kind(call) not in ("elementwise", "reduction"):
@@ -134,7 +139,7 @@ def fuse_ops(function: ir.Function, fuse_opt_level: int = -1) -> ir.Function:
                 continue
             merged = joined + [member for member in group[call] if member not in joined]
             kinds = [_kind(member) for member in merged]
-            if kinds.count("heavy") + kinds.count("reduction") <= 1:  # one loop nest that is not elementwise
+            if kinds.count("heavy") + kinds.count("reduction") <= 1:  # at most one non-elementwise loop nest
                 for member in merged:
                     group[member] = merged
     replaced: dict = {}
@@ -147,8 +152,8 @@ def fuse_ops(function: ir.Function, fuse_opt_level: int = -1) -> ir.Function:
 
 
 def _primitive(last, members, replaced):
-    """It calls a function that computes `last` from what its group reads."""
-    params: dict = {}  # by the expression outside
+    """Call a new function that computes `last` from the values that its group reads."""
+    params: dict = {}  # by the outer expression
     for node in ir.post_order(last):
         for arg in node.args if node in members else ():
             if arg not in members and arg not in params and not isinstance(arg, ir.Constant):

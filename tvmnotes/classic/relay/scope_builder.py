@@ -1,4 +1,4 @@
-"""`relay.ScopeBuilder`: programs written one `let` after another."""
+"""`relay.ScopeBuilder`: builds programs from successive `let`s."""
 
 import contextlib
 
@@ -6,10 +6,10 @@ from . import ir
 
 
 class ScopeBuilder:
-    """`let` names a value, `ret` says what a scope gives, `get` returns the expression of it all."""
+    """Builder of lets: `let` names a value, `ret` sets a scope's result, `get` returns the expression."""
 
     def __init__(self):
-        self._scopes = [([], [])]  # of each open scope, its (variable, value) pairs and what it returns
+        self._scopes = [([], [])]  # per open scope: its (variable, value) pairs, and its result in a list
 
     def let(self, var, value) -> ir.Var:
         """Name a value: `var` is a variable, its name, or (name, type)."""
@@ -19,13 +19,14 @@ class ScopeBuilder:
         return var
 
     def ret(self, value) -> None:
+        """Set the result of the scope. Raises RuntimeError if it has one."""
         if self._scopes[-1][1]:
             raise RuntimeError("ScopeBuilder: this scope has returned already")
         self._scopes[-1][1].append(ir.as_expr(value))
 
     @contextlib.contextmanager
     def if_scope(self, cond):
-        """What is written within is the branch for a true `cond`; `else_scope` follows."""
+        """Open the branch taken if `cond` is true; `else_scope` must follow."""
         self._scopes.append(([], []))
         yield
         branch = self._close()
@@ -33,6 +34,7 @@ class ScopeBuilder:
 
     @contextlib.contextmanager
     def else_scope(self):
+        """Open the other branch. Raises RuntimeError without an `if_scope` before it."""
         result = self._scopes[-1][1]
         if not result or not isinstance(result[0], ir.If):
             raise RuntimeError("ScopeBuilder: an else_scope follows an if_scope")
@@ -41,6 +43,7 @@ class ScopeBuilder:
         result[0] = ir.If(result[0].cond, result[0].true_branch, self._close())
 
     def get(self) -> ir.Expr:
+        """Return the whole expression. Raises RuntimeError without a result."""
         program = self._close()
         self._scopes.append(([], [program]))
         return program

@@ -1,7 +1,6 @@
-"""`relay.testing`: the networks that tutorials build, under TVM's names for their weights, filled as TVM filled them.
+"""`relay.testing`: the networks that tutorials build, with TVM's names and initial values for their weights.
 
-A network's module has `get_net`, which is its function in `networks`, and `get_workload`, which makes `(mod, params)`
-of that.
+A network's module has `get_net`, its function in `networks`, and `get_workload`, which makes `(mod, params)`.
 """
 
 import collections
@@ -17,12 +16,16 @@ from . import ir, networks, transform
 
 
 class Initializer:
-    """Fills an array in place by the end of its name: bias, beta, mean 0; gamma, var 1; weight as a subclass does."""
+    """Initializer that fills an array in place by its name's ending.
+
+    bias, beta and mean are 0; gamma and var 1; a subclass fills weights.
+    """
 
     def __init__(self, **kwargs):
         self._kwargs = kwargs
 
     def __call__(self, desc: str, arr: np.ndarray) -> None:
+        """Fill the array `arr` of the parameter `desc`. Raises ValueError for another ending."""
         if desc.endswith("weight"):
             self._init_weight(desc, arr)
         elif desc.endswith(("bias", "beta", "mean")):
@@ -37,16 +40,18 @@ class Initializer:
 
 
 class Xavier(Initializer):
-    """Uniform in ±sqrt(magnitude / fan); the fan is that of the inputs ("in"), of the outputs ("out"), or their mean.
+    """Initializer uniform in ±sqrt(magnitude / fan): fan-in ("in"), fan-out ("out") or their mean ("avg").
 
-    Source: Xavier Glorot, Yoshua Bengio, "Understanding the difficulty of training deep feedforward neural networks".
+    Source: Xavier Glorot, Yoshua Bengio, "Understanding the difficulty of training deep feedforward neural
+    networks".
     """
 
     def __init__(self, rnd_type="uniform", factor_type="avg", magnitude=3):
         super().__init__(rnd_type=rnd_type, factor_type=factor_type, magnitude=magnitude)
         if rnd_type != "uniform" or factor_type not in ("avg", "in", "out"):
             raise ValueError(
-                f"Xavier: expected rnd_type uniform and factor_type avg, in or out; got {rnd_type!r}, {factor_type!r}"
+                f"Xavier: expected rnd_type uniform and factor_type avg, in or out; got {rnd_type!r}, "
+                f"{factor_type!r}"
             )
         self.rnd_type, self.factor_type, self.magnitude = rnd_type, factor_type, float(magnitude)
 
@@ -57,25 +62,27 @@ class Xavier(Initializer):
         outs, ins = arr.shape[0] * window, arr.shape[1] * window
         fan = {"in": ins, "out": outs, "avg": (ins + outs) / 2}[self.factor_type]
         scale = np.sqrt(self.magnitude / (window if "depthwise" in name else fan))
-        arr[:] = np.random.uniform(-scale, scale, size=arr.shape)  # noqa: NPY002 - of the seed of create_workload
+        arr[:] = np.random.uniform(-scale, scale, size=arr.shape)  # noqa: NPY002 - seeded by create_workload
 
 
 class Constant(Initializer):
-    """Weights of one value, which sum up to 1."""
+    """Initializer that makes all elements of a weight equal, with sum 1."""
 
     def _init_weight(self, name, arr) -> None:
         arr[:] = 1 / arr.size
 
 
 def create_workload(net, initializer=None, seed=0) -> tuple[ir.IRModule, dict]:
-    """`(mod, params)` for a function: an array for each parameter that is not called data (or data_1, …).
+    """Return `(mod, params)` for a function, with an array for each parameter not named data, data_1, ….
 
-    NumPy's global generator is seeded, as in TVM, so that a script's own random inputs are the same in each run.
+    `initializer` (default `Xavier()`) is called with each name and an array of zeros. As in TVM, `seed` seeds
+    NumPy's global generator, so that a script's own random inputs are reproducible.
     """
     mod = ir.IRModule.from_expr(net)
     mod["main"].infer()
     np.random.seed(seed)  # noqa: NPY002
-    fill, params = initializer or Xavier(), {}
+    fill = initializer or Xavier()
+    params = {}
     for param in mod["main"].params:
         if not re.fullmatch(r"data(_\d+)?", param.name_hint):
             array = np.zeros(param.checked_type.shape, param.checked_type.dtype)
@@ -90,7 +97,7 @@ _NEEDED = inspect.Parameter.empty
 
 
 def _network(net, **defaults) -> dict:
-    """A network's module: `get_net`, and `get_workload`, whose parameters and defaults are `defaults`."""
+    """Return a network's module contents; `defaults` are the parameters and defaults of `get_workload`."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     signature = inspect.Signature(
         [inspect.Parameter(n, kind, default=value) for n, value in defaults.items()]
@@ -106,52 +113,60 @@ def _network(net, **defaults) -> dict:
 
 
 def run_opt_pass(expr, opt_pass, import_prelude=False):
-    """`expr` after a pass: a function where it is one, the body of one otherwise."""
+    """Run a pass on an expression; the result is a function only if `expr` is one."""
     main = opt_pass(ir.IRModule.from_expr(expr))["main"]
     return main if isinstance(expr, ir.Function) else main.body
 
 
 def run_infer_type(expr):
+    """Run the pass InferType on an expression."""
     return run_opt_pass(expr, transform.NAMES["InferType"]())
 
 
 def count_ops(expr) -> collections.Counter:
-    """How often `expr` calls each operator."""
+    """Count the calls of each operator in `expr`, by name."""
     calls = (node for node in ir.post_order(expr, ir.all_parts) if isinstance(node, ir.Call))
     return collections.Counter(call.op.name for call in calls if isinstance(call.op, ir.Op))
 
 
 def rand(dtype, *shape):
-    return tvm.runtime.tensor(np.random.rand(*shape).astype(dtype))  # noqa: NPY002 - of the script's seed
+    """Return a TVM tensor with elements uniform in [0, 1)."""
+    return tvm.runtime.tensor(np.random.rand(*shape).astype(dtype))  # noqa: NPY002 - seeded by the script
 
 
 def enabled_targets() -> list:
+    """List (target, device): the CPU."""
     return [("llvm", tvm.cpu(0))]
 
 
 _IMAGE = {"image_shape": (3, 224, 224), "dtype": "float32"}
 
-# By the part of the name behind tvm.relay.testing.
+# By the name's suffix after tvm.relay.testing.
 MODULES = {
     "": {"create_workload": create_workload, "run_opt_pass": run_opt_pass, "run_infer_type": run_infer_type,
-         "count_ops": count_ops, "rand": rand, "enabled_targets": enabled_targets, "ctx_list": enabled_targets},
-    ".init": {"create_workload": create_workload, "Initializer": Initializer, "Xavier": Xavier, "Constant": Constant},
+         "count_ops": count_ops, "rand": rand, "enabled_targets": enabled_targets,
+         "ctx_list": enabled_targets},
+    ".init": {"create_workload": create_workload, "Initializer": Initializer, "Xavier": Xavier,
+              "Constant": Constant},
     ".layers": {layer.__name__: layer for layer in (
         networks.conv2d, networks.conv3d, networks.conv2d_transpose, networks.dense_add_bias,
         networks.batch_norm_infer, networks.conv_kernel_layout)},
     ".config": {"ctx_list": enabled_targets},
-    ".resnet": _network(networks.resnet, batch_size=1, num_classes=1000, num_layers=18, image_shape=(3, 224, 224),
-                        layout="NCHW", dtype="float32"),
+    ".resnet": _network(networks.resnet, batch_size=1, num_classes=1000, num_layers=18,
+                        image_shape=(3, 224, 224), layout="NCHW", dtype="float32"),
     ".mobilenet": {**_network(networks.mobilenet, batch_size=1, num_classes=1000, **_IMAGE, layout="NCHW"),
                    "mobile_net": networks.mobile_net},
-    ".vgg": _network(networks.vgg, batch_size=_NEEDED, num_classes=1000, **_IMAGE, num_layers=11, batch_norm=False),
-    ".mlp": _network(networks.mlp, batch_size=_NEEDED, num_classes=10, image_shape=(1, 28, 28), dtype="float32"),
+    ".vgg": _network(networks.vgg, batch_size=_NEEDED, num_classes=1000, **_IMAGE, num_layers=11,
+                     batch_norm=False),
+    ".mlp": _network(networks.mlp, batch_size=_NEEDED, num_classes=10, image_shape=(1, 28, 28),
+                     dtype="float32"),
     ".squeezenet": _network(networks.squeezenet, batch_size=1, num_classes=1000, version="1.0", **_IMAGE),
-    ".inception_v3": _network(networks.inception_v3, batch_size=1, num_classes=1000, image_shape=(3, 299, 299),
-                              dtype="float32"),
+    ".inception_v3": _network(networks.inception_v3, batch_size=1, num_classes=1000,
+                              image_shape=(3, 299, 299), dtype="float32"),
     ".densenet": _network(networks.densenet, densenet_size=121, classes=1000, batch_size=4, **_IMAGE),
-    ".dcgan": _network(networks.dcgan, batch_size=_NEEDED, oshape=(3, 64, 64), ngf=128, random_len=100, layout="NCHW",
-                       dtype="float32"),
-    ".lstm": {**_network(networks.lstm, iterations=_NEEDED, num_hidden=_NEEDED, batch_size=1, dtype="float32"),
+    ".dcgan": _network(networks.dcgan, batch_size=_NEEDED, oshape=(3, 64, 64), ngf=128, random_len=100,
+                       layout="NCHW", dtype="float32"),
+    ".lstm": {**_network(networks.lstm, iterations=_NEEDED, num_hidden=_NEEDED, batch_size=1,
+                         dtype="float32"),
               "lstm_cell": networks.lstm_cell},
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Relay's text is the form in which a module or an expression prints."""
+"""Relay's text format, in which modules and expressions print."""
 
 import itertools
 
@@ -7,7 +7,10 @@ from .ops import OPERATORS
 
 
 def astext(what, show_meta_data: bool = False, annotate=None, types: bool = True) -> str:
-    """The text of a module, function or expression, with the types that are known; those of a module are inferred."""
+    """Return a module, function or expression as text.
+
+    With `types`, known types are printed; those of a module are inferred first.
+    """
     printer = _Printer(types=types)
     if isinstance(what, ir.IRModule):
         functions = what.infer().by_name()
@@ -24,18 +27,16 @@ ir.IRModule.astext = ir.IRModule.__str__ = ir.IRModule.__repr__ = astext
 
 
 class _Printer:
-    """It numbers the values of a function and writes a line for each call; constants are numbered in a text's order."""
+    """Printer of one function: one numbered line per call; constants are numbered across the whole text."""
 
     def __init__(self, indent: int = 0, constants=None, types: bool = True):
-        self.names, self.lines, self.constants, self.pad = (
-            {},
-            [],
-            constants or itertools.count(),
-            "  " * indent,
-        )
+        self.names, self.lines = {}, []
+        self.constants = constants or itertools.count()
+        self.pad = "  " * indent
         self.types = types
 
     def function(self, function: ir.Function, head: str) -> str:
+        """Return the text of a function, starting with `head`."""
         inner = _Printer(1, self.constants, self.types)
         params = ", ".join(f"{inner.value(p)}{self.annotated(p)}" for p in function.params)
         result = inner.value(function.body)
@@ -44,14 +45,13 @@ class _Printer:
         return "\n".join([f"{head}({params}{attrs}){returns} {{", *inner.lines, f"  {result}", "}", ""])
 
     def value(self, expr: ir.Expr) -> str:
+        """Write the lines that `expr` needs, and return its name or, for the last call, its text."""
         for node in ir.post_order(expr):
             if node not in self.names:
                 self.names[node] = self._name(node)
-        last = self.lines and self.lines[-1].removeprefix(self.pad)
+        last = self.lines[-1].removeprefix(self.pad) if self.lines else ""
         name = self.names[expr]
-        if (
-            isinstance(expr, ir.Call | ir.If) and last and last.startswith(f"{name} = ")
-        ):  # the result needs no number
+        if isinstance(expr, ir.Call | ir.If) and last.startswith(f"{name} = "):  # a result needs no number
             self.lines.pop()
             self.names[expr] = last.removeprefix(f"{name} = ").removesuffix(";")
         return self.names[expr]
@@ -63,7 +63,7 @@ class _Printer:
             return self._constant(node)
         if isinstance(node, ir.Tuple):
             fields = ", ".join(self.names[f] for f in node.fields)
-            return f"({fields}{',' * (len(node.fields) == 1)})"
+            return f"({fields},)" if len(node.fields) == 1 else f"({fields})"
         if isinstance(node, ir.TupleGetItem):
             return f"{self.names[node.tuple_value]}.{node.index}"
         if isinstance(node, ir.Function):
@@ -101,6 +101,7 @@ class _Printer:
         return f"{name}({', '.join(args + attrs)})"
 
     def annotated(self, v: ir.Var) -> str:
+        """Return `: type` for a variable, or "" without one."""
         return f": {v._type!r}" if self.types and v._type is not None else ""
 
     def _comment(self, node) -> str:
@@ -114,7 +115,8 @@ class _Printer:
         return f"meta[relay.Constant][{next(self.constants)}]{self._comment(node)}"
 
     def _unique(self, hint: str) -> str:
-        taken, name, count = set(self.names.values()), f"%{hint}", 0
+        taken = set(self.names.values())
+        name, count = f"%{hint}", 0
         while name in taken:
             count += 1
             name = f"%{hint}_{count}"

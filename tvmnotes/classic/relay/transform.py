@@ -1,4 +1,4 @@
-"""`relay.transform`: passes from module to module. Those that Relax has too run there, on the way down and up again."""
+"""`relay.transform`: module passes. Those that Relax has too run there, between lowering and lifting."""
 
 import sys
 import warnings
@@ -12,7 +12,7 @@ from . import ir, rewrites
 from .lift import from_relax
 from .lower import to_relax
 
-# The lowest opt level at which a Sequential runs a pass, as Relay had it; 0 for the others.
+# The lowest opt level at which a Sequential runs a pass, as in Relay; 0 for all others.
 _LEVELS = {
     "FoldConstant": 2,
     "FoldScaleAxis": 3,
@@ -21,11 +21,14 @@ _LEVELS = {
     "AlterOpLayout": 3,
 }
 _current = tvm.transform.PassContext.current
-_SEQUENTIAL = tvm.transform.Sequential  # today's, whatever `enable` puts in its place
+_SEQUENTIAL = tvm.transform.Sequential  # TVM's own, which `enable` replaces
 
 
 class Pass:
-    """A pass by name; call it with a module."""
+    """A named pass, called with a module.
+
+    `run` maps a module to a module; without an `opt_level`, the pass has Relay's.
+    """
 
     def __init__(self, name: str, run, opt_level: int | None = None):
         self.name, self.run = name, run
@@ -33,6 +36,7 @@ class Pass:
         self.info = self
 
     def __call__(self, mod: ir.IRModule) -> ir.IRModule:
+        """Run the pass on a Relay module. Raises TypeError for others."""
         if not isinstance(mod, ir.IRModule):
             raise TypeError(f"relay.transform.{self.name}: expected a Relay module, got {type(mod).__name__}")
         _tell("run_before_pass", mod, self)
@@ -45,17 +49,18 @@ class Pass:
 
 
 def _tell(event: str, mod, info) -> None:
-    """Call a method of the context's instruments that are classes of a script; TVM's own hear of its passes only."""
+    """Notify the context's instruments; TVM's own hear only of TVM's passes."""
     for instrument in instruments():
-        heard = getattr(instrument, event, None)
-        if heard is not None:
-            heard(mod, info)
+        callback = getattr(instrument, event, None)
+        if callback is not None:
+            callback(mod, info)
 
 
 class Sequential:
-    """`tvm.transform.Sequential` for Relay's passes; a list of today's passes gives today's Sequential."""
+    """`tvm.transform.Sequential` for Relay's passes; a list of TVM passes makes a TVM Sequential."""
 
     def __new__(cls, passes=None, opt_level=0, name="sequential", required=None):
+        """Create a Sequential of this class if there is a Relay pass, else TVM's."""
         if any(isinstance(p, Pass | Sequential) for p in passes or ()):
             return super().__new__(cls)
         return _SEQUENTIAL(passes, opt_level, name, required)
@@ -64,20 +69,20 @@ class Sequential:
         self.passes, self.name = list(passes), name
 
     def __call__(self, mod):
+        """Run the passes that the current PassContext enables."""
         context = _current()
-        disabled, required = (
-            {str(p) for p in which} for which in (context.disabled_pass, context.required_pass)
-        )
+        disabled = {str(p) for p in context.disabled_pass}
+        required = {str(p) for p in context.required_pass}
         for step in self.passes:
             name = getattr(step, "name", "")
-            today = set(PASSES.get(name, [name]))  # PassContext keeps the names of today
-            wanted = getattr(step, "opt_level", 0) <= int(context.opt_level) or today <= required
-            if wanted and not today <= disabled:
-                mod = step(mod) if isinstance(step, Pass | Sequential) else _step_of_today(step, mod)
+            current = set(PASSES.get(name, [name]))  # PassContext stores the current names
+            wanted = getattr(step, "opt_level", 0) <= int(context.opt_level) or current <= required
+            if wanted and not current <= disabled:
+                mod = step(mod) if isinstance(step, Pass | Sequential) else _run_tvm_pass(step, mod)
         return mod
 
 
-def _step_of_today(step, mod):
+def _run_tvm_pass(step, mod):
     if not isinstance(mod, ir.IRModule):
         return step(mod)
     if step.info.name != "PrintIR":
@@ -89,7 +94,7 @@ def _step_of_today(step, mod):
 
 
 def _relay(name, body):
-    """A pass of a function from function to function; types are known before it and after it."""
+    """Register a pass made from a function-to-function `body`; types are inferred before and after it."""
 
     def make(*args, **kwargs):
         return Pass(name, lambda mod: _each(mod, lambda function: body(function, *args, **kwargs)))
@@ -102,7 +107,7 @@ def _each(mod: ir.IRModule, change) -> ir.IRModule:
 
 
 def _relax(name, *passes):
-    """A pass that Relax has as well; `passes` make it from the same arguments."""
+    """Register a pass that Relax has too; `passes` are its factories, called with the same arguments."""
 
     def make(*args, **kwargs):
         def run(mod):
@@ -118,7 +123,7 @@ def _relax(name, *passes):
 
 
 def _of_script(method: str, run):
-    """A decorator that makes a pass of a script's own function, or of a class whose `method` is one."""
+    """Return a decorator that turns a script's function, or a class with a `method`, into a pass."""
 
     def decorator(decorated=None, opt_level=0, name=None, required=None, traceable=False):
         def wrap(decorated):
@@ -166,7 +171,7 @@ def _layouts(desired):
     kernels = {"NCHW": "OIHW", "NHWC": "HWIO"}
     wanted = {}
     for name, layouts in desired.items():
-        if name.startswith("qnn."):  # no module has such operators here
+        if name.startswith("qnn."):  # no module here has these operators
             continue
         if name != "nn.conv2d":
             raise NotImplementedError(
@@ -194,13 +199,14 @@ _relax("ToMixedPrecision", _precision)
 
 def _remove_unused_functions(entry_functions=("main",)):
     def run(mod):
-        kept, left = {}, list(entry_functions)
-        while left:
-            name = left.pop()
+        kept = {}
+        pending = list(entry_functions)
+        while pending:
+            name = pending.pop()
             if name not in kept:
                 kept[name] = mod[name]
                 called = [getattr(node, "op", None) for node in ir.post_order(mod[name].body)]
-                left += [op.name_hint for op in called if isinstance(op, tvm.ir.GlobalVar)]
+                pending += [op.name_hint for op in called if isinstance(op, tvm.ir.GlobalVar)]
         return ir.IRModule({v: f for v, f in mod.functions_items() if v.name_hint in kept})
 
     return Pass("RemoveUnusedFunctions", run)
@@ -208,12 +214,17 @@ def _remove_unused_functions(entry_functions=("main",)):
 
 NAMES["RemoveUnusedFunctions"] = _remove_unused_functions
 
-for _name in ("AlterOpLayout", "Legalize", "CombineParallelConv2D", "CombineParallelDense",
-              "CombineParallelBatchMatmul"):  # fmt: skip
+_DONE_BY_BUILD = (
+    "AlterOpLayout", "Legalize", "CombineParallelConv2D", "CombineParallelDense",
+    "CombineParallelBatchMatmul",
+)  # fmt: skip
+_NOT_IN_RELAX = (
+    "FastMath", "ToGraphNormalForm", "ToANormalForm", "Inline", "LazyGradientInit", "BackwardFoldScaleAxis",
+    "SimplifyExpr", "DynamicToStatic", "Defunctionalization", "EtaExpand", "CanonicalizeCast",
+)  # fmt: skip
+for _name in _DONE_BY_BUILD:
     _unchanged(_name, "tn.build chooses layouts and schedules itself, when it compiles")
-for _name in ("FastMath", "ToGraphNormalForm", "ToANormalForm", "Inline", "LazyGradientInit",
-              "BackwardFoldScaleAxis", "SimplifyExpr", "DynamicToStatic", "Defunctionalization", "EtaExpand",
-              "CanonicalizeCast"):  # fmt: skip
+for _name in _NOT_IN_RELAX:
     _unchanged(_name, "Relax has no such pass, or does it in another way")
 
 

@@ -1,14 +1,20 @@
-"""Relay's types say what is known of a value before it is computed."""
+"""Relay's types: the shapes and dtypes known at compile time."""
+
+
+def _tuple_text(items) -> str:
+    text = ", ".join(map(str, items))
+    return f"({text},)" if len(items) == 1 else f"({text})"
 
 
 class TensorType:
-    """The type of an array has its `shape`, a number of elements or `Any` for each axis, and its `dtype`."""
+    """The type of an array: `shape`, an int or `Any` per axis, and `dtype`."""
 
     def __init__(self, shape, dtype: str = "float32"):
         self.shape, self.dtype = tuple(s if isinstance(s, Any) else int(s) for s in shape), str(dtype)
 
     @property
     def concrete_shape(self) -> tuple[int, ...]:
+        """The shape."""
         return self.shape
 
     def __eq__(self, other) -> bool:
@@ -18,11 +24,11 @@ class TensorType:
         return hash((self.shape, self.dtype))
 
     def __repr__(self) -> str:
-        return f"Tensor[({', '.join(map(str, self.shape))}{',' * (len(self.shape) == 1)}), {self.dtype}]"
+        return f"Tensor[{_tuple_text(self.shape)}, {self.dtype}]"
 
 
 class TupleType:
-    """The type of a tuple has the types of its values."""
+    """The type of a tuple: `fields` are the types of its values."""
 
     def __init__(self, fields):
         self.fields = list(fields)
@@ -31,11 +37,11 @@ class TupleType:
         return isinstance(other, TupleType) and self.fields == other.fields
 
     def __repr__(self) -> str:
-        return f"({', '.join(map(repr, self.fields))}{',' * (len(self.fields) == 1)})"
+        return _tuple_text([repr(field) for field in self.fields])
 
 
 class FuncType:
-    """The type of a function has the types of its arguments and of its result."""
+    """The type of a function: the types of its arguments and of its result."""
 
     def __init__(self, arg_types, ret_type, type_params=(), type_constraints=()):
         self.arg_types, self.ret_type = list(arg_types), ret_type
@@ -46,7 +52,7 @@ class FuncType:
 
 
 class Any:
-    """It stands for an axis whose length is known only when the network runs. It can be written down, but not built."""
+    """An axis length known only at run time. It can be constructed, but not built."""
 
     def __repr__(self) -> str:
         return "?"

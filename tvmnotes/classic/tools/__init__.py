@@ -1,1 +1,6 @@
-"""The old command line and the old pictures of graphs."""
+"""The old tools on top of Relay.
+
+tvmc          `tvm.driver.tvmc`: compile, run and tune a model file
+tvmc_command  its command line
+relay_viz     `tvm.contrib.relay_viz`: graphs as text or DOT
+"""

@@ -1,10 +1,10 @@
-"""`tvm.contrib.relay_viz` draws a Relay module as text: a tree that is printed, or a file in the DOT language.
+"""`tvm.contrib.relay_viz`: draws a Relay module as a printed tree or a file in the DOT language.
 
-    viz = relay_viz.RelayVisualizer(mod, params, plotter=relay_viz.TermPlotter(), parser=relay_viz.TermVizParser())
+    viz = relay_viz.RelayVisualizer(mod, params, relay_viz.TermPlotter(), relay_viz.TermVizParser())
     viz.render()
 
-A parser says what node and edges an expression is, a plotter makes graphs of them and shows these; both can be
-replaced by a script's own, by the interface of old: `VizNode`, `VizEdge`, `VizParser`, `VizGraph`, `Plotter`.
+A parser turns an expression into a node and edges; a plotter collects them in graphs and renders these.
+Scripts can supply their own by the old interface: `VizNode`, `VizEdge`, `VizParser`, `VizGraph`, `Plotter`.
 """
 
 import collections
@@ -17,7 +17,7 @@ UNKNOWN_TYPE = "unknown"
 
 
 class VizNode:
-    """A node to draw: `identity` within its graph, `type_name` and `detail` as text."""
+    """A node: `identity` is unique within its graph, `type_name` and `detail` are its label."""
 
     def __init__(self, node_id: str, node_type: str, node_detail: str):
         self.identity, self.type_name, self.detail = node_id, node_type, node_detail
@@ -27,54 +27,65 @@ class VizNode:
 
 
 class VizEdge:
-    """The value of node `start` is read by node `end`; both are identities."""
+    """An edge from node `start` to node `end`, which reads its value; both are identities."""
 
     def __init__(self, start_node: str, end_node: str):
         self.start, self.end = start_node, end_node
 
 
 class VizParser:
-    """It makes a node of an expression, and the edges that lead into it."""
+    """Interface: turns an expression into a node and the edges that lead to it."""
 
     def get_node_edges(
         self, node, relay_param: dict, node_to_id: dict
     ) -> tuple[VizNode | None, list[VizEdge]]:
+        """Return the node, None to draw none, and its incoming edges.
+
+        Args:
+            node: Relay expression.
+            relay_param: Parameters by name.
+            node_to_id: Identities of all expressions of the function.
+        """
         raise NotImplementedError(
             "VizParser.get_node_edges: a parser of your own gives (VizNode or None, [VizEdge])"
         )
 
 
 class VizGraph:
-    """It collects the nodes and edges of one function."""
+    """Interface: collects the nodes and edges of one function."""
 
     def node(self, viz_node: VizNode) -> None:
+        """Add a node."""
         raise NotImplementedError("VizGraph.node: a graph of your own takes a VizNode")
 
     def edge(self, viz_edge: VizEdge) -> None:
+        """Add an edge."""
         raise NotImplementedError("VizGraph.edge: a graph of your own takes a VizEdge")
 
 
 class Plotter:
-    """It makes graphs and shows them."""
+    """Interface: creates graphs and renders them."""
 
     def create_graph(self, name: str) -> VizGraph:
+        """Return a new graph for the function `name`."""
         raise NotImplementedError("Plotter.create_graph: a plotter of your own gives a VizGraph")
 
     def render(self, filename: str) -> None:
+        """Render all graphs."""
         raise NotImplementedError("Plotter.render: a plotter of your own shows its graphs")
 
 
 class DefaultVizParser(VizParser):
-    """Node and edges for each kind of expression; details are types and attributes, one a line."""
+    """Parser for all kinds of expressions; a detail holds types or attributes, one per line."""
 
     def get_node_edges(self, node, relay_param, node_to_id):
+        """Return a node and its incoming edges."""
         identity = node_to_id[node]
         edges = [VizEdge(node_to_id[part], identity) for part in ir.all_parts(node)]
         if isinstance(node, ir.Var):
             kind = "Param" if node.name_hint in relay_param else "Input"
-            return VizNode(
-                identity, f"Var({kind})", f"name_hint: {node.name_hint}\n{_type_lines(node)}"
-            ), edges
+            detail = f"name_hint: {node.name_hint}\n{_type_lines(node)}"
+            return VizNode(identity, f"Var({kind})", detail), edges
         if isinstance(node, ir.Constant):
             return VizNode(identity, "Const", _type_lines(node)), edges
         if isinstance(node, ir.Call):
@@ -90,30 +101,40 @@ class DefaultVizParser(VizParser):
 def _name(op) -> str:
     if isinstance(op, ir.Function):
         return "fn"
-    return (
-        op.name if isinstance(op, ir.Op) else f"@{op.name_hint}" if hasattr(op, "name_hint") else "of a value"
-    )
+    if isinstance(op, ir.Op):
+        return op.name
+    return f"@{op.name_hint}" if hasattr(op, "name_hint") else "of a value"
 
 
 def _type_lines(node) -> str:
     ty = node._type
-    return (
-        f"shape: {ty.shape}\ndtype: {ty.dtype}"
-        if isinstance(ty, TensorType)
-        else f"type: {ty or UNKNOWN_TYPE}"
-    )
+    if isinstance(ty, TensorType):
+        return f"shape: {ty.shape}\ndtype: {ty.dtype}"
+    return f"type: {ty or UNKNOWN_TYPE}"
 
 
 class RelayVisualizer:
-    """It walks a module's functions with a parser, hands what it finds to a plotter, and renders."""
+    """Visualizer of a module's functions: passes a parser's nodes and edges to a plotter.
 
-    def __init__(self, relay_mod, relay_param: dict | None = None, plotter: Plotter | None = None,
-                 parser: VizParser | None = None):  # fmt: skip
+    Args:
+        relay_mod: Relay module; TypeError for others.
+        relay_param: Parameters by name.
+        plotter: Default `TermPlotter()`.
+        parser: Default `DefaultVizParser()`.
+    """
+
+    def __init__(
+        self,
+        relay_mod,
+        relay_param: dict | None = None,
+        plotter: Plotter | None = None,
+        parser: VizParser | None = None,
+    ):
         if not isinstance(relay_mod, ir.IRModule):
             raise TypeError(f"RelayVisualizer: expected a Relay module, got {type(relay_mod).__name__}")
         self._plotter, parser = plotter or TermPlotter(), parser or DefaultVizParser()
         for name, function in relay_mod.infer().by_name().items():
-            order = ir.post_order(function, ir.all_parts)  # functions that are called too
+            order = ir.post_order(function, ir.all_parts)  # including called functions
             identities = {node: str(n) for n, node in enumerate(order)}
             graph = self._plotter.create_graph(name)
             for node in order:
@@ -124,7 +145,7 @@ class RelayVisualizer:
                     graph.edge(edge)
 
     def render(self, filename: str | None = None) -> None:
-        """Show the graphs; to `filename` where one is given and the plotter writes files."""
+        """Render the graphs, to `filename` if it is given and the plotter writes files."""
         self._plotter.render(filename)
 
 
@@ -133,19 +154,23 @@ class RelayVisualizer:
 
 class _Graph(VizGraph):
     def __init__(self, name: str):
-        self.name, self.nodes, self.reads = name, {}, {}
+        self.name = name
+        self.nodes, self.reads = {}, {}  # by identity: its node, the identities that it reads
 
     def node(self, viz_node: VizNode) -> None:
+        """Add a node."""
         self.nodes[viz_node.identity] = viz_node
 
     def edge(self, viz_edge: VizEdge) -> None:
+        """Add an edge."""
         self.reads.setdefault(viz_edge.end, []).append(viz_edge.start)
 
 
 class TermGraph(_Graph):
-    """`render()` gives the tree as text."""
+    """A graph drawn as a tree of text."""
 
     def render(self) -> str:
+        """Return the tree."""
         reads = collections.Counter(start for starts in self.reads.values() for start in starts)
         drawn = set()
         lines = [f"@{self.name}"]
@@ -158,15 +183,13 @@ class TermGraph(_Graph):
             parts = self.reads.get(identity, [])
             number = f"[{identity}] " if reads[identity] > 1 and parts else ""
             again = bool(number) and identity in drawn
-            lines.append(
-                f"{indent}{'`' if last else '|'}--{number}{f'{node.type_name} as above' if again else label}"
-            )
+            branch = "`--" if last else "|--"
+            lines.append(indent + branch + number + (f"{node.type_name} as above" if again else label))
             drawn.add(identity)
             if not again:
                 inner = indent + ("   " if last else "|  ")
-                stack.extend(
-                    (part, inner, n == len(parts) - 1) for n, part in reversed(list(enumerate(parts)))
-                )
+                children = [(part, inner, n == len(parts) - 1) for n, part in enumerate(parts)]
+                stack.extend(reversed(children))
         return "\n".join(lines)
 
 
@@ -177,13 +200,15 @@ class _Plotter(Plotter):
         self.graphs = []
 
     def create_graph(self, name: str) -> _Graph:
+        """Add a graph for the function `name`."""
         self.graphs.append(self.graph(name))
         return self.graphs[-1]
 
 
 class TermPlotter(_Plotter):
-    """A tree per function: under each value what it is made of. What stands more than once is drawn once, then named
-    with its number.
+    """Plotter of one tree per function, with each value's operands below it.
+
+    A value read several times is drawn once, then referred to by its number.
     """
 
     graph = TermGraph
@@ -198,10 +223,15 @@ class TermPlotter(_Plotter):
 
 
 class DotPlotter(_Plotter):
-    """A file in the DOT language, which `dot -Tsvg` draws; attributes are dictionaries of Graphviz's own."""
+    """Plotter to a file in the DOT language, for `dot -Tsvg`; attributes are dictionaries of Graphviz's."""
 
-    def __init__(self, graph_attr: dict | None = None, node_attr: dict | None = None, edge_attr: dict | None = None,
-                 get_node_attr=None):  # fmt: skip
+    def __init__(
+        self,
+        graph_attr: dict | None = None,
+        node_attr: dict | None = None,
+        edge_attr: dict | None = None,
+        get_node_attr=None,
+    ):
         super().__init__()
         self.attrs = {
             "graph": graph_attr or {},
@@ -211,16 +241,14 @@ class DotPlotter(_Plotter):
         self.get_node_attr = get_node_attr or (lambda _node: {})
 
     def render(self, filename: str | None = None) -> None:
-        """Write `filename`.gv, graph.gv without a name."""
+        """Write `filename`.gv, by default graph.gv."""
         lines = ["digraph {"]
-        lines += [f"  {what} [{_dot(attrs)}]" for what, attrs in self.attrs.items() if attrs]
+        lines += [f"  {kind} [{_dot(attrs)}]" for kind, attrs in self.attrs.items() if attrs]
         for number, graph in enumerate(self.graphs):
             lines += [f"  subgraph cluster_{number} {{", f"    {_dot({'label': graph.name})}"]
             for identity, node in graph.nodes.items():
-                label = f"{node.type_name}\n{node.detail}".strip()
-                lines.append(
-                    f"    n{number}_{identity} [{_dot({'label': label, **self.get_node_attr(node)})}]"
-                )
+                attrs = {"label": f"{node.type_name}\n{node.detail}".strip(), **self.get_node_attr(node)}
+                lines.append(f"    n{number}_{identity} [{_dot(attrs)}]")
             for end, starts in graph.reads.items():
                 lines += [f"    n{number}_{start} -> n{number}_{end}" for start in starts]
             lines.append("  }")
@@ -228,18 +256,20 @@ class DotPlotter(_Plotter):
 
 
 def _dot(attrs: dict) -> str:
-    quoted = (
-        (k, str(v).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")) for k, v in attrs.items()
-    )
-    return ", ".join(f'{k}="{v}"' for k, v in quoted)
+    escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+    return ", ".join(f'{name}="{str(value).translate(escapes)}"' for name, value in attrs.items())
 
 
-_INTERFACE = {"UNKNOWN_TYPE": UNKNOWN_TYPE, "VizNode": VizNode, "VizEdge": VizEdge, "VizParser": VizParser,
-             "VizGraph": VizGraph, "Plotter": Plotter, "DefaultVizParser": DefaultVizParser}  # fmt: skip
-_TERMINAL = {
-    "TermPlotter": TermPlotter,
-    "TermVizParser": DefaultVizParser,
-}  # a plotter puts the lines as it likes
+_INTERFACE = {
+    "UNKNOWN_TYPE": UNKNOWN_TYPE,
+    "VizNode": VizNode,
+    "VizEdge": VizEdge,
+    "VizParser": VizParser,
+    "VizGraph": VizGraph,
+    "Plotter": Plotter,
+    "DefaultVizParser": DefaultVizParser,
+}
+_TERMINAL = {"TermPlotter": TermPlotter, "TermVizParser": DefaultVizParser}  # plotters lay out the details
 _DOT = {"DotPlotter": DotPlotter, "DotVizParser": DefaultVizParser}
 NAMESPACES = {
     "tvm.contrib.relay_viz": {**_INTERFACE, **_TERMINAL, **_DOT, "RelayVisualizer": RelayVisualizer},

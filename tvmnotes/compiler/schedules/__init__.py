@@ -1,7 +1,12 @@
-"""Schedules for CPUs, one file per family of operators, and the pass that gives each kernel of a module its own.
+"""Schedules for CPUs, one file per family of operators, and the pass that schedules each kernel of a module.
 
-A family's kernels carry its name, their config (a plain dictionary: tile sizes and such) and their workload as an
-annotation of their main block; whatever was fused behind them is scheduled along. See family.py for what a family is.
+family         what a family and a workload must provide, and the registry of families
+annotations    the annotation of a kernel: its schedule (family and config) and its workload
+convolution    the workload of a convolution; its families: conv2d, pointwise, depthwise, winograd
+matmul         products with a weight known at compile time; batch_matmul: of two activations
+row_reduction  softmax and layer norm; elementwise: exp, tanh and others in vectorizable arithmetic
+default        every other kernel; metaschedule: tuned by TVM's search; trace: what its traces may do
+vector         registers and register tiles; epilogue: fused operators, vector loops; prefetch: of weights
 """
 
 import importlib
@@ -23,9 +28,15 @@ for _file in pkgutil.iter_modules(__path__):  # the families register themselves
 
 
 def schedule_kernels(simd: Simd, lookup: Callable | None = None) -> tvm.transform.Pass:
-    """The pass, for all kernels. Each becomes the annotation of what it got; see `annotations.of_function`.
+    """Make the pass that schedules every kernel and annotates it; see `annotations.of_function`.
 
-    A kernel of no family gets the config that `lookup(kernel)` gives, if any.
+    Args:
+        simd: the vector registers of the target.
+        lookup: `lookup(kernel) -> dict | None` gives the config of a `Kernel`, the workload of a kernel
+            without a family; without a config, such a kernel gets the default schedule.
+
+    Returns:
+        The module pass "ScheduleKernels".
     """
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
@@ -40,17 +51,19 @@ def schedule_kernels(simd: Simd, lookup: Callable | None = None) -> tvm.transfor
 
 
 def _scheduled(func, name, simd, lookup):
-    """The kernel with the schedule of its family; by default where that does not fit, as it is where nothing does."""
-    main = func.with_attr("global_symbol", "main")  # held here, or TVM's Schedule would change `func` itself
+    """Schedule a kernel by its annotation or by `lookup`; by the default family if neither exists or fits."""
+    main = func.with_attr("global_symbol", "main")  # a reference, or TVM modifies `func`
     found = annotations.of_blocks(_begin(main)) or _looked_up(func, name, lookup)
-    for annotation in (*found, *annotations.attribute({"family": "default", "lanes": simd.lanes}).values()):
-        sch, config = _begin(main), annotations.parse(annotation)["schedule"]
+    fallback = annotations.attribute({"family": "default", "lanes": simd.lanes})
+    for annotation in (*found, *fallback.values()):
+        sch = _begin(main)
+        config = annotations.parse(annotation)["schedule"]
         try:
             FAMILIES[config["family"]].schedule(sch, config)
         except ScheduleError:
             continue
         scheduled = prefetch.insert(sch.mod["main"]) if config.get("prefetch") else sch.mod["main"]
-        scheduled = scheduled.without_attr("global_symbol")  # "main", of the Schedule
+        scheduled = scheduled.without_attr("global_symbol")  # "main", set above
         for key, value in func.attrs.items():
             scheduled = scheduled.with_attr(key, value)
         return scheduled.with_attr(annotations.NAME, annotation)
@@ -58,7 +71,7 @@ def _scheduled(func, name, simd, lookup):
 
 
 def _looked_up(func, name, lookup) -> list[str]:
-    """The annotation for a kernel of no family, where there is a config for it."""
+    """Return the annotation for a kernel without a family, if `lookup` has a config for it."""
     if lookup is None:
         return []
     kernel = Kernel.of(func, name)

@@ -1,7 +1,15 @@
-"""Products of batches of matrices that are both known only when the network runs: those of attention.
+"""Batched matrix products of two activations, such as those of attention.
 
-The scheme is that of `matmul`; the kernel packs the right matrices (keys, values) into panels itself, a batch's at a
-time where there are several, so that the thread that packs them reads them from its cache.
+The scheme is that of `matmul`. The kernel itself packs the right-hand matrices (keys, values) into panels; of
+several batches, one batch at a time, so that the thread that packs a panel reads it from its own cache.
+
+knob    meaning                                               values that `space` tries
+lanes   float32 elements of a register, the width of a panel  `Simd.lanes`
+rows    rows of the register tile                             1 to min(M, registers)
+blocks  vectors of columns of the register tile               1 to min(vectors of N, 8)
+outer   outer loop over tiles: of "rows" or of "columns"      both
+
+Tiles that do not fit into the registers are left out.
 """
 
 from dataclasses import dataclass
@@ -20,7 +28,7 @@ from .vector import Simd, register_tile
 
 @dataclass(frozen=True)
 class BatchMatmul(Workload):
-    """A float32 product (…, M, K) x (…, K, N) as a workload, by the shapes of both; their batches broadcast."""
+    """A float32 product (…, M, K) x (…, K, N) as a workload, given by both shapes; batch axes broadcast."""
 
     op: ClassVar[str] = "batch_matmul"
     general: ClassVar[str] = "batch_matmul"
@@ -30,33 +38,38 @@ class BatchMatmul(Workload):
 
     @property
     def label(self) -> str:
+        """The product in a few words, by the shapes of both matrices."""
         return f"matmul {'x'.join(map(str, self.data))} by {'x'.join(map(str, self.weight))}"
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the product, (…, M, N)."""
         return (*np.broadcast_shapes(self.data[:-2], self.weight[:-2]), self.data[-2], self.weight[-1])
 
     @property
     def macs(self) -> int:
+        """Multiply-adds of a call."""
         return int(np.prod(self.shape)) * self.data[-1]
 
     def output_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
-        """The shape of what the kernel makes."""
+        """Return the shape of the kernel's output, (…, M, N)."""
         return self.shape
 
     def reference(self, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """The product by NumPy."""
+        """Compute the product with NumPy."""
         return data @ weight
 
     def compute(self, data, weight, config: dict):
-        """The product as a tensor expression."""
+        """Return the product as a tensor expression, of float32 tensors of the shapes `data` and `weight`."""
         *batch, rows, columns = self.shape
-        depth, lanes, missing = self.data[-1], config["lanes"], len(batch) - len(self.weight) + 2
+        depth = self.data[-1]
+        lanes = config["lanes"]
+        missing = len(batch) - len(self.weight) + 2
         blocks = ceildiv(columns, lanes * config["blocks"]) * config["blocks"]
         full = round_up(rows, config["rows"])
 
         def of(shape, at):
-            """Where a matrix of a batch of `shape` stands for the batch `at`."""
+            """Map the batch index `at` of the product to that of a matrix with the batch axes `shape`."""
             own = at[len(at) - len(shape) :]
             return [0 if size == 1 else index for size, index in zip(shape, own, strict=True)]
 
@@ -82,7 +95,7 @@ class BatchMatmul(Workload):
 
 
 def schedule(sch: Schedule, config: dict) -> None:
-    """Apply the scheme to a kernel of a `BatchMatmul`, with whatever was fused behind it."""
+    """Apply the scheme to a kernel of a `BatchMatmul` and to what was fused after it."""
     b, mo, no, tile = matmul.tiled(sch, config)
     first, second = (mo, no) if config["outer"] == "rows" else (no, mo)
     several = int(sch.get(b).extent) > 1
@@ -96,21 +109,24 @@ def schedule(sch: Schedule, config: dict) -> None:
 
 
 def serves(product: Workload, simd: Simd) -> bool:
+    """Return whether the workload is a product of two activations."""
     return isinstance(product, BatchMatmul)
 
 
 def default(product: BatchMatmul, simd: Simd) -> dict:
-    """The register tile with the fewest cycles; "outer", of rows or of columns, is the outer loop over tiles."""
+    """Choose the register tile with the fewest cycles."""
     rows, blocks = register_tile(product.data[-2], ceildiv(product.weight[-1], simd.lanes), simd)
     return {"family": "batch_matmul", "lanes": simd.lanes, "rows": rows, "blocks": blocks, "outer": "columns"}
 
 
 def space(product: BatchMatmul, simd: Simd) -> list[dict]:
+    """List the configs to search; see the table above."""
     tiles = matmul.configs(product.data[-2], product.weight[-1], simd)
     return [{"family": "batch_matmul", "lanes": simd.lanes, **tile} for tile in tiles]
 
 
 def loops(product: BatchMatmul, config: dict, lanes: int) -> Loops:
+    """Return the sizes of the kernel's loops."""
     *batch, rows, columns = product.shape
     return matmul.loops_of(int(np.prod(batch)), rows, product.data[-1], columns, config, lanes)
 

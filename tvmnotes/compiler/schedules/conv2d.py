@@ -1,9 +1,23 @@
-"""Direct convolution in NCHW[x]c: a tile of sums stays in registers while the kernel's window runs over its inputs.
+"""Direct convolution in NCHW[x]c: a tile of accumulators stays in registers while the window slides.
 
-The sums of `pixels` neighbouring pixels times `blocks` blocks of output channels are `pixels * blocks` vector
-registers. Each step of the reduction loads one input number per pixel, spread over a register's lanes, and one vector
-of weights per block: (pixels + blocks) loads for pixels * blocks fused multiply-adds. The scheme is that of NeoCPU
-(Liu et al., USENIX ATC 2019) and of oneDNN's direct convolution (Georganas et al., SC 2018).
+The accumulators of `pixels` neighbouring pixels times `blocks` blocks of output channels are `pixels *
+blocks` vector registers. Each step of the reduction loads one input element per pixel, broadcast to a
+register's lanes, and one vector of weights per block: (pixels + blocks) loads for pixels * blocks fused
+multiply-adds. The scheme is that of NeoCPU (Liu et al., USENIX ATC 2019) and of oneDNN's direct convolution
+(Georganas et al., SC 2018).
+
+knob    meaning                                             values that `space` tries
+pixels  pixels of a row in the register tile                1 to min(width, registers)
+blocks  blocks of x output channels in the register tile    1 to min(blocks of channels, 8)
+lines   rows of the register tile; 1 if absent              absent, or 2, 3, 4, 7 up to the height,
+                                                            with 2 pixels or more, up to 3 blocks
+outer   outer loop: "rows" of the image or "channels"       both
+chunk   blocks of input channels reduced at a time, or all  absent, or divisors of the blocks out of 1, 4, 16;
+                                                            only of blocked data, with outer "channels"
+
+With `chunk` all pixels are computed for one chunk before the next, with their accumulators in the cache, so
+that large weights are read once, sequentially. Tiles that do not fit into the registers, or leave too many
+unused (`_uses`), are left out.
 """
 
 import itertools
@@ -19,19 +33,13 @@ from .epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
 from .family import Family, Loops, Workload, register
 from .vector import Simd, pad_to, register_tile
 
-_CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the pictures
-_CACHED_PICTURE = 1 << 20  # bytes of a picture that stays there beside some weights
-CROP = 1.1  # times the cycles, where pixels are cropped
+_CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the images
+_CACHED_IMAGE = 1 << 20  # bytes of an image that stays there beside some weights
+CROP = 1.1  # factor of the cycles if pixels are cropped
 
 
 def default_config(window: Window, data_shape, kernel_shape, simd: Simd) -> dict:
-    """The config that runs without tuning, from the shapes of data and packed weights (see `compute`).
-
-    pixels, blocks: the register tile, of one row, or of as many as "lines" says where it is there.
-    outer: which loop is outside, "rows" of the picture or "channels". chunk, where it is there: for as many blocks of
-    input channels at a time all pixels take their turn, while their sums wait in the cache, so that large weights are
-    read once, one after the other.
-    """
+    """Choose the config that runs without tuning, for the shapes of data and weights that `compute` takes."""
     height, width = window.out_size(*data_shape[2:4], *kernel_shape[2:4])
     pixels, blocks = register_tile(width, ceildiv(window.out, simd.lanes), simd, CROP)
     tiles = ceildiv(window.out, simd.lanes * blocks)
@@ -39,41 +47,46 @@ def default_config(window: Window, data_shape, kernel_shape, simd: Simd) -> dict
 
 
 def outer_loop(data_shape, kernel_shape, lines: int, tiles: int) -> str:
-    """Which loop is outside: "rows", of `lines` lines that each take all weights, or "channels", in tiles.
+    """Choose the outer loop: "rows", of `lines` that each read all weights, or "channels", in `tiles`.
 
-    Rows where all weights stay in the cache, channels where the picture does; where neither, what fetches less. Weights
-    are read one after another, of a picture a few pixels here and there, which costs twice as much.
+    Rows if all weights fit into the cache, channels if the image does; if neither does, the one that fetches
+    less. Weights are read sequentially, an image a few pixels here and there, which costs twice as much.
     """
-    picture, weights = 4 * math.prod(data_shape[1:]), 4 * math.prod(kernel_shape)
+    image, weights = 4 * math.prod(data_shape[1:]), 4 * math.prod(kernel_shape)  # bytes
     if weights <= _CACHED_WEIGHTS:
         return "rows"
-    return "rows" if picture > _CACHED_PICTURE and weights * lines < 2 * picture * tiles else "channels"
+    return "rows" if image > _CACHED_IMAGE and weights * lines < 2 * image * tiles else "channels"
 
 
 def compute(data, kernel, window: Window, config: dict, attrs: dict | None = None):
-    """The convolution as a tensor expression.
+    """Return the convolution as a tensor expression, of NCHW[x]c or, with one group, of NCHW data.
 
-    `data` is (N, blocks, H, W, i) and `kernel` (O, I, KH, KW, i, x), or, of one group, `data` is (N, I, H, W) and
-    `kernel` (O, I, KH, KW, x). A group has I of the blocks, and an equal share of the O. Rows are computed up to a
-    multiple of the tile and then cropped; so are the blocks where there is one group.
+    Rows are computed up to a multiple of the tile and then cropped; so are the blocks if there is one group.
+    Of several groups, each has I of the input blocks and an equal share of the O output blocks.
+
+    Args:
+        data: (N, blocks, H, W, i), or (N, I, H, W).
+        kernel: (O, I, KH, KW, i, x), or (O, I, KH, KW, x).
+        window: strides, padding, dilation and channels.
+        config: see the table above.
+        attrs: attributes of the tensor expression, with the annotation of the kernel.
+
+    Returns:
+        The output, (N, blocks, OH, OW, x).
     """
     n, source, h, w, *inner = (int(s) for s in data.shape)
     out, ins, kernel_h, kernel_w = (int(s) for s in kernel.shape[:4])
     lanes = int(kernel.shape[-1])
     (sh, sw), (top, left, _, _), (dh, dw) = window.strides, window.padding, window.dilation
-    (reach_h, reach_w), (out_h, out_w) = (
-        window.reach(kernel_h, kernel_w),
-        window.out_size(h, w, kernel_h, kernel_w),
-    )
+    reach_h, reach_w = window.reach(kernel_h, kernel_w)
+    out_h, out_w = window.out_size(h, w, kernel_h, kernel_w)
     lines, pixels = config.get("lines", 1), config["pixels"]
     full_h, full_w = round_up(out_h, lines), round_up(out_w, pixels)
-    bottom, right = (
-        max(0, (full_h - 1) * sh + reach_h - h - top),
-        max(0, (full_w - 1) * sw + reach_w - w - left),
-    )
+    bottom = max(0, (full_h - 1) * sh + reach_h - h - top)
+    right = max(0, (full_w - 1) * sw + reach_w - w - left)
     if any((top, left, bottom, right)):
-        zeros = [0] * len(inner)
-        data = topi.nn.pad(data, [0, 0, top, left, *zeros], [0, 0, bottom, right, *zeros], name="pad")
+        unpadded = [0] * len(inner)
+        data = topi.nn.pad(data, [0, 0, top, left, *unpadded], [0, 0, bottom, right, *unpadded], name="pad")
     groups = source // ins
     i = te.reduce_axis((0, ins), "i")
     kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")
@@ -90,13 +103,13 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict | None = Non
             window.within_group(product, i * (inner[0] if inner else 1) + ii, c), axis=[i, kh, kw, ii]
         )
 
-    made = te.compute((n, out, full_h, full_w, lanes), element, name="conv2d", attrs=attrs)
+    output = te.compute((n, out, full_h, full_w, lanes), element, name="conv2d", attrs=attrs)
     blocks = ceildiv(window.out, lanes) if groups == 1 else out
-    return crop(made, (n, blocks, out_h, out_w, lanes))
+    return crop(output, (n, blocks, out_h, out_w, lanes))
 
 
 def schedule(sch: Schedule, config: dict) -> None:
-    """Apply the scheme to a kernel that `compute` gave, with whatever was fused behind it."""
+    """Apply the scheme to a kernel that `compute` made and to what was fused after it."""
     names = block_names(sch)
     n, o, h, w, c, i, kh, kw, ii = sch.get_loops("conv2d")
     oo, oi = sch.split(o, [None, config["blocks"]])
@@ -126,28 +139,30 @@ def schedule(sch: Schedule, config: dict) -> None:
 
 
 def default(conv: Convolution, simd: Simd, family: str = "conv2d", of_shapes=default_config) -> dict:
-    """The default config of a workload, from that of its shapes; of this family, or of pointwise."""
+    """Choose the default config with `of_shapes`, the `default_config` of conv2d or of pointwise."""
     packed = packed_shape(conv, {"blocks": 1}, simd.lanes)
     source = conv.packed_input_shape(simd.lanes)
     return {"family": family, **of_shapes(conv.window(simd.lanes), source, packed, simd)}
 
 
 def space(conv: Convolution, simd: Simd) -> list[dict]:
+    """List the configs to search; see the table above."""
     height, width = conv.out_size
     blocks = ceildiv(conv.window(simd.lanes).out, simd.lanes)
     tall = [
         {"lines": lines, "pixels": p, "blocks": b}
-        for lines in (2, 3, 4, 7) if lines <= height
+        for lines in (2, 3, 4, 7)
+        if lines <= height
         for b in range(1, min(blocks, 3) + 1)
         for p in range(2, min(width, simd.registers) + 1)
         if _uses(lines * p, b, simd)
-    ]  # fmt: skip
-    every = itertools.product([*tiles(width, blocks, simd), *tall], orders(conv, simd.lanes))
-    return [{"family": "conv2d", **tile, **order} for tile, order in every]
+    ]
+    pairs = itertools.product([*tiles(width, blocks, simd), *tall], orders(conv, simd.lanes))
+    return [{"family": "conv2d", **tile, **order} for tile, order in pairs]
 
 
 def tiles(line: int, blocks: int, simd: Simd) -> list[dict]:
-    """The register tiles to search for lines of so many pixels."""
+    """List the register tiles to search for lines of `line` pixels and `blocks` blocks of output channels."""
     return [
         {"pixels": p, "blocks": b}
         for b in range(1, min(blocks, 8) + 1)
@@ -157,21 +172,22 @@ def tiles(line: int, blocks: int, simd: Simd) -> list[dict]:
 
 
 def orders(conv: Convolution, lanes: int) -> list[dict]:
-    """The orders of the outer loops to search."""
+    """List the orders of the outer loops to search."""
     ins = packed_shape(conv, {"blocks": 1}, lanes)[1]
     chunks = [c for c in (1, 4, 16) if c < ins and ins % c == 0] if conv.blocked else []
     return [{"outer": "rows"}, {"outer": "channels"}, *({"outer": "channels", "chunk": c} for c in chunks)]
 
 
 def _uses(pixels: int, blocks: int, simd: Simd) -> bool:
-    """Whether a tile fits into the registers and leaves not too many unused."""
+    """Return whether a tile fits into the registers and leaves not too many unused."""
     used = pixels * blocks + blocks + 1
     return used <= simd.registers < 2 * (used + pixels * blocks)
 
 
 def packed_shape(conv: Convolution, config: dict, lanes: int) -> tuple[int, ...]:
-    """The shape of what `packed` makes."""
-    groups, window, source = conv.kernel_groups(lanes), conv.window(lanes), conv.packed_input_shape(lanes)
+    """Return the shape of the packed weight, (O, I, KH, KW, i, x) or (O, I, KH, KW, x); see `compute`."""
+    groups, window = conv.kernel_groups(lanes), conv.window(lanes)
+    source = conv.packed_input_shape(lanes)
     blocks = groups * ceildiv(window.out, lanes * config["blocks"]) * config["blocks"]
     if not conv.blocked:
         return blocks, window.ins, *conv.weight[2:], lanes
@@ -179,7 +195,7 @@ def packed_shape(conv: Convolution, config: dict, lanes: int) -> tuple[int, ...]
 
 
 def packed(conv: Convolution, weight: np.ndarray, config: dict, lanes: int) -> np.ndarray:
-    """The weight as `compute` takes it, each group filled up to whole tiles."""
+    """Pack the weight (O, I, KH, KW) as `compute` takes it, each group zero-padded to whole tiles."""
     groups, tile = conv.kernel_groups(lanes), lanes * config["blocks"]
     weight = conv.joined(weight, lanes)
     by_group = weight.reshape(groups, -1, *weight.shape[1:])
@@ -190,6 +206,7 @@ def packed(conv: Convolution, weight: np.ndarray, config: dict, lanes: int) -> n
 
 
 def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
+    """Return the sizes of the kernel's loops."""
     (height, width), down = conv.out_size, config.get("lines", 1)
     lines = conv.data[0] * ceildiv(height, down)
     return loops_of_lines(conv, config, lanes, width * down, lines, lines, down)
@@ -198,18 +215,27 @@ def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
 def loops_of_lines(
     conv: Convolution, config: dict, lanes: int, line: int, lines: int, runs: int, run: int
 ) -> Loops:
-    """The loops where so many `lines` of pixels are walked in `runs`; a `run` is of rows, or of tiles."""
+    """Return the sizes of loops over `lines` of `line` pixels in `runs` of `run` rows or tiles each."""
     outs, ins = ceildiv(conv.weight[0], lanes), conv.window(lanes).ins
     tiles = ceildiv(outs, config["blocks"])
     return Loops(
-        rows=config.get("lines", 1) * config["pixels"], blocks=config["blocks"], line=line, outs=outs, lines=lines,
-        points=conv.data[0] * math.prod(conv.out_size), depth=ins * math.prod(conv.weight[2:]), chunks=runs * tiles,
-        run=run, columns=runs if config["outer"] == "rows" else tiles,
-        chunk=config.get("chunk", ceildiv(ins, lanes) if conv.blocked else 1), stride=conv.strides[0],
-    )  # fmt: skip
+        rows=config.get("lines", 1) * config["pixels"],
+        blocks=config["blocks"],
+        line=line,
+        outs=outs,
+        lines=lines,
+        points=conv.data[0] * math.prod(conv.out_size),
+        depth=ins * math.prod(conv.weight[2:]),
+        chunks=runs * tiles,
+        run=run,
+        columns=runs if config["outer"] == "rows" else tiles,
+        chunk=config.get("chunk", ceildiv(ins, lanes) if conv.blocked else 1),
+        stride=conv.strides[0],
+    )
 
 
 def serves(conv: Workload, simd: Simd) -> bool:
+    """Return whether the workload is a convolution that is neither depthwise nor pointwise."""
     return isinstance(conv, Convolution) and not conv.is_depthwise and not conv.is_pointwise
 
 

@@ -1,7 +1,7 @@
-"""A convolution as a workload: its shapes, how its groups become the kernel's, and one call of it on arrays.
+"""A convolution as a workload: its shapes, how its groups map to the kernel's, and one call on arrays.
 
-A config is a dictionary with the "family" of the schedule (conv2d, pointwise, depthwise or winograd, each a file of its
-own) and what that family's `default_config` explains.
+A config is a dictionary with the "family" of the schedule (conv2d, pointwise, depthwise or winograd, each in
+a file of its own) and that family's knobs; each file has a table of them.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from .vector import pad_to
 class Window:
     """How a convolution reads its input.
 
-    `out` and `ins` are the channels of one of the kernel's groups, which `joined` of the network's groups share.
+    `out` and `ins` are the channels of one group of the kernel, which merges `joined` groups of the network.
     """
 
     strides: list[int]
@@ -30,9 +30,9 @@ class Window:
     joined: int = 1
 
     def within_group(self, product, channel, c):
-        """Return `product` where input `channel` and output channel `c` are of one group of the network, else 0.
+        """Return `product` if input `channel` and output channel `c` are in one group of the network, else 0.
 
-        The weight is 0 elsewhere, but 0 * infinity is NaN.
+        The weight is 0 there as well, but 0 * infinity is NaN.
         """
         if self.joined == 1:
             return product
@@ -40,11 +40,11 @@ class Window:
         return tirx.Select(same, product, tirx.const(0, "float32"))
 
     def reach(self, kernel_h: int, kernel_w: int) -> tuple[int, int]:
-        """Height and width of what one output pixel reads."""
+        """Return the height and width of what one output pixel reads."""
         return (kernel_h - 1) * self.dilation[0] + 1, (kernel_w - 1) * self.dilation[1] + 1
 
     def out_size(self, h: int, w: int, kernel_h: int, kernel_w: int) -> tuple[int, int]:
-        """Height and width of the output for an input of (h, w)."""
+        """Return the height and width of the output for an input of (h, w)."""
         reach = self.reach(kernel_h, kernel_w)
         (top, left, bottom, right), (sh, sw) = self.padding, self.strides
         return (h + top + bottom - reach[0]) // sh + 1, (w + left + right - reach[1]) // sw + 1
@@ -52,7 +52,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Convolution(Workload):
-    """A float32 convolution of a network, of data (N, C, H, W) with a weight (O, I, KH, KW) known while compiling."""
+    """A float32 convolution of data (N, C, H, W) with a weight (O, I, KH, KW) known at compile time."""
 
     op: ClassVar[str] = "conv2d"
     general: ClassVar[str] = "conv2d"
@@ -63,34 +63,33 @@ class Convolution(Workload):
     padding: tuple[int, int, int, int]  # top, left, bottom, right
     dilation: tuple[int, int]
     groups: int
-    blocked: bool  # whether the data are in NCHW[x]c; if not, they are a picture of few channels in NCHW
+    blocked: bool  # whether the data are in NCHW[x]c; if not, they are an image of few channels in NCHW
 
     @property
     def label(self) -> str:
-        kind = (
-            "depthwise"
-            if self.is_depthwise
-            else "conv2d"
-            if self.groups == 1
-            else f"conv2d of {self.groups} groups"
-        )
-        window = "x".join(map(str, self.weight[2:])) + (
-            f"/{self.strides[0]}" if max(self.strides) > 1 else ""
-        )
+        """The convolution in a few words: kind, window, channels, image size, batch."""
+        kind = "conv2d" if self.groups == 1 else f"conv2d of {self.groups} groups"
+        if self.is_depthwise:
+            kind = "depthwise"
+        stride = f"/{self.strides[0]}" if max(self.strides) > 1 else ""
+        window = "x".join(map(str, self.weight[2:])) + stride
         n, ins, height, width = self.data
         channels = str(ins) if self.is_depthwise else f"{ins} to {self.weight[0]}"
         return f"{kind} {window}, {channels}, {height}x{width}" + (f", batch {n}" if n > 1 else "")
 
     @property
     def kind(self) -> tuple:
+        """The operator, the window, and whether it is depthwise."""
         return self.op, self.weight[2:], self.is_depthwise
 
     @property
     def is_depthwise(self) -> bool:
+        """Whether each group has one input channel, and one output channel."""
         return self.groups > 1 and self.weight[:2] == (self.groups, 1)
 
     @property
     def is_pointwise(self) -> bool:
+        """Whether it is a 1x1 convolution of stride 1 without padding, of blocked data."""
         plain = self.strides == (1, 1) and not any(self.padding) and self.weight[2:] == (1, 1)
         return plain and self.blocked and not self.is_depthwise
 
@@ -98,37 +97,37 @@ class Convolution(Workload):
 
     @property
     def out_size(self) -> tuple[int, int]:
-        """Height and width of the result."""
+        """Height and width of the output."""
         return self.window(1).out_size(*self.data[2:], *self.weight[2:])
 
     @property
     def macs(self) -> int:
+        """Multiply-adds of a call by the direct method."""
         height, width = self.out_size
         return self.data[0] * height * width * int(np.prod(self.weight))
 
     def kernel_groups(self, lanes: int) -> int:
-        """The groups of the kernel: as many of the network's as fill a block together are one."""
+        """Return the number of the kernel's groups; network groups that fill a block together are one."""
         return self.groups // self.joined_groups(lanes)
 
     def joined_groups(self, lanes: int) -> int:
-        """How many of the network's groups are one of the kernel's."""
+        """Return how many groups of the network are merged into one of the kernel's."""
         out = self.weight[0] // self.groups
         joined = lanes // out if lanes % out == 0 and not self.is_depthwise else 1
         return joined if self.groups > 1 and self.groups % joined == 0 else 1
 
     def window(self, lanes: int) -> Window:
-        """How a group of the kernel reads its input."""
+        """Return how a group of the kernel reads its input."""
         groups = self.kernel_groups(lanes)
         out, ins = self.weight[0] // groups, self.data[1] // groups
-        return Window(
-            list(self.strides), list(self.padding), list(self.dilation), out, ins, self.joined_groups(lanes)
-        )
+        strides, padding, dilation = list(self.strides), list(self.padding), list(self.dilation)
+        return Window(strides, padding, dilation, out, ins, self.joined_groups(lanes))
 
     def packed_input_shape(self, lanes: int) -> tuple[int, ...]:
-        """The shape of the data that the kernel reads.
+        """Return the shape of the data that the kernel reads.
 
-        It is NCHW for a picture of few channels, NCHW[x]c otherwise, where groups that are no whole blocks are blocks
-        of their own: (N, groups, H, W, channels of a group).
+        NCHW for an image of few channels, else NCHW[x]c. Groups that are not whole blocks become blocks of
+        their own: (N, groups, H, W, channels of a group).
         """
         n, channels, h, w = self.data
         groups, ins = self.kernel_groups(lanes), self.window(lanes).ins
@@ -139,14 +138,14 @@ class Convolution(Workload):
         return n, ceildiv(channels, lanes), h, w, lanes
 
     def output_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
-        """The shape of what the kernel makes: NCHW[x]c, with gaps where `has_gaps` says so."""
+        """Return the shape of the kernel's output: NCHW[x]c, with gaps if `has_gaps`."""
         blocks = ceildiv(self.weight[0], lanes)
         if self.has_gaps(config, lanes):
             blocks = self.packed_shape(config, lanes)[0]
         return self.data[0], blocks, *self.out_size, lanes
 
     def has_gaps(self, config: dict, lanes: int) -> bool:
-        """Whether each group of the result is filled up to whole blocks or tiles, which `ungroup` takes out."""
+        """Return whether each group of the output is padded to whole blocks or tiles; see `ungroup`."""
         groups, out = self.kernel_groups(lanes), self.window(lanes).out
         if groups == 1 or self.is_depthwise:
             return False
@@ -155,38 +154,37 @@ class Convolution(Workload):
     # ------------------------------------------------------------ one call, on NumPy arrays
 
     def pack_input(self, data: np.ndarray, lanes: int) -> np.ndarray:
-        """The data (N, C, H, W) as the kernel reads them, in `packed_input_shape`."""
+        """Pack data (N, C, H, W) into `packed_input_shape`, as the kernel reads them."""
         if not self.blocked:
             return data
         n, blocks, h, w, each = self.packed_input_shape(lanes)
-        filled = pad_to(data, (n, blocks * each, h, w)).reshape(n, blocks, each, h, w)
-        return np.ascontiguousarray(filled.transpose(0, 1, 3, 4, 2))
+        padded = pad_to(data, (n, blocks * each, h, w)).reshape(n, blocks, each, h, w)
+        return np.ascontiguousarray(padded.transpose(0, 1, 3, 4, 2))
 
     def unpack_output(self, made: np.ndarray, lanes: int) -> np.ndarray:
-        """What the kernel made as (N, O, H, W)."""
+        """Unpack the kernel's output into (N, O, H, W)."""
         n, _, h, w, _ = made.shape
         groups = 1 if self.is_depthwise else self.kernel_groups(lanes)
         by_group = made.transpose(0, 1, 4, 2, 3).reshape(n, groups, -1, h, w)
         return by_group[:, :, : self.weight[0] // groups].reshape(n, -1, h, w)
 
     def reference(self, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """The convolution of data (N, C, H, W) with a weight (O, I, KH, KW), (N, O, H, W), by NumPy alone."""
+        """Convolve data (N, C, H, W) with a weight (O, I, KH, KW) into (N, O, H, W), with NumPy alone."""
         (top, left, bottom, right), (sh, sw), (dh, dw) = self.padding, self.strides, self.dilation
         padded = np.pad(data, [(0, 0), (0, 0), (top, bottom), (left, right)])
         reach = self.window(1).reach(*self.weight[2:])
-        windows = np.lib.stride_tricks.sliding_window_view(padded, reach, (2, 3))[
-            :, :, ::sh, ::sw, ::dh, ::dw
-        ]
+        windows = np.lib.stride_tricks.sliding_window_view(padded, reach, (2, 3))
+        windows = windows[:, :, ::sh, ::sw, ::dh, ::dw]
         if self.is_depthwise:
             return np.einsum("nchwyx,cyx->nchw", windows, weight[:, 0])
         parts = zip(np.split(windows, self.groups, 1), np.split(weight, self.groups), strict=True)
-        made = [np.tensordot(part, w, ([1, 4, 5], [1, 2, 3])) for part, w in parts]
-        return np.concatenate(made, -1).transpose(0, 3, 1, 2)
+        outputs = [np.tensordot(part, w, ([1, 4, 5], [1, 2, 3])) for part, w in parts]
+        return np.concatenate(outputs, -1).transpose(0, 3, 1, 2)
 
     # ------------------------------------------------------------ the kernel
 
     def joined(self, weight: np.ndarray, lanes: int) -> np.ndarray:
-        """The weight (O, I, KH, KW) for `kernel_groups`; what would be between the groups of one of them is 0."""
+        """Merge the weight (O, I, KH, KW) into `kernel_groups`, with zeros between the network's groups."""
         o, i, *window = weight.shape
         kernel_groups, out = self.kernel_groups(lanes), o // self.groups
         count = self.groups // kernel_groups
@@ -196,16 +194,16 @@ class Convolution(Workload):
         return joined.reshape(o, count * i, *window)
 
     def compute(self, data, kernel, config: dict):
-        """The convolution as a tensor expression, of data of `packed_input_shape` and what `pack` gave.
+        """Return the convolution as a tensor expression, of data and weight as the kernel reads them.
 
-        Its families' `compute` take these, the kernel's window, the config and the expression's attributes.
+        Its families' `compute` take these, the kernel's window, the config, and the expression's attributes.
         """
         window = self.window(int(kernel.shape[-1]))
         return self.family(config).compute(data, kernel, window, config, self.attribute(config))
 
 
 def group(data, groups: int, channels: int):
-    """(N, blocks, H, W, x) as (N, groups, H, W, channels): the channels of each group side by side."""
+    """Return (N, blocks, H, W, x) as (N, groups, H, W, channels): each group's channels contiguous."""
     n, _, h, w, lanes = (int(s) for s in data.shape)
 
     def element(b, g, y, x, c):
@@ -216,7 +214,7 @@ def group(data, groups: int, channels: int):
 
 
 def ungroup(made, groups: int, channels: int):
-    """The result of a grouped convolution, each group filled up, as (N, blocks, H, W, x) without gaps."""
+    """Return the output of a grouped convolution, each group padded, as (N, blocks, H, W, x) without gaps."""
     n, blocks, h, w, lanes = (int(s) for s in made.shape)
     out, each = channels // groups, blocks // groups
 
@@ -230,7 +228,7 @@ def ungroup(made, groups: int, channels: int):
 
 
 def pack(weight: np.ndarray, inner: int, lanes: int) -> np.ndarray:
-    """OIHW to OIHW[inner]i[lanes]o, filled up with zeros."""
+    """Pack OIHW into OIHW[inner]i[lanes]o, zero-padded."""
     o, i, h, w = weight.shape
     outs, ins = ceildiv(o, lanes), ceildiv(i, inner)
     weight = pad_to(weight, (outs * lanes, ins * inner, h, w))

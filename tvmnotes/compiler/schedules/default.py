@@ -1,4 +1,4 @@
-"""Every kernel that no family covers: inlined where that costs nothing, parallel outside, vectors inside."""
+"""Every kernel without a family: inlined if that costs nothing, parallel outer loops, vectors inside."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,15 +12,15 @@ from . import trace
 from .family import Family, Workload, key, register
 from .vector import Simd
 
-_SMALL = 1 << 13  # iterations of a loop nest that are not worth waking other threads for
-_SHARED = 64  # iterations, of which each thread gets its share
+_SMALL = 1 << 13  # iterations of a loop nest that are too few to wake other threads
+_SHARED = 64  # iterations that suffice to parallelize
 _UNROLLED = 25  # iterations: a pool's window
-_SPATIAL = 0  # TVM's number for an axis that is not summed over
+_SPATIAL = 0  # TVM's number for an axis that is not reduced
 
 
 @dataclass(frozen=True)
 class Kernel(Workload):
-    """A kernel that has no schedule of a family as a workload: one of a structure, by TVM's hash of it."""
+    """A kernel without a family as a workload, identified by TVM's structural hash."""
 
     op: ClassVar[str] = "kernel"
     general: ClassVar[str] = "default"
@@ -32,15 +32,17 @@ class Kernel(Workload):
 
     @staticmethod
     def of(func, name: str) -> "Kernel":
+        """Make the workload of a kernel; `name` is for display only and not compared."""
         plain = func.with_attr("global_symbol", "main").without_attr("op_pattern")
         return Kernel(f"{tvm_ffi.structural_hash(plain) % 2**64:016x}", name, plain)
 
     @property
     def label(self) -> str:
+        """The kernel's name."""
         return self.name
 
     def is_config(self, config: dict, simd: Simd) -> bool:
-        """Whether it is the default config, or a trace. Raises Forbidden for a trace that no file may hold."""
+        """Return whether a config is the default one or a trace; raises Forbidden for a forbidden trace."""
         if config.keys() == {"family", "trace"} and config["family"] == "metaschedule":
             trace.check(config["trace"])
             return True
@@ -48,12 +50,13 @@ class Kernel(Workload):
 
 
 def schedule(sch: Schedule, config: dict) -> None:
-    """Inline elementwise stages, then schedule each loop nest that is left. `config` has "lanes" of a register."""
+    """Inline elementwise stages, then schedule each remaining loop nest."""
     root = sch.get_sblock("root")
-    # TVM rounds to bfloat16 by an expression that repeats its argument, where no name (see elementwise.py) may stand.
+    # TVM rounds to bfloat16 with an expression that repeats its argument. That must not contain a Let, as the
+    # functions of elementwise.py do.
     inlined = [] if "bfloat16" in sch.mod.script() else sch.get_child_blocks(root)[:-1]
     for block in inlined:
-        if not _sums(sch, block) and not _choosy(sch, block, config["lanes"]):
+        if not _reduces(sch, block) and not _tests_padding(sch, block, config["lanes"]):
             try:
                 sch.compute_inline(block)
             except ScheduleError:  # two outputs need it, for example
@@ -64,22 +67,22 @@ def schedule(sch: Schedule, config: dict) -> None:
 
 
 def _nest(sch, block, lanes):
-    """The outer loops in parallel; a row of outputs inside, in vectors where it is whole vectors."""
+    """Parallelize the outer loops; the row of outputs is innermost, vectorized if it is whole vectors."""
     loops, axes = sch.get_loops(block), sch.get(block).iter_vars
     spatial = [loop for loop, axis in zip(loops, axes, strict=True) if int(axis.iter_type) == _SPATIAL]
     reduced = [loop for loop, axis in zip(loops, axes, strict=True) if int(axis.iter_type) != _SPATIAL]
     if not spatial:
         return
-    if (
-        len(spatial) == 5
-    ):  # NCHW[x]c: rows outside, so that a thread reads what it has written in the kernel before
+    if len(spatial) == 5:  # NCHW[x]c: rows outside, so that a thread reads what it wrote in the kernel before
         n, blocks, *others = spatial
         sch.reorder(n, others[0], blocks)
         spatial = [n, others[0], blocks, *others[1:]]
     large = math.prod(int(sch.get(loop).extent) for loop in loops) >= _SMALL
-    outer, inner, vector = spatial, [], False
-    # A sum is made row by row where its inputs lie side by side, too. (A plain loop over a row LLVM vectorizes itself.)
-    if not reduced or _side_by_side(sch, block, axes[loops.index(spatial[-1])].var):
+    outer = spatial
+    inner = []
+    vector = False
+    # Reductions go row by row if their inputs are contiguous, too. (LLVM vectorizes plain loops over a row.)
+    if not reduced or _is_contiguous(sch, block, axes[loops.index(spatial[-1])].var):
         *outer, row = spatial
         if int(sch.get(row).extent) % lanes == 0 and not (reduced and _bfloat16(sch, block)):
             more, row = sch.split(row, [None, lanes])
@@ -89,7 +92,7 @@ def _nest(sch, block, lanes):
         inner = [row]
     if reduced:
         sch.reorder(*outer, *reduced, *inner)
-        if vector:  # the sums stay in a register
+        if vector:  # the accumulators stay in a register
             stored = sch.cache_write(block, 0, "local")
             sch.reverse_compute_at(stored, outer[-1])
             sch.vectorize(sch.get_loops(stored)[-1])
@@ -103,7 +106,7 @@ def _nest(sch, block, lanes):
 
 
 def _first(sch, loops) -> list:
-    """The outermost loops, as many as make enough iterations to share out; the others stay loops, which are cheaper."""
+    """Return the outermost loops that give the threads enough iterations; unfused loops are cheaper."""
     iterations = 1
     for count, loop in enumerate(loops, start=1):
         iterations *= int(sch.get(loop).extent)
@@ -112,49 +115,52 @@ def _first(sch, loops) -> list:
     return loops
 
 
-def _choosy(sch, block, lanes) -> bool:
-    """Whether sums read a block that asks for each number whether it is padding: then it is better written out first.
+def _tests_padding(sch, block, lanes) -> bool:
+    """Return whether a reduction reads a block that tests each element for padding: do not inline it.
 
-    In NCHW[x]c it asks for whole vectors, which costs little.
+    In NCHW[x]c the test is per vector, which costs little.
     """
     node = sch.get(block)
     blocked = len(node.iter_vars) == 5 and int(node.iter_vars[-1].dom.extent) == lanes
     return (
         not blocked
         and "if_then_else" in node.script()
-        and any(_sums(sch, b) for b in sch.get_consumers(block))
+        and any(_reduces(sch, b) for b in sch.get_consumers(block))
     )
 
 
-def _sums(sch, block) -> bool:
+def _reduces(sch, block) -> bool:
     return any(int(axis.iter_type) != _SPATIAL for axis in sch.get(block).iter_vars)
 
 
-def _side_by_side(sch, block, var) -> bool:
-    """Whether neighbours along the axis `var` read neighbours in memory, or one and the same number."""
+def _is_contiguous(sch, block, var) -> bool:
+    """Return whether neighbours along the axis `var` read neighbours in memory, or the same element."""
     for read in sch.get(block).reads:
-        steps = [_step(at.min, var) for at in read.region]
+        steps = [_step(index.min, var) for index in read.region]
         if any(step != 0 for step in steps[:-1]) or steps[-1:] not in ([], [0], [1]):
             return False
     return True
 
 
 def _step(index, var) -> int | None:
-    """By how much `index` grows with `var`; None where that is not known."""
-    found = tvm.sym.detect_linear_equation(index, [var])
-    return int(found[0]) if found and isinstance(found[0], tvm.tirx.IntImm) else None
+    """Return by how much `index` grows with `var`; None if that is not known."""
+    coefficients = tvm.sym.detect_linear_equation(index, [var])
+    known = coefficients and isinstance(coefficients[0], tvm.tirx.IntImm)
+    return int(coefficients[0]) if known else None
 
 
 def _bfloat16(sch, block) -> bool:
-    """TVM stores it as integers, and cannot lower vectors of such sums."""
+    """Return whether the output is bfloat16: TVM stores integers and cannot lower vectors of such sums."""
     return str(sch.get(block).writes[0].source.dtype) == "bfloat16"
 
 
 def serves(kernel: Workload, simd: Simd) -> bool:
+    """Return whether the workload is a kernel without a family."""
     return isinstance(kernel, Kernel)
 
 
 def default(kernel: Kernel, simd: Simd) -> dict:
+    """Return the only config."""
     return {"family": "default", "lanes": simd.lanes}
 
 

@@ -1,8 +1,13 @@
-"""Depthwise convolution in NCHW[x]c: a register holds x channels of one pixel, and nothing is summed across lanes.
+"""Depthwise convolution in NCHW[x]c: a register holds x channels of one pixel; no reduction across lanes.
 
-A tile of `pixels` sums runs over the window; the loads of neighbouring pixels are shared. Its time is that of moving
-the data, so zeros around the picture are not written to memory: `rows` rows at a time are copied, with their zeros,
-into a buffer that stays in the cache.
+A tile of `pixels` accumulators slides over the window; neighbouring pixels share loads. The kernel is bound
+by memory, so the padding is not written to memory: `rows` rows at a time are copied, with their padding, into
+a buffer that stays in the cache.
+
+knob    meaning                               values that `space` tries
+rows    output rows computed from one buffer  the height in equal parts: few parts, or few rows
+                                              in a part
+pixels  pixels of a row in the register tile  1 to min(width, registers / 2)
 """
 
 import math
@@ -22,13 +27,13 @@ _WINDOW_UNROLLED = 25  # positions of the window; a larger one is unrolled along
 
 
 def default_config(window: Window, data_shape, kernel_shape, simd: Simd) -> dict:
-    """The config that runs without tuning: rows of a buffer, pixels of a tile; for the shapes that `compute` takes."""
+    """Choose the config that runs without tuning, for the shapes of data and weights that `compute` takes."""
     kernel_h, kernel_w = kernel_shape[2:4]
     height, width = window.out_size(*data_shape[2:4], kernel_h, kernel_w)
     row = (width * window.strides[1] + kernel_w) * simd.lanes * 4
     fits = max(1, (_BUFFER // row - kernel_h) // window.strides[0])
     rows = min(height, fits)
-    rows = ceildiv(height, ceildiv(height, rows))  # shared out evenly
+    rows = ceildiv(height, ceildiv(height, rows))  # parts of equal height
     most = simd.registers // 2 - 2
     pixels = max((p for p in range(1, most + 1) if width % p == 0), default=1)
     if pixels * 2 < most:
@@ -37,34 +42,29 @@ def default_config(window: Window, data_shape, kernel_shape, simd: Simd) -> dict
 
 
 def compute(data, kernel, window: Window, config: dict, attrs: dict | None = None):
-    """The convolution of data (N, blocks, H, W, x) with kernel (blocks, 1, KH, KW, x) as a tensor expression."""
+    """Return the convolution of data (N, blocks, H, W, x) with a kernel (blocks, 1, KH, KW, x)."""
     n, blocks, h, w, lanes = (int(s) for s in data.shape)
     kernel_h, kernel_w = (int(s) for s in kernel.shape[2:4])
     (sh, sw), (top, left, _, _), (dh, dw) = window.strides, window.padding, window.dilation
-    (reach_h, reach_w), (out_h, out_w) = (
-        window.reach(kernel_h, kernel_w),
-        window.out_size(h, w, kernel_h, kernel_w),
-    )
+    reach_h, reach_w = window.reach(kernel_h, kernel_w)
+    out_h, out_w = window.out_size(h, w, kernel_h, kernel_w)
     full_h, full_w = round_up(out_h, config["rows"]), round_up(out_w, config["pixels"])
-    bottom, right = (
-        max(0, (full_h - 1) * sh + reach_h - h - top),
-        max(0, (full_w - 1) * sw + reach_w - w - left),
-    )
+    bottom = max(0, (full_h - 1) * sh + reach_h - h - top)
+    right = max(0, (full_w - 1) * sw + reach_w - w - left)
     if any((top, left, bottom, right)):
         data = topi.nn.pad(data, [0, 0, top, left, 0], [0, 0, bottom, right, 0], name="pad")
     kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")
 
     def element(b, k, y, x, c):
-        return te.sum(
-            data[b, k, y * sh + kh * dh, x * sw + kw * dw, c] * kernel[k, 0, kh, kw, c], axis=[kh, kw]
-        )
+        pixel = data[b, k, y * sh + kh * dh, x * sw + kw * dw, c]
+        return te.sum(pixel * kernel[k, 0, kh, kw, c], axis=[kh, kw])
 
-    made = te.compute((n, blocks, full_h, full_w, lanes), element, name="depthwise", attrs=attrs)
-    return crop(made, (n, blocks, out_h, out_w, lanes))
+    output = te.compute((n, blocks, full_h, full_w, lanes), element, name="depthwise", attrs=attrs)
+    return crop(output, (n, blocks, out_h, out_w, lanes))
 
 
 def schedule(sch: Schedule, config: dict) -> None:
-    """Apply the scheme to a kernel that `compute` gave, with whatever was fused behind it."""
+    """Apply the scheme to a kernel that `compute` made and to what was fused after it."""
     names = block_names(sch)
     n, o, h, w, c, kh, kw = sch.get_loops("depthwise")
     window = int(sch.get(kh).extent) * int(sch.get(kw).extent)
@@ -88,39 +88,53 @@ def schedule(sch: Schedule, config: dict) -> None:
 
 
 def serves(conv: Workload, simd: Simd) -> bool:
+    """Return whether the workload is a depthwise convolution."""
     return isinstance(conv, Convolution) and conv.is_depthwise
 
 
 def default(conv: Convolution, simd: Simd) -> dict:
+    """Choose the default config of a workload."""
     shapes = conv.packed_input_shape(simd.lanes), packed_shape(conv, {}, simd.lanes)
     return {"family": "depthwise", **default_config(conv.window(simd.lanes), *shapes, simd)}
 
 
 def space(conv: Convolution, simd: Simd) -> list[dict]:
+    """List the configs to search; see the table above."""
     height, width = conv.out_size
-    few = range(
-        1, math.isqrt(height) + 2
-    )  # of the parts, 1, 2, 3, …, to share out evenly to; and few rows in a part
-    rows = sorted({ceildiv(height, parts) for parts in (*few, *(ceildiv(height, size) for size in few))})
+    few = range(1, math.isqrt(height) + 2)
+    counts = *few, *(ceildiv(height, size) for size in few)  # few parts, and parts of few rows
+    rows = sorted({ceildiv(height, parts) for parts in counts})
     pixels = [p for p in range(1, simd.registers // 2 + 1) if p <= width]
     return [{"family": "depthwise", "rows": r, "pixels": p} for r in rows for p in pixels]
 
 
 def packed_shape(conv: Convolution, config: dict, lanes: int) -> tuple[int, ...]:
+    """Return the shape of the packed weight, (blocks, 1, KH, KW, x)."""
     return ceildiv(conv.weight[0], lanes), 1, *conv.weight[2:], lanes
 
 
 def packed(conv: Convolution, weight: np.ndarray, config: dict, lanes: int) -> np.ndarray:
+    """Pack the weight (C, 1, KH, KW) as `compute` takes it."""
     return pack(weight, 1, lanes)[..., 0, :]
 
 
 def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
-    n, (height, width), outs = conv.data[0], conv.out_size, ceildiv(conv.weight[0], lanes)
+    """Return the sizes of the kernel's loops."""
+    n = conv.data[0]
+    height, width = conv.out_size
+    outs = ceildiv(conv.weight[0], lanes)
     return Loops(
-        rows=config["pixels"], blocks=1, line=width, outs=outs, lines=n * height, points=n * height * width,
-        depth=math.prod(conv.weight[2:]), chunks=n * outs * ceildiv(height, config["rows"]), run=config["rows"],
+        rows=config["pixels"],
+        blocks=1,
+        line=width,
+        outs=outs,
+        lines=n * height,
+        points=n * height * width,
+        depth=math.prod(conv.weight[2:]),
+        chunks=n * outs * ceildiv(height, config["rows"]),
+        run=config["rows"],
         stride=conv.strides[0],
-    )  # fmt: skip
+    )
 
 
 register(Family("depthwise", schedule, serves, default, space, packed_shape, packed, compute, loops))

@@ -1,7 +1,8 @@
-"""Transcendental functions in plain arithmetic, which vectorizes: the C library's take one number at a time.
+"""Transcendental functions in plain arithmetic, which vectorizes; the C library's take one element at a time.
 
-For float32 only. The largest relative error is 1e-7 for exp and sigmoid, 3e-7 for tanh and erf; a NaN stays one. Each
-function names what it uses more than once, so that an expression that is put in place of its argument stays single.
+All of float32. The largest relative error is 1e-7 for exp and sigmoid, 3e-7 for tanh and erf; NaN gives NaN.
+Each function binds what it uses more than once, so that an expression inlined as its argument is evaluated
+once.
 """
 
 import itertools
@@ -17,25 +18,29 @@ _LOWEST, _HIGHEST = -103.97208, 88.72283  # beyond, the result is 0 or infinity
 # Eigen's tanh and erf: x * p(x**2) / q(x**2) between the bounds, 1 or -1 beyond; from the highest power down.
 _TANH = (
     9.0,
-    (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05,
-     6.37261928875436e-04, 4.89352455891786e-03),
+    (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+     1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03),
     (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03),
 )  # fmt: skip
 _ERF = (
     4.0,
-    (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05, -7.34990630326855e-04,
-     -2.95459980854025e-03, -1.60960333262415e-02),
-    (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03, -1.42647390514189e-02),
+    (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
+     -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02),
+    (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03,
+     -1.42647390514189e-02),
 )  # fmt: skip
 
 
 def exp(x):
-    """Exp of a float32 expression: 2**n * exp(r) with x = n * log(2) + r (Cephes's expf)."""
+    """Compute the exponential function of a float32 expression by Cephes's expf.
+
+    2**n * e**r with x = n * log(2) + r.
+    """
     return _named(x, lambda x: _named(te.floor(x * (1 / math.log(2)) + 0.5), lambda n: _exp(x, n)))
 
 
 def _exp(x, n):
-    # 2**n in two factors, as n goes from -150 to 128 and float32's exponent from -126 to 127.
+    # 2**n in two factors, as n ranges from -150 to 128 and float32's exponent from -126 to 127.
     half = tirx.floordiv(n.astype("int32"), 2)
     value = _named(x - n * _LOG2[0] - n * _LOG2[1], lambda r: _polynomial(_EXP, r) * r * r + r + 1.0)
     value = value * _two_to(half) * _two_to(n.astype("int32") - half)
@@ -48,26 +53,32 @@ def _two_to(n):
 
 
 def sigmoid(x):
+    """Compute 1 / (1 + exp(-x)) of a float32 expression."""
     return 1.0 / (1.0 + exp(-x))
 
 
 def silu(x):
+    """Compute x * sigmoid(x) of a float32 expression."""
     return _named(x, lambda x: x * sigmoid(x))
 
 
 def tanh(x):
+    """Compute tanh of a float32 expression (Eigen's rational approximation)."""
     return _rational(x, *_TANH)
 
 
 def erf(x):
+    """Compute erf of a float32 expression (Eigen's rational approximation)."""
     return _rational(x, *_ERF)
 
 
 def gelu(x):
+    """Compute x / 2 * (1 + erf(x / sqrt(2))) of a float32 expression."""
     return _named(x, lambda x: 0.5 * x * (1.0 + erf(x * math.sqrt(0.5))))
 
 
 def gelu_tanh(x):
+    """Compute GELU of a float32 expression by its approximation with tanh."""
     return _named(x, lambda x: 0.5 * x * (1.0 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))))
 
 
@@ -76,8 +87,8 @@ def _rational(x, bound, over, under):
         return _named(x * x, lambda square: x * (_polynomial(over, square) / _polynomial(under, square)))
 
     def value(x):
-        made = _named(te.max(te.min(x, bound), -bound), inside)
-        return tirx.Select(tirx.isnan(x), x, made)
+        clamped = te.max(te.min(x, bound), -bound)
+        return tirx.Select(tirx.isnan(x), x, _named(clamped, inside))
 
     return _named(x, value)
 
@@ -90,13 +101,13 @@ def _polynomial(coefficients, x):
 
 
 def _named(value, use):
-    """`use(value)`, with `value` computed once however often `use` needs it."""
+    """Return `use(value)`, with `value` computed once, however often `use` needs it."""
     name = tirx.Var("value", "float32")
     return tirx.Let(name, value, use(name))
 
 
 def concat(tensors, axis: int):
-    """Tensors one after another along `axis`: an element's tensor is looked for by bisection, not one by one."""
+    """Concatenate tensors along `axis`; an element finds its tensor by bisection, not by a linear scan."""
     begins = [0, *itertools.accumulate(int(x.shape[axis]) for x in tensors)]
     shape = [*tensors[0].shape[:axis], begins[-1], *tensors[0].shape[axis + 1 :]]
 
@@ -112,7 +123,7 @@ def concat(tensors, axis: int):
 
 
 def of_tensor(function):
-    """A function of a tensor that applies `function` to each element."""
+    """Return a function of a tensor that applies `function` to each element."""
     return lambda x: te.compute(x.shape, lambda *at: function(x[at]), name=function.__name__)
 
 

@@ -1,28 +1,38 @@
-"""What the families of schedules share: the elementwise epilogue of a kernel, and loops that are walked in vectors."""
+"""Steps that the families share: fusing a kernel's elementwise epilogue, vector and parallel loops."""
 
 from tvm import te
 from tvm.s_tir import Schedule
 
-_MOST_UNROLLED = 32  # iterations; above that a loop stays a loop
+_MOST_UNROLLED = 32  # iterations; longer loops are not unrolled
 
 
 def crop(tensor, shape):
-    """The part of `shape` of a tensor that was computed up to whole tiles."""
+    """Return the part of `shape` of a tensor that was computed up to whole tiles."""
     if tuple(int(s) for s in tensor.shape) == tuple(shape):
         return tensor
     return te.compute(shape, lambda *at: tensor[at], name="crop")
 
 
 def block_names(sch: Schedule) -> list[str]:
-    """The names of the kernel's blocks, in the order in which they run."""
+    """Return the names of the kernel's blocks, in execution order."""
     return [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
 
 
 def fuse_epilogue(sch: Schedule, name: str, loop, stages: tuple[str, ...] = (), line: bool = False):
-    """Have the block `name` sum in registers, and what follows it read them, at the end of each run of `loop`.
+    """Accumulate the block `name` in registers; fuse the epilogue at the end of each iteration of `loop`.
 
-    What follows (bias, residual, activation) becomes one block; without any, the result is just stored. `stages` are
-    the blocks that come before `name`. `line`: its pictures, so also the epilogue's, are lines, (n, blocks, H * W, x).
+    The epilogue (bias, residual, activation) becomes one block; without one, the result is just stored.
+
+    Args:
+        sch: the schedule of the kernel.
+        name: the block of the reduction.
+        loop: the loop of that block inside which the epilogue is computed.
+        stages: the blocks that run before `name`.
+        line: whether the block's images are lines, (N, blocks, H * W, x), to which the epilogue is then
+            reshaped.
+
+    Returns:
+        The block of the epilogue.
     """
     epilogue = [other for other in block_names(sch) if other != name and other not in stages]
     for other in epilogue[:-1]:
@@ -42,7 +52,7 @@ def fuse_epilogue(sch: Schedule, name: str, loop, stages: tuple[str, ...] = (), 
 
 
 def vectorize(sch: Schedule, loops: list) -> None:
-    """Vectorize the last of `loops` and unroll those around it while that is little code."""
+    """Vectorize the last of `loops` and unroll those around it while the code stays small."""
     if not loops:
         return
     sch.vectorize(loops[-1])
@@ -55,14 +65,14 @@ def vectorize(sch: Schedule, loops: list) -> None:
 
 
 def parallel(sch: Schedule, loops: list):
-    """Fuse `loops` and share their iterations out to the threads; returns the fused loop."""
+    """Fuse `loops` and parallelize the result, which is returned."""
     loop = sch.fuse(*loops)
     sch.parallel(loop)
     return loop
 
 
 def _depth(sch: Schedule, name: str, loop) -> int:
-    """How many loops stand around the inside of `loop` in the block `name`."""
+    """Return how many loops of the block `name` enclose the body of `loop`, itself included."""
     target = sch.get_sref(loop)
     srefs = [sch.get_sref(other) for other in sch.get_loops(name)]
     return next(i for i, sref in enumerate(srefs) if sref.same_as(target)) + 1

@@ -1,7 +1,8 @@
-"""The two sides of a schedule: a workload, which is what a kernel has to compute, and a family, which says how.
+"""The two sides of a schedule: a workload is what a kernel has to compute, a family is how.
 
-Each family of schedules is one file of this folder, and ends with `register(Family(…))`; importing the folder imports
-them all. To add one that is tuned takes its file and its test: builds, `tn.tune` and records find it by what it serves.
+Each family of schedules is one file of this folder and ends with `register(Family(…))`; importing the folder
+imports them all. A new tunable family takes one file and one test: builds, `tn.tune` and records find it by
+what it serves. The knobs of a family's configs are in a table at the top of its file.
 """
 
 import functools
@@ -13,42 +14,46 @@ from typing import ClassVar, get_args, get_origin, get_type_hints
 from .annotations import attribute
 from .vector import Simd
 
-_LONGEST = 1 << 24  # numbers along an axis
+_LONGEST = 1 << 24  # indices of an axis
 FAMILIES: dict[str, "Family"] = {}
 
 
 @dataclass(frozen=True)
 class Loops:
-    """The sizes of a kernel's loops, from which `tuning.features` makes what a cost model sees."""
+    """The sizes of a kernel's loops, from which `tuning.features` computes what a cost model sees."""
 
-    rows: int  # of the register tile, as `blocks`, vectors of sums
-    blocks: int
-    line: int  # what tiles cover, in rows and in blocks; so many lines
-    outs: int
-    lines: int
-    points: int  # of all lines, those that somebody reads
+    rows: int  # rows of the register tile: pixels, rows of a matrix, or tiles
+    blocks: int  # vectors of output channels or columns in the register tile
+    line: int  # rows of a line, which register tiles cover
+    outs: int  # vectors of output channels or columns, which register tiles cover
+    lines: int  # number of lines
+    points: int  # rows of all lines that are part of the output, without padding
     depth: int  # steps of the reduction
-    chunks: int  # what is shared out to the threads
+    chunks: int  # tasks for the threads
     run: int = 1
     columns: int = 1
-    chunk: int = 1
+    chunk: int = 1  # blocks of input channels reduced at a time
     stride: int = 1
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of schedules: one scheme for the kernels of some workloads. Its config, a dictionary, sets its numbers.
+    """A family of schedules: one scheme for the kernels of some workloads, parametrized by a config.
 
-    `schedule(sch, config)` applies the scheme to a kernel, with what was fused behind it, and raises ScheduleError
-    where that does not fit. It is all that a family needs whose kernels have no workload. The others say by
-    `serves(workload, simd)` which workloads are theirs, and tell of each:
+    A config is a dictionary of plain values. A family whose kernels have no workload needs `schedule` only.
 
-    default(workload, simd)              the config that runs without tuning; None leaves that to another family
-    space(workload, simd)                the configs to search besides
-    packed_shape(workload, config, lanes)   the shape of the weight as the kernel reads it
-    pack(workload, weight, config, lanes)   that weight, of a NumPy array
-    compute                                 the tensor expression; the workload's `compute` says of what arguments
-    loops(workload, config, lanes)          the sizes of the kernel's loops, as `Loops`
+    Attributes:
+        name: the "family" of its configs, and its key in `FAMILIES`.
+        schedule: `schedule(sch, config) -> None` applies the scheme to a kernel and to what was fused after
+            it, and raises ScheduleError if the kernel does not fit.
+        serves: `serves(workload, simd) -> bool`, whether the family can compute a workload.
+        default: `default(workload, simd) -> dict | None`, the config that runs without tuning; None leaves
+            the workload to another family.
+        space: `space(workload, simd) -> list[dict]`, the other configs to search.
+        packed_shape: `packed_shape(workload, config, lanes)`, the shape of the weight as the kernel reads it.
+        pack: `pack(workload, weight, config, lanes)`, the weight, a NumPy array, in that shape.
+        compute: the kernel as a tensor expression; the workload's `compute` says with which arguments.
+        loops: `loops(workload, config, lanes) -> Loops`, the sizes of the kernel's loops.
     """
 
     name: str
@@ -63,49 +68,54 @@ class Family:
 
 
 def register(family: Family) -> None:
-    """Make a family known by its name."""
+    """Register a family under its name."""
     FAMILIES[family.name] = family
 
 
 class Workload:
-    """What a kernel has to compute. Its classes are frozen dataclasses of plain values, compared by these.
+    """What a kernel has to compute. Its subclasses are frozen dataclasses of plain values, compared by these.
 
-    The config of its kernel comes from records, or is the default one; what `tn.tune` measures are its `configs`.
-    `data` and `weight` are the shapes of what it computes with, `macs` counts those of the plain method.
-    `tuning.trial` needs, besides: `compute`, the tensor expression of its kernel, and `pack_input`, `output_shape`, `unpack_output`
-    and `reference`, by which it holds that kernel against NumPy.
+    The config of its kernel comes from records, or is the default one; `tn.tune` measures its `configs`. A
+    subclass that is tuned by its families provides `op`, `general`, `label`, `data`, `weight`, `macs`,
+    `compute`, `output_shape` and `reference`; and, if the kernel's layouts differ from the network's,
+    `packed_input_shape`, `pack_input` and `unpack_output`. `tuning.trial` uses them to check the kernel
+    against NumPy.
     """
 
     op: ClassVar[str]  # its name in records
-    general: ClassVar[str]  # the family that serves what no other does, and that of configs that name none
-    by_metaschedule: ClassVar[bool] = (
-        False  # whether TVM's own search tunes it, whose configs nobody can list
-    )
+    general: ClassVar[str]  # fallback family, also assumed for configs without a "family" key
+    by_metaschedule: ClassVar[bool] = False  # whether TVM's search tunes it: configs without a list
     kinds: ClassVar[dict[str, type]] = {}  # the classes of workloads by their `op`
+
+    data: tuple[int, ...]  # shape of the data, in the network's layout
+    weight: tuple[int, ...]  # shape of the weight, or of the right-hand matrix, in the network's layout
 
     def __init_subclass__(cls):
         Workload.kinds[cls.op] = cls
 
     @staticmethod
     def from_dict(described: dict) -> "Workload":
-        """The workload that `as_dict` has described.
+        """Restore the workload that `as_dict` described.
 
-        Raises KeyError, TypeError or ValueError where there is none, or one with axes longer than any network's, whose
-        configs nobody could list.
+        Args:
+            described: the plain data, as parsed from JSON.
+
+        Raises:
+            KeyError, TypeError, ValueError: if it describes no workload, or one with axes longer than any
+                network's, whose configs nobody could list.
         """
-        values = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in described.items()
-        }
+        values = {}
+        for name, value in described.items():
+            values[name] = tuple(value) if isinstance(value, list) else value
         workload = Workload.kinds[values.pop("op")](**values)
         for name, kind in _kinds(type(workload)).items():
-            if not _fits(getattr(workload, name), kind):
-                raise ValueError(
-                    f"{workload.op}: expected {kind} for {name}; got {getattr(workload, name)!r:.200}"
-                )
+            value = getattr(workload, name)
+            if not _fits(value, kind):
+                raise ValueError(f"{workload.op}: expected {kind} for {name}; got {value!r:.200}")
         return workload
 
     def as_dict(self) -> dict:
-        """The workload as plain data: its operator, and what it is compared by."""
+        """Return the workload as plain data: its operator, and the fields that it is compared by."""
         return {"op": self.op, **{f.name: getattr(self, f.name) for f in fields(self) if f.repr}}
 
     @property
@@ -118,74 +128,100 @@ class Workload:
         """What it has in common with workloads that may reach the same speed."""
         return (self.op,)
 
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of a call by the plain method."""
+        raise NotImplementedError
+
     # ------------------------------------------------------------ configs
 
     def families(self, simd: Simd) -> list[Family]:
-        """The families that serve it, the general one first."""
+        """Return the families that serve it, the general one first."""
         serving = [family for family in FAMILIES.values() if family.serves(self, simd)]
         return sorted(serving, key=lambda family: family.name != self.general)
 
     def default_config(self, simd: Simd) -> dict:
-        """The config that runs without tuning: another family's where one has any, else the general one's."""
+        """Return the config without tuning: another family's if one has any, else the general one's."""
         offers = (family.default(self, simd) for family in reversed(self.families(simd)))
         return next(config for config in offers if config is not None)
 
     def space(self, simd: Simd) -> list[dict]:
-        """Configs to search besides the default one, which may be among them."""
+        """Return the configs to search besides the default one, which may be among them."""
         return [config for family in self.families(simd) for config in family.space(self, simd)]
 
     def configs(self, simd: Simd) -> list[dict]:
-        """The configs to choose from, in an order that does not change, the default one first."""
+        """Return the configs to choose from, in a fixed order, the default one first."""
         default = self.default_config(simd)
         return [default, *(config for config in self.space(simd) if config != default)]
 
     def config(self, lookup: Callable | None, simd: Simd) -> dict:
-        """The config that `lookup(workload)` gives, where there is one and it has any; else the default one."""
+        """Return the config of the workload's kernel.
+
+        Args:
+            lookup: `lookup(workload) -> dict | None`, the tuned config if there is one; None looks nothing
+                up.
+            simd: the vector registers of the target.
+
+        Returns:
+            The config of `lookup`, else the default one.
+        """
         config = lookup(self) if lookup else None
         return self.default_config(simd) if config is None else config
 
     def is_config(self, config: dict, simd: Simd) -> bool:
-        """Whether the families of today know the config."""
+        """Return whether the registered families know the config."""
         return key(config) in _keys(self, simd)
 
-    # ------------------------------------------------------------ the kernel; its data and result as they are
+    # ------------------------------------------------------------ the kernel, its inputs and its output
+
+    def compute(self, data, weight, config: dict):
+        """Return the kernel as a tensor expression, of data and weight as the kernel reads them."""
+        raise NotImplementedError
+
+    def output_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
+        """Return the shape of the kernel's output, a float32 array."""
+        raise NotImplementedError
+
+    def reference(self, data, weight):
+        """Compute the output in the network's layout with NumPy, of arrays of shape `data` and `weight`."""
+        raise NotImplementedError
 
     def packed_input_shape(self, lanes: int) -> tuple[int, ...]:
-        """The shape of the data that the kernel reads."""
+        """Return the shape of the data as the kernel reads them."""
         return self.data
 
     def pack_input(self, data, lanes: int):
-        """The data, an array, as the kernel reads them."""
+        """Pack the data, an array of shape `data`, into `packed_input_shape`."""
         return data
 
     def unpack_output(self, made, lanes: int):
-        """What the kernel made, an array, as the network has it."""
+        """Unpack the kernel's output, an array of `output_shape`, into the network's layout."""
         return made
 
     def family(self, config: dict) -> Family:
-        """The family of a config."""
+        """Return the family of a config."""
         return FAMILIES[config.get("family", self.general)]
 
     def attribute(self, config: dict) -> dict:
-        """The attribute of the tensor expression that is to get the schedule of `config`."""
+        """Return the attribute of the tensor expression that requests the schedule of `config`."""
         return attribute({"family": self.family(config).name, **config}, self)
 
     def packed_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
-        """The shape of the weight that the kernel reads, as `pack` makes it."""
+        """Return the shape of the weight as the kernel reads it, which is that of `pack`."""
         return self.family(config).packed_shape(self, config, lanes)
 
     def pack(self, weight, config: dict, lanes: int):
-        """The weight, an array, as the kernel with `config` reads it."""
+        """Pack the weight, an array of shape `weight`, as the kernel with `config` reads it."""
         return self.family(config).pack(self, weight, config, lanes)
 
     def loops(self, config: dict, lanes: int) -> Loops:
-        """The sizes of the kernel's loops."""
+        """Return the sizes of the kernel's loops."""
         return self.family(config).loops(self, config, lanes)
 
 
 @functools.cache
 def _kinds(workload: type[Workload]) -> dict[str, type]:
-    """The types of the values that a class of workloads is described by."""
+    """Return the types of the fields that describe a class of workloads."""
     hints = get_type_hints(workload)
     return {f.name: hints[f.name] for f in fields(workload) if f.repr}
 
@@ -199,7 +235,7 @@ def _fits(value, kind) -> bool:
 
 
 def key(config: dict) -> str:
-    """A config as something to look up."""
+    """Return a config as text that equal configs share."""
     return json.dumps(config, sort_keys=True)
 
 

@@ -1,7 +1,14 @@
-"""1x1 convolution of stride 1 in NCHW[x]c: a matrix product over the pixels, where rows of the picture do not matter.
+"""1x1 convolution of stride 1 in NCHW[x]c: a matrix product over the pixels, regardless of the image's rows.
 
-The tile of sums is `conv2d`'s. A picture is one line of H * W pixels, computed up to a whole number of tiles, so that a
-width such as 19 or 38 leaves none of a tile unused.
+The tile of accumulators is `conv2d`'s. An image is one line of H * W pixels, computed up to a whole number of
+tiles, so that a width such as 19 or 38 leaves none of a tile unused.
+
+knob    meaning                                                   values that `space` tries
+pixels  pixels of the register tile                               1 to min(H * W, registers); see conv2d
+blocks  blocks of x output channels in the register tile          1 to min(blocks of channels, 8)
+run     tiles of pixels computed before the next output channels  1, 2, 4, 8, 16, all, padded by at most 10 %
+outer   outer loop: "rows" (runs of pixels) or "channels"         both
+chunk   as in conv2d, for the pixels of a run                     as in conv2d
 """
 
 import itertools
@@ -18,31 +25,30 @@ from .epilogue import fuse_epilogue, parallel, vectorize
 from .family import Family, Loops, Workload, register
 from .vector import Simd, register_tile
 
-_RUN = 8  # tiles of pixels
+_RUN = 8  # tiles of pixels in a run, at most
 
 
 def default_config(window: Window, data_shape, kernel_shape, simd: Simd) -> dict:
-    """The config that runs without tuning.
-
-    pixels, blocks: the register tile. run: as many tiles of pixels take their turn before the next channels. outer:
-    which loop is outside, "rows" (runs of pixels) or "channels". chunk: as in `conv2d`, for the pixels of a run.
-    """
+    """Choose the config that runs without tuning, for the shapes of data and weights that `compute` takes."""
     length = data_shape[2] * data_shape[3]
     pixels, blocks = register_tile(length, ceildiv(window.out, simd.lanes), simd, CROP)
     tiles = ceildiv(length, pixels)
-    run = max(r for r in range(1, _RUN + 1) if -tiles % r * 50 <= tiles)  # at most 2 % that nobody reads
-    outer = outer_loop(
-        data_shape, kernel_shape, ceildiv(tiles, run), ceildiv(window.out, simd.lanes * blocks)
-    )
+    # At most 2 % padding.
+    run = max(r for r in range(1, _RUN + 1) if (round_up(tiles, r) - tiles) * 50 <= tiles)
+    channel_tiles = ceildiv(window.out, simd.lanes * blocks)
+    outer = outer_loop(data_shape, kernel_shape, ceildiv(tiles, run), channel_tiles)
     return {"pixels": pixels, "blocks": blocks, "run": run, "outer": outer}
 
 
 def compute(data, kernel, window: Window, config: dict, attrs: dict | None = None):
-    """The convolution of `data` (N, blocks, H, W, i) with `kernel` (O, I, 1, 1, i, x); groups as in `conv2d`."""
+    """Return the convolution of data (N, blocks, H, W, i) with a kernel (O, I, 1, 1, i, x).
+
+    Groups are as in `conv2d.compute`.
+    """
     n, source, h, w, inner = (int(s) for s in data.shape)
     out, ins, lanes = (int(kernel.shape[axis]) for axis in (0, 1, -1))
-    step, groups = config["pixels"] * config["run"], source // ins
-    full = round_up(h * w, step)
+    groups = source // ins
+    full = round_up(h * w, config["pixels"] * config["run"])
     i, ii = te.reduce_axis((0, ins), "i"), te.reduce_axis((0, inner), "ii")
 
     def element(b, k, p, c):
@@ -51,15 +57,14 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict | None = Non
         product = data[b, block, pixel // w, pixel % w, ii] * kernel[k, i, 0, 0, ii, c]
         return te.sum(window.within_group(product, i * inner + ii, c), axis=[i, ii])
 
-    made = te.compute((n, out, full, lanes), element, name="pointwise", attrs=attrs)
+    lines = te.compute((n, out, full, lanes), element, name="pointwise", attrs=attrs)
     blocks = ceildiv(window.out, lanes) if groups == 1 else out
-    return te.compute(
-        (n, blocks, h, w, lanes), lambda b, k, y, x, c: made[b, k, y * w + x, c], name="picture"
-    )
+    shape = (n, blocks, h, w, lanes)
+    return te.compute(shape, lambda b, k, y, x, c: lines[b, k, y * w + x, c], name="picture")
 
 
 def schedule(sch: Schedule, config: dict) -> None:
-    """Apply the scheme to a kernel that `compute` gave, with whatever was fused behind it."""
+    """Apply the scheme to a kernel that `compute` made and to what was fused after it."""
     n, o, p, c, i, ii = sch.get_loops("pointwise")
     oo, oi = sch.split(o, [None, config["blocks"]])
     line, po, pi = sch.split(p, [None, config["run"], config["pixels"]])
@@ -82,30 +87,35 @@ def schedule(sch: Schedule, config: dict) -> None:
 
 
 def serves(conv: Workload, simd: Simd) -> bool:
+    """Return whether the workload is a pointwise convolution."""
     return isinstance(conv, Convolution) and conv.is_pointwise
 
 
 def default(conv: Convolution, simd: Simd) -> dict:
+    """Choose the default config of a workload."""
     return conv2d.default(conv, simd, "pointwise", default_config)
 
 
 def space(conv: Convolution, simd: Simd) -> list[dict]:
+    """List the configs to search; see the table above."""
     line, blocks = math.prod(conv.out_size), ceildiv(conv.window(simd.lanes).out, simd.lanes)
     tiles = [
         {**tile, "run": run}
         for tile in conv2d.tiles(line, blocks, simd)
         for run in _runs(ceildiv(line, tile["pixels"]))
     ]
-    every = itertools.product(tiles, conv2d.orders(conv, simd.lanes))
-    return [{"family": "pointwise", **tile, **order} for tile, order in every]
+    pairs = itertools.product(tiles, conv2d.orders(conv, simd.lanes))
+    return [{"family": "pointwise", **tile, **order} for tile, order in pairs]
 
 
 def _runs(tiles: int) -> list[int]:
-    """Lengths of runs of tiles, few and many, that leave no more than a tenth of the last run unused."""
-    return sorted({r for n in (1, 2, 4, 8, 16, tiles) if -tiles % (r := min(n, tiles)) * 10 <= tiles})
+    """List the lengths of runs, few and many tiles, that pad the image's `tiles` by at most a tenth."""
+    runs = {min(n, tiles) for n in (1, 2, 4, 8, 16, tiles)}
+    return sorted(run for run in runs if (round_up(tiles, run) - tiles) * 10 <= tiles)
 
 
 def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
+    """Return the sizes of the kernel's loops."""
     n, line = conv.data[0], math.prod(conv.out_size)
     runs = n * ceildiv(line, config["pixels"] * config["run"])
     return loops_of_lines(conv, config, lanes, line, n, runs, config["run"])

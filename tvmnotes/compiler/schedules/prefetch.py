@@ -1,11 +1,12 @@
-"""Software prefetch of weights: while the sums of one panel run, the panel after it is on its way from memory.
+"""Software prefetch of weights: while one panel is multiplied, the next one is loaded from memory.
 
-A core's own prefetching follows the loads, so a panel that is used in several passes comes at memory's pace in the
-first, and memory rests in the others. TVM has no schedule primitive for it; a loop is marked while scheduling, and the
-prefetches are put into it afterwards.
+The hardware prefetcher follows the loads, so a panel that is used in several passes arrives at memory speed
+in the first pass, and the memory idles in the others. TVM has no schedule primitive for it: a loop is marked
+while scheduling, and the prefetches are inserted afterwards.
 """
 
-import tvm
+import operator
+
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
@@ -14,16 +15,17 @@ _READ, _L2, _DATA = 0, 2, 1  # arguments of LLVM's intrinsic
 
 
 def mark(sch: Schedule, loop, blocks: int) -> None:
-    """Have each iteration of `loop` prefetch what it reads of the weight, one further along the weight's third axis.
+    """Have each iteration of `loop` prefetch the weights that are one index further along the third axis.
 
-    The weight has 6 axes: blocks of output channels, of which an iteration reads `blocks`; three that stand still
-    inside the loop; a row for each input channel of a block; lanes. Past the weight's end nothing is fetched.
+    The weight has 6 axes: blocks of output channels, of which an iteration reads `blocks`; three that are
+    constant inside the loop; a row for each input channel of a block; lanes. Beyond the end of the weight
+    nothing is fetched.
     """
     sch.annotate(loop, _NOTE, blocks)
 
 
 def insert(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The kernel with prefetches in its marked loops."""
+    """Return the kernel with prefetches in its marked loops."""
     return func.with_body(_inserted(func.body))
 
 
@@ -32,8 +34,8 @@ def _inserted(stmt):
         return tirx.SeqStmt([_inserted(one) for one in stmt.seq])
     if isinstance(stmt, s_tir.SBlockRealize):
         b = stmt.block
-        block = s_tir.SBlock(b.iter_vars, b.reads, b.writes, b.name_hint, _inserted(b.body), b.init, b.alloc_buffers,
-                             b.match_buffers, b.annotations)  # fmt: skip
+        kept = b.init, b.alloc_buffers, b.match_buffers, b.annotations
+        block = s_tir.SBlock(b.iter_vars, b.reads, b.writes, b.name_hint, _inserted(b.body), *kept)
         return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, block)
     if not isinstance(stmt, tirx.For):
         return stmt
@@ -48,32 +50,35 @@ def _prefetches(body, blocks: int) -> list:
     (weight,) = (region for region in realize.block.reads if len(region.source.shape) == 6)
     values = {var.var: value for var, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
     first, p, q, i = (values[dim.min] for dim in weight.region[:4])
-    made = []
+    prefetches = []
     for block in range(blocks):
         for row in range(int(weight.source.shape[4])):
-            next_panel = tirx.BufferLoad(
-                weight.source, [_at_start(first, inner) + block, p, q + 1, i, row, 0]
-            )
-            how = (tirx.const(number, "int32") for number in (_READ, _L2, _DATA))
+            indices = [_at_start(first, inner) + block, p, q + 1, i, row, 0]
+            next_panel = tirx.BufferLoad(weight.source, indices)
+            how = (tirx.const(value, "int32") for value in (_READ, _L2, _DATA))
             call = tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(next_panel), *how)
-            made.append(tirx.Evaluate(call))
-    return made
+            prefetches.append(tirx.Evaluate(call))
+    return prefetches
 
 
 def _innermost(stmt, loops: list):
-    """The block inside nested loops, and the variables of these."""
+    """Return the block inside nested loops, and the variables of these loops."""
     while isinstance(stmt, tirx.For):
         loops, stmt = [*loops, stmt.loop_var], stmt.body
     return stmt, loops
 
 
 def _at_start(expr, loops: list):
-    """An index where the variables of `loops` are 0."""
+    """Return the index with the variables of `loops` set to 0."""
     if isinstance(expr, tirx.Var):
         return tirx.const(0, "int32") if any(expr.same_as(var) for var in loops) else expr
-    parts = {tirx.Add: lambda a, b: a + b, tirx.Mul: lambda a, b: a * b, tirx.FloorDiv: tvm.tirx.floordiv,
-             tirx.FloorMod: tvm.tirx.floormod}  # fmt: skip
-    for kind, made in parts.items():
+    operators = {
+        tirx.Add: operator.add,
+        tirx.Mul: operator.mul,
+        tirx.FloorDiv: tirx.floordiv,
+        tirx.FloorMod: tirx.floormod,
+    }
+    for kind, apply in operators.items():
         if isinstance(expr, kind):
-            return made(_at_start(expr.a, loops), _at_start(expr.b, loops))
+            return apply(_at_start(expr.a, loops), _at_start(expr.b, loops))
     return expr

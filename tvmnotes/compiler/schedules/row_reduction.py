@@ -1,7 +1,8 @@
-"""Softmax and layer norm over the last axis: a thread takes a row through all stages while the row is in its cache.
+"""Softmax and layer norm over the last axis: a thread runs all stages of a row while the row is in its cache.
 
-A sum over a row is first one sum per lane of a register, over every x-th number, then the sum of the lanes and of what
-is left over: compilers may not reorder a floating-point sum, so it has to be written that way.
+A sum over a row is first one accumulator per lane of a register, over every x-th element, then the sum of the
+lanes and the remaining elements: compilers may not reorder a floating-point sum, so it is written that way.
+The family has no knobs.
 """
 
 from tvm import te
@@ -17,17 +18,19 @@ _STAGES = ("lanes0", "reduced0", "lanes1", "reduced1", "exp", "rest0", "rest1")
 
 
 def softmax(x, lanes: int):
-    """exp(x - max) / sum(exp(x - max)) along the last axis, of float32 of any shape."""
+    """Compute exp(x - max) / sum(exp(x - max)) along the last axis of a float32 tensor of any shape."""
     largest = _reduce(x, lambda *at: x[at], te.max, lanes, 0)
     exp = te.compute(x.shape, lambda *at: elementwise.exp(x[at] - largest[at[:-1]]), name="exp")
     total = _reduce(exp, lambda *at: exp[at], te.sum, lanes, 1)
-    return te.compute(
-        x.shape, lambda *at: exp[at] * (1.0 / total[at[:-1]]), name="softmax", attrs=_ANNOTATION
-    )
+
+    def normal(*at):
+        return exp[at] * (1.0 / total[at[:-1]])
+
+    return te.compute(x.shape, normal, name="softmax", attrs=_ANNOTATION)
 
 
 def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
-    """(x - mean) / sqrt(variance + epsilon) * gamma + beta along the last axis, of float32 of any shape."""
+    """Compute (x - mean) / sqrt(variance + epsilon) * gamma + beta along the last axis, of float32."""
     count = float(int(x.shape[-1]))
     total = _reduce(x, lambda *at: x[at], te.sum, lanes, 0)
 
@@ -45,18 +48,18 @@ def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
 
 
 def _reduce(x, element, combine, lanes, number):
-    """`combine` over the last axis of `element(*at)`, whose shape is that of x."""
+    """Reduce `element(*index)`, of the shape of x, by `combine` over the last axis."""
     *rows, depth = (int(s) for s in x.shape)
     whole = depth // lanes
     if whole < 2:
         r = te.reduce_axis((0, depth), "r")
         return te.compute(rows, lambda *at: combine(element(*at, r), axis=[r]), name=f"reduced{number}")
     k = te.reduce_axis((0, whole), "k")
-    by_lane = te.compute(
-        (*rows, lanes),
-        lambda *at: combine(element(*at[:-1], k * lanes + at[-1]), axis=[k]),
-        name=f"lanes{number}",
-    )
+
+    def of_lane(*at):
+        return combine(element(*at[:-1], k * lanes + at[-1]), axis=[k])
+
+    by_lane = te.compute((*rows, lanes), of_lane, name=f"lanes{number}")
     r = te.reduce_axis((0, lanes + depth % lanes), "r")
 
     def either(*at):
@@ -68,7 +71,7 @@ def _reduce(x, element, combine, lanes, number):
 
 
 def schedule(sch: Schedule, config: dict) -> None:
-    """Apply the scheme to a kernel that `softmax` or `layer_norm` gave, with whatever was fused behind it."""
+    """Apply the scheme to a kernel that `softmax` or `layer_norm` made and to what was fused after it."""
     names = block_names(sch)
     for name in names[:-1]:
         if name not in _STAGES:

@@ -1,9 +1,10 @@
-"""What a trace of MetaSchedule may do when it comes from a file: schedule a kernel, and nothing else.
+"""What a MetaSchedule trace may do when it comes from a file: schedule a kernel, and nothing else.
 
-TVM carries out whatever a trace says. A trace can annotate a loop with assembly that runs when the library is loaded,
-replace a block with a call of some function, drop the check at a loop's end, or ask for loops that never finish. So
-this file lists the steps that MetaSchedule's search takes on a CPU, with the values they may have; everything else is
-forbidden. A trace that passes may be slow, or may not fit the kernel, but it does not change what the kernel computes.
+TVM executes whatever a trace says. A trace can annotate a loop with assembly that runs when the library is
+loaded, replace a block with a call of some function, drop the check at a loop's end, or ask for loops that
+never finish. This file therefore lists the steps that MetaSchedule's search takes on a CPU, with the values
+they may have; everything else is forbidden. A trace that passes may be slow, or may not fit the kernel, but
+it does not change what the kernel computes.
 """
 
 import math
@@ -16,9 +17,9 @@ from tvm.s_tir import SBlockRealize, Schedule, ScheduleError
 
 from ...base.errors import Forbidden
 
-# ---------------------------------------------------------------- steps, before they are taken
+# ---------------------------------------------------------------- steps, before they are applied
 
-_NAME = re.compile(r"[a-z]\d{1,6}")  # of a step's results: blocks, loops, values
+_NAME = re.compile(r"[a-z]\d{1,6}")  # of a step's outputs: blocks, loops, values
 _WORD = re.compile(r"[\w. ]{1,500}")
 _MOST_STEPS, _MOST_OF_A_STEP = 2000, 200
 _LARGEST = 1 << 31
@@ -43,12 +44,12 @@ def _is_operand(value) -> bool:
 def _is_decision(value) -> bool:
     if not (isinstance(value, list) and len(value) == 2 and _is_integer(value[0])):
         return False
-    numbers = value[1] if isinstance(value[1], list) else [value[1]]
-    return len(numbers) <= _MOST_OF_A_STEP and all(map(_is_integer, numbers))
+    values = value[1] if isinstance(value[1], list) else [value[1]]
+    return len(values) <= _MOST_OF_A_STEP and all(map(_is_integer, values))
 
 
 def _flags(*wanted) -> Callable:
-    """Make a check that attributes are these truth values; None stands for either."""
+    """Make a check that attributes are these truth values; None accepts either."""
 
     def fit(attrs: list) -> bool:
         return len(attrs) == len(wanted) and all(
@@ -67,17 +68,17 @@ def _are_two_integers(attrs: list) -> bool:
 
 
 def _are_weighted_candidates(attrs: list) -> bool:
-    """Whether attributes are a list of candidates and a list of their probabilities."""
+    """Return whether attributes are a list of candidates and a list of their probabilities."""
     if len(attrs) != 2 or not all(isinstance(part, list) for part in attrs):
         return False
     return all(isinstance(n, int | float) and abs(n) <= _LONGEST_UNROLLED for part in attrs for n in part)
 
 
-_STEPS: dict[str, Callable] = {  # by name, the check of a step's attributes
+_STEPS: dict[str, Callable] = {  # name: check of the step's attributes
     **dict.fromkeys(
-        ("GetLoops", "GetChildBlocks", "GetConsumers", "GetProducers", "SampleComputeLocation", "ComputeInline",
-         "ReverseComputeInline", "Reorder", "Parallel", "Vectorize", "DecomposeReduction", "AddUnitLoop",
-         "EnterPostproc"),
+        ("GetLoops", "GetChildBlocks", "GetConsumers", "GetProducers", "SampleComputeLocation",
+         "ComputeInline", "ReverseComputeInline", "Reorder", "Parallel", "Vectorize", "DecomposeReduction",
+         "AddUnitLoop", "EnterPostproc"),
         _flags(),
     ),
     "GetSBlock": _are_words,
@@ -90,7 +91,7 @@ _STEPS: dict[str, Callable] = {  # by name, the check of a step's attributes
     "CacheWrite": lambda attrs: len(attrs) == 2 and _is_integer(attrs[0]) and attrs[1] in ("global", "local"),
     "RFactor": lambda attrs: len(attrs) == 1 and _is_integer(attrs[0]),
 }  # fmt: skip
-_ANNOTATIONS: dict[str, Callable] = {  # by key, the check of an annotation's value
+_ANNOTATIONS: dict[str, Callable] = {  # key: check of the annotation's value
     "meta_schedule.tiling_structure": lambda value: (
         isinstance(value, str) and bool(re.fullmatch('"[SR]+"', value))
     ),
@@ -105,7 +106,7 @@ _REMOVABLE = {*_ANNOTATIONS, "schedule_rule"}
 
 
 def check(trace) -> None:
-    """Raise Forbidden, with the step's number, unless a trace (as JSON has it) does only what this file lists."""
+    """Raise Forbidden, with the step's number, unless a trace, as JSON, does only what this file lists."""
     if not (isinstance(trace, list) and len(trace) == 2 and all(isinstance(part, list) for part in trace)):
         raise Forbidden("a trace is a list of steps and a list of decisions")
     steps, decisions = trace
@@ -142,25 +143,22 @@ def _check_annotation(number: int, name: str, inputs: list, attrs: list) -> None
     if not isinstance(key, str) or key not in (_ANNOTATIONS if name == "Annotate" else _REMOVABLE):
         raise Forbidden(f"step {number} of a trace is an annotation {str(key)[:50]!r}, which is not allowed")
     annotated, *value = inputs or [None]
-    if (
-        not _is_name(annotated)
-        or len(value) != (name == "Annotate")
-        or (value and not _ANNOTATIONS[key](value[0]))
-    ):
+    fits = _is_name(annotated) and len(value) == (name == "Annotate")
+    if not fits or (value and not _ANNOTATIONS[key](value[0])):
         raise Forbidden(
             f"step {number} of a trace annotates {key!r} with {str(value)[:200]}, which is not allowed"
         )
 
 
-# ---------------------------------------------------------------- what the steps made of a kernel
+# ---------------------------------------------------------------- the kernel, after the steps
 
 _LONGEST_VECTOR = 64  # iterations, as in MetaSchedule's search
-_MORE_ITERATIONS, _MORE_BYTES = 1 << 10, 1 << 5  # times what the kernel had before
-_FREE_BYTES = 64 << 20  # of buffers, whatever the kernel had
+_MORE_ITERATIONS, _MORE_BYTES = 1 << 10, 1 << 5  # factors of what the unscheduled kernel has
+_FREE_BYTES = 64 << 20  # of buffers, always allowed
 
 
 class Size(NamedTuple):
-    """The iterations of a kernel's blocks, the bytes of its buffers, and the iterations of its longest vector loop."""
+    """The iterations of a kernel's blocks, bytes of its buffers, iterations of its longest vector loop."""
 
     iterations: int
     bytes: int
@@ -168,7 +166,7 @@ class Size(NamedTuple):
 
 
 def size(sch: Schedule) -> Size:
-    """Measure a schedule's kernel."""
+    """Measure the kernel of a schedule."""
     func = sch.mod["main"]
     buffers = [_bytes(var.ty) for var in func.params if isinstance(var.ty, tirx.buffer.BufferType)]
     iterations = longest = 0
@@ -193,12 +191,12 @@ def size(sch: Schedule) -> Size:
 
 
 def _bytes(buffer) -> int:
-    """The bytes of a buffer, if its numbers are the widest there are."""
+    """Return the bytes of a buffer as if its elements were of the widest type."""
     return math.prod(int(n) if isinstance(n, tirx.IntImm) else 1 for n in buffer.shape) * 8
 
 
 def check_size(before: Size, after: Size) -> None:
-    """Raise ScheduleError where a trace made so much of a kernel that compiling or running it would hardly end."""
+    """Raise ScheduleError if a trace enlarged a kernel so much that compiling or running it hardly ends."""
     if after.iterations > before.iterations * _MORE_ITERATIONS:
         raise ScheduleError(f"the trace turns {before.iterations:.1e} iterations into {after.iterations:.1e}")
     if after.bytes > before.bytes * _MORE_BYTES + _FREE_BYTES:

@@ -1,4 +1,4 @@
-"""The vector registers of a target, and the tile of sums that uses them best; arrays filled up to whole vectors."""
+"""The vector registers of a target, the register tile that uses them best, and padding to whole vectors."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -13,42 +13,44 @@ from ...base.integers import ceildiv
 
 @dataclass(frozen=True)
 class Simd:
-    """`lanes` float32 numbers fit into one of `registers` vector registers."""
+    """The vector registers of a target: `registers` of `lanes` float32 elements."""
 
     lanes: int
     registers: int
 
     def fits(self, rows: int, blocks: int) -> bool:
-        """Whether a tile of sums fits: a register for each sum, for each block's weights, and for the input."""
+        """Return whether a tile fits: accumulators, a vector of weights per block, and one input."""
         return rows * blocks + blocks + 1 <= self.registers
 
 
 def step_cycles(rows: int, blocks: int) -> float:
-    """Cycles of one step of a reduction over a tile of `rows` times `blocks` vectors of sums.
+    """Estimate the cycles of one reduction step over a tile of `rows` times `blocks` vector accumulators.
 
-    It takes as many as its multiply-adds need at two a cycle, or its loads at somewhat fewer than two, or its weights,
-    a vector a block, at one in three cycles, as L2 gives them; but no fewer than the 4 that a sum takes to be ready
-    again, and one more for the loop.
+    The largest of four, and one more cycle for the loop: the multiply-adds at two per cycle; the loads at
+    somewhat fewer than two; the weights, a vector per block, at one in three cycles, as L2 delivers them; and
+    4 cycles, the latency of an accumulator.
     """
     return max(rows * blocks, 1.3 * (rows + blocks), 6 * blocks, 8) / 2 + 1
 
 
 def fastest_tile(tiles: Iterable[tuple], steps: Callable, simd: Simd) -> tuple:
-    """The tile that takes the fewest cycles, the first of several, among those that the registers hold.
+    """Choose the tile with the fewest cycles, the first of several, among those that fit into the registers.
 
-    A tile is its sizes in pixels (or rows), one or several, and its blocks; `steps(*tile)` is how many of them it
-    takes, as factors.
+    A tile is one or several sizes in pixels (or rows), and then its blocks; `steps(*tile)` gives, as factors,
+    how many tiles there are to compute.
     """
-    fitting = [tile for tile in tiles if simd.fits(math.prod(tile[:-1]), tile[-1])]
-    return min(
-        fitting, key=lambda tile: math.prod(steps(*tile), start=step_cycles(math.prod(tile[:-1]), tile[-1]))
-    )
+
+    def cycles(tile):
+        return math.prod(steps(*tile), start=step_cycles(math.prod(tile[:-1]), tile[-1]))
+
+    return min((tile for tile in tiles if simd.fits(math.prod(tile[:-1]), tile[-1])), key=cycles)
 
 
 def register_tile(rows: int, blocks: int, simd: Simd, waste: float = 1.0) -> tuple[int, int]:
-    """The tile, (rows, blocks), of the fewest cycles for `rows` times `blocks` vectors of sums, the larger of several.
+    """Choose the tile (rows, blocks) with the fewest cycles for `rows` x `blocks` vectors.
 
-    Tiles at the end have sums that nobody reads; `waste` is what it costs, as a factor, where the rows' have some.
+    Of equal ones, the largest. Accumulators of the last tiles may be unused; `waste` is the factor that this
+    costs along the rows.
     """
     tiles = [(r, b) for b in range(1, min(blocks, 8) + 1) for r in range(1, min(rows, simd.registers) + 1)]
 
@@ -59,7 +61,7 @@ def register_tile(rows: int, blocks: int, simd: Simd, waste: float = 1.0) -> tup
 
 
 def simd_of(target: tvm.target.Target) -> Simd:
-    """The vector registers of a CPU target."""
+    """Return the vector registers of a CPU target."""
     sets = env.target_instruction_sets(target)
     if "avx512f" in sets:
         return Simd(16, 32)
@@ -69,6 +71,6 @@ def simd_of(target: tvm.target.Target) -> Simd:
 
 
 def pad_to(array: np.ndarray, shape) -> np.ndarray:
-    """`array` with zeros behind its numbers along each axis, up to `shape`; itself where nothing is missing."""
+    """Zero-pad `array` at the end of each axis up to `shape`; return it unchanged if it has that shape."""
     missing = [(0, whole - size) for whole, size in zip(shape, array.shape, strict=True)]
-    return np.pad(array, missing) if any(behind for _, behind in missing) else array
+    return np.pad(array, missing) if any(after for _, after in missing) else array

@@ -1,4 +1,4 @@
-"""These convert MXNet's operators on arrays (see call.py): shapes, new arrays, choosing, ordering, reducing."""
+"""Converters of MXNet's array operators (see call.py): shapes, new arrays, indexing, ordering, reducing."""
 
 import functools
 import math
@@ -38,16 +38,15 @@ def _reshape(c: Call):
 
 @converts("reshape_like")
 def _reshape_like(c: Call):
-    """Some axes, from begin to end, take the sizes of some axes of the other."""
+    """Give the axes from lhs_begin to lhs_end the sizes of the other's axes from rhs_begin to rhs_end."""
 
-    def some(side, shape):
-        begin, end = c.get(f"{side}_begin"), c.get(f"{side}_end")
-        return slice(None if begin is None else int(begin), None if end is None else int(end)).indices(
-            len(shape)
-        )[:2]
+    def bounds(side, shape):
+        begin, end = (c.get(f"{side}_{name}") for name in ("begin", "end"))
+        part = slice(None if begin is None else int(begin), None if end is None else int(end))
+        return part.indices(len(shape))[:2]
 
     like = shape_of(c.inputs[1])
-    (first, last), (begin, end) = some("lhs", c.shape), some("rhs", like)
+    (first, last), (begin, end) = bounds("lhs", c.shape), bounds("rhs", like)
     return op.reshape(c.x, reshaped(c.shape, [*c.shape[:first], *like[begin:end], *c.shape[last:]]))
 
 
@@ -60,10 +59,8 @@ def _swap_axis(c: Call):
 
 @converts("squeeze")
 def _squeeze(c: Call):
-    axes = c.axes()
-    return op.reshape(
-        c.x, [n for axis, n in enumerate(c.shape) if (axis not in axes if axes else n != 1)] or [1]
-    )
+    axes = c.axes() or [axis for axis, n in enumerate(c.shape) if n == 1]
+    return op.reshape(c.x, [n for axis, n in enumerate(c.shape) if axis not in axes] or [1])
 
 
 @converts("stack")
@@ -112,13 +109,13 @@ def _sliced(c: Call, slices: dict[int, slice]) -> relax.Expr:
     for axis, each in slices.items():
         if each.step == 0:
             raise ValueError("a slice of step 0")
-        places = range(*each.indices(c.shape[axis]))
-        if not places:
+        indices = range(*each.indices(c.shape[axis]))
+        if not indices:
             raise ValueError(f"an empty slice of axis {axis} of shape {c.shape}")
-        if places.step < 0:
-            x = op.take(x, c.const(list(places), "int32"), axis, mode="clip")
-        elif len(places) < c.shape[axis]:
-            forward[axis] = places
+        if indices.step < 0:
+            x = op.take(x, c.const(list(indices), "int32"), axis, mode="clip")
+        elif len(indices) < c.shape[axis]:
+            forward[axis] = indices
     if not forward:
         return x
     begins, ends, steps = zip(*((p.start, p[-1] + 1, p.step) for p in forward.values()), strict=True)
@@ -162,12 +159,11 @@ def _broadcast_axis(c: Call):
 @converts("broadcast_like")
 def _broadcast_like(c: Call):
     like, shape = shape_of(c.inputs[1]), list(c.shape)
-    axes = [
-        range(c.rank) if (axes := c.get(f"{side}_axes")) is None else _as_tuple(axes)
-        for side in ("lhs", "rhs")
-    ]
-    for axis, theirs in zip(*axes, strict=True):
-        shape[axis] = like[theirs]
+    own, others = (c.get(f"{side}_axes") for side in ("lhs", "rhs"))
+    own = range(c.rank) if own is None else _as_tuple(own)
+    others = range(c.rank) if others is None else _as_tuple(others)
+    for axis, other in zip(own, others, strict=True):
+        shape[axis] = like[other]
     return op.broadcast_to(c.x, shape)
 
 
@@ -189,8 +185,8 @@ def _arange(c: Call):
         raise NotImplementedError("infer_range=True")
     start, stop = c.get("start", 0), c.get("stop")
     start, stop = (0, start) if stop is None else (start, stop)
-    numbers = np.arange(start, stop, c.get("step", 1), c.get("dtype", "float32"))
-    return c.const(np.repeat(numbers, int(c.get("repeat", 1))), str(numbers.dtype))
+    values = np.arange(start, stop, c.get("step", 1), c.get("dtype", "float32"))
+    return c.const(np.repeat(values, int(c.get("repeat", 1))), str(values.dtype))
 
 
 @converts("_contrib_arange_like")
@@ -204,8 +200,8 @@ def _arange_like(c: Call):
 # ---------------------------------------------------------------- choosing elements
 
 
-def _places(c: Call, indices: relax.Expr, size: int, modes=("clip", "wrap")) -> relax.Expr:
-    """Return indices from 0 to size - 1, as the node's mode has it, of indices of any dtype."""
+def _in_range(c: Call, indices: relax.Expr, size: int, modes=("clip", "wrap")) -> relax.Expr:
+    """Return `indices` of any dtype as indices from 0 to size - 1, by the node's mode."""
     c.refuse(mode=modes)
     mode = c.get("mode", "clip")
     floats = dtype_of(indices).startswith("float")
@@ -220,32 +216,32 @@ def _places(c: Call, indices: relax.Expr, size: int, modes=("clip", "wrap")) -> 
 @converts("take")
 def _take(c: Call):
     axis = int(c.get("axis", 0)) % c.rank
-    places = _places(c, c.inputs[1], c.shape[axis], modes=("clip", "wrap", "raise"))
-    return op.take(c.x, places, axis, mode="clip")
+    indices = _in_range(c, c.inputs[1], c.shape[axis], modes=("clip", "wrap", "raise"))
+    return op.take(c.x, indices, axis, mode="clip")
 
 
 @converts("Embedding")
 def _embedding(c: Call):
     weight = c.expect(1, int(c.need("input_dim")), int(c.need("output_dim")))
-    return op.take(weight, _places(c, c.x, shape_of(weight)[0]), 0, mode="clip")
+    return op.take(weight, _in_range(c, c.x, shape_of(weight)[0]), 0, mode="clip")
 
 
 @converts("pick", "choose_element_0index")
 def _pick(c: Call):
     axis = int(c.get("axis", -1)) % c.rank
-    places = _places(c, c.inputs[1], c.shape[axis])
+    indices = _in_range(c, c.inputs[1], c.shape[axis])
     if len(shape_of(c.inputs[1])) < c.rank:
-        places = op.expand_dims(places, axis)
-    picked = op.gather_elements(c.x, places, axis)
+        indices = op.expand_dims(indices, axis)
+    picked = op.gather_elements(c.x, indices, axis)
     return picked if c.get("keepdims", False) else op.squeeze(picked, [axis])
 
 
 @converts("gather_nd")
 def _gather_nd(c: Call):
     order = [*range(1, len(shape_of(c.inputs[1]))), 0]
-    places = c.emit(op.permute_dims(c.cast(c.inputs[1], "int64"), order))
-    sizes = c.shape[: shape_of(places)[-1]]
-    return op.gather_nd(c.x, checked(places, sizes, c.node.op, negative=True))
+    indices = c.emit(op.permute_dims(c.cast(c.inputs[1], "int64"), order))
+    sizes = c.shape[: shape_of(indices)[-1]]
+    return op.gather_nd(c.x, checked(indices, sizes, c.node.op, negative=True))
 
 
 @converts("where")
@@ -259,18 +255,18 @@ def _where(c: Call):
 
 @converts("one_hot")
 def _one_hot(c: Call):
-    """An index outside makes a row without the mark."""
+    """Return one-hot rows; an index out of range gives a row without the mark."""
     dtype = c.get("dtype", "float32")
     values = (tirx.const(c.get(name, usual), dtype) for name, usual in (("on_value", 1), ("off_value", 0)))
-    places = c.x if dtype_of(c.x) == "int64" else c.cast(c.x, "int32")
-    return op.one_hot(places, *values, int(c.need("depth")))
+    indices = c.x if dtype_of(c.x) == "int64" else c.cast(c.x, "int32")
+    return op.one_hot(indices, *values, int(c.need("depth")))
 
 
 # ---------------------------------------------------------------- ordering
 
 
 def _line(c: Call) -> tuple[relax.Expr, int]:
-    """Return what is ordered, and along which axis: the last if none is named, all as one line if it is None."""
+    """Return what is ordered, and the axis: by default the last, for None the flattened array's."""
     if c.node.attrs.get("axis", "").strip() == "None":
         return c.emit(_flat(c)), 0
     return c.x, int(c.get("axis", -1)) % c.rank
@@ -298,31 +294,30 @@ def _sort(c: Call):
 
 @converts("argmax", "argmin", "argmax_channel")
 def _argmax(c: Call):
-    x, axis, keep = c.x, c.get("axis"), c.get("keepdims", False)
-    if c.node.op == "argmax_channel":
-        axis = 1
+    x, keep = c.x, c.get("keepdims", False)
+    axis = 1 if c.node.op == "argmax_channel" else c.get("axis")
     if axis is None:
         x, axis, keep = _flat(c), 0, True
-    places = (op.argmin if c.node.op == "argmin" else op.argmax)(x, int(axis), keepdims=keep)
-    return op.astype(places, "float32")
+    indices = (op.argmin if c.node.op == "argmin" else op.argmax)(x, int(axis), keepdims=keep)
+    return op.astype(indices, "float32")
 
 
 # ---------------------------------------------------------------- reductions
 
 
 def _reduced(c: Call, reduce) -> relax.Expr:
-    """Reduce the axes that the node names. MXNet's arrays have at least one axis, so a single number gets one."""
+    """Reduce the axes that the node names; a scalar result gets one axis, as MXNet's arrays have."""
     axes = reduced_axes(c.rank, c.axes() or [], c.get("exclude", False))
     keep = bool(c.get("keepdims", False))
     result = reduce(c.x, axes, keepdims=keep) if axes else c.x
     return result if keep or len(axes) < c.rank else op.reshape(result, [1])
 
 
-for _names, _reduce in (
-    (("sum", "sum_axis"), op.sum), (("mean",), op.mean), (("max", "max_axis"), op.max),
-    (("min", "min_axis"), op.min), (("prod",), op.prod),
-):  # fmt: skip
-    converts(*_names)(functools.partial(_reduced, reduce=_reduce))
+converts("sum", "sum_axis")(functools.partial(_reduced, reduce=op.sum))
+converts("mean")(functools.partial(_reduced, reduce=op.mean))
+converts("max", "max_axis")(functools.partial(_reduced, reduce=op.max))
+converts("min", "min_axis")(functools.partial(_reduced, reduce=op.min))
+converts("prod")(functools.partial(_reduced, reduce=op.prod))
 
 
 @converts("norm")

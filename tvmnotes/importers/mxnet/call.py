@@ -1,8 +1,8 @@
-"""The converters of MXNet's operators share their table, and the `Call`, which is the node that one converts.
+"""The table of MXNet operators' converters, and `Call`, the node that a converter converts.
 
-They compute what MXNet 1.9 does in inference. What cannot be so is refused, instead of numbers that are not MXNet's,
-with a NotImplementedError for a use that no converter serves, and a ValueError for attributes and shapes that do not
-fit. tests/test_import_mxnet.py holds each one against MXNet.
+Converters compute what MXNet 1.9 computes in inference. They refuse what they cannot match: with a
+NotImplementedError a use that no converter serves, with a ValueError attributes and shapes that do not fit.
+tests/test_import_mxnet.py compares each one with MXNet.
 Source: https://mxnet.apache.org/versions/1.9.1/api/python/docs/api/symbol/index.html
 """
 
@@ -33,7 +33,7 @@ def converts(*names: str):
 
 @dataclass
 class Call:
-    """A call is a node that is being converted, with what its inputs have become."""
+    """A node that is being converted, and its inputs as Relax expressions."""
 
     node: Node
     inputs: list[relax.Expr]
@@ -41,9 +41,9 @@ class Call:
     builder: relax.BlockBuilder
 
     def get(self, name: str, default=None):
-        """Return an attribute, read as Python reads it, or `default` if there is none or it is None."""
+        """Return an attribute, parsed as a Python literal, or `default` if it is missing or None."""
         text = self.node.attrs.get(name, "None").strip()
-        text = re.sub(r"\b(\d+)[lL]\b", r"\1", text)  # as Python 2 wrote whole numbers
+        text = re.sub(r"\b(\d+)[lL]\b", r"\1", text)  # Python 2's long integers
         if text in ("", "None"):
             return default
         if text in ("true", "false", "inf", "-inf", "nan"):
@@ -54,12 +54,13 @@ class Call:
             return text
 
     def need(self, name: str):
+        """Return an attribute; raise ValueError if it is missing."""
         if (value := self.get(name)) is None:
             raise ValueError(f"the attribute {name!r} is missing")
         return value
 
     def numbers(self, name: str, count: int, default: int) -> list[int]:
-        """Return an attribute that holds `count` whole numbers, all of them `default` if it is missing."""
+        """Return an attribute that holds `count` integers, all of them `default` if it is missing."""
         value = self.get(name, ())
         numbers = [value] * count if isinstance(value, int) else list(value) or [default] * count
         if len(numbers) != count:
@@ -79,22 +80,26 @@ class Call:
 
     @property
     def x(self) -> relax.Expr:
+        """The first input."""
         return self.inputs[0]
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The sizes of the first input."""
         return shape_of(self.x)
 
     @property
     def rank(self) -> int:
+        """The number of axes of the first input."""
         return len(self.shape)
 
     @property
     def dtype(self) -> str:
+        """The dtype of the first input."""
         return dtype_of(self.x)
 
     def expect(self, number: int, *shape: int) -> relax.Expr:
-        """Return an input, which must be of this shape."""
+        """Return an input; raise ValueError if it is missing or not of this shape."""
         if number >= len(self.inputs):
             raise ValueError(f"it has {len(self.inputs)} inputs where {number + 1} belong")
         if (actual := shape_of(self.inputs[number])) != shape:
@@ -102,26 +107,30 @@ class Call:
         return self.inputs[number]
 
     def emit(self, expr: relax.Expr) -> relax.Var:
-        """Bind an expression to a variable, whose shape is then known. Nested calls need none: Relax flattens them."""
+        """Bind an expression to a variable, whose type is then known. Relax flattens nested calls."""
         return self.builder.emit(expr)
 
     def const(self, value, dtype: str | None = None) -> relax.Expr:
+        """Return a constant, by default of the first input's dtype."""
         dtype = dtype or self.dtype
         return relax.const(np.asarray(value, dtype), dtype)
 
     def along(self, number: int, size: int, axis: int) -> relax.Expr:
-        """Return an input, which must be a vector of this size, laid along an axis of the first input."""
+        """Return an input, a vector of this size, reshaped to lie along an axis of the first input."""
         shape = [1] * self.rank
         shape[axis] = size
         return op.reshape(self.expect(number, size), shape)
 
     def cast(self, expr: relax.Expr, dtype: str) -> relax.Expr:
+        """Return an expression in a dtype."""
         return expr if dtype_of(expr) == dtype else op.astype(expr, dtype)
 
 
 def shape_of(expr: relax.Expr) -> tuple[int, ...]:
+    """Return the sizes of an expression."""
     return fixed_shape(expr.ty)
 
 
 def dtype_of(expr: relax.Expr) -> str:
+    """Return the dtype of an expression."""
     return str(expr.ty.dtype)

@@ -1,6 +1,7 @@
-"""These convert MXNet's operators for detection (see call.py): anchors, boxes, their suppression, regions.
+"""Converters of MXNet's detection operators (see call.py): anchors, boxes, their suppression, regions.
 
-Sources: MXNet 1.9.1, src/operator/contrib: bounding_box-inl.h, multibox_prior.cc, multibox_detection.cc, roi_align.cc.
+Sources: MXNet 1.9.1, src/operator/contrib: bounding_box-inl.h, multibox_prior.cc, multibox_detection.cc,
+roi_align.cc.
 """
 
 import math
@@ -23,12 +24,12 @@ from .call import Call, converts, shape_of
 
 @fast_tvmscript_parser()
 def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
-    """Make a kernel of scores (rows, length) float32 that finds the `count` largest of each row, and where they are.
+    """Make a kernel that finds the `count` largest scores of each row of (rows, length) float32.
 
-    It writes places (rows, count) int32 and best (rows, count) float32. They come in the order of the row, equal ones
-    from the front. Sorting all scores would take a detector longer than its convolutions, so this finds the least of
-    the best first, as radix selection does: it counts how often each pattern of the first 11 bits occurs, then of the
-    next 11 among those that count, then of the last 10.
+    It writes their indices, places (rows, count) int32, and best (rows, count) float32, in the order of the
+    row; of equal ones the first are taken. Sorting all scores would take a detector longer than its
+    convolutions, so this first finds the smallest of the best by radix selection: it counts how often each
+    pattern of the first 11 bits occurs, then of the next 11 among those that match, then of the last 10.
     """
 
     @T.prim_func(s_tir=True)
@@ -40,8 +41,10 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         with T.sblock("best_places"):
             histogram = T.sblock_alloc_buffer((2048,), "int32")
-            state = T.sblock_alloc_buffer((3,), "int32")  # still to find, the bin, places written
-            least = T.sblock_alloc_buffer((1,), "uint32")  # its first bits, as far as they are known
+            state = T.sblock_alloc_buffer((3,), "int32")  # still to find, the bin, indices written
+            least = T.sblock_alloc_buffer(
+                (1,), "uint32"
+            )  # the first bits of the smallest that is kept, as far as known
             key = T.sblock_alloc_buffer((1,), "uint32")
             for row in range(rows):
                 state[0] = count
@@ -86,17 +89,12 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
 def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") -> tvm.tirx.PrimFunc:
     """Make a kernel of data (batch, rows, width) and order (batch, count) int32, the rows by falling score.
 
-    It writes the rows that remain to kept (batch, rows, width), in that order and with -1 behind them, and their
-    numbers to places (batch, rows, 1).
+    It writes the rows that remain, in that order and followed by -1, to kept (batch, rows, width), and their
+    indices to places (batch, rows, 1).
     """
     x, score, kind, background = c.coord_start, c.score_index, c.id_index, c.background_id
-    valid, threshold, center, force, beaten = (
-        c.valid_thresh,
-        c.overlap_thresh,
-        c.center,
-        c.force,
-        2 * c.in_place,
-    )
+    valid, threshold = c.valid_thresh, c.overlap_thresh
+    center, force, beaten = c.center, c.force, 2 * c.in_place
 
     @T.prim_func
     def main(
@@ -107,9 +105,9 @@ def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") 
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         for n in range(batch):
-            corners = T.alloc_buffer((4, count), "float32")  # of the boxes, in order, without gaps
+            corners = T.alloc_buffer((4, count), "float32")  # of the boxes, in order, contiguous
             area = T.alloc_buffer((count,), "float32")
-            of = T.alloc_buffer((count,), "float32")  # their class, the same for all where it does not matter
+            of = T.alloc_buffer((count,), "float32")  # their class, or 0 for all if it does not matter
             alive = T.alloc_buffer((count,), "int32")
             written = T.alloc_buffer((1,), "int32", scope="local")
             for i in range(count):
@@ -170,7 +168,7 @@ def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") 
 
 @dataclass(frozen=True)
 class Suppression:
-    """This says how boxes suppress each other: it holds the attributes of box_nms, with `center` for its in_format."""
+    """The parameters of box suppression: the attributes of box_nms, with `center` for its in_format."""
 
     overlap_thresh: float = 0.5
     valid_thresh: float = 0.0
@@ -181,27 +179,26 @@ class Suppression:
     background_id: int = -1
     force: bool = False
     center: bool = False
-    in_place: bool = False  # rows that are suppressed stay where they are, of class -1
+    in_place: bool = False  # suppressed rows keep their position, with class -1
 
 
 # ---------------------------------------------------------------- non-maximum suppression
 
 
 def _remaining(c: Call, name: str, data: relax.Expr, how: Suppression) -> list[relax.Expr]:
-    """Suppress rows of data (batch, rows, width); return those that remain, and their numbers (see `suppressed`)."""
+    """Suppress rows of data (batch, rows, width); return the remaining rows and their indices."""
     batch, rows, width = shape_of(data)
     order = _by_score(c, data, how)
     kernel = suppressed(batch, rows, width, shape_of(order)[1], how)
-    return _call(
-        c, name, kernel, [data, order], ((batch, rows, width), "float32"), ((batch, rows, 1), "float32")
-    )
+    results = ((batch, rows, width), "float32"), ((batch, rows, 1), "float32")
+    return _call(c, name, kernel, [data, order], *results)
 
 
 def _by_score(c: Call, data: relax.Expr, how: Suppression) -> relax.Expr:
     """Return the rows of data (batch, rows, width) by falling score, int32: the best `topk`, or all."""
     batch, rows, _ = shape_of(data)
     scores = op.squeeze(_column(data, how.score_index, 2), [2])
-    if how.id_index >= 0:  # of the background none may take a place among the best
+    if how.id_index >= 0:  # background must not be among the best
         kinds = op.squeeze(_column(data, how.id_index, 2), [2])
         background = op.equal(kinds, c.const(how.background_id, "float32"))
         scores = op.where(background, c.const(-np.inf, "float32"), scores)
@@ -213,21 +210,26 @@ def _by_score(c: Call, data: relax.Expr, how: Suppression) -> relax.Expr:
 
 
 def _call(c: Call, name: str, kernel, inputs: list[relax.Expr], *results: tuple) -> list[relax.Expr]:
-    """Call a kernel that makes two arrays, of these shapes and dtypes."""
+    """Call a kernel that returns two arrays, of these shapes and dtypes."""
     types = [relax.TensorType(shape, dtype) for shape, dtype in results]
-    both = c.emit(
-        relax.call_tir(c.builder.add_func(kernel.without_attr("global_symbol"), name), inputs, types)
-    )
+    function = c.builder.add_func(kernel.without_attr("global_symbol"), name)
+    both = c.emit(relax.call_tir(function, inputs, types))
     return [relax.TupleGetItem(both, n) for n in (0, 1)]
 
 
 @converts("_contrib_box_nms", "_contrib_box_non_maximum_suppression")
 def _box_nms(c: Call):
     how = Suppression(
-        float(c.get("overlap_thresh", 0.5)), float(c.get("valid_thresh", 0)), int(c.get("topk", -1)),
-        int(c.get("coord_start", 2)), int(c.get("score_index", 1)), int(c.get("id_index", -1)),
-        int(c.get("background_id", -1)), bool(c.get("force_suppress", False)), c.get("in_format", "corner") == "center",
-    )  # fmt: skip
+        float(c.get("overlap_thresh", 0.5)),
+        float(c.get("valid_thresh", 0)),
+        int(c.get("topk", -1)),
+        int(c.get("coord_start", 2)),
+        int(c.get("score_index", 1)),
+        int(c.get("id_index", -1)),
+        int(c.get("background_id", -1)),
+        bool(c.get("force_suppress", False)),
+        c.get("in_format", "corner") == "center",
+    )
     if c.get("in_format", "corner") != c.get("out_format", "corner"):
         raise NotImplementedError("an out_format other than the in_format")
     *outer, rows, width = c.shape
@@ -241,15 +243,16 @@ def _column(data: relax.Expr, number: int, axis: int) -> relax.Expr:
 
 
 def _columns(data: relax.Expr, axis: int) -> list[relax.Expr]:
-    """Return the four numbers of boxes, which lie along the last axis, as columns."""
+    """Return the four coordinates of boxes, which lie along an axis, as columns."""
     return [_column(data, number, axis) for number in range(4)]
 
 
 def _box_of_center(c: Call, boxes: list[relax.Expr]) -> list[relax.Expr]:
-    """Return x, y, width and height of boxes that are given by their corners."""
+    """Return the centre x, centre y, width and height of boxes that are given by their corners."""
     left, top, right, bottom = boxes
-    wide, high, half = right - left, bottom - top, c.const(0.5, "float32")
-    return [left + wide * half, top + high * half, wide, high]
+    width, height = right - left, bottom - top
+    half = c.const(0.5, "float32")
+    return [left + width * half, top + height * half, width, height]
 
 
 @converts("_contrib_box_decode")
@@ -264,8 +267,9 @@ def _box_decode(c: Call):
 def _decoded(
     c: Call, offsets, anchors: list[relax.Expr], scales: list[float], axis: int, limit: float = -1.0
 ):
-    """Return the corners of boxes from their offsets to anchors, which come as middle, width and height."""
-    offsets, low, high = _columns(offsets, axis), [], []
+    """Return the corners of boxes from their offsets to anchors: centre x, centre y, width, height."""
+    offsets = _columns(offsets, axis)
+    low, high = [], []
     for n in (0, 1):
         middle = offsets[n] * c.const(scales[n], "float32") * anchors[n + 2] + anchors[n]
         grown = offsets[n + 2] * c.const(scales[n + 2], "float32")
@@ -292,24 +296,23 @@ def _box_iou(c: Call):
     return op.where(op.greater(union, zero), shared / union, zero)
 
 
-# ---------------------------------------------------------------- SSD's operators of before GluonCV
+# ---------------------------------------------------------------- SSD's operators from before GluonCV
 
 
 @converts("_contrib_MultiBoxPrior", "MultiBoxPrior")
 def _multibox_prior(c: Call):
-    """The anchors of a map are constants, as its shape alone says where they are."""
+    """Return the anchors of a feature map, which are constants, as its shape alone decides them."""
     height, width = c.shape[2:]
-    sizes, ratios = (
-        np.atleast_1d(np.asarray(c.get(name, (1.0,)), "float32")) for name in ("sizes", "ratios")
-    )
-    (step_y, step_x), (offset_y, offset_x) = c.get("steps", (-1.0, -1.0)), c.get("offsets", (0.5, 0.5))
+    sizes = np.atleast_1d(np.asarray(c.get("sizes", (1.0,)), "float32"))
+    ratios = np.atleast_1d(np.asarray(c.get("ratios", (1.0,)), "float32"))
+    step_y, step_x = c.get("steps", (-1.0, -1.0))
+    offset_y, offset_x = c.get("offsets", (0.5, 0.5))
     step_y, step_x = (step_y, step_x) if step_y > 0 else (1 / height, 1 / width)
     root = np.sqrt(ratios)
     spans = [(size * height / width * root[0] / 2, size / root[0] / 2) for size in sizes]
     spans += [(sizes[0] * height / width * each / 2, sizes[0] / each / 2) for each in root[1:]]
-    y, x = np.meshgrid(
-        (np.arange(height) + offset_y) * step_y, (np.arange(width) + offset_x) * step_x, indexing="ij"
-    )
+    rows, columns = (np.arange(height) + offset_y) * step_y, (np.arange(width) + offset_x) * step_x
+    y, x = np.meshgrid(rows, columns, indexing="ij")
     boxes = [np.stack([x - w, y - h, x + w, y + h], -1) for w, h in spans]
     anchors = np.stack(boxes, 2).reshape(1, -1, 4).astype("float32")
     return c.const(anchors.clip(0, 1) if c.get("clip", False) else anchors, "float32")
@@ -332,9 +335,12 @@ def _multibox_detection(c: Call):
     if c.get("clip", True):
         boxes = op.clip(boxes, 0, 1)
     how = Suppression(
-        float(c.get("nms_threshold", 0.5)), 0.0, int(c.get("nms_topk", -1)), id_index=0,
-        force=bool(c.get("force_suppress", False)), in_place=True,
-    )  # fmt: skip
+        overlap_thresh=float(c.get("nms_threshold", 0.5)),
+        topk=int(c.get("nms_topk", -1)),
+        id_index=0,
+        force=bool(c.get("force_suppress", False)),
+        in_place=True,
+    )
     return _remaining(c, "multibox_detection", c.emit(op.concat([kind, best, boxes], 2)), how)[0]
 
 
@@ -345,30 +351,28 @@ def _multibox_detection(c: Call):
 def _roi_align(c: Call):
     if c.get("position_sensitive", False):
         raise NotImplementedError("position_sensitive=True")
-    scale, aligned, (rois, there) = float(c.need("spatial_scale")), bool(c.get("aligned", False)), _regions(c)
-    if aligned:  # pixels have their centres at halves, which TVM leaves to others
+    scale, aligned = float(c.need("spatial_scale")), bool(c.get("aligned", False))
+    rois, valid = _regions(c)
+    if aligned:  # the centres of pixels are at halves, which TVM leaves to the caller
         rois = op.subtract(rois, c.const([0, *[0.5 / scale] * 4], "float32"))
-    pooled = op.vision.roi_align(
-        c.x, rois, c.numbers("pooled_size", 2, 1), scale, int(c.get("sample_ratio", -1)),
-        aligned, layout="NCHW", mode="avg",
-    )  # fmt: skip
-    return op.where(there, pooled, c.const(0.0, "float32"))
+    size, samples = c.numbers("pooled_size", 2, 1), int(c.get("sample_ratio", -1))
+    pooled = op.vision.roi_align(c.x, rois, size, scale, samples, aligned, layout="NCHW", mode="avg")
+    return op.where(valid, pooled, c.const(0.0, "float32"))
 
 
 @converts("ROIPooling")
 def _roi_pooling(c: Call):
     rois, _ = _regions(c)
-    return op.vision.roi_pool(
-        c.x, rois, c.numbers("pooled_size", 2, 1), float(c.need("spatial_scale")), "NCHW"
-    )
+    size = c.numbers("pooled_size", 2, 1)
+    return op.vision.roi_pool(c.x, rois, size, float(c.need("spatial_scale")), "NCHW")
 
 
 def _regions(c: Call) -> tuple[relax.Expr, relax.Expr]:
-    """Return rows of (picture, corners) with a picture that exists, and which of them named one: bool (rows, 1, 1, 1).
+    """Return rows of (valid image index, corners), and which rows named one: bool (rows, 1, 1, 1).
 
-    Networks with maps of several sizes give each region to one of them, and to the others with the picture -1.
+    Networks with feature maps of several sizes give each region to one map, and to the others with index -1.
     """
-    rows, pictures = shape_of(c.inputs[1])[0], shape_of(c.x)[0]
-    picture, corners = _column(c.inputs[1], 0, 1), op.strided_slice(c.inputs[1], [1], [1], [5])
-    there = op.greater_equal(picture, c.const(0.0, "float32"))
-    return op.concat([op.clip(picture, 0, pictures - 1), corners], 1), op.reshape(there, (rows, 1, 1, 1))
+    rows, images = shape_of(c.inputs[1])[0], shape_of(c.x)[0]
+    image, corners = _column(c.inputs[1], 0, 1), op.strided_slice(c.inputs[1], [1], [1], [5])
+    valid = op.greater_equal(image, c.const(0.0, "float32"))
+    return op.concat([op.clip(image, 0, images - 1), corners], 1), op.reshape(valid, (rows, 1, 1, 1))

@@ -1,4 +1,4 @@
-"""These convert MXNet's operators that compute element by element (see call.py)."""
+"""Converters of MXNet's elementwise operators (see call.py)."""
 
 import functools
 import math
@@ -11,11 +11,12 @@ from .call import Call, converts, dtype_of, shape_of
 
 
 def nonzero(x: relax.Expr) -> relax.Expr:
+    """Return whether each element differs from 0: bool."""
     return op.not_equal(x, relax.const(0, dtype_of(x)))
 
 
 def _comparison(compare):
-    """A comparison gives the operands' dtype in MXNet."""
+    """Make a comparison that returns the operands' dtype, as MXNet's do."""
     return lambda a, b: op.astype(compare(a, b), dtype_of(a))
 
 
@@ -41,7 +42,7 @@ _BINARY = {
 
 
 def _register(name: str, function) -> None:
-    """Register `function` by MXNet's names for it: for two arrays, an array and a number, a number and an array."""
+    """Register `function` under MXNet's names for two arrays, array and scalar, and scalar and array."""
     short, capital = {"plus": "add", "minus": "sub"}.get(name, name), name.title()
     names = [f"_{name}", f"_{capital}", f"broadcast_{name}", f"_{short}", f"broadcast_{short}"]
     names += [f"elemwise_{short}"] if short in ("add", "sub", "mul", "div") else []
@@ -58,18 +59,19 @@ converts("_grad_add")(lambda c: op.add(*c.inputs))
 converts("add_n", "ElementWiseSum")(lambda c: functools.reduce(op.add, c.inputs))
 
 
+_SAME_NAME = (
+    *("abs", "ceil", "floor", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh"),
+    *("sigmoid", "sign", "negative", "erf", "square", "trunc"),
+)
 _UNARY = {
-    **{name: getattr(op, name) for name in (
-        "abs", "ceil", "floor", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "sigmoid",
-        "sign", "negative", "erf", "square", "trunc",
-    )},
+    **{name: getattr(op, name) for name in _SAME_NAME},
     **{f"arc{name}": getattr(op, f"a{name}") for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
     "fix": op.trunc,
     "rint": op.round,
     "relu": op.nn.relu,
     "log2": functools.partial(logarithm, base=2),
     "log10": functools.partial(logarithm, base=10),
-}  # fmt: skip
+}
 for _name, _function in _UNARY.items():
     converts(_name)(lambda c, function=_function: function(c.x))
 converts("reciprocal")(lambda c: c.const(1) / c.x)
@@ -90,7 +92,7 @@ def _cbrt(c: Call):
 
 @converts("round")
 def _round(c: Call):
-    """Halves are rounded away from zero."""
+    """Round halves away from zero."""
     return op.sign(c.x) * op.floor(op.abs(c.x) + c.const(0.5))
 
 
@@ -114,7 +116,7 @@ def _multicast(c: Call):
 
 
 def _softrelu(c: Call):
-    """It is log(1 + exp(x)), and does not overflow where exp(x) would."""
+    """Compute log(1 + exp(x)) without overflow in exp(x)."""
     return op.nn.relu(c.x) + op.log(op.exp(op.negative(op.abs(c.x))) + c.const(1))
 
 
@@ -141,7 +143,7 @@ def _activation(c: Call):
 @converts("LeakyReLU")
 def _leaky_relu(c: Call):
     kind, slope = c.get("act_type", "leaky"), float(c.get("slope", 0.25))
-    if kind == "rrelu":  # in inference, the middle of its bounds
+    if kind == "rrelu":  # in inference, the mean of its bounds
         slope = (float(c.get("lower_bound", 0.125)) + float(c.get("upper_bound", 0.334))) / 2
     if kind in ("leaky", "rrelu"):
         return op.nn.leakyrelu(c.x, slope)
@@ -150,10 +152,10 @@ def _leaky_relu(c: Call):
     c.refuse(act_type=("prelu", "elu", "selu"))
     below = op.minimum(c.x, c.const(0))
     if kind == "prelu":
-        one = math.prod(shape_of(c.inputs[1])) == 1
-        return op.nn.relu(c.x) + below * (
-            op.reshape(c.inputs[1], [1] * c.rank) if one else c.along(1, c.shape[1], 1)
-        )
+        is_shared = math.prod(shape_of(c.inputs[1])) == 1
+        positive = op.nn.relu(c.x)
+        slopes = op.reshape(c.inputs[1], [1] * c.rank) if is_shared else c.along(1, c.shape[1], 1)
+        return positive + below * slopes
     scale, alpha = (1.0507009873554805, 1.6732632423543772) if kind == "selu" else (1.0, slope)
     result = op.nn.relu(c.x) + (op.exp(below) - c.const(1)) * c.const(alpha)
     return result if kind == "elu" else result * c.const(scale)

@@ -1,7 +1,7 @@
-"""This module reads MXNet's two files without MXNet: the symbol, which is JSON, and .params, a list of named arrays.
+"""MXNet's two files, read without MXNet: the symbol, which is JSON, and .params, a list of named arrays.
 
-Sources: the savers and loaders of MXNet 1.9.1 (src/ndarray/ndarray.cc, src/nnvm/legacy_json_util.cc, nnvm's JSON pass),
-and of the versions before that it can still read.
+Sources: the savers and loaders of MXNet 1.9.1 (src/ndarray/ndarray.cc, src/nnvm/legacy_json_util.cc, nnvm's
+JSON pass), and of earlier versions whose files it can still read.
 """
 
 import json
@@ -17,9 +17,9 @@ import numpy as np
 
 @dataclass
 class Node:
-    """A node of the graph has as `inputs` the numbers of nodes, each with the number of one of its outputs.
+    """A node of the graph; an input or a parameter is a variable, of op "null".
 
-    A variable, which is an input or a parameter, is of the op "null".
+    Each of `inputs` is the number of a node and the number of one of its outputs.
     """
 
     op: str
@@ -30,16 +30,17 @@ class Node:
 
 @dataclass
 class Graph:
-    """A graph lists its nodes, each after what it reads, and its outputs, written as a node's inputs."""
+    """The nodes, each after what it reads, and the outputs, in the form of a node's inputs."""
 
     nodes: list[Node]
     heads: list[tuple[int, int]]
 
     def variables(self) -> list[str]:
+        """Return the names of the inputs and parameters."""
         return [node.name for node in self.nodes if node.op == "null"]
 
 
-# The states that operators had beside their inputs before version 0.9; since then they are variables like others.
+# The states that operators had besides their inputs before version 0.9, which made them ordinary variables.
 _STATES = {"BatchNorm": ("moving_mean", "moving_var"), "CuDNNBatchNorm": ("moving_mean", "moving_var")}
 _NO_SYMBOL = "expected the JSON of an MXNet symbol"
 
@@ -47,7 +48,9 @@ _NO_SYMBOL = "expected the JSON of an MXNet symbol"
 def read_symbol(source: str | os.PathLike) -> Graph:
     """Read the graph of a -symbol.json file, or of its text, as MXNet 0.8 to 1.9 write it.
 
-    Raises FileNotFoundError where there is no such file, and ValueError for what is no symbol, saying where it fails.
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is not a symbol; the message says what is wrong.
     """
     text, name = str(source), "the text"
     if not text.lstrip().startswith("{"):
@@ -75,7 +78,7 @@ def read_symbol(source: str | os.PathLike) -> Graph:
 
 
 def _graph(entries: dict) -> Graph:
-    nodes, number = [], []  # where each node of the file is
+    nodes, positions = [], []  # the latter: of each node of the file among `nodes`
     version = entries.get("attrs", {}).get("mxnet_version", [None, 0])[1]
     for position, entry in enumerate(entries["nodes"]):
         # "param" held what the operator reads up to 0.8, "attr" then and "attrs" now may hold more than that.
@@ -83,10 +86,10 @@ def _graph(entries: dict) -> Graph:
         for key in ("attr", "attrs", "param"):
             attrs |= {str(name): str(value) for name, value in (entry.get(key) or {}).items()}
         node = Node(str(entry["op"]), str(entry["name"]), attrs)
-        for source, *rest in entry["inputs"]:
+        for source, *tail in entry["inputs"]:
             if not 0 <= source < position:
                 raise ValueError(f"node {position} reads node {source}, which does not come before it")
-            node.inputs.append((number[source], _output(rest)))
+            node.inputs.append((positions[source], _output(tail)))
         if node.op == "null" and node.inputs:
             raise ValueError(f"variable {node.name!r} has inputs")
         if version < 900 and len(node.inputs) == 3 and node.op in _STATES:
@@ -95,17 +98,17 @@ def _graph(entries: dict) -> Graph:
                 nodes.append(Node("null", f"{node.name}_{state}", {}))
         if version < 905 and node.op in ("argmax", "argmin") and node.attrs.get("axis") == "-1":
             del node.attrs["axis"]  # it meant all axes
-        number.append(len(nodes))
+        positions.append(len(nodes))
         nodes.append(node)
-    heads = [(number[source], _output(rest)) for source, *rest in entries["heads"]]
+    heads = [(positions[source], _output(tail)) for source, *tail in entries["heads"]]
     if not heads or min(source for source, *_ in entries["heads"]) < 0:
         raise ValueError("no outputs (heads)")
     return Graph(nodes, heads)
 
 
-def _output(rest: list) -> int:
-    """Return which of a node's outputs is read: the first of what follows the node's number, if anything does."""
-    number = int(rest[0]) if rest else 0
+def _output(tail: list) -> int:
+    """Return which output of a node is read: the first of what follows the node's number, 0 by default."""
+    number = int(tail[0]) if tail else 0
     if number < 0:
         raise ValueError(f"output {number} of a node is read; they count from 0")
     return number
@@ -113,13 +116,15 @@ def _output(rest: list) -> int:
 
 _LIST = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
-_DTYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool", "int16", "uint16", "uint32",
-           "uint64")  # fmt: skip
+_DTYPES = (
+    *("float32", "float64", "float16", "uint8", "int32", "int8", "int64"),
+    *("bool", "int16", "uint16", "uint32", "uint64"),
+)
 _MOST_AXES = 32
 
 
 class _Reader:
-    """A reader takes numbers and arrays from a file in memory, and never more than it holds."""
+    """A cursor over a file in memory, which never reads past its end."""
 
     def __init__(self, data, name: str):
         self.data, self.name, self.at = data, name, 0
@@ -131,6 +136,7 @@ class _Reader:
         )
 
     def take(self, kind: str) -> tuple:
+        """Return the next values of a `struct` format."""
         size = struct.calcsize(kind)
         if size > len(self.data) - self.at:
             self.fail("is cut short")
@@ -138,6 +144,7 @@ class _Reader:
         return struct.unpack_from(kind, self.data, self.at - size)
 
     def one(self, kind: str) -> int:
+        """Return the next value of a little-endian `struct` format."""
         return self.take("<" + kind)[0]
 
     def shape(self, axes: int, kind: str) -> tuple[int, ...]:
@@ -160,7 +167,7 @@ class _Reader:
             shape = self.shape(axes, "q")
         elif magic == _V1:
             shape = self.shape(self.one("I"), "q")
-        else:  # before version 1: the number of axes stands where the mark is now
+        else:  # before version 1 the number of axes took the magic number's position
             shape = self.shape(magic, "I")
         if not shape and magic != _V3:
             return None
@@ -189,9 +196,11 @@ class _Reader:
 
 
 def read_params(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Read the arrays of a .params file by name, without "arg:" and "aux:" before it. They are views of the file.
+    """Read the arrays of a .params file, as views of the file, by name without "arg:" and "aux:".
 
-    Raises FileNotFoundError where there is none, and ValueError for what is no such file, saying where it fails.
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is not a .params file; the message says what is wrong, and where.
     """
     path = Path(path)
     if not path.is_file():
@@ -217,5 +226,5 @@ def read_params(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name in the symbol, without "arg:" (training learns it) or "aux:" (training keeps it)."""
+    """Return a parameter's name in the symbol, without "arg:" (trained) or "aux:" (updated in training)."""
     return name.removeprefix("arg:").removeprefix("aux:")

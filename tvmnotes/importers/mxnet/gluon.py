@@ -1,6 +1,6 @@
-"""This module makes GluonCV's networks, and lets GluonCV be imported beside a torch of today, which it refuses.
+"""GluonCV's networks, and an import of GluonCV next to a current torch, which it refuses.
 
-It is the only file that imports mxnet.
+The only file that imports mxnet.
 """
 
 import contextlib
@@ -21,30 +21,40 @@ from ...base.workarounds import pass_lock, without_torch
 
 _SEED = 233
 _LEAST_VARIANCE = 0.1
-# What predicts boxes and their classes, by the names of what it gives.
+# The layers that predict boxes and their classes, by the names of their outputs.
 _HEADS = re.compile(r"(predictor.*|(yolooutput|fasterrcnn|centernet).*(conv|dense)\d+)_fwd_output$")
-_SIZES = {"cifar": 32, "inceptionv3": 299, "ssd_300": 300, "ssd_512": 512, "yolo3": 416, "center_net": 512,
-          "faster_rcnn": 600, "fcn": 480, "psp": 480, "deeplab": 480, "danet": 480, "icnet": 480,
-          "fastscnn": 1024}  # fmt: skip
+_SIZES = {
+    **{"cifar": 32, "inceptionv3": 299, "fastscnn": 1024},
+    **{"ssd_300": 300, "ssd_512": 512, "yolo3": 416, "center_net": 512, "faster_rcnn": 600},
+    **dict.fromkeys(("fcn", "psp", "deeplab", "danet", "icnet"), 480),
+}
 
 
 def installed() -> bool:
-    """Say whether MXNet and GluonCV are: the extra "mxnet", for Python 3.10 and 3.11."""
+    """Return whether MXNet and GluonCV are installed: the extra "mxnet", for Python 3.10 and 3.11."""
     return all(importlib.util.find_spec(name) for name in ("mxnet", "gluoncv"))
 
 
 def shape_of(name: str) -> tuple[int, int, int, int]:
-    """Return the shape that a network of GluonCV's zoo was trained for: (1, 3, size, size)."""
+    """Return the input shape, (1, 3, size, size), that a network of GluonCV's zoo was trained for."""
     size = next((size for start, size in _SIZES.items() if name.startswith(start)), 224)
     return (1, 3, size, size)
 
 
 def network(name: str):
-    """Make a network of GluonCV's zoo, a HybridBlock; its `weights_kind` is "pretrained" or "seeded".
+    """Load a network of GluonCV's zoo.
 
-    Pretrained weights are taken where they are cached or can be fetched. Seeded ones are the same each time, and each
-    batch norm's mean and variance are those of a random batch. Raises ModuleNotFoundError without MXNet and GluonCV,
-    and ValueError for a name that the zoo lacks.
+    Args:
+        name: The network's name in the zoo.
+
+    Returns:
+        A HybridBlock; its `weights_kind` is "pretrained" if the weights are cached or can be fetched, else
+        "seeded". Seeded weights are the same each time, and the mean and variance of each batch norm are
+        those of a random batch.
+
+    Raises:
+        ModuleNotFoundError: MXNet or GluonCV is not installed.
+        ValueError: The zoo has no such network.
     """
     if not installed():
         raise ModuleNotFoundError(
@@ -67,7 +77,7 @@ def _seeded(get_model, name: str):
     import mxnet as mx  # for speed: it takes seconds, and is an extra
 
     class Init(mx.init.Xavier):
-        """Matrices get He's initialization; of vectors, scales are 1, others 0."""
+        """He's initialization for matrices; of vectors, scales are 1, others 0."""
 
         def _init_weight(self, description, array):
             if array.ndim > 1:
@@ -75,7 +85,7 @@ def _seeded(get_model, name: str):
             array[:] = float(str(description).endswith(("gamma", "var")))
 
     mx.random.seed(_SEED)
-    try:  # detectors and the like load the weights of what they stand on, unless told otherwise
+    try:  # detectors and the like load the weights of their backbone, unless told otherwise
         net = get_model(name, pretrained=False, pretrained_base=False)
     except (TypeError, Warning):
         net = get_model(name, pretrained=False)
@@ -85,11 +95,11 @@ def _seeded(get_model, name: str):
 
 
 def _calibrate(net, x) -> None:
-    """Give each batch norm the mean and variance of what it gets for an input, and what predicts boxes a spread of 1.
+    """Give each batch norm the moments of its input, and box predictors outputs with a spread of 1.
 
-    Without that, a deep network with random weights has outputs that are all the same, or infinite. Its batch norms
-    also add 1, which leaves more of their results above 0: where half of them fall to a ReLU, each layer makes the
-    difference between two inputs larger, and after a hundred the last digit of a sum decides what comes out.
+    Otherwise the outputs of a deep network with random weights are all the same, or infinite. Each batch norm
+    also adds 1, which leaves more of its results above 0: if a ReLU zeroes half of them, each layer amplifies
+    the difference between two inputs, and after a hundred layers the last digit of a sum decides the result.
     """
     import mxnet as mx  # for speed: it takes seconds, and is an extra
 
@@ -106,19 +116,20 @@ def _calibrate(net, x) -> None:
     for number in norms:
         node = graph["nodes"][number]
         node.setdefault("attrs", {})["output_mean_var"] = "True"
-        params[graph["nodes"][node["inputs"][2][0]]["name"]][:] = 1.0
+        shift = graph["nodes"][node["inputs"][2][0]]["name"]
+        params[shift][:] = 1.0
     graph["heads"] = [[number, output, 0] for number in norms for output in (1, 2)]
     moments = iter(run(mx.sym.load_json(json.dumps(graph)), training=True) if norms else [])
     for number in norms:
         node = graph["nodes"][number]
         mean, variance = (graph["nodes"][source]["name"] for source, *_ in node["inputs"][3:5])
         params[mean][:] = next(moments)
-        # The second output is one through the deviation. Maps of a few pixels have none to speak of.
+        # The second output is 1 / deviation. Maps of a few pixels have hardly any.
         params[variance][:] = np.maximum(next(moments) ** -2.0, _LEAST_VARIANCE)
     inside = symbol.get_internals()
-    # By name the first of each: some predict on maps of several sizes.
+    # The first of each name: some predict on maps of several sizes.
     heads = {name: n for n, name in reversed([*enumerate(inside.list_outputs())]) if _HEADS.search(name)}
-    for _ in range(2 if heads else 0):  # the second time for those that stand on another
+    for _ in range(2 if heads else 0):  # the second time for those that read another
         predictions = run(mx.sym.Group([inside[n] for n in heads.values()]), training=False)
         for name, prediction in zip(heads, predictions, strict=True):
             params[name.removesuffix("fwd_output") + "weight"] /= prediction.std() or 1.0
@@ -127,7 +138,7 @@ def _calibrate(net, x) -> None:
 
 @contextlib.contextmanager
 def _plainly():
-    """Within it, MXNet's library explains nothing, and fuses nothing: batch norms are what `_calibrate` is after."""
+    """Keep MXNet's library from logging, and from fusing: `_calibrate` needs the batch norms."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     backend = os.environ.get("MXNET_SUBGRAPH_BACKEND")
     os.environ["MXNET_SUBGRAPH_BACKEND"] = "NONE"
@@ -147,9 +158,13 @@ def _plainly():
 
 
 def exported(name: str) -> tuple[Path, Path, str]:
-    """Return a network of GluonCV's zoo as two files, the symbol's and the parameters', and the kind of its weights.
+    """Return a network of GluonCV's zoo as two files, which are written once, to the cache.
 
-    They are written once, to the cache.
+    Args:
+        name: The network's name in the zoo.
+
+    Returns:
+        The symbol's file, the parameters' file, and the kind of the weights, "pretrained" or "seeded".
     """
     folder = data.writable_cache() / "mxnet"
     for kind in ("pretrained", "seeded"):
@@ -167,7 +182,7 @@ def exported(name: str) -> tuple[Path, Path, str]:
 
 
 def export(net, symbol_file: Path, params_file: Path) -> None:
-    """Write a HybridBlock as `net.export` does, under names of our own, each file whole or not at all."""
+    """Write a HybridBlock as `net.export` does, to files of our own names, each whole or not at all."""
     import mxnet as mx  # for speed: it takes seconds, and is an extra
 
     symbol, params = as_symbol(net)
@@ -179,20 +194,26 @@ def export(net, symbol_file: Path, params_file: Path) -> None:
 
 
 def runner(symbol_file: Path, params_file: Path):
-    """Load a network's two files into MXNet: a function from its input "data", an array, to its outputs.
+    """Load a network's two files into MXNet, hybridized, with memory planned once.
 
-    These are NumPy arrays: one, or a list where there are several. The graph runs hybridized, with memory planned once.
+    Args:
+        symbol_file: The symbol's file.
+        params_file: The parameters' file.
+
+    Returns:
+        A function from the input "data", a NumPy array, to the output, a NumPy array, or a list if there are
+        several.
     """
     import mxnet as mx  # for speed: it takes seconds, and is an extra
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Cannot decide type")  # that of "data", which the first call says
+        warnings.filterwarnings("ignore", "Cannot decide type")  # that of "data", which the first call sets
         block = mx.gluon.SymbolBlock.imports(str(symbol_file), ["data"], str(params_file))
     block.hybridize(static_alloc=True, static_shape=True)
 
     def run(x: np.ndarray):
-        made = block(mx.nd.array(x))
-        arrays = [each.asnumpy() for each in (made if isinstance(made, list | tuple) else [made])]
+        outputs = block(mx.nd.array(x))
+        arrays = [each.asnumpy() for each in (outputs if isinstance(outputs, list | tuple) else [outputs])]
         return arrays[0] if len(arrays) == 1 else arrays
 
     return run
@@ -201,7 +222,8 @@ def runner(symbol_file: Path, params_file: Path):
 def as_symbol(block) -> tuple:
     """Return the symbol of a HybridBlock with one input, "data", and its parameters by name.
 
-    Raises ValueError where the parameters have no values yet, or where the block wants more inputs.
+    Raises:
+        ValueError: The parameters have no values yet, or the block takes more inputs.
     """
     import mxnet as mx  # for speed: it takes seconds, and is an extra
 
@@ -217,7 +239,8 @@ def as_symbol(block) -> tuple:
         return symbol, {name: p.data() for name, p in block.collect_params().items() if name in wanted}
     except (RuntimeError, mx.gluon.parameter.DeferredInitializationError):
         raise ValueError(
-            "symbol: the HybridBlock's parameters have no values yet: call its initialize(), and run it on an array"
+            "symbol: the HybridBlock's parameters have no values yet: call its initialize(), and run it on "
+            "an array"
         ) from None
 
 
@@ -227,9 +250,10 @@ def _flat(outputs):
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """On `sys.meta_path`, a finder has `import gluoncv` run `without_torch`."""
+    """A finder for `sys.meta_path` that makes `import gluoncv` run `without_torch`."""
 
     def find_spec(self, name, path=None, target=None):
+        """Return the spec of gluoncv with a loader that hides torch; None for any other module."""
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == "gluoncv" else None
         if spec is not None:
             spec.loader.exec_module = without_torch()(spec.loader.exec_module)

@@ -1,6 +1,6 @@
-"""`from_mxnet` turns an MXNet network into Relax; it reads symbol and parameters with or without MXNet installed.
+"""`from_mxnet`: import an MXNet network; MXNet itself need not be installed.
 
-It does not go through ONNX: each operator is converted by itself, see call.py.
+It does not go through ONNX: each operator has a converter of its own, see call.py.
 """
 
 import os
@@ -19,44 +19,53 @@ from . import array_operators, detection_operators, gluon, layer_operators  # no
 from .call import CONVERTERS, Call, shape_of
 from .files import Graph, plain_name, read_params, read_symbol
 
-_LABELS = {  # operators whose second input is a label, which inference does not read
-    "SoftmaxOutput", "Softmax", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput",
-    "SVMOutput",
-}  # fmt: skip
+# Operators whose second input is a label, which inference does not read.
+_LABELS = {
+    *("SoftmaxOutput", "Softmax", "SVMOutput"),
+    *("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput"),
+}
 
 
 def from_mxnet(
     symbol: Any, params: Any = None, inputs: Any = None
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import an MXNet network: `(IRModule, params)`, as `tvmnotes.importers` describes.
+    """Import an MXNet network. What only training needs is left out: dropout, labels, losses.
 
-    `symbol` is the path of a -symbol.json file or its text (MXNet 0.8 to 1.9), an `mx.sym.Symbol`, or a Gluon
-    HybridBlock with its parameters. `params` is the path of a .params file, a dictionary of arrays (MXNet's or NumPy's)
-    by name, or `(arg_params, aux_params)`; a HybridBlock needs none. `inputs` says what the inputs look like, in any
-    form that `tvmnotes.spec.parse_inputs` reads; inputs whose shape the symbol has itself may be left out.
+    Args:
+        symbol: The path of a -symbol.json file or its text (MXNet 0.8 to 1.9), an `mx.sym.Symbol`, or a Gluon
+            HybridBlock with its parameters.
+        params: The path of a .params file, a dictionary of arrays (MXNet's or NumPy's) by name, or
+            `(arg_params, aux_params)`; a HybridBlock needs none.
+        inputs: The shapes and dtypes of the inputs, in any form that `tvmnotes.spec.parse_inputs` reads;
+            inputs whose shape the symbol holds may be left out.
 
-    What only training has is left out: dropout, labels, losses. A batch norm uses its moving averages.
+    Returns:
+        `(mod, params)` as `tvmnotes.importers` describes. A batch norm uses its moving averages.
 
-    Raises FileNotFoundError for a missing file; ValueError for a damaged one, for parameters that are missing,
-    superfluous or of a wrong shape, and for inputs without a shape; NotImplementedError, naming all of them, for
-    operators, or uses of them, that the importer lacks; TypeError for arguments of another kind; IndexError for an
-    index out of range that the network holds. One that it is given, or computes, is an IndexError of the run.
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: A file is damaged, parameters are missing, superfluous or of a wrong shape, or an input
+            has no shape.
+        NotImplementedError: The importer lacks operators (the message names all), or uses of them.
+        TypeError: An argument is of another kind.
+        IndexError: The network holds an index out of range. One that is passed in or computed is an
+            IndexError of the run.
     """
     graph, own = _read(symbol)
     arrays = _arrays(own if params is None else params)
     if unknown := sorted({node.op for node in graph.nodes} - {"null", *CONVERTERS}):
         raise NotImplementedError(f"MXNet operators without a converter: {', '.join(unknown)}")
-    whole = set(graph.variables())
+    all_variables = set(graph.variables())
     graph = _used(graph)
     names = graph.variables()
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"the symbol has several variables of one name: {', '.join(repeated)}")
-    specs = _inputs(graph, arrays, inputs, whole)
+    specs = _inputs(graph, arrays, inputs, all_variables)
     return _convert(graph, specs, {name: arrays[name] for name in names if name not in specs})
 
 
 def _read(symbol) -> tuple[Graph, dict]:
-    """Return the graph, and the parameters that a HybridBlock brings along."""
+    """Return the graph, and the parameters that a HybridBlock brings with it."""
     if isinstance(symbol, str | os.PathLike):
         return read_symbol(symbol), {}
     if hasattr(symbol, "tojson") and hasattr(symbol, "list_arguments"):
@@ -74,16 +83,13 @@ def _read(symbol) -> tuple[Graph, dict]:
 def _arrays(params) -> dict[str, np.ndarray]:
     if isinstance(params, str | os.PathLike):
         return read_params(params)
-    if (
-        isinstance(params, tuple | list)
-        and len(params) == 2
-        and all(isinstance(part, dict) for part in params)
-    ):
+    is_pair = isinstance(params, tuple | list) and len(params) == 2
+    if is_pair and all(isinstance(part, dict) for part in params):
         params = {**params[0], **params[1]}
     if not isinstance(params, dict):
         raise TypeError(
-            "params: expected the path of a .params file, a dictionary of arrays, or (arg_params, aux_params); "
-            f"got {type(params).__name__}"
+            "params: expected the path of a .params file, a dictionary of arrays, or (arg_params, "
+            f"aux_params); got {type(params).__name__}"
         )
     for name, array in params.items():
         require_dense(array, f"params: {name!r}")
@@ -101,19 +107,19 @@ def _used(graph: Graph) -> Graph:
         if number not in needed:
             needed.add(number)
             waiting += [source for source, _ in _read_in_inference(graph.nodes[number])]
-    place = {number: n for n, number in enumerate(sorted(needed))}
-    nodes = [graph.nodes[number] for number in place]
+    position = {number: n for n, number in enumerate(sorted(needed))}
+    nodes = [graph.nodes[number] for number in position]
     for node in nodes:
-        node.inputs = [(place[source], n) for source, n in _read_in_inference(node)]
-    return Graph(nodes, [(place[source], n) for source, n in graph.heads])
+        node.inputs = [(position[source], n) for source, n in _read_in_inference(node)]
+    return Graph(nodes, [(position[source], n) for source, n in graph.heads])
 
 
 def _read_in_inference(node):
     return node.inputs[:1] if node.op in _LABELS else node.inputs
 
 
-def _inputs(graph: Graph, arrays: dict, inputs, whole: set[str]) -> dict[str, TensorSpec]:
-    """The inputs are the variables without an array. Their shapes are in `inputs`, or written in the symbol."""
+def _inputs(graph: Graph, arrays: dict, inputs, all_variables: set[str]) -> dict[str, TensorSpec]:
+    """Return the inputs, the variables without an array; their shapes are in `inputs` or in the symbol."""
     variables = {node.name: node for node in graph.nodes if node.op == "null"}
     specs = {}
     if inputs is not None:
@@ -135,16 +141,18 @@ def _inputs(graph: Graph, arrays: dict, inputs, whole: set[str]) -> dict[str, Te
     if missing:
         if likely := [name for name in missing if name.rpartition("_")[2] in _OF_PARAMETERS]:
             raise ValueError(
-                f"params: missing {shorten(likely)}; the file, or the dictionary, must have all of the symbol's"
+                f"params: missing {shorten(likely)}; the file, or the dictionary, must have all of the "
+                "symbol's"
             )
         raise ValueError(
             f"inputs: missing for the input {shorten(missing)}; "
             f"give inputs={{{missing[0]!r}: (1, 3, 224, 224)}}, or whatever it is"
         )
-    if superfluous := set(arrays) - whole:
+    if superfluous := set(arrays) - all_variables:
         raise ValueError(
-            f"params: not in the symbol: {shorten(superfluous)}. Is it the file of another network? Where the symbol "
-            "is a part of one, leave them out: {name: params[name] for name in symbol.list_inputs() if name in params}"
+            f"params: not in the symbol: {shorten(superfluous)}. Is it the file of another network? "
+            "Where the symbol is a part of one, leave them out: "
+            "{name: params[name] for name in symbol.list_inputs() if name in params}"
         )
     return {name: specs[name] for name in variables if name in specs}
 
@@ -161,9 +169,9 @@ def _shape_in_symbol(node) -> tuple[int, ...] | None:
 
 def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.ndarray]):
     builder = relax.BlockBuilder()
-    variables = {
-        name: relax.Var(name, relax.TensorType(spec.shape, spec.dtype)) for name, spec in specs.items()
-    }
+    variables = {}
+    for name, spec in specs.items():
+        variables[name] = relax.Var(name, relax.TensorType(spec.shape, spec.dtype))
     for name, array in arrays.items():
         variables[name] = relax.Var(name, relax.TensorType(array.shape, str(array.dtype)))
     outputs, failure = [], None  # the outputs of each node
@@ -178,10 +186,8 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
                     names = [graph.nodes[source].name for source, _ in node.inputs]
                     outputs.append(_emitted(Call(node, read, names, builder)))
                 heads = _read_outputs(graph, outputs, graph.heads)
-            except (
-                ValueError,
-                NotImplementedError,
-            ) as error:  # raised later: TVM grumbles at half a function
+            except (ValueError, NotImplementedError) as error:
+                # Raised later, as TVM complains about an unfinished function.
                 failure, heads = error, [relax.const(0)]
             result = builder.emit_output(heads[0] if len(heads) == 1 else relax.Tuple(heads))
         builder.emit_func_output(result)
@@ -194,7 +200,7 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
 def _read_outputs(
     graph: Graph, outputs: list[list[relax.Expr]], wanted: list[tuple[int, int]]
 ) -> list[relax.Expr]:
-    """Return outputs by their node's number and their own; ValueError for one that its node does not have."""
+    """Return outputs by node number and output number; ValueError for one that its node does not have."""
     for source, n in wanted:
         if n >= len(outputs[source]):
             node, count = graph.nodes[source], len(outputs[source])
@@ -205,7 +211,7 @@ def _read_outputs(
 
 
 def _emitted(call: Call) -> list[relax.Expr]:
-    """Return the outputs of a node as variables. Raises what its converter says, with the node's name."""
+    """Return the outputs of a node as variables; errors of its converter get the node's name."""
     node = call.node
     try:
         outputs = CONVERTERS[node.op](call)
@@ -216,9 +222,8 @@ def _emitted(call: Call) -> list[relax.Expr]:
     except OutOfRange:
         raise
     except Exception as error:  # TVM's own are of many kinds
-        read = ", ".join(
-            f"{name}: {shape_of(each)}" for name, each in zip(call.names, call.inputs, strict=True)
-        )
+        inputs = zip(call.names, call.inputs, strict=True)
+        read = ", ".join(f"{name}: {shape_of(each)}" for name, each in inputs)
         raise ValueError(
             f"MXNet's {node.op} {node.name!r}: {one_line(error)}; it reads {read or 'nothing'}"
         ) from error

@@ -1,4 +1,4 @@
-"""These convert MXNet's layers (see call.py): convolutions, products, norms, pooling, resizing, outputs."""
+"""Converters of MXNet's layers (see call.py): convolutions, products, norms, pooling, resizing, outputs."""
 
 import functools
 import math
@@ -20,10 +20,8 @@ def _window(c: Call, axes: int):
     c.refuse(layout=("NCW", "NCHW", "NCDHW"))
     if c.rank != axes + 2:
         raise ValueError(f"a kernel of {axes} axes for an input of shape {c.shape}")
-    return [
-        c.numbers(name, axes, usual)
-        for name, usual in (("kernel", 1), ("stride", 1), ("dilate", 1), ("pad", 0))
-    ]
+    defaults = {"kernel": 1, "stride": 1, "dilate": 1, "pad": 0}
+    return [c.numbers(name, axes, default) for name, default in defaults.items()]
 
 
 def _axes_of_kernel(c: Call) -> int:
@@ -55,7 +53,8 @@ def _deconvolution(c: Call):
     if axes > 2:
         raise NotImplementedError("a transposed convolution of three axes")
     kernel, stride, dilate, pad = _window(c, axes)
-    adj, filters, groups = c.numbers("adj", axes, 0), int(c.need("num_filter")), int(c.get("num_group", 1))
+    adj = c.numbers("adj", axes, 0)
+    filters, groups = int(c.need("num_filter")), int(c.get("num_group", 1))
     if wanted := c.get("target_shape"):
         wanted = [wanted] if isinstance(wanted, int) else wanted
         if any(wanted):
@@ -70,20 +69,19 @@ def _deconvolution(c: Call):
     options = {"strides": stride, "padding": [*pad, *pad], "output_padding": adj, "dilation": dilate}
     if groups == 1:
         return _biased(c, convolve(c.x, weight, **options), filters, no_bias=True)
-    # TVM's transposed convolution in groups goes by other shapes, so each group is one of its own.
-    size = c.shape[1] // groups
-    parts = [
-        convolve(
-            *(op.strided_slice(e, [axis], [n], [n + size]) for e, axis in ((c.x, 1), (weight, 0))), **options
-        )
-        for n in range(0, c.shape[1], size)
-    ]
+    # TVM's grouped transposed convolution expects other shapes, so each group becomes one of its own.
+    size, parts = c.shape[1] // groups, []
+    for n in range(0, c.shape[1], size):
+        x = op.strided_slice(c.x, [1], [n], [n + size])
+        part = op.strided_slice(weight, [0], [n], [n + size])
+        parts.append(convolve(x, part, **options))
     return _biased(c, op.concat(parts, 1), filters, no_bias=True)
 
 
 @converts("FullyConnected")
 def _fully_connected(c: Call):
-    units, x, width = int(c.need("num_hidden")), c.x, c.shape[-1]
+    units = int(c.need("num_hidden"))
+    x, width = c.x, c.shape[-1]
     if c.get("flatten", True):
         width = math.prod(c.shape[1:])
         x = op.reshape(x, (c.shape[0], width))
@@ -93,7 +91,7 @@ def _fully_connected(c: Call):
 
 @converts("dot")
 def _dot(c: Call):
-    """It sums over the last axis of one and the first of the other."""
+    """Sum over the last axis of one operand and the first of the other."""
     a, b = c.inputs
     if c.get("transpose_a", False):
         a = c.emit(op.permute_dims(a, [*range(1, len(shape_of(a))), 0]))
@@ -114,7 +112,7 @@ def _batch_dot(c: Call):
 
 @converts("_contrib_DeformableConvolution", "_contrib_ModulatedDeformableConvolution")
 def _deformable_convolution(c: Call):
-    """It reads the input at the places that the offsets name, between pixels, as columns, and convolves them by 1x1."""
+    """Interpolate the input at the offsets' positions into columns, and convolve these by 1x1."""
     kernel, stride, dilate, pad = _window(c, 2)
     modulated = c.node.op.startswith("_contrib_Modulated")
     filters, groups = int(c.need("num_filter")), int(c.get("num_group", 1))
@@ -146,9 +144,8 @@ def _batch_norm(c: Call):
     if c.get("fix_gamma", True):
         gamma = c.const(np.ones(c.shape[axis]), dtype_of(gamma))
     # MXNet's SyncBatchNorm has no axis, and the default epsilon of all of them is 0.001.
-    result = op.nn.batch_norm(
-        c.x, gamma, beta, mean, variance, axis, float(c.get("eps", 1e-3)), training=False
-    )
+    epsilon = float(c.get("eps", 1e-3))
+    result = op.nn.batch_norm(c.x, gamma, beta, mean, variance, axis, epsilon, training=False)
     return relax.TupleGetItem(result, 0)
 
 
@@ -159,7 +156,7 @@ def _scaled(c: Call, x: relax.Expr, axis: int) -> relax.Expr:
 
 
 def _normalized(c: Call, x: relax.Expr, axes: list[int], epsilon: float) -> relax.Expr:
-    """Give `x` the mean 0 and the variance 1 along some axes; `epsilon` is for a node that names none."""
+    """Give `x` mean 0 and variance 1 along some axes; `epsilon` is the default of the attribute eps."""
     centred = op.subtract(x, op.mean(x, axes, keepdims=True))
     variance = op.mean(centred * centred, axes, keepdims=True)
     return centred / op.sqrt(variance + c.const(float(c.get("eps", epsilon))))
@@ -176,32 +173,29 @@ def _layer_norm(c: Call):
 
 @converts("GroupNorm")
 def _group_norm(c: Call):
-    """Its gamma and beta have a number for each group or, in some versions, for each channel."""
+    """Normalize; gamma and beta have one element per group or, in some versions, per channel."""
     groups = int(c.get("num_groups", 1))
-    apart = (c.shape[0], groups, math.prod(c.shape[1:]) // groups)
-    result = _normalized(c, op.reshape(c.x, apart), [2], 1e-5)
-    size, rest = groups, (1,)
+    grouped = (c.shape[0], groups, math.prod(c.shape[1:]) // groups)
+    result = _normalized(c, op.reshape(c.x, grouped), [2], 1e-5)
+    size, trailing = groups, (1,)
     if shape_of(c.inputs[1]) != (groups,):
-        result, size, rest = op.reshape(result, c.shape), c.shape[1], (1,) * (c.rank - 2)
-    gamma, beta = (op.reshape(c.expect(n, size), (1, size, *rest)) for n in (1, 2))
+        result = op.reshape(result, c.shape)
+        size, trailing = c.shape[1], (1,) * (c.rank - 2)
+    gamma, beta = (op.reshape(c.expect(n, size), (1, size, *trailing)) for n in (1, 2))
     return op.reshape(result * gamma + beta, c.shape)
 
 
 @converts("L2Normalization")
 def _l2_normalization(c: Call):
     c.refuse(mode=("instance", "channel", "spatial"))
-    axes = {"instance": range(1, c.rank), "channel": [1], "spatial": range(2, c.rank)}[
-        c.get("mode", "instance")
-    ]
-    squares = op.sum(c.x * c.x, list(axes), keepdims=True)
+    axes = {"instance": range(1, c.rank), "channel": [1], "spatial": range(2, c.rank)}
+    squares = op.sum(c.x * c.x, list(axes[c.get("mode", "instance")]), keepdims=True)
     return c.x / op.sqrt(squares + c.const(c.get("eps", 1e-10)))
 
 
 @converts("LRN")
 def _lrn(c: Call):
-    bias, alpha, beta = (
-        float(c.get(name, usual)) for name, usual in (("knorm", 2), ("alpha", 1e-4), ("beta", 0.75))
-    )
+    bias, alpha, beta = float(c.get("knorm", 2)), float(c.get("alpha", 1e-4)), float(c.get("beta", 0.75))
     return local_response_norm(c.x, int(c.need("nsize")), 1, bias, alpha, beta)
 
 
@@ -211,28 +205,21 @@ def _lrn(c: Call):
 @converts("Pooling", "Pooling_v1")
 def _pooling(c: Call):
     kind, axes = c.get("pool_type", "max"), c.rank - 2
-    c.refuse(
-        layout=("NCW", "NCHW", "NCDHW"), pool_type=("max", "avg", "sum"), pooling_convention=("valid", "full")
-    )
+    c.refuse(layout=("NCW", "NCHW", "NCDHW"), pool_type=("max", "avg", "sum"))
+    c.refuse(pooling_convention=("valid", "full"))
     plane = list(range(2, c.rank))
     if c.get("global_pool", False):
         reduce = {"max": op.max, "avg": op.mean, "sum": op.sum}[kind]
         return reduce(c.x, plane, keepdims=True)
-    kernel, stride, pad = (
-        c.numbers("kernel", axes, 1),
-        c.numbers("stride", axes, 1),
-        c.numbers("pad", axes, 0),
-    )
+    kernel, stride = c.numbers("kernel", axes, 1), c.numbers("stride", axes, 1)
+    pad = c.numbers("pad", axes, 0)
     excess = []  # how far the last window reaches beyond the padding
     for n, k, s, p in zip(c.shape[2:], kernel, stride, pad, strict=True):
         if n + 2 * p < k:
             raise ValueError(f"a window of {k} on {n + 2 * p} pixels")
-        whole = (
-            ceildiv(n + 2 * p - k, s)
-            if c.get("pooling_convention", "valid") == "full"
-            else (n + 2 * p - k) // s
-        )
-        excess.append(max(0, whole * s + k - (n + 2 * p)))
+        full = c.get("pooling_convention", "valid") == "full"
+        steps = ceildiv(n + 2 * p - k, s) if full else (n + 2 * p - k) // s
+        excess.append(max(0, steps * s + k - (n + 2 * p)))
     padding = [*pad, *(p + e for p, e in zip(pad, excess, strict=True))]
     options = {"strides": stride, "padding": padding}
     if kind == "max":
@@ -243,11 +230,11 @@ def _pooling(c: Call):
     means = average(c.x, kernel, count_include_pad=True, **options)
     if kind == "avg" and not any(excess):
         return means
-    # The mean is over what of the window lies on the pixels and their padding, the sum is over all.
-    lengths = [
-        np.minimum(np.arange(-p, n + p + e - k + 1, s) + k, n + p) - np.arange(-p, n + p + e - k + 1, s)
-        for n, k, s, p, e in zip(c.shape[2:], kernel, stride, pad, excess, strict=True)
-    ]
+    # The mean is over the part of the window on the pixels and their padding, the sum over all of it.
+    lengths = []
+    for n, k, s, p, e in zip(c.shape[2:], kernel, stride, pad, excess, strict=True):
+        begins = np.arange(-p, n + p + e - k + 1, s)
+        lengths.append(np.minimum(begins + k, n + p) - begins)
     counts = np.ones(()) if kind == "sum" else np.prod(np.meshgrid(*lengths, indexing="ij"), axis=0)
     return means * c.const(math.prod(kernel) / counts)
 
@@ -264,30 +251,29 @@ def _up_sampling(c: Call):
     if kind == "bilinear":
         kernel, pad = 2 * scale - scale % 2, math.ceil((scale - 1) / 2)
         weight = c.expect(1, c.shape[1], 1, kernel, kernel)
-        node = Node("Deconvolution", c.node.name, {
-            "kernel": f"({kernel}, {kernel})", "stride": f"({scale}, {scale})", "pad": f"({pad}, {pad})",
-            "num_filter": str(c.shape[1]), "num_group": str(c.shape[1]), "no_bias": "True",
-        })  # fmt: skip
+        square = {"kernel": kernel, "stride": scale, "pad": pad}
+        attrs = {name: f"({size}, {size})" for name, size in square.items()}
+        attrs |= {"num_filter": str(c.shape[1]), "num_group": str(c.shape[1]), "no_bias": "True"}
+        node = Node("Deconvolution", c.node.name, attrs)
         return _deconvolution(Call(node, [c.x, weight], c.names, c.builder))
-    pictures = [
-        op.image.resize2d(
-            x,
-            size,
-            method="nearest_neighbor",
-            coordinate_transformation_mode="asymmetric",
-            rounding_method="floor",
-        )
-        for x in c.inputs
-    ]
-    if len(pictures) == 1:
-        return pictures[0]
+    resize = functools.partial(
+        op.image.resize2d,
+        size=size,
+        method="nearest_neighbor",
+        coordinate_transformation_mode="asymmetric",
+        rounding_method="floor",
+    )
+    images = [resize(x) for x in c.inputs]
+    if len(images) == 1:
+        return images[0]
     summed = c.get("multi_input_mode", "concat") == "sum"
-    return functools.reduce(op.add, pictures) if summed else op.concat(pictures, 1)
+    return functools.reduce(op.add, images) if summed else op.concat(images, 1)
 
 
 @converts("_contrib_BilinearResize2D")
 def _bilinear_resize(c: Call):
-    mode, height, width = c.get("mode", "size"), *c.shape[2:]
+    mode = c.get("mode", "size")
+    height, width = c.shape[2:]
     if mode == "like" or len(c.inputs) > 1:
         size = shape_of(c.inputs[1])[2:]
     elif mode == "size":
@@ -325,11 +311,10 @@ def _pad(c: Call):
 def _softmax(c: Call):
     if c.get("use_length", False):
         raise NotImplementedError("use_length=True")
-    x, axis, temperature = c.x, int(c.get("axis", -1)), c.get("temperature")
+    axis, temperature = int(c.get("axis", -1)), c.get("temperature")
     if c.node.op == "SoftmaxActivation":
         axis = 1 if c.get("mode", "instance") == "channel" else -1
-    if c.node.op == "softmin":
-        x = op.negative(x)
+    x = op.negative(c.x) if c.node.op == "softmin" else c.x
     if temperature not in (None, 1, 1.0):
         x = op.divide(x, c.const(temperature))
     return (op.nn.log_softmax if c.node.op == "log_softmax" else op.nn.softmax)(x, axis)
@@ -346,6 +331,9 @@ def _softmax_output(c: Call):
 
 
 converts("LogisticRegressionOutput")(lambda c: op.sigmoid(c.x))
-converts("identity", "_copy", "BlockGrad", "stop_gradient", "Dropout", "MakeLoss", "make_loss",
-         "LinearRegressionOutput", "MAERegressionOutput", "SVMOutput",
-         "_CrossDeviceCopy", "_identity_with_attr_like_rhs")(lambda c: c.x)  # fmt: skip
+_IDENTITIES = (
+    *("identity", "_copy", "BlockGrad", "stop_gradient", "Dropout", "MakeLoss", "make_loss"),
+    *("LinearRegressionOutput", "MAERegressionOutput", "SVMOutput"),
+    *("_CrossDeviceCopy", "_identity_with_attr_like_rhs"),
+)
+converts(*_IDENTITIES)(lambda c: c.x)

@@ -1,4 +1,11 @@
-"""Relay's operators by family: what each is called with, and what it has become in Relax."""
+"""Relay's operators: their signatures, and their lowering to Relax.
+
+operator    the class `Operator`, the registry, and helpers of the other files
+arithmetic  elementwise operators and reductions; Python's operators on expressions
+image       pooling, padding, resizing, depth to space and back
+nn          convolutions, matrix products, normalizations, activations, cross entropy
+shapes      shapes, slices, indices, order
+"""
 
 from . import arithmetic, image, nn, shapes
 from .operator import OPERATORS, Operator, module

@@ -1,4 +1,4 @@
-"""Operators that compute number by number, and those that reduce axes to one number."""
+"""Elementwise operators, and reductions over axes."""
 
 import math
 from functools import partial
@@ -12,30 +12,31 @@ from ..ir import Expr, const
 from .operator import OPERATORS, axis_list, dtype_of, known_shape, named, operator, relax_function
 
 
-def _unary(name, function, *today):
+def _unary(name, function, *relax_names):
     def body(data, /):
         return function(data)
 
-    return named(name, body, *today)
+    return named(name, body, *relax_names)
 
 
-def _binary(name, function, *today):
+def _binary(name, function, *relax_names):
     def body(lhs, rhs, /):
         return function(lhs, rhs)
 
-    return named(name, body, *today)
+    return named(name, body, *relax_names)
 
 
 UNARY = (
-        "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitwise_not", "ceil", "cos", "cosh", "erf", "exp",
-        "floor", "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "ones_like", "round", "rsqrt",
-        "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "zeros_like",
-        "nn.relu", "nn.batch_flatten",
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitwise_not", "ceil", "cos", "cosh", "erf",
+    "exp", "floor", "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "ones_like", "round",
+    "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "zeros_like",
+    "nn.relu", "nn.batch_flatten",
 )  # fmt: skip
 BINARY = (
-        "add", "subtract", "multiply", "divide", "power", "mod", "floor_divide", "floor_mod", "maximum", "minimum",
-        "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or",
-        "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift", "atan2",
+    "add", "subtract", "multiply", "divide", "power", "mod", "floor_divide", "floor_mod", "maximum",
+    "minimum", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and",
+    "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift",
+    "atan2",
 )  # fmt: skip
 
 
@@ -82,11 +83,11 @@ def _reduced(data, axis, exclude) -> list[int]:
     return reduced_axes(len(known_shape(data)), axis_list(axis) or [], exclude)
 
 
-def _reduction(name, function, today):
+def _reduction(name, function, relax_name):
     def body(data, /, axis=None, keepdims=False, exclude=False):
         return function(data, _reduced(data, axis, exclude), keepdims)
 
-    return named(name, body, today)
+    return named(name, body, relax_name)
 
 
 for _name in ("sum", "max", "min", "mean", "prod", "std"):
@@ -130,11 +131,11 @@ _argument("argmax", R.argmax)
 _argument("argmin", R.argmin)
 
 
-# ---------------------------------------------------------------- as Python writes them
+# ---------------------------------------------------------------- Python's operators
 
 
 def _method(name: str, swapped: bool = False):
-    """A method of an expression that calls an operator; a Python number beside it is a constant."""
+    """Return a method of `Expr` that calls an operator; a Python number becomes a constant."""
 
     def method(self, other):
         if isinstance(other, int | float):
@@ -145,10 +146,12 @@ def _method(name: str, swapped: bool = False):
     return method
 
 
-for _short, _name in {
-    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "pow": "power", "mod": "floor_mod",
-    "floordiv": "floor_divide", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
-}.items():  # fmt: skip
+_OF_PYTHON = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "pow": "power",
+    "mod": "floor_mod", "floordiv": "floor_divide", "lt": "less", "le": "less_equal",
+    "gt": "greater", "ge": "greater_equal",
+}  # fmt: skip
+for _short, _name in _OF_PYTHON.items():
     setattr(Expr, f"__{_short}__", _method(_name))
     if _short in ("add", "sub", "mul", "truediv"):
         setattr(Expr, f"__r{_short}__", _method(_name, swapped=True))

@@ -1,4 +1,4 @@
-"""Operators on pictures: pooling, padding, resizing, and pixels that change places with channels."""
+"""Operators on images: pooling, padding, resizing, depth to space and back."""
 
 from tvm.relax import op as R
 
@@ -11,13 +11,41 @@ def _pool(name):
     layout = "NC" + "DHW"[-dims:]
     average = name.startswith("avg")
 
-    def body(data, /, pool_size=(1,) * dims, strides=(1,) * dims, dilation=(1,) * dims, padding=(0,) * dims,
-             layout=layout, out_layout="", ceil_mode=False, count_include_pad=False):  # fmt: skip
-        return function(data, pool_size, strides, padding, dilation, ceil_mode, count_include_pad, layout,
-                        out_layout or None)  # fmt: skip
+    def body(
+        data,
+        /,
+        pool_size=(1,) * dims,
+        strides=(1,) * dims,
+        dilation=(1,) * dims,
+        padding=(0,) * dims,
+        layout=layout,
+        out_layout="",
+        ceil_mode=False,
+        count_include_pad=False,
+    ):
+        return function(
+            data,
+            pool_size,
+            strides,
+            padding,
+            dilation,
+            ceil_mode,
+            count_include_pad,
+            layout,
+            out_layout or None,
+        )
 
-    def largest(data, /, pool_size=(1,) * dims, strides=(1,) * dims, dilation=(1,) * dims, padding=(0,) * dims,
-                layout=layout, out_layout="", ceil_mode=False):  # fmt: skip
+    def largest(
+        data,
+        /,
+        pool_size=(1,) * dims,
+        strides=(1,) * dims,
+        dilation=(1,) * dims,
+        padding=(0,) * dims,
+        layout=layout,
+        out_layout="",
+        ceil_mode=False,
+    ):
         return function(
             data, pool_size, strides, padding, dilation, ceil_mode, False, layout, out_layout or None
         )
@@ -34,7 +62,7 @@ def _spatial(layout: str) -> list[int]:
 
 
 def _whole_pools(spatial: str):
-    """The pools of all of a picture, and those that choose their windows by the size of the result."""
+    """Register global pooling, and average pooling to a given output size, over the axes `spatial`."""
     dims, plain = len(spatial), "NC" + spatial
 
     def average(data, /, layout=plain, out_layout=""):
@@ -90,17 +118,38 @@ def upsampling(data, /, scale_h=1, scale_w=1, layout="NCHW", method="nearest_nei
 
 
 @operator("image.resize2d")
-def resize2d(data, /, size, roi=None, layout="NCHW", method="linear",
-             coordinate_transformation_mode="half_pixel", rounding_method="", cubic_alpha=-0.5, cubic_exclude=0,
-             extrapolation_value=0.0, out_dtype=None):  # fmt: skip
+def resize2d(
+    data,
+    /,
+    size,
+    roi=None,
+    layout="NCHW",
+    method="linear",
+    coordinate_transformation_mode="half_pixel",
+    rounding_method="",
+    cubic_alpha=-0.5,
+    cubic_exclude=0,
+    extrapolation_value=0.0,
+    out_dtype=None,
+):
     return _resized(
         data, _many(size, 2), layout, method, coordinate_transformation_mode, rounding_method, cubic_alpha
     )
 
 
 @operator("image.resize")
-def resize(data, /, size, layout="NCHW", method="bilinear", coordinate_transformation_mode="half_pixel",
-           rounding_method="", bicubic_alpha=-0.5, bicubic_exclude=0, out_dtype=None):  # fmt: skip
+def resize(
+    data,
+    /,
+    size,
+    layout="NCHW",
+    method="bilinear",
+    coordinate_transformation_mode="half_pixel",
+    rounding_method="",
+    bicubic_alpha=-0.5,
+    bicubic_exclude=0,
+    out_dtype=None,
+):
     return _resized(
         data, _many(size, 2), layout, method, coordinate_transformation_mode, rounding_method, bicubic_alpha
     )

@@ -1,4 +1,4 @@
-"""Operators of layers: convolutions, matrix products, normalisations, activations and a loss."""
+"""Operators of layers: convolutions, matrix products, normalizations, activations and a loss."""
 
 from tvm import relax
 from tvm.relax import op as R
@@ -22,18 +22,64 @@ def _convolution(name, transposed=False):
     layout = "DHW"[-dims:]
     kernel = ("IO" if transposed else "OI") + layout
 
-    def body(data, weight, /, strides=(1,) * dims, padding=(0,) * dims, dilation=(1,) * dims, groups=1,
-             channels=None, kernel_size=None, data_layout="NC" + layout, kernel_layout=kernel,
-             out_layout="", out_dtype=""):  # fmt: skip
-        return function(data, weight, strides, padding, dilation, groups, data_layout, kernel_layout,
-                        out_layout or None, out_dtype or None)  # fmt: skip
+    def body(
+        data,
+        weight,
+        /,
+        strides=(1,) * dims,
+        padding=(0,) * dims,
+        dilation=(1,) * dims,
+        groups=1,
+        channels=None,
+        kernel_size=None,
+        data_layout="NC" + layout,
+        kernel_layout=kernel,
+        out_layout="",
+        out_dtype="",
+    ):
+        return function(
+            data,
+            weight,
+            strides,
+            padding,
+            dilation,
+            groups,
+            data_layout,
+            kernel_layout,
+            out_layout or None,
+            out_dtype or None,
+        )
 
-    def transposed_body(data, weight, /, strides=(1,) * dims, padding=(0,) * dims, dilation=(1,) * dims, channels=None,
-                        kernel_size=None, groups=1, data_layout="NC" + layout, kernel_layout=kernel, out_layout="",
-                        output_padding=(0,) * dims, out_dtype=""):  # fmt: skip
-        plain = "NC" + layout  # the one layout that Relax lowers
-        result = function(turned(data, data_layout, plain), turned(weight, kernel_layout, kernel), strides, padding,
-                          output_padding, dilation, groups, plain, kernel, None, out_dtype or None)  # fmt: skip
+    def transposed_body(
+        data,
+        weight,
+        /,
+        strides=(1,) * dims,
+        padding=(0,) * dims,
+        dilation=(1,) * dims,
+        channels=None,
+        kernel_size=None,
+        groups=1,
+        data_layout="NC" + layout,
+        kernel_layout=kernel,
+        out_layout="",
+        output_padding=(0,) * dims,
+        out_dtype="",
+    ):
+        plain = "NC" + layout  # the only layout that Relax lowers
+        result = function(
+            turned(data, data_layout, plain),
+            turned(weight, kernel_layout, kernel),
+            strides,
+            padding,
+            output_padding,
+            dilation,
+            groups,
+            plain,
+            kernel,
+            None,
+            out_dtype or None,
+        )
         return turned(result, plain, out_layout or data_layout)
 
     named(f"nn.{name}", transposed_body if transposed else body, f"nn.{name}")
@@ -92,7 +138,7 @@ def group_norm(data, gamma, beta, /, num_groups, axis=1, epsilon=1e-5, center=Tr
 
 @operator("nn.dropout")
 def dropout(data, /, rate=0.5):
-    """The identity, as in every network that is compiled to be used."""
+    """Return `data`, as networks are compiled for inference only."""
     return data
 
 

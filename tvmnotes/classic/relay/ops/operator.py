@@ -1,8 +1,8 @@
-"""An operator of Relay is made here, and what the files of operators beside this one share stands here.
+"""The class of Relay's operators, their registry, and helpers of the other files in this folder.
 
-A function there has the signature that scripts know, and a body that makes Relax of it. Called by a script, it notes a
-`Call` with its operator and attributes; `OPERATORS[name].lower` runs the body, in a build or to infer a type. The first
-parameters, up to a `/`, are tensors, the others attributes.
+An operator is written as a function with Relay's signature and a body that returns Relax. Parameters before
+the `/` are tensors, the others attributes. Calling the operator creates a `Call`; `OPERATORS[name].lower`
+runs the body, in a build or to infer a type.
 """
 
 import functools
@@ -21,7 +21,14 @@ OPERATORS: dict[str, "Operator"] = {}
 
 
 class Operator:
-    """An operator has a name and a body. `signature` is Relay's; `lower(tensors, attrs)` makes Relax of Relax."""
+    """An operator of Relay.
+
+    Args:
+        name: Relay's full name, such as "nn.conv2d".
+        body: Function from Relax tensors and attributes to a Relax expression, with Relay's signature.
+        results: Number of results, or a function from the attributes to it.
+        order: Parameter names in Relay's order, if attributes come between tensors.
+    """
 
     def __init__(self, name: str, body, results, order=()):
         self.name, self.body, self.results = name, body, results
@@ -35,7 +42,7 @@ class Operator:
         self.__signature__ = self.signature.replace(parameters=[called[name] for name in order or called])
 
     def __call__(self, *args, **kwargs):
-        """It gives the call, as an expression."""
+        """Return the call as an expression. Raises TypeError for arguments that the signature rejects."""
         try:
             bound = self.__signature__.bind(*args, **kwargs)
         except TypeError as error:
@@ -48,7 +55,7 @@ class Operator:
         return TupleWrapper(call, count) if count > 1 else call
 
     def _sized(self, name: str, value):
-        """A number for each axis where a script gives one for all; paddings as before each axis, then behind each."""
+        """Expand one number to one per axis, and paddings to those before each axis and those after each."""
         like = self.defaults["strides" if name == "kernel_size" else name]
         if isinstance(like, tuple) and like:
             if isinstance(value, str):
@@ -59,37 +66,34 @@ class Operator:
         return value
 
     def lower(self, tensors: list, attrs) -> relax.Expr:
-        values = (
-            {**self.defaults, **{k: v for k, v in attrs.items() if k in self.defaults}}
-            if attrs
-            else self.defaults
-        )
-        return self.body(*tensors, **values)
+        """Return the Relax expression for Relax tensors; unknown attributes are ignored."""
+        given = {k: v for k, v in attrs.items() if k in self.defaults} if attrs else {}
+        return self.body(*tensors, **{**self.defaults, **given})
 
     def __repr__(self) -> str:
         return f"relay.{self.name}{self.__signature__}"
 
     def relax_names(self) -> list[str]:
-        """The Relax functions that the body calls, in the order in which they stand in it."""
-        called = getattr(self.body, "names", None)
-        return list(
-            dict.fromkeys(f"relax.op.{name}" for name in (_called(self.body) if called is None else called))
-        )
+        """List the Relax functions that the body calls, in source order."""
+        names = getattr(self.body, "names", None)
+        if names is None:
+            names = _called(self.body)
+        return list(dict.fromkeys(f"relax.op.{name}" for name in names))
 
 
 def _called(body) -> list[str]:
-    """The functions of `tvm.relax.op` that the source of a function names, or else of those whose result it returns."""
+    """List the functions of `tvm.relax.op` in a function's source, or else in the helpers it returns from."""
     source = inspect.getsource(body)
-    helpers = [
-        body.__globals__[name] for name in re.findall(r"return (\w+)\(", source) if name in body.__globals__
-    ]
-    return re.findall(r"\bR\.([\w.]+)\(", source) or [name for helper in helpers for name in _called(helper)]
+    names = re.findall(r"\bR\.([\w.]+)\(", source)
+    if names:
+        return names
+    returned = re.findall(r"return (\w+)\(", source)
+    helpers = [body.__globals__[name] for name in returned if name in body.__globals__]
+    return [name for helper in helpers for name in _called(helper)]
 
 
 def operator(name: str, results=1, order=()):
-    """Make an operator of a function. `results` is how many values it gives, or a function of the attributes; `order`
-    is that of the arguments in a script, where an attribute stands among the tensors.
-    """
+    """Return a decorator that registers a function as an operator; see `Operator` for the arguments."""
 
     def register(body):
         OPERATORS[name] = Operator(name, body, results, order)
@@ -99,13 +103,13 @@ def operator(name: str, results=1, order=()):
 
 
 def module(prefix: str) -> dict:
-    """The public operators whose names begin with `prefix` ("nn.", or "" for those of relay itself), by short name."""
+    """Return the operators of a namespace ("nn.", or "" for relay itself), by short name."""
     ours = [op for name, op in OPERATORS.items() if name.rpartition(".")[0] == prefix.rstrip(".")]
     return {op.__name__: op for op in ours}
 
 
 def plain(value):
-    """An attribute in Python's own types."""
+    """Convert an attribute to built-in Python types; expressions stay as they are."""
     if isinstance(value, tvm.tirx.IntImm | tvm.tirx.FloatImm):
         return value.value
     if isinstance(value, np.generic):
@@ -115,17 +119,17 @@ def plain(value):
     return [plain(v) for v in value] if hasattr(value, "__iter__") else str(value)
 
 
-# ---------------------------------------------------------------- what bodies share
+# ---------------------------------------------------------------- helpers of bodies
 
 
-def named(name, body, *today):
-    """`body` as the operator `name`; `today` are the Relax functions that it calls."""
-    body.names = list(today)
+def named(name, body, *relax_names):
+    """Register `body` as the operator `name`; `relax_names` are the functions of `tvm.relax.op` it calls."""
+    body.names = list(relax_names)
     return operator(name)(body)
 
 
 def relax_function(path: str):
-    """The function of `tvm.relax.op` at a dotted path."""
+    """Return the function of `tvm.relax.op` at a dotted path."""
     return functools.reduce(getattr, path.split("."), R)
 
 
@@ -147,5 +151,5 @@ def axis_list(axis):
 
 
 def numbers_of(value) -> list:
-    """An attribute that a script may give as a constant expression."""
+    """Return the elements of an attribute that may be a constant expression, as a flat list."""
     return np.ravel(value.data.numpy() if isinstance(value, Expr) else value).tolist()

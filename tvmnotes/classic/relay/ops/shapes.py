@@ -1,4 +1,4 @@
-"""Operators that move numbers: shapes, slices, indices, order."""
+"""Operators that move elements: shapes, slices, indices, order."""
 
 import math
 
@@ -43,7 +43,7 @@ def expand_dims(data, /, axis, num_newaxis=1):
 
 
 def _fields(data):
-    """The tensors of a tuple, which may be what a split gave."""
+    """Return the tensors of a tuple, which may be the result of a call such as split."""
     if isinstance(data, relax.Tuple):
         return data.fields
     several = isinstance(data.ty, tvm.ir.TupleType)
@@ -66,7 +66,7 @@ def take(data, indices, /, axis=None, batch_dims=0, mode="clip"):
         raise NotImplementedError("relay.take with batch_dims: use relay.gather_nd, as Relax's take has none")
     if axis is None:
         data, axis = R.reshape(data, [math.prod(known_shape(data))]), 0
-    if mode == "fast":  # which Relay did not check
+    if mode == "fast":  # unchecked in Relay
         indices, mode = checked(indices, [known_shape(data)[axis]], "take", negative=False), "clip"
     return R.take(data, R.astype(indices, "int64"), axis, mode)
 
@@ -94,8 +94,8 @@ def slice_like(data, shape_like, /, axes=None):
 
 @operator("arange")
 def arange(start, stop=None, step=None, dtype="float32"):
-    numbers = [numbers_of(a)[0] for a in (start, stop, step) if a is not None]
-    return relax.const(np.arange(*numbers).astype(dtype))
+    bounds = [numbers_of(a)[0] for a in (start, stop, step) if a is not None]
+    return relax.const(np.arange(*bounds).astype(dtype))
 
 
 @operator("gather", order=("data", "axis", "indices"))
@@ -105,8 +105,8 @@ def gather(data, indices, /, axis):
 
 @operator("gather_nd")
 def gather_nd(data, indices, /, batch_dims=0, index_rank=None):
-    count, *places = known_shape(indices)  # Relay's indices come first
-    sizes, order = known_shape(data)[batch_dims : batch_dims + count], [*range(1, len(places) + 1), 0]
+    count, *outer = known_shape(indices)  # in Relay, the first axis indexes the axes of data
+    sizes, order = known_shape(data)[batch_dims : batch_dims + count], [*range(1, len(outer) + 1), 0]
     return R.gather_nd(
         data, checked(R.permute_dims(indices, order), sizes, "gather_nd", negative=True), batch_dims
     )
@@ -149,7 +149,7 @@ def layout_transform(data, /, src_layout, dst_layout):
 
 
 def turned(data, source: str, wanted: str):
-    """`data` with its axes in another order; both layouts name each axis by a letter."""
+    """Transpose `data` from layout `source` to layout `wanted`; each letter names an axis."""
     if sorted(source) != sorted(wanted):
         raise NotImplementedError(
             f"expected a layout of the axes {source}, got {wanted}: tn.build chooses blocked ones"
