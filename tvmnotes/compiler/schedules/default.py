@@ -1,5 +1,6 @@
 """Every kernel without a family: inlined if that costs nothing, parallel outer loops, vectors inside."""
 
+import contextlib
 import math
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -15,6 +16,7 @@ from .vector import Simd
 _SMALL = 1 << 13  # iterations of a loop nest that are too few to wake other threads
 _SHARED = 64  # iterations that suffice to parallelize
 _UNROLLED = 25  # iterations: a pool's window
+_INLINED = 4096  # nodes of an expression that inlining may write, if it is written more than once
 _SPATIAL = 0  # TVM's number for an axis that is not reduced
 
 
@@ -56,11 +58,10 @@ def schedule(sch: Schedule, config: dict) -> None:
     # functions of elementwise.py do.
     inlined = [] if "bfloat16" in sch.mod.script() else sch.get_child_blocks(root)[:-1]
     for block in inlined:
-        if not _reduces(sch, block) and not _tests_padding(sch, block, config["lanes"]):
-            try:
-                sch.compute_inline(block)
-            except ScheduleError:  # two outputs need it, for example
-                continue
+        if _reduces(sch, block) or _tests_padding(sch, block, config["lanes"]) or _explodes(sch, block):
+            continue
+        with contextlib.suppress(ScheduleError):  # two outputs need it, for example
+            sch.compute_inline(block)
     for block in sch.get_child_blocks(root):
         if sch.get_loops(block):
             _nest(sch, block, config["lanes"])
@@ -127,6 +128,30 @@ def _tests_padding(sch, block, lanes) -> bool:
         and "if_then_else" in node.script()
         and any(_reduces(sch, b) for b in sch.get_consumers(block))
     )
+
+
+def _explodes(sch, block) -> bool:
+    """Return whether inlining would write a large expression several times, as each step of a scan does.
+
+    Inlined, a chain of n stages that each read the one before twice has 2^n copies of the first.
+    """
+    node = sch.get(block)
+    buffer = node.writes[0].source
+    size = 0
+    reads = 0
+
+    def count(_):
+        nonlocal size
+        size += 1
+
+    def count_reads(each):
+        nonlocal reads
+        reads += type(each).__name__ == "TensorLoad" and each.source.same_as(buffer)
+
+    tvm_ffi.structural_walk(node.body, count)
+    for consumer in sch.get_consumers(block):
+        tvm_ffi.structural_walk(sch.get(consumer).body, count_reads)
+    return reads > 1 and size * reads > _INLINED
 
 
 def _reduces(sch, block) -> bool:
