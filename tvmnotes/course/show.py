@@ -1,15 +1,18 @@
 """`show` prints the first lines of a TVM program, highlighted as its own method `show` does it."""
 
+import re
 from typing import Any
 
+_SHOWN = 3  # parameters of a shortened signature
 _HEADER = "# from tvm."  # TVMScript begins with how it would be imported
 
 
 def show(program: Any, lines: int | None = None) -> None:
     """Print an IRModule, a function or a PrimFunc as TVMScript: the first `lines` lines, or all where it is None.
 
-    The comments on how TVMScript is imported are left out; a last comment counts the lines that are not shown. Raises
-    TypeError for what has no script, and ValueError for `lines` below 1.
+    The comments on how TVMScript is imported are left out; a last comment counts the lines that are not shown. With
+    `lines`, a signature of many parameters, such as a network's with its weights, is shortened to the first ones.
+    Raises TypeError for what has no script, and ValueError for `lines` below 1.
     """
     from tvm.script.highlight import cprint  # for speed: the course's other modules need no TVM
 
@@ -20,7 +23,16 @@ def show(program: Any, lines: int | None = None) -> None:
     script = program.script().splitlines()
     while script and (script[0].startswith(_HEADER) or not script[0].strip()):
         script.pop(0)
-    shown = script[:lines]
+    shown = script if lines is None else [_shortened(line) for line in script[:lines]]
     if left := len(script) - len(shown):
         shown.append(f"# ... {left} more lines")
     cprint("\n".join(shown))
+
+
+def _shortened(line: str) -> str:
+    """Leave out all but the first parameters of a long signature."""
+    parameters = re.split(r", (?=\w+: )", line)
+    left = len(parameters) - _SHOWN
+    if not re.match(r" *def ", line) or left <= _SHOWN:
+        return line
+    return ", ".join([*parameters[:_SHOWN], f"... {left} more" + line[line.rindex(") -> ") :]])
