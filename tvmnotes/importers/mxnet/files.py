@@ -105,8 +105,8 @@ def _graph(entries: dict) -> Graph:
 
 def _output(rest: list) -> int:
     """Return which of a node's outputs is read: the first of what follows the node's number, if anything does."""
-    number = int(rest[0]) if rest else 0
-    if number < 0:
+    number = rest[0] if rest else 0
+    if type(number) is not int or number < 0:
         raise ValueError(f"output {number} of a node is read; they count from 0")
     return number
 
