@@ -86,7 +86,7 @@ suites: $(READY)  ## Compare ONNX's node tests, PyTorch's samples, torchvision's
 	$(QUIET) $(PASSIVE) $(BIN)/python tests/torch_suite.py 3
 
 storms: $(READY)  ## Kill tunings, saves and builds by the hundred, read damaged files by the ten thousand
-	$(QUIET) $(PASSIVE) TESTS_STORM=5 $(BIN)/python -m pytest tests -m storm
+	$(QUIET) $(PASSIVE) TESTS_STORM=5 $(BIN)/python -m pytest tests --ignore tests/ui -m storm
 
 test-ui: $(READY)  ## Run every notebook in a real JupyterLab in headless Chromium
 	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui

@@ -123,9 +123,10 @@ _LONGEST = (
 
 # They start servers, or tune until a step has had so many trials.
 _ALONE = {"notebooks/09_distributed_tuning.ipynb", "notebooks/solutions/09_distributed_tuning.ipynb"}
-# Answers that tune, profile and start servers for minutes.
+# Answers that tune, profile, start processes and build whole networks; the other, short ones run in `make test` too.
 _FULL = {f"notebooks/solutions/{name}.ipynb"
-         for name in ("05_tuning", "05b_search", "06_profiling", "09_distributed_tuning")}  # fmt: skip
+         for name in ("00_start_here", "02_onnx_import", "05_tuning", "05b_search", "06_profiling", "08_deploy",
+                      "09_distributed_tuning", "10_gpu", "11_running_old_scripts")}  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -99,7 +99,7 @@ def test_rows_that_a_reader_looks_for():
     assert tuple(row("autotvm.tuner.XGBTuner")) == (
         "tn.tune", 'tuner="xgb", which learns from earlier records by itself'
     )  # fmt: skip
-    assert row("autotvm.RPCRunner").new == "tn.tuning.rpc"
+    assert row("autotvm.RPCRunner").new == "tn.tuning.RpcRunner"
     assert row("autotvm.apply_history_best").note == "records=FILE"
     assert "tn.tune(" in row("tvm.auto_scheduler").note
 

@@ -203,10 +203,14 @@ def test_a_damaged_file_is_refused_with_the_place(tmp_path, change, message):
             '{"nodes": [{"op": "null", "name": "x", "inputs": []}], "heads": [[0, -1, 0]]}',
             r"output -1 of a node is read",
         ),
+        (
+            '{"nodes": [{"op": "null", "name": "x", "inputs": []}], "heads": [[0, 1e999, 0]]}',
+            r"output inf of a node is read; they count from 0",
+        ),
         ("{" * 10_000, r"cut short or damaged|nested too deeply"),
         ('{"a":' * 100_000, r"cut short or damaged|nested too deeply"),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_damaged_symbol_is_refused(text, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):

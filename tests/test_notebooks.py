@@ -14,11 +14,37 @@ from tvmnotes.course import lessons
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"), key=lambda path: path.stem.partition("_"))
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
+PAGES = sorted((ROOT / "notebooks").glob("*.md"))
 TAGS = {"nbval-ignore-output"}
 
 
 def read(path):
     return nbformat.read(path, as_version=4)
+
+
+def markdown(path):
+    """The text of a page, or of a notebook's Markdown cells."""
+    if path.suffix == ".md":
+        return path.read_text(encoding="utf-8")
+    return "\n\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+
+
+def anchors(path):
+    """The fragments by which GitHub knows the headings of a page or notebook."""
+    headings = re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", markdown(path), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(path):
+    """The relative links of a page or notebook that lead to no file, or to no heading of the file."""
+    text = re.sub(r"^```.*?^```|`[^`\n]+`", "code", markdown(path), flags=re.M | re.S)  # lib["default"](dev) is no link
+    dead = []
+    for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", text):
+        name, _, fragment = link.partition("#")
+        target = path.parent / name if name else path
+        if not target.exists() or (fragment and fragment not in anchors(target)):
+            dead.append(link)
+    return dead
 
 
 def outputs(notebook):
@@ -49,10 +75,7 @@ class TestEvery:
         assert notebook.metadata.kernelspec.name == "python3"
 
     def test_links_lead_somewhere(self, path):
-        for cell in read(path).cells:
-            if cell.cell_type == "markdown":
-                for link in re.findall(r"\]\(([^)#]+)\)", cell.source):
-                    assert link.startswith("https://") or (path.parent / link).exists(), link
+        assert dead_links(path) == []
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.stem)
@@ -157,5 +180,28 @@ def test_the_cheat_sheet_names_each_call_of_the_package_and_only_what_exists():
     named = set(re.findall(r"\b(tn|lib|tvm|torch)\b((?:\.\w+)+)", text))
     assert not [first + rest for first, rest in named if pydoc.locate(places[first] + rest) is None]
     assert {("tn", f".{call}") for call in tvmnotes._FACE} <= named
-    for link in re.findall(r"\]\((\w+\.ipynb)\)", text):
-        assert (ROOT / "notebooks" / link).exists(), link
+
+
+# ---------------------------------------------------------------- the pages beside the lessons
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
+def test_the_links_of_a_page_lead_somewhere(path):
+    assert dead_links(path) == []
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path):
+    (tmp_path / "other.md").write_text("# Old names, new names\n\n```\n# no heading\n```\n\n## calls\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "## Note A\n[a](other.md) [b](other.md#calls) [c](other.md#old-names-new-names) [d](#note-a) `e[0](f)`\n"
+        "[g](https://tvm.apache.org/#nowhere) [h](lost.md) [i](other.md#no-heading) [j](#note-b) ![k](lost.svg)\n"
+    )
+    assert dead_links(page) == ["lost.md", "other.md#no-heading", "#note-b", "lost.svg"]
+
+
+def test_the_readme_links_each_page_and_the_lessons_the_notes_that_they_name():
+    readme = markdown(ROOT / "README.md")
+    assert [path.name for path in PAGES if f"](notebooks/{path.name})" not in readme] == []
+    for name in ("05b_search", "07_mxnet_gluoncv", "10_gpu"):
+        assert "](five_notes.md)" in markdown(ROOT / "notebooks" / f"{name}.ipynb"), name

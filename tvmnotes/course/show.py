@@ -1,12 +1,16 @@
 """`show` prints the first lines of a TVM program, highlighted as by the program's own method `show`."""
 
+import re
 from typing import Any
 
+_SHOWN = 3  # parameters of a shortened signature
 _HEADER = "# from tvm."  # TVMScript begins with how it would be imported
 
 
 def show(program: Any, lines: int | None = None) -> None:
     """Print a TVM program as TVMScript, without the comments on how TVMScript is imported.
+
+    With `lines`, a signature of many parameters, such as a network's with its weights, is shortened.
 
     Args:
         program: An IRModule, a function or a PrimFunc.
@@ -27,7 +31,16 @@ def show(program: Any, lines: int | None = None) -> None:
     script = program.script().splitlines()
     while script and (script[0].startswith(_HEADER) or not script[0].strip()):
         script.pop(0)
-    shown = script[:lines]
+    shown = script if lines is None else [_shortened(line) for line in script[:lines]]
     if left := len(script) - len(shown):
         shown.append(f"# ... {left} more lines")
     cprint("\n".join(shown))
+
+
+def _shortened(line: str) -> str:
+    """Leave out all but the first parameters of a long signature."""
+    parameters = re.split(r", (?=\w+: )", line)
+    left = len(parameters) - _SHOWN
+    if not re.match(r" *def ", line) or left <= _SHOWN:
+        return line
+    return ", ".join([*parameters[:_SHOWN], f"... {left} more" + line[line.rindex(") -> ") :]])

@@ -108,8 +108,8 @@ def _graph(entries: dict) -> Graph:
 
 def _output(tail: list) -> int:
     """Return which output of a node is read: the first of what follows the node's number, 0 by default."""
-    number = int(tail[0]) if tail else 0
-    if number < 0:
+    number = tail[0] if tail else 0
+    if type(number) is not int or number < 0:
         raise ValueError(f"output {number} of a node is read; they count from 0")
     return number
 

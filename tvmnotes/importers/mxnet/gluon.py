@@ -228,7 +228,8 @@ def as_symbol(block) -> tuple:
     import mxnet as mx  # for speed: it takes seconds, and is an extra
 
     try:
-        outputs = block(mx.sym.var("data"))
+        data = mx.sym.var("data")
+        outputs = block(data.as_np_ndarray() if mx.util.is_np_array() else data)
     except TypeError as error:
         raise ValueError(
             f"symbol: expected a HybridBlock with one input ({error}); give the symbol of this one"
