@@ -1,4 +1,4 @@
-"""These convert the operators behind `mx.np` and `mx.npx` (see call.py), whose names begin with _np.
+"""Converters of the operators behind `mx.np` and `mx.npx` (see call.py), whose names begin with _np.
 
 They follow NumPy where MXNet's older operators do not: a comparison returns bools, an index is an int64,
 the sum of all elements has no axis. Many functions of `mx.np` are older operators under their old names.
