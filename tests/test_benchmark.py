@@ -5,10 +5,9 @@ How fast anything is, is never asserted.
 
 import json
 import os
-import subprocess
-import sys
 from statistics import geometric_mean
 
+import forked
 import numpy as np
 import onnxruntime
 import pytest
@@ -39,9 +38,8 @@ def run(tmp_path_factory):
         "import sys, torch, tvm; from tvmnotes.__main__ import app; app(sys.argv[1:], standalone_mode=False);"
         "print(torch.get_num_threads(), tvm.get_global_func('runtime.NumThreads')())"
     )
-    command = [sys.executable, "-W", "ignore", "-c", code, "bench", *NETWORKS, *options]
-    env = {**os.environ, "TQDM_DISABLE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=env)
+    done = forked.run("-W", "ignore", "-c", code, "bench", *NETWORKS, *options,
+                      env={**os.environ, "TQDM_DISABLE": "1"})  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     return done.stdout.splitlines(), json.loads(file.read_text())

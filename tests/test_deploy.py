@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import sampled
 
 import tvmnotes as tn
 from tvmnotes import env, load
@@ -160,21 +161,21 @@ def test_an_archive_that_would_unpack_to_more_than_a_network_takes(archive, tmp_
         load(rewritten(archive, tmp_path / "net.zip", resized))
 
 
-def test_an_archive_cut_anywhere_or_with_other_bytes_is_refused(archive, tmp_path):
+def test_an_archive_cut_anywhere_or_with_other_bytes_is_refused(archive, tmp_path, quick):
     whole, bad = archive.read_bytes(), tmp_path / "net.zip"
     for size in (0, 1, 30, 1000, len(whole) // 2, len(whole) - 30, len(whole) - 1):
         bad.write_bytes(whole[:size])
         with pytest.raises(ValueError, match=r"net.zip.* (Compiled\.save wrote|copy it again)"):
             load(bad)
-    refused = 0
-    for place in range(0, len(whole), len(whole) // 150):
+    refused, places = 0, 40 if quick else 150
+    for place in range(0, len(whole), len(whole) // places):
         bad.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
         try:
             load(bad)
         except (ValueError, RuntimeError, FileNotFoundError) as error:
             assert "net.zip" in str(error)
             refused += 1
-    assert refused >= 149  # not where it is a date or another field that says nothing
+    assert refused >= places - 1  # not where it is a date or another field that says nothing
 
 
 @pytest.mark.parametrize("size", [-1, 10**30, True, "1", None, 1.5])
@@ -311,7 +312,10 @@ for lib in (made, tn.load({str(tmp_path / "plus")!r})):
 """)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "float16", "int64", "float64"])
+DTYPES = ["bool", "int8", "uint8", "float16", "int64", "float64"]
+
+
+@pytest.mark.parametrize("dtype", sampled(DTYPES, ["bool", "float16", "int64"]))
 def test_arrays_of_every_dtype_go_in_and_out_bit_by_bit(dtype, compile_function, tmp_path):
     x = np.arange(6).reshape(2, 3).astype(dtype)
     lib = load(compile_function(lambda x: x.reshape(3, 2), {"x": torch.from_numpy(x)}).save(tmp_path / "net"))

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 import tvm
+from conftest import QUICK, SmallNet
+from torch import nn
 from tvm import relax, te
 from tvm.relax.frontend.torch import from_exported_program
 
@@ -20,12 +22,6 @@ from tvmnotes import digits
 
 def agree(result, reference, tolerance=1e-5):
     return np.abs(result - reference).max() <= tolerance * np.abs(reference).max()
-
-
-@pytest.fixture(scope="module")
-def pictures():
-    images, labels = digits.load_test_set()
-    return digits.preprocess(images), labels
 
 
 # ---------------------------------------------------------------- 00: TVM's three calls, and what makes them fast
@@ -45,15 +41,18 @@ def stored_medians(cell):
 
 
 @pytest.fixture(scope="module")
-def digit(pictures):
-    """One digit, PyTorch's output for it, and the network as TVM's own importer gives it."""
-    net, x = tn.models.load("digits"), torch.from_numpy(pictures[0][:1])
+def exported():
+    """An input, PyTorch's output for it, and the network of the digits, or a smaller one, as TVM's importer has it."""
+    if QUICK:
+        net, x = tn.models.seeded(SmallNet, 8), torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    else:
+        net, x = tn.models.load("digits"), torch.from_numpy(digits.preprocess(digits.load_test_set()[0][:1]))
     with torch.inference_mode():
         return x.numpy(), net(x).numpy(), from_exported_program(torch.export.export(net, (x,)))
 
 
-def test_00_tvms_three_calls_give_pytorchs_numbers(digit):
-    x, reference, mod = digit
+def test_00_tvms_three_calls_give_pytorchs_numbers(exported):
+    x, reference, mod = exported
     target = tn.env.host_target()
     for pipeline in ("default", relax.get_default_pipeline(target)):
         vm = relax.VirtualMachine(tvm.compile(mod, target=target, relax_pipeline=pipeline), tvm.cpu())
@@ -61,8 +60,8 @@ def test_00_tvms_three_calls_give_pytorchs_numbers(digit):
         assert agree(output.numpy(), reference)
 
 
-def test_00_tvms_own_kernels_are_plain_loops(digit):
-    kernels = relax.transform.LegalizeOps()(digit[2])
+def test_00_tvms_own_kernels_are_plain_loops(exported):
+    kernels = relax.transform.LegalizeOps()(exported[2])
     texts = {name.name_hint: kernels[name].script() for name in kernels.functions if name.name_hint != "main"}
     assert "nn, ff, yy, xx, rc, ry, rx in T.grid(" in texts["conv2d"]
     assert not [name for name, text in texts.items() if re.search(r"T\.(parallel|vectorized|unroll)\(", text)]
@@ -81,8 +80,13 @@ def test_00_five_lines_of_schedule_keep_the_numbers():
         assert agree(names["c"].numpy(), names["a_numpy"] @ names["b_numpy"])
 
 
-def test_00_efficientnet_lite0_gives_pytorchs_numbers_and_classes():
+def test_00_efficientnet_lite0_gives_pytorchs_numbers_and_classes(quick):
+    """Of the whole network, or of one block of each stage: what its classes are is then by chance, but the same."""
     net = tn.models.load("efficientnet_lite0")
+    if quick:
+        widening = [each for each in net._blocks if each._block_args.input_filters != each._block_args.output_filters]
+        assert len(widening) == 7
+        net._blocks = nn.ModuleList(widening).eval()
     lib = tn.build(*tn.from_pytorch(net, {"input0": net.input_shape}))
     for picture in ("coffee", "grace_hopper"):
         x = tn.vision.preprocess(tn.vision.open_picture(tn.vision.sample_picture(picture)), **net.preprocessing)

@@ -38,7 +38,11 @@ def _of_all(*pairs):
     return *made, *(f(x) for x in pairs[::2] for f in OF_ONE), pairs[0] + pairs[-1], pairs[0] * pairs[-1]
 
 
-@pytest.mark.parametrize(("level", "dtypes"), [(0, [torch.bool]), (3, [torch.bool, torch.uint8])], ids=["0", "3"])
+@pytest.mark.parametrize(
+    ("level", "dtypes"),
+    [pytest.param(0, [torch.bool], marks=pytest.mark.full), (3, [torch.bool, torch.uint8])],
+    ids=["0", "3"],
+)
 def test_bools_and_whole_numbers(rng, level, dtypes):
     pairs = [torch.from_numpy(rng.integers(0, 2 if dtype is torch.bool else 6, (3, 16))).to(dtype)
              for dtype in dtypes for _ in "xy"]  # fmt: skip
@@ -58,8 +62,10 @@ def _with_numbers(x):
     )  # fmt: skip
 
 
-def test_numbers_take_the_dtype_that_pytorch_gives_them(rng):
-    dtypes = (torch.int8, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64)
+def test_numbers_take_the_dtype_that_pytorch_gives_them(rng, quick):
+    dtypes = (torch.uint8, torch.int64, torch.float16)
+    if not quick:
+        dtypes += (torch.int8, torch.float32, torch.float64)
     inputs = [torch.from_numpy(rng.integers(0 if dtype == torch.uint8 else -9, 9, 40)).to(dtype) for dtype in dtypes]
     net = Function(lambda *xs: tuple(part for x in xs for part in _with_numbers(x))).eval()
     made = tn.build(*tn.from_pytorch(net, inputs), opt_level=0)(*inputs)
@@ -125,7 +131,10 @@ OF_HALVES = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "level"), [(torch.float16, 0), (torch.float16, 3), (torch.bfloat16, 3)])
+@pytest.mark.parametrize(
+    ("dtype", "level"),
+    [pytest.param(torch.float16, 0, marks=pytest.mark.full), (torch.float16, 3), (torch.bfloat16, 3)],
+)
 def test_sums_of_halves(dtype, level):
     """Of 5,000 ones the sum in halves is 2,048, in bfloat16 256."""
     x = torch.ones(1, 4, 5000, dtype=dtype)
