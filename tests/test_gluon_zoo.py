@@ -41,12 +41,12 @@ NETWORKS = {
     "squeezenet1.1": 224,  # its last pooling has a fixed window
     "cifar_resnet20_v1": 32,
     "cifar_wideresnet16_10": 32,
-    "ssd_512_mobilenet1.0_voc": 256,
+    "ssd_512_mobilenet1.0_voc": 128,
     "yolo3_mobilenet1.0_voc": 128,
     "center_net_resnet18_v1b_voc": 128,
 }
 SAMPLE = (
-    "se_resnext50_32x4d", "mobilenetv2_0.5", "cifar_resnet20_v1", "ssd_512_mobilenet1.0_voc", "yolo3_mobilenet1.0_voc",
+    "mobilenetv3_small", "cifar_resnet20_v1", "ssd_512_mobilenet1.0_voc", "yolo3_mobilenet1.0_voc",
 )  # fmt: skip
 
 

@@ -13,6 +13,8 @@ import torchvision
 from conftest import sampled
 from torchvision.models import vgg
 from torchvision.models.convnext import CNBlockConfig
+from torchvision.models.mobilenetv3 import _mobilenet_v3_conf
+from torchvision.models.resnet import BasicBlock
 
 from tvmnotes import build, from_pytorch, models
 
@@ -55,16 +57,31 @@ class SlimVGG(torchvision.models.VGG):
         self.classifier = torch.nn.Sequential(*parts[:-2])
 
 
+class ShortGoogLeNet(torchvision.models.GoogLeNet):
+    """Without the modules that keep the size of a map and the number of its channels."""
+
+    def __init__(self):
+        super().__init__(aux_logits=False, init_weights=False)
+        self.inception4b = self.inception4c = self.inception5a = torch.nn.Identity()
+
+
+mobile_blocks, _ = _mobilenet_v3_conf("mobilenet_v3_small")
+
 # `make test` has these networks, the deep ones with one or two blocks of each kind; `make test-full` has all, whole.
 SAMPLE = (
     "vgg11", "resnet18", "googlenet", "mobilenet_v3_small", "shufflenet_v2_x1_0", "convnext_tiny", "swin_t", "vit_b_16",
 )  # fmt: skip
 SHORT = {
     "vgg11": SlimVGG,
+    "resnet18": partial(torchvision.models.ResNet, BasicBlock, [2, 1, 1, 1]),
+    "googlenet": ShortGoogLeNet,
+    "mobilenet_v3_small": partial(torchvision.models.MobileNetV3, mobile_blocks[:5], 1024),
     "convnext_tiny": partial(
-        torchvision.models.ConvNeXt,
-        [CNBlockConfig(96, 192, 1), CNBlockConfig(192, 384, 1), CNBlockConfig(384, 768, 2),
-         CNBlockConfig(768, None, 1)], 0.1,
+        torchvision.models.ConvNeXt, [CNBlockConfig(96, 192, 1), CNBlockConfig(192, None, 2)], 0.1
+    ),
+    "swin_t": partial(
+        torchvision.models.SwinTransformer, patch_size=[4, 4], embed_dim=96, depths=[2, 1], num_heads=[3, 6],
+        window_size=[7, 7], stochastic_depth_prob=0.2,
     ),
     "shufflenet_v2_x1_0": partial(torchvision.models.ShuffleNetV2, [2, 2, 2], [24, 116, 232, 464, 1024]),
     "vit_b_16": partial(

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnx_suite
 import pytest
+from conftest import sampled
 from onnx.helper import make_node
 
 from tvmnotes.importers import onnx_backend
@@ -20,8 +21,6 @@ from tvmnotes.importers import onnx_backend
 # "refused" has the cases by reason, "mended" one of each kind that was wrong, unclear or missing once.
 LISTED = json.loads((Path(__file__).parent / "onnx_suite.json").read_text())
 KNOWN = {name: reason for reason, names in LISTED["refused"].items() for name in names}
-
-STEP = 12  # every STEPth case is tested too
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +36,10 @@ def surprises(found: dict[str, str]) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_a_sample_of_onnxs_node_tests(cases):
-    names = set(LISTED["mended"]) | {name for name in list(cases)[::STEP] if name not in KNOWN}
+@pytest.mark.parametrize("step", sampled([30, 12], [30]))
+def test_a_sample_of_onnxs_node_tests(cases, step):
+    """All that is mended, and every `step`th case."""
+    names = set(LISTED["mended"]) | {name for name in list(cases)[::step] if name not in KNOWN}
 
     def opset(case):
         return case.model.opset_import[0].version, case.model.ir_version

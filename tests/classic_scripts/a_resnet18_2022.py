@@ -37,7 +37,7 @@ input_name = "input0"
 mod, params = relay.frontend.from_pytorch(scripted_model, [(input_name, img.shape)])
 print(mod)
 
-target = tvm.target.Target("llvm", host="llvm")
+target = tvm.target.Target("llvm -num-cores 2", host="llvm")
 ctx = tvm.cpu(0)
 with tvm.transform.PassContext(opt_level=3):
     lib = relay.build(mod, target=target, params=params)
@@ -57,7 +57,7 @@ print("Relay top-1 id: {}, class name: {}".format(top1_tvm, synsets[top1_tvm]))
 print("Torch top-1 id: {}, class name: {}".format(np.argmax(output), synsets[np.argmax(output)]))
 
 
-def seconds_of(run, n=3):
+def seconds_of(run, n=1):
     start = time.time()
     for _ in range(n):
         run()
@@ -66,7 +66,7 @@ def seconds_of(run, n=3):
 
 print("Relay time: {:.4f}".format(seconds_of(m.run)))
 print("Torch time: {:.4f}".format(seconds_of(lambda: model(torch.from_numpy(img)))))
-print(m.benchmark(ctx, repeat=3, number=2))
+print(m.benchmark(ctx, repeat=3, number=1))
 
 # Where does the time go?
 m_debug = debug_executor.create(lib["default"], ctx)
@@ -77,8 +77,7 @@ np.testing.assert_array_equal(m_debug.get_output(0).numpy(), m.get_output(0).num
 m_debug = debug_executor.create(lib.get_graph_json(), lib.get_lib(), ctx)
 m_debug.set_input(**lib.get_params())
 
-# Tuning: for a target that says what the CPU is.
-target = tvm.target.Target("llvm -mcpu=x86-64-v2 -num-cores 2")
+# Tuning.
 tasks = autotvm.task.extract_from_program(mod["main"], target=target, params=params)
 measure_option = autotvm.measure_option(
     builder=autotvm.LocalBuilder(), runner=autotvm.LocalRunner(number=1, repeat=1, timeout=20, min_repeat_ms=0)
