@@ -1,6 +1,6 @@
-"""The house: imports point down, none is hidden, none runs in a circle, and each room keeps to its size.
+"""The layers: imports point down, none is hidden, none runs in a circle, and each layer keeps to its size.
 
-The rooms, their order and their sizes are those of the table in CONTRIBUTING.md.
+The layers, their order and their sizes are those of the table in CONTRIBUTING.md.
 """
 
 import ast
@@ -13,13 +13,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tvmnotes"
-FACE = ("__init__", "__main__")  # they stand above the rooms
+PUBLIC = ("__init__", "__main__")  # they stand above the layers
 FILES = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f
          for f in sorted(PACKAGE.rglob("*.py"))}  # fmt: skip
 ROW = re.compile(r"^\| `(?:tvmnotes/)?([\w/]+?)/?` \|.*\| ([\d,]+) \|$", re.M)
 TABLE = (ROOT / "CONTRIBUTING.md").read_text().partition("## Sizes")[2].partition("\n## ")[0]
-SIZES = {room: int(lines.replace(",", "")) for room, lines in ROW.findall(TABLE)}  # from the top room down
-ROOMS = list(SIZES)
+SIZES = {layer: int(lines.replace(",", "")) for layer, lines in ROW.findall(TABLE)}  # from the top layer down
+LAYERS = list(SIZES)
 LONGEST = 400  # lines of a file, about: a tenth more passes
 
 
@@ -59,37 +59,37 @@ def imports_of(module: str, file: Path, text: str | None = None) -> list[Import]
     return found
 
 
-ARROWS = [arrow for module, file in FILES.items() for arrow in imports_of(module, file)]
+IMPORTS = [each for module, file in FILES.items() for each in imports_of(module, file)]
 
 
 def height(module: str) -> int:
-    """How high a module stands: the number of rooms below its own."""
-    room = [*module.split("."), "__init__"][1]
-    return len(ROOMS) if room in FACE else len(ROOMS) - 1 - ROOMS.index(room)
+    """How high a module stands: the number of layers below its own."""
+    layer = [*module.split("."), "__init__"][1]
+    return len(LAYERS) if layer in PUBLIC else len(LAYERS) - 1 - LAYERS.index(layer)
 
 
 def lines_of(folder: Path) -> int:
     return sum(len(file.read_text().splitlines()) for file in folder.rglob("*.py"))
 
 
-def test_every_room_is_in_the_table_and_every_row_is_a_room():
-    rooms = {folder.name for folder in PACKAGE.iterdir() if list(folder.glob("*.py"))}
-    assert rooms == set(ROOMS)
-    assert {f"{file.stem}" for file in PACKAGE.glob("*.py")} == set(FACE)
+def test_every_layer_is_in_the_table_and_every_row_is_a_layer():
+    layers = {folder.name for folder in PACKAGE.iterdir() if list(folder.glob("*.py"))}
+    assert layers == set(LAYERS)
+    assert {f"{file.stem}" for file in PACKAGE.glob("*.py")} == set(PUBLIC)
 
 
-def test_arrows_point_down():
-    # What a face re-exports it may name: `tvmnotes` itself stands above, so nothing below may import it.
-    up = [str(arrow) for arrow in ARROWS if height(arrow.importer) < height(arrow.imported)]
+def test_imports_point_down():
+    # `tvmnotes` itself is above all layers and may name what it re-exports; nothing below may import it.
+    up = [str(each) for each in IMPORTS if height(each.importer) < height(each.imported)]
     assert not up
 
 
 def test_no_import_is_hidden_but_for_speed():
-    hidden = [str(a) for a in ARROWS if a.hidden and not a.excused and not a.importer.startswith("tvmnotes.__main__")]
+    hidden = [str(a) for a in IMPORTS if a.hidden and not a.excused and not a.importer.startswith("tvmnotes.__main__")]
     assert not hidden
 
 
-def test_modules_are_loaded_by_name_by_the_face_and_the_folder_of_families_alone():
+def test_modules_are_loaded_by_name_by_the_public_api_and_the_folder_of_families_alone():
     loads = re.compile(r"import_module\(f?[\"'](?:\.|tvmnotes|\{__name__\})|__import__\(")
     by_name = [module for module, file in FILES.items() if loads.search(file.read_text())]
     assert by_name == ["tvmnotes", "tvmnotes.compiler.schedules"]  # the latter imports all files of its folder
@@ -97,18 +97,17 @@ def test_modules_are_loaded_by_name_by_the_face_and_the_folder_of_families_alone
 
 def test_there_is_no_circle():
     graph: dict[str, set[str]] = {module: set() for module in FILES}
-    for arrow in ARROWS:
-        graph[arrow.importer].add(arrow.imported)
+    for each in IMPORTS:
+        graph[each.importer].add(each.imported)
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_is_at_most_a_third_larger_than_it_was(room):
-    assert lines_of(PACKAGE / room) <= SIZES[room] * 4 / 3, "larger: decide that, and say so in CONTRIBUTING.md"
-    assert lines_of(PACKAGE / room) >= SIZES[room] * 2 / 3, "smaller: write that into CONTRIBUTING.md"
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_is_at_most_a_third_larger_than_it_was(layer):
+    assert lines_of(PACKAGE / layer) <= SIZES[layer] * 4 / 3, "larger: decide that, and say so in CONTRIBUTING.md"
 
 
 def test_a_file_is_read_in_a_sitting():

@@ -1,4 +1,4 @@
-"""The notebooks as documents: stored executed and clean, in the house's form, with answers. nbval runs them."""
+"""The notebooks as documents: stored executed and clean, in the course's form, with answers. nbval runs them."""
 
 import json
 import pydoc
@@ -80,7 +80,7 @@ class TestEvery:
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.stem)
 class TestLesson:
-    def test_opens_and_closes_in_the_house_form(self, path):
+    def test_opens_and_closes_in_the_course_form(self, path):
         first, last = read(path).cells[0].source, read(path).cells[-1].source
         for words in ("**What you will learn:**", "**It takes**", "**It needs**"):
             assert words in first
@@ -179,7 +179,7 @@ def test_the_cheat_sheet_names_each_call_of_the_package_and_only_what_exists():
     places = {"tn": "tvmnotes", "lib": "tvmnotes.runtime.compiled.Compiled", "tvm": "tvm", "torch": "torch"}
     named = set(re.findall(r"\b(tn|lib|tvm|torch)\b((?:\.\w+)+)", text))
     assert not [first + rest for first, rest in named if pydoc.locate(places[first] + rest) is None]
-    assert {("tn", f".{call}") for call in tvmnotes._FACE} <= named
+    assert {("tn", f".{call}") for call in tvmnotes._PUBLIC} <= named
 
 
 # ---------------------------------------------------------------- the pages beside the lessons

@@ -1,4 +1,4 @@
-"""The package as a thing to install: a light import, the face, and pins that agree wherever they are written."""
+"""The package as a thing to install: a light import, the public API, and pins that agree wherever they are written."""
 
 import re
 import shutil
@@ -43,7 +43,7 @@ def test_the_runtime_does_without_frameworks_compiler_and_figures(python):
     )
 
 
-def test_the_face():
+def test_the_public_api():
     for name in tvmnotes.__all__:
         assert getattr(tvmnotes, name) is not None
         assert name in dir(tvmnotes)

@@ -212,14 +212,49 @@ def test_ctrl_c_while_other_threads_make_code_is_a_keyboard_interrupt(small, mon
     np.testing.assert_allclose(tn.build(small.mod, small.params)(small.x), small.wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_ctrl_c_in_a_finalizer_is_a_keyboard_interrupt(small, monkeypatch):
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    make = codegen.compile_kernels
+
+    def compile_kernels(*args, **options):
+        Finalized()
+        return make(*args, **options)
+
+    monkeypatch.setattr(codegen, "compile_kernels", compile_kernels)
+    hook = sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt):
+        tn.build(small.mod, small.params)
+    assert sys.unraisablehook is hook
+
+
 def test_ctrl_c_while_a_network_is_captured_or_converted_is_a_keyboard_interrupt(monkeypatch):
     class Net(nn.Module):
         def forward(self, x):
             signal.raise_signal(signal.SIGINT)
             return x + 1
 
-    with pytest.raises(KeyboardInterrupt):
-        tn.from_pytorch(Net().eval(), {"x": (3,)})
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)  # Python only prints what a finalizer raises
+
+    class Losing(nn.Module):
+        def forward(self, x):
+            Finalized()
+            return x + 1
+
+    class Twice(nn.Module):
+        def forward(self, x):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("a second Ctrl-C is raised at once")
+
+    for net in (Net(), Losing(), Twice()):
+        with pytest.raises(KeyboardInterrupt):
+            tn.from_pytorch(net.eval(), {"x": (3,)})
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     def interrupted(*_args, **_options):
         signal.raise_signal(signal.SIGINT)

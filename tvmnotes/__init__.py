@@ -19,7 +19,7 @@ from .base import env, workarounds
 
 __version__ = "0.1.0"
 
-_FACE = {
+_PUBLIC = {
     "from_pytorch": "importers.pytorch",
     "from_onnx": "importers.onnx",
     "from_mxnet": "importers.mxnet.importer",
@@ -44,13 +44,13 @@ _LAYERS = ("base", "classic", "compiler", "course", "importers", "measuring", "r
 # torch and TVM have circular imports: of two threads that import them at once, one would get half a module.
 _importing = RLock()
 
-__all__ = ["env", *_FACE, *_MODULES, *_LAYERS]
+__all__ = ["env", *_PUBLIC, *_MODULES, *_LAYERS]
 
 
 def __getattr__(name: str):
     with _importing:
-        if name in _FACE:
-            value = getattr(import_module(f"{__name__}.{_FACE[name]}"), name)
+        if name in _PUBLIC:
+            value = getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
         elif name in _MODULES:
             value = import_module(f"{__name__}.{_MODULES[name]}.{name}")
         elif name in _LAYERS:

@@ -5,13 +5,14 @@ import tvm
 from ..base import env, errors
 from ..base.relax import array_key, fixed_shape
 from ..base.spec import require_dense, shorten
-from ..base.workarounds import pass_lock
+from ..base.workarounds import keep_interrupt, pass_lock
 from ..runtime.compiled import Compiled, cannot_run, plain
 from . import codegen, cuda, pipeline
 from .costs import memory
 from .records import resolve_records
 
 
+@keep_interrupt()
 def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, records=None) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
 

@@ -32,7 +32,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from ..base import errors
 from ..base.indices import OutOfRange
 from ..base.spec import TensorSpec, dtype_of, parse_inputs, require_dense
-from ..base.workarounds import pass_lock
+from ..base.workarounds import hold_interrupt, pass_lock
 from .model import as_model
 from .pytorch_complex import without_complex
 from .pytorch_decompositions import DECOMPOSITIONS
@@ -48,6 +48,7 @@ _TRAINING_OPS = {
 }
 
 
+@hold_interrupt()
 def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     """Import a PyTorch network.
 

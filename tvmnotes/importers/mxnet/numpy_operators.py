@@ -55,39 +55,36 @@ def _number(c: Call, name: str = "scalar") -> relax.Expr:
     return c.const(value)
 
 
-def _binary(name: str, function, only_floats: bool = False) -> None:
+def _register(name: str, function, of_floats: bool) -> None:
     """Register a function of two arrays, of an array and a number, and of a number and an array."""
 
     def converted(c: Call, pair):
         a, b = pair(c)
         _alike(a, b)
-        if only_floats:
+        if of_floats:
             _floats(a)
         return function(a, b)
 
     converts(f"_npi_{name}")(functools.partial(converted, pair=lambda c: c.inputs))
     converts(f"_npi_{name}_scalar")(functools.partial(converted, pair=lambda c: (c.x, _number(c))))
-    converts(f"_npi_r{name}_scalar")(functools.partial(converted, pair=lambda c: (_number(c), c.x)))
+    if name in ("subtract", "mod", "power", "true_divide"):
+        converts(f"_npi_r{name}_scalar")(functools.partial(converted, pair=lambda c: (_number(c), c.x)))
 
 
-for _name in (
-    "add",
-    "subtract",
-    "multiply",
-    "maximum",
-    "minimum",
-    "equal",
-    "not_equal",
-    "greater",
-    "greater_equal",
-):
-    _binary(_name, getattr(op, _name))
-_binary("less", op.less)
-_binary("less_equal", op.less_equal)
-_binary("mod", op.floor_mod)
-_binary("power", op.power, only_floats=True)
-_binary("true_divide", op.divide, only_floats=True)
-_binary("hypot", lambda a, b: op.sqrt(a * a + b * b), only_floats=True)
+_OF_NUMBERS = {
+    "mod": op.floor_mod,
+    **{name: getattr(op, name) for name in (
+        "add", "subtract", "multiply", "maximum", "minimum", "equal", "not_equal", "greater", "greater_equal",
+        "less", "less_equal",
+    )},
+}  # fmt: skip
+_OF_FLOATS = {
+    "power": op.power,
+    "true_divide": op.divide,
+    "hypot": lambda a, b: op.sqrt(a * a + b * b),
+}
+for _name, _function in {**_OF_NUMBERS, **_OF_FLOATS}.items():
+    _register(_name, _function, _name in _OF_FLOATS)
 converts("_npi_logical_not")(lambda c: op.logical_not(nonzero(c.x)))
 converts("_npi_isnan")(lambda c: op.isnan(c.x))
 converts("_npi_isinf")(lambda c: op.isinf(c.x))
