@@ -45,7 +45,7 @@ export PREFLIGHT
 FRESH = $(PYTHON) -c "$$PREFLIGHT" && $(PYTHON) -m venv --clear $(VENV)
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt $(PIP_ARGS)
 
-.PHONY: help lab test smoke test-full suites storms test-ui notebooks lint bench clean
+.PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade notebooks lint bench clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -90,6 +90,9 @@ storms: $(READY)  ## Kill tunings, saves and builds by the hundred, read damaged
 
 test-ui: $(READY)  ## Run every notebook in a real JupyterLab in headless Chromium
 	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui
+
+tvm-upgrade: $(READY)  ## Leave out each workaround for TVM in turn, run its tests, and print which may go
+	$(QUIET) $(BIN)/python tests/tvm_upgrade.py
 
 notebooks: $(READY)  ## Execute every notebook and store its outputs; write the map of lessons into README and 00
 	$(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace \

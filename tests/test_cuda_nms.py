@@ -17,8 +17,9 @@ from tvm import relax
 import tvmnotes as tn
 from tvmnotes.compiler import pipeline
 from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.cuda_nms import parallelize_detection
-from tvmnotes.importers.mxnet.detection_operators import Suppression, best_places, suppressed
+from tvmnotes.compiler.detection.nms_cpu import best_places, suppressed
+from tvmnotes.compiler.detection.nms_cuda import parallelize_detection
+from tvmnotes.compiler.detection.spec import NmsSpec
 
 RNG = np.random.default_rng(7)
 
@@ -115,7 +116,7 @@ CASES = [
 def test_suppression_leaves_what_the_loops_leave(case):
     shape, how = case
     count = min(how.get("topk", shape[1]), shape[1])
-    loops, parallel = both(module(suppressed(*shape, count, Suppression(**{"overlap_thresh": 0.3, **how}))))
+    loops, parallel = both(module(suppressed(*shape, count, NmsSpec(**{"overlap_thresh": 0.3, **how}))))
     for _ in range(3):
         data = boxes(*shape)
         order = by_score(data, count)
@@ -128,7 +129,7 @@ def test_boxes_beat_each_other_within_a_word_and_across():
     data[0, :, 1] = np.linspace(1, 0.1, 200)
     data[0, :, 2] = np.arange(200)
     data[0, :, 4:] = np.stack([np.arange(200) + 1.5, np.ones(200)], 1)
-    how = Suppression(overlap_thresh=0.1)
+    how = NmsSpec(overlap_thresh=0.1)
     _, parallel = both(module(suppressed(1, 200, 6, 200, how)))
     _, places = parallel(data, by_score(data, 200))
     np.testing.assert_array_equal(places[0, :, 0], [*range(0, 200, 2), *[-1] * 100])
@@ -136,7 +137,7 @@ def test_boxes_beat_each_other_within_a_word_and_across():
 
 def test_too_many_boxes_are_left_to_the_loops():
     for count, left in ((23_168, False), (23_169, True)):
-        mod = parallelize_detection()(module(suppressed(1, 23_169, 6, count, Suppression())))
+        mod = parallelize_detection()(module(suppressed(1, 23_169, 6, count, NmsSpec())))
         called = [binding.value.args[0].name_hint for binding in mod["main"].body.blocks[0].bindings
                   if getattr(getattr(binding.value, "op", None), "name", "") == "relax.call_tir"]  # fmt: skip
         assert ("loops" in called) == left
@@ -155,7 +156,7 @@ def test_the_threads_of_a_gpu_choose_the_same(shape):
 
 @pytest.mark.parametrize("in_place", sampled([False, True], [True]))
 def test_the_threads_of_a_gpu_leave_the_same(in_place):
-    how = Suppression(overlap_thresh=0.3, id_index=0, background_id=2, in_place=in_place)
+    how = NmsSpec(overlap_thresh=0.3, id_index=0, background_id=2, in_place=in_place)
     mod = module(suppressed(2, 150, 6, 130, how))
     data = boxes(2, 150)
     order = by_score(data, 130)
@@ -164,7 +165,7 @@ def test_the_threads_of_a_gpu_leave_the_same(in_place):
 
 def test_the_threads_of_the_sweep_wait_for_each_other():
     """They share a word: a barrier before it is written, which all reach, and one before it is read."""
-    lib = tn.build(module(suppressed(1, 900, 6, 900, Suppression())), {}, TARGET)
+    lib = tn.build(module(suppressed(1, 900, 6, 900, NmsSpec())), {}, TARGET)
     source = lib.source("sweep")
     assert "__launch_bounds__(29)" in source and "__shared__" in source
     assert re.search(

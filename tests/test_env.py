@@ -125,7 +125,8 @@ threads = psutil.Process().num_threads
 tvmnotes.base.env.host_target()
 before = threads()
 tvmnotes.base.env._compile_and_run()
-print(os.environ["TVM_NUM_THREADS"], 1 + threads() - before, tvmnotes.base.env.threads())
+started = 1 + threads() - before
+print(os.environ.get("TVM_NUM_THREADS", started), started, tvmnotes.base.env.threads())
 """
 
 

@@ -610,7 +610,7 @@ def test_deformable_convolutions_equal_mxnets(groups):
 def test_the_best_places_are_found_among_all_kinds_of_numbers(rng):
     import tvm
 
-    from tvmnotes.importers.mxnet.detection_operators import best_places
+    from tvmnotes.compiler.detection.nms_cpu import best_places
 
     for shape, count in (((2, 1000), 1), ((2, 1000), 7), ((1, 9), 9)):
         kernel = tvm.compile(best_places(*shape, count), "llvm")["main"]

@@ -182,6 +182,21 @@ def test_the_cheat_sheet_names_each_call_of_the_package_and_only_what_exists():
     assert {("tn", f".{call}") for call in tvmnotes._PUBLIC} <= named
 
 
+# ---------------------------------------------------------------- the glossary
+
+
+def test_the_glossary_is_in_order_and_each_term_occurs_in_the_lesson_of_its_link():
+    text = (ROOT / "notebooks" / "glossary.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `?([^|`]+)`? \| [^|]+ \| [^|]+ \| \[(\w+)\]\(([^)|]+)\) \|$", text, re.M)
+    assert len(rows) == text.count("\n| ") - 1  # without the heads of the columns
+    terms = [term.casefold() for term, _, _ in rows]
+    assert terms == sorted(set(terms))
+    lesson = {path.name: "\n".join(cell.source for cell in read(path).cells) for path in LESSONS}
+    for term, number, name in rows:
+        assert name.partition("_")[0] == number, term
+        assert re.search(rf"(?<![a-z]){re.escape(term)}s?(?![a-z])", lesson[name], re.I), term
+
+
 # ---------------------------------------------------------------- the pages beside the lessons
 
 

@@ -10,5 +10,6 @@ kept          the cache of machine code: who may write to it, and its size limit
 relax         helpers on Relax: shapes, constants, a pass over all functions
 spec          `TensorSpec`: a tensor's name, shape and dtype; parsing of a user's inputs
 table         results that print as text and show as a table in a notebook
+tvm_seam      what the package knows of TVM's insides
 workarounds   for TVM 0.27, tvm-ffi 0.1 and other libraries
 """

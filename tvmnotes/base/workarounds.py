@@ -1,14 +1,15 @@
 """Workarounds for TVM 0.27, tvm-ffi 0.1 and other libraries; review them for each new TVM.
 
-Each function names the version that it is for and what may be removed when. Nothing here imports TVM until it
-is called. Single operators and passes have theirs in their own files:
+Each is registered with the version that it is for and the tests that fail without it; `make tvm-upgrade`
+runs them. Nothing here imports TVM until it is called. Single operators and passes have theirs in their own
+files, where no table of tests is kept:
 
     importers/pytorch_*.py, onnx*.py         operators that TVM's frontends get wrong, lack, or do not check
     compiler/bools.py, precision.py          vectors of bools; accumulation in half precision
     compiler/decompose.py                    atanh, remainders and norms of float64 are inexact, or missing
     compiler/fold.py, combine_parallel.py    FoldConstant is slow; CombineParallelMatmul misses constants
     compiler/codegen.py                      a module without kernels is linked through C; one thread compiles
-    compiler/cuda_nms.py, `_unbeaten`        x & ((y & 1) - 1) of uint32 is simplified to 0
+    compiler/detection/nms_cuda.py           x & ((y & 1) - 1) of uint32 is simplified to 0
     compiler/special_values.py               TVM treats floats as real numbers: NaN is lost
     compiler/schedules/__init__.py           `Schedule` modifies a function that has no other reference
     compiler/schedules/default.py            bfloat16 expressions that must not be inlined, or vectorized
@@ -26,28 +27,80 @@ import signal
 import sys
 import threading
 import types
+from collections.abc import Callable
 from importlib import util
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Workaround(NamedTuple):
+    """A workaround: the version that needs it, the tests that fail without it, and what they do not show."""
+
+    seen_in: str
+    tests: tuple[str, ...]
+    reason: str
+
+
+REGISTERED: dict[str, Workaround] = {}
+
+
+def in_use(name: str, seen_in: str, *tests: str, reason: str = "") -> bool:
+    """Register a workaround; return whether it is in use, as all are but the one in TVMNOTES_WITHOUT."""
+    REGISTERED[name] = Workaround(seen_in, tests, reason)
+    return os.environ.get("TVMNOTES_WITHOUT") != name
+
+
+@contextlib.contextmanager
+def _nothing(*_args, **_options):
+    """Do nothing in a context; a mere call does nothing, too."""
+    yield
+
+
+def workaround(seen_in: str, *tests: str, reason: str = "", otherwise: Callable = _nothing) -> Callable:
+    """Make a decorator that registers a function; where it is not in use, `otherwise` takes its place.
+
+    Args:
+        seen_in: The library and the version that need it.
+        *tests: Pytest's ids of the tests that fail without it.
+        reason: What no test shows, and why.
+        otherwise: A function with the same arguments, whose result serves the callers.
+    """
+
+    def decorate(function: Callable) -> Callable:
+        return function if in_use(function.__name__, seen_in, *tests, reason=reason) else otherwise
+
+    return decorate
+
 
 # LLVM 22, in TVM 0.27, treats Zen 3 as a CPU for long loops: it unrolls the inner loop of a tile of
 # accumulators that fills all registers, the accumulators then live in memory, and such a kernel takes 1.7
-# times as long. Zen 2 has all instructions that kernels use. Remove when
-# `test_no_cpu_keeps_a_tile_of_sums_in_memory` passes without it.
+# times as long. Zen 2 has all instructions that kernels use.
 COMPILED_AS = {"znver3": "znver2"}
+if not in_use(
+    "COMPILED_AS", "TVM 0.27", "tests/test_env.py::test_no_cpu_keeps_a_tile_of_sums_in_memory[znver3]"
+):
+    COMPILED_AS = {}
 
 _SPINS = "1000"  # how often one of TVM's threads looks for work before it sleeps
 
 
 # TVM 0.27's function builders and operator names are global state, and so is what torch.export patches: one
 # thread imports a network or runs passes at a time. A fork waits for the lock: the child would inherit
-# unfinished work. Remove when `test_threads_import_and_build_at_once` passes without it.
+# unfinished work.
 pass_lock = threading.RLock()
+if not in_use("pass_lock", "TVM 0.27", "tests/test_threads.py::test_threads_import_and_build_at_once"):
+    pass_lock = threading.Semaphore(1 << 30)  # one that nobody waits for
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=pass_lock.acquire, after_in_parent=pass_lock.release, after_in_child=pass_lock.release
     )
 
 
+@workaround(
+    "TVM 0.27",
+    "tests/test_env.py::test_tvm_runs_on_as_many_threads_as_there_are_cores",
+    reason="how soon idle threads sleep shows only in the time that a process takes to exit",
+)
 def set_tvm_threads(cores: int, threads: int = 0) -> None:
     """Make TVM start `threads` threads; if that is 0, TVM_NUM_THREADS, or `cores` if that is not set.
 
@@ -68,6 +121,11 @@ def set_tvm_threads(cores: int, threads: int = 0) -> None:
         os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = spins
 
 
+@workaround(
+    "torch 2.12",
+    "tests/test_threads.py::test_ctrl_c_while_a_network_is_captured_or_converted_is_a_keyboard_interrupt",
+    reason="that C++ aborts is left to `make storms`",
+)
 @contextlib.contextmanager
 def hold_interrupt():
     """Hold back a first Ctrl-C until the context ends; a second one is raised at once.
@@ -95,6 +153,7 @@ def hold_interrupt():
             raise KeyboardInterrupt
 
 
+@workaround("torch 2.12", "tests/test_threads.py::test_ctrl_c_in_a_finalizer_is_a_keyboard_interrupt")
 @contextlib.contextmanager
 def keep_interrupt():
     """Raise at a context's end the KeyboardInterrupt that was lost in it.
@@ -144,6 +203,7 @@ def without_modules(*names: str):
         sys.modules.update(before)
 
 
+@workaround("GluonCV 0.10", "tests/test_gluon.py::test_a_classic_script_imports_gluoncv_beside_torch")
 def without_torch():
     """Make `import torch` an ImportError in a context.
 
@@ -153,6 +213,13 @@ def without_torch():
     return without_modules("torch")
 
 
+@workaround(
+    "tvm-ffi 0.1",
+    "tests/test_deploy.py::"
+    "test_a_process_that_loads_needs_neither_tvms_compiler_nor_torch_and_may_have_them_later",
+    "tests/test_threads.py::test_ctrl_c_in_a_pass_is_a_keyboard_interrupt",
+    otherwise=lambda: importlib.import_module("tvm_ffi"),
+)
 def import_tvm_ffi():
     """Import `tvm_ffi` and load TVM's runtime library, unless all of TVM is loaded already.
 
@@ -174,6 +241,9 @@ def import_tvm_ffi():
     return tvm_ffi
 
 
+@workaround(
+    "TVM 0.27", "tests/test_env.py::test_quick_script_gives_the_same_function_without_a_look_at_the_callers"
+)
 @contextlib.contextmanager
 def fast_tvmscript_parser():
     """Parse TVMScript without inspecting all callers, in a context or in a function that it decorates.
@@ -198,6 +268,7 @@ def fast_tvmscript_parser():
         entry.inspect = inspect  # not what was there before, which another thread may have set
 
 
+@workaround("TVM 0.27", reason="without it only the first build for a GPU, or by MetaSchedule, takes longer")
 @contextlib.contextmanager
 def lazy_tensor_intrinsics():
     """Make TVM's package of tensor intrinsics load only the modules that are imported, in a context.
@@ -218,6 +289,7 @@ def lazy_tensor_intrinsics():
                 del sys.modules[name]
 
 
+@workaround("TVM 0.27", "tests/test_gpu.py::test_cudas_compiler_takes_the_source")
 @contextlib.contextmanager
 def cuda_headers():
     """Make TVM find CUDA's headers in a context, also those from pip, or if nvcc is not on the PATH.

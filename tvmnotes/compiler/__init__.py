@@ -12,7 +12,7 @@ bools           booleans compared and reduced as bytes
 conv_transpose  transposed convolutions as plain ones
 layout          NCHW to the blocked layout NCHW[x]c; convolutions become kernels
 indices         checks of indices, as kernels for a CPU
-cuda_nms        a detector's last steps on a GPU: non-maximum suppression; cuda_topk: the k best scores
+detection       a detector's last steps: the k best scores and non-maximum suppression, for CPU and GPU
 legalize        the remaining operators become kernels
 special_values  NaN, infinities, signed zeros and denormals, in kernels and in operators
 schedules       a schedule and its config for each kernel

@@ -9,16 +9,42 @@ from typing import NamedTuple
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 
 from ..base.relax import bytes_of
+from ..base.tvm_seam import TIR_PREFIX
 
-_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Min", "Max")
+_ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
 _NUMPY = {
-    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Min": np.minimum, "Max": np.maximum,
-    "FloorDiv": np.floor_divide, "FloorMod": np.mod, "EQ": np.equal, "NE": np.not_equal, "LT": np.less,
-    "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal, "And": np.logical_and, "Or": np.logical_or,
+    tirx.Add: np.add, tirx.Sub: np.subtract, tirx.Mul: np.multiply, tirx.Min: np.minimum,
+    tirx.Max: np.maximum, tirx.FloorDiv: np.floor_divide, tirx.FloorMod: np.mod, tirx.EQ: np.equal,
+    tirx.NE: np.not_equal, tirx.LT: np.less, tirx.LE: np.less_equal, tirx.GT: np.greater,
+    tirx.GE: np.greater_equal, tirx.And: np.logical_and, tirx.Or: np.logical_or,
 }  # fmt: skip
+_OTHER_BINARY = (
+    tirx.Div, tirx.Mod, tirx.LShift, tirx.RShift, tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor,
+)  # fmt: skip
+_FIELDS = {  # by a node's class: the fields that count. `_Counter` has methods for the statements not here.
+    **dict.fromkeys((tirx.AllocBuffer, tirx.DeclBuffer, tirx.ScopeIdDefStmt, tirx.Break, tirx.Continue), ()),
+    **dict.fromkeys((tirx.Bind, tirx.Evaluate, tirx.Return), ("value",)),
+    tirx.AssertStmt: ("condition",),
+    tirx.AttrStmt: ("value", "body"),
+    tirx.BufferStore: ("value", "indices"),
+    tirx.SeqStmt: ("seq",),
+    tirx.While: ("condition", "body"),
+    s_tir.SBlock: ("body",),
+    **dict.fromkeys((tirx.IntImm, tirx.FloatImm, tvm.ir.StringImm, tvm.ir.GenericConst), ()),
+    **dict.fromkeys((tirx.Var, tvm.ir.GlobalVar, tvm.ir.Op), ()),
+    **dict.fromkeys((*_NUMPY, *_OTHER_BINARY), ("a", "b")),
+    **dict.fromkeys((tirx.Not, tirx.BitwiseNot), ("a",)),
+    **dict.fromkeys((tirx.Cast, tirx.Broadcast), ("value",)),
+    tirx.Let: ("value", "body"),
+    tirx.Ramp: ("base", "stride"),
+    tirx.Shuffle: ("vectors", "indices"),
+    tirx.Select: ("condition", "true_value", "false_value"),
+    tvm.ir.TensorLoad: ("indices",),
+    tvm.ir.Call: ("args",),
+}
 _GRID = 1 << 22  # most values of the loop variables for which a condition is evaluated
 
 
@@ -41,6 +67,9 @@ def count(func: tirx.PrimFunc) -> dict[str, int]:
             each once however often that happens, without loads of what the kernel itself has stored: the
             memory traffic if no cache holds the data. An argument passed to a library function counts as a
             whole, both ways.
+
+    Raises:
+        NotImplementedError: The kernel has a statement or an expression of a class that is not known.
     """
     counter = _Counter(func)
     counter.stmt(func.body, _Scope())
@@ -87,16 +116,9 @@ class _Counter:
         getattr(self, "_" + type(node).__name__, self._others)(node, scope)
 
     def _others(self, node, scope):
-        for name in ("value", "body"):
-            child = getattr(node, name, None)
-            if isinstance(child, tirx.Stmt):
-                self.stmt(child, scope)
-            elif child is not None:
-                self.expr(child, scope)
-
-    def _SeqStmt(self, node, scope):
-        for part in node.seq:
-            self.stmt(part, scope)
+        for part in _parts(node):
+            count_part = self.stmt if isinstance(part, tirx.Stmt) else self.expr
+            count_part(part, scope)
 
     def _For(self, node, scope):
         try:
@@ -121,31 +143,26 @@ class _Counter:
 
     def _BufferStore(self, node, scope):
         self.stores[node.buffer] += scope.times
-        self.expr(node.value, scope)
-        for index in node.indices:
-            self.expr(index, scope)
+        self._others(node, scope)
 
     def expr(self, node, scope):
         """Count an expression."""
-        kind = type(node).__name__
-        if kind == "TensorLoad":
-            self.loads[node.source] += scope.times
-            for index in node.indices:
-                self.expr(index, scope)
-        elif kind == "Select":
+        kind = type(node)
+        if kind is tirx.Select:
             self._choice(node.condition, node.true_value, node.false_value, scope)
-        elif kind == "Call":
+            return
+        if kind is tvm.ir.Call:
             self._call(node, scope)
-        elif kind == "Var":
+            return
+        if kind is tvm.ir.TensorLoad:
+            self.loads[node.source] += scope.times
+        elif kind is tirx.Var:
             if isinstance(node.ty, tirx.BufferType):  # its address: the callee may read and write all of it
                 self.loads[node] = self.stores[node] = math.inf
-        else:
-            if kind in _ARITHMETIC and _is_float(node):
-                self.flops += scope.times
-            for name in ("a", "b", "value", "body"):  # of a binary operation, a conversion, a Let
-                child = getattr(node, name, None)
-                if isinstance(child, tvm.ir.Expr):
-                    self.expr(child, scope)
+        elif kind in _ARITHMETIC and _is_float(node):
+            self.flops += scope.times
+        for part in _parts(node):
+            self.expr(part, scope)
 
     def _call(self, node, scope):
         name = str(getattr(node.op, "name", "")).rpartition(".")[2]
@@ -177,10 +194,10 @@ class _Counter:
 
     def _values(self, expr):
         """Evaluate an integer or condition in all iterations: an axis per loop, the outermost last."""
-        kind = type(expr).__name__
-        if kind == "IntImm":
+        kind = type(expr)
+        if kind is tirx.IntImm:
             return int(expr.value)
-        if kind == "Var":
+        if kind is tirx.Var:
             if expr in self._bound:
                 return self._values(self._bound[expr])
             if expr in self._loops:
@@ -190,13 +207,27 @@ class _Counter:
             a, b = self._values(expr.a), self._values(expr.b)
             if math.prod(np.broadcast_shapes(np.shape(a), np.shape(b))) <= _GRID:
                 return _NUMPY[kind](a, b)
-        elif kind == "Not":
+        elif kind is tirx.Not:
             return np.logical_not(self._values(expr.a))
-        elif kind == "Cast":
+        elif kind is tirx.Cast:
             return self._values(expr.value)
-        elif kind == "Call" and str(getattr(expr.op, "name", "")).endswith(".likely"):
+        elif kind is tvm.ir.Call and str(getattr(expr.op, "name", "")).endswith(".likely"):
             return self._values(expr.args[0])
+        _parts(expr)  # raises an error for a class that is not known
         raise _Unknown
+
+
+def _parts(node) -> list:
+    """List the statements and expressions that count as parts of one."""
+    if type(node) not in _FIELDS:
+        raise NotImplementedError(
+            f"costs.count does not know {type(node).__name__}, a class of TVM's: add it to costs._FIELDS"
+        )
+    parts = []
+    for name in _FIELDS[type(node)]:
+        part = getattr(node, name)
+        parts += [part] if isinstance(part, tirx.Stmt | tvm.ir.Expr) else part
+    return parts
 
 
 def _is_float(node) -> bool:
@@ -240,9 +271,9 @@ def _called(func):
 
 
 def _plain(name: str, kernels) -> str:
-    """Strip what TVM adds to a kernel's name: "tir_", and a number if kernels would share the name."""
+    """Strip what TVM adds to a kernel's name: a prefix, and a number if kernels would share the name."""
     plain = name.rstrip("0123456789")
-    return (plain if plain in kernels else name).removeprefix("tir_")
+    return (plain if plain in kernels else name).removeprefix(TIR_PREFIX)
 
 
 # ---------------------------------------------------------------- memory

@@ -178,7 +178,7 @@ def launches(func) -> list[dict]:
 
 
 def has_threads(func) -> bool:
-    """Tell whether a kernel has threads before it is scheduled, as TVM's sorts and some of cuda_nms.py."""
+    """Tell whether a kernel has threads before it is scheduled, as TVM's sorts and some of nms_cuda.py."""
     return bool(_threads(func.body))
 
 

@@ -10,7 +10,8 @@ from tvm import relax
 from tvm.script import tirx as T
 
 from ..base import indices
-from ..base.relax import OPAQUE, fixed_shape, on_each_function
+from ..base.relax import fixed_shape, on_each_function
+from ..base.tvm_seam import OPAQUE
 from ..base.workarounds import fast_tvmscript_parser
 
 _DIGITS = 20  # of the longest int64, -9223372036854775808, and its sign

@@ -21,7 +21,8 @@ import tvm
 from tvm import relax, te, tirx
 
 from ..base.integers import ceildiv
-from ..base.relax import OUT_EWISE_FUSABLE, constant_array, fixed_shape
+from ..base.relax import constant_array, fixed_shape
+from ..base.tvm_seam import OUT_EWISE_FUSABLE
 from .schedules import convolution
 from .schedules.convolution import Convolution
 from .schedules.vector import Simd, pad_to

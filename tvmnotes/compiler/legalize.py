@@ -9,7 +9,8 @@ from collections.abc import Callable
 import tvm
 from tvm import relax
 
-from ..base.relax import OPAQUE, OUT_EWISE_FUSABLE, fixed_shape
+from ..base.relax import fixed_shape
+from ..base.tvm_seam import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
 from . import special_values
 from .schedules import elementwise, matmul, row_reduction
 from .schedules.batch_matmul import BatchMatmul
@@ -92,10 +93,10 @@ def _concat(bb, call):
     def compute(*xs):
         return elementwise.concat(xs, axis)
 
-    return bb.call_te(compute, *parts.fields, primfunc_name_hint="concatenate", primfunc_attrs=attrs)
+    return bb.call_te(compute, *parts.fields, primfunc_name_hint=CONCATENATE, primfunc_attrs=attrs)
 
 
 def _is_concat(bb, part) -> bool:
     value = bb.lookup_binding(part) if isinstance(part, relax.Var) else None
     called = value.args[0] if isinstance(value, tvm.ir.Call) and value.args else None
-    return isinstance(called, tvm.ir.GlobalVar) and called.name_hint.startswith("concatenate")
+    return isinstance(called, tvm.ir.GlobalVar) and called.name_hint.startswith(CONCATENATE)

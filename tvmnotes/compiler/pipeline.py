@@ -16,8 +16,8 @@ from .bools import bools_as_bytes
 from .conv_transpose import transposed_to_plain
 from .costs import count, note_operators, operators
 from .cuda import has_threads
-from .cuda_nms import parallelize_detection
 from .decompose import decompose_functions
+from .detection.nms_cuda import parallelize_detection
 from .fold import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .indices import checks_to_kernels
 from .layout import block_layouts

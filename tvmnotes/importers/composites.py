@@ -8,7 +8,8 @@ from tvm import relax, te, tirx
 from tvm.relax import op as R
 
 from ..base.indices import checked
-from ..base.relax import OPAQUE, fixed_shape
+from ..base.relax import fixed_shape
+from ..base.tvm_seam import OPAQUE
 
 
 def reshaped(

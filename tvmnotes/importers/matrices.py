@@ -6,7 +6,7 @@ Textbook loops: Golub and Van Loan, Matrix Computations, sections 3.1, 3.4 and 4
 import tvm
 from tvm.script import tirx as T
 
-from ..base.relax import OPAQUE
+from ..base.tvm_seam import OPAQUE
 from ..base.workarounds import fast_tvmscript_parser
 
 

@@ -30,6 +30,7 @@ from tvm_ffi import structural_hash
 from ..base.data import atomic_write
 from ..base.relax import fixed_shape
 from ..base.table import Table
+from ..base.tvm_seam import FUSED_PREFIX
 from ..compiler.build import build
 from ..course import flowchart
 
@@ -203,7 +204,7 @@ class Step:
 def _kind(name: str, within: Graph) -> str:
     """Return the name of a kernel or function without the numbers that TVM adds for other shapes."""
     plain = re.sub(r"\d+(?=_|$)", "", name)
-    numbered = name.startswith("fused_") or plain in within.kernels
+    numbered = name.startswith(FUSED_PREFIX) or plain in within.kernels
     return plain if numbered else name
 
 

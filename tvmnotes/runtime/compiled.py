@@ -21,6 +21,7 @@ import numpy as np
 
 from ..base import env, folders
 from ..base.spec import TensorSpec, dtype_of, require_dense, shorten
+from ..base.tvm_seam import start_machine
 from ..base.workarounds import import_tvm_ffi
 from . import saved, threads
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 tvm_ffi = import_tvm_ffi()
 
 _ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
-_POOLED = 2  # the virtual machine's allocator that keeps what is freed
 # Given this as its instrument, the virtual machine has none from then on.
 tvm_ffi.register_global_func("tvmnotes.no_instrument", lambda: None, override=True)
 
@@ -75,10 +75,9 @@ class Compiled:
         self._main = None if saved.mismatch(self._build_info) else self._start(library)
 
     def _start(self, library):
-        """Return `main` of the virtual machine that runs the library, as `tvm.relax.VirtualMachine` does."""
+        """Return `main` of the virtual machine that runs the library."""
         module = _open_library(library) if isinstance(library, Path) else library.jit()
-        machine = module["vm_load_executable"]()
-        machine["vm_initialization"](tvm_ffi.DLDeviceType.kDLCPU, 0, _POOLED)
+        machine = start_machine(module, tvm_ffi.DLDeviceType.kDLCPU)
         self._vm = SimpleNamespace(set_instrument=machine["set_instrument"])
         return machine["main"]
 

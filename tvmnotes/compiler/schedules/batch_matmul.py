@@ -131,4 +131,21 @@ def loops(product: BatchMatmul, config: dict, lanes: int) -> Loops:
     return matmul.loops_of(int(np.prod(batch)), rows, product.data[-1], columns, config, lanes)
 
 
-register(Family("batch_matmul", schedule, serves, default, space, loops=loops))
+EXAMPLES = (
+    BatchMatmul((1, 9, 8), (1, 8, 40)),
+    BatchMatmul((6, 7), (7, 32)),
+    BatchMatmul((2, 3, 4, 6), (6, 17)),  # a matrix for all batches
+    BatchMatmul((2, 1, 4, 6), (3, 6, 10)),
+)
+
+register(
+    Family(
+        "batch_matmul",
+        schedule=schedule,
+        serves=serves,
+        default=default,
+        space=space,
+        loops=loops,
+        examples=EXAMPLES,
+    )
+)

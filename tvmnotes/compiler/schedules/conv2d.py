@@ -138,6 +138,11 @@ def schedule(sch: Schedule, config: dict) -> None:
 # ---------------------------------------------------------------- as a family
 
 
+def serves(conv: Workload, simd: Simd) -> bool:
+    """Return whether the workload is a convolution that is neither depthwise nor pointwise."""
+    return isinstance(conv, Convolution) and not conv.is_depthwise and not conv.is_pointwise
+
+
 def default(conv: Convolution, simd: Simd, family: str = "conv2d", of_shapes=default_config) -> dict:
     """Choose the default config with `of_shapes`, the `default_config` of conv2d or of pointwise."""
     packed = packed_shape(conv, {"blocks": 1}, simd.lanes)
@@ -234,9 +239,24 @@ def loops_of_lines(
     )
 
 
-def serves(conv: Workload, simd: Simd) -> bool:
-    """Return whether the workload is a convolution that is neither depthwise nor pointwise."""
-    return isinstance(conv, Convolution) and not conv.is_depthwise and not conv.is_pointwise
+EXAMPLES = (
+    Convolution((1, 3, 24, 24), (32, 3, 7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1, False),  # of an image
+    Convolution((1, 32, 12, 12), (32, 32, 3, 3), (1, 1), (2, 2, 2, 2), (2, 2), 1, True),
+    Convolution((1, 48, 8, 8), (72, 16, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 3, True),  # `has_gaps`
+    Convolution((2, 32, 9, 11), (40, 32, 1, 1), (2, 2), (1, 0, 0, 1), (1, 1), 1, True),
+)
 
-
-register(Family("conv2d", schedule, serves, default, space, packed_shape, packed, compute, loops))
+register(
+    Family(
+        "conv2d",
+        compute=compute,
+        schedule=schedule,
+        serves=serves,
+        default=default,
+        space=space,
+        packed_shape=packed_shape,
+        pack=packed,
+        loops=loops,
+        examples=EXAMPLES,
+    )
+)

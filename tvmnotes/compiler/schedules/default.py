@@ -17,7 +17,7 @@ _SMALL = 1 << 13  # iterations of a loop nest that are too few to wake other thr
 _SHARED = 64  # iterations that suffice to parallelize
 _UNROLLED = 25  # iterations: a pool's window
 _INLINED = 4096  # nodes of an expression that inlining may write, if it is written more than once
-_SPATIAL = 0  # TVM's number for an axis that is not reduced
+_SPATIAL = tvm.tirx.IterVar.DataPar  # an axis that is not reduced
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _explodes(sch, block) -> bool:
 
     def count_reads(each):
         nonlocal reads
-        reads += type(each).__name__ == "TensorLoad" and each.source.same_as(buffer)
+        reads += isinstance(each, tvm.ir.TensorLoad) and each.source.same_as(buffer)
 
     tvm_ffi.structural_walk(node.body, count)
     for consumer in sch.get_consumers(block):
@@ -189,4 +189,4 @@ def default(kernel: Kernel, simd: Simd) -> dict:
     return {"family": "default", "lanes": simd.lanes}
 
 
-register(Family("default", schedule, serves, default))
+register(Family("default", schedule=schedule, serves=serves, default=default))

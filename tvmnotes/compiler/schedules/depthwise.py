@@ -137,4 +137,23 @@ def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
     )
 
 
-register(Family("depthwise", schedule, serves, default, space, packed_shape, packed, compute, loops))
+EXAMPLES = (
+    Convolution((1, 20, 9, 9), (20, 1, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 20, True),
+    Convolution((1, 32, 9, 9), (32, 1, 5, 5), (2, 2), (2, 2, 2, 2), (1, 1), 32, True),
+    Convolution((2, 16, 8, 10), (16, 1, 3, 3), (1, 1), (0, 2, 2, 1), (2, 2), 16, True),
+)
+
+register(
+    Family(
+        "depthwise",
+        compute=compute,
+        schedule=schedule,
+        serves=serves,
+        default=default,
+        space=space,
+        packed_shape=packed_shape,
+        pack=packed,
+        loops=loops,
+        examples=EXAMPLES,
+    )
+)

@@ -1,14 +1,14 @@
 """The two sides of a schedule: a workload is what a kernel has to compute, a family is how.
 
 Each family of schedules is one file of this folder and ends with `register(Family(…))`; importing the folder
-imports them all. A new tunable family takes one file and one test: builds, `tn.tune` and records find it by
-what it serves. The knobs of a family's configs are in a table at the top of its file.
+imports them all. A new tunable family takes one file: builds, `tn.tune` and records find it by what it
+serves, and `tests/test_rules.py` runs its examples. A table at the top of the file lists its configs' knobs.
 """
 
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import ClassVar, get_args, get_origin, get_type_hints
 
 from .annotations import attribute
@@ -44,27 +44,33 @@ class Family:
 
     Attributes:
         name: the "family" of its configs, and its key in `FAMILIES`.
+        priority: of the families that serve a workload, the one of highest priority that offers a default
+            config gives it; of equal ones, the workload's general family first.
+        compute: the kernel as a tensor expression; the workload's `compute` says with which arguments.
         schedule: `schedule(sch, config) -> None` applies the scheme to a kernel and to what was fused after
             it, and raises ScheduleError if the kernel does not fit.
         serves: `serves(workload, simd) -> bool`, whether the family can compute a workload.
         default: `default(workload, simd) -> dict | None`, the config that runs without tuning; None leaves
-            the workload to another family.
+            the workload to the family of the next lower priority.
         space: `space(workload, simd) -> list[dict]`, the other configs to search.
         packed_shape: `packed_shape(workload, config, lanes)`, the shape of the weight as the kernel reads it.
         pack: `pack(workload, weight, config, lanes)`, the weight, a NumPy array, in that shape.
-        compute: the kernel as a tensor expression; the workload's `compute` says with which arguments.
         loops: `loops(workload, config, lanes) -> Loops`, the sizes of the kernel's loops.
+        examples: two to four small workloads that it serves, if it is tunable; tests run them.
     """
 
     name: str
+    _: KW_ONLY
+    priority: int = 0
+    compute: Callable | None = None
     schedule: Callable
     serves: Callable = lambda workload, simd: False
     default: Callable = lambda workload, simd: None
     space: Callable = lambda workload, simd: []
     packed_shape: Callable = lambda workload, config, lanes: workload.weight
     pack: Callable = lambda workload, weight, config, lanes: weight
-    compute: Callable | None = None
     loops: Callable | None = None
+    examples: tuple["Workload", ...] = ()
 
 
 def register(family: Family) -> None:
@@ -136,13 +142,14 @@ class Workload:
     # ------------------------------------------------------------ configs
 
     def families(self, simd: Simd) -> list[Family]:
-        """Return the families that serve it, the general one first."""
+        """Return the families that serve it: the general one, then the others as they were registered."""
         serving = [family for family in FAMILIES.values() if family.serves(self, simd)]
         return sorted(serving, key=lambda family: family.name != self.general)
 
     def default_config(self, simd: Simd) -> dict:
-        """Return the config without tuning: another family's if one has any, else the general one's."""
-        offers = (family.default(self, simd) for family in reversed(self.families(simd)))
+        """Return the config without tuning, of the family of highest priority that offers one."""
+        serving = sorted(self.families(simd), key=lambda family: family.priority, reverse=True)
+        offers = (family.default(self, simd) for family in serving)
         return next(config for config in offers if config is not None)
 
     def space(self, simd: Simd) -> list[dict]:

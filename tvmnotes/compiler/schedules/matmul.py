@@ -193,4 +193,19 @@ def loops_of(batches: int, rows: int, depth: int, columns: int, config: dict, la
     )
 
 
-register(Family("matmul", schedule, serves, default, space, packed_shape, packed, dense, loops))
+EXAMPLES = Dense(1, 64, 70), Dense(5, 17, 35), Dense(12, 8, 32)
+
+register(
+    Family(
+        "matmul",
+        compute=dense,
+        schedule=schedule,
+        serves=serves,
+        default=default,
+        space=space,
+        packed_shape=packed_shape,
+        pack=packed,
+        loops=loops,
+        examples=EXAMPLES,
+    )
+)

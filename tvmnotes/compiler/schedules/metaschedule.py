@@ -19,4 +19,4 @@ def schedule(sch: Schedule, config: dict) -> None:
     trace.check_size(before, trace.size(sch))
 
 
-register(Family("metaschedule", schedule, serves))
+register(Family("metaschedule", schedule=schedule, serves=serves))

@@ -121,6 +121,23 @@ def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
     return loops_of_lines(conv, config, lanes, line, n, runs, config["run"])
 
 
+EXAMPLES = (
+    Convolution((1, 32, 7, 9), (40, 32, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1, True),
+    Convolution((3, 24, 5, 5), (16, 24, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1, True),
+    Convolution((1, 24, 6, 7), (48, 4, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 6, True),  # `joined_groups`
+)
+
 register(
-    Family("pointwise", schedule, serves, default, space, conv2d.packed_shape, conv2d.packed, compute, loops)
+    Family(
+        "pointwise",
+        compute=compute,
+        schedule=schedule,
+        serves=serves,
+        default=default,
+        space=space,
+        packed_shape=conv2d.packed_shape,
+        pack=conv2d.packed,
+        loops=loops,
+        examples=EXAMPLES,
+    )
 )

@@ -88,4 +88,4 @@ def schedule(sch: Schedule, config: dict) -> None:
             sch.decompose_reduction(name, k)
 
 
-register(Family("row_reduction", schedule))
+register(Family("row_reduction", schedule=schedule))

@@ -328,4 +328,24 @@ def loops(conv: Convolution, config: dict, lanes: int) -> Loops:
     )
 
 
-register(Family("winograd", schedule, serves, default, space, packed_shape, packed, compute, loops))
+EXAMPLES = (
+    Convolution((1, 32, 16, 16), (48, 32, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, True),
+    Convolution((2, 32, 9, 11), (40, 32, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, True),
+    Convolution((1, 16, 8, 8), (24, 16, 3, 3), (1, 1), (1, 0, 0, 2), (1, 1), 1, True),  # no default config
+)
+
+register(
+    Family(
+        "winograd",
+        priority=10,
+        compute=compute,
+        schedule=schedule,
+        serves=serves,
+        default=default,
+        space=space,
+        packed_shape=packed_shape,
+        pack=packed,
+        loops=loops,
+        examples=EXAMPLES,
+    )
+)

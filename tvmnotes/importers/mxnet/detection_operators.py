@@ -5,206 +5,38 @@ roi_align.cc.
 """
 
 import math
-from dataclasses import asdict, dataclass
 
 import numpy as np
-import tvm
 from tvm import relax
 from tvm.relax import op
-from tvm.script import tirx as T
 
-from ...base.relax import OPAQUE
-from ...base.workarounds import fast_tvmscript_parser
-from ...compiler.cuda_nms import ATTRIBUTE
-from ...compiler.cuda_topk import sortable
+from ...compiler.detection.nms_cpu import best_places, suppressed
+from ...compiler.detection.spec import NmsSpec
 from .call import Call, converts, shape_of
-
-# ---------------------------------------------------------------- kernels
-
-
-@fast_tvmscript_parser()
-def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
-    """Make a kernel that finds the `count` largest scores of each row of (rows, length) float32.
-
-    It writes their indices, places (rows, count) int32, and best (rows, count) float32, in the order of the
-    row; of equal ones the first are taken. Sorting all scores would take a detector longer than its
-    convolutions, so this first finds the smallest of the best by radix selection: it counts how often each
-    pattern of the first 11 bits occurs, then of the next 11 among those that match, then of the last 10.
-    """
-
-    @T.prim_func(s_tir=True)
-    def main(
-        scores: T.Buffer((rows, length), "float32"),
-        places: T.Buffer((rows, count), "int32"),
-        best: T.Buffer((rows, count), "float32"),
-    ):
-        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
-        with T.sblock("best_places"):
-            histogram = T.sblock_alloc_buffer((2048,), "int32")
-            state = T.sblock_alloc_buffer((3,), "int32")  # still to find, the bin, indices written
-            least = T.sblock_alloc_buffer(
-                (1,), "uint32"
-            )  # the first bits of the smallest that is kept, as far as known
-            key = T.sblock_alloc_buffer((1,), "uint32")
-            for row in range(rows):
-                state[0] = count
-                least[0] = T.uint32(0)
-                for part in T.unroll(3):
-                    for each in range(2048):
-                        histogram[each] = 0
-                    for at in range(length):
-                        key[0] = sortable(scores[row, at])
-                        if part == 0:
-                            histogram[T.Cast("int32", key[0] >> T.uint32(21))] += 1
-                        elif part == 1:
-                            if (key[0] >> T.uint32(21)) == least[0]:
-                                histogram[T.Cast("int32", (key[0] >> T.uint32(10)) & T.uint32(2047))] += 1
-                        else:
-                            if (key[0] >> T.uint32(10)) == least[0]:
-                                histogram[T.Cast("int32", key[0] & T.uint32(1023))] += 1
-                    state[1] = T.if_then_else(part == 2, 1023, 2047)
-                    while histogram[state[1]] < state[0]:
-                        state[0] = state[0] - histogram[state[1]]
-                        state[1] = state[1] - 1
-                    least[0] = T.if_then_else(
-                        part == 2, least[0] << T.uint32(10), least[0] << T.uint32(11)
-                    ) + T.Cast("uint32", state[1])
-                state[2] = 0
-                for at in range(length):
-                    key[0] = sortable(scores[row, at])
-                    if key[0] > least[0]:
-                        places[row, state[2]] = at
-                        best[row, state[2]] = scores[row, at]
-                        state[2] = state[2] + 1
-                    elif key[0] == least[0] and state[0] > 0:
-                        places[row, state[2]] = at
-                        best[row, state[2]] = scores[row, at]
-                        state[0] = state[0] - 1
-                        state[2] = state[2] + 1
-
-    return main.with_attr(ATTRIBUTE, {"kernel": "best_places"})
-
-
-@fast_tvmscript_parser()
-def suppressed(batch: int, rows: int, width: int, count: int, c: "Suppression") -> tvm.tirx.PrimFunc:
-    """Make a kernel of data (batch, rows, width) and order (batch, count) int32, the rows by falling score.
-
-    It writes the rows that remain, in that order and followed by -1, to kept (batch, rows, width), and their
-    indices to places (batch, rows, 1).
-    """
-    x, score, kind, background = c.coord_start, c.score_index, c.id_index, c.background_id
-    valid, threshold = c.valid_thresh, c.overlap_thresh
-    center, force, beaten = c.center, c.force, 2 * c.in_place
-
-    @T.prim_func
-    def main(
-        data: T.Buffer((batch, rows, width), "float32"),
-        order: T.Buffer((batch, count), "int32"),
-        kept: T.Buffer((batch, rows, width), "float32"),
-        places: T.Buffer((batch, rows, 1), "float32"),
-    ):
-        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
-        for n in range(batch):
-            corners = T.alloc_buffer((4, count), "float32")  # of the boxes, in order, contiguous
-            area = T.alloc_buffer((count,), "float32")
-            of = T.alloc_buffer((count,), "float32")  # their class, or 0 for all if it does not matter
-            alive = T.alloc_buffer((count,), "int32")
-            written = T.alloc_buffer((1,), "int32", scope="local")
-            for i in range(count):
-                row: T.int32 = order[n, i]
-                alive[i] = T.Cast("int32", data[n, row, score] > T.float32(valid))
-                of[i] = T.float32(0)
-                if kind >= 0:
-                    if data[n, row, kind] == T.float32(background):
-                        alive[i] = 0
-                    if not force:
-                        of[i] = data[n, row, kind]
-                if center:
-                    corners[0, i] = data[n, row, x] - data[n, row, x + 2] / T.float32(2)
-                    corners[1, i] = data[n, row, x + 1] - data[n, row, x + 3] / T.float32(2)
-                    corners[2, i] = data[n, row, x] + data[n, row, x + 2] / T.float32(2)
-                    corners[3, i] = data[n, row, x + 1] + data[n, row, x + 3] / T.float32(2)
-                    area[i] = data[n, row, x + 2] * data[n, row, x + 3]
-                else:
-                    for side in T.unroll(4):
-                        corners[side, i] = data[n, row, x + side]
-                    area[i] = T.if_then_else(
-                        T.Or(corners[2, i] < corners[0, i], corners[3, i] < corners[1, i]),
-                        T.float32(0),
-                        (corners[2, i] - corners[0, i]) * (corners[3, i] - corners[1, i]),
-                    )
-            written[0] = 0
-            for i in range(count):
-                if alive[i] == 1:
-                    for j in range(count - 1 - i):
-                        k: T.int32 = i + 1 + j
-                        across: T.float32 = T.max(
-                            T.min(corners[2, i], corners[2, k]) - T.max(corners[0, i], corners[0, k]),
-                            T.float32(0),
-                        )
-                        down: T.float32 = T.max(
-                            T.min(corners[3, i], corners[3, k]) - T.max(corners[1, i], corners[1, k]),
-                            T.float32(0),
-                        )
-                        both: T.float32 = across * down
-                        beats = T.And(
-                            both / (area[i] + area[k] - both) > T.float32(threshold), of[i] == of[k]
-                        )
-                        alive[k] = T.Select(T.And(beats, alive[k] == 1), beaten, alive[k])
-                if alive[i] >= 1:
-                    places[n, written[0], 0] = T.Cast("float32", order[n, i])
-                    for field in range(width):
-                        kept[n, written[0], field] = data[n, order[n, i], field]
-                    if alive[i] == 2:
-                        kept[n, written[0], kind] = T.float32(-1)
-                    written[0] = written[0] + 1
-            for i in range(rows - written[0]):
-                places[n, written[0] + i, 0] = T.float32(-1)
-                for field in range(width):
-                    kept[n, written[0] + i, field] = T.float32(-1)
-
-    return main.with_attr(ATTRIBUTE, {"kernel": "suppressed", **asdict(c)})
-
-
-@dataclass(frozen=True)
-class Suppression:
-    """The parameters of box suppression: the attributes of box_nms, with `center` for its in_format."""
-
-    overlap_thresh: float = 0.5
-    valid_thresh: float = 0.0
-    topk: int = -1
-    coord_start: int = 2
-    score_index: int = 1
-    id_index: int = -1
-    background_id: int = -1
-    force: bool = False
-    center: bool = False
-    in_place: bool = False  # suppressed rows keep their position, with class -1
-
 
 # ---------------------------------------------------------------- non-maximum suppression
 
 
-def _remaining(c: Call, name: str, data: relax.Expr, how: Suppression) -> list[relax.Expr]:
+def _remaining(c: Call, name: str, data: relax.Expr, spec: NmsSpec) -> list[relax.Expr]:
     """Suppress rows of data (batch, rows, width); return the remaining rows and their indices."""
     batch, rows, width = shape_of(data)
-    order = _by_score(c, data, how)
-    kernel = suppressed(batch, rows, width, shape_of(order)[1], how)
+    order = _by_score(c, data, spec)
+    kernel = suppressed(batch, rows, width, shape_of(order)[1], spec)
     results = ((batch, rows, width), "float32"), ((batch, rows, 1), "float32")
     return _call(c, name, kernel, [data, order], *results)
 
 
-def _by_score(c: Call, data: relax.Expr, how: Suppression) -> relax.Expr:
+def _by_score(c: Call, data: relax.Expr, spec: NmsSpec) -> relax.Expr:
     """Return the rows of data (batch, rows, width) by falling score, int32: the best `topk`, or all."""
     batch, rows, _ = shape_of(data)
-    scores = op.squeeze(_column(data, how.score_index, 2), [2])
-    if how.id_index >= 0:  # background must not be among the best
-        kinds = op.squeeze(_column(data, how.id_index, 2), [2])
-        background = op.equal(kinds, c.const(how.background_id, "float32"))
+    scores = op.squeeze(_column(data, spec.score_index, 2), [2])
+    if spec.id_index >= 0:  # background must not be among the best
+        kinds = op.squeeze(_column(data, spec.id_index, 2), [2])
+        background = op.equal(kinds, c.const(spec.background_id, "float32"))
         scores = op.where(background, c.const(-np.inf, "float32"), scores)
-    if not 0 < how.topk < rows:
+    if not 0 < spec.topk < rows:
         return c.emit(op.argsort(scores, 1, descending=True, dtype="int32"))
-    shape, kernel = (batch, how.topk), best_places(batch, rows, how.topk)
+    shape, kernel = (batch, spec.topk), best_places(batch, rows, spec.topk)
     places, best = _call(c, "best_places", kernel, [c.emit(scores)], (shape, "int32"), (shape, "float32"))
     return c.emit(op.gather_elements(places, op.argsort(best, 1, descending=True, dtype="int32"), 1))
 
@@ -219,7 +51,7 @@ def _call(c: Call, name: str, kernel, inputs: list[relax.Expr], *results: tuple)
 
 @converts("_contrib_box_nms", "_contrib_box_non_maximum_suppression")
 def _box_nms(c: Call):
-    how = Suppression(
+    spec = NmsSpec(
         float(c.get("overlap_thresh", 0.5)),
         float(c.get("valid_thresh", 0)),
         int(c.get("topk", -1)),
@@ -234,7 +66,7 @@ def _box_nms(c: Call):
         raise NotImplementedError("an out_format other than the in_format")
     *outer, rows, width = c.shape
     data = c.x if len(outer) == 1 else c.emit(op.reshape(c.x, (math.prod(outer), rows, width)))
-    kept, places = _remaining(c, "box_nms", data, how)
+    kept, places = _remaining(c, "box_nms", data, spec)
     return [op.reshape(kept, c.shape), op.reshape(places, (*outer, rows, 1))]
 
 
@@ -334,14 +166,14 @@ def _multibox_detection(c: Call):
     boxes = _decoded(c, op.reshape(offsets, (batch, count, 4)), centers, variances, 2)
     if c.get("clip", True):
         boxes = op.clip(boxes, 0, 1)
-    how = Suppression(
+    spec = NmsSpec(
         overlap_thresh=float(c.get("nms_threshold", 0.5)),
         topk=int(c.get("nms_topk", -1)),
         id_index=0,
         force=bool(c.get("force_suppress", False)),
         in_place=True,
     )
-    return _remaining(c, "multibox_detection", c.emit(op.concat([kind, best, boxes], 2)), how)[0]
+    return _remaining(c, "multibox_detection", c.emit(op.concat([kind, best, boxes], 2)), spec)[0]
 
 
 # ---------------------------------------------------------------- regions

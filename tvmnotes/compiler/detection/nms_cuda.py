@@ -1,10 +1,10 @@
 """Parallelize a detector's last steps on a GPU; `pipeline.passes` runs this for target "cuda".
 
-The kernels `best_places` and `suppressed` of importers/mxnet/detection_operators.py are loops for a CPU, each
-step of which depends on the one before; on a GPU they would run in a single thread (`cuda.one_thread`). Here
-each becomes a sequence of kernels in which every thread counts or compares by itself:
+The kernels of `nms_cpu.py` are loops, each step of which depends on the one before; on a GPU they would run
+in a single thread (`cuda.one_thread`). Here each becomes a sequence of kernels in which every thread counts
+or compares by itself:
 
-- The best scores are found by counting, as in `cuda_topk.py`.
+- The best scores are found by counting, as in `topk_cuda.py`.
 - Suppression compares all pairs of boxes at once, one bit per pair; only then does it test one box after
   another, 32 at a time, for whether it is left (`greedy_sweep`).
 
@@ -12,23 +12,26 @@ dlight schedules them like all others, except those with threads of their own (`
 arithmetic is that of the loops, element by element, so the results are equal.
 """
 
+from functools import partial
+
 import tvm
 from tvm import relax, te, tirx
 from tvm.script import tirx as T
 
-from ..base.integers import round_up
-from ..base.relax import OPAQUE, fixed_shape
-from ..base.workarounds import fast_tvmscript_parser
-from . import cuda_topk as topk
-from .cuda_topk import WORD, a_thread_each, uint32
+from ...base.integers import round_up
+from ...base.relax import OPAQUE, fixed_shape
+from ...base.workarounds import fast_tvmscript_parser
+from . import topk_cuda as topk
+from .arithmetic import box_area, decode, iou, overlap, uint32
+from .spec import NmsSpec, TopKSpec, spec_of
+from .topk_cuda import WORD, a_thread_each
 
-ATTRIBUTE = "detection"  # of the CPU's kernels: which one it is, and its parameters
 _FIELDS = 7  # per box, for suppression
 _LARGEST_MASK = 64 << 20  # bytes
 
 
 def parallelize_detection() -> tvm.transform.Pass:
-    """Make the pass that replaces calls of kernels with the attribute "detection" by calls of parallel ones.
+    """Make the pass that replaces calls of kernels that carry a spec by calls of parallel ones.
 
     A suppression is kept, in a single thread, if its mask, one bit for each pair of boxes, would take more
     than 64 MB: with more than 23,168 boxes of one image.
@@ -36,7 +39,7 @@ def parallelize_detection() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="DetectionInParallel")
     def run(mod, _context):
-        if not any(ATTRIBUTE in (func.attrs or {}) for func in mod.functions.values()):
+        if not any(map(spec_of, mod.functions.values())):
             return mod
         rewrite = _Rewrite(mod)
         main = relax.analysis.remove_all_unused(rewrite.visit_expr(mod["main"]))
@@ -56,13 +59,13 @@ class _Rewrite(relax.PyExprMutator):
         call = self.visit_expr_post_order(call)
         if getattr(call.op, "name", "") != "relax.call_tir":
             return call
-        how = (self.mod[call.args[0]].attrs or {}).get(ATTRIBUTE)
-        if how is None:
+        spec = spec_of(self.mod[call.args[0]])
+        if spec is None:
             return call
         inputs, shapes = call.args[1].fields, [fixed_shape(result) for result in call.ty.fields]
-        if how["kernel"] == "best_places":
+        if isinstance(spec, TopKSpec):
             return relax.Tuple(self._best_places(*inputs, shapes[0][1]))
-        kept = self._suppressed(*inputs, how)
+        kept = self._suppressed(*inputs, spec)
         return relax.Tuple(kept) if kept else call
 
     def visit_tuple_getitem_(self, item):
@@ -84,27 +87,27 @@ class _Rewrite(relax.PyExprMutator):
         types = [relax.TensorType((rows, count), dtype) for dtype in ("int32", "float32")]
         return self._call(kernel, [scores, bounds, *counts], types)
 
-    def _suppressed(self, data, order, how):
+    def _suppressed(self, data, order, spec):
         emit = self._emit
         batch, rows, width = fixed_shape(data.ty)
         count = fixed_shape(order.ty)[1]
         words = round_up(int(count), WORD) // WORD
         if 4 * batch * words * words * WORD > _LARGEST_MASK:
             return None
-        boxes = emit(boxes_in_order, data, order, how=how)
+        boxes = emit(boxes_in_order, data, order, spec=spec)
         start = emit(alive, boxes)
         mask_type = relax.TensorType((batch, words * WORD, words), "uint32")
-        (mask,) = self._call(iou_mask(batch, words, float(how["overlap_thresh"])), [boxes], [mask_type])
+        (mask,) = self._call(iou_mask(batch, words, spec.overlap_thresh), [boxes], [mask_type])
         (left,) = self._call(greedy_sweep(batch, words), [start, mask], [start.ty])
-        stay = start if how["in_place"] else left
+        stay = start if spec.in_place else left
         types = [relax.TensorType((batch, rows, n), "float32") for n in (width, 1)]
-        field = int(how["id_index"]) if how["in_place"] else -1
+        field = spec.id_index if spec.in_place else -1
         kernel = compact(batch, rows, width, count, words, field)
         return self._call(kernel, [data, order, stay, left], types)
 
     def _emit(self, compute, *args, **options):
         named = {"primfunc_name_hint": compute.__name__, "primfunc_attrs": {"op_pattern": OPAQUE}}
-        return self.builder_.emit(self.builder_.call_te(compute, *args, **options, **named))
+        return self.builder_.emit(self.builder_.call_te(partial(compute, **options), *args, **named))
 
     def _call(self, kernel, inputs, types):
         name = str(kernel.attrs["global_symbol"])
@@ -119,31 +122,29 @@ class _Rewrite(relax.PyExprMutator):
 # ---------------------------------------------------------------- the kernels of a suppression
 
 
-def boxes_in_order(data, order, how):
+def boxes_in_order(data, order, spec: NmsSpec):
     """Compute corners, area, class and validity (1 or 0) of each box, in order.
 
     The result is float32 (batch, 7, count), with count padded to a multiple of 32 by boxes that are not
     valid.
     """
     batch, count = order.shape
-    x, score, kind = (int(how[name]) for name in ("coord_start", "score_index", "id_index"))
-    zero, one, two = (tirx.const(value, "float32") for value in (0.0, 1.0, 2.0))
-    valid, background = (tirx.const(float(how[key]), "float32") for key in ("valid_thresh", "background_id"))
+    x, score, kind = spec.coord_start, spec.score_index, spec.id_index
+    constants = 0.0, 1.0, spec.valid_thresh, float(spec.background_id)
+    zero, one, valid, background = (tirx.const(value, "float32") for value in constants)
 
     def fields(n, which, i):
         row = order[n, te.min(i, count - 1)]
         a, b, c, d = (data[n, row, x + side] for side in range(4))
-        if how["center"]:
-            corners = [a - c / two, b - d / two, a + c / two, b + d / two]
-            area = c * d
+        if spec.center:
+            corners, area = decode(data, n, row, x), c * d
         else:
-            corners = [a, b, c, d]
-            area = tirx.if_then_else(tirx.any(c < a, d < b), zero, (c - a) * (d - b))
+            corners, area = [a, b, c, d], box_area(a, b, c, d)
         real = tirx.all(i < count, data[n, row, score] > valid)
         if kind >= 0:
             real = tirx.all(real, data[n, row, kind] != background)
         field = tirx.if_then_else(real, one, zero)
-        class_ = data[n, row, kind] if kind >= 0 and not how["force"] else zero
+        class_ = data[n, row, kind] if kind >= 0 and not spec.force else zero
         for each, value in enumerate([*corners, area, class_]):
             field = tirx.if_then_else(which == each, value, field)
         return field
@@ -184,17 +185,15 @@ def iou_mask(batch: int, words: int, threshold: float):
                 if w * 32 + 31 > i:
                     for bit in range(32):
                         k: T.int32 = w * 32 + bit
-                        across: T.float32 = T.max(
-                            T.min(boxes[n, 2, i], boxes[n, 2, k]) - T.max(boxes[n, 0, i], boxes[n, 0, k]),
-                            T.float32(0),
+                        across: T.float32 = overlap(
+                            boxes[n, 0, i], boxes[n, 2, i], boxes[n, 0, k], boxes[n, 2, k]
                         )
-                        down: T.float32 = T.max(
-                            T.min(boxes[n, 3, i], boxes[n, 3, k]) - T.max(boxes[n, 1, i], boxes[n, 1, k]),
-                            T.float32(0),
+                        down: T.float32 = overlap(
+                            boxes[n, 1, i], boxes[n, 3, i], boxes[n, 1, k], boxes[n, 3, k]
                         )
                         both: T.float32 = across * down
                         beats = T.And(
-                            both / (boxes[n, 4, i] + boxes[n, 4, k] - both) > T.float32(threshold),
+                            iou(both, boxes[n, 4, i], boxes[n, 4, k]) > T.float32(threshold),
                             boxes[n, 5, i] == boxes[n, 5, k],
                         )
                         if T.And(beats, k > i):

@@ -1,4 +1,4 @@
-"""Kernels that find the k best of many scores on a GPU; `cuda_nms.py` replaces a sequential loop by them.
+"""Kernels that find the k best of many scores on a GPU; `nms_cuda.py` replaces a sequential loop by them.
 
 The k-th best score is found digit by digit, as in radix selection: how many scores reach each value of the
 next digit? Then each selected score counts the selected ones before it, by sums of 32, 1024 and 32768
@@ -9,19 +9,14 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
-from ..base.integers import round_up
-from ..base.workarounds import fast_tvmscript_parser
+from ...base.integers import round_up
+from ...base.workarounds import fast_tvmscript_parser
+from .arithmetic import sortable, uint32
 
 DIGIT = 4  # bits per step of the selection
 _VALUES = 1 << DIGIT
 WORD = 32  # elements that a thread counts
 _THREADS = 256  # of a block, if dlight does not choose
-
-
-def sortable(score):
-    """Map the bits of a float32 to a uint32 of the same order."""
-    bits = T.reinterpret("uint32", score)
-    return bits ^ T.if_then_else((bits >> uint32(31)) == uint32(1), uint32(0xFFFFFFFF), uint32(0x80000000))
 
 
 def sort_keys(scores):
@@ -155,8 +150,3 @@ def a_thread_each(func):
     sch.bind(outer, "blockIdx.x")
     sch.bind(inner, "threadIdx.x")
     return sch.mod["main"].with_attr("global_symbol", func.attrs["global_symbol"])
-
-
-def uint32(value: int):
-    """Make a uint32 constant."""
-    return tirx.const(value, "uint32")

@@ -1,0 +1,92 @@
+"""The seam to TVM: private names stand in their places, workarounds name tests that exist, costs know every class."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import tvm
+from tvm import tirx
+from tvm.ir.prim import expr as expressions
+from tvm.s_tir import stmt as blocks
+from tvm.script import tirx as T
+from tvm.tirx import stmt as statements
+
+from tvmnotes.base import tvm_seam
+from tvmnotes.base.workarounds import REGISTERED
+from tvmnotes.compiler import costs
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "tvmnotes"
+TREES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")}
+SEAM = {file: set(re.findall(r"\b_[a-z]\w+", what))
+        for file, what in re.findall(r"^    (\w[\w/]*\.py) +(.+(?:\n {20,}.+)*)", tvm_seam.__doc__, re.M)}  # fmt: skip
+PYTHONS = {"_exit", "_getframe", "_replace"}  # of os and the C library, sys, NamedTuple
+
+
+def defined(tree) -> set[str]:
+    """The names of functions, and of variables and attributes that are set."""
+    found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return found | {node.attr for node in ast.walk(tree)
+                    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}  # fmt: skip
+
+
+def privates(tree) -> set[str]:
+    """The private names that are read or set in other objects than self, or imported from TVM."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "aten"):
+            found.add(node.attr)  # the private ones of `aten` are PyTorch's operators
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tvm"):
+            found |= {*node.module.split("."), *(each.name for each in node.names)}
+    return {name for name in found if re.match("_[^_]", name)}
+
+
+def test_private_names_of_tvm_and_torch_stand_where_the_seam_says():
+    ours = set().union(*map(defined, TREES.values())) - set().union(*SEAM.values()) | PYTHONS
+    strays = {file: privates(tree) - ours - SEAM.get(file, set()) for file, tree in TREES.items()}
+    assert not {file: names for file, names in strays.items() if names}
+
+
+def test_what_the_seam_declares_is_there():
+    assert SEAM["compiler/codegen.py"] and len(SEAM) > 10
+    gone = {file: {name for name in names if name not in (PACKAGE / file).read_text()} for file, names in SEAM.items()}
+    assert not {file: names for file, names in gone.items() if names}
+
+
+def test_the_allocator_is_tvms():
+    assert tvm_seam.POOLED_ALLOCATOR == tvm.runtime.vm.VirtualMachine.POOLED_ALLOCATOR
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_workaround_names_tests_that_exist_or_says_why_not(name):
+    tests, reason = REGISTERED[name].tests, REGISTERED[name].reason
+    assert tests or reason
+    for test in tests:
+        file, _, function = test.partition("[")[0].partition("::")
+        assert function in defined(ast.parse((ROOT / file).read_text())), test
+
+
+# ---------------------------------------------------------------- costs
+
+
+def test_costs_know_every_statement_and_expression_of_a_kernel():
+    of_tvm = {each for module in (expressions, statements, blocks) for each in vars(module).values()
+              if isinstance(each, type) and issubclass(each, tirx.Stmt | tvm.ir.Expr)
+              and each.__module__ == module.__name__ and not each.__subclasses__()}  # fmt: skip
+    unknown = {each for each in of_tvm - costs._FIELDS.keys() if not hasattr(costs._Counter, f"_{each.__name__}")}
+    assert len(of_tvm) >= 40 and not unknown
+
+
+def test_costs_refuse_a_class_that_they_do_not_know(monkeypatch):
+    @T.prim_func(s_tir=True)
+    def kernel(a: T.Buffer((8,), "float32"), n: T.Buffer((1,), "int32")):
+        for i in range(n[0]):
+            a[i] = a[i] * T.float32(2)
+
+    costs.count(kernel)
+    for each in (tirx.Mul, tvm.ir.TensorLoad, tirx.FloatImm):
+        with monkeypatch.context() as patch, pytest.raises(NotImplementedError, match=each.__name__):
+            patch.delitem(costs._FIELDS, each)
+            costs.count(kernel)
