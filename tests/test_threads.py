@@ -217,13 +217,13 @@ def test_ctrl_c_in_a_finalizer_is_a_keyboard_interrupt(small, monkeypatch):
         def __del__(self):
             signal.raise_signal(signal.SIGINT)
 
-    make = codegen.compile_kernels
+    make = codegen.executable
 
-    def compile_kernels(*args, **options):
+    def executable(*args, **options):
         Finalized()
         return make(*args, **options)
 
-    monkeypatch.setattr(codegen, "compile_kernels", compile_kernels)
+    monkeypatch.setattr(codegen, "executable", executable)
     hook = sys.unraisablehook
     with pytest.raises(KeyboardInterrupt):
         tn.build(small.mod, small.params)

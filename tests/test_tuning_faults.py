@@ -39,10 +39,10 @@ from tvmnotes import records, tune
 from tvmnotes.tuning import log, session
 
 class Telling(log.Log):
-    def _fresh(self):
+    def _read_new(self):
         self.had_read = time.monotonic()
-        return super().fresh()
-    fresh = _fresh
+        return super().read_new()
+    read_new = _read_new
 
     def append(self, found):
         super().append(found)
