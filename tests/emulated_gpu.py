@@ -10,6 +10,7 @@ from tvm import relax, tirx
 from tvm.s_tir import SBlock
 
 import tvmnotes as tn
+from tvmnotes.base.workarounds import cuda_headers
 from tvmnotes.compiler import cuda, pipeline
 from tvmnotes.compiler.build import bind, resolve_target
 
@@ -71,7 +72,7 @@ def machine_code(lib) -> bytes:
     from tvm.support.nvcc import compile_cuda
 
     try:
-        with cuda.cuda_headers():
+        with cuda_headers():
             return bytes(compile_cuda(lib.source(), target_format="cubin", arch="sm_80", compiler="nvrtc"))
     except RuntimeError as error:
         if "CUDA's headers" not in str(error):

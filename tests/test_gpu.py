@@ -18,6 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
 import tvmnotes as tn
+from tvmnotes.base.workarounds import cuda_headers
 from tvmnotes.compiler import cuda, pipeline
 from tvmnotes.compiler.build import bind, resolve_target
 
@@ -272,13 +273,13 @@ def test_headers_that_are_not_there_are_asked_for_and_the_environment_is_left_al
     (include / "cccl/cuda/std/cstdint").touch()
     (include / "cuda_runtime.h").touch()
     monkeypatch.setenv("CUDA_PATH", str(tmp_path))
-    with cuda.cuda_headers():
+    with cuda_headers():
         assert os.environ["CUDA_PATH"] == str(tmp_path)
         assert f"-I{include}/cccl" in os.environ["TVM_CUDA_NVRTC_EXTRA_OPTS"]
     monkeypatch.undo()
     assert dict(os.environ) == before
     monkeypatch.setattr(Path, "glob", lambda *_: [])
-    with pytest.raises(RuntimeError, match="takes CUDA's headers.*pip install 'nvidia-cuda-cccl"), cuda.cuda_headers():
+    with pytest.raises(RuntimeError, match="takes CUDA's headers.*pip install 'nvidia-cuda-cccl"), cuda_headers():
         pass
 
 

@@ -150,28 +150,12 @@ def _imported(network: str, batch: int):
     """Import a network by name, or from an ONNX file; return its module and parameters."""
     from . import from_onnx, from_pytorch  # for speed: --help loads nothing
     from .course import models  # for speed: --help loads nothing
+    from .importers.onnx import shapes_with_batch  # for speed: --help loads nothing
 
     if network.endswith(".onnx"):
-        return from_onnx(network, _with_batch(network, batch))
+        return from_onnx(network, shapes_with_batch(network, batch))
     net = models.load(network)
     return from_pytorch(net, {"data": (batch, *net.input_shape[1:])})
-
-
-def _with_batch(file: str, batch: int) -> dict | None:
-    """Return shapes for the inputs of an ONNX file whose first axis alone is symbolic."""
-    import onnx  # for speed: --help loads nothing
-
-    if not Path(file).is_file():
-        return None
-    graph = onnx.load(file, load_external_data=False).graph
-    weights = {tensor.name for tensor in graph.initializer}
-    shapes = {
-        each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim]
-        for each in graph.input
-        if each.name not in weights
-    }
-    open_ = {name: shape[1:] for name, shape in shapes.items() if shape and not shape[0] and all(shape[1:])}
-    return {name: (batch, *remaining) for name, remaining in open_.items()} or None
 
 
 @app.command()

@@ -5,6 +5,7 @@ In the order in which a network passes through them:
 build           checks the module and its parameters, resolves the target, runs everything below
 records         tuning records, and the lookup of the best config for a workload
 pipeline        the passes of each opt level, the lowering after them, the graph as plain data for graph.json
+conv_call       a 2-D convolution, as fold, conv_transpose, layout and combine_parallel recognise it
 fold            constants folded with NumPy; batch norms and affine chains
 precision       half floats accumulated in float32
 decompose       functions that TVM gets wrong, or lacks for float64, made of others
@@ -14,11 +15,14 @@ layout          NCHW to the blocked layout NCHW[x]c; convolutions become kernels
 indices         checks of indices, as kernels for a CPU
 detection       a detector's last steps: the k best scores and non-maximum suppression, for CPU and GPU
 legalize        the remaining operators become kernels
+operator_notes  the operators that each kernel fuses
 special_values  NaN, infinities, signed zeros and denormals, in kernels and in operators
 schedules       a schedule and its config for each kernel
-costs           flops and bytes of each kernel, memory of a run
+costs           flops and bytes of each kernel
+memory          memory of a run
 codegen         machine code for a CPU, each kernel compiled once
-cuda            targets, schedules and code for an NVIDIA GPU
+cuda            targets and schedules for an NVIDIA GPU
+cuda_compiled   code for it, and the `Compiled` that runs there
 
 combine_parallel, horizontal fusion, is a pass that `build` does not run by itself.
 """

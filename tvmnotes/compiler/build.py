@@ -7,8 +7,8 @@ from ..base.relax import array_key, fixed_shape
 from ..base.spec import require_dense, shorten
 from ..base.workarounds import keep_interrupt, pass_lock
 from ..runtime.compiled import Compiled, cannot_run, plain
-from . import codegen, cuda, pipeline
-from .costs import memory
+from . import codegen, cuda, cuda_compiled, pipeline
+from .memory import memory
 from .records import resolve_records
 
 
@@ -35,7 +35,7 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
             the records that tvmnotes ships, False none.
 
     Returns:
-        A `Compiled`; for kind "cuda" a `cuda.CompiledForGPU`.
+        A `Compiled`; for kind "cuda" a `cuda_compiled.CompiledForGPU`.
 
     Raises:
         ValueError: An unknown opt level or target, parameters that do not fit the module, or an input or
@@ -61,7 +61,8 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
         mod = pipeline.lowering()(pipeline.bundle(mod))
         graph["memory"] = memory(mod["main"])
     if for_gpu:
-        return cuda.CompiledForGPU(cuda.executable(mod, target), graph, constants, target, opt_level)
+        executable = cuda_compiled.executable(mod, target)
+        return cuda_compiled.CompiledForGPU(executable, graph, constants, target, opt_level)
     executable = codegen.executable(mod, target, runs_here=cannot_run(target) is None)
     return Compiled(executable, graph, constants, target, opt_level)
 

@@ -16,6 +16,7 @@ from tvm.relax import transform as t
 
 from ..base.relax import constant_array, fixed_shape, on_each_function
 from .build import bind
+from .conv_call import match
 from .fold import fold_batch_norm, fold_with_numpy
 
 _PER_CHANNEL = {f"relax.{name}" for name in ("add", "subtract", "multiply", "divide")}  # with a constant
@@ -109,19 +110,19 @@ def _groups(func) -> list[list[_Branch]]:
 def _key(call):
     """Return a key that is equal for calls that can be merged; None for a call that cannot."""
     name = getattr(getattr(call, "op", None), "name", "")
-    if name not in ("relax.nn.conv2d", "relax.matmul") or not isinstance(call.args[0], relax.Var):
-        return None
-    weight, attrs = constant_array(call.args[1]), call.attrs
-    if weight is None:
-        return None
-    common = name, call.args[0], str(weight.dtype), str(call.ty.dtype)
     if name == "relax.matmul":
-        return (*common, weight.shape[0]) if weight.ndim == 2 else None
-    layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout
-    if int(attrs.groups) != 1 or layouts != ("NCHW", "OIHW", "NCHW"):
+        weight = constant_array(call.args[1])
+        if weight is None or weight.ndim != 2:
+            return None
+        same = weight.shape[:1]
+    else:
+        conv = match(call)
+        if conv is None or conv.groups != 1:
+            return None
+        weight, same = conv.weight, (conv.weight.shape[1:], *conv.window)
+    if not isinstance(call.args[0], relax.Var):
         return None
-    window = (tuple(int(n) for n in each) for each in (attrs.strides, attrs.padding, attrs.dilation))
-    return *common, weight.shape[1:], *window
+    return name, call.args[0], str(weight.dtype), str(call.ty.dtype), *same
 
 
 def _operand(call) -> np.ndarray | None:

@@ -15,7 +15,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from ..base.relax import constant_array, fixed_shape, on_each_function
+from ..base.relax import fixed_shape, on_each_function
+from .conv_call import match
 
 
 def transposed_to_plain() -> tvm.transform.Pass:
@@ -27,17 +28,13 @@ def transposed_to_plain() -> tvm.transform.Pass:
 class _Rewrite(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
-        if getattr(call.op, "name", "") != "relax.nn.conv2d_transpose":
+        conv = match(call, transposed=True, lookup=self.lookup_binding)
+        if conv is None or conv.groups != 1 or len(conv.weight) == 1:
             return call
-        (x, weight), attrs = call.args, call.attrs
-        weight = self.lookup_binding(weight) if isinstance(weight, relax.Var) else weight
-        array, shape, out = constant_array(weight), fixed_shape(x.ty), fixed_shape(call.ty)
-        plain = attrs.data_layout == attrs.out_layout == "NCHW" and attrs.kernel_layout == "IOHW"
-        plain = plain and attrs.groups == 1 and {*attrs.dilation} == {1} and str(call.ty.dtype) == "float32"
-        if array is None or None in (shape, out) or not plain or array.shape[0] == 1:
+        out, (strides, padding, dilation) = fixed_shape(call.ty), conv.window
+        if None in (conv.shape, out) or {*dilation} != {1} or str(call.ty.dtype) != "float32":
             return call
-        strides, before = [int(s) for s in attrs.strides], [int(p) for p in attrs.padding[:2]]
-        return self._plain(x, array, shape, out, strides, before)
+        return self._plain(call.args[0], conv.weight, conv.shape, out, [*strides], [*padding[:2]])
 
     def _plain(self, x, array, shape, out, strides, before):
         n, _, *sizes = shape

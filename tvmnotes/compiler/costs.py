@@ -1,4 +1,4 @@
-"""Count what a kernel computes and moves, from its TensorIR, and what memory a network plans, for graph.json.
+"""Count what a kernel computes and moves, from its TensorIR, for graph.json.
 
 `build` counts, because a library no longer has the TensorIR; `tn.profile` compares the counts with times.
 """
@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 import tvm
-from tvm import relax, s_tir, tirx
+from tvm import s_tir, tirx
 
 from ..base.relax import bytes_of
-from ..base.tvm_seam import TIR_PREFIX
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
 _NUMPY = {
@@ -232,83 +231,3 @@ def _parts(node) -> list:
 
 def _is_float(node) -> bool:
     return "float" in str(getattr(node.ty, "dtype", ""))
-
-
-# ---------------------------------------------------------------- operators
-
-_OPERATORS = "tvmnotes.operators"
-
-
-def note_operators() -> tvm.transform.Pass:
-    """Make a pass to run right after FuseOps: it notes each group's kernels in an attribute of the module."""
-
-    @tvm.transform.module_pass(opt_level=0, name="NoteOperators")
-    def run(mod, _context):
-        functions = {var.name_hint: func for var, func in mod.functions_items()}
-        groups = {
-            name: [_plain(var.name_hint, functions) for var in _called(func)]
-            for name, func in functions.items()
-            if isinstance(func, relax.Function) and name != "main"
-        }
-        return mod.with_attr(_OPERATORS, groups)
-
-    return run
-
-
-def operators(mod: tvm.IRModule, kernel: str) -> list[str]:
-    """List the operators that a kernel of `mod` fuses, in order, by the kernel names of LegalizeOps."""
-    noted = (mod.attrs or {}).get(_OPERATORS, {})
-    alone = _plain(kernel, {var.name_hint for var in mod.get_global_vars()})
-    return [str(name) for name in noted.get(kernel, [alone])]
-
-
-def _called(func):
-    for block in func.body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if isinstance(value, tvm.ir.Call) and getattr(value.op, "name", "") == "relax.call_tir":
-                yield value.args[0]
-
-
-def _plain(name: str, kernels) -> str:
-    """Strip what TVM adds to a kernel's name: a prefix, and a number if kernels would share the name."""
-    plain = name.rstrip("0123456789")
-    return (plain if plain in kernels else name).removeprefix(TIR_PREFIX)
-
-
-# ---------------------------------------------------------------- memory
-
-
-def memory(main: relax.Function) -> dict:
-    """Sum up the memory that a run allocates, without inputs and parameters.
-
-    Args:
-        main: The lowered function.
-
-    Returns:
-        In bytes, "buffers": the size of each buffer, in order; "peak": the most that is allocated at once;
-        "unshared": the sum if each value had a buffer of its own.
-    """
-    sizes, references = {}, {}  # by buffer: its bytes, how many variables use it
-    owner = {}  # by variable: its buffer
-    unshared = peak = 0
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            call, var = binding.value, binding.var
-            if not isinstance(call, tvm.ir.Call):
-                continue
-            name = str(getattr(call.op, "name", getattr(call.op, "global_symbol", "")))
-            if name == "relax.vm.alloc_storage":
-                owner[var] = var
-                sizes[var] = int(call.args[0].values[0])
-                references[var] = 1
-                peak = max(peak, sum(size for buffer, size in sizes.items() if references[buffer]))
-            elif name == "relax.vm.alloc_tensor" or (name == "vm.builtin.reshape" and call.args[0] in owner):
-                owner[var] = owner[call.args[0]]
-                references[owner[var]] += 1
-                if name == "relax.vm.alloc_tensor":
-                    shape = [int(n) for n in call.args[2].values]
-                    unshared += math.prod(shape) * bytes_of(var.ty.dtype)
-            elif name == "relax.vm.kill_object" and call.args[0] in owner:
-                references[owner[call.args[0]]] -= 1
-    return {"buffers": list(sizes.values()), "peak": peak, "unshared": unshared}

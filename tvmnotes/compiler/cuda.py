@@ -1,4 +1,4 @@
-"""What a build for NVIDIA's GPUs, target "cuda", does differently: targets, kernels, CUDA's compiler.
+"""Targets and schedules for NVIDIA's GPUs, target "cuda".
 
 TVM's dlight schedules the kernels, without a search: matrix products and convolutions by tiles in shared
 memory (a convolution is one more product, of windows that are gathered while they are loaded), with tensor
@@ -6,25 +6,17 @@ cores if the operands are float16; reductions by a block of threads per result; 
 element. Layouts stay NCHW. A database of MetaSchedule, if one is active (`with database:`), takes precedence.
 """
 
-import contextlib
-import json
 import math
-import platform
 import re
 
-import numpy as np
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import tirx
 from tvm.relax import transform as t
 from tvm.s_tir import SBlock, SBlockRealize, dlight
 
 from ..base import env
-from ..base.spec import dtype_of
-from ..base.workarounds import cuda_headers, lazy_tensor_intrinsics
-from ..runtime.compiled import Compiled
-from ..runtime.compiled import _tensor as as_input
-from . import special_values
+from ..base.workarounds import lazy_tensor_intrinsics
 
 WITHOUT_GPU = "sm_80"  # the arch of "cuda" on a machine without a GPU
 _OLDEST = 75  # the oldest architecture that CUDA 13 compiles for
@@ -196,110 +188,3 @@ def _threads(statement) -> dict:
 
     tvm_ffi.structural_walk(statement, [(tirx.For, note), (tirx.AttrStmt, note_attr)])
     return extents
-
-
-class Executable(relax.VMExecutable):
-    """TVM's virtual machine executable with CUDA kernels, and access to their source."""
-
-    def source(self, kernel: str | None) -> str:
-        """Return the CUDA source of the functions that a kernel launches, or of all if `kernel` is None."""
-        text = next(_cuda(self.mod)).inspect_source("cuda")
-        if kernel is None:
-            return text
-        starts = [m.start() for m in re.finditer(r'^extern "C" __global__ .*\{$', text, re.M)]
-        parts = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
-        named = re.compile(rf"\b{re.escape(kernel)}_kernel(_\d+)?\(")
-        return "".join(part for part in parts if named.search(part.split("{", 1)[0])).rstrip() + "\n"
-
-
-def _cuda(module):
-    """Yield the modules of CUDA code in a library."""
-    for part in module.imports:
-        if part.kind == "cuda":
-            yield part
-        yield from _cuda(part)
-
-
-def executable(mod: tvm.IRModule, target: tvm.target.Target) -> Executable:
-    """Make the virtual machine's executable of a module that `pipeline.lowering` has lowered.
-
-    With a CUDA device on this machine, NVRTC compiles the kernels; without one they stay CUDA source.
-
-    Raises:
-        RuntimeError: NVRTC is needed and CUDA's headers are not found.
-    """
-    with target, cuda_headers() if tvm.cuda().exist else contextlib.nullcontext():
-        built = relax.build(mod, target=target, relax_pipeline=None, tir_pipeline=special_values.LOWERING)
-        return Executable(built.mod)
-
-
-class CompiledForGPU(Compiled):
-    """A network compiled for a GPU: a `Compiled` whose parameters and temporaries are in its memory."""
-
-    def __init__(self, library, graph: dict, params: dict, target: tvm.target.Target, opt_level: int):
-        described = json.loads(env.target_json(target))
-        build_info = {"target": described, "architecture": platform.machine(), "instruction_sets": []}
-        super().__init__(library, graph, params, build_info, opt_level)
-
-    def _start(self, library):
-        self._cannot = cannot_run(self.target)
-        if self._cannot:
-            return None
-        self.device = tvm.cuda()
-        self._params = tvm_ffi.convert([array.copyto(self.device) for array in self.params.values()])
-        self._vm = relax.VirtualMachine(library, self.device)
-        return self._vm["main"]
-
-    def run(self, values: list, params: dict | None = None) -> list[tvm.runtime.Tensor]:
-        """Run the network on a list of inputs, as a call does.
-
-        Args:
-            values: The inputs; those already in the GPU's memory are not copied.
-            params: Arrays that replace the parameters of these names.
-
-        Returns:
-            TVM tensors in the GPU's memory, possibly not yet computed: `self.device.sync()` waits for them.
-
-        Raises:
-            RuntimeError: This machine cannot run the library.
-        """
-        placed = self.placed(values)
-        if self._main is None:
-            raise RuntimeError(f"this library cannot run here: {self._cannot}. Build it where it can.")
-        weights = self._params
-        if params:
-            arrays = dict(zip(self.params, self._params, strict=True))
-            arrays |= {name: array.copyto(self.device) for name, array in params.items()}
-            weights = tvm_ffi.convert(list(arrays.values()))
-        with self._lock:
-            result = self._main(*placed, weights)
-        return list(result) if self.graph["tuple"] else [result]
-
-    def placed(self, values) -> list:
-        """Return the inputs, checked, in the GPU's memory; those already there are not copied."""
-        if len(values) != len(self.inputs):
-            raise TypeError(f"expected {len(self.inputs)} inputs, got {len(values)}")
-        return [self._placed(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
-
-    def _placed(self, value, spec):
-        """Return an input, checked, in the GPU's memory."""
-        on_gpu = not isinstance(value, np.ndarray) and str(getattr(value, "device", "")).startswith("cuda")
-        fits = on_gpu and (tuple(value.shape), dtype_of(value)) == (spec.shape, spec.dtype)
-        if fits and value.is_contiguous():
-            return value if isinstance(value, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(value.detach())
-        checked = as_input(value, spec)
-        return checked if self._main is None else tvm.runtime.from_dlpack(checked).copyto(self.device)
-
-    def save(self, folder):
-        """Raise NotImplementedError: the library was built for the GPU of this machine."""
-        raise NotImplementedError(
-            f"{folder}: libraries for CUDA are not saved: build the network where it runs"
-        )
-
-    def source(self, kernel: str | None = None) -> str:
-        """Return the CUDA source of the functions that one of `kernels` launches, or of all."""
-        self._known(kernel)
-        return self._library.source(kernel)
-
-    def __repr__(self) -> str:
-        return super().__repr__().replace("generic CPU", f"CUDA {self.target.attrs['arch']}")

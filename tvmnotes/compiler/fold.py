@@ -13,6 +13,7 @@ from tvm import relax
 
 from ..base import indices
 from ..base.relax import constant_array, fixed_shape, on_each_function
+from .conv_call import match
 
 # NumPy functions by operator, of the arrays of its tensors; those of `_OTHERS` take the call first.
 _SAME_NAME = (
@@ -135,14 +136,13 @@ class _FoldBatchNorm(relax.PyExprMutator):
         if total is not None:
             source = total.args[0]
             bias = _by_channel(self._array(total.args[1]), fixed_shape(norm.args[0].ty))
-        conv = self._call(source, "nn.conv2d", once=True)
+        call = self._call(source, "nn.conv2d", once=True)
+        conv = match(call)
         if conv is None or bias is None:
             return None
-        if (conv.attrs.data_layout, conv.attrs.kernel_layout) != ("NCHW", "OIHW"):
-            return None
-        arrays = [constant_array(arg) for arg in (*conv.args[1:], *norm.args[1:])]
+        arrays = [conv.weight, *(constant_array(arg) for arg in norm.args[1:])]
         known = all(array is not None and array.dtype == np.float32 for array in arrays)
-        if str(conv.ty.dtype) != "float32" or not known:
+        if str(call.ty.dtype) != "float32" or not known:
             return None
         weight, gamma, beta, mean, variance = arrays
         with np.errstate(all="ignore"):
@@ -152,8 +152,8 @@ class _FoldBatchNorm(relax.PyExprMutator):
         if not (np.isfinite(scale).all() and np.isfinite(shift).all()):
             return None  # an infinity times a weight or input of 0 would be NaN
         weight = relax.const(weight * scale.reshape(-1, 1, 1, 1))
-        call = tvm.ir.Call(conv.op, [self.visit_expr(conv.args[0]), weight], conv.attrs, conv.ty_args)
-        result = self.builder_.emit(call)
+        folded = tvm.ir.Call(call.op, [self.visit_expr(call.args[0]), weight], call.attrs, call.ty_args)
+        result = self.builder_.emit(folded)
         return relax.op.add(result, relax.const(shift.astype("float32").reshape(1, -1, 1, 1)))
 
     def _array(self, expr) -> np.ndarray | None:

@@ -23,6 +23,7 @@ from tvm import relax, te, tirx
 from ..base.integers import ceildiv
 from ..base.relax import constant_array, fixed_shape
 from ..base.tvm_seam import OUT_EWISE_FUSABLE
+from .conv_call import match
 from .schedules import convolution
 from .schedules.convolution import Convolution
 from .schedules.vector import Simd, pad_to
@@ -158,20 +159,16 @@ class _Blocker(relax.PyExprMutator):
     # ------------------------------------------------------------ operators
 
     def _conv2d(self, call):
-        data, kernel = call.args
-        attrs = call.attrs
-        shape, weight = fixed_shape(data.ty), constant_array(kernel)
-        plain = attrs.data_layout == "NCHW" and attrs.kernel_layout == "OIHW" and attrs.out_layout == "NCHW"
-        if not plain or shape is None or weight is None or weight.dtype != np.float32 or len(shape) != 4:
+        found = match(call)
+        if found is None or found.shape is None or found.weight.dtype != np.float32:
             return None
-        window = (tuple(int(i) for i in each) for each in (attrs.strides, attrs.padding, attrs.dilation))
-        lanes, groups = self.lanes, int(attrs.groups)
+        data, weight, groups, lanes = call.args[0], found.weight, found.groups, self.lanes
         # Few channels, as of an image, are read in NCHW.
         is_image = groups == 1 and weight.shape[1] < lanes and data not in self.blocked
         block = None if is_image else self._block(data)
         if not is_image and block is None:
             return None
-        conv = Convolution(shape, weight.shape, *window, groups, not is_image)
+        conv = Convolution(found.shape, weight.shape, *found.window, groups, not is_image)
         config = conv.config(self.lookup, self.simd)
         source = self.visit_expr(data) if is_image else block.expr
         if fixed_shape(source.ty) != conv.packed_input_shape(lanes):

@@ -14,7 +14,7 @@ from ..base.relax import array_key, fixed_shape
 from . import special_values
 from .bools import bools_as_bytes
 from .conv_transpose import transposed_to_plain
-from .costs import count, note_operators, operators
+from .costs import count
 from .cuda import has_threads
 from .decompose import decompose_functions
 from .detection.nms_cuda import parallelize_detection
@@ -22,6 +22,7 @@ from .fold import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .indices import checks_to_kernels
 from .layout import block_layouts
 from .legalize import legalizations
+from .operator_notes import note_operators, operators
 from .precision import sums_in_float32
 from .schedules import annotations, schedule_kernels
 from .schedules.vector import simd_of

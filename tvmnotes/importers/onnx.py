@@ -88,6 +88,29 @@ def from_onnx(
     return _to_relax(proto, specs)
 
 
+def shapes_with_batch(file: str, batch: int) -> dict[str, tuple[int, ...]] | None:
+    """Return shapes for the inputs of an ONNX file whose first axis alone is open, as `from_onnx` takes them.
+
+    Args:
+        file: The path of the model.
+        batch: The size of the first axis.
+
+    Returns:
+        A shape by name for each such input; None if there is none, or no file.
+    """
+    if not Path(file).is_file():
+        return None
+    graph = onnx.load(file, load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    shapes = {
+        each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim]
+        for each in graph.input
+        if each.name not in weights
+    }
+    open_ = {name: shape[1:] for name, shape in shapes.items() if shape and not shape[0] and all(shape[1:])}
+    return {name: (batch, *remaining) for name, remaining in open_.items()} or None
+
+
 def _load(model) -> onnx.ModelProto:
     source, folder = "the model", None
     if isinstance(model, onnx.ModelProto):
