@@ -33,7 +33,7 @@ def from_mxnet(
 
     Args:
         symbol: The path of a -symbol.json file or its text (MXNet 0.8 to 1.9), an `mx.sym.Symbol`, or a Gluon
-            HybridBlock with its parameters.
+            HybridBlock with its parameters, in NumPy mode or not.
         params: The path of a .params file, a dictionary of arrays (MXNet's or NumPy's) by name, or
             `(arg_params, aux_params)`; a HybridBlock needs none.
         inputs: The shapes and dtypes of the inputs, in any form that `tvmnotes.spec.parse_inputs` reads;
