@@ -114,7 +114,10 @@ def relax_operators(made, dtype, count):
     return {name.replace("relax.", "relax.op.", 1) for name in found}
 
 
-@pytest.mark.parametrize("name", [*UNARY, *BINARY, "log2", "nn.dense", "nn.softmax", "nn.dropout", "copy"])
+@pytest.mark.parametrize("name", [
+    *UNARY, *BINARY, "log2", "sum", "logsumexp", "transpose", "sort", "nn.dense", "nn.softmax", "nn.cross_entropy",
+    "nn.dropout", "copy",
+])  # fmt: skip
 def test_an_operators_row_names_what_it_becomes(name):
     made = ops.OPERATORS[name]
     dtype = "bool" if "logical" in name else "int32" if re.search("bitwise|shift", name) else "float32"

@@ -1,7 +1,8 @@
 """Tables of old and new names: the replacement of each name that `tvmnotes.classic` supports or rejects.
 
-Notebook 11 shows these tables. Rows come from code if possible: the Relax calls in an operator's body,
-and the passes that a build runs in place of a Relay pass. Others are in names.csv, one line per name.
+Notebook 11 shows these tables. Rows come from code if possible: the Relax functions that an operator
+declares, and the passes that a build runs in place of a Relay pass. Others are in names.csv, one line per
+name.
 `relax` is short for `tvm.relax`, `tn` for `tvmnotes`; `lib` is the result of `relay.build`, now `tn.build`.
 """
 
@@ -27,7 +28,7 @@ _ABOUT = {
     "autotvm": "AutoTVM left the loop to the script; today it is `tn.tune`, whose records `tn.build` takes.",
     "passes": "Relay's passes, and those that do their work today. One without a new name leaves a module as "
     "it is.",
-    "operators": "Relay's operators, and what each calls in Relax, read from the code that translates them.",
+    "operators": "Relay's operators, and what each calls in Relax, as the translating code declares.",
     "gone": "Names that are not served, with what to use today. A script that uses one gets the note as an "
     "error.",
 }
@@ -204,10 +205,10 @@ def _rows() -> dict[str, dict[str, tuple[str, str]]]:
 
 
 def _operator(operator: ops.Operator) -> tuple[str, str]:
-    relax_names = operator.relax_names()
-    if not relax_names and "relax.const(" in inspect.getsource(operator.body):
+    if operator.relax == ["const"]:
         return "relax.const", "known when the program is compiled"
-    return ", ".join(relax_names), "" if relax_names else "the value itself"
+    note = "" if operator.relax else "the value itself"
+    return ", ".join(f"relax.op.{name}" for name in operator.relax), note
 
 
 def _pass(name: str, make) -> tuple[str, str]:

@@ -9,21 +9,21 @@ from tvm.relax import op as R
 
 from ....importers.composites import logarithm, reduced_axes
 from ..ir import Expr, const
-from .operator import OPERATORS, axis_list, dtype_of, known_shape, named, operator, relax_function
+from .operator import OPERATORS, axis_list, dtype_of, known_shape, operator, relax_function
 
 
-def _unary(name, function, *relax_names):
+def _unary(name, function, relax_names):
     def body(data, /):
         return function(data)
 
-    return named(name, body, *relax_names)
+    return operator(name, relax=relax_names)(body)
 
 
-def _binary(name, function, *relax_names):
+def _binary(name, function, relax_name):
     def body(lhs, rhs, /):
         return function(lhs, rhs)
 
-    return named(name, body, *relax_names)
+    return operator(name, relax=relax_name)(body)
 
 
 UNARY = (
@@ -47,33 +47,35 @@ for _name in BINARY:
 for _name in ("exp", "tanh", "erf"):
     _unary(f"fast_{_name}", relax_function(_name), _name)
 for _name in ("copy", "identity", "annotation.stop_fusion"):
-    _unary(_name, lambda x: x)
+    _unary(_name, lambda x: x, "")
 for _base in (2, 10):
-    _unary(f"log{_base}", partial(logarithm, base=_base), "log", "multiply")
+    _unary(f"log{_base}", partial(logarithm, base=_base), "log multiply")
 
 
-@operator("shape_of")
+@operator("shape_of", relax="const")
 def shape_of(data, /, dtype="int32"):
     return relax.const(np.asarray(known_shape(data), dtype))
 
 
-for _name, _body in {
-    "full": lambda fill_value, /, shape=(), dtype="": R.full(list(shape), fill_value, dtype or None),
-    "full_like": lambda data, fill_value, /: R.full_like(data, fill_value),
-    "zeros": lambda shape, dtype="float32": R.zeros(list(shape), dtype),
-    "ones": lambda shape, dtype="float32": R.ones(list(shape), dtype),
-    "where": lambda condition, x, y, /: R.where(R.astype(condition, "bool"), x, y),
-    "cast": lambda data, /, dtype: R.astype(data, dtype),
-    "cast_like": lambda data, dtype_like, /: R.astype(data, dtype_of(dtype_like)),
-    "clip": lambda a, /, a_min, a_max: R.clip(a, a_min, a_max),
-    "cumsum": lambda data, /, axis=None, dtype=None, exclusive=None: R.cumsum(
+for (_name, _relax), _body in {
+    ("full", "full"): lambda fill_value, /, shape=(), dtype="": R.full(
+        list(shape), fill_value, dtype or None
+    ),
+    ("full_like", "full_like"): lambda data, fill_value, /: R.full_like(data, fill_value),
+    ("zeros", "zeros"): lambda shape, dtype="float32": R.zeros(list(shape), dtype),
+    ("ones", "ones"): lambda shape, dtype="float32": R.ones(list(shape), dtype),
+    ("where", "where astype"): lambda condition, x, y, /: R.where(R.astype(condition, "bool"), x, y),
+    ("cast", "astype"): lambda data, /, dtype: R.astype(data, dtype),
+    ("cast_like", "astype"): lambda data, dtype_like, /: R.astype(data, dtype_of(dtype_like)),
+    ("clip", "clip"): lambda a, /, a_min, a_max: R.clip(a, a_min, a_max),
+    ("cumsum", "cumsum"): lambda data, /, axis=None, dtype=None, exclusive=None: R.cumsum(
         data, axis, dtype, bool(exclusive)
     ),
-    "cumprod": lambda data, /, axis=None, dtype=None, exclusive=None: R.cumprod(
+    ("cumprod", "cumprod"): lambda data, /, axis=None, dtype=None, exclusive=None: R.cumprod(
         data, axis, dtype, bool(exclusive)
     ),
 }.items():
-    operator(_name)(_body)
+    operator(_name, relax=_relax)(_body)
 
 
 # ---------------------------------------------------------------- reductions
@@ -87,7 +89,7 @@ def _reduction(name, function, relax_name):
     def body(data, /, axis=None, keepdims=False, exclude=False):
         return function(data, _reduced(data, axis, exclude), keepdims)
 
-    return named(name, body, relax_name)
+    return operator(name, relax=relax_name)(body)
 
 
 for _name in ("sum", "max", "min", "mean", "prod", "std"):
@@ -96,7 +98,7 @@ _reduction("all", lambda x, axes, keep: R.astype(R.min(R.astype(x, "int32"), axe
 _reduction("any", lambda x, axes, keep: R.astype(R.max(R.astype(x, "int32"), axes, keep), "bool"), "max")
 
 
-@operator("variance")
+@operator("variance", relax="variance multiply")
 def variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
     axes = _reduced(data, axis, exclude)
     count = math.prod(known_shape(data)[a] for a in axes)
@@ -104,13 +106,13 @@ def variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
     return R.multiply(biased, relax.const(count / (count - 1), dtype_of(data))) if unbiased else biased
 
 
-@operator("mean_variance", 2)
+@operator("mean_variance", 2, relax="mean")
 def mean_variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
     mean = R.mean(data, _reduced(data, axis, exclude), keepdims)
     return relax.Tuple([mean, variance.body(data, axis, keepdims, exclude, unbiased)])
 
 
-@operator("logsumexp")
+@operator("logsumexp", relax="max add log sum exp subtract squeeze")
 def logsumexp(data, /, axis=None, keepdims=False):
     largest = R.max(data, axis_list(axis), True)
     total = R.add(R.log(R.sum(R.exp(R.subtract(data, largest)), axis_list(axis), True)), largest)
@@ -124,7 +126,7 @@ def _argument(name, function):
             raise ValueError(f"expected one axis, and the first index of it; got axis={axis}")
         return R.astype(function(data, axes[0] if axis is not None else None, keepdims), "int32")
 
-    named(name, body, name)
+    operator(name, relax=name)(body)
 
 
 _argument("argmax", R.argmax)

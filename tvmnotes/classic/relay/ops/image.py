@@ -3,7 +3,7 @@
 from tvm.relax import op as R
 
 from ....importers.composites import padded
-from .operator import known_shape, named, numbers_of, operator, relax_function
+from .operator import known_shape, numbers_of, operator, relax_function
 
 
 def _pool(name):
@@ -50,7 +50,7 @@ def _pool(name):
             data, pool_size, strides, padding, dilation, ceil_mode, False, layout, out_layout or None
         )
 
-    named(f"nn.{name}", body if average else largest, f"nn.{name}")
+    operator(f"nn.{name}", relax=f"nn.{name}")(body if average else largest)
 
 
 for _name in ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"):
@@ -75,16 +75,16 @@ def _whole_pools(spatial: str):
         size = _many(output_size, dims) if output_size else None
         return relax_function(f"nn.adaptive_avg_pool{dims}d")(data, size, layout, out_layout or None)
 
-    named(f"nn.global_avg_pool{dims}d", average, "mean")
-    named(f"nn.global_max_pool{dims}d", largest, "max")
-    named(f"nn.adaptive_avg_pool{dims}d", adaptive, f"nn.adaptive_avg_pool{dims}d")
+    operator(f"nn.global_avg_pool{dims}d", relax="mean")(average)
+    operator(f"nn.global_max_pool{dims}d", relax="max")(largest)
+    operator(f"nn.adaptive_avg_pool{dims}d", relax=f"nn.adaptive_avg_pool{dims}d")(adaptive)
 
 
 for _axes_of in ("W", "HW", "DHW"):
     _whole_pools(_axes_of)
 
 
-@operator("nn.adaptive_max_pool2d")
+@operator("nn.adaptive_max_pool2d", relax="nn.max_pool2d")
 def adaptive_max_pool2d(data, /, output_size=None, layout="NCHW", out_layout=""):
     size = [known_shape(data)[axis] for axis in _spatial(layout)]
     wanted = _many(output_size, 2) if output_size else size
@@ -96,19 +96,19 @@ def adaptive_max_pool2d(data, /, output_size=None, layout="NCHW", out_layout="")
     return R.nn.max_pool2d(data, window, window, layout=layout)
 
 
-@operator("nn.pad")
+@operator("nn.pad", relax="nn.pad")
 def pad(data, /, pad_width, pad_value=0, pad_mode="constant"):
     if pad_mode != "constant":
         return padded(data, pad_width, pad_mode)
     return R.nn.pad(data, numbers_of(pad_width), "constant", numbers_of(pad_value)[0])
 
 
-@operator("nn.mirror_pad")
+@operator("nn.mirror_pad", relax="take")
 def mirror_pad(data, /, pad_width, mode="SYMMETRIC"):
     return padded(data, pad_width, mode.lower())
 
 
-@operator("nn.upsampling")
+@operator("nn.upsampling", relax="image.resize2d")
 def upsampling(data, /, scale_h=1, scale_w=1, layout="NCHW", method="nearest_neighbor", align_corners=False):
     size = [
         int(known_shape(data)[axis] * s) for axis, s in zip(_spatial(layout), (scale_h, scale_w), strict=True)
@@ -117,7 +117,7 @@ def upsampling(data, /, scale_h=1, scale_w=1, layout="NCHW", method="nearest_nei
     return _resized(data, size, layout, method, kind, "floor")
 
 
-@operator("image.resize2d")
+@operator("image.resize2d", relax="image.resize2d")
 def resize2d(
     data,
     /,
@@ -137,7 +137,7 @@ def resize2d(
     )
 
 
-@operator("image.resize")
+@operator("image.resize", relax="image.resize2d")
 def resize(
     data,
     /,
@@ -165,7 +165,7 @@ def _many(value, count) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,) * count
 
 
-@operator("nn.depth_to_space")
+@operator("nn.depth_to_space", relax="permute_dims reshape")
 def depth_to_space(data, /, block_size, layout="NCHW", mode="DCR"):
     n, c, h, w = _channels_first(data, layout)
     b, inner = block_size, c // block_size**2
@@ -176,7 +176,7 @@ def depth_to_space(data, /, block_size, layout="NCHW", mode="DCR"):
     return R.reshape(blocks, (n, inner, h * b, w * b))
 
 
-@operator("nn.space_to_depth")
+@operator("nn.space_to_depth", relax="permute_dims reshape")
 def space_to_depth(data, /, block_size, layout="NCHW"):
     n, c, h, w = _channels_first(data, layout)
     b = block_size

@@ -7,7 +7,6 @@ runs the body, in a build or to infer a type.
 
 import functools
 import inspect
-import re
 
 import numpy as np
 import tvm
@@ -28,10 +27,12 @@ class Operator:
         body: Function from Relax tensors and attributes to a Relax expression, with Relay's signature.
         results: Number of results, or a function from the attributes to it.
         order: Parameter names in Relay's order, if attributes come between tensors.
+        relax: Names in `tvm.relax.op` of the functions that the body calls, with spaces between them; "const"
+            if the result is a `relax.const`, and "" if it is the tensor itself.
     """
 
-    def __init__(self, name: str, body, results, order=()):
-        self.name, self.body, self.results = name, body, results
+    def __init__(self, name: str, body, results, order, relax: str):
+        self.name, self.body, self.results, self.relax = name, body, results, relax.split()
         self.__name__, self.__doc__ = name.rpartition(".")[2], body.__doc__
         self.signature = inspect.signature(body)
         kinds = self.signature.parameters.values()
@@ -73,30 +74,12 @@ class Operator:
     def __repr__(self) -> str:
         return f"relay.{self.name}{self.__signature__}"
 
-    def relax_names(self) -> list[str]:
-        """List the Relax functions that the body calls, in source order."""
-        names = getattr(self.body, "names", None)
-        if names is None:
-            names = _called(self.body)
-        return list(dict.fromkeys(f"relax.op.{name}" for name in names))
 
-
-def _called(body) -> list[str]:
-    """List the functions of `tvm.relax.op` in a function's source, or else in the helpers it returns from."""
-    source = inspect.getsource(body)
-    names = re.findall(r"\bR\.([\w.]+)\(", source)
-    if names:
-        return names
-    returned = re.findall(r"return (\w+)\(", source)
-    helpers = [body.__globals__[name] for name in returned if name in body.__globals__]
-    return [name for helper in helpers for name in _called(helper)]
-
-
-def operator(name: str, results=1, order=()):
+def operator(name: str, results=1, order=(), *, relax: str):
     """Return a decorator that registers a function as an operator; see `Operator` for the arguments."""
 
     def register(body):
-        OPERATORS[name] = Operator(name, body, results, order)
+        OPERATORS[name] = Operator(name, body, results, order, relax)
         return OPERATORS[name]
 
     return register
@@ -120,12 +103,6 @@ def plain(value):
 
 
 # ---------------------------------------------------------------- helpers of bodies
-
-
-def named(name, body, *relax_names):
-    """Register `body` as the operator `name`; `relax_names` are the functions of `tvm.relax.op` it calls."""
-    body.names = list(relax_names)
-    return operator(name)(body)
 
 
 def relax_function(path: str):
