@@ -59,8 +59,10 @@ def test_threads_import_and_build_at_once():
     out = sys.stdout
     imported = at_once(ways * 4)
     assert sys.stdout is out
+    hook = sys.unraisablehook
     for lib in at_once([lambda each=each: tn.build(*each) for each in imported[:6]]):
         np.testing.assert_array_equal(lib(V), np.maximum(V, 0))
+    assert sys.unraisablehook is hook
 
 
 def test_an_import_that_fails_tells_the_node_and_takes_nobodys_output(monkeypatch, capsys):

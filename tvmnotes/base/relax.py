@@ -4,8 +4,6 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from .tvm_seam import OPAQUE  # noqa: F401  (two kernels' files import it from here)
-
 
 def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
     """Return a tensor type's shape as integers; None if it is not known before the network runs."""

@@ -159,8 +159,12 @@ def keep_interrupt():
     """Raise at a context's end the KeyboardInterrupt that was lost in it.
 
     Python only prints what is raised in a finalizer or in the callback of a weak reference, and torch leaves
-    thousands of both for the garbage collector.
+    thousands of both for the garbage collector. Only the main thread gets a Ctrl-C, and contexts of several
+    threads would not put back each other's hooks in order.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     lost = []
     hook = sys.unraisablehook
 

@@ -3,7 +3,7 @@
 import tvm
 from tvm.script import tirx as T
 
-from ...base.relax import OPAQUE
+from ...base.tvm_seam import OPAQUE
 from ...base.workarounds import fast_tvmscript_parser
 from .arithmetic import box_area, decode, iou, overlap, sortable
 from .spec import NmsSpec, TopKSpec, with_spec

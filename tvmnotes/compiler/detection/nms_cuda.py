@@ -19,7 +19,8 @@ from tvm import relax, te, tirx
 from tvm.script import tirx as T
 
 from ...base.integers import round_up
-from ...base.relax import OPAQUE, fixed_shape
+from ...base.relax import fixed_shape
+from ...base.tvm_seam import OPAQUE
 from ...base.workarounds import fast_tvmscript_parser
 from . import topk_cuda as topk
 from .arithmetic import box_area, decode, iou, overlap, uint32

@@ -137,21 +137,15 @@ def _explodes(sch, block) -> bool:
     """
     node = sch.get(block)
     buffer = node.writes[0].source
-    size = 0
-    reads = 0
-
-    def count(_):
-        nonlocal size
-        size += 1
-
-    def count_reads(each):
-        nonlocal reads
-        reads += isinstance(each, tvm.ir.TensorLoad) and each.source.same_as(buffer)
-
-    tvm_ffi.structural_walk(node.body, count)
+    loads = []
     for consumer in sch.get_consumers(block):
-        tvm_ffi.structural_walk(sch.get(consumer).body, count_reads)
-    return reads > 1 and size * reads > _INLINED
+        tvm_ffi.structural_walk(sch.get(consumer).body, (tvm.ir.TensorLoad, loads.append))
+    reads = sum(load.source.same_as(buffer) for load in loads)
+    if reads < 2:
+        return False
+    nodes = []
+    tvm_ffi.structural_walk(node.body, nodes.append)
+    return len(nodes) * reads > _INLINED
 
 
 def _reduces(sch, block) -> bool:

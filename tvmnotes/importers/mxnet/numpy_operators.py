@@ -26,7 +26,8 @@ _OLDER = {  # operators that do the same as an older one
     **{f"_npx_{name}": name for name in (
         "relu", "sigmoid", "reshape_like", "one_hot", "pick", "gather_nd", "topk",
     )},
-    "_npi_absolute": "abs", "_np_copy": "_copy", "_np_repeat": "repeat",
+    "_npi_absolute": "abs", "_npi_arange": "_arange", "_np_copy": "_copy", "_np_repeat": "repeat",
+    "_np_transpose": "transpose",
 }  # fmt: skip
 for _name, _older in _OLDER.items():
     converts(_name)(CONVERTERS[_older])
@@ -153,11 +154,6 @@ def _npx_reshape(c: Call):
     return op.reshape(c.x, shape)
 
 
-@converts("_np_transpose")
-def _transpose(c: Call):
-    return op.permute_dims(c.x, list(c.get("axes", ())) or None)
-
-
 @converts("_npi_broadcast_to")
 def _broadcast_to(c: Call):
     return op.broadcast_to(c.x, c.need("shape"))
@@ -206,14 +202,6 @@ def _filled(c: Call):
     value = {"_npi_zeros": 0, "_npi_ones": 1}.get(c.node.op)
     value = c.get("fill_value", c.get("value", 0)) if value is None else value
     return c.const(np.full(shape, value), c.get("dtype", like))
-
-
-@converts("_npi_arange")
-def _arange(c: Call):
-    start, stop = c.get("start", 0), c.get("stop")
-    start, stop = (0, start) if stop is None else (start, stop)
-    numbers = np.arange(start, stop, c.get("step", 1), c.get("dtype", "float32"))
-    return c.const(numbers, str(numbers.dtype))
 
 
 @converts("_npi_tril")
