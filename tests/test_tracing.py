@@ -1,5 +1,6 @@
 """tracing.py: the tree, the times and the changes of a build, held against modules whose passes are known."""
 
+import base64
 import json
 
 import pytest
@@ -145,6 +146,8 @@ def test_a_mermaid_drawing_has_a_box_for_each_fused_group(traces):
     assert drawing.count("subgraph") == drawing.count("    end") == len(fused) > 0
     assert '(["image"])' in drawing and "weight" not in drawing
     assert drawing._repr_svg_() == drawing.svg and drawing.svg.count("<rect x=") >= len(fused)
+    encoded = drawing._repr_html_().partition("base64,")[2].partition('"')[0]
+    assert base64.b64decode(encoded).decode() == drawing.svg
     plain = tracing.graph(from_pytorch(models.seeded(lambda: nn.ReLU(), 8), {"x": (4,)})[0]).mermaid()
     assert plain == 'flowchart TD\n    i0(["x"])\n    n0["nn.relu"]\n    i0 --> n0'
 

@@ -36,7 +36,7 @@ SEE = """() => [...document.querySelectorAll(".jp-Notebook .jp-Cell")].map(cell 
   return {
     rendered: cell.querySelector(".jp-MarkdownOutput > *") !== null,
     prompt: cell.querySelector(".jp-InputArea-prompt").textContent,
-    figures: all(".jp-OutputArea-output:is(.jp-RenderedImage, .jp-RenderedSVG) img").filter(loaded).length,
+    figures: all(".jp-OutputArea-output:is(.jp-RenderedImage, .jp-RenderedHTML) img").filter(loaded).length,
     tables: all(".jp-OutputArea-output.jp-RenderedHTML table").length,
     diagrams: all(".jp-RenderedMermaid:not(.jp-mod-warning) img").filter(loaded).length,
     red: all("[data-mime-type='application/vnd.jupyter.stderr'], .jp-RenderedMermaid.jp-mod-warning details > pre")
@@ -137,7 +137,7 @@ def problems(page: sync_api.Page, cells: list[nbformat.NotebookNode]) -> list[st
 def cell_problems(cell: nbformat.NotebookNode, view: dict) -> Iterator[str]:
     data = [output.get("data", {}) for output in cell.get("outputs", [])]
     expected = {
-        "figures": sum(any(kind.startswith("image/") for kind in d) and "text/html" not in d for d in data),
+        "figures": sum(any(kind.startswith("image/") for kind in d) for d in data),
         "tables": sum(d.get("text/html", "").count("<table") for d in data),
         "diagrams": sum(d.get("text/markdown", "").count("```mermaid") for d in data),
     }

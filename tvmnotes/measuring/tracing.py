@@ -99,6 +99,9 @@ class Mermaid(str):
         diagram.svg = svg
         return diagram
 
+    def _repr_html_(self) -> str:
+        return flowchart.img(self.svg, "graph")
+
     def _repr_svg_(self) -> str:
         return self.svg
 
