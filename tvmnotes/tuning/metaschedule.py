@@ -17,6 +17,7 @@ from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.tirx import IterVar
 
 from ..base import env, errors
+from ..base.protocols import Runner
 from ..base.workarounds import lazy_tensor_intrinsics
 from ..compiler import codegen, records
 from ..compiler.build import resolve_target
@@ -80,13 +81,25 @@ def _outcome(result) -> tuple[tuple[float, ...], str | None]:
     return tuple(float(s) for s in result.run_secs), None
 
 
-def _build(mod, target, _params):
-    """Build a kernel, as a builder's f_build.
+@derived_object
+class _Builder(ms.builder.PyBuilder):
+    """A builder with workers that live on.
 
-    TVM's own starts with the import that `lazy_tensor_intrinsics` avoids, for each batch.
+    TVM's starts some for each batch, and each with the import that `lazy_tensor_intrinsics` avoids.
     """
-    mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
-    return codegen.compile_kernels(dict(mod.functions_items()), target, runs_here=False)
+
+    def __init__(self, workers: Builder):
+        super().__init__()
+        self.workers = workers
+
+    def build(self, build_inputs):
+        """Build a batch."""
+        return [ms.builder.BuilderResult(*built) for built in self.workers.build(_build, build_inputs)]
+
+
+def _build(given):
+    mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(given.mod)
+    return codegen.compile_kernels(dict(mod.functions_items()), given.target, runs_here=False)
 
 
 def as_config(trace) -> dict:
@@ -148,7 +161,7 @@ def _space() -> ms.SpaceGenerator:
     return ms.space_generator.PostOrderApply(sch_rules="llvm", postprocs="llvm", mutator_probs="llvm")
 
 
-def search(session, runner, seed: int | None) -> None:
+def search(session, runner: Runner, seed: int | None) -> None:
     """Run MetaSchedule until the session's trials are used up.
 
     With a seed it runs on one core, because its threads would draw random numbers in any order. A continued
@@ -185,8 +198,7 @@ def search(session, runner, seed: int | None) -> None:
             bars.update(number, state)
         if session.done >= session.trials:
             return
-        builder = Builder(_build, _BUILD_SECONDS)
-        stack.callback(builder.close)
+        builder = stack.enter_context(contextlib.closing(Builder(_BUILD_SECONDS)))
         callbacks = [
             ms.measure_callback.AddToDatabase(),
             _Write(session, runner.machine, bars),
@@ -199,7 +211,7 @@ def search(session, runner, seed: int | None) -> None:
             work_dir=builder.folder,
             max_trials_global=session.trials - session.done,
             num_trials_per_iter=_BATCH,
-            builder=builder,
+            builder=_Builder(builder),
             runner=runner.for_metaschedule(),
             database=database,
             cost_model=_Model(seeds.getrandbits(64)),

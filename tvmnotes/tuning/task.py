@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import tvm
 
 from ..base import env
-from ..base.env import target_json
 from ..base.workarounds import pass_lock
 from ..compiler import pipeline
 from ..compiler.build import bind, resolve_target
@@ -93,7 +92,7 @@ def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
     """
     target = resolve_target(target)
     counts = workloads(mod, params, target)
-    described = target_json(target)
+    described = env.target_json(target)
     return [
         Task(workload, count, described) for workload, count in counts.items() if not workload.by_metaschedule
     ]
@@ -111,7 +110,7 @@ def tasks_by_kernel(lib: Compiled) -> dict[str, Task]:
     """
     found = {kernel: Workload.from_dict(described) for kernel, described in lib.graph["workloads"].items()}
     counts = Counter(found[node["kernel"]] for node in lib.graph["nodes"] if node["kernel"] in found)
-    target = target_json(lib.target)
+    target = env.target_json(lib.target)
     return {
         kernel: Task(workload, counts[workload], target)
         for kernel, workload in found.items()
