@@ -23,6 +23,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner.rpc_runner import default_upload_module
 
 from ..base import env
+from ..base.protocols import Runner
 from . import secret as secrets
 from . import server, trial, workers
 from .trial import Candidate, Trial
@@ -33,7 +34,7 @@ _GRACE = 5  # seconds
 _GONE = "the server is gone"
 
 
-class LocalRunner:
+class LocalRunner(Runner):
     """A runner that measures on this machine, one trial after the other.
 
     A trial has `repeat` repeats, each the mean of `number` calls. With one call, which is the default, a
@@ -50,7 +51,7 @@ class LocalRunner:
         RuntimeError: without a C++ compiler.
     """
 
-    machine: dict | None = None  # as records store it; None for this one
+    machine: dict | None = None
 
     def __init__(
         self,
@@ -73,14 +74,7 @@ class LocalRunner:
         return workers.Pool(size, self.timeout, trial.begin, stderr=subprocess.DEVNULL)
 
     def measure(self, candidates: list[Candidate]) -> list[Trial]:
-        """Measure candidates.
-
-        Args:
-            candidates: configs of workloads.
-
-        Returns:
-            A trial for each candidate, in the same order.
-        """
+        """Measure candidates; see `Runner`."""
         built = self._builder.build(trial.build, candidates)
         try:
             pairs = zip(candidates, built, strict=True)

@@ -99,8 +99,7 @@ def tune(
                 metaschedule.search(session, runner, seed)
             else:
                 session.search(tuner, runner, transfer, seed)
-            if not session.interrupted:
-                session.finish(mod, params, runner)
+            session.finish(mod, params, runner)
         except KeyboardInterrupt:
             session.interrupted = True
     return session.result()
@@ -143,7 +142,7 @@ class Session:
     # ------------------------------------------------------------ the search
 
     def search(self, tuner: str, runner: Runner, transfer: bool, seed: int | None) -> None:
-        """Measure until the trials are used up, or nothing is left to try. Ctrl-C ends it.
+        """Measure until the trials are used up, or nothing is left to try.
 
         With `transfer`, the tasks share a cost model, which also learns from other workloads in the records.
         """
@@ -155,16 +154,11 @@ class Session:
             if elsewhere and not record.final:
                 other = others.setdefault(record.workload, Task(record.workload, 1, record.target))
                 shared.add(record.workload, other.features(record.config), record.call_seconds)
-        with Bars(self.tasks, self.trials) as bars:
-            self._take_in(self.known)
-            for number, state in enumerate(self.states):
-                bars.update(number, state)
-            try:
-                while (number := self._next()) is not None:
-                    self._take_in(self._batch(number, runner))
-                    bars.update(number, self.states[number])
-            except KeyboardInterrupt:
-                self.interrupted = True
+        self._take_in(self.known)
+        with Bars(self.states, self.trials) as bars:
+            while (number := self._next()) is not None:
+                self._take_in(self._batch(number, runner))
+                bars.update(number, self.states[number])
 
     def _next(self) -> int | None:
         """Return the number of the task that gets the next batch."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time as clock
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pickle import UnpicklingError
 
 from tvm.s_tir.meta_schedule.runner import local_runner, rpc_runner
@@ -107,7 +107,7 @@ class Pool(PopenPoolExecutor):
         self.ends = True
         super().shutdown(wait)
 
-    def end(self, running: Iterable = ()) -> None:
+    def end(self, running: Collection = ()) -> None:
         """Shut down without waiting for the futures that are `running`: end their processes."""
         self.ends = True
         while not all(future.done() for future in running):
