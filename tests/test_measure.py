@@ -62,7 +62,7 @@ def turns(clock, monkeypatch):
         monkeypatch.setattr(measure, "_TURN_SECONDS", seconds)
         monkeypatch.setattr(measure, "_TURN_LIMIT", limit)
         for _ in range(count):
-            measure._round(lambda: calls.append(1), times, None)
+            measure.timed_round(lambda: calls.append(1), times, None)
         return len(calls), times
 
     return turns

@@ -77,7 +77,7 @@ def run(workload, config, data, weight) -> np.ndarray:
     output_shape = workload.output_shape(config, LANES)
     assert tuple(map(int, workload.compute(*inputs, config).shape)) == output_shape
     candidate = Candidate(workload, config, TARGET)
-    library = trial.build(candidate.as_module(), env.host_target(), None)
+    library = trial.build(candidate)
     tensors = [tvm.runtime.tensor(array) for array in (source, packed, np.full(output_shape, np.nan, "float32"))]
     assert library.implements_function("main")
     library["main"](*tensors)

@@ -7,6 +7,7 @@ folders       temporary folders, removed even after a kill; atomic replacement o
 indices       range checks of the indices that a network is given or computes
 integers      `ceildiv` and `round_up`
 kept          the cache of machine code: who may write to it, and its size limit
+protocols     what layers expect of each other's objects: a lookup of configs, a runner
 relax         helpers on Relax: shapes, constants, a pass over all functions
 spec          `TensorSpec`: a tensor's name, shape and dtype; parsing of a user's inputs
 table         results that print as text and show as a table in a notebook

@@ -11,10 +11,9 @@ belong to an object or a base class of TVM's or torch's, stay in these files, an
     importers/pytorch_linalg.py        _convert_data_type
     importers/pytorch_operators.py     _convert_data_type, _torchvision_roi_align, and torch's _overloadname
     tuning/metaschedule.py             _cls, _initialize_with_tune_context
-    tuning/runner.py                   _worker_map, _proc
     tuning/server.py                   _serve_loop, _ffi_api
     tuning/tracker.py                  _event_handler, overridden
-    tuning/workers.py                  _start, _worker_run, overridden; `PopenPoolExecutor`, replaced
+    tuning/workers.py                  _worker_map, _proc; _start, _worker_run; `PopenPoolExecutor`, replaced
 
 Public names that are replaced or read in an unusual way, which the test cannot find:
 

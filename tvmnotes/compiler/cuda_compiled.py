@@ -13,8 +13,7 @@ from tvm import relax
 from ..base import env
 from ..base.spec import dtype_of
 from ..base.workarounds import cuda_headers
-from ..runtime.compiled import Compiled
-from ..runtime.compiled import _tensor as as_input
+from ..runtime.compiled import Compiled, input_tensor
 from . import special_values
 from .cuda import cannot_run
 
@@ -108,7 +107,7 @@ class CompiledForGPU(Compiled):
         fits = on_gpu and (tuple(value.shape), dtype_of(value)) == (spec.shape, spec.dtype)
         if fits and value.is_contiguous():
             return value if isinstance(value, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(value.detach())
-        checked = as_input(value, spec)
+        checked = input_tensor(value, spec)
         return checked if self._main is None else tvm.runtime.from_dlpack(checked).copyto(self.device)
 
     def save(self, folder):

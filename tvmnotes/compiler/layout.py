@@ -13,7 +13,6 @@ multiplies it by 0: operators that may turn it into a NaN or an infinity are the
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +20,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from ..base.integers import ceildiv
+from ..base.protocols import Lookup
 from ..base.relax import constant_array, fixed_shape
 from ..base.tvm_seam import OUT_EWISE_FUSABLE
 from .conv_call import match
@@ -43,11 +43,11 @@ _POOLS = {
 }
 
 
-def block_layouts(simd: Simd, lookup: Callable | None = None) -> tvm.transform.Pass:
+def block_layouts(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.Pass:
     """Make the pass for blocks of `simd.lanes` channels; it needs constant weights, so run it after folding.
 
     Convolutions become kernels of `schedules` at once, because Relax has no operator for a blocked grouped
-    convolution. `lookup` is that of `Workload.config`.
+    convolution.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="BlockLayouts")

@@ -4,11 +4,10 @@ At opt level 3 these are the computations that `schedules` has schedules for; at
 gets wrong for special values.
 """
 
-from collections.abc import Callable
-
 import tvm
 from tvm import relax
 
+from ..base.protocols import Lookup
 from ..base.relax import fixed_shape
 from ..base.tvm_seam import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
 from . import special_values
@@ -18,11 +17,11 @@ from .schedules.vector import Simd
 from .special_values import default
 
 
-def legalizations(v: Simd | None, lookup: Callable | None, opt_level: int) -> dict:
+def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict:
     """Return the functions that `relax.transform.LegalizeOps` takes, by operator name.
 
     Below level 3 these are only those that correct TVM's results. `v` is a CPU's vector registers, or None
-    for a GPU; `lookup` is as for `Workload.config`.
+    for a GPU.
     """
     corrected = special_values.legalizations() | dict.fromkeys(
         elementwise.FUNCTIONS if v else (), _elementwise

@@ -4,12 +4,12 @@
 """
 
 import itertools
-from collections.abc import Callable
 
 import tvm
 from tvm import relax
 from tvm.relax import transform as t
 
+from ..base.protocols import Lookup
 from ..base.relax import array_key, fixed_shape
 from . import special_values
 from .bools import bools_as_bytes
@@ -31,11 +31,11 @@ OPT_LEVELS = (0, 1, 2, 3)
 
 
 def passes(
-    opt_level: int, target: tvm.target.Target, lookup: Callable | None = None
+    opt_level: int, target: tvm.target.Target, lookup: Lookup | None = None
 ) -> list[tvm.transform.Pass]:
     """List the graph passes of an opt level, in order, from an imported module to one kernel per fused group.
 
-    At level 3, `lookup` maps a `Workload` to the config of its kernel, or to None for the default config.
+    At level 3, `lookup` gives the configs of kernels.
     """
     simd = None if target.kind.name == "cuda" else simd_of(target)
     half_sums = [(0, sums_in_float32())] if simd else []  # a GPU's tensor cores do so by themselves

@@ -151,7 +151,7 @@ def compare(
             while (share := _share_done(timings, started, rounds, budget, calls)) < 1:
                 for name, run in runs.items():
                     if len(timings[name].seconds) != calls:
-                        _round(run, timings[name].seconds, calls)
+                        timed_round(run, timings[name].seconds, calls)
                     bar.update(max(0.0, share - bar.n))
                 rounds += 1
             bar.update(1.0 - bar.n)
@@ -161,7 +161,7 @@ def compare(
     return timings
 
 
-def _round(run: Callable, seconds: list[float], calls: int | None) -> None:
+def timed_round(run: Callable, seconds: list[float], calls: int | None) -> None:
     """Warm up with one call, unless the last took long; append the times of timed calls to `seconds`."""
     if not seconds or seconds[-1] < _TURN_LIMIT / 2:
         run()

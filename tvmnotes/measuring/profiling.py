@@ -258,7 +258,7 @@ def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = No
         raise ValueError(f"profile: measures kernels of a CPU; this network is for {lib.target.kind.name}")
     if not lib.graph["kernels"]:
         raise ValueError("profile: this network calls no kernel, so there is nothing to measure")
-    tensors = lib._tensors(lib._bind(inputs, {}))
+    tensors = lib.input_tensors(lib.bind(inputs, {}))
     return of_run(lib, lambda: lib.run(tensors), seconds, calls)
 
 

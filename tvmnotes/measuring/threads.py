@@ -72,7 +72,7 @@ def by_threads(lib: Compiled, *inputs, counts: Iterable[int] | None = None, turn
     counts = list(range(1, env.usable_cores() + 1) if counts is None else counts)
     if not counts or min(counts) < 1:
         raise ValueError(f"counts: expected numbers of threads, 1 or more; got {counts}")
-    values = lib._bind(inputs, {})
+    values = lib.bind(inputs, {})
     lib.run(values)
     timings = Threads(
         {(count, bound): Timing(f"{count} threads") for count in counts for bound in (True, False)}
@@ -120,7 +120,7 @@ def _work(folder: Path) -> None:
     lib, values = load(folder / "network"), list(np.load(folder / "inputs.npz").values())
     for _ in sys.stdin:
         seconds = []
-        measure._round(lambda: lib.run(values), seconds, None)
+        measure.timed_round(lambda: lib.run(values), seconds, None)
         print(json.dumps(seconds), flush=True)
 
 

@@ -106,7 +106,7 @@ class Compiled:
             RuntimeError: The library is for another kind of machine.
             IndexError: An index in the inputs, or computed from them, is out of range.
         """
-        result = self.run(self._bind(args, kwargs))
+        result = self.run(self.bind(args, kwargs))
         return tuple(map(_numpy, result)) if self.graph["tuple"] else _numpy(result[0])
 
     def run(self, values: list, params: dict | None = None) -> list[tvm_ffi.Tensor]:
@@ -119,7 +119,7 @@ class Compiled:
         Returns:
             The outputs as TVM tensors.
         """
-        tensors = self._tensors(values)
+        tensors = self.input_tensors(values)
         if self._main is None:
             reason = saved.mismatch(self._build_info)
             raise RuntimeError(f"this library cannot run here: {reason}. Save it, and load it where it can.")
@@ -128,12 +128,12 @@ class Compiled:
             result = threads.run(self._main, *tensors, weights)
         return list(result) if self.graph["tuple"] else [result]
 
-    def _tensors(self, values: list) -> list[tvm_ffi.Tensor]:
+    def input_tensors(self, values: list) -> list[tvm_ffi.Tensor]:
         """Check a list of inputs, and make each a tensor that kernels can read."""
-        return [_tensor(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
+        return [input_tensor(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
 
-    def _bind(self, args: tuple, kwargs: dict) -> list:
-        """Return the arguments in the order of `inputs`."""
+    def bind(self, args: tuple, kwargs: dict) -> list:
+        """Return the arguments of a call in the order of `inputs`; raises TypeError if they do not fit."""
         names = [spec.name for spec in self.inputs]
         unknown = [name for name in kwargs if name not in names]
         twice = [name for name in names[: len(args)] if name in kwargs]
@@ -210,7 +210,7 @@ class Compiled:
         """
         from .stopwatch import Stopwatch, of_kernels  # for speed: it imports TVM
 
-        values = self._bind(inputs, {})
+        values = self.bind(inputs, {})
         watch = Stopwatch(self, lambda: self.run(values))
         watch()
         return [(call.name, call.end - call.begin) for call in of_kernels(watch.take()[0], self)]
@@ -325,7 +325,7 @@ def _open_library(file: Path):
         return tvm_ffi.load_module(str(link))  # tvm.runtime.load_module would follow the link first
 
 
-def _tensor(value, spec: TensorSpec) -> tvm_ffi.Tensor:
+def input_tensor(value, spec: TensorSpec) -> tvm_ffi.Tensor:
     """Return `value` as a TVM tensor on the CPU, without a copy if its memory is contiguous and aligned."""
     torch = sys.modules.get("torch")
     if not isinstance(value, np.ndarray | tvm_ffi.Tensor) and not (torch and isinstance(value, torch.Tensor)):

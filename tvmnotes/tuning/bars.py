@@ -4,24 +4,25 @@ import os
 
 from tqdm.auto import tqdm
 
-from .task import Progress, Task
+from .task import Progress
 
 
 class Bars:
     """Progress bars in a notebook or a terminal; none if TQDM_DISABLE is set.
 
-    A context manager, for `tasks` and the number of `trials` of all of them.
+    A context manager, for the `states` of the tasks and the number of `trials` of all of them.
     """
 
-    def __init__(self, tasks: list[Task], trials: int):
+    def __init__(self, states: list[Progress], trials: int):
         off = {"disable": True if "TQDM_DISABLE" in os.environ else None}  # None: disabled without a terminal
         overall = "{desc} {bar} {n_fmt}/{total_fmt} {elapsed}<{remaining}"
         self._all = tqdm(total=trials, desc="trials", bar_format=overall, **off)
-        sizes = ["" if task.workload.by_metaschedule else f" of {len(task.space)}" for task in tasks]
-        self._tasks = [
-            tqdm(desc=str(task), bar_format=f"{{desc}}: {{n_fmt}}{size} configs{{postfix}}", **off)
-            for task, size in zip(tasks, sizes, strict=True)
-        ]
+        self._tasks = []
+        for number, state in enumerate(states):
+            size = "" if state.task.workload.by_metaschedule else f" of {len(state.task.space)}"
+            layout = f"{{desc}}: {{n_fmt}}{size} configs{{postfix}}"
+            self._tasks.append(tqdm(desc=str(state.task), bar_format=layout, **off))
+            self.update(number, state)
 
     def update(self, number: int, state: Progress) -> None:
         """Show the progress of task `number`."""

@@ -17,12 +17,12 @@ from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.tirx import IterVar
 
 from ..base import env, errors
+from ..base.protocols import Runner
 from ..base.workarounds import lazy_tensor_intrinsics
 from ..compiler import codegen, records
-from ..compiler.build import resolve_target
 from ..compiler.schedules.metaschedule import schedule
 from .bars import Bars
-from .task import Task, workloads
+from .task import Task, all_tasks
 from .trial import KILLED
 from .workers import Builder
 
@@ -33,13 +33,8 @@ _POPULATION = 128  # traces that evolve between batches; with TVM's 512 a batch 
 
 def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
     """List the kernels of a network that reduce over an axis and have no family, as tasks."""
-    target = resolve_target(target)
-    counts = workloads(mod, params, target)
-    return [
-        Task(workload, count, env.target_json(target))
-        for workload, count in counts.items()
-        if workload.by_metaschedule and _reduces(workload.func)
-    ]
+    found = [task for task in all_tasks(mod, params, target) if task.workload.by_metaschedule]
+    return [task for task in found if _reduces(task.workload.func)]
 
 
 def _reduces(func) -> bool:
@@ -64,29 +59,35 @@ class _Write(ms.measure_callback.PyMeasureCallback):
         task, state = self.session.tasks[task_id], self.session.states[task_id]
         measured = []
         for candidate, result in zip(measure_candidates, runner_results, strict=True):
-            if KILLED not in str(result.error_msg):
-                config, outcome = as_config(candidate.sch.trace), _outcome(result)
-                about = task.workload, task.target, config, *outcome
-                measured.append(records.new_record(*about, machine=self.machine))
+            message = result.error_msg
+            if message is None or KILLED not in message:
+                about = task.workload, task.target, as_config(candidate.sch.trace)
+                outcome = ((), errors.lines(message)[-1]) if message else (map(float, result.run_secs), None)
+                measured.append(records.new_record(*about, *outcome, machine=self.machine))
         self.session.write(measured)
         state.update([record.call_seconds for record in measured])
         self.bars.update(task_id, state)
 
 
-def _outcome(result) -> tuple[tuple[float, ...], str | None]:
-    """Return a candidate's seconds per repeat, or none and the error."""
-    if result.error_msg:
-        return (), errors.lines(result.error_msg)[-1]
-    return tuple(float(s) for s in result.run_secs), None
+@derived_object
+class _Builder(ms.builder.PyBuilder):
+    """A builder with workers that live on.
 
-
-def _build(mod, target, _params):
-    """Build a kernel, as a builder's f_build.
-
-    TVM's own starts with the import that `lazy_tensor_intrinsics` avoids, for each batch.
+    TVM's starts some for each batch, and each with the import that `lazy_tensor_intrinsics` avoids.
     """
-    mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
-    return codegen.compile_kernels(dict(mod.functions_items()), target, runs_here=False)
+
+    def __init__(self, workers: Builder):
+        super().__init__()
+        self.workers = workers
+
+    def build(self, build_inputs):
+        """Build a batch."""
+        return [ms.builder.BuilderResult(*built) for built in self.workers.build(_build, build_inputs)]
+
+
+def _build(given):
+    mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(given.mod)
+    return codegen.compile_kernels(dict(mod.functions_items()), given.target, runs_here=False)
 
 
 def as_config(trace) -> dict:
@@ -148,7 +149,7 @@ def _space() -> ms.SpaceGenerator:
     return ms.space_generator.PostOrderApply(sch_rules="llvm", postprocs="llvm", mutator_probs="llvm")
 
 
-def search(session, runner, seed: int | None) -> None:
+def search(session, runner: Runner, seed: int | None) -> None:
     """Run MetaSchedule until the session's trials are used up.
 
     With a seed it runs on one core, because its threads would draw random numbers in any order. A continued
@@ -180,13 +181,10 @@ def search(session, runner, seed: int | None) -> None:
         if known:
             state.update([record.call_seconds for record in known])
     with contextlib.ExitStack() as stack:
-        bars = stack.enter_context(Bars(session.tasks, session.trials))
-        for number, state in enumerate(session.states):
-            bars.update(number, state)
+        bars = stack.enter_context(Bars(session.states, session.trials))
         if session.done >= session.trials:
             return
-        builder = Builder(_build, _BUILD_SECONDS)
-        stack.callback(builder.close)
+        builder = stack.enter_context(contextlib.closing(Builder(_BUILD_SECONDS)))
         callbacks = [
             ms.measure_callback.AddToDatabase(),
             _Write(session, runner.machine, bars),
@@ -199,7 +197,7 @@ def search(session, runner, seed: int | None) -> None:
             work_dir=builder.folder,
             max_trials_global=session.trials - session.done,
             num_trials_per_iter=_BATCH,
-            builder=builder,
+            builder=_Builder(builder),
             runner=runner.for_metaschedule(),
             database=database,
             cost_model=_Model(seeds.getrandbits(64)),

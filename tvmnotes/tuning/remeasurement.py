@@ -11,6 +11,7 @@ import time as clock
 import numpy as np
 
 from ..base import env
+from ..base.protocols import Runner
 from ..compiler import records
 from ..compiler.build import build
 from ..compiler.records import Record
@@ -107,7 +108,7 @@ def _round(lib, watch: Stopwatch) -> dict[Workload, float]:
     return spent
 
 
-def by_kernel(best: dict[Task, list[dict]], runner, moment: str) -> list[Record]:
+def by_kernel(best: dict[Task, list[dict]], runner: Runner, moment: str) -> list[Record]:
     """Measure the kernels one by one, in two rounds, if the network cannot run here."""
     measured = []
     for task, configs in best.items():

@@ -8,10 +8,12 @@ from datetime import datetime, timezone
 import tvm
 
 from ..base import env
+from ..base.protocols import Runner
 from ..base.table import Table
 from ..compiler import records
 from ..compiler.build import build, resolve_target
 from ..compiler.records import Record
+from ..compiler.schedules import Workload
 from ..measuring import measure
 from ..measuring.profiling import schedule_text
 from ..runtime.compiled import cannot_run
@@ -21,7 +23,7 @@ from .log import Log
 from .runner import LocalRunner
 from .task import Progress, Task, expected_gain
 from .task import tasks as tasks_of
-from .tuners import TUNERS, CostModel
+from .tuners import TUNERS, CostModel, Tuner
 from .tuners import tuner as make_tuner
 
 _BATCH = 8
@@ -36,7 +38,7 @@ def tune(
     trials: int | None = None,
     early_stopping: int | None = None,
     records="tuning.jsonl",
-    runner=None,
+    runner: Runner | None = None,
     transfer: bool = True,
     tasks: list[Task] | None = None,
     seed: int | None = None,
@@ -97,8 +99,7 @@ def tune(
                 metaschedule.search(session, runner, seed)
             else:
                 session.search(tuner, runner, transfer, seed)
-            if not session.interrupted:
-                session.finish(mod, params, runner)
+            session.finish(mod, params, runner)
         except KeyboardInterrupt:
             session.interrupted = True
     return session.result()
@@ -116,18 +117,20 @@ class Session:
     interrupted: bool = False
     network: measure.Comparison | None = None
     states: list[Progress] = field(init=False)
+    tuners: dict[Workload, Tuner] = field(default_factory=dict, init=False)  # of the search, by workload
     started: float = field(default_factory=clock.monotonic)
     known: list[Record] = field(default_factory=list)  # of the target, in the file and new
     _lost: int = field(default=0, init=False)  # trials in a row that were killed from outside
 
     def __post_init__(self):
         self.states = [Progress(task) for task in self.tasks]
+        self._target_key = env.target_json(self.target)  # as records have it
         self._read(self.log.read_new())
-        self.earlier = len(self.known)
+        self.earlier = len(self.known)  # records from before this session
 
     def _read(self, fresh: list[Record]) -> list[Record]:
         """Keep the records of this target."""
-        fresh = [record for record in fresh if record.target == env.target_json(self.target)]
+        fresh = [record for record in fresh if record.target == self._target_key]
         self.known += fresh
         return fresh
 
@@ -138,8 +141,8 @@ class Session:
 
     # ------------------------------------------------------------ the search
 
-    def search(self, tuner: str, runner, transfer: bool, seed: int | None) -> None:
-        """Measure until the trials are used up, or nothing is left to try. Ctrl-C ends it.
+    def search(self, tuner: str, runner: Runner, transfer: bool, seed: int | None) -> None:
+        """Measure until the trials are used up, or nothing is left to try.
 
         With `transfer`, the tasks share a cost model, which also learns from other workloads in the records.
         """
@@ -151,16 +154,11 @@ class Session:
             if elsewhere and not record.final:
                 other = others.setdefault(record.workload, Task(record.workload, 1, record.target))
                 shared.add(record.workload, other.features(record.config), record.call_seconds)
-        with Bars(self.tasks, self.trials) as bars:
-            self._take_in(self.known)
-            for number, state in enumerate(self.states):
-                bars.update(number, state)
-            try:
-                while (number := self._next()) is not None:
-                    self._take_in(self._batch(number, runner))
-                    bars.update(number, self.states[number])
-            except KeyboardInterrupt:
-                self.interrupted = True
+        self._take_in(self.known)
+        with Bars(self.states, self.trials) as bars:
+            while (number := self._next()) is not None:
+                self._take_in(self._batch(number, runner))
+                bars.update(number, self.states[number])
 
     def _next(self) -> int | None:
         """Return the number of the task that gets the next batch."""
@@ -181,7 +179,7 @@ class Session:
         self.log.append(made)
         return self._read(self.log.read_new())
 
-    def _batch(self, number: int, runner) -> list[Record]:
+    def _batch(self, number: int, runner: Runner) -> list[Record]:
         """Measure a batch of a task's configs and write it; see `write`."""
         state = self.states[number]
         # At most half of the trials go to the tasks' first batches.
@@ -221,7 +219,7 @@ class Session:
 
     # ------------------------------------------------------------ the end
 
-    def finish(self, mod, params, runner) -> None:
+    def finish(self, mod, params, runner: Runner) -> None:
         """Measure the best few configs of each task alternately, write the records, and time the network."""
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
         best = remeasurement.best_configs(self.tasks, self.known)
@@ -240,7 +238,7 @@ class Session:
         """Return the result of the tuning so far."""
         fastest, rows = records.best(self.known), []
         for task, state in zip(self.tasks, self.states, strict=True):
-            best = fastest.get((task.workload, env.target_json(self.target)))
+            best = fastest.get((task.workload, self._target_key))
             same = [r for r in self.known if best and r.workload == task.workload and r.final == best.final]
             default = [r.call_seconds for r in same if r.config == task.default]
             rows.append((task, state.trials, min(default, default=None), best))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import tvm
 
 from ..base import env
-from ..base.env import target_json
 from ..base.workarounds import pass_lock
 from ..compiler import pipeline
 from ..compiler.build import bind, resolve_target
@@ -67,17 +66,18 @@ class Task:
         return self.workload.label
 
 
-def workloads(mod: tvm.IRModule, params: dict, target=None) -> dict[Workload, int]:
-    """Count the kernels that `tn.build(mod, params, target)` makes of each workload, in network order."""
-    target, counts = resolve_target(target), {}
+def all_tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
+    """List the workloads of all kernels that `tn.build(mod, params, target)` makes; see `tasks`."""
+    target, counts = resolve_target(target), Counter()
 
     def count(workload):
-        counts[workload] = counts.get(workload, 0) + 1
+        counts[workload] += 1
 
     mod, _ = bind(mod, params)
     with pass_lock, target:
         tvm.transform.Sequential(pipeline.passes(3, target, lookup=count))(mod)
-    return counts
+    described = env.target_json(target)
+    return [Task(workload, kernels, described) for workload, kernels in counts.items()]
 
 
 def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
@@ -91,12 +91,7 @@ def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
     Returns:
         The tasks in the order of the network.
     """
-    target = resolve_target(target)
-    counts = workloads(mod, params, target)
-    described = target_json(target)
-    return [
-        Task(workload, count, described) for workload, count in counts.items() if not workload.by_metaschedule
-    ]
+    return [task for task in all_tasks(mod, params, target) if not task.workload.by_metaschedule]
 
 
 def tasks_by_kernel(lib: Compiled) -> dict[str, Task]:
@@ -111,7 +106,7 @@ def tasks_by_kernel(lib: Compiled) -> dict[str, Task]:
     """
     found = {kernel: Workload.from_dict(described) for kernel, described in lib.graph["workloads"].items()}
     counts = Counter(found[node["kernel"]] for node in lib.graph["nodes"] if node["kernel"] in found)
-    target = target_json(lib.target)
+    target = env.target_json(lib.target)
     return {
         kernel: Task(workload, counts[workload], target)
         for kernel, workload in found.items()

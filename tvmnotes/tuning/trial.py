@@ -1,19 +1,18 @@
 """One trial, as it runs in worker processes: build a kernel, run it, check it against NumPy, time it.
 
-These are the functions that `runner` passes to MetaSchedule's builders and runners.
+These are the functions that `runner` submits to its workers.
 """
 
-import base64
 import functools
 import os
 import signal
 import tempfile
 import threading
 import time as clock
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import tvm
 from tvm import te
@@ -44,16 +43,6 @@ class Candidate:
     workload: Any  # a Workload, or what has its methods
     config: dict
     target: str
-
-    def as_module(self) -> tvm.IRModule:
-        """Return a module without functions that carries the candidate to a builder."""
-        packed = base64.b64encode(cloudpickle.dumps(self)).decode()
-        return tvm.IRModule({}, attrs={"candidate": packed})
-
-    @staticmethod
-    def from_module(mod: tvm.IRModule) -> "Candidate":
-        """Restore the candidate of `as_module`."""
-        return cloudpickle.loads(base64.b64decode(mod.attrs["candidate"]))
 
     @property
     def lanes(self) -> int:
@@ -129,9 +118,9 @@ def register_cache_flush() -> None:
     tvm.register_global_func("tvmnotes.sweep", lambda *_: kernel()(), override=True)
 
 
-def build(mod: tvm.IRModule, target: tvm.target.Target, _params):
-    """Build a candidate, as a builder's f_build: the library with its kernel, "main"."""
-    scheduled = kernel(Candidate.from_module(mod))
+def build(candidate: Candidate):
+    """Build a candidate: the library with its kernel, "main"."""
+    scheduled, target = kernel(candidate), tvm.target.Target(candidate.target)
     (var,) = scheduled.get_global_vars()
     return codegen.compile_kernels({var: scheduled[var]}, target, runs_here=False)
 
@@ -152,8 +141,9 @@ def kernel(candidate: Candidate) -> tvm.IRModule:
     return schedule_kernels(simd)(module)
 
 
-def export(library, folder: str) -> str:
-    """Link the library into a file, in a new folder within `folder`, and return the path."""
+def export(make: Callable, folder: str, given) -> str:
+    """Link the library `make(given)` into a file, in a new folder within `folder`, and return the path."""
+    library = make(given)
     os.environ["TMPDIR"] = tempfile.tempdir = folder  # for what TVM and the linker leave if they are killed
     path = os.path.join(tempfile.mkdtemp(dir=folder), "kernel.so")
     library.export_library(path)
@@ -161,7 +151,7 @@ def export(library, folder: str) -> str:
 
 
 def arguments(candidate: Candidate, device) -> list[list[tvm.runtime.Tensor]]:
-    """Make a runner's arguments: one list of data, packed weight and output buffer."""
+    """Make the arguments of a kernel's calls: one list of data, packed weight and output buffer."""
     workload, lanes = candidate.workload, candidate.lanes
     data, weight, _ = _inputs(workload)
     output = np.zeros(workload.output_shape(candidate.config, lanes), "float32")
@@ -169,14 +159,25 @@ def arguments(candidate: Candidate, device) -> list[list[tvm.runtime.Tensor]]:
     return [[tvm.runtime.tensor(array, device) for array in arrays]]
 
 
-def check_and_time(
-    candidate: Candidate, library, device, evaluator, arguments, sweep: bool = True
-) -> list[float]:
-    """Check a kernel's output and time it, as a runner's evaluator: seconds of a call, one per repeat.
+def run(candidate: Candidate, path: str, evaluator) -> list[float]:
+    """Check and time a candidate, whose library is at `path`, on this machine; see `check_and_time`."""
+    return check_and_time(candidate, tvm.runtime.load_module(path), tvm.cpu(), evaluator)
 
-    With `sweep`, the caches are flushed before each repeat. Raises ValueError for a wrong output.
+
+def check_and_time(candidate: Candidate, library, device, evaluator, sweep: bool = True) -> list[float]:
+    """Check a kernel's output and time it: seconds of a call, one per repeat.
+
+    Args:
+        candidate: the candidate.
+        library: its library, on this machine or a session's.
+        device: where the library runs.
+        evaluator: MetaSchedule's `EvaluatorConfig`.
+        sweep: whether the caches are flushed before each repeat.
+
+    Raises:
+        ValueError: for a wrong output.
     """
-    (tensors,) = arguments
+    (tensors,) = arguments(candidate, device)
     library["main"](*tensors)
     _, _, expected = _inputs(candidate.workload)
     output = candidate.workload.unpack_output(tensors[-1].numpy(), candidate.lanes)

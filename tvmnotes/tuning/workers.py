@@ -1,16 +1,16 @@
 """TVM's worker processes without torch, whose import takes 3 seconds and 600 MB in each, and a builder."""
 
 import contextlib
+import functools
 import os
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time as clock
+from collections.abc import Callable, Collection, Iterable
 from pickle import UnpicklingError
 
-from tvm.ir.utils import derived_object
-from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner import local_runner, rpc_runner
 from tvm.support.popen_pool import PopenPoolExecutor, PopenWorker, StatusKind
 
@@ -98,10 +98,24 @@ class Pool(PopenPoolExecutor):
 
     ends = False
 
+    def __init__(self, max_workers: int, *args, **kwargs):
+        super().__init__(max_workers, *args, **kwargs)
+        self.size = max_workers
+
     def shutdown(self, wait=True):
         """Shut down as TVM does, and repeat nothing from now on."""
         self.ends = True
         super().shutdown(wait)
+
+    def end(self, running: Collection = ()) -> None:
+        """Shut down without waiting for the futures that are `running`: end their processes."""
+        self.ends = True
+        while not all(future.done() for future in running):
+            for worker in list(self._worker_map.values()):
+                if (process := worker._proc) is not None:
+                    process.kill()
+            clock.sleep(0.02)
+        self.shutdown(wait=False)
 
     def _worker_run(self, fn, args, kwargs):
         with self._lock:
@@ -129,47 +143,35 @@ def of_runners():
             module.PopenPoolExecutor = PopenPoolExecutor
 
 
-@derived_object
-class Builder(ms.builder.PyBuilder):
-    """MetaSchedule's LocalBuilder with persistent workers; TVM's starts new ones for every batch.
+class Builder:
+    """Worker processes, one per core, that build libraries; `timeout` is in seconds."""
 
-    `make` is a builder's f_build; `timeout` is in seconds.
-    """
-
-    def __init__(self, make: Callable, timeout: float):
-        super().__init__()
-        self.make, self.timeout = make, timeout
+    def __init__(self, timeout: float):
+        self.timeout = timeout
         self._folders = contextlib.ExitStack()
         self.folder = str(self._folders.enter_context(folders.temporary("tvmnotes-trials-")))
         limits = {"timeout": timeout, "maximum_process_uses": _BUILDS}
-        self.pool = Pool(env.usable_cores(), initializer=trial.begin, stderr=subprocess.DEVNULL, **limits)
+        self._pool = Pool(env.usable_cores(), initializer=trial.begin, stderr=subprocess.DEVNULL, **limits)
 
-    def build(self, build_inputs):
-        """Build a batch of inputs in the worker processes."""
-        make, folder = self.make, self.folder
+    def build(self, make: Callable, batch: Iterable) -> list[tuple[str | None, str | None]]:
+        """Build the libraries `make(given)` of a batch; return the path of each, or None and the error."""
+        work = functools.partial(trial.export, make, self.folder)
+        return [self._outcome(*built) for built in self._pool.map_with_error_catching(work, batch)]
 
-        def work(given):
-            return trial.export(make(given.mod, given.target, given.params), folder)
-
-        results = []
-        for built in self.pool.map_with_error_catching(work, build_inputs):
-            if built.status == StatusKind.COMPLETE:
-                results.append(ms.builder.BuilderResult(built.value, None))
-            elif built.status == StatusKind.TIMEOUT:
-                error = f"its build took longer than {self.timeout:g} s"
-                results.append(ms.builder.BuilderResult(None, error))
-            else:
-                error = f"its build failed: {sentence(built.value)}"
-                results.append(ms.builder.BuilderResult(None, error))
-        return results
+    def _outcome(self, status: StatusKind, value) -> tuple[str | None, str | None]:
+        if status == StatusKind.COMPLETE:
+            return value, None
+        if status == StatusKind.TIMEOUT:
+            return None, f"its build took longer than {self.timeout:g} s"
+        return None, f"its build failed: {sentence(value)}"
 
     def close(self) -> None:
         """End the workers, and remove the files that they left."""
-        self.pool.shutdown(wait=False)
+        self._pool.shutdown(wait=False)
         self._folders.close()
 
 
-def sentence(error: Exception | str) -> str:
+def sentence(error: Exception) -> str:
     """Return the message of a worker's exception, without its traceback."""
     if isinstance(error, ChildProcessError) and not isinstance(error, Killed):
         return "its process ended"

@@ -177,7 +177,7 @@ def extract_from_program(mod, params=None, target=None, target_host=None, ops=No
     if not params and isinstance(mod, ir.IRModule | ir.Function):
         main = mod["main"] if isinstance(mod, ir.IRModule) else mod
         main.infer()
-        params = {p.name_hint: np.zeros(p._type.shape, p._type.dtype) for p in main.params[1:]}
+        params = {p.name_hint: np.zeros(p.known_type.shape, p.known_type.dtype) for p in main.params[1:]}
     tasks = tuning.tasks(*relax_of(mod, params), _target(target))
     extracted = [Task(task) for task in tasks if isinstance(task.workload, Convolution | Dense)]
     if ops is None:

@@ -16,20 +16,20 @@ from .ty import FuncType, TensorType
 
 
 class Expr:
-    """An expression."""
+    """An expression; `known_type` is its type, None before inference."""
 
-    _type = None
+    known_type = None
     span = None
 
     @property
     def checked_type(self):
         """Its type, once `InferType`, printing or a build has inferred it; ValueError before."""
-        if self._type is None:
+        if self.known_type is None:
             raise ValueError(
                 "the type of this expression has not been inferred yet: run relay.transform.InferType() on "
                 "its module"
             )
-        return self._type
+        return self.known_type
 
     def same_as(self, other) -> bool:
         """Return whether `other` is the same object."""
@@ -64,7 +64,7 @@ class Var(Expr):
     """A variable: a function parameter, or the name bound by a `Let`."""
 
     def __init__(self, name_hint: str, type_annotation=None):
-        self.name_hint, self.type_annotation, self._type = name_hint, type_annotation, type_annotation
+        self.name_hint, self.type_annotation, self.known_type = name_hint, type_annotation, type_annotation
 
 
 class Constant(Expr):
@@ -77,7 +77,7 @@ class Constant(Expr):
 
     def __init__(self, data):
         self.data = data if isinstance(data, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(data))
-        self._type = TensorType(self.data.shape, self.data.dtype)
+        self.known_type = TensorType(self.data.shape, self.data.dtype)
 
 
 class Call(Expr):
@@ -190,7 +190,7 @@ class Function(Expr):
 
     def __init__(self, params, body, ret_type=None, type_params=None, attrs=None):
         self.params, self.body, self.type_params = list(params), as_expr(body), list(type_params or ())
-        self._ret_type, self.attrs = ret_type, attrs if isinstance(attrs, Attrs) else Attrs(attrs or {})
+        self.known_ret_type, self.attrs = ret_type, attrs if isinstance(attrs, Attrs) else Attrs(attrs or {})
 
     def children(self) -> list[Expr]:
         """List parameters and body."""
@@ -206,9 +206,9 @@ class Function(Expr):
     @property
     def ret_type(self):
         """The type of the result, inferred if need be."""
-        if self._ret_type is None:
+        if self.known_ret_type is None:
             self.infer()
-        return self._ret_type
+        return self.known_ret_type
 
     @property
     def checked_type(self) -> FuncType:
@@ -218,7 +218,7 @@ class Function(Expr):
     def with_attr(self, name, value=None) -> "Function":
         """Return a copy with one more attribute, or with those of a dictionary."""
         attrs = {**dict(self.attrs.items()), **(name if isinstance(name, dict) else {name: value})}
-        return Function(self.params, self.body, self._ret_type, self.type_params, attrs)
+        return Function(self.params, self.body, self.known_ret_type, self.type_params, attrs)
 
 
 def as_expr(value) -> Expr:

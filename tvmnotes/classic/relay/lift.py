@@ -50,7 +50,7 @@ class _Lifting:
         """Translate one binding and note its type."""
         self.bound[binding.var] = binding.value
         expr = self.values[binding.var] = self._lifted(binding.value)
-        expr._type = expr._type or relay_type(binding.var.ty)
+        expr.known_type = expr.known_type or relay_type(binding.var.ty)
 
     def value(self, expr) -> ir.Expr:
         """Return the Relay expression for a Relax variable, tuple or constant; TypeError for others."""

@@ -47,12 +47,12 @@ def to_relax(function: ir.Function, params: dict | None = None, functions: dict 
                 f"%{param.name_hint} has no type: give relay.var({param.name_hint!r}, shape=…), or its "
                 "array in params"
             )
-        param._type = relay_type(values[param].ty)
+        param.known_type = relay_type(values[param].ty)
     mod = builder.get()
     main = mod["main"]
     main = relax.Function([values[p] for p in (*inputs, *weights)], main.body, main.ret_ty, attrs=main.attrs)
     mod[mod.get_global_var("main")] = main.with_attr({"global_symbol": "main", "num_input": len(inputs)})
-    function._ret_type = relay_type(main.ret_ty)
+    function.known_ret_type = relay_type(main.ret_ty)
     return mod, {p.name_hint: params[p.name_hint] for p in weights}
 
 
@@ -70,7 +70,7 @@ def _parameter(param: ir.Var, params: dict) -> relax.Var | None:
     annotation, array = param.type_annotation, params.get(param.name_hint)
     if annotation is None and array is not None:
         annotation = TensorType(array.shape, array.dtype)
-    annotation = annotation or param._type  # inferred before a pass removed the operator it followed from
+    annotation = annotation or param.known_type  # known before a pass removed the operator it follows from
     return annotation and relax.Var(param.name_hint, _relax_type(annotation, param.name_hint))
 
 
@@ -139,7 +139,7 @@ class _Lowering:
             if node not in self.values:
                 self.values[node] = self._lowered(node)
                 if not isinstance(node, ir.Function):
-                    node._type = relay_type(self.values[node].ty)
+                    node.known_type = relay_type(self.values[node].ty)
         return self.values[expr]
 
     def _lowered(self, node: ir.Expr):
@@ -167,7 +167,7 @@ class _Lowering:
                 )
             case ir.Let():  # lower the body after the value, which its variable stands for
                 self.values[node.var] = self.values[node.value]
-                node.var._type = relay_type(self.values[node.var].ty)
+                node.var.known_type = relay_type(self.values[node.var].ty)
                 return self.value(node.body)
         raise Unservable(
             f"relay.{type(node).__name__}: control flow is not built, only networks without it; unroll the "

@@ -35,11 +35,11 @@ def simplify_inference(function: ir.Function) -> ir.Function:
         if not _is(norm, "nn.batch_norm") or rebuilt.index:
             return rebuilt
         data, gamma, beta, mean, variance = norm.args
-        scale = OPERATORS["rsqrt"](variance + ir.const(norm.attrs.epsilon, variance._type.dtype))
+        scale = OPERATORS["rsqrt"](variance + ir.const(norm.attrs.epsilon, variance.known_type.dtype))
         scale = scale * gamma if norm.attrs.scale else scale
         shift = -mean * scale
         shift = shift + beta if norm.attrs.center else shift
-        rank = len(node._type.shape)
+        rank = len(node.known_type.shape)
         trailing = rank - 1 - norm.attrs.axis % rank  # axes after the channels
         if trailing:
             scale, shift = (OPERATORS["expand_dims"](v, axis=1, num_newaxis=trailing) for v in (scale, shift))
@@ -76,8 +76,8 @@ def fold_scale_axis(function: ir.Function) -> ir.Function:
             return rebuilt
         if (conv.attrs.data_layout, conv.attrs.kernel_layout) != ("NCHW", "OIHW"):
             return rebuilt
-        channels = node._type.shape[1]
-        shape = getattr(node.args[1 - position]._type, "shape", ())
+        channels = node.known_type.shape[1]
+        shape = getattr(node.args[1 - position].known_type, "shape", ())
         if uses[node.args[position]] != 1 or shape[-3:] != (channels, 1, 1) or math.prod(shape) != channels:
             return rebuilt
         data, weight = conv.args
@@ -157,7 +157,7 @@ def _primitive(last, members, replaced):
     for node in ir.post_order(last):
         for arg in node.args if node in members else ():
             if arg not in members and arg not in params and not isinstance(arg, ir.Constant):
-                params[arg] = ir.Var(f"p{len(params)}", arg._type)
+                params[arg] = ir.Var(f"p{len(params)}", arg.known_type)
     body = ir.substitute(last, params)
-    inner = ir.Function(params.values(), body, last._type, attrs={"Primitive": 1})
+    inner = ir.Function(params.values(), body, last.known_type, attrs={"Primitive": 1})
     return ir.Call(inner, [replaced.get(arg, arg) for arg in params])

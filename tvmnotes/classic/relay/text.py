@@ -40,7 +40,8 @@ class _Printer:
         inner = _Printer(1, self.constants, self.types)
         params = ", ".join(f"{inner.value(p)}{self.annotated(p)}" for p in function.params)
         result = inner.value(function.body)
-        returns = f" -> {function._ret_type!r}" if self.types and function._ret_type is not None else ""
+        ret_type = function.known_ret_type if self.types else None
+        returns = "" if ret_type is None else f" -> {ret_type!r}"
         attrs = "".join(f", {k}={_attribute(v)}" for k, v in function.attrs.items())
         return "\n".join([f"{head}({params}{attrs}){returns} {{", *inner.lines, f"  {result}", "}", ""])
 
@@ -102,10 +103,10 @@ class _Printer:
 
     def annotated(self, v: ir.Var) -> str:
         """Return `: type` for a variable, or "" without one."""
-        return f": {v._type!r}" if self.types and v._type is not None else ""
+        return f": {v.known_type!r}" if self.types and v.known_type is not None else ""
 
     def _comment(self, node) -> str:
-        return f" /* ty={node._type!r} */" if self.types and node._type is not None else ""
+        return f" /* ty={node.known_type!r} */" if self.types and node.known_type is not None else ""
 
     def _constant(self, node) -> str:
         array = node.data.numpy()

@@ -107,7 +107,7 @@ def _name(op) -> str:
 
 
 def _type_lines(node) -> str:
-    ty = node._type
+    ty = node.known_type
     if isinstance(ty, TensorType):
         return f"shape: {ty.shape}\ndtype: {ty.dtype}"
     return f"type: {ty or UNKNOWN_TYPE}"
