@@ -121,7 +121,7 @@ def test_the_default_config_serves_all_sizes_of_the_sweep(package):
     for channels in (16, 128):
         conv = package["workload"](channels, 28)
         net, x = package["layer"](conv)
-        config = package["conv2d"].default(conv, package["machine"])
+        config = package["direct"].as_dict(package["direct"].default(conv, package["machine"]))
         made = package["result"](conv, package["run_tvm"](conv, config, net, x))
         assert difference(made, package["run_pytorch"](net, torch.from_numpy(x))().numpy()) < 1e-5
 
