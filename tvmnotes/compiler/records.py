@@ -32,31 +32,16 @@ except ImportError:  # on Windows, only one process at a time should append to a
 
 _FORMAT = 2  # version of a line's format and of the meaning of configs
 _RENAMED = {  # the fields of configs by their names in format 1, by family
-    "conv2d": {
-        "lines": "tile_oh",
-        "pixels": "tile_ow",
-        "blocks": "tile_oc",
-        "outer": "loop_order",
-        "chunk": "tile_ic",
-    },
-    "pointwise": {
-        "pixels": "tile_m",
-        "blocks": "tile_oc",
-        "run": "block_m",
-        "outer": "loop_order",
-        "chunk": "tile_ic",
-    },
+    "conv2d": {"lines": "tile_oh", "pixels": "tile_ow", "blocks": "tile_oc", "outer": "loop_order",
+               "chunk": "tile_ic"},
+    "pointwise": {"pixels": "tile_m", "blocks": "tile_oc", "run": "block_m", "outer": "loop_order",
+                  "chunk": "tile_ic"},
     "depthwise": {"rows": "tile_oh", "pixels": "tile_ow"},
-    "winograd": {
-        "tile": "m",
-        "rows": "tile_oh",
-        "columns": "tile_ow",
-        "blocks": "tile_oc",
-        "group": "block_oh",
-    },
+    "winograd": {"tile": "m", "rows": "tile_oh", "columns": "tile_ow", "blocks": "tile_oc",
+                 "group": "block_oh"},
     "matmul": {"rows": "tile_m", "blocks": "tile_n", "outer": "loop_order"},
     "batch_matmul": {"rows": "tile_m", "blocks": "tile_n", "outer": "loop_order"},
-}
+}  # fmt: skip
 _EXPECTED = "records: expected None, False, a file, or a list of files or of tvmnotes.records.Record"
 
 

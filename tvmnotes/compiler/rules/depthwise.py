@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from tvm import te, topi
+from tvm import te
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
@@ -82,15 +82,11 @@ class Depthwise(ScheduleRule):
 
     def compute(self, data, weight, workload: Convolution, config: Config):
         """Return the convolution of data (N, blocks, H, W, x) with a weight (blocks, 1, KH, KW, x)."""
-        n, blocks, h, w, lanes = (int(s) for s in data.shape)
-        kernel_h, kernel_w = workload.weight[2:]
-        (sh, sw), (top, left, _, _), (dh, dw) = workload.strides, workload.padding, workload.dilation
-        (reach_h, reach_w), (out_h, out_w) = workload.reach, workload.out_size
+        n, blocks, _, _, lanes = (int(s) for s in data.shape)
+        (kernel_h, kernel_w), (out_h, out_w) = workload.weight[2:], workload.out_size
+        (sh, sw), (dh, dw) = workload.strides, workload.dilation
         full_h, full_w = round_up(out_h, config.tile_oh), round_up(out_w, config.tile_ow)
-        bottom = max(0, (full_h - 1) * sh + reach_h - h - top)
-        right = max(0, (full_w - 1) * sw + reach_w - w - left)
-        if any((top, left, bottom, right)):
-            data = topi.nn.pad(data, [0, 0, top, left, 0], [0, 0, bottom, right, 0], name="pad")
+        data = workload.pad(data, full_h, full_w)
         kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")
 
         def element(b, k, y, x, c):

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from tvm import te, topi
+from tvm import te
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
@@ -120,18 +120,12 @@ class DirectConv(ScheduleRule):
         Returns:
             The output, (N, blocks, OH, OW, x).
         """
-        n, _, h, w, *inner = (int(s) for s in data.shape)
+        n, _, _, _, *inner = (int(s) for s in data.shape)
         out, ins, kernel_h, kernel_w = (int(s) for s in weight.shape[:4])
         lanes = int(weight.shape[-1])
-        (sh, sw), (top, left, _, _), (dh, dw) = workload.strides, workload.padding, workload.dilation
-        (reach_h, reach_w), (out_h, out_w) = workload.reach, workload.out_size
+        (sh, sw), (dh, dw), (out_h, out_w) = workload.strides, workload.dilation, workload.out_size
         full_h, full_w = round_up(out_h, config.tile_oh), round_up(out_w, config.tile_ow)
-        bottom = max(0, (full_h - 1) * sh + reach_h - h - top)
-        right = max(0, (full_w - 1) * sw + reach_w - w - left)
-        if any((top, left, bottom, right)):
-            unpadded = [0] * len(inner)
-            before, after = [0, 0, top, left, *unpadded], [0, 0, bottom, right, *unpadded]
-            data = topi.nn.pad(data, before, after, name="pad")
+        data = workload.pad(data, full_h, full_w)
         groups = workload.kernel_groups(lanes)
         i = te.reduce_axis((0, ins), "i")
         kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from tvm import te, tirx
+from tvm import te, tirx, topi
 
 from ...base.integers import ceildiv
 from ..rules.base.vector import pad_to
@@ -155,6 +155,17 @@ class Convolution(Workload):
         for each in range(count):
             joined[:, each, :, each] = weight.reshape(kernel_groups, count, out, i, *window)[:, each]
         return joined.reshape(o, count * i, *window)
+
+    def pad(self, data, rows: int, columns: int):
+        """Zero-pad data (N, blocks, H, W, …), a tensor, to what `rows` x `columns` of the output read."""
+        (h, w), (top, left, _, _) = self.data[2:], self.padding
+        (sh, sw), (reach_h, reach_w) = self.strides, self.reach
+        bottom = max(0, (rows - 1) * sh + reach_h - h - top)
+        right = max(0, (columns - 1) * sw + reach_w - w - left)
+        if not any((top, left, bottom, right)):
+            return data
+        inner = [0] * (len(data.shape) - 4)
+        return topi.nn.pad(data, [0, 0, top, left, *inner], [0, 0, bottom, right, *inner], name="pad")
 
     def within_group(self, product, channel, c, lanes: int):
         """Return `product` if input `channel` and output channel `c` are in one group of the network, else 0.

@@ -18,35 +18,21 @@ class Loops:
     """The sizes of a kernel's loops, from which `tuning.features` computes what a cost model sees.
 
     A kernel is seen as matrix products. Their rows are pixels, rows of a matrix, or tiles; their columns are
-    output channels or columns of a matrix, counted in vectors. All sizes are 1 or more.
-
-    Attributes:
-        tile_m: Rows of the register tile, at most the registers.
-        tile_n: Vectors of columns of the register tile, at most the registers.
-        m: Rows of a product, which register tiles cover.
-        n: Vectors of columns of a product, which register tiles cover.
-        products: Number of products.
-        rows: Rows of all products that are part of the output, without padding.
-        k: Steps of the reduction.
-        n_tasks: Tasks for the threads.
-        block_m: Tiles of rows, or rows of an image, computed before the next columns.
-        n_outer: Iterations of the outer loop; for Winograd's method, tiles across in a block of tiles.
-        k_block: Blocks of input channels reduced at a time.
-        stride: Stride of a convolution.
+    output channels or columns of a matrix, counted in vectors. Each size is 1 or more.
     """
 
-    tile_m: int
-    tile_n: int
-    m: int
-    n: int
-    products: int
-    rows: int
-    k: int
-    n_tasks: int
-    block_m: int = 1
-    n_outer: int = 1
-    k_block: int = 1
-    stride: int = 1
+    tile_m: int  # rows of the register tile, at most the registers
+    tile_n: int  # vectors of columns of the register tile, at most the registers
+    m: int  # rows of a product, which register tiles cover
+    n: int  # vectors of columns of a product, which register tiles cover
+    products: int  # number of products
+    rows: int  # rows of all products that are part of the output, without padding
+    k: int  # steps of the reduction
+    n_tasks: int  # tasks for the threads
+    block_m: int = 1  # tiles of rows, or rows of an image, computed before the next columns
+    n_outer: int = 1  # iterations of the outer loop; of Winograd's method, tiles across in a block of tiles
+    k_block: int = 1  # blocks of input channels reduced at a time
+    stride: int = 1  # of a convolution
 
 
 class ScheduleRule(abc.ABC):
