@@ -113,8 +113,10 @@ def test_the_priority_decides_which_rule_gives_the_default_config():
 
         try:
             assert workload.default_config(HERE) == wanted
+            assert workload.is_config(wanted, HERE)
         finally:
             del RULES["planted"]
+        assert not workload.is_config({"family": "planted"}, HERE)
 
 
 def test_a_rule_without_a_schedule_is_refused():

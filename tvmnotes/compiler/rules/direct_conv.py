@@ -106,19 +106,11 @@ class DirectConv(ScheduleRule):
         return array if workload.blocked else array[..., 0, :]
 
     def compute(self, data, weight, workload: Convolution, config: Config):
-        """Return the convolution as a tensor expression, of NCHW[x]c or, with one group, of NCHW data.
+        """Return the convolution (N, blocks, OH, OW, x) of NCHW[x]c or, with one group, of NCHW data.
 
+        Data (N, blocks, H, W, i) have a weight (O, I, KH, KW, i, x), and (N, I, H, W) have (O, I, KH, KW, x).
         Rows are computed up to a multiple of the tile and then cropped; so are the blocks if there is one
         group. Of several groups, each has I of the input blocks and an equal share of the O output blocks.
-
-        Args:
-            data: (N, blocks, H, W, i), or (N, I, H, W).
-            weight: (O, I, KH, KW, i, x), or (O, I, KH, KW, x).
-            workload: The convolution.
-            config: The register tile.
-
-        Returns:
-            The output, (N, blocks, OH, OW, x).
         """
         n, _, _, _, *inner = (int(s) for s in data.shape)
         out, ins, kernel_h, kernel_w = (int(s) for s in weight.shape[:4])
@@ -176,14 +168,8 @@ class DirectConv(ScheduleRule):
         """Return the sizes of the kernel's loops: a product for each row of register tiles."""
         height, width = workload.out_size
         rows, oh = workload.data[0] * ceildiv(height, config.tile_oh), config.tile_oh
-        sizes = {
-            "tile_m": oh * config.tile_ow,
-            "m": oh * width,
-            "products": rows,
-            "blocks": rows,
-            "block_m": oh,
-        }
-        return loops_of(workload, config, lanes, **sizes)
+        sizes = {"tile_m": oh * config.tile_ow, "m": oh * width, "products": rows, "block_m": oh}
+        return loops_of(workload, config, lanes, rows, **sizes)
 
 
 # ---------------------------------------------------------------- shared with `pointwise`
@@ -235,20 +221,17 @@ def _packed_shape(workload: Convolution, tile_oc: int, lanes: int) -> tuple[int,
     return blocks, source[1] // groups, *workload.weight[2:], source[-1], lanes
 
 
-def loops_of(workload: Convolution, config, lanes: int, *, tile_m, m, products, blocks, block_m) -> Loops:
-    """Return the sizes of the loops over `products` of `m` pixels, in `blocks` of `block_m` rows or tiles."""
+def loops_of(workload: Convolution, config, lanes: int, blocks: int, **sizes: int) -> Loops:
+    """Return the sizes of loops over `blocks` of `block_m` rows or tiles each, given those of the pixels."""
     n, ins = ceildiv(workload.weight[0], lanes), workload.group_channels(lanes)[0]
     channel_tiles = ceildiv(n, config.tile_oc)
     return Loops(
-        tile_m=tile_m,
+        **sizes,
         tile_n=config.tile_oc,
-        m=m,
         n=n,
-        products=products,
         rows=workload.data[0] * math.prod(workload.out_size),
         k=ins * math.prod(workload.weight[2:]),
         n_tasks=blocks * channel_tiles,
-        block_m=block_m,
         n_outer=blocks if config.loop_order == "rows" else channel_tiles,
         k_block=config.tile_ic or (ceildiv(ins, lanes) if workload.blocked else 1),
         stride=workload.strides[0],

@@ -124,14 +124,8 @@ class Pointwise(direct_conv.DirectConv):
         """Return the sizes of the kernel's loops: a product for each image."""
         n, pixels = workload.data[0], math.prod(workload.out_size)
         blocks = n * ceildiv(pixels, config.tile_m * config.block_m)
-        sizes = {
-            "tile_m": config.tile_m,
-            "m": pixels,
-            "products": n,
-            "blocks": blocks,
-            "block_m": config.block_m,
-        }
-        return direct_conv.loops_of(workload, config, lanes, **sizes)
+        sizes = {"tile_m": config.tile_m, "m": pixels, "products": n, "block_m": config.block_m}
+        return direct_conv.loops_of(workload, config, lanes, blocks, **sizes)
 
 
 def _blocks(tiles: int) -> list[int]:
