@@ -10,8 +10,8 @@ import cloudpickle
 
 from tvmnotes import env
 from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.schedules.convolution import Convolution
-from tvmnotes.compiler.schedules.matmul import Dense
+from tvmnotes.compiler.workloads.conv2d import Convolution
+from tvmnotes.compiler.workloads.dense import Dense
 from tvmnotes.tuning import Task, Trial
 
 TARGET = str(env.host_target())
@@ -37,9 +37,9 @@ def tasks(target: str = TARGET) -> list[Task]:
 
 def seconds_of(config: dict) -> float:
     """What a call takes with a config: the same each time, the less the nearer its numbers are to some."""
-    ideal = {"pixels": 7, "blocks": 2, "run": 4, "lines": 2, "rows": 3, "columns": 5, "tile": 4, "group": 2}
+    ideal = {"tile_ow": 7, "tile_oc": 2, "tile_m": 7, "tile_n": 2, "block_m": 4, "tile_oh": 2, "m": 4, "block_oh": 2}
     away = sum(abs(config.get(name, 0) - value) for name, value in ideal.items())
-    return 1e-4 * (1 + away / 20 + 0.1 * (config.get("outer") == "channels"))
+    return 1e-4 * (1 + away / 20 + 0.1 * (config.get("loop_order") == "channels"))
 
 
 class AsItIs:

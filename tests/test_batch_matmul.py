@@ -1,4 +1,4 @@
-"""The family `batch_matmul`: products of attention, found by tuning, built as recorded."""
+"""The rule `batch_matmul`: products of attention, found by tuning, built as recorded."""
 
 import numpy as np
 import pytest
@@ -8,15 +8,15 @@ from torch import nn
 
 import tvmnotes as tn
 from tvmnotes import env, records
-from tvmnotes.compiler.schedules.batch_matmul import BatchMatmul
-from tvmnotes.compiler.schedules.vector import simd_of
+from tvmnotes.compiler.rules.base.vector import simd_of
+from tvmnotes.compiler.workloads.batch_matmul import BatchMatmul
 from tvmnotes.tuning import Task, tasks
 
 HEADS = BatchMatmul((3, 5, 12), (3, 12, 21))
 
 
 def test_its_space_has_both_orders_of_the_outer_loop():
-    assert {config["outer"] for config in HEADS.space(simd_of(env.host_target()))} == {"rows", "columns"}
+    assert {config["loop_order"] for config in HEADS.space(simd_of(env.host_target()))} == {"rows", "columns"}
 
 
 def test_it_counts_its_multiplications_and_names_itself():
@@ -50,7 +50,7 @@ def test_tuning_finds_the_products_of_attention_and_a_build_takes_what_it_found(
     assert lib.tuned == f"{path}: 2 of this target"
     best = [record.config for record in records.best(records.read(path)).values()]
     tuned = lib.kernels[lib.kernels.family == "batch_matmul"]
-    assert sorted(config["rows"] for config in tuned.config) == sorted(config["rows"] for config in best)
+    assert sorted(config["tile_m"] for config in tuned.config) == sorted(config["tile_m"] for config in best)
     assert len(tuned) == 2
 
     arrays = [np.random.default_rng(n).standard_normal(SHAPE, dtype="float32") for n in range(3)]

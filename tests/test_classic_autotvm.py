@@ -120,7 +120,7 @@ def test_a_space_is_indexed_and_prints(tasks):
     assert len(space) > 10
     entity = space.get(3)
     assert entity == space[3] and entity.index == 3
-    assert re.fullmatch(r"\[\('family', 'conv2d'\), \('pixels', \d+\), .*\],None,3", str(entity))
+    assert re.fullmatch(r"\[\('family', 'conv2d'\), \('tile_ow', \d+\), .*\],None,3", str(entity))
     assert str(space).startswith(f"ConfigSpace (len={len(space)}, space_map=\n   0 family: OtherOption(")
     with pytest.raises(IndexError):
         space.get(len(space))
@@ -206,7 +206,7 @@ def test_a_space_is_exhausted_each_config_once_the_default_first(kind):
 
     dense, seen = autotvm.task.create("dense_pack.x86", args=DENSE, target="llvm"), []
     tuner = getattr(autotvm.tuner, kind)(dense)
-    option = quick_option(lambda config: config["rows"] * 1e-6, n_parallel=3)
+    option = quick_option(lambda config: config["tile_m"] * 1e-6, n_parallel=3)
     tuner.tune(n_trial=1000, measure_option=option, callbacks=[lambda _, inputs, results: seen.append(inputs)])
     measured = [inp.config.index for inputs in seen for inp in inputs]
     assert sorted(measured) == list(range(len(dense.config_space))) and measured[0] == 0
@@ -242,8 +242,8 @@ def convolution(channels: int, size: int):
 
 def model_time(config: dict) -> float:
     """Seconds that a machine might take: the more of its registers hold sums, the fewer."""
-    tile = config["pixels"] * config.get("lines", 1), config["blocks"]
-    return 1e-4 * (sum(tile) / np.prod(tile) + 0.1 * (config["outer"] == "rows"))
+    tile = config["tile_ow"] * config.get("tile_oh", 1), config["tile_oc"]
+    return 1e-4 * (sum(tile) / np.prod(tile) + 0.1 * (config["loop_order"] == "rows"))
 
 
 def places(task, entities) -> list[float]:
@@ -312,6 +312,16 @@ def test_torn_and_foreign_lines_are_left_out_with_a_warning(tasks, tmp_path):
     with pytest.warns(UserWarning, match="2 lines are torn, or of schedules that are not here"):
         ((inp, result),) = autotvm.record.load_from_file(str(log))
     assert inp.config == tasks[0].config_space.get(2) and result.costs == (0.5,)
+
+
+def test_a_log_with_the_old_names_of_a_config_is_read(tasks):
+    from tvm import autotvm
+
+    row = autotvm.record.encode(*record_of(tasks[0], 2, 0.5))
+    for name, old in {"tile_oh": "lines", "tile_ow": "pixels", "tile_oc": "blocks", "loop_order": "outer"}.items():
+        row = row.replace(f'"{name}"', f'"{old}"')
+    assert "pixels" in row
+    assert autotvm.record.decode(row)[0].config == tasks[0].config_space.get(2)
 
 
 def test_a_build_takes_the_best_of_a_log_within_its_context_only(network, program, tasks, tmp_path, rng):

@@ -89,10 +89,10 @@ def test_no_import_is_hidden_but_for_speed():
     assert not hidden
 
 
-def test_modules_are_loaded_by_name_by_the_public_api_and_the_folder_of_families_alone():
+def test_modules_are_loaded_by_name_by_the_public_api_and_the_folder_of_rules_alone():
     loads = re.compile(r"import_module\(f?[\"'](?:\.|tvmnotes|\{__name__\})|__import__\(")
     by_name = [module for module, file in FILES.items() if loads.search(file.read_text())]
-    assert by_name == ["tvmnotes", "tvmnotes.compiler.schedules"]  # the latter imports all files of its folder
+    assert by_name == ["tvmnotes", "tvmnotes.compiler.rules"]  # the latter imports all files of its folder
 
 
 def test_there_is_no_circle():

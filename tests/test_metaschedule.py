@@ -11,7 +11,7 @@ from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
 import tvmnotes as tn
 from tvmnotes import models, records
-from tvmnotes.compiler.schedules import Kernel
+from tvmnotes.compiler.workloads.kernel import Kernel
 from tvmnotes.tuning import log, metaschedule, session, tasks
 
 TRIALS = 4

@@ -27,8 +27,8 @@ from tvm.relax.transform import (
 import tvmnotes as tn
 from tvmnotes import classic, digits, tracing
 from tvmnotes.compiler.layout import block_layouts
-from tvmnotes.compiler.schedules import schedule_kernels
-from tvmnotes.compiler.schedules.vector import simd_of
+from tvmnotes.compiler.rules.base.vector import simd_of
+from tvmnotes.compiler.scheduling import schedule_kernels
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 ELEMENTWISE, INJECTIVE, OUT_ELEMENTWISE_FUSABLE = 0, 2, 4

@@ -10,7 +10,7 @@ import torch
 import tvm
 
 import tvmnotes as tn
-from tvmnotes.compiler.schedules import winograd
+from tvmnotes.compiler.rules import winograd
 from tvmnotes.course import lessons
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -112,8 +112,7 @@ def test_one_dimension_of_winograd_is_the_direct_sum(package):
 
 def test_the_package_takes_winograds_method_for_this_convolution(package):
     conv = package["conv"]
-    shapes = conv.packed_input_shape(package["lanes"]), conv.packed_shape(package["config"], package["lanes"])
-    assert winograd.best_tile(conv.window(package["lanes"]), *shapes) in (2, 4)
+    assert winograd.best_tile(conv) in (2, 4)
     assert "winograd" in set(package["lib"].kernels["family"])
     assert difference(package["lib"](package["x"]), package["reference"]) < 1e-5
 
@@ -122,7 +121,7 @@ def test_the_default_config_serves_all_sizes_of_the_sweep(package):
     for channels in (16, 128):
         conv = package["workload"](channels, 28)
         net, x = package["layer"](conv)
-        config = package["conv2d"].default(conv, package["machine"])
+        config = package["direct"].as_dict(package["direct"].default(conv, package["machine"]))
         made = package["result"](conv, package["run_tvm"](conv, config, net, x))
         assert difference(made, package["run_pytorch"](net, torch.from_numpy(x))().numpy()) < 1e-5
 

@@ -14,8 +14,8 @@ import tvm
 import tvmnotes as tn
 from tvmnotes import records
 from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.schedules.convolution import Convolution
-from tvmnotes.compiler.schedules.vector import simd_of
+from tvmnotes.compiler.rules.base.vector import simd_of
+from tvmnotes.compiler.workloads.conv2d import Convolution
 from tvmnotes.tuning import trial
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "05b_search.ipynb"
@@ -46,8 +46,8 @@ def race():
 
 def made_up(config):
     """Seconds with one valley: 7 pixels of 2 blocks, of one row, with rows outside, are fastest."""
-    tile = abs(math.log2(config["pixels"] / 7)) + abs(math.log2(config["blocks"] / 2))
-    order = 0.2 * config.get("lines", 0) + 0.3 * (config["outer"] != "rows") + 0.1 * ("chunk" in config)
+    tile = abs(math.log2(config["tile_ow"] / 7)) + abs(math.log2(config["tile_oc"] / 2))
+    order = 0.2 * config.get("tile_oh", 0) + 0.3 * (config["loop_order"] != "rows") + 0.1 * ("tile_ic" in config)
     return 1e-3 * (1 + tile + order)
 
 
@@ -59,8 +59,8 @@ def test_the_space_begins_with_the_default_and_holds_what_fits_into_the_register
     assert len({records.key(config) for config in task.space}) == len(task.space) >= 100
     for config in task.space:
         assert config["family"] == "conv2d", "a stride of 2 leaves nothing to Winograd's method"
-        sums = config.get("lines", 1) * config["pixels"] * config["blocks"]
-        assert sums + config["blocks"] + 1 <= registers
+        accumulators = config.get("tile_oh", 1) * config["tile_ow"] * config["tile_oc"]
+        assert accumulators + config["tile_oc"] + 1 <= registers
 
 
 @pytest.mark.parametrize("name", TUNERS)
@@ -114,7 +114,7 @@ def test_the_models_order_holds_for_configs_that_it_never_saw(race):
 
 def test_a_trial_is_ten_repeats_or_an_error_in_a_sentence(small):
     task = tn.tuning.tasks(small.mod, small.params)[1]
-    broken = task.default | {"family": "conv2d", "pixels": 0, "blocks": 1, "outer": "rows"}
+    broken = task.default | {"family": "conv2d", "tile_ow": 0, "tile_oc": 1, "loop_order": "rows"}
     with tn.tuning.LocalRunner(timeout=60) as runner:
         good, bad = runner.measure([tn.tuning.Candidate(task.workload, c, task.target) for c in (task.default, broken)])
     assert good.error is None and len(good.seconds) == 10 and min(good.seconds) > 0
@@ -125,7 +125,7 @@ def test_a_trial_is_ten_repeats_or_an_error_in_a_sentence(small):
 
 
 def test_the_figures_of_tuning_show_what_they_are_given():
-    heat = tn.plots.heat([[1, 2], [3, math.nan]], [1, 2], [4, 7], ("blocks", "pixels", "GFLOP/s"), {"best": (2, 4)})
+    heat = tn.plots.heat([[1, 2], [3, math.nan]], [1, 2], [4, 7], ("tile_oc", "tile_ow", "GFLOP/s"), {"best": (2, 4)})
     assert [tuple(line.get_xydata()[0]) for line in heat.axes[0].lines] == [(0, 1)] * 2
     assert [text.get_text() for text in heat.axes[0].get_legend().texts] == ["best"]
 

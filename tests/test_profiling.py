@@ -20,7 +20,7 @@ from tvm.script import tirx as T
 import tvmnotes as tn
 from tvmnotes import peak, plots, profiling, threads
 from tvmnotes.compiler import costs, pipeline
-from tvmnotes.compiler.schedules import winograd
+from tvmnotes.compiler.rules import winograd
 from tvmnotes.measuring.measure import Timing
 from tvmnotes.runtime.stopwatch import Call, Stopwatch
 
@@ -68,16 +68,16 @@ def test_winograds_method_counts_its_own_products_and_transforms():
     cost, schedule = cost_of(nn.Conv2d(64, 64, 3, padding=1, bias=False), (1, 64, 24, 24), target=AVX512, records=False)
     config = schedule["config"]
     assert schedule["family"] == "winograd"
-    of_input, _, of_output = winograd._TRANSFORMS[config["tile"]]
+    of_input, _, of_output = winograd._TRANSFORMS[config["m"]]
 
     def transform(matrix):
         """The operations of a matrix times a column: an addition between its numbers, a product but with 1."""
         rows = [[n for n in row if n] for row in matrix]
         return sum(len(row) - 1 + sum(n != 1 for n in row) for row in rows)
 
-    tile, side = config["tile"], config["tile"] + 2
-    block = tile * config["rows"], tile * config["columns"]
-    tiles = -(-24 // block[0]) * -(-24 // block[1]) * config["rows"] * config["columns"]
+    tile, side = config["m"], config["m"] + 2
+    block = tile * config["tile_oh"], tile * config["tile_ow"]
+    tiles = -(-24 // block[0]) * -(-24 // block[1]) * config["tile_oh"] * config["tile_ow"]
     inputs = 2 * side * transform(of_input)
     outputs = side * transform(of_output)
     finish = 24 * 24 * transform(of_output) // tile  # only of what is within the picture
@@ -259,7 +259,7 @@ def made_up(lib):
     """A profile of two runs with made-up times: conv 2 and 4 ms in two calls each, dense 1 ms."""
     names = {"conv": (10**8, 10**6), "dense": (10**5, 10**7)}
     graph = {
-        "kernels": {"conv": {"family": "winograd", "tile": 4}, "dense": {"family": "none"}},
+        "kernels": {"conv": {"family": "winograd", "m": 4}, "dense": {"family": "none"}},
         "costs": {k: {"flops": f, "reads": b, "writes": 0, "operators": [k]} for k, (f, b) in names.items()},
         "nodes": [{"kernel": k, "makes": [{"shape": [1, n]}]} for n, k in enumerate(("conv", "relax.reshape", "conv",
                                                                                      "dense"))],
@@ -283,7 +283,7 @@ def test_the_arithmetic_of_a_profile(made_up):
     assert conv["GFLOP/s"] == pytest.approx(2e8 / 3e-3 / 1e9) and dense["GB/s"] == pytest.approx(10)
     assert (conv["bound"], dense["bound"]) == ("compute", "memory")
     assert conv["of limit"] == pytest.approx(2 / 3) and dense["of limit"] == pytest.approx(1)
-    assert (conv["makes"], conv["schedule"], dense["schedule"]) == ("1x0", "winograd tile=4", "none")
+    assert (conv["makes"], conv["schedule"], dense["schedule"]) == ("1x0", "winograd m=4", "none")
     assert made_up.sum == pytest.approx(4e-3) and made_up.overhead == pytest.approx(0.025)
     assert "(+2.5%); kernels 4.00 ms, 100.0% of a run; 2 runs" in made_up.summary
     calls = made_up.calls()

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import forked
@@ -18,8 +19,10 @@ from hypothesis import strategies as st
 
 import tvmnotes as tn
 from tvmnotes import data, env, records
+from tvmnotes.compiler.build import resolve_target
 from tvmnotes.compiler.records import Record
-from tvmnotes.compiler.schedules import Kernel
+from tvmnotes.compiler.workloads.batch_matmul import BatchMatmul
+from tvmnotes.compiler.workloads.kernel import Kernel
 from tvmnotes.course.digits import load_test_set, preprocess
 from tvmnotes.tuning import tasks
 from tvmnotes.tuning.log import Log
@@ -98,7 +101,7 @@ def changed(**entries) -> str:
         ("[1, 2]", "of another format"),
         ("null", "of another format"),
         ('{"input": ["llvm", "conv2d_NCHWc.x86"], "config": {"index": 3}, "version": 0.2}', "of another format"),
-        (changed(format=2), "of another format"),
+        (changed(format=3), "of another format"),
         (changed(format=None), "of another format"),
         (changed(workload={"op": "conv3d"}), "of another format"),
         (changed(workload={"op": "dense", "rows": 1}), "of another format"),
@@ -113,7 +116,7 @@ def changed(**entries) -> str:
         (changed(final=None), "of another format"),
         (changed(error=3), "of another format"),
         (changed(config=[1]), "of configs that no longer exist"),
-        (changed(config={"family": "conv2d", "pixels": 1000, "blocks": 1, "outer": "rows"}),
+        (changed(config={"family": "conv2d", "tile_ow": 1000, "tile_oc": 1, "loop_order": "rows"}),
          "of configs that no longer exist"),
         (changed(config=task("dense").default), "of configs that no longer exist"),
         (changed(workload={"op": "kernel", "hash": "0", "name": "sort"}), "of configs that no longer exist"),
@@ -121,6 +124,38 @@ def changed(**entries) -> str:
 )  # fmt: skip
 def test_lines_that_hold_no_record_say_why(line, reason):
     assert records.parse(line) == reason
+
+
+IN_FORMAT_1 = {  # workload, and a config as format 1 names its fields
+    "conv2d": ("conv", {"lines": 2, "pixels": 4, "blocks": 1, "outer": "channels", "chunk": 1}),
+    "winograd": ("conv", {"tile": 4, "rows": 1, "columns": 6, "blocks": 2, "group": 1}),
+    "winograd with prefetch": ("conv", {"tile": 2, "rows": 1, "columns": 6, "blocks": 2, "group": 0, "prefetch": True}),
+    "pointwise": ("pointwise", {"pixels": 7, "blocks": 1, "run": 4, "outer": "rows"}),
+    "depthwise": ("depthwise", {"rows": 7, "pixels": 2}),
+    "matmul": ("dense", {"rows": 1, "blocks": 2, "outer": "columns"}),  # without a family
+    "batch_matmul": (BatchMatmul((2, 5, 8), (2, 8, 40)), {"lanes": 8, "rows": 5, "blocks": 1, "outer": "rows"}),
+}
+
+
+@pytest.mark.parametrize("kind", IN_FORMAT_1)
+def test_a_line_of_format_1_is_read_as_the_same_record(kind, tmp_path):
+    """Of a CPU with AVX2; two of them and one of format 2 are merged and sorted by their times alone."""
+    workload, config = IN_FORMAT_1[kind]
+    workload = task(workload).workload if isinstance(workload, str) else workload
+    family = kind.partition(" ")[0]
+    config = config if family == "matmul" else {"family": family, **config}
+    target = str(resolve_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "core-avx2"}))
+    slow, fast = (records.new_record(workload, target, config, (seconds,)) for seconds in (2e-3, 1e-3))
+    old = [json.dumps(json.loads(str(each)) | {"format": 1}) for each in (slow, fast)]
+    read = records.parse(old[0])
+    assert isinstance(read, Record), read
+    assert read == replace(slow, config=read.config) and read.config["family"] == family
+    assert [*read.config.values()][1:] == [value for key, value in config.items() if key != "family"]
+    assert records.parse(str(read)) == read, "as format 2"
+    assert records.parse(json.dumps(json.loads(str(read)) | {"format": 3})) == "of another format"
+    assert records.parse(json.dumps(json.loads(old[0]) | {"format": 2})) == "of configs that no longer exist"
+    path = write(tmp_path / "mixed.jsonl", *old, read)
+    assert records.best(records.read(path)) == {(workload, target): records.parse(old[1])}
 
 
 json_values = st.recursive(
@@ -196,7 +231,7 @@ def test_a_last_line_that_lacks_only_its_end_is_a_record_and_read_once(tmp_path)
 
 
 def test_foreign_lines_are_left_out_with_one_note(tmp_path):
-    path = write(tmp_path / "mixed.jsonl", record(config=0), "[]", "", '{"format": 2}', "not JSON", record(config=1),
+    path = write(tmp_path / "mixed.jsonl", record(config=0), "[]", "", '{"format": 3}', "not JSON", record(config=1),
                  changed(config={"family": "gone"}))  # fmt: skip
     with pytest.warns(UserWarning) as noted:
         assert configs_of(records.read(path)) == task("conv").space[:2]
@@ -370,7 +405,7 @@ def assert_built_with(lib, found, small):
     """The library's kernels have the configs of the records, and its numbers are PyTorch's."""
     for each in found:
         config = {key: value for key, value in each.config.items() if key != "family"}
-        schedule = each.config.get("family", "matmul"), config
+        schedule = each.config["family"], config
         assert schedule in [*zip(lib.kernels.family, lib.kernels.config, strict=True)], (schedule, lib.kernels)
     np.testing.assert_allclose(lib(small.x), small.wanted, atol=1e-4 * np.abs(small.wanted).max())
 
@@ -455,7 +490,7 @@ def test_what_are_no_records_is_refused(small, source):
 
 def test_a_config_that_no_longer_exists_is_left_out_of_a_build(small, small_tasks, tmp_path):
     lines = [json.loads(str(each)) for each in chosen(small_tasks)]
-    lines[0]["config"] = {"family": "conv2d", "pixels": 99, "blocks": 1, "outer": "rows"}
+    lines[0]["config"] = {"family": "conv2d", "tile_ow": 99, "tile_oc": 1, "loop_order": "rows"}
     path = write(tmp_path / "old.jsonl", *map(json.dumps, lines))
     with pytest.warns(UserWarning, match=r"old\.jsonl: left out 1 line \(1 of configs that no longer exist\)"):
         lib = tn.build(small.mod, small.params, records=path)

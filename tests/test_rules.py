@@ -1,53 +1,57 @@
-"""Every family of schedules, on its own examples: what it says of its configs is true, and its kernels are right."""
+"""Every schedule rule, on its own examples: what it says of its configs is true, and its kernels are right."""
 
+import importlib
 import random
+import sys
 from dataclasses import astuple
 
 import numpy as np
 import pytest
+import torch
 import tvm
 from fake_runner import TARGET
+from torch import nn
 
+import tvmnotes as tn
 from tvmnotes import env, records
 from tvmnotes.compiler import codegen
-from tvmnotes.compiler.schedules import FAMILIES, Simd, annotations
-from tvmnotes.compiler.schedules.family import Family
-from tvmnotes.compiler.schedules.vector import simd_of
-from tvmnotes.tuning import Candidate, trial
+from tvmnotes.compiler.rules import RULES, ScheduleRule
+from tvmnotes.compiler.rules.base import annotations
+from tvmnotes.compiler.rules.base.vector import Simd, simd_of
+from tvmnotes.compiler.workloads.base import Workload
+from tvmnotes.compiler.workloads.dense import Dense
+from tvmnotes.tuning import Candidate, tasks, trial
 from tvmnotes.tuning.features import features
 
 HERE = simd_of(env.host_target())
 OF_EACH = pytest.mark.parametrize(
-    ("family", "workload"),
-    [
-        pytest.param(family, workload, id=f"{family.name}: {workload.label}")
-        for family in FAMILIES.values()
-        for workload in family.examples
-    ],
+    ("rule", "workload"),
+    [pytest.param(r, w, id=f"{r.name}: {w.label}") for r in RULES.values() for w in r.EXAMPLES],
 )
 
 
-def test_every_tunable_family_has_examples():
-    tunable = {name for name, family in FAMILIES.items() if family.loops}
-    assert tunable == {name for name, family in FAMILIES.items() if 2 <= len(family.examples) <= 4}
+def test_every_rule_of_a_workload_that_is_tuned_has_examples():
+    tuned = {name for name, rule in RULES.items() if type(rule).loops is not ScheduleRule.loops}
+    assert tuned == {name for name, rule in RULES.items() if 2 <= len(rule.EXAMPLES) <= 4}
 
 
-def configs(family, workload, simd) -> tuple[list[dict], list[dict]]:
-    """A family's default config of a workload, if there is one, and the others to search."""
-    default = family.default(workload, simd)
-    others = [config for config in family.space(workload, simd) if config != default]
-    return ([] if default is None else [default]), others
+def configs(rule, workload, simd) -> tuple[list[dict], list[dict]]:
+    """A rule's default config of a workload, if there is one, and the others to search."""
+    default = rule.default(workload, simd)
+    others = [rule.as_dict(config) for config in rule.space(workload, simd) if config != default]
+    return ([] if default is None else [rule.as_dict(default)]), others
 
 
 @OF_EACH
 @pytest.mark.parametrize("simd", [Simd(16, 32), Simd(8, 16), Simd(4, 32)], ids=str)
-def test_a_family_describes_its_configs(family, workload, simd):
-    assert family.serves(workload, simd)
-    default, others = configs(family, workload, simd)
-    assert {workload.family(config).name for config in [*default, *others]} == {family.name}
+def test_a_rule_describes_its_configs(rule, workload, simd):
+    assert rule in workload.rules(simd)
+    default, others = configs(rule, workload, simd)
+    assert {config["family"] for config in [*default, *others]} == {rule.name}
     listed = workload.configs(simd)
     assert len({records.key(config) for config in listed}) == len(listed)
     for config in [*default, *random.sample(others, min(len(others), 20))]:
+        assert rule.as_dict(rule.config(config)) == config and workload.is_config(config, simd)
         packed = workload.pack(np.zeros(workload.weight, "float32"), config, simd.lanes)
         assert packed.shape == workload.packed_shape(config, simd.lanes), config
         sizes = astuple(workload.loops(config, simd.lanes))
@@ -56,19 +60,19 @@ def test_a_family_describes_its_configs(family, workload, simd):
 
 
 @OF_EACH
-def test_the_kernels_of_a_family_compute_what_numpy_does(family, workload, quick):
-    """With the default config, and for each set of knobs some of the others."""
-    default, others = configs(family, workload, HERE)
+def test_the_kernels_of_a_rule_compute_what_numpy_does(rule, workload, quick):
+    """With the default config, and for each set of fields some of the others."""
+    default, others = configs(rule, workload, HERE)
     count = 1 if quick else 2
-    by_knobs: dict = {}
+    by_fields: dict = {}
     for config in others:
-        by_knobs.setdefault((config.get("outer"), *sorted(config)), []).append(config)
-    chosen = [config for found in by_knobs.values() for config in random.sample(found, min(len(found), count))]
+        by_fields.setdefault((config.get("loop_order"), *sorted(config)), []).append(config)
+    chosen = [config for found in by_fields.values() for config in random.sample(found, min(len(found), count))]
     for config in [*default, *chosen]:
         candidate = Candidate(workload, config, TARGET)
         scheduled = trial.kernel(candidate)
         # Where a schedule does not fit, the default one takes its place.
-        assert annotations.of_function(scheduled["main"])["schedule"]["family"] == family.name, config
+        assert annotations.of_function(scheduled["main"])["schedule"] == config
         library = codegen.compile_kernels(dict(scheduled.functions_items()), env.host_target(), runs_here=False)
         ((data, weight, output),) = trial.arguments(candidate, tvm.cpu())
         library["main"](data, weight, output)
@@ -79,12 +83,136 @@ def test_the_kernels_of_a_family_compute_what_numpy_does(family, workload, quick
     assert records.parse(str(record)) == record
 
 
-def test_the_priority_decides_which_family_gives_the_default_config(monkeypatch):
-    workload = FAMILIES["winograd"].examples[0]
-    today, planted = workload.default_config(HERE), {"family": "planted"}
-    winograd = FAMILIES["winograd"].priority
-    assert today["family"] == "winograd"
-    for priority, wanted in ((winograd - 1, today), (winograd + 1, planted)):
-        offer = {"serves": lambda *_: True, "default": lambda *_: planted}
-        monkeypatch.setitem(FAMILIES, "planted", Family("planted", priority=priority, schedule=None, **offer))
-        assert workload.default_config(HERE) == wanted
+@pytest.mark.parametrize("change", [{"pixels": 7}, {"tile_m": None}], ids=["unknown", "missing"])
+def test_a_config_with_an_unknown_or_a_missing_field_is_refused(change):
+    workload, rule = Dense(1, 64, 70), RULES["matmul"]
+    config = {key: value for key, value in {**workload.default_config(HERE), **change}.items() if value is not None}
+    with pytest.raises(ValueError, match=r"config of matmul: expected the fields tile_m, tile_n, loop_order; got {"):
+        rule.config(config)
+    assert not workload.is_config(config, HERE)
+
+
+def test_the_priority_decides_which_rule_gives_the_default_config():
+    workload = RULES["winograd"].EXAMPLES[0]
+    unchanged = workload.default_config(HERE)
+    assert unchanged["family"] == "winograd"
+    for priority, wanted in ((-1, unchanged), (1, {"family": "planted"})):
+
+        class Planted(ScheduleRule):
+            name = "planted"
+            priority = RULES["winograd"].priority + priority
+
+            def applies(self, workload, simd):
+                return True
+
+            def default(self, workload, simd):
+                return self.Config()
+
+            def schedule(self, sch, config):
+                raise AssertionError
+
+        try:
+            assert workload.default_config(HERE) == wanted
+            assert workload.is_config(wanted, HERE)
+        finally:
+            del RULES["planted"]
+        assert not workload.is_config({"family": "planted"}, HERE)
+
+
+def test_a_rule_without_a_schedule_is_refused():
+    with pytest.raises(TypeError, match="Unfinished: expected a method `schedule`"):
+
+        class Unfinished(ScheduleRule):
+            name = "unfinished"
+
+    assert "unfinished" not in RULES
+    with pytest.raises(TypeError, match="abstract"):
+        Workload()
+
+
+OUTSIDE = '''
+from dataclasses import dataclass
+
+from tvm import te
+
+from tvmnotes.compiler.rules import ScheduleRule
+from tvmnotes.compiler.rules.base.rule import Loops
+from tvmnotes.compiler.workloads.dense import Dense
+
+
+class RowByRow(ScheduleRule):
+    """A product of a transposed weight, in parallel over its columns."""
+
+    name = "row_by_row"
+    priority = 1
+
+    @dataclass(frozen=True)
+    class Config:
+        unroll: int
+
+    EXAMPLES = Dense(1, 8, 12), Dense(3, 5, 7)
+
+    def applies(self, workload, simd):
+        return isinstance(workload, Dense)
+
+    def default(self, workload, simd):
+        return self.Config(1)
+
+    def space(self, workload, simd):
+        return [self.Config(unroll) for unroll in (1, 2, 4)]
+
+    def packed_shape(self, workload, config, lanes):
+        return workload.columns, workload.depth
+
+    def pack(self, workload, weight, config, lanes):
+        return weight.T.copy()
+
+    def compute(self, data, weight, workload, config):
+        *batch, depth = (int(size) for size in data.shape)
+        k = te.reduce_axis((0, depth), "k")
+        return te.compute(
+            (*batch, workload.columns),
+            lambda *at: te.sum(data[(*at[:-1], k)] * weight[at[-1], k], axis=[k]),
+            name="row_by_row", attrs=self.annotation(workload, config),
+        )
+
+    def schedule(self, sch, config):
+        *outer, column, k = sch.get_loops("row_by_row")
+        inner = sch.split(k, [None, config.unroll])[-1]
+        sch.unroll(inner)
+        sch.parallel(column)
+
+    def loops(self, workload, config, lanes):
+        return Loops(1, 1, workload.rows, workload.columns, 1, workload.rows, workload.depth, workload.columns)
+'''
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """A rule in a module outside of the package, registered while a test runs."""
+    (tmp_path / "rule_from_outside.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("rule_from_outside")
+    yield RULES[module.RowByRow.name]
+    del RULES[module.RowByRow.name]
+    monkeypatch.delitem(sys.modules, "rule_from_outside")
+
+
+def test_a_rule_outside_of_the_package_serves_builds_tuning_and_records(outside, tmp_path):
+    for workload in outside.EXAMPLES:
+        test_a_rule_describes_its_configs(outside, workload, HERE)
+        test_the_kernels_of_a_rule_compute_what_numpy_does(outside, workload, quick=False)
+    net = nn.Sequential(nn.Linear(13, 9), nn.ReLU(), nn.Linear(9, 5)).eval()
+    mod, params = tn.from_pytorch(net, {"x": (4, 13)})
+    x = np.random.default_rng(0).standard_normal((4, 13), dtype="float32")
+    with torch.no_grad():
+        wanted = net(torch.from_numpy(x)).numpy()
+    first, _ = tasks(mod, params)
+    best = outside.as_dict(outside.Config(4))
+    assert best in first.space
+    path = tmp_path / "records.jsonl"
+    path.write_text(f"{records.new_record(first.workload, TARGET, best, (1e-6,))}\n")
+    lib = tn.build(mod, params, records=path)
+    np.testing.assert_allclose(lib(x), wanted, atol=1e-5)
+    assert list(lib.kernels.family) == ["row_by_row"] * 2
+    assert sorted(config["unroll"] for config in lib.kernels.config) == [1, 4]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tvmnotes as tn
-from tvmnotes.compiler.schedules import winograd
+from tvmnotes.compiler.rules import winograd
 
 TOLERANCE = 1e-5
 # Winograd's transforms multiply by up to 8 and subtract again: its error is some ten times that of the direct way.
@@ -183,7 +183,7 @@ def test_winograds_convolutions(case, tile):
     case = case._replace(stride=(1, 1), dilation=(1, 1), batch=min(case.batch, 2))
     with pytest.MonkeyPatch.context() as patch:
         if tile:
-            patch.setattr(winograd, "best_tile", lambda window, data, kernel: tile if kernel[2:4] == (3, 3) else None)
+            patch.setattr(winograd, "best_tile", lambda workload: tile)
         assert_convolves(case, "winograd", WINOGRAD_TOLERANCE)
 
 
@@ -490,7 +490,7 @@ def test_winograds_larger_tiles_are_nearly_as_exact_as_the_direct_way():
     with torch.no_grad():
         network.weight.copy_(torch.from_numpy(np.random.default_rng(2).normal(size=(64, 64, 3, 3))) / 24)
     lib = tn.build(*tn.from_pytorch(network.eval(), {"x": x.shape}), records=False)
-    assert [config["tile"] for family, config in zip(lib.kernels.family, lib.kernels.config, strict=True)
+    assert [config["m"] for family, config in zip(lib.kernels.family, lib.kernels.config, strict=True)
             if family == "winograd"] == [4], lib.kernels  # fmt: skip
     with torch.no_grad():
         wanted = network.double()(x.double()).numpy()

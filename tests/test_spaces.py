@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from tvmnotes.compiler.schedules import FAMILIES, Simd
-from tvmnotes.compiler.schedules.convolution import Convolution
+from tvmnotes.compiler.rules import RULES
+from tvmnotes.compiler.rules.base.vector import Simd
+from tvmnotes.compiler.workloads.conv2d import Convolution
 from tvmnotes.tuning import trial
 
-EXAMPLES = [workload for family in FAMILIES.values() for workload in family.examples]
+EXAMPLES = [workload for rule in RULES.values() for workload in rule.EXAMPLES]
 
 
 @pytest.mark.parametrize("w", [w for w in EXAMPLES if isinstance(w, Convolution)], ids=lambda w: w.label)
@@ -23,5 +24,5 @@ def test_a_space_has_every_knob_and_begins_with_the_default_config():
     workload = Convolution((1, 32, 14, 14), (48, 32, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, True)
     space = workload.configs(Simd(16, 32))
     assert {config["family"] for config in space} == {"conv2d", "winograd"}
-    assert {"lines", "chunk", "prefetch", "outer", "group"} <= {knob for config in space for knob in config}
+    assert {"tile_oh", "tile_ic", "prefetch", "loop_order", "block_oh"} <= {knob for config in space for knob in config}
     assert space[0] == workload.default_config(Simd(16, 32))

@@ -14,8 +14,10 @@ import tvmnotes as tn
 from tvmnotes import records
 from tvmnotes.base.errors import Forbidden
 from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.schedules import FAMILIES, Kernel, trace
-from tvmnotes.compiler.schedules.matmul import Dense
+from tvmnotes.compiler.rules import RULES
+from tvmnotes.compiler.rules.base import trace
+from tvmnotes.compiler.workloads.dense import Dense
+from tvmnotes.compiler.workloads.kernel import Kernel
 
 # ---------------------------------------------------------------- a command in an annotation
 
@@ -163,8 +165,9 @@ def test_a_trace_that_makes_too_much_of_a_kernel_does_not_fit(loops, steps, told
     a, k = te.placeholder((1 << 11, 1 << 13), name="a"), te.reduce_axis((0, 1 << 13), "k")
     func = te.create_prim_func([a, te.compute((1 << 11,), lambda i: te.sum(a[i, k], axis=[k]), name="sum")])
     config = traced(["GetSBlock", [], ["sum", "main"], ["b0"]], ["GetLoops", ["b0"], [], loops], *steps)
+    rule = RULES["metaschedule"]
     with pytest.raises(ScheduleError, match=told):
-        FAMILIES["metaschedule"].schedule(Schedule(func), config)
+        rule.schedule(Schedule(func), rule.config(config))
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from tvm import te
 
 import tvmnotes as tn
 from tvmnotes import env, records
-from tvmnotes.compiler.schedules.convolution import Convolution
-from tvmnotes.compiler.schedules.matmul import Dense
-from tvmnotes.compiler.schedules.vector import simd_of
+from tvmnotes.compiler.rules.base.vector import simd_of
+from tvmnotes.compiler.workloads.conv2d import Convolution
+from tvmnotes.compiler.workloads.dense import Dense
 from tvmnotes.tuning import Candidate, LocalRunner, Task, tasks, trial
 from tvmnotes.tuning.features import features
 from tvmnotes.tuning.task import Progress, expected_gain
@@ -104,7 +104,7 @@ def test_every_config_makes_pytorchs_convolution(name):
     space = workload.configs(HERE)
     by_family = {}
     for config in choose.sample(space, len(space)):
-        by_family.setdefault((config["family"], config.get("lines", 1) > 1), config)
+        by_family.setdefault((config["family"], config.get("tile_oh", 1) > 1), config)
     for config in [workload.default_config(HERE), *by_family.values()]:
         np.testing.assert_allclose(run(workload, config, data, weight), wanted, atol=tolerance, err_msg=str(config))
 
@@ -294,7 +294,7 @@ def test_a_tuner_takes_in_what_others_measured(kind):
 def test_a_tuner_lives_with_configs_that_fail(kind):
     each = task("pointwise")
     assert len(ask(tuner(kind, each), 40, seconds=lambda config: math.inf)) == 40
-    fails = lambda config: math.inf if config["blocks"] > 1 else seconds_of(config)  # noqa: E731
+    fails = lambda config: math.inf if config["tile_oc"] > 1 else seconds_of(config)  # noqa: E731
     assert len(ask(tuner(kind, each), 64, seconds=fails)) == 64
 
 
@@ -373,7 +373,9 @@ def test_a_cost_model_ranks_configs_of_a_workload_by_what_others_have_taught_it(
 
 def test_a_cost_model_learns_which_configs_fail():
     model = CostModel()
-    seconds = {n: math.inf if config["outer"] == "rows" else 1.0 for n, config in enumerate(task("pointwise").space)}
+    seconds = {
+        n: math.inf if config["loop_order"] == "rows" else 1.0 for n, config in enumerate(task("pointwise").space)
+    }
     for number in random.Random(0).sample(list(seconds), 60):
         model.add(WORKLOADS["pointwise"], seen("pointwise", task("pointwise").space[number]), seconds[number])
     scores = model.predict([seen("pointwise", config) for config in task("pointwise").space])
@@ -482,12 +484,12 @@ def test_a_small_space_is_searched_to_its_end(tmp_path):
 
 def test_trials_that_fail_are_written_down_with_their_error(tmp_path):
     path = tmp_path / "tuning.jsonl"
-    runner = FakeRunner(lambda config: "its process ended" if config["blocks"] == 2 else seconds_of(config))
+    runner = FakeRunner(lambda config: "its process ended" if config["tile_oc"] == 2 else seconds_of(config))
     made = tune(path, runner, tasks=[task("pointwise")], trials=40)
     failed = [each for each in trials_of(path) if each.error]
     assert failed and all(each.error == "its process ended" and each.seconds == () for each in failed)
-    assert all((each.config["blocks"] == 2) == bool(each.error) for each in trials_of(path))
-    assert made.rows[0][3].config["blocks"] != 2
+    assert all((each.config["tile_oc"] == 2) == bool(each.error) for each in trials_of(path))
+    assert made.rows[0][3].config["tile_oc"] != 2
 
 
 def test_a_network_of_which_every_trial_fails_has_no_best(tmp_path):

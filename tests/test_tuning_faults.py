@@ -24,7 +24,7 @@ from tvm import te
 
 import tvmnotes as tn
 from tvmnotes import records
-from tvmnotes.compiler.schedules.convolution import Convolution
+from tvmnotes.compiler.workloads.conv2d import Convolution
 from tvmnotes.tuning import LocalRunner, Task, trial, workers
 
 HERE = Path(__file__).parent  # where a process of its own finds `fake_runner` and `conftest`

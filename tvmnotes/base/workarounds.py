@@ -11,8 +11,8 @@ files, where no table of tests is kept:
     compiler/codegen.py                      a module without kernels is linked through C; one thread compiles
     compiler/detection/nms_cuda.py           x & ((y & 1) - 1) of uint32 is simplified to 0
     compiler/special_values.py               TVM treats floats as real numbers: NaN is lost
-    compiler/schedules/__init__.py           `Schedule` modifies a function that has no other reference
-    compiler/schedules/default.py            bfloat16 expressions that must not be inlined, or vectorized
+    compiler/scheduling.py                   `Schedule` modifies a function that has no other reference
+    compiler/rules/default.py                bfloat16 expressions that must not be inlined, or vectorized
     tuning/workers.py, runner.py             workers import torch, hide a Ctrl-C, and leak a little memory
     tuning/server.py, tracker.py             untrusted messages, or a crash, leave TVM's server dead
     course/vision.py                         GluonCV makes Pillow read truncated images without an error

@@ -17,7 +17,9 @@ detection       a detector's last steps: the k best scores and non-maximum suppr
 legalize        the remaining operators become kernels
 operator_notes  the operators that each kernel fuses
 special_values  NaN, infinities, signed zeros and denormals, in kernels and in operators
-schedules       a schedule and its config for each kernel
+workloads       what kernels have to compute, and their configs
+rules           a schedule for each kind of workload
+scheduling      the pass that schedules each kernel
 costs           flops and bytes of each kernel
 memory          memory of a run
 codegen         machine code for a CPU, each kernel compiled once

@@ -24,9 +24,9 @@ from ..base.protocols import Lookup
 from ..base.relax import constant_array, fixed_shape
 from ..base.tvm_seam import OUT_EWISE_FUSABLE
 from .conv_call import match
-from .schedules import convolution
-from .schedules.convolution import Convolution
-from .schedules.vector import Simd, pad_to
+from .rules.base.vector import Simd, pad_to
+from .workloads import conv2d
+from .workloads.conv2d import Convolution
 
 # Elementwise operators whose result is finite for every finite input, and those for which it may not be.
 _FINITE = {f"relax.{name}" for name in (
@@ -46,8 +46,7 @@ _POOLS = {
 def block_layouts(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.Pass:
     """Make the pass for blocks of `simd.lanes` channels; it needs constant weights, so run it after folding.
 
-    Convolutions become kernels of `schedules` at once, because Relax has no operator for a blocked grouped
-    convolution.
+    Convolutions become kernels at once, because Relax has no operator for a blocked grouped convolution.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="BlockLayouts")
@@ -173,7 +172,7 @@ class _Blocker(relax.PyExprMutator):
         source = self.visit_expr(data) if is_image else block.expr
         if fixed_shape(source.ty) != conv.packed_input_shape(lanes):
             _, groups, _, _, channels = conv.packed_input_shape(lanes)
-            source = self.builder_.emit(self.builder_.call_te(convolution.group, source, groups, channels))
+            source = self.builder_.emit(self.builder_.call_te(conv2d.group, source, groups, channels))
         has_gaps = conv.has_gaps(config, lanes)
         # `ungroup` pads a result with gaps itself.
         is_complete = len(weight) % lanes == 0 or conv.is_depthwise or has_gaps
@@ -191,9 +190,7 @@ class _Blocker(relax.PyExprMutator):
         )
         if has_gaps:
             result = self.builder_.emit(result)
-            result = self.builder_.call_te(
-                convolution.ungroup, result, conv.kernel_groups(lanes), len(weight)
-            )
+            result = self.builder_.call_te(conv2d.ungroup, result, conv.kernel_groups(lanes), len(weight))
         return _Blocked(result, len(weight))
 
     def _elementwise(self, call):

@@ -1,6 +1,6 @@
 """Lower operators to kernels, in place of TVM's legalization.
 
-At opt level 3 these are the computations that `schedules` has schedules for; at every level, those that TVM
+At opt level 3 these are the computations that `rules` has schedules for; at every level, those that TVM
 gets wrong for special values.
 """
 
@@ -11,10 +11,12 @@ from ..base.protocols import Lookup
 from ..base.relax import fixed_shape
 from ..base.tvm_seam import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
 from . import special_values
-from .schedules import elementwise, matmul, row_reduction
-from .schedules.batch_matmul import BatchMatmul
-from .schedules.vector import Simd
+from .rules import row_reduction
+from .rules.base import elementwise
+from .rules.base.vector import Simd
 from .special_values import default
+from .workloads.batch_matmul import BatchMatmul
+from .workloads.dense import Dense
 
 
 def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict:
@@ -45,7 +47,7 @@ def _matmul(bb, call, v, lookup):
     if a is None or b is None or len(a) < 2 or len(b) < 2 or dtypes != {"float32"}:
         return default(bb, call)
     if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
-        dense = matmul.Dense(a[-2], *b)
+        dense = Dense(a[-2], *b)
         config = dense.config(lookup, v)
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
         return _fusable(bb, "dense", dense.compute, left, panels, config)

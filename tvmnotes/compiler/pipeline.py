@@ -24,8 +24,9 @@ from .layout import block_layouts
 from .legalize import legalizations
 from .operator_notes import note_operators, operators
 from .precision import sums_in_float32
-from .schedules import annotations, schedule_kernels
-from .schedules.vector import simd_of
+from .rules.base import annotations
+from .rules.base.vector import simd_of
+from .scheduling import schedule_kernels
 
 OPT_LEVELS = (0, 1, 2, 3)
 

@@ -21,16 +21,27 @@ import tvm
 
 from ..base import data, env
 from ..base.errors import Forbidden
-from .schedules import Workload
-from .schedules.family import key as key
-from .schedules.vector import Simd, simd_of
+from .rules.base.vector import Simd, simd_of
+from .workloads.base import Workload
+from .workloads.base import key as key
 
 try:
     import fcntl
 except ImportError:  # on Windows, only one process at a time should append to a file
     fcntl = None
 
-_FORMAT = 1  # version of a line's format and of the meaning of configs
+_FORMAT = 2  # version of a line's format and of the meaning of configs
+_RENAMED = {  # the fields of configs by their names in format 1, by family
+    "conv2d": {"lines": "tile_oh", "pixels": "tile_ow", "blocks": "tile_oc", "outer": "loop_order",
+               "chunk": "tile_ic"},
+    "pointwise": {"pixels": "tile_m", "blocks": "tile_oc", "run": "block_m", "outer": "loop_order",
+                  "chunk": "tile_ic"},
+    "depthwise": {"rows": "tile_oh", "pixels": "tile_ow"},
+    "winograd": {"tile": "m", "rows": "tile_oh", "columns": "tile_ow", "blocks": "tile_oc",
+                 "group": "block_oh"},
+    "matmul": {"rows": "tile_m", "blocks": "tile_n", "outer": "loop_order"},
+    "batch_matmul": {"rows": "tile_m", "blocks": "tile_n", "outer": "loop_order"},
+}  # fmt: skip
 _EXPECTED = "records: expected None, False, a file, or a list of files or of tvmnotes.records.Record"
 
 
@@ -127,13 +138,14 @@ def parse(line: str | bytes, check: bool = True) -> Record | str:
         given = json.loads(line)
     except (ValueError, RecursionError):
         return "torn"
-    if not isinstance(given, dict) or given.get("format") != _FORMAT:
+    if not isinstance(given, dict) or given.get("format") not in (1, _FORMAT):
         return "of another format"
     try:
+        config = given["config"] if given["format"] == _FORMAT else renamed(given["config"])
         record = Record(
             workload=Workload.from_dict(given["workload"]),
             target=_canonical(json.dumps(given["target"])),
-            config=given["config"],
+            config=config,
             seconds=tuple(map(float, given["seconds"])),
             error=given["error"],
             final=given["final"],
@@ -150,6 +162,13 @@ def parse(line: str | bytes, check: bool = True) -> Record | str:
     if known:
         return record
     return "of configs that no longer exist" if sound else "of another format"
+
+
+def renamed(config: dict) -> dict:
+    """Return a config of format 1, whose fields had other names, and no family in the case of "matmul"."""
+    config = {"family": "matmul", **config}
+    names = _RENAMED.get(config["family"], {})
+    return {names.get(name, name): value for name, value in config.items()}
 
 
 def _is_sound(record: Record) -> bool:
@@ -255,7 +274,7 @@ def read(*paths: str | os.PathLike) -> list[Record]:
     Raises:
         OSError: A file cannot be read.
         ValueError: A line, whose number it gives, has a MetaSchedule trace with a step, an annotation or a
-            value that `compiler/schedules/trace.py` does not list, or a target that `env.checked_target`
+            value that `compiler/rules/base/trace.py` does not list, or a target that `env.checked_target`
             forbids.
     """
     records = []

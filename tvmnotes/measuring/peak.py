@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 
 from ..base import env
 from ..base.workarounds import fast_tvmscript_parser
-from ..compiler.schedules.vector import simd_of
+from ..compiler.rules.base.vector import simd_of
 from ..runtime.threads import run
 
 _STEPS = 1 << 17  # of a repetition: some 0.4 ms, short enough to run undisturbed even on a busy machine

@@ -5,7 +5,7 @@ task           what there is to tune in a network, and which task gets the next 
 tuners         which configs to try: grid, random, genetic, XGBoost; features: input of its cost model
 runner         where they are measured: here, or on the machines of an RPC tracker; trial: one measurement
 remeasurement  the end of a tuning: the best few configs, timed inside the network
-metaschedule   TVM's own search, for the kernels without a family
+metaschedule   TVM's own search, for kernels that no rule was written for
 workers        worker processes without torch; tracker, server, secret: machines that measure for others
 """
 

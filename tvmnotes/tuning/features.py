@@ -2,8 +2,10 @@
 
 import math
 
-from ..compiler.schedules import FAMILIES, Simd, Workload
-from ..compiler.schedules.vector import step_cycles
+from ..base.integers import ceildiv, round_up
+from ..compiler.rules import RULES
+from ..compiler.rules.base.vector import Simd, step_cycles
+from ..compiler.workloads.base import Workload
 
 
 def features(workload: Workload, config: dict, simd: Simd, threads: int) -> list[float]:
@@ -12,27 +14,27 @@ def features(workload: Workload, config: dict, simd: Simd, threads: int) -> list
     The list has the same length for all workloads. Sizes and counts are base-2 logarithms, which trees split
     evenly.
     """
-    loops, family = workload.loops(config, simd.lanes), workload.family(config)
-    rows, blocks, depth, chunks = loops.rows, loops.blocks, loops.depth, loops.chunks
-    tiles = loops.lines * math.ceil(loops.line / rows) * math.ceil(loops.outs / blocks)
-    accumulators = rows * blocks
+    loops = workload.loops(config, simd.lanes)
+    tile_m, tile_n, k, n_tasks = loops.tile_m, loops.tile_n, loops.k, loops.n_tasks
+    tiles = loops.products * ceildiv(loops.m, tile_m) * ceildiv(loops.n, tile_n)
+    accumulators = tile_m * tile_n
     data, weight = math.prod(workload.data), math.prod(workload.weight)
-    weight_bytes, data_bytes = depth * blocks * simd.lanes * 4, depth * rows * 4  # that a register tile reads
-    shape = (depth, loops.line, loops.outs, loops.lines, data, weight)
-    tiling = (rows, blocks, accumulators, tiles, chunks, weight_bytes, data_bytes)
-    sizes = (*shape, *tiling, loops.run, loops.columns, loops.chunk)
+    weight_bytes, data_bytes = k * tile_n * simd.lanes * 4, k * tile_m * 4  # that a register tile reads
+    shape = (k, loops.m, loops.n, loops.products, data, weight)
+    tiling = (tile_m, tile_n, accumulators, tiles, n_tasks, weight_bytes, data_bytes)
+    sizes = (*shape, *tiling, loops.block_m, loops.n_outer, loops.k_block)
     return [
-        *(float(family is other) for other in FAMILIES.values() if other.loops),
+        *(float(config["family"] == name) for name, rule in RULES.items() if rule.EXAMPLES),
         *(math.log2(size) for size in sizes),
-        (rows + blocks) / accumulators,  # loads per multiply-add
-        (accumulators + blocks + 1) / simd.registers,  # share of the registers in use
-        loops.points * loops.outs / (tiles * accumulators),  # share of the accumulators that is not padding
-        chunks / (math.ceil(chunks / threads) * threads),  # share of the threads that is busy
-        math.log2(step_cycles(rows, blocks) * tiles * depth),  # cycles by `step_cycles`
-        float(config.get("outer") == "rows"),
-        float("chunk" in config),
+        (tile_m + tile_n) / accumulators,  # loads per multiply-add
+        (accumulators + tile_n + 1) / simd.registers,  # share of the registers in use
+        loops.rows * loops.n / (tiles * accumulators),  # share of the accumulators that is not padding
+        n_tasks / round_up(n_tasks, threads),  # share of the threads that is busy
+        math.log2(step_cycles(tile_m, tile_n) * tiles * k),  # cycles by `step_cycles`
+        float(config.get("loop_order") == "rows"),
+        float("tile_ic" in config),
         float("prefetch" in config),
-        float(config.get("tile", 0)),
-        float(config.get("group", 0)),
+        float(config.get("m", 0)),
+        float(config.get("block_oh", 0)),
         float(loops.stride),
     ]

@@ -1,4 +1,4 @@
-"""MetaSchedule's own search, for the kernels that tvmnotes has no schedule for; its traces become records.
+"""MetaSchedule's own search, for the kernels that tvmnotes has no rule for; its traces become records.
 
 On its own, MetaSchedule keeps measurements in memory until every task had its first batch, 20 minutes for a
 ResNet. Here each batch is written at once, and the next search starts from the records.
@@ -20,7 +20,7 @@ from ..base import env, errors
 from ..base.protocols import Runner
 from ..base.workarounds import lazy_tensor_intrinsics
 from ..compiler import codegen, records
-from ..compiler.schedules.metaschedule import schedule
+from ..compiler.rules import RULES
 from .bars import Bars
 from .task import Task, all_tasks
 from .trial import KILLED
@@ -32,7 +32,7 @@ _POPULATION = 128  # traces that evolve between batches; with TVM's 512 a batch 
 
 
 def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
-    """List the kernels of a network that reduce over an axis and have no family, as tasks."""
+    """List the kernels of a network that reduce over an axis and that have no other workload, as tasks."""
     found = [task for task in all_tasks(mod, params, target) if task.workload.by_metaschedule]
     return [task for task in found if _reduces(task.workload.func)]
 
@@ -208,6 +208,7 @@ def search(session, runner: Runner, seed: int | None) -> None:
 def _as_tuning_record(record, context, database, target):
     workload = database.commit_workload(context.mod)
     sch = Schedule(context.mod)
-    schedule(sch, record.config)
+    rule = RULES["metaschedule"]
+    rule.schedule(sch, rule.config(record.config))
     args = ms.arg_info.ArgInfo.from_entry_func(context.mod, remove_preproc=True)
     return ms.database.TuningRecord(sch.trace, workload, list(record.seconds), target, args)

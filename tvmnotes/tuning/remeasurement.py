@@ -15,7 +15,7 @@ from ..base.protocols import Runner
 from ..compiler import records
 from ..compiler.build import build
 from ..compiler.records import Record
-from ..compiler.schedules import Workload
+from ..compiler.workloads.base import Workload
 from ..runtime.stopwatch import Stopwatch, of_kernels
 from .task import Task
 
@@ -55,7 +55,7 @@ def best_configs(tasks: list[Task], measured: list[Record]) -> dict[Task, list[d
 
 
 def _kind(config: dict) -> tuple:
-    return config.get("family"), config.get("outer"), *sorted(config)
+    return config.get("family"), config.get("loop_order"), *sorted(config)
 
 
 def variant(best: dict[Task, list[dict]], place: int, mod, params, target):

@@ -11,7 +11,7 @@ from ..base.workarounds import pass_lock
 from ..compiler import pipeline
 from ..compiler.build import bind, resolve_target
 from ..compiler.records import simd_of_key
-from ..compiler.schedules import Workload
+from ..compiler.workloads.base import Workload
 from ..runtime.compiled import Compiled
 from .features import features
 from .trial import Candidate

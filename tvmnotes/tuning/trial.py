@@ -21,7 +21,7 @@ from tvm.s_tir import Schedule
 from ..base import env
 from ..compiler import codegen
 from ..compiler.records import simd_of_key
-from ..compiler.schedules import schedule_kernels
+from ..compiler.scheduling import schedule_kernels
 
 FROM_OUTSIDE = (9, 15)  # SIGKILL, SIGTERM: not from a crash, but from a system that is out of memory
 KILLED = "its process was killed from outside, twice"

@@ -16,7 +16,7 @@ import tvm
 
 from ... import tuning
 from ...base import data, env
-from ...compiler.records import ConfigLookup, Record, best, read
+from ...compiler.records import ConfigLookup, Record, best, read, renamed
 from .. import context, targets
 from .task import ConfigEntity, Task, workload_of
 
@@ -66,6 +66,8 @@ def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | No
         task = _task(workload_of(name, args), target)
     except (ValueError, KeyError, TypeError, IndexError):
         return None
+    if task.config_space.index(config.values) is None:
+        config.values = renamed(config.values)  # of a log from before tvmnotes's format 2 of records
     if task.config_space.index(config.values) is None:
         return None
     costs = tuple(RuntimeError(c) for c in costs) if error else tuple(costs)

@@ -9,8 +9,8 @@ import tvm
 from ... import tuning
 from ...base.env import target_json
 from ...compiler import build as compiler
-from ...compiler.schedules.convolution import Convolution
-from ...compiler.schedules.matmul import Dense
+from ...compiler.workloads.conv2d import Convolution
+from ...compiler.workloads.dense import Dense
 from .. import targets
 from ..relay import ir
 from ..relay.build import relax_of

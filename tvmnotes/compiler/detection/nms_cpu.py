@@ -13,7 +13,7 @@ from .spec import NmsSpec, TopKSpec, with_spec
 def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
     """Make a kernel that finds the `count` largest scores of each row of (rows, length) float32.
 
-    It writes their indices, places (rows, count) int32, and best (rows, count) float32, in the order of the
+    It writes their indices (rows, count) int32, and best (rows, count) float32, in the order of the
     row; of equal ones the first are taken. Sorting all scores would take a detector longer than its
     convolutions, so this first finds the smallest of the best by radix selection: it counts how often each
     pattern of the first 11 bits occurs, then of the next 11 among those that match, then of the last 10.
@@ -22,7 +22,7 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
     @T.prim_func(s_tir=True)
     def main(
         scores: T.Buffer((rows, length), "float32"),
-        places: T.Buffer((rows, count), "int32"),
+        indices: T.Buffer((rows, count), "int32"),
         best: T.Buffer((rows, count), "float32"),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
@@ -60,11 +60,11 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
                 for at in range(length):
                     key[0] = sortable(scores[row, at])
                     if key[0] > least[0]:
-                        places[row, state[2]] = at
+                        indices[row, state[2]] = at
                         best[row, state[2]] = scores[row, at]
                         state[2] = state[2] + 1
                     elif key[0] == least[0] and state[0] > 0:
-                        places[row, state[2]] = at
+                        indices[row, state[2]] = at
                         best[row, state[2]] = scores[row, at]
                         state[0] = state[0] - 1
                         state[2] = state[2] + 1
@@ -77,7 +77,7 @@ def suppressed(batch: int, rows: int, width: int, count: int, spec: NmsSpec) -> 
     """Make a kernel of data (batch, rows, width) and order (batch, count) int32, the rows by falling score.
 
     It writes the rows that remain, in that order and followed by -1, to kept (batch, rows, width), and their
-    indices to places (batch, rows, 1).
+    row numbers to indices (batch, rows, 1).
     """
     x, score, kind, background = spec.coord_start, spec.score_index, spec.id_index, spec.background_id
     valid, threshold = spec.valid_thresh, spec.overlap_thresh
@@ -88,7 +88,7 @@ def suppressed(batch: int, rows: int, width: int, count: int, spec: NmsSpec) -> 
         data: T.Buffer((batch, rows, width), "float32"),
         order: T.Buffer((batch, count), "int32"),
         kept: T.Buffer((batch, rows, width), "float32"),
-        places: T.Buffer((batch, rows, 1), "float32"),
+        indices: T.Buffer((batch, rows, 1), "float32"),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         for n in range(batch):
@@ -129,14 +129,14 @@ def suppressed(batch: int, rows: int, width: int, count: int, spec: NmsSpec) -> 
                         beats = T.And(iou(both, area[i], area[k]) > T.float32(threshold), of[i] == of[k])
                         alive[k] = T.Select(T.And(beats, alive[k] == 1), beaten, alive[k])
                 if alive[i] >= 1:
-                    places[n, written[0], 0] = T.Cast("float32", order[n, i])
+                    indices[n, written[0], 0] = T.Cast("float32", order[n, i])
                     for field in range(width):
                         kept[n, written[0], field] = data[n, order[n, i], field]
                     if alive[i] == 2:
                         kept[n, written[0], kind] = T.float32(-1)
                     written[0] = written[0] + 1
             for i in range(rows - written[0]):
-                places[n, written[0] + i, 0] = T.float32(-1)
+                indices[n, written[0] + i, 0] = T.float32(-1)
                 for field in range(width):
                     kept[n, written[0] + i, field] = T.float32(-1)
 

@@ -176,9 +176,9 @@ def iou_mask(batch: int, words: int, threshold: float):
         boxes: T.Buffer((batch, _FIELDS, words * 32), "float32"),
         mask: T.Buffer((batch, words * 32, words), "uint32"),
     ):
-        for picture, word, box in T.grid(batch, words, words * 32):
+        for image, word, box in T.grid(batch, words, words * 32):
             with T.sblock("beaten"):
-                n, w, i = T.axis.remap("SSS", [picture, word, box])
+                n, w, i = T.axis.remap("SSS", [image, word, box])
                 T.reads(boxes[n, 0:_FIELDS, 0 : words * 32])
                 T.writes(mask[n, i, w])
                 bits = T.sblock_alloc_buffer((1,), "uint32", scope="local")
@@ -219,9 +219,9 @@ def greedy_sweep(batch: int, words: int):
         mask: T.Buffer((batch, words * 32, words), "uint32"),
         left: T.Buffer((batch, words), "uint32"),
     ):
-        for picture in T.thread_binding(batch, "blockIdx.x"):
+        for image in T.thread_binding(batch, "blockIdx.x"):
             with T.sblock("sweep"):
-                n = T.axis.spatial(batch, picture)
+                n = T.axis.spatial(batch, image)
                 T.reads(start[n, 0:words], mask[n, 0 : words * 32, 0:words])
                 T.writes(left[n, 0:words])
                 mine = T.sblock_alloc_buffer((words,), "uint32", scope="local")
@@ -270,13 +270,13 @@ def compact(batch: int, rows: int, width: int, count: int, words: int, kind: int
         stay: T.Buffer((batch, words), "uint32"),
         left: T.Buffer((batch, words), "uint32"),
         kept: T.Buffer((batch, rows, width), "float32"),
-        places: T.Buffer((batch, rows, 1), "float32"),
+        indices: T.Buffer((batch, rows, 1), "float32"),
     ):
-        for picture, row in T.grid(batch, rows):
+        for image, row in T.grid(batch, rows):
             with T.sblock("remaining"):
-                n, i = T.axis.remap("SS", [picture, row])
+                n, i = T.axis.remap("SS", [image, row])
                 T.reads(data[n, 0:rows, 0:width], order[n, 0:count], stay[n, 0:words], left[n, 0:words])
-                T.writes(kept[n, 0:rows, 0:width], places[n, 0:rows, 0])
+                T.writes(kept[n, 0:rows, 0:width], indices[n, 0:rows, 0])
                 # How many rows stay: before this row's word, and in all.
                 staying = T.sblock_alloc_buffer((2,), "int32", scope="local")
                 staying[0] = 0
@@ -286,7 +286,7 @@ def compact(batch: int, rows: int, width: int, count: int, words: int, kind: int
                         staying[0] = staying[1]
                     staying[1] += T.Cast("int32", T.popcount(stay[n, w]))
                 if i >= staying[1]:
-                    places[n, i, 0] = T.float32(-1)
+                    indices[n, i, 0] = T.float32(-1)
                     for field in range(width):
                         kept[n, i, field] = T.float32(-1)
                 if i < count:
@@ -295,7 +295,7 @@ def compact(batch: int, rows: int, width: int, count: int, words: int, kind: int
                         at: T.int32 = staying[0] + T.Cast(
                             "int32", T.popcount(stay[n, i // 32] & (bit - T.uint32(1)))
                         )
-                        places[n, at, 0] = T.Cast("float32", order[n, i])
+                        indices[n, at, 0] = T.Cast("float32", order[n, i])
                         for field in range(width):
                             kept[n, at, field] = data[n, order[n, i], field]
                         if kind >= 0:  # noqa: SIM102 (this is known now, the other when it runs)

@@ -111,13 +111,13 @@ def chosen(rows: int, length: int, count: int, sizes: list[int]):
         few: T.Buffer((rows, 2, groups), "int32"),
         many: T.Buffer((rows, 2, blocks), "int32"),
         most: T.Buffer((rows, 2, parts), "int32"),
-        places: T.Buffer((rows, count), "int32"),
+        indices: T.Buffer((rows, count), "int32"),
         best: T.Buffer((rows, count), "float32"),
     ):
         for row, at in T.grid(rows, length):
             with T.sblock("chosen"):
                 r, i = T.axis.remap("SS", [row, at])
-                T.writes(places[r, 0:count], best[r, 0:count])
+                T.writes(indices[r, 0:count], best[r, 0:count])
                 before = T.sblock_alloc_buffer((2,), "int32", scope="local")  # those above, those equal
                 room = T.sblock_alloc_buffer((1,), "int32", scope="local")  # for equal ones
                 if keys[r, i] >= bounds[r, 0]:
@@ -136,7 +136,7 @@ def chosen(rows: int, length: int, count: int, sizes: list[int]):
                         before[0] += T.Cast("int32", keys[r, i // 32 * 32 + place] > bounds[r, 0])
                         before[1] += T.Cast("int32", keys[r, i // 32 * 32 + place] == bounds[r, 0])
                     if keys[r, i] > bounds[r, 0] or before[1] < room[0]:
-                        places[r, before[0] + T.min(before[1], room[0])] = i
+                        indices[r, before[0] + T.min(before[1], room[0])] = i
                         best[r, before[0] + T.min(before[1], room[0])] = scores[r, i]
 
     return a_thread_each(chosen)

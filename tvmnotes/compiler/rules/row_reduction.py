@@ -2,18 +2,19 @@
 
 A sum over a row is first one accumulator per lane of a register, over every x-th element, then the sum of the
 lanes and the remaining elements: compilers may not reorder a floating-point sum, so it is written that way.
-The family has no knobs.
+Its configs are empty.
 """
 
 from tvm import te
 from tvm.s_tir import Schedule
 
-from . import elementwise
-from .annotations import attribute
-from .epilogue import block_names, parallel
-from .family import Family, register
+from .base import elementwise
+from .base.annotations import attribute
+from .base.epilogue import block_names, parallel
+from .base.rule import ScheduleRule
 
-_ANNOTATION = attribute({"family": "row_reduction"})
+_NAME = "row_reduction"
+_ANNOTATION = attribute({"family": _NAME})
 _STAGES = ("lanes0", "reduced0", "lanes1", "reduced1", "exp", "rest0", "rest1")
 
 
@@ -70,22 +71,24 @@ def _reduce(x, element, combine, lanes, number):
     return te.compute(rows, lambda *at: combine(either(*at), axis=[r]), name=f"reduced{number}")
 
 
-def schedule(sch: Schedule, config: dict) -> None:
-    """Apply the scheme to a kernel that `softmax` or `layer_norm` made and to what was fused after it."""
-    names = block_names(sch)
-    for name in names[:-1]:
-        if name not in _STAGES:
-            sch.compute_inline(name)
-    loops = sch.get_loops(names[-1])
-    row = parallel(sch, loops[:-1]) if len(loops) > 1 else sch.add_unit_loop(loops[0])
-    for name in reversed([n for n in names[:-1] if n in _STAGES]):
-        sch.compute_at(name, row)
-        if name.startswith("lanes"):
-            inner = sch.get_loops(name)
-            lane, k = inner[-2:]
-            sch.reorder(k, lane)
-            sch.vectorize(lane)
-            sch.decompose_reduction(name, k)
+class RowReduction(ScheduleRule):
+    """All stages of a row by one thread."""
 
+    name = _NAME
 
-register(Family("row_reduction", schedule=schedule))
+    def schedule(self, sch: Schedule, config) -> None:
+        """Schedule a kernel that `softmax` or `layer_norm` made and what was fused after it."""
+        names = block_names(sch)
+        for name in names[:-1]:
+            if name not in _STAGES:
+                sch.compute_inline(name)
+        loops = sch.get_loops(names[-1])
+        row = parallel(sch, loops[:-1]) if len(loops) > 1 else sch.add_unit_loop(loops[0])
+        for name in reversed([n for n in names[:-1] if n in _STAGES]):
+            sch.compute_at(name, row)
+            if name.startswith("lanes"):
+                inner = sch.get_loops(name)
+                lane, k = inner[-2:]
+                sch.reorder(k, lane)
+                sch.vectorize(lane)
+                sch.decompose_reduction(name, k)

@@ -1,53 +1,14 @@
-"""A convolution as a workload: its shapes, how its groups map to the kernel's, and one call on arrays.
-
-A config is a dictionary with the "family" of the schedule (conv2d, pointwise, depthwise or winograd, each in
-a file of its own) and that family's knobs; each file has a table of them.
-"""
+"""A convolution as a workload: its shapes, how its groups map to the kernel's, and one call on arrays."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from tvm import te, tirx
+from tvm import te, tirx, topi
 
 from ...base.integers import ceildiv
-from .family import Workload
-from .vector import pad_to
-
-
-@dataclass(frozen=True)
-class Window:
-    """How a convolution reads its input.
-
-    `out` and `ins` are the channels of one group of the kernel, which merges `joined` groups of the network.
-    """
-
-    strides: list[int]
-    padding: list[int]  # top, left, bottom, right
-    dilation: list[int]
-    out: int
-    ins: int
-    joined: int = 1
-
-    def within_group(self, product, channel, c):
-        """Return `product` if input `channel` and output channel `c` are in one group of the network, else 0.
-
-        The weight is 0 there as well, but 0 * infinity is NaN.
-        """
-        if self.joined == 1:
-            return product
-        same = tirx.EQ(c // (self.out // self.joined), channel // (self.ins // self.joined))
-        return tirx.Select(same, product, tirx.const(0, "float32"))
-
-    def reach(self, kernel_h: int, kernel_w: int) -> tuple[int, int]:
-        """Return the height and width of what one output pixel reads."""
-        return (kernel_h - 1) * self.dilation[0] + 1, (kernel_w - 1) * self.dilation[1] + 1
-
-    def out_size(self, h: int, w: int, kernel_h: int, kernel_w: int) -> tuple[int, int]:
-        """Return the height and width of the output for an input of (h, w)."""
-        reach = self.reach(kernel_h, kernel_w)
-        (top, left, bottom, right), (sh, sw) = self.padding, self.strides
-        return (h + top + bottom - reach[0]) // sh + 1, (w + left + right - reach[1]) // sw + 1
+from ..rules.base.vector import pad_to
+from .base import Workload
 
 
 @dataclass(frozen=True)
@@ -55,7 +16,6 @@ class Convolution(Workload):
     """A float32 convolution of data (N, C, H, W) with a weight (O, I, KH, KW) known at compile time."""
 
     op: ClassVar[str] = "conv2d"
-    general: ClassVar[str] = "conv2d"
 
     data: tuple[int, int, int, int]
     weight: tuple[int, int, int, int]
@@ -96,9 +56,17 @@ class Convolution(Workload):
     # ------------------------------------------------------------ shapes
 
     @property
+    def reach(self) -> tuple[int, int]:
+        """Height and width of what one output pixel reads."""
+        (kernel_h, kernel_w), (dh, dw) = self.weight[2:], self.dilation
+        return (kernel_h - 1) * dh + 1, (kernel_w - 1) * dw + 1
+
+    @property
     def out_size(self) -> tuple[int, int]:
         """Height and width of the output."""
-        return self.window(1).out_size(*self.data[2:], *self.weight[2:])
+        (h, w), (reach_h, reach_w) = self.data[2:], self.reach
+        (top, left, bottom, right), (sh, sw) = self.padding, self.strides
+        return (h + top + bottom - reach_h) // sh + 1, (w + left + right - reach_w) // sw + 1
 
     @property
     def macs(self) -> int:
@@ -116,12 +84,10 @@ class Convolution(Workload):
         joined = lanes // out if lanes % out == 0 and not self.is_depthwise else 1
         return joined if self.groups > 1 and self.groups % joined == 0 else 1
 
-    def window(self, lanes: int) -> Window:
-        """Return how a group of the kernel reads its input."""
+    def group_channels(self, lanes: int) -> tuple[int, int]:
+        """Return the input and output channels of one of the kernel's groups."""
         groups = self.kernel_groups(lanes)
-        out, ins = self.weight[0] // groups, self.data[1] // groups
-        strides, padding, dilation = list(self.strides), list(self.padding), list(self.dilation)
-        return Window(strides, padding, dilation, out, ins, self.joined_groups(lanes))
+        return self.data[1] // groups, self.weight[0] // groups
 
     def packed_input_shape(self, lanes: int) -> tuple[int, ...]:
         """Return the shape of the data that the kernel reads.
@@ -130,7 +96,7 @@ class Convolution(Workload):
         their own: (N, groups, H, W, channels of a group).
         """
         n, channels, h, w = self.data
-        groups, ins = self.kernel_groups(lanes), self.window(lanes).ins
+        groups, (ins, _) = self.kernel_groups(lanes), self.group_channels(lanes)
         if not self.blocked:
             return self.data
         if groups > 1 and ins % lanes and not self.is_depthwise:
@@ -139,17 +105,15 @@ class Convolution(Workload):
 
     def output_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
         """Return the shape of the kernel's output: NCHW[x]c, with gaps if `has_gaps`."""
-        blocks = ceildiv(self.weight[0], lanes)
-        if self.has_gaps(config, lanes):
-            blocks = self.packed_shape(config, lanes)[0]
+        gaps = self.has_gaps(config, lanes)
+        blocks = self.packed_shape(config, lanes)[0] if gaps else ceildiv(self.weight[0], lanes)
         return self.data[0], blocks, *self.out_size, lanes
 
     def has_gaps(self, config: dict, lanes: int) -> bool:
         """Return whether each group of the output is padded to whole blocks or tiles; see `ungroup`."""
-        groups, out = self.kernel_groups(lanes), self.window(lanes).out
-        if groups == 1 or self.is_depthwise:
+        if self.kernel_groups(lanes) == 1 or self.is_depthwise:
             return False
-        return out % (lanes * config["blocks"]) != 0
+        return self.packed_shape(config, lanes)[0] * lanes != self.weight[0]
 
     # ------------------------------------------------------------ one call, on NumPy arrays
 
@@ -172,8 +136,7 @@ class Convolution(Workload):
         """Convolve data (N, C, H, W) with a weight (O, I, KH, KW) into (N, O, H, W), with NumPy alone."""
         (top, left, bottom, right), (sh, sw), (dh, dw) = self.padding, self.strides, self.dilation
         padded = np.pad(data, [(0, 0), (0, 0), (top, bottom), (left, right)])
-        reach = self.window(1).reach(*self.weight[2:])
-        windows = np.lib.stride_tricks.sliding_window_view(padded, reach, (2, 3))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, self.reach, (2, 3))
         windows = windows[:, :, ::sh, ::sw, ::dh, ::dw]
         if self.is_depthwise:
             return np.einsum("nchwyx,cyx->nchw", windows, weight[:, 0])
@@ -193,13 +156,27 @@ class Convolution(Workload):
             joined[:, each, :, each] = weight.reshape(kernel_groups, count, out, i, *window)[:, each]
         return joined.reshape(o, count * i, *window)
 
-    def compute(self, data, kernel, config: dict):
-        """Return the convolution as a tensor expression, of data and weight as the kernel reads them.
+    def pad(self, data, rows: int, columns: int):
+        """Zero-pad data (N, blocks, H, W, …), a tensor, to what `rows` x `columns` of the output read."""
+        (h, w), (top, left, _, _) = self.data[2:], self.padding
+        (sh, sw), (reach_h, reach_w) = self.strides, self.reach
+        bottom = max(0, (rows - 1) * sh + reach_h - h - top)
+        right = max(0, (columns - 1) * sw + reach_w - w - left)
+        if not any((top, left, bottom, right)):
+            return data
+        inner = [0] * (len(data.shape) - 4)
+        return topi.nn.pad(data, [0, 0, top, left, *inner], [0, 0, bottom, right, *inner], name="pad")
 
-        Its families' `compute` take these, the kernel's window, the config, and the expression's attributes.
+    def within_group(self, product, channel, c, lanes: int):
+        """Return `product` if input `channel` and output channel `c` are in one group of the network, else 0.
+
+        Channels are numbered within a group of the kernel. Between the network's groups that it joins, the
+        weight is 0 as well, but 0 * infinity is NaN.
         """
-        window = self.window(int(kernel.shape[-1]))
-        return self.family(config).compute(data, kernel, window, config, self.attribute(config))
+        if self.joined_groups(lanes) == 1:
+            return product
+        same = tirx.EQ(c // (self.weight[0] // self.groups), channel // self.weight[1])
+        return tirx.Select(same, product, tirx.const(0, "float32"))
 
 
 def group(data, groups: int, channels: int):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import tvm
 
-from ...base import env
-from ...base.integers import ceildiv
+from ....base import env
+from ....base.integers import ceildiv
 
 
 @dataclass(frozen=True)

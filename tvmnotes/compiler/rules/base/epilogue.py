@@ -1,4 +1,4 @@
-"""Steps that the families share: fusing a kernel's elementwise epilogue, vector and parallel loops."""
+"""Steps that the rules share: fusing a kernel's elementwise epilogue, vector and parallel loops."""
 
 from tvm import te
 from tvm.s_tir import Schedule

@@ -1,30 +1,14 @@
-"""Schedules for CPUs, one file per family of operators, and the pass that schedules each kernel of a module.
+"""The pass that schedules each kernel of a module by its rule."""
 
-family         what a family and a workload must provide, and the registry of families
-annotations    the annotation of a kernel: its schedule (family and config) and its workload
-convolution    the workload of a convolution; its families: conv2d, pointwise, depthwise, winograd
-matmul         products with a weight known at compile time; batch_matmul: of two activations
-row_reduction  softmax and layer norm; elementwise: exp, tanh and others in vectorizable arithmetic
-default        every other kernel; metaschedule: tuned by TVM's search; trace: what its traces may do
-vector         registers and register tiles; epilogue: fused operators, vector loops; prefetch: of weights
-"""
-
-import importlib
-import pkgutil
 from collections.abc import Callable
 
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
 
-from . import annotations, prefetch
-from .default import Kernel
-from .family import FAMILIES, Workload
-from .vector import Simd
-
-__all__ = ["FAMILIES", "Kernel", "Simd", "Workload", "schedule_kernels"]
-
-for _file in pkgutil.iter_modules(__path__):  # the families register themselves
-    importlib.import_module(f"{__name__}.{_file.name}")
+from .rules import RULES
+from .rules.base import annotations, prefetch
+from .rules.base.vector import Simd
+from .workloads.kernel import Kernel
 
 
 def schedule_kernels(simd: Simd, lookup: Callable | None = None) -> tvm.transform.Pass:
@@ -32,8 +16,8 @@ def schedule_kernels(simd: Simd, lookup: Callable | None = None) -> tvm.transfor
 
     Args:
         simd: the vector registers of the target.
-        lookup: `lookup(kernel) -> dict | None` gives the config of a `Kernel`, the workload of a kernel
-            without a family; without a config, such a kernel gets the default schedule.
+        lookup: `lookup(kernel) -> dict | None` gives the config of a `Kernel`, the workload of a kernel that
+            has no annotation; without a config, such a kernel gets the default schedule.
 
     Returns:
         The module pass "ScheduleKernels".
@@ -51,15 +35,16 @@ def schedule_kernels(simd: Simd, lookup: Callable | None = None) -> tvm.transfor
 
 
 def _scheduled(func, name, simd, lookup):
-    """Schedule a kernel by its annotation or by `lookup`; by the default family if neither exists or fits."""
+    """Schedule a kernel by its annotation or by `lookup`; by the default rule if neither exists or fits."""
     main = func.with_attr("global_symbol", "main")  # a reference, or TVM modifies `func`
     found = annotations.of_blocks(_begin(main)) or _looked_up(func, name, lookup)
     fallback = annotations.attribute({"family": "default", "lanes": simd.lanes})
     for annotation in (*found, *fallback.values()):
         sch = _begin(main)
         config = annotations.parse(annotation)["schedule"]
+        rule = RULES[config["family"]]
         try:
-            FAMILIES[config["family"]].schedule(sch, config)
+            rule.schedule(sch, rule.config(config))
         except ScheduleError:
             continue
         scheduled = prefetch.insert(sch.mod["main"]) if config.get("prefetch") else sch.mod["main"]
@@ -71,7 +56,7 @@ def _scheduled(func, name, simd, lookup):
 
 
 def _looked_up(func, name, lookup) -> list[str]:
-    """Return the annotation for a kernel without a family, if `lookup` has a config for it."""
+    """Return the annotation for a kernel that has none, if `lookup` has a config for it."""
     if lookup is None:
         return []
     kernel = Kernel.of(func, name)

@@ -1,17 +1,17 @@
-"""Every kernel without a family: inlined if that costs nothing, parallel outer loops, vectors inside."""
+"""Every other kernel: inlined if that costs nothing, parallel outer loops, vectors inside."""
 
 import contextlib
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule, ScheduleError
 
-from . import trace
-from .family import Family, Workload, key, register
-from .vector import Simd
+from ..workloads.base import Workload
+from ..workloads.kernel import Kernel
+from .base.rule import ScheduleRule
+from .base.vector import Simd
 
 _SMALL = 1 << 13  # iterations of a loop nest that are too few to wake other threads
 _SHARED = 64  # iterations that suffice to parallelize
@@ -20,51 +20,43 @@ _INLINED = 4096  # nodes of an expression that inlining may write, if it is writ
 _SPATIAL = tvm.tirx.IterVar.DataPar  # an axis that is not reduced
 
 
-@dataclass(frozen=True)
-class Kernel(Workload):
-    """A kernel without a family as a workload, identified by TVM's structural hash."""
+class Default(ScheduleRule):
+    """Loops for any kernel."""
 
-    op: ClassVar[str] = "kernel"
-    general: ClassVar[str] = "default"
-    by_metaschedule: ClassVar[bool] = True
+    name = "default"
 
-    hash: str
-    name: str = field(compare=False)
-    func: tvm.tirx.PrimFunc | None = field(compare=False, repr=False, default=None)
+    @dataclass(frozen=True)
+    class Config:
+        """What the target decides; nothing to search.
 
-    @staticmethod
-    def of(func, name: str) -> "Kernel":
-        """Make the workload of a kernel; `name` is for display only and not compared."""
-        plain = func.with_attr("global_symbol", "main").without_attr("op_pattern")
-        return Kernel(f"{tvm_ffi.structural_hash(plain) % 2**64:016x}", name, plain)
+        Attributes:
+            lanes: `Simd.lanes`.
+        """
 
-    @property
-    def label(self) -> str:
-        """The kernel's name."""
-        return self.name
+        lanes: int
 
-    def is_config(self, config: dict, simd: Simd) -> bool:
-        """Return whether a config is the default one or a trace; raises Forbidden for a forbidden trace."""
-        if config.keys() == {"family", "trace"} and config["family"] == "metaschedule":
-            trace.check(config["trace"])
-            return True
-        return key(config) == key(default(self, simd))
+    def applies(self, workload: Workload, simd: Simd) -> bool:
+        """Return whether the workload is a kernel that no other workload describes."""
+        return isinstance(workload, Kernel)
 
+    def default(self, workload: Kernel, simd: Simd) -> Config:
+        """Return the only config."""
+        return self.Config(simd.lanes)
 
-def schedule(sch: Schedule, config: dict) -> None:
-    """Inline elementwise stages, then schedule each remaining loop nest."""
-    root = sch.get_sblock("root")
-    # TVM rounds to bfloat16 with an expression that repeats its argument. That must not contain a Let, as the
-    # functions of elementwise.py do.
-    inlined = [] if "bfloat16" in sch.mod.script() else sch.get_child_blocks(root)[:-1]
-    for block in inlined:
-        if _reduces(sch, block) or _tests_padding(sch, block, config["lanes"]) or _explodes(sch, block):
-            continue
-        with contextlib.suppress(ScheduleError):  # two outputs need it, for example
-            sch.compute_inline(block)
-    for block in sch.get_child_blocks(root):
-        if sch.get_loops(block):
-            _nest(sch, block, config["lanes"])
+    def schedule(self, sch: Schedule, config: Config) -> None:
+        """Inline elementwise stages, then schedule each remaining loop nest."""
+        root = sch.get_sblock("root")
+        # TVM rounds to bfloat16 with an expression that repeats its argument. That must not contain a Let, as
+        # the functions of elementwise.py do.
+        inlined = [] if "bfloat16" in sch.mod.script() else sch.get_child_blocks(root)[:-1]
+        for block in inlined:
+            if _reduces(sch, block) or _tests_padding(sch, block, config.lanes) or _explodes(sch, block):
+                continue
+            with contextlib.suppress(ScheduleError):  # two outputs need it, for example
+                sch.compute_inline(block)
+        for block in sch.get_child_blocks(root):
+            if sch.get_loops(block):
+                _nest(sch, block, config.lanes)
 
 
 def _nest(sch, block, lanes):
@@ -171,16 +163,3 @@ def _step(index, var) -> int | None:
 def _bfloat16(sch, block) -> bool:
     """Return whether the output is bfloat16: TVM stores integers and cannot lower vectors of such sums."""
     return str(sch.get(block).writes[0].source.dtype) == "bfloat16"
-
-
-def serves(kernel: Workload, simd: Simd) -> bool:
-    """Return whether the workload is a kernel without a family."""
-    return isinstance(kernel, Kernel)
-
-
-def default(kernel: Kernel, simd: Simd) -> dict:
-    """Return the only config."""
-    return {"family": "default", "lanes": simd.lanes}
-
-
-register(Family("default", schedule=schedule, serves=serves, default=default))

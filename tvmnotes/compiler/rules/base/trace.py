@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tvm import tirx
 from tvm.s_tir import SBlockRealize, Schedule, ScheduleError
 
-from ...base.errors import Forbidden
+from ....base.errors import Forbidden
 
 # ---------------------------------------------------------------- steps, before they are applied
 

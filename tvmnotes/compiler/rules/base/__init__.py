@@ -1,0 +1,10 @@
+"""What schedule rules share.
+
+rule         what a rule provides, and the registry of rules
+annotations  the annotation of a kernel: its schedule (family and config) and its workload
+vector       the registers of a target, the register tile that uses them best
+epilogue     operators fused after a kernel; vector and parallel loops
+prefetch     software prefetch of weights
+elementwise  exp, tanh and others in vectorizable arithmetic
+trace        what a trace of MetaSchedule's may do
+"""

@@ -1,0 +1,113 @@
+"""Batched matrix products of two activations, such as those of attention.
+
+The loops are those of `matmul`. The kernel itself packs the right-hand matrices (keys, values) into panels;
+of several batches, one batch at a time, so that the thread that packs a panel reads it from its own cache.
+"""
+
+import math
+from dataclasses import dataclass
+
+from tvm import te
+from tvm.s_tir import Schedule
+
+from ...base.integers import ceildiv, round_up
+from ..workloads.base import Workload
+from ..workloads.batch_matmul import BatchMatmul
+from . import matmul
+from .base.epilogue import crop, parallel
+from .base.rule import Loops, ScheduleRule
+from .base.vector import Simd, register_tile
+
+
+class BatchedMatmul(ScheduleRule):
+    """Products of two activations."""
+
+    name = "batch_matmul"
+
+    @dataclass(frozen=True)
+    class Config:
+        """The register tile and the outer loop. Tiles that do not fit into the registers are not searched.
+
+        Attributes:
+            lanes: The width of a panel, `Simd.lanes`.
+            tile_m: Rows of the register tile. Searched: 1 to min(M, registers).
+            tile_n: Vectors of columns of the register tile. Searched: 1 to min(vectors of N, 8).
+            loop_order: The outer loop over tiles: of "rows" or of "columns". Searched: both.
+        """
+
+        lanes: int
+        tile_m: int
+        tile_n: int
+        loop_order: str
+
+    EXAMPLES = (
+        BatchMatmul((1, 9, 8), (1, 8, 40)),
+        BatchMatmul((6, 7), (7, 32)),
+        BatchMatmul((2, 3, 4, 6), (6, 17)),  # a matrix for all batches
+        BatchMatmul((2, 1, 4, 6), (3, 6, 10)),
+    )
+
+    def applies(self, workload: Workload, simd: Simd) -> bool:
+        """Return whether the workload is a product of two activations."""
+        return isinstance(workload, BatchMatmul)
+
+    def default(self, workload: BatchMatmul, simd: Simd) -> Config:
+        """Choose the register tile with the fewest cycles."""
+        tile = register_tile(workload.data[-2], ceildiv(workload.weight[-1], simd.lanes), simd)
+        return self.Config(simd.lanes, *tile, "columns")
+
+    def space(self, workload: BatchMatmul, simd: Simd) -> list[Config]:
+        """List the configs that `Config` describes."""
+        choices = matmul.tiles(workload.data[-2], workload.weight[-1], simd)
+        return [self.Config(simd.lanes, *tile) for tile in choices]
+
+    def compute(self, data, weight, workload: BatchMatmul, config: Config):
+        """Return the product as a tensor expression, of float32 tensors of the workload's shapes."""
+        *batch, rows, columns = workload.shape
+        depth, lanes = workload.data[-1], config.lanes
+        missing = len(batch) - len(workload.weight) + 2
+        blocks = round_up(ceildiv(columns, lanes), config.tile_n)
+        full = round_up(rows, config.tile_m)
+
+        def of(shape, at):
+            """Map the batch index `at` of the product to that of a matrix with the batch axes `shape`."""
+            own = at[len(at) - len(shape) :]
+            return [0 if size == 1 else index for size, index in zip(shape, own, strict=True)]
+
+        def pack(*index):
+            *at, p, k, c = index
+            column = p * lanes + c
+            value = weight[(*of(workload.weight[:-2], at), k, column)]
+            return value if blocks * lanes == columns else te.if_then_else(column < columns, value, 0.0)
+
+        panels_of = (*[1] * missing, *workload.weight[:-2])
+        panels = te.compute((*panels_of, blocks, depth, lanes), pack, name="pack")
+        k = te.reduce_axis((0, depth), "k")
+
+        def element(*index):
+            *at, m, n = index
+            row = m if full == rows else te.min(m, rows - 1)
+            left = data[(*of(workload.data[:-2], at), row, k)]
+            return te.sum(left * panels[(*of(panels_of, at), n // lanes, k, n % lanes)], axis=[k])
+
+        attrs = self.annotation(workload, config)
+        product = te.compute((*batch, full, blocks * lanes), element, name="matmul", attrs=attrs)
+        return crop(product, workload.shape)
+
+    def schedule(self, sch: Schedule, config: Config) -> None:
+        """Schedule a kernel that `compute` made and what was fused after it."""
+        b, mo, no, tile = matmul.split_loops(sch, config)
+        first, second = (mo, no) if config.loop_order == "rows" else (no, mo)
+        several = int(sch.get(b).extent) > 1
+        outer, inner = ([b], [first, second]) if several else ([b, first], [second])
+        loop = matmul.order_loops(sch, outer, inner, tile, stages=("pack",))
+        if several:
+            sch.compute_at("pack", loop)
+        else:
+            parallel(sch, sch.get_loops("pack")[:-1])
+        sch.vectorize(sch.get_loops("pack")[-1])
+
+    def loops(self, workload: BatchMatmul, config: Config, lanes: int) -> Loops:
+        """Return the sizes of the kernel's loops."""
+        *batch, rows, columns = workload.shape
+        return matmul.loops_of(math.prod(batch), rows, workload.data[-1], columns, config, lanes)
