@@ -10,7 +10,7 @@ class Lookup(Protocol):
         """Look up the config of a kernel.
 
         Args:
-            workload: The `compiler.workloads.Workload` that the kernel computes.
+            workload: The `compiler.workloads.base.Workload` that the kernel computes.
 
         Returns:
             One of the workload's configs, or None for the default one.

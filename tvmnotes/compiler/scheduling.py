@@ -1,23 +1,22 @@
 """The pass that schedules each kernel of a module by its rule."""
 
-from collections.abc import Callable
-
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
 
+from ..base.protocols import Lookup
 from .rules import RULES
 from .rules.base import annotations, prefetch
 from .rules.base.vector import Simd
 from .workloads.kernel import Kernel
 
 
-def schedule_kernels(simd: Simd, lookup: Callable | None = None) -> tvm.transform.Pass:
+def schedule_kernels(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.Pass:
     """Make the pass that schedules every kernel and annotates it; see `annotations.of_function`.
 
     Args:
         simd: the vector registers of the target.
-        lookup: `lookup(kernel) -> dict | None` gives the config of a `Kernel`, the workload of a kernel that
-            has no annotation; without a config, such a kernel gets the default schedule.
+        lookup: gives the config of a `Kernel`, the workload of a kernel that has no annotation; without a
+            config, such a kernel gets the default schedule.
 
     Returns:
         The module pass "ScheduleKernels".

@@ -13,7 +13,7 @@ from ..base.table import Table
 from ..compiler import records
 from ..compiler.build import build, resolve_target
 from ..compiler.records import Record
-from ..compiler.workloads import Workload
+from ..compiler.workloads.base import Workload
 from ..measuring import measure
 from ..measuring.profiling import schedule_text
 from ..runtime.compiled import cannot_run

@@ -3,10 +3,10 @@
 import abc
 import functools
 import json
-from collections.abc import Callable
 from dataclasses import fields
 from typing import ClassVar, get_args, get_origin, get_type_hints
 
+from ...base.protocols import Lookup
 from ..rules.base.rule import RULES, Loops, ScheduleRule
 from ..rules.base.vector import Simd
 
@@ -92,12 +92,11 @@ class Workload(abc.ABC):
         default = self.default_config(simd)
         return [default, *(config for config in self.space(simd) if config != default)]
 
-    def config(self, lookup: Callable | None, simd: Simd) -> dict:
+    def config(self, lookup: Lookup | None, simd: Simd) -> dict:
         """Return the config of the workload's kernel.
 
         Args:
-            lookup: `lookup(workload) -> dict | None`, the tuned config if there is one; None looks nothing
-                up.
+            lookup: gives the tuned config if there is one; None looks nothing up.
             simd: the vector registers of the target.
 
         Returns:
