@@ -69,7 +69,7 @@ def test_a_record_of_a_kernel_without_a_schedule_of_ours():
 
 def test_a_line_names_all_that_was_asked_for():
     line = json.loads(str(record()))
-    assert line["format"] == 1
+    assert line["format"] == 2
     assert line["workload"]["op"] == "conv2d" and line["workload"]["weight"] == [64, 32, 3, 3]
     assert line["target"]["mcpu"] == env.host_target().attrs["mcpu"]
     assert line["config"] == task("conv").default

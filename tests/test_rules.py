@@ -96,11 +96,11 @@ def test_the_priority_decides_which_rule_gives_the_default_config():
     workload = RULES["winograd"].EXAMPLES[0]
     unchanged = workload.default_config(HERE)
     assert unchanged["family"] == "winograd"
-    for priority, wanted in ((-1, unchanged), (1, {"family": "planted"})):
+    for above, wanted in ((-1, unchanged), (1, {"family": "planted"})):
 
         class Planted(ScheduleRule):
             name = "planted"
-            priority = RULES["winograd"].priority + priority
+            priority = RULES["winograd"].priority + above
 
             def applies(self, workload, simd):
                 return True
