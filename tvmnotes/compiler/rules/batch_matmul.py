@@ -25,20 +25,14 @@ class BatchedMatmul(ScheduleRule):
     name = "batch_matmul"
 
     @dataclass(frozen=True)
-    class Config:
-        """The register tile and the outer loop. Tiles that do not fit into the registers are not searched.
+    class Config(matmul.Matmul.Config):
+        """That of `matmul`, and the width of a panel.
 
         Attributes:
-            lanes: The width of a panel, `Simd.lanes`.
-            tile_m: Rows of the register tile. Searched: 1 to min(M, registers).
-            tile_n: Vectors of columns of the register tile. Searched: 1 to min(vectors of N, 8).
-            loop_order: The outer loop over tiles: of "rows" or of "columns". Searched: both.
+            lanes: `Simd.lanes`.
         """
 
         lanes: int
-        tile_m: int
-        tile_n: int
-        loop_order: str
 
     EXAMPLES = (
         BatchMatmul((1, 9, 8), (1, 8, 40)),
@@ -54,12 +48,12 @@ class BatchedMatmul(ScheduleRule):
     def default(self, workload: BatchMatmul, simd: Simd) -> Config:
         """Choose the register tile with the fewest cycles."""
         tile = register_tile(workload.data[-2], ceildiv(workload.weight[-1], simd.lanes), simd)
-        return self.Config(simd.lanes, *tile, "columns")
+        return self.Config(*tile, "columns", simd.lanes)
 
     def space(self, workload: BatchMatmul, simd: Simd) -> list[Config]:
         """List the configs that `Config` describes."""
         choices = matmul.tiles(workload.data[-2], workload.weight[-1], simd)
-        return [self.Config(simd.lanes, *tile) for tile in choices]
+        return [self.Config(*tile, simd.lanes) for tile in choices]
 
     def compute(self, data, weight, workload: BatchMatmul, config: Config):
         """Return the product as a tensor expression, of float32 tensors of the workload's shapes."""
