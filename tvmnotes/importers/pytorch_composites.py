@@ -42,7 +42,7 @@ def _clamp_to_numbers(x: Tensor, least: float | None = None, most: float | None 
 
 def _hypot(a: Tensor, b: Tensor) -> Tensor:
     """Compute without squares, which would overflow; an infinity outweighs NaN."""
-    a, b = a.abs(), b.abs()
+    a, b = (each.to(torch.result_type(a, b)).abs() for each in (a, b))
     large, small = torch.maximum(a, b), torch.minimum(a, b)
     none = torch.zeros_like(large)
     ratio = small / torch.where(large == 0, none + 1, large)
@@ -55,9 +55,10 @@ def _signbit(x: Tensor) -> Tensor:
     return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
 
 
-def _copysign(a: Tensor, b: Tensor) -> Any:
-    if not (a.is_floating_point() and b.is_floating_point()):
-        return NotImplemented
+def _copysign(a: Tensor, b: Tensor) -> Tensor:
+    dtype = torch.result_type(a, b)
+    dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+    a, b = a.to(dtype), b.to(dtype)
     return torch.where(_signbit(b), -a.abs(), a.abs())
 
 

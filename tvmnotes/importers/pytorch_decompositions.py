@@ -69,8 +69,17 @@ def _log1p(x: Tensor) -> Any:
 
 
 def _pow(x: Tensor, exponent: float) -> Any:
-    """Use a square root for 0.5 as PyTorch does; TVM's (C's) power differs for -0 and -infinity."""
-    return torch.sqrt(x) if exponent == 0.5 and x.is_floating_point() else NotImplemented
+    """Multiply for small whole exponents, and use a square root for 0.5, as PyTorch does.
+
+    TVM's (C's) power is slow, and its square root differs for -0 and -infinity.
+    """
+    if not x.is_floating_point() or exponent not in (0.5, 3, 4):
+        return NotImplemented
+    if exponent == 0.5:
+        return torch.sqrt(x)
+    base = wide(x)
+    square = base * base
+    return (square * (base if exponent == 3 else square)).to(x.dtype)
 
 
 def _isfinite(x: Tensor) -> Tensor:
@@ -84,6 +93,11 @@ def _select(x: Tensor, dim: int, index: int) -> Tensor:
     """Count a negative index from the end; TVM uses it as it is, and reads outside the array."""
     start = index % x.shape[dim]
     return aten.squeeze.dim(aten.slice.Tensor(x, dim, start, start + 1), dim)
+
+
+def _view(x: Tensor, shape: list[int]) -> Any:
+    """Copy first what PyTorch cannot view, as strides may differ in a decomposition, as in attention's."""
+    return NotImplemented if x.is_contiguous() else aten.view.default(x.contiguous(), shape)
 
 
 def _roll(x: Tensor, shifts: list[int], dims: list[int] = ()) -> Any:
@@ -190,6 +204,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.pow.Tensor_Scalar: _pow,
     aten.isfinite.default: _isfinite,
     aten.select.int: _select,
+    aten.view.default: _view,
     aten.roll.default: _roll,
     aten.slice_scatter.default: _slice_scatter,
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
