@@ -16,9 +16,8 @@ DTYPES = (
 )
 # `make test` has these pairs, `make test-full` all.
 SAMPLE = (
-    *((torch.bool, torch.int64), (torch.bool, torch.float32), (torch.uint8, torch.int8), (torch.int8, torch.float16)),
-    *((torch.int64, torch.float32), (torch.float32, torch.int32), (torch.float16, torch.bfloat16)),
-    *((torch.float32, torch.float64), (torch.float16, torch.bool), (torch.int32, torch.uint8)),
+    *((torch.bool, torch.int64), (torch.uint8, torch.int8), (torch.float32, torch.int32)),
+    (torch.float16, torch.bfloat16),
 )
 OF_TWO = {
     **{name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "floor_divide", "remainder", "fmod", "pow")},
@@ -39,9 +38,9 @@ OF_TWO = {
     "isclose": torch.isclose,
 }
 OF_ONE = {
-    **{name: getattr(torch, name) for name in ("sum", "prod", "mean", "amax", "any", "all", "argmax", "count_nonzero")},
-    **{name: getattr(torch, name) for name in ("exp", "sqrt", "abs", "neg", "square", "sign", "floor", "round", "relu")},
-    **{name: getattr(torch, name) for name in ("sigmoid", "logical_not", "bitwise_not", "isfinite", "var", "logsumexp")},
+    **{name: getattr(torch, name) for name in ("sum", "prod", "mean", "amax", "any", "all", "argmax", "sigmoid")},
+    **{name: getattr(torch, name) for name in ("exp", "sqrt", "abs", "neg", "square", "sign", "floor", "round")},
+    **{name: getattr(torch, name) for name in ("relu", "logical_not", "bitwise_not", "isfinite", "count_nonzero")},
     "sum, 0": lambda x: x.sum(0),
     "mean of float64": lambda x: x.mean(0, dtype=torch.float64),
     "sum of float16": lambda x: x.sum(0, dtype=torch.float16),
@@ -63,8 +62,7 @@ def calls_of_two(rng, first, second):
     """Names, functions and operands: two arrays, and an array and an array without axes."""
     x, y = numbers(rng, first, -9, 9), numbers(rng, second, 1, 4)
     for (name, function), operand in product(OF_TWO.items(), (y, y[0])):
-        whole = not (first.is_floating_point or second.is_floating_point)
-        if not (name == "pow" and whole):  # which TVM lacks
+        if name != "pow" or first.is_floating_point or second.is_floating_point:  # TVM lacks powers of whole numbers
             yield f"{name}, {first}, {second}, {operand.ndim} axes", function, (x, operand)
 
 
@@ -72,7 +70,7 @@ def calls_with_numbers(rng, dtype):
     x = numbers(rng, dtype, 1, 9)
     for (name, function), number in product(OF_TWO.items(), NUMBERS):
         yield f"{name}, {dtype}, {number}", lambda x, f=function, n=number: f(x, n), (x,)
-        if name != "pow" or number is not True:
+        if name != "pow" or dtype.is_floating_point or number == 2.5:
             yield f"{name}, {number}, {dtype}", lambda x, f=function, n=number: f(n, x), (x,)
 
 
@@ -110,7 +108,11 @@ def test_operators_of_two_dtypes(first, rng):
     check(call for pair in pairs for call in calls_of_two(rng, *pair))
 
 
-@pytest.mark.parametrize("dtypes", [DTYPES[::3], pytest.param(DTYPES, marks=pytest.mark.full)], ids=["some", "all"])
+@pytest.mark.parametrize(
+    "dtypes",
+    [(torch.bool, torch.int16, torch.float16), pytest.param(DTYPES, marks=pytest.mark.full)],
+    ids=["some", "all"],
+)
 def test_operators_of_a_tensor_and_a_number(dtypes, rng):
     check(call for dtype in dtypes for call in calls_with_numbers(rng, dtype))
 

@@ -35,7 +35,7 @@ from ..base.workarounds import hold_interrupt, pass_lock
 from .model import as_model
 from .pytorch_complex import without_complex
 from .pytorch_decompositions import DECOMPOSITIONS
-from .pytorch_inline import used_results
+from .pytorch_inline import foreign, used_results
 from .pytorch_operators import CONVERTERS
 from .pytorch_types import exact, promote
 
@@ -80,6 +80,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
         table = _decompositions()[1]
         without_complex(program.graph, table)
         used_results(program.graph, table)
+        foreign(program.graph, table)
         _check_program(program)
         promote(program.graph_module)
         program, weights = _lift_weights(program)

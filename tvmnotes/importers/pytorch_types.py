@@ -17,7 +17,7 @@ from ..base.spec import dtype_of
 
 aten = torch.ops.aten
 
-# Operators whose operands take the dtype of the result, besides those on elements, which PyTorch tags as such.
+# Operators whose operands take the result's dtype, besides those on elements, which PyTorch tags as such.
 _IN_THE_RESULTS_DTYPE = {
     *("floor_divide", "softmax", "_softmax", "log_softmax", "_log_softmax", "cat"),
     *("sum", "prod", "mean", "cumsum", "cumprod"),
@@ -116,7 +116,10 @@ def _with_tensors(operator: Callable) -> Callable:
 
 
 def _power_of_tensors(x: Tensor, y: Tensor) -> Any:
-    if x.is_floating_point() or y.is_floating_point():
+    dtype = torch.result_type(x, y)
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.pow(x.float(), y.float()).to(dtype)
+    if dtype.is_floating_point:
         return NotImplemented
     raise NotImplementedError(
         f"aten.pow of {x.dtype} with exponents of {y.dtype}: TVM has powers of floats; write x.double() ** y"
@@ -149,12 +152,29 @@ def _all(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     return none.to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
 
 
+_OF_A_NUMBER = {
+    torch.pow: (aten.pow.Scalar,),
+    torch.remainder: (aten.remainder.Scalar_Tensor,),
+    torch.floor_divide: (aten.floor_divide.default,),
+    torch.div: (aten.div.Tensor_mode,),
+    torch.copysign: (aten.copysign.Scalar,),
+    torch.xlogy: (aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other),
+    torch.bitwise_and: (aten.bitwise_and.Scalar_Tensor,),
+    torch.bitwise_or: (aten.bitwise_or.Scalar_Tensor,),
+    torch.bitwise_xor: (aten.bitwise_xor.Scalar_Tensor,),
+    torch.bitwise_left_shift: (
+        aten.bitwise_left_shift.Tensor_Scalar,
+        aten.bitwise_left_shift.Scalar_Tensor,
+    ),
+    torch.bitwise_right_shift: (
+        aten.bitwise_right_shift.Tensor_Scalar,
+        aten.bitwise_right_shift.Scalar_Tensor,
+    ),
+}
+
 OF_MIXED_TYPES: dict[Any, Callable] = {
-    aten.pow.Scalar: _with_tensors(torch.pow),
+    **{each: _with_tensors(operator) for operator, names in _OF_A_NUMBER.items() for each in names},
     aten.pow.Tensor_Tensor: _power_of_tensors,
-    aten.remainder.Scalar_Tensor: _with_tensors(torch.remainder),
-    aten.floor_divide.default: _with_tensors(torch.floor_divide),
-    aten.div.Tensor_mode: _with_tensors(torch.div),
     aten.isnan.default: _of_floats(torch.isnan),
     aten.isinf.default: _of_floats(torch.isinf),
     aten.neg.default: lambda x: NotImplemented if x.dtype.is_signed else torch.zeros_like(x) - x,
