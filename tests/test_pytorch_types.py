@@ -9,6 +9,7 @@ from conftest import Function
 from torch.utils import _pytree as pytree
 
 import tvmnotes as tn
+from tvmnotes.importers.pytorch_operators import CONVERTERS
 
 DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -119,3 +120,9 @@ def test_operators_of_a_tensor_and_a_number(dtypes, rng):
 
 def test_operators_of_one_tensor(rng):
     check(call for dtype in DTYPES for call in calls_of_one(rng, dtype))
+
+
+def test_a_converter_that_makes_another_shape_is_refused(monkeypatch, rng):
+    monkeypatch.setitem(CONVERTERS, "amax.default", lambda node, importer: importer.env[node.args[0]])
+    with pytest.raises(NotImplementedError, match=r"makes float32\(2, 3\) of what is float32\(2,\): aten.amax.default"):
+        tn.from_pytorch(Function(lambda x: x.amax(1).cumsum(0)).eval(), {"x": (2, 3)})

@@ -94,6 +94,7 @@ PAIRED = {
     **{"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4},
     **{"decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128},
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
 DEBERTA = {
     "relative_attention": True,
@@ -121,6 +122,8 @@ NETWORKS = {
     "mistral": (partial(of_text, "mistral", **SLIDING), BOTH),
     "gemma2": (partial(of_text, "gemma2", **SLIDING), BOTH),
     "phi3": (partial(of_text, "phi3", **SLIDING), BOTH),
+    "mixtral": (partial(of_text, "mixtral", num_local_experts=4, **GROUPED), BOTH),
+    "qwen3_moe": (partial(of_text, "qwen3_moe", **EXPERTS, **GROUPED), BOTH),
     "t5": (partial(of_two_texts, "t5", **T5), BOTH),
     "bart": (partial(of_two_texts, "bart", **PAIRED), BOTH),
     "whisper": (partial(of_sound, "whisper", num_mel_bins=16, max_source_positions=LENGTH, **PAIRED), BOTH),

@@ -53,11 +53,12 @@ def _promote(node: fx.Node) -> None:
 
 
 def _converted(operand: fx.Node, dtype: torch.dtype, before: fx.Node) -> fx.Node:
-    if operand.meta["val"].dtype == dtype:
+    value = operand.meta["val"]
+    if not isinstance(value, Tensor) or value.dtype == dtype:
         return operand
     with before.graph.inserting_before(before):
         converted = before.graph.call_function(aten._to_copy.default, (operand,), {"dtype": dtype})
-    converted.meta["val"] = operand.meta["val"].to(dtype)
+    converted.meta["val"] = value.to(dtype)
     return converted
 
 
