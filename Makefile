@@ -78,10 +78,11 @@ test-full: $(READY)  ## The same, all of it whole: networks, sweeps, readers' me
 	$(QUIET) $(PASSIVE) $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)
 	$(QUIET) $(PASSIVE) $(PYTEST) -m alone $(ALL)
 
-suites: $(READY)  ## Compare ONNX's node tests, PyTorch's samples, torchvision's and GluonCV's networks with their makers
+suites: $(READY)  ## Compare ONNX's and PyTorch's samples, and whole model zoos, with their makers
 	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore tests/test_onnx_suite.py
 	$(QUIET) $(BIN)/python -m pytest tests/test_networks.py
 	$(QUIET) $(BIN)/python tests/test_gluon_zoo.py
+	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore tests/test_transformers.py
 	$(QUIET) $(PASSIVE) $(BIN)/python tests/torch_suite.py 0
 	$(QUIET) $(PASSIVE) $(BIN)/python tests/torch_suite.py 3
 

@@ -62,6 +62,9 @@ def of_many(x, y):
         ),
         *(torch.logcumsumexp(x[..., :3], 3), F.instance_norm(x), torch.linalg.vector_norm(x, 0)),
         F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=3),
+        *(torch.histc(x, 5, -1, 1), torch.cat([torch.zeros(0), x])),
+        # of which PyTorch's own kernel returns other strides than the steps it stands for
+        F.scaled_dot_product_attention(x, x, x).transpose(1, 2).reshape(2, 8, -1).view(-1, 24),
     )
 
 
@@ -94,6 +97,19 @@ def test_operators_that_tvm_lacks(function, special, rng):
         wanted = wanted.numpy()
         assert (number, got.shape, got.dtype) == (number, wanted.shape, wanted.dtype)
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5, err_msg=str(number))
+
+
+def test_powers(compile_function, rng, capfd):
+    """Powers agree, and TVM does not warn of them."""
+
+    def powers(x):
+        return x**2, x**3, x**4, x**7, x.abs() ** 3.5, x**-3, (10 * x).int() ** 3, x.bfloat16() ** 5, x.half() ** x
+
+    x = torch.from_numpy(rng.normal(size=40).astype("float32"))
+    for got, wanted in zip(compile_function(powers, [x], opt_level=0)(x), powers(x), strict=True):
+        tolerance = 1e-5 if wanted.dtype == torch.float32 else torch.finfo(torch.bfloat16).eps
+        np.testing.assert_allclose(np.asarray(got).astype("float64"), wanted.double(), tolerance)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_mask_with_more_than_there_is_to_scatter():

@@ -5,10 +5,10 @@ gets wrong for special values.
 """
 
 import tvm
-from tvm import relax
+from tvm import relax, topi
 
 from ..base.protocols import Lookup
-from ..base.relax import fixed_shape
+from ..base.relax import constant_array, fixed_shape
 from ..base.tvm_seam import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
 from . import special_values
 from .rules import row_reduction
@@ -25,9 +25,8 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     Below level 3 these are only those that correct TVM's results. `v` is a CPU's vector registers, or None
     for a GPU.
     """
-    corrected = special_values.legalizations() | dict.fromkeys(
-        elementwise.FUNCTIONS if v else (), _elementwise
-    )
+    corrected = special_values.legalizations() | {"relax.power": _power}
+    corrected |= dict.fromkeys(elementwise.FUNCTIONS if v else (), _elementwise)
     if opt_level < 3:
         return corrected
     if v is None:
@@ -53,6 +52,14 @@ def _matmul(bb, call, v, lookup):
         return _fusable(bb, "dense", dense.compute, left, panels, config)
     product = BatchMatmul(a, b)
     return _fusable(bb, "matmul", product.compute, left, right, product.config(lookup, v))
+
+
+def _power(bb, call):
+    """Pass a large exponent as an array; TVM warns of a number from 3 on."""
+    exponent = constant_array(call.args[1])
+    if exponent is None or exponent.ndim or exponent < 3 or "float" not in str(call.ty.dtype):
+        return default(bb, call)
+    return bb.call_te(topi.power, *call.args)
 
 
 def _softmax(bb, call, v):

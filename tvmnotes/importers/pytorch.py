@@ -26,7 +26,6 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from tvm import relax
-from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from ..base import errors
@@ -36,9 +35,9 @@ from ..base.workarounds import hold_interrupt, pass_lock
 from .model import as_model
 from .pytorch_complex import without_complex
 from .pytorch_decompositions import DECOMPOSITIONS
-from .pytorch_inline import used_results
+from .pytorch_inline import foreign, used_results
 from .pytorch_operators import CONVERTERS
-from .pytorch_types import promote
+from .pytorch_types import exact, promote
 
 _SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
@@ -81,16 +80,18 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
         table = _decompositions()[1]
         without_complex(program.graph, table)
         used_results(program.graph, table)
+        foreign(program.graph, table)
         _check_program(program)
-        promote(program.graph)
+        promote(program.graph_module)
         program, weights = _lift_weights(program)
         try:
-            mod = from_exported_program(
+            importer = ExportedProgramImporter()
+            mod = importer.from_exported_program(
                 program,
                 keep_params_as_input=True,
                 unwrap_unit_return_tuple=True,
-                custom_convert_map=CONVERTERS,
-                run_ep_decomposition=False,
+                no_bind_return_tuple=False,
+                custom_convert_map=exact(CONVERTERS, importer),
             )
         except OutOfRange:
             raise
@@ -98,7 +99,6 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
             raise NotImplementedError(
                 f"TVM's importer fails on this network: {errors.lines(error)[0]}; {_WAY_OUT}"
             ) from error
-    _check_dtypes(mod["main"].body.ty, program)
     mod = relax.transform.DeadCodeElimination()(mod)  # such as max pooling's indices, if nothing reads them
     # Copies of the weights, so that further training does not change what was built.
     arrays = {
@@ -262,17 +262,6 @@ def _check_program(program: ExportedProgram) -> None:
             f"model: expected the network to return tensors alone, but {others[0]!r} is among its outputs; "
             "wrap it in a module that returns only tensors"
         )
-
-
-def _check_dtypes(result: tvm.ir.Type, program: ExportedProgram) -> None:
-    """Refuse outputs to which TVM's importer gives another dtype than PyTorch."""
-    fields = [result] if isinstance(result, relax.TensorType) else result.fields
-    for field, node in zip(fields, program.graph.output_node().args[0], strict=True):
-        if str(field.dtype) != dtype_of(node.meta["val"]):
-            raise NotImplementedError(
-                f"TVM's importer makes {field.dtype} of what is {dtype_of(node.meta['val'])} in PyTorch "
-                f"({node.target}); convert its operands with .to(…) first, or {_WAY_OUT}"
-            )
 
 
 def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:

@@ -4,6 +4,7 @@ Its functions return NotImplemented if the operator may stay as it is, as those 
 do. tests/test_pytorch_added_operators.py compares each one with PyTorch.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -34,15 +35,15 @@ def _clamp_to_numbers(x: Tensor, least: float | None = None, most: float | None 
     """Clamp integers; TVM takes an infinity, which no integer is, for a missing bound."""
     if x.is_floating_point():
         return NotImplemented
-    floats = any(isinstance(each, float) for each in (least, most))
-    x = x.to(torch.get_default_dtype()) if floats else x
-    bounds = (None if each is None else torch.full((), each, dtype=x.dtype) for each in (least, most))
-    return _clamp(x, *bounds)
+    given = [each for each in (least, most) if each is not None]
+    dtype = functools.reduce(torch.promote_types, (torch.result_type(x, each) for each in given))
+    bounds = (None if each is None else torch.full((), each, dtype=dtype) for each in (least, most))
+    return _clamp(x.to(dtype), *bounds)
 
 
 def _hypot(a: Tensor, b: Tensor) -> Tensor:
     """Compute without squares, which would overflow; an infinity outweighs NaN."""
-    a, b = a.abs(), b.abs()
+    a, b = (each.to(torch.result_type(a, b)).abs() for each in (a, b))
     large, small = torch.maximum(a, b), torch.minimum(a, b)
     none = torch.zeros_like(large)
     ratio = small / torch.where(large == 0, none + 1, large)
@@ -55,9 +56,10 @@ def _signbit(x: Tensor) -> Tensor:
     return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
 
 
-def _copysign(a: Tensor, b: Tensor) -> Any:
-    if not (a.is_floating_point() and b.is_floating_point()):
-        return NotImplemented
+def _copysign(a: Tensor, b: Tensor) -> Tensor:
+    dtype = torch.result_type(a, b)
+    dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+    a, b = a.to(dtype), b.to(dtype)
     return torch.where(_signbit(b), -a.abs(), a.abs())
 
 
@@ -100,6 +102,32 @@ def _erfc(x: Tensor) -> Any:
 def _addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     product = alpha * torch.bmm(a, b).sum(0)
     return product if beta == 0 else beta * x + product
+
+
+def grouped_product(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    """Multiply the rows of group g, which end before offs[g], by weight[g], as layers of experts do.
+
+    It is one product, in which rows are zero for the weights of other groups.
+    """
+    row = torch.arange(len(x)).unsqueeze(1)
+    starts = torch.cat([torch.zeros_like(offs[:1]), offs[:-1]])
+    inside = (row >= starts) & (row < offs)
+    spread = torch.where(inside.unsqueeze(2), x.unsqueeze(1), torch.zeros((), dtype=x.dtype))
+    return spread.flatten(1) @ weight.flatten(0, 1)
+
+
+def _grouped_mm(x: Tensor, weight: Tensor, offs: Tensor | None = None, bias: Any = None, dtype: Any = None):
+    if x.ndim != 2 or weight.ndim != 3 or bias is not None:
+        return NotImplemented
+    return grouped_product(x, weight, offs).to(dtype or x.dtype)
+
+
+def _histc(x: Tensor, bins: int = 100, least: float = 0, most: float = 0) -> Any:
+    if least == most:  # the bounds are x's own
+        return NotImplemented
+    x = x.reshape(-1, 1)
+    bin_ = torch.where(x == most, bins - 1, torch.floor((x - least) * bins / (most - least)))
+    return ((bin_ == torch.arange(bins)) & (x >= least) & (x <= most)).sum(0).to(x.dtype)
 
 
 def _trilinear(a: Tensor, b: Tensor, c: Tensor, *axes: Any) -> Tensor:
@@ -216,6 +244,8 @@ COMPOSITES: dict[Any, Callable] = {
     aten.erfc.default: _erfc,
     aten.special_erfcx.default: _erfcx,
     aten.addbmm.default: _addbmm,
+    aten._grouped_mm.default: _grouped_mm,
+    aten.histc.default: _histc,
     aten._trilinear.default: _trilinear,
     aten.linalg_vector_norm.default: _vector_norm,
     aten._cdist_forward.default: _cdist,

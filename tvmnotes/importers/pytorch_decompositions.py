@@ -4,6 +4,7 @@ They are applied before TVM's importer. A function returns NotImplemented if the
 tests/test_import_pytorch.py compares each one with PyTorch.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ _Weight = Tensor | None  # of a norm, or its bias
 
 def _add(a: Any, b: Any, *, alpha: float = 1) -> Any:
     """Apply alpha, which TVM ignores."""
-    return NotImplemented if alpha == 1 else a + b * alpha
+    return NotImplemented if alpha == 1 else (a + b * alpha).to(torch.result_type(a, b))
 
 
 def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
@@ -34,7 +35,8 @@ def _div(a: Any, b: Any) -> Any:
     """Divide integers as floats; TVM divides them as integers."""
     if any(isinstance(n, float) or (isinstance(n, Tensor) and n.is_floating_point()) for n in (a, b)):
         return NotImplemented
-    return a.to(torch.get_default_dtype()) / b
+    dtype = torch.get_default_dtype()
+    return aten.div.Tensor(*(n.to(dtype) if isinstance(n, Tensor) else float(n) for n in (a, b)))
 
 
 def _elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
@@ -69,8 +71,21 @@ def _log1p(x: Tensor) -> Any:
 
 
 def _pow(x: Tensor, exponent: float) -> Any:
-    """Use a square root for 0.5 as PyTorch does; TVM's (C's) power differs for -0 and -infinity."""
-    return torch.sqrt(x) if exponent == 0.5 and x.is_floating_point() else NotImplemented
+    """Multiply for small whole exponents, and use a square root for 0.5, as PyTorch does.
+
+    TVM's (C's) power is slow, its square root differs for -0 and -infinity, and it lacks bfloat16.
+    """
+    if isinstance(exponent, bool):
+        return x.clone() if exponent else torch.ones_like(x)
+    base = wide(x)
+    if not x.is_floating_point() or (base is x and exponent not in (0.5, 2, 3, 4)):
+        return NotImplemented
+    if exponent in (2, 3, 4):
+        square = base * base
+        result = square if exponent == 2 else square * (base if exponent == 3 else square)
+    else:
+        result = torch.sqrt(base) if exponent == 0.5 else torch.pow(base, exponent)
+    return result.to(x.dtype)
 
 
 def _isfinite(x: Tensor) -> Tensor:
@@ -86,6 +101,11 @@ def _select(x: Tensor, dim: int, index: int) -> Tensor:
     return aten.squeeze.dim(aten.slice.Tensor(x, dim, start, start + 1), dim)
 
 
+def _view(x: Tensor, shape: list[int]) -> Any:
+    """Copy first what PyTorch cannot view, as strides may differ in a decomposition, as in attention's."""
+    return NotImplemented if x.is_contiguous() else aten.view.default(x.contiguous(), shape)
+
+
 def _roll(x: Tensor, shifts: list[int], dims: list[int] = ()) -> Any:
     """Join two slices; TVM gathers element by element, and warns of it."""
     if not dims:
@@ -94,6 +114,15 @@ def _roll(x: Tensor, shifts: list[int], dims: list[int] = ()) -> Any:
         cut = -shift % x.shape[dim]
         x = torch.cat([aten.slice.Tensor(x, dim, cut), aten.slice.Tensor(x, dim, 0, cut)], dim)
     return x
+
+
+def _cat(parts: list[Tensor], dim: int = 0) -> Any:
+    """Leave out tensors of shape (0,), which PyTorch joins with any other."""
+    kept = [part for part in parts if part.shape != (0,)]
+    if len(kept) in (0, len(parts)):
+        return NotImplemented
+    dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+    return torch.cat([part.to(dtype) for part in kept], dim)
 
 
 def _slice_scatter(x: Tensor, part: Tensor, dim: int = 0, start=None, end=None, step: int = 1) -> Any:
@@ -190,6 +219,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.pow.Tensor_Scalar: _pow,
     aten.isfinite.default: _isfinite,
     aten.select.int: _select,
+    aten.view.default: _view,
+    aten.cat.default: _cat,
     aten.roll.default: _roll,
     aten.slice_scatter.default: _slice_scatter,
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),

@@ -1,7 +1,7 @@
 """Replacements of operators that need the whole graph.
 
 `inline` replaces a node by a function of PyTorch; `used_results` does so for nodes of which the network reads
-results that TVM's importer fills with zeros.
+results that TVM's importer fills with zeros, and `foreign` for other libraries' operators.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from .pytorch_composites import grouped_product
 from .pytorch_places import pooled_with_places
 
 aten = torch.ops.aten
@@ -63,4 +64,16 @@ def used_results(graph: fx.Graph, table: dict) -> None:
             for user in list(node.users):
                 user.replace_all_uses_with(results[user.args[1]])
                 graph.erase_node(user)
+            graph.erase_node(node)
+
+
+# Those of a library exist only where it is imported, hence the names.
+_FOREIGN = {"transformers.grouped_mm_fallback.default": grouped_product}
+
+
+def foreign(graph: fx.Graph, table: dict) -> None:
+    """Replace, in place, operators that another library registers with PyTorch."""
+    for node in list(graph.nodes):
+        if function := _FOREIGN.get(str(node.target)):
+            node.replace_all_uses_with(inline(node, function, node.args, node.kwargs, table))
             graph.erase_node(node)

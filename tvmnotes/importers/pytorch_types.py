@@ -5,47 +5,89 @@ in pytorch_decompositions.py, of operators that need more than that.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from tvm import relax
+
+from ..base.relax import fixed_shape
+from ..base.spec import dtype_of
 
 aten = torch.ops.aten
 
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+# Operators whose operands take the result's dtype, besides those on elements, which PyTorch tags as such.
 _IN_THE_RESULTS_DTYPE = {
-    *("add", "sub", "mul", "div", "pow", "maximum", "minimum", "where"),
-    *("bitwise_and", "bitwise_or", "bitwise_xor"),
-    *("remainder", "fmod", "floor_divide", "atan2", "softmax", "_softmax", "log_softmax", "_log_softmax"),
-    *("clamp", "clamp_min", "clamp_max", "hardtanh", "cat", "sum", "prod", "cumsum", "cumprod"),
-    # of bools and integers these are float32
-    *("exp", "log", "log2", "log10", "log1p", "expm1", "sqrt", "rsqrt", "reciprocal", "erf", "sigmoid"),
-    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+    *("floor_divide", "softmax", "_softmax", "log_softmax", "_log_softmax", "cat"),
+    *("sum", "prod", "mean", "cumsum", "cumprod"),
 }
 
 
-def promote(graph: fx.Graph) -> None:
-    """Insert, in place, the conversions that PyTorch's operators do implicitly."""
-    for node in list(graph.nodes):
-        name = getattr(node.target, "__name__", "").partition(".")[0] if node.op == "call_function" else ""
-        value = node.meta.get("val")
-        if not isinstance(value, Tensor) or not (name in _IN_THE_RESULTS_DTYPE or name in _COMPARISONS):
-            continue
-        first, dtype = (1 if name == "where" else 0), value.dtype  # `where` has its condition first
-        if name in _COMPARISONS:
-            operands = (each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args)
-            dtype = torch.result_type(*operands)
-        operands = fx.node.map_arg(node.args[first:], lambda each: _converted(each, dtype, node))  # noqa: B023
-        node.args = (*node.args[:first], *operands)
+def promote(module: fx.GraphModule) -> None:
+    """Insert, in place, the conversions that PyTorch's operators do implicitly, in branches too.
+
+    The operands of operators on elements get the dtype of the result. Where that is bool, as of a comparison,
+    they get the dtype to which they promote.
+    """
+    for graph in [each.graph for each in module.modules() if isinstance(each, fx.GraphModule)]:
+        for node in list(graph.nodes):
+            if node.op == "call_function" and isinstance(node.meta.get("val"), Tensor):
+                _promote(node)
+
+
+def _promote(node: fx.Node) -> None:
+    name = node.target.__name__.partition(".")[0]
+    if torch.Tag.pointwise not in getattr(node.target, "tags", ()) and name not in _IN_THE_RESULTS_DTYPE:
+        return
+    first = 1 if name == "where" else 0  # `where` has its condition first
+    operands, dtype = node.args[first:], node.meta["val"].dtype
+    if dtype is torch.bool and len(operands) == 2 and name != "cat":
+        dtype = torch.result_type(
+            *(each.meta["val"] if isinstance(each, fx.Node) else each for each in operands)
+        )
+    elif dtype is torch.bool:
+        return
+    operands = fx.node.map_arg(operands, lambda each: _converted(each, dtype, node))
+    node.args = (*node.args[:first], *operands)
 
 
 def _converted(operand: fx.Node, dtype: torch.dtype, before: fx.Node) -> fx.Node:
-    if operand.meta["val"].dtype == dtype:
+    value = operand.meta["val"]
+    if not isinstance(value, Tensor) or value.dtype == dtype:
         return operand
     with before.graph.inserting_before(before):
         converted = before.graph.call_function(aten._to_copy.default, (operand,), {"dtype": dtype})
-    converted.meta["val"] = operand.meta["val"].to(dtype)
+    converted.meta["val"] = value.to(dtype)
     return converted
+
+
+def exact(converters: dict[str, Callable], importer: Any) -> dict[str, Callable]:
+    """Make each converter fail where its result has not the dtype and the shape that PyTorch gives it.
+
+    Args:
+        converters: Converters by name, each a function of a node and the importer.
+        importer: TVM's, whose converters serve the other names.
+
+    Returns:
+        The converters of all names.
+    """
+    own = {name: partial(_called, convert) for name, convert in importer.convert_map.items()}
+    return {name: partial(_checked, convert) for name, convert in (own | converters).items()}
+
+
+def _called(convert: Callable, node: fx.Node, _: Any) -> Any:
+    return convert(node)
+
+
+def _checked(convert: Callable, node: fx.Node, importer: Any) -> Any:
+    result, value = convert(node, importer), node.meta.get("val")
+    ty = getattr(result, "ty", None)
+    if isinstance(value, Tensor) and isinstance(ty, relax.TensorType):
+        made, wanted = (fixed_shape(ty), str(ty.dtype)), (tuple(value.shape), dtype_of(value))
+        if made != wanted:
+            raise ValueError(f"it makes {made[1]}{made[0]} of what is {wanted[1]}{wanted[0]}: {node.target}")
+    return result
 
 
 def with_exact_numbers(operator: Callable, usual: Callable) -> Callable:
@@ -75,16 +117,25 @@ def _with_tensors(operator: Callable) -> Callable:
 
 
 def _power_of_tensors(x: Tensor, y: Tensor) -> Any:
-    if x.is_floating_point() or y.is_floating_point():
+    dtype = torch.result_type(x, y)
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.pow(x.float(), y.float()).to(dtype)
+    if dtype.is_floating_point:
         return NotImplemented
     raise NotImplementedError(
         f"aten.pow of {x.dtype} with exponents of {y.dtype}: TVM has powers of floats; write x.double() ** y"
     )
 
 
-def _never(x: Tensor) -> Any:
-    """Return False for integers, which are never NaN or infinite; TVM does not take bools."""
-    return NotImplemented if x.is_floating_point() else torch.zeros_like(x, dtype=torch.bool)
+def _of_floats(operator: Callable) -> Callable:
+    """Return False for integers, which are never NaN or infinite; TVM takes neither bools nor bfloat16."""
+
+    def decomposed(x: Tensor) -> Any:
+        if x.dtype == torch.bfloat16:
+            return operator(x.float())
+        return NotImplemented if x.is_floating_point() else torch.zeros_like(x, dtype=torch.bool)
+
+    return decomposed
 
 
 def _any(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
@@ -102,14 +153,32 @@ def _all(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     return none.to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
 
 
+_OF_A_NUMBER = {
+    torch.pow: (aten.pow.Scalar,),
+    torch.remainder: (aten.remainder.Scalar_Tensor,),
+    torch.floor_divide: (aten.floor_divide.default,),
+    torch.div: (aten.div.Tensor_mode,),
+    torch.copysign: (aten.copysign.Scalar,),
+    torch.xlogy: (aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other),
+    torch.bitwise_and: (aten.bitwise_and.Scalar_Tensor,),
+    torch.bitwise_or: (aten.bitwise_or.Scalar_Tensor,),
+    torch.bitwise_xor: (aten.bitwise_xor.Scalar_Tensor,),
+    torch.bitwise_left_shift: (
+        aten.bitwise_left_shift.Tensor_Scalar,
+        aten.bitwise_left_shift.Scalar_Tensor,
+    ),
+    torch.bitwise_right_shift: (
+        aten.bitwise_right_shift.Tensor_Scalar,
+        aten.bitwise_right_shift.Scalar_Tensor,
+    ),
+}
+
 OF_MIXED_TYPES: dict[Any, Callable] = {
-    aten.pow.Scalar: _with_tensors(torch.pow),
+    **{each: _with_tensors(operator) for operator, names in _OF_A_NUMBER.items() for each in names},
     aten.pow.Tensor_Tensor: _power_of_tensors,
-    aten.remainder.Scalar_Tensor: _with_tensors(torch.remainder),
-    aten.floor_divide.default: _with_tensors(torch.floor_divide),
-    aten.div.Tensor_mode: _with_tensors(torch.div),
-    aten.isnan.default: _never,
-    aten.isinf.default: _never,
+    aten.isnan.default: _of_floats(torch.isnan),
+    aten.isinf.default: _of_floats(torch.isinf),
+    aten.neg.default: lambda x: NotImplemented if x.dtype.is_signed else torch.zeros_like(x) - x,
     aten.sign.default: lambda x: NotImplemented if x.dtype.is_signed else (x != 0).to(x.dtype),
     **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), _any),
     **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), _all),

@@ -1,0 +1,128 @@
+"""PyTorch's types: what operators return of two dtypes, of a tensor and a number, and of sums of whole numbers."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from conftest import Function
+from torch.utils import _pytree as pytree
+
+import tvmnotes as tn
+from tvmnotes.importers.pytorch_operators import CONVERTERS
+
+DTYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
+# `make test` has these pairs, `make test-full` all.
+SAMPLE = (
+    *((torch.bool, torch.int64), (torch.uint8, torch.int8), (torch.float32, torch.int32)),
+    (torch.float16, torch.bfloat16),
+)
+OF_TWO = {
+    **{name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "floor_divide", "remainder", "fmod", "pow")},
+    **{name: getattr(torch, name) for name in ("maximum", "minimum", "eq", "lt", "ge", "atan2", "hypot", "copysign")},
+    **{name: getattr(torch, name) for name in ("logical_and", "bitwise_or", "bitwise_left_shift", "fmax", "xlogy")},
+    "div, floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "div, trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "add, alpha": lambda x, y: torch.add(x, y, alpha=2),
+    "rsub": lambda x, y: torch.rsub(x, y),
+    "where": lambda x, y: torch.where(y > 1, x, y),
+    "clamp": lambda x, y: torch.clamp(x, y),
+    "cat": lambda x, y: torch.cat([x, y.expand(8)]),
+    "stack": lambda x, y: torch.stack([x, y.expand(8)]),
+    "lerp": lambda x, y: torch.lerp(x, y, 0.25),
+    "addcmul": lambda x, y: torch.addcmul(x, x, y, value=2),
+    "addcdiv": lambda x, y: torch.addcdiv(x, x, y, value=2),
+    "masked_fill": lambda x, y: x.masked_fill(x > 1, y.reshape(-1)[0]),
+    "isclose": torch.isclose,
+}
+OF_ONE = {
+    **{name: getattr(torch, name) for name in ("sum", "prod", "mean", "amax", "any", "all", "argmax", "sigmoid")},
+    **{name: getattr(torch, name) for name in ("exp", "sqrt", "abs", "neg", "square", "sign", "floor", "round")},
+    **{name: getattr(torch, name) for name in ("relu", "logical_not", "bitwise_not", "isfinite", "count_nonzero")},
+    "sum, 0": lambda x: x.sum(0),
+    "mean of float64": lambda x: x.mean(0, dtype=torch.float64),
+    "sum of float16": lambda x: x.sum(0, dtype=torch.float16),
+    "cumsum": lambda x: x.cumsum(0),
+    "cumprod": lambda x: x.cumprod(0),
+    "cumsum of int32": lambda x: x.cumsum(0, dtype=torch.int32),
+    "softmax of float32": lambda x: torch.softmax(x, 0, dtype=torch.float32),
+    "full_like": lambda x: torch.full_like(x, 1.5) + x,
+}  # fmt: skip
+NUMBERS = (True, 2, 2.5)
+
+
+def numbers(rng, dtype, low, high):
+    low = 0 if dtype in (torch.bool, torch.uint8) and low < 0 else low
+    return torch.from_numpy(rng.integers(low, 2 if dtype is torch.bool else high, 8)).to(dtype)
+
+
+def calls_of_two(rng, first, second):
+    """Names, functions and operands: two arrays, and an array and an array without axes."""
+    x, y = numbers(rng, first, -9, 9), numbers(rng, second, 1, 4)
+    for (name, function), operand in product(OF_TWO.items(), (y, y[0])):
+        if name != "pow" or first.is_floating_point or second.is_floating_point:  # TVM lacks powers of whole numbers
+            yield f"{name}, {first}, {second}, {operand.ndim} axes", function, (x, operand)
+
+
+def calls_with_numbers(rng, dtype):
+    x = numbers(rng, dtype, 1, 9)
+    for (name, function), number in product(OF_TWO.items(), NUMBERS):
+        yield f"{name}, {dtype}, {number}", lambda x, f=function, n=number: f(x, n), (x,)
+        if name != "pow" or dtype.is_floating_point or number == 2.5:
+            yield f"{name}, {number}, {dtype}", lambda x, f=function, n=number: f(n, x), (x,)
+
+
+def calls_of_one(rng, dtype):
+    x = numbers(rng, dtype, -2, 3)
+    for name, function in OF_ONE.items():
+        yield f"{name}, {dtype}", function, (x,)
+
+
+def check(calls):
+    """Build one network of all calls that PyTorch takes, and compare it with PyTorch."""
+    calls, wanted = list(calls), []
+    for call in list(calls):
+        try:
+            wanted.append(call[1](*call[2]))
+        except (RuntimeError, TypeError, AttributeError):
+            calls.remove(call)
+    inputs = list({id(x): x for _, _, operands in calls for x in operands}.values())
+    places = {id(x): place for place, x in enumerate(inputs)}
+    net = Function(lambda *xs: tuple(f(*(xs[places[id(x)]] for x in operands)) for _, f, operands in calls)).eval()
+    made = pytree.tree_leaves(tn.build(*tn.from_pytorch(net, inputs), opt_level=1)(*inputs))
+    wrong = []
+    for (name, _, _), ours, theirs in zip(calls, made, wanted, strict=True):
+        dtype = str(theirs.dtype).removeprefix("torch.")
+        eps = torch.finfo(theirs.dtype).eps if theirs.is_floating_point() else 0
+        ours, theirs = (str(ours.dtype), np.asarray(ours).astype("float64")), theirs.double().numpy()
+        if ours[0] != dtype or not np.allclose(ours[1], theirs, 4 * eps, 4 * eps, equal_nan=True):
+            wrong.append(f"{name}: {ours[0]} {ours[1]}, expected {dtype} {theirs}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("first", [None, *(pytest.param(each, marks=pytest.mark.full) for each in DTYPES)])
+def test_operators_of_two_dtypes(first, rng):
+    pairs = SAMPLE if first is None else [(first, second) for second in DTYPES]
+    check(call for pair in pairs for call in calls_of_two(rng, *pair))
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [(torch.bool, torch.int16, torch.float16), pytest.param(DTYPES, marks=pytest.mark.full)],
+    ids=["some", "all"],
+)
+def test_operators_of_a_tensor_and_a_number(dtypes, rng):
+    check(call for dtype in dtypes for call in calls_with_numbers(rng, dtype))
+
+
+def test_operators_of_one_tensor(rng):
+    check(call for dtype in DTYPES for call in calls_of_one(rng, dtype))
+
+
+def test_a_converter_that_makes_another_shape_is_refused(monkeypatch, rng):
+    monkeypatch.setitem(CONVERTERS, "amax.default", lambda node, importer: importer.env[node.args[0]])
+    with pytest.raises(NotImplementedError, match=r"makes float32\(2, 3\) of what is float32\(2,\): aten.amax.default"):
+        tn.from_pytorch(Function(lambda x: x.amax(1).cumsum(0)).eval(), {"x": (2, 3)})
