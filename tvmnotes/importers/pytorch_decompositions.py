@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .pytorch_attention import ATTENTION
 from .pytorch_composites import COMPOSITES, wide
 from .pytorch_linalg import LINALG
 from .pytorch_places import PLACES
@@ -174,6 +175,7 @@ _KEPT = (
 )
 
 DECOMPOSITIONS: dict[Any, Callable] = {
+    **ATTENTION,
     **COMPOSITES,
     **PLACES,
     **LINALG,
