@@ -29,7 +29,7 @@ from torch.autograd import grad_mode
 from torch.export import ExportedProgram
 
 from ..base import errors
-from ..base.spec import dtype_of
+from ..base.spec import dtype_of, require_dense
 from ..base.workarounds import hold_interrupt, pass_lock
 from ..compiler.build import build, resolve_target
 from ..compiler.pipeline import OPT_LEVELS
@@ -54,7 +54,7 @@ def backend(
     Args:
         graph: What Dynamo recorded.
         example_inputs: Its inputs, which are not read.
-        options: "target", "opt_level" and "records" of `tn.build`.
+        options: "target", a CPU, "opt_level" and "records" of `tn.build`.
         mode: Not taken.
 
     Returns:
@@ -74,7 +74,7 @@ def backend(
     if options.get("opt_level", 3) not in OPT_LEVELS:
         wanted = ", ".join(map(str, OPT_LEVELS))
         raise ValueError(f"options: expected an opt_level of {wanted}; got {options['opt_level']!r}")
-    resolve_records(options.get("records"), resolve_target(options.get("target"), kinds=("llvm", "cuda")))
+    resolve_records(options.get("records"), resolve_target(options.get("target")))
     results = graph.graph.output_node().args[0]
     values = [result.meta.get("example_value") for result in results if isinstance(result, fx.Node)]
     if any(isinstance(value, Tensor) and value.requires_grad for value in values):
@@ -117,8 +117,10 @@ class _Graph:
     def _size(self, n: int, arg: Any) -> Any:
         if not isinstance(arg, Tensor):
             return arg
-        # as text, where -0.0 is not 0.0, and NaN is itself
-        return repr(arg.item()) if n in self._numbers else (arg.shape, arg.stride())
+        if n in self._numbers:
+            return repr(arg.item())  # where -0.0 is not 0.0, and NaN is itself
+        dense = arg.layout is torch.strided and not arg.is_nested
+        return (arg.shape, arg.stride()) if dense else arg.layout
 
     def _find(self, sizes: tuple, args: tuple) -> Callable | None:
         return next((each for each in self._networks.get(sizes, ()) if each.fits(args)), None)
@@ -211,6 +213,7 @@ def _check(graph: fx.GraphModule, args: list) -> None:
     for arg in args:
         if not isinstance(arg, Tensor):
             continue
+        require_dense(arg, "an input", data=False)
         if type(arg) not in (Tensor, nn.Parameter):
             raise NotImplementedError(f"an input is a {type(arg).__name__}")
         if arg.device.type != "cpu":
@@ -260,6 +263,8 @@ def _captured(part: _Part, inputs: tuple[Tensor, ...], writes: bool) -> Exported
                 f"the network is in training mode ({node.target}), where dropout and batch norm behave "
                 "differently: call net.eval() first"
             )
+        if node.target is torch.ops.aten.as_strided.default and not node.args[0].meta["val"].is_contiguous():
+            raise NotImplementedError("it reads a tensor that is not contiguous by strides of its own")
     if writes:
         raise refusal
     return program
