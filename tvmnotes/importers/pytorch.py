@@ -75,7 +75,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     own = isinstance(model, ExportedProgram) and inputs is None
     specs = _program_inputs(model) if own else parse_inputs(inputs)
     _check_inputs(model, specs)
-    with pass_lock, _quiet():
+    with pass_lock, quiet():
         program = _decompose(_capture(model, specs))
         table = _decompositions()[1]
         without_complex(program.graph, table)
@@ -355,7 +355,7 @@ _NOISE = (
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Suppress what torch logs and warns of its own internals while it exports and converts."""
     logger = logging.getLogger("torch._export.non_strict_utils")
     level = logger.level

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .pytorch_attention import ATTENTION
 from .pytorch_composites import COMPOSITES, wide
 from .pytorch_linalg import LINALG
 from .pytorch_places import PLACES
@@ -203,6 +204,7 @@ _KEPT = (
 )
 
 DECOMPOSITIONS: dict[Any, Callable] = {
+    **ATTENTION,
     **COMPOSITES,
     **PLACES,
     **LINALG,
