@@ -108,7 +108,7 @@ class Workload(abc.ABC):
 
     def is_config(self, config: dict, simd: Simd) -> bool:
         """Return whether a config is one of `configs`."""
-        return key(config) in _keys(self, simd, tuple(RULES))
+        return key(config) in _keys(self, simd, tuple(RULES.values()))
 
     # ------------------------------------------------------------ the kernel, its inputs and its output
 
@@ -176,5 +176,5 @@ def key(config: dict) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _keys(workload: Workload, simd: Simd, _rules: tuple[str, ...]) -> frozenset[str]:
+def _keys(workload: Workload, simd: Simd, _rules: tuple[ScheduleRule, ...]) -> frozenset[str]:
     return frozenset(map(key, workload.configs(simd)))
