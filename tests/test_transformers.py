@@ -180,6 +180,12 @@ def test_a_network_gives_pytorchs_numbers(name, attention):
     assert difference(*case, opt_level=3) < 1e-5
 
 
+def test_a_network_that_returns_its_cache_is_refused():
+    net, _ = of_text("gpt2", "sdpa", use_cache=True)
+    with pytest.raises(ValueError, match=r"it returns a transformers\.cache_utils\.DynamicCache.*use_cache=False"):
+        tn.from_pytorch(net.net.eval(), {"input_ids": ((1, LENGTH), "int64")})
+
+
 def main(names: list[str]) -> None:
     """Print a line for each network: whether it imports and agrees, and the largest relative difference."""
     failed = 0

@@ -8,6 +8,7 @@ import functools
 import inspect
 import logging
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -283,6 +284,11 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
             raise ValueError(
                 f"the network does not take {_listed(specs)}; PyTorch says: {errors.lines(cause)[-1]}"
             ) from cause
+        if holder := re.search(r"Found <class '([\w.]+)'> in output", str(error)):
+            raise ValueError(
+                f"model: it returns a {holder[1]}, which is no tensor; wrap it in a module that returns only "
+                "tensors, and have a network of transformers made with use_cache=False"
+            ) from error
         advice = (
             "where its Python code branches on values, write it without, or trace it on an example "
             "(torch.jit.trace) and import that"

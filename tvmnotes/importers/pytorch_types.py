@@ -127,6 +127,13 @@ def _power_of_tensors(x: Tensor, y: Tensor) -> Any:
     )
 
 
+def _fmod(x: Any, y: Any) -> Any:
+    """Compute bfloat16 in float32; TVM does not support it here."""
+    if torch.result_type(x, y) != torch.bfloat16:
+        return NotImplemented
+    return torch.fmod(*(n.float() if isinstance(n, Tensor) else n for n in (x, y))).bfloat16()
+
+
 def _of_floats(operator: Callable) -> Callable:
     """Return False for integers, which are never NaN or infinite; TVM takes neither bools nor bfloat16."""
 
@@ -176,6 +183,7 @@ _OF_A_NUMBER = {
 OF_MIXED_TYPES: dict[Any, Callable] = {
     **{each: _with_tensors(operator) for operator, names in _OF_A_NUMBER.items() for each in names},
     aten.pow.Tensor_Tensor: _power_of_tensors,
+    **dict.fromkeys((aten.fmod.Tensor, aten.fmod.Scalar), _fmod),
     aten.isnan.default: _of_floats(torch.isnan),
     aten.isinf.default: _of_floats(torch.isinf),
     aten.neg.default: lambda x: NotImplemented if x.dtype.is_signed else torch.zeros_like(x) - x,
