@@ -284,11 +284,15 @@ def test_weights_made_in_inference_mode(builds):
 
 
 def test_weights_that_a_graph_holds_itself_are_left_to_pytorch():
-    net, x = nn.Sequential(nn.Linear(3, 2)), torch.randn(4, 3)
+    class Tuple(nn.Linear):
+        def forward(self, x):
+            return (F.linear(x, self.weight, self.bias),)
+
+    net, x = Tuple(3, 2), torch.randn(4, 3)
     fast = backend(fx.symbolic_trace(net), [])
     with pytest.warns(UserWarning, match=f"{LEFT}.*tensors of its own"):
         fast(x)
-    net[0].weight.mul_(2)
+    net.weight.mul_(2)
     assert_equal(fast(x), net(x))
 
 
