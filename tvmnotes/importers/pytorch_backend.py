@@ -34,6 +34,7 @@ from ..base.workarounds import hold_interrupt, pass_lock
 from ..compiler.build import build, resolve_target
 from ..compiler.pipeline import OPT_LEVELS
 from ..compiler.records import resolve_records
+from ..runtime.compiled import Compiled
 from .pytorch import from_pytorch, quiet
 
 _OPTIONS = ("target", "opt_level", "records")
@@ -172,9 +173,8 @@ class _Graph:
                 return _Eager(self._graph)
             part = _Part(self._plain, args, weights, outputs.computed)
             program = _captured(part, tuple(args[n].detach() for n in inputs), outputs.writes)
-            outputs.check(program)
-            with torch.autocast("cpu", enabled=False):  # the program has its casts
-                library = build(*from_pytorch(program), **self._options)
+            library = build(*from_pytorch(program), **self._options)
+        outputs.check(library)
         specs = ", ".join(f"{dtype_of(args[n])}{list(args[n].shape)}" for n in inputs) or "none"
         seconds = time.perf_counter() - begin
         counts = f"operators: {self._operators}; inputs: {specs}; weights: {len(weights)}"
@@ -206,7 +206,10 @@ def _plain(graph: fx.GraphModule, numbers: list[str]) -> fx.GraphModule:
 
 
 def _check(graph: fx.GraphModule, args: list) -> None:
-    """Raise NotImplementedError for what a compiled network does not take."""
+    """Refuse what a compiled network does not take."""
+    entered = any(node.target is torch.amp.autocast_mode._enter_autocast for node in graph.graph.nodes)
+    if entered or torch.is_autocast_enabled("cpu"):
+        raise NotImplementedError("autocast is on; convert the network instead, as by net.bfloat16()")
     held = [operator.attrgetter(node.target)(graph) for node in graph.graph.find_nodes(op="get_attr")]
     if any(isinstance(each, Tensor) for each in [*held, *graph.parameters(), *graph.buffers()]):
         raise NotImplementedError("it holds tensors of its own, whose changes would not be noticed")
@@ -322,12 +325,14 @@ class _Outputs:
             raise NotImplementedError("it returns two views of one tensor, of different dtypes")
         self._shared = {_storage(value) for value in shared}
 
-    def check(self, program: ExportedProgram) -> None:
-        """Refuse a program whose outputs are not those of the graph."""
-        for n, node in zip(self.computed, program.graph.output_node().args[0], strict=True):
-            value, got = self._values[n], node.meta["val"]
-            if (value.shape, value.dtype) != (got.shape, got.dtype):
-                raise NotImplementedError(f"torch.export makes {got.dtype}{list(got.shape)} of an output")
+    def check(self, library: Compiled) -> None:
+        """Refuse a library whose outputs are not those of the graph."""
+        for n, got in zip(self.computed, library.outputs, strict=True):
+            value = self._values[n]
+            if (tuple(value.shape), dtype_of(value)) != (got.shape, got.dtype):
+                raise NotImplementedError(
+                    f"an output is {dtype_of(value)}{list(value.shape)}, TVM's is {got}"
+                )
 
     def laid_out(self, computed: list[Tensor], args: tuple) -> tuple:
         """Return all outputs, laid out in memory as PyTorch does; `computed` are contiguous tensors."""
@@ -427,7 +432,7 @@ class _Eager:
 class _Network:
     """A compiled graph with its weights, from tensors to tensors."""
 
-    def __init__(self, library: Any, inputs: list[int], weights: list[_Weight], outputs: _Outputs):
+    def __init__(self, library: Compiled, inputs: list[int], weights: list[_Weight], outputs: _Outputs):
         self.weights = weights
         self._library = library
         self._inputs = inputs
