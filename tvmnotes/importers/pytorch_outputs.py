@@ -1,4 +1,4 @@
-"""`Outputs`: the memory of a PyTorch graph's outputs, which a compiled graph's have to share as PyTorch's do."""
+"""`Outputs`: the memory of the outputs of a PyTorch graph, which those of a compiled one share in the same way."""
 
 from collections import Counter
 
