@@ -11,7 +11,7 @@ onnx_operators         converters of ONNX operators, with onnx_corrections, onnx
                        write one), onnx_resize and onnx_windows
 onnx_backend           the interface of ONNX's own test suites
 pytorch                `from_pytorch`; pytorch_complex, pytorch_inline, pytorch_types: passes over its graph
-pytorch_backend        `torch.compile(net, backend="tvmnotes")`
+pytorch_backend        `torch.compile(net, backend="tvmnotes")`, with pytorch_outputs
 pytorch_decompositions operators expressed in other PyTorch operators, with pytorch_attention,
                        pytorch_composites, pytorch_linalg and pytorch_places
 pytorch_operators      converters of PyTorch operators to Relax
