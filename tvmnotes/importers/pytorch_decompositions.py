@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from .pytorch_composites import COMPOSITES, wide
 from .pytorch_linalg import LINALG
 from .pytorch_places import PLACES
+from .pytorch_recurrent import RECURRENT
 from .pytorch_types import OF_MIXED_TYPES, with_exact_numbers
 
 aten = torch.ops.aten
@@ -177,6 +178,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     **COMPOSITES,
     **PLACES,
     **LINALG,
+    **RECURRENT,
     **OF_MIXED_TYPES,
     aten.layer_norm.default: _layer_norm,
     aten.group_norm.default: _group_norm,
