@@ -213,7 +213,8 @@ def test_weights_that_are_computed_and_outputs_that_are_left_out(rng, level):
         "{ , h = LSTM<hidden_size = 5>(x, W, R) y = LSTM<hidden_size = 5>(x, W, R) }"
     )
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    for got, want in zip(tn.build(*tn.from_onnx(model), opt_level=level)(*feed.values()), session.run(None, feed)):
+    results = tn.build(*tn.from_onnx(model), opt_level=level)(*feed.values())
+    for got, want in zip(results, session.run(None, feed), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 

@@ -11,14 +11,8 @@ from .onnx_node import Node, converts
 _GATES = {"LSTM": "iofg", "GRU": "zrn", "RNN": "n"}
 _FUNCTIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 # The defaults of alpha and beta, by the function's name in lower case; others have none.
-_ALPHA = {
-    "affine": 1.0,
-    "leakyrelu": 0.01,
-    "thresholdedrelu": 1.0,
-    "scaledtanh": 1.0,
-    "hardsigmoid": 0.2,
-    "elu": 1.0,
-}
+_ALPHA = {"leakyrelu": 0.01, "hardsigmoid": 0.2}
+_ALPHA |= dict.fromkeys(("affine", "thresholdedrelu", "scaledtanh", "elu"), 1.0)
 _BETA = {"affine": 0.0, "scaledtanh": 1.0, "hardsigmoid": 0.5}
 
 
@@ -38,30 +32,36 @@ def _recurrent(n: Node):
         """Return what a tensor has for a direction, or None."""
         if tensor is None:
             return None
-        taken = R.strided_slice(tensor, [axis], [number], [number + 1])
-        return n.builder.emit(R.squeeze(n.builder.emit(taken), [axis]))
+        taken = n.builder.emit(R.strided_slice(tensor, [axis], [number], [number + 1]))
+        return n.builder.emit(R.squeeze(taken, [axis]))
 
     results = []
     for number, cell in enumerate(_cells(n, directions[direction])):
-        both = part(biases, number)
-        halves = R.split(both, 2) if both is not None else None
-        pair = (
-            tuple(n.builder.emit(half) for half in n.builder.emit(halves))
-            if halves is not None
-            else (None, None)
-        )
-        seen = part(peepholes, number)
+        both, seen = part(biases, number), part(peepholes, number)
         if seen is not None:
-            seen = n.builder.emit(R.reshape(seen, (3, fixed_shape(seen.ty)[0] // 3)))
+            seen = n.builder.emit(R.reshape(seen, (3, -1)))
         own = [part(state, number, 1 if by_batch else 0) for state in states]
         matrices = part(weights, number), part(recurrents, number)
-        results.append(emit(n.builder, cell, x, *matrices, pair, own, lengths=lengths, peepholes=seen))
+        results.append(
+            emit(n.builder, cell, x, *matrices, _halves(n, both), own, lengths=lengths, peepholes=seen)
+        )
     outputs = []
     for place, parts in enumerate(zip(*results, strict=True)):
-        axis = (2 if place == 0 else 1) if by_batch else (1 if place == 0 else 0)
-        parts = [R.permute_dims(each, (1, 0, 2)) if by_batch and place == 0 else each for each in parts]
-        outputs.append(n.emit(R.stack([n.builder.emit(each) for each in parts], axis)))
+        first = place == 0  # the results of all steps, in front of which are the steps
+        if by_batch and first:
+            parts = [n.builder.emit(R.permute_dims(each, (1, 0, 2))) for each in parts]
+        axis = first + by_batch
+        outputs.append(n.emit(R.stack(parts, axis) if len(parts) > 1 else R.expand_dims(*parts, axis)))
     return relax.Tuple(outputs[: n.outputs]) if n.outputs > 1 else outputs[0]
+
+
+def _halves(n: Node, both: relax.Expr | None) -> tuple[relax.Expr | None, relax.Expr | None]:
+    """Return the bias of the input and that of the state."""
+    if both is None:
+        return None, None
+    half = fixed_shape(both.ty)[0] // 2
+    first, second = (R.strided_slice(both, [0], [begin], [begin + half]) for begin in (0, half))
+    return n.builder.emit(first), n.builder.emit(second)
 
 
 def _cells(n: Node, directions: tuple[bool, ...]) -> list[Cell]:

@@ -47,8 +47,11 @@ def emit(
     first, second = (zero if bias is None else bias for bias in biases)
     values = {"x": x, "weight": weight, "recurrent": recurrent}
     if cell.reset_after:
-        parts = [builder.emit(part) for part in R.split(second, len(cell.gates))]
         number = cell.gates.index("n")
+        parts = [
+            builder.emit(R.strided_slice(second, [0], [units * n], [units * (n + 1)]))
+            for n in range(len(cell.gates))
+        ]
         values["inner"] = parts[number]
         parts[number] = relax.const(np.zeros(units), dtype)
         second = builder.emit(R.concat(parts))

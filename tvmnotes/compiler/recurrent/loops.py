@@ -23,7 +23,7 @@ from .cell import Cell, Step
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a kernel: steps, batch, input, units, and outputs, which a projection makes of the units."""
+    """The sizes of a kernel; `outputs` are those that a projection makes of the units, or the units."""
 
     steps: int
     batch: int

@@ -71,7 +71,7 @@ class _Packer(relax.PyExprMutator):
         chunks, padded, lanes, blocks = tile.chunks(units), tile.padded(units), tile.lanes, tile.blocks
 
         def by_gate(name, *last):
-            """Return a weight or bias as (gates, units, …), with zeros for the units that complete a chunk."""
+            """Return a weight or bias as (gates, units, …), with zeros for units that complete a chunk."""
             return self._padded(R.reshape(given.pop(name), (gates, units, *last)), 1, padded)
 
         weight = R.reshape(by_gate("weight", width), (gates, padded // lanes, lanes, width))

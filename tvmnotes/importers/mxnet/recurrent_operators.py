@@ -1,4 +1,4 @@
-"""The converter of MXNet's RNN, which has all layers and all directions of a recurrent network in one operator."""
+"""The converter of MXNet's RNN, one operator for all layers and directions of a recurrent network."""
 
 from dataclasses import replace
 
