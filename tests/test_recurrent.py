@@ -6,6 +6,7 @@ import onnxruntime
 import pytest
 import torch
 from conftest import Function
+from emulated_gpu import run_emulated
 from onnx import numpy_helper, parser
 from torch import nn
 
@@ -244,3 +245,24 @@ def test_packed_sequences_are_refused_by_name():
 
     with pytest.raises(NotImplementedError, match=r"pack_padded_sequence.*lengths"):
         tn.from_pytorch(Packed().eval(), (4, 2, 3))
+
+
+def test_on_a_gpu_each_step_has_kernels(rng):
+    net = Function(lambda x: [layer(x) for layer in layers])
+    layers = nn.LSTM(3, 5, bidirectional=True), nn.LSTM(3, 4, proj_size=2), nn.GRU(3, 4), nn.RNN(3, 4)
+    net.layers = nn.ModuleList(layers)
+    x = torch.from_numpy(rng.standard_normal((2, 2, 3)).astype("float32"))
+    results = run_emulated(*tn.from_pytorch(net.eval(), {"x": tuple(x.shape)}), x.numpy())
+    for got, want in zip(results, flat(net(x)), strict=True):
+        np.testing.assert_allclose(got, want.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+GRU_BEFORE = [("GRU<>", "B"), ("GRU<>", "B, lengths")]
+
+
+def test_on_a_gpu_what_is_not_unrolled_stays_in_one_thread(rng):
+    model, feed = onnx_model(rng, GRU_BEFORE)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    results = run_emulated(*tn.from_onnx(model), *feed.values())
+    for got, want in zip(results, session.run(None, feed), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)

@@ -25,6 +25,7 @@ from .legalize import legalizations
 from .operator_notes import note_operators, operators
 from .precision import sums_in_float32
 from .recurrent.pack import pack_recurrent
+from .recurrent.unroll import unroll_recurrent
 from .schedules import annotations, schedule_kernels
 from .schedules.vector import simd_of
 
@@ -40,7 +41,7 @@ def passes(
     """
     simd = None if target.kind.name == "cuda" else simd_of(target)
     half_sums = [(0, sums_in_float32())] if simd else []  # a GPU's tensor cores do so by themselves
-    recurrent = [(3, pack_recurrent(simd))] if simd else []  # one product for the inputs of all steps
+    recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
     blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
     scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `cuda.scheduled` does it
@@ -52,7 +53,7 @@ def passes(
         *half_sums,
         (0, decompose_functions()),
         (0, bools_as_bytes()),
-        *recurrent,
+        recurrent,
         (0, t.CanonicalizeBindings()),
         (2, fold_with_numpy()),
         (2, t.CanonicalizeBindings()),

@@ -61,7 +61,9 @@ def _decomposition(kind: str) -> Callable:
             x = torch.cat([result[0] for result in results], -1) if bidirectional else results[0][0]
             last += [result[1:] for result in results]
         x = x.transpose(0, 1) if batch_first else x
-        states = [torch.stack(parts) for parts in zip(*last, strict=True)]
+        states = [
+            torch.stack(parts) if len(parts) > 1 else parts[0][None] for parts in zip(*last, strict=True)
+        ]
         return (x, *states) if kind == "lstm" else (x, states[0])
 
     return layers

@@ -64,7 +64,7 @@ def emit(
         wanted = f"{cell.kind.upper()}: expected lengths of sequences from 0 to {steps}, got "
         values["lengths"] = checked(values["lengths"], [steps + 1], wanted, False, builder)
     names = cell.inputs(*(name in values for name in _OPTIONAL))
-    made = builder.add_func(kernel(cell, names, sizes, dtype), cell.kind)
+    made = builder.add_func(kernel(cell, names, sizes, dtype), f"{cell.kind}_loops")
     types = [relax.TensorType((steps, batch, sizes.outputs), dtype)]
     types += [relax.TensorType(shape, dtype) for shape in results.values()]
     result = builder.emit(relax.call_tir(made, [values[name] for name in names], types))

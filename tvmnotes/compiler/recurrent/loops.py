@@ -140,6 +140,8 @@ class _Kernel:
         for name, (_, state, size) in states.items():
             with T.grid(s.batch, size) as (row, unit):
                 value = state[s.steps % 2, row, unit] if name == "h" else state[row, unit]
+                if "lengths" in self.given:  # ONNX Runtime has no state of an empty sequence
+                    value = tirx.Select(self.given["lengths"][row] > 0, value, tirx.const(0, self.dtype))
                 T.buffer_store(self.last[name], value.astype(str(self.y.dtype)), [row, unit])
 
     def _read(self, name: str, *at):

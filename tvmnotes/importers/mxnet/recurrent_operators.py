@@ -41,7 +41,10 @@ def _recurrent(c: Call):
             )
         x = c.emit(op.concat([result[0] for result in results], 2)) if directions > 1 else results[0][0]
         last += [result[1:] for result in results]
-    finals = [c.emit(op.stack(list(parts), 0)) for parts in zip(*last, strict=True)]
+    finals = [
+        c.emit(op.stack(parts, 0) if len(parts) > 1 else op.expand_dims(*parts, 0))
+        for parts in zip(*last, strict=True)
+    ]
     return [x, *finals] if c.get("state_outputs") else [x]
 
 
