@@ -21,6 +21,9 @@ from ...base.tvm_seam import OPAQUE
 from .cell import Cell, Step
 
 
+BAR = True
+
+
 @dataclass(frozen=True)
 class Sizes:
     """The sizes of a kernel; `outputs` are those that a projection makes of the units, or the units."""
@@ -134,7 +137,10 @@ class _Kernel:
                 given = self._read(name, tirx.min(row, s.batch - 1), tirx.min(unit, size - 1))
                 inside = tirx.all(row < s.batch, unit < size)
                 T.buffer_store(state, tirx.Select(inside, given, tirx.const(0, self.dtype)), at(row, unit))
-        with T.serial(s.steps) as step:
+        with ExitStack() as stack:
+            if self.tile.threads and BAR:  # threads start once, and each runs all steps
+                stack.enter_context(T.attr(0, "pragma_parallel_launch_point", 1))
+            step = stack.enter_context(T.serial(s.steps))
             self.step, self.before, self.after = step, step % 2, (step + 1) % 2
             {"lstm": self._lstm, "gru": self._gru, "rnn": self._rnn}[kind]()
         for name, (_, state, size) in states.items():
@@ -272,6 +278,8 @@ class _Kernel:
         slots = len(letters) + (self.cell.reset_after and not self.packed)
         weight = weight or self._weight
         with ExitStack() as stack:
+            if tile.threads and BAR:
+                stack.enter_context(T.attr(0, "pragma_parallel_barrier_when_finish", 1))
             make = T.parallel if tile.threads else T.serial
             chunk = stack.enter_context(make(tile.chunks(width)))
             first = stack.enter_context(T.serial(self.rows // tile.rows)) * tile.rows
