@@ -219,6 +219,36 @@ def test_weights_that_are_computed_and_outputs_that_are_left_out(rng, level):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+# ---------------------------------------------------------------- MXNet
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn_tanh"])
+def test_layers_of_mxnet(rng, kind):
+    """The operator with its vector of parameters, and a layer of Gluon, which makes its states itself."""
+    mx = pytest.importorskip("mxnet")
+    gates = {"lstm": 4, "gru": 3, "rnn_tanh": 1}[kind]
+    layers = {"lstm": mx.gluon.rnn.LSTM, "gru": mx.gluon.rnn.GRU, "rnn_tanh": mx.gluon.rnn.RNN}
+    inputs = [mx.sym.var(name) for name in ("x", "w", "h", "c")[: 4 if kind == "lstm" else 3]]
+    options = {"state_size": 5, "num_layers": 2, "bidirectional": True}
+    symbol = mx.sym.RNN(*inputs, mode=kind, state_outputs=True, **options)
+    size = 2 * gates * 5 * (4 + 5 + 10 + 5 + 2 * 2)
+    shapes = {"x": (6, 3, 4), "w": (size,), "h": (4, 3, 5), "c": (4, 3, 5)}
+    feed = {each.name: mx.nd.array(rng.standard_normal(shapes[each.name]) / 2) for each in inputs}
+    wanted = [each.asnumpy() for each in symbol.bind(mx.cpu(), feed).forward()]
+    mod, params = tn.from_mxnet(
+        symbol, {"w": feed["w"]}, {name: value.shape for name, value in feed.items() if name != "w"}
+    )
+    given = [value.asnumpy() for name, value in feed.items() if name != "w"]
+    for got, want in zip(tn.build(mod, params)(*given), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-6)
+    layer = layers[kind](5, **({"activation": "tanh"} if gates == 1 else {}))
+    layer.initialize(mx.init.Normal(0.5))
+    layer.hybridize()
+    want = layer(feed["x"]).asnumpy()
+    got = tn.build(*tn.from_mxnet(layer, inputs={"data": (6, 3, 4)}))(given[0])
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-6)
+
+
 # ---------------------------------------------------------------- what is refused
 
 

@@ -12,8 +12,8 @@ onnx_operators         converters of ONNX operators, with onnx_corrections, onnx
                        write one), onnx_recurrent, onnx_resize and onnx_windows
 onnx_backend           the interface of ONNX's own test suites
 pytorch                `from_pytorch`; pytorch_complex, pytorch_inline, pytorch_types: passes over its graph
-pytorch_decompositions operators expressed in other PyTorch operators, with pytorch_composites, pytorch_linalg,
-                       pytorch_places and pytorch_recurrent
+pytorch_decompositions operators expressed in other PyTorch operators, with pytorch_composites,
+                       pytorch_linalg, pytorch_places and pytorch_recurrent
 pytorch_operators      converters of PyTorch operators to Relax
 mxnet                  `from_mxnet`, in a folder of its own
 composites             operators that several importers share, with fourier, matrices and resampling

@@ -7,13 +7,13 @@ from tvm.relax import op
 
 from ...compiler.recurrent.cell import OF_CUDNN
 from ...compiler.recurrent.emit import emit
-from .call import Call, converts
+from .call import Call, converts, shape_of
 
 
 @converts("RNN")
 def _recurrent(c: Call):
     """Convert all layers; the parameters are one vector, the weights of all layers and then all biases."""
-    c.refuse(projection_size=(), lstm_state_clip_min=(), lstm_state_clip_max=())
+    c.refuse(projection_size=(), lstm_state_clip_min=(), lstm_state_clip_max=(), use_sequence_length=(False,))
     mode, units, layers = c.need("mode"), int(c.need("state_size")), int(c.need("num_layers"))
     if mode not in OF_CUDNN:
         raise ValueError(f"mode={mode}; expected one of {', '.join(OF_CUDNN)}")
@@ -25,8 +25,7 @@ def _recurrent(c: Call):
     widths = [width if layer == 0 else inner for layer in range(layers) for _ in range(directions)]
     shapes = [shape for n in widths for shape in ((rows, n), (rows, units))] + [(rows,)] * 2 * len(widths)
     weights = _cut(c, shapes)
-    states = [c.expect(2 + n, len(widths), batch, units) for n in range(1 + (mode == "lstm"))]
-    lengths = c.inputs[2 + len(states)] if c.get("use_sequence_length") else None
+    given = [_state(c, n, len(widths), batch, units) for n in range(2, 4 if mode == "lstm" else 3)]
     x, last = c.x, []
     for layer in range(layers):
         results = []
@@ -34,11 +33,9 @@ def _recurrent(c: Call):
             n = layer * directions + direction
             weight, recurrent = weights[2 * n : 2 * n + 2]
             biases = tuple(weights[2 * (len(widths) + n) :][:2])
-            own = [c.emit(op.squeeze(op.strided_slice(state, [0], [n], [n + 1]), [0])) for state in states]
+            states = [_taken(c, state, n) for state in given]
             each = replace(cell, reverse=direction == 1)
-            results.append(
-                emit(c.builder, each, x, weight, recurrent, biases, own, lengths=_int32(c, lengths))
-            )
+            results.append(emit(c.builder, each, x, weight, recurrent, biases, states))
         x = c.emit(op.concat([result[0] for result in results], 2)) if directions > 1 else results[0][0]
         last += [result[1:] for result in results]
     finals = [
@@ -48,8 +45,17 @@ def _recurrent(c: Call):
     return [x, *finals] if c.get("state_outputs") else [x]
 
 
-def _int32(c: Call, lengths: relax.Expr | None) -> relax.Expr | None:
-    return None if lengths is None else c.emit(c.cast(lengths, "int32"))
+def _state(c: Call, number: int, *shape: int) -> relax.Expr | None:
+    """Return the states of all layers, an input; None for those that Gluon makes, zeros of an open batch."""
+    made = number < len(c.inputs) and 0 in shape_of(c.inputs[number])
+    return None if made else c.expect(number, *shape)
+
+
+def _taken(c: Call, state: relax.Expr | None, number: int) -> relax.Expr | None:
+    """Return the state of one layer and direction."""
+    if state is None:
+        return None
+    return c.emit(op.squeeze(op.strided_slice(state, [0], [number], [number + 1]), [0]))
 
 
 def _cut(c: Call, shapes: list[tuple[int, ...]]) -> list[relax.Expr]:
