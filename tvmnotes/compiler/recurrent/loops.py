@@ -4,7 +4,7 @@ The units are in chunks. For each tile of `rows` of the batch and `blocks` vecto
 accumulated over the state before, and then the activations make the new state of these units. A chunk's
 weights are contiguous, and all tiles of the batch use them before the next chunk's, so that they stay in the
 cache; so do all weights from step to step, where the threads divide the chunks. Threads meet at the end of
-every step, which takes some microseconds: small cells are faster on one.
+every step: small cells are faster on one.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,6 @@ from tvm.tirx.script.builder import ir as T
 from ...base.integers import ceildiv, round_up
 from ...base.tvm_seam import OPAQUE
 from .cell import Cell, Step
-
-
-BAR = True
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,7 @@ class _Kernel:
                 inside = tirx.all(row < s.batch, unit < size)
                 T.buffer_store(state, tirx.Select(inside, given, tirx.const(0, self.dtype)), at(row, unit))
         with ExitStack() as stack:
-            if self.tile.threads and BAR:  # threads start once, and each runs all steps
+            if self.tile.threads:  # they start once, and each runs all steps
                 stack.enter_context(T.attr(0, "pragma_parallel_launch_point", 1))
             step = stack.enter_context(T.serial(s.steps))
             self.step, self.before, self.after = step, step % 2, (step + 1) % 2
@@ -278,10 +275,11 @@ class _Kernel:
         slots = len(letters) + (self.cell.reset_after and not self.packed)
         weight = weight or self._weight
         with ExitStack() as stack:
-            if tile.threads and BAR:
+            chunks = T.serial(tile.chunks(width))
+            if tile.threads:
                 stack.enter_context(T.attr(0, "pragma_parallel_barrier_when_finish", 1))
-            make = T.parallel if tile.threads else T.serial
-            chunk = stack.enter_context(make(tile.chunks(width)))
+                chunks = T.parallel(tile.chunks(width))
+            chunk = stack.enter_context(chunks)
             first = stack.enter_context(T.serial(self.rows // tile.rows)) * tile.rows
             sums = T.alloc_buffer((tile.rows, tile.blocks, slots, tile.lanes), self.dtype, scope="local")
 
