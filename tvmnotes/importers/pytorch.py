@@ -38,6 +38,7 @@ from .pytorch_complex import without_complex
 from .pytorch_decompositions import DECOMPOSITIONS
 from .pytorch_inline import used_results
 from .pytorch_operators import CONVERTERS
+from .pytorch_recurrent import PACKED, packs
 from .pytorch_types import promote
 
 _SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
@@ -294,6 +295,8 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
             raise ValueError(
                 f"the network does not take {_listed(specs)}; PyTorch says: {errors.lines(cause)[-1]}"
             ) from cause
+        if packs(error):
+            raise NotImplementedError(PACKED) from error
         advice = (
             "where its Python code branches on values, write it without, or trace it on an example "
             "(torch.jit.trace) and import that"

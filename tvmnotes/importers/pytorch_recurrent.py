@@ -1,5 +1,6 @@
 """PyTorch's LSTM, GRU and RNN: RECURRENT decomposes them into layers, which CONVERTERS turns into kernels."""
 
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -69,7 +70,28 @@ def _decomposition(kind: str) -> Callable:
     return layers
 
 
+PACKED = (
+    "pack_padded_sequence: TVM has to know sizes before, and the lengths of packed sequences decide them; pass "
+    "the padded sequences to the layer, or export the network with torch.onnx.export, whose LSTM takes lengths"
+)
+
+
+def packs(error: BaseException | None) -> bool:
+    """Return whether an error comes from packed sequences."""
+    while error is not None:
+        names = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+        if names & {"pack_padded_sequence", "pad_packed_sequence"} or "pack_padded_sequence" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _packed(*_args, **_options):
+    raise NotImplementedError(PACKED)
+
+
 RECURRENT = {getattr(aten, kind).input: _decomposition(kind) for kind in OF_CUDNN}
+RECURRENT |= {getattr(aten, kind).data: _packed for kind in OF_CUDNN}
 
 
 def _recurrent(node: fx.Node, importer: Any) -> relax.Expr:

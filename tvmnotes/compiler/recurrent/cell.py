@@ -88,9 +88,13 @@ def _hard_sigmoid(x, alpha, beta):
 
 def _elu(x, alpha, beta):
     """Compute exp(x) - 1 as 2 t / (1 - t) with t = tanh(x / 2), which keeps the digits of a small x."""
-    one = _number(1, x)
-    half = _tanh(tirx.min(x, _number(0, x)) * _number(0.5, x))
-    return tirx.Select(x >= _number(0, x), x, _number(2 * alpha, x) * half / (one - half))
+    half = tirx.Var("half", x.ty.dtype)  # bound, because it is used twice
+    below = tirx.Let(
+        half,
+        _tanh(tirx.min(x, _number(0, x)) * _number(0.5, x)),
+        _number(2 * alpha, x) * half / (_number(1, x) - half),
+    )
+    return tirx.Select(x >= _number(0, x), x, below)
 
 
 def _softplus(x, alpha, beta):
