@@ -71,9 +71,9 @@ def _decomposition(kind: str) -> Callable:
 
 
 PACKED = (
-    "pack_padded_sequence: the lengths of packed sequences decide sizes, which TVM has to know before the run; "
-    "pass the padded sequences to the layer, or export the network with torch.onnx.export, whose LSTM takes "
-    "lengths"
+    "pack_padded_sequence: the lengths of packed sequences decide sizes, which TVM has to know before a "
+    "run; pass the padded sequences to the layer, or export the network with torch.onnx.export, whose LSTM "
+    "takes lengths"
 )
 
 
