@@ -10,6 +10,7 @@ fold            constants folded with NumPy; batch norms and affine chains
 precision       half floats accumulated in float32
 decompose       functions that TVM gets wrong, or lacks for float64, made of others
 bools           booleans compared and reduced as bytes
+recurrent       LSTM, GRU and RNN: a kernel for all steps
 conv_transpose  transposed convolutions as plain ones
 layout          NCHW to the blocked layout NCHW[x]c; convolutions become kernels
 indices         checks of indices, as kernels for a CPU

@@ -24,6 +24,8 @@ from .layout import block_layouts
 from .legalize import legalizations
 from .operator_notes import note_operators, operators
 from .precision import sums_in_float32
+from .recurrent.pack import pack_recurrent
+from .recurrent.unroll import unroll_recurrent
 from .rules.base import annotations
 from .rules.base.vector import simd_of
 from .scheduling import schedule_kernels
@@ -40,6 +42,7 @@ def passes(
     """
     simd = None if target.kind.name == "cuda" else simd_of(target)
     half_sums = [(0, sums_in_float32())] if simd else []  # a GPU's tensor cores do so by themselves
+    recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
     blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
     scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `cuda.scheduled` does it
@@ -51,6 +54,7 @@ def passes(
         *half_sums,
         (0, decompose_functions()),
         (0, bools_as_bytes()),
+        recurrent,
         (0, t.CanonicalizeBindings()),
         (2, fold_with_numpy()),
         (2, t.CanonicalizeBindings()),

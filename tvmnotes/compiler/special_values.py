@@ -69,6 +69,8 @@ def _on_each_kernel(name: str, changes: list, on_llvm: list = (), on_x86: list =
 # ---- x86's control register
 
 _FLUSH = 0x8040  # flush-to-zero and denormals-are-zero: denormals are written and read as 0
+_LAUNCH = "pragma_parallel_launch_point"
+_INSIDE = [(tirx.AttrStmt, lambda node: node.body if node.attr_key == _LAUNCH else node)]
 
 
 def _is_x86(target) -> bool:
@@ -77,7 +79,12 @@ def _is_x86(target) -> bool:
 
 
 def _kernel_with_denormals(node):
-    """Make a kernel compute with denormals whatever its thread has set, and restore that setting."""
+    """Make a kernel compute with denormals whatever its thread has set, and restore that setting.
+
+    A kernel that starts its threads itself has loops for them inside, which start none.
+    """
+    if node.attr_key == _LAUNCH:
+        return tirx.AttrStmt(node.node, _LAUNCH, node.value, tvm_ffi.structural_map(node.body, _INSIDE))
     if node.attr_key != "compute_scope":
         return node
     before, clear, restore = _control()
@@ -91,7 +98,7 @@ def _threads_with_denormals(loop):
         return loop
     before, clear, _ = _control()
     share = tirx.SeqStmt([*before, clear, loop])
-    return tirx.AttrStmt(loop.loop_var, "pragma_parallel_launch_point", tirx.const(1, "int32"), share)
+    return tirx.AttrStmt(loop.loop_var, _LAUNCH, tirx.const(1, "int32"), share)
 
 
 def _control() -> tuple:

@@ -6,14 +6,15 @@ weight parameter to its array. A model with one output returns a tensor, one wit
 
 build                  `tn.build`: import a model if need be, and compile it
 model                  `as_model`, the last step of every importer
-onnx                   `from_onnx`; onnx_graph, onnx_limits and onnx_values: the steps before TVM's frontend
+onnx                   `from_onnx`; onnx_branches, onnx_graph, onnx_limits and onnx_values:
+                       the steps before TVM's frontend
 onnx_operators         converters of ONNX operators, with onnx_corrections, onnx_indices, onnx_node (how to
-                       write one), onnx_resize and onnx_windows
+                       write one), onnx_recurrent, onnx_resize and onnx_windows
 onnx_backend           the interface of ONNX's own test suites
 pytorch                `from_pytorch`; pytorch_complex, pytorch_inline, pytorch_types: passes over its graph
 pytorch_backend        `torch.compile(net, backend="tvmnotes")`, with pytorch_outputs
 pytorch_decompositions operators expressed in other PyTorch operators, with pytorch_attention,
-                       pytorch_composites, pytorch_linalg and pytorch_places
+                       pytorch_composites, pytorch_linalg, pytorch_places and pytorch_recurrent
 pytorch_operators      converters of PyTorch operators to Relax
 mxnet                  `from_mxnet`, in a folder of its own
 composites             operators that several importers share, with fourier, matrices and resampling

@@ -18,6 +18,7 @@ from onnx.helper import make_attribute, make_node, make_tensor_value_info, tenso
 from onnx.reference import ReferenceEvaluator
 
 from ..base.errors import one_line
+from .onnx_branches import taken
 from .onnx_operators import converters
 
 # Results with more elements than this are left for the compiler to fold: importing must not enlarge a model.
@@ -197,6 +198,7 @@ def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _fold_once(proto: onnx.ModelProto) -> bool:
     """Replace nodes with constant inputs by Constant nodes, in place; return whether there were any.
 
+    An If with a constant condition becomes the branch that it takes.
     An empty tensor is constant. Floating-point initializers are weights and count as unknown, so that they
     stay parameters under their names.
     """
@@ -217,6 +219,10 @@ def _fold_once(proto: onnx.ModelProto) -> bool:
     for node in graph.node:
         if node.op_type == "CastLike" and types.get(node.input[1]):  # only the dtype of input 1 matters
             node = make_node("Cast", node.input[:1], node.output, node.name, to=types[node.input[1]])
+        if node.op_type == "If" and node.input[0] in values:
+            nodes += taken(node, bool(values[node.input[0]]))
+            folded = True
+            continue
         results = _evaluate(node, values, shapes, opsets)
         if results is None:
             nodes.append(node)

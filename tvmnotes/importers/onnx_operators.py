@@ -1,4 +1,4 @@
-"""Converters of ONNX operators that TVM 0.27's frontend lacks or gets wrong, from four modules.
+"""Converters of ONNX operators that TVM 0.27's frontend lacks or gets wrong, from five modules.
 
 The table is merged into TVM's own in this process, so that a graph may mix both; an entry goes once TVM has
 the operator. To add one, write a function of an `onnx_node.Node` under `@converts`.
@@ -7,7 +7,13 @@ the operator. To add one, write a function of an `onnx_node.Node` under `@conver
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import OnnxOpConverter
 
-from . import onnx_corrections, onnx_indices, onnx_resize, onnx_windows  # noqa: F401  (they fill CONVERTERS)
+from . import (  # noqa: F401  (they fill CONVERTERS)
+    onnx_corrections,
+    onnx_indices,
+    onnx_recurrent,
+    onnx_resize,
+    onnx_windows,
+)
 from .onnx_node import CONVERTERS, OF_TVM
 
 

@@ -38,6 +38,7 @@ from .pytorch_complex import without_complex
 from .pytorch_decompositions import DECOMPOSITIONS
 from .pytorch_inline import foreign, used_results
 from .pytorch_operators import CONVERTERS
+from .pytorch_recurrent import PACKED, packs
 from .pytorch_types import exact, promote
 
 _SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
@@ -289,6 +290,8 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
                 f"model: it returns a {holder[1]}, which is no tensor; wrap it in a module that returns only "
                 "tensors, and have a network of transformers made with use_cache=False"
             ) from error
+        if packs(error):
+            raise NotImplementedError(PACKED) from error
         advice = (
             "where its Python code branches on values, write it without, or trace it on an example "
             "(torch.jit.trace) and import that"

@@ -17,6 +17,7 @@ from .pytorch_attention import ATTENTION
 from .pytorch_composites import COMPOSITES, wide
 from .pytorch_linalg import LINALG
 from .pytorch_places import PLACES
+from .pytorch_recurrent import RECURRENT
 from .pytorch_types import OF_MIXED_TYPES, with_exact_numbers
 
 aten = torch.ops.aten
@@ -208,6 +209,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     **COMPOSITES,
     **PLACES,
     **LINALG,
+    **RECURRENT,
     **OF_MIXED_TYPES,
     aten.layer_norm.default: _layer_norm,
     aten.group_norm.default: _group_norm,

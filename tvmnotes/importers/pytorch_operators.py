@@ -18,6 +18,7 @@ from tvm import relax, tirx, topi
 from ..base.indices import checked
 from .composites import regions
 from .pytorch_linalg import CONVERTERS as LINALG
+from .pytorch_recurrent import CONVERTERS as RECURRENT
 from .resampling import combined, matrix
 
 
@@ -362,4 +363,5 @@ CONVERTERS: dict[str, Callable] = {
         "_batch_norm_legit_no_training", "native_batch_norm that returns its statistics"
     ),
     **LINALG,
+    **RECURRENT,
 }

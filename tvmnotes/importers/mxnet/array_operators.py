@@ -18,7 +18,7 @@ from .elementwise_operators import nonzero
 converts("Flatten", "flatten")(lambda c: op.reshape(c.x, (c.shape[0], math.prod(c.shape[1:]))))
 converts("transpose")(lambda c: op.permute_dims(c.x, list(c.get("axes", ())) or None))
 converts("expand_dims")(lambda c: op.expand_dims(c.x, int(c.need("axis"))))
-converts("Concat", "concat")(lambda c: op.concat(c.inputs, int(c.get("dim", 1))))
+converts("Concat", "concat", "_rnn_param_concat")(lambda c: op.concat(c.inputs, int(c.get("dim", 1))))
 converts("tile")(lambda c: op.tile(c.x, list(_as_tuple(c.need("reps")))))
 converts("reverse", "flip")(lambda c: functools.reduce(op.flip, c.axes(), c.x))
 converts("shape_array")(lambda c: c.const(c.shape, "int64"))

@@ -15,7 +15,14 @@ from ...base.indices import OutOfRange
 from ...base.spec import TensorSpec, parse_inputs, require_dense, shorten
 from ...base.workarounds import pass_lock
 from ..model import as_model
-from . import array_operators, detection_operators, gluon, layer_operators, numpy_operators  # noqa: F401  (they fill the table)
+from . import (  # noqa: F401  (they fill the table)
+    array_operators,
+    detection_operators,
+    gluon,
+    layer_operators,
+    numpy_operators,
+    recurrent_operators,
+)
 from .call import CONVERTERS, Call, shape_of
 from .files import Graph, plain_name, read_params, read_symbol
 

@@ -1,0 +1,322 @@
+"""LSTM, GRU and RNN of PyTorch, ONNX and MXNet: one kernel for all steps, held against the framework."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from conftest import Function
+from emulated_gpu import run_emulated
+from onnx import numpy_helper, parser
+from torch import nn
+
+import tvmnotes as tn
+from tvmnotes.compiler.recurrent.cell import Cell
+from tvmnotes.compiler.recurrent.loops import Sizes
+from tvmnotes.compiler.recurrent.pack import tile_of
+from tvmnotes.compiler.rules.base.vector import Simd
+
+LEVELS = (0, 3)
+
+
+def flat(results) -> list:
+    return [results] if not isinstance(results, tuple | list) else [part for each in results for part in flat(each)]
+
+
+def agree(net, *inputs, levels=LEVELS, dtype="float32", **tolerance):
+    """Compare a network with PyTorch; return the library of the last level."""
+    with torch.inference_mode():
+        wanted = flat(net(*inputs))
+    mod, params = tn.from_pytorch(net, {f"x{n}": (tuple(x.shape), dtype) for n, x in enumerate(inputs)})
+    for level in levels:
+        lib = tn.build(mod, params, opt_level=level)
+        for got, want in zip(lib(*(x.numpy() for x in inputs)), wanted, strict=True):
+            assert (got.shape, got.dtype) == (tuple(want.shape), want.numpy().dtype)
+            np.testing.assert_allclose(got, want.numpy(), **{"rtol": 1e-5, "atol": 2e-6} | tolerance)
+    return lib
+
+
+class Layers(nn.Module):
+    """One of each kind: layers, directions, projections, states, biases, orders of the axes, no batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(5, 19, num_layers=2, bidirectional=True, batch_first=True, dropout=0.5)
+        self.projected = nn.LSTM(38, 33, num_layers=2, proj_size=7)
+        self.gru = nn.GRU(5, 16, bidirectional=True)
+        self.plain = nn.GRU(5, 40, bias=False, batch_first=True)
+        self.rnn = nn.RNN(5, 9, bidirectional=True)
+        self.relu = nn.RNN(9, 17, nonlinearity="relu", bias=False)
+        self.single = nn.LSTM(19, 4)
+
+    def forward(self, x, h, c):
+        by_batch, lstm = self.lstm(x)
+        return (
+            *(by_batch, lstm, self.projected(by_batch, (h, c)), self.gru(x), self.plain(x)),
+            *(self.rnn(x), self.relu(self.rnn(x)[0][..., :9]), self.single(by_batch[0, :, :19])),
+        )
+
+
+def test_all_layers_of_pytorch(rng):
+    shapes = (3, 6, 5), (2, 6, 7), (2, 6, 33)
+    inputs = [torch.from_numpy(rng.standard_normal(shape).astype("float32")) for shape in shapes]
+    lib = agree(Layers().eval(), *inputs, levels=(3,))
+    names = {name.rstrip("0123456789") for name in lib.graph["kernels"]}
+    assert {"lstm", "gru", "rnn"} <= names
+    assert all(lib.graph["costs"][name]["flops"] for name in lib.graph["kernels"] if name.startswith("lstm"))
+
+
+def test_special_values_and_the_largest_numbers():
+    """NaN and infinities of one row and step stay in it and in the steps after it, as in PyTorch."""
+    x = torch.zeros(4, 6, 3)
+    for row, value in enumerate((np.nan, np.inf, -np.inf, 3e38, 1e-42)):
+        x[1, row, 1] = value
+    layers = nn.LSTM(3, 16), nn.GRU(3, 16), nn.RNN(3, 16), nn.RNN(3, 16, nonlinearity="relu")
+    net = Function(lambda x: [layer(x) for layer in layers])
+    net.layers = nn.ModuleList(layers)
+    agree(net.eval(), x, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_other_dtypes(rng, dtype):
+    kind = getattr(torch, dtype)
+    layers = nn.LSTM(3, 5), nn.GRU(3, 5), nn.RNN(3, 5)
+    net = Function(lambda x: [layer(x) for layer in layers])
+    net.layers = nn.ModuleList(layers)
+    x = torch.from_numpy(rng.standard_normal((4, 2, 3))).to(kind)
+    close = {"rtol": 1e-12, "atol": 1e-14} if dtype == "float64" else {"rtol": 4e-3, "atol": 2e-3}
+    agree(net.to(kind).eval(), x, dtype=dtype, levels=(3,), **close)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_threads_share_the_units(rng, batch):
+    """Of a cell that is large enough, in tiles that the batch does not fill; more steps are no more kernels."""
+    net, kernels = nn.LSTM(8, 200).eval(), []
+    for steps in (2, 7):
+        x = torch.from_numpy(rng.standard_normal((steps, batch, 8)).astype("float32"))
+        kernels.append(len(agree(net, x, levels=(3,)).graph["kernels"]))
+    assert kernels[0] == kernels[1]
+
+
+def test_tiles_fit_into_the_registers():
+    for simd in (Simd(4, 16), Simd(8, 16), Simd(16, 32)):
+        for gates in ("ifgo", "rzn", "n"):
+            for batch, units in ((1, 1), (1, 512), (7, 100), (64, 256)):
+                cell, sizes = Cell("rnn", gates, (("tanh", 0.0, 0.0),)), Sizes(3, batch, 4, units, units)
+                tile = tile_of(cell, sizes, simd)
+                assert simd.fits(tile.rows, tile.blocks * len(gates))
+
+
+# ---------------------------------------------------------------- ONNX
+
+STEPS, BATCH, WIDTH, UNITS = 5, 3, 4, 6
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def onnx_model(rng, nodes: list[tuple[str, str]]) -> tuple[onnx.ModelProto, dict]:
+    """Make a model of nodes, each an operator with attributes and the inputs after R; and its inputs.
+
+    Inputs are named by kind: B and P, the biases and peepholes; h and c, the states; lengths.
+    """
+    feed = {
+        "x": rng.standard_normal((STEPS, BATCH, WIDTH)),
+        "xb": rng.standard_normal((BATCH, STEPS, WIDTH)),
+        **{f"{name}{d}": rng.standard_normal((d, BATCH, UNITS)) for name in "hc" for d in (1, 2)},
+        "hb": rng.standard_normal((BATCH, 1, UNITS)),
+    }
+    feed = {name: value.astype("float32") for name, value in feed.items()}
+    feed["lengths"] = np.array([5, 2, 3], "int32")
+    body, outputs, weights = [], [], {}
+    for n, (node, others) in enumerate(nodes):
+        op, directions = node.split("<")[0], 2 if "bidirectional" in node else 1
+        gates, x = GATES[op] * UNITS, "xb" if "layout" in node else "x"
+        own = {"W": (gates, WIDTH), "R": (gates, UNITS), "B": (2 * gates,), "P": (3 * UNITS,)}
+        for name, shape in own.items():
+            weights[f"{name}{n}"] = rng.standard_normal((directions, *shape)).astype("float32")
+        inputs = [f"{each}{n}" if each in ("B", "P") else each for each in others.replace(" ", "").split(",")]
+        results = [f"{name}{n}" for name in ("y", "h_", "c_")[: 3 if op == "LSTM" else 2]]
+        outputs += [
+            f"float[{', '.join(f'{name}_{i}' for i in range(4 - (k > 0)))}] {name}" for k, name in enumerate(results)
+        ]
+        node = node.replace("<", f"<hidden_size = {UNITS}, ").replace(", >", ">")
+        body.append(f"{', '.join(results)} = {node}({x}, W{n}, R{n}, {', '.join(inputs)})")
+    kinds = {"float32": "float", "int32": "int32"}
+    given = ", ".join(f"{kinds[str(v.dtype)]}{list(v.shape)} {name}" for name, v in feed.items())
+    model = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 17]> g ({given}) => ({", ".join(outputs)}) {{ {" ".join(body)} }}'
+    )
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    return model, feed
+
+
+ONNX_NODES = [
+    ("LSTM<>", "B"),
+    ('LSTM<direction = "reverse", clip = 0.5>', "B, lengths, h1, c1, P"),
+    ('LSTM<direction = "bidirectional", input_forget = 1>', "B, lengths, h2, c2, P"),
+    ('LSTM<activations = ["HardSigmoid", "Softsign", "Affine"], activation_alpha = [0.3, 0.7]>', ","),
+    ("GRU<>", "B, , h1"),
+    ('GRU<direction = "bidirectional", clip = 0.4>', "B, lengths, h2"),
+    ('GRU<direction = "bidirectional", linear_before_reset = 1>', "B, lengths, h2"),
+    ('GRU<activations = ["Sigmoid", "Elu"], linear_before_reset = 1>', "B"),
+    ("RNN<>", "B, lengths"),
+    ('RNN<direction = "bidirectional", activations = ["Relu", "LeakyRelu"]>', ", lengths, h2"),
+    ('RNN<activations = ["ScaledTanh"], activation_alpha = [0.5], activation_beta = [0.8]>', "B"),
+    ('RNN<activations = ["ThresholdedRelu"], activation_alpha = [0.3]>', "B"),
+    ('RNN<activations = ["Softplus"]>', "B"),
+]  # fmt: skip
+
+
+def test_all_attributes_of_onnx(rng):
+    model, feed = onnx_model(rng, ONNX_NODES)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    wanted = session.run(None, feed)
+    mod, params = tn.from_onnx(model)
+    for level in LEVELS:
+        for output, got, want in zip(
+            model.graph.output, tn.build(mod, params, opt_level=level)(*feed.values()), wanted, strict=True
+        ):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6, err_msg=output.name)
+
+
+def test_batches_first_in_onnx(rng):
+    """ONNX Runtime refuses this layout, and ONNX's reference has no other direction: held against the other layout."""
+    nodes = [("LSTM<layout = 1>", "B, , hb"), ("GRU<layout = 1>", "B, , hb"), ("RNN<layout = 1>", "B")]
+    model, feed = onnx_model(rng, nodes)
+    got = tn.build(*tn.from_onnx(model), opt_level=0)(*feed.values())
+    for node in model.graph.node:
+        del node.attribute[[each.name for each in node.attribute].index("layout")]
+        node.input[0] = "x"
+        node.input[:] = [name.replace("hb", "h1") for name in node.input]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    feed["x"], feed["h1"] = feed["xb"].transpose(1, 0, 2).copy(), feed["hb"].transpose(1, 0, 2).copy()
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for output, mine, want in zip(model.graph.output, got, session.run(None, feed), strict=True):
+        order = (2, 0, 1, 3) if want.ndim == 4 else (1, 0, 2)
+        np.testing.assert_allclose(mine, want.transpose(order), rtol=2e-5, atol=2e-6, err_msg=output.name)
+
+
+def test_lengths_beyond_the_steps_raise_in_the_run(rng):
+    model, feed = onnx_model(rng, [("LSTM<>", "B, lengths")])
+    lib = tn.build(*tn.from_onnx(model), opt_level=0)
+    feed["lengths"][1] = 6
+    with pytest.raises(IndexError, match="LSTM: expected lengths of sequences from 0 to 5, got 6"):
+        lib(*feed.values())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_weights_that_are_computed_and_outputs_that_are_left_out(rng, level):
+    shapes = {"x": (3, 2, 4), "W": (1, 20, 4), "R": (1, 20, 5)}
+    feed = {name: rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+    given = ", ".join(f"float{list(shape)} {name}" for name, shape in shapes.items())
+    model = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 17]> g ({given}) => (float[1, 2, 5] h, float[a, b, c, d] y) '
+        "{ , h = LSTM<hidden_size = 5>(x, W, R) y = LSTM<hidden_size = 5>(x, W, R) }"
+    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    results = tn.build(*tn.from_onnx(model), opt_level=level)(*feed.values())
+    for got, want in zip(results, session.run(None, feed), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------- MXNet
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn_tanh"])
+def test_layers_of_mxnet(rng, kind):
+    """The operator with its vector of parameters, and a layer of Gluon, which makes its states itself."""
+    mx = pytest.importorskip("mxnet")
+    gates = {"lstm": 4, "gru": 3, "rnn_tanh": 1}[kind]
+    layers = {"lstm": mx.gluon.rnn.LSTM, "gru": mx.gluon.rnn.GRU, "rnn_tanh": mx.gluon.rnn.RNN}
+    inputs = [mx.sym.var(name) for name in ("x", "w", "h", "c")[: 4 if kind == "lstm" else 3]]
+    options = {"state_size": 5, "num_layers": 2, "bidirectional": True}
+    symbol = mx.sym.RNN(*inputs, mode=kind, state_outputs=True, **options)
+    size = 2 * gates * 5 * (4 + 5 + 10 + 5 + 2 * 2)
+    shapes = {"x": (6, 3, 4), "w": (size,), "h": (4, 3, 5), "c": (4, 3, 5)}
+    feed = {each.name: mx.nd.array(rng.standard_normal(shapes[each.name]) / 2) for each in inputs}
+    wanted = [each.asnumpy() for each in symbol.bind(mx.cpu(), feed).forward()]
+    mod, params = tn.from_mxnet(
+        symbol, {"w": feed["w"]}, {name: value.shape for name, value in feed.items() if name != "w"}
+    )
+    given = [value.asnumpy() for name, value in feed.items() if name != "w"]
+    for got, want in zip(tn.build(mod, params)(*given), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-6)
+    layer = layers[kind](5, **({"activation": "tanh"} if gates == 1 else {}))
+    layer.initialize(mx.init.Normal(0.5))
+    layer.hybridize()
+    want = layer(feed["x"]).asnumpy()
+    got = tn.build(*tn.from_mxnet(layer, inputs={"data": (6, 3, 4)}))(given[0])
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-6)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(("attributes", "words"), [
+    ('activations = ["Sigmoid", "Tanh", "Sine"]', "activations: 'Sine' is not a function that ONNX lists"),
+    ('activations = ["Sigmoid"]', "activations are Sigmoid; expected 3 for each of 1 directions"),
+    ('direction = "upwards"', "direction is 'upwards'; expected"),
+])  # fmt: skip
+def test_attributes_that_cannot_be_are_named(rng, attributes, words):
+    model, _ = onnx_model(rng, [(f"LSTM<{attributes}>", "B")])
+    with pytest.raises(NotImplementedError, match=words):
+        tn.from_onnx(model)
+
+
+def test_packed_sequences_are_refused_by_name():
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(3, 4)
+
+        def forward(self, x):
+            packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2]))
+            return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0])[0]
+
+    with pytest.raises(NotImplementedError, match=r"pack_padded_sequence.*lengths"):
+        tn.from_pytorch(Packed().eval(), {"x": (4, 2, 3)})
+
+
+def test_on_a_gpu_each_step_has_kernels(rng):
+    net = Function(lambda x: [layer(x) for layer in layers])
+    layers = nn.LSTM(3, 5, bidirectional=True), nn.LSTM(3, 4, proj_size=2), nn.GRU(3, 4), nn.RNN(3, 4)
+    net.layers = nn.ModuleList(layers)
+    x = torch.from_numpy(rng.standard_normal((2, 2, 3)).astype("float32"))
+    results = run_emulated(*tn.from_pytorch(net.eval(), {"x": tuple(x.shape)}), x.numpy())
+    for got, want in zip(results, flat(net(x)), strict=True):
+        np.testing.assert_allclose(got, want.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+GRU_BEFORE = [("GRU<>", "B"), ("GRU<>", "B, lengths")]
+
+
+def test_on_a_gpu_what_is_not_unrolled_stays_in_one_thread(rng):
+    model, feed = onnx_model(rng, GRU_BEFORE)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    results = run_emulated(*tn.from_onnx(model), *feed.values())
+    for got, want in zip(results, session.run(None, feed), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
+def test_the_branch_that_sizes_decide_is_taken(rng):
+    """As in Silero's detector of speech, whose branches have names in common."""
+    shapes = {"x": (3, 2, 4), "W": (1, 20, 4), "R": (1, 20, 5)}
+    feed = {name: rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+    given = ", ".join(f"float{list(shape)} {name}" for name, shape in shapes.items())
+    inner = "a () => (float[s, n, w] v) { v = Add(x, b) }, else_branch = b () => (float[s, n, w] v) { v = Neg(x) }"
+    branch = f"""u = If(yes) <then_branch = {inner}> v, h = LSTM<hidden_size = 5>(u, W, R)"""
+    model = parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 17]> g ({given}) => (float[s, d, n, o] y, float[d, n, o] z)
+        <bool yes = {{1}}, float b = {{0.5}}> {{
+            size = Size(x) wanted = Constant<value = int64 {{24}}>() known = Equal(size, wanted)
+            y, z = If(known) <
+                then_branch = t () => (float[s, d, n, o] v, float[d, n, o] h) {{ {branch} }},
+                else_branch = e () => (float[s, d, n, o] v, float[d, n, o] h)
+                    {{ v, h = LSTM<hidden_size = 5>(x, W, R) }}
+            >
+        }}"""
+    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    results = tn.build(*tn.from_onnx(model), opt_level=0)(*feed.values())
+    for got, want in zip(results, session.run(None, feed), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

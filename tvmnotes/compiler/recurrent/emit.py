@@ -1,0 +1,71 @@
+"""The call of a recurrent kernel, for importers."""
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op as R
+
+from ...base.indices import checked
+from ...base.relax import fixed_shape
+from .cell import Cell
+from .loops import Sizes, kernel
+
+_OPTIONAL = ("peepholes", "projection", "lengths")
+
+
+def emit(
+    builder: relax.BlockBuilder,
+    cell: Cell,
+    x: relax.Expr,
+    weight: relax.Expr,
+    recurrent: relax.Expr,
+    biases: tuple[relax.Expr | None, relax.Expr | None] = (None, None),
+    states: tuple[relax.Expr | None, ...] = (None, None),
+    **optional: relax.Expr | None,
+) -> list[relax.Expr]:
+    """Emit one direction of one layer of a recurrent network.
+
+    Args:
+        builder: The builder of the graph.
+        cell: What the layer computes.
+        x: Its input, (steps, batch, input).
+        weight: Weights of the input, (gates * units, input).
+        recurrent: Weights of the state, (gates * units, outputs).
+        biases: Added to the products with `weight` and with `recurrent`, (gates * units,); None: 0.
+        states: The first result, (batch, outputs), and an LSTM's first state, (batch, units); None: 0.
+        optional: "peepholes", (3, units), for gates i, o, f; "projection", (outputs, units), which makes the
+            results of the units; "lengths", (batch,), how many steps each sequence has, 1 to steps: the
+            results of others are 0. They may be None.
+
+    Returns:
+        The results of all steps, (steps, batch, outputs), the last result, and an LSTM's last state.
+    """
+    dtype = str(x.ty.dtype)
+    steps, batch, width = fixed_shape(x.ty)
+    units = fixed_shape(weight.ty)[0] // len(cell.gates)
+    sizes = Sizes(steps, batch, width, units, fixed_shape(recurrent.ty)[1])
+    zero = relax.const(np.zeros(len(cell.gates) * units), dtype)
+    first, second = (zero if bias is None else bias for bias in biases)
+    values = {"x": x, "weight": weight, "recurrent": recurrent}
+    if cell.reset_after:
+        number = cell.gates.index("n")
+        parts = [
+            builder.emit(R.strided_slice(second, [0], [units * n], [units * (n + 1)]))
+            for n in range(len(cell.gates))
+        ]
+        values["inner"] = parts[number]
+        parts[number] = relax.const(np.zeros(units), dtype)
+        second = builder.emit(R.concat(parts))
+    values["bias"] = builder.emit(R.add(first, second))
+    results = {"h": (batch, sizes.outputs)} | ({"c": (batch, units)} if cell.kind == "lstm" else {})
+    for (name, shape), state in zip(results.items(), states, strict=False):
+        values[name] = relax.const(np.zeros(shape), dtype) if state is None else state
+    values |= {name: value for name, value in optional.items() if value is not None}
+    if "lengths" in values:
+        wanted = f"{cell.kind.upper()}: expected lengths of sequences from 0 to {steps}, got "
+        values["lengths"] = checked(values["lengths"], [steps + 1], wanted, False, builder)
+    names = cell.inputs(*(name in values for name in _OPTIONAL))
+    made = builder.add_func(kernel(cell, names, sizes, dtype), f"{cell.kind}_loops")
+    types = [relax.TensorType((steps, batch, sizes.outputs), dtype)]
+    types += [relax.TensorType(shape, dtype) for shape in results.values()]
+    result = builder.emit(relax.call_tir(made, [values[name] for name in names], types))
+    return [builder.emit(relax.TupleGetItem(result, n)) for n in range(len(types))]

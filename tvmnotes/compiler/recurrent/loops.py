@@ -1,0 +1,339 @@
+"""The kernel of a recurrent cell: all steps, with the state in memory and a tile of gates in registers.
+
+The units are in chunks. For each tile of `rows` of the batch and `blocks` vectors of units, all gates are
+accumulated over the state before, and then the activations make the new state of these units. A chunk's
+weights are contiguous, and all tiles of the batch use them before the next chunk's, so that they stay in the
+cache; so do all weights from step to step, where the threads divide the chunks. Threads meet at the end of
+every step: small cells are faster on one.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+from ...base.integers import ceildiv, round_up
+from ...base.tvm_seam import OPAQUE
+from .cell import Cell, Step
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a kernel; `outputs` are those that a projection makes of the units, or the units."""
+
+    steps: int
+    batch: int
+    input: int
+    units: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a kernel is computed; the default is plain loops, on weights that are not packed.
+
+    Attributes:
+        lanes: Units of a vector.
+        rows: Rows of the batch in registers.
+        blocks: Vectors of units in registers, with all gates of each.
+        threads: Whether threads share the units of each step.
+    """
+
+    lanes: int = 1
+    rows: int = 1
+    blocks: int = 1
+    threads: bool = False
+
+    def chunks(self, units: int) -> int:
+        """Return how many chunks so many units take."""
+        return ceildiv(units, self.lanes * self.blocks)
+
+    def padded(self, units: int) -> int:
+        """Return the units of whole chunks."""
+        return round_up(units, self.lanes * self.blocks)
+
+
+def kernel(
+    cell: Cell, names: list[str], sizes: Sizes, dtype: str, tile: Tile | None = None
+) -> tvm.tirx.PrimFunc:
+    """Make the kernel of a cell.
+
+    Args:
+        cell: What it computes.
+        names: Its inputs, as `Cell.inputs` lists them; `emit` has their shapes. With a tile, "sums" in place
+            of "x", "weight" and "bias": (steps, batch, vectors of units, gates, lanes), and the other weights
+            packed as `pack` does.
+        sizes: Its sizes.
+        dtype: That of all tensors; halves are computed in float32.
+        tile: How it computes; None: in plain loops.
+    """
+    with IRBuilder() as builder, T.prim_func(is_private=True):
+        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
+        _Kernel(cell, names, sizes, dtype, tile).emit()
+    made = builder.get()
+    return cell.attach(made) if tile is None else made
+
+
+class _Kernel:
+    """A kernel that is being written, inside the frame of its function."""
+
+    def __init__(self, cell: Cell, names: list[str], sizes: Sizes, dtype: str, tile: Tile | None):
+        self.cell, self.sizes, self.packed = cell, sizes, tile is not None
+        self.tile = tile or Tile()
+        self.dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
+        self.width, self.out_width = self.tile.padded(sizes.units), self.tile.padded(sizes.outputs)
+        self.rows = round_up(sizes.batch, self.tile.rows)
+        shapes = self._shapes()
+        self.given = {
+            name: T.arg(name, T.buffer(shapes[name], "int32" if name == "lengths" else dtype))
+            for name in names
+        }
+        self.y = T.arg("y", T.buffer((sizes.steps, sizes.batch, sizes.outputs), dtype))
+        self.last = {"h": T.arg("h_last", T.buffer(shapes["h"], dtype))}
+        if cell.kind == "lstm":
+            self.last["c"] = T.arg("c_last", T.buffer(shapes["c"], dtype))
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        s, tile, gates = self.sizes, self.tile, len(self.cell.gates)
+        shapes = {
+            "x": (s.steps, s.batch, s.input),
+            "weight": (gates * s.units, s.input),
+            "recurrent": (gates * s.units, s.outputs),
+            "bias": (gates * s.units,),
+            "inner": (self.width,),
+            "h": (s.batch, s.outputs),
+            "c": (s.batch, s.units),
+            "peepholes": (3, self.width),
+            "projection": (s.outputs, s.units),
+            "lengths": (s.batch,),
+        }
+        if self.packed:
+            blocks = tile.blocks, gates, tile.lanes
+            shapes["sums"] = (s.steps, s.batch, self.width // tile.lanes, gates, tile.lanes)
+            shapes["recurrent"] = (tile.chunks(s.units), s.outputs, *blocks)
+            shapes["projection"] = (tile.chunks(s.outputs), s.units, tile.blocks, tile.lanes)
+        return shapes
+
+    def emit(self) -> None:
+        """Write the body."""
+        s, kind = self.sizes, self.cell.kind
+        self.h = T.alloc_buffer((2, self.rows, self.out_width), self.dtype)  # before and after a step
+        self.c = T.alloc_buffer((self.rows, self.width), self.dtype) if kind == "lstm" else None
+        two_phases = "projection" in self.given or (kind == "gru" and not self.cell.reset_after)
+        self.middle = T.alloc_buffer((self.rows, self.width), self.dtype) if two_phases else None
+        self.z = T.alloc_buffer((self.rows, self.width), self.dtype) if kind == "gru" and two_phases else None
+        states = {"h": (lambda row, unit: [0, row, unit], self.h, s.outputs)}
+        if kind == "lstm":
+            states["c"] = (lambda row, unit: [row, unit], self.c, s.units)
+        for name, (at, state, size) in states.items():
+            with T.grid(self.rows, state.shape[-1]) as (row, unit):
+                given = self._read(name, tirx.min(row, s.batch - 1), tirx.min(unit, size - 1))
+                inside = tirx.all(row < s.batch, unit < size)
+                T.buffer_store(state, tirx.Select(inside, given, tirx.const(0, self.dtype)), at(row, unit))
+        with ExitStack() as stack:
+            if self.tile.threads:  # they start once, and each runs all steps
+                stack.enter_context(T.attr(0, "pragma_parallel_launch_point", 1))
+            step = stack.enter_context(T.serial(s.steps))
+            self.step, self.before, self.after = step, step % 2, (step + 1) % 2
+            {"lstm": self._lstm, "gru": self._gru, "rnn": self._rnn}[kind]()
+        for name, (_, state, size) in states.items():
+            with T.grid(s.batch, size) as (row, unit):
+                value = state[s.steps % 2, row, unit] if name == "h" else state[row, unit]
+                if "lengths" in self.given:  # ONNX Runtime has no state of an empty sequence
+                    value = tirx.Select(self.given["lengths"][row] > 0, value, tirx.const(0, self.dtype))
+                T.buffer_store(self.last[name], value.astype(str(self.y.dtype)), [row, unit])
+
+    def _read(self, name: str, *at):
+        """Return an element of an input in the dtype of the computation."""
+        return self.given[name][at].astype(self.dtype)
+
+    # ------------------------------------------------------------ a step of each kind
+
+    def _lstm(self):
+        def peephole(gate, unit):
+            return self._read("peepholes", "iof".index(gate), unit) if "peepholes" in self.given else None
+
+        def finish(step, row, unit):
+            before = self.c[row, unit]
+            state, result = step.lstm(before, lambda gate: peephole(gate, unit))
+            if "projection" in self.given:
+                T.buffer_store(self.middle, result, [row, unit])
+            else:
+                self._set_result(row, unit, result)
+            T.buffer_store(self.c, tirx.Select(self._runs(row), state, before), [row, unit])
+
+        projects = "projection" in self.given
+        self._phase(self.cell.gates, self._sums, self._before, finish, results=not projects)
+        if projects:
+            self._project()
+
+    def _project(self):
+        def finish(step, row, unit):
+            self._set_result(row, unit, step.gates[step.at(0)])
+
+        def begin(gate, row, unit):
+            return tirx.const(0, self.dtype)
+
+        def weight(chunk, k, q, number, lane, unit):
+            at = (chunk, k, q, lane) if self.packed else (unit, k)
+            return self._read("projection", *at)
+
+        self._phase("p", begin, lambda row, k: self.middle[row, k], finish, weight)
+
+    def _gru(self):
+        def finish(step, row, unit):
+            self._set_result(row, unit, step.gru(self._before(row, unit), self._input_of_n(step, row, unit)))
+
+        def reset(step, row, unit):
+            step.activate("z", 0)
+            step.activate("r", 0)
+            T.buffer_store(self.z, step.get("z"), [row, unit])
+            T.buffer_store(self.middle, step.get("r") * self._before(row, unit), [row, unit])
+
+        def update(step, row, unit):
+            step.set("z", self.z[row, unit])
+            self._set_result(row, unit, step.gru(self._before(row, unit)))
+
+        if self.cell.reset_after:
+            self._phase(self.cell.gates, self._sums, self._before, finish)
+        else:
+            self._phase("zr", self._sums, self._before, reset, results=False)
+            self._phase("n", self._sums, lambda row, k: self.middle[row, k], update)
+
+    def _rnn(self):
+        def finish(step, row, unit):
+            self._set_result(row, unit, step.rnn())
+
+        self._phase(self.cell.gates, self._sums, self._before, finish)
+
+    # ------------------------------------------------------------ what a step reads and writes
+
+    def _time(self, row):
+        """Return which element of its sequence a row of the batch is at."""
+        if not self.cell.reverse:
+            return self.step
+        if "lengths" not in self.given:
+            return self.sizes.steps - 1 - self.step
+        last = self.given["lengths"][row]
+        return tirx.Select(self.step < last, last - 1 - self.step, self.step)
+
+    def _runs(self, row):
+        """Return whether a row's sequence has this step."""
+        if "lengths" not in self.given:
+            return tirx.const(True, "bool")
+        return self.step < self.given["lengths"][self._inside(row)]
+
+    def _inside(self, row):
+        """Return a row of the batch for one that is there to complete a tile."""
+        return row if self.rows == self.sizes.batch else tirx.min(row, self.sizes.batch - 1)
+
+    def _sums(self, gate, row, unit):
+        """Return what the input and the bias add to a gate; of plain loops, the bias alone."""
+        number, lanes, row = self.cell.gates.index(gate), self.tile.lanes, self._inside(row)
+        if self.packed:
+            return self._read("sums", self._time(row), row, unit // lanes, number, unit % lanes)
+        return self._read("bias", number * self.sizes.units + unit)
+
+    def _input_of_n(self, step, row, unit):
+        """Return what the input adds to the candidate of a GRU that resets after its product."""
+        return self._sums("n", row, unit) if self.packed else step.gates[step.at(len(self.cell.gates))]
+
+    def _before(self, row, unit):
+        return self.h[self.before, row, unit]
+
+    def _set_result(self, row, unit, value):
+        state = tirx.Select(self._runs(row), value, self._before(row, unit))
+        T.buffer_store(self.h, state, [self.after, row, unit])
+
+    def _weight(self, chunk, k, q, number, lane, unit):
+        at = (chunk, k, q, number, lane) if self.packed else (number * self.sizes.units + unit, k)
+        return self._read("recurrent", *at)
+
+    # ------------------------------------------------------------ loops
+
+    def _phase(self, gates: str, begin, source, finish, weight: Callable | None = None, results: bool = True):
+        """Compute some gates of all units: what they begin with plus a product, and then what follows.
+
+        Args:
+            gates: Their letters; "p" is the projection.
+            begin: `begin(gate, row, unit)`, the first summand.
+            source: `source(row, k)`, the left-hand side of the product.
+            finish: `finish(step, row, unit)` writes what follows, for the `Step` of a unit.
+            weight: `weight(chunk, k, block, gate's number, lane, unit)`, its right-hand side; None: the
+                recurrent weights.
+            results: Whether this makes the step's result.
+        """
+        s, tile, projects = self.sizes, self.tile, gates == "p"
+        letters = gates if projects else self.cell.gates
+        depth = s.units if projects else s.outputs
+        width = s.outputs if projects else s.units
+        # Plain loops keep what the input adds to a GRU's candidate apart from what the state does.
+        slots = len(letters) + (self.cell.reset_after and not self.packed)
+        weight = weight or self._weight
+        with ExitStack() as stack:
+            chunks = T.serial(tile.chunks(width))
+            if tile.threads:
+                stack.enter_context(T.attr(0, "pragma_parallel_barrier_when_finish", 1))
+                chunks = T.parallel(tile.chunks(width))
+            chunk = stack.enter_context(chunks)
+            first = stack.enter_context(T.serial(self.rows // tile.rows)) * tile.rows
+            sums = T.alloc_buffer((tile.rows, tile.blocks, slots, tile.lanes), self.dtype, scope="local")
+
+            def each(statements):
+                """Write statements on each element of the tile."""
+                with T.unroll(tile.rows) as r, T.unroll(tile.blocks) as q, T.vectorized(tile.lanes) as lane:
+                    statements(r, q, lane, first + r, (chunk * tile.blocks + q) * tile.lanes + lane)
+
+            def add(at, value):
+                T.buffer_store(sums, sums[tuple(at)] + value, at)
+
+            def start(r, q, lane, row, unit):
+                for gate in gates:
+                    inner = self.cell.reset_after and gate == "n"
+                    value = self._read("inner", unit) if inner else begin(gate, row, unit)
+                    T.buffer_store(sums, value, [r, q, letters.index(gate), lane])
+                    if inner and not self.packed:
+                        T.buffer_store(sums, begin(gate, row, unit), [r, q, len(letters), lane])
+
+            def add_input(r, q, lane, row, unit):
+                for gate in gates:
+                    number = letters.index(gate)
+                    slot = len(letters) if self.cell.reset_after and gate == "n" else number
+                    value = self._read("x", self._time(row), row, k)
+                    add([r, q, slot, lane], value * self._read("weight", number * s.units + unit, k))
+
+            def add_state(r, q, lane, row, unit):
+                for gate in gates:
+                    number = letters.index(gate)
+                    add([r, q, number, lane], source(row, k) * weight(chunk, k, q, number, lane, unit))
+
+            def end(r, q, lane, row, unit):
+                finish(Step(self.cell, sums, lambda number: (r, q, number, lane)), row, unit)
+
+            each(start)
+            if not self.packed and not projects:
+                with T.serial(s.input) as k:
+                    each(add_input)
+            with T.serial(depth) as k:
+                each(add_state)
+            each(end)
+            if results:
+                self._store_outputs(chunk, first, width)
+
+    def _store_outputs(self, chunk, first, width: int):
+        """Copy a tile of the step's result to the output, without what completes tiles."""
+        tile, each = self.tile, self.tile.lanes * self.tile.blocks
+        with T.serial(tile.rows) as r, T.serial(each) as n, ExitStack() as stack:
+            row, unit = first + r, chunk * each + n
+            conditions = [row < self.sizes.batch] if self.rows != self.sizes.batch else []
+            conditions += [unit < width] if width % each else []
+            if conditions:
+                stack.enter_context(T.If(tirx.all(*conditions)))
+                stack.enter_context(T.Then())
+            inside = self._inside(row)
+            value = tirx.Select(self._runs(row), self.h[self.after, row, unit], tirx.const(0, self.dtype))
+            T.buffer_store(self.y, value.astype(str(self.y.dtype)), [self._time(inside), inside, unit])

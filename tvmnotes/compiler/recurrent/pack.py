@@ -1,0 +1,105 @@
+"""The pass that computes recurrent layers of float32 on packed weights, with one product for all inputs."""
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import op as R
+
+from ...base.integers import ceildiv
+from ...base.relax import fixed_shape
+from ..rules.base.vector import Simd, fastest_tile
+from .cell import Cell
+from .loops import Sizes, Tile, kernel
+
+_SHARED = 1 << 17  # multiply-adds of a step that are worth waking another thread
+
+
+def pack_recurrent(simd: Simd) -> tvm.transform.Pass:
+    """Make the pass; weights that are not constants are packed in each run."""
+
+    @tvm.transform.module_pass(opt_level=0, name="PackRecurrent")
+    def run(mod, _context):
+        if not any(map(Cell.of, mod.functions.values())):
+            return mod
+        rewrite = _Packer(mod, simd)
+        main = rewrite.visit_expr(mod["main"])
+        rewrite.builder_.update_func(mod.get_global_var("main"), main)
+        return rewrite.builder_.get()
+
+    return run
+
+
+def tile_of(cell: Cell, sizes: Sizes, simd: Simd) -> Tile:
+    """Choose how a kernel is computed."""
+    gates = len(cell.gates)
+    vectors = ceildiv(sizes.units, simd.lanes)
+    tiles = [(r, q * gates) for q in range(1, min(vectors, 8) + 1) for r in range(1, min(sizes.batch, 8) + 1)]
+
+    def steps(rows, blocks):
+        return ceildiv(sizes.batch, rows), ceildiv(vectors, blocks // gates)
+
+    rows, blocks = fastest_tile(tiles, steps, simd)
+    work = sizes.batch * sizes.units * sizes.outputs * gates
+    return Tile(simd.lanes, rows, blocks // gates, work >= _SHARED)
+
+
+@relax.expr_functor.mutator
+class _Packer(relax.PyExprMutator):
+    def __init__(self, mod, simd):
+        super().__init__(mod)
+        self.mod, self.simd = mod, simd
+
+    def visit_call_(self, call):
+        call = self.visit_expr_post_order(call)
+        if getattr(call.op, "name", "") != "relax.call_tir":
+            return call
+        func = self.mod[call.args[0]]
+        cell = Cell.of(func)
+        inputs = list(call.args[1].fields)
+        if cell is None or str(inputs[0].ty.dtype) != "float32":
+            return call
+        names = [param.name for param in func.params]  # of the inputs, and then of the results
+        return self._packed(cell, dict(zip(names, inputs, strict=False)), call)
+
+    def _packed(self, cell: Cell, given: dict, call):
+        emit, gates = self.builder_.emit, len(cell.gates)
+        steps, batch, width = fixed_shape(given["x"].ty)
+        rows, outputs = fixed_shape(given["recurrent"].ty)
+        units = rows // gates
+        sizes = Sizes(steps, batch, width, units, outputs)
+        tile = tile_of(cell, sizes, self.simd)
+        chunks, padded, lanes, blocks = tile.chunks(units), tile.padded(units), tile.lanes, tile.blocks
+
+        def by_gate(name, *last):
+            """Return a weight or bias as (gates, units, …), with zeros for units that complete a chunk."""
+            return self._padded(R.reshape(given.pop(name), (gates, units, *last)), 1, padded)
+
+        weight = R.reshape(by_gate("weight", width), (gates, padded // lanes, lanes, width))
+        weight = R.reshape(emit(R.permute_dims(emit(weight), (3, 1, 0, 2))), (width, padded * gates))
+        bias = R.reshape(by_gate("bias"), (gates, padded // lanes, lanes))
+        bias = R.reshape(emit(R.permute_dims(emit(bias), (1, 0, 2))), (padded * gates,))
+        x = R.reshape(given.pop("x"), (steps * batch, width))
+        sums = R.add(emit(R.matmul(emit(x), emit(weight))), emit(bias))
+        sums = emit(R.reshape(emit(sums), (steps, batch, padded // lanes, gates, lanes)))
+        recurrent = R.reshape(by_gate("recurrent", outputs), (gates, chunks, blocks, lanes, outputs))
+        given = {"sums": sums, "recurrent": emit(R.permute_dims(emit(recurrent), (1, 4, 2, 0, 3)))} | given
+        if "inner" in given:
+            given["inner"] = self._padded(given["inner"], 0, padded)
+        if "peepholes" in given:
+            given["peepholes"] = self._padded(given["peepholes"], 1, padded)
+        if "projection" in given:
+            parts = self._padded(given["projection"], 0, tile.padded(outputs))
+            parts = emit(R.reshape(parts, (tile.chunks(outputs), blocks, lanes, units)))
+            given["projection"] = emit(R.permute_dims(parts, (0, 3, 1, 2)))
+        made = self.builder_.add_func(kernel(cell, list(given), sizes, "float32", tile), cell.kind)
+        return relax.call_tir(made, list(given.values()), list(call.ty_args[0].fields))
+
+    def _padded(self, x, axis: int, size: int):
+        """Return a tensor with zeros at the end of an axis, up to a size."""
+        x = self.builder_.emit(x) if not isinstance(x, relax.Var | tvm.ir.GenericConst) else x
+        shape = list(fixed_shape(x.ty))
+        missing = size - shape[axis]
+        if not missing:
+            return x
+        shape[axis] = missing
+        return self.builder_.emit(R.concat([x, relax.const(np.zeros(shape, "float32"))], axis))
