@@ -16,10 +16,7 @@ DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
 # `make test` has these pairs, `make test-full` all.
-SAMPLE = (
-    *((torch.bool, torch.int64), (torch.uint8, torch.int8), (torch.float32, torch.int32)),
-    (torch.float16, torch.bfloat16),
-)
+SAMPLE = ((torch.bool, torch.int64), (torch.float32, torch.int32), (torch.float16, torch.bfloat16))
 OF_TWO = {
     **{name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "floor_divide", "remainder", "fmod", "pow")},
     **{name: getattr(torch, name) for name in ("maximum", "minimum", "eq", "lt", "ge", "atan2", "hypot", "copysign")},
@@ -111,7 +108,7 @@ def test_operators_of_two_dtypes(first, rng):
 
 @pytest.mark.parametrize(
     "dtypes",
-    [(torch.bool, torch.int16, torch.float16), pytest.param(DTYPES, marks=pytest.mark.full)],
+    [(torch.bool, torch.int16), pytest.param(DTYPES, marks=pytest.mark.full)],
     ids=["some", "all"],
 )
 def test_operators_of_a_tensor_and_a_number(dtypes, rng):

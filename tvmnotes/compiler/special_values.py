@@ -35,6 +35,7 @@ def _lowering() -> tuple:
         (comparisons, _comparison),
         (tirx.Not, _not),
         (tirx.BufferStore, _sum_of_some),
+        (tirx.For, _bools_one_by_one),
     ]
     ieee = [
         (tirx.Max, lambda node: _extreme(node, tirx.GT)),
@@ -176,6 +177,16 @@ def _sum_of_some(store):
         return store
     some = tirx.Select(term.condition, total.a + term.true_value, total.a)
     return tirx.BufferStore(store.buffer, some, store.indices)
+
+
+def _bools_one_by_one(loop):
+    """Store bools in a plain loop, which LLVM vectorizes; TVM lowers no vectors of them beside bfloat16."""
+    store = getattr(getattr(loop.body, "block", None), "body", None)
+    if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(store, tirx.BufferStore):
+        return loop
+    if str(store.buffer.dtype) != "bool":
+        return loop
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
 
 def _not(node):
@@ -399,6 +410,9 @@ def _keys(x, nan_is_largest: bool = True):
         return tirx.Select(magnitude > infinity, largest if nan_is_largest else -largest, ordered)
 
     def element(*at):
-        return _named(tirx.reinterpret(integer, x[at].astype(dtype)), key)
+        if str(x.dtype) != "bfloat16":
+            return _named(tirx.reinterpret(integer, x[at].astype(dtype)), key)
+        # TVM drops the second reinterpretation of what it makes float32 by a first, and with it the sign
+        return _named(tirx.reinterpret("uint16", x[at]).astype(integer) << 16, key)
 
     return te.compute(x.shape, element, name="keys")

@@ -35,7 +35,8 @@ def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
 
 def _div(a: Any, b: Any) -> Any:
     """Divide integers as floats; TVM divides them as integers."""
-    if any(isinstance(n, float) or (isinstance(n, Tensor) and n.is_floating_point()) for n in (a, b)):
+    dtype = torch.result_type(a, b)
+    if dtype.is_floating_point or dtype.is_complex:
         return NotImplemented
     dtype = torch.get_default_dtype()
     return aten.div.Tensor(*(n.to(dtype) if isinstance(n, Tensor) else float(n) for n in (a, b)))

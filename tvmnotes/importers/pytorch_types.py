@@ -67,21 +67,17 @@ def exact(converters: dict[str, Callable], importer: Any) -> dict[str, Callable]
 
     Args:
         converters: Converters by name, each a function of a node and the importer.
-        importer: TVM's, whose converters serve the other names.
+        importer: TVM's, whose converters, functions of a node, serve the other names.
 
     Returns:
-        The converters of all names.
+        The converters of all names. They take a node alone, too, as TVM calls them in a branch.
     """
-    own = {name: partial(_called, convert) for name, convert in importer.convert_map.items()}
-    return {name: partial(_checked, convert) for name, convert in (own | converters).items()}
+    given = {name: partial(convert, importer=importer) for name, convert in converters.items()}
+    return {name: partial(_checked, convert) for name, convert in (importer.convert_map | given).items()}
 
 
-def _called(convert: Callable, node: fx.Node, _: Any) -> Any:
-    return convert(node)
-
-
-def _checked(convert: Callable, node: fx.Node, importer: Any) -> Any:
-    result, value = convert(node, importer), node.meta.get("val")
+def _checked(convert: Callable, node: fx.Node, *_: Any) -> Any:
+    result, value = convert(node), node.meta.get("val")
     ty = getattr(result, "ty", None)
     if isinstance(value, Tensor) and isinstance(ty, relax.TensorType):
         made, wanted = (fixed_shape(ty), str(ty.dtype)), (tuple(value.shape), dtype_of(value))
