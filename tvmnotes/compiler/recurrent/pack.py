@@ -11,7 +11,7 @@ from ..rules.base.vector import Simd, fastest_tile
 from .cell import Cell
 from .loops import Sizes, Tile, kernel
 
-_SHARED = 1 << 17  # multiply-adds of a step that are worth waking another thread
+_SHARED = 1 << 16  # multiply-adds of a step that are worth another thread
 
 
 def pack_recurrent(simd: Simd) -> tvm.transform.Pass:
