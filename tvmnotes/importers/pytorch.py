@@ -359,6 +359,7 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
 _NOISE = (
     r"Manually populate ",
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"The tensor attributes? .*_flat_weights",  # of a recurrent layer, which sets them anew
     r"Pred is a Python constant",  # the `if` of a scripted functional, whose condition is known
 )
 

@@ -1,4 +1,4 @@
-"""`Outputs`: the memory of the outputs of a PyTorch graph, which those of a compiled one share in the same way."""
+"""`Outputs`: the memory of the outputs of a PyTorch graph, which those of a compiled one share as well."""
 
 from collections import Counter
 
