@@ -254,7 +254,7 @@ def test_layers_of_mxnet(rng, kind):
 
 @pytest.mark.parametrize(("attributes", "words"), [
     ('activations = ["Sigmoid", "Tanh", "Sine"]', "activations: 'Sine' is not a function that ONNX lists"),
-    ('activations = ["Sigmoid"]', "activations are Sigmoid; expected 3 for each of 1 directions"),
+    ('activations = ["Sigmoid"]', "activations are Sigmoid; expected 3 for each direction"),
     ('direction = "upwards"', "direction is 'upwards'; expected"),
 ])  # fmt: skip
 def test_attributes_that_cannot_be_are_named(rng, attributes, words):
@@ -320,3 +320,10 @@ def test_the_branch_that_sizes_decide_is_taken(rng):
     results = tn.build(*tn.from_onnx(model), opt_level=0)(*feed.values())
     for got, want in zip(results, session.run(None, feed), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_another_shape_are_refused(rng):
+    model, _ = onnx_model(rng, [("LSTM<>", "B, , h1, c1")])
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.zeros((1, 24, 5), "float32"), "R0"))
+    with pytest.raises(NotImplementedError, match="LSTM: expected h of shape"):
+        tn.from_onnx(model)

@@ -69,9 +69,7 @@ def _cells(n: Node, directions: tuple[bool, ...]) -> list[Cell]:
     count = len(_FUNCTIONS[n.op])
     names = [each.decode() for each in n.get("activations", [])] or list(_FUNCTIONS[n.op]) * len(directions)
     if len(names) != count * len(directions):
-        raise NotImplementedError(
-            f"activations are {', '.join(names)}; expected {count} for each of {len(directions)} directions"
-        )
+        raise NotImplementedError(f"activations are {', '.join(names)}; expected {count} for each direction")
     if unknown := [name for name in names if name.lower() not in FUNCTIONS]:
         raise NotImplementedError(f"activations: {unknown[0]!r} is not a function that ONNX lists")
     alphas, betas = iter(n.get("activation_alpha", [])), iter(n.get("activation_beta", []))

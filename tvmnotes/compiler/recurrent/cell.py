@@ -41,7 +41,11 @@ class Cell:
     reverse: bool = False
 
     def inputs(self, peepholes: bool = False, projection: bool = False, lengths: bool = False) -> list[str]:
-        """List the names of its kernel's inputs; `emit` explains them."""
+        """List the names of its kernel's inputs; `emit` explains them.
+
+        "bias" is the sum of both biases; where a GRU resets after the product, "inner" is what the state adds
+        to n besides it, and "bias" has the input's alone.
+        """
         names = ["x", "weight", "recurrent", "bias"]
         names += ["inner"] if self.reset_after else []
         names += ["h", "c"] if self.kind == "lstm" else ["h"]

@@ -38,6 +38,9 @@ def emit(
 
     Returns:
         The results of all steps, (steps, batch, outputs), the last result, and an LSTM's last state.
+
+    Raises:
+        ValueError: A tensor has another shape.
     """
     dtype = str(x.ty.dtype)
     steps, batch, width = fixed_shape(x.ty)
@@ -64,8 +67,30 @@ def emit(
         wanted = f"{cell.kind.upper()}: expected lengths of sequences from 0 to {steps}, got "
         values["lengths"] = checked(values["lengths"], [steps + 1], wanted, False, builder)
     names = cell.inputs(*(name in values for name in _OPTIONAL))
+    _check_shapes(cell, sizes, {name: fixed_shape(values[name].ty) for name in names})
     made = builder.add_func(kernel(cell, names, sizes, dtype), f"{cell.kind}_loops")
     types = [relax.TensorType((steps, batch, sizes.outputs), dtype)]
     types += [relax.TensorType(shape, dtype) for shape in results.values()]
     result = builder.emit(relax.call_tir(made, [values[name] for name in names], types))
     return [builder.emit(relax.TupleGetItem(result, n)) for n in range(len(types))]
+
+
+def _check_shapes(cell: Cell, sizes: Sizes, shapes: dict[str, tuple[int, ...]]) -> None:
+    rows = len(cell.gates) * sizes.units
+    wanted = {
+        "x": (sizes.steps, sizes.batch, sizes.input),
+        "weight": (rows, sizes.input),
+        "recurrent": (rows, sizes.outputs),
+        "bias": (rows,),
+        "inner": (sizes.units,),
+        "h": (sizes.batch, sizes.outputs),
+        "c": (sizes.batch, sizes.units),
+        "peepholes": (3, sizes.units),
+        "projection": (sizes.outputs, sizes.units),
+        "lengths": (sizes.batch,),
+    }
+    for name, shape in shapes.items():
+        if shape != wanted[name]:
+            raise ValueError(f"{cell.kind.upper()}: expected {name} of shape {wanted[name]}, got {shape}")
+    if sizes.outputs != sizes.units and "projection" not in shapes:
+        raise ValueError(f"{cell.kind.upper()}: expected {sizes.units} outputs, got {sizes.outputs}")
