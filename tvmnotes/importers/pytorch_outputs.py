@@ -1,4 +1,4 @@
-"""`Outputs`: the memory of the outputs of a PyTorch graph, which those of a compiled one share as well."""
+"""`Outputs`: how the outputs of a PyTorch graph share memory; those of a compiled graph do the same."""
 
 from collections import Counter
 
