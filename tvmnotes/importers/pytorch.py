@@ -31,9 +31,11 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from ..base import errors
 from ..base.indices import OutOfRange
+from ..base.sizes import Size
 from ..base.spec import TensorSpec, dtype_of, parse_inputs, require_dense
 from ..base.workarounds import hold_interrupt, pass_lock
 from .model import as_model
+from .open_sizes import with_open_sizes
 from .pytorch_complex import without_complex
 from .pytorch_decompositions import DECOMPOSITIONS
 from .pytorch_inline import used_results
@@ -55,9 +57,9 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     Args:
         model: An nn.Module in eval mode, the result of torch.jit.trace, torch.jit.script or torch.jit.freeze,
             or an ExportedProgram.
-        inputs: The inputs' shapes, which are fixed, and dtypes, in the order of forward's arguments and in
-            any form that `tvmnotes.spec.parse_inputs` reads. None, for an ExportedProgram, takes the
-            program's own.
+        inputs: The inputs' shapes and dtypes, in the order of forward's arguments and in any form that
+            `tvmnotes.spec.parse_inputs` reads. A name in a shape, ("batch", 3, 224, 224), or a `Size` is a
+            size that stays open. None, for an ExportedProgram, takes the program's own.
 
     Returns:
         `(mod, params)` as `tvmnotes.importers` describes. `params` holds copies, in the order of `main`'s
@@ -68,14 +70,23 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     Raises:
         TypeError: `model` is of another kind, or a weight is not a dense tensor of numbers.
         ValueError: The network is in training mode, or does not take these inputs.
-        NotImplementedError: TVM's importer lacks operators; the message names all of them.
+        NotImplementedError: TVM's importer lacks operators; the message names all of them. Or the network
+            cannot leave a size open.
         IndexError: The network holds an index out of range. One that is passed in or computed is an
             IndexError of the run.
     """
     _check_model(model)
     own = isinstance(model, ExportedProgram) and inputs is None
-    specs = _program_inputs(model) if own else parse_inputs(inputs)
+    specs = _program_inputs(model) if own else parse_inputs(inputs, open_sizes=True)
     _check_inputs(model, specs)
+    if any(isinstance(size, Size) for spec in specs for size in spec.shape):
+        with pass_lock, _quiet():
+            _check_open(model, specs)
+    return with_open_sizes(lambda fixed: _import(model, fixed), specs)
+
+
+def _import(model: Any, specs: list[TensorSpec]) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Import a network for inputs of fixed sizes."""
     with pass_lock, _quiet():
         program = _decompose(_capture(model, specs))
         table = _decompositions()[1]
@@ -301,6 +312,40 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
         raise NotImplementedError(
             f"PyTorch cannot capture this network as a graph: {errors.lines(error)[0]}; "
             f"{_WAY_OUT if isinstance(model, _SCRIPTED) else advice}"
+        ) from error
+
+
+def _check_open(model: Any, specs: list[TensorSpec]) -> None:
+    """Raise NotImplementedError if PyTorch finds that the network's Python code fixes an open size."""
+    dims = {}  # by name
+    shapes = []
+    for spec in specs:
+        open_sizes = {axis: size for axis, size in enumerate(spec.shape) if isinstance(size, Size)}
+        for size in open_sizes.values():
+            dims.setdefault(size.name, torch.export.Dim(size.name, min=size.lower, max=size.upper))
+        shapes.append({axis: dims[size.name] for axis, size in open_sizes.items()})
+    # Of sizes 0 and 1, PyTorch assumes that they are fixed.
+    values = {}
+    for spec in specs:
+        for size in spec.shape:
+            if isinstance(size, Size):
+                most = size.lower + 3 if size.upper is None else size.upper
+                values.setdefault(size.name, min(max(size.lower, 2) + len(values), most))
+    examples = tuple(
+        torch.zeros(spec.at(values).shape, dtype=getattr(torch, spec.dtype)) for spec in specs
+    )
+    _capture(model, [spec.at(values) for spec in specs])  # which says whether it takes such inputs at all
+    if isinstance(model, ExportedProgram):
+        model = model.module()
+    elif isinstance(model, _SCRIPTED):
+        model = _unscript(model, examples)
+    try:
+        torch.export.export(model, examples, dynamic_shapes=tuple(shapes))
+    except Exception as error:
+        reason = next((line for line in errors.lines(error) if "specialized" in line or "must be" in line), None)
+        raise NotImplementedError(
+            f"PyTorch cannot leave {', '.join(map(repr, dims))} open in this network: "
+            f"{reason or errors.lines(error)[0]}; give whole numbers there"
         ) from error
 
 
