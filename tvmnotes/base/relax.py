@@ -1,8 +1,12 @@
 """Helpers on Relax for all layers above: shapes, constants, a pass over all functions."""
 
+from collections import defaultdict
+
 import numpy as np
 import tvm
 from tvm import relax
+
+from .sizes import evaluate
 
 
 def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
@@ -32,6 +36,17 @@ def written(size) -> int | str | None:
         return terms.get((), 0)
     products = ([*([] if factor == 1 and names else [str(factor)]), *names] for names, factor in terms.items())
     return " + ".join("*".join(factors) for factors in products)
+
+
+def typical(size) -> int:
+    """Return a size where all open sizes are 1. Raises ValueError for one that `written` does not write."""
+    text = written(size)
+    if text is None:
+        raise ValueError(
+            f"the network makes an axis of {size} elements, and open sizes may only be added and multiplied: "
+            "import it with whole numbers"
+        )
+    return evaluate(text, defaultdict(lambda: 1))
 
 
 def shape_text(ty: tvm.ir.Type) -> tuple | None:

@@ -108,4 +108,4 @@ def evaluate(size: int | Size | str, values: Mapping[str, int]) -> int:
     if isinstance(size, int):
         return size
     terms = (term.split("*") for term in str(size).split(" + "))
-    return sum(math.prod(values[f] if f in values else int(f) for f in factors) for factors in terms)
+    return sum(math.prod(values[f] if is_name(f) else int(f) for f in factors) for factors in terms)

@@ -27,8 +27,13 @@ class _ToKernels(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
         check = indices.arguments(call)
-        if check is None or fixed_shape(call.ty) is None:
+        if check is None:
             return call
+        if fixed_shape(call.ty) is None:
+            raise NotImplementedError(
+                f"indices of an open size, of {call.ty}, as an embedding reads them: import the network with a "
+                "whole number"
+            )
         array, *limits = check
         kernel = _kernel(fixed_shape(call.ty), str(call.ty.dtype), *limits)
         return relax.call_tir(self.builder_.add_func(kernel, "checked_indices"), [array], call.ty)

@@ -138,6 +138,13 @@ class Compiled:
         known = {}
         return [_tensor(value, spec, known) for value, spec in zip(values, self.inputs, strict=True)]
 
+    def open_sizes(self, values: list) -> dict[str, int]:
+        """Return the value of each open size, by name, in a call with these inputs, which fit."""
+        known = {}
+        for value, spec in zip(values, self.inputs, strict=True):
+            fit(spec.name, tuple(value.shape), spec.shape, known)
+        return {name: value for name, (value, _) in known.items()}
+
     def _bind(self, args: tuple, kwargs: dict) -> list:
         """Return the arguments in the order of `inputs`."""
         names = [spec.name for spec in self.inputs]

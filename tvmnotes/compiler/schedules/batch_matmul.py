@@ -20,6 +20,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
+from ...base.relax import plain_sizes
 from . import matmul
 from .epilogue import parallel
 from .family import Family, Loops, Workload, register
@@ -61,44 +62,56 @@ class BatchMatmul(Workload):
 
     def compute(self, data, weight, config: dict):
         """Return the product as a tensor expression, of float32 tensors of the shapes `data` and `weight`."""
-        *batch, rows, columns = self.shape
-        depth = self.data[-1]
+        lefts, rights = plain_sizes(data.shape), plain_sizes(weight.shape)
+        (rows, depth), columns = lefts[-2:], rights[-1]
+        batch = broadcast(lefts[:-2], rights[:-2])
         lanes = config["lanes"]
-        missing = len(batch) - len(self.weight) + 2
+        missing = len(batch) - len(rights) + 2
         blocks = ceildiv(columns, lanes * config["blocks"]) * config["blocks"]
         full = round_up(rows, config["rows"])
 
         def of(shape, at):
             """Map the batch index `at` of the product to that of a matrix with the batch axes `shape`."""
             own = at[len(at) - len(shape) :]
-            return [0 if size == 1 else index for size, index in zip(shape, own, strict=True)]
+            return [0 if is_one(size) else index for size, index in zip(shape, own, strict=True)]
 
         def pack(*index):
             *at, p, k, c = index
             column = p * lanes + c
-            value = weight[(*of(self.weight[:-2], at), k, column)]
+            value = weight[(*of(rights[:-2], at), k, column)]
             return value if blocks * lanes == columns else te.if_then_else(column < columns, value, 0.0)
 
-        panels_of = (*[1] * missing, *self.weight[:-2])
+        panels_of = (*[1] * missing, *rights[:-2])
         panels = te.compute((*panels_of, blocks, depth, lanes), pack, name="pack")
         k = te.reduce_axis((0, depth), "k")
 
         def element(*index):
             *at, m, n = index
             row = m if full == rows else te.min(m, rows - 1)
-            left = data[(*of(self.data[:-2], at), row, k)]
+            left = data[(*of(lefts[:-2], at), row, k)]
             return te.sum(left * panels[(*of(panels_of, at), n // lanes, k, n % lanes)], axis=[k])
 
         return matmul.cropped_product(
-            (*batch, full, blocks * lanes), self.shape, element, self.attribute(config)
+            (*batch, full, blocks * lanes), (*batch, rows, columns), element, self.attribute(config)
         )
+
+
+def broadcast(a: tuple, b: tuple) -> tuple:
+    """Return the batch axes of a product, of those of both matrices; an open size is taken to be no 1."""
+    a, b = ((1,) * (max(len(a), len(b)) - len(each)) + each for each in (a, b))
+    return tuple(m if is_one(n) else n for n, m in zip(a, b, strict=True))
+
+
+def is_one(size) -> bool:
+    """Return whether an axis has one index whatever the open sizes are."""
+    return isinstance(size, int) and size == 1
 
 
 def schedule(sch: Schedule, config: dict) -> None:
     """Apply the scheme to a kernel of a `BatchMatmul` and to what was fused after it."""
     b, mo, no, tile = matmul.tiled(sch, config)
     first, second = (mo, no) if config["outer"] == "rows" else (no, mo)
-    several = int(sch.get(b).extent) > 1
+    several = not is_one(*plain_sizes([sch.get(b).extent]))
     outer, inner = ([b], [first, second]) if several else ([b, first], [second])
     loop = matmul.finish(sch, outer, inner, tile, stages=("pack",))
     if several:

@@ -28,6 +28,7 @@ from tvm import te, topi
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
+from ...base.relax import plain_sizes
 from .convolution import Convolution, Window, pack
 from .epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
 from .family import Family, Loops, Workload, register
@@ -74,7 +75,7 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict | None = Non
     Returns:
         The output, (N, blocks, OH, OW, x).
     """
-    n, source, h, w, *inner = (int(s) for s in data.shape)
+    n, source, h, w, *inner = plain_sizes(data.shape)
     out, ins, kernel_h, kernel_w = (int(s) for s in kernel.shape[:4])
     lanes = int(kernel.shape[-1])
     (sh, sw), (top, left, _, _), (dh, dw) = window.strides, window.padding, window.dilation

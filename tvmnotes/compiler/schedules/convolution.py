@@ -11,6 +11,7 @@ import numpy as np
 from tvm import te, tirx
 
 from ...base.integers import ceildiv
+from ...base.relax import plain_sizes, typical
 from .family import Workload
 from .vector import pad_to
 
@@ -202,9 +203,14 @@ class Convolution(Workload):
         return self.family(config).compute(data, kernel, window, config, self.attribute(config))
 
 
+def one_image(shape: tuple) -> tuple[int, int, int, int]:
+    """Return the shape (N, C, H, W) of a workload; of images whose number is open, it is that of one."""
+    return typical(shape[0]), *shape[1:]
+
+
 def group(data, groups: int, channels: int):
     """Return (N, blocks, H, W, x) as (N, groups, H, W, channels): each group's channels contiguous."""
-    n, _, h, w, lanes = (int(s) for s in data.shape)
+    n, _, h, w, lanes = plain_sizes(data.shape)
 
     def element(b, g, y, x, c):
         channel = g * channels + c
@@ -215,7 +221,7 @@ def group(data, groups: int, channels: int):
 
 def ungroup(made, groups: int, channels: int):
     """Return the output of a grouped convolution, each group padded, as (N, blocks, H, W, x) without gaps."""
-    n, blocks, h, w, lanes = (int(s) for s in made.shape)
+    n, blocks, h, w, lanes = plain_sizes(made.shape)
     out, each = channels // groups, blocks // groups
 
     def element(b, k, y, x, c):

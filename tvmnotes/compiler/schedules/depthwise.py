@@ -17,6 +17,7 @@ from tvm import te, topi
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
+from ...base.relax import plain_sizes
 from .convolution import Convolution, Window, pack
 from .epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
 from .family import Family, Loops, Workload, register
@@ -43,7 +44,7 @@ def default_config(window: Window, data_shape, kernel_shape, simd: Simd) -> dict
 
 def compute(data, kernel, window: Window, config: dict, attrs: dict | None = None):
     """Return the convolution of data (N, blocks, H, W, x) with a kernel (blocks, 1, KH, KW, x)."""
-    n, blocks, h, w, lanes = (int(s) for s in data.shape)
+    n, blocks, h, w, lanes = plain_sizes(data.shape)
     kernel_h, kernel_w = (int(s) for s in kernel.shape[2:4])
     (sh, sw), (top, left, _, _), (dh, dw) = window.strides, window.padding, window.dilation
     reach_h, reach_w = window.reach(kernel_h, kernel_w)

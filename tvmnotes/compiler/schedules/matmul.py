@@ -20,6 +20,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
+from ...base.relax import plain_sizes
 from .epilogue import crop, fuse_epilogue, parallel, vectorize
 from .family import Family, Loops, Workload, register
 from .vector import Simd, pad_to, register_tile
@@ -83,14 +84,14 @@ class Dense(Workload):
 
 def dense(data, panels, columns: int, config: dict, attrs: dict):
     """Multiply data (…, M, K) by the first `columns` columns of packed weights (blocks, K, x)."""
-    *batch, rows, depth = (int(s) for s in data.shape)
+    *batch, rows, depth = plain_sizes(data.shape)
     blocks, _, lanes = (int(s) for s in panels.shape)
     full = round_up(rows, config["rows"])
     k = te.reduce_axis((0, depth), "k")
 
     def element(*at):
         *b, m, n = at
-        row = m if full == rows else te.min(m, rows - 1)
+        row = m if isinstance(full, int) and full == rows else te.min(m, rows - 1)
         return te.sum(data[(*b, row, k)] * panels[n // lanes, k, n % lanes], axis=[k])
 
     return cropped_product((*batch, full, blocks * lanes), (*batch, rows, columns), element, attrs)

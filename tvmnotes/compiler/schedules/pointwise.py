@@ -18,6 +18,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
+from ...base.relax import plain_sizes
 from . import conv2d
 from .conv2d import CROP, loops_of_lines, outer_loop
 from .convolution import Convolution, Window
@@ -45,7 +46,7 @@ def compute(data, kernel, window: Window, config: dict, attrs: dict | None = Non
 
     Groups are as in `conv2d.compute`.
     """
-    n, source, h, w, inner = (int(s) for s in data.shape)
+    n, source, h, w, inner = plain_sizes(data.shape)
     out, ins, lanes = (int(kernel.shape[axis]) for axis in (0, 1, -1))
     groups = source // ins
     full = round_up(h * w, config["pixels"] * config["run"])

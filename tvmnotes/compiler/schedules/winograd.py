@@ -28,6 +28,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
+from ...base.relax import plain_sizes
 from . import prefetch
 from .convolution import Convolution, Window
 from .epilogue import block_names, parallel, vectorize
@@ -129,7 +130,7 @@ def transform_weight(weight: np.ndarray, tile: int, lanes: int) -> np.ndarray:
 
 def compute(data, kernel, window: Window, config: dict, attrs: dict | None = None):
     """Return the convolution of data (N, blocks, H, W, x) with weights of `transform_weight`."""
-    n, sources, h, w, lanes = (int(s) for s in data.shape)
+    n, sources, h, w, lanes = plain_sizes(data.shape)
     outs = int(kernel.shape[0])
     top, left = window.padding[:2]
     out_h, out_w = window.out_size(h, w, 3, 3)
