@@ -134,7 +134,9 @@ def test_several_inputs_have_one_size(rng):
     assert [spec.shape[0] for spec in lib.inputs] == [tn.Size("n", 2, 6)] * 2
     x, y = rng.standard_normal((2, 4, 3)).astype("float32")
     assert np.array_equal(lib(x, y), x * 2 + y)
-    with pytest.raises(ValueError, match=r"input 'y': expected the n 4 that input 'x' has, got 3 in the shape \(3, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"input 'y': expected the n 4 that input 'x' has, got 3 in the shape \(3, 3\)"
+    ):
         lib(x, y[:3])
 
 
@@ -265,7 +267,9 @@ def test_sizes_that_cannot_be(inputs, error, message):
         tn.from_pytorch(Function(lambda x, y=None: torch.relu(x)).eval(), inputs)
 
 
-@pytest.mark.parametrize(("name", "bounds"), [("2n", (1, 2)), ("n", (0, 2)), ("n", (3, 2)), ("n", (1.0, 2)), (5, (1, 2))])
+@pytest.mark.parametrize(
+    ("name", "bounds"), [("2n", (1, 2)), ("n", (0, 2)), ("n", (3, 2)), ("n", (1.0, 2)), (5, (1, 2))]
+)
 def test_bounds_that_cannot_be(name, bounds):
     with pytest.raises(ValueError, match="expected"):
         tn.Size(name, *bounds)

@@ -34,7 +34,9 @@ def written(size) -> int | str | None:
         return None
     if not set(terms) - {()}:
         return terms.get((), 0)
-    products = ([*([] if factor == 1 and names else [str(factor)]), *names] for names, factor in terms.items())
+    products = (
+        [*([] if factor == 1 and names else [str(factor)]), *names] for names, factor in terms.items()
+    )
     return " + ".join("*".join(factors) for factors in products)
 
 

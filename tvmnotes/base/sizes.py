@@ -92,8 +92,8 @@ def fit(name: str, shape: tuple[int, ...], wanted: tuple, known: dict[str, tuple
             continue
         if not size.takes(n):
             raise ValueError(
-                f"input {name!r}: expected a {size} of {size.bounds}, got {n} in the shape {shape}; import the "
-                f"network with other bounds, Size({size.name!r}, lower, upper), to serve it"
+                f"input {name!r}: expected a {size} of {size.bounds}, got {n} in the shape {shape}; import "
+                f"the network with other bounds, Size({size.name!r}, lower, upper), to serve it"
             )
         value, owner = known.setdefault(size.name, (n, name))
         if n != value:

@@ -20,6 +20,7 @@ special_values  NaN, infinities, signed zeros and denormals, in kernels and in o
 schedules       a schedule and its config for each kernel
 costs           flops and bytes of each kernel
 memory          memory of a run
+open_sizes      sizes that stay open: their bounds, and costs that depend on them
 codegen         machine code for a CPU, each kernel compiled once
 cuda            targets and schedules for an NVIDIA GPU
 cuda_compiled   code for it, and the `Compiled` that runs there

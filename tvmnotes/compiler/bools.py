@@ -52,7 +52,7 @@ class _AsBytes(relax.PyExprMutator):
         sizes = [size for axis, size in enumerate(shape) if axis in axes]
         if not all(isinstance(size, int) for size in sizes):
             raise NotImplementedError(
-                f"a mean of integers over an open size, of {call.args[0].ty}: convert it to float32 first, or "
-                "import the network with a whole number"
+                f"a mean of integers over an open size, of {call.args[0].ty}: convert it to float32 first, "
+                "or import the network with a whole number"
             )
         return R.astype(R.divide(total, relax.const(math.prod(sizes), "int64")), str(call.ty.dtype))

@@ -51,7 +51,9 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     for_gpu = target.kind.name == "cuda"
     mod, arrays = bind(mod, params)
     if for_gpu and open_sizes(mod["main"]):
-        raise ValueError("a build for a GPU needs fixed sizes: import the model with whole numbers for every axis")
+        raise ValueError(
+            "a build for a GPU needs fixed sizes: import the model with whole numbers for every axis"
+        )
     lookup = resolve_records(records, target)
     with pass_lock, target:
         mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)

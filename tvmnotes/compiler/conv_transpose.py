@@ -32,7 +32,11 @@ class _Rewrite(relax.PyExprMutator):
         if conv is None or conv.groups != 1 or len(conv.weight) == 1:
             return call
         out, (strides, padding, dilation) = known_shape(call.ty), conv.window
-        if not all(shape and {*map(type, shape[1:])} == {int} for shape in (conv.shape, out)) or {*dilation} != {1} or str(call.ty.dtype) != "float32":
+        if (
+            not all(shape and {*map(type, shape[1:])} == {int} for shape in (conv.shape, out))
+            or {*dilation} != {1}
+            or str(call.ty.dtype) != "float32"
+        ):
             return call
         return self._plain(call.args[0], conv.weight, conv.shape, out, [*strides], [*padding[:2]])
 

@@ -31,8 +31,8 @@ class _ToKernels(relax.PyExprMutator):
             return call
         if fixed_shape(call.ty) is None:
             raise NotImplementedError(
-                f"indices of an open size, of {call.ty}, as an embedding reads them: import the network with a "
-                "whole number"
+                f"indices of an open size, of {call.ty}, as an embedding reads them: import the network with "
+                "a whole number"
             )
         array, *limits = check
         kernel = _kernel(fixed_shape(call.ty), str(call.ty.dtype), *limits)

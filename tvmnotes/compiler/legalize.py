@@ -17,7 +17,6 @@ from .schedules.batch_matmul import BatchMatmul
 from .schedules.vector import Simd
 from .special_values import default
 
-
 _OPEN_ROWS = 4  # rows of a product's workload, at least, if their number is open
 
 
@@ -64,14 +63,21 @@ def _matmul(bb, call, v, lookup):
 
 def _softmax(bb, call, v):
     shape = known_shape(call.ty)
-    if not shape or not isinstance(shape[-1], int) or str(call.ty.dtype) != "float32" or int(call.attrs.axis) % len(shape) != len(shape) - 1:
+    if (
+        not shape
+        or not isinstance(shape[-1], int)
+        or str(call.ty.dtype) != "float32"
+        or int(call.attrs.axis) % len(shape) != len(shape) - 1
+    ):
         return default(bb, call)
     return _fusable(bb, "softmax", row_reduction.softmax, call.args[0], v.lanes)
 
 
 def _layer_norm(bb, call, v):
     shape, attrs = known_shape(call.ty), call.attrs
-    last = shape and isinstance(shape[-1], int) and [int(a) % len(shape) for a in attrs.axes] == [len(shape) - 1]
+    last = (
+        shape and isinstance(shape[-1], int) and [int(a) % len(shape) for a in attrs.axes] == [len(shape) - 1]
+    )
     if not last or str(call.ty.dtype) != "float32" or not (attrs.center and attrs.scale):
         return default(bb, call)
     return _fusable(bb, "layer_norm", row_reduction.layer_norm, *call.args, float(attrs.epsilon), v.lanes)

@@ -1,11 +1,10 @@
-"""Networks with open sizes, in a build: the sizes, what is refused, and what a kernel costs at any of them."""
+"""Open sizes in a build: their bounds, what is refused, and what a kernel costs at any of them."""
 
 from collections.abc import Sequence
 
-import tvm
 from tvm import relax, tirx
 
-from ..base.relax import plain_sizes, shape_text
+from ..base.relax import plain_sizes
 from ..base.sizes import Size
 from . import costs
 

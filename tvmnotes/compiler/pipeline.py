@@ -162,9 +162,9 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
         "sizes", the least and the greatest value, or None, of each size that is open, by name;
         "inputs", "params" and "outputs", with their shapes and dtypes; "nodes", the kernel calls; "heads",
         the values that are the outputs; "tuple", whether the result is one; and by kernel name "kernels" (its
-        schedule), "costs" (see `open_sizes.cost`, and the operators that it fuses) and "workloads" (only kernels
-        that have one). A node has the name of its result, its kernel (or the Relax operator that the runtime
-        serves), the values it reads, and the shape and dtype of its result.
+        schedule), "costs" (see `open_sizes.cost`, and the operators that it fuses) and "workloads" (only
+        kernels that have one). A node has the name of its result, its kernel (or the Relax operator that the
+        runtime serves), the values it reads, and the shape and dtype of its result.
 
     Raises:
         ValueError: A value has no known shape.

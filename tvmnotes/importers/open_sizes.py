@@ -1,9 +1,9 @@
 """Import a network whose inputs leave sizes open, by importing it at a few fixed sizes.
 
 Importers and their converters see whole numbers only. Where the imported graphs differ, in a size, the
-difference gives the size as an expression of the open ones: 2 and 61 at batches 2 and 61 are "batch", 1024 and
-31232 are "512*batch". Relax infers the types of the resulting graph again, which have to agree with those of
-every import. Where graphs differ otherwise, the network is refused.
+difference gives the size as an expression of the open ones: 2 and 61 at batches 2 and 61 are "batch", 1024
+and 31232 are "512*batch". Relax infers the types of the resulting graph again, which have to agree with those
+of every import. Where graphs differ otherwise, the network is refused.
 """
 
 from collections.abc import Callable, Iterable
@@ -72,8 +72,9 @@ def with_open_sizes(import_at: Callable[[list[TensorSpec]], Model], specs: list[
             mod = union([usual, *far, between])
             _compare_results(mod, models[tuple(lowest.values())][0], lowest)
     except _Refused as reason:
+        names = ", ".join(map(repr, sizes))
         raise NotImplementedError(
-            f"this network cannot leave {', '.join(map(repr, sizes))} open: {reason}; give whole numbers there"
+            f"this network cannot leave {names} open: {reason}; give whole numbers there"
         ) from None
     return mod, models[tuple(usual.values())][1]
 
@@ -108,7 +109,9 @@ def _compare_results(mod: tvm.IRModule, fixed: tvm.IRModule, values: dict[str, i
     got, wanted = (_tensors(each["main"].ret_ty) for each in (mod, fixed))
     if len(got) != len(wanted) or not all(map(_agree, got, wanted, [values] * len(got))):
         listed = ", ".join(f"{name} {value}" for name, value in values.items())
-        raise _Refused(f"at {listed} its results have shapes of their own, as where an axis of size 1 is dropped")
+        raise _Refused(
+            f"at {listed} its results have shapes of their own, as where an axis of size 1 is dropped"
+        )
 
 
 def _agree(ty, fixed, values) -> bool:
@@ -195,7 +198,9 @@ class _Union:
             raise _Refused(f"{_name(values[0])} does not take an open size ({one_line(error)})") from None
         for binding, sample in zip(bindings, self.samples, strict=True):
             if not _agree(var.ty, binding.var.ty, sample):
-                raise _Refused(f"{_name(values[0])} makes a {binding.var.ty} of it, and Relax infers {var.ty}")
+                raise _Refused(
+                    f"{_name(values[0])} makes a {binding.var.ty} of it, and Relax infers {var.ty}"
+                )
         self._known([binding.var for binding in bindings], var)
 
     def _expr(self, exprs: list):
@@ -251,7 +256,7 @@ class _Union:
         return first
 
     def _size(self, sizes: list):
-        """Return an integer if the sizes of all samples are the same, else an expression of the open sizes."""
+        """Return an integer if the sizes are the same in all samples, else an expression of the open ones."""
         numbers = [int(size) for size in sizes]
         if len(set(numbers)) == 1:
             return numbers[0]

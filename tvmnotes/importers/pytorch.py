@@ -331,9 +331,7 @@ def _check_open(model: Any, specs: list[TensorSpec]) -> None:
             if isinstance(size, Size):
                 most = size.lower + 3 if size.upper is None else size.upper
                 values.setdefault(size.name, min(max(size.lower, 2) + len(values), most))
-    examples = tuple(
-        torch.zeros(spec.at(values).shape, dtype=getattr(torch, spec.dtype)) for spec in specs
-    )
+    examples = tuple(torch.zeros(spec.at(values).shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
     _capture(model, [spec.at(values) for spec in specs])  # which says whether it takes such inputs at all
     if isinstance(model, ExportedProgram):
         model = model.module()
@@ -342,7 +340,9 @@ def _check_open(model: Any, specs: list[TensorSpec]) -> None:
     try:
         torch.export.export(model, examples, dynamic_shapes=tuple(shapes))
     except Exception as error:
-        reason = next((line for line in errors.lines(error) if "specialized" in line or "must be" in line), None)
+        reason = next(
+            (line for line in errors.lines(error) if "specialized" in line or "must be" in line), None
+        )
         raise NotImplementedError(
             f"PyTorch cannot leave {', '.join(map(repr, dims))} open in this network: "
             f"{reason or errors.lines(error)[0]}; give whole numbers there"

@@ -101,7 +101,9 @@ class Profile(Table):
         kernels = []
         for name, calls in spent[0].items():
             costs = graph["costs"][name]
-            flops, reads, writes = (evaluate(costs[each], self.sizes) for each in ("flops", "reads", "writes"))
+            flops, reads, writes = (
+                evaluate(costs[each], self.sizes) for each in ("flops", "reads", "writes")
+            )
             shape = (evaluate(size, self.sizes) for size in shapes[name] or ())
             kernel = Kernel(
                 name,
