@@ -121,6 +121,17 @@ def test_dense_layers(rng):
     hold(lib, of_torch(net), (40,), rng, sizes=range(1, 21))
 
 
+def test_an_embedding_checks_its_indices(rng):
+    net = nn.Sequential(nn.Embedding(9, 6), nn.Flatten(), nn.Linear(24, 5))
+    lib = compiled(net, {"x": (("batch", 4), "int64")})
+    for n in SIZES:
+        x = rng.integers(0, 9, (n, 4))
+        assert np.abs(lib(x) - of_torch(net)(x)).max() < 1e-5
+    x[-1, -1] = 9
+    with pytest.raises(IndexError, match="got 9"):
+        lib(x)
+
+
 def test_sizes_print_and_follow_the_call(lib):
     assert str(lib.inputs[0]) == "x: float32[batch, 3, 16, 16]"
     assert [str(spec) for spec in lib.outputs] == ["output0: float32[batch, 10]", "output1: float32[batch, 48]"]

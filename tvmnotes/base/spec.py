@@ -126,9 +126,13 @@ def parse_inputs(
 
 
 def with_one_size_per_name(specs: list[TensorSpec]) -> list[TensorSpec]:
-    """Return the specs, with the bounds that they together give an open size wherever it occurs."""
+    """Return the specs, with the bounds that they together give an open size wherever it occurs.
+
+    A size with only one value within its bounds is that number.
+    """
     sizes = merged(spec.shape for spec in specs)
-    shapes = (tuple(sizes[n.name] if isinstance(n, Size) else n for n in spec.shape) for spec in specs)
+    known = {name: size.lower if size.lower == size.upper else size for name, size in sizes.items()}
+    shapes = (tuple(known[n.name] if isinstance(n, Size) else n for n in spec.shape) for spec in specs)
     return [TensorSpec(spec.name, shape, spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
 
 

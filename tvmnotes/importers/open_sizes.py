@@ -51,15 +51,15 @@ def with_open_sizes(import_at: Callable[[list[TensorSpec]], Model], specs: list[
                 f"input {spec.name!r}: a size may stay open on the first axis only, the batch; give a whole "
                 f"number for {inner[0].name!r}"
             )
-    usual, *far = _samples(sizes)
+    first = usual(sizes)
+    far = [{**first, name: _far(first[name], size)} for name, size in sizes.items()]
     lowest = {name: size.lower for name, size in sizes.items()}
-    between = {name: min(usual[name] + 5, far[0][name]) for name in sizes}
-    models = {}
+    between = {name: min(first[name] + 5, _far(first[name], size)) for name, size in sizes.items()}
+    models = {}  # by the values of the sizes
 
     def union(samples):
         for sample in samples:
-            key = tuple(sample.values())
-            if key not in models:
+            if (key := tuple(sample.values())) not in models:
                 models[key] = import_at([spec.at(sample) for spec in specs])
         several = [models[tuple(sample.values())] for sample in samples]
         _compare_params([params for _, params in several])
@@ -67,27 +67,30 @@ def with_open_sizes(import_at: Callable[[list[TensorSpec]], Model], specs: list[
 
     try:
         try:
-            mod = union([usual, *far, lowest])
+            mod = union([first, *far, between if lowest == first else lowest])
         except _Refused:  # many operators treat 1 in another way, which may come to the same
-            mod = union([usual, *far, between])
+            mod = union([first, *far, between])
             _compare_results(mod, models[tuple(lowest.values())][0], lowest)
     except _Refused as reason:
         names = ", ".join(map(repr, sizes))
         raise NotImplementedError(
             f"this network cannot leave {names} open: {reason}; give whole numbers there"
         ) from None
-    return mod, models[tuple(usual.values())][1]
+    return mod, models[tuple(first.values())][1]
 
 
-def _samples(sizes: dict[str, Size]) -> list[dict[str, int]]:
-    """Return usual values of the sizes, and for each size the same with a value of its own that is far."""
-    usual, far = {}, {}
+def usual(sizes: dict[str, Size]) -> dict[str, int]:
+    """Return a value for each size, within its bounds: 2 or more, if possible, and another one for each."""
+    values = {}
     for number, (name, size) in enumerate(sizes.items()):
-        usual[name] = max(size.lower, _USUAL + number)
-        far[name] = usual[name] + _FAR
-        if size.upper is not None and size.upper < far[name]:
-            usual[name], far[name] = size.lower, size.upper
-    return [usual, *({**usual, name: far[name]} for name in sizes)]
+        value = max(size.lower, _USUAL + number)
+        values[name] = value if size.upper is None or value < size.upper else size.lower
+    return values
+
+
+def _far(value: int, size: Size) -> int:
+    """Return a value of a size that is far from its usual one, or as far as its bounds allow."""
+    return value + _FAR if size.upper is None else min(value + _FAR, size.upper)
 
 
 def _compare_params(several: list[dict]) -> None:

@@ -31,11 +31,11 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from ..base import errors
 from ..base.indices import OutOfRange
-from ..base.sizes import Size
+from ..base.sizes import merged
 from ..base.spec import TensorSpec, dtype_of, parse_inputs, require_dense
 from ..base.workarounds import hold_interrupt, pass_lock
 from .model import as_model
-from .open_sizes import with_open_sizes
+from .open_sizes import usual, with_open_sizes
 from .pytorch_complex import without_complex
 from .pytorch_decompositions import DECOMPOSITIONS
 from .pytorch_inline import used_results
@@ -79,10 +79,10 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     own = isinstance(model, ExportedProgram) and inputs is None
     specs = _program_inputs(model) if own else parse_inputs(inputs, open_sizes=True)
     _check_inputs(model, specs)
-    if any(isinstance(size, Size) for spec in specs for size in spec.shape):
-        with pass_lock, _quiet():
-            _check_open(model, specs)
-    return with_open_sizes(lambda fixed: _import(model, fixed), specs)
+    imported = with_open_sizes(lambda fixed: _import(model, fixed), specs)
+    with pass_lock, _quiet():
+        _check_open(model, specs)
+    return imported
 
 
 def _import(model: Any, specs: list[TensorSpec]) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
@@ -288,7 +288,7 @@ def _check_dtypes(result: tvm.ir.Type, program: ExportedProgram) -> None:
 
 def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
     """Capture an ExportedProgram with fixed shapes; ValueError if the network does not take such inputs."""
-    examples = tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
+    examples = _zeros(specs)
     if isinstance(model, ExportedProgram):
         if all(isinstance(n, int) for value in _input_values(model).values() for n in value.shape):
             return model
@@ -317,36 +317,30 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
 
 def _check_open(model: Any, specs: list[TensorSpec]) -> None:
     """Raise NotImplementedError if PyTorch finds that the network's Python code fixes an open size."""
-    dims = {}  # by name
-    shapes = []
-    for spec in specs:
-        open_sizes = {axis: size for axis, size in enumerate(spec.shape) if isinstance(size, Size)}
-        for size in open_sizes.values():
-            dims.setdefault(size.name, torch.export.Dim(size.name, min=size.lower, max=size.upper))
-        shapes.append({axis: dims[size.name] for axis, size in open_sizes.items()})
-    # Of sizes 0 and 1, PyTorch assumes that they are fixed.
-    values = {}
-    for spec in specs:
-        for size in spec.shape:
-            if isinstance(size, Size):
-                most = size.lower + 3 if size.upper is None else size.upper
-                values.setdefault(size.name, min(max(size.lower, 2) + len(values), most))
-    examples = tuple(torch.zeros(spec.at(values).shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
-    _capture(model, [spec.at(values) for spec in specs])  # which says whether it takes such inputs at all
+    sizes = merged(spec.shape for spec in specs)
+    if not sizes:
+        return
+    dims = {size: torch.export.Dim(name, min=size.lower, max=size.upper) for name, size in sizes.items()}
+    shapes = tuple(
+        {axis: dims[size] for axis, size in enumerate(spec.shape) if size in dims} for spec in specs
+    )
+    examples = _zeros([spec.at(usual(sizes)) for spec in specs])
     if isinstance(model, ExportedProgram):
         model = model.module()
     elif isinstance(model, _SCRIPTED):
         model = _unscript(model, examples)
     try:
-        torch.export.export(model, examples, dynamic_shapes=tuple(shapes))
+        torch.export.export(model, examples, dynamic_shapes=shapes)
     except Exception as error:
-        reason = next(
-            (line for line in errors.lines(error) if "specialized" in line or "must be" in line), None
-        )
+        reasons = [line for line in errors.lines(error) if "specialized" in line or "must be" in line]
         raise NotImplementedError(
-            f"PyTorch cannot leave {', '.join(map(repr, dims))} open in this network: "
-            f"{reason or errors.lines(error)[0]}; give whole numbers there"
+            f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network: "
+            f"{(reasons or errors.lines(error))[0]}; give whole numbers there"
         ) from error
+
+
+def _zeros(specs: list[TensorSpec]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
 
 
 def _unscript(model: torch.jit.ScriptModule | torch.jit.ScriptFunction, examples: tuple) -> torch.nn.Module:
