@@ -1,5 +1,6 @@
 """Helpers on Relax for all layers above: shapes, constants, a pass over all functions."""
 
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -56,6 +57,20 @@ def shape_text(ty: tvm.ir.Type) -> tuple | None:
     shape = getattr(ty, "shape", None)
     sizes = None if shape is None else tuple(written(n) for n in shape)
     return None if sizes is None or None in sizes else sizes
+
+
+def most(sizes: list):
+    """Return a size that is at least as large as each of several, whatever the open sizes are."""
+    factors, variables = {}, {}
+    for size in sizes:
+        for names, factor in _terms(size).items():
+            factors[names] = max(factor, factors.get(names, 0))
+        if not isinstance(size, int):
+            variables.update((var.name, var) for var in tvm.tirx.analysis.undefined_vars(size))
+    total = 0
+    for names, factor in factors.items():
+        total = total + math.prod((variables[name] for name in names), start=factor)
+    return total
 
 
 def _terms(size) -> dict | None:

@@ -19,6 +19,7 @@ operator_notes  the operators that each kernel fuses
 special_values  NaN, infinities, signed zeros and denormals, in kernels and in operators
 schedules       a schedule and its config for each kernel
 costs           flops and bytes of each kernel
+buffers         buffers that values share, where sizes are open
 memory          memory of a run
 open_sizes      sizes that stay open: their bounds, and costs that depend on them
 codegen         machine code for a CPU, each kernel compiled once

@@ -8,6 +8,7 @@ from ..base.spec import require_dense, shorten
 from ..base.workarounds import keep_interrupt, pass_lock
 from ..runtime.compiled import Compiled, cannot_run, plain
 from . import codegen, cuda, cuda_compiled, pipeline
+from .memory import memory
 from .open_sizes import check_inputs, open_sizes
 from .records import resolve_records
 
@@ -62,8 +63,9 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
         graph = pipeline.describe(mod, list(constants)) | {"tuned": str(lookup or "")}
         if for_gpu:
             mod, graph["kernels"] = cuda.scheduled(mod, target)
-        graph["memory"] = {}
-        mod = pipeline.lowering(graph["memory"])(pipeline.bundle(mod))
+        plan = {} if graph["sizes"] else None
+        mod = pipeline.lowering(plan)(pipeline.bundle(mod))
+        graph["memory"] = plan or memory(mod["main"])
     if for_gpu:
         executable = cuda_compiled.executable(mod, target)
         return cuda_compiled.CompiledForGPU(executable, graph, constants, target, opt_level)

@@ -13,6 +13,7 @@ from tvm.relax import transform as t
 from ..base.relax import array_key, shape_text
 from . import special_values
 from .bools import bools_as_bytes
+from .buffers import share_buffers
 from .conv_transpose import transposed_to_plain
 from .cuda import has_threads
 from .decompose import decompose_functions
@@ -80,13 +81,14 @@ def passes(
 def lowering(plan: dict | None = None) -> tvm.transform.Pass:
     """Make the pass that replaces `tvm.compile`'s default, which would fuse and fold at every opt level.
 
-    It notes what `memory.memory` returns in `plan`.
+    Args:
+        plan: For a network with open sizes, a dictionary that gets what `memory.memory` returns: after the
+            lowering such sizes are computed in code.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="NoteMemory")
     def note(mod, _context):
-        if plan is not None:
-            plan.update(memory(mod["main"]))
+        plan.update(memory(mod["main"]))
         return mod
 
     return tvm.transform.Sequential(
@@ -95,12 +97,14 @@ def lowering(plan: dict | None = None) -> tvm.transform.Pass:
             t.ToNonDataflow(),
             t.RemovePurityChecking(),
             t.CallTIRRewrite(),  # kernels write into buffers that the caller allocates
-            t.StaticPlanBlockMemory(),  # buffers that are not alive together share memory
+            t.StaticPlanBlockMemory()
+            if plan is None
+            else share_buffers(),  # buffers that are not alive together share memory
             t.RewriteCUDAGraph(),  # for a GPU, if the pass context has "relax.backend.use_cuda_graph"
             t.LowerAllocTensor(),
             t.KillAfterLastUse(),
             t.LowerRuntimeBuiltin(),
-            note,  # from here on, a size that is open is computed in code
+            *([] if plan is None else [note]),
             t.ComputePrimValue(),
             t.VMShapeLower(),
             t.AttachGlobalSymbol(),
