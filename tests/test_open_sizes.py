@@ -253,6 +253,12 @@ def test_networks_that_depend_on_the_size(function, message):
         compiled(Function(function), {"x": ("n", 4)})
 
 
+def test_a_size_of_1_may_be_another_network():
+    net = Function(lambda x: x * 2 if x.shape[0] == 1 else x).eval()
+    with pytest.raises(NotImplementedError, match=r"another way where 'n' is 1 .*leave open Size\('n', 2\)"):
+        tn.from_pytorch(net, {"x": ("n", 4)})
+
+
 def test_branches_of_an_onnx_file():
     model = parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[M, 4] y) {
