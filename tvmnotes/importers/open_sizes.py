@@ -73,10 +73,11 @@ def with_open_sizes(import_at: Callable[[list[TensorSpec]], Model], specs: list[
         refusal = f"this network cannot leave {names} open: {reason}; give whole numbers there"
         with contextlib.suppress(_Refused):
             union([first, *far, between])
-            at = ", ".join(f"Size({name!r}, {value})" for name, value in first.items())
+            values = ", ".join(map(str, lowest.values()))
+            served = ", ".join(f"Size({name!r}, {value})" for name, value in first.items())
             refusal = (
-                f"this network computes in another way where {names} is {', '.join(map(str, lowest.values()))} "
-                f"({reason}); leave open {at}, or give whole numbers"
+                f"this network computes in another way where {names} is {values} ({reason}); leave open "
+                f"{served}, or give whole numbers"
             )
         raise NotImplementedError(refusal) from None
     return mod, models[tuple(first.values())][1]
