@@ -14,6 +14,7 @@ from torch import nn
 import tvmnotes as tn
 from tvmnotes import profiling
 from tvmnotes.base.sizes import evaluate
+from tvmnotes.classic.relay import frontend
 
 SIZES = (1, 2, 3, 8, 17)
 SHAPE = (3, 16, 16)
@@ -304,6 +305,17 @@ def test_bounds_that_cannot_be(name, bounds):
 def test_calls_that_do_not_fit(lib, x, message):
     with pytest.raises(ValueError, match=message):
         lib(x)
+
+
+def test_what_takes_fixed_sizes_only(convolutions):
+    mod, params = tn.from_pytorch(convolutions, {"x": ("batch", *SHAPE)})
+    with pytest.raises(ValueError, match="a build for a GPU needs fixed sizes"):
+        tn.build(mod, params, target={"kind": "cuda", "arch": "sm_80"})
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }'
+    )
+    with pytest.raises(ValueError, match="a Relay module has fixed sizes, and these are open: N; give `shape`"):
+        frontend.from_onnx(model)
 
 
 def test_sizes_are_evaluated_without_running_code():
