@@ -23,6 +23,7 @@ _PUBLIC = {
     "from_pytorch": "importers.pytorch",
     "from_onnx": "importers.onnx",
     "from_mxnet": "importers.mxnet.importer",
+    "Size": "base.sizes",
     "build": "importers.build",
     "load": "runtime.compiled",
     "show": "course.show",

@@ -3,7 +3,7 @@
 
 def ceildiv(a, b):
     """Divide and round up."""
-    return -(-a // b)
+    return -(-a // b) if isinstance(a, int) else (a + b - 1) // b
 
 
 def round_up(a, step):

@@ -1,8 +1,13 @@
 """Helpers on Relax for all layers above: shapes, constants, a pass over all functions."""
 
+import math
+from collections import defaultdict
+
 import numpy as np
 import tvm
 from tvm import relax
+
+from .sizes import evaluate
 
 
 def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
@@ -10,6 +15,87 @@ def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
     shape = getattr(ty, "shape", None)
     fixed = shape is not None and all(isinstance(n, tvm.tirx.IntImm) for n in shape)
     return tuple(int(n) for n in shape) if fixed else None
+
+
+def known_shape(ty: tvm.ir.Type) -> tuple | None:
+    """Return a tensor type's shape, with an integer where a size is fixed and TVM's expression elsewhere."""
+    shape = getattr(ty, "shape", None)
+    return None if shape is None else plain_sizes(shape)
+
+
+def plain_sizes(shape) -> tuple:
+    """Return the sizes of a shape, with integers in place of TVM's constants."""
+    return tuple(int(n) if isinstance(n, int | tvm.tirx.IntImm) else n for n in shape)
+
+
+def written(size) -> int | str | None:
+    """Return a size as sizes.py writes it; None if it is no sum of products of integers and open sizes."""
+    terms = _terms(size)
+    if terms is None:
+        return None
+    if not set(terms) - {()}:
+        return terms.get((), 0)
+    products = (
+        [*([] if factor == 1 and names else [str(factor)]), *names] for names, factor in terms.items()
+    )
+    return " + ".join("*".join(factors) for factors in products)
+
+
+def typical(size) -> int:
+    """Return a size where all open sizes are 1. Raises ValueError for one that `written` does not write."""
+    text = written(size)
+    if text is None:
+        raise ValueError(
+            f"the network makes an axis of {size} elements, and open sizes may only be added and multiplied: "
+            "import it with whole numbers"
+        )
+    return evaluate(text, defaultdict(lambda: 1))
+
+
+def shape_text(ty: tvm.ir.Type) -> tuple | None:
+    """Return a tensor type's shape as sizes.py writes it, which compares; None if it is not known."""
+    shape = getattr(ty, "shape", None)
+    sizes = None if shape is None else tuple(written(n) for n in shape)
+    return None if sizes is None or None in sizes else sizes
+
+
+def most(sizes: list):
+    """Return a size that is at least as large as each of several, whatever the open sizes are."""
+    factors, variables = {}, {}
+    for size in sizes:
+        for names, factor in _terms(size).items():
+            factors[names] = max(factor, factors.get(names, 0))
+        if not isinstance(size, int):
+            variables.update((var.name, var) for var in tvm.tirx.analysis.undefined_vars(size))
+    total = 0
+    for names, factor in factors.items():
+        total = total + math.prod((variables[name] for name in names), start=factor)
+    return total
+
+
+def _terms(size) -> dict | None:
+    """Return the factor of each product of names, sorted by these, in a sum; None for another expression."""
+    if isinstance(size, int | tvm.tirx.IntImm):
+        return {(): int(size)} if int(size) else {}
+    if isinstance(size, tvm.tirx.Var):
+        return {(size.name,): 1}
+    if isinstance(size, tvm.tirx.Cast):
+        return _terms(size.value)
+    if not isinstance(size, tvm.tirx.Add | tvm.tirx.Sub | tvm.tirx.Mul):
+        return None
+    a, b = _terms(size.a), _terms(size.b)
+    if a is None or b is None:
+        return None
+    if isinstance(size, tvm.tirx.Mul):
+        products = [((*p, *q), f * g) for p, f in a.items() for q, g in b.items()]
+    else:
+        sign = -1 if isinstance(size, tvm.tirx.Sub) else 1
+        products = [*a.items(), *((names, sign * factor) for names, factor in b.items())]
+    total = {}
+    for names, factor in products:
+        key = tuple(sorted(names))
+        total[key] = total.get(key, 0) + factor
+    return {names: total[names] for names in sorted(total) if total[names]}
 
 
 def constant_array(expr) -> np.ndarray | None:

@@ -10,17 +10,26 @@ from typing import Any
 
 import numpy as np
 
+from .sizes import Size, evaluate, is_name, merged
+
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor's name, its `shape` in elements per axis, its `dtype` as NumPy and TVM spell it (bfloat16)."""
+    """A tensor's name, its `shape` in elements per axis, its `dtype` as NumPy and TVM spell it (bfloat16).
+
+    A size that is open is a `Size`, or the text of an expression of open sizes, see sizes.py.
+    """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int | Size | str, ...]
     dtype: str = "float32"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    def at(self, values: Mapping[str, int]) -> "TensorSpec":
+        """Return the spec for these values of the open sizes."""
+        return TensorSpec(self.name, tuple(evaluate(size, values) for size in self.shape), self.dtype)
 
 
 def dtype_of(array: Any) -> str:
@@ -57,7 +66,11 @@ def require_dense(array: Any, what: str, data: bool = True) -> None:
 
 
 def parse_inputs(
-    inputs: Any, names: list[str] | None = None, dtypes: Mapping[str, str] | None = None, least: int = 1
+    inputs: Any,
+    names: list[str] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    least: int = 1,
+    open_sizes: bool = False,
 ) -> list[TensorSpec]:
     """Parse a user's description of a model's inputs.
 
@@ -70,6 +83,8 @@ def parse_inputs(
         names: Names for examples without one; by default input0, input1, …
         dtypes: Default dtype by name.
         least: Smallest size of an axis.
+        open_sizes: Whether a shape may have names and `Size`s, ("batch", 3, 224, 224), for sizes that stay
+            open.
 
     Raises:
         TypeError: An entry is none of these; the message names it.
@@ -98,20 +113,34 @@ def parse_inputs(
         raise ValueError(
             "inputs: expected at least one input, such as {'input0': (1, 3, 224, 224)}; got none"
         )
-    specs = [_parse_one(name, value, (dtypes or {}).get(name, "float32"), least) for name, value in pairs]
+    specs = [
+        _parse_one(name, value, (dtypes or {}).get(name, "float32"), least, open_sizes)
+        for name, value in pairs
+    ]
     used = [spec.name for spec in specs]
     if twice := sorted({name for name in used if used.count(name) > 1}):
         raise ValueError(
             f"inputs: expected a different name for each, but {twice[0]!r} comes {used.count(twice[0])} times"
         )
-    return specs
+    return with_one_size_per_name(specs)
+
+
+def with_one_size_per_name(specs: list[TensorSpec]) -> list[TensorSpec]:
+    """Return the specs, with the bounds that they together give an open size wherever it occurs.
+
+    A size with only one value within its bounds is that number.
+    """
+    sizes = merged(spec.shape for spec in specs)
+    known = {name: size.lower if size.lower == size.upper else size for name, size in sizes.items()}
+    shapes = (tuple(known[n.name] if isinstance(n, Size) else n for n in spec.shape) for spec in specs)
+    return [TensorSpec(spec.name, shape, spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
 
 
 def _is_pair(entry: Any) -> bool:
     return isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[0], str)
 
 
-def _parse_one(name: str, value: Any, dtype: str, least: int) -> TensorSpec:
+def _parse_one(name: str, value: Any, dtype: str, least: int, open_sizes: bool) -> TensorSpec:
     if not isinstance(name, str) or not name:
         raise TypeError(f"inputs: expected a non-empty string as the name of an input, got {name!r}")
     require_dense(value, f"input {name!r}", data=False)
@@ -123,16 +152,20 @@ def _parse_one(name: str, value: Any, dtype: str, least: int) -> TensorSpec:
             raise ValueError(
                 f"input {name!r}: unknown dtype {dtype!r}; expected one such as 'float32' or 'int64'"
             )
-    if not isinstance(value, list | tuple) or not all(_is_size(n, least) for n in value):
+    if open_sizes and isinstance(value, list | tuple):
+        value = tuple(Size(n) if is_name(n) else n for n in value)
+    if not isinstance(value, list | tuple) or not all(_is_size(n, least, open_sizes) for n in value):
         wanted = "positive whole numbers" if least else "whole numbers from 0 on"
         raise ValueError(
             f"input {name!r}: expected a shape of {wanted} such as (1, 3, 224, 224), "
             f"(shape, dtype), or an example array; got {value!r}"
         )
-    return TensorSpec(name, tuple(int(n) for n in value), dtype)
+    return TensorSpec(name, tuple(n if isinstance(n, Size) else int(n) for n in value), dtype)
 
 
-def _is_size(n: Any, least: int) -> bool:
+def _is_size(n: Any, least: int, open_sizes: bool) -> bool:
+    if isinstance(n, Size):
+        return open_sizes
     return isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= least
 
 

@@ -22,7 +22,9 @@ workloads       what kernels have to compute, and their configs
 rules           a schedule for each kind of workload
 scheduling      the pass that schedules each kernel
 costs           flops and bytes of each kernel
+buffers         buffers that values share, where sizes are open
 memory          memory of a run
+open_sizes      sizes that stay open: their bounds, and costs that depend on them
 codegen         machine code for a CPU, each kernel compiled once
 cuda            targets and schedules for an NVIDIA GPU
 cuda_compiled   code for it, and the `Compiled` that runs there

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ..base.relax import fixed_shape, on_each_function
+from ..base.relax import known_shape, on_each_function
 
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _COMBINATIONS = ("add", "multiply", "maximum", "minimum", "max", "min")  # as "or" and "and"
@@ -28,7 +28,7 @@ class _AsBytes(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "").removeprefix("relax.")
-        if name == "mean" and "int" in str(call.ty.dtype) and fixed_shape(call.args[0].ty) is not None:
+        if name == "mean" and "int" in str(call.ty.dtype) and known_shape(call.args[0].ty) is not None:
             return self._mean(call)
         known = any(name in table for table in (_COMPARISONS, _COMBINATIONS, _REDUCTIONS, _SCANS))
         if not known or str(getattr(call.args[0].ty, "dtype", "")) != "bool":
@@ -47,5 +47,12 @@ class _AsBytes(relax.PyExprMutator):
 
     def _mean(self, call):
         total = R.sum(R.astype(call.args[0], "int64"), call.attrs.axis, call.attrs.keepdims)
-        before, after = (math.prod(fixed_shape(each.ty)) for each in (call.args[0], call))
-        return R.astype(R.divide(total, relax.const(before // max(after, 1), "int64")), str(call.ty.dtype))
+        shape, axes = known_shape(call.args[0].ty), call.attrs.axis
+        axes = range(len(shape)) if axes is None else [int(axis) % len(shape) for axis in axes]
+        sizes = [size for axis, size in enumerate(shape) if axis in axes]
+        if not all(isinstance(size, int) for size in sizes):
+            raise NotImplementedError(
+                f"a mean of integers over an open size, of {call.args[0].ty}: convert it to float32 first, "
+                "or import the network with a whole number"
+            )
+        return R.astype(R.divide(total, relax.const(math.prod(sizes), "int64")), str(call.ty.dtype))

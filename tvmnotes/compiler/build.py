@@ -9,6 +9,7 @@ from ..base.workarounds import keep_interrupt, pass_lock
 from ..runtime.compiled import Compiled, cannot_run, plain
 from . import codegen, cuda, cuda_compiled, pipeline
 from .memory import memory
+from .open_sizes import check_inputs, open_sizes
 from .records import resolve_records
 
 
@@ -39,7 +40,7 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
 
     Raises:
         ValueError: An unknown opt level or target, parameters that do not fit the module, or an input or
-            intermediate value without a fixed shape.
+            intermediate value whose shape is not known, or depends on more than the open sizes.
         TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
         IndexError: An index that is evaluated at compile time is out of range.
     """
@@ -50,6 +51,10 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     target = resolve_target(target, kinds=("llvm", "cuda"))
     for_gpu = target.kind.name == "cuda"
     mod, arrays = bind(mod, params)
+    if for_gpu and open_sizes(mod["main"]):
+        raise ValueError(
+            "a build for a GPU needs fixed sizes: import the model with whole numbers for every axis"
+        )
     lookup = resolve_records(records, target)
     with pass_lock, target:
         mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)
@@ -58,8 +63,9 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
         graph = pipeline.describe(mod, list(constants)) | {"tuned": str(lookup or "")}
         if for_gpu:
             mod, graph["kernels"] = cuda.scheduled(mod, target)
-        mod = pipeline.lowering()(pipeline.bundle(mod))
-        graph["memory"] = memory(mod["main"])
+        plan = {} if graph["sizes"] else None
+        mod = pipeline.lowering(plan)(pipeline.bundle(mod))
+        graph["memory"] = plan or memory(mod["main"])
     if for_gpu:
         executable = cuda_compiled.executable(mod, target)
         return cuda_compiled.CompiledForGPU(executable, graph, constants, target, opt_level)
@@ -147,12 +153,7 @@ def _check(mod, params) -> list[tvm.relax.Var]:
             "params: expected one array for each weight of the module; "
             f"missing: {shorten(missing)}; not in the module: {shorten(unexpected)}"
         )
-    for var in main.params[:inputs]:
-        if fixed_shape(var.ty) is None:
-            raise ValueError(
-                f"input {var.name!r} is {var.ty}, whose shape is not fixed: "
-                "import the model with whole numbers for every axis"
-            )
+    check_inputs(main, main.params[:inputs])
     outputs = main.ret_ty.fields if isinstance(main.ret_ty, tvm.ir.TupleType) else [main.ret_ty]
     if not all(isinstance(output, tvm.relax.TensorType) for output in outputs):
         raise ValueError(

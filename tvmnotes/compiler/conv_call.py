@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 
-from ..base.relax import constant_array, fixed_shape
+from ..base.relax import constant_array, known_shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -14,13 +14,13 @@ class ConvCall:
     """A convolution of NCHW to NCHW with constant weights.
 
     Attributes:
-        shape: The input's shape (N, C, H, W); None if it is not fixed.
+        shape: The input's shape (N, C, H, W), with integers where it is fixed; None if it is not known.
         weight: The weights (O, C / groups, kh, kw); (C, O / groups, kh, kw) of a transposed convolution.
         window: Strides (2), padding (4: top, left, bottom, right) and dilation (2).
         groups: The number of groups.
     """
 
-    shape: tuple[int, ...] | None
+    shape: tuple | None
     weight: np.ndarray
     window: tuple[tuple[int, ...], ...]
     groups: int
@@ -46,4 +46,4 @@ def match(call, transposed: bool = False, lookup: Callable | None = None) -> Con
     if array is None:
         return None
     window = tuple(tuple(int(n) for n in each) for each in (attrs.strides, attrs.padding, attrs.dilation))
-    return ConvCall(fixed_shape(data.ty), array, window, int(attrs.groups))
+    return ConvCall(known_shape(data.ty), array, window, int(attrs.groups))

@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from ..base.relax import fixed_shape, on_each_function
+from ..base.relax import known_shape, on_each_function
 from .conv_call import match
 
 
@@ -31,8 +31,12 @@ class _Rewrite(relax.PyExprMutator):
         conv = match(call, transposed=True, lookup=self.lookup_binding)
         if conv is None or conv.groups != 1 or len(conv.weight) == 1:
             return call
-        out, (strides, padding, dilation) = fixed_shape(call.ty), conv.window
-        if None in (conv.shape, out) or {*dilation} != {1} or str(call.ty.dtype) != "float32":
+        out, (strides, padding, dilation) = known_shape(call.ty), conv.window
+        if (
+            not all(shape and {*map(type, shape[1:])} == {int} for shape in (conv.shape, out))
+            or {*dilation} != {1}
+            or str(call.ty.dtype) != "float32"
+        ):
             return call
         return self._plain(call.args[0], conv.weight, conv.shape, out, [*strides], [*padding[:2]])
 
@@ -55,7 +59,7 @@ class _Rewrite(relax.PyExprMutator):
 
     def _cut(self, x, begins, ends):
         """Slice rows and columns of `x` from `begins` up to `ends`."""
-        whole = not any(begins) and [*fixed_shape(x.ty)[2:]] == [*ends]
+        whole = not any(begins) and [*known_shape(x.ty)[2:]] == [*ends]
         return x if whole else self._emit(op.strided_slice(x, [2, 3], begins, ends))
 
     def _emit(self, expr):

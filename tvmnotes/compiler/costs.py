@@ -5,6 +5,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ _FIELDS = {  # by a node's class: the fields that count. `_Counter` has methods 
 _GRID = 1 << 22  # most values of the loop variables for which a condition is evaluated
 
 
-def count(func: tirx.PrimFunc) -> dict[str, int]:
+def count(func: tirx.PrimFunc, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
     """Count the operations of one call of a kernel, and the bytes that it reads and writes.
 
     Conditions on loop variables are evaluated exactly. If a condition depends on data, both branches count,
@@ -55,6 +56,7 @@ def count(func: tirx.PrimFunc) -> dict[str, int]:
 
     Args:
         func: The kernel as it is scheduled.
+        sizes: The values of the open sizes, by name.
 
     Returns:
         "flops": Each addition, subtraction, multiplication, division, minimum, maximum and mathematical
@@ -70,13 +72,13 @@ def count(func: tirx.PrimFunc) -> dict[str, int]:
     Raises:
         NotImplementedError: The kernel has a statement or an expression of a class that is not known.
     """
-    counter = _Counter(func)
+    counter = _Counter(func, sizes or {})
     counter.stmt(func.body, _Scope())
-    sizes = {buffer: math.prod(int(n) for n in buffer.shape) for buffer in counter.arguments}
+    elements = {buffer: math.prod(counter.size(n) for n in buffer.shape) for buffer in counter.arguments}
 
     def moved(accesses, excluded=()):
         total = 0
-        for buffer, size in sizes.items():
+        for buffer, size in elements.items():
             if buffer not in excluded or accesses[buffer] == math.inf:
                 total += math.ceil(min(size, accesses[buffer])) * bytes_of(buffer.dtype)
         return total
@@ -103,7 +105,8 @@ class _Unknown(Exception):
 
 
 class _Counter:
-    def __init__(self, func):
+    def __init__(self, func, sizes):
+        self.sizes = sizes
         self.flops = 0
         self.loads, self.stores = Counter(), Counter()
         self.arguments = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
@@ -191,6 +194,10 @@ class _Counter:
             return scope
         return _Scope(scope.iterations, conditions, float(np.mean(holds)))
 
+    def size(self, expr) -> int:
+        """Evaluate a size of a buffer."""
+        return int(self._values(expr))
+
     def _values(self, expr):
         """Evaluate an integer or condition in all iterations: an axis per loop, the outermost last."""
         kind = type(expr)
@@ -199,6 +206,8 @@ class _Counter:
         if kind is tirx.Var:
             if expr in self._bound:
                 return self._values(self._bound[expr])
+            if expr.name in self.sizes and expr not in self._loops:
+                return self.sizes[expr.name]
             if expr in self._loops:
                 first, extent, depth = self._loops[expr]
                 return np.arange(first, first + extent).reshape(extent, *[1] * depth)

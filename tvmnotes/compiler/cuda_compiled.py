@@ -107,7 +107,7 @@ class CompiledForGPU(Compiled):
         fits = on_gpu and (tuple(value.shape), dtype_of(value)) == (spec.shape, spec.dtype)
         if fits and value.is_contiguous():
             return value if isinstance(value, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(value.detach())
-        checked = input_tensor(value, spec)
+        checked = input_tensor(value, spec, {})
         return checked if self._main is None else tvm.runtime.from_dlpack(checked).copyto(self.device)
 
     def save(self, folder):

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ..base.relax import fixed_shape, on_each_function
+from ..base.relax import known_shape, on_each_function
 
 
 def decompose_functions() -> tvm.transform.Pass:
@@ -68,7 +68,7 @@ _NORMS = tuple(f"relax.nn.{kind}_norm" for kind in ("layer", "group", "instance"
 
 
 def _norm(name, x, scale, shift=None, *, attrs):
-    shape = fixed_shape(x.ty)
+    shape = known_shape(x.ty)
     axes = {int(axis) % len(shape) for axis in attrs.axes}
     weight_axes, grouped = axes, shape
     if name in ("relax.nn.group_norm", "relax.nn.instance_norm"):

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 
 from ..base import indices
-from ..base.relax import constant_array, fixed_shape, on_each_function
+from ..base.relax import constant_array, fixed_shape, known_shape, on_each_function, shape_text
 from .conv_call import match
 
 # NumPy functions by operator, of the arrays of its tensors; those of `_OTHERS` take the call first.
@@ -135,7 +135,7 @@ class _FoldBatchNorm(relax.PyExprMutator):
         total = self._call(source, "add", once=True)
         if total is not None:
             source = total.args[0]
-            bias = _by_channel(self._array(total.args[1]), fixed_shape(norm.args[0].ty))
+            bias = _by_channel(self._array(total.args[1]), known_shape(norm.args[0].ty))
         call = self._call(source, "nn.conv2d", once=True)
         conv = match(call)
         if conv is None or bias is None:
@@ -209,7 +209,7 @@ class _FoldAffine(relax.PyExprMutator):
         value = constant_array(constant)
         if not isinstance(x, relax.Var) or value is None or value.dtype != np.float32:
             return None
-        if fixed_shape(x.ty) is None or fixed_shape(x.ty) != fixed_shape(call.ty):
+        if shape_text(x.ty) is None or shape_text(x.ty) != shape_text(call.ty):
             return None
         x, scale, shift, operators = self.chains.get(x, (x, np.float32(1), np.float32(0), 0))
         if name in ("multiply", "divide"):

@@ -6,11 +6,11 @@ Such a kernel raises by itself wherever the network runs: in another process, wi
 import math
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.script import tirx as T
 
 from ..base import indices
-from ..base.relax import fixed_shape, on_each_function
+from ..base.relax import known_shape, on_each_function
 from ..base.tvm_seam import OPAQUE
 from ..base.workarounds import fast_tvmscript_parser
 
@@ -27,21 +27,25 @@ class _ToKernels(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
         check = indices.arguments(call)
-        if check is None or fixed_shape(call.ty) is None:
+        if check is None:
             return call
         array, *limits = check
-        kernel = _kernel(fixed_shape(call.ty), str(call.ty.dtype), *limits)
+        shape = known_shape(call.ty)
+        if shape is None or not all(isinstance(size, int | tirx.Var) for size in shape):
+            raise ValueError(
+                f"indices of a {call.ty}, neither fixed nor open: import the network with whole numbers"
+            )
+        own = {size: tirx.Var(size.name, "int64") for size in shape if isinstance(size, tirx.Var)}
+        kernel = _kernel(tuple(own.get(size, size) for size in shape), str(call.ty.dtype), *limits)
         return relax.call_tir(self.builder_.add_func(kernel, "checked_indices"), [array], call.ty)
 
 
 @fast_tvmscript_parser()
-def _kernel(
-    shape: tuple[int, ...], dtype: str, text: str, size: int, negative: int, column: int, columns: int
-):
+def _kernel(shape: tuple, dtype: str, text: str, size: int, negative: int, column: int, columns: int):
     """Make a kernel that computes `indices.within`; it searches for the wrong index only after reading all.
 
     An error's text ends with the index, whose digits are written last to first, and then the text before
-    them.
+    them. An open size in `shape` is a variable of the kernel's own.
     """
     rows = math.prod(shape) // columns
     length = len(text.encode())

@@ -21,12 +21,12 @@ from tvm import relax, te, tirx
 
 from ..base.integers import ceildiv
 from ..base.protocols import Lookup
-from ..base.relax import constant_array, fixed_shape
+from ..base.relax import constant_array, known_shape, plain_sizes, shape_text
 from ..base.tvm_seam import OUT_EWISE_FUSABLE
 from .conv_call import match
 from .rules.base.vector import Simd, pad_to
 from .workloads import conv2d
-from .workloads.conv2d import Convolution
+from .workloads.conv2d import Convolution, one_image
 
 # Elementwise operators whose result is finite for every finite input, and those for which it may not be.
 _FINITE = {f"relax.{name}" for name in (
@@ -138,11 +138,11 @@ class _Blocker(relax.PyExprMutator):
     # ------------------------------------------------------------ between the layouts
 
     def _block(self, arg) -> _Blocked | None:
-        """Return `arg` in NCHW[x]c; None unless it is a float32 tensor of rank 4 with a fixed shape."""
+        """Return `arg` in NCHW[x]c; None unless it is a float32 tensor of images of a fixed shape."""
         if arg in self.blocked:
             return self.blocked[arg]
-        shape = fixed_shape(arg.ty)
-        if shape is None or len(shape) != 4 or str(arg.ty.dtype) != "float32":
+        shape = _image_shape(arg.ty)
+        if shape is None or str(arg.ty.dtype) != "float32":
             return None
         name = f"to_{self.layout}"
         call = self.builder_.call_te(_to_blocks, self.visit_expr(arg), self.lanes, primfunc_name_hint=name)
@@ -159,7 +159,7 @@ class _Blocker(relax.PyExprMutator):
 
     def _conv2d(self, call):
         found = match(call)
-        if found is None or found.shape is None or found.weight.dtype != np.float32:
+        if found is None or _image_shape(call.args[0].ty) is None or found.weight.dtype != np.float32:
             return None
         data, weight, groups, lanes = call.args[0], found.weight, found.groups, self.lanes
         # Few channels, as of an image, are read in NCHW.
@@ -167,10 +167,10 @@ class _Blocker(relax.PyExprMutator):
         block = None if is_image else self._block(data)
         if not is_image and block is None:
             return None
-        conv = Convolution(found.shape, weight.shape, *found.window, groups, not is_image)
+        conv = Convolution(one_image(found.shape), weight.shape, *found.window, groups, not is_image)
         config = conv.config(self.lookup, self.simd)
         source = self.visit_expr(data) if is_image else block.expr
-        if fixed_shape(source.ty) != conv.packed_input_shape(lanes):
+        if known_shape(source.ty)[1:] != conv.packed_input_shape(lanes)[1:]:
             _, groups, _, _, channels = conv.packed_input_shape(lanes)
             source = self.builder_.emit(self.builder_.call_te(conv2d.group, source, groups, channels))
         has_gaps = conv.has_gaps(config, lanes)
@@ -195,9 +195,9 @@ class _Blocker(relax.PyExprMutator):
 
     def _elementwise(self, call):
         channels = max(self.blocked[arg].channels for arg in call.args if arg in self.blocked)
-        shape = fixed_shape(call.ty)
+        shape = _image_shape(call.ty)
         padded = channels % self.lanes != 0
-        if shape is None or len(shape) != 4 or shape[1] != channels:
+        if shape is None or shape[1] != channels:
             return None
         if padded and (call.op.name not in _FINITE or _clips_to_infinity(call)):
             return None
@@ -206,13 +206,13 @@ class _Blocker(relax.PyExprMutator):
             if not isinstance(getattr(arg, "ty", None), relax.TensorType):  # a bound of clip, for example
                 args.append(arg)
                 continue
-            array, rank = constant_array(arg), len(fixed_shape(arg.ty) or ())
+            array, rank = constant_array(arg), len(known_shape(arg.ty) or ())
             if array is not None and rank <= 4 and array.dtype == np.float32:
                 if padded and not np.isfinite(array).all():
                     return None
                 args.append(relax.const(self._block_constant(array)))
                 continue
-            if rank == 4 and fixed_shape(arg.ty)[1] == 1 != channels:  # one value for all channels
+            if rank == 4 and known_shape(arg.ty)[1] == 1 != channels:  # one value for all channels
                 if padded:  # which may be infinite
                     return None
                 args.append(relax.op.expand_dims(self.visit_expr(arg), -1))
@@ -243,9 +243,9 @@ class _Blocker(relax.PyExprMutator):
     def _concat(self, call):
         parts = list(call.args[0].fields) if isinstance(call.args[0], relax.Tuple) else []
         of_channels = call.attrs.axis is not None and int(call.attrs.axis) % 4 == 1
-        if not parts or not of_channels or len(fixed_shape(call.ty) or ()) != 4:
+        if not parts or not of_channels or _image_shape(call.ty) is None:
             return None
-        if any((fixed_shape(part.ty) or (0, 1))[1] % self.lanes for part in parts):
+        if any((_image_shape(part.ty) or (0, 1))[1] % self.lanes for part in parts):
             return None
         blocks = [self._block(part) for part in parts]
         if None in blocks:
@@ -280,16 +280,23 @@ class _Blocker(relax.PyExprMutator):
 
     def _flatten(self, call):
         """Reshape (N, channels, 1, 1) to (N, channels)."""
-        block, shape = self.blocked[call.args[0]], fixed_shape(call.ty)
-        n, _, h, w, _ = fixed_shape(block.expr.ty)
+        block, shape = self.blocked[call.args[0]], shape_text(call.ty)
+        n, _, h, w, _ = shape_text(block.expr.ty)
         return self._as_vector(block) if (h, w) == (1, 1) and shape == (n, block.channels) else None
 
     def _as_vector(self, value: _Blocked):
-        n, blocks, _, _, lanes = fixed_shape(value.expr.ty)
+        n, blocks, _, _, lanes = known_shape(value.expr.ty)
         flat = relax.op.reshape(value.expr, (n, blocks * lanes))
         if value.channels % lanes == 0:
             return flat
         return relax.op.strided_slice(self.builder_.emit(flat), [1], [0], [value.channels])
+
+
+def _image_shape(ty) -> tuple | None:
+    """Return the shape (N, C, H, W) of images, of which N may be open; None for another tensor."""
+    shape = known_shape(ty)
+    images = shape is not None and len(shape) == 4 and all(isinstance(n, int) for n in shape[1:])
+    return shape if images else None
 
 
 def _clips_to_infinity(call) -> bool:
@@ -305,7 +312,7 @@ def _variables(call):
 
 
 def _to_blocks(data, lanes: int):
-    n, channels, h, w = (int(s) for s in data.shape)
+    n, channels, h, w = plain_sizes(data.shape)
 
     def element(b, k, y, x, c):
         value = data[b, k * lanes + c, y, x]
@@ -325,7 +332,7 @@ def _zero_fill(data, channels: int):
 
 
 def _from_blocks(data, channels: int):
-    n, _, h, w, lanes = (int(s) for s in data.shape)
+    n, _, h, w, lanes = plain_sizes(data.shape)
 
     def element(b, c, y, x):
         return data[b, c // lanes, y, x, c % lanes]

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax, topi
 
 from ..base.protocols import Lookup
-from ..base.relax import constant_array, fixed_shape
+from ..base.relax import constant_array, known_shape, typical
 from ..base.tvm_seam import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
 from . import special_values
 from .rules import row_reduction
@@ -17,6 +17,8 @@ from .rules.base.vector import Simd
 from .special_values import default
 from .workloads.batch_matmul import BatchMatmul
 from .workloads.dense import Dense
+
+_OPEN_ROWS = 4  # rows of a product's workload, at least, if their number is open
 
 
 def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict:
@@ -41,16 +43,21 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
 
 def _matmul(bb, call, v, lookup):
     left, right = call.args
-    a, b = fixed_shape(left.ty), fixed_shape(right.ty)
+    a, b = known_shape(left.ty), known_shape(right.ty)
     dtypes = {str(each.ty.dtype) for each in (left, right, call)}
     if a is None or b is None or len(a) < 2 or len(b) < 2 or dtypes != {"float32"}:
         return default(bb, call)
+    if not all(isinstance(size, int) for size in (a[-1], *b[-2:])):
+        return default(bb, call)
     if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
-        dense = Dense(a[-2], *b)
+        rows = a[-2] if isinstance(a[-2], int) else max(typical(a[-2]), _OPEN_ROWS)
+        dense = Dense(rows, *b)
         config = dense.config(lookup, v)
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
         return _fusable(bb, "dense", dense.compute, left, panels, config)
-    product = BatchMatmul(a, b)
+    if not isinstance(a[-2], int):
+        return default(bb, call)
+    product = BatchMatmul(*(tuple(map(typical, shape)) for shape in (a, b)))
     return _fusable(bb, "matmul", product.compute, left, right, product.config(lookup, v))
 
 
@@ -63,15 +70,22 @@ def _power(bb, call):
 
 
 def _softmax(bb, call, v):
-    shape = fixed_shape(call.ty)
-    if not shape or str(call.ty.dtype) != "float32" or int(call.attrs.axis) % len(shape) != len(shape) - 1:
+    shape = known_shape(call.ty)
+    if (
+        not shape
+        or not isinstance(shape[-1], int)
+        or str(call.ty.dtype) != "float32"
+        or int(call.attrs.axis) % len(shape) != len(shape) - 1
+    ):
         return default(bb, call)
     return _fusable(bb, "softmax", row_reduction.softmax, call.args[0], v.lanes)
 
 
 def _layer_norm(bb, call, v):
-    shape, attrs = fixed_shape(call.ty), call.attrs
-    last = shape and [int(a) % len(shape) for a in attrs.axes] == [len(shape) - 1]
+    shape, attrs = known_shape(call.ty), call.attrs
+    last = (
+        shape and isinstance(shape[-1], int) and [int(a) % len(shape) for a in attrs.axes] == [len(shape) - 1]
+    )
     if not last or str(call.ty.dtype) != "float32" or not (attrs.center and attrs.scale):
         return default(bb, call)
     return _fusable(bb, "layer_norm", row_reduction.layer_norm, *call.args, float(attrs.epsilon), v.lanes)
@@ -84,7 +98,7 @@ def _fusable(bb, name: str, compute, *args):
 
 
 def _elementwise(bb, call):
-    if str(call.ty.dtype) != "float32" or fixed_shape(call.ty) is None:
+    if str(call.ty.dtype) != "float32" or known_shape(call.ty) is None:
         return default(bb, call)
     name = call.op.name.rpartition(".")[2]
     return bb.call_te(elementwise.FUNCTIONS[call.op.name], call.args[0], primfunc_name_hint=name)
@@ -95,6 +109,8 @@ def _concat(bb, call):
     if not isinstance(parts, relax.Tuple) or len(parts.fields) < 3 or call.attrs.axis is None:
         return default(bb, call)
     axis = int(call.attrs.axis) % len(call.ty.shape)
+    if not isinstance(known_shape(call.ty)[axis], int):
+        return default(bb, call)
     # Fused, nested concatenations would test for each element which of dozens of parts it comes from.
     attrs = {"op_pattern": OPAQUE} if any(_is_concat(bb, part) for part in parts.fields) else None
 

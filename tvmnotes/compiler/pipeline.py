@@ -10,11 +10,11 @@ from tvm import relax
 from tvm.relax import transform as t
 
 from ..base.protocols import Lookup
-from ..base.relax import array_key, fixed_shape
+from ..base.relax import array_key, shape_text
 from . import special_values
 from .bools import bools_as_bytes
+from .buffers import share_buffers
 from .conv_transpose import transposed_to_plain
-from .costs import count
 from .cuda import has_threads
 from .decompose import decompose_functions
 from .detection.nms_cuda import parallelize_detection
@@ -22,6 +22,8 @@ from .fold import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .indices import checks_to_kernels
 from .layout import block_layouts
 from .legalize import legalizations
+from .memory import memory
+from .open_sizes import cost, open_sizes
 from .operator_notes import note_operators, operators
 from .precision import sums_in_float32
 from .recurrent.pack import pack_recurrent
@@ -81,19 +83,33 @@ def passes(
     return [step for level, step in from_level if opt_level >= level]
 
 
-def lowering() -> tvm.transform.Pass:
-    """Make the pass that replaces `tvm.compile`'s default, which would fuse and fold at every opt level."""
+def lowering(plan: dict | None = None) -> tvm.transform.Pass:
+    """Make the pass that replaces `tvm.compile`'s default, which would fuse and fold at every opt level.
+
+    Args:
+        plan: For a network with open sizes, a dictionary that gets what `memory.memory` returns: after the
+            lowering such sizes are computed in code.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="NoteMemory")
+    def note(mod, _context):
+        plan.update(memory(mod["main"]))
+        return mod
+
     return tvm.transform.Sequential(
         [
             t.RewriteDataflowReshape(),  # a reshape becomes a view if possible
             t.ToNonDataflow(),
             t.RemovePurityChecking(),
             t.CallTIRRewrite(),  # kernels write into buffers that the caller allocates
-            t.StaticPlanBlockMemory(),  # buffers that are not alive together share memory
+            t.StaticPlanBlockMemory()
+            if plan is None
+            else share_buffers(),  # buffers that are not alive together share memory
             t.RewriteCUDAGraph(),  # for a GPU, if the pass context has "relax.backend.use_cuda_graph"
             t.LowerAllocTensor(),
             t.KillAfterLastUse(),
             t.LowerRuntimeBuiltin(),
+            *([] if plan is None else [note]),
             t.ComputePrimValue(),
             t.VMShapeLower(),
             t.AttachGlobalSymbol(),
@@ -152,16 +168,18 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
         params: The names of the parameters, in order.
 
     Returns:
+        "sizes", the least and the greatest value, or None, of each size that is open, by name;
         "inputs", "params" and "outputs", with their shapes and dtypes; "nodes", the kernel calls; "heads",
         the values that are the outputs; "tuple", whether the result is one; and by kernel name "kernels" (its
-        schedule), "costs" (see `costs.count`, and the operators that it fuses) and "workloads" (only kernels
-        that have one). A node has the name of its result, its kernel (or the Relax operator that the runtime
-        serves), the values it reads, and the shape and dtype of its result.
+        schedule), "costs" (see `open_sizes.cost`, and the operators that it fuses) and "workloads" (only
+        kernels that have one). A node has the name of its result, its kernel (or the Relax operator that the
+        runtime serves), the values it reads, and the shape and dtype of its result.
 
     Raises:
-        ValueError: A value has no fixed shape.
+        ValueError: A value has no known shape.
     """
     main = mod["main"]
+    sizes = open_sizes(main)
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
     result = main.ret_ty
     several = isinstance(result, tvm.ir.TupleType)
@@ -169,6 +187,7 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
     kernels.sort(key=lambda item: item[0].name_hint)
     notes = {var.name_hint: annotations.of_function(func) for var, func in kernels}
     return {
+        "sizes": {size.name: [size.lower, size.upper] for size in sizes.values()},
         "inputs": [{"name": p.name, **_tensor(p.ty)} for p in main.params if p.name not in params],
         "params": params,
         "nodes": [_node(binding) for binding in bindings if isinstance(binding.value, tvm.ir.Call)],
@@ -177,7 +196,7 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
         "tuple": several,
         "kernels": {name: note["schedule"] for name, note in notes.items()},
         "costs": {
-            var.name_hint: count(func) | {"operators": operators(mod, var.name_hint)}
+            var.name_hint: cost(func, sizes) | {"operators": operators(mod, var.name_hint)}
             for var, func in kernels
             if not has_threads(func)  # written for a GPU by hand
         },
@@ -222,7 +241,7 @@ def _node(binding) -> dict:
 
 
 def _tensor(ty) -> dict:
-    shape = fixed_shape(ty)
+    shape = shape_text(ty)
     if isinstance(ty, relax.TensorType) and shape is None:
         raise ValueError(
             f"the network makes a {ty}, whose shape is known only when it runs: tn.build needs fixed shapes; "

@@ -15,7 +15,7 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import PointerType, PrimType
 from tvm.tirx import compilation_pipeline
 
-from ..base.relax import constant_array, fixed_shape, on_each_function
+from ..base.relax import constant_array, fixed_shape, known_shape, on_each_function
 
 # ---------------------------------------------------------------- kernels, when they are lowered
 
@@ -378,7 +378,11 @@ class _SortByKeys(relax.PyExprMutator):
         if not axes:
             x = self.builder_.emit(relax.op.reshape(x, [-1]))
         axis = axes[0] if axes else 0
-        size = fixed_shape(x.ty)[axis]
+        size = known_shape(x.ty)[axis]
+        if not isinstance(size, int):
+            raise NotImplementedError(
+                f"a median over an open size, of {x.ty}: import the network with a whole number"
+            )
         keys = self.builder_.emit_te(_keys, x, primfunc_name_hint="sort_keys")
         order = self.builder_.emit(relax.op.argsort(keys, axis, False, "int64"))
 

@@ -2,10 +2,12 @@
 
 The contract: `mod["main"]` takes the model's inputs first, under the names that the caller gave, then one
 parameter per weight; the function's attribute `num_input` counts the inputs; `params` maps the name of each
-weight parameter to its array. A model with one output returns a tensor, one with several a tuple.
+weight parameter to its array. A model with one output returns a tensor, one with several a tuple. The
+attribute `tvmnotes.sizes` holds the bounds of open sizes.
 
 build                  `tn.build`: import a model if need be, and compile it
 model                  `as_model`, the last step of every importer
+open_sizes             networks with open sizes, from imports at a few fixed ones
 onnx                   `from_onnx`; onnx_branches, onnx_graph, onnx_limits and onnx_values:
                        the steps before TVM's frontend
 onnx_operators         converters of ONNX operators, with onnx_corrections, onnx_indices, onnx_node (how to

@@ -21,7 +21,8 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from ..base.errors import one_line
 from ..base.indices import OutOfRange
-from ..base.spec import TensorSpec, parse_inputs
+from ..base.sizes import Size, is_name, merged
+from ..base.spec import TensorSpec, parse_inputs, with_one_size_per_name
 from ..base.workarounds import pass_lock
 from .model import as_model
 from .onnx_graph import (
@@ -37,6 +38,7 @@ from .onnx_graph import (
 )
 from .onnx_limits import check_dtypes, check_functions, check_sizes
 from .onnx_values import as_constants, require_known
+from .open_sizes import with_open_sizes
 
 
 def from_onnx(
@@ -48,8 +50,10 @@ def from_onnx(
         model: A file, its bytes, or a ModelProto, which is not changed. Weights stored outside the file
             (external data) are found next to it, so such a model must come as a path.
         inputs: The shapes and dtypes of the inputs, in any form that `tvmnotes.spec.parse_inputs` reads.
-            Dtypes, and inputs whose shape the model fixes, may be left out. A size of 0 in the model counts
-            as open; in `inputs` it means an empty tensor.
+            Dtypes, and inputs whose shape the model fixes, may be left out. A name in a shape,
+            ("batch", 3, 224, 224), or a `Size` is a size that stays open, as does a first axis that has a
+            name in the model and no size here. A size of 0 in the model counts as open and without a name; in
+            `inputs` it means an empty tensor.
 
     Returns:
         `(mod, params)` as `tvmnotes.importers` describes. The parameters of `mod["main"]` are the graph's
@@ -62,7 +66,8 @@ def from_onnx(
         ValueError: The file is not an ONNX model, onnx.checker refuses it, it contradicts itself or has an
             opset that `onnx` does not know, `inputs` do not fit it, or a tensor exceeds this machine's
             memory.
-        NotImplementedError: TVM lacks operators (the message names all), or an input decides sizes or axes.
+        NotImplementedError: TVM lacks operators (the message names all), an input decides sizes or axes, or
+            the model cannot leave a size open.
         TypeError: `model` or `inputs` is of another kind.
         IndexError: The model holds an index out of range. One that is passed in or computed is an IndexError
             of the run.
@@ -72,6 +77,23 @@ def from_onnx(
     check_functions(proto)
     check_widths(proto.graph)
     specs = _settle_inputs(proto.graph, inputs)
+
+    def import_at(fixed):
+        copy = proto
+        if merged(spec.shape for spec in specs):
+            copy = onnx.ModelProto()
+            copy.CopyFrom(proto)
+        return _import(copy, fixed)
+
+    return with_open_sizes(import_at, specs)
+
+
+def _import(
+    proto: onnx.ModelProto, specs: list[TensorSpec]
+) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Import a model, which is changed, for inputs of fixed sizes."""
+    for value, spec in zip(proto.graph.input, specs, strict=True):
+        value.CopyFrom(make_tensor_value_info(spec.name, value.type.tensor_type.elem_type, spec.shape))
     proto = with_output_shapes(proto)
     _check(proto)
     if proto.functions:
@@ -197,10 +219,10 @@ def _check(proto: onnx.ModelProto) -> None:
 
 
 def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
-    """Match `inputs` with the graph's inputs, write their sizes into the graph and return all inputs."""
+    """Match `inputs` with the graph's inputs and return all inputs."""
     declared = {value.name: _declared(value) for value in graph.input}
     dtypes = {name: dtype for name, (_, dtype) in declared.items()}
-    requested = [] if inputs is None else parse_inputs(inputs, list(declared), dtypes, least=0)
+    requested = [] if inputs is None else parse_inputs(inputs, list(declared), dtypes, 0, open_sizes=True)
     wanted = {spec.name: spec for spec in requested}
     if unknown := [name for name in wanted if name not in declared]:
         raise ValueError(
@@ -214,22 +236,21 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     for name, (dims, dtype) in declared.items():
         known = ["?"] if dims is None else dims
         shape = wanted[name].shape if name in wanted else tuple(sizes.get(dim, (dim,))[0] for dim in known)
-        if all(isinstance(n, int) for n in shape):
+        shape = (*(Size(n) if is_name(n) else n for n in shape[:1]), *shape[1:])
+        if not any(isinstance(n, str) for n in shape):
             specs.append(TensorSpec(name, shape, dtype))
         else:
-            unsettled[name] = tuple(1 if isinstance(n, str) else n for n in shape)
+            unsettled[name] = tuple(1 if isinstance(n, str) else getattr(n, "name", n) for n in shape)
     if unsettled:
         raise ValueError(
-            "TVM compiles for fixed sizes, and these inputs leave some open: "
+            "a size may stay open on the first axis, under a name, and these inputs leave others open: "
             f"{_listed(declared, unsettled)}; pass inputs={unsettled}, or whichever sizes you need"
         )
-    for value, spec in zip(graph.input, specs, strict=True):
-        value.CopyFrom(make_tensor_value_info(spec.name, value.type.tensor_type.elem_type, spec.shape))
-    return specs
+    return with_one_size_per_name(specs)
 
 
 def _match(
-    spec: TensorSpec, dims: list[int | str] | None, dtype: str, sizes: dict[str, tuple[int, str]]
+    spec: TensorSpec, dims: list[int | str] | None, dtype: str, sizes: dict[str, tuple[int | Size, str]]
 ) -> None:
     """Compare an input with its declaration; `sizes` maps a symbol to its size and the input that set it."""
     if spec.dtype != dtype:
@@ -240,8 +261,9 @@ def _match(
         return
     pairs = list(zip(dims, spec.shape, strict=False))
     if len(dims) != len(spec.shape) or any(isinstance(dim, int) and dim != n for dim, n in pairs):
+        shape = tuple(getattr(n, "name", n) for n in spec.shape)
         raise ValueError(
-            f"input {spec.name!r}: the model takes {_described(dims, dtype)}, got shape {spec.shape}; "
+            f"input {spec.name!r}: the model takes {_described(dims, dtype)}, got shape {shape}; "
             "the sizes given there as numbers are fixed (export with dynamic axes to leave them open)"
         )
     for dim, n in pairs:

@@ -51,6 +51,21 @@ def _elu(n: Node):
     return R.multiply(n.const(n.get("gamma", gamma)), R.where(R.less(n.x, n.const(0)), below, n.x))
 
 
+@converts("Clip")
+def _clip(n: Node):
+    """Clip with operators, which passes know; TVM makes a kernel of each bound. NaN is no bound."""
+    if n.opset < 11:
+        return n.usual()
+    result = n.x
+    for bound, apply, none in ((n.inputs[1], R.maximum, -math.inf), (n.inputs[2], R.minimum, math.inf)):
+        if bound is None:
+            continue
+        if "float" in n.dtype:
+            bound = R.where(R.isnan(bound), n.const(none), bound)
+        result = apply(result, bound)
+    return result
+
+
 @converts("BitShift")
 def _bit_shift(n: Node):
     """Shift; by less than 0, or by the width or more, gives 0, or -1 for a negative element shifted right."""

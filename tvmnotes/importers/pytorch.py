@@ -31,9 +31,11 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from ..base import errors
 from ..base.indices import OutOfRange
+from ..base.sizes import merged
 from ..base.spec import TensorSpec, dtype_of, parse_inputs, require_dense
 from ..base.workarounds import hold_interrupt, pass_lock
 from .model import as_model
+from .open_sizes import usual, with_open_sizes
 from .pytorch_complex import without_complex
 from .pytorch_decompositions import DECOMPOSITIONS
 from .pytorch_inline import foreign, used_results
@@ -56,9 +58,9 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     Args:
         model: An nn.Module in eval mode, the result of torch.jit.trace, torch.jit.script or torch.jit.freeze,
             or an ExportedProgram.
-        inputs: The inputs' shapes, which are fixed, and dtypes, in the order of forward's arguments and in
-            any form that `tvmnotes.spec.parse_inputs` reads. None, for an ExportedProgram, takes the
-            program's own.
+        inputs: The inputs' shapes and dtypes, in the order of forward's arguments and in any form that
+            `tvmnotes.spec.parse_inputs` reads. A name in a shape, ("batch", 3, 224, 224), or a `Size` is a
+            size that stays open. None, for an ExportedProgram, takes the program's own.
 
     Returns:
         `(mod, params)` as `tvmnotes.importers` describes. `params` holds copies, in the order of `main`'s
@@ -69,14 +71,23 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     Raises:
         TypeError: `model` is of another kind, or a weight is not a dense tensor of numbers.
         ValueError: The network is in training mode, or does not take these inputs.
-        NotImplementedError: TVM's importer lacks operators; the message names all of them.
+        NotImplementedError: TVM's importer lacks operators; the message names all of them. Or the network
+            cannot leave a size open.
         IndexError: The network holds an index out of range. One that is passed in or computed is an
             IndexError of the run.
     """
     _check_model(model)
     own = isinstance(model, ExportedProgram) and inputs is None
-    specs = _program_inputs(model) if own else parse_inputs(inputs)
+    specs = _program_inputs(model) if own else parse_inputs(inputs, open_sizes=True)
     _check_inputs(model, specs)
+    imported = with_open_sizes(lambda fixed: _import(model, fixed), specs)
+    with pass_lock, quiet():
+        _check_open(model, specs)
+    return imported
+
+
+def _import(model: Any, specs: list[TensorSpec]) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Import a network for inputs of fixed sizes."""
     with pass_lock, quiet():
         program = _decompose(_capture(model, specs))
         table = _decompositions()[1]
@@ -268,7 +279,7 @@ def _check_program(program: ExportedProgram) -> None:
 
 def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
     """Capture an ExportedProgram with fixed shapes; ValueError if the network does not take such inputs."""
-    examples = tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
+    examples = _zeros(specs)
     if isinstance(model, ExportedProgram):
         if all(isinstance(n, int) for value in _input_values(model).values() for n in value.shape):
             return model
@@ -300,6 +311,34 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
             f"PyTorch cannot capture this network as a graph: {errors.lines(error)[0]}; "
             f"{_WAY_OUT if isinstance(model, _SCRIPTED) else advice}"
         ) from error
+
+
+def _check_open(model: Any, specs: list[TensorSpec]) -> None:
+    """Raise NotImplementedError if PyTorch finds that the network's Python code fixes an open size."""
+    sizes = merged(spec.shape for spec in specs)
+    if not sizes:
+        return
+    dims = {size: torch.export.Dim(name, min=size.lower, max=size.upper) for name, size in sizes.items()}
+    shapes = tuple(
+        {axis: dims[size] for axis, size in enumerate(spec.shape) if size in dims} for spec in specs
+    )
+    examples = _zeros([spec.at(usual(sizes)) for spec in specs])
+    if isinstance(model, ExportedProgram):
+        model = model.module()
+    elif isinstance(model, _SCRIPTED):
+        model = _unscript(model, examples)
+    try:
+        torch.export.export(model, examples, dynamic_shapes=shapes)
+    except Exception as error:
+        reasons = [line for line in errors.lines(error) if "specialized" in line or "must be" in line]
+        raise NotImplementedError(
+            f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network: "
+            f"{(reasons or errors.lines(error))[0]}; give whole numbers there"
+        ) from error
+
+
+def _zeros(specs: list[TensorSpec]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
 
 
 def _unscript(model: torch.jit.ScriptModule | torch.jit.ScriptFunction, examples: tuple) -> torch.nn.Module:

@@ -11,7 +11,7 @@ network that was loaded has the same table. `memory` reports a run's memory; for
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import numpy as np
 from ..base import env
 from ..base.data import atomic_write
 from ..base.relax import bytes_of
+from ..base.sizes import evaluate, merged
 from ..base.table import Table
 from ..runtime.compiled import Compiled
 from ..runtime.stopwatch import Call, Stopwatch, of_kernels
@@ -71,6 +72,7 @@ class Profile(Table):
         runs: For each run, every call of the virtual machine in order.
         unprofiled: Times of runs without the stopwatch.
         profiled: Times of runs with it.
+        sizes: The values of the network's open sizes in these runs, by name.
         kernels: A `Kernel` by name.
     """
 
@@ -78,6 +80,7 @@ class Profile(Table):
     runs: list[list[Call]]
     unprofiled: Timing
     profiled: Timing
+    sizes: Mapping[str, int] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(init=False)
 
     formatters = (
@@ -98,14 +101,18 @@ class Profile(Table):
         kernels = []
         for name, calls in spent[0].items():
             costs = graph["costs"][name]
+            flops, reads, writes = (
+                evaluate(costs[each], self.sizes) for each in ("flops", "reads", "writes")
+            )
+            shape = (evaluate(size, self.sizes) for size in shapes[name] or ())
             kernel = Kernel(
                 name,
                 len(calls),
                 Timing(name, [sum(total[name]) for total in spent]),
-                flops=len(calls) * costs["flops"],
-                bytes=len(calls) * (costs["reads"] + costs["writes"]),
+                flops=len(calls) * flops,
+                bytes=len(calls) * (reads + writes),
                 operators=costs["operators"],
-                makes="x".join(map(str, shapes[name] or ())) or "a number",
+                makes="x".join(map(str, shape)) or "a number",
                 schedule=schedule_text(graph["kernels"][name]),
             )
             kernels.append(kernel)
@@ -259,45 +266,73 @@ def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = No
     if not lib.graph["kernels"]:
         raise ValueError("profile: this network calls no kernel, so there is nothing to measure")
     tensors = lib.input_tensors(lib.bind(inputs, {}))
-    return of_run(lib, lambda: lib.run(tensors), seconds, calls)
+    return of_run(lib, lambda: lib.run(tensors), seconds, calls, lib.open_sizes(tensors))
 
 
-def of_run(lib: Compiled, run: Callable, seconds: float = 1.0, calls: int | None = None) -> Profile:
-    """Profile a function that runs `lib` once, as `profile` does."""
+def of_run(
+    lib: Compiled,
+    run: Callable,
+    seconds: float = 1.0,
+    calls: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Profile:
+    """Profile a function that runs `lib` once, as `profile` does; `sizes` are the open sizes' values."""
     run()
     watch = Stopwatch(lib, run)
     timings = measure.compare({"unprofiled": run, "profiled": watch}, seconds=seconds, calls=calls)
-    return Profile(lib, watch.take(), timings["unprofiled"], timings["profiled"])
+    return Profile(lib, watch.take(), timings["unprofiled"], timings["profiled"], sizes or {})
 
 
-def memory(lib: Compiled) -> env.Report:
+def _values(lib: Compiled, sizes: dict[str, int]) -> dict[str, int]:
+    """Return the values of the open sizes: the given one, or else the upper bound."""
+    open_ = merged(spec.shape for spec in lib.inputs)
+    values = {name: sizes.get(name, size.upper) for name, size in open_.items()}
+    wrong = [size for name, size in open_.items() if values[name] is None or not size.takes(values[name])]
+    if wrong or set(sizes) - set(open_):
+        wanted = ", ".join(f"{name} ({size.bounds})" for name, size in open_.items()) or "none"
+        raise ValueError(f"expected values of the open sizes, {wanted}; got {sizes or 'none'}")
+    return values
+
+
+def memory(lib: Compiled, **sizes: int) -> env.Report:
     """Tabulate the memory of a run, as planned by the compiler.
 
     Values that are not live at the same time share a buffer. The numbers are in `lib.graph["memory"]`, in
-    bytes. Memory that a kernel allocates while it runs is not included.
+    bytes. Memory that a kernel allocates while it runs is not included. `sizes` are the values of open sizes,
+    by name; one that is left out has its upper bound.
+
+    Raises:
+        ValueError: The value of an open size is missing or out of its bounds, or there is no such size.
     """
-    plan = lib.graph["memory"]
-    buffers = plan["buffers"]
+    plan, sizes = lib.graph["memory"], _values(lib, sizes)
+    buffers = [evaluate(size, sizes) for size in plan["buffers"]]
+    peak, unshared = (_largest(plan[name], sizes) for name in ("peak", "unshared"))
     params = sum(int(np.prod(p.shape)) * bytes_of(p.dtype) for p in lib.params.values())
-    inputs = sum(int(np.prod(spec.shape)) * bytes_of(spec.dtype) for spec in lib.inputs)
+    inputs = sum(int(np.prod(spec.at(sizes).shape)) * bytes_of(spec.dtype) for spec in lib.inputs)
     return env.Report(
         {
             "parameters": f"{params / 1e6:.2f} MB in {len(lib.params)} arrays",
             "inputs": f"{inputs / 1e6:.2f} MB",
-            "values, each by itself": f"{plan['unshared'] / 1e6:.2f} MB",
+            "values, each by itself": f"{unshared / 1e6:.2f} MB",
             "buffers that they share": f"{sum(buffers) / 1e6:.2f} MB in {len(buffers)} buffers",
-            "of these at once": f"{plan['peak'] / 1e6:.2f} MB",
-            "peak of a run": f"{(params + inputs + plan['peak']) / 1e6:.2f} MB",
+            "of these at once": f"{peak / 1e6:.2f} MB",
+            "peak of a run": f"{(params + inputs + peak) / 1e6:.2f} MB",
         }
     )
 
 
-def alive(lib: Compiled) -> list[int]:
+def _largest(plan: int | str | list, sizes: dict[str, int]) -> int:
+    return max(evaluate(size, sizes) for size in (plan if isinstance(plan, list) else [plan]))
+
+
+def alive(lib: Compiled, **sizes: int) -> list[int]:
     """List, for each node of the graph in order, the bytes of the values that are live while it runs.
 
     These are its outputs and the values that it or a later node reads, without inputs and parameters. A view
     of another value counts as a value; parts of a node's several outputs count only while that node runs.
+    `sizes` are as for `memory`.
     """
+    sizes = _values(lib, sizes)
     nodes = lib.graph["nodes"]
     last = list(range(len(nodes)))  # the last node that reads an output of each
     maker = {}  # a name may be assigned again, and is then the later value
@@ -312,7 +347,9 @@ def alive(lib: Compiled) -> list[int]:
     held = [0] * len(nodes)
     for first, node in enumerate(nodes):
         tensors = [output for output in node["makes"] if output["shape"] is not None]
-        size = sum(int(np.prod(tensor["shape"])) * bytes_of(tensor["dtype"]) for tensor in tensors)
+        shapes = ([evaluate(n, sizes) for n in tensor["shape"]] for tensor in tensors)
+        pairs = zip(shapes, tensors, strict=True)
+        size = sum(int(np.prod(shape)) * bytes_of(tensor["dtype"]) for shape, tensor in pairs)
         for index in range(first, last[first] + 1):
             held[index] += size
     return held

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..base import env, folders
+from ..base.sizes import Size, fit
 from ..base.spec import TensorSpec, dtype_of, require_dense, shorten
 from ..base.tvm_seam import start_machine
 from ..base.workarounds import import_tvm_ffi
@@ -43,7 +44,7 @@ class Compiled:
     Any thread may call it, and a child of a fork: one call runs at a time, on all of TVM's threads.
 
     Attributes:
-        inputs: A `TensorSpec` for each input.
+        inputs: A `TensorSpec` for each input; a size that each call may choose is a `Size` in its shape.
         outputs: A `TensorSpec` for each output.
         graph: The content of graph.json.
         params: TVM tensors by the names of the folded parameters.
@@ -64,10 +65,13 @@ class Compiled:
         self.params = params
         self.opt_level = opt_level
         self._build_info = target if isinstance(target, dict) else saved.build_info(target)
-        self.inputs = [TensorSpec(i["name"], tuple(i["shape"]), i["dtype"]) for i in graph["inputs"]]
-        self.outputs = [
-            TensorSpec(f"output{n}", tuple(o["shape"]), o["dtype"]) for n, o in enumerate(graph["outputs"])
-        ]
+        sizes = {name: Size(name, *bounds) for name, bounds in graph.get("sizes", {}).items()}
+
+        def spec(name, tensor):
+            return TensorSpec(name, tuple(sizes.get(n, n) for n in tensor["shape"]), tensor["dtype"])
+
+        self.inputs = [spec(tensor["name"], tensor) for tensor in graph["inputs"]]
+        self.outputs = [spec(f"output{n}", tensor) for n, tensor in enumerate(graph["outputs"])]
         # As bytes, since the file may be replaced while the library is in use.
         self._library = library.read_bytes() if isinstance(library, Path) else library
         self._params = tvm_ffi.convert(list(params.values()))
@@ -94,7 +98,8 @@ class Compiled:
         """Run the network once.
 
         Args:
-            *args: NumPy arrays, torch tensors or TVM tensors of exactly the shapes and dtypes of `inputs`.
+            *args: NumPy arrays, torch tensors or TVM tensors of exactly the shapes and dtypes of `inputs`; a
+                `Size` there may have any value within its bounds, which is the same everywhere in a call.
             **kwargs: The same, by the names of the inputs.
 
         Returns:
@@ -130,7 +135,15 @@ class Compiled:
 
     def input_tensors(self, values: list) -> list[tvm_ffi.Tensor]:
         """Check a list of inputs, and make each a tensor that kernels can read."""
-        return [input_tensor(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
+        known = {}
+        return [input_tensor(value, spec, known) for value, spec in zip(values, self.inputs, strict=True)]
+
+    def open_sizes(self, values: list) -> dict[str, int]:
+        """Return the value of each open size, by name, in a call with these inputs, which fit."""
+        known = {}
+        for value, spec in zip(values, self.inputs, strict=True):
+            fit(spec.name, tuple(value.shape), spec.shape, known)
+        return {name: value for name, (value, _) in known.items()}
 
     def bind(self, args: tuple, kwargs: dict) -> list:
         """Return the arguments of a call in the order of `inputs`; raises TypeError if they do not fit."""
@@ -325,8 +338,11 @@ def _open_library(file: Path):
         return tvm_ffi.load_module(str(link))  # tvm.runtime.load_module would follow the link first
 
 
-def input_tensor(value, spec: TensorSpec) -> tvm_ffi.Tensor:
-    """Return `value` as a TVM tensor on the CPU, without a copy if its memory is contiguous and aligned."""
+def input_tensor(value, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
+    """Return `value` as a TVM tensor on the CPU, without a copy if its memory is contiguous and aligned.
+
+    `known` is that of `sizes.fit`.
+    """
     torch = sys.modules.get("torch")
     if not isinstance(value, np.ndarray | tvm_ffi.Tensor) and not (torch and isinstance(value, torch.Tensor)):
         raise TypeError(
@@ -335,8 +351,7 @@ def input_tensor(value, spec: TensorSpec) -> tvm_ffi.Tensor:
         )
     require_dense(value, f"input {spec.name!r}")
     shape, dtype = tuple(value.shape), dtype_of(value)
-    if shape != spec.shape:
-        raise ValueError(f"input {spec.name!r}: expected the shape {spec.shape}, got {shape}")
+    fit(spec.name, shape, spec.shape, known)
     if dtype != spec.dtype:
         raise ValueError(
             f"input {spec.name!r}: expected the dtype {spec.dtype}, got {dtype}; convert it first"

@@ -48,6 +48,11 @@ def from_mxnet(symbol, shape=None, dtype="float32", arg_params=None, aux_params=
 
 def _both(imported: tuple) -> tuple[IRModule, dict]:
     mod, params = imported
+    if sizes := (mod["main"].attrs or {}).get("tvmnotes.sizes"):
+        raise ValueError(
+            f"a Relay module has fixed sizes, and these are open: {', '.join(map(str, sizes))}; give `shape` "
+            'with whole numbers, such as {"data": (1, 3, 224, 224)}'
+        )
     return from_relax(mod), params
 
 

@@ -11,6 +11,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
+from ...base.relax import plain_sizes
 from ..workloads.base import Workload
 from ..workloads.batch_matmul import BatchMatmul
 from . import matmul
@@ -56,43 +57,45 @@ class BatchedMatmul(ScheduleRule):
         return [self.Config(*tile, simd.lanes) for tile in choices]
 
     def compute(self, data, weight, workload: BatchMatmul, config: Config):
-        """Return the product as a tensor expression, of float32 tensors of the workload's shapes."""
-        *batch, rows, columns = workload.shape
-        depth, lanes = workload.data[-1], config.lanes
-        missing = len(batch) - len(workload.weight) + 2
+        """Return the product as a tensor expression, of float32 tensors, whose batch axes may be open."""
+        lefts, rights = plain_sizes(data.shape), plain_sizes(weight.shape)
+        (rows, depth), columns = lefts[-2:], rights[-1]
+        batch = _broadcast(lefts[:-2], rights[:-2])
+        lanes = config.lanes
+        missing = len(batch) - len(rights) + 2
         blocks = round_up(ceildiv(columns, lanes), config.tile_n)
         full = round_up(rows, config.tile_m)
 
         def of(shape, at):
             """Map the batch index `at` of the product to that of a matrix with the batch axes `shape`."""
             own = at[len(at) - len(shape) :]
-            return [0 if size == 1 else index for size, index in zip(shape, own, strict=True)]
+            return [0 if _is_one(size) else index for size, index in zip(shape, own, strict=True)]
 
         def pack(*index):
             *at, p, k, c = index
             column = p * lanes + c
-            value = weight[(*of(workload.weight[:-2], at), k, column)]
+            value = weight[(*of(rights[:-2], at), k, column)]
             return value if blocks * lanes == columns else te.if_then_else(column < columns, value, 0.0)
 
-        panels_of = (*[1] * missing, *workload.weight[:-2])
+        panels_of = (*[1] * missing, *rights[:-2])
         panels = te.compute((*panels_of, blocks, depth, lanes), pack, name="pack")
         k = te.reduce_axis((0, depth), "k")
 
         def element(*index):
             *at, m, n = index
             row = m if full == rows else te.min(m, rows - 1)
-            left = data[(*of(workload.data[:-2], at), row, k)]
+            left = data[(*of(lefts[:-2], at), row, k)]
             return te.sum(left * panels[(*of(panels_of, at), n // lanes, k, n % lanes)], axis=[k])
 
         attrs = self.annotation(workload, config)
         product = te.compute((*batch, full, blocks * lanes), element, name="matmul", attrs=attrs)
-        return crop(product, workload.shape)
+        return crop(product, (*batch, rows, columns))
 
     def schedule(self, sch: Schedule, config: Config) -> None:
         """Schedule a kernel that `compute` made and what was fused after it."""
         b, mo, no, tile = matmul.split_loops(sch, config)
         first, second = (mo, no) if config.loop_order == "rows" else (no, mo)
-        several = int(sch.get(b).extent) > 1
+        several = not _is_one(*plain_sizes([sch.get(b).extent]))
         outer, inner = ([b], [first, second]) if several else ([b, first], [second])
         loop = matmul.order_loops(sch, outer, inner, tile, stages=("pack",))
         if several:
@@ -105,3 +108,14 @@ class BatchedMatmul(ScheduleRule):
         """Return the sizes of the kernel's loops."""
         *batch, rows, columns = workload.shape
         return matmul.loops_of(math.prod(batch), rows, workload.data[-1], columns, config, lanes)
+
+
+def _broadcast(a: tuple, b: tuple) -> tuple:
+    """Return the batch axes of a product, of those of both matrices; an open size is taken to be no 1."""
+    a, b = ((1,) * (max(len(a), len(b)) - len(each)) + each for each in (a, b))
+    return tuple(m if _is_one(n) else n for n, m in zip(a, b, strict=True))
+
+
+def _is_one(size) -> bool:
+    """Return whether an axis has one index whatever the open sizes are."""
+    return isinstance(size, int) and size == 1

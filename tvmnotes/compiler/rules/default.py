@@ -8,6 +8,7 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule, ScheduleError
 
+from ...base.relax import plain_sizes, typical, written
 from ..workloads.base import Workload
 from ..workloads.kernel import Kernel
 from .base.rule import ScheduleRule
@@ -70,14 +71,14 @@ def _nest(sch, block, lanes):
         n, blocks, *others = spatial
         sch.reorder(n, others[0], blocks)
         spatial = [n, others[0], blocks, *others[1:]]
-    large = math.prod(int(sch.get(loop).extent) for loop in loops) >= _SMALL
+    large = math.prod(_extent(sch, loop) for loop in loops) >= _SMALL
     outer = spatial
     inner = []
     vector = False
     # Reductions go row by row if their inputs are contiguous, too. (LLVM vectorizes plain loops over a row.)
     if not reduced or _is_contiguous(sch, block, axes[loops.index(spatial[-1])].var):
         *outer, row = spatial
-        if int(sch.get(row).extent) % lanes == 0 and not (reduced and _bfloat16(sch, block)):
+        if _is_fixed(sch, row) and _extent(sch, row) % lanes == 0 and not (reduced and _bfloat16(sch, block)):
             more, row = sch.split(row, [None, lanes])
             outer = [*outer, more]
             sch.vectorize(row)
@@ -89,7 +90,8 @@ def _nest(sch, block, lanes):
             stored = sch.cache_write(block, 0, "local")
             sch.reverse_compute_at(stored, outer[-1])
             sch.vectorize(sch.get_loops(stored)[-1])
-            if math.prod(int(sch.get(loop).extent) for loop in reduced) <= _UNROLLED:
+            few = math.prod(_extent(sch, loop) for loop in reduced) <= _UNROLLED
+            if few and all(_is_fixed(sch, loop) for loop in reduced):
                 for loop in reduced:
                     sch.unroll(loop)
     if large and outer:
@@ -98,11 +100,22 @@ def _nest(sch, block, lanes):
         sch.decompose_reduction(block, reduced[0])
 
 
+def _is_fixed(sch, loop) -> bool:
+    """Return whether a loop's iterations do not depend on an open size."""
+    return isinstance(sch.get(loop).extent, tvm.tirx.IntImm)
+
+
+def _extent(sch, loop) -> int:
+    """Return the iterations of a loop, where open sizes are 1."""
+    extent = sch.get(loop).extent
+    return 1 if written(extent) is None else typical(extent)
+
+
 def _first(sch, loops) -> list:
     """Return the outermost loops that give the threads enough iterations; unfused loops are cheaper."""
     iterations = 1
     for count, loop in enumerate(loops, start=1):
-        iterations *= int(sch.get(loop).extent)
+        iterations *= _extent(sch, loop)
         if iterations >= _SHARED:
             return loops[:count]
     return loops
@@ -114,7 +127,7 @@ def _tests_padding(sch, block, lanes) -> bool:
     In NCHW[x]c the test is per vector, which costs little.
     """
     node = sch.get(block)
-    blocked = len(node.iter_vars) == 5 and int(node.iter_vars[-1].dom.extent) == lanes
+    blocked = len(node.iter_vars) == 5 and plain_sizes([node.iter_vars[-1].dom.extent])[0] == lanes
     return (
         not blocked
         and "if_then_else" in node.script()

@@ -13,6 +13,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
+from ...base.relax import plain_sizes
 from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution, pack
 from .base.epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
@@ -82,7 +83,7 @@ class Depthwise(ScheduleRule):
 
     def compute(self, data, weight, workload: Convolution, config: Config):
         """Return the convolution of data (N, blocks, H, W, x) with a weight (blocks, 1, KH, KW, x)."""
-        n, blocks, _, _, lanes = (int(s) for s in data.shape)
+        n, blocks, _, _, lanes = plain_sizes(data.shape)
         (kernel_h, kernel_w), (out_h, out_w) = workload.weight[2:], workload.out_size
         (sh, sw), (dh, dw) = workload.strides, workload.dilation
         full_h, full_w = round_up(out_h, config.tile_oh), round_up(out_w, config.tile_ow)

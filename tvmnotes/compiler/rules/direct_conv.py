@@ -16,6 +16,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
+from ...base.relax import plain_sizes
 from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution, pack
 from .base.epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
@@ -112,7 +113,7 @@ class DirectConv(ScheduleRule):
         Rows are computed up to a multiple of the tile and then cropped; so are the blocks if there is one
         group. Of several groups, each has I of the input blocks and an equal share of the O output blocks.
         """
-        n, _, _, _, *inner = (int(s) for s in data.shape)
+        n, _, _, _, *inner = plain_sizes(data.shape)
         out, ins, kernel_h, kernel_w = (int(s) for s in weight.shape[:4])
         lanes = int(weight.shape[-1])
         (sh, sw), (dh, dw), (out_h, out_w) = workload.strides, workload.dilation, workload.out_size

@@ -13,6 +13,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
+from ...base.relax import plain_sizes
 from ..workloads.base import Workload
 from ..workloads.dense import Dense
 from .base.epilogue import crop, fuse_epilogue, parallel, vectorize
@@ -69,14 +70,14 @@ class Matmul(ScheduleRule):
 
     def compute(self, data, weight, workload: Dense, config: Config):
         """Multiply data (…, M, K) by the columns of the packed weight (blocks, K, x)."""
-        *batch, rows, depth = (int(s) for s in data.shape)
+        *batch, rows, depth = plain_sizes(data.shape)
         blocks, _, lanes = (int(s) for s in weight.shape)
         full = round_up(rows, config.tile_m)
         k = te.reduce_axis((0, depth), "k")
 
         def element(*at):
             *b, m, n = at
-            row = m if full == rows else te.min(m, rows - 1)
+            row = m if isinstance(full, int) and full == rows else te.min(m, rows - 1)
             return te.sum(data[(*b, row, k)] * weight[n // lanes, k, n % lanes], axis=[k])
 
         attrs = self.annotation(workload, config)

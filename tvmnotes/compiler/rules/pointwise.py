@@ -12,6 +12,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
+from ...base.relax import plain_sizes
 from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution
 from . import direct_conv
@@ -83,7 +84,7 @@ class Pointwise(direct_conv.DirectConv):
 
         Groups are as in `DirectConv.compute`.
         """
-        n, _, h, w, inner = (int(s) for s in data.shape)
+        n, _, h, w, inner = plain_sizes(data.shape)
         out, ins, lanes = (int(weight.shape[axis]) for axis in (0, 1, -1))
         groups = workload.kernel_groups(lanes)
         full = round_up(h * w, config.tile_m * config.block_m)

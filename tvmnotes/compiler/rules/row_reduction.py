@@ -8,6 +8,7 @@ Its configs are empty.
 from tvm import te
 from tvm.s_tir import Schedule
 
+from ...base.relax import plain_sizes
 from .base import elementwise
 from .base.annotations import attribute
 from .base.epilogue import block_names, parallel
@@ -50,7 +51,7 @@ def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
 
 def _reduce(x, element, combine, lanes, number):
     """Reduce `element(*index)`, of the shape of x, by `combine` over the last axis."""
-    *rows, depth = (int(s) for s in x.shape)
+    *rows, depth = plain_sizes(x.shape)
     whole = depth // lanes
     if whole < 2:
         r = te.reduce_axis((0, depth), "r")

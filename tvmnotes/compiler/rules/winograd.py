@@ -16,6 +16,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
+from ...base.relax import plain_sizes
 from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution
 from .base import prefetch
@@ -134,7 +135,7 @@ class Winograd(ScheduleRule):
 
     def compute(self, data, weight, workload: Convolution, config: Config):
         """Return the convolution of data (N, blocks, H, W, x) with weights of `transform_weight`."""
-        n, sources, h, w, lanes = (int(s) for s in data.shape)
+        n, sources, h, w, lanes = plain_sizes(data.shape)
         outs = int(weight.shape[0])
         (top, left, _, _), (out_h, out_w) = workload.padding, workload.out_size
         m, rows, columns = config.m, config.tile_oh, config.tile_ow

@@ -7,6 +7,7 @@ import numpy as np
 from tvm import te, tirx, topi
 
 from ...base.integers import ceildiv
+from ...base.relax import plain_sizes, typical
 from ..rules.base.vector import pad_to
 from .base import Workload
 
@@ -179,9 +180,14 @@ class Convolution(Workload):
         return tirx.Select(same, product, tirx.const(0, "float32"))
 
 
+def one_image(shape: tuple) -> tuple[int, int, int, int]:
+    """Return the shape (N, C, H, W) of a workload; of images whose number is open, it is that of one."""
+    return typical(shape[0]), *shape[1:]
+
+
 def group(data, groups: int, channels: int):
     """Return (N, blocks, H, W, x) as (N, groups, H, W, channels): each group's channels contiguous."""
-    n, _, h, w, lanes = (int(s) for s in data.shape)
+    n, _, h, w, lanes = plain_sizes(data.shape)
 
     def element(b, g, y, x, c):
         channel = g * channels + c
@@ -192,7 +198,7 @@ def group(data, groups: int, channels: int):
 
 def ungroup(made, groups: int, channels: int):
     """Return the output of a grouped convolution, each group padded, as (N, blocks, H, W, x) without gaps."""
-    n, blocks, h, w, lanes = (int(s) for s in made.shape)
+    n, blocks, h, w, lanes = plain_sizes(made.shape)
     out, each = channels // groups, blocks // groups
 
     def element(b, k, y, x, c):

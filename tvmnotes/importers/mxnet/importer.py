@@ -15,6 +15,7 @@ from ...base.indices import OutOfRange
 from ...base.spec import TensorSpec, parse_inputs, require_dense, shorten
 from ...base.workarounds import pass_lock
 from ..model import as_model
+from ..open_sizes import with_open_sizes
 from . import (  # noqa: F401  (they fill the table)
     array_operators,
     detection_operators,
@@ -44,7 +45,8 @@ def from_mxnet(
         params: The path of a .params file, a dictionary of arrays (MXNet's or NumPy's) by name, or
             `(arg_params, aux_params)`; a HybridBlock needs none.
         inputs: The shapes and dtypes of the inputs, in any form that `tvmnotes.spec.parse_inputs` reads;
-            inputs whose shape the symbol holds may be left out.
+            inputs whose shape the symbol holds may be left out. A name in a shape, ("batch", 3, 224, 224),
+            or a `Size` is a size that stays open.
 
     Returns:
         `(mod, params)` as `tvmnotes.importers` describes. A batch norm uses its moving averages.
@@ -53,7 +55,8 @@ def from_mxnet(
         FileNotFoundError: A file is missing.
         ValueError: A file is damaged, parameters are missing, superfluous or of a wrong shape, or an input
             has no shape.
-        NotImplementedError: The importer lacks operators (the message names all), or uses of them.
+        NotImplementedError: The importer lacks operators (the message names all), or uses of them, or the
+            network cannot leave a size open.
         TypeError: An argument is of another kind.
         IndexError: The network holds an index out of range. One that is passed in or computed is an
             IndexError of the run.
@@ -68,7 +71,10 @@ def from_mxnet(
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"the symbol has several variables of one name: {', '.join(repeated)}")
     specs = _inputs(graph, arrays, inputs, all_variables)
-    return _convert(graph, specs, {name: arrays[name] for name in names if name not in specs})
+    arrays = {name: arrays[name] for name in names if name not in specs}
+    return with_open_sizes(
+        lambda fixed: _convert(graph, {spec.name: spec for spec in fixed}, arrays), list(specs.values())
+    )
 
 
 def _read(symbol) -> tuple[Graph, dict]:
@@ -131,7 +137,7 @@ def _inputs(graph: Graph, arrays: dict, inputs, all_variables: set[str]) -> dict
     specs = {}
     if inputs is not None:
         free = [name for name in variables if name not in arrays]
-        specs = {spec.name: spec for spec in parse_inputs(inputs, free)}
+        specs = {spec.name: spec for spec in parse_inputs(inputs, free, open_sizes=True)}
     listed = ", ".join(name for name in variables if name not in arrays) or "none"
     if unknown := [name for name in specs if name not in variables]:
         raise ValueError(

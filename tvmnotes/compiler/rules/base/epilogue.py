@@ -3,12 +3,15 @@
 from tvm import te
 from tvm.s_tir import Schedule
 
+from ...base.relax import written
+
 _MOST_UNROLLED = 32  # iterations; longer loops are not unrolled
 
 
 def crop(tensor, shape):
     """Return the part of `shape` of a tensor that was computed up to whole tiles."""
-    if tuple(int(s) for s in tensor.shape) == tuple(shape):
+    full, wanted = ([written(size) for size in sizes] for sizes in (tensor.shape, shape))
+    if full == wanted and None not in full:
         return tensor
     return te.compute(shape, lambda *at: tensor[at], name="crop")
 

@@ -1,0 +1,111 @@
+"""Sizes that a network leaves open until it is called.
+
+A size in the description of a network is an integer, a `Size`, or a sum of products of integers and the names
+of open sizes, as text: "2*batch + 1".
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size that stays open, by name; a call may give it any value from `lower` to `upper`.
+
+    Attributes:
+        name: A Python identifier; the same name is the same size everywhere.
+        lower: The least value, 1 or more.
+        upper: The greatest value; None if there is none.
+    """
+
+    name: str
+    lower: int = 1
+    upper: int | None = None
+
+    def __post_init__(self):
+        if not is_name(self.name):
+            raise ValueError(f"Size: expected a name such as 'batch', a Python identifier; got {self.name!r}")
+        upper = self.lower if self.upper is None else self.upper
+        if type(self.lower) is not int or type(upper) is not int or not 1 <= self.lower <= upper:
+            raise ValueError(
+                f"Size {self.name!r}: expected whole numbers with 1 <= lower <= upper, or None as upper; got "
+                f"lower {self.lower!r}, upper {self.upper!r}"
+            )
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def bounds(self) -> str:
+        """The values that a call may give it, in words."""
+        return f"{self.lower} or more" if self.upper is None else f"{self.lower} to {self.upper}"
+
+    def takes(self, value: int) -> bool:
+        """Return whether a call may give it this value."""
+        return self.lower <= value and (self.upper is None or value <= self.upper)
+
+    def within(self, other: "Size") -> "Size":
+        """Return the size with the bounds of both. Raises ValueError if no value is within both."""
+        lower = max(self.lower, other.lower)
+        upper = min((each.upper for each in (self, other) if each.upper is not None), default=None)
+        if upper is not None and upper < lower:
+            raise ValueError(
+                f"size {self.name!r}: expected bounds that overlap; got {self.bounds} and {other.bounds}"
+            )
+        return Size(self.name, lower, upper)
+
+
+def is_name(name) -> bool:
+    """Return whether a size may have this name."""
+    return isinstance(name, str) and name.isidentifier()
+
+
+def merged(shapes: Iterable[tuple]) -> dict[str, Size]:
+    """Return the open sizes of several shapes by name, each with all bounds that the shapes give it."""
+    sizes = {}
+    for shape in shapes:
+        for size in shape:
+            if isinstance(size, Size):
+                sizes[size.name] = size.within(sizes.get(size.name, size))
+    return sizes
+
+
+def fit(name: str, shape: tuple[int, ...], wanted: tuple, known: dict[str, tuple[int, str]]) -> None:
+    """Check the shape of an input of a call.
+
+    Args:
+        name: The input's name.
+        shape: Its shape.
+        wanted: The expected shape, with a `Size` where it is open.
+        known: By name of an open size, its value and the input that has it; new ones are added.
+
+    Raises:
+        ValueError: It has another shape, a size is out of its bounds, or it differs from that in `known`.
+    """
+    pairs = list(zip(shape, wanted, strict=False))
+    if len(shape) != len(wanted) or any(isinstance(size, int) and n != size for n, size in pairs):
+        expected = f"({', '.join(map(str, wanted))}{',' * (len(wanted) == 1)})"
+        raise ValueError(f"input {name!r}: expected the shape {expected}, got {shape}")
+    for n, size in pairs:
+        if not isinstance(size, Size):
+            continue
+        if not size.takes(n):
+            raise ValueError(
+                f"input {name!r}: expected a {size} of {size.bounds}, got {n} in the shape {shape}; import "
+                f"the network with other bounds, Size({size.name!r}, lower, upper), to serve it"
+            )
+        value, owner = known.setdefault(size.name, (n, name))
+        if n != value:
+            raise ValueError(
+                f"input {name!r}: expected the {size} {value} that input {owner!r} has, got {n} in the shape "
+                f"{shape}; give both the same"
+            )
+
+
+def evaluate(size: int | Size | str, values: Mapping[str, int]) -> int:
+    """Return the number that a size stands for, given the values of the open sizes by name."""
+    if isinstance(size, int):
+        return size
+    terms = (term.split("*") for term in str(size).split(" + "))
+    return sum(math.prod(values[f] if is_name(f) else int(f) for f in factors) for factors in terms)
