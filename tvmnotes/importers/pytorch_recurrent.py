@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn.utils.rnn import PackedSequence
 from tvm import relax
 
 from ..compiler.recurrent.cell import OF_CUDNN
@@ -80,8 +81,9 @@ PACKED = (
 def packs(error: BaseException | None) -> bool:
     """Return whether an error comes from packed sequences."""
     while error is not None:
-        names = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
-        if names & {"pack_padded_sequence", "pad_packed_sequence"} or "pack_padded_sequence" in str(error):
+        frames = traceback.walk_tb(error.__traceback__)
+        held = (value for frame, _ in frames for value in frame.f_locals.values())
+        if "_pack_padded_sequence" in str(error) or any(isinstance(each, PackedSequence) for each in held):
             return True
         error = error.__cause__ or error.__context__
     return False
