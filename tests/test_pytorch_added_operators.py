@@ -112,6 +112,22 @@ def test_powers(compile_function, rng, capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_bfloat16(compile_function, rng):
+    """Orders, which go by a float's bits, and bools, whose vectors TVM does not lower beside it."""
+
+    def of_bfloat16(x):
+        between = (x > -20) & (x < 30)
+        return (
+            *(x.argmax(), x.argmin(1), *x.sort(1), *x.topk(3, 1), *x.max(0), *x.cummax(1), x.median()),
+            *(between, between.all(1), torch.where(between, x, 0), torch.fmod(x, 2.5), torch.isnan(x)),
+        )
+
+    x = torch.from_numpy(rng.permutation(np.arange(-128, 128)).reshape(8, 32)).bfloat16()
+    for number, (got, wanted) in enumerate(zip(compile_function(of_bfloat16, [x])(x), of_bfloat16(x), strict=True)):
+        assert str(got.dtype) == tn.base.spec.dtype_of(wanted), number
+        np.testing.assert_array_equal(np.asarray(got).astype("float32"), wanted.float().numpy(), str(number))
+
+
 def test_a_mask_with_more_than_there_is_to_scatter():
     network = Function(lambda x, y: x.masked_scatter(x > 0, y)).eval()
     lib = tn.build(*tn.from_pytorch(network, {"x": (4,), "y": (2,)}), opt_level=0)

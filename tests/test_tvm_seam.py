@@ -19,7 +19,7 @@ from tvmnotes.compiler import costs
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tvmnotes"
 TREES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")}
-SEAM = {file: set(re.findall(r"\b_[a-z]\w+", what))
+SEAM = {file: set(re.findall(r"\b_[A-Za-z]\w*", what))
         for file, what in re.findall(r"^    (\w[\w/]*\.py) +(.+(?:\n {20,}.+)*)", tvm_seam.__doc__, re.M)}  # fmt: skip
 PYTHONS = {"_exit", "_getframe", "_replace"}  # of os and the C library, sys, NamedTuple
 

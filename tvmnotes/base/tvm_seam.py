@@ -8,8 +8,11 @@ belong to an object or a base class of TVM's or torch's, stay in these files, an
     importers/onnx_operators.py        _get_convert_map, replaced in the whole process
     importers/pytorch.py               torch's _split_decomp_table_to_cia_and_python_decomp,
                                        _special_op_to_preserve_cia, _decompose_exported_program
+    importers/pytorch_backend.py       torch's _C, _set_grad_enabled, _enter_inference_mode,
+                                       _exit_inference_mode, _enter_autocast; a tensor's _version
     importers/pytorch_linalg.py        _convert_data_type
     importers/pytorch_operators.py     _convert_data_type, _torchvision_roi_align, and torch's _overloadname
+    importers/pytorch_outputs.py       a tensor's _version, and its storage's _cdata
     tuning/metaschedule.py             _cls, _initialize_with_tune_context
     tuning/server.py                   _serve_loop, _ffi_api
     tuning/tracker.py                  _event_handler, overridden

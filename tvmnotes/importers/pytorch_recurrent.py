@@ -81,11 +81,9 @@ PACKED = (
 def packs(error: BaseException | None) -> bool:
     """Return whether an error comes from packed sequences."""
     while error is not None:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        names = {frame.f_code.co_name for frame in frames}
-        if names & {"pack_padded_sequence", "pad_packed_sequence"} or "pack_padded_sequence" in str(error):
-            return True
-        if any(isinstance(value, PackedSequence) for frame in frames for value in frame.f_locals.values()):
+        frames = traceback.walk_tb(error.__traceback__)
+        held = (value for frame, _ in frames for value in frame.f_locals.values())
+        if "_pack_padded_sequence" in str(error) or any(isinstance(each, PackedSequence) for each in held):
             return True
         error = error.__cause__ or error.__context__
     return False

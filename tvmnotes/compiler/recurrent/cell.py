@@ -92,7 +92,7 @@ def _hard_sigmoid(x, alpha, beta):
 
 def _elu(x, alpha, beta):
     """Compute exp(x) - 1 as 2 t / (1 - t) with t = tanh(x / 2), which keeps the digits of a small x."""
-    half = tirx.Var("half", x.ty.dtype)  # bound, because it is used twice
+    half = tirx.Var("half", str(x.ty.dtype))  # bound, because it is used twice
     below = tirx.Let(
         half,
         _tanh(tirx.min(x, _number(0, x)) * _number(0.5, x)),
