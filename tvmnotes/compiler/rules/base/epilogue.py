@@ -3,7 +3,7 @@
 from tvm import te
 from tvm.s_tir import Schedule
 
-from ...base.relax import written
+from ....base.relax import written
 
 _MOST_UNROLLED = 32  # iterations; longer loops are not unrolled
 
