@@ -15,6 +15,7 @@ onnx_backend           the interface of ONNX's own test suites
 pytorch                `from_pytorch`; pytorch_complex, pytorch_inline, pytorch_types: passes over its graph
 pytorch_decompositions operators expressed in other PyTorch operators, with pytorch_composites, pytorch_linalg
                        and pytorch_places
+pytorch_steps          what a program computes, to compare with other input sizes
 pytorch_operators      converters of PyTorch operators to Relax
 mxnet                  `from_mxnet`, in a folder of its own
 composites             operators that several importers share, with fourier, matrices and resampling

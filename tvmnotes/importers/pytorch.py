@@ -40,6 +40,7 @@ from .pytorch_complex import without_complex
 from .pytorch_decompositions import DECOMPOSITIONS
 from .pytorch_inline import used_results
 from .pytorch_operators import CONVERTERS
+from .pytorch_steps import steps
 from .pytorch_types import promote
 
 _SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
@@ -79,7 +80,12 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     own = isinstance(model, ExportedProgram) and inputs is None
     specs = _program_inputs(model) if own else parse_inputs(inputs, open_sizes=True)
     _check_inputs(model, specs)
-    imported = with_open_sizes(lambda fixed: _import(model, fixed), specs)
+
+    def steps_at(fixed):
+        with pass_lock, _quiet():
+            return steps(_capture(model, fixed))
+
+    imported = with_open_sizes(lambda fixed: _import(model, fixed), specs, steps_at)
     with pass_lock, _quiet():
         _check_open(model, specs)
     return imported
