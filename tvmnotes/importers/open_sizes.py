@@ -6,7 +6,6 @@ and 109056 are "512*batch". Relax infers the types of the resulting graph again,
 those of every import. Where graphs differ otherwise, the network is refused.
 """
 
-import contextlib
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -28,12 +27,18 @@ class _Refused(Exception):
     """The imported graphs differ in more than sizes."""
 
 
-def with_open_sizes(import_at: Callable[[list[TensorSpec]], Model], specs: list[TensorSpec]) -> Model:
+def with_open_sizes(
+    import_at: Callable[[list[TensorSpec]], Model],
+    specs: list[TensorSpec],
+    steps_at: Callable[[list[TensorSpec]], list | None] = lambda specs: None,
+) -> Model:
     """Import a model for inputs that may have open sizes.
 
     Args:
         import_at: Imports the model for inputs of fixed sizes.
         specs: The inputs.
+        steps_at: Lists what the model's framework computes for inputs of fixed sizes, before the importer
+            rewrites it: integers, and texts that do not depend on sizes. None if that is not known.
 
     Returns:
         The model. `main` has the open sizes as variables of its shapes, and their bounds in the attribute
@@ -67,20 +72,42 @@ def with_open_sizes(import_at: Callable[[list[TensorSpec]], Model], specs: list[
         return _Union(specs, sizes, samples, [mod for mod, _ in several]).module()
 
     names = ", ".join(map(repr, sizes))
+    samples = [first, *far, between if lowest == first else lowest]
     try:
-        mod = union([first, *far, between if lowest == first else lowest])
+        mod = union(samples)
     except _Refused as reason:
         refusal = f"this network cannot leave {names} open: {reason}; give whole numbers there"
-        with contextlib.suppress(_Refused):
-            union([first, *far, between])
+        try:
+            mod = union([first, *far, between])
             values = ", ".join(map(str, lowest.values()))
             served = ", ".join(f"Size({name!r}, {value})" for name, value in first.items())
             refusal = (
                 f"this network computes in another way where {names} is {values} ({reason}); leave open "
                 f"{served}, or give whole numbers"
             )
-        raise NotImplementedError(refusal) from None
+            # Importers rewrite operators in another way where a size is 1, which comes to the same.
+            _compare_programs(samples, [steps_at([spec.at(each) for spec in specs]) for each in samples])
+            _compare_results(mod, models[tuple(lowest.values())][0], lowest)
+        except _Refused:
+            raise NotImplementedError(refusal) from None
     return mod, models[tuple(first.values())][1]
+
+
+def _compare_programs(samples: list[dict[str, int]], several: list[list | None]) -> None:
+    """Refuse programs, as `steps_at` lists them, that differ in more than sizes."""
+    if None in several:
+        raise _Refused("its program is not known")
+    for steps in _together(several):
+        if all(type(step) is int for step in steps):
+            _line(steps, samples)
+        elif len(set(steps)) > 1:
+            raise _Refused("its program depends on it")
+
+
+def _compare_results(mod: tvm.IRModule, fixed: tvm.IRModule, values: dict[str, int]) -> None:
+    """Refuse a module if its results are of other types than those of an import at fixed sizes."""
+    if not _agree(mod["main"].ret_ty, fixed["main"].ret_ty, values):
+        raise _Refused("its results depend on it")
 
 
 def usual(sizes: dict[str, Size]) -> dict[str, int]:
@@ -254,23 +281,31 @@ class _Union:
         numbers = [int(size) for size in sizes]
         if len(set(numbers)) == 1:
             return numbers[0]
-        usual = self.samples[0]
-        constant, factors = numbers[0], {}
-        for name, sample, number in zip(usual, self.samples[1:], numbers[1:], strict=False):
-            factor, rest = divmod(number - numbers[0], sample[name] - usual[name])
-            if rest:
-                raise _Refused("a size is no whole multiple of it")
-            factors[name] = factor
-            constant -= factor * usual[name]
-        expected = constant + sum(factor * self.samples[-1][name] for name, factor in factors.items())
-        if expected != numbers[-1]:
-            raise _Refused("a size does not grow evenly with it")
+        constant, factors = _line(numbers, self.samples)
         total = None
         for name, factor in factors.items():
             term = self.vars[name] if factor == 1 else self.vars[name] * factor
             if factor:
                 total = term if total is None else total + term
         return total if constant == 0 else total + constant
+
+
+def _line(numbers: list[int], samples: list[dict[str, int]]) -> tuple[int, dict[str, int]]:
+    """Return the constant and the factor of each size in the sum that has these values in the samples.
+
+    The first sample is the usual one, the next ones differ from it in one size each, the last one is a check.
+    """
+    usual = samples[0]
+    constant, factors = numbers[0], {}
+    for name, sample, number in zip(usual, samples[1:], numbers[1:], strict=False):
+        factor, rest = divmod(number - numbers[0], max(1, sample[name] - usual[name]))
+        if rest:
+            raise _Refused("a size is no whole multiple of it")
+        factors[name] = factor
+        constant -= factor * usual[name]
+    if constant + sum(factor * samples[-1][name] for name, factor in factors.items()) != numbers[-1]:
+        raise _Refused("a size does not grow evenly with it")
+    return constant, factors
 
 
 def _together(several: Iterable) -> list[tuple]:

@@ -41,6 +41,7 @@ from .pytorch_decompositions import DECOMPOSITIONS
 from .pytorch_inline import foreign, used_results
 from .pytorch_operators import CONVERTERS
 from .pytorch_recurrent import PACKED, packs
+from .pytorch_steps import steps
 from .pytorch_types import exact, promote
 
 _SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
@@ -80,7 +81,12 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     own = isinstance(model, ExportedProgram) and inputs is None
     specs = _program_inputs(model) if own else parse_inputs(inputs, open_sizes=True)
     _check_inputs(model, specs)
-    imported = with_open_sizes(lambda fixed: _import(model, fixed), specs)
+
+    def steps_at(fixed):
+        with pass_lock, quiet():
+            return steps(_capture(model, fixed))
+
+    imported = with_open_sizes(lambda fixed: _import(model, fixed), specs, steps_at)
     with pass_lock, quiet():
         _check_open(model, specs)
     return imported
