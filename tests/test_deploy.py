@@ -167,6 +167,10 @@ def test_an_archive_cut_anywhere_or_with_other_bytes_is_refused(archive, tmp_pat
         bad.write_bytes(whole[:size])
         with pytest.raises(ValueError, match=r"net.zip.* (Compiled\.save wrote|copy it again)"):
             load(bad)
+    farther = (int.from_bytes(whole[-6:-2], "little") + 1000).to_bytes(4, "little")  # where the list of parts begins
+    bad.write_bytes(whole[:-6] + farther + whole[-2:])
+    with pytest.raises(ValueError, match=r"net.zip.* (Compiled\.save wrote|copy it again)"):
+        load(bad)
     refused, places = 0, 40 if quick else 150
     for place in range(0, len(whole), len(whole) // places):
         bad.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])

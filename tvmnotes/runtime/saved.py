@@ -11,6 +11,7 @@ file is used as a path.
 """
 
 import contextlib
+import errno
 import glob
 import io
 import json
@@ -294,7 +295,9 @@ def _unpack(file: Path, folder: Path) -> None:
                             f"{file} would unpack to {sum(sizes.values()) / 2**30:,.1f} GiB, more than "
                             f"{_MOST_TIMES} times its size, as no network does: do not trust it"
                         )
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that of a seek to before the file
+            raise
         raise ValueError(f"{file} is damaged ({error}): copy it again, or build it again") from error
 
 
