@@ -173,13 +173,19 @@ class _Union:
         }
         if upper := {name: size.upper for name, size in self.sizes.items() if size.upper is not None}:
             attrs["tir_var_upper_bound"] = upper
-        builder = relax.BlockBuilder()
+        builder, refusal = relax.BlockBuilder(), None
         with builder.function("main", params, attrs):
             with builder.dataflow():
-                for bindings in _together(map(_bindings, self.mains)):
-                    self._bind(builder, bindings)
-                result = builder.emit_output(self._expr([main.body.body for main in self.mains]))
+                try:
+                    for bindings in _together(map(_bindings, self.mains)):
+                        self._bind(builder, bindings)
+                    result = self._expr([main.body.body for main in self.mains])
+                except _Refused as reason:  # raised later, as TVM complains about an unfinished function
+                    refusal, result = reason, params[0]
+                result = builder.emit_output(result)
             builder.emit_func_output(result)
+        if refusal is not None:
+            raise refusal
         mod = self.mods[0].clone()
         mod["main"] = builder.get()["main"]
         return mod
