@@ -323,3 +323,26 @@ def test_sizes_are_evaluated_without_running_code():
     assert evaluate("n*m + -1*n", {"n": 2, "m": 4}) == 6
     with pytest.raises(ValueError, match="invalid literal"):
         evaluate("__import__('os')", {"n": 2})
+
+
+def test_a_constant_of_one_size_is_refused():
+    net = Function(lambda x: x * torch.tensor(1.0 if x.shape[0] == 1 else 3.0))
+    with pytest.raises(NotImplementedError, match=r"leave open Size\('batch', 2\)"):
+        tn.from_pytorch(net.eval(), {"x": ("batch", 2)})
+
+
+def test_indices_beyond_a_byte(rng):
+    net = Function(lambda x: torch.eye(x.shape[0]) + x)
+    lib = compiled(net, {"x": ("batch", 1)})
+    hold(lib, of_torch(net), (1,), rng, sizes=(1, 3, 257, 300))
+
+
+@pytest.mark.parametrize("what", ["d = Less(n, many)", "d = Equal(m, many) m = Min(n, many)"])
+def test_a_file_that_compares_a_size_with_a_number_is_refused(what):
+    *before, last = what.split(" m = ")
+    text = f"""<ir_version: 9, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 2] y)
+        <int64[1] many = {{500}}, int64[1] zero = {{0}}, float[1] one = {{1}}, float[1] two = {{2}}> {{
+        s = Shape(x) n = Gather(s, zero) {f"m = {last}" if before else ""} {before[0] if before else what}
+        f = Where(d, one, two) y = Mul(x, f) }}"""
+    with pytest.raises(NotImplementedError, match="cannot leave 'N' open"):
+        tn.from_onnx(parser.parse_model(text))

@@ -1,11 +1,13 @@
 """PyTorch's types: what operators return of two dtypes, of a tensor and a number, and of sums of whole numbers."""
 
+import math
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from conftest import Function
+from torch import nn
 from torch.utils import _pytree as pytree
 
 import tvmnotes as tn
@@ -123,3 +125,37 @@ def test_a_converter_that_makes_another_shape_is_refused(monkeypatch, rng):
     monkeypatch.setitem(CONVERTERS, "amax.default", lambda node, importer: importer.env[node.args[0]])
     with pytest.raises(NotImplementedError, match=r"makes float32\(2, 3\) of what is float32\(2,\): aten.amax.default"):
         tn.from_pytorch(Function(lambda x: x.amax(1).cumsum(0)).eval(), {"x": (2, 3)})
+
+
+def test_what_tvm_computes_in_another_way(rng):
+    halves = torch.full((16,), 300.0, dtype=torch.float16)
+    special = torch.tensor([-0.0, 0.0, 4.0, -math.inf, math.inf, math.nan])
+    check(
+        [
+            ("crossed bounds", lambda x: x.clamp(2.0, 1.0), (special,)),
+            ("norm of halves", torch.linalg.vector_norm, (halves,)),
+            ("isfinite", torch.isfinite, (special.bfloat16(),)),
+            ("power of -0.5", lambda x: x**-0.5, (special,)),
+            ("slice_scatter", lambda x: torch.slice_scatter(x, torch.ones(2), 0, 1, 3), (torch.zeros(4).long(),)),
+            ("eye", lambda x: x + torch.eye(2, 3), (torch.zeros(2, 3),)),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "words"),
+    [
+        (lambda x: x + torch.randn(4), torch.zeros(4), "randn.* draws random numbers in each run"),
+        (lambda x: x.t().as_strided((2, 2), (2, 1)), torch.zeros(2, 3), "as_strided reads the memory"),
+        (lambda x: (x * 2)[2:].as_strided((2,), (1,), 0), torch.zeros(6), "as_strided reads the memory"),
+        (
+            lambda x: nn.functional.interpolate(x, scale_factor=2.0, mode="bicubic"),
+            torch.zeros((1, 1, 4, 4), dtype=torch.uint8),
+            "resize it as float32",
+        ),
+    ],
+    ids=["random", "of columns", "of a slice", "resized integers"],
+)
+def test_what_would_be_a_wrong_number_is_refused(function, x, words):
+    with pytest.raises(NotImplementedError, match=words):
+        tn.from_pytorch(Function(function).eval(), [x])

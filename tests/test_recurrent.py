@@ -327,3 +327,45 @@ def test_weights_of_another_shape_are_refused(rng):
     model.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.zeros((1, 24, 5), "float32"), "R0"))
     with pytest.raises(NotImplementedError, match="LSTM: expected h of shape"):
         tn.from_onnx(model)
+
+
+IF = """<ir_version: 9, opset_import: ["": 17]> g (float[3] x) => (float[3] z) <bool k = {1}> {
+    yv = Exp(x)
+    y = If(k) <
+        then_branch = t () => (float[3] v) {
+            b = Constant<value = float {5.0}>()
+            w = If(k) <
+                then_branch = tt () => (float[3] q) <float b = {0.5}> { q = Add(x, b) },
+                else_branch = ee () => (float[3] q) { q = Identity(x) }>
+            v = Mul(w, b)
+        },
+        else_branch = e () => (float[3] v) { v = Identity(x) }>
+    z = Add(y, yv) }"""
+
+
+def test_names_of_branches_meet_no_others(rng):
+    model = parser.parse_model(IF)
+    for node in model.graph.node:  # the parser takes no such name
+        node.input[:] = ["y/v" if name == "yv" else name for name in node.input]
+        node.output[:] = ["y/v" if name == "yv" else name for name in node.output]
+    x = rng.standard_normal(3).astype("float32")
+    made = tn.build(*tn.from_onnx(model), opt_level=0)(x)
+    np.testing.assert_allclose(made, np.exp(x) + (x + 0.5) * 5, rtol=1e-6)
+
+
+def test_weights_of_other_directions_or_sizes_are_refused(rng):
+    def model(attributes, directions):
+        text = f"""<ir_version: 9, opset_import: ["": 17]> g (float[3, 2, 4] x) => (float[a, b, c, d] y)
+            {{ y = LSTM<{attributes}>(x, W, R) }}"""
+        made = parser.parse_model(text)
+        shapes = {"W": (directions, 20, 4), "R": (directions, 20, 5)}
+        made.graph.initializer.extend(
+            numpy_helper.from_array(rng.standard_normal(shape).astype("float32"), name)
+            for name, shape in shapes.items()
+        )
+        return made
+
+    with pytest.raises(NotImplementedError, match="'forward' takes 1 directions, W has the shape"):
+        tn.from_onnx(model('hidden_size = 5, direction = "forward"', 2))
+    with pytest.raises(NotImplementedError, match="hidden_size is 7, and W has the shape"):
+        tn.from_onnx(model("hidden_size = 7", 1))

@@ -85,7 +85,7 @@ def test_the_kernels_of_a_rule_compute_what_numpy_does(rule, workload, quick):
 
 @pytest.mark.parametrize("change", [{"pixels": 7}, {"tile_m": None}], ids=["unknown", "missing"])
 def test_a_config_with_an_unknown_or_a_missing_field_is_refused(change):
-    workload, rule = Dense(1, 64, 70), RULES["matmul"]
+    workload, rule = Dense(2, 64, 70), RULES["matmul"]
     config = {key: value for key, value in {**workload.default_config(HERE), **change}.items() if value is not None}
     with pytest.raises(ValueError, match=r"config of matmul: expected the fields tile_m, tile_n, loop_order; got {"):
         rule.config(config)

@@ -4,17 +4,20 @@ import onnx
 from onnx.helper import make_node
 
 
-def taken(node: onnx.NodeProto, condition: bool) -> list[onnx.NodeProto]:
+def taken(node: onnx.NodeProto, condition: bool, used: set[str]) -> list[onnx.NodeProto]:
     """Return nodes that compute what an If does, for a condition that is known.
 
     The names of the branch's own values begin with that of the node's first output, because the branches of
-    other nodes may have the same names.
+    other nodes may have the same names. No name in `used` is given to them.
     """
     wanted = "then_branch" if condition else "else_branch"
     (branch,) = (attribute.g for attribute in node.attribute if attribute.name == wanted)
     made = [name for each in branch.node for name in each.output if name]
     own = [*made, *(tensor.name for tensor in branch.initializer)]
-    names = {name: f"{node.output[0]}/{name}" for name in own}
+    prefix = f"{node.output[0]}/"
+    while any(prefix + name in used for name in own):
+        prefix += "/"
+    names = {name: prefix + name for name in own}
     nodes = [make_node("Constant", [], [names[each.name]], value=each) for each in branch.initializer]
     for each in branch.node:
         copy = onnx.NodeProto()
@@ -32,7 +35,9 @@ def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
     node.output[:] = [names.get(name, name) for name in node.output]
     for attribute in node.attribute:
         for graph in [attribute.g, *attribute.graphs]:
+            hidden = {value.name for value in [*graph.initializer, *graph.input]}
+            seen = {name: new for name, new in names.items() if name not in hidden}
             for inner in graph.node:
-                _rename(inner, names)
+                _rename(inner, seen)
             for value in graph.output:
-                value.name = names.get(value.name, value.name)
+                value.name = seen.get(value.name, value.name)

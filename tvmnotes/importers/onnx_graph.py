@@ -220,7 +220,12 @@ def _fold_once(proto: onnx.ModelProto) -> bool:
         if node.op_type == "CastLike" and types.get(node.input[1]):  # only the dtype of input 1 matters
             node = make_node("Cast", node.input[:1], node.output, node.name, to=types[node.input[1]])
         if node.op_type == "If" and node.input[0] in values:
-            nodes += taken(node, bool(values[node.input[0]]))
+            used = {name for each in [*graph.node, *nodes] for name in each.output} | {
+                *types,
+                *values,
+                *shapes,
+            }
+            nodes += taken(node, bool(values[node.input[0]]), used)
             folded = True
             continue
         results = _evaluate(node, values, shapes, opsets)

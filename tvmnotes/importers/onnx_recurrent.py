@@ -25,6 +25,13 @@ def _recurrent(n: Node):
         raise NotImplementedError(
             f"direction is {direction!r}; expected 'forward', 'reverse' or 'bidirectional'"
         )
+    shape, size = fixed_shape(weights.ty), n.get("hidden_size", None)
+    if shape[0] != len(directions[direction]):
+        raise ValueError(
+            f"{n.op}: {direction!r} takes {len(directions[direction])} directions, W has the shape {shape}"
+        )
+    if size is not None and shape[1] != len(_GATES[n.op]) * size:
+        raise ValueError(f"{n.op}: hidden_size is {size}, and W has the shape {shape}")
     by_batch = n.get("layout", 0) == 1
     x = n.builder.emit(R.permute_dims(x, (1, 0, 2))) if by_batch else x
 

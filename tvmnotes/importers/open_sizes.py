@@ -21,6 +21,7 @@ from ..base.spec import TensorSpec
 Model = tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]
 _USUAL = 2  # the size of the first import: many operators treat 1 in another way
 _FAR = 211  # from there to the other one: a prime, so that a rounded quotient gives no whole factor
+_BEYOND = 4099  # to a third one, for importers that see no program: a file may compare a size with a number
 
 
 class _Refused(Exception):
@@ -30,7 +31,7 @@ class _Refused(Exception):
 def with_open_sizes(
     import_at: Callable[[list[TensorSpec]], Model],
     specs: list[TensorSpec],
-    steps_at: Callable[[list[TensorSpec]], list | None] = lambda specs: None,
+    steps_at: Callable[[list[TensorSpec]], list] | None = None,
 ) -> Model:
     """Import a model for inputs that may have open sizes.
 
@@ -39,6 +40,7 @@ def with_open_sizes(
         specs: The inputs.
         steps_at: Lists what the model's framework computes for inputs of fixed sizes, before the importer
             rewrites it: integers, and texts that do not depend on sizes. None if that is not known.
+            The framework then checks sizes in between, too.
 
     Returns:
         The model. `main` has the open sizes as variables of its shapes, and their bounds in the attribute
@@ -59,6 +61,8 @@ def with_open_sizes(
             )
     first = usual(sizes)
     far = [{**first, name: _far(first[name], size)} for name, size in sizes.items()]
+    if steps_at is None:
+        far += [{name: _far(first[name], size, _BEYOND) for name, size in sizes.items()}]
     lowest = {name: size.lower for name, size in sizes.items()}
     between = {name: min(first[name] + 5, _far(first[name], size)) for name, size in sizes.items()}
     models = {}  # by the values of the sizes
@@ -86,6 +90,8 @@ def with_open_sizes(
                 f"{served}, or give whole numbers"
             )
             # Importers rewrite operators in another way where a size is 1, which comes to the same.
+            if steps_at is None:
+                raise reason
             _compare_programs(samples, [steps_at([spec.at(each) for spec in specs]) for each in samples])
             _compare_results(mod, models[tuple(lowest.values())][0], lowest)
         except _Refused:
@@ -93,10 +99,8 @@ def with_open_sizes(
     return mod, models[tuple(first.values())][1]
 
 
-def _compare_programs(samples: list[dict[str, int]], several: list[list | None]) -> None:
+def _compare_programs(samples: list[dict[str, int]], several: list[list]) -> None:
     """Refuse programs, as `steps_at` lists them, that differ in more than sizes."""
-    if None in several:
-        raise _Refused("its program is not known")
     for steps in _together(several):
         if all(type(step) is int for step in steps):
             _line(steps, samples)
@@ -119,9 +123,9 @@ def usual(sizes: dict[str, Size]) -> dict[str, int]:
     return values
 
 
-def _far(value: int, size: Size) -> int:
+def _far(value: int, size: Size, distance: int = _FAR) -> int:
     """Return a value of a size that is far from its usual one, or as far as its bounds allow."""
-    return value + _FAR if size.upper is None else min(value + _FAR, size.upper)
+    return value + distance if size.upper is None else min(value + distance, size.upper)
 
 
 def _compare_params(several: list[dict]) -> None:
@@ -299,7 +303,7 @@ class _Union:
 def _line(numbers: list[int], samples: list[dict[str, int]]) -> tuple[int, dict[str, int]]:
     """Return the constant and the factor of each size in the sum that has these values in the samples.
 
-    The first sample is the usual one, the next ones differ from it in one size each, the last one is a check.
+    The first sample is the usual one, the next ones differ from it in one size each, and all others check.
     """
     usual = samples[0]
     constant, factors = numbers[0], {}
@@ -309,8 +313,9 @@ def _line(numbers: list[int], samples: list[dict[str, int]]) -> tuple[int, dict[
             raise _Refused("a size is no whole multiple of it")
         factors[name] = factor
         constant -= factor * usual[name]
-    if constant + sum(factor * samples[-1][name] for name, factor in factors.items()) != numbers[-1]:
-        raise _Refused("a size does not grow evenly with it")
+    for sample, number in zip(samples, numbers, strict=True):
+        if constant + sum(factor * sample[name] for name, factor in factors.items()) != number:
+            raise _Refused("a size does not grow evenly with it")
     return constant, factors
 
 

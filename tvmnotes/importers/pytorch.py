@@ -257,6 +257,16 @@ def _check_program(program: ExportedProgram) -> None:
             f"model: it was captured in training mode ({training[0]}); call net.eval() before exporting or "
             "tracing it"
         )
+    tags = {call.__name__: getattr(call, "tags", ()) for call in calls}
+    if random := sorted(name for name in tags if torch.Tag.nondeterministic_seeded in tags[name]):
+        raise NotImplementedError(f"{random[0]} draws random numbers in each run: pass them as an input")
+    for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
+        x, offset = node.args[0].meta["val"], node.args[3] if len(node.args) > 3 else None
+        if not x.is_contiguous() or offset not in (None, x.storage_offset()):
+            raise NotImplementedError(
+                "as_strided reads the memory behind a tensor, and a compiled network has that of contiguous "
+                "tensors alone: write it with slices"
+            )
     scalars = [
         n.target for n in program.graph.nodes if isinstance(n.meta.get("val"), torch.SymFloat | torch.SymInt)
     ]
@@ -333,6 +343,10 @@ def _check_open(model: Any, specs: list[TensorSpec]) -> None:
         model = model.module()
     elif isinstance(model, _SCRIPTED):
         model = _unscript(model, examples)
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:  # its inputs are a tuple of their own
+        named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+        shapes = (*shapes[:named], shapes[named:])
     try:
         torch.export.export(model, examples, dynamic_shapes=shapes)
     except Exception as error:

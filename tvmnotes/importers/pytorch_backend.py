@@ -78,7 +78,7 @@ def backend(
     resolve_records(options.get("records"), resolve_target(options.get("target")))
     results = graph.graph.output_node().args[0]
     values = [result.meta.get("example_value") for result in results if isinstance(result, fx.Node)]
-    if any(isinstance(value, Tensor) and value.requires_grad for value in values):
+    if any(isinstance(value, Tensor) and value.grad_fn is not None for value in values):
         raise ValueError(
             "tvmnotes compiles for inference, and this call would compute gradients: call it in "
             "torch.no_grad() or torch.inference_mode()"
@@ -266,8 +266,6 @@ def _captured(part: _Part, inputs: tuple[Tensor, ...], writes: bool) -> Exported
                 f"the network is in training mode ({node.target}), where dropout and batch norm behave "
                 "differently: call net.eval() first"
             )
-        if node.target is torch.ops.aten.as_strided.default and not node.args[0].meta["val"].is_contiguous():
-            raise NotImplementedError("it reads a tensor that is not contiguous by strides of its own")
     if writes:
         raise refusal
     return program

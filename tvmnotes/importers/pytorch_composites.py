@@ -32,8 +32,9 @@ def _clamp(x: Tensor, least: Tensor | None = None, most: Tensor | None = None) -
 
 
 def _clamp_to_numbers(x: Tensor, least: float | None = None, most: float | None = None) -> Any:
-    """Clamp integers; TVM takes an infinity, which no integer is, for a missing bound."""
-    if x.is_floating_point():
+    """Clamp integers, for which TVM takes an infinity for a missing bound; and by bounds that cross."""
+    crossed = None not in (least, most) and least > most  # where TVM returns `least`
+    if x.is_floating_point() and not crossed:
         return NotImplemented
     given = [each for each in (least, most) if each is not None]
     dtype = functools.reduce(torch.promote_types, (torch.result_type(x, each) for each in given))
@@ -144,14 +145,16 @@ def _vector_norm(x: Tensor, order: float = 2, dims: Any = None, keepdim: bool = 
     if order not in (0, 1, 2, math.inf, -math.inf) and x.ndim:
         return NotImplemented
     x = (x if dtype is None else x.to(dtype)).abs()
+    dtype = x.dtype
     if x.ndim == 0:
-        return (x != 0).to(x.dtype) if order == 0 else x
+        return (x != 0).to(dtype) if order == 0 else x
     dims = list(range(x.ndim)) if dims in (None, []) else dims
     if abs(order) == math.inf:
         return (torch.amax if order > 0 else torch.amin)(x, dims, keepdim)
+    x = wide(x)
     if order == 2:
-        return torch.sqrt((x * x).sum(dims, keepdim))
-    return ((x != 0).to(x.dtype) if order == 0 else x).sum(dims, keepdim)
+        return torch.sqrt((x * x).sum(dims, keepdim)).to(dtype)
+    return ((x != 0).to(x.dtype) if order == 0 else x).sum(dims, keepdim).to(dtype)
 
 
 def _cdist(a: Tensor, b: Tensor, p: float, _mode: int | None) -> Any:

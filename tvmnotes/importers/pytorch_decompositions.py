@@ -74,18 +74,20 @@ def _log1p(x: Tensor) -> Any:
 
 
 def _pow(x: Tensor, exponent: float) -> Any:
-    """Multiply for small whole exponents, and use a square root for 0.5, as PyTorch does.
+    """Multiply for small whole exponents, and use square roots for 0.5 and -0.5, as PyTorch does.
 
     TVM's (C's) power is slow, its square root differs for -0 and -infinity, and it lacks bfloat16.
     """
     if isinstance(exponent, bool):
         return x.clone() if exponent else torch.ones_like(x)
     base = wide(x)
-    if not x.is_floating_point() or (base is x and exponent not in (0.5, 2, 3, 4)):
+    if not x.is_floating_point() or (base is x and exponent not in (-0.5, 0.5, 2, 3, 4)):
         return NotImplemented
     if exponent in (2, 3, 4):
         square = base * base
         result = square if exponent == 2 else square * (base if exponent == 3 else square)
+    elif exponent == -0.5:
+        result = torch.rsqrt(base)
     else:
         result = torch.sqrt(base) if exponent == 0.5 else torch.pow(base, exponent)
     return result.to(x.dtype)
@@ -95,6 +97,7 @@ def _isfinite(x: Tensor) -> Tensor:
     """Avoid PyTorch's own decomposition, which multiplies bools, which TVM does not compile."""
     if not x.is_floating_point():
         return torch.ones_like(x, dtype=torch.bool)
+    x = wide(x)
     return torch.logical_and(x == x, x.abs() != math.inf)
 
 
@@ -135,6 +138,7 @@ def _slice_scatter(x: Tensor, part: Tensor, dim: int = 0, start=None, end=None, 
     start, end, _ = slice(start, end).indices(x.shape[dim])
     if end <= start:
         return x.clone()
+    part = part.to(x.dtype)
     return torch.cat([aten.slice.Tensor(x, dim, 0, start), part, aten.slice.Tensor(x, dim, end)], dim)
 
 
@@ -205,7 +209,15 @@ _KEPT = (
     *(aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec),
 )
 
+
+def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **_options: Any) -> Tensor:
+    """Compare indices of int64; those of PyTorch's decomposition have a dtype that depends on the size."""
+    columns = torch.arange(n if m is None else m)
+    return (torch.arange(n)[:, None] == columns).to(dtype or torch.get_default_dtype())
+
+
 DECOMPOSITIONS: dict[Any, Callable] = {
+    **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **ATTENTION,
     **COMPOSITES,
     **PLACES,

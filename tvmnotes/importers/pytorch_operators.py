@@ -185,6 +185,9 @@ def _resize(method: str) -> Callable:
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
         x = importer.env[node.args[0]]
+        dtype = node.args[0].meta["val"].dtype
+        if method != "nearest_neighbor" and not dtype.is_floating_point:
+            raise ValueError(f"{node.target} of {dtype}: resize it as float32, round and clip")
         before, after = _shape(node.args[0])[2:], _shape(node)[2:]
         given = (*node.args[2:], *node.kwargs.values())
         corners, *scales = (False, *given) if method == "nearest_neighbor" else given

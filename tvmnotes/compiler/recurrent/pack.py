@@ -33,7 +33,11 @@ def tile_of(cell: Cell, sizes: Sizes, simd: Simd) -> Tile:
     """Choose how a kernel is computed."""
     gates = len(cell.gates)
     vectors = ceildiv(sizes.units, simd.lanes)
-    tiles = [(r, q * gates) for q in range(1, min(vectors, 8) + 1) for r in range(1, min(sizes.batch, 8) + 1)]
+    tiles = [
+        (r, q * gates)
+        for q in range(1, min(vectors, 8) + 1)
+        for r in range(1, min(max(1, sizes.batch), 8) + 1)
+    ]
 
     def steps(rows, blocks):
         return ceildiv(sizes.batch, rows), ceildiv(vectors, blocks // gates)

@@ -52,7 +52,9 @@ def register_tile(rows: int, blocks: int, simd: Simd, waste: float = 1.0) -> tup
     Of equal ones, the largest. Accumulators of the last tiles may be unused; `waste` is the factor that this
     costs along the rows.
     """
-    tiles = [(r, b) for b in range(1, min(blocks, 8) + 1) for r in range(1, min(rows, simd.registers) + 1)]
+    tiles = [
+        (r, b) for b in range(1, min(blocks, 8) + 1) for r in range(1, min(max(1, rows), simd.registers) + 1)
+    ]
 
     def steps(r, b):
         return ceildiv(rows, r) * ceildiv(blocks, b), waste if rows % r else 1.0
