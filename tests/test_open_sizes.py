@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from conftest import Function
 from onnx import parser
 from torch import nn
 
@@ -52,12 +53,6 @@ class Attention(nn.Module):
     def forward(self, x):
         x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1)
         return self.layer(x)[:, 0]
-
-
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.forward = function
 
 
 def hold(lib, net, shape, rng, tolerance=1e-4, sizes=SIZES):

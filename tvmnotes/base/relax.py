@@ -98,6 +98,13 @@ def _terms(size) -> dict | None:
     return {names: total[names] for names in sorted(total) if total[names]}
 
 
+def field_of_tuple(mutator: relax.PyExprMutator, item: relax.TupleGetItem) -> relax.Expr:
+    """Return the field that `item` reads if a mutator has put a tuple there; else `item`."""
+    of = item.tuple_value
+    value = mutator.lookup_binding(of) if isinstance(of, relax.Var) else None
+    return value.fields[item.index] if isinstance(value, relax.Tuple) else item
+
+
 def constant_array(expr) -> np.ndarray | None:
     """Return the array of a constant; None for any other expression."""
     is_array = isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.value, tvm.runtime.Tensor)

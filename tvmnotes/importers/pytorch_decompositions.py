@@ -112,6 +112,12 @@ def _view(x: Tensor, shape: list[int]) -> Any:
     return NotImplemented if x.is_contiguous() else aten.view.default(x.contiguous(), shape)
 
 
+def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **_options: Any) -> Tensor:
+    """Compare indices of int64; those of PyTorch's decomposition have a dtype that depends on the size."""
+    columns = torch.arange(n if m is None else m)
+    return (torch.arange(n)[:, None] == columns).to(dtype or torch.get_default_dtype())
+
+
 def _roll(x: Tensor, shifts: list[int], dims: list[int] = ()) -> Any:
     """Join two slices; TVM gathers element by element, and warns of it."""
     if not dims:
@@ -208,13 +214,6 @@ _KEPT = (
     *(aten.upsample_linear1d.vec, aten.upsample_trilinear3d.vec, aten.upsample_bicubic2d.vec),
     *(aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec),
 )
-
-
-def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **_options: Any) -> Tensor:
-    """Compare indices of int64; those of PyTorch's decomposition have a dtype that depends on the size."""
-    columns = torch.arange(n if m is None else m)
-    return (torch.arange(n)[:, None] == columns).to(dtype or torch.get_default_dtype())
-
 
 DECOMPOSITIONS: dict[Any, Callable] = {
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),

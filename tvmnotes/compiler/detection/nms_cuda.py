@@ -19,7 +19,7 @@ from tvm import relax, te, tirx
 from tvm.script import tirx as T
 
 from ...base.integers import round_up
-from ...base.relax import fixed_shape
+from ...base.relax import field_of_tuple, fixed_shape
 from ...base.tvm_seam import OPAQUE
 from ...base.workarounds import fast_tvmscript_parser
 from . import topk_cuda as topk
@@ -70,9 +70,7 @@ class _Rewrite(relax.PyExprMutator):
         return relax.Tuple(kept) if kept else call
 
     def visit_tuple_getitem_(self, item):
-        item = self.visit_expr_post_order(item)
-        value = self.lookup_binding(item.tuple_value) if isinstance(item.tuple_value, relax.Var) else None
-        return value.fields[item.index] if isinstance(value, relax.Tuple) else item
+        return field_of_tuple(self, self.visit_expr_post_order(item))
 
     def _best_places(self, scores, count):
         emit = self._emit

@@ -65,6 +65,16 @@ class Cell:
         values = json.loads(str(text))
         return Cell(**values | {"functions": tuple(map(tuple, values["functions"]))})
 
+    @staticmethod
+    def of_call(mod: tvm.IRModule, call: tvm.ir.Call) -> "tuple[Cell, dict] | None":
+        """Return the cell that a call of a recurrent kernel computes, and its inputs by name; else None."""
+        if getattr(call.op, "name", "") != "relax.call_tir":
+            return None
+        func = mod[call.args[0]]
+        cell = Cell.of(func)
+        names = [param.name for param in func.params]  # of the inputs, and then of the results
+        return None if cell is None else (cell, dict(zip(names, call.args[1].fields, strict=False)))
+
 
 def _sigmoid(x, alpha, beta):
     return elementwise.sigmoid(x) if x.ty.dtype == "float32" else tirx.sigmoid(x)

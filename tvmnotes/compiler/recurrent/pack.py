@@ -55,15 +55,10 @@ class _Packer(relax.PyExprMutator):
 
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
-        if getattr(call.op, "name", "") != "relax.call_tir":
+        found = Cell.of_call(self.mod, call)
+        if found is None or str(found[1]["x"].ty.dtype) != "float32":
             return call
-        func = self.mod[call.args[0]]
-        cell = Cell.of(func)
-        inputs = list(call.args[1].fields)
-        if cell is None or str(inputs[0].ty.dtype) != "float32":
-            return call
-        names = [param.name for param in func.params]  # of the inputs, and then of the results
-        return self._packed(cell, dict(zip(names, inputs, strict=False)), call)
+        return self._packed(*found, call)
 
     def _packed(self, cell: Cell, given: dict, call):
         emit, gates = self.builder_.emit, len(cell.gates)

@@ -7,7 +7,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ...base.relax import fixed_shape
+from ...base.relax import field_of_tuple, fixed_shape
 from .cell import Cell
 
 _FUNCTIONS = {"sigmoid": R.sigmoid, "tanh": R.tanh, "relu": R.nn.relu}
@@ -36,23 +36,17 @@ class _Unroller(relax.PyExprMutator):
 
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
-        if getattr(call.op, "name", "") != "relax.call_tir":
+        found = Cell.of_call(self.mod, call)
+        if found is None:
             return call
-        func = self.mod[call.args[0]]
-        cell = Cell.of(func)
-        if cell is None or cell.clip or cell.coupled:
-            return call
-        names = [param.name for param in func.params]
-        given = dict(zip(names, call.args[1].fields, strict=False))
+        cell, given = found
         known = all(name in _FUNCTIONS for name, *_ in cell.functions)
-        if not known or given.keys() & {"lengths", "peepholes"}:
+        if not known or cell.clip or cell.coupled or given.keys() & {"lengths", "peepholes"}:
             return call
         return relax.Tuple(self._results(cell, given))
 
     def visit_tuple_getitem_(self, item):
-        item = self.visit_expr_post_order(item)
-        value = self.lookup_binding(item.tuple_value) if isinstance(item.tuple_value, relax.Var) else None
-        return value.fields[item.index] if isinstance(value, relax.Tuple) else item
+        return field_of_tuple(self, self.visit_expr_post_order(item))
 
     def _results(self, cell: Cell, given: dict) -> list:
         emit, gates = self.builder_.emit, len(cell.gates)
