@@ -60,8 +60,8 @@ class AsItIs:
     def pack(self, weight, config, lanes):
         return weight
 
-    def unpack_output(self, made, lanes):
-        return made
+    def unpack_output(self, output, lanes):
+        return output
 
 
 @contextlib.contextmanager

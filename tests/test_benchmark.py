@@ -96,16 +96,16 @@ def test_all_run_on_as_many_threads(run):
 
 
 def test_onnx_runtime_has_them_too(monkeypatch, tmp_path):
-    made, session = [], onnxruntime.InferenceSession
+    opened, session = [], onnxruntime.InferenceSession
 
     def record(file, options, **more):
-        made.append(options)
+        opened.append(options)
         return session(file, options, **more)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", record)
     monkeypatch.setenv("TVM_NUM_THREADS", "3")
     benchmark._onnxruntime(models.load("digits"), np.zeros((1, 1, 32, 32), "float32"), tmp_path)
-    assert [options.intra_op_num_threads for options in made] == [3]
+    assert [options.intra_op_num_threads for options in opened] == [3]
 
 
 # ---------------------------------------------------------------- failures

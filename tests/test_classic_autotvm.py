@@ -172,14 +172,14 @@ def test_the_four_tuners_measure_write_and_count(tasks, option, tmp_path, capsys
 def test_the_runner_is_obeyed_and_kept_for_all_tasks(tasks):
     from tvm import autotvm
 
-    made = [autotvm.LocalRunner(number=1, repeat=5, timeout=60, cooldown_interval=0) for _ in range(2)]
+    runners = [autotvm.LocalRunner(number=1, repeat=5, timeout=60, cooldown_interval=0) for _ in range(2)]
     seen = []
-    for runner, task in zip(made, tasks[2:4], strict=True):
+    for runner, task in zip(runners, tasks[2:4], strict=True):
         option = autotvm.measure_option(builder="local", runner=runner)
         autotvm.tuner.GridSearchTuner(task).tune(1, option, callbacks=[lambda *args: seen.append(args)])
     assert [len(results[0].costs) for _, _, results in seen] == [5, 5]
-    assert made[0].open(10) is made[1].open(10)
-    assert made[0].open(90).timeout == 90, "the builder's, where that is longer"
+    assert runners[0].open(10) is runners[1].open(10)
+    assert runners[0].open(90).timeout == 90, "the builder's, where that is longer"
 
 
 class Quick:

@@ -104,10 +104,10 @@ def test_rows_that_a_reader_looks_for():
     assert "tn.tune(" in row("tvm.auto_scheduler").note
 
 
-def relax_operators(made, dtype, count):
+def relax_operators(operator, dtype, count):
     """The Relax operators that a Relay operator becomes in a program."""
     inputs = [ir.var(f"x{i}", shape=(2, 3), dtype=dtype) for i in range(count)]
-    mod, _ = lower.to_relax(ir.Function(inputs, made(*inputs)))
+    mod, _ = lower.to_relax(ir.Function(inputs, operator(*inputs)))
     found = set()
     visit = lambda e: found.add(e.op.name) if isinstance(e, tvm.ir.Call) else None  # noqa: E731
     tvm.relax.analysis.post_order_visit(mod["main"], visit)
@@ -119,9 +119,9 @@ def relax_operators(made, dtype, count):
     "nn.dropout", "copy",
 ])  # fmt: skip
 def test_an_operators_row_names_what_it_becomes(name):
-    made = ops.OPERATORS[name]
+    operator = ops.OPERATORS[name]
     dtype = "bool" if "logical" in name else "int32" if re.search("bitwise|shift", name) else "float32"
-    became = relax_operators(made, dtype, len(made.tensors))
+    became = relax_operators(operator, dtype, len(operator.tensors))
     assert became == set(filter(None, row(f"relay.{name}").new.split(", ")))
 
 

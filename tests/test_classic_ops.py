@@ -372,18 +372,18 @@ def outputs_of(program, opt_level=0, params=None, **inputs) -> list[np.ndarray]:
 def family(name: str, way: str) -> dict[str, list[np.ndarray]]:
     """The results of all operators of a family, from one build: as written, or as Relax and back, whose kernels are
     mostly the same and found in the cache; "back, plain" is at opt level 0, the others at 3."""
-    variables, made = _variables(), {}
+    variables, expressions = _variables(), {}
     for case, (write, _) in FAMILIES[name].items():
         written = write(variables)
-        made[case] = list(written) if isinstance(written, ir.TupleWrapper) else [written]
-    body = relay.Tuple([value for values in made.values() for value in values])
+        expressions[case] = list(written) if isinstance(written, ir.TupleWrapper) else [written]
+    body = relay.Tuple([value for values in expressions.values() for value in values])
     params = relay.analysis.free_vars(body)
     mod = tvm.IRModule.from_expr(relay.Function(params, body))
     if way != "there":
         mod = transform.CanonicalizeOps()(mod)
     inputs = {p.name_hint: getattr(A, p.name_hint) for p in params}
     results = iter(outputs_of(mod, 0 if way == "back, plain" else 3, **inputs))
-    return {case: [next(results) for _ in values] for case, values in made.items()}
+    return {case: [next(results) for _ in values] for case, values in expressions.items()}
 
 
 @pytest.mark.parametrize("way", ["there", "back", pytest.param("back, plain", marks=pytest.mark.full)])
@@ -878,10 +878,10 @@ def imported() -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
     from conftest import Function
 
     def each(x):
-        made = {name: function(x) for name, function in TORCH.items()}
-        return {name: y if isinstance(y, tuple) else (y,) for name, y in made.items()}
+        outputs = {name: function(x) for name, function in TORCH.items()}
+        return {name: y if isinstance(y, tuple) else (y,) for name, y in outputs.items()}
 
-    net = Function(lambda x: tuple(made for several in each(x).values() for made in several)).eval()
+    net = Function(lambda x: tuple(output for several in each(x).values() for output in several)).eval()
     mod, params = relay.frontend.from_pytorch(net, [("x", A.x.shape)])
     results = iter(outputs_of(mod, 1, params, x=A.x))
     return {name: [(next(results), y.numpy()) for y in several] for name, several in each(T("x")).items()}

@@ -97,8 +97,8 @@ def picture() -> np.ndarray:
 
 def torch_result(net, x):
     with torch.no_grad():
-        made = net(torch.from_numpy(x))
-    return [m.numpy() for m in made] if isinstance(made, tuple) else made.numpy()
+        outputs = net(torch.from_numpy(x))
+    return [m.numpy() for m in outputs] if isinstance(outputs, tuple) else outputs.numpy()
 
 
 @pytest.fixture(scope="module")
@@ -703,8 +703,8 @@ def test_a_library_unpacks_and_indexes(enabled, small_lib):
 
     lib, x, wanted = small_lib
     graph, library, params = lib
-    made = [graph_runtime.create(graph, library, tvm.cpu()), graph_executor.GraphModule(lib["default"](tvm.cpu()))]
-    for m in made:
+    modules = [graph_runtime.create(graph, library, tvm.cpu()), graph_executor.GraphModule(lib["default"](tvm.cpu()))]
+    for m in modules:
         m.set_input(**params)
         m.set_input("image", tvm.nd.array(x))
         m.run()
@@ -720,8 +720,8 @@ def test_a_library_unpacks_and_indexes(enabled, small_lib):
     for values, expected in ((x, wanted), (2 * x, None)):  # what is written to it later is read too
         shared.copyfrom(values)
         m.run()
-        made = m.get_output(0).numpy()
-        assert (abs(made - wanted).max() < 1e-3) == (expected is not None)
+        output = m.get_output(0).numpy()
+        assert (abs(output - wanted).max() < 1e-3) == (expected is not None)
     assert isinstance(shared, tvm.runtime.NDArray) and isinstance(shared, tvm.nd.NDArray)
     run, set_input, get_output = (lib["default"](tvm.cpu())[name] for name in ("run", "set_input", "get_output"))
     assert run and set_input and get_output
@@ -770,13 +770,13 @@ def test_the_debugger_times_each_kernel(enabled, small_lib, tmp_path, capsys):
     names = [row.split()[0] for row in rows]
     assert set(names) <= set(calls) and sum("conv2d" in name for name in names) == 2 and total.startswith("Total: ")
     np.testing.assert_allclose(m.get_output(0).numpy(), wanted, rtol=1e-3, atol=1e-4)
-    made = relay.load_param_dict((tmp_path / "dump" / "output_tensors.params").read_bytes())
+    dumped = relay.load_param_dict((tmp_path / "dump" / "output_tensors.params").read_bytes())
     graph = json.loads((tmp_path / "dump" / "_tvmdbg_graph_dump.json").read_text())
-    assert set(made) <= {node["name"] for node in graph["nodes"]}
-    assert any(np.array_equal(array.numpy(), m.get_output(0).numpy()) for array in made.values())
-    assert len(made) == len(names)
-    one = next(iter(made))
-    np.testing.assert_array_equal(m.debug_get_output(one).numpy(), made[one].numpy())
+    assert set(dumped) <= {node["name"] for node in graph["nodes"]}
+    assert any(np.array_equal(array.numpy(), m.get_output(0).numpy()) for array in dumped.values())
+    assert len(dumped) == len(names)
+    one = next(iter(dumped))
+    np.testing.assert_array_equal(m.debug_get_output(one).numpy(), dumped[one].numpy())
     with pytest.raises(ValueError, match="no node 'nonsense'; the nodes that kernels make are"):
         m.debug_get_output("nonsense")
 

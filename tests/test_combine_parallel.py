@@ -41,8 +41,8 @@ def merged(net, x=X):
         wanted = net(torch.from_numpy(x))
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
     for module in (folded, after):
-        made = tn.build(module, {})(x)
-        for ours, theirs in zip(made if isinstance(made, tuple) else (made,), wanted, strict=True):
+        outputs = tn.build(module, {})(x)
+        for ours, theirs in zip(outputs if isinstance(outputs, tuple) else (outputs,), wanted, strict=True):
             np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-5)
     return [[operation.name for operation in tracing.graph(module).operations] for module in (folded, after)]
 

@@ -309,8 +309,8 @@ def test_a_build_leaves_the_module_as_it_is():
     builder, x = relax.BlockBuilder(), tensor("x", (4, 64))
     with builder.function("main", [x]):
         with builder.dataflow():
-            made = builder.call_te(lambda x: tvm.te.compute((4, 32), lambda i, j: x[i, 2 * j] + x[i, 2 * j + 1]), x)
-            result = builder.emit_output(made)
+            sums = builder.call_te(lambda x: tvm.te.compute((4, 32), lambda i, j: x[i, 2 * j] + x[i, 2 * j + 1]), x)
+            result = builder.emit_output(sums)
         builder.emit_func_output(result)
     mod, data = builder.get(), np.random.default_rng(0).standard_normal((4, 64)).astype("float32")
     before = mod.script()

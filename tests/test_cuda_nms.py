@@ -31,8 +31,8 @@ def module(kernel):
     with builder.function("main", inputs):
         with builder.dataflow():
             name = builder.add_func(kernel.without_attr("global_symbol"), "loops")
-            made = builder.emit(relax.call_tir(name, inputs, types[-2:]))
-            both = relax.Tuple([builder.emit(relax.TupleGetItem(made, n)) for n in (0, 1)])
+            results = builder.emit(relax.call_tir(name, inputs, types[-2:]))
+            both = relax.Tuple([builder.emit(relax.TupleGetItem(results, n)) for n in (0, 1)])
             result = builder.emit_output(both)
         builder.emit_func_output(result)
     return builder.get()
@@ -91,9 +91,9 @@ def test_equal_scores_are_taken_from_the_front(selection, scores):
 def boxes(batch, rows, width=6):
     """Rows of class, score, and four numbers that make a box either way, with equal scores and a few empty boxes."""
     low = RNG.random((batch, rows, 2))
-    made = [RNG.integers(0, 3, (batch, rows, 1)), RNG.integers(-4, 20, (batch, rows, 1)) / 20, low,
+    columns = [RNG.integers(0, 3, (batch, rows, 1)), RNG.integers(-4, 20, (batch, rows, 1)) / 20, low,
             low + RNG.uniform(-0.02, 0.4, (batch, rows, 2)), RNG.random((batch, rows, width - 6))]  # fmt: skip
-    return np.concatenate(made, 2).astype("float32")
+    return np.concatenate(columns, 2).astype("float32")
 
 
 def by_score(data, count):
@@ -201,11 +201,11 @@ def test_a_detectors_choice_compiles_with_tvms_sort():
             best = builder.emit(relax.TupleGetItem(builder.emit(relax.call_tir(name, [x], types)), 1))
             result = builder.emit_output(relax.op.argsort(best, 1, descending=True, dtype="int32"))
         builder.emit_func_output(result)
-    made = tn.build(builder.get(), {}, TARGET)
-    rules = made.kernels.family
+    lib = tn.build(builder.get(), {}, TARGET)
+    rules = lib.kernels.family
     assert rules["argsort"] == rules["chosen"] == "by_hand" and rules["at_least"] == "fallback"
-    assert made.kernels.launches["chosen"] == [{"grid": [2, 1, 1], "block": [256, 1, 1]}]
-    assert "chosen_kernel(" in made.source("chosen") and "argsort_kernel" in made.source("argsort")
+    assert lib.kernels.launches["chosen"] == [{"grid": [2, 1, 1], "block": [256, 1, 1]}]
+    assert "chosen_kernel(" in lib.source("chosen") and "argsort_kernel" in lib.source("argsort")
 
 
 def test_detectors_of_mxnet_have_no_loops_left():
@@ -218,8 +218,8 @@ def test_detectors_of_mxnet_have_no_loops_left():
             {"x": (2, 4, 90), "y": (2, 360), "anchors": (1, 90, 4)},
         ),
     ):
-        made = tn.build(*tn.from_mxnet(symbol, {}, shapes), TARGET)
-        assert {"at_least", "chosen", "beaten", "sweep", "remaining"} <= set(made.kernels.index)
-        assert "one_thread" not in set(made.kernels.family)
-        assert all("__global__" in made.source(kernel) for kernel in made.kernels.index)
-        assert machine_code(made)[:4] == b"\x7fELF"
+        lib = tn.build(*tn.from_mxnet(symbol, {}, shapes), TARGET)
+        assert {"at_least", "chosen", "beaten", "sweep", "remaining"} <= set(lib.kernels.index)
+        assert "one_thread" not in set(lib.kernels.family)
+        assert all("__global__" in lib.source(kernel) for kernel in lib.kernels.index)
+        assert machine_code(lib)[:4] == b"\x7fELF"

@@ -40,8 +40,8 @@ def test_what_depends_on_constants_alone_is_folded(level):
     net, x = Table().eval(), torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
     lib = build(*from_pytorch(net, {"x": x}), opt_level=level)
     assert [node["kernel"] for node in lib.graph["nodes"]] == ["add"] * len(MADE)
-    for kind, made, wanted in zip(MADE, lib(x), net(x), strict=True):
-        np.testing.assert_allclose(made, wanted.numpy(), rtol=1e-6, atol=1e-6, err_msg=kind)
+    for kind, output, wanted in zip(MADE, lib(x), net(x), strict=True):
+        np.testing.assert_allclose(output, wanted.numpy(), rtol=1e-6, atol=1e-6, err_msg=kind)
 
 
 def test_a_batch_norm_without_convolution_is_one_multiplication_and_one_addition():
@@ -111,16 +111,16 @@ def test_a_convolution_that_others_read_keeps_its_weights(bias):
     conv, norm = normed(nn.Conv2d(8, 8, 3, bias=bias))
 
     def several(x):
-        made = conv(x)
-        return norm(made), made.relu()
+        y = conv(x)
+        return norm(y), y.relu()
 
     net, x = Function(several), torch.randn(1, 8, 9, 9, generator=torch.Generator().manual_seed(1))
     net.conv, net.norm = conv, norm
     lib = build(*from_pytorch(net.eval(), {"x": x}))
     assert sum(node["kernel"].count("conv2d") for node in lib.graph["nodes"]) == 1
     with torch.no_grad():
-        for made, wanted in zip(lib(x), net(x), strict=True):
-            np.testing.assert_allclose(made, wanted.numpy(), rtol=1e-4, atol=1e-4)
+        for output, wanted in zip(lib(x), net(x), strict=True):
+            np.testing.assert_allclose(output, wanted.numpy(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(7, 7), (2, 8, 1, 1), (2, 1, 1, 1)], ids=str)

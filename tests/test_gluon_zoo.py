@@ -62,23 +62,23 @@ def compare(name: str, size: int | None = None) -> dict:
     seconds = time.perf_counter() - started
     x = np.random.default_rng(0).standard_normal(shape).astype("float32")
     there = mx.nd.array(x)
-    wanted, made = flat(net(there)), flat(lib(x))
-    assert [a.shape for a in made] == [a.shape for a in wanted]
+    wanted, outputs = flat(net(there)), flat(lib(x))
+    assert [a.shape for a in outputs] == [a.shape for a in wanted]
     if re.match(DETECTORS, name):
-        error = of_detections(made, wanted)
+        error = of_detections(outputs, wanted)
     else:
-        error = max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(made, wanted, strict=True))
+        error = max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(outputs, wanted, strict=True))
     return {"error": float(error), "build": seconds, "mxnet": lambda: flat(net(there)), "tvm": lib, "x": x, "net": net}
 
 
-def flat(made) -> list[np.ndarray]:
-    made = list(tn.gluon._flat(made)) if isinstance(made, list | tuple) else [made]
-    return [each.asnumpy() if hasattr(each, "asnumpy") else np.asarray(each) for each in made]
+def flat(outputs) -> list[np.ndarray]:
+    outputs = list(tn.gluon._flat(outputs)) if isinstance(outputs, list | tuple) else [outputs]
+    return [each.asnumpy() if hasattr(each, "asnumpy") else np.asarray(each) for each in outputs]
 
 
-def of_detections(made, wanted) -> float:
+def of_detections(outputs, wanted) -> float:
     """The largest difference between scores, where all else is as it must be."""
-    ours, (classes, scores, corners) = rows(made), rows(wanted)
+    ours, (classes, scores, corners) = rows(outputs), rows(wanted)
     found = classes >= 0
     assert found.any(), "no detections"
     ours = [each[order_of(ours, classes, scores, corners)] for each in ours]
@@ -94,13 +94,13 @@ def rows(detections) -> list[np.ndarray]:
     return [classes.reshape(-1), scores.reshape(-1), corners.reshape(-1, 4)]
 
 
-def order_of(made, classes, scores, corners) -> np.ndarray:
+def order_of(detections, classes, scores, corners) -> np.ndarray:
     """Our rows in MXNet's order: each in its place, or else where its equal is among the rows of nearly its score."""
-    off = (made[0] != classes) | (np.abs(made[2] - corners).max(axis=1) > 0.5)
+    off = (detections[0] != classes) | (np.abs(detections[2] - corners).max(axis=1) > 0.5)
     order = np.arange(len(off))
     for row in np.flatnonzero(off):
-        near = off & (np.abs(made[1] - scores[row]) < SCORES) & (made[0] == classes[row])
-        same = near & (np.abs(made[2] - corners[row]).max(axis=1) <= 0.5)
+        near = off & (np.abs(detections[1] - scores[row]) < SCORES) & (detections[0] == classes[row])
+        same = near & (np.abs(detections[2] - corners[row]).max(axis=1) <= 0.5)
         order[row] = np.flatnonzero(same)[0] if same.any() else row
     return order if len(set(order)) == len(order) else np.arange(len(off))
 

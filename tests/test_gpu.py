@@ -166,8 +166,8 @@ def test_an_unknown_kernel_is_named(lib):
 
 @pytest.mark.parametrize("opt_level", [0, 1, 2])
 def test_kernels_have_threads_at_every_opt_level(small, opt_level):
-    made = tn.build(small.mod, small.params, TARGET, opt_level)
-    assert all(launched(made, kernel) for kernel in made.kernels.index)
+    lib = tn.build(small.mod, small.params, TARGET, opt_level)
+    assert all(launched(lib, kernel) for kernel in lib.kernels.index)
 
 
 def test_what_threads_do_one_after_another_is_what_pytorch_does(case):
@@ -232,9 +232,9 @@ def test_tvms_sorts_come_with_their_threads():
         def forward(self, x):
             return torch.topk(x, 40)[0]
 
-    made = tn.build(*tn.from_pytorch(Best().eval(), {"x": (1, 300)}), TARGET)
-    (kernel,) = (kernel for kernel in made.kernels.index if "topk" in kernel)
-    assert (made.kernels.family[kernel], made.kernels.launches[kernel]) == ("by_hand", [])
+    lib = tn.build(*tn.from_pytorch(Best().eval(), {"x": (1, 300)}), TARGET)
+    (kernel,) = (kernel for kernel in lib.kernels.index if "topk" in kernel)
+    assert (lib.kernels.family[kernel], lib.kernels.launches[kernel]) == ("by_hand", [])
 
 
 def test_a_database_of_metaschedule_comes_before_dlight():

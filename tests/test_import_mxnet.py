@@ -30,9 +30,9 @@ def numbers(monkeypatch):
 
 def both(symbol, inputs: dict, params: dict, tolerance=TOLERANCE):
     """MXNet's outputs and ours, held against each other; gives ours."""
-    made = ours_of(symbol, inputs, params)
-    hold(made, mxnets(symbol, inputs, params), tolerance)
-    return made
+    ours = ours_of(symbol, inputs, params)
+    hold(ours, mxnets(symbol, inputs, params), tolerance)
+    return ours
 
 
 def mxnets(symbol, inputs: dict, params: dict) -> list[np.ndarray]:
@@ -49,13 +49,13 @@ def mxnets(symbol, inputs: dict, params: dict) -> list[np.ndarray]:
 def ours_of(symbol, inputs: dict, params: dict) -> list[np.ndarray]:
     """What the imported symbol, built, gives."""
     mod, given = tn.from_mxnet(symbol, params, {name: (a.shape, str(a.dtype)) for name, a in inputs.items()})
-    made = tn.build(mod, given)(*inputs.values())
-    return list(made) if isinstance(made, tuple | list) else [made]
+    outputs = tn.build(mod, given)(*inputs.values())
+    return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
 
 
-def hold(made: list, wanted: list, tolerance=TOLERANCE) -> None:
-    assert len(made) == len(wanted)
-    for ours, theirs in zip(made, wanted, strict=True):
+def hold(outputs: list, wanted: list, tolerance=TOLERANCE) -> None:
+    assert len(outputs) == len(wanted)
+    for ours, theirs in zip(outputs, wanted, strict=True):
         ours = np.asarray(ours)
         assert ours.shape == theirs.shape
         assert str(ours.dtype) == str(theirs.dtype)
@@ -80,15 +80,15 @@ class Batch:
         inputs, params = ({f"case{n}_{name}": array for n, given in enumerate(arrays) for name, array in given.items()}
                           for arrays in (self.inputs, self.params))  # fmt: skip
         try:
-            made = iter(ours_of(group, inputs, params))
+            outputs = iter(ours_of(group, inputs, params))
         except Exception:
             return []
-        return [[next(made) for _ in symbol.list_outputs()] for symbol in self.symbols]
+        return [[next(outputs) for _ in symbol.list_outputs()] for symbol in self.symbols]
 
     def check(self, place: int) -> None:
         symbol, inputs, params = self.symbols[place], self.inputs[place], self.params[place]
-        made = self.outputs[place] if self.outputs else ours_of(symbol, inputs, params)
-        hold(made, mxnets(symbol, inputs, params))
+        outputs = self.outputs[place] if self.outputs else ours_of(symbol, inputs, params)
+        hold(outputs, mxnets(symbol, inputs, params))
 
 
 def prefixed(symbol, prefix: str):
@@ -111,12 +111,12 @@ def params_of(symbol, **inputs) -> dict:
     """Random arrays for all that is not an input: positive where they are variances."""
     names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
     arguments, _, states = symbol.infer_shape(**{name: a.shape for name, a in inputs.items()})
-    made = {}
+    arrays = {}
     for name, shape in zip(names, [*arguments, *states], strict=True):
         if name not in inputs and not name.endswith("_label"):
             positive = name.endswith("var")
-            made[name] = uniform(*shape, low=0.5 if positive else -1.0, high=1.5 if positive else 1.0)
-    return made
+            arrays[name] = uniform(*shape, low=0.5 if positive else -1.0, high=1.5 if positive else 1.0)
+    return arrays
 
 
 # Each: a name, a symbol of x, and x's shape.
@@ -393,13 +393,13 @@ def test_a_batch_is_imported_and_built_as_one():
 
 def test_a_deconvolution_to_a_target_shape_pads_for_it():
     """MXNet with MKLDNN cannot run it; its rule is in its documentation."""
-    x, made = uniform(1, 4, 5, 6), []
+    x, outputs = uniform(1, 4, 5, 6), []
     for options in ({"target_shape": (10, 11)}, {"pad": (1, 2), "adj": (0, 1)}):
         symbol = S.Deconvolution(X, kernel=(4, 4), stride=(2, 2), num_filter=3, name="deconv", **options)
         weight = np.ones((4, 3, 4, 4), "float32")
-        made.append(tn.build(*tn.from_mxnet(symbol, {"deconv_weight": weight}, {"x": x.shape}))(x))
-    assert made[0].shape == (1, 3, 10, 11)
-    np.testing.assert_array_equal(*made)
+        outputs.append(tn.build(*tn.from_mxnet(symbol, {"deconv_weight": weight}, {"x": x.shape}))(x))
+    assert outputs[0].shape == (1, 3, 10, 11)
+    np.testing.assert_array_equal(*outputs)
 
 
 Y = S.var("y")
@@ -492,13 +492,13 @@ def test_indices_outside_are_clipped_wrapped_or_refused_as_by_mxnet():
 def boxes(rows, batch=2, classes=3):
     """Random rows of class, score, and corners."""
     low = RNG.uniform(0, 0.7, (batch, rows, 2))
-    made = [
+    columns = [
         RNG.integers(-1, classes, (batch, rows, 1)),
         RNG.uniform(-0.1, 1, (batch, rows, 1)),
         low,
         low + RNG.uniform(0, 0.4, (batch, rows, 2)),
     ]
-    return np.concatenate(made, 2).astype("float32")
+    return np.concatenate(columns, 2).astype("float32")
 
 
 SUPPRESSED = [
@@ -562,11 +562,11 @@ def test_multibox_detection_equals_mxnets(options):
     symbol = S.contrib.MultiBoxDetection(X, Y, S.var("anchors"), **options)
     inputs = {"x": scores, "y": uniform(2, 200), "anchors": anchors}
     wanted = symbol.bind(mx.cpu(), {name: mx.nd.array(array) for name, array in inputs.items()}).forward()[0].asnumpy()
-    made = tn.build(*tn.from_mxnet(symbol, {}, inputs))(*inputs.values())
-    np.testing.assert_array_equal(made[..., 0], wanted[..., 0])
+    detections = tn.build(*tn.from_mxnet(symbol, {}, inputs))(*inputs.values())
+    np.testing.assert_array_equal(detections[..., 0], wanted[..., 0])
     found = wanted[..., 0] >= 0  # what the others hold is left over from MXNet's sorting
     assert found.any()
-    np.testing.assert_allclose(made[found], wanted[found], atol=1e-5)
+    np.testing.assert_allclose(detections[found], wanted[found], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -709,8 +709,8 @@ def test_symbols_of_old_versions_mean_the_same(network):
                     for name, value in node["attrs"].items()
                 }
             old["nodes"].append(entry)
-        made = tn.build(*tn.from_mxnet(json.dumps(old), params, shapes))(x)
-        np.testing.assert_array_equal(made, wanted)
+        output = tn.build(*tn.from_mxnet(json.dumps(old), params, shapes))(x)
+        np.testing.assert_array_equal(output, wanted)
 
 
 # Registered by builds of before 1.9 alone: of a GPU's, and of the SSD example's own operators.

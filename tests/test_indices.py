@@ -57,8 +57,8 @@ def test_indices_pick_what_pytorch_says(of_torch):
                    for _, shape, negative, size in OF_TORCH.values()]  # fmt: skip
         indices[5] = np.arange(5).reshape(1, 5) % 4  # places that are written have one writer
         expected = _all_of_torch(*map(torch.from_numpy, (X, *indices)))
-        for name, made, wanted in zip(OF_TORCH, net(X, *indices), expected, strict=True):
-            np.testing.assert_allclose(made, wanted.numpy(), 1e-5, err_msg=name)
+        for name, output, wanted in zip(OF_TORCH, net(X, *indices), expected, strict=True):
+            np.testing.assert_allclose(output, wanted.numpy(), 1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("name", OF_TORCH)
@@ -113,8 +113,8 @@ def test_onnxs_indices_are_checked():
         for column, size in enumerate(sizes):
             for index in (size - 1, -1, -size):
                 feed[f"{name}.i"].flat[column] = index
-                for made, wanted in zip(net(**feed), session.run(None, feed), strict=True):
-                    np.testing.assert_array_equal(made, wanted)
+                for output, wanted in zip(net(**feed), session.run(None, feed), strict=True):
+                    np.testing.assert_array_equal(output, wanted)
             for wrong in (size, -size - 1, 10**9):
                 feed[f"{name}.i"].flat[column] = wrong
                 with pytest.raises(IndexError, match=f"^{name}: expected .* from -{size} to {size - 1}, got {wrong}$"):
@@ -131,8 +131,9 @@ def test_regions_of_pictures_that_do_not_exist():
         return roi_align(x, rois, 2, sampling_ratio=2), roi_align(x, rois, 2, sampling_ratio=2, aligned=True)
 
     net = tn.build(*tn.from_pytorch(Function(aligned).eval(), [PICTURES, REGIONS]), opt_level=1)
-    for made, wanted in zip(net(PICTURES, REGIONS), aligned(*map(torch.from_numpy, (PICTURES, REGIONS))), strict=True):
-        np.testing.assert_allclose(made, wanted, 1e-5)
+    expected = aligned(torch.from_numpy(PICTURES), torch.from_numpy(REGIONS))
+    for output, wanted in zip(net(PICTURES, REGIONS), expected, strict=True):
+        np.testing.assert_allclose(output, wanted, 1e-5)
     for wrong in (-1, 2, 10**6):
         with pytest.raises(IndexError, match=f"^roi_align: expected an index from 0 to 1, got {wrong}$"):
             net(PICTURES, np.concatenate([REGIONS[:1], REGIONS[1:] + np.array([wrong, 0, 0, 0, 0], "float32")]))
@@ -150,8 +151,8 @@ def test_indices_of_onnx_that_count_pictures_and_places():
     net = tn.build(*tn.from_onnx(model), opt_level=1)
     feed = {"x": PICTURES, "rois": REGIONS, "numbers": np.array([1, 0]), "small": PICTURES[..., :3, :3].copy(),
             "places": np.arange(18).reshape(2, 1, 3, 3) * 4 + 1}  # fmt: skip
-    for made, wanted in zip(net(**feed), session.run(None, feed), strict=True):
-        np.testing.assert_allclose(made, wanted, 1e-5)
+    for output, wanted in zip(net(**feed), session.run(None, feed), strict=True):
+        np.testing.assert_allclose(output, wanted, 1e-5)
     for name, operator, size in (("numbers", "RoiAlign", 2), ("rois", "MaxRoiPool", 2), ("places", "MaxUnpool", 72)):
         for wrong in (-1, size):
             changed = feed[name].copy()

@@ -221,9 +221,9 @@ def test_a_checkpoint_gives_mxnets_numbers(name, tmp_path, rng):
     files = checkpoint(make(), shape, tmp_path / name)
     mod, params = tn.from_mxnet(*files, {"data": shape})
     x = rng.uniform(0, 255 if "face" in name else 1, shape).astype("float32")
-    wanted, made = by_mxnet(files[0], x), tn.build(mod, params)(x)
-    assert made.shape == wanted.shape and wanted.std() > 0
-    np.testing.assert_allclose(made, wanted, atol=1e-4 * np.abs(wanted).max())
+    wanted, output = by_mxnet(files[0], x), tn.build(mod, params)(x)
+    assert output.shape == wanted.shape and wanted.std() > 0
+    np.testing.assert_allclose(output, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
 # ---------------------------------------------------------------- a large one

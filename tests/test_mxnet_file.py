@@ -43,10 +43,10 @@ def test_the_bundled_checkpoint_gives_pytorchs_probabilities():
 
     images, _ = digits.load_test_set()
     x = digits.preprocess(images[:16])
-    made = tn.build(*tn.from_mxnet(*checkpoint(), {"data": x.shape}))(x)
+    output = tn.build(*tn.from_mxnet(*checkpoint(), {"data": x.shape}))(x)
     with torch.inference_mode():
         wanted = torch.softmax(tn.models.load("digits")(torch.from_numpy(x)), 1).numpy()
-    np.testing.assert_allclose(made, wanted, atol=1e-5)
+    np.testing.assert_allclose(output, wanted, atol=1e-5)
 
 
 def test_relays_importer_stands_on_ours(rng):

@@ -66,10 +66,10 @@ def imported(net):
 def steps():
     """The module behind each pass of sections 1 to 3, by the name of the pass."""
     x, reference, mod = imported(Block())
-    made = {"x": x, "reference": reference, "imported": mod}
+    modules = {"x": x, "reference": reference, "imported": mod}
     for step in (FoldBatchnormToConv2D(), FoldConstant(), *FUSING):
-        mod = made[step.info.name] = step(mod)
-    return made
+        mod = modules[step.info.name] = step(mod)
+    return modules
 
 
 def calls(mod) -> list[str]:
@@ -190,11 +190,11 @@ def built():
     image = digits.preprocess(digits.load_test_set()[0][:1])
     mod, params = tn.from_pytorch(net, {"image": image.shape})
     with torch.inference_mode():
-        made = {None: net(torch.from_numpy(image)).numpy()}
+        results = {None: net(torch.from_numpy(image)).numpy()}
     for level in range(4):
         lib, trace = tn.trace_build(mod, params, opt_level=level, records=False)
-        made[level] = lib, trace, lib(image)
-    return made
+        results[level] = lib, trace, lib(image)
+    return results
 
 
 def test_every_opt_level_gives_pytorchs_numbers(built):

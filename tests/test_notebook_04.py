@@ -122,8 +122,8 @@ def test_the_default_config_serves_all_sizes_of_the_sweep(package):
         conv = package["workload"](channels, 28)
         net, x = package["layer"](conv)
         config = package["direct"].as_dict(package["direct"].default(conv, package["machine"]))
-        made = package["result"](conv, package["run_tvm"](conv, config, net, x))
-        assert difference(made, package["run_pytorch"](net, torch.from_numpy(x))().numpy()) < 1e-5
+        output = package["result"](conv, package["run_tvm"](conv, config, net, x))
+        assert difference(output, package["run_pytorch"](net, torch.from_numpy(x))().numpy()) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["04_conv2d_by_hand", "04b_packages_schedule"])

@@ -91,9 +91,9 @@ def test_tvms_own_calls_compile_and_time_a_candidate(small):
     library = tvm.compile(trial.kernel(candidate), target=tvm.target.Target(task.target)).jit()
     (tensors,) = trial.arguments(candidate, tvm.cpu())
     assert len(library.time_evaluator("main", tvm.cpu(), number=1, repeat=2)(*tensors).results) == 2
-    made = task.workload.unpack_output(tensors[-1].numpy(), candidate.lanes)
+    output = task.workload.unpack_output(tensors[-1].numpy(), candidate.lanes)
     wanted = trial._inputs(task.workload)[2]
-    assert np.abs(made - wanted).max() <= 1e-3 * np.abs(wanted).max()
+    assert np.abs(output - wanted).max() <= 1e-3 * np.abs(wanted).max()
 
 
 def test_the_model_needs_fewer_trials_than_chance(race):

@@ -35,8 +35,8 @@ def ssd():
 def scenes():
     """Pictures as the detector takes them, and their boxes: 100, the lesson's own."""
     rng, held_out = np.random.default_rng(1), digits.load_test_set()
-    made = [digits.scene(*held_out, rng) for _ in range(100)]
-    return [(picture[None, None].astype("float32"), boxes) for picture, boxes in made]
+    scenes = [digits.scene(*held_out, rng) for _ in range(100)]
+    return [(picture[None, None].astype("float32"), boxes) for picture, boxes in scenes]
 
 
 def test_a_converter_by_hand_is_pytorchs_convolution_and_the_importers():

@@ -193,8 +193,8 @@ def fed(folder, lib, *command):
 @pytest.mark.alone
 @pytest.mark.skipif(not shutil.which("gcc"), reason="no C compiler")
 def test_the_tiny_runtime_gives_the_same_bits_here(folder, lib):
-    made = fed(folder, lib, compiled_c(folder, lib, "net", "gcc"))
-    assert made.tobytes() == lib(PICTURE).tobytes()
+    output = fed(folder, lib, compiled_c(folder, lib, "net", "gcc"))
+    assert output.tobytes() == lib(PICTURE).tobytes()
 
 
 @pytest.mark.alone
@@ -208,9 +208,9 @@ def test_the_arm_library_runs_under_qemu(folder, lib):
     arm = tn.build(*tn.from_pytorch(tn.models.load("digits"), {"image": (1, 1, 32, 32)}), target=names["ARM"])
     arm.save(folder / "net-arm")
     program = compiled_c(folder, arm, "net-arm", "aarch64-linux-gnu-gcc")
-    made = fed(folder, arm, "qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", program)
+    output = fed(folder, arm, "qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", program)
     wanted = lib(PICTURE)[0]
-    assert np.abs(made - wanted).max() <= 1e-5 * np.abs(wanted).max()
+    assert np.abs(output - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
 def test_the_stored_outputs_say_what_the_text_does():

@@ -152,11 +152,11 @@ def test_a_loop_as_long_as_the_one_outside_says_is_a_triangle():
 
 
 def test_operators_are_those_that_a_kernel_fuses(small):
-    made = {level: tn.build(small.mod, small.params, opt_level=level).graph["costs"] for level in (0, 1, 3)}
-    assert all(len(cost["operators"]) == 1 for cost in made[0].values())
-    assert [c["operators"] for name, c in made[0].items() if name.startswith("conv2d")] == [["conv2d"]] * 2
-    assert {len(cost["operators"]) for cost in made[1].values()} > {1}
-    (second,) = (c["operators"] for n, c in made[3].items() if n.startswith("fused_conv2d1"))
+    built = {level: tn.build(small.mod, small.params, opt_level=level).graph["costs"] for level in (0, 1, 3)}
+    assert all(len(cost["operators"]) == 1 for cost in built[0].values())
+    assert [c["operators"] for name, c in built[0].items() if name.startswith("conv2d")] == [["conv2d"]] * 2
+    assert {len(cost["operators"]) for cost in built[1].values()} > {1}
+    (second,) = (c["operators"] for n, c in built[3].items() if n.startswith("fused_conv2d1"))
     assert second == ["conv2d", "add", "add", "relu"], "numbers of shapes are left out"
 
 
@@ -175,7 +175,7 @@ def test_the_planned_buffers_are_those_that_a_run_allocates(small, level):
         lib(small.x)
     plan = lib.graph["memory"]
     assert plan["buffers"] == seen and 0 < plan["peak"] <= sum(seen)
-    values = [np.prod(made["shape"]) * 4 for node in lib.graph["nodes"] for made in node["makes"]]
+    values = [np.prod(output["shape"]) * 4 for node in lib.graph["nodes"] for output in node["makes"]]
     assert plan["peak"] < plan["unshared"] <= sum(values), "less those that are views"
 
 

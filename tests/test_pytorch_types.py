@@ -91,9 +91,9 @@ def check(calls):
     inputs = list({id(x): x for _, _, operands in calls for x in operands}.values())
     places = {id(x): place for place, x in enumerate(inputs)}
     net = Function(lambda *xs: tuple(f(*(xs[places[id(x)]] for x in operands)) for _, f, operands in calls)).eval()
-    made = pytree.tree_leaves(tn.build(*tn.from_pytorch(net, inputs), opt_level=1)(*inputs))
+    outputs = pytree.tree_leaves(tn.build(*tn.from_pytorch(net, inputs), opt_level=1)(*inputs))
     wrong = []
-    for (name, _, _), ours, theirs in zip(calls, made, wanted, strict=True):
+    for (name, _, _), ours, theirs in zip(calls, outputs, wanted, strict=True):
         dtype = str(theirs.dtype).removeprefix("torch.")
         eps = torch.finfo(theirs.dtype).eps if theirs.is_floating_point() else 0
         ours, theirs = (str(ours.dtype), np.asarray(ours).astype("float64")), theirs.double().numpy()

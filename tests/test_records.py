@@ -51,9 +51,9 @@ def configs_of(found) -> list[dict]:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_record_is_a_line_and_back(name):
-    made = record(name, 1)
-    assert "\n" not in str(made)
-    assert records.parse(str(made)) == made
+    written = record(name, 1)
+    assert "\n" not in str(written)
+    assert records.parse(str(written)) == written
     failed = record(name, 0, (), error='its process ended, with "quotes"\nand lines')
     assert "\n" not in str(failed)
     assert records.parse(str(failed)) == failed
@@ -63,8 +63,8 @@ def test_a_record_is_a_line_and_back(name):
 
 def test_a_record_of_a_kernel_without_a_schedule_of_ours():
     config = {"family": "metaschedule", "trace": [[], []]}
-    made = records.new_record(Kernel("0123456789abcdef", "sort"), TARGET, config, (1,))
-    assert records.parse(str(made)) == made
+    written = records.new_record(Kernel("0123456789abcdef", "sort"), TARGET, config, (1,))
+    assert records.parse(str(written)) == written
 
 
 def test_a_line_names_all_that_was_asked_for():
@@ -272,16 +272,16 @@ from tvmnotes import records
 from tvmnotes.tuning.log import Log
 warnings.simplefilter("error", UserWarning)
 log = Log(os.environ["RECORDS"])
-made = [records.new_record(WORKLOADS["conv"], TARGET, config, (1e-3,)) for config in task("conv").space[:40]]
-log.append(made[:10])
+written = [records.new_record(WORKLOADS["conv"], TARGET, config, (1e-3,)) for config in task("conv").space[:40]]
+log.append(written[:10])
 size = log.path.stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + size // 4, -1))
 try:
-    log.append(made[10:20])
+    log.append(written[10:20])
 except OSError as error:
     print(error)
 assert log.path.stat().st_size == size, "half of a batch is there"
-log.append(made[20:21])
+log.append(written[20:21])
 print(len(log.read_new()), len(records.read(log.path)))
 """
 

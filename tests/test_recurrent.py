@@ -349,21 +349,21 @@ def test_names_of_branches_meet_no_others(rng):
         node.input[:] = ["y/v" if name == "yv" else name for name in node.input]
         node.output[:] = ["y/v" if name == "yv" else name for name in node.output]
     x = rng.standard_normal(3).astype("float32")
-    made = tn.build(*tn.from_onnx(model), opt_level=0)(x)
-    np.testing.assert_allclose(made, np.exp(x) + (x + 0.5) * 5, rtol=1e-6)
+    output = tn.build(*tn.from_onnx(model), opt_level=0)(x)
+    np.testing.assert_allclose(output, np.exp(x) + (x + 0.5) * 5, rtol=1e-6)
 
 
 def test_weights_of_other_directions_or_sizes_are_refused(rng):
     def model(attributes, directions):
         text = f"""<ir_version: 9, opset_import: ["": 17]> g (float[3, 2, 4] x) => (float[a, b, c, d] y)
             {{ y = LSTM<{attributes}>(x, W, R) }}"""
-        made = parser.parse_model(text)
+        model = parser.parse_model(text)
         shapes = {"W": (directions, 20, 4), "R": (directions, 20, 5)}
-        made.graph.initializer.extend(
+        model.graph.initializer.extend(
             numpy_helper.from_array(rng.standard_normal(shape).astype("float32"), name)
             for name, shape in shapes.items()
         )
-        return made
+        return model
 
     with pytest.raises(NotImplementedError, match="'forward' takes 1 directions, W has the shape"):
         tn.from_onnx(model('hidden_size = 5, direction = "forward"', 2))

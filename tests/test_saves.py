@@ -227,8 +227,8 @@ def test_what_a_killed_build_has_left_goes_with_the_next(small, tmp_path, monkey
     assert (left / "lib.so").exists()
     (tmp_path / "cache" / "kernels" / "abc-999999999-1.part").touch()  # as a kill while an object is written leaves it
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    made = tn.build(small.mod, small.params)
-    np.testing.assert_allclose(made(small.x), small.wanted, rtol=1e-4, atol=1e-5)
+    lib = tn.build(small.mod, small.params)
+    np.testing.assert_allclose(lib(small.x), small.wanted, rtol=1e-4, atol=1e-5)
     assert names(tmp_path / "temporary") == []
     assert all(name.endswith(".o") for name in names(tmp_path / "cache" / "kernels"))
 

@@ -63,8 +63,8 @@ def assert_same(network, *inputs, family=None, tolerance=TOLERANCE):
         assert error <= tolerance * largest, f"an error of {error} where the largest is {largest}; {lib.kernels}"
     assert family is None or set(lib.kernels.family) & set(family.split(" or ")), f"{family} did not run: {lib.kernels}"
     if all(x.dtype == torch.float32 for x in inputs):
-        made = [family for name, family in lib.kernels.family.items() if "conv2d" in name or "dense" in name]
-        assert not {"default", "none"} & set(made), f"fell back: {lib.kernels}"
+        families = [family for name, family in lib.kernels.family.items() if "conv2d" in name or "dense" in name]
+        assert not {"default", "none"} & set(families), f"fell back: {lib.kernels}"
 
 
 # ---------------------------------------------------------------- convolutions
@@ -253,10 +253,10 @@ class Steps(nn.Module):
         return other if other.shape == x.shape else F.adaptive_avg_pool2d(other, 1).expand_as(x)
 
     def forward(self, x):
-        made = [self.conv(x, 20, 3)]
+        outputs = [self.conv(x, 20, 3)]
         for kind, back, k in self.steps:
-            made.append(STEPS[kind](self, made[-1], made[-1 - back % len(made)], k))
-        return made[-1], made[-2]
+            outputs.append(STEPS[kind](self, outputs[-1], outputs[-1 - back % len(outputs)], k))
+        return outputs[-1], outputs[-2]
 
 
 def shuffle(x, groups):
@@ -427,9 +427,9 @@ def test_functions_of_all_kinds_of_numbers():
     x = torch.cat([torch.tensor(special), torch.linspace(-90, 90, 3000), torch.logspace(-9, 1, 100)])
     network = Function(lambda x: tuple(FUNCTIONS[kind](x) for kind in LEAST)).eval()
     lib = tn.build(*tn.from_pytorch(network, {"x": tuple(x.shape)}))
-    for (kind, least), made in zip(LEAST.items(), lib(x), strict=True):
+    for (kind, least), output in zip(LEAST.items(), lib(x), strict=True):
         wanted = FUNCTIONS[kind](x.double()).float()
-        np.testing.assert_allclose(made, wanted, rtol=1e-6, atol=least, err_msg=kind)
+        np.testing.assert_allclose(output, wanted, rtol=1e-6, atol=least, err_msg=kind)
 
 
 # ---------------------------------------------------------------- other dtypes, by TVM's own kernels

@@ -165,8 +165,8 @@ def results(names, x, y, rows, narrow, wide):
             own = narrow, wide
         else:
             own = (rows if name in OF_ROWS else wide if name.endswith("wide") else narrow,)
-        made = FUNCTIONS[name](*own)
-        yield from ((name, part) for part in (made if isinstance(made, tuple) else [made]))
+        outputs = FUNCTIONS[name](*own)
+        yield from ((name, part) for part in (outputs if isinstance(outputs, tuple) else [outputs]))
 
 
 @functools.cache

@@ -14,12 +14,12 @@ from tvmnotes.measuring.tracing import Graph, Operation, Step, Trace
 @pytest.fixture(scope="module")
 def traces(small):
     """The trace of a build of the small network, by opt level."""
-    made = {}
+    traces = {}
     for level in range(4):
-        made[level] = Trace()
-        with tvm.transform.PassContext(opt_level=level, instruments=[made[level]]):
+        traces[level] = Trace()
+        with tvm.transform.PassContext(opt_level=level, instruments=[traces[level]]):
             build(small.mod, small.params, opt_level=level)
-    return made
+    return traces
 
 
 def names(trace):

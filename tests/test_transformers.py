@@ -46,8 +46,8 @@ class OfTensors(torch.nn.Module):
 
 def of_transformers(kind, attention, inputs, task="AutoModel", **config):
     """The network of a kind, and its inputs."""
-    made = transformers.AutoConfig.for_model(kind, **config)
-    net = getattr(transformers, task).from_config(made, attn_implementation=attention)
+    settings = transformers.AutoConfig.for_model(kind, **config)
+    net = getattr(transformers, task).from_config(settings, attn_implementation=attention)
     return OfTensors(net, list(inputs)), tuple(inputs.values())
 
 
@@ -168,9 +168,9 @@ def difference(net, inputs, mod, params, opt_level: int = 3) -> float:
     """Build and run a network: return the largest difference, relative to the largest magnitude of an output."""
     with torch.no_grad():
         wanted = [x.numpy() for x in pytree.tree_leaves(net(*inputs))]
-    made = pytree.tree_leaves(tn.build(mod, params, opt_level=opt_level)(*(x.numpy() for x in inputs)))
-    assert [(x.shape, x.dtype) for x in made] == [(x.shape, x.dtype) for x in wanted]
-    return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in zip(made, wanted, strict=True))
+    outputs = pytree.tree_leaves(tn.build(mod, params, opt_level=opt_level)(*(x.numpy() for x in inputs)))
+    assert [(x.shape, x.dtype) for x in outputs] == [(x.shape, x.dtype) for x in wanted]
+    return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in zip(outputs, wanted, strict=True))
 
 
 @pytest.mark.parametrize(("name", "attention"), [("bert", "eager"), ("gpt2", "eager"), ("llama", "sdpa")])

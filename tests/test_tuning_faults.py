@@ -134,8 +134,8 @@ for kill in range(20):
     os.kill(child, signal.SIGKILL)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(open(path).readlines()), flush=True)
 before = sum(trials for _, trials, _, _ in go(path, trials=1).rows)
-made = go(path, trials=before + 40)
-print(before, sum(trials for _, trials, _, _ in made.rows))
+summary = go(path, trials=before + 40)
+print(before, sum(trials for _, trials, _, _ in summary.rows))
 """
 )
 
@@ -316,8 +316,8 @@ try:
 except OSError as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
-made = go(path)
-print(sum(trials for _, trials, _, _ in made.rows))
+summary = go(path)
+print(sum(trials for _, trials, _, _ in summary.rows))
 """
 )
 
@@ -347,8 +347,8 @@ class Awaited(Slow):  # says that it is about to measure, and goes on when the o
             sys.stdin.readline()
         return super().measure(candidates)
 
-made = go(path, seed=int(sys.argv[3]), tuner=sys.argv[4], runner=Awaited())
-print(sum(trials for _, trials, _, _ in made.rows))
+summary = go(path, seed=int(sys.argv[3]), tuner=sys.argv[4], runner=Awaited())
+print(sum(trials for _, trials, _, _ in summary.rows))
 """
 )
 
@@ -459,7 +459,7 @@ def test_a_bad_candidate_costs_its_trial_only_and_is_written_down(planted, tmp_p
     others = psutil.Process().children(recursive=True)
     with LocalRunner(timeout=TIMEOUT, build_timeout=BUILD_TIMEOUT, repeat=3) as runner:
         runner.machine = {"rpc": "planted"}  # so that the finals ask it, too, and no network is built
-        made = tn.tune(None, {}, tuner="grid", records=path, runner=runner, tasks=[Task(PLANTED, 1, TARGET)])
+        summary = tn.tune(None, {}, tuner="grid", records=path, runner=runner, tasks=[Task(PLANTED, 1, TARGET)])
         workers = [p for p in psutil.Process().children(recursive=True) if p not in others]
     found = records.read(path)
     trials = [each for each in found if not each.final]
@@ -468,5 +468,5 @@ def test_a_bad_candidate_costs_its_trial_only_and_is_written_down(planted, tmp_p
         assert each.error == ERRORS.get(each.config["does"]), each.config
         assert len(each.seconds) == (0 if each.error else 3), each.config
     assert all(each.config["does"] == "double" and not each.error for each in found if each.final)
-    assert made.rows[0][1] == len(trials) and made.rows[0][3].config["does"] == "double"
+    assert summary.rows[0][1] == len(trials) and summary.rows[0][3].config["does"] == "double"
     assert workers and wait_for_end(workers) == []

@@ -34,8 +34,8 @@ OF_ONE = (
 
 
 def _of_all(*pairs):
-    made = [f(x, y) for x, y in zip(pairs[::2], pairs[1::2], strict=True) for f in OF_TWO]
-    return *made, *(f(x) for x in pairs[::2] for f in OF_ONE), pairs[0] + pairs[-1], pairs[0] * pairs[-1]
+    results = [f(x, y) for x, y in zip(pairs[::2], pairs[1::2], strict=True) for f in OF_TWO]
+    return *results, *(f(x) for x in pairs[::2] for f in OF_ONE), pairs[0] + pairs[-1], pairs[0] * pairs[-1]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_numbers_take_the_dtype_that_pytorch_gives_them(rng, quick):
         dtypes += (torch.int8, torch.float32, torch.float64)
     inputs = [torch.from_numpy(rng.integers(0 if dtype == torch.uint8 else -9, 9, 40)).to(dtype) for dtype in dtypes]
     net = Function(lambda *xs: tuple(part for x in xs for part in _with_numbers(x))).eval()
-    made = tn.build(*tn.from_pytorch(net, inputs), opt_level=0)(*inputs)
-    for place, (ours, theirs) in enumerate(zip(made, net(*inputs), strict=True)):
+    outputs = tn.build(*tn.from_pytorch(net, inputs), opt_level=0)(*inputs)
+    for place, (ours, theirs) in enumerate(zip(outputs, net(*inputs), strict=True)):
         assert ours.dtype == theirs.numpy().dtype, place
         tolerance = 2e-3 if ours.dtype == "float16" else 1e-6
         np.testing.assert_allclose(ours, theirs.numpy(), tolerance, 1e-6, err_msg=str(place))
@@ -88,8 +88,8 @@ def test_sums_of_bools_that_stay_bools(rng):
     builder, x, n = relax.BlockBuilder(), *(relax.Var(dtype, relax.TensorType((3, 16), dtype)) for dtype in OF_RELAX)
     with builder.function("main", [x, n]):
         with builder.dataflow():
-            made = [R.sum(x, 1), R.prod(x, 1), R.cumsum(x, 1), R.cumprod(x, 1, "int32"), R.add(x, x), R.max(x, 1)]
-            out = builder.emit_output(relax.Tuple([*made, R.mean(n, 1)]))
+            reductions = [R.sum(x, 1), R.prod(x, 1), R.cumsum(x, 1), R.cumprod(x, 1, "int32"), R.add(x, x), R.max(x, 1)]
+            out = builder.emit_output(relax.Tuple([*reductions, R.mean(n, 1)]))
         builder.emit_func_output(out)
     x, n = rng.integers(0, 2, (3, 16)).astype(bool), rng.integers(-9, 9, (3, 16), "int32")
     running = np.logical_or.accumulate(x, 1), np.cumprod(x, 1, "int32")
