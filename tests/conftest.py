@@ -1,4 +1,4 @@
-"""What all tests share: no network, caches and a seed of their own, a small network with its numbers from PyTorch.
+"""What all tests share: no network, caches and a seed of their own, a small network with its results from PyTorch.
 
 `pytest --file-times` ends with a table of what each file took, as `make test` does.
 """

@@ -21,7 +21,7 @@ from tvmnotes.classic.relay import ir
 from tvmnotes.classic.relay import testing as networks
 from tvmnotes.classic.relay.ops import OPERATORS
 
-# All results are float32 sums of at most some hundred products of numbers near 1, in another order than NumPy's.
+# All results are float32 sums of at most some hundred products of values near 1, in another order than NumPy's.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -861,7 +861,7 @@ TORCH = {
     "matmul": lambda x: x @ x.transpose(2, 3),
     "shapes": lambda x: x.permute(0, 2, 3, 1).reshape(2, -1, 6)[:, 1:40:2].unsqueeze(1).squeeze(1),
     "parts": lambda x: torch.cat([p * n for n, p in enumerate(x.chunk(3, dim=1))], 1) + torch.stack([x, x]).sum(0),
-    "numbers": lambda x: x.clamp(-0.5, 1.0).pow(2).sum((2, 3), keepdim=True) + x.mean(1, keepdim=True),
+    "scalars": lambda x: x.clamp(-0.5, 1.0).pow(2).sum((2, 3), keepdim=True) + x.mean(1, keepdim=True),
     "variance": lambda x: x.var((1, 2), keepdim=True) + x.std(3, keepdim=True),
     "chosen": lambda x: torch.where(x > 0, x, x.exp()).cumsum(2),
     "indices": lambda x: x[:, [0, 2, 5]] + x.gather(1, torch.ones(2, 3, 8, 10, dtype=torch.int64)),
@@ -977,7 +977,7 @@ def test_a_network_has_as_many_parameters_as_its_paper_says(name, options, like)
     import torchvision
 
     module = getattr(testing, name)
-    with pytest.MonkeyPatch.context() as patch:  # no need to draw the numbers
+    with pytest.MonkeyPatch.context() as patch:  # no need to draw the weights
         patch.setattr(networks, "create_workload", lambda net: net)
         net = module.get_workload(**options)
     net = transform.InferType()(tvm.IRModule.from_expr(net))["main"]

@@ -1,4 +1,4 @@
-"""The merging of parallel convolutions and matrix products: equal numbers, and what is left alone."""
+"""The merging of parallel convolutions and matrix products: equal results, and what is left alone."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def conv(channels, size=3, padding=1, **options):
 
 
 def merged(net, x=X):
-    """The operators before and after, once the numbers are found equal."""
+    """The operators before and after, once the results are found equal."""
     net = tn.models.seeded(lambda: net, 12, calibrate=False)
     mod, params = tn.from_pytorch(net, {"x": x.shape})
     folded, _ = combine_parallel.prepared(mod, params)

@@ -1,4 +1,4 @@
-"""build: the numbers of PyTorch at every opt level and for every CPU of this kind, and errors at the door.
+"""build: the results of PyTorch at every opt level and for every CPU of this kind, and errors at the door.
 
 Numbers are held to 1e-5 of the largest magnitude in the output, a hundred times float32's precision.
 """
@@ -58,7 +58,7 @@ def levels(small: Case):
 
 
 @pytest.mark.parametrize("level", range(4))
-def test_every_opt_level_gives_pytorchs_numbers(small, levels, level):
+def test_every_opt_level_gives_pytorchs_results(small, levels, level):
     assert levels[level].opt_level == level
     assert_near(levels[level](small.x), small.wanted)
 

@@ -89,7 +89,7 @@ def test_equal_scores_are_taken_from_the_front(selection, scores):
 
 
 def boxes(batch, rows, width=6):
-    """Rows of class, score, and four numbers that make a box either way, with equal scores and a few empty boxes."""
+    """Rows of class, score, and the coordinates of a box either way, with equal scores and a few empty boxes."""
     low = RNG.random((batch, rows, 2))
     columns = [RNG.integers(0, 3, (batch, rows, 1)), RNG.integers(-4, 20, (batch, rows, 1)) / 20, low,
             low + RNG.uniform(-0.02, 0.4, (batch, rows, 2)), RNG.random((batch, rows, width - 6))]  # fmt: skip

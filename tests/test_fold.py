@@ -1,4 +1,4 @@
-"""Folding: what depends on constants alone is gone after a build, and what is left gives PyTorch's numbers."""
+"""Folding: what depends on constants alone is gone after a build, and what is left gives PyTorch's results."""
 
 import itertools
 
@@ -71,7 +71,7 @@ def test_a_chain_that_is_used_within_stays():
 
 
 def normed(conv: nn.Conv2d, **options) -> nn.Sequential:
-    """A convolution and a batch norm behind it, with numbers that are not those of a fresh one."""
+    """A convolution and a batch norm behind it, with statistics that are not those of a fresh one."""
     norm, generator = nn.BatchNorm2d(conv.out_channels, **options), torch.Generator().manual_seed(2)
     with torch.no_grad():
         for values in (conv.weight, conv.bias, norm.weight, norm.bias, norm.running_mean):

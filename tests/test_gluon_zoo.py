@@ -106,7 +106,7 @@ def order_of(detections, classes, scores, corners) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", sampled(NETWORKS, SAMPLE))
-def test_a_network_gives_mxnets_numbers(name):
+def test_a_network_gives_mxnets_results(name):
     assert compare(name, NETWORKS[name])["error"] < TOLERANCE
 
 

@@ -177,7 +177,7 @@ def test_what_threads_do_one_after_another_is_what_pytorch_does(case):
 
 @T.prim_func(s_tir=True)
 def runs(x: T.Buffer((500,), "int32"), lengths: T.Buffer((500,), "int32"), longest: T.Buffer((1,), "int32")):
-    """How many equal numbers have come up to each place, and the most: as one block."""
+    """How many equal elements have come up to each index, and the most: as one block."""
     T.func_attr({"tirx.noalias": True})
     with T.sblock("runs"):
         last = T.sblock_alloc_buffer((2,), "int32")

@@ -23,7 +23,7 @@ RNG = np.random.default_rng(SEED)
 
 
 @pytest.fixture(autouse=True)
-def numbers(monkeypatch):
+def seeded(monkeypatch):
     """A test's random numbers do not depend on the tests before it."""
     monkeypatch.setitem(globals(), "RNG", np.random.default_rng(SEED))
 
@@ -607,7 +607,7 @@ def test_deformable_convolutions_equal_mxnets(groups):
     both(symbol, inputs, params_of(symbol, **inputs))
 
 
-def test_the_best_places_are_found_among_all_kinds_of_numbers(rng):
+def test_the_best_indices_are_found_among_all_kinds_of_values(rng):
     import tvm
 
     from tvmnotes.compiler.detection.nms_cpu import best_places

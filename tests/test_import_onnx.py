@@ -1,4 +1,4 @@
-"""from_onnx: what goes in comes out with the same numbers as from ONNX Runtime, and what cannot go in is told so."""
+"""from_onnx: what goes in comes out with the same results as from ONNX Runtime, and what cannot go in is told so."""
 
 import io
 import warnings
@@ -242,7 +242,7 @@ def test_old_opsets(opset, node):
     ],
 )
 def test_operators_that_tvms_frontend_lacks(node):
-    """Of a tensor with positive and negative numbers, and rows of zeros."""
+    """Of a tensor with positive and negative values, and rows of zeros."""
     signs = "s = Constant<value = float[3, 1] {1.0, 0.0, -2.0}>()"
     hold_against_onnxruntime(
         model_of(f"g (float[2, 3, 5] given) => (float y) {{ {signs} x = Mul(given, s) y = {node} }}")

@@ -141,19 +141,19 @@ def test_regions_of_pictures_that_do_not_exist():
 
 def test_indices_of_onnx_that_count_pictures_and_places():
     model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
-        g (float[2, 1, 6, 6] x, float[2, 5] rois, int64[2] numbers, float[2, 1, 3, 3] small, int64[2, 1, 3, 3] places)
+        g (float[2, 1, 6, 6] x, float[2, 5] rois, int64[2] images, float[2, 1, 3, 3] small, int64[2, 1, 3, 3] places)
         => (float[2, 1, 2, 2] a, float[2, 1, 2, 2] b, float[2, 1, 6, 6] c) {
             from = Constant<value_ints = [1]>() to = Constant<value_ints = [5]>() boxes = Slice(rois, from, to, from)
-            a = RoiAlign<output_height = 2, output_width = 2, sampling_ratio = 2>(x, boxes, numbers)
+            a = RoiAlign<output_height = 2, output_width = 2, sampling_ratio = 2>(x, boxes, images)
             b = MaxRoiPool<pooled_shape = [2, 2]>(x, rois)
             c = MaxUnpool<kernel_shape = [2, 2], strides = [2, 2]>(small, places) }""")
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     net = tn.build(*tn.from_onnx(model), opt_level=1)
-    feed = {"x": PICTURES, "rois": REGIONS, "numbers": np.array([1, 0]), "small": PICTURES[..., :3, :3].copy(),
+    feed = {"x": PICTURES, "rois": REGIONS, "images": np.array([1, 0]), "small": PICTURES[..., :3, :3].copy(),
             "places": np.arange(18).reshape(2, 1, 3, 3) * 4 + 1}  # fmt: skip
     for output, wanted in zip(net(**feed), session.run(None, feed), strict=True):
         np.testing.assert_allclose(output, wanted, 1e-5)
-    for name, operator, size in (("numbers", "RoiAlign", 2), ("rois", "MaxRoiPool", 2), ("places", "MaxUnpool", 72)):
+    for name, operator, size in (("images", "RoiAlign", 2), ("rois", "MaxRoiPool", 2), ("places", "MaxUnpool", 72)):
         for wrong in (-1, size):
             changed = feed[name].copy()
             changed.flat[0] = wrong

@@ -215,7 +215,7 @@ def by_mxnet(symbol_file: str, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", sampled(NETWORKS, ["arcface_se", "mobilefacenet", "inception_bn"]))
-def test_a_checkpoint_gives_mxnets_numbers(name, tmp_path, rng):
+def test_a_checkpoint_gives_mxnets_results(name, tmp_path, rng):
     make, size = NETWORKS[name]
     shape = (2, 3, size, size)
     files = checkpoint(make(), shape, tmp_path / name)

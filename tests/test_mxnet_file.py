@@ -248,7 +248,7 @@ def test_states_of_before_version_09_become_variables():
 
 
 def test_a_large_checkpoint_is_not_held_twice(tmp_path):
-    """250 MB, in numbers that the operating system shows: 100 MB here, as memory goes by the size."""
+    """250 MB, as the operating system counts them: 100 MB here, as memory goes by the size."""
     arrays = {f"arg:layer{n}": np.ones((1 << 20,), "float32") for n in range(25)}
     (tmp_path / "large.params").write_bytes(params_file(arrays))
     tracemalloc.start()

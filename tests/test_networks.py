@@ -120,7 +120,7 @@ def network(name: str, size: int, short: bool) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", sampled(NETWORKS, SAMPLE))
-def test_tvm_gives_pytorchs_numbers(name, quick):
+def test_tvm_gives_pytorchs_results(name, quick):
     size = NETWORKS[name]
     net = network(name, size, short=quick)
     x = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(2))

@@ -51,7 +51,7 @@ def small():
         return net, x, net(x).numpy()
 
 
-def test_every_way_leads_to_pytorchs_numbers(small):
+def test_every_way_leads_to_pytorchs_results(small):
     net, x, reference = small
     for source in (net, torch.jit.trace(net, x), torch.jit.script(net), torch.export.export(net, (x,))):
         assert difference(tn.build(source, X)(x), reference) < 1e-5
@@ -90,7 +90,7 @@ def test_the_same_top_5_is_the_weaker_check(rng):
 
 
 @pytest.mark.full
-def test_resnet18_gives_pytorchs_numbers_and_classes_on_the_picture():
+def test_resnet18_gives_pytorchs_results_and_classes_on_the_picture():
     net = tn.models.load("resnet18")
     x = tn.vision.preprocess(tn.vision.open_picture())
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""What notebook 02 claims, asserted: its graph, its numbers beside ONNX Runtime's, its statistics, open sizes."""
+"""What notebook 02 claims, asserted: its graph, its results beside ONNX Runtime's, its statistics, open sizes."""
 
 import re
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_the_stored_outputs_are_what_the_text_says(cells):
 
 
 @pytest.mark.full
-def test_resnet50_v2_gives_onnxruntimes_numbers_and_classes_on_the_picture():
+def test_resnet50_v2_gives_onnxruntimes_results_and_classes_on_the_picture():
     file, _ = tn.models.onnx_file("resnet50_v2")
     graph = onnx.load(file).graph
     weights = {array.name for array in graph.initializer}

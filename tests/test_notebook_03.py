@@ -197,7 +197,7 @@ def built():
     return results
 
 
-def test_every_opt_level_gives_pytorchs_numbers(built):
+def test_every_opt_level_gives_pytorchs_results(built):
     for level in range(4):
         assert agree(built[level][2], built[None]), level
         assert built[level][2].argmax() == built[None].argmax()

@@ -46,7 +46,7 @@ def result(package, name):
     return package["result"](package["conv"], package["steps"][name])
 
 
-def test_every_step_runs_and_gives_pytorchs_numbers(by_hand):
+def test_every_step_runs_and_gives_pytorchs_results(by_hand):
     assert list(by_hand["steps"]) == STEPS
     for kernel in ("parallel_kernel", "vector_kernel"):
         assert same(by_hand, kernel, by_hand["plain_arguments"], by_hand["reference"])
@@ -90,7 +90,7 @@ def test_the_inner_loop_is_made_of_multiply_adds_on_registers(by_hand):
     assert not any("(%rsp)" in line for line in loop), "no sum is loaded or stored"
 
 
-def test_winograds_kernels_give_pytorchs_numbers(package):
+def test_winograds_kernels_give_pytorchs_results(package):
     names = [name for name in package["steps"] if name != "PyTorch"]
     assert names == ["tile of lesson 04", "default tile", "Winograd 2 × 2", "Winograd 4 × 4"]
     for name in names:

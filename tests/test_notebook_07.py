@@ -96,7 +96,7 @@ def test_mxnet_draws_the_same_boxes(ssd, scenes):
 
 @with_mxnet
 @pytest.mark.parametrize("name", sampled(["cifar_resnet20_v1", "resnet18_v1", "resnet101_v1d"], ["cifar_resnet20_v1"]))
-def test_both_candidates_of_the_table_give_mxnets_numbers(name):
+def test_both_candidates_of_the_table_give_mxnets_results(name):
     exported, shape = tn.gluon.exported(name)[:2], tn.gluon.shape_of(name)
     x = tn.vision.preprocess(tn.vision.open_picture(), shape[-1], shape[-1])
     wanted = tn.gluon.runner(*exported)(x)

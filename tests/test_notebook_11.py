@@ -1,4 +1,4 @@
-"""What notebook 11 claims: its scripts run unchanged and give PyTorch's numbers, and so does the rewriting."""
+"""What notebook 11 claims: its scripts run unchanged and give PyTorch's results, and so does the rewriting."""
 
 from pathlib import Path
 

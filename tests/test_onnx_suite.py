@@ -108,8 +108,8 @@ def main(words: list[str]) -> None:
 
     Words: [FIRST OF] [onnxruntime].
     """
-    numbers = [int(word) for word in words if word.isdecimal()]
-    names = list(onnx_suite.cases())[slice(numbers[0], None, numbers[1]) if numbers else slice(None)]
+    slice_of = [int(word) for word in words if word.isdecimal()]
+    names = list(onnx_suite.cases())[slice(slice_of[0], None, slice_of[1]) if slice_of else slice(None)]
     own = "onnxruntime" not in words
     found = onnx_suite.outcomes(names, {}, "" if own else "onnxruntime")
     for name, text in (surprises(found) if own else found).items():

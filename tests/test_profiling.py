@@ -71,7 +71,7 @@ def test_winograds_method_counts_its_own_products_and_transforms():
     of_input, _, of_output = winograd._TRANSFORMS[config["m"]]
 
     def transform(matrix):
-        """The operations of a matrix times a column: an addition between its numbers, a product but with 1."""
+        """The operations of a matrix times a column: an addition between its elements, a product but with 1."""
         rows = [[n for n in row if n] for row in matrix]
         return sum(len(row) - 1 + sum(n != 1 for n in row) for row in rows)
 

@@ -53,21 +53,21 @@ OF_ONE = {
 NUMBERS = (True, 2, 2.5)
 
 
-def numbers(rng, dtype, low, high):
+def random_tensor(rng, dtype, low, high):
     low = 0 if dtype in (torch.bool, torch.uint8) and low < 0 else low
     return torch.from_numpy(rng.integers(low, 2 if dtype is torch.bool else high, 8)).to(dtype)
 
 
 def calls_of_two(rng, first, second):
     """Names, functions and operands: two arrays, and an array and an array without axes."""
-    x, y = numbers(rng, first, -9, 9), numbers(rng, second, 1, 4)
+    x, y = random_tensor(rng, first, -9, 9), random_tensor(rng, second, 1, 4)
     for (name, function), operand in product(OF_TWO.items(), (y, y[0])):
         if name != "pow" or first.is_floating_point or second.is_floating_point:  # TVM lacks powers of whole numbers
             yield f"{name}, {first}, {second}, {operand.ndim} axes", function, (x, operand)
 
 
-def calls_with_numbers(rng, dtype):
-    x = numbers(rng, dtype, 1, 9)
+def calls_with_scalars(rng, dtype):
+    x = random_tensor(rng, dtype, 1, 9)
     for (name, function), number in product(OF_TWO.items(), NUMBERS):
         yield f"{name}, {dtype}, {number}", lambda x, f=function, n=number: f(x, n), (x,)
         if name != "pow" or dtype.is_floating_point or number == 2.5:
@@ -75,7 +75,7 @@ def calls_with_numbers(rng, dtype):
 
 
 def calls_of_one(rng, dtype):
-    x = numbers(rng, dtype, -2, 3)
+    x = random_tensor(rng, dtype, -2, 3)
     for name, function in OF_ONE.items():
         yield f"{name}, {dtype}", function, (x,)
 
@@ -114,7 +114,7 @@ def test_operators_of_two_dtypes(first, rng):
     ids=["some", "all"],
 )
 def test_operators_of_a_tensor_and_a_number(dtypes, rng):
-    check(call for dtype in dtypes for call in calls_with_numbers(rng, dtype))
+    check(call for dtype in dtypes for call in calls_with_scalars(rng, dtype))
 
 
 def test_operators_of_one_tensor(rng):

@@ -402,7 +402,7 @@ def chosen(small_tasks, target=TARGET, number=-1) -> list[Record]:
 
 
 def assert_built_with(lib, found, small):
-    """The library's kernels have the configs of the records, and its numbers are PyTorch's."""
+    """The library's kernels have the configs of the records, and its results are PyTorch's."""
     for each in found:
         config = {key: value for key, value in each.config.items() if key != "family"}
         schedule = each.config["family"], config
@@ -499,7 +499,7 @@ def test_a_config_that_no_longer_exists_is_left_out_of_a_build(small, small_task
 
 
 @pytest.mark.parametrize("seed", sampled(range(4), [0]))
-def test_whatever_the_configs_the_numbers_are_pytorchs(small, small_tasks, seed):
+def test_whatever_the_configs_the_results_are_pytorchs(small, small_tasks, seed):
     choose = random.Random(seed)
     found = [records.new_record(t.workload, TARGET, choose.choice(t.space), (1e-3,)) for t in small_tasks]
     assert_built_with(tn.build(small.mod, small.params, records=found), found, small)

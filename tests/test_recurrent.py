@@ -66,7 +66,7 @@ def test_all_layers_of_pytorch(rng):
     assert all(lib.graph["costs"][name]["flops"] for name in lib.graph["kernels"] if name.startswith("lstm"))
 
 
-def test_special_values_and_the_largest_numbers():
+def test_special_values_and_the_largest_values():
     """NaN and infinities of one row and step stay in it and in the steps after it, as in PyTorch."""
     x = torch.zeros(4, 6, 3)
     for row, value in enumerate((np.nan, np.inf, -np.inf, 3e38, 1e-42)):

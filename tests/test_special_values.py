@@ -144,7 +144,7 @@ def assert_same(name: str, ours: np.ndarray, theirs: np.ndarray):
         return
     np.testing.assert_allclose(ours, theirs, 2e-4, 1e-5, err_msg=name)
     small = np.abs(theirs) < 1e-30  # which the tolerance does not see
-    np.testing.assert_allclose(ours[small], theirs[small], 1e-2, err_msg=f"{name}, where numbers are small")
+    np.testing.assert_allclose(ours[small], theirs[small], 1e-2, err_msg=f"{name}, where values are small")
     zeros = (theirs == 0) & (name not in _ANY_ZERO)
     np.testing.assert_array_equal(np.signbit(ours[zeros]), np.signbit(theirs[zeros]), f"{name}, signs of zeros")
 
@@ -179,13 +179,13 @@ def network(names):
 
 
 @pytest.mark.parametrize(("level", "names"), [(0, FEWER), (3, FEW)], ids=["0", "3"])
-def test_operators_have_pytorchs_numbers(level, names):
+def test_operators_have_pytorchs_results(level, names):
     assert_pytorchs(level, names)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("level", range(4))
-def test_every_operator_has_pytorchs_numbers(level):
+def test_every_operator_has_pytorchs_results(level):
     assert_pytorchs(level, tuple(FUNCTIONS))
 
 
@@ -208,7 +208,7 @@ def test_denormals_are_kept_where_a_thread_flushes_them():
 
 
 def test_onnx_networks_go_through_the_same_passes():
-    """ONNX Runtime's numbers; its maxima, pooling and sorting ignore NaN, so they are not asked for here."""
+    """ONNX Runtime's results; its maxima, pooling and sorting ignore NaN, so they are not asked for here."""
     nodes = ("Relu(x)", "Clip(x, least, most)", "Mul(x, zero)", "Div(x, zero)", "Sub(x, x)", "Equal(x, x)",
              "Less(x, y)", "IsNaN(x)", "Exp(x)", "Tanh(x)")  # fmt: skip
     of_bools = {"Equal(x, x)", "Less(x, y)", "IsNaN(x)"}

@@ -1,4 +1,4 @@
-"""torch.compile(net, backend="tvmnotes"): PyTorch's numbers, memory and errors, whatever Dynamo makes of a network.
+"""torch.compile(net, backend="tvmnotes"): PyTorch's results, memory and errors, whatever Dynamo makes of a network.
 
 A test fails if a graph is left to PyTorch, but for those that say so.
 """
@@ -49,7 +49,7 @@ def compiled(function, **options):
 
 
 def assert_equal(got, want, tolerance=TOLERANCE):
-    """Hold outputs against PyTorch's: structure, dtypes, shapes, strides and numbers."""
+    """Hold outputs against PyTorch's: structure, dtypes, shapes, strides and values."""
     (got, form), (want, wanted) = pytree.tree_flatten(got), pytree.tree_flatten(want)
     assert form == wanted
     for a, b in zip(got, want, strict=True):
@@ -215,7 +215,7 @@ def test_every_size_has_its_own_build_which_is_kept(dynamic, builds):
     assert check([1, 4, 6]) == 0
 
 
-def test_numbers_are_told_apart_by_their_bits():
+def test_scalars_are_told_apart_by_their_bits():
     fast = compiled(lambda x, n: 1 / (x * n))
     for n in (2.0, 3.0, 0.0, -0.0, 4, 5):
         x = torch.rand(3) + 1

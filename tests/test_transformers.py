@@ -174,7 +174,7 @@ def difference(net, inputs, mod, params, opt_level: int = 3) -> float:
 
 
 @pytest.mark.parametrize(("name", "attention"), [("bert", "eager"), ("gpt2", "eager"), ("llama", "sdpa")])
-def test_a_network_gives_pytorchs_numbers(name, attention):
+def test_a_network_gives_pytorchs_results(name, attention):
     case = imported(name, attention)
     assert difference(*case, opt_level=0) < 1e-5
     assert difference(*case, opt_level=3) < 1e-5

@@ -229,14 +229,14 @@ def test_a_task_whose_configs_all_fail_is_given_up_after_some_batches():
 # ---------------------------------------------------------------- features
 
 
-def test_features_are_finite_numbers_as_many_for_every_workload():
+def test_features_are_finite_and_as_many_for_every_workload():
     lengths = set()
     for workload in [*WORKLOADS.values(), *CONVOLUTIONS.values(), Dense(7, 33, 5)]:
         space = workload.configs(VECTORS)
         for config in [space[0], *random.Random(0).sample(space, min(8, len(space)))]:
-            numbers = features(workload, config, VECTORS, 2)
-            assert np.isfinite(np.array(numbers, "float64")).all(), (workload, config, numbers)
-            lengths.add(len(numbers))
+            values = features(workload, config, VECTORS, 2)
+            assert np.isfinite(np.array(values, "float64")).all(), (workload, config, values)
+            lengths.add(len(values))
     assert len(lengths) == 1
 
 
@@ -260,7 +260,7 @@ def tuner(kind: str, each: Task, seed=0, model=None):
 
 
 def ask(searcher, trials: int, batch=8, seconds=seconds_of) -> list[int]:
-    """Tune; the numbers of the configs that were measured, in their order."""
+    """Tune; give the indices of the configs that were measured, in their order."""
     order = []
     while len(order) < trials and (chosen := searcher.propose(min(batch, trials - len(order)))):
         order += chosen

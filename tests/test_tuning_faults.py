@@ -403,7 +403,7 @@ ERRORS = {
 
 @dataclass(frozen=True)
 class Planted(AsItIs, Convolution):
-    """A workload whose configs do what they say: doubling 64 numbers is its work."""
+    """A workload whose configs do what they say: doubling 64 elements is its work."""
 
     op: ClassVar[str] = "planted"
 

@@ -1,4 +1,4 @@
-"""Bools, whole numbers and half precision: PyTorch's dtypes and numbers, at the lowest and the highest opt level."""
+"""Bools, whole numbers and half precision: PyTorch's dtypes and values, at the lowest and the highest opt level."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_bools_and_whole_numbers(rng, level, dtypes):
         np.testing.assert_allclose(ours, theirs.numpy(), 2e-6, err_msg=str(place))
 
 
-def _with_numbers(x):
+def _with_scalars(x):
     return (
         x // 2, x // 2.5, 7 // (x + 10), x % 2, x % 2.5, 2.5 % (x + 10), torch.fmod(x, 2.5), torch.atan2(x, x + 1),
         *(torch.div(x, y, rounding_mode=mode) for y in (2, 2.5) for mode in ("floor", "trunc")),
@@ -62,12 +62,12 @@ def _with_numbers(x):
     )  # fmt: skip
 
 
-def test_numbers_take_the_dtype_that_pytorch_gives_them(rng, quick):
+def test_scalars_take_the_dtype_that_pytorch_gives_them(rng, quick):
     dtypes = (torch.uint8, torch.int64, torch.float16)
     if not quick:
         dtypes += (torch.int8, torch.float32, torch.float64)
     inputs = [torch.from_numpy(rng.integers(0 if dtype == torch.uint8 else -9, 9, 40)).to(dtype) for dtype in dtypes]
-    net = Function(lambda *xs: tuple(part for x in xs for part in _with_numbers(x))).eval()
+    net = Function(lambda *xs: tuple(part for x in xs for part in _with_scalars(x))).eval()
     outputs = tn.build(*tn.from_pytorch(net, inputs), opt_level=0)(*inputs)
     for place, (ours, theirs) in enumerate(zip(outputs, net(*inputs), strict=True)):
         assert ours.dtype == theirs.numpy().dtype, place
