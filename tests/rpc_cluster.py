@@ -49,11 +49,11 @@ class Cluster:
 
     def start_tracker(self) -> bool:
         """Start the tracker, and wait for it; whether it got its port."""
-        place = ("--host", "127.0.0.1", "--port", self.port)
+        address = ("--host", "127.0.0.1", "--port", self.port)
         if self.plain:
-            self._start("tracker", "tvm.exec.rpc_tracker", *place, "--port-end", self.port + 1)
+            self._start("tracker", "tvm.exec.rpc_tracker", *address, "--port-end", self.port + 1)
         else:
-            self._start("tracker", "tvmnotes", "tracker", *place)
+            self._start("tracker", "tvmnotes", "tracker", *address)
         tracker = self.processes["tracker"]
         wait_until(lambda: tracker.poll() is not None or server.servers(self.tracker, "any") == [])
         return tracker.poll() is None

@@ -239,19 +239,19 @@ def test_the_kernel_of_flops_computes_the_recurrence(threads, chains, lanes, ste
     rng = np.random.default_rng(1)
     x, y = (rng.uniform(0.5, 1.5, lanes).astype("float32") for _ in range(2))
     start = rng.random((threads, chains, lanes), "float32")
-    sums = tvm.runtime.tensor(start)
-    peak.recurrence(threads, chains, lanes)(tvm.runtime.tensor(x), tvm.runtime.tensor(y), sums, steps)
+    accumulators = tvm.runtime.tensor(start)
+    peak.recurrence(threads, chains, lanes)(tvm.runtime.tensor(x), tvm.runtime.tensor(y), accumulators, steps)
     wanted = start.astype("float64")
     for _ in range(steps):
         wanted = wanted * x + y
-    np.testing.assert_allclose(sums.numpy(), wanted, rtol=1e-5)
+    np.testing.assert_allclose(accumulators.numpy(), wanted, rtol=1e-5)
 
 
 def test_the_kernel_of_bandwidth_adds_all_rows():
     data = np.random.default_rng(1).integers(0, 100, (2, 1001, 12, 8)).astype("float32")
-    sums = tvm.runtime.tensor(np.ones((2, 12, 8), "float32"))
-    peak.column_sums(*data.shape)(tvm.runtime.tensor(data), sums)
-    np.testing.assert_array_equal(sums.numpy(), 1 + data.sum(axis=1))
+    accumulators = tvm.runtime.tensor(np.ones((2, 12, 8), "float32"))
+    peak.column_sums(*data.shape)(tvm.runtime.tensor(data), accumulators)
+    np.testing.assert_array_equal(accumulators.numpy(), 1 + data.sum(axis=1))
 
 
 def test_the_peaks_are_measured_once(monkeypatch):

@@ -246,7 +246,7 @@ def model_time(config: dict) -> float:
     return 1e-4 * (sum(tile) / np.prod(tile) + 0.1 * (config["loop_order"] == "rows"))
 
 
-def places(task, entities) -> list[float]:
+def ranks(task, entities) -> list[float]:
     """Where configs stand among all of the task's, from 0, the fastest, to 1."""
     times = sorted(model_time(config) for config in task.today.space)
     return [times.index(model_time(entity.values)) / len(times) for entity in entities]
@@ -258,7 +258,7 @@ def test_xgb_proposes_what_its_model_finds_fast():
     task = convolution(64, 28)
     tuner = autotvm.tuner.XGBTuner(task)
     tuner.tune(24, quick_option(model_time))
-    assert sorted(places(task, tuner.next_batch(8)))[5] < 0.25, "six of eight in the best quarter"
+    assert sorted(ranks(task, tuner.next_batch(8)))[5] < 0.25, "six of eight in the best quarter"
 
 
 def test_xgb_learns_from_the_records_of_other_tasks(tmp_path):
@@ -271,7 +271,7 @@ def test_xgb_learns_from_the_records_of_other_tasks(tmp_path):
     tuner = autotvm.tuner.XGBTuner(task)
     tuner.load_history(autotvm.record.load_from_file(str(log)), min_seed_records=10)
     default, *guided = tuner.next_batch(8)
-    assert default.index == 0 and sorted(places(task, guided))[4] < 0.2, "five of seven in the best fifth"
+    assert default.index == 0 and sorted(ranks(task, guided))[4] < 0.2, "five of seven in the best fifth"
 
 
 def test_history_is_not_measured_again(tasks, tmp_path):

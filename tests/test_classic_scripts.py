@@ -373,7 +373,7 @@ print(tvm.target.Target({"kind": "llvm", "mcpu": "core-avx2"}).attrs["mcpu"], ca
 # ---------------------------------------------------------------- enable and disable
 
 
-def place():
+def where_from():
     """What enable may touch: the attributes of TVM's modules and classes, and the modules that can be imported."""
     touched = [tvm, tvm.IRModule, tvm.target, tvm.target.Target, tvm.transform, tvm.transform.PassContext, tvm.runtime,
                tvm.runtime.Tensor, tvm.contrib, tvm.driver]  # fmt: skip
@@ -384,16 +384,16 @@ def place():
 def test_disable_takes_back_all_that_enable_did():
     classic.enable()
     classic.disable()  # what it imports by the way is there from now on
-    before = place()
+    before = where_from()
     classic.enable()
-    assert tvm.relay.__name__ == "tvm.relay" and place() != before
-    enabled = place()
+    assert tvm.relay.__name__ == "tvm.relay" and where_from() != before
+    enabled = where_from()
     classic.enable()
-    assert place() == enabled
+    assert where_from() == enabled
     classic.disable()
-    assert place() == before
+    assert where_from() == before
     classic.disable()
-    assert place() == before and not hasattr(tvm, "relay")
+    assert where_from() == before and not hasattr(tvm, "relay")
     with pytest.raises(ImportError):
         from tvm import relay  # noqa: F401
     assert tvm.target.Target("llvm").kind.name == "llvm"

@@ -309,8 +309,8 @@ def test_a_build_leaves_the_module_as_it_is():
     builder, x = relax.BlockBuilder(), tensor("x", (4, 64))
     with builder.function("main", [x]):
         with builder.dataflow():
-            sums = builder.call_te(lambda x: tvm.te.compute((4, 32), lambda i, j: x[i, 2 * j] + x[i, 2 * j + 1]), x)
-            result = builder.emit_output(sums)
+            pairs = builder.call_te(lambda x: tvm.te.compute((4, 32), lambda i, j: x[i, 2 * j] + x[i, 2 * j + 1]), x)
+            result = builder.emit_output(pairs)
         builder.emit_func_output(result)
     mod, data = builder.get(), np.random.default_rng(0).standard_normal((4, 64)).astype("float32")
     before = mod.script()
@@ -362,8 +362,8 @@ def test_a_shape_that_depends_on_data_is_refused():
     x = tensor("x", (4,))
     with builder.function("main", [x]):
         with builder.dataflow():
-            places = builder.emit_output(relax.op.nonzero(x))
-        builder.emit_func_output(places)
+            indices = builder.emit_output(relax.op.nonzero(x))
+        builder.emit_func_output(indices)
     with pytest.raises(ValueError, match="known only when it runs.*needs fixed shapes"):
         build(builder.get(), {})
 

@@ -131,8 +131,8 @@ def test_boxes_beat_each_other_within_a_word_and_across():
     data[0, :, 4:] = np.stack([np.arange(200) + 1.5, np.ones(200)], 1)
     how = NmsSpec(overlap_thresh=0.1)
     _, parallel = both(module(suppressed(1, 200, 6, 200, how)))
-    _, places = parallel(data, by_score(data, 200))
-    np.testing.assert_array_equal(places[0, :, 0], [*range(0, 200, 2), *[-1] * 100])
+    _, indices = parallel(data, by_score(data, 200))
+    np.testing.assert_array_equal(indices[0, :, 0], [*range(0, 200, 2), *[-1] * 100])
 
 
 def test_too_many_boxes_are_left_to_the_loops():

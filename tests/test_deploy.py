@@ -171,15 +171,15 @@ def test_an_archive_cut_anywhere_or_with_other_bytes_is_refused(archive, tmp_pat
     bad.write_bytes(whole[:-6] + farther + whole[-2:])
     with pytest.raises(ValueError, match=r"net.zip.* (Compiled\.save wrote|copy it again)"):
         load(bad)
-    refused, places = 0, 40 if quick else 150
-    for place in range(0, len(whole), len(whole) // places):
-        bad.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+    refused, damages = 0, 40 if quick else 150
+    for at in range(0, len(whole), len(whole) // damages):
+        bad.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         try:
             load(bad)
         except (ValueError, RuntimeError, FileNotFoundError) as error:
             assert "net.zip" in str(error)
             refused += 1
-    assert refused >= places - 1  # not where it is a date or another field that says nothing
+    assert refused >= damages - 1  # not where it is a date or another field that says nothing
 
 
 @pytest.mark.parametrize("size", [-1, 10**30, True, "1", None, 1.5])

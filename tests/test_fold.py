@@ -126,10 +126,10 @@ def test_a_convolution_that_others_read_keeps_its_weights(bias):
 @pytest.mark.parametrize("shape", [(7, 7), (2, 8, 1, 1), (2, 1, 1, 1)], ids=str)
 def test_a_sum_that_is_no_bias_is_not_folded(shape):
     conv, norm = normed(nn.Conv2d(8, 8, 3, bias=False))
-    places = torch.randn(shape, generator=torch.Generator().manual_seed(3))
-    net = Function(lambda x: norm(conv(x) + places))
+    each_element = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    net = Function(lambda x: norm(conv(x) + each_element))
     net.conv, net.norm = conv, norm
-    net.register_buffer("places", places)
+    net.register_buffer("each_element", each_element)
     x = torch.randn(2, 8, 9, 9, generator=torch.Generator().manual_seed(1))
     lib = build(*from_pytorch(net.eval(), {"x": x}))
     with torch.no_grad():

@@ -85,9 +85,9 @@ class Batch:
             return []
         return [[next(outputs) for _ in symbol.list_outputs()] for symbol in self.symbols]
 
-    def check(self, place: int) -> None:
-        symbol, inputs, params = self.symbols[place], self.inputs[place], self.params[place]
-        outputs = self.outputs[place] if self.outputs else ours_of(symbol, inputs, params)
+    def check(self, index: int) -> None:
+        symbol, inputs, params = self.symbols[index], self.inputs[index], self.params[index]
+        outputs = self.outputs[index] if self.outputs else ours_of(symbol, inputs, params)
         hold(outputs, mxnets(symbol, inputs, params))
 
 
@@ -593,9 +593,9 @@ def test_the_largest_of_regions():
     both(symbol, {"x": uniform(2, 5, 12, 14), "y": regions(0, 1, 1, 0)}, {})
 
 
-def regions(*pictures: int) -> np.ndarray:
-    corners = np.sort(uniform(len(pictures), 2, 2, low=0, high=20), 1).reshape(-1, 4)
-    return np.concatenate([np.array(pictures)[:, None], corners], 1).astype("float32")
+def regions(*images: int) -> np.ndarray:
+    corners = np.sort(uniform(len(images), 2, 2, low=0, high=20), 1).reshape(-1, 4)
+    return np.concatenate([np.array(images)[:, None], corners], 1).astype("float32")
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -619,9 +619,11 @@ def test_the_best_indices_are_found_among_all_kinds_of_values(rng):
             rng.standard_normal(shape) * 10.0 ** rng.integers(-30, 30, shape), np.full(shape, -np.inf),
         ):  # fmt: skip
             scores = scores.astype("float32")
-            places, best = (tvm.runtime.tensor(np.zeros((len(scores), count), dtype)) for dtype in ("int32", "float32"))
-            kernel(tvm.runtime.tensor(scores), places, best)
-            for row, found, values in zip(scores, places.numpy(), best.numpy(), strict=True):
+            shape_of_best = len(scores), count
+            indices = tvm.runtime.tensor(np.zeros(shape_of_best, "int32"))
+            best = tvm.runtime.tensor(np.zeros(shape_of_best, "float32"))
+            kernel(tvm.runtime.tensor(scores), indices, best)
+            for row, found, values in zip(scores, indices.numpy(), best.numpy(), strict=True):
                 wanted = np.sort(np.argsort(-row, kind="stable")[:count])
                 np.testing.assert_array_equal(found, wanted)
                 np.testing.assert_array_equal(values, row[wanted])

@@ -65,13 +65,13 @@ def test_indices_pick_what_pytorch_says(of_torch):
 def test_pytorchs_indices_are_checked(of_torch, name):
     net, zeros = of_torch
     function, _, negative, size = OF_TORCH[name]
-    least, place = -size if negative else 0, list(OF_TORCH).index(name)
+    least, argument = -size if negative else 0, list(OF_TORCH).index(name)
     operator = name.split()[0].rstrip(",")
     for wrong in (size, least - 1, 1000, 10**9, -(2**63)):
         indices = [each.copy() for each in zeros]
-        indices[place].flat[-1] = wrong
+        indices[argument].flat[-1] = wrong
         with pytest.raises((IndexError, RuntimeError)):
-            function(*map(torch.from_numpy, (X, indices[place])))
+            function(*map(torch.from_numpy, (X, indices[argument])))
         said = f"^{operator}: expected an index from {least} to {size - 1}, got {wrong}$"
         with pytest.raises(IndexError, match=said):
             net(X, *indices)
@@ -122,7 +122,7 @@ def test_onnxs_indices_are_checked():
             feed[f"{name}.i"].flat[column] = 1
 
 
-PICTURES = np.random.default_rng(16).random((2, 1, 6, 6), "float32")
+IMAGES = np.random.default_rng(16).random((2, 1, 6, 6), "float32")
 REGIONS = np.array([[1, 0, 0, 4, 3], [0, 1, 2, 5, 5]], "float32")  # each begins with the number of a picture
 
 
@@ -130,30 +130,30 @@ def test_regions_of_pictures_that_do_not_exist():
     def aligned(x, rois):
         return roi_align(x, rois, 2, sampling_ratio=2), roi_align(x, rois, 2, sampling_ratio=2, aligned=True)
 
-    net = tn.build(*tn.from_pytorch(Function(aligned).eval(), [PICTURES, REGIONS]), opt_level=1)
-    expected = aligned(torch.from_numpy(PICTURES), torch.from_numpy(REGIONS))
-    for output, wanted in zip(net(PICTURES, REGIONS), expected, strict=True):
+    net = tn.build(*tn.from_pytorch(Function(aligned).eval(), [IMAGES, REGIONS]), opt_level=1)
+    expected = aligned(torch.from_numpy(IMAGES), torch.from_numpy(REGIONS))
+    for output, wanted in zip(net(IMAGES, REGIONS), expected, strict=True):
         np.testing.assert_allclose(output, wanted, 1e-5)
     for wrong in (-1, 2, 10**6):
         with pytest.raises(IndexError, match=f"^roi_align: expected an index from 0 to 1, got {wrong}$"):
-            net(PICTURES, np.concatenate([REGIONS[:1], REGIONS[1:] + np.array([wrong, 0, 0, 0, 0], "float32")]))
+            net(IMAGES, np.concatenate([REGIONS[:1], REGIONS[1:] + np.array([wrong, 0, 0, 0, 0], "float32")]))
 
 
 def test_indices_of_onnx_that_count_pictures_and_places():
     model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
-        g (float[2, 1, 6, 6] x, float[2, 5] rois, int64[2] images, float[2, 1, 3, 3] small, int64[2, 1, 3, 3] places)
+        g (float[2, 1, 6, 6] x, float[2, 5] rois, int64[2] images, float[2, 1, 3, 3] small, int64[2, 1, 3, 3] maxima)
         => (float[2, 1, 2, 2] a, float[2, 1, 2, 2] b, float[2, 1, 6, 6] c) {
             from = Constant<value_ints = [1]>() to = Constant<value_ints = [5]>() boxes = Slice(rois, from, to, from)
             a = RoiAlign<output_height = 2, output_width = 2, sampling_ratio = 2>(x, boxes, images)
             b = MaxRoiPool<pooled_shape = [2, 2]>(x, rois)
-            c = MaxUnpool<kernel_shape = [2, 2], strides = [2, 2]>(small, places) }""")
+            c = MaxUnpool<kernel_shape = [2, 2], strides = [2, 2]>(small, maxima) }""")
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     net = tn.build(*tn.from_onnx(model), opt_level=1)
-    feed = {"x": PICTURES, "rois": REGIONS, "images": np.array([1, 0]), "small": PICTURES[..., :3, :3].copy(),
-            "places": np.arange(18).reshape(2, 1, 3, 3) * 4 + 1}  # fmt: skip
+    feed = {"x": IMAGES, "rois": REGIONS, "images": np.array([1, 0]), "small": IMAGES[..., :3, :3].copy(),
+            "maxima": np.arange(18).reshape(2, 1, 3, 3) * 4 + 1}  # fmt: skip
     for output, wanted in zip(net(**feed), session.run(None, feed), strict=True):
         np.testing.assert_allclose(output, wanted, 1e-5)
-    for name, operator, size in (("images", "RoiAlign", 2), ("rois", "MaxRoiPool", 2), ("places", "MaxUnpool", 72)):
+    for name, operator, size in (("images", "RoiAlign", 2), ("rois", "MaxRoiPool", 2), ("maxima", "MaxUnpool", 72)):
         for wrong in (-1, size):
             changed = feed[name].copy()
             changed.flat[0] = wrong

@@ -159,12 +159,12 @@ def test_records(small, tmp_path):
 
 @pytest.mark.storm
 def test_manifests(small, lib, tmp_path):
-    place = lib.save(tmp_path / "net")
-    path, loaded = place / "manifest.json", 0
+    saved = lib.save(tmp_path / "net")
+    path, loaded = saved / "manifest.json", 0
     for content in mutants(path.read_bytes(), text=True):
         path.write_bytes(content)
         try:
-            again = tn.load(place)
+            again = tn.load(saved)
         except (ValueError, RuntimeError, FileNotFoundError) as error:
             assert "net" in str(error)
             continue
@@ -176,4 +176,4 @@ def test_manifests(small, lib, tmp_path):
             assert str(error)
         check(again, small)
     assert loaded > 0
-    shutil.rmtree(place)
+    shutil.rmtree(saved)

@@ -84,9 +84,9 @@ def test_the_inner_loop_is_made_of_multiply_adds_on_registers(by_hand):
     assert scalar and all(re.match(r"vfmadd\d+ss %xmm", kind) for kind in scalar)
     assert packed and all(re.match(r"vfmadd\d+ps ", kind) for kind in packed)
     loop = tn.asm.inner_loop(by_hand["fused_kernel"]).splitlines()
-    sums = [line.split()[-1] for line in loop if "vfmadd" in line]
-    assert sums and len(sums) % by_hand["pixels"] == 0
-    assert len(set(sums)) == by_hand["pixels"], "a register for each sum"
+    accumulators = [line.split()[-1] for line in loop if "vfmadd" in line]
+    assert accumulators and len(accumulators) % by_hand["pixels"] == 0
+    assert len(set(accumulators)) == by_hand["pixels"], "a register for each sum"
     assert not any("(%rsp)" in line for line in loop), "no sum is loaded or stored"
 
 

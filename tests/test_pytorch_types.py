@@ -89,8 +89,8 @@ def check(calls):
         except (RuntimeError, TypeError, AttributeError):
             calls.remove(call)
     inputs = list({id(x): x for _, _, operands in calls for x in operands}.values())
-    places = {id(x): place for place, x in enumerate(inputs)}
-    net = Function(lambda *xs: tuple(f(*(xs[places[id(x)]] for x in operands)) for _, f, operands in calls)).eval()
+    index_of = {id(x): index for index, x in enumerate(inputs)}
+    net = Function(lambda *xs: tuple(f(*(xs[index_of[id(x)]] for x in operands)) for _, f, operands in calls)).eval()
     outputs = pytree.tree_leaves(tn.build(*tn.from_pytorch(net, inputs), opt_level=1)(*inputs))
     wrong = []
     for (name, _, _), ours, theirs in zip(calls, outputs, wanted, strict=True):

@@ -164,17 +164,17 @@ json_values = st.recursive(
     max_leaves=5,
 )  # fmt: skip
 LINE = json.loads(str(record()))
-PLACES = [(key,) for key in LINE] + [(key, inner) for key in ("workload", "config", "target") for inner in LINE[key]]
+FIELDS = [(key,) for key in LINE] + [(key, inner) for key in ("workload", "config", "target") for inner in LINE[key]]
 
 
 @settings(max_examples=150, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(PLACES), json_values)
-def test_any_line_is_a_record_or_says_why_not(place, value):
+@given(st.sampled_from(FIELDS), json_values)
+def test_any_line_is_a_record_or_says_why_not(keys, value):
     line = json.loads(json.dumps(LINE))
     where = line
-    for key in place[:-1]:
+    for key in keys[:-1]:
         where = where[key]
-    where[place[-1]] = value
+    where[keys[-1]] = value
     found = records.parse(json.dumps(line))
     if isinstance(found, Record):
         again = records.parse(str(found))

@@ -32,12 +32,12 @@ def _rows() -> torch.Tensor:
     return torch.cat([rows, torch.tensor(SPECIAL)[:5, None].expand(5, 37)])
 
 
-def _pictures(channels: int) -> torch.Tensor:
-    pictures = torch.randn(6, channels, 9, 9, generator=torch.Generator().manual_seed(0))
-    for picture, value in zip(pictures, (NAN, INF, -INF), strict=False):
-        picture[-1, 2, 3] = picture[0, 8, 8] = value
-    pictures[3:] = torch.tensor([NAN, INF, -INF])[:, None, None, None]
-    return pictures
+def _images(channels: int) -> torch.Tensor:
+    images = torch.randn(6, channels, 9, 9, generator=torch.Generator().manual_seed(0))
+    for image, value in zip(images, (NAN, INF, -INF), strict=False):
+        image[-1, 2, 3] = image[0, 8, 8] = value
+    images[3:] = torch.tensor([NAN, INF, -INF])[:, None, None, None]
+    return images
 
 
 def _not_tiny(y):
@@ -172,7 +172,7 @@ def results(names, x, y, rows, narrow, wide):
 @functools.cache
 def network(names):
     """A network of these functions, imported; its inputs; and what PyTorch has, (name, array) each."""
-    inputs = (X, Y, _rows(), _pictures(5), _pictures(16))
+    inputs = (X, Y, _rows(), _images(5), _images(16))
     used = Function(lambda *xs: tuple(part for _, part in results(names, *xs))).eval()
     imported = tn.from_pytorch(used, [(f"input{n}", x) for n, x in enumerate(inputs)])
     return imported, inputs, [(name, part.numpy()) for name, part in results(names, *inputs)]

@@ -161,7 +161,7 @@ def network(name: str, attention: str) -> tuple[torch.nn.Module, tuple[torch.Ten
 def imported(name: str, attention: str) -> tuple:
     """Make and import a network: return it, its inputs, the module and its parameters."""
     net, inputs = network(name, attention)
-    return net, inputs, *tn.from_pytorch(net, [(f"in{place}", x) for place, x in enumerate(inputs)])
+    return net, inputs, *tn.from_pytorch(net, [(f"in{number}", x) for number, x in enumerate(inputs)])
 
 
 def difference(net, inputs, mod, params, opt_level: int = 3) -> float:

@@ -47,9 +47,9 @@ def test_bools_and_whole_numbers(rng, level, dtypes):
     pairs = [torch.from_numpy(rng.integers(0, 2 if dtype is torch.bool else 6, (3, 16))).to(dtype)
              for dtype in dtypes for _ in "xy"]  # fmt: skip
     lib = tn.build(*tn.from_pytorch(Function(_of_all).eval(), pairs), opt_level=level)
-    for place, (ours, theirs) in enumerate(zip(lib(*pairs), _of_all(*pairs), strict=True)):
-        assert ours.dtype == theirs.numpy().dtype, place
-        np.testing.assert_allclose(ours, theirs.numpy(), 2e-6, err_msg=str(place))
+    for index, (ours, theirs) in enumerate(zip(lib(*pairs), _of_all(*pairs), strict=True)):
+        assert ours.dtype == theirs.numpy().dtype, index
+        np.testing.assert_allclose(ours, theirs.numpy(), 2e-6, err_msg=str(index))
 
 
 def _with_scalars(x):
@@ -69,10 +69,10 @@ def test_scalars_take_the_dtype_that_pytorch_gives_them(rng, quick):
     inputs = [torch.from_numpy(rng.integers(0 if dtype == torch.uint8 else -9, 9, 40)).to(dtype) for dtype in dtypes]
     net = Function(lambda *xs: tuple(part for x in xs for part in _with_scalars(x))).eval()
     outputs = tn.build(*tn.from_pytorch(net, inputs), opt_level=0)(*inputs)
-    for place, (ours, theirs) in enumerate(zip(outputs, net(*inputs), strict=True)):
-        assert ours.dtype == theirs.numpy().dtype, place
+    for index, (ours, theirs) in enumerate(zip(outputs, net(*inputs), strict=True)):
+        assert ours.dtype == theirs.numpy().dtype, index
         tolerance = 2e-3 if ours.dtype == "float16" else 1e-6
-        np.testing.assert_allclose(ours, theirs.numpy(), tolerance, 1e-6, err_msg=str(place))
+        np.testing.assert_allclose(ours, theirs.numpy(), tolerance, 1e-6, err_msg=str(index))
 
 
 def test_powers_of_whole_numbers_to_unknown_ones_are_refused():

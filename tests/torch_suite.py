@@ -157,11 +157,11 @@ def check(found: list, opt_level: int = 0) -> None:
     got = compiled(*(x.numpy() for x in inputs))
     got = got if isinstance(got, list | tuple) else [got]
     assert len(got) == len(wanted), f"{len(got)} outputs for {len(wanted)}"
-    for place, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
+    for index, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
         ours = np.array(ours)
         is_brain = ours.dtype == "bfloat16"
         ours = torch.from_numpy(ours.astype("float32")).bfloat16() if is_brain else torch.from_numpy(ours)
-        assert ours.dtype == theirs.dtype, f"{ours.dtype} for {theirs.dtype}, of output {place}"
+        assert ours.dtype == theirs.dtype, f"{ours.dtype} for {theirs.dtype}, of output {index}"
         rtol, atol = TOLERANCE.get(theirs.dtype, (0, 0))
         if atol and len(finite := theirs[theirs.isfinite()]):
             atol *= max(1, finite.abs().max().item() / 2)

@@ -241,7 +241,7 @@ def _bit_cast(n: Node):
         raise NotImplementedError("BitCast of bool, which TVM keeps in one bit")
 
     def bits(x):
-        return te.compute(x.shape, lambda *place: tirx.reinterpret(dtype, x(*place)), "bit_cast")
+        return te.compute(x.shape, lambda *indices: tirx.reinterpret(dtype, x(*indices)), "bit_cast")
 
     return n.builder.emit_te(bits, n.x)
 

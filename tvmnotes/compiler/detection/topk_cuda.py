@@ -132,9 +132,9 @@ def chosen(rows: int, length: int, count: int, sizes: list[int]):
                             before[kind] += many[r, kind, i // 32768 * 32 + block]
                         for group in range(i // 32 % 32):
                             before[kind] += few[r, kind, i // 1024 * 32 + group]
-                    for place in range(i % 32):
-                        before[0] += T.Cast("int32", keys[r, i // 32 * 32 + place] > bounds[r, 0])
-                        before[1] += T.Cast("int32", keys[r, i // 32 * 32 + place] == bounds[r, 0])
+                    for n in range(i % 32):
+                        before[0] += T.Cast("int32", keys[r, i // 32 * 32 + n] > bounds[r, 0])
+                        before[1] += T.Cast("int32", keys[r, i // 32 * 32 + n] == bounds[r, 0])
                     if keys[r, i] > bounds[r, 0] or before[1] < room[0]:
                         indices[r, before[0] + T.min(before[1], room[0])] = i
                         best[r, before[0] + T.min(before[1], room[0])] = scores[r, i]

@@ -64,9 +64,9 @@ def kernel(
 
     Args:
         cell: What it computes.
-        names: Its inputs, as `Cell.inputs` lists them; `emit` has their shapes. With a tile, "sums" in place
-            of "x", "weight" and "bias": (steps, batch, vectors of units, gates, lanes), and the other weights
-            packed as `pack` does.
+        names: Its inputs, as `Cell.inputs` lists them; `emit` has their shapes. With a tile, "from_input" in
+            place of "x", "weight" and "bias": (steps, batch, vectors of units, gates, lanes), and the other
+            weights packed as `pack` does.
         sizes: Its sizes.
         dtype: That of all tensors; halves are computed in float32.
         tile: How it computes; None: in plain loops.
@@ -113,7 +113,7 @@ class _Kernel:
         }
         if self.packed:
             blocks = tile.blocks, gates, tile.lanes
-            shapes["sums"] = (s.steps, s.batch, self.width // tile.lanes, gates, tile.lanes)
+            shapes["from_input"] = (s.steps, s.batch, self.width // tile.lanes, gates, tile.lanes)
             shapes["recurrent"] = (tile.chunks(s.units), s.outputs, *blocks)
             shapes["projection"] = (tile.chunks(s.outputs), s.units, tile.blocks, tile.lanes)
         return shapes
@@ -167,7 +167,7 @@ class _Kernel:
             T.buffer_store(self.c, tirx.Select(self._runs(row), state, before), [row, unit])
 
         projects = "projection" in self.given
-        self._phase(self.cell.gates, self._sums, self._before, finish, results=not projects)
+        self._phase(self.cell.gates, self._from_input, self._before, finish, results=not projects)
         if projects:
             self._project()
 
@@ -199,16 +199,16 @@ class _Kernel:
             self._set_result(row, unit, step.gru(self._before(row, unit)))
 
         if self.cell.reset_after:
-            self._phase(self.cell.gates, self._sums, self._before, finish)
+            self._phase(self.cell.gates, self._from_input, self._before, finish)
         else:
-            self._phase("zr", self._sums, self._before, reset, results=False)
-            self._phase("n", self._sums, lambda row, k: self.middle[row, k], update)
+            self._phase("zr", self._from_input, self._before, reset, results=False)
+            self._phase("n", self._from_input, lambda row, k: self.middle[row, k], update)
 
     def _rnn(self):
         def finish(step, row, unit):
             self._set_result(row, unit, step.rnn())
 
-        self._phase(self.cell.gates, self._sums, self._before, finish)
+        self._phase(self.cell.gates, self._from_input, self._before, finish)
 
     # ------------------------------------------------------------ what a step reads and writes
 
@@ -231,16 +231,16 @@ class _Kernel:
         """Return a row of the batch for one that is there to complete a tile."""
         return row if self.rows == self.sizes.batch else tirx.min(row, self.sizes.batch - 1)
 
-    def _sums(self, gate, row, unit):
+    def _from_input(self, gate, row, unit):
         """Return what the input and the bias add to a gate; of plain loops, the bias alone."""
         number, lanes, row = self.cell.gates.index(gate), self.tile.lanes, self._inside(row)
         if self.packed:
-            return self._read("sums", self._time(row), row, unit // lanes, number, unit % lanes)
+            return self._read("from_input", self._time(row), row, unit // lanes, number, unit % lanes)
         return self._read("bias", number * self.sizes.units + unit)
 
     def _input_of_n(self, step, row, unit):
         """Return what the input adds to the candidate of a GRU that resets after its product."""
-        return self._sums("n", row, unit) if self.packed else step.gates[step.at(len(self.cell.gates))]
+        return self._from_input("n", row, unit) if self.packed else step.gates[step.at(len(self.cell.gates))]
 
     def _before(self, row, unit):
         return self.h[self.before, row, unit]
@@ -281,7 +281,8 @@ class _Kernel:
                 chunks = T.parallel(tile.chunks(width))
             chunk = stack.enter_context(chunks)
             first = stack.enter_context(T.serial(self.rows // tile.rows)) * tile.rows
-            sums = T.alloc_buffer((tile.rows, tile.blocks, slots, tile.lanes), self.dtype, scope="local")
+            shape = (tile.rows, tile.blocks, slots, tile.lanes)
+            accumulators = T.alloc_buffer(shape, self.dtype, scope="local")
 
             def each(statements):
                 """Write statements on each element of the tile."""
@@ -289,15 +290,15 @@ class _Kernel:
                     statements(r, q, lane, first + r, (chunk * tile.blocks + q) * tile.lanes + lane)
 
             def add(at, value):
-                T.buffer_store(sums, sums[tuple(at)] + value, at)
+                T.buffer_store(accumulators, accumulators[tuple(at)] + value, at)
 
             def start(r, q, lane, row, unit):
                 for gate in gates:
                     inner = self.cell.reset_after and gate == "n"
                     value = self._read("inner", unit) if inner else begin(gate, row, unit)
-                    T.buffer_store(sums, value, [r, q, letters.index(gate), lane])
+                    T.buffer_store(accumulators, value, [r, q, letters.index(gate), lane])
                     if inner and not self.packed:
-                        T.buffer_store(sums, begin(gate, row, unit), [r, q, len(letters), lane])
+                        T.buffer_store(accumulators, begin(gate, row, unit), [r, q, len(letters), lane])
 
             def add_input(r, q, lane, row, unit):
                 for gate in gates:
@@ -312,7 +313,7 @@ class _Kernel:
                     add([r, q, number, lane], source(row, k) * weight(chunk, k, q, number, lane, unit))
 
             def end(r, q, lane, row, unit):
-                finish(Step(self.cell, sums, lambda number: (r, q, number, lane)), row, unit)
+                finish(Step(self.cell, accumulators, lambda number: (r, q, number, lane)), row, unit)
 
             each(start)
             if not self.packed and not projects:

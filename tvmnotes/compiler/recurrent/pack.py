@@ -78,10 +78,11 @@ class _Packer(relax.PyExprMutator):
         bias = R.reshape(by_gate("bias"), (gates, padded // lanes, lanes))
         bias = R.reshape(emit(R.permute_dims(emit(bias), (1, 0, 2))), (padded * gates,))
         x = R.reshape(given.pop("x"), (steps * batch, width))
-        sums = R.add(emit(R.matmul(emit(x), emit(weight))), emit(bias))
-        sums = emit(R.reshape(emit(sums), (steps, batch, padded // lanes, gates, lanes)))
+        from_input = R.add(emit(R.matmul(emit(x), emit(weight))), emit(bias))
+        from_input = emit(R.reshape(emit(from_input), (steps, batch, padded // lanes, gates, lanes)))
         recurrent = R.reshape(by_gate("recurrent", outputs), (gates, chunks, blocks, lanes, outputs))
-        given = {"sums": sums, "recurrent": emit(R.permute_dims(emit(recurrent), (1, 4, 2, 0, 3)))} | given
+        recurrent = emit(R.permute_dims(emit(recurrent), (1, 4, 2, 0, 3)))
+        given = {"from_input": from_input, "recurrent": recurrent} | given
         if "inner" in given:
             given["inner"] = self._padded(given["inner"], 0, padded)
         if "peepholes" in given:

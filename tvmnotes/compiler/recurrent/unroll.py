@@ -58,11 +58,11 @@ class _Unroller(relax.PyExprMutator):
         }
         product = emit(R.matmul(emit(R.reshape(given["x"], (steps * batch, width))), matrices["weight"]))
         rows = fixed_shape(product.ty)[1]
-        sums = emit(R.reshape(emit(R.add(product, given["bias"])), (steps, batch, rows)))
+        from_input = emit(R.reshape(emit(R.add(product, given["bias"])), (steps, batch, rows)))
         state = {name: given[name] for name in ("h", "c") if name in given}
         outputs = [None] * steps
         for step in reversed(range(steps)) if cell.reverse else range(steps):
-            own = emit(R.strided_slice(sums, [0], [step], [step + 1]))
+            own = emit(R.strided_slice(from_input, [0], [step], [step + 1]))
             own = emit(R.reshape(own, (batch, rows)))
             state = self._step(cell, own, state, matrices, given, rows // gates)
             outputs[step] = state["h"]
@@ -73,9 +73,9 @@ class _Unroller(relax.PyExprMutator):
         emit = self.builder_.emit
         functions = [_FUNCTIONS[name] for name, *_ in cell.functions]
 
-        def gate(sums, letter):
+        def gate(gates, letter):
             begin = cell.gates.index(letter) * units
-            return emit(R.strided_slice(sums, [1], [begin], [begin + units]))
+            return emit(R.strided_slice(gates, [1], [begin], [begin + units]))
 
         h = state["h"]
         product = emit(R.matmul(h, matrices["recurrent"]))

@@ -37,8 +37,8 @@ def _by_score(c: Call, data: relax.Expr, spec: NmsSpec) -> relax.Expr:
     if not 0 < spec.topk < rows:
         return c.emit(op.argsort(scores, 1, descending=True, dtype="int32"))
     shape, kernel = (batch, spec.topk), best_places(batch, rows, spec.topk)
-    places, best = _call(c, "best_places", kernel, [c.emit(scores)], (shape, "int32"), (shape, "float32"))
-    return c.emit(op.gather_elements(places, op.argsort(best, 1, descending=True, dtype="int32"), 1))
+    indices, best = _call(c, "best_places", kernel, [c.emit(scores)], (shape, "int32"), (shape, "float32"))
+    return c.emit(op.gather_elements(indices, op.argsort(best, 1, descending=True, dtype="int32"), 1))
 
 
 def _call(c: Call, name: str, kernel, inputs: list[relax.Expr], *results: tuple) -> list[relax.Expr]:
@@ -66,8 +66,8 @@ def _box_nms(c: Call):
         raise NotImplementedError("an out_format other than the in_format")
     *outer, rows, width = c.shape
     data = c.x if len(outer) == 1 else c.emit(op.reshape(c.x, (math.prod(outer), rows, width)))
-    kept, places = _remaining(c, "box_nms", data, spec)
-    return [op.reshape(kept, c.shape), op.reshape(places, (*outer, rows, 1))]
+    kept, indices = _remaining(c, "box_nms", data, spec)
+    return [op.reshape(kept, c.shape), op.reshape(indices, (*outer, rows, 1))]
 
 
 def _column(data: relax.Expr, number: int, axis: int) -> relax.Expr:

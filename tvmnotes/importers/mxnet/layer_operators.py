@@ -124,12 +124,12 @@ def _deformable_convolution(c: Call):
     taps = math.prod(kernel)
     offset = c.expect(1, c.shape[0], 2 * parts * taps, *size)
     mask = c.expect(2, c.shape[0], parts * taps, *size) if modulated else None
-    place = 3 if modulated else 2
-    weight = c.expect(place, filters, c.shape[1] // groups, *kernel)
+    index = 3 if modulated else 2
+    weight = c.expect(index, filters, c.shape[1] // groups, *kernel)
     how = {"kernel": kernel, "stride": stride, "dilate": dilate, "pad": pad, "parts": parts, "size": size}
     columns = deformed(c.builder, c.x, offset, mask, **how)
     weight = op.reshape(weight, (filters, c.shape[1] // groups * taps, 1, 1))
-    return _biased(c, op.nn.conv2d(columns, weight, groups=groups), filters, place + 1)
+    return _biased(c, op.nn.conv2d(columns, weight, groups=groups), filters, index + 1)
 
 
 # ---------------------------------------------------------------- normalization

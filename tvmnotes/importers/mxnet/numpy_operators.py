@@ -168,8 +168,8 @@ def _squeeze(c: Call):
 def _moveaxis(c: Call):
     source, to = c.axes("source"), c.axes("destination")
     order = [axis for axis in range(c.rank) if axis not in source]
-    for place, axis in sorted(zip(to, source, strict=True)):
-        order.insert(place, axis)
+    for index, axis in sorted(zip(to, source, strict=True)):
+        order.insert(index, axis)
     return op.permute_dims(c.x, order)
 
 
