@@ -12,7 +12,7 @@ from tvmnotes import build, from_pytorch
 
 
 class Table(nn.Module):
-    """x plus what each function of MADE computes from the buffer `table`, float32 (4, 6)."""
+    """x plus what each function of CONSTANTS computes from the buffer `table`, float32 (4, 6)."""
 
     def __init__(self):
         super().__init__()
@@ -20,10 +20,10 @@ class Table(nn.Module):
         self.register_buffer("rows", torch.tensor([2, 0, 3, 3]))
 
     def forward(self, x):
-        return tuple(x + make(self.table, self.rows) for make in MADE.values())
+        return tuple(x + make(self.table, self.rows) for make in CONSTANTS.values())
 
 
-MADE = {
+CONSTANTS = {
     "arithmetic": lambda table, rows: -torch.sqrt(table * 2 - 0.5) / torch.exp(table).clamp(1, 4) ** 2,
     "rsqrt": lambda table, rows: torch.rsqrt(table),
     "slices": lambda table, rows: torch.cat([table[:, 2:], table[:, :2]], 1),
@@ -39,8 +39,8 @@ MADE = {
 def test_what_depends_on_constants_alone_is_folded(level):
     net, x = Table().eval(), torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
     lib = build(*from_pytorch(net, {"x": x}), opt_level=level)
-    assert [node["kernel"] for node in lib.graph["nodes"]] == ["add"] * len(MADE)
-    for kind, output, wanted in zip(MADE, lib(x), net(x), strict=True):
+    assert [node["kernel"] for node in lib.graph["nodes"]] == ["add"] * len(CONSTANTS)
+    for kind, output, wanted in zip(CONSTANTS, lib(x), net(x), strict=True):
         np.testing.assert_allclose(output, wanted.numpy(), rtol=1e-6, atol=1e-6, err_msg=kind)
 
 

@@ -22,7 +22,7 @@ from tvmnotes import records
 
 MUTANTS = 300 if QUICK else 2000 * STORM  # of a kind
 USED = 40
-NUMBERS = [-1, 2**31, 2**62, 10**9, 0, 1]
+INTEGERS = [-1, 2**31, 2**62, 10**9, 0, 1]
 TOKENS = ["", "-", "9", "[", "]", '"', "null", ",", "1e9", "{}", "1e999", "NaN", "-1", "true", "[[[", "99999999999999"]
 
 
@@ -37,7 +37,7 @@ def mutants(good: bytes, text: bool = False):
             if kind == 0:
                 content[at] = dice.randrange(256)
             elif kind == 1 and not text:
-                content[at : at + 8] = struct.pack("<q", dice.choice(NUMBERS))
+                content[at : at + 8] = struct.pack("<q", dice.choice(INTEGERS))
             elif kind == 2:
                 del content[at : at + dice.randint(1, 40)]
             elif kind == 3:

@@ -91,7 +91,7 @@ SHORT = {
 }  # fmt: skip
 
 # The transformers take one size only, set when they are made. Swin, MaxViT and DenseNet are made with fewer blocks.
-MADE = {
+CONSTRUCTORS = {
     "densenet121": partial(torchvision.models.DenseNet, block_config=(3, 3, 3, 3)),
     "swin_t": partial(
         torchvision.models.SwinTransformer, patch_size=[4, 4], embed_dim=96, depths=[2, 1, 1, 1],
@@ -108,7 +108,7 @@ MADE = {
 def network(name: str, size: int, short: bool) -> torch.nn.Module:
     """Seeded, and with what starts as all zeros or all ones (biases, scales, some next to 0) made random as well."""
     make = SHORT.get(name) if short else None
-    make = make or MADE.get(name)
+    make = make or CONSTRUCTORS.get(name)
     net = models.load(name, pretrained=False) if make is None else models.seeded(make, size)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

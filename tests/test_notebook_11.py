@@ -14,7 +14,7 @@ from tvmnotes.classic import names
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "11_running_old_scripts.ipynb"
 SOURCES = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
-PICTURES = 12
+COUNT = 12
 
 
 def script(name):
@@ -32,7 +32,7 @@ def agree(result, reference, tolerance=1e-5):
 def folder(tmp_path_factory):
     """What the scripts find: a network in two forms, pictures, themselves."""
     folder = tmp_path_factory.mktemp("scripts")
-    x = digits.preprocess(digits.load_test_set()[0][:PICTURES])
+    x = digits.preprocess(digits.load_test_set()[0][:COUNT])
     np.save(folder / "pictures.npy", x)
     (folder / "digits.onnx").write_bytes(tn.models.onnx_file("digits")[0].read_bytes())
     torch.jit.trace(tn.models.load("digits"), torch.from_numpy(x)).save(folder / "digits.pt")
@@ -97,7 +97,7 @@ def test_relay_build_compiles_as_tn_build_does(folder):
         "from tvmnotes import classic\n"
         "classic.enable()\n"
         "from tvm import relay\n"
-        f"shape = ({PICTURES}, 1, 32, 32)\n"
+        f"shape = ({COUNT}, 1, 32, 32)\n"
         "mod, params = relay.frontend.from_onnx(onnx.load('digits.onnx'), {'image': shape})\n"
         "with tvm.transform.PassContext(opt_level=3):\n"
         "    old = relay.build(mod, target='llvm', params=params).compiled\n"

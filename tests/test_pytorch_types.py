@@ -50,7 +50,7 @@ OF_ONE = {
     "softmax of float32": lambda x: torch.softmax(x, 0, dtype=torch.float32),
     "full_like": lambda x: torch.full_like(x, 1.5) + x,
 }  # fmt: skip
-NUMBERS = (True, 2, 2.5)
+SCALARS = (True, 2, 2.5)
 
 
 def random_tensor(rng, dtype, low, high):
@@ -68,7 +68,7 @@ def calls_of_two(rng, first, second):
 
 def calls_with_scalars(rng, dtype):
     x = random_tensor(rng, dtype, 1, 9)
-    for (name, function), number in product(OF_TWO.items(), NUMBERS):
+    for (name, function), number in product(OF_TWO.items(), SCALARS):
         yield f"{name}, {dtype}, {number}", lambda x, f=function, n=number: f(x, n), (x,)
         if name != "pow" or dtype.is_floating_point or number == 2.5:
             yield f"{name}, {number}, {dtype}", lambda x, f=function, n=number: f(n, x), (x,)

@@ -122,7 +122,7 @@ OF_CONVOLUTIONS = {  # level 3 fills up 5 and 20 channels to whole registers, an
     "4 groups": lambda p, q: _conv(q, 16, 3, padding=1, groups=4),
     "4 groups of 1x1": lambda p, q: _conv(q, 32, 1, groups=4),
 }
-OF_PICTURES = {
+OF_IMAGES = {
     "max pool": lambda p: F.max_pool2d(p, 3, 2, 1),
     "max pool, more": lambda p: F.max_pool2d(p, 3, 2, ceil_mode=True),
     "average pool": lambda p: F.avg_pool2d(p, 3, 2, 1),
@@ -149,7 +149,7 @@ def assert_same(name: str, ours: np.ndarray, theirs: np.ndarray):
     np.testing.assert_array_equal(np.signbit(ours[zeros]), np.signbit(theirs[zeros]), f"{name}, signs of zeros")
 
 
-FUNCTIONS = OF_PAIRS | OF_ROWS | OF_PICTURES | {f"{name}, wide": f for name, f in OF_PICTURES.items()} | OF_CONVOLUTIONS
+FUNCTIONS = OF_PAIRS | OF_ROWS | OF_IMAGES | {f"{name}, wide": f for name, f in OF_IMAGES.items()} | OF_CONVOLUTIONS
 FEW = ("relu", "clamp", "maximum", "isfinite", "times 0", "x == x", "x - x", "amax", "argmin", "largest and where",
        "argmax of columns in vectors", "sort", "median", "max pool", "4 groups", "infinite factor", "atanh",
        "remainder", "floor_divide")  # fmt: skip

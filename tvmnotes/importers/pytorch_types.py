@@ -80,13 +80,14 @@ def _checked(convert: Callable, node: fx.Node, *_: Any) -> Any:
     result, value = convert(node), node.meta.get("val")
     ty = getattr(result, "ty", None)
     if isinstance(value, Tensor) and isinstance(ty, relax.TensorType):
-        made, wanted = (fixed_shape(ty), str(ty.dtype)), (tuple(value.shape), dtype_of(value))
-        if made != wanted:
-            raise ValueError(f"it makes {made[1]}{made[0]} of what is {wanted[1]}{wanted[0]}: {node.target}")
+        found, wanted = (fixed_shape(ty), str(ty.dtype)), (tuple(value.shape), dtype_of(value))
+        if found != wanted:
+            texts = [f"{dtype}{shape}" for shape, dtype in (found, wanted)]
+            raise ValueError(f"{node.target}: it gives {texts[0]} where PyTorch gives {texts[1]}")
     return result
 
 
-def with_exact_numbers(operator: Callable, usual: Callable) -> Callable:
+def with_exact_scalars(operator: Callable, usual: Callable) -> Callable:
     """Compute half precision with a scalar in float32, as PyTorch does; TVM would round the scalar first."""
 
     def decomposed(a: Any, b: Any) -> Any:

@@ -55,7 +55,7 @@ def bandwidth(seconds: float = 0.5) -> float:
 
 @fast_tvmscript_parser()
 def recurrence(threads: int, chains: int, lanes: int) -> Callable:
-    """Compile a function of (x, y, accumulators, steps) that sets each accumulator a to a * x + y `steps` times.
+    """Compile a function of (x, y, accumulators, steps): `steps` times, each accumulator a becomes a * x + y.
 
     `x` and `y` are float32 (lanes,); `accumulators`, float32 (threads, chains, lanes), stay in
     registers. Each step needs the one before, and every accumulator starts with another value, so a compiler

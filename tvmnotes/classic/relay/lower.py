@@ -174,7 +174,7 @@ class _Lowering:
             "loop, or build the branches apart and choose in Python"
         )
 
-    def _settle_numbers(self, call: ir.Call) -> None:
+    def _settle_scalars(self, call: ir.Call) -> None:
         """Give a Python number the dtype of the other operand if it can represent it."""
         for position, arg in enumerate(call.args if len(call.args) == 2 else ()):
             number = getattr(arg, "number", None)
@@ -198,7 +198,7 @@ class _Lowering:
                 self.values[arg] = relax.Var(arg.name_hint, relax.TensorType(shape, data.ty.dtype))
 
     def _call(self, call: ir.Call):
-        self._settle_numbers(call)
+        self._settle_scalars(call)
         self._settle_weights(call)
         args = [self.values[arg] for arg in call.args]
         op = call.op

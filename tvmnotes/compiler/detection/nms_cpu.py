@@ -77,7 +77,7 @@ def suppressed(batch: int, rows: int, width: int, count: int, spec: NmsSpec) -> 
     """Make a kernel of data (batch, rows, width) and order (batch, count) int32, the rows by falling score.
 
     It writes the rows that remain, in that order and followed by -1, to kept (batch, rows, width), and their
-    row numbers to indices (batch, rows, 1).
+    indices to indices (batch, rows, 1).
     """
     x, score, kind, background = spec.coord_start, spec.score_index, spec.id_index, spec.background_id
     valid, threshold = spec.valid_thresh, spec.overlap_thresh

@@ -135,7 +135,7 @@ FUNCTIONS: dict[str, Callable] = {
 class Step:
     """The arithmetic of a step for one unit, as statements on a buffer of its gates.
 
-    `gates` is the buffer; its element `(*at, number of the gate)` has a gate, before and after its activation.
+    `gates` is the buffer; its element `(*at, number of the gate)` has a gate before and after its activation.
     """
 
     def __init__(self, cell: Cell, gates, at: Callable):

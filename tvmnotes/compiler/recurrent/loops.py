@@ -74,8 +74,8 @@ def kernel(
     with IRBuilder() as builder, T.prim_func(is_private=True):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         _Kernel(cell, names, sizes, dtype, tile).emit()
-    made = builder.get()
-    return cell.attach(made) if tile is None else made
+    function = builder.get()
+    return cell.attach(function) if tile is None else function
 
 
 class _Kernel:

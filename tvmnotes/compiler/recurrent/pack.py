@@ -91,8 +91,8 @@ class _Packer(relax.PyExprMutator):
             parts = self._padded(given["projection"], 0, tile.padded(outputs))
             parts = emit(R.reshape(parts, (tile.chunks(outputs), blocks, lanes, units)))
             given["projection"] = emit(R.permute_dims(parts, (0, 3, 1, 2)))
-        made = self.builder_.add_func(kernel(cell, list(given), sizes, "float32", tile), cell.kind)
-        return relax.call_tir(made, list(given.values()), list(call.ty_args[0].fields))
+        function = self.builder_.add_func(kernel(cell, list(given), sizes, "float32", tile), cell.kind)
+        return relax.call_tir(function, list(given.values()), list(call.ty_args[0].fields))
 
     def _padded(self, x, axis: int, size: int):
         """Return a tensor with zeros at the end of an axis, up to a size."""

@@ -187,7 +187,7 @@ def _roi_align(c: Call):
     rois, valid = _regions(c)
     if aligned:  # the centres of pixels are at halves, which TVM leaves to the caller
         rois = op.subtract(rois, c.const([0, *[0.5 / scale] * 4], "float32"))
-    size, samples = c.numbers("pooled_size", 2, 1), int(c.get("sample_ratio", -1))
+    size, samples = c.integers("pooled_size", 2, 1), int(c.get("sample_ratio", -1))
     pooled = op.vision.roi_align(c.x, rois, size, scale, samples, aligned, layout="NCHW", mode="avg")
     return op.where(valid, pooled, c.const(0.0, "float32"))
 
@@ -195,7 +195,7 @@ def _roi_align(c: Call):
 @converts("ROIPooling")
 def _roi_pooling(c: Call):
     rois, _ = _regions(c)
-    size = c.numbers("pooled_size", 2, 1)
+    size = c.integers("pooled_size", 2, 1)
     return op.vision.roi_pool(c.x, rois, size, float(c.need("spatial_scale")), "NCHW")
 
 

@@ -72,7 +72,7 @@ def _register(name: str, function, of_floats: bool) -> None:
         converts(f"_npi_r{name}_scalar")(functools.partial(converted, pair=lambda c: (_number(c), c.x)))
 
 
-_OF_NUMBERS = {
+_OF_ALL_DTYPES = {
     "mod": op.floor_mod,
     **{name: getattr(op, name) for name in (
         "add", "subtract", "multiply", "maximum", "minimum", "equal", "not_equal", "greater", "greater_equal",
@@ -84,7 +84,7 @@ _OF_FLOATS = {
     "true_divide": op.divide,
     "hypot": lambda a, b: op.sqrt(a * a + b * b),
 }
-for _name, _function in {**_OF_NUMBERS, **_OF_FLOATS}.items():
+for _name, _function in {**_OF_ALL_DTYPES, **_OF_FLOATS}.items():
     _register(_name, _function, _name in _OF_FLOATS)
 converts("_npi_logical_not")(lambda c: op.logical_not(nonzero(c.x)))
 converts("_npi_isnan")(lambda c: op.isnan(c.x))

@@ -47,8 +47,8 @@ def _recurrent(c: Call):
 
 def _state(c: Call, number: int, *shape: int) -> relax.Expr | None:
     """Return the states of all layers, an input; None for those that Gluon makes, zeros of an open batch."""
-    made = number < len(c.inputs) and 0 in shape_of(c.inputs[number])
-    return None if made else c.expect(number, *shape)
+    empty = number < len(c.inputs) and 0 in shape_of(c.inputs[number])
+    return None if empty else c.expect(number, *shape)
 
 
 def _taken(c: Call, state: relax.Expr | None, number: int) -> relax.Expr | None:
