@@ -74,8 +74,15 @@ def _function(body) -> ir.Function:
 
 # ---------------------------------------------------------------- the networks
 
-_UNITS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3),
-          200: (3, 24, 36, 3), 269: (3, 30, 48, 8)}  # fmt: skip
+_UNITS = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+    269: (3, 30, 48, 8),
+}
 
 
 def _resnet_plan(num_layers: int, height: int) -> tuple[list[int], list[int], bool]:
@@ -253,8 +260,12 @@ def inception_v3(batch_size, num_classes, image_shape, dtype):
     return _function(nn.softmax(dense_add_bias(x, units=num_classes, name="fc1")))
 
 
-_DENSENET = {121: (64, 32, (6, 12, 24, 16)), 161: (96, 48, (6, 12, 36, 24)),
-             169: (64, 32, (6, 12, 32, 32)), 201: (64, 32, (6, 12, 48, 32))}  # fmt: skip
+_DENSENET = {
+    121: (64, 32, (6, 12, 24, 16)),
+    161: (96, 48, (6, 12, 36, 24)),
+    169: (64, 32, (6, 12, 32, 32)),
+    201: (64, 32, (6, 12, 48, 32)),
+}
 
 
 def densenet(densenet_size, classes, batch_size, image_shape, dtype):

@@ -215,9 +215,12 @@ def _remove_unused_functions(entry_functions=("main",)):
 NAMES["RemoveUnusedFunctions"] = _remove_unused_functions
 
 _DONE_BY_BUILD = (
-    "AlterOpLayout", "Legalize", "CombineParallelConv2D", "CombineParallelDense",
+    "AlterOpLayout",
+    "Legalize",
+    "CombineParallelConv2D",
+    "CombineParallelDense",
     "CombineParallelBatchMatmul",
-)  # fmt: skip
+)
 _NOT_IN_RELAX = (
     "FastMath", "ToGraphNormalForm", "ToANormalForm", "Inline", "LazyGradientInit", "BackwardFoldScaleAxis",
     "SimplifyExpr", "DynamicToStatic", "Defunctionalization", "EtaExpand", "CanonicalizeCast",
