@@ -24,8 +24,13 @@ def emulate(func):
     each loop ends before the next begins.
     """
     own = []
-    tvm_ffi.structural_walk(func.body, [(tirx.AllocBuffer, lambda alloc: own.append(alloc.buffer)),
-                                        (SBlock, lambda block: own.extend(block.alloc_buffers))])  # fmt: skip
+    tvm_ffi.structural_walk(
+        func.body,
+        [
+            (tirx.AllocBuffer, lambda alloc: own.append(alloc.buffer)),
+            (SBlock, lambda block: own.extend(block.alloc_buffers)),
+        ],
+    )
     plain = {b: tirx.decl_buffer(b.shape, b.dtype, b.name) for b in own}
 
     def loop(node):

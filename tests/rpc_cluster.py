@@ -61,9 +61,12 @@ class Cluster:
     def _start(self, name, *command):
         with (self.folder / f"{name}.txt").open("w") as out:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", *map(str, command)], stdout=out, stderr=out, start_new_session=True,
+                [sys.executable, "-m", *map(str, command)],
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
                 env={**os.environ, "TMPDIR": str(self.folder)},  # what is killed leaves its files there
-            )  # fmt: skip
+            )
 
     def serve_all(self, *names, key="k"):
         """Start servers of ours, and wait for all of them."""

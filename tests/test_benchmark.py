@@ -38,8 +38,7 @@ def run(tmp_path_factory):
         "import sys, torch, tvm; from tvmnotes.__main__ import app; app(sys.argv[1:], standalone_mode=False);"
         "print(torch.get_num_threads(), tvm.get_global_func('runtime.NumThreads')())"
     )
-    done = forked.run("-W", "ignore", "-c", code, "bench", *NETWORKS, *options,
-                      env={**os.environ, "TQDM_DISABLE": "1"})  # fmt: skip
+    done = forked.run("-W", "ignore", "-c", code, "bench", *NETWORKS, *options, env={**os.environ, "TQDM_DISABLE": "1"})
     assert done.returncode == 0, done.stderr
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     return done.stdout.splitlines(), json.loads(file.read_text())

@@ -84,12 +84,17 @@ def option(classic):
 
 def test_a_task_for_each_convolution_and_dense_layer(tasks):
     assert [task.name for task in tasks] == [
-        "conv2d_NCHW.x86", "conv2d_NCHWc.x86", "conv2d_NCHWc.x86", "depthwise_conv2d_NCHWc.x86",
-        "group_conv2d_NCHWc.x86", "conv2d_NCHWc.x86", "dense_pack.x86",
-    ]  # fmt: skip
+        "conv2d_NCHW.x86",
+        "conv2d_NCHWc.x86",
+        "conv2d_NCHWc.x86",
+        "depthwise_conv2d_NCHWc.x86",
+        "group_conv2d_NCHWc.x86",
+        "conv2d_NCHWc.x86",
+        "dense_pack.x86",
+    ]
     first = tasks[0]
-    assert first.args == (("TENSOR", (1, 3, 16, 16), "float32"), ("TENSOR", (32, 3, 3, 3), "float32"), (1, 1),
-                          (1, 1, 1, 1), (1, 1), "NCHW", "NCHW", "float32")  # fmt: skip
+    tensors = ("TENSOR", (1, 3, 16, 16), "float32"), ("TENSOR", (32, 3, 3, 3), "float32")
+    assert first.args == (*tensors, (1, 1), (1, 1, 1, 1), (1, 1), "NCHW", "NCHW", "float32")
     assert first.flop == 2 * 32 * 3 * 9 * 16 * 16
     assert tasks[4].flop == 2 * 96 * 32 * 9 * 8 * 8
     assert tasks[-1].flop == 2 * 64 * 11
@@ -144,12 +149,20 @@ def test_the_four_tuners_measure_write_and_count(tasks, option, tmp_path, capsys
     from tvm.autotvm.tuner import GATuner, GridSearchTuner, RandomTuner, XGBTuner
 
     log = tmp_path / "conv.log"
-    tuners = [XGBTuner(tasks[0], plan_size=64, loss_type="rank", feature_type="knob"), GATuner(tasks[1], pop_size=50),
-              RandomTuner(tasks[2]), GridSearchTuner(tasks[3])]  # fmt: skip
+    tuners = [
+        XGBTuner(tasks[0], plan_size=64, loss_type="rank", feature_type="knob"),
+        GATuner(tasks[1], pop_size=50),
+        RandomTuner(tasks[2]),
+        GridSearchTuner(tasks[3]),
+    ]
     for number, tuner in enumerate(tuners, 1):
         progress = autotvm.callback.progress_bar(4, prefix=f"[Task {number:2d}/ 4] ")
-        tuner.tune(n_trial=4, measure_option=option, early_stopping=None,
-                   callbacks=[progress, autotvm.callback.log_to_file(str(log))])  # fmt: skip
+        tuner.tune(
+            n_trial=4,
+            measure_option=option,
+            early_stopping=None,
+            callbacks=[progress, autotvm.callback.log_to_file(str(log))],
+        )
         assert tuner.best_flops > 0
     lines = capsys.readouterr().out.replace("\r", "\n").splitlines()
     pattern = r"\[Task  4/ 4\]  Current/Best: +\d+\.\d\d/ +\d+\.\d\d GFLOPS \| Progress: \(4/4\) \| \d+\.\d\d s Done\."
@@ -235,8 +248,8 @@ DENSE = (("TENSOR", (4, 512), "float32"), ("TENSOR", (64, 512), "float32"), None
 def convolution(channels: int, size: int):
     from tvm import autotvm
 
-    args = (("TENSOR", (1, channels, size, size), "float32"), ("TENSOR", (64, channels, 3, 3), "float32"), (2, 2),
-            (1, 1, 1, 1), (1, 1), "NCHW", "NCHW", "float32")  # fmt: skip
+    tensors = ("TENSOR", (1, channels, size, size), "float32"), ("TENSOR", (64, channels, 3, 3), "float32")
+    args = (*tensors, (2, 2), (1, 1, 1, 1), (1, 1), "NCHW", "NCHW", "float32")
     return autotvm.task.create("conv2d_NCHWc.x86", args=args, target=AVX512)
 
 
@@ -293,14 +306,18 @@ def test_history_is_not_measured_again(tasks, tmp_path):
 def record_of(task, index: int, cost: float):
     from tvm import autotvm
 
-    return (autotvm.MeasureInput(task.target, task, task.config_space.get(index)),
-            autotvm.MeasureResult((cost,), 0, 0.1, time.time()))  # fmt: skip
+    return (
+        autotvm.MeasureInput(task.target, task, task.config_space.get(index)),
+        autotvm.MeasureResult((cost,), 0, 0.1, time.time()),
+    )
 
 
-OLD = ('{"input": ["llvm -keys=cpu -mcpu=core-avx2", "conv2d_NCHWc.x86", [["TENSOR", [1, 3, 224, 224], "float32"], '
-       '["TENSOR", [64, 3, 7, 7], "float32"], [2, 2], [3, 3, 3, 3], [1, 1], "NCHW", "NCHW", "float32"], {}], "config": '
-       '{"index": 42, "code_hash": null, "entity": [["tile_ic", "sp", [-1, 3]], ["tile_oc", "sp", [-1, 32]]]}, '
-       '"result": [[0.0013], 0, 1.9, 1611111111.1], "version": 0.2, "tvm_version": "0.8.dev0"}\n')  # fmt: skip
+OLD = (
+    '{"input": ["llvm -keys=cpu -mcpu=core-avx2", "conv2d_NCHWc.x86", [["TENSOR", [1, 3, 224, 224], "float32"], '
+    '["TENSOR", [64, 3, 7, 7], "float32"], [2, 2], [3, 3, 3, 3], [1, 1], "NCHW", "NCHW", "float32"], {}], "config": '
+    '{"index": 42, "code_hash": null, "entity": [["tile_ic", "sp", [-1, 3]], ["tile_oc", "sp", [-1, 32]]]}, '
+    '"result": [[0.0013], 0, 1.9, 1611111111.1], "version": 0.2, "tvm_version": "0.8.dev0"}\n'
+)
 
 
 def test_torn_and_foreign_lines_are_left_out_with_a_warning(tasks, tmp_path):

@@ -97,8 +97,9 @@ def test_rows_that_a_reader_looks_for():
     assert "tn.build chooses layouts" in row("relay.transform.AlterOpLayout").note
     assert row("relay.build").new == "tn.build"
     assert tuple(row("autotvm.tuner.XGBTuner")) == (
-        "tn.tune", 'tuner="xgb", which learns from earlier records by itself'
-    )  # fmt: skip
+        "tn.tune",
+        'tuner="xgb", which learns from earlier records by itself',
+    )
     assert row("autotvm.RPCRunner").new == "tn.tuning.RpcRunner"
     assert row("autotvm.apply_history_best").note == "records=FILE"
     assert "tn.tune(" in row("tvm.auto_scheduler").note
@@ -152,7 +153,10 @@ def test_a_scripts_names_are_found_however_it_imports_them():
 
 def test_methods_are_found_on_values_and_not_on_imported_modules():
     assert used("m.set_input(x)\ny = m.get_output(0).asnumpy()") == [
-        "GraphModule.set_input", "GraphModule.get_output", "NDArray.asnumpy"]  # fmt: skip
+        "GraphModule.set_input",
+        "GraphModule.get_output",
+        "NDArray.asnumpy",
+    ]
     assert used("import subprocess\nsubprocess.run(['ls'])") == []
 
 

@@ -145,13 +145,17 @@ REDUCTIONS = {
     "variance: unbiased": (lambda v: relay.variance(v.t, axis=(0, 2), unbiased=True), lambda: A.t.var((0, 2), ddof=1)),
     "variance: exclude": (lambda v: relay.variance(v.t, axis=1, exclude=True), lambda: A.t.var((0, 2))),
     "logsumexp": (lambda v: relay.logsumexp(v.t, axis=1), lambda: _logsumexp(A.t, 1)),
-    "logsumexp: keepdims": (lambda v: relay.logsumexp(v.t, axis=(1, 2), keepdims=True),
-                            lambda: _logsumexp(A.t, (1, 2), True)),
-    "mean_variance": (lambda v: relay.mean_variance(v.t, axis=1, unbiased=True),
-                      lambda: (A.t.mean(1), A.t.var(1, ddof=1))),
+    "logsumexp: keepdims": (
+        lambda v: relay.logsumexp(v.t, axis=(1, 2), keepdims=True),
+        lambda: _logsumexp(A.t, (1, 2), True),
+    ),
+    "mean_variance": (
+        lambda v: relay.mean_variance(v.t, axis=1, unbiased=True),
+        lambda: (A.t.mean(1), A.t.var(1, ddof=1)),
+    ),
     "argmax": (lambda v: relay.argmax(v.m, axis=1), lambda: A.m.argmax(1).astype("int32")),
     "argmin": (lambda v: relay.argmin(v.m, axis=0, keepdims=True), lambda: A.m.argmin(0)[None].astype("int32")),
-}  # fmt: skip
+}
 
 SHAPES = {
     "reshape": (lambda v: relay.reshape(v.t, (4, -1)), lambda: A.t.reshape(4, -1)),
@@ -403,10 +407,13 @@ def test_indices_outside_are_refused_by_operators_that_do_not_clip_them():
     x, points = relay.var("x", shape=(4, 6)), relay.var("points", shape=(2, 1), dtype="int64")
     i, u = relay.var("i", shape=(2, 1), dtype="int64"), relay.var("u", shape=(2, 1))
     written = {
-        "take": relay.take(x, i, axis=0, mode="fast"), "gather": relay.gather(x, 1, i),
-        "gather_nd": relay.gather_nd(x, points), "scatter_elements": relay.scatter_elements(x, i, u),
-        "scatter": relay.scatter(x, i, u, axis=0), "scatter_add": relay.scatter_add(x, i, u, axis=0),
-    }  # fmt: skip
+        "take": relay.take(x, i, axis=0, mode="fast"),
+        "gather": relay.gather(x, 1, i),
+        "gather_nd": relay.gather_nd(x, points),
+        "scatter_elements": relay.scatter_elements(x, i, u),
+        "scatter": relay.scatter(x, i, u, axis=0),
+        "scatter_add": relay.scatter_add(x, i, u, axis=0),
+    }
     far = np.array([[1 << 40], [-1]])
     clipped = outputs_of(relay.Function([x, i], relay.take(x, i, axis=0)), x=A.m, i=far)
     np.testing.assert_array_equal(clipped[0], A.m[[[3], [0]]])  # not the 0 of the lower half of 1 << 40
@@ -466,9 +473,10 @@ def small_case():
     for name in params:
         if "_bn_" in f"_{name}" or name.endswith("bias"):
             params[name] = tvm.nd.array(rng.uniform(0.5, 1.5, params[name].shape).astype("float32"))
-    x, p = torch.from_numpy(rng.standard_normal((1, 3, 8, 8)).astype("float32")), {
-        k: torch.from_numpy(v.numpy()) for k, v in params.items()
-    }  # fmt: skip
+    x, p = (
+        torch.from_numpy(rng.standard_normal((1, 3, 8, 8)).astype("float32")),
+        {k: torch.from_numpy(v.numpy()) for k, v in params.items()},
+    )
     y = F.conv2d(x, p["conv_weight"], padding=1)
     y = F.relu(F.batch_norm(y, p["bn_moving_mean"], p["bn_moving_var"], p["bn_gamma"], p["bn_beta"]))
     y = y + F.conv2d(y, p["w2_weight"], padding=1)
@@ -657,7 +665,7 @@ PASSES = {
     "EliminateCommonSubexpr": lambda: transform.EliminateCommonSubexpr(),
     "DeadCodeElimination": lambda: transform.DeadCodeElimination(),
     "ToMixedPrecision": lambda: transform.ToMixedPrecision("float16"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", [*PASSES, "all but ToMixedPrecision"])
@@ -735,9 +743,12 @@ def test_convert_layout_changes_the_convolutions():
     layouts = []
     relay.analysis.post_order_visit(
         converted["main"],
-        lambda e: layouts.append((e.attrs.data_layout, e.attrs.kernel_layout, list(e.checked_type.shape)))
-        if getattr(getattr(e, "op", None), "name", "") == "nn.conv2d" else None,
-    )  # fmt: skip
+        lambda e: (
+            layouts.append((e.attrs.data_layout, e.attrs.kernel_layout, list(e.checked_type.shape)))
+            if getattr(getattr(e, "op", None), "name", "") == "nn.conv2d"
+            else None
+        ),
+    )
     assert layouts == [("NHWC", "HWIO", [1, 8, 8, 4])] * 2
     with pytest.raises(NotImplementedError, match="nn.dense"):
         transform.ConvertLayout({"nn.dense": ["NC"]})(small_case()[0])
@@ -836,8 +847,12 @@ def test_sequential_goes_by_the_pass_context():
     both = tvm.transform.Sequential([transform.InferType(), transform.FoldConstant()])
     counts = {}
     for level, options in {
-        0: {}, 1: {}, 2: {}, 3: {"disabled_pass": ["FoldConstant"]}, -1: {"required_pass": ["FoldConstant"]},
-    }.items():  # fmt: skip
+        0: {},
+        1: {},
+        2: {},
+        3: {"disabled_pass": ["FoldConstant"]},
+        -1: {"required_pass": ["FoldConstant"]},
+    }.items():
         with tvm.transform.PassContext(opt_level=max(level, 0), **options):
             counts[level] = len(names(both(mod)))
     assert counts == {0: 2, 1: 2, 2: 1, 3: 2, -1: 1}
@@ -851,8 +866,10 @@ TORCH = {
     "conv": lambda x: F.relu(F.conv2d(x, T("w"), T("v").repeat(2)[:8], padding=1)),
     "transposed conv": lambda x: F.conv_transpose2d(x, T("wt"), stride=2, padding=1),
     "pad": lambda x: F.pad(x, (1, 2, 0, 1), value=2.0),
-    **{f"pad {mode}": lambda x, mode=mode: F.pad(x, (1, 2, 0, 1), mode)
-       for mode in ("reflect", "replicate", "circular")},
+    **{
+        f"pad {mode}": lambda x, mode=mode: F.pad(x, (1, 2, 0, 1), mode)
+        for mode in ("reflect", "replicate", "circular")
+    },
     "norms": lambda x: F.layer_norm(F.group_norm(x, 2, T("scale"), T("bias")), (10,)) + F.instance_norm(x),
     "layer norm of two axes": lambda x: F.layer_norm(x, (8, 10)),
     "sorted": lambda x: torch.topk(x, 3, dim=1, largest=False).values + x.sort(dim=1, descending=True).values[:, :3],
@@ -869,7 +886,7 @@ TORCH = {
     "scaled up": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
     "activations": lambda x: F.gelu(x) + F.silu(x) + F.leaky_relu(x, 0.3) + F.softmax(x, 1) + F.hardswish(x),
     "dtypes": lambda x: (x > 0).to(torch.int32) + x.to(torch.int32),
-}  # fmt: skip
+}
 
 
 @functools.cache
@@ -895,8 +912,9 @@ def test_an_imported_network_as_relay_gives_what_pytorch_gives(case):
 
 
 def test_an_imported_network_reads_as_relay_wrote_it():
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
-                              torch.nn.Linear(36, 5)).eval()  # fmt: skip
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(36, 5)
+    ).eval()
     mod, params = relay.frontend.from_pytorch(net, [("x", (1, 3, 8, 8))])
     assert names(mod) == ["nn.conv2d", "nn.bias_add", "nn.relu", "nn.max_pool2d", "reshape", "nn.dense", "nn.bias_add"]
     assert set(params) == {p.name_hint for p in mod["main"].params} - {"x"}
@@ -949,8 +967,11 @@ def test_a_multilayer_perceptron_and_a_chain_of_lstm_cells_give_what_pytorch_giv
 def test_a_network_gives_the_same_at_every_opt_level(name, options, shape):
     mod, params = getattr(testing, name).get_workload(**options)
     rng = np.random.default_rng(6)
-    params |= {k: tvm.nd.array(v.numpy() + rng.uniform(0, 0.3, v.shape).astype("float32")) for k, v in params.items()
-               if not k.endswith("weight")}  # fmt: skip
+    params |= {
+        k: tvm.nd.array(v.numpy() + rng.uniform(0, 0.3, v.shape).astype("float32"))
+        for k, v in params.items()
+        if not k.endswith("weight")
+    }
     (data,) = (p for p in mod["main"].params if p.name_hint not in params)
     x = rng.standard_normal(data.checked_type.shape).astype("float32")
     plain, fast = (outputs_of(mod, level, params, data=x)[0] for level in (0, 3))
@@ -1110,7 +1131,7 @@ def test_a_functor_says_which_method_it_lacks():
         (lambda x: relay.split(x, 2)[2], IndexError, "expected an index below 2, got 2"),
         (lambda x: relay.Call(relay.op.Op("nn.unheard"), [x]), NotImplementedError, "nn.unheard has no counterpart"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_call_says_what_is_wrong(write, error, message):
     with pytest.raises(error, match=message):
         written = write(_image())

@@ -86,8 +86,9 @@ def test_level_3_folds_batch_norm_into_the_weights(small, levels):
     lib = levels[3]
     assert not [name for name in lib.params if name.startswith("bn") or "running" in name]
     values = [array.numpy() for array in lib.params.values()]
-    assert not any(a.size == 8 * 3 * 3 * 3 and np.allclose(a.ravel(), small.params["conv1.weight"].numpy().ravel())
-                   for a in values)  # fmt: skip
+    assert not any(
+        a.size == 8 * 3 * 3 * 3 and np.allclose(a.ravel(), small.params["conv1.weight"].numpy().ravel()) for a in values
+    )
 
 
 def test_building_leaves_its_arguments_alone(small):

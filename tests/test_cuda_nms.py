@@ -91,8 +91,13 @@ def test_equal_scores_are_taken_from_the_front(selection, scores):
 def boxes(batch, rows, width=6):
     """Rows of class, score, and the coordinates of a box either way, with equal scores and a few empty boxes."""
     low = RNG.random((batch, rows, 2))
-    columns = [RNG.integers(0, 3, (batch, rows, 1)), RNG.integers(-4, 20, (batch, rows, 1)) / 20, low,
-            low + RNG.uniform(-0.02, 0.4, (batch, rows, 2)), RNG.random((batch, rows, width - 6))]  # fmt: skip
+    columns = [
+        RNG.integers(0, 3, (batch, rows, 1)),
+        RNG.integers(-4, 20, (batch, rows, 1)) / 20,
+        low,
+        low + RNG.uniform(-0.02, 0.4, (batch, rows, 2)),
+        RNG.random((batch, rows, width - 6)),
+    ]
     return np.concatenate(columns, 2).astype("float32")
 
 
@@ -138,8 +143,11 @@ def test_boxes_beat_each_other_within_a_word_and_across():
 def test_too_many_boxes_are_left_to_the_loops():
     for count, left in ((23_168, False), (23_169, True)):
         mod = parallelize_detection()(module(suppressed(1, 23_169, 6, count, NmsSpec())))
-        called = [binding.value.args[0].name_hint for binding in mod["main"].body.blocks[0].bindings
-                  if getattr(getattr(binding.value, "op", None), "name", "") == "relax.call_tir"]  # fmt: skip
+        called = [
+            binding.value.args[0].name_hint
+            for binding in mod["main"].body.blocks[0].bindings
+            if getattr(getattr(binding.value, "op", None), "name", "") == "relax.call_tir"
+        ]
         assert ("loops" in called) == left
 
 

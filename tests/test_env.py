@@ -152,9 +152,15 @@ def test_threads(monkeypatch, setting, threads):
 
 @pytest.mark.parametrize(
     ("before", "asked", "spins"),
-    [({}, 0, "1000"), ({}, 2, "1000"), ({}, 3, "0"), ({"TVM_NUM_THREADS": "3"}, 0, "0"),
-     ({"TVM_THREAD_POOL_SPIN_COUNT": "1000"}, 3, "0"), ({"TVM_THREAD_POOL_SPIN_COUNT": "7"}, 3, "7")],
-)  # fmt: skip
+    [
+        ({}, 0, "1000"),
+        ({}, 2, "1000"),
+        ({}, 3, "0"),
+        ({"TVM_NUM_THREADS": "3"}, 0, "0"),
+        ({"TVM_THREAD_POOL_SPIN_COUNT": "1000"}, 3, "0"),
+        ({"TVM_THREAD_POOL_SPIN_COUNT": "7"}, 3, "7"),
+    ],
+)
 def test_tvms_threads_sleep_soon_after_their_work_and_at_once_where_they_are_too_many(
     monkeypatch, before, asked, spins
 ):

@@ -45,9 +45,7 @@ NETWORKS = {
     "yolo3_mobilenet1.0_voc": 128,
     "center_net_resnet18_v1b_voc": 128,
 }
-SAMPLE = (
-    "mobilenetv3_small", "cifar_resnet20_v1", "ssd_512_mobilenet1.0_voc", "yolo3_mobilenet1.0_voc",
-)  # fmt: skip
+SAMPLE = ("mobilenetv3_small", "cifar_resnet20_v1", "ssd_512_mobilenet1.0_voc", "yolo3_mobilenet1.0_voc")
 
 
 def compare(name: str, size: int | None = None) -> dict:
@@ -128,8 +126,11 @@ def main(wanted: list[str]) -> None:
             )
             ours, theirs = times["TVM"].median * 1e3, times["MXNet"].median * 1e3
             kind = found["net"].weights_kind
-            print(f"{name:40} {found['error']:.1e}  TVM {ours:8.2f} ms  MXNet {theirs:8.2f} ms  {ours / theirs:.2f}  "
-                  f"build {found['build']:5.1f} s  {kind}", flush=True)  # fmt: skip
+            print(
+                f"{name:40} {found['error']:.1e}  TVM {ours:8.2f} ms  MXNet {theirs:8.2f} ms  {ours / theirs:.2f}  "
+                f"build {found['build']:5.1f} s  {kind}",
+                flush=True,
+            )
         except Exception as error:
             failed += 1
             print(f"{name:40} {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)

@@ -77,8 +77,10 @@ class Batch:
     def outputs(self) -> list[list]:
         """Of each symbol, or of none."""
         group = mx.sym.Group([prefixed(symbol, f"case{n}_") for n, symbol in enumerate(self.symbols)])
-        inputs, params = ({f"case{n}_{name}": array for n, given in enumerate(arrays) for name, array in given.items()}
-                          for arrays in (self.inputs, self.params))  # fmt: skip
+        inputs, params = (
+            {f"case{n}_{name}": array for n, given in enumerate(arrays) for name, array in given.items()}
+            for arrays in (self.inputs, self.params)
+        )
         try:
             outputs = iter(ours_of(group, inputs, params))
         except Exception:
@@ -502,12 +504,16 @@ def boxes(rows, batch=2, classes=3):
 
 
 SUPPRESSED = [
-    {"id_index": 0}, {"id_index": 0, "topk": 7}, {"id_index": 0, "force_suppress": True},
-    {"id_index": 0, "background_id": 0}, {"id_index": 0, "background_id": 1, "topk": 5},
-    {"id_index": -1, "overlap_thresh": 0.2}, {"id_index": 0, "valid_thresh": 0.5},
+    {"id_index": 0},
+    {"id_index": 0, "topk": 7},
+    {"id_index": 0, "force_suppress": True},
+    {"id_index": 0, "background_id": 0},
+    {"id_index": 0, "background_id": 1, "topk": 5},
+    {"id_index": -1, "overlap_thresh": 0.2},
+    {"id_index": 0, "valid_thresh": 0.5},
     {"id_index": 0, "topk": 1000, "overlap_thresh": 0.1},
     {"id_index": 0, "in_format": "center", "out_format": "center"},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("rows", sampled([1, 40, 300], [40]))
@@ -539,10 +545,16 @@ def test_overlaps_equal_mxnets():
     both(S.contrib.box_iou(X, Y), {"x": boxes(7)[0, :, 2:], "y": boxes(5)[0, :, 2:]}, {})
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"sizes": (0.2, 0.4), "ratios": (1, 2, 0.5)}, {"sizes": (0.2,), "ratios": (2, 0.5), "clip": True},
-    {"sizes": (0.3,), "steps": (0.1, 0.2), "offsets": (0.3, 0.6)},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sizes": (0.2, 0.4), "ratios": (1, 2, 0.5)},
+        {"sizes": (0.2,), "ratios": (2, 0.5), "clip": True},
+        {"sizes": (0.3,), "steps": (0.1, 0.2), "offsets": (0.3, 0.6)},
+    ],
+    ids=str,
+)
 def test_anchors_equal_mxnets(options):
     both(S.contrib.MultiBoxPrior(X, **options), {"x": uniform(1, 3, 5, 7)}, {})
 
@@ -615,9 +627,13 @@ def test_the_best_indices_are_found_among_all_kinds_of_values(rng):
     for shape, count in (((2, 1000), 1), ((2, 1000), 7), ((1, 9), 9)):
         kernel = tvm.compile(best_places(*shape, count), "llvm")["main"]
         for scores in (
-            rng.standard_normal(shape), np.zeros(shape), rng.integers(-3, 3, shape), -rng.exponential(1, shape),
-            rng.standard_normal(shape) * 10.0 ** rng.integers(-30, 30, shape), np.full(shape, -np.inf),
-        ):  # fmt: skip
+            rng.standard_normal(shape),
+            np.zeros(shape),
+            rng.integers(-3, 3, shape),
+            -rng.exponential(1, shape),
+            rng.standard_normal(shape) * 10.0 ** rng.integers(-30, 30, shape),
+            np.full(shape, -np.inf),
+        ):
             scores = scores.astype("float32")
             shape_of_best = len(scores), count
             indices = tvm.runtime.tensor(np.zeros(shape_of_best, "int32"))
@@ -648,13 +664,18 @@ def network():
     return symbol, {"data": (1, 3, 6, 6)}, params_of(symbol, data=uniform(1, 3, 6, 6))
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda p: p.pop("conv_weight"), r"params: missing conv_weight; the file, or the dictionary, must have all"),
-    (lambda p: p.update(other_weight=p["fc_bias"]), r"params: not in the symbol: other_weight\. Is it the file of"),
-    (lambda p: p.update(conv_weight=uniform(4, 4, 3, 3)),
-     r"Convolution 'conv': 'conv_weight' must be of shape \(4, 3, 3, 3\); got \(4, 4, 3, 3\)"),
-    (lambda p: p.update(fc_bias=uniform(6)), r"FullyConnected 'fc': 'fc_bias' must be of shape \(5,\); got \(6,\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p.pop("conv_weight"), r"params: missing conv_weight; the file, or the dictionary, must have all"),
+        (lambda p: p.update(other_weight=p["fc_bias"]), r"params: not in the symbol: other_weight\. Is it the file of"),
+        (
+            lambda p: p.update(conv_weight=uniform(4, 4, 3, 3)),
+            r"Convolution 'conv': 'conv_weight' must be of shape \(4, 3, 3, 3\); got \(4, 4, 3, 3\)",
+        ),
+        (lambda p: p.update(fc_bias=uniform(6)), r"FullyConnected 'fc': 'fc_bias' must be of shape \(5,\); got \(6,\)"),
+    ],
+)
 def test_parameters_that_do_not_fit_are_named(network, change, message):
     symbol, shapes, params = network
     params = dict(params)
@@ -683,9 +704,11 @@ def test_every_way_to_name_a_network_gives_the_same(network, tmp_path):
     x = uniform(1, 3, 6, 6)
     (wanted,) = both(symbol, {"data": x}, params)
     for given in [
-        (tmp_path / "net-symbol.json", tmp_path / "net-0000.params"), (str(tmp_path / "net-symbol.json"), params),
-        (symbol.tojson(), (arrays, {})), (symbol, arrays),
-    ]:  # fmt: skip
+        (tmp_path / "net-symbol.json", tmp_path / "net-0000.params"),
+        (str(tmp_path / "net-symbol.json"), params),
+        (symbol.tojson(), (arrays, {})),
+        (symbol, arrays),
+    ]:
         np.testing.assert_array_equal(tn.build(*tn.from_mxnet(*given, shapes))(x), wanted)
 
 

@@ -53,8 +53,10 @@ def test_indices_pick_what_pytorch_says(of_torch):
     net, _ = of_torch
     rng = np.random.default_rng(0)
     for least in (-1, 0):  # without and with those that count from the end
-        indices = [np.resize(rng.permutation(np.arange(least * size * negative, size)), shape)
-                   for _, shape, negative, size in OF_TORCH.values()]  # fmt: skip
+        indices = [
+            np.resize(rng.permutation(np.arange(least * size * negative, size)), shape)
+            for _, shape, negative, size in OF_TORCH.values()
+        ]
         indices[5] = np.arange(5).reshape(1, 5) % 4  # places that are written have one writer
         expected = _all_of_torch(*map(torch.from_numpy, (X, *indices)))
         for name, output, wanted in zip(OF_TORCH, net(X, *indices), expected, strict=True):
@@ -95,10 +97,15 @@ def _onnx_model():
         inputs.append(tensor(f"{name}.i", TensorProto.INT64, shape))
         if updates:
             inputs.append(tensor(f"{name}.u", TensorProto.FLOAT, updates))
-        nodes.append(helper.make_node(name, ["x", *(v.name for v in inputs if v.name.startswith(f"{name}."))], [name],
-                                      **attributes))  # fmt: skip
-    outputs = [tensor(name, TensorProto.FLOAT, [None] * (3 if name == "Gather" else 1 if name == "GatherND" else 2))
-               for name in OF_ONNX]  # fmt: skip
+        nodes.append(
+            helper.make_node(
+                name, ["x", *(v.name for v in inputs if v.name.startswith(f"{name}."))], [name], **attributes
+            )
+        )
+    outputs = [
+        tensor(name, TensorProto.FLOAT, [None] * (3 if name == "Gather" else 1 if name == "GatherND" else 2))
+        for name in OF_ONNX
+    ]
     graph = helper.make_graph(nodes, "indices", inputs, outputs)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
@@ -149,8 +156,13 @@ def test_indices_of_onnx_that_count_pictures_and_places():
             c = MaxUnpool<kernel_shape = [2, 2], strides = [2, 2]>(small, maxima) }""")
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     net = tn.build(*tn.from_onnx(model), opt_level=1)
-    feed = {"x": IMAGES, "rois": REGIONS, "images": np.array([1, 0]), "small": IMAGES[..., :3, :3].copy(),
-            "maxima": np.arange(18).reshape(2, 1, 3, 3) * 4 + 1}  # fmt: skip
+    feed = {
+        "x": IMAGES,
+        "rois": REGIONS,
+        "images": np.array([1, 0]),
+        "small": IMAGES[..., :3, :3].copy(),
+        "maxima": np.arange(18).reshape(2, 1, 3, 3) * 4 + 1,
+    }
     for output, wanted in zip(net(**feed), session.run(None, feed), strict=True):
         np.testing.assert_allclose(output, wanted, 1e-5)
     for name, operator, size in (("images", "RoiAlign", 2), ("rois", "MaxRoiPool", 2), ("maxima", "MaxUnpool", 72)):
@@ -166,10 +178,12 @@ def test_indices_that_a_model_holds_are_checked_when_it_is_imported(kind):
     indices = onnx.numpy_helper.from_array(np.array([1, 4]), "i")
     constant = helper.make_node("Constant", [], ["i"], value=indices)
     graph = helper.make_graph(
-        [constant] * (kind == "constant") + [helper.make_node("Gather", ["x", "i"], ["y"])], "held",
+        [constant] * (kind == "constant") + [helper.make_node("Gather", ["x", "i"], ["y"])],
+        "held",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, X.shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (2, 5))], [indices] * (kind == "initializer"),
-    )  # fmt: skip
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (2, 5))],
+        [indices] * (kind == "initializer"),
+    )
     with pytest.raises(IndexError, match="^Gather: expected an index from -4 to 3, got 4$"):
         tn.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
 

@@ -174,9 +174,9 @@ def test_timing_knows_its_spread():
     assert timing.minimum == 0.001
     assert timing.iqr == pytest.approx(0.002)
     assert timing.std == pytest.approx(np.std(timing.seconds))
-    assert str(timing) == repr(timing) == (
-        "slow: median 3.00 ms, interquartile range 2.00 ms, minimum 1.00 ms, 5 calls"
-    )  # fmt: skip
+    assert (
+        str(timing) == repr(timing) == ("slow: median 3.00 ms, interquartile range 2.00 ms, minimum 1.00 ms, 5 calls")
+    )
 
 
 def test_a_comparison_is_a_table_of_ratios_to_the_first():

@@ -26,9 +26,16 @@ import mxnet as mx
 
 def conv(x, name, filters, kernel=(3, 3), stride=(1, 1), pad=(1, 1), groups=1):
     return mx.sym.Convolution(
-        x, num_filter=filters, kernel=kernel, stride=stride, pad=pad, num_group=groups, no_bias=True, workspace=256,
+        x,
+        num_filter=filters,
+        kernel=kernel,
+        stride=stride,
+        pad=pad,
+        num_group=groups,
+        no_bias=True,
+        workspace=256,
         name=name,
-    )  # fmt: skip
+    )
 
 
 def norm(x, name, fix_gamma=False):
@@ -106,22 +113,29 @@ def inception_bn(width: float = 1.0):
             unit(unit(x, f"{name}_3x3_reduce", three_of), f"{name}_3x3", three, (3, 3), pad=(1, 1)),
             unit(
                 unit(unit(x, f"{name}_d_reduce", double_of), f"{name}_d_0", double, (3, 3), pad=(1, 1)),
-                f"{name}_d_1", double, (3, 3), pad=(1, 1),
+                f"{name}_d_1",
+                double,
+                (3, 3),
+                pad=(1, 1),
             ),
             unit(pool, f"{name}_proj", projected),
             name=f"ch_concat_{name}_chconcat",
-        )  # fmt: skip
+        )
 
     def halving(x, name, three_of, three, double_of, double):
         return mx.sym.Concat(
             unit(unit(x, f"{name}_3x3_reduce", three_of), f"{name}_3x3", three, (3, 3), (2, 2), (1, 1)),
             unit(
                 unit(unit(x, f"{name}_d_reduce", double_of), f"{name}_d_0", double, (3, 3), pad=(1, 1)),
-                f"{name}_d_1", double, (3, 3), (2, 2), (1, 1),
+                f"{name}_d_1",
+                double,
+                (3, 3),
+                (2, 2),
+                (1, 1),
             ),
             mx.sym.Pooling(x, kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="max", name=f"max_pool_{name}"),
             name=f"ch_concat_{name}_chconcat",
-        )  # fmt: skip
+        )
 
     x = unit(mx.sym.Variable("data"), "1", 64, (7, 7), (2, 2), (3, 3))
     x = mx.sym.Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type="max", name="pool_1")

@@ -63,7 +63,7 @@ CASES = {
     "cast": lambda F, x, y: x.astype("int32"),
     "taken": lambda F, x, y: F.np.take(x, (y * 2).astype("int32"), axis=1),
     "tril": lambda F, x, y: F.np.tril(x, 1),
-}  # fmt: skip
+}
 
 
 class Case(mx.gluon.HybridBlock):
@@ -129,12 +129,15 @@ def test_a_network(rng):
     check(wanted, tn.build(net, {"data": x.shape})(x))
 
 
-@pytest.mark.parametrize(("function", "message"), [
-    (lambda F, x: F.np.pad(x, ((1, 1), (0, 0)), mode="edge"), "mode=edge"),
-    (lambda F, x: F.np.dot(x, F.np.reshape(x, (1, 2, 3))), r"dot product with an array of shape \(1, 2, 3\)"),
-    (lambda F, x: F.np.sum(x.astype("int32")), "numbers of int32; cast them to float32"),
-    (lambda F, x: F.np.var(x, ddof=1), "ddof=1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda F, x: F.np.pad(x, ((1, 1), (0, 0)), mode="edge"), "mode=edge"),
+        (lambda F, x: F.np.dot(x, F.np.reshape(x, (1, 2, 3))), r"dot product with an array of shape \(1, 2, 3\)"),
+        (lambda F, x: F.np.sum(x.astype("int32")), "numbers of int32; cast them to float32"),
+        (lambda F, x: F.np.var(x, ddof=1), "ddof=1"),
+    ],
+)
 def test_what_is_refused(function, message):
     symbol = Case(function)(mx.sym.var("x").as_np_ndarray())
     with pytest.raises(NotImplementedError, match=message):

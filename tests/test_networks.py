@@ -69,8 +69,15 @@ mobile_blocks, _ = _mobilenet_v3_conf("mobilenet_v3_small")
 
 # `make test` has these networks, the deep ones with one or two blocks of each kind; `make test-full` has all, whole.
 SAMPLE = (
-    "vgg11", "resnet18", "googlenet", "mobilenet_v3_small", "shufflenet_v2_x1_0", "convnext_tiny", "swin_t", "vit_b_16",
-)  # fmt: skip
+    "vgg11",
+    "resnet18",
+    "googlenet",
+    "mobilenet_v3_small",
+    "shufflenet_v2_x1_0",
+    "convnext_tiny",
+    "swin_t",
+    "vit_b_16",
+)
 SHORT = {
     "vgg11": SlimVGG,
     "resnet18": partial(torchvision.models.ResNet, BasicBlock, [2, 1, 1, 1]),

@@ -98,10 +98,16 @@ def test_each_operator_becomes_a_kernel_of_the_kind_that_the_lesson_says(steps):
     assert len(calls(mod)) == len(calls(steps["FoldConstant"]))
     kinds = {name: int(mod[name].attrs["op_pattern"]) for name in calls(mod)}
     assert kinds == {
-        "conv2d": OUT_ELEMENTWISE_FUSABLE, "add": ELEMENTWISE, "relu": ELEMENTWISE, "add1": ELEMENTWISE,
-        "mean": OUT_ELEMENTWISE_FUSABLE, "reshape": INJECTIVE, "matmul": OUT_ELEMENTWISE_FUSABLE, "add2": ELEMENTWISE,
+        "conv2d": OUT_ELEMENTWISE_FUSABLE,
+        "add": ELEMENTWISE,
+        "relu": ELEMENTWISE,
+        "add1": ELEMENTWISE,
+        "mean": OUT_ELEMENTWISE_FUSABLE,
+        "reshape": INJECTIVE,
+        "matmul": OUT_ELEMENTWISE_FUSABLE,
+        "add2": ELEMENTWISE,
         "softmax": OUT_ELEMENTWISE_FUSABLE,
-    }  # fmt: skip
+    }
 
 
 def test_kinds_decide_what_fuses(steps):

@@ -218,8 +218,12 @@ def test_the_stored_outputs_say_what_the_text_does():
     assert "planted.zip holds '../planted.txt'" in said and said.endswith("files that were written: 0\n")
     refused = stored("in damaged_copies(saved)").splitlines()
     assert [line.partition(":")[0] for line in refused if line] == [
-        "ValueError", "FileNotFoundError", "FileNotFoundError", "RuntimeError", "RuntimeError",
-    ]  # fmt: skip
+        "ValueError",
+        "FileNotFoundError",
+        "FileNotFoundError",
+        "RuntimeError",
+        "RuntimeError",
+    ]
     both = stored('print("C++:")')
     lines = both.split("C++:\n")
     assert top5(lines[0]) == top5(lines[1]) and len(top5(both)) == 10

@@ -92,22 +92,26 @@ def test_the_rewritten_script_gives_pytorchs_probabilities(folder, logits, capsy
 
 def test_relay_build_compiles_as_tn_build_does(folder):
     """In a process of its own: the old API stays out of this one."""
-    done = run(folder, "-c", (
-        "import numpy as np, onnx, tvm, tvmnotes as tn\n"
-        "from tvmnotes import classic\n"
-        "classic.enable()\n"
-        "from tvm import relay\n"
-        f"shape = ({COUNT}, 1, 32, 32)\n"
-        "mod, params = relay.frontend.from_onnx(onnx.load('digits.onnx'), {'image': shape})\n"
-        "with tvm.transform.PassContext(opt_level=3):\n"
-        "    old = relay.build(mod, target='llvm', params=params).compiled\n"
-        "classic.disable()\n"
-        "assert not hasattr(tvm, 'relay')\n"
-        "new = tn.build(*tn.from_onnx('digits.onnx', {'image': shape}))\n"
-        "assert old.kernels.equals(new.kernels)\n"
-        "x = np.load('pictures.npy')\n"
-        "assert np.array_equal(old(x), new(x))\n"
-    ))  # fmt: skip
+    done = run(
+        folder,
+        "-c",
+        (
+            "import numpy as np, onnx, tvm, tvmnotes as tn\n"
+            "from tvmnotes import classic\n"
+            "classic.enable()\n"
+            "from tvm import relay\n"
+            f"shape = ({COUNT}, 1, 32, 32)\n"
+            "mod, params = relay.frontend.from_onnx(onnx.load('digits.onnx'), {'image': shape})\n"
+            "with tvm.transform.PassContext(opt_level=3):\n"
+            "    old = relay.build(mod, target='llvm', params=params).compiled\n"
+            "classic.disable()\n"
+            "assert not hasattr(tvm, 'relay')\n"
+            "new = tn.build(*tn.from_onnx('digits.onnx', {'image': shape}))\n"
+            "assert old.kernels.equals(new.kernels)\n"
+            "x = np.load('pictures.npy')\n"
+            "assert np.array_equal(old(x), new(x))\n"
+        ),
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -118,8 +122,15 @@ def test_the_scripts_names_are_in_the_tables():
                  "lib.export_library", "relay.save_param_dict", "tvm.module.load", "GraphModule.load_params",
                  ):  # fmt: skip
         assert name in old.old.tolist()
-    for name in ("relay.frontend.from_pytorch", "tvm.transform.PassContext", "graph_executor.GraphModule",
-                 "relay.transform.SimplifyInference", "GraphModule.benchmark", "autotvm.tuner.GridSearchTuner",
-                 "autotvm.task.extract_from_program", "autotvm.apply_history_best"):  # fmt: skip
+    for name in (
+        "relay.frontend.from_pytorch",
+        "tvm.transform.PassContext",
+        "graph_executor.GraphModule",
+        "relay.transform.SimplifyInference",
+        "GraphModule.benchmark",
+        "autotvm.tuner.GridSearchTuner",
+        "autotvm.task.extract_from_program",
+        "autotvm.apply_history_best",
+    ):
         assert name in new.old.tolist()
     assert (old.new == "tn.build").sum() >= 2, "what has become one"

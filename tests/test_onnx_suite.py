@@ -31,9 +31,10 @@ def cases():
 def surprises(found: dict[str, str]) -> dict[str, str]:
     """What is neither equal, nor refused by name and listed."""
     return {
-        name: text for name, text in found.items()
+        name: text
+        for name, text in found.items()
         if text.partition(":")[0] != ("refused" if name in KNOWN else "equal")
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("step", sampled([30, 12], [30]))

@@ -261,10 +261,12 @@ def made_up(lib):
     graph = {
         "kernels": {"conv": {"family": "winograd", "m": 4}, "dense": {"family": "none"}},
         "costs": {k: {"flops": f, "reads": b, "writes": 0, "operators": [k]} for k, (f, b) in names.items()},
-        "nodes": [{"kernel": k, "makes": [{"shape": [1, n]}]} for n, k in enumerate(("conv", "relax.reshape", "conv",
-                                                                                     "dense"))],
+        "nodes": [
+            {"kernel": k, "makes": [{"shape": [1, n]}]}
+            for n, k in enumerate(("conv", "relax.reshape", "conv", "dense"))
+        ],
         "tuned": "",
-    }  # fmt: skip
+    }
     runs = []
     for conv in (1e-3, 2e-3):
         calls, now = [], 0.0

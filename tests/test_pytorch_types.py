@@ -49,7 +49,7 @@ OF_ONE = {
     "cumsum of int32": lambda x: x.cumsum(0, dtype=torch.int32),
     "softmax of float32": lambda x: torch.softmax(x, 0, dtype=torch.float32),
     "full_like": lambda x: torch.full_like(x, 1.5) + x,
-}  # fmt: skip
+}
 SCALARS = (True, 2, 2.5)
 
 

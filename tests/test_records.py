@@ -116,12 +116,14 @@ def changed(**entries) -> str:
         (changed(final=None), "of another format"),
         (changed(error=3), "of another format"),
         (changed(config=[1]), "of configs that no longer exist"),
-        (changed(config={"family": "conv2d", "tile_ow": 1000, "tile_oc": 1, "loop_order": "rows"}),
-         "of configs that no longer exist"),
+        (
+            changed(config={"family": "conv2d", "tile_ow": 1000, "tile_oc": 1, "loop_order": "rows"}),
+            "of configs that no longer exist",
+        ),
         (changed(config=task("dense").default), "of configs that no longer exist"),
         (changed(workload={"op": "kernel", "hash": "0", "name": "sort"}), "of configs that no longer exist"),
     ],
-)  # fmt: skip
+)
 def test_lines_that_hold_no_record_say_why(line, reason):
     assert records.parse(line) == reason
 
@@ -162,7 +164,7 @@ json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 200) | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
-)  # fmt: skip
+)
 LINE = json.loads(str(record()))
 FIELDS = [(key,) for key in LINE] + [(key, inner) for key in ("workload", "config", "target") for inner in LINE[key]]
 
@@ -231,8 +233,9 @@ def test_a_last_line_that_lacks_only_its_end_is_a_record_and_read_once(tmp_path)
 
 
 def test_foreign_lines_are_left_out_with_one_note(tmp_path):
-    path = write(tmp_path / "mixed.jsonl", record(config=0), "[]", "", '{"format": 3}', "not JSON", record(config=1),
-                 changed(config={"family": "gone"}))  # fmt: skip
+    foreign = "[]", "", '{"format": 3}', "not JSON"
+    path = tmp_path / "mixed.jsonl"
+    write(path, record(config=0), *foreign, record(config=1), changed(config={"family": "gone"}))
     with pytest.warns(UserWarning) as noted:
         assert configs_of(records.read(path)) == task("conv").space[:2]
     (note,) = noted

@@ -163,7 +163,7 @@ ONNX_NODES = [
     ('RNN<activations = ["ScaledTanh"], activation_alpha = [0.5], activation_beta = [0.8]>', "B"),
     ('RNN<activations = ["ThresholdedRelu"], activation_alpha = [0.3]>', "B"),
     ('RNN<activations = ["Softplus"]>', "B"),
-]  # fmt: skip
+]
 
 
 def test_all_attributes_of_onnx(rng):
@@ -252,11 +252,14 @@ def test_layers_of_mxnet(rng, kind):
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(("attributes", "words"), [
-    ('activations = ["Sigmoid", "Tanh", "Sine"]', "activations: 'Sine' is not a function that ONNX lists"),
-    ('activations = ["Sigmoid"]', "activations are Sigmoid; expected 3 for each direction"),
-    ('direction = "upwards"', "direction is 'upwards'; expected"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ('activations = ["Sigmoid", "Tanh", "Sine"]', "activations: 'Sine' is not a function that ONNX lists"),
+        ('activations = ["Sigmoid"]', "activations are Sigmoid; expected 3 for each direction"),
+        ('direction = "upwards"', "direction is 'upwards'; expected"),
+    ],
+)
 def test_attributes_that_cannot_be_are_named(rng, attributes, words):
     model, _ = onnx_model(rng, [(f"LSTM<{attributes}>", "B")])
     with pytest.raises(NotImplementedError, match=words):

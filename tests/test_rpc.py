@@ -161,9 +161,14 @@ def test_a_candidate_that_fails_costs_its_trial_only(cluster):
         wait_until(lambda: cluster.free() == 2)
         again = runner.measure(planted("double", "double", "double", "double"))
     assert [trial.error for trial in trials] == [
-        None, "its process ended", "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 10 s",
-        "its process ended", KILLED, None,
-    ]  # fmt: skip
+        None,
+        "its process ended",
+        "its result differs by 5.0e-01 of the largest magnitude",
+        "it took longer than 10 s",
+        "its process ended",
+        KILLED,
+        None,
+    ]
     assert [trial.lost for trial in trials] == [False] * 5 + [True, False]
     assert [bool(trial.seconds) for trial in trials] == [trial.error is None for trial in trials]
     assert [trial.error for trial in again] == [None] * 4
@@ -250,8 +255,11 @@ def test_tvms_own_tracker_and_server_will_do(tmp_path):
         with tn.tuning.RpcRunner(cluster.tracker, "plain", **HANGS) as runner:
             trials = runner.measure(planted("double", "nonsense", "hang", "double"))
     assert [trial.error for trial in trials] == [
-        None, "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 10 s", None,
-    ]  # fmt: skip
+        None,
+        "its result differs by 5.0e-01 of the largest magnitude",
+        "it took longer than 10 s",
+        None,
+    ]
     assert servers_of(trials) == {None}
 
 
@@ -313,8 +321,13 @@ def test_a_server_runs_nothing_for_who_knows_its_word_but_not_the_secret(cluster
     host, port, word = server.free_server(cluster.tracker, "k")
     plain, _, proof = word.partition(" -proof=")
     elsewhere = secrets.proof(secrets.find(), plain, host, port + 1)  # what a false server could pass on
-    for bad in (plain, f"{plain} -proof=", f"{plain} -proof={'0' * 64}", f"{plain} -proof={elsewhere}",
-                f"{plain}0 -proof={proof}"):  # fmt: skip
+    for bad in (
+        plain,
+        f"{plain} -proof=",
+        f"{plain} -proof={'0' * 64}",
+        f"{plain} -proof={elsewhere}",
+        f"{plain}0 -proof={proof}",
+    ):
         with pytest.raises(Exception, match="(?i)match"):
             tvm.rpc.connect(host, port, bad)
     assert tvm.rpc.connect(host, port, word).get_function("tvmnotes.server")()
@@ -330,11 +343,14 @@ def serve(*options):
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, env={**os.environ, "COLUMNS": "500"})
 
 
-@pytest.mark.parametrize("options, told", [
-    (("--tracker", "nowhere"), "tracker: expected HOST:PORT such as 127.0.0.1:9190; got 'nowhere'"),
-    (("--threads", 0), "expected 1 or more, got 0"),
-    (("--cores", "0,x"), "expected numbers with commas such as 0,1; got '0,x'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (("--tracker", "nowhere"), "tracker: expected HOST:PORT such as 127.0.0.1:9190; got 'nowhere'"),
+        (("--threads", 0), "expected 1 or more, got 0"),
+        (("--cores", "0,x"), "expected numbers with commas such as 0,1; got '0,x'"),
+    ],
+)
 def test_serve_refuses_what_will_not_do(options, told):
     done = serve(*options)
     assert done.returncode == 2

@@ -406,8 +406,12 @@ def test_reductions_over_any_axis(kind, others, size, axis, dtype):
     family = {"softmax": "row_reduction" if axis == len(others) else "default", "cumsum": None, "sort": None}.get(
         kind, "default"
     )
-    assert_same(lambda x: REDUCTIONS[kind](x, axis), x, tolerance=PRECISION[dtype],
-                family=None if kind in ("cumsum", "sort") else family)  # fmt: skip
+    assert_same(
+        lambda x: REDUCTIONS[kind](x, axis),
+        x,
+        tolerance=PRECISION[dtype],
+        family=None if kind in ("cumsum", "sort") else family,
+    )
 
 
 @drawn(8)
@@ -463,8 +467,12 @@ def test_functions_in_half_precision(kind, dtype, count):
 
 
 @drawn(8)
-@given(st.sampled_from(list(PLAIN)), st.sampled_from(["float16", "bfloat16", "int8", "int32", "int64"]),
-       channels, st.sampled_from([2, 16, 17]))  # fmt: skip
+@given(
+    st.sampled_from(list(PLAIN)),
+    st.sampled_from(["float16", "bfloat16", "int8", "int32", "int64"]),
+    channels,
+    st.sampled_from([2, 16, 17]),
+)
 @example("max", "bfloat16", 5, 16)
 def test_functions_in_every_dtype(kind, dtype, count, width):
     assert_same(PLAIN[kind], random_tensor((2, count, 4, width)).mul(5).to(getattr(torch, dtype)), tolerance=2**-6)
@@ -490,8 +498,11 @@ def test_winograds_larger_tiles_are_nearly_as_exact_as_the_direct_way():
     with torch.no_grad():
         network.weight.copy_(torch.from_numpy(np.random.default_rng(2).normal(size=(64, 64, 3, 3))) / 24)
     lib = tn.build(*tn.from_pytorch(network.eval(), {"x": x.shape}), records=False)
-    assert [config["m"] for family, config in zip(lib.kernels.family, lib.kernels.config, strict=True)
-            if family == "winograd"] == [4], lib.kernels  # fmt: skip
+    assert [
+        config["m"]
+        for family, config in zip(lib.kernels.family, lib.kernels.config, strict=True)
+        if family == "winograd"
+    ] == [4], lib.kernels
     with torch.no_grad():
         wanted = network.double()(x.double()).numpy()
     assert np.abs(lib(x) - wanted).max() <= 2e-6 * np.abs(wanted).max()  # 4e-6 with the points 1 and 2, 5e-7 directly

@@ -162,10 +162,13 @@ PADDING = torch.tensor([[False] * 5, [False, False, True, True, True]])
 
 @pytest.mark.parametrize(
     "options",
-    [{"attn_mask": CAUSAL, "need_weights": False}, {"key_padding_mask": PADDING, "average_attn_weights": False},
-     {"attn_mask": CAUSAL < 0, "key_padding_mask": PADDING}],
+    [
+        {"attn_mask": CAUSAL, "need_weights": False},
+        {"key_padding_mask": PADDING, "average_attn_weights": False},
+        {"attn_mask": CAUSAL < 0, "key_padding_mask": PADDING},
+    ],
     ids=["causal", "padding", "both"],
-)  # fmt: skip
+)
 def test_attention_with_masks(options):
     net = nn.MultiheadAttention(8, 2, batch_first=True).eval()
     assert_same(lambda x: net(x, x, x, **options), torch.randn(2, 5, 8))

@@ -134,8 +134,11 @@ def test_a_graph_knows_what_reads_what():
     found = tracing.graph(mod)
     assert found.params == ["x", "y", "z"]
     assert [(o.name, o.reads) for o in found.operations] == [
-        ("multiply", ("x", "y")), ("split", (0,)), ("add", (1, 1)), ("add", (2, "z")),
-    ]  # fmt: skip
+        ("multiply", ("x", "y")),
+        ("split", (0,)),
+        ("add", (1, 1)),
+        ("add", (2, "z")),
+    ]
     assert found.operations[1].makes == "(2,) float32, (2,) float32"
 
 

@@ -102,10 +102,19 @@ DEBERTA = {
     "pos_att_type": ["c2p", "p2c"],
     "norm_rel_ebd": "layer_norm",
 }
-SEGFORMER = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 48, 64], "num_attention_heads": [1, 2, 3, 4],
-             "decoder_hidden_size": 32}  # fmt: skip
-RESNET = {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 24, 32, 40], "depths": [1, 1, 1, 1],
-          "out_features": ["stage4"]}  # fmt: skip
+SEGFORMER = {
+    "depths": [1, 1, 1, 1],
+    "hidden_sizes": [16, 32, 48, 64],
+    "num_attention_heads": [1, 2, 3, 4],
+    "decoder_hidden_size": 32,
+}
+RESNET = {
+    "model_type": "resnet",
+    "embedding_size": 16,
+    "hidden_sizes": [16, 24, 32, 40],
+    "depths": [1, 1, 1, 1],
+    "out_features": ["stage4"],
+}
 BOTH, EAGER = ("eager", "sdpa"), ("eager",)
 
 # What makes a network of one kind of attention, and the kinds that it has.
@@ -144,7 +153,7 @@ NETWORKS = {
     "xcit_nano_12_p16_224": (partial(of_timm, "xcit_nano_12_p16_224", img_size=64, depth=2), EAGER),
     "cait_xxs24_224": (partial(of_timm, "cait_xxs24_224", img_size=64, depth=2), EAGER),
     "maxxvit_rmlp_nano_rw_256": (partial(of_timm, "maxxvit_rmlp_nano_rw_256", img_size=64, depths=(1, 1, 1, 1)), EAGER),
-}  # fmt: skip
+}
 
 
 def network(name: str, attention: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:

@@ -46,8 +46,15 @@ fake_tasks = functools.partial(fake_runner.tasks, AVX512)
 def convolution(channels, out, size, kernel, stride=1, padding=0, dilation=1, groups=1, batch=1, blocked=True):
     height, width = size
     top, left, bottom, right = (padding,) * 4 if isinstance(padding, int) else padding
-    return Convolution((batch, channels, height, width), (out, channels // groups, *kernel), (stride, stride),
-                       (top, left, bottom, right), (dilation, dilation), groups, blocked)  # fmt: skip
+    return Convolution(
+        (batch, channels, height, width),
+        (out, channels // groups, *kernel),
+        (stride, stride),
+        (top, left, bottom, right),
+        (dilation, dilation),
+        groups,
+        blocked,
+    )
 
 
 CONVOLUTIONS = {
@@ -85,9 +92,16 @@ def run(workload, config, data, weight) -> np.ndarray:
 
 
 SAMPLE = (
-    "3x3", "of a picture", "strided", "padded on two sides", "pointwise and strided", "of pictures", "depthwise",
-    "of groups of whole blocks", "of odd groups",
-)  # fmt: skip
+    "3x3",
+    "of a picture",
+    "strided",
+    "padded on two sides",
+    "pointwise and strided",
+    "of pictures",
+    "depthwise",
+    "of groups of whole blocks",
+    "of odd groups",
+)
 
 
 @pytest.mark.parametrize("name", sampled(CONVOLUTIONS, SAMPLE))
@@ -137,9 +151,16 @@ def test_the_tasks_of_a_network_are_its_distinct_kernels_in_order(small):
 
 
 def test_equal_layers_are_one_task():
-    net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
-                        nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 3, 2, padding=1), nn.Conv2d(16, 16, 3, groups=16),
-                        nn.Conv2d(16, 32, 3, groups=4)).eval()  # fmt: skip
+    net = nn.Sequential(
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 1),
+        nn.Conv2d(16, 16, 3, 2, padding=1),
+        nn.Conv2d(16, 16, 3, groups=16),
+        nn.Conv2d(16, 32, 3, groups=4),
+    ).eval()
     found = tasks(*tn.from_pytorch(net, {"x": (2, 16, 12, 12)}))
     assert [(str(task), task.count) for task in found] == [
         ("conv2d 3x3, 16 to 16, 12x12, batch 2", 2),
@@ -254,8 +275,11 @@ def test_features_tell_configs_apart(name):
 def tuner(kind: str, each: Task, seed=0, model=None):
     more = {}
     if TUNERS[kind] is XGB:
-        more = {"workload": each.workload, "model": model or CostModel(),
-                "features": lambda config: features(each.workload, config, VECTORS, 2)}  # fmt: skip
+        more = {
+            "workload": each.workload,
+            "model": model or CostModel(),
+            "features": lambda config: features(each.workload, config, VECTORS, 2),
+        }
     return TUNERS[kind](each.space, seed, **more)
 
 
@@ -574,8 +598,9 @@ def test_a_tuning_shows_itself(tmp_path):
 )
 def test_what_cannot_be_tuned_is_refused_before_any_work(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        tn.tune(None, {}, records=tmp_path / "tuning.jsonl",
-                **{"tasks": [task("conv")], "runner": FakeRunner()} | options)  # fmt: skip
+        tn.tune(
+            None, {}, records=tmp_path / "tuning.jsonl", **{"tasks": [task("conv")], "runner": FakeRunner()} | options
+        )
 
 
 def test_tuning_needs_a_compiler_and_says_so(small, tmp_path, monkeypatch):

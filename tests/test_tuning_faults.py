@@ -78,8 +78,14 @@ def keys_of(found) -> list[tuple]:
 @contextlib.contextmanager
 def started(*command, **options):
     """A Python process, with pipes, that is killed at the end; or after LIMIT, so that nobody waits for it for ever."""
-    with subprocess.Popen([sys.executable, *map(str, command)], text=True, stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    ) as process:
         timer = threading.Timer(LIMIT, process.kill)
         timer.start()
         try:

@@ -44,8 +44,11 @@ def _of_all(*pairs):
     ids=["0", "3"],
 )
 def test_bools_and_whole_numbers(rng, level, dtypes):
-    pairs = [torch.from_numpy(rng.integers(0, 2 if dtype is torch.bool else 6, (3, 16))).to(dtype)
-             for dtype in dtypes for _ in "xy"]  # fmt: skip
+    pairs = [
+        torch.from_numpy(rng.integers(0, 2 if dtype is torch.bool else 6, (3, 16))).to(dtype)
+        for dtype in dtypes
+        for _ in "xy"
+    ]
     lib = tn.build(*tn.from_pytorch(Function(_of_all).eval(), pairs), opt_level=level)
     for index, (ours, theirs) in enumerate(zip(lib(*pairs), _of_all(*pairs), strict=True)):
         assert ours.dtype == theirs.numpy().dtype, index
