@@ -111,7 +111,8 @@ def _serve(path: str, ready: int):
     """Fork for each request. Returns in the forks only, with what they have to run."""
     import selectors
 
-    selector, used, running = selectors.DefaultSelector(), {}, set()
+    selector, used = selectors.DefaultSelector(), {}
+    running = set()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)

@@ -39,7 +39,8 @@ class Cluster:
 
     def __init__(self, folder, plain=False):
         """`plain`: with TVM's own tracker, which asks for no secret."""
-        self.folder, self.processes, self.plain = folder, {}, plain
+        self.folder, self.processes = folder, {}
+        self.plain = plain
         for _ in range(5):  # another process may take the port first
             self.port = free_port()
             self.tracker = f"127.0.0.1:{self.port}"

@@ -277,7 +277,8 @@ def test_xgb_proposes_what_its_model_finds_fast():
 def test_xgb_learns_from_the_records_of_other_tasks(tmp_path):
     from tvm import autotvm
 
-    log, other, task = tmp_path / "other.log", convolution(32, 56), convolution(64, 28)
+    log, other = tmp_path / "other.log", convolution(32, 56)
+    task = convolution(64, 28)
     autotvm.tuner.RandomTuner(other).tune(
         64, quick_option(model_time), callbacks=[autotvm.callback.log_to_file(str(log))]
     )
@@ -371,7 +372,8 @@ def test_a_build_takes_the_records_of_today_within_the_same_context(program, tas
     from tvm import autotvm, relay
 
     mod, params = program
-    task, log, jsonl = tasks[1], tmp_path / "old.log", tmp_path / "new.jsonl"
+    task, log = tasks[1], tmp_path / "old.log"
+    jsonl = tmp_path / "new.jsonl"
     chosen = [task.config_space[len(task.config_space) - n].values for n in (1, 2)]
     trials = zip(chosen, [(1e-3,), (2e-3,)], [None, None], ["", "2026-01-01"], strict=True)
     jsonl.write_text("".join(f"{records.new_record(task.today.workload, task.today.target, *t)}\n" for t in trials))

@@ -434,7 +434,8 @@ def test_each_operator_is_tested():
 def test_arithmetic_on_expressions():
     a, b = (relay.var(n, shape=(4, 6)) for n in "ab")
     i = relay.var("i", shape=(4, 6), dtype="int32")
-    x, y, k = A.p, A.n, A.i
+    x, y = A.p, A.n
+    k = A.i
     written = {
         a + b: x + y, a - 1.5: x - 1.5, 2 - a: 2 - x, a * b * 2: x * y * 2, a / b: x / y, 1.0 / a: 1 / x, -a: -x,
         a**2.0: x**2, i // 3: k // 3, i % 3: k % 3, a < b: x < y, a <= 1.0: x <= 1, a > b: x > y, i >= 2: k >= 2,
@@ -513,7 +514,8 @@ def @main(%data: Tensor[(1, 3, 8, 8), float32], %conv_weight: Tensor[(4, 3, 3, 3
 
 
 def test_expressions_print_as_relay_did():
-    a, b, z = relay.var("a", shape=(2, 3)), relay.var("b", shape=(2, 3)), relay.var("z")
+    a, b = relay.var("a", shape=(2, 3)), relay.var("b", shape=(2, 3))
+    z = relay.var("z")
     flag = relay.var("flag", shape=(), dtype="bool")
     assert (a + b * relay.const(1e-5)).astext() == (
         "free_var %a: Tensor[(2, 3), float32];\nfree_var %b: Tensor[(2, 3), float32];\n"
@@ -562,7 +564,8 @@ def test_a_function_has_params_body_and_types():
 
 
 def test_let_tuples_and_calls_of_functions():
-    a, b, z = relay.var("a", shape=(4, 6)), relay.var("b", shape=(4, 6)), relay.var("z")
+    a, b = relay.var("a", shape=(4, 6)), relay.var("b", shape=(4, 6))
+    z = relay.var("z")
     square = relay.Function([z], z * z)
     let = relay.Let(relay.var("unused"), a * b, relay.Let(z, a + b, nn.relu(z) * z))
     nested = relay.Tuple([relay.Tuple([a, b]), square(a) + square(b)])
@@ -707,7 +710,8 @@ def test_fold_constant_computes_what_does_not_depend_on_inputs():
 
 
 def test_fold_scale_axis_moves_a_factor_into_the_weight():
-    x, w, s = relay.var("x", shape=(1, 3, 8, 8)), relay.var("w", shape=(4, 3, 3, 3)), relay.var("s", shape=(4, 1, 1))
+    x, w = relay.var("x", shape=(1, 3, 8, 8)), relay.var("w", shape=(4, 3, 3, 3))
+    s = relay.var("s", shape=(4, 1, 1))
     scaled = tvm.IRModule.from_expr(relay.Function([x, w, s], nn.conv2d(x, w) * s))
     assert names(scaled) == ["nn.conv2d", "multiply"]
     folded = transform.FoldScaleAxis()(scaled)

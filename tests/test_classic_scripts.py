@@ -652,7 +652,8 @@ def test_a_module_of_today_takes_functions_of_relay(enabled, small):
     function = relay.Function([x], relay.nn.relu(x))
     main = relay.GlobalVar("main")
     wanted = tvm.IRModule.from_expr(function).astext()
-    filled, by_variable, updated = tvm.IRModule(), tvm.ir.IRModule(), tvm.IRModule()
+    filled, by_variable = tvm.IRModule(), tvm.ir.IRModule()
+    updated = tvm.IRModule()
     filled["main"] = function
     by_variable[main] = function
     updated.update(relay.Module({"main": function}))

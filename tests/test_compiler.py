@@ -36,7 +36,8 @@ def tensor(name, shape, dtype="float32"):
 
 def linear(shape=(1, 3), attrs=None) -> tvm.IRModule:
     """x · wᵀ with an input x of `shape` and a weight w of shape (2, 3)."""
-    builder, x, w = relax.BlockBuilder(), tensor("x", shape), tensor("w", (2, 3))
+    builder, x = relax.BlockBuilder(), tensor("x", shape)
+    w = tensor("w", (2, 3))
     with builder.function("main", [x, w], attrs=attrs):
         with builder.dataflow():
             y = builder.emit_output(relax.op.matmul(x, relax.op.permute_dims(w)))
@@ -247,7 +248,8 @@ def test_parameters_that_kernels_cannot_read_are_copied():
 
 
 def test_parameters_may_share_memory_or_come_in_any_order():
-    builder, x, a, b = relax.BlockBuilder(), tensor("x", (3,)), tensor("a", (3,)), tensor("b", (3,))
+    builder, x = relax.BlockBuilder(), tensor("x", (3,))
+    a, b = tensor("a", (3,)), tensor("b", (3,))
     with builder.function("main", [x, a, b]):
         builder.emit_func_output(builder.emit(relax.op.add(relax.op.multiply(x, a), b)))
     shared = tvm.runtime.tensor(np.full(3, 2, "float32"))
@@ -265,7 +267,8 @@ def test_networks_without_parameters(compile_function, function):
 
 def test_names_of_inputs_and_parameters_do_not_meet_those_of_folded_ones():
     """Folded parameters are called const0, const1, … by the pipeline; so are an input and a weight here."""
-    builder, x, w, b = relax.BlockBuilder(), tensor("const0", (1, 3)), tensor("w", (2, 3)), tensor("const1", (1, 2))
+    builder, x = relax.BlockBuilder(), tensor("const0", (1, 3))
+    w, b = tensor("w", (2, 3)), tensor("const1", (1, 2))
     with builder.function("main", [x, w, b], attrs={"num_input": 1}):
         with builder.dataflow():
             y = builder.emit(relax.op.matmul(x, relax.op.permute_dims(relax.op.add(w, w))))

@@ -217,7 +217,8 @@ def test_the_host_target_switches_off_what_the_machine_lacks(forget, monkeypatch
 
 def inner_loops(assembly: str) -> list[list[str]]:
     """The lines from a label to the jump back to it, of those loops that multiply and add."""
-    lines, labels, loops = assembly.splitlines(), {}, []
+    lines, labels = assembly.splitlines(), {}
+    loops = []
     for number, line in enumerate(lines):
         if label := re.match(r"(\.?\w+):", line):
             labels[label[1]] = number

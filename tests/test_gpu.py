@@ -18,6 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
 import tvmnotes as tn
+from tvmnotes.base.integers import ceildiv
 from tvmnotes.base.workarounds import cuda_headers
 from tvmnotes.compiler import cuda, pipeline
 from tvmnotes.compiler.build import bind, resolve_target
@@ -147,10 +148,10 @@ def test_grids_cover_what_kernels_make(lib):
     for kernel, family in lib.kernels.family.items():
         last = launched(lib, kernel)[-1]
         if family == "fallback":
-            assert math.prod(last["grid"]) == -(-math.prod(shapes[kernel]) // 1024)
+            assert math.prod(last["grid"]) == ceildiv(math.prod(shapes[kernel]), 1024)
         elif family == "matmul":
             _, channels, height, width = shapes[kernel]
-            assert last["grid"] == [-(-height * width // 32), -(-channels // 64), 1]
+            assert last["grid"] == [ceildiv(height * width, 32), ceildiv(channels, 64), 1]
 
 
 def test_convolutions_are_products_and_few_summands_the_work_of_a_thread(lib):

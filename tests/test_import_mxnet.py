@@ -10,6 +10,7 @@ import pytest
 from conftest import SEED, sampled
 
 import tvmnotes as tn
+from tvmnotes.base.integers import ceildiv
 from tvmnotes.importers.mxnet.call import CONVERTERS
 
 if importlib.util.find_spec("mxnet") is None:
@@ -88,7 +89,8 @@ class Batch:
         return [[next(outputs) for _ in symbol.list_outputs()] for symbol in self.symbols]
 
     def check(self, index: int) -> None:
-        symbol, inputs, params = self.symbols[index], self.inputs[index], self.params[index]
+        symbol, inputs = self.symbols[index], self.inputs[index]
+        params = self.params[index]
         outputs = self.outputs[index] if self.outputs else ours_of(symbol, inputs, params)
         hold(outputs, mxnets(symbol, inputs, params))
 
@@ -390,7 +392,7 @@ def test_an_operator_equals_mxnets(number):
 
 
 def test_a_batch_is_imported_and_built_as_one():
-    assert all(batch_of_x(number).outputs for number in range(-(-len(OF_X) // BATCH))) and batch_of_two().outputs
+    assert all(batch_of_x(number).outputs for number in range(ceildiv(len(OF_X), BATCH))) and batch_of_two().outputs
 
 
 def test_a_deconvolution_to_a_target_shape_pads_for_it():

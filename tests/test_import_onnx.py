@@ -74,7 +74,8 @@ class Digits(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.norm, self.classify = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8 * 16, 10)
+        self.conv, self.norm = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.classify = nn.Linear(8 * 16, 10)
 
     def forward(self, x):
         x = nn.functional.max_pool2d(torch.relu(self.norm(self.conv(x))), 2)

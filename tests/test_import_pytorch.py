@@ -382,7 +382,8 @@ def test_training_mode_inside_and_in_programs():
 
 
 def test_exported_programs_are_held_to_their_inputs():
-    network, example, auto = small(), torch.zeros(2, 3, 8, 8), torch.export.Dim.AUTO
+    network, example = small(), torch.zeros(2, 3, 8, 8)
+    auto = torch.export.Dim.AUTO
     program = torch.export.export(network, (example,))
     with pytest.raises(ValueError, match=r"exported for x: float32\[2, 3, 8, 8\], got x: float32\[2, 3, 9, 9\]"):
         from_pytorch(program, {"x": (2, 3, 9, 9)})

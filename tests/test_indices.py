@@ -178,11 +178,11 @@ def test_indices_that_a_model_holds_are_checked_when_it_is_imported(kind):
     indices = onnx.numpy_helper.from_array(np.array([1, 4]), "i")
     constant = helper.make_node("Constant", [], ["i"], value=indices)
     graph = helper.make_graph(
-        [constant] * (kind == "constant") + [helper.make_node("Gather", ["x", "i"], ["y"])],
+        [*([constant] if kind == "constant" else []), helper.make_node("Gather", ["x", "i"], ["y"])],
         "held",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, X.shape)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, (2, 5))],
-        [indices] * (kind == "initializer"),
+        [indices] if kind == "initializer" else [],
     )
     with pytest.raises(IndexError, match="^Gather: expected an index from -4 to 3, got 4$"):
         tn.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))

@@ -56,7 +56,8 @@ def test_by_time_each_has_its_turns_with_a_warm_up_in_each(monkeypatch):
 @pytest.fixture
 def turns(clock, monkeypatch):
     """Take turns of a function whose calls each last a second by the clock; gives its calls and the times."""
-    clock.tick, times, calls = 1, [], []
+    clock.tick, times = 1, []
+    calls = []
 
     def turns(count, seconds, limit):
         monkeypatch.setattr(measure, "_TURN_SECONDS", seconds)

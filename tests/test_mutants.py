@@ -95,7 +95,8 @@ def by_onnxruntime(content: bytes, x: np.ndarray):
 @pytest.mark.storm
 def test_onnx(tmp_path, rng):
     """What ONNX Runtime runs too has its results."""
-    path, read, equal = tmp_path / "net.onnx", 0, 0
+    path, read = tmp_path / "net.onnx", 0
+    equal = 0
     x = rng.normal(size=(1, 2, 8, 8)).astype("float32")
     for content in mutants(network().SerializeToString()):
         path.write_bytes(content)

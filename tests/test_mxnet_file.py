@@ -126,7 +126,8 @@ def test_whatever_bytes_come_end_in_one_error(tmp_path_factory, content):
 def test_damaged_files_crash_nothing_and_take_no_memory(tmp_path):
     """Bytes changed, cut out and put in, some of them where sizes are. What is read is never more than the file."""
     good = params_file({f"arg:layer{n}_weight": np.arange(60, dtype="float32").reshape(3, 4, 5) for n in range(4)})
-    path, dice, refused = tmp_path / "damaged.params", random.Random(0), 0
+    path, dice = tmp_path / "damaged.params", random.Random(0)
+    refused = 0
     tracemalloc.start()
     for _ in range(DAMAGED):
         content = bytearray(good)

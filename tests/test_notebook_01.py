@@ -71,7 +71,8 @@ def test_tvms_pipeline_for_cpus_fuses_and_the_default_one_does_not(small):
 
 
 def test_a_trace_keeps_its_examples_branch_a_script_both_and_export_refuses():
-    branch, plus, minus = Branch().eval(), torch.ones(3), -torch.ones(3)
+    branch, plus = Branch().eval(), torch.ones(3)
+    minus = -torch.ones(3)
     with pytest.warns(torch.jit.TracerWarning):
         traced = torch.jit.trace(branch, plus)
     assert traced(minus).tolist() == [-2] * 3

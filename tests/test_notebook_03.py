@@ -31,7 +31,9 @@ from tvmnotes.compiler.rules.base.vector import simd_of
 from tvmnotes.compiler.scheduling import schedule_kernels
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-ELEMENTWISE, INJECTIVE, OUT_ELEMENTWISE_FUSABLE = 0, 2, 4
+ELEMENTWISE = 0
+INJECTIVE = 2
+OUT_ELEMENTWISE_FUSABLE = 4
 FUSING = [LegalizeOps(), AnnotateTIROpPattern(), FuseOps(), FuseTIR()]
 
 

@@ -19,6 +19,7 @@ from tvm.script import tirx as T
 
 import tvmnotes as tn
 from tvmnotes import peak, plots, profiling, threads
+from tvmnotes.base.integers import ceildiv
 from tvmnotes.compiler import costs, pipeline
 from tvmnotes.compiler.rules import winograd
 from tvmnotes.measuring.measure import Timing
@@ -77,7 +78,7 @@ def test_winograds_method_counts_its_own_products_and_transforms():
 
     tile, side = config["m"], config["m"] + 2
     block = tile * config["tile_oh"], tile * config["tile_ow"]
-    tiles = -(-24 // block[0]) * -(-24 // block[1]) * config["tile_oh"] * config["tile_ow"]
+    tiles = ceildiv(24, block[0]) * ceildiv(24, block[1]) * config["tile_oh"] * config["tile_ow"]
     inputs = 2 * side * transform(of_input)
     outputs = side * transform(of_output)
     finish = 24 * 24 * transform(of_output) // tile  # only of what is within the picture

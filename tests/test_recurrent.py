@@ -109,7 +109,8 @@ def test_tiles_fit_into_the_registers():
 
 # ---------------------------------------------------------------- ONNX
 
-STEPS, BATCH, WIDTH, UNITS = 5, 3, 4, 6
+STEPS, BATCH = 5, 3
+WIDTH, UNITS = 4, 6
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
@@ -126,7 +127,8 @@ def onnx_model(rng, nodes: list[tuple[str, str]]) -> tuple[onnx.ModelProto, dict
     }
     feed = {name: value.astype("float32") for name, value in feed.items()}
     feed["lengths"] = np.array([5, 2, 3], "int32")
-    body, outputs, weights = [], [], {}
+    body, outputs = [], []
+    weights = {}
     for n, (node, others) in enumerate(nodes):
         op, directions = node.split("<")[0], 2 if "bidirectional" in node else 1
         gates, x = GATES[op] * UNITS, "xb" if "layout" in node else "x"

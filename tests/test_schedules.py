@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tvmnotes as tn
+from tvmnotes.base.integers import ceildiv
 from tvmnotes.compiler.rules import winograd
 
 TOLERANCE = 1e-5
@@ -28,7 +29,7 @@ WINOGRAD_TOLERANCE = 1e-4
 
 def drawn(examples: int):
     """Settings of a property, whose examples may take long; `make test` has a quarter of them."""
-    examples = -(-examples // 4) if QUICK else examples
+    examples = ceildiv(examples, 4) if QUICK else examples
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     return settings(max_examples=examples, suppress_health_check=checks)
 

@@ -24,7 +24,8 @@ def reshaped(
     """
     step = -1 if reverse else 1
     source, codes = list(shape)[::step], iter(list(target)[::step])
-    sizes, axis, inferred = [], 0, None
+    sizes, axis = [], 0
+    inferred = None
     for code in codes:
         if code == -2:
             sizes += source[axis:]

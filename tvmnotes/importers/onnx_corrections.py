@@ -183,7 +183,8 @@ def _compress(n: Node):
     """Take the elements that a constant condition selects, along an axis, or of the flattened input."""
     axis, taken = n.get("axis"), np.flatnonzero(n.known(1))
     if axis is None:
-        x, axis, size = R.reshape(n.x, (-1,)), 0, math.prod(n.shape)
+        x, axis = R.reshape(n.x, (-1,)), 0
+        size = math.prod(n.shape)
     else:
         x, size = n.x, n.shape[axis]
     if len(taken) and taken[-1] >= size:

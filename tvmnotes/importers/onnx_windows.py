@@ -76,7 +76,8 @@ def _col2im(n: Node):
         taps = [te.reduce_axis((0, size), f"tap{i}") for i, size in enumerate(block)]
 
         def number(sample, channel, *position):
-            row, column, inside = channel, 0, []
+            row, column = channel, 0
+            inside = []
             for i in range(rank):
                 begin = position[i] + pads[i] - taps[i] * dilations[i]
                 at = tirx.floordiv(begin, strides[i])

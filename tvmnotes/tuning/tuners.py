@@ -142,7 +142,8 @@ class CostModel:
         return self._booster.predict(self._xgboost.DMatrix(np.array(features, "float32"), nthread=1))
 
     def _train(self) -> None:
-        rows, speeds, groups = [], [], []
+        rows, speeds = [], []
+        groups = []
         for samples in self._samples.values():
             best = min(seconds for _, seconds in samples)
             rows += [features for features, _ in samples]

@@ -131,7 +131,8 @@ class _Lowering:
     """
 
     def __init__(self, builder: relax.BlockBuilder, values: dict, functions: dict):
-        self.builder, self.values, self.functions = builder, values, functions
+        self.builder, self.values = builder, values
+        self.functions = functions
 
     def value(self, expr: ir.Expr):
         """Emit `expr` and record the types of all its parts."""

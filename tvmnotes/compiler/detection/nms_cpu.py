@@ -79,9 +79,11 @@ def suppressed(batch: int, rows: int, width: int, count: int, spec: NmsSpec) -> 
     It writes the rows that remain, in that order and followed by -1, to kept (batch, rows, width), and their
     indices to indices (batch, rows, 1).
     """
-    x, score, kind, background = spec.coord_start, spec.score_index, spec.id_index, spec.background_id
+    x, score = spec.coord_start, spec.score_index
+    kind, background = spec.id_index, spec.background_id
     valid, threshold = spec.valid_thresh, spec.overlap_thresh
-    center, force, beaten = spec.center, spec.force, 2 * spec.in_place
+    center, force = spec.center, spec.force
+    beaten = 2 * spec.in_place
 
     @T.prim_func
     def main(

@@ -128,7 +128,8 @@ def boxes_in_order(data, order, spec: NmsSpec):
     valid.
     """
     batch, count = order.shape
-    x, score, kind = spec.coord_start, spec.score_index, spec.id_index
+    x, score = spec.coord_start, spec.score_index
+    kind = spec.id_index
     constants = 0.0, 1.0, spec.valid_thresh, float(spec.background_id)
     zero, one, valid, background = (tirx.const(value, "float32") for value in constants)
 

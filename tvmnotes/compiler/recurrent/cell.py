@@ -139,7 +139,8 @@ class Step:
     """
 
     def __init__(self, cell: Cell, gates, at: Callable):
-        self.cell, self.gates, self.at = cell, gates, at
+        self.cell, self.gates = cell, gates
+        self.at = at
 
     def get(self, gate: str):
         """Return a gate."""

@@ -82,7 +82,8 @@ class _Kernel:
     """A kernel that is being written, inside the frame of its function."""
 
     def __init__(self, cell: Cell, names: list[str], sizes: Sizes, dtype: str, tile: Tile | None):
-        self.cell, self.sizes, self.packed = cell, sizes, tile is not None
+        self.cell, self.sizes = cell, sizes
+        self.packed = tile is not None
         self.tile = tile or Tile()
         self.dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
         self.width, self.out_width = self.tile.padded(sizes.units), self.tile.padded(sizes.outputs)
@@ -98,7 +99,8 @@ class _Kernel:
             self.last["c"] = T.arg("c_last", T.buffer(shapes["c"], dtype))
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        s, tile, gates = self.sizes, self.tile, len(self.cell.gates)
+        s, tile = self.sizes, self.tile
+        gates = len(self.cell.gates)
         shapes = {
             "x": (s.steps, s.batch, s.input),
             "weight": (gates * s.units, s.input),
@@ -138,7 +140,8 @@ class _Kernel:
             if self.tile.threads:  # they start once, and each runs all steps
                 stack.enter_context(T.attr(0, "pragma_parallel_launch_point", 1))
             step = stack.enter_context(T.serial(s.steps))
-            self.step, self.before, self.after = step, step % 2, (step + 1) % 2
+            self.step = step
+            self.before, self.after = step % 2, (step + 1) % 2
             {"lstm": self._lstm, "gru": self._gru, "rnn": self._rnn}[kind]()
         for name, (_, state, size) in states.items():
             with T.grid(s.batch, size) as (row, unit):
@@ -233,7 +236,8 @@ class _Kernel:
 
     def _from_input(self, gate, row, unit):
         """Return what the input and the bias add to a gate; of plain loops, the bias alone."""
-        number, lanes, row = self.cell.gates.index(gate), self.tile.lanes, self._inside(row)
+        number, lanes = self.cell.gates.index(gate), self.tile.lanes
+        row = self._inside(row)
         if self.packed:
             return self._read("from_input", self._time(row), row, unit // lanes, number, unit % lanes)
         return self._read("bias", number * self.sizes.units + unit)
@@ -267,7 +271,8 @@ class _Kernel:
                 recurrent weights.
             results: Whether this makes the step's result.
         """
-        s, tile, projects = self.sizes, self.tile, gates == "p"
+        s, tile = self.sizes, self.tile
+        projects = gates == "p"
         letters = gates if projects else self.cell.gates
         depth = s.units if projects else s.outputs
         width = s.outputs if projects else s.units

@@ -67,7 +67,8 @@ class _Packer(relax.PyExprMutator):
         units = rows // gates
         sizes = Sizes(steps, batch, width, units, outputs)
         tile = tile_of(cell, sizes, self.simd)
-        chunks, padded, lanes, blocks = tile.chunks(units), tile.padded(units), tile.lanes, tile.blocks
+        chunks, padded = tile.chunks(units), tile.padded(units)
+        lanes, blocks = tile.lanes, tile.blocks
 
         def by_gate(name, *last):
             """Return a weight or bias as (gates, units, …), with zeros for units that complete a chunk."""

@@ -135,7 +135,8 @@ class Convolution(Workload):
 
     def reference(self, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Convolve data (N, C, H, W) with a weight (O, I, KH, KW) into (N, O, H, W), with NumPy alone."""
-        (top, left, bottom, right), (sh, sw), (dh, dw) = self.padding, self.strides, self.dilation
+        (top, left, bottom, right), (sh, sw) = self.padding, self.strides
+        dh, dw = self.dilation
         padded = np.pad(data, [(0, 0), (0, 0), (top, bottom), (left, right)])
         windows = np.lib.stride_tricks.sliding_window_view(padded, self.reach, (2, 3))
         windows = windows[:, :, ::sh, ::sw, ::dh, ::dw]

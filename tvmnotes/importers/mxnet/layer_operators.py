@@ -195,7 +195,8 @@ def _l2_normalization(c: Call):
 
 @converts("LRN")
 def _lrn(c: Call):
-    bias, alpha, beta = float(c.get("knorm", 2)), float(c.get("alpha", 1e-4)), float(c.get("beta", 0.75))
+    bias, alpha = float(c.get("knorm", 2)), float(c.get("alpha", 1e-4))
+    beta = float(c.get("beta", 0.75))
     return local_response_norm(c.x, int(c.need("nsize")), 1, bias, alpha, beta)
 
 

@@ -132,10 +132,12 @@ def _npx_reshape(c: Call):
     """Reshape by codes below -1: copy, drop a 1, copy the rest, multiply two, split one into two."""
     c.refuse(order=("C",), reverse=(False,))
     asked = c.need("newshape")
-    asked, sizes, shape = iter([asked] if isinstance(asked, int) else asked), iter(c.shape), []
+    asked, sizes = iter([asked] if isinstance(asked, int) else asked), iter(c.shape)
+    shape = []
     for code in asked:
         if code == -6:
-            size, first, second = next(sizes), next(asked), next(asked)
+            size = next(sizes)
+            first, second = next(asked), next(asked)
             shape += [size // second if first == -1 else first, size // first if second == -1 else second]
         elif code == -5:
             shape.append(next(sizes) * next(sizes))

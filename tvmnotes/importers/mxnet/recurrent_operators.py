@@ -14,7 +14,8 @@ from .call import Call, converts, shape_of
 def _recurrent(c: Call):
     """Convert all layers; the parameters are one vector, the weights of all layers and then all biases."""
     c.refuse(projection_size=(), lstm_state_clip_min=(), lstm_state_clip_max=(), use_sequence_length=(False,))
-    mode, units, layers = c.need("mode"), int(c.need("state_size")), int(c.need("num_layers"))
+    mode, units = c.need("mode"), int(c.need("state_size"))
+    layers = int(c.need("num_layers"))
     if mode not in OF_CUDNN:
         raise ValueError(f"mode={mode}; expected one of {', '.join(OF_CUDNN)}")
     if c.rank != 3:
