@@ -17,7 +17,7 @@ from tvm import relax
 import tvmnotes as tn
 from tvmnotes.compiler import pipeline
 from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.detection.nms_cpu import best_places, suppressed
+from tvmnotes.compiler.detection.nms_cpu import best_indices, suppressed
 from tvmnotes.compiler.detection.nms_cuda import parallelize_detection
 from tvmnotes.compiler.detection.spec import NmsSpec
 
@@ -66,8 +66,8 @@ SHAPES = [(2, 33, 1), (3, 100, 100), (1, 5000, 77), (2, 40_000, 400)]
 
 
 @pytest.mark.parametrize("shape", sampled(SHAPES, SHAPES[1:3]), ids=str)
-def test_the_best_places_are_those_of_the_loops(shape):
-    loops, parallel = both(module(best_places(*shape)))
+def test_the_best_indices_are_those_of_the_loops(shape):
+    loops, parallel = both(module(best_indices(*shape)))
     for scores in scores_of_all_kinds(*shape[:2]):
         scores = scores.astype("float32")
         assert_same(parallel(scores), loops(scores))
@@ -75,7 +75,7 @@ def test_the_best_places_are_those_of_the_loops(shape):
 
 @pytest.fixture(scope="module")
 def selection():
-    return both(module(best_places(2, 70, 9)))
+    return both(module(best_indices(2, 70, 9)))
 
 
 @settings(max_examples=50)
@@ -156,7 +156,7 @@ def test_too_many_boxes_are_left_to_the_loops():
 
 @pytest.mark.parametrize("shape", sampled([(2, 100, 40), (1, 40_000, 400)], [(2, 100, 40)]), ids=str)
 def test_the_threads_of_a_gpu_choose_the_same(shape):
-    mod = module(best_places(*shape))
+    mod = module(best_indices(*shape))
     for scores in [*scores_of_all_kinds(*shape[:2])][:2]:
         scores = scores.astype("float32")
         assert_same(run_emulated(mod, {}, scores), tn.build(mod, {}, opt_level=0)(scores))
@@ -194,7 +194,7 @@ def test_a_cpu_keeps_the_loops_and_a_gpu_has_none_at_any_level():
     for level in pipeline.OPT_LEVELS:
         for target, there in ((gpu, True), (cpu, False)):
             assert ("DetectionInParallel" in [p.info.name for p in pipeline.passes(level, target)]) == there
-    mod = module(best_places(1, 300, 40))
+    mod = module(best_indices(1, 300, 40))
     assert [*tn.build(mod, {}).kernels.index] == ["loops"]
     assert "loops" not in tn.build(mod, {}, TARGET, opt_level=0).kernels.index
 
@@ -205,7 +205,7 @@ def test_a_detectors_choice_compiles_with_tvms_sort():
     with builder.function("main", [x]):
         with builder.dataflow():
             types = [relax.TensorType((1, 40), dtype) for dtype in ("int32", "float32")]
-            name = builder.add_func(best_places(1, 300, 40).without_attr("global_symbol"), "best_places")
+            name = builder.add_func(best_indices(1, 300, 40).without_attr("global_symbol"), "best_indices")
             best = builder.emit(relax.TupleGetItem(builder.emit(relax.call_tir(name, [x], types)), 1))
             result = builder.emit_output(relax.op.argsort(best, 1, descending=True, dtype="int32"))
         builder.emit_func_output(result)

@@ -624,10 +624,10 @@ def test_deformable_convolutions_equal_mxnets(groups):
 def test_the_best_indices_are_found_among_all_kinds_of_values(rng):
     import tvm
 
-    from tvmnotes.compiler.detection.nms_cpu import best_places
+    from tvmnotes.compiler.detection.nms_cpu import best_indices
 
     for shape, count in (((2, 1000), 1), ((2, 1000), 7), ((1, 9), 9)):
-        kernel = tvm.compile(best_places(*shape, count), "llvm")["main"]
+        kernel = tvm.compile(best_indices(*shape, count), "llvm")["main"]
         for scores in (
             rng.standard_normal(shape),
             np.zeros(shape),

@@ -146,7 +146,7 @@ def test_regions_of_pictures_that_do_not_exist():
             net(IMAGES, np.concatenate([REGIONS[:1], REGIONS[1:] + np.array([wrong, 0, 0, 0, 0], "float32")]))
 
 
-def test_indices_of_onnx_that_count_pictures_and_places():
+def test_indices_of_onnx_that_count_images_and_elements():
     model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
         g (float[2, 1, 6, 6] x, float[2, 5] rois, int64[2] images, float[2, 1, 3, 3] small, int64[2, 1, 3, 3] maxima)
         => (float[2, 1, 2, 2] a, float[2, 1, 2, 2] b, float[2, 1, 6, 6] c) {

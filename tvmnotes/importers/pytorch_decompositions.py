@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 from .pytorch_attention import ATTENTION
 from .pytorch_composites import COMPOSITES, wide
+from .pytorch_indexing import INDEXING
 from .pytorch_linalg import LINALG
-from .pytorch_places import PLACES
 from .pytorch_recurrent import RECURRENT
 from .pytorch_types import OF_MIXED_TYPES, with_exact_scalars
 
@@ -219,7 +219,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **ATTENTION,
     **COMPOSITES,
-    **PLACES,
+    **INDEXING,
     **LINALG,
     **RECURRENT,
     **OF_MIXED_TYPES,

@@ -10,7 +10,7 @@ from .spec import NmsSpec, TopKSpec, with_spec
 
 
 @fast_tvmscript_parser()
-def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
+def best_indices(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
     """Make a kernel that finds the `count` largest scores of each row of (rows, length) float32.
 
     It writes their indices (rows, count) int32, and best (rows, count) float32, in the order of the
@@ -26,7 +26,7 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
         best: T.Buffer((rows, count), "float32"),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
-        with T.sblock("best_places"):
+        with T.sblock("best_indices"):
             histogram = T.sblock_alloc_buffer((2048,), "int32")
             state = T.sblock_alloc_buffer((3,), "int32")  # still to find, the bin, indices written
             least = T.sblock_alloc_buffer(

@@ -65,14 +65,14 @@ class _Rewrite(relax.PyExprMutator):
             return call
         inputs, shapes = call.args[1].fields, [fixed_shape(result) for result in call.ty.fields]
         if isinstance(spec, TopKSpec):
-            return relax.Tuple(self._best_places(*inputs, shapes[0][1]))
+            return relax.Tuple(self._best_indices(*inputs, shapes[0][1]))
         kept = self._suppressed(*inputs, spec)
         return relax.Tuple(kept) if kept else call
 
     def visit_tuple_getitem_(self, item):
         return field_of_tuple(self, self.visit_expr_post_order(item))
 
-    def _best_places(self, scores, count):
+    def _best_indices(self, scores, count):
         emit = self._emit
         rows, length = fixed_shape(scores.ty)
         keys, bounds = emit(topk.sort_keys, scores), emit(topk.first_bounds, rows)

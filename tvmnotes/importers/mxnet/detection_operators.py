@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from ...compiler.detection.nms_cpu import best_places, suppressed
+from ...compiler.detection.nms_cpu import best_indices, suppressed
 from ...compiler.detection.spec import NmsSpec
 from .call import Call, converts, shape_of
 
@@ -36,8 +36,8 @@ def _by_score(c: Call, data: relax.Expr, spec: NmsSpec) -> relax.Expr:
         scores = op.where(background, c.const(-np.inf, "float32"), scores)
     if not 0 < spec.topk < rows:
         return c.emit(op.argsort(scores, 1, descending=True, dtype="int32"))
-    shape, kernel = (batch, spec.topk), best_places(batch, rows, spec.topk)
-    indices, best = _call(c, "best_places", kernel, [c.emit(scores)], (shape, "int32"), (shape, "float32"))
+    shape, kernel = (batch, spec.topk), best_indices(batch, rows, spec.topk)
+    indices, best = _call(c, "best_indices", kernel, [c.emit(scores)], (shape, "int32"), (shape, "float32"))
     return c.emit(op.gather_elements(indices, op.argsort(best, 1, descending=True, dtype="int32"), 1))
 
 
