@@ -21,7 +21,6 @@ if not tn.gluon.installed():
 TOLERANCE = 1e-3
 SCORES = 1e-4  # their tolerance; those closer to each other may stand in either order
 DETECTORS = r"ssd_|yolo3_|center_net_|faster_rcnn_"
-SEGMENTERS = r"fcn_|psp_|deeplab_|icnet_|danet_|fastscnn|hrnet_.*_s$"
 # Of other kinds: videos, key points of persons found before, masks, tracking, depth; networks of integers; and those
 # that want to be told their classes. MXNet's ROIAlign on CPUs does not write what is of no picture, so where there are
 # maps of several sizes ("fpn") its results are what was in memory, and nothing to compare with.

@@ -199,11 +199,7 @@ TUNERS = {"grid": Grid, "random": Random, "ga": GA, "xgb": XGB}
 
 
 def tuner(
-    name: str,
-    task,
-    seed: int | None = None,
-    space: list[dict] | None = None,
-    model: CostModel | None = None,
+    name: str, task, seed: int | None = None, space: list[dict] | None = None, model: CostModel | None = None
 ) -> Tuner:
     """Make a tuner for a task.
 
