@@ -103,7 +103,7 @@ def torch_result(net, x):
 
 @pytest.fixture(scope="module")
 def small_onnx(tmp_path_factory) -> Path:
-    """A file of a convolution and a classifier, for pictures of digits."""
+    """A file of a convolution and a classifier, for images of digits."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         small (float[1, 1, 32, 32] image) => (float[1, 10] scores) {
             a = Conv<kernel_shape = [3, 3], strides = [2, 2]>(image, w) b = Relu(a) c = GlobalAveragePool(b)

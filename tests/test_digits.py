@@ -1,4 +1,4 @@
-"""The digit network in data/digits: its accuracy, its two files held together, where its pictures come from."""
+"""The digit network in data/digits: its accuracy, its two files held together, where its images come from."""
 
 import importlib.util
 from pathlib import Path

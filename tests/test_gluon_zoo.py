@@ -22,14 +22,14 @@ TOLERANCE = 1e-3
 SCORES = 1e-4  # their tolerance; those closer to each other may stand in either order
 DETECTORS = r"ssd_|yolo3_|center_net_|faster_rcnn_"
 # Of other kinds: videos, key points of persons found before, masks, tracking, depth; networks of integers; and those
-# that want to be told their classes. MXNet's ROIAlign on CPUs does not write what is of no picture, so where there are
+# that want to be told their classes. MXNet's ROIAlign on CPUs does not write what is of no image, so where there are
 # maps of several sizes ("fpn") its results are what was in memory, and nothing to compare with.
 OTHERS = (
     r".*(int8|kinetics|sthsth|ucf101|hmdb51|alpha_pose|mask_rcnn|siamrpn|monodepth|doublehead|custom|posenet|jasper|smot"
     r"|_fpn_|i3d|slowfast|c3d|p3d|r2plus1d)"
 )
 
-# Those that are tests, and the size of its picture, small since most of the time goes into compiling.
+# Those that are tests, and the size of its image, small since most of the time goes into compiling.
 NETWORKS = {
     "resnet18_v1": 64,
     "resnet50_v1d": 64,
@@ -48,7 +48,7 @@ SAMPLE = ("mobilenetv3_small", "cifar_resnet20_v1", "ssd_512_mobilenet1.0_voc", 
 
 
 def compare(name: str, size: int | None = None) -> dict:
-    """Import, build, and run a network on random pictures in both; what was found."""
+    """Import, build, and run a network on random images in both; what was found."""
     import mxnet as mx
 
     net, shape = tn.gluon.network(name), tn.gluon.shape_of(name)
@@ -86,7 +86,7 @@ def of_detections(outputs, wanted) -> float:
 
 
 def rows(detections) -> list[np.ndarray]:
-    """Classes (N,), scores (N,) and corners (N, 4) of one picture, with and without an axis for each number."""
+    """Classes (N,), scores (N,) and corners (N, 4) of one image, with and without an axis for each number."""
     classes, scores, corners = detections
     return [classes.reshape(-1), scores.reshape(-1), corners.reshape(-1, 4)]
 

@@ -597,7 +597,7 @@ def test_regions_are_pooled_as_mxnet_does(options):
     lib = tn.build(*tn.from_mxnet(symbol, {}, {"x": x.shape, "y": rois.shape}))
     whole = lib(x, rois)
     hold([whole], mxnets(symbol, {"x": x, "y": rois}, {}))
-    rois[2, 0] = -1  # of no picture: zeros, as MXNet gives on GPUs; on CPUs it leaves what is in memory
+    rois[2, 0] = -1  # of no image: zeros, as MXNet gives on GPUs; on CPUs it leaves what is in memory
     whole[2] = 0
     np.testing.assert_array_equal(lib(x, rois), whole)
 

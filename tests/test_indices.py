@@ -130,10 +130,10 @@ def test_onnxs_indices_are_checked():
 
 
 IMAGES = np.random.default_rng(16).random((2, 1, 6, 6), "float32")
-REGIONS = np.array([[1, 0, 0, 4, 3], [0, 1, 2, 5, 5]], "float32")  # each begins with the number of a picture
+REGIONS = np.array([[1, 0, 0, 4, 3], [0, 1, 2, 5, 5]], "float32")  # each begins with the index of an image
 
 
-def test_regions_of_pictures_that_do_not_exist():
+def test_regions_of_images_that_do_not_exist():
     def aligned(x, rois):
         return roi_align(x, rois, 2, sampling_ratio=2), roi_align(x, rois, 2, sampling_ratio=2, aligned=True)
 

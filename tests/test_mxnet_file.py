@@ -32,8 +32,8 @@ for name in ("mxnet", "gluoncv", "torch", "onnx"):
 import numpy as np, tvmnotes as tn
 mod, params = tn.from_mxnet({str(symbol)!r}, {str(params)!r}, {{"data": (4, 1, 32, 32)}})
 x = np.load(sys.stdin.buffer if False else {str(data.path("digits/test.npz"))!r})
-pictures = ((x["images"][:4, None].astype("float32") / 255 - 0.3057) / 0.3238).astype("float32")
-print(tn.build(mod, params)(pictures).argmax(1).tolist() == x["labels"][:4].tolist())
+images = ((x["images"][:4, None].astype("float32") / 255 - 0.3057) / 0.3238).astype("float32")
+print(tn.build(mod, params)(images).argmax(1).tolist() == x["labels"][:4].tolist())
 """
     assert python(code) == "True"
 

@@ -1,6 +1,6 @@
 """torchvision's classification networks, one or more of each family: TVM's result is PyTorch's.
 
-It is held to 1e-3 of the largest magnitude in the output. The pictures are the smallest that a network takes, since
+It is held to 1e-3 of the largest magnitude in the output. The images are the smallest that a network takes, since
 almost all of the time goes into compiling.
 """
 
@@ -20,7 +20,7 @@ from tvmnotes import build, from_pytorch, models
 
 TOLERANCE = 1e-3
 
-# The size of the picture.
+# The size of the image.
 NETWORKS = {
     "alexnet": 64,
     "vgg11": 32,

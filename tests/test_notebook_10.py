@@ -39,7 +39,7 @@ def block():
     return bound, names["folded"], combine_parallel.combine_parallel_ops()(names["folded"])
 
 
-def test_the_grids_shrink_with_the_pictures(resnet):
+def test_the_grids_shrink_with_the_images(resnet):
     blocks, kernels = {}, resnet.kernels
     for node in resnet.graph["nodes"]:
         if node["kernel"] in kernels.index and kernels.family[node["kernel"]] == "matmul":

@@ -81,7 +81,7 @@ def test_winograds_method_counts_its_own_products_and_transforms():
     tiles = ceildiv(24, block[0]) * ceildiv(24, block[1]) * config["tile_oh"] * config["tile_ow"]
     inputs = 2 * side * transform(of_input)
     outputs = side * transform(of_output)
-    finish = 24 * 24 * transform(of_output) // tile  # only of what is within the picture
+    finish = 24 * 24 * transform(of_output) // tile  # only of what is within the image
     assert cost["flops"] == tiles * (2 * side**2 * 64 * 64 + 64 * inputs + 64 * outputs) + 64 * finish
     assert cost["flops"] < 2 * 64 * 64 * 24 * 24 * 9, "fewer than the direct way"
 

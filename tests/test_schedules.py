@@ -229,7 +229,7 @@ def test_pools_between_convolutions(pool, count, size):
 
 @drawn(6)
 @given(channels, st.tuples(st.integers(1, 5), st.integers(1, 5)), st.integers(1, 40))
-def test_flattened_pictures(count, size, out):
+def test_flattened_images(count, size, out):
     torch.manual_seed(1)
     network = nn.Sequential(nn.Conv2d(3, count, 1), nn.ReLU(), nn.Flatten(), nn.Linear(count * math.prod(size), out))
     assert_same(network, (2, 3, *size), family="matmul")

@@ -69,14 +69,14 @@ def of_two_texts(kind, attention, **config):
     return of_transformers(kind, attention, text(decoder_input_ids=target), **SIZES | config)
 
 
-def of_pictures(kind, attention, size=32, task="AutoModel", **config):
+def of_images(kind, attention, size=32, task="AutoModel", **config):
     return of_transformers(kind, attention, {"pixel_values": torch.randn(1, 3, size, size)}, task, **config)
 
 
 def of_objects(kind, attention, **config):
     """A detector; its backbone has no attention."""
     attention = {"": attention, "backbone_config": "eager"}
-    return of_pictures(kind, attention, 64, "AutoModelForObjectDetection", num_queries=10, **PAIRED, **config)
+    return of_images(kind, attention, 64, "AutoModelForObjectDetection", num_queries=10, **PAIRED, **config)
 
 
 def of_sound(kind, attention, **config):
@@ -136,8 +136,8 @@ NETWORKS = {
     "t5": (partial(of_two_texts, "t5", **T5), BOTH),
     "bart": (partial(of_two_texts, "bart", **PAIRED), BOTH),
     "whisper": (partial(of_sound, "whisper", num_mel_bins=16, max_source_positions=LENGTH, **PAIRED), BOTH),
-    "vit": (partial(of_pictures, "vit", **SIZES, image_size=32, patch_size=8), BOTH),
-    "segformer": (partial(of_pictures, "segformer", task="AutoModelForSemanticSegmentation", **SEGFORMER), EAGER),
+    "vit": (partial(of_images, "vit", **SIZES, image_size=32, patch_size=8), BOTH),
+    "segformer": (partial(of_images, "segformer", task="AutoModelForSemanticSegmentation", **SEGFORMER), EAGER),
     "detr": (partial(of_objects, "detr", backbone_config=RESNET), BOTH),
     "clip_text_model": (partial(of_text, "clip_text_model"), BOTH),
     "mamba": (partial(of_text, "mamba", state_size=8), EAGER),

@@ -60,13 +60,13 @@ def convolution(channels, out, size, kernel, stride=1, padding=0, dilation=1, gr
 CONVOLUTIONS = {
     "3x3": convolution(32, 48, (9, 11), (3, 3), padding=1),
     "of few channels": convolution(5, 20, (9, 7), (3, 3), padding=1),
-    "of a picture": convolution(3, 20, (17, 15), (5, 5), stride=2, padding=2, blocked=False),
+    "of an image": convolution(3, 20, (17, 15), (5, 5), stride=2, padding=2, blocked=False),
     "strided": convolution(20, 40, (10, 9), (3, 3), stride=2, padding=1),
     "dilated": convolution(16, 16, (12, 12), (3, 3), padding=2, dilation=2),
     "padded on two sides": convolution(16, 24, (8, 8), (2, 3), padding=(1, 0, 0, 2)),
     "pointwise": convolution(24, 40, (7, 9), (1, 1)),
     "pointwise and strided": convolution(24, 40, (7, 9), (1, 1), stride=2),
-    "of pictures": convolution(16, 16, (6, 6), (3, 3), padding=1, batch=3),
+    "of images": convolution(16, 16, (6, 6), (3, 3), padding=1, batch=3),
     "depthwise": convolution(20, 20, (9, 9), (3, 3), padding=1, groups=20),
     "depthwise and strided": convolution(32, 32, (9, 9), (5, 5), stride=2, padding=2, groups=32),
     "of groups of whole blocks": convolution(2 * LANES, 4 * LANES, (6, 7), (3, 3), padding=1, groups=2),
@@ -93,11 +93,11 @@ def run(workload, config, data, weight) -> np.ndarray:
 
 SAMPLE = (
     "3x3",
-    "of a picture",
+    "of an image",
     "strided",
     "padded on two sides",
     "pointwise and strided",
-    "of pictures",
+    "of images",
     "depthwise",
     "of groups of whole blocks",
     "of odd groups",
@@ -136,7 +136,7 @@ def test_every_config_makes_numpys_product():
 def test_a_convolution_counts_its_multiplications():
     assert CONVOLUTIONS["3x3"].macs == 9 * 11 * 48 * 32 * 9
     assert CONVOLUTIONS["of odd groups"].macs == 6 * 7 * 33 * 5 * 9
-    assert CONVOLUTIONS["of pictures"].macs == 3 * 6 * 6 * 16 * 16 * 9
+    assert CONVOLUTIONS["of images"].macs == 3 * 6 * 6 * 16 * 16 * 9
 
 
 # ---------------------------------------------------------------- tasks
