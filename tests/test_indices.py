@@ -57,7 +57,7 @@ def test_indices_pick_what_pytorch_says(of_torch):
             np.resize(rng.permutation(np.arange(least * size * negative, size)), shape)
             for _, shape, negative, size in OF_TORCH.values()
         ]
-        indices[5] = np.arange(5).reshape(1, 5) % 4  # places that are written have one writer
+        indices[5] = np.arange(5).reshape(1, 5) % 4  # each element is written once
         expected = _all_of_torch(*map(torch.from_numpy, (X, *indices)))
         for name, output, wanted in zip(OF_TORCH, net(X, *indices), expected, strict=True):
             np.testing.assert_allclose(output, wanted.numpy(), 1e-5, err_msg=name)

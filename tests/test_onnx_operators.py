@@ -58,7 +58,7 @@ WINDOWS = [
     "yc = Det(square) | yc float 1",
     'yd = BitShift<direction = "LEFT">(bytes, nine) | yd uint8 1',
     "ye = IsInf<detect_negative = 0>(signs) | ye bool 1",
-    "yf = OneHot<axis = 1>(places, depth, offon) | yf float 3",
+    "yf = OneHot<axis = 1>(classes, depth, offon) | yf float 3",
     "yh = Elu<alpha = 0.5>(doubles) | yh double 1",
     "yi = Selu(halves) | yi float16 1",
     "yg, ym, yv = LayerNormalization(x, ones) | yg float 4 ym float 4 yv float 4",
@@ -88,7 +88,7 @@ def test_windows_and_corrections(rng, level):
     feed = {name: rng.integers(-4, 5, shape).astype("float32") for name, shape in shapes.items()}
     feed["bytes"] = rng.integers(0, 256, 5).astype("uint8")
     feed["signs"] = np.array([np.inf, -np.inf, np.nan, 0], "float32")
-    feed["places"] = rng.integers(-5, 5, (2, 3))
+    feed["classes"] = rng.integers(-5, 5, (2, 3))
     feed["doubles"], feed["halves"] = rng.standard_normal(9), rng.standard_normal(9).astype("float16")
     weights = """<int64[4] sizes = {2, 4, 5, 9}, int64[2] two = {4, 9}, float[4] thirds = {1.0, 1.0, 0.6, 0.7},
         int64[2] seven = {7, 8}, int64[2] block = {2, 3}, uint8[1] nine = {9}, float depth = {5.0},

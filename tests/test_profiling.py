@@ -56,7 +56,7 @@ def cost_of(net, *shapes, **options):
 
 @pytest.mark.parametrize("options", [{"opt_level": 0}, {"target": AVX512, "records": False}], ids=["plain", "fast"])
 def test_a_direct_convolution_counts_as_its_formula(options):
-    """2 for each product and sum, for each output, input channel and place of the window; a byte of data once."""
+    """2 for each product and sum, for each output, input channel and position in the window; a byte of data once."""
     conv = nn.Conv2d(32, 48, 3, stride=2, padding=1, bias=False)
     cost, _ = cost_of(conv, (1, 32, 28, 28), **options)
     products, inside = 48 * 14 * 14 * 32 * 9, 28 * 28  # stride 2 and padding 1 leave no input out

@@ -1,7 +1,7 @@
 """NaN, infinities, signed zeros and denormals: a built network has PyTorch's, at each opt level.
 
 One network has an output for each operator, so that one build tests them all. Two things are not compared: the sign of
-a zero where PyTorch's depends on the place in memory (the maximum of 0 and -0), and PyTorch's own NaN where C has a
+a zero where PyTorch's depends on the address (the maximum of 0 and -0), and PyTorch's own NaN where C has a
 number (the remainder of 1e20 and 1e-42).
 """
 
@@ -25,7 +25,7 @@ X, Y = (torch.tensor(VALUES).repeat_interleave(len(VALUES)), torch.tensor(VALUES
 
 
 def _rows() -> torch.Tensor:
-    """Random rows with special values at several places, also after the last whole vector; and rows of one value."""
+    """Random rows with special values at several indices, also after the last whole vector; and rows of one value."""
     rows = torch.randn(len(SPECIAL) ** 2, 37, generator=torch.Generator().manual_seed(0))
     rows[:, 5] = torch.tensor(SPECIAL).repeat_interleave(len(SPECIAL))
     rows[:, 35] = torch.tensor(SPECIAL).repeat(len(SPECIAL))

@@ -96,7 +96,7 @@ def _resnet_plan(num_layers: int, height: int) -> tuple[list[int], list[int], bo
     if height <= 28 and num_layers < 164 and num_layers % 6 == 2:
         return [num_layers // 6] * 3, [16, 16, 32, 64], False
     raise ValueError(
-        f"resnet: no network of {num_layers} layers for pictures {height} high; above 28: "
+        f"resnet: no network of {num_layers} layers for images {height} high; above 28: "
         f"{', '.join(map(str, _UNITS))}; up to 28: 6n + 2 layers, from 164 on 9n + 2"
     )
 
@@ -303,7 +303,7 @@ def dcgan(batch_size, random_len=100, oshape=(3, 64, 64), ngf=128, code=None, la
     Source: Alec Radford et al., "Unsupervised Representation Learning" (2015).
     """
     if tuple(oshape[-2:]) != (64, 64):
-        raise ValueError(f"dcgan: expected pictures of 64 × 64, got an oshape of {tuple(oshape)}")
+        raise ValueError(f"dcgan: expected images of 64 × 64, got an oshape of {tuple(oshape)}")
     kernel = {"NCHW": "IOHW", "NHWC": "HWOI"}[layout]
     code = _data(batch_size, (random_len,), dtype) if code is None else code
     deconv = partial(conv2d_transpose, data_layout=layout, kernel_layout=kernel, output_padding=(0, 0))
