@@ -1,4 +1,4 @@
-"""The seam to TVM: private names are in the files that it lists, workarounds name tests that exist, costs know every class."""
+"""The seam to TVM: private names are where it says, workarounds name tests that exist, costs know every class."""
 
 import ast
 import re
