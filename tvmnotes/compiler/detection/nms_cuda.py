@@ -19,7 +19,7 @@ from tvm import relax, te, tirx
 from tvm.script import tirx as T
 
 from ...base.integers import round_up
-from ...base.relax import field_of_tuple, fixed_shape
+from ...base.relax import field_of_tuple, fixed_shape, on_each_function
 from ...base.tvm_seam import OPAQUE
 from ...base.workarounds import fast_tvmscript_parser
 from . import topk_cuda as topk
@@ -37,17 +37,7 @@ def parallelize_detection() -> tvm.transform.Pass:
     A suppression is kept, in a single thread, if its mask, one bit for each pair of boxes, would take more
     than 64 MB: with more than 23,168 boxes of one image.
     """
-
-    @tvm.transform.module_pass(opt_level=0, name="DetectionInParallel")
-    def run(mod, _context):
-        if not any(map(spec_of, mod.functions.values())):
-            return mod
-        rewrite = _Rewrite(mod)
-        main = relax.analysis.remove_all_unused(rewrite.visit_expr(mod["main"]))
-        rewrite.builder_.update_func(mod.get_global_var("main"), main)
-        return rewrite.builder_.finalize()
-
-    return run
+    return on_each_function("DetectionInParallel", _Rewrite, adds_kernels=True, needs=spec_of)
 
 
 @relax.expr_functor.mutator
@@ -55,6 +45,9 @@ class _Rewrite(relax.PyExprMutator):
     def __init__(self, mod):
         super().__init__(mod)
         self.mod = mod
+
+    def visit_function_(self, func):
+        return relax.analysis.remove_all_unused(super().visit_function_(func))
 
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)

@@ -1,12 +1,14 @@
 """The pass that computes recurrent layers of float32 on packed weights, with one product for all inputs."""
 
+from functools import partial
+
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax import op as R
 
 from ...base.integers import ceildiv
-from ...base.relax import fixed_shape
+from ...base.relax import fixed_shape, on_each_function
 from ..rules.base.vector import Simd, fastest_tile
 from .cell import Cell
 from .loops import Sizes, Tile, kernel
@@ -16,17 +18,7 @@ _SHARED = 1 << 16  # multiply-adds of a step that are worth another thread
 
 def pack_recurrent(simd: Simd) -> tvm.transform.Pass:
     """Make the pass; weights that are not constants are packed in each run."""
-
-    @tvm.transform.module_pass(opt_level=0, name="PackRecurrent")
-    def run(mod, _context):
-        if not any(map(Cell.of, mod.functions.values())):
-            return mod
-        rewrite = _Packer(mod, simd)
-        main = rewrite.visit_expr(mod["main"])
-        rewrite.builder_.update_func(mod.get_global_var("main"), main)
-        return rewrite.builder_.get()
-
-    return run
+    return on_each_function("PackRecurrent", partial(_Packer, simd=simd), adds_kernels=True, needs=Cell.of)
 
 
 def tile_of(cell: Cell, sizes: Sizes, simd: Simd) -> Tile:

@@ -7,7 +7,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ...base.relax import field_of_tuple, fixed_shape
+from ...base.relax import field_of_tuple, fixed_shape, on_each_function
 from .cell import Cell
 
 _FUNCTIONS = {"sigmoid": R.sigmoid, "tanh": R.tanh, "relu": R.nn.relu}
@@ -15,17 +15,7 @@ _FUNCTIONS = {"sigmoid": R.sigmoid, "tanh": R.tanh, "relu": R.nn.relu}
 
 def unroll_recurrent() -> tvm.transform.Pass:
     """Make the pass; cells that it does not serve stay in one thread."""
-
-    @tvm.transform.module_pass(opt_level=0, name="UnrollRecurrent")
-    def run(mod, _context):
-        if not any(map(Cell.of, mod.functions.values())):
-            return mod
-        rewrite = _Unroller(mod)
-        main = relax.analysis.remove_all_unused(rewrite.visit_expr(mod["main"]))
-        rewrite.builder_.update_func(mod.get_global_var("main"), main)
-        return rewrite.builder_.get()
-
-    return run
+    return on_each_function("UnrollRecurrent", _Unroller, adds_kernels=True, needs=Cell.of)
 
 
 @relax.expr_functor.mutator
@@ -44,6 +34,9 @@ class _Unroller(relax.PyExprMutator):
         if not known or cell.clip or cell.coupled or given.keys() & {"lengths", "peepholes"}:
             return call
         return relax.Tuple(self._results(cell, given))
+
+    def visit_function_(self, func):
+        return relax.analysis.remove_all_unused(super().visit_function_(func))
 
     def visit_tuple_getitem_(self, item):
         return field_of_tuple(self, self.visit_expr_post_order(item))
