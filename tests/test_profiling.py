@@ -256,8 +256,8 @@ def test_a_profile_has_all_kernels_of_the_network(profiled, lib):
 
 
 @pytest.fixture
-def made_up(lib):
-    """A profile of two runs with made-up times: conv 2 and 4 ms in two calls each, dense 1 ms."""
+def small_profile(lib):
+    """A profile of two runs with invented times: conv 2 and 4 ms in two calls each, dense 1 ms."""
     names = {"conv": (10**8, 10**6), "dense": (10**5, 10**7)}
     graph = {
         "kernels": {"conv": {"family": "winograd", "m": 4}, "dense": {"family": "none"}},
@@ -279,17 +279,17 @@ def made_up(lib):
     return profiling.Profile(compiled, runs, Timing("", [4e-3]), Timing("", [4.1e-3]))
 
 
-def test_the_arithmetic_of_a_profile(made_up):
-    conv, dense = made_up.frame().to_dict("records")
+def test_the_arithmetic_of_a_profile(small_profile):
+    conv, dense = small_profile.frame().to_dict("records")
     assert conv["calls"] == 2 and conv["ms"] == pytest.approx(3) and conv["iqr (ms)"] == pytest.approx(1)
     assert conv["share"] == pytest.approx(0.75) and dense["share"] == pytest.approx(0.25)
     assert conv["GFLOP/s"] == pytest.approx(2e8 / 3e-3 / 1e9) and dense["GB/s"] == pytest.approx(10)
     assert (conv["bound"], dense["bound"]) == ("compute", "memory")
     assert conv["of limit"] == pytest.approx(2 / 3) and dense["of limit"] == pytest.approx(1)
     assert (conv["makes"], conv["schedule"], dense["schedule"]) == ("1x0", "winograd m=4", "none")
-    assert made_up.sum == pytest.approx(4e-3) and made_up.overhead == pytest.approx(0.025)
-    assert "(+2.5%); kernels 4.00 ms, 100.0% of a run; 2 runs" in made_up.summary
-    calls = made_up.calls()
+    assert small_profile.sum == pytest.approx(4e-3) and small_profile.overhead == pytest.approx(0.025)
+    assert "(+2.5%); kernels 4.00 ms, 100.0% of a run; 2 runs" in small_profile.summary
+    calls = small_profile.calls()
     assert list(calls["node"]) == [0, 2, 3] and calls["ms"].tolist() == pytest.approx([1.5, 1.5, 1])
 
 
@@ -401,12 +401,12 @@ def test_tvm_takes_half_of_the_processors_unless_it_is_told(python):
 # ---------------------------------------------------------------- figures
 
 
-def test_the_figures_show_what_they_are_given(made_up):
+def test_the_figures_show_what_they_are_given(small_profile):
     bars = plots.shares({name: Timing(name, [seconds]) for name, seconds in zip("abcd", (1, 5, 3, 1), strict=True)}, 2)
     assert [text.get_text() for text in bars.axes[0].get_yticklabels()] == ["b", "c", "2 more"]
     assert [bar.get_width() for bar in bars.axes[0].patches] == [50, 30, 20]
 
-    figure = made_up.roofline()
+    figure = small_profile.roofline()
     (dots,) = figure.axes[0].collections
     assert dots.get_offsets().tolist() == [pytest.approx([100, 2e8 / 3e-3 / 1e9]), pytest.approx([0.01, 0.1])]
     (roof,) = figure.axes[0].lines

@@ -440,13 +440,15 @@ class Planted(AsItIs, Convolution):
             raise RuntimeError("planted in the build")
         if does == "hang":  # in the kernel: 10^15 additions that no compiler may leave out
             long = te.reduce_axis((0, 10**15), "long")
-            return self._made(lambda c: te.sum(data[0, (long * 7 + c) % 64, 0, 0] * kernel[long % 4, 0, 0, 0], [long]))
+            return self._of_channels(
+                lambda c: te.sum(data[0, (long * 7 + c) % 64, 0, 0] * kernel[long % 4, 0, 0, 0], [long])
+            )
         if does == "crash":  # in the kernel: it reads where there is no memory
-            return self._made(lambda c: data[0, (c + 1) * 2**40, 0, 0] + kernel[0, 0, 0, 0])
+            return self._of_channels(lambda c: data[0, (c + 1) * 2**40, 0, 0] + kernel[0, 0, 0, 0])
         factor = {"triple": 3.0, "make nothing": float("nan")}.get(does, 2.0)
-        return self._made(lambda c: data[0, c, 0, 0] * factor + kernel[0, 0, 0, 0] * 0.0)
+        return self._of_channels(lambda c: data[0, c, 0, 0] * factor + kernel[0, 0, 0, 0] * 0.0)
 
-    def _made(self, of_channel):
+    def _of_channels(self, of_channel):
         return te.compute(self.data, lambda n, c, y, x: of_channel(c))
 
 

@@ -101,13 +101,13 @@ def chosen(rows: int, length: int, count: int, sizes: list[int]):
 
     `sizes`: the last axes of the keys and of the counts of 32, 1024 and 32768 of them.
     """
-    places_, groups, blocks, parts = sizes
+    keys_padded, groups, blocks, parts = sizes
 
     @T.prim_func(s_tir=True)
     def chosen(
         scores: T.Buffer((rows, length), "float32"),
         bounds: T.Buffer((rows, _VALUES), "uint32"),
-        keys: T.Buffer((rows, places_), "uint32"),
+        keys: T.Buffer((rows, keys_padded), "uint32"),
         few: T.Buffer((rows, 2, groups), "int32"),
         many: T.Buffer((rows, 2, blocks), "int32"),
         most: T.Buffer((rows, 2, parts), "int32"),
