@@ -91,14 +91,8 @@ def _weight_shape(call: ir.Call, position: int, data: tuple[int, ...]) -> tuple[
     return (data[attrs.axis],) if name in _PER_CHANNEL else None
 
 
-_PER_CHANNEL = (
-    "nn.bias_add",
-    "nn.batch_norm",
-    "nn.layer_norm",
-    "nn.prelu",
-    "nn.instance_norm",
-    "nn.group_norm",
-)
+_NORMS = tuple(f"nn.{kind}_norm" for kind in ("batch", "layer", "instance", "group"))
+_PER_CHANNEL = ("nn.bias_add", "nn.prelu", *_NORMS)
 _NO_CHANNELS = str.maketrans("", "", "OI")
 
 
