@@ -396,7 +396,7 @@ print(tvm.target.Target({"kind": "llvm", "mcpu": "core-avx2"}).attrs["mcpu"], ca
 # ---------------------------------------------------------------- enable and disable
 
 
-def where_from():
+def state_of_tvm():
     """What enable may touch: the attributes of TVM's modules and classes, and the modules that can be imported."""
     touched = [tvm, tvm.IRModule, tvm.target, tvm.target.Target, tvm.transform, tvm.transform.PassContext, tvm.runtime,
                tvm.runtime.Tensor, tvm.contrib, tvm.driver]  # fmt: skip
@@ -407,16 +407,16 @@ def where_from():
 def test_disable_takes_back_all_that_enable_did():
     classic.enable()
     classic.disable()  # what it imports by the way is there from now on
-    before = where_from()
+    before = state_of_tvm()
     classic.enable()
-    assert tvm.relay.__name__ == "tvm.relay" and where_from() != before
-    enabled = where_from()
+    assert tvm.relay.__name__ == "tvm.relay" and state_of_tvm() != before
+    enabled = state_of_tvm()
     classic.enable()
-    assert where_from() == enabled
+    assert state_of_tvm() == enabled
     classic.disable()
-    assert where_from() == before
+    assert state_of_tvm() == before
     classic.disable()
-    assert where_from() == before and not hasattr(tvm, "relay")
+    assert state_of_tvm() == before and not hasattr(tvm, "relay")
     with pytest.raises(ImportError):
         from tvm import relay  # noqa: F401
     assert tvm.target.Target("llvm").kind.name == "llvm"

@@ -132,7 +132,7 @@ def test_a_scene_has_disjoint_digits_within_it(rng):
         assert covered.max() == 1 and not image[covered == 0].any()
 
 
-def test_found_wants_the_class_the_place_and_the_score():
+def test_found_wants_the_class_the_box_and_the_score():
     boxes = np.array([[3, 0, 0, 32, 32], [4, 48, 48, 80, 80]], "float32")
     exact = np.array([[kind, 0.9, *(corner / 96 for corner in box)] for kind, *box in boxes])
     assert digits.found(exact, boxes) == 2
