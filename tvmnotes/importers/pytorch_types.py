@@ -83,7 +83,7 @@ def _checked(convert: Callable, node: fx.Node, *_: Any) -> Any:
         found, wanted = (fixed_shape(ty), str(ty.dtype)), (tuple(value.shape), dtype_of(value))
         if found != wanted:
             texts = [f"{dtype}{shape}" for shape, dtype in (found, wanted)]
-            raise ValueError(f"{node.target}: it gives {texts[0]} where PyTorch gives {texts[1]}")
+            raise ValueError(f"it makes {texts[0]} of what is {texts[1]}: {node.target}")
     return result
 
 
