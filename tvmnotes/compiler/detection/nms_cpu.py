@@ -29,7 +29,7 @@ def best_indices(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
         with T.sblock("best_indices"):
             histogram = T.sblock_alloc_buffer((2048,), "int32")
             state = T.sblock_alloc_buffer((3,), "int32")  # still to find, the bin, indices written
-            least = T.sblock_alloc_buffer((1,), "uint32")  # the first bits of the smallest kept, as known
+            least = T.sblock_alloc_buffer((1,), "uint32")  # first bits of the smallest kept, as far as known
             key = T.sblock_alloc_buffer((1,), "uint32")
             for row in range(rows):
                 state[0] = count
