@@ -16,7 +16,7 @@ onnx_backend           the interface of ONNX's own test suites
 pytorch                `from_pytorch`; pytorch_complex, pytorch_inline, pytorch_types: passes over its graph
 pytorch_backend        `torch.compile(net, backend="tvmnotes")`, with pytorch_outputs
 pytorch_decompositions operators expressed in other PyTorch operators, with pytorch_attention,
-                       pytorch_composites, pytorch_linalg, pytorch_indexing and pytorch_recurrent
+                       pytorch_composites, pytorch_linalg, pytorch_places and pytorch_recurrent
 pytorch_steps          what a program computes, to compare with other input sizes
 pytorch_operators      converters of PyTorch operators to Relax
 mxnet                  `from_mxnet`, in a folder of its own

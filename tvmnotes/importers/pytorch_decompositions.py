@@ -15,10 +15,10 @@ from torch.utils import _pytree as pytree
 
 from .pytorch_attention import ATTENTION
 from .pytorch_composites import COMPOSITES, wide
-from .pytorch_indexing import INDEXING
 from .pytorch_linalg import LINALG
+from .pytorch_places import PLACES
 from .pytorch_recurrent import RECURRENT
-from .pytorch_types import OF_MIXED_TYPES, with_exact_scalars
+from .pytorch_types import OF_MIXED_TYPES, with_exact_numbers
 
 aten = torch.ops.aten
 _Weight = Tensor | None  # of a norm, or its bias
@@ -219,7 +219,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **ATTENTION,
     **COMPOSITES,
-    **INDEXING,
+    **PLACES,
     **LINALG,
     **RECURRENT,
     **OF_MIXED_TYPES,
@@ -227,8 +227,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.group_norm.default: _group_norm,
     aten.add.Tensor: _add,
     aten.sub.Tensor: _sub,
-    aten.mul.Tensor: with_exact_scalars(aten.mul.Tensor, lambda a, b: NotImplemented),
-    aten.div.Tensor: with_exact_scalars(aten.div.Tensor, _div),
+    aten.mul.Tensor: with_exact_numbers(aten.mul.Tensor, lambda a, b: NotImplemented),
+    aten.div.Tensor: with_exact_numbers(aten.div.Tensor, _div),
     aten.elu.default: _elu,
     aten.expm1.default: _expm1,
     aten.log1p.default: _log1p,

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from .pytorch_composites import grouped_product
-from .pytorch_indexing import pooled_with_indices
+from .pytorch_places import pooled_with_places
 
 aten = torch.ops.aten
 
@@ -50,8 +50,8 @@ def inline(node: fx.Node, function: Callable, args: Any, kwargs: dict, table: di
 _NORMS = [aten.native_layer_norm.default, aten.native_group_norm.default]
 _NORMS += [aten._native_batch_norm_legit.no_stats]
 _WHOLE = {
-    aten.max_pool2d_with_indices.default: pooled_with_indices,
-    aten.max_pool3d_with_indices.default: pooled_with_indices,
+    aten.max_pool2d_with_indices.default: pooled_with_places,
+    aten.max_pool3d_with_indices.default: pooled_with_places,
     **{each: decomposition_table[each] for each in _NORMS},
 }
 

@@ -261,7 +261,7 @@ def _shift(left: bool) -> Callable:
 
 
 def _scatter_reduce(node: fx.Node, importer: Any) -> relax.Var:
-    """Convert the three reductions that pytorch_indexing.py leaves, which include the element in place."""
+    """Convert the three reductions that pytorch_places.py leaves, which include the element in place."""
     x, dim, index, source, how = node.args
     how = {"prod": "mul", "amax": "max", "amin": "min"}.get(how)
     if how is None or not node.kwargs.get("include_self", True):

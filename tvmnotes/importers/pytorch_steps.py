@@ -12,15 +12,15 @@ def steps(program: ExportedProgram) -> list[int | str]:
     listed = [_described(name, held) for name, held in program.constants.items()]
     graphs = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
     for graph in graphs:
-        index_of = {}
+        numbers = {}
         for node in graph.graph.nodes:
             listed.append(f"{node.op} {node.target}")
             for leaf in _pytree.tree_leaves((node.args, node.kwargs)):
                 if isinstance(leaf, torch.fx.Node):
-                    listed.append(f"node {index_of[leaf]}")
+                    listed.append(f"node {numbers[leaf]}")
                 else:
                     listed.append(leaf if type(leaf) is int else str(leaf))
-            index_of[node] = len(index_of)
+            numbers[node] = len(numbers)
     return listed
 
 

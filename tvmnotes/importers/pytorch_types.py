@@ -87,7 +87,7 @@ def _checked(convert: Callable, node: fx.Node, *_: Any) -> Any:
     return result
 
 
-def with_exact_scalars(operator: Callable, usual: Callable) -> Callable:
+def with_exact_numbers(operator: Callable, usual: Callable) -> Callable:
     """Compute half precision with a scalar in float32, as PyTorch does; TVM would round the scalar first."""
 
     def decomposed(a: Any, b: Any) -> Any:

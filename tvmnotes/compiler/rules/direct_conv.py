@@ -116,8 +116,7 @@ class DirectConv(ScheduleRule):
         n, _, _, _, *inner = plain_sizes(data.shape)
         out, ins, kernel_h, kernel_w = (int(s) for s in weight.shape[:4])
         lanes = int(weight.shape[-1])
-        (sh, sw), (dh, dw) = workload.strides, workload.dilation
-        out_h, out_w = workload.out_size
+        (sh, sw), (dh, dw), (out_h, out_w) = workload.strides, workload.dilation, workload.out_size
         full_h, full_w = round_up(out_h, config.tile_oh), round_up(out_w, config.tile_ow)
         data = workload.pad(data, full_h, full_w)
         groups = workload.kernel_groups(lanes)

@@ -138,8 +138,7 @@ class Winograd(ScheduleRule):
         n, sources, h, w, lanes = plain_sizes(data.shape)
         outs = int(weight.shape[0])
         (top, left, _, _), (out_h, out_w) = workload.padding, workload.out_size
-        m, rows = config.m, config.tile_oh
-        columns = config.tile_ow
+        m, rows, columns = config.m, config.tile_oh, config.tile_ow
         side = m + 2
         of_input, _, of_output = _TRANSFORMS[m]
         grid = n, ceildiv(out_h, m * rows), ceildiv(out_w, m * columns)  # blocks of tiles

@@ -1,4 +1,4 @@
-"""PyTorch operators by order or index that TVM 0.27's importer lacks, expressed in others: INDEXING.
+"""PyTorch operators by order or index that TVM 0.27's importer lacks, expressed in others: PLACES.
 
 The largest or middle element, sorted lists, indices, windows of an image; pytorch_composites.py has the rest.
 """
@@ -251,7 +251,7 @@ def _adaptive_max_pool(x: Tensor, size: list[int]) -> tuple[Tensor, Tensor]:
     return _largest(x, axes)
 
 
-def pooled_with_indices(
+def pooled_with_places(
     x: Tensor,
     kernel: Sequence[int],
     stride: Sequence[int] = (),
@@ -280,7 +280,7 @@ _COPIES = (
     *(aten.narrow_copy.default, aten.view_copy.default),
     *(aten.permute_copy.default, aten.unbind_copy.int),
 )
-INDEXING: dict[Any, Callable] = {
+PLACES: dict[Any, Callable] = {
     **{each: decomposition_table[each] for each in _COPIES},
     aten.min.dim: _min_along,
     aten.aminmax.default: _aminmax,
