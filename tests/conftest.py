@@ -1,4 +1,4 @@
-"""What all tests share: no network, caches and a seed of their own, a small network with its numbers from PyTorch.
+"""What all tests share: no network, caches and a seed of their own, a small network with its results from PyTorch.
 
 `pytest --file-times` ends with a table of what each file took, as `make test` does.
 """
@@ -143,8 +143,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.flaky(reruns=1))
         if hasattr(item, "output_timeout"):  # nbval's seconds from a cell's end to its last output
             item.output_timeout = 120
-    places = {name: place for place, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: places.get(item.location[0], len(places) + item.location[0].startswith("tests/")))
+    order = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: order.get(item.location[0], len(order) + item.location[0].startswith("tests/")))
 
 
 def sampled(cases, sample) -> list:

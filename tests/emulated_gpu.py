@@ -24,8 +24,13 @@ def emulate(func):
     each loop ends before the next begins.
     """
     own = []
-    tvm_ffi.structural_walk(func.body, [(tirx.AllocBuffer, lambda alloc: own.append(alloc.buffer)),
-                                        (SBlock, lambda block: own.extend(block.alloc_buffers))])  # fmt: skip
+    tvm_ffi.structural_walk(
+        func.body,
+        [
+            (tirx.AllocBuffer, lambda alloc: own.append(alloc.buffer)),
+            (SBlock, lambda block: own.extend(block.alloc_buffers)),
+        ],
+    )
     plain = {b: tirx.decl_buffer(b.shape, b.dtype, b.name) for b in own}
 
     def loop(node):
@@ -62,8 +67,8 @@ def run_emulated(mod, params, *inputs):
         mod = pipeline.lowering()(pipeline.bundle(mod))
     machine = relax.VirtualMachine(relax.build(mod, here, relax_pipeline=None), tvm.cpu())
     tensors = [tvm.runtime.tensor(x) for x in inputs]
-    made = machine["main"](*tensors, tvm_ffi.convert(list(constants.values())))
-    return made.numpy() if isinstance(made, tvm.runtime.Tensor) else tuple(each.numpy() for each in made)
+    result = machine["main"](*tensors, tvm_ffi.convert(list(constants.values())))
+    return result.numpy() if isinstance(result, tvm.runtime.Tensor) else tuple(each.numpy() for each in result)
 
 
 def machine_code(lib) -> bytes:

@@ -36,7 +36,7 @@ def tasks(target: str = TARGET) -> list[Task]:
 
 
 def seconds_of(config: dict) -> float:
-    """What a call takes with a config: the same each time, the less the nearer its numbers are to some."""
+    """What a call takes with a config: the same each time, the less the nearer its values are to some."""
     ideal = {"tile_ow": 7, "tile_oc": 2, "tile_m": 7, "tile_n": 2, "block_m": 4, "tile_oh": 2, "m": 4, "block_oh": 2}
     away = sum(abs(config.get(name, 0) - value) for name, value in ideal.items())
     return 1e-4 * (1 + away / 20 + 0.1 * (config.get("loop_order") == "channels"))
@@ -60,8 +60,8 @@ class AsItIs:
     def pack(self, weight, config, lanes):
         return weight
 
-    def unpack_output(self, made, lanes):
-        return made
+    def unpack_output(self, output, lanes):
+        return output
 
 
 @contextlib.contextmanager

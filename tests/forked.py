@@ -111,7 +111,8 @@ def _serve(path: str, ready: int):
     """Fork for each request. Returns in the forks only, with what they have to run."""
     import selectors
 
-    selector, used, running = selectors.DefaultSelector(), {}, set()
+    selector, used = selectors.DefaultSelector(), {}
+    running = set()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
@@ -187,11 +188,11 @@ def _serve(path: str, ready: int):
                     connection.close()
 
 
-def _take(numbers: list[int], descriptors: list[int], first: int) -> None:
-    """Have files under the numbers that they had in the other process; close all others from the number `first` on."""
+def _take(targets: list[int], descriptors: list[int], first: int) -> None:
+    """Give files the descriptors they had in the other process; close all others from descriptor `first` on."""
     copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 500) for descriptor in descriptors]
     os.closerange(first, 500)
-    for number, copy in zip(numbers, copies, strict=True):
+    for number, copy in zip(targets, copies, strict=True):
         os.dup2(copy, number)
         os.close(copy)
 

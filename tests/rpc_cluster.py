@@ -39,7 +39,8 @@ class Cluster:
 
     def __init__(self, folder, plain=False):
         """`plain`: with TVM's own tracker, which asks for no secret."""
-        self.folder, self.processes, self.plain = folder, {}, plain
+        self.folder, self.processes = folder, {}
+        self.plain = plain
         for _ in range(5):  # another process may take the port first
             self.port = free_port()
             self.tracker = f"127.0.0.1:{self.port}"
@@ -49,11 +50,11 @@ class Cluster:
 
     def start_tracker(self) -> bool:
         """Start the tracker, and wait for it; whether it got its port."""
-        place = ("--host", "127.0.0.1", "--port", self.port)
+        address = ("--host", "127.0.0.1", "--port", self.port)
         if self.plain:
-            self._start("tracker", "tvm.exec.rpc_tracker", *place, "--port-end", self.port + 1)
+            self._start("tracker", "tvm.exec.rpc_tracker", *address, "--port-end", self.port + 1)
         else:
-            self._start("tracker", "tvmnotes", "tracker", *place)
+            self._start("tracker", "tvmnotes", "tracker", *address)
         tracker = self.processes["tracker"]
         wait_until(lambda: tracker.poll() is not None or server.servers(self.tracker, "any") == [])
         return tracker.poll() is None
@@ -61,9 +62,12 @@ class Cluster:
     def _start(self, name, *command):
         with (self.folder / f"{name}.txt").open("w") as out:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", *map(str, command)], stdout=out, stderr=out, start_new_session=True,
+                [sys.executable, "-m", *map(str, command)],
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
                 env={**os.environ, "TMPDIR": str(self.folder)},  # what is killed leaves its files there
-            )  # fmt: skip
+            )
 
     def serve_all(self, *names, key="k"):
         """Start servers of ours, and wait for all of them."""

@@ -30,7 +30,7 @@ class Attention(nn.Module):
         return torch.softmax(query @ key.transpose(1, 2), -1) @ value
 
 
-SHAPE = (2, 10, 16)  # heads, tokens, numbers
+SHAPE = (2, 10, 16)  # heads, tokens, features
 
 
 @pytest.fixture(scope="module")

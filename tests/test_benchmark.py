@@ -38,8 +38,7 @@ def run(tmp_path_factory):
         "import sys, torch, tvm; from tvmnotes.__main__ import app; app(sys.argv[1:], standalone_mode=False);"
         "print(torch.get_num_threads(), tvm.get_global_func('runtime.NumThreads')())"
     )
-    done = forked.run("-W", "ignore", "-c", code, "bench", *NETWORKS, *options,
-                      env={**os.environ, "TQDM_DISABLE": "1"})  # fmt: skip
+    done = forked.run("-W", "ignore", "-c", code, "bench", *NETWORKS, *options, env={**os.environ, "TQDM_DISABLE": "1"})
     assert done.returncode == 0, done.stderr
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     return done.stdout.splitlines(), json.loads(file.read_text())
@@ -96,16 +95,16 @@ def test_all_run_on_as_many_threads(run):
 
 
 def test_onnx_runtime_has_them_too(monkeypatch, tmp_path):
-    made, session = [], onnxruntime.InferenceSession
+    opened, session = [], onnxruntime.InferenceSession
 
     def record(file, options, **more):
-        made.append(options)
+        opened.append(options)
         return session(file, options, **more)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", record)
     monkeypatch.setenv("TVM_NUM_THREADS", "3")
     benchmark._onnxruntime(models.load("digits"), np.zeros((1, 1, 32, 32), "float32"), tmp_path)
-    assert [options.intra_op_num_threads for options in made] == [3]
+    assert [options.intra_op_num_threads for options in opened] == [3]
 
 
 # ---------------------------------------------------------------- failures
@@ -239,19 +238,19 @@ def test_the_kernel_of_flops_computes_the_recurrence(threads, chains, lanes, ste
     rng = np.random.default_rng(1)
     x, y = (rng.uniform(0.5, 1.5, lanes).astype("float32") for _ in range(2))
     start = rng.random((threads, chains, lanes), "float32")
-    sums = tvm.runtime.tensor(start)
-    peak.recurrence(threads, chains, lanes)(tvm.runtime.tensor(x), tvm.runtime.tensor(y), sums, steps)
+    accumulators = tvm.runtime.tensor(start)
+    peak.recurrence(threads, chains, lanes)(tvm.runtime.tensor(x), tvm.runtime.tensor(y), accumulators, steps)
     wanted = start.astype("float64")
     for _ in range(steps):
         wanted = wanted * x + y
-    np.testing.assert_allclose(sums.numpy(), wanted, rtol=1e-5)
+    np.testing.assert_allclose(accumulators.numpy(), wanted, rtol=1e-5)
 
 
 def test_the_kernel_of_bandwidth_adds_all_rows():
     data = np.random.default_rng(1).integers(0, 100, (2, 1001, 12, 8)).astype("float32")
-    sums = tvm.runtime.tensor(np.ones((2, 12, 8), "float32"))
-    peak.column_sums(*data.shape)(tvm.runtime.tensor(data), sums)
-    np.testing.assert_array_equal(sums.numpy(), 1 + data.sum(axis=1))
+    accumulators = tvm.runtime.tensor(np.ones((2, 12, 8), "float32"))
+    peak.column_sums(*data.shape)(tvm.runtime.tensor(data), accumulators)
+    np.testing.assert_array_equal(accumulators.numpy(), 1 + data.sum(axis=1))
 
 
 def test_the_peaks_are_measured_once(monkeypatch):

@@ -84,12 +84,17 @@ def option(classic):
 
 def test_a_task_for_each_convolution_and_dense_layer(tasks):
     assert [task.name for task in tasks] == [
-        "conv2d_NCHW.x86", "conv2d_NCHWc.x86", "conv2d_NCHWc.x86", "depthwise_conv2d_NCHWc.x86",
-        "group_conv2d_NCHWc.x86", "conv2d_NCHWc.x86", "dense_pack.x86",
-    ]  # fmt: skip
+        "conv2d_NCHW.x86",
+        "conv2d_NCHWc.x86",
+        "conv2d_NCHWc.x86",
+        "depthwise_conv2d_NCHWc.x86",
+        "group_conv2d_NCHWc.x86",
+        "conv2d_NCHWc.x86",
+        "dense_pack.x86",
+    ]
     first = tasks[0]
-    assert first.args == (("TENSOR", (1, 3, 16, 16), "float32"), ("TENSOR", (32, 3, 3, 3), "float32"), (1, 1),
-                          (1, 1, 1, 1), (1, 1), "NCHW", "NCHW", "float32")  # fmt: skip
+    tensors = ("TENSOR", (1, 3, 16, 16), "float32"), ("TENSOR", (32, 3, 3, 3), "float32")
+    assert first.args == (*tensors, (1, 1), (1, 1, 1, 1), (1, 1), "NCHW", "NCHW", "float32")
     assert first.flop == 2 * 32 * 3 * 9 * 16 * 16
     assert tasks[4].flop == 2 * 96 * 32 * 9 * 8 * 8
     assert tasks[-1].flop == 2 * 64 * 11
@@ -144,12 +149,20 @@ def test_the_four_tuners_measure_write_and_count(tasks, option, tmp_path, capsys
     from tvm.autotvm.tuner import GATuner, GridSearchTuner, RandomTuner, XGBTuner
 
     log = tmp_path / "conv.log"
-    tuners = [XGBTuner(tasks[0], plan_size=64, loss_type="rank", feature_type="knob"), GATuner(tasks[1], pop_size=50),
-              RandomTuner(tasks[2]), GridSearchTuner(tasks[3])]  # fmt: skip
+    tuners = [
+        XGBTuner(tasks[0], plan_size=64, loss_type="rank", feature_type="knob"),
+        GATuner(tasks[1], pop_size=50),
+        RandomTuner(tasks[2]),
+        GridSearchTuner(tasks[3]),
+    ]
     for number, tuner in enumerate(tuners, 1):
         progress = autotvm.callback.progress_bar(4, prefix=f"[Task {number:2d}/ 4] ")
-        tuner.tune(n_trial=4, measure_option=option, early_stopping=None,
-                   callbacks=[progress, autotvm.callback.log_to_file(str(log))])  # fmt: skip
+        tuner.tune(
+            n_trial=4,
+            measure_option=option,
+            early_stopping=None,
+            callbacks=[progress, autotvm.callback.log_to_file(str(log))],
+        )
         assert tuner.best_flops > 0
     lines = capsys.readouterr().out.replace("\r", "\n").splitlines()
     pattern = r"\[Task  4/ 4\]  Current/Best: +\d+\.\d\d/ +\d+\.\d\d GFLOPS \| Progress: \(4/4\) \| \d+\.\d\d s Done\."
@@ -172,14 +185,14 @@ def test_the_four_tuners_measure_write_and_count(tasks, option, tmp_path, capsys
 def test_the_runner_is_obeyed_and_kept_for_all_tasks(tasks):
     from tvm import autotvm
 
-    made = [autotvm.LocalRunner(number=1, repeat=5, timeout=60, cooldown_interval=0) for _ in range(2)]
+    runners = [autotvm.LocalRunner(number=1, repeat=5, timeout=60, cooldown_interval=0) for _ in range(2)]
     seen = []
-    for runner, task in zip(made, tasks[2:4], strict=True):
+    for runner, task in zip(runners, tasks[2:4], strict=True):
         option = autotvm.measure_option(builder="local", runner=runner)
         autotvm.tuner.GridSearchTuner(task).tune(1, option, callbacks=[lambda *args: seen.append(args)])
     assert [len(results[0].costs) for _, _, results in seen] == [5, 5]
-    assert made[0].open(10) is made[1].open(10)
-    assert made[0].open(90).timeout == 90, "the builder's, where that is longer"
+    assert runners[0].open(10) is runners[1].open(10)
+    assert runners[0].open(90).timeout == 90, "the builder's, where that is longer"
 
 
 class Quick:
@@ -235,8 +248,8 @@ DENSE = (("TENSOR", (4, 512), "float32"), ("TENSOR", (64, 512), "float32"), None
 def convolution(channels: int, size: int):
     from tvm import autotvm
 
-    args = (("TENSOR", (1, channels, size, size), "float32"), ("TENSOR", (64, channels, 3, 3), "float32"), (2, 2),
-            (1, 1, 1, 1), (1, 1), "NCHW", "NCHW", "float32")  # fmt: skip
+    tensors = ("TENSOR", (1, channels, size, size), "float32"), ("TENSOR", (64, channels, 3, 3), "float32")
+    args = (*tensors, (2, 2), (1, 1, 1, 1), (1, 1), "NCHW", "NCHW", "float32")
     return autotvm.task.create("conv2d_NCHWc.x86", args=args, target=AVX512)
 
 
@@ -246,7 +259,7 @@ def model_time(config: dict) -> float:
     return 1e-4 * (sum(tile) / np.prod(tile) + 0.1 * (config["loop_order"] == "rows"))
 
 
-def places(task, entities) -> list[float]:
+def ranks(task, entities) -> list[float]:
     """Where configs stand among all of the task's, from 0, the fastest, to 1."""
     times = sorted(model_time(config) for config in task.today.space)
     return [times.index(model_time(entity.values)) / len(times) for entity in entities]
@@ -258,20 +271,21 @@ def test_xgb_proposes_what_its_model_finds_fast():
     task = convolution(64, 28)
     tuner = autotvm.tuner.XGBTuner(task)
     tuner.tune(24, quick_option(model_time))
-    assert sorted(places(task, tuner.next_batch(8)))[5] < 0.25, "six of eight in the best quarter"
+    assert sorted(ranks(task, tuner.next_batch(8)))[5] < 0.25, "six of eight in the best quarter"
 
 
 def test_xgb_learns_from_the_records_of_other_tasks(tmp_path):
     from tvm import autotvm
 
-    log, other, task = tmp_path / "other.log", convolution(32, 56), convolution(64, 28)
+    log, other = tmp_path / "other.log", convolution(32, 56)
+    task = convolution(64, 28)
     autotvm.tuner.RandomTuner(other).tune(
         64, quick_option(model_time), callbacks=[autotvm.callback.log_to_file(str(log))]
     )
     tuner = autotvm.tuner.XGBTuner(task)
     tuner.load_history(autotvm.record.load_from_file(str(log)), min_seed_records=10)
     default, *guided = tuner.next_batch(8)
-    assert default.index == 0 and sorted(places(task, guided))[4] < 0.2, "five of seven in the best fifth"
+    assert default.index == 0 and sorted(ranks(task, guided))[4] < 0.2, "five of seven in the best fifth"
 
 
 def test_history_is_not_measured_again(tasks, tmp_path):
@@ -293,14 +307,18 @@ def test_history_is_not_measured_again(tasks, tmp_path):
 def record_of(task, index: int, cost: float):
     from tvm import autotvm
 
-    return (autotvm.MeasureInput(task.target, task, task.config_space.get(index)),
-            autotvm.MeasureResult((cost,), 0, 0.1, time.time()))  # fmt: skip
+    return (
+        autotvm.MeasureInput(task.target, task, task.config_space.get(index)),
+        autotvm.MeasureResult((cost,), 0, 0.1, time.time()),
+    )
 
 
-OLD = ('{"input": ["llvm -keys=cpu -mcpu=core-avx2", "conv2d_NCHWc.x86", [["TENSOR", [1, 3, 224, 224], "float32"], '
-       '["TENSOR", [64, 3, 7, 7], "float32"], [2, 2], [3, 3, 3, 3], [1, 1], "NCHW", "NCHW", "float32"], {}], "config": '
-       '{"index": 42, "code_hash": null, "entity": [["tile_ic", "sp", [-1, 3]], ["tile_oc", "sp", [-1, 32]]]}, '
-       '"result": [[0.0013], 0, 1.9, 1611111111.1], "version": 0.2, "tvm_version": "0.8.dev0"}\n')  # fmt: skip
+OLD = (
+    '{"input": ["llvm -keys=cpu -mcpu=core-avx2", "conv2d_NCHWc.x86", [["TENSOR", [1, 3, 224, 224], "float32"], '
+    '["TENSOR", [64, 3, 7, 7], "float32"], [2, 2], [3, 3, 3, 3], [1, 1], "NCHW", "NCHW", "float32"], {}], "config": '
+    '{"index": 42, "code_hash": null, "entity": [["tile_ic", "sp", [-1, 3]], ["tile_oc", "sp", [-1, 32]]]}, '
+    '"result": [[0.0013], 0, 1.9, 1611111111.1], "version": 0.2, "tvm_version": "0.8.dev0"}\n'
+)
 
 
 def test_torn_and_foreign_lines_are_left_out_with_a_warning(tasks, tmp_path):
@@ -354,7 +372,8 @@ def test_a_build_takes_the_records_of_today_within_the_same_context(program, tas
     from tvm import autotvm, relay
 
     mod, params = program
-    task, log, jsonl = tasks[1], tmp_path / "old.log", tmp_path / "new.jsonl"
+    task, log = tasks[1], tmp_path / "old.log"
+    jsonl = tmp_path / "new.jsonl"
     chosen = [task.config_space[len(task.config_space) - n].values for n in (1, 2)]
     trials = zip(chosen, [(1e-3,), (2e-3,)], [None, None], ["", "2026-01-01"], strict=True)
     jsonl.write_text("".join(f"{records.new_record(task.today.workload, task.today.target, *t)}\n" for t in trials))

@@ -97,17 +97,18 @@ def test_rows_that_a_reader_looks_for():
     assert "tn.build chooses layouts" in row("relay.transform.AlterOpLayout").note
     assert row("relay.build").new == "tn.build"
     assert tuple(row("autotvm.tuner.XGBTuner")) == (
-        "tn.tune", 'tuner="xgb", which learns from earlier records by itself'
-    )  # fmt: skip
+        "tn.tune",
+        'tuner="xgb", which learns from earlier records by itself',
+    )
     assert row("autotvm.RPCRunner").new == "tn.tuning.RpcRunner"
     assert row("autotvm.apply_history_best").note == "records=FILE"
     assert "tn.tune(" in row("tvm.auto_scheduler").note
 
 
-def relax_operators(made, dtype, count):
+def relax_operators(operator, dtype, count):
     """The Relax operators that a Relay operator becomes in a program."""
     inputs = [ir.var(f"x{i}", shape=(2, 3), dtype=dtype) for i in range(count)]
-    mod, _ = lower.to_relax(ir.Function(inputs, made(*inputs)))
+    mod, _ = lower.to_relax(ir.Function(inputs, operator(*inputs)))
     found = set()
     visit = lambda e: found.add(e.op.name) if isinstance(e, tvm.ir.Call) else None  # noqa: E731
     tvm.relax.analysis.post_order_visit(mod["main"], visit)
@@ -119,9 +120,9 @@ def relax_operators(made, dtype, count):
     "nn.dropout", "copy",
 ])  # fmt: skip
 def test_an_operators_row_names_what_it_becomes(name):
-    made = ops.OPERATORS[name]
+    operator = ops.OPERATORS[name]
     dtype = "bool" if "logical" in name else "int32" if re.search("bitwise|shift", name) else "float32"
-    became = relax_operators(made, dtype, len(made.tensors))
+    became = relax_operators(operator, dtype, len(operator.tensors))
     assert became == set(filter(None, row(f"relay.{name}").new.split(", ")))
 
 
@@ -152,7 +153,10 @@ def test_a_scripts_names_are_found_however_it_imports_them():
 
 def test_methods_are_found_on_values_and_not_on_imported_modules():
     assert used("m.set_input(x)\ny = m.get_output(0).asnumpy()") == [
-        "GraphModule.set_input", "GraphModule.get_output", "NDArray.asnumpy"]  # fmt: skip
+        "GraphModule.set_input",
+        "GraphModule.get_output",
+        "NDArray.asnumpy",
+    ]
     assert used("import subprocess\nsubprocess.run(['ls'])") == []
 
 

@@ -21,7 +21,7 @@ from tvmnotes.classic.relay import ir
 from tvmnotes.classic.relay import testing as networks
 from tvmnotes.classic.relay.ops import OPERATORS
 
-# All results are float32 sums of at most some hundred products of numbers near 1, in another order than NumPy's.
+# All results are float32 sums of at most some hundred products of values near 1, in another order than NumPy's.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -145,13 +145,17 @@ REDUCTIONS = {
     "variance: unbiased": (lambda v: relay.variance(v.t, axis=(0, 2), unbiased=True), lambda: A.t.var((0, 2), ddof=1)),
     "variance: exclude": (lambda v: relay.variance(v.t, axis=1, exclude=True), lambda: A.t.var((0, 2))),
     "logsumexp": (lambda v: relay.logsumexp(v.t, axis=1), lambda: _logsumexp(A.t, 1)),
-    "logsumexp: keepdims": (lambda v: relay.logsumexp(v.t, axis=(1, 2), keepdims=True),
-                            lambda: _logsumexp(A.t, (1, 2), True)),
-    "mean_variance": (lambda v: relay.mean_variance(v.t, axis=1, unbiased=True),
-                      lambda: (A.t.mean(1), A.t.var(1, ddof=1))),
+    "logsumexp: keepdims": (
+        lambda v: relay.logsumexp(v.t, axis=(1, 2), keepdims=True),
+        lambda: _logsumexp(A.t, (1, 2), True),
+    ),
+    "mean_variance": (
+        lambda v: relay.mean_variance(v.t, axis=1, unbiased=True),
+        lambda: (A.t.mean(1), A.t.var(1, ddof=1)),
+    ),
     "argmax": (lambda v: relay.argmax(v.m, axis=1), lambda: A.m.argmax(1).astype("int32")),
     "argmin": (lambda v: relay.argmin(v.m, axis=0, keepdims=True), lambda: A.m.argmin(0)[None].astype("int32")),
-}  # fmt: skip
+}
 
 SHAPES = {
     "reshape": (lambda v: relay.reshape(v.t, (4, -1)), lambda: A.t.reshape(4, -1)),
@@ -372,18 +376,18 @@ def outputs_of(program, opt_level=0, params=None, **inputs) -> list[np.ndarray]:
 def family(name: str, way: str) -> dict[str, list[np.ndarray]]:
     """The results of all operators of a family, from one build: as written, or as Relax and back, whose kernels are
     mostly the same and found in the cache; "back, plain" is at opt level 0, the others at 3."""
-    variables, made = _variables(), {}
+    variables, expressions = _variables(), {}
     for case, (write, _) in FAMILIES[name].items():
         written = write(variables)
-        made[case] = list(written) if isinstance(written, ir.TupleWrapper) else [written]
-    body = relay.Tuple([value for values in made.values() for value in values])
+        expressions[case] = list(written) if isinstance(written, ir.TupleWrapper) else [written]
+    body = relay.Tuple([value for values in expressions.values() for value in values])
     params = relay.analysis.free_vars(body)
     mod = tvm.IRModule.from_expr(relay.Function(params, body))
     if way != "there":
         mod = transform.CanonicalizeOps()(mod)
     inputs = {p.name_hint: getattr(A, p.name_hint) for p in params}
     results = iter(outputs_of(mod, 0 if way == "back, plain" else 3, **inputs))
-    return {case: [next(results) for _ in values] for case, values in made.items()}
+    return {case: [next(results) for _ in values] for case, values in expressions.items()}
 
 
 @pytest.mark.parametrize("way", ["there", "back", pytest.param("back, plain", marks=pytest.mark.full)])
@@ -403,10 +407,13 @@ def test_indices_outside_are_refused_by_operators_that_do_not_clip_them():
     x, points = relay.var("x", shape=(4, 6)), relay.var("points", shape=(2, 1), dtype="int64")
     i, u = relay.var("i", shape=(2, 1), dtype="int64"), relay.var("u", shape=(2, 1))
     written = {
-        "take": relay.take(x, i, axis=0, mode="fast"), "gather": relay.gather(x, 1, i),
-        "gather_nd": relay.gather_nd(x, points), "scatter_elements": relay.scatter_elements(x, i, u),
-        "scatter": relay.scatter(x, i, u, axis=0), "scatter_add": relay.scatter_add(x, i, u, axis=0),
-    }  # fmt: skip
+        "take": relay.take(x, i, axis=0, mode="fast"),
+        "gather": relay.gather(x, 1, i),
+        "gather_nd": relay.gather_nd(x, points),
+        "scatter_elements": relay.scatter_elements(x, i, u),
+        "scatter": relay.scatter(x, i, u, axis=0),
+        "scatter_add": relay.scatter_add(x, i, u, axis=0),
+    }
     far = np.array([[1 << 40], [-1]])
     clipped = outputs_of(relay.Function([x, i], relay.take(x, i, axis=0)), x=A.m, i=far)
     np.testing.assert_array_equal(clipped[0], A.m[[[3], [0]]])  # not the 0 of the lower half of 1 << 40
@@ -427,7 +434,8 @@ def test_each_operator_is_tested():
 def test_arithmetic_on_expressions():
     a, b = (relay.var(n, shape=(4, 6)) for n in "ab")
     i = relay.var("i", shape=(4, 6), dtype="int32")
-    x, y, k = A.p, A.n, A.i
+    x, y = A.p, A.n
+    k = A.i
     written = {
         a + b: x + y, a - 1.5: x - 1.5, 2 - a: 2 - x, a * b * 2: x * y * 2, a / b: x / y, 1.0 / a: 1 / x, -a: -x,
         a**2.0: x**2, i // 3: k // 3, i % 3: k % 3, a < b: x < y, a <= 1.0: x <= 1, a > b: x > y, i >= 2: k >= 2,
@@ -466,9 +474,10 @@ def small_case():
     for name in params:
         if "_bn_" in f"_{name}" or name.endswith("bias"):
             params[name] = tvm.nd.array(rng.uniform(0.5, 1.5, params[name].shape).astype("float32"))
-    x, p = torch.from_numpy(rng.standard_normal((1, 3, 8, 8)).astype("float32")), {
-        k: torch.from_numpy(v.numpy()) for k, v in params.items()
-    }  # fmt: skip
+    x, p = (
+        torch.from_numpy(rng.standard_normal((1, 3, 8, 8)).astype("float32")),
+        {k: torch.from_numpy(v.numpy()) for k, v in params.items()},
+    )
     y = F.conv2d(x, p["conv_weight"], padding=1)
     y = F.relu(F.batch_norm(y, p["bn_moving_mean"], p["bn_moving_var"], p["bn_gamma"], p["bn_beta"]))
     y = y + F.conv2d(y, p["w2_weight"], padding=1)
@@ -505,7 +514,8 @@ def @main(%data: Tensor[(1, 3, 8, 8), float32], %conv_weight: Tensor[(4, 3, 3, 3
 
 
 def test_expressions_print_as_relay_did():
-    a, b, z = relay.var("a", shape=(2, 3)), relay.var("b", shape=(2, 3)), relay.var("z")
+    a, b = relay.var("a", shape=(2, 3)), relay.var("b", shape=(2, 3))
+    z = relay.var("z")
     flag = relay.var("flag", shape=(), dtype="bool")
     assert (a + b * relay.const(1e-5)).astext() == (
         "free_var %a: Tensor[(2, 3), float32];\nfree_var %b: Tensor[(2, 3), float32];\n"
@@ -554,7 +564,8 @@ def test_a_function_has_params_body_and_types():
 
 
 def test_let_tuples_and_calls_of_functions():
-    a, b, z = relay.var("a", shape=(4, 6)), relay.var("b", shape=(4, 6)), relay.var("z")
+    a, b = relay.var("a", shape=(4, 6)), relay.var("b", shape=(4, 6))
+    z = relay.var("z")
     square = relay.Function([z], z * z)
     let = relay.Let(relay.var("unused"), a * b, relay.Let(z, a + b, nn.relu(z) * z))
     nested = relay.Tuple([relay.Tuple([a, b]), square(a) + square(b)])
@@ -657,7 +668,7 @@ PASSES = {
     "EliminateCommonSubexpr": lambda: transform.EliminateCommonSubexpr(),
     "DeadCodeElimination": lambda: transform.DeadCodeElimination(),
     "ToMixedPrecision": lambda: transform.ToMixedPrecision("float16"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", [*PASSES, "all but ToMixedPrecision"])
@@ -699,7 +710,8 @@ def test_fold_constant_computes_what_does_not_depend_on_inputs():
 
 
 def test_fold_scale_axis_moves_a_factor_into_the_weight():
-    x, w, s = relay.var("x", shape=(1, 3, 8, 8)), relay.var("w", shape=(4, 3, 3, 3)), relay.var("s", shape=(4, 1, 1))
+    x, w = relay.var("x", shape=(1, 3, 8, 8)), relay.var("w", shape=(4, 3, 3, 3))
+    s = relay.var("s", shape=(4, 1, 1))
     scaled = tvm.IRModule.from_expr(relay.Function([x, w, s], nn.conv2d(x, w) * s))
     assert names(scaled) == ["nn.conv2d", "multiply"]
     folded = transform.FoldScaleAxis()(scaled)
@@ -735,9 +747,12 @@ def test_convert_layout_changes_the_convolutions():
     layouts = []
     relay.analysis.post_order_visit(
         converted["main"],
-        lambda e: layouts.append((e.attrs.data_layout, e.attrs.kernel_layout, list(e.checked_type.shape)))
-        if getattr(getattr(e, "op", None), "name", "") == "nn.conv2d" else None,
-    )  # fmt: skip
+        lambda e: (
+            layouts.append((e.attrs.data_layout, e.attrs.kernel_layout, list(e.checked_type.shape)))
+            if getattr(getattr(e, "op", None), "name", "") == "nn.conv2d"
+            else None
+        ),
+    )
     assert layouts == [("NHWC", "HWIO", [1, 8, 8, 4])] * 2
     with pytest.raises(NotImplementedError, match="nn.dense"):
         transform.ConvertLayout({"nn.dense": ["NC"]})(small_case()[0])
@@ -836,8 +851,12 @@ def test_sequential_goes_by_the_pass_context():
     both = tvm.transform.Sequential([transform.InferType(), transform.FoldConstant()])
     counts = {}
     for level, options in {
-        0: {}, 1: {}, 2: {}, 3: {"disabled_pass": ["FoldConstant"]}, -1: {"required_pass": ["FoldConstant"]},
-    }.items():  # fmt: skip
+        0: {},
+        1: {},
+        2: {},
+        3: {"disabled_pass": ["FoldConstant"]},
+        -1: {"required_pass": ["FoldConstant"]},
+    }.items():
         with tvm.transform.PassContext(opt_level=max(level, 0), **options):
             counts[level] = len(names(both(mod)))
     assert counts == {0: 2, 1: 2, 2: 1, 3: 2, -1: 1}
@@ -851,8 +870,10 @@ TORCH = {
     "conv": lambda x: F.relu(F.conv2d(x, T("w"), T("v").repeat(2)[:8], padding=1)),
     "transposed conv": lambda x: F.conv_transpose2d(x, T("wt"), stride=2, padding=1),
     "pad": lambda x: F.pad(x, (1, 2, 0, 1), value=2.0),
-    **{f"pad {mode}": lambda x, mode=mode: F.pad(x, (1, 2, 0, 1), mode)
-       for mode in ("reflect", "replicate", "circular")},
+    **{
+        f"pad {mode}": lambda x, mode=mode: F.pad(x, (1, 2, 0, 1), mode)
+        for mode in ("reflect", "replicate", "circular")
+    },
     "norms": lambda x: F.layer_norm(F.group_norm(x, 2, T("scale"), T("bias")), (10,)) + F.instance_norm(x),
     "layer norm of two axes": lambda x: F.layer_norm(x, (8, 10)),
     "sorted": lambda x: torch.topk(x, 3, dim=1, largest=False).values + x.sort(dim=1, descending=True).values[:, :3],
@@ -861,7 +882,7 @@ TORCH = {
     "matmul": lambda x: x @ x.transpose(2, 3),
     "shapes": lambda x: x.permute(0, 2, 3, 1).reshape(2, -1, 6)[:, 1:40:2].unsqueeze(1).squeeze(1),
     "parts": lambda x: torch.cat([p * n for n, p in enumerate(x.chunk(3, dim=1))], 1) + torch.stack([x, x]).sum(0),
-    "numbers": lambda x: x.clamp(-0.5, 1.0).pow(2).sum((2, 3), keepdim=True) + x.mean(1, keepdim=True),
+    "scalars": lambda x: x.clamp(-0.5, 1.0).pow(2).sum((2, 3), keepdim=True) + x.mean(1, keepdim=True),
     "variance": lambda x: x.var((1, 2), keepdim=True) + x.std(3, keepdim=True),
     "chosen": lambda x: torch.where(x > 0, x, x.exp()).cumsum(2),
     "indices": lambda x: x[:, [0, 2, 5]] + x.gather(1, torch.ones(2, 3, 8, 10, dtype=torch.int64)),
@@ -869,7 +890,7 @@ TORCH = {
     "scaled up": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
     "activations": lambda x: F.gelu(x) + F.silu(x) + F.leaky_relu(x, 0.3) + F.softmax(x, 1) + F.hardswish(x),
     "dtypes": lambda x: (x > 0).to(torch.int32) + x.to(torch.int32),
-}  # fmt: skip
+}
 
 
 @functools.cache
@@ -878,10 +899,10 @@ def imported() -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
     from conftest import Function
 
     def each(x):
-        made = {name: function(x) for name, function in TORCH.items()}
-        return {name: y if isinstance(y, tuple) else (y,) for name, y in made.items()}
+        outputs = {name: function(x) for name, function in TORCH.items()}
+        return {name: y if isinstance(y, tuple) else (y,) for name, y in outputs.items()}
 
-    net = Function(lambda x: tuple(made for several in each(x).values() for made in several)).eval()
+    net = Function(lambda x: tuple(output for several in each(x).values() for output in several)).eval()
     mod, params = relay.frontend.from_pytorch(net, [("x", A.x.shape)])
     results = iter(outputs_of(mod, 1, params, x=A.x))
     return {name: [(next(results), y.numpy()) for y in several] for name, several in each(T("x")).items()}
@@ -895,8 +916,9 @@ def test_an_imported_network_as_relay_gives_what_pytorch_gives(case):
 
 
 def test_an_imported_network_reads_as_relay_wrote_it():
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
-                              torch.nn.Linear(36, 5)).eval()  # fmt: skip
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(36, 5)
+    ).eval()
     mod, params = relay.frontend.from_pytorch(net, [("x", (1, 3, 8, 8))])
     assert names(mod) == ["nn.conv2d", "nn.bias_add", "nn.relu", "nn.max_pool2d", "reshape", "nn.dense", "nn.bias_add"]
     assert set(params) == {p.name_hint for p in mod["main"].params} - {"x"}
@@ -949,8 +971,11 @@ def test_a_multilayer_perceptron_and_a_chain_of_lstm_cells_give_what_pytorch_giv
 def test_a_network_gives_the_same_at_every_opt_level(name, options, shape):
     mod, params = getattr(testing, name).get_workload(**options)
     rng = np.random.default_rng(6)
-    params |= {k: tvm.nd.array(v.numpy() + rng.uniform(0, 0.3, v.shape).astype("float32")) for k, v in params.items()
-               if not k.endswith("weight")}  # fmt: skip
+    params |= {
+        k: tvm.nd.array(v.numpy() + rng.uniform(0, 0.3, v.shape).astype("float32"))
+        for k, v in params.items()
+        if not k.endswith("weight")
+    }
     (data,) = (p for p in mod["main"].params if p.name_hint not in params)
     x = rng.standard_normal(data.checked_type.shape).astype("float32")
     plain, fast = (outputs_of(mod, level, params, data=x)[0] for level in (0, 3))
@@ -977,7 +1002,7 @@ def test_a_network_has_as_many_parameters_as_its_paper_says(name, options, like)
     import torchvision
 
     module = getattr(testing, name)
-    with pytest.MonkeyPatch.context() as patch:  # no need to draw the numbers
+    with pytest.MonkeyPatch.context() as patch:  # no need to draw the weights
         patch.setattr(networks, "create_workload", lambda net: net)
         net = module.get_workload(**options)
     net = transform.InferType()(tvm.IRModule.from_expr(net))["main"]
@@ -1110,7 +1135,7 @@ def test_a_functor_says_which_method_it_lacks():
         (lambda x: relay.split(x, 2)[2], IndexError, "expected an index below 2, got 2"),
         (lambda x: relay.Call(relay.op.Op("nn.unheard"), [x]), NotImplementedError, "nn.unheard has no counterpart"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_call_says_what_is_wrong(write, error, message):
     with pytest.raises(error, match=message):
         written = write(_image())

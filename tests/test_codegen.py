@@ -252,14 +252,14 @@ def test_a_file_that_others_could_write_is_made_again(small, compiled, cache):
 
 
 def test_several_threads_build_one_network(small, cache):
-    made = []
-    threads = [threading.Thread(target=lambda: made.append(tn.build(small.mod, small.params))) for _ in range(4)]
+    libs = []
+    threads = [threading.Thread(target=lambda: libs.append(tn.build(small.mod, small.params))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(1200)
-    assert len(made) == 4
-    for lib in made:
+    assert len(libs) == 4
+    for lib in libs:
         check(lib, small)
     assert not [file for file in cache.iterdir() if file.suffix != ".o"]
 

@@ -1,4 +1,4 @@
-"""The merging of parallel convolutions and matrix products: equal numbers, and what is left alone."""
+"""The merging of parallel convolutions and matrix products: equal results, and what is left alone."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def conv(channels, size=3, padding=1, **options):
 
 
 def merged(net, x=X):
-    """The operators before and after, once the numbers are found equal."""
+    """The operators before and after, once the results are found equal."""
     net = tn.models.seeded(lambda: net, 12, calibrate=False)
     mod, params = tn.from_pytorch(net, {"x": x.shape})
     folded, _ = combine_parallel.prepared(mod, params)
@@ -41,8 +41,8 @@ def merged(net, x=X):
         wanted = net(torch.from_numpy(x))
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
     for module in (folded, after):
-        made = tn.build(module, {})(x)
-        for ours, theirs in zip(made if isinstance(made, tuple) else (made,), wanted, strict=True):
+        outputs = tn.build(module, {})(x)
+        for ours, theirs in zip(outputs if isinstance(outputs, tuple) else (outputs,), wanted, strict=True):
             np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-5)
     return [[operation.name for operation in tracing.graph(module).operations] for module in (folded, after)]
 

@@ -1,4 +1,4 @@
-"""build: the numbers of PyTorch at every opt level and for every CPU of this kind, and errors at the door.
+"""build: the results of PyTorch at every opt level and for every CPU of this kind, and errors at the door.
 
 Numbers are held to 1e-5 of the largest magnitude in the output, a hundred times float32's precision.
 """
@@ -36,7 +36,8 @@ def tensor(name, shape, dtype="float32"):
 
 def linear(shape=(1, 3), attrs=None) -> tvm.IRModule:
     """x · wᵀ with an input x of `shape` and a weight w of shape (2, 3)."""
-    builder, x, w = relax.BlockBuilder(), tensor("x", shape), tensor("w", (2, 3))
+    builder, x = relax.BlockBuilder(), tensor("x", shape)
+    w = tensor("w", (2, 3))
     with builder.function("main", [x, w], attrs=attrs):
         with builder.dataflow():
             y = builder.emit_output(relax.op.matmul(x, relax.op.permute_dims(w)))
@@ -58,7 +59,7 @@ def levels(small: Case):
 
 
 @pytest.mark.parametrize("level", range(4))
-def test_every_opt_level_gives_pytorchs_numbers(small, levels, level):
+def test_every_opt_level_gives_pytorchs_results(small, levels, level):
     assert levels[level].opt_level == level
     assert_near(levels[level](small.x), small.wanted)
 
@@ -86,8 +87,9 @@ def test_level_3_folds_batch_norm_into_the_weights(small, levels):
     lib = levels[3]
     assert not [name for name in lib.params if name.startswith("bn") or "running" in name]
     values = [array.numpy() for array in lib.params.values()]
-    assert not any(a.size == 8 * 3 * 3 * 3 and np.allclose(a.ravel(), small.params["conv1.weight"].numpy().ravel())
-                   for a in values)  # fmt: skip
+    assert not any(
+        a.size == 8 * 3 * 3 * 3 and np.allclose(a.ravel(), small.params["conv1.weight"].numpy().ravel()) for a in values
+    )
 
 
 def test_building_leaves_its_arguments_alone(small):
@@ -246,7 +248,8 @@ def test_parameters_that_kernels_cannot_read_are_copied():
 
 
 def test_parameters_may_share_memory_or_come_in_any_order():
-    builder, x, a, b = relax.BlockBuilder(), tensor("x", (3,)), tensor("a", (3,)), tensor("b", (3,))
+    builder, x = relax.BlockBuilder(), tensor("x", (3,))
+    a, b = tensor("a", (3,)), tensor("b", (3,))
     with builder.function("main", [x, a, b]):
         builder.emit_func_output(builder.emit(relax.op.add(relax.op.multiply(x, a), b)))
     shared = tvm.runtime.tensor(np.full(3, 2, "float32"))
@@ -264,7 +267,8 @@ def test_networks_without_parameters(compile_function, function):
 
 def test_names_of_inputs_and_parameters_do_not_meet_those_of_folded_ones():
     """Folded parameters are called const0, const1, … by the pipeline; so are an input and a weight here."""
-    builder, x, w, b = relax.BlockBuilder(), tensor("const0", (1, 3)), tensor("w", (2, 3)), tensor("const1", (1, 2))
+    builder, x = relax.BlockBuilder(), tensor("const0", (1, 3))
+    w, b = tensor("w", (2, 3)), tensor("const1", (1, 2))
     with builder.function("main", [x, w, b], attrs={"num_input": 1}):
         with builder.dataflow():
             y = builder.emit(relax.op.matmul(x, relax.op.permute_dims(relax.op.add(w, w))))
@@ -309,8 +313,8 @@ def test_a_build_leaves_the_module_as_it_is():
     builder, x = relax.BlockBuilder(), tensor("x", (4, 64))
     with builder.function("main", [x]):
         with builder.dataflow():
-            made = builder.call_te(lambda x: tvm.te.compute((4, 32), lambda i, j: x[i, 2 * j] + x[i, 2 * j + 1]), x)
-            result = builder.emit_output(made)
+            pairs = builder.call_te(lambda x: tvm.te.compute((4, 32), lambda i, j: x[i, 2 * j] + x[i, 2 * j + 1]), x)
+            result = builder.emit_output(pairs)
         builder.emit_func_output(result)
     mod, data = builder.get(), np.random.default_rng(0).standard_normal((4, 64)).astype("float32")
     before = mod.script()
@@ -362,8 +366,8 @@ def test_a_shape_that_depends_on_data_is_refused():
     x = tensor("x", (4,))
     with builder.function("main", [x]):
         with builder.dataflow():
-            places = builder.emit_output(relax.op.nonzero(x))
-        builder.emit_func_output(places)
+            indices = builder.emit_output(relax.op.nonzero(x))
+        builder.emit_func_output(indices)
     with pytest.raises(ValueError, match="known only when it runs.*needs fixed shapes"):
         build(builder.get(), {})
 

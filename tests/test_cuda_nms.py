@@ -17,7 +17,7 @@ from tvm import relax
 import tvmnotes as tn
 from tvmnotes.compiler import pipeline
 from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.detection.nms_cpu import best_places, suppressed
+from tvmnotes.compiler.detection.nms_cpu import best_indices, suppressed
 from tvmnotes.compiler.detection.nms_cuda import parallelize_detection
 from tvmnotes.compiler.detection.spec import NmsSpec
 
@@ -31,8 +31,8 @@ def module(kernel):
     with builder.function("main", inputs):
         with builder.dataflow():
             name = builder.add_func(kernel.without_attr("global_symbol"), "loops")
-            made = builder.emit(relax.call_tir(name, inputs, types[-2:]))
-            both = relax.Tuple([builder.emit(relax.TupleGetItem(made, n)) for n in (0, 1)])
+            results = builder.emit(relax.call_tir(name, inputs, types[-2:]))
+            both = relax.Tuple([builder.emit(relax.TupleGetItem(results, n)) for n in (0, 1)])
             result = builder.emit_output(both)
         builder.emit_func_output(result)
     return builder.get()
@@ -66,8 +66,8 @@ SHAPES = [(2, 33, 1), (3, 100, 100), (1, 5000, 77), (2, 40_000, 400)]
 
 
 @pytest.mark.parametrize("shape", sampled(SHAPES, SHAPES[1:3]), ids=str)
-def test_the_best_places_are_those_of_the_loops(shape):
-    loops, parallel = both(module(best_places(*shape)))
+def test_the_best_indices_are_those_of_the_loops(shape):
+    loops, parallel = both(module(best_indices(*shape)))
     for scores in scores_of_all_kinds(*shape[:2]):
         scores = scores.astype("float32")
         assert_same(parallel(scores), loops(scores))
@@ -75,7 +75,7 @@ def test_the_best_places_are_those_of_the_loops(shape):
 
 @pytest.fixture(scope="module")
 def selection():
-    return both(module(best_places(2, 70, 9)))
+    return both(module(best_indices(2, 70, 9)))
 
 
 @settings(max_examples=50)
@@ -89,11 +89,16 @@ def test_equal_scores_are_taken_from_the_front(selection, scores):
 
 
 def boxes(batch, rows, width=6):
-    """Rows of class, score, and four numbers that make a box either way, with equal scores and a few empty boxes."""
+    """Rows of class, score, and the coordinates of a box either way, with equal scores and a few empty boxes."""
     low = RNG.random((batch, rows, 2))
-    made = [RNG.integers(0, 3, (batch, rows, 1)), RNG.integers(-4, 20, (batch, rows, 1)) / 20, low,
-            low + RNG.uniform(-0.02, 0.4, (batch, rows, 2)), RNG.random((batch, rows, width - 6))]  # fmt: skip
-    return np.concatenate(made, 2).astype("float32")
+    columns = [
+        RNG.integers(0, 3, (batch, rows, 1)),
+        RNG.integers(-4, 20, (batch, rows, 1)) / 20,
+        low,
+        low + RNG.uniform(-0.02, 0.4, (batch, rows, 2)),
+        RNG.random((batch, rows, width - 6)),
+    ]
+    return np.concatenate(columns, 2).astype("float32")
 
 
 def by_score(data, count):
@@ -131,15 +136,18 @@ def test_boxes_beat_each_other_within_a_word_and_across():
     data[0, :, 4:] = np.stack([np.arange(200) + 1.5, np.ones(200)], 1)
     how = NmsSpec(overlap_thresh=0.1)
     _, parallel = both(module(suppressed(1, 200, 6, 200, how)))
-    _, places = parallel(data, by_score(data, 200))
-    np.testing.assert_array_equal(places[0, :, 0], [*range(0, 200, 2), *[-1] * 100])
+    _, indices = parallel(data, by_score(data, 200))
+    np.testing.assert_array_equal(indices[0, :, 0], [*range(0, 200, 2), *[-1] * 100])
 
 
 def test_too_many_boxes_are_left_to_the_loops():
     for count, left in ((23_168, False), (23_169, True)):
         mod = parallelize_detection()(module(suppressed(1, 23_169, 6, count, NmsSpec())))
-        called = [binding.value.args[0].name_hint for binding in mod["main"].body.blocks[0].bindings
-                  if getattr(getattr(binding.value, "op", None), "name", "") == "relax.call_tir"]  # fmt: skip
+        called = [
+            binding.value.args[0].name_hint
+            for binding in mod["main"].body.blocks[0].bindings
+            if getattr(getattr(binding.value, "op", None), "name", "") == "relax.call_tir"
+        ]
         assert ("loops" in called) == left
 
 
@@ -148,7 +156,7 @@ def test_too_many_boxes_are_left_to_the_loops():
 
 @pytest.mark.parametrize("shape", sampled([(2, 100, 40), (1, 40_000, 400)], [(2, 100, 40)]), ids=str)
 def test_the_threads_of_a_gpu_choose_the_same(shape):
-    mod = module(best_places(*shape))
+    mod = module(best_indices(*shape))
     for scores in [*scores_of_all_kinds(*shape[:2])][:2]:
         scores = scores.astype("float32")
         assert_same(run_emulated(mod, {}, scores), tn.build(mod, {}, opt_level=0)(scores))
@@ -186,7 +194,7 @@ def test_a_cpu_keeps_the_loops_and_a_gpu_has_none_at_any_level():
     for level in pipeline.OPT_LEVELS:
         for target, there in ((gpu, True), (cpu, False)):
             assert ("DetectionInParallel" in [p.info.name for p in pipeline.passes(level, target)]) == there
-    mod = module(best_places(1, 300, 40))
+    mod = module(best_indices(1, 300, 40))
     assert [*tn.build(mod, {}).kernels.index] == ["loops"]
     assert "loops" not in tn.build(mod, {}, TARGET, opt_level=0).kernels.index
 
@@ -197,15 +205,15 @@ def test_a_detectors_choice_compiles_with_tvms_sort():
     with builder.function("main", [x]):
         with builder.dataflow():
             types = [relax.TensorType((1, 40), dtype) for dtype in ("int32", "float32")]
-            name = builder.add_func(best_places(1, 300, 40).without_attr("global_symbol"), "best_places")
+            name = builder.add_func(best_indices(1, 300, 40).without_attr("global_symbol"), "best_indices")
             best = builder.emit(relax.TupleGetItem(builder.emit(relax.call_tir(name, [x], types)), 1))
             result = builder.emit_output(relax.op.argsort(best, 1, descending=True, dtype="int32"))
         builder.emit_func_output(result)
-    made = tn.build(builder.get(), {}, TARGET)
-    rules = made.kernels.family
+    lib = tn.build(builder.get(), {}, TARGET)
+    rules = lib.kernels.family
     assert rules["argsort"] == rules["chosen"] == "by_hand" and rules["at_least"] == "fallback"
-    assert made.kernels.launches["chosen"] == [{"grid": [2, 1, 1], "block": [256, 1, 1]}]
-    assert "chosen_kernel(" in made.source("chosen") and "argsort_kernel" in made.source("argsort")
+    assert lib.kernels.launches["chosen"] == [{"grid": [2, 1, 1], "block": [256, 1, 1]}]
+    assert "chosen_kernel(" in lib.source("chosen") and "argsort_kernel" in lib.source("argsort")
 
 
 def test_detectors_of_mxnet_have_no_loops_left():
@@ -218,8 +226,8 @@ def test_detectors_of_mxnet_have_no_loops_left():
             {"x": (2, 4, 90), "y": (2, 360), "anchors": (1, 90, 4)},
         ),
     ):
-        made = tn.build(*tn.from_mxnet(symbol, {}, shapes), TARGET)
-        assert {"at_least", "chosen", "beaten", "sweep", "remaining"} <= set(made.kernels.index)
-        assert "one_thread" not in set(made.kernels.family)
-        assert all("__global__" in made.source(kernel) for kernel in made.kernels.index)
-        assert machine_code(made)[:4] == b"\x7fELF"
+        lib = tn.build(*tn.from_mxnet(symbol, {}, shapes), TARGET)
+        assert {"at_least", "chosen", "beaten", "sweep", "remaining"} <= set(lib.kernels.index)
+        assert "one_thread" not in set(lib.kernels.family)
+        assert all("__global__" in lib.source(kernel) for kernel in lib.kernels.index)
+        assert machine_code(lib)[:4] == b"\x7fELF"

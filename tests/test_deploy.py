@@ -171,15 +171,15 @@ def test_an_archive_cut_anywhere_or_with_other_bytes_is_refused(archive, tmp_pat
     bad.write_bytes(whole[:-6] + farther + whole[-2:])
     with pytest.raises(ValueError, match=r"net.zip.* (Compiled\.save wrote|copy it again)"):
         load(bad)
-    refused, places = 0, 40 if quick else 150
-    for place in range(0, len(whole), len(whole) // places):
-        bad.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+    refused, damages = 0, 40 if quick else 150
+    for at in range(0, len(whole), len(whole) // damages):
+        bad.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         try:
             load(bad)
         except (ValueError, RuntimeError, FileNotFoundError) as error:
             assert "net.zip" in str(error)
             refused += 1
-    assert refused >= places - 1  # not where it is a date or another field that says nothing
+    assert refused >= damages - 1  # not where it is a date or another field that says nothing
 
 
 @pytest.mark.parametrize("size", [-1, 10**30, True, "1", None, 1.5])
@@ -265,8 +265,8 @@ def test_a_library_for_arm_is_one_and_is_not_loaded_here(arm, small, tmp_path):
 
 @pytest.mark.skipif("avx2" not in env.instruction_sets(), reason="this CPU has no AVX2")
 def test_a_library_for_avx2_runs_here(small, tmp_path):
-    made = tn.build(small.mod, small.params, target={"kind": "llvm", "mcpu": "core-avx2"})
-    again = load(made.save(tmp_path / "net"))
+    lib = tn.build(small.mod, small.params, target={"kind": "llvm", "mcpu": "core-avx2"})
+    again = load(lib.save(tmp_path / "net"))
     assert not any("512" in isa for isa in json.loads((tmp_path / "net/manifest.json").read_text())["instruction_sets"])
     assert np.abs(again(small.x) - small.wanted).max() <= 1e-5 * np.abs(small.wanted).max()
 
@@ -307,9 +307,9 @@ import torch
 class Plus(torch.nn.Module):
     def forward(self, x):
         return (x + 1).to(torch.bfloat16), x > 0
-made = tn.build(*tn.from_pytorch(Plus().eval(), {{"x": (3,)}}))
-made.save({str(tmp_path / "plus")!r})
-for lib in (made, tn.load({str(tmp_path / "plus")!r})):
+built = tn.build(*tn.from_pytorch(Plus().eval(), {{"x": (3,)}}))
+built.save({str(tmp_path / "plus")!r})
+for lib in (built, tn.load({str(tmp_path / "plus")!r})):
     plus, more = lib(np.float32([1, -2, 3]))
     assert plus.astype("float32").tolist() == [2, -1, 4] and more.tolist() == [True, False, True]
     assert str(plus.dtype) == "bfloat16"

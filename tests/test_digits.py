@@ -1,4 +1,4 @@
-"""The digit network in data/digits: its accuracy, its two files held together, where its pictures come from."""
+"""The digit network in data/digits: its accuracy, its two files held together, where its images come from."""
 
 import importlib.util
 from pathlib import Path
@@ -26,7 +26,7 @@ def script() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def logits() -> np.ndarray:
-    """What the shipped weights say in PyTorch about the shipped pictures: float32 (360, 10)."""
+    """What the shipped weights say in PyTorch about the shipped images: float32 (360, 10)."""
     net = ResNet20().eval()
     net.load_state_dict(torch.load(FOLDER / "digits_resnet20.pt", weights_only=True))
     with torch.no_grad():

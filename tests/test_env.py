@@ -152,9 +152,15 @@ def test_threads(monkeypatch, setting, threads):
 
 @pytest.mark.parametrize(
     ("before", "asked", "spins"),
-    [({}, 0, "1000"), ({}, 2, "1000"), ({}, 3, "0"), ({"TVM_NUM_THREADS": "3"}, 0, "0"),
-     ({"TVM_THREAD_POOL_SPIN_COUNT": "1000"}, 3, "0"), ({"TVM_THREAD_POOL_SPIN_COUNT": "7"}, 3, "7")],
-)  # fmt: skip
+    [
+        ({}, 0, "1000"),
+        ({}, 2, "1000"),
+        ({}, 3, "0"),
+        ({"TVM_NUM_THREADS": "3"}, 0, "0"),
+        ({"TVM_THREAD_POOL_SPIN_COUNT": "1000"}, 3, "0"),
+        ({"TVM_THREAD_POOL_SPIN_COUNT": "7"}, 3, "7"),
+    ],
+)
 def test_tvms_threads_sleep_soon_after_their_work_and_at_once_where_they_are_too_many(
     monkeypatch, before, asked, spins
 ):
@@ -211,7 +217,8 @@ def test_the_host_target_switches_off_what_the_machine_lacks(forget, monkeypatch
 
 def inner_loops(assembly: str) -> list[list[str]]:
     """The lines from a label to the jump back to it, of those loops that multiply and add."""
-    lines, labels, loops = assembly.splitlines(), {}, []
+    lines, labels = assembly.splitlines(), {}
+    loops = []
     for number, line in enumerate(lines):
         if label := re.match(r"(\.?\w+):", line):
             labels[label[1]] = number

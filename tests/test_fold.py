@@ -1,4 +1,4 @@
-"""Folding: what depends on constants alone is gone after a build, and what is left gives PyTorch's numbers."""
+"""Folding: what depends on constants alone is gone after a build, and what is left gives PyTorch's results."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from tvmnotes import build, from_pytorch
 
 
 class Table(nn.Module):
-    """x plus what each function of MADE computes from the buffer `table`, float32 (4, 6)."""
+    """x plus what each function of CONSTANTS computes from the buffer `table`, float32 (4, 6)."""
 
     def __init__(self):
         super().__init__()
@@ -20,10 +20,10 @@ class Table(nn.Module):
         self.register_buffer("rows", torch.tensor([2, 0, 3, 3]))
 
     def forward(self, x):
-        return tuple(x + make(self.table, self.rows) for make in MADE.values())
+        return tuple(x + make(self.table, self.rows) for make in CONSTANTS.values())
 
 
-MADE = {
+CONSTANTS = {
     "arithmetic": lambda table, rows: -torch.sqrt(table * 2 - 0.5) / torch.exp(table).clamp(1, 4) ** 2,
     "rsqrt": lambda table, rows: torch.rsqrt(table),
     "slices": lambda table, rows: torch.cat([table[:, 2:], table[:, :2]], 1),
@@ -39,9 +39,9 @@ MADE = {
 def test_what_depends_on_constants_alone_is_folded(level):
     net, x = Table().eval(), torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
     lib = build(*from_pytorch(net, {"x": x}), opt_level=level)
-    assert [node["kernel"] for node in lib.graph["nodes"]] == ["add"] * len(MADE)
-    for kind, made, wanted in zip(MADE, lib(x), net(x), strict=True):
-        np.testing.assert_allclose(made, wanted.numpy(), rtol=1e-6, atol=1e-6, err_msg=kind)
+    assert [node["kernel"] for node in lib.graph["nodes"]] == ["add"] * len(CONSTANTS)
+    for kind, output, wanted in zip(CONSTANTS, lib(x), net(x), strict=True):
+        np.testing.assert_allclose(output, wanted.numpy(), rtol=1e-6, atol=1e-6, err_msg=kind)
 
 
 def test_a_batch_norm_without_convolution_is_one_multiplication_and_one_addition():
@@ -71,7 +71,7 @@ def test_a_chain_that_is_used_within_stays():
 
 
 def normed(conv: nn.Conv2d, **options) -> nn.Sequential:
-    """A convolution and a batch norm behind it, with numbers that are not those of a fresh one."""
+    """A convolution and a batch norm behind it, with statistics that are not those of a fresh one."""
     norm, generator = nn.BatchNorm2d(conv.out_channels, **options), torch.Generator().manual_seed(2)
     with torch.no_grad():
         for values in (conv.weight, conv.bias, norm.weight, norm.bias, norm.running_mean):
@@ -111,25 +111,25 @@ def test_a_convolution_that_others_read_keeps_its_weights(bias):
     conv, norm = normed(nn.Conv2d(8, 8, 3, bias=bias))
 
     def several(x):
-        made = conv(x)
-        return norm(made), made.relu()
+        y = conv(x)
+        return norm(y), y.relu()
 
     net, x = Function(several), torch.randn(1, 8, 9, 9, generator=torch.Generator().manual_seed(1))
     net.conv, net.norm = conv, norm
     lib = build(*from_pytorch(net.eval(), {"x": x}))
     assert sum(node["kernel"].count("conv2d") for node in lib.graph["nodes"]) == 1
     with torch.no_grad():
-        for made, wanted in zip(lib(x), net(x), strict=True):
-            np.testing.assert_allclose(made, wanted.numpy(), rtol=1e-4, atol=1e-4)
+        for output, wanted in zip(lib(x), net(x), strict=True):
+            np.testing.assert_allclose(output, wanted.numpy(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(7, 7), (2, 8, 1, 1), (2, 1, 1, 1)], ids=str)
 def test_a_sum_that_is_no_bias_is_not_folded(shape):
     conv, norm = normed(nn.Conv2d(8, 8, 3, bias=False))
-    places = torch.randn(shape, generator=torch.Generator().manual_seed(3))
-    net = Function(lambda x: norm(conv(x) + places))
+    each_element = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    net = Function(lambda x: norm(conv(x) + each_element))
     net.conv, net.norm = conv, norm
-    net.register_buffer("places", places)
+    net.register_buffer("each_element", each_element)
     x = torch.randn(2, 8, 9, 9, generator=torch.Generator().manual_seed(1))
     lib = build(*from_pytorch(net.eval(), {"x": x}))
     with torch.no_grad():

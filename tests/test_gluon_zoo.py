@@ -21,16 +21,15 @@ if not tn.gluon.installed():
 TOLERANCE = 1e-3
 SCORES = 1e-4  # their tolerance; those closer to each other may stand in either order
 DETECTORS = r"ssd_|yolo3_|center_net_|faster_rcnn_"
-SEGMENTERS = r"fcn_|psp_|deeplab_|icnet_|danet_|fastscnn|hrnet_.*_s$"
 # Of other kinds: videos, key points of persons found before, masks, tracking, depth; networks of integers; and those
-# that want to be told their classes. MXNet's ROIAlign on CPUs does not write what is of no picture, so where there are
+# that want to be told their classes. MXNet's ROIAlign on CPUs does not write what is of no image, so where there are
 # maps of several sizes ("fpn") its results are what was in memory, and nothing to compare with.
 OTHERS = (
     r".*(int8|kinetics|sthsth|ucf101|hmdb51|alpha_pose|mask_rcnn|siamrpn|monodepth|doublehead|custom|posenet|jasper|smot"
     r"|_fpn_|i3d|slowfast|c3d|p3d|r2plus1d)"
 )
 
-# Those that are tests, and the size of its picture, small since most of the time goes into compiling.
+# Those that are tests, and the size of its image, small since most of the time goes into compiling.
 NETWORKS = {
     "resnet18_v1": 64,
     "resnet50_v1d": 64,
@@ -45,13 +44,11 @@ NETWORKS = {
     "yolo3_mobilenet1.0_voc": 128,
     "center_net_resnet18_v1b_voc": 128,
 }
-SAMPLE = (
-    "mobilenetv3_small", "cifar_resnet20_v1", "ssd_512_mobilenet1.0_voc", "yolo3_mobilenet1.0_voc",
-)  # fmt: skip
+SAMPLE = ("mobilenetv3_small", "cifar_resnet20_v1", "ssd_512_mobilenet1.0_voc", "yolo3_mobilenet1.0_voc")
 
 
 def compare(name: str, size: int | None = None) -> dict:
-    """Import, build, and run a network on random pictures in both; what was found."""
+    """Import, build, and run a network on random images in both; what was found."""
     import mxnet as mx
 
     net, shape = tn.gluon.network(name), tn.gluon.shape_of(name)
@@ -62,23 +59,23 @@ def compare(name: str, size: int | None = None) -> dict:
     seconds = time.perf_counter() - started
     x = np.random.default_rng(0).standard_normal(shape).astype("float32")
     there = mx.nd.array(x)
-    wanted, made = flat(net(there)), flat(lib(x))
-    assert [a.shape for a in made] == [a.shape for a in wanted]
+    wanted, outputs = flat(net(there)), flat(lib(x))
+    assert [a.shape for a in outputs] == [a.shape for a in wanted]
     if re.match(DETECTORS, name):
-        error = of_detections(made, wanted)
+        error = of_detections(outputs, wanted)
     else:
-        error = max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(made, wanted, strict=True))
+        error = max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(outputs, wanted, strict=True))
     return {"error": float(error), "build": seconds, "mxnet": lambda: flat(net(there)), "tvm": lib, "x": x, "net": net}
 
 
-def flat(made) -> list[np.ndarray]:
-    made = list(tn.gluon._flat(made)) if isinstance(made, list | tuple) else [made]
-    return [each.asnumpy() if hasattr(each, "asnumpy") else np.asarray(each) for each in made]
+def flat(outputs) -> list[np.ndarray]:
+    outputs = list(tn.gluon._flat(outputs)) if isinstance(outputs, list | tuple) else [outputs]
+    return [each.asnumpy() if hasattr(each, "asnumpy") else np.asarray(each) for each in outputs]
 
 
-def of_detections(made, wanted) -> float:
+def of_detections(outputs, wanted) -> float:
     """The largest difference between scores, where all else is as it must be."""
-    ours, (classes, scores, corners) = rows(made), rows(wanted)
+    ours, (classes, scores, corners) = rows(outputs), rows(wanted)
     found = classes >= 0
     assert found.any(), "no detections"
     ours = [each[order_of(ours, classes, scores, corners)] for each in ours]
@@ -89,24 +86,24 @@ def of_detections(made, wanted) -> float:
 
 
 def rows(detections) -> list[np.ndarray]:
-    """Classes (N,), scores (N,) and corners (N, 4) of one picture, with and without an axis for each number."""
+    """Classes (N,), scores (N,) and corners (N, 4) of one image, with and without an axis for each number."""
     classes, scores, corners = detections
     return [classes.reshape(-1), scores.reshape(-1), corners.reshape(-1, 4)]
 
 
-def order_of(made, classes, scores, corners) -> np.ndarray:
+def order_of(detections, classes, scores, corners) -> np.ndarray:
     """Our rows in MXNet's order: each in its place, or else where its equal is among the rows of nearly its score."""
-    off = (made[0] != classes) | (np.abs(made[2] - corners).max(axis=1) > 0.5)
+    off = (detections[0] != classes) | (np.abs(detections[2] - corners).max(axis=1) > 0.5)
     order = np.arange(len(off))
     for row in np.flatnonzero(off):
-        near = off & (np.abs(made[1] - scores[row]) < SCORES) & (made[0] == classes[row])
-        same = near & (np.abs(made[2] - corners[row]).max(axis=1) <= 0.5)
+        near = off & (np.abs(detections[1] - scores[row]) < SCORES) & (detections[0] == classes[row])
+        same = near & (np.abs(detections[2] - corners[row]).max(axis=1) <= 0.5)
         order[row] = np.flatnonzero(same)[0] if same.any() else row
     return order if len(set(order)) == len(order) else np.arange(len(off))
 
 
 @pytest.mark.parametrize("name", sampled(NETWORKS, SAMPLE))
-def test_a_network_gives_mxnets_numbers(name):
+def test_a_network_gives_mxnets_results(name):
     assert compare(name, NETWORKS[name])["error"] < TOLERANCE
 
 
@@ -128,8 +125,11 @@ def main(wanted: list[str]) -> None:
             )
             ours, theirs = times["TVM"].median * 1e3, times["MXNet"].median * 1e3
             kind = found["net"].weights_kind
-            print(f"{name:40} {found['error']:.1e}  TVM {ours:8.2f} ms  MXNet {theirs:8.2f} ms  {ours / theirs:.2f}  "
-                  f"build {found['build']:5.1f} s  {kind}", flush=True)  # fmt: skip
+            print(
+                f"{name:40} {found['error']:.1e}  TVM {ours:8.2f} ms  MXNet {theirs:8.2f} ms  {ours / theirs:.2f}  "
+                f"build {found['build']:5.1f} s  {kind}",
+                flush=True,
+            )
         except Exception as error:
             failed += 1
             print(f"{name:40} {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)

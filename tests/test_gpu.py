@@ -18,6 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
 import tvmnotes as tn
+from tvmnotes.base.integers import ceildiv
 from tvmnotes.base.workarounds import cuda_headers
 from tvmnotes.compiler import cuda, pipeline
 from tvmnotes.compiler.build import bind, resolve_target
@@ -147,10 +148,10 @@ def test_grids_cover_what_kernels_make(lib):
     for kernel, family in lib.kernels.family.items():
         last = launched(lib, kernel)[-1]
         if family == "fallback":
-            assert math.prod(last["grid"]) == -(-math.prod(shapes[kernel]) // 1024)
+            assert math.prod(last["grid"]) == ceildiv(math.prod(shapes[kernel]), 1024)
         elif family == "matmul":
             _, channels, height, width = shapes[kernel]
-            assert last["grid"] == [-(-height * width // 32), -(-channels // 64), 1]
+            assert last["grid"] == [ceildiv(height * width, 32), ceildiv(channels, 64), 1]
 
 
 def test_convolutions_are_products_and_few_summands_the_work_of_a_thread(lib):
@@ -166,8 +167,8 @@ def test_an_unknown_kernel_is_named(lib):
 
 @pytest.mark.parametrize("opt_level", [0, 1, 2])
 def test_kernels_have_threads_at_every_opt_level(small, opt_level):
-    made = tn.build(small.mod, small.params, TARGET, opt_level)
-    assert all(launched(made, kernel) for kernel in made.kernels.index)
+    lib = tn.build(small.mod, small.params, TARGET, opt_level)
+    assert all(launched(lib, kernel) for kernel in lib.kernels.index)
 
 
 def test_what_threads_do_one_after_another_is_what_pytorch_does(case):
@@ -177,7 +178,7 @@ def test_what_threads_do_one_after_another_is_what_pytorch_does(case):
 
 @T.prim_func(s_tir=True)
 def runs(x: T.Buffer((500,), "int32"), lengths: T.Buffer((500,), "int32"), longest: T.Buffer((1,), "int32")):
-    """How many equal numbers have come up to each place, and the most: as one block."""
+    """How many equal elements have come up to each index, and the most: as one block."""
     T.func_attr({"tirx.noalias": True})
     with T.sblock("runs"):
         last = T.sblock_alloc_buffer((2,), "int32")
@@ -232,9 +233,9 @@ def test_tvms_sorts_come_with_their_threads():
         def forward(self, x):
             return torch.topk(x, 40)[0]
 
-    made = tn.build(*tn.from_pytorch(Best().eval(), {"x": (1, 300)}), TARGET)
-    (kernel,) = (kernel for kernel in made.kernels.index if "topk" in kernel)
-    assert (made.kernels.family[kernel], made.kernels.launches[kernel]) == ("by_hand", [])
+    lib = tn.build(*tn.from_pytorch(Best().eval(), {"x": (1, 300)}), TARGET)
+    (kernel,) = (kernel for kernel in lib.kernels.index if "topk" in kernel)
+    assert (lib.kernels.family[kernel], lib.kernels.launches[kernel]) == ("by_hand", [])
 
 
 def test_a_database_of_metaschedule_comes_before_dlight():

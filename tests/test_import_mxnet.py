@@ -10,6 +10,7 @@ import pytest
 from conftest import SEED, sampled
 
 import tvmnotes as tn
+from tvmnotes.base.integers import ceildiv
 from tvmnotes.importers.mxnet.call import CONVERTERS
 
 if importlib.util.find_spec("mxnet") is None:
@@ -23,16 +24,16 @@ RNG = np.random.default_rng(SEED)
 
 
 @pytest.fixture(autouse=True)
-def numbers(monkeypatch):
+def seeded(monkeypatch):
     """A test's random numbers do not depend on the tests before it."""
     monkeypatch.setitem(globals(), "RNG", np.random.default_rng(SEED))
 
 
 def both(symbol, inputs: dict, params: dict, tolerance=TOLERANCE):
     """MXNet's outputs and ours, held against each other; gives ours."""
-    made = ours_of(symbol, inputs, params)
-    hold(made, mxnets(symbol, inputs, params), tolerance)
-    return made
+    ours = ours_of(symbol, inputs, params)
+    hold(ours, mxnets(symbol, inputs, params), tolerance)
+    return ours
 
 
 def mxnets(symbol, inputs: dict, params: dict) -> list[np.ndarray]:
@@ -49,13 +50,13 @@ def mxnets(symbol, inputs: dict, params: dict) -> list[np.ndarray]:
 def ours_of(symbol, inputs: dict, params: dict) -> list[np.ndarray]:
     """What the imported symbol, built, gives."""
     mod, given = tn.from_mxnet(symbol, params, {name: (a.shape, str(a.dtype)) for name, a in inputs.items()})
-    made = tn.build(mod, given)(*inputs.values())
-    return list(made) if isinstance(made, tuple | list) else [made]
+    outputs = tn.build(mod, given)(*inputs.values())
+    return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
 
 
-def hold(made: list, wanted: list, tolerance=TOLERANCE) -> None:
-    assert len(made) == len(wanted)
-    for ours, theirs in zip(made, wanted, strict=True):
+def hold(outputs: list, wanted: list, tolerance=TOLERANCE) -> None:
+    assert len(outputs) == len(wanted)
+    for ours, theirs in zip(outputs, wanted, strict=True):
         ours = np.asarray(ours)
         assert ours.shape == theirs.shape
         assert str(ours.dtype) == str(theirs.dtype)
@@ -77,18 +78,21 @@ class Batch:
     def outputs(self) -> list[list]:
         """Of each symbol, or of none."""
         group = mx.sym.Group([prefixed(symbol, f"case{n}_") for n, symbol in enumerate(self.symbols)])
-        inputs, params = ({f"case{n}_{name}": array for n, given in enumerate(arrays) for name, array in given.items()}
-                          for arrays in (self.inputs, self.params))  # fmt: skip
+        inputs, params = (
+            {f"case{n}_{name}": array for n, given in enumerate(arrays) for name, array in given.items()}
+            for arrays in (self.inputs, self.params)
+        )
         try:
-            made = iter(ours_of(group, inputs, params))
+            outputs = iter(ours_of(group, inputs, params))
         except Exception:
             return []
-        return [[next(made) for _ in symbol.list_outputs()] for symbol in self.symbols]
+        return [[next(outputs) for _ in symbol.list_outputs()] for symbol in self.symbols]
 
-    def check(self, place: int) -> None:
-        symbol, inputs, params = self.symbols[place], self.inputs[place], self.params[place]
-        made = self.outputs[place] if self.outputs else ours_of(symbol, inputs, params)
-        hold(made, mxnets(symbol, inputs, params))
+    def check(self, index: int) -> None:
+        symbol, inputs = self.symbols[index], self.inputs[index]
+        params = self.params[index]
+        outputs = self.outputs[index] if self.outputs else ours_of(symbol, inputs, params)
+        hold(outputs, mxnets(symbol, inputs, params))
 
 
 def prefixed(symbol, prefix: str):
@@ -111,12 +115,12 @@ def params_of(symbol, **inputs) -> dict:
     """Random arrays for all that is not an input: positive where they are variances."""
     names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
     arguments, _, states = symbol.infer_shape(**{name: a.shape for name, a in inputs.items()})
-    made = {}
+    arrays = {}
     for name, shape in zip(names, [*arguments, *states], strict=True):
         if name not in inputs and not name.endswith("_label"):
             positive = name.endswith("var")
-            made[name] = uniform(*shape, low=0.5 if positive else -1.0, high=1.5 if positive else 1.0)
-    return made
+            arrays[name] = uniform(*shape, low=0.5 if positive else -1.0, high=1.5 if positive else 1.0)
+    return arrays
 
 
 # Each: a name, a symbol of x, and x's shape.
@@ -388,18 +392,18 @@ def test_an_operator_equals_mxnets(number):
 
 
 def test_a_batch_is_imported_and_built_as_one():
-    assert all(batch_of_x(number).outputs for number in range(-(-len(OF_X) // BATCH))) and batch_of_two().outputs
+    assert all(batch_of_x(number).outputs for number in range(ceildiv(len(OF_X), BATCH))) and batch_of_two().outputs
 
 
 def test_a_deconvolution_to_a_target_shape_pads_for_it():
     """MXNet with MKLDNN cannot run it; its rule is in its documentation."""
-    x, made = uniform(1, 4, 5, 6), []
+    x, outputs = uniform(1, 4, 5, 6), []
     for options in ({"target_shape": (10, 11)}, {"pad": (1, 2), "adj": (0, 1)}):
         symbol = S.Deconvolution(X, kernel=(4, 4), stride=(2, 2), num_filter=3, name="deconv", **options)
         weight = np.ones((4, 3, 4, 4), "float32")
-        made.append(tn.build(*tn.from_mxnet(symbol, {"deconv_weight": weight}, {"x": x.shape}))(x))
-    assert made[0].shape == (1, 3, 10, 11)
-    np.testing.assert_array_equal(*made)
+        outputs.append(tn.build(*tn.from_mxnet(symbol, {"deconv_weight": weight}, {"x": x.shape}))(x))
+    assert outputs[0].shape == (1, 3, 10, 11)
+    np.testing.assert_array_equal(*outputs)
 
 
 Y = S.var("y")
@@ -492,22 +496,26 @@ def test_indices_outside_are_clipped_wrapped_or_refused_as_by_mxnet():
 def boxes(rows, batch=2, classes=3):
     """Random rows of class, score, and corners."""
     low = RNG.uniform(0, 0.7, (batch, rows, 2))
-    made = [
+    columns = [
         RNG.integers(-1, classes, (batch, rows, 1)),
         RNG.uniform(-0.1, 1, (batch, rows, 1)),
         low,
         low + RNG.uniform(0, 0.4, (batch, rows, 2)),
     ]
-    return np.concatenate(made, 2).astype("float32")
+    return np.concatenate(columns, 2).astype("float32")
 
 
 SUPPRESSED = [
-    {"id_index": 0}, {"id_index": 0, "topk": 7}, {"id_index": 0, "force_suppress": True},
-    {"id_index": 0, "background_id": 0}, {"id_index": 0, "background_id": 1, "topk": 5},
-    {"id_index": -1, "overlap_thresh": 0.2}, {"id_index": 0, "valid_thresh": 0.5},
+    {"id_index": 0},
+    {"id_index": 0, "topk": 7},
+    {"id_index": 0, "force_suppress": True},
+    {"id_index": 0, "background_id": 0},
+    {"id_index": 0, "background_id": 1, "topk": 5},
+    {"id_index": -1, "overlap_thresh": 0.2},
+    {"id_index": 0, "valid_thresh": 0.5},
     {"id_index": 0, "topk": 1000, "overlap_thresh": 0.1},
     {"id_index": 0, "in_format": "center", "out_format": "center"},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("rows", sampled([1, 40, 300], [40]))
@@ -539,10 +547,16 @@ def test_overlaps_equal_mxnets():
     both(S.contrib.box_iou(X, Y), {"x": boxes(7)[0, :, 2:], "y": boxes(5)[0, :, 2:]}, {})
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"sizes": (0.2, 0.4), "ratios": (1, 2, 0.5)}, {"sizes": (0.2,), "ratios": (2, 0.5), "clip": True},
-    {"sizes": (0.3,), "steps": (0.1, 0.2), "offsets": (0.3, 0.6)},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sizes": (0.2, 0.4), "ratios": (1, 2, 0.5)},
+        {"sizes": (0.2,), "ratios": (2, 0.5), "clip": True},
+        {"sizes": (0.3,), "steps": (0.1, 0.2), "offsets": (0.3, 0.6)},
+    ],
+    ids=str,
+)
 def test_anchors_equal_mxnets(options):
     both(S.contrib.MultiBoxPrior(X, **options), {"x": uniform(1, 3, 5, 7)}, {})
 
@@ -562,11 +576,11 @@ def test_multibox_detection_equals_mxnets(options):
     symbol = S.contrib.MultiBoxDetection(X, Y, S.var("anchors"), **options)
     inputs = {"x": scores, "y": uniform(2, 200), "anchors": anchors}
     wanted = symbol.bind(mx.cpu(), {name: mx.nd.array(array) for name, array in inputs.items()}).forward()[0].asnumpy()
-    made = tn.build(*tn.from_mxnet(symbol, {}, inputs))(*inputs.values())
-    np.testing.assert_array_equal(made[..., 0], wanted[..., 0])
+    detections = tn.build(*tn.from_mxnet(symbol, {}, inputs))(*inputs.values())
+    np.testing.assert_array_equal(detections[..., 0], wanted[..., 0])
     found = wanted[..., 0] >= 0  # what the others hold is left over from MXNet's sorting
     assert found.any()
-    np.testing.assert_allclose(made[found], wanted[found], atol=1e-5)
+    np.testing.assert_allclose(detections[found], wanted[found], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -583,7 +597,7 @@ def test_regions_are_pooled_as_mxnet_does(options):
     lib = tn.build(*tn.from_mxnet(symbol, {}, {"x": x.shape, "y": rois.shape}))
     whole = lib(x, rois)
     hold([whole], mxnets(symbol, {"x": x, "y": rois}, {}))
-    rois[2, 0] = -1  # of no picture: zeros, as MXNet gives on GPUs; on CPUs it leaves what is in memory
+    rois[2, 0] = -1  # of no image: zeros, as MXNet gives on GPUs; on CPUs it leaves what is in memory
     whole[2] = 0
     np.testing.assert_array_equal(lib(x, rois), whole)
 
@@ -593,9 +607,9 @@ def test_the_largest_of_regions():
     both(symbol, {"x": uniform(2, 5, 12, 14), "y": regions(0, 1, 1, 0)}, {})
 
 
-def regions(*pictures: int) -> np.ndarray:
-    corners = np.sort(uniform(len(pictures), 2, 2, low=0, high=20), 1).reshape(-1, 4)
-    return np.concatenate([np.array(pictures)[:, None], corners], 1).astype("float32")
+def regions(*images: int) -> np.ndarray:
+    corners = np.sort(uniform(len(images), 2, 2, low=0, high=20), 1).reshape(-1, 4)
+    return np.concatenate([np.array(images)[:, None], corners], 1).astype("float32")
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -607,21 +621,27 @@ def test_deformable_convolutions_equal_mxnets(groups):
     both(symbol, inputs, params_of(symbol, **inputs))
 
 
-def test_the_best_places_are_found_among_all_kinds_of_numbers(rng):
+def test_the_best_indices_are_found_among_all_kinds_of_values(rng):
     import tvm
 
-    from tvmnotes.compiler.detection.nms_cpu import best_places
+    from tvmnotes.compiler.detection.nms_cpu import best_indices
 
     for shape, count in (((2, 1000), 1), ((2, 1000), 7), ((1, 9), 9)):
-        kernel = tvm.compile(best_places(*shape, count), "llvm")["main"]
+        kernel = tvm.compile(best_indices(*shape, count), "llvm")["main"]
         for scores in (
-            rng.standard_normal(shape), np.zeros(shape), rng.integers(-3, 3, shape), -rng.exponential(1, shape),
-            rng.standard_normal(shape) * 10.0 ** rng.integers(-30, 30, shape), np.full(shape, -np.inf),
-        ):  # fmt: skip
+            rng.standard_normal(shape),
+            np.zeros(shape),
+            rng.integers(-3, 3, shape),
+            -rng.exponential(1, shape),
+            rng.standard_normal(shape) * 10.0 ** rng.integers(-30, 30, shape),
+            np.full(shape, -np.inf),
+        ):
             scores = scores.astype("float32")
-            places, best = (tvm.runtime.tensor(np.zeros((len(scores), count), dtype)) for dtype in ("int32", "float32"))
-            kernel(tvm.runtime.tensor(scores), places, best)
-            for row, found, values in zip(scores, places.numpy(), best.numpy(), strict=True):
+            shape_of_best = len(scores), count
+            indices = tvm.runtime.tensor(np.zeros(shape_of_best, "int32"))
+            best = tvm.runtime.tensor(np.zeros(shape_of_best, "float32"))
+            kernel(tvm.runtime.tensor(scores), indices, best)
+            for row, found, values in zip(scores, indices.numpy(), best.numpy(), strict=True):
                 wanted = np.sort(np.argsort(-row, kind="stable")[:count])
                 np.testing.assert_array_equal(found, wanted)
                 np.testing.assert_array_equal(values, row[wanted])
@@ -646,13 +666,18 @@ def network():
     return symbol, {"data": (1, 3, 6, 6)}, params_of(symbol, data=uniform(1, 3, 6, 6))
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda p: p.pop("conv_weight"), r"params: missing conv_weight; the file, or the dictionary, must have all"),
-    (lambda p: p.update(other_weight=p["fc_bias"]), r"params: not in the symbol: other_weight\. Is it the file of"),
-    (lambda p: p.update(conv_weight=uniform(4, 4, 3, 3)),
-     r"Convolution 'conv': 'conv_weight' must be of shape \(4, 3, 3, 3\); got \(4, 4, 3, 3\)"),
-    (lambda p: p.update(fc_bias=uniform(6)), r"FullyConnected 'fc': 'fc_bias' must be of shape \(5,\); got \(6,\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p.pop("conv_weight"), r"params: missing conv_weight; the file, or the dictionary, must have all"),
+        (lambda p: p.update(other_weight=p["fc_bias"]), r"params: not in the symbol: other_weight\. Is it the file of"),
+        (
+            lambda p: p.update(conv_weight=uniform(4, 4, 3, 3)),
+            r"Convolution 'conv': 'conv_weight' must be of shape \(4, 3, 3, 3\); got \(4, 4, 3, 3\)",
+        ),
+        (lambda p: p.update(fc_bias=uniform(6)), r"FullyConnected 'fc': 'fc_bias' must be of shape \(5,\); got \(6,\)"),
+    ],
+)
 def test_parameters_that_do_not_fit_are_named(network, change, message):
     symbol, shapes, params = network
     params = dict(params)
@@ -681,9 +706,11 @@ def test_every_way_to_name_a_network_gives_the_same(network, tmp_path):
     x = uniform(1, 3, 6, 6)
     (wanted,) = both(symbol, {"data": x}, params)
     for given in [
-        (tmp_path / "net-symbol.json", tmp_path / "net-0000.params"), (str(tmp_path / "net-symbol.json"), params),
-        (symbol.tojson(), (arrays, {})), (symbol, arrays),
-    ]:  # fmt: skip
+        (tmp_path / "net-symbol.json", tmp_path / "net-0000.params"),
+        (str(tmp_path / "net-symbol.json"), params),
+        (symbol.tojson(), (arrays, {})),
+        (symbol, arrays),
+    ]:
         np.testing.assert_array_equal(tn.build(*tn.from_mxnet(*given, shapes))(x), wanted)
 
 
@@ -709,8 +736,8 @@ def test_symbols_of_old_versions_mean_the_same(network):
                     for name, value in node["attrs"].items()
                 }
             old["nodes"].append(entry)
-        made = tn.build(*tn.from_mxnet(json.dumps(old), params, shapes))(x)
-        np.testing.assert_array_equal(made, wanted)
+        output = tn.build(*tn.from_mxnet(json.dumps(old), params, shapes))(x)
+        np.testing.assert_array_equal(output, wanted)
 
 
 # Registered by builds of before 1.9 alone: of a GPU's, and of the SSD example's own operators.

@@ -1,4 +1,4 @@
-"""from_onnx: what goes in comes out with the same numbers as from ONNX Runtime, and what cannot go in is told so."""
+"""from_onnx: what goes in comes out with the same results as from ONNX Runtime, and what cannot go in is told so."""
 
 import io
 import warnings
@@ -74,7 +74,8 @@ class Digits(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.norm, self.classify = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8 * 16, 10)
+        self.conv, self.norm = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.classify = nn.Linear(8 * 16, 10)
 
     def forward(self, x):
         x = nn.functional.max_pool2d(torch.relu(self.norm(self.conv(x))), 2)
@@ -242,7 +243,7 @@ def test_old_opsets(opset, node):
     ],
 )
 def test_operators_that_tvms_frontend_lacks(node):
-    """Of a tensor with positive and negative numbers, and rows of zeros."""
+    """Of a tensor with positive and negative values, and rows of zeros."""
     signs = "s = Constant<value = float[3, 1] {1.0, 0.0, -2.0}>()"
     hold_against_onnxruntime(
         model_of(f"g (float[2, 3, 5] given) => (float y) {{ {signs} x = Mul(given, s) y = {node} }}")

@@ -1,4 +1,4 @@
-"""from_pytorch: every way in gives PyTorch's numbers, names are kept, and what cannot be imported says why.
+"""from_pytorch: every way in gives PyTorch's results, names are kept, and what cannot be imported says why.
 
 Numbers are held to 1e-5 of the largest magnitude in the output; the networks are small, so that plain TVM kernels do.
 """
@@ -100,7 +100,7 @@ def random(*shape):
         ["module", "traced", "frozen script", "open shapes"],
     ),
 )
-def test_every_way_in_gives_the_numbers_of_pytorch(way):
+def test_every_way_in_gives_the_results_of_pytorch(way):
     network, example = seeded(Small()), torch.zeros(2, 3, 8, 8)
     auto = torch.export.Dim.AUTO
     model = {
@@ -306,7 +306,7 @@ def test_operators():
         ),
     ],
 )
-def test_what_would_give_other_numbers_is_refused(function, message):
+def test_what_would_give_other_results_is_refused(function, message):
     with pytest.raises(NotImplementedError, match=message):
         from_pytorch(apply(function), {"x": IMAGE})
 
@@ -382,7 +382,8 @@ def test_training_mode_inside_and_in_programs():
 
 
 def test_exported_programs_are_held_to_their_inputs():
-    network, example, auto = small(), torch.zeros(2, 3, 8, 8), torch.export.Dim.AUTO
+    network, example = small(), torch.zeros(2, 3, 8, 8)
+    auto = torch.export.Dim.AUTO
     program = torch.export.export(network, (example,))
     with pytest.raises(ValueError, match=r"exported for x: float32\[2, 3, 8, 8\], got x: float32\[2, 3, 9, 9\]"):
         from_pytorch(program, {"x": (2, 3, 9, 9)})

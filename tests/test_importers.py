@@ -30,7 +30,8 @@ def expected(picture, shift, outputs: int):
 class Network(nn.Module):
     def __init__(self, outputs: int):
         super().__init__()
-        self.fc, self.unused, self.outputs = nn.Linear(48, 5), nn.Linear(2, 2), outputs
+        self.fc, self.unused = nn.Linear(48, 5), nn.Linear(2, 2)
+        self.outputs = outputs
         self.fc.load_state_dict({"weight": torch.from_numpy(WEIGHT), "bias": torch.from_numpy(BIAS)})
 
     def forward(self, picture, shift):

@@ -53,25 +53,27 @@ def test_indices_pick_what_pytorch_says(of_torch):
     net, _ = of_torch
     rng = np.random.default_rng(0)
     for least in (-1, 0):  # without and with those that count from the end
-        indices = [np.resize(rng.permutation(np.arange(least * size * negative, size)), shape)
-                   for _, shape, negative, size in OF_TORCH.values()]  # fmt: skip
-        indices[5] = np.arange(5).reshape(1, 5) % 4  # places that are written have one writer
+        indices = [
+            np.resize(rng.permutation(np.arange(least * size * negative, size)), shape)
+            for _, shape, negative, size in OF_TORCH.values()
+        ]
+        indices[5] = np.arange(5).reshape(1, 5) % 4  # each element is written once
         expected = _all_of_torch(*map(torch.from_numpy, (X, *indices)))
-        for name, made, wanted in zip(OF_TORCH, net(X, *indices), expected, strict=True):
-            np.testing.assert_allclose(made, wanted.numpy(), 1e-5, err_msg=name)
+        for name, output, wanted in zip(OF_TORCH, net(X, *indices), expected, strict=True):
+            np.testing.assert_allclose(output, wanted.numpy(), 1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("name", OF_TORCH)
 def test_pytorchs_indices_are_checked(of_torch, name):
     net, zeros = of_torch
     function, _, negative, size = OF_TORCH[name]
-    least, place = -size if negative else 0, list(OF_TORCH).index(name)
+    least, argument = -size if negative else 0, list(OF_TORCH).index(name)
     operator = name.split()[0].rstrip(",")
     for wrong in (size, least - 1, 1000, 10**9, -(2**63)):
         indices = [each.copy() for each in zeros]
-        indices[place].flat[-1] = wrong
+        indices[argument].flat[-1] = wrong
         with pytest.raises((IndexError, RuntimeError)):
-            function(*map(torch.from_numpy, (X, indices[place])))
+            function(*map(torch.from_numpy, (X, indices[argument])))
         said = f"^{operator}: expected an index from {least} to {size - 1}, got {wrong}$"
         with pytest.raises(IndexError, match=said):
             net(X, *indices)
@@ -95,10 +97,15 @@ def _onnx_model():
         inputs.append(tensor(f"{name}.i", TensorProto.INT64, shape))
         if updates:
             inputs.append(tensor(f"{name}.u", TensorProto.FLOAT, updates))
-        nodes.append(helper.make_node(name, ["x", *(v.name for v in inputs if v.name.startswith(f"{name}."))], [name],
-                                      **attributes))  # fmt: skip
-    outputs = [tensor(name, TensorProto.FLOAT, [None] * (3 if name == "Gather" else 1 if name == "GatherND" else 2))
-               for name in OF_ONNX]  # fmt: skip
+        nodes.append(
+            helper.make_node(
+                name, ["x", *(v.name for v in inputs if v.name.startswith(f"{name}."))], [name], **attributes
+            )
+        )
+    outputs = [
+        tensor(name, TensorProto.FLOAT, [None] * (3 if name == "Gather" else 1 if name == "GatherND" else 2))
+        for name in OF_ONNX
+    ]
     graph = helper.make_graph(nodes, "indices", inputs, outputs)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
@@ -113,8 +120,8 @@ def test_onnxs_indices_are_checked():
         for column, size in enumerate(sizes):
             for index in (size - 1, -1, -size):
                 feed[f"{name}.i"].flat[column] = index
-                for made, wanted in zip(net(**feed), session.run(None, feed), strict=True):
-                    np.testing.assert_array_equal(made, wanted)
+                for output, wanted in zip(net(**feed), session.run(None, feed), strict=True):
+                    np.testing.assert_array_equal(output, wanted)
             for wrong in (size, -size - 1, 10**9):
                 feed[f"{name}.i"].flat[column] = wrong
                 with pytest.raises(IndexError, match=f"^{name}: expected .* from -{size} to {size - 1}, got {wrong}$"):
@@ -122,37 +129,43 @@ def test_onnxs_indices_are_checked():
             feed[f"{name}.i"].flat[column] = 1
 
 
-PICTURES = np.random.default_rng(16).random((2, 1, 6, 6), "float32")
-REGIONS = np.array([[1, 0, 0, 4, 3], [0, 1, 2, 5, 5]], "float32")  # each begins with the number of a picture
+IMAGES = np.random.default_rng(16).random((2, 1, 6, 6), "float32")
+REGIONS = np.array([[1, 0, 0, 4, 3], [0, 1, 2, 5, 5]], "float32")  # each begins with the index of an image
 
 
-def test_regions_of_pictures_that_do_not_exist():
+def test_regions_of_images_that_do_not_exist():
     def aligned(x, rois):
         return roi_align(x, rois, 2, sampling_ratio=2), roi_align(x, rois, 2, sampling_ratio=2, aligned=True)
 
-    net = tn.build(*tn.from_pytorch(Function(aligned).eval(), [PICTURES, REGIONS]), opt_level=1)
-    for made, wanted in zip(net(PICTURES, REGIONS), aligned(*map(torch.from_numpy, (PICTURES, REGIONS))), strict=True):
-        np.testing.assert_allclose(made, wanted, 1e-5)
+    net = tn.build(*tn.from_pytorch(Function(aligned).eval(), [IMAGES, REGIONS]), opt_level=1)
+    expected = aligned(torch.from_numpy(IMAGES), torch.from_numpy(REGIONS))
+    for output, wanted in zip(net(IMAGES, REGIONS), expected, strict=True):
+        np.testing.assert_allclose(output, wanted, 1e-5)
     for wrong in (-1, 2, 10**6):
         with pytest.raises(IndexError, match=f"^roi_align: expected an index from 0 to 1, got {wrong}$"):
-            net(PICTURES, np.concatenate([REGIONS[:1], REGIONS[1:] + np.array([wrong, 0, 0, 0, 0], "float32")]))
+            net(IMAGES, np.concatenate([REGIONS[:1], REGIONS[1:] + np.array([wrong, 0, 0, 0, 0], "float32")]))
 
 
-def test_indices_of_onnx_that_count_pictures_and_places():
+def test_indices_of_onnx_that_count_images_and_elements():
     model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
-        g (float[2, 1, 6, 6] x, float[2, 5] rois, int64[2] numbers, float[2, 1, 3, 3] small, int64[2, 1, 3, 3] places)
+        g (float[2, 1, 6, 6] x, float[2, 5] rois, int64[2] images, float[2, 1, 3, 3] small, int64[2, 1, 3, 3] maxima)
         => (float[2, 1, 2, 2] a, float[2, 1, 2, 2] b, float[2, 1, 6, 6] c) {
             from = Constant<value_ints = [1]>() to = Constant<value_ints = [5]>() boxes = Slice(rois, from, to, from)
-            a = RoiAlign<output_height = 2, output_width = 2, sampling_ratio = 2>(x, boxes, numbers)
+            a = RoiAlign<output_height = 2, output_width = 2, sampling_ratio = 2>(x, boxes, images)
             b = MaxRoiPool<pooled_shape = [2, 2]>(x, rois)
-            c = MaxUnpool<kernel_shape = [2, 2], strides = [2, 2]>(small, places) }""")
+            c = MaxUnpool<kernel_shape = [2, 2], strides = [2, 2]>(small, maxima) }""")
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     net = tn.build(*tn.from_onnx(model), opt_level=1)
-    feed = {"x": PICTURES, "rois": REGIONS, "numbers": np.array([1, 0]), "small": PICTURES[..., :3, :3].copy(),
-            "places": np.arange(18).reshape(2, 1, 3, 3) * 4 + 1}  # fmt: skip
-    for made, wanted in zip(net(**feed), session.run(None, feed), strict=True):
-        np.testing.assert_allclose(made, wanted, 1e-5)
-    for name, operator, size in (("numbers", "RoiAlign", 2), ("rois", "MaxRoiPool", 2), ("places", "MaxUnpool", 72)):
+    feed = {
+        "x": IMAGES,
+        "rois": REGIONS,
+        "images": np.array([1, 0]),
+        "small": IMAGES[..., :3, :3].copy(),
+        "maxima": np.arange(18).reshape(2, 1, 3, 3) * 4 + 1,
+    }
+    for output, wanted in zip(net(**feed), session.run(None, feed), strict=True):
+        np.testing.assert_allclose(output, wanted, 1e-5)
+    for name, operator, size in (("images", "RoiAlign", 2), ("rois", "MaxRoiPool", 2), ("maxima", "MaxUnpool", 72)):
         for wrong in (-1, size):
             changed = feed[name].copy()
             changed.flat[0] = wrong
@@ -165,10 +178,12 @@ def test_indices_that_a_model_holds_are_checked_when_it_is_imported(kind):
     indices = onnx.numpy_helper.from_array(np.array([1, 4]), "i")
     constant = helper.make_node("Constant", [], ["i"], value=indices)
     graph = helper.make_graph(
-        [constant] * (kind == "constant") + [helper.make_node("Gather", ["x", "i"], ["y"])], "held",
+        [*([constant] if kind == "constant" else []), helper.make_node("Gather", ["x", "i"], ["y"])],
+        "held",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, X.shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (2, 5))], [indices] * (kind == "initializer"),
-    )  # fmt: skip
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (2, 5))],
+        [indices] if kind == "initializer" else [],
+    )
     with pytest.raises(IndexError, match="^Gather: expected an index from -4 to 3, got 4$"):
         tn.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
 

@@ -14,8 +14,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tvmnotes"
 PUBLIC = ("__init__", "__main__")  # they stand above the layers
-FILES = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f
-         for f in sorted(PACKAGE.rglob("*.py"))}  # fmt: skip
+FILES = {
+    ".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f
+    for f in sorted(PACKAGE.rglob("*.py"))
+}
 ROW = re.compile(r"^\| `(?:tvmnotes/)?([\w/]+?)/?` \|.*\| ([\d,]+) \|$", re.M)
 TABLE = (ROOT / "CONTRIBUTING.md").read_text().partition("## Sizes")[2].partition("\n## ")[0]
 SIZES = {layer: int(lines.replace(",", "")) for layer, lines in ROW.findall(TABLE)}  # from the top layer down
@@ -40,8 +42,12 @@ def imports_of(module: str, file: Path, text: str | None = None) -> list[Import]
     text = file.read_text() if text is None else text
     lines, tree = text.splitlines(), ast.parse(text)
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    inside = {id(node) for function in ast.walk(tree) if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-              for node in ast.walk(function)}  # fmt: skip
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -119,5 +125,6 @@ def test_the_reader_of_imports_sees_hidden_ones():
     text = "def f():\n    from ..base import env\n    from ..base import data  # for speed: it is slow\n"
     found = imports_of("tvmnotes.course.plots", PACKAGE / "course/plots.py", text)
     assert [(a.imported, a.hidden, a.excused) for a in found] == [
-        ("tvmnotes.base.env", True, False), ("tvmnotes.base.data", True, True),
-    ]  # fmt: skip
+        ("tvmnotes.base.env", True, False),
+        ("tvmnotes.base.data", True, True),
+    ]

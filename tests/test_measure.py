@@ -56,7 +56,8 @@ def test_by_time_each_has_its_turns_with_a_warm_up_in_each(monkeypatch):
 @pytest.fixture
 def turns(clock, monkeypatch):
     """Take turns of a function whose calls each last a second by the clock; gives its calls and the times."""
-    clock.tick, times, calls = 1, [], []
+    clock.tick, times = 1, []
+    calls = []
 
     def turns(count, seconds, limit):
         monkeypatch.setattr(measure, "_TURN_SECONDS", seconds)
@@ -174,9 +175,9 @@ def test_timing_knows_its_spread():
     assert timing.minimum == 0.001
     assert timing.iqr == pytest.approx(0.002)
     assert timing.std == pytest.approx(np.std(timing.seconds))
-    assert str(timing) == repr(timing) == (
-        "slow: median 3.00 ms, interquartile range 2.00 ms, minimum 1.00 ms, 5 calls"
-    )  # fmt: skip
+    assert (
+        str(timing) == repr(timing) == ("slow: median 3.00 ms, interquartile range 2.00 ms, minimum 1.00 ms, 5 calls")
+    )
 
 
 def test_a_comparison_is_a_table_of_ratios_to_the_first():

@@ -62,8 +62,8 @@ def tuned(imported, tmp_path_factory):
             written.append(len(found))
 
         patch.setattr(log.Log, "append", telling)
-        made = tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path, seed=SEED)
-    return path, made, written
+        summary = tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path, seed=SEED)
+    return path, summary, written
 
 
 def assert_equals_pytorch(lib, net):
@@ -82,16 +82,16 @@ def test_its_tasks_are_the_kernels_that_sum_and_have_no_schedule_of_ours(importe
 
 
 def test_what_it_measures_is_written_down(tuned):
-    path, made, written = tuned
+    path, summary, written = tuned
     found = records.read(path)
     trials, finals = ([each for each in found if bool(each.final) == last] for last in (False, True))
     assert written == [len(trials), len(finals)] and len(trials) == TRIALS
     assert all(each.config["family"] == "metaschedule" and each.config["trace"] for each in trials)
     assert finals[0].config["family"] == "default" and len(finals) > 1
-    (row,) = made.rows
-    assert row[1:3] == (TRIALS, finals[0].call_seconds) and row[3] in finals and not made.interrupted
-    assert set(made.network) == {"before", "after"}
-    assert "fused_conv2d_transpose" in str(made)
+    (row,) = summary.rows
+    assert row[1:3] == (TRIALS, finals[0].call_seconds) and row[3] in finals and not summary.interrupted
+    assert set(summary.network) == {"before", "after"}
+    assert "fused_conv2d_transpose" in str(summary)
 
 
 def test_a_build_uses_it(tuned, imported, net):
@@ -128,11 +128,11 @@ def test_the_same_call_goes_on(tuned, imported, tmp_path, monkeypatch):
     before = records.read(path)
     tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path, seed=SEED)
     assert records.read(path) == before, "nothing was left to measure"
-    made = tn.tune(*imported, tuner="metaschedule", trials=TRIALS + 2, records=path, seed=SEED)
+    summary = tn.tune(*imported, tuner="metaschedule", trials=TRIALS + 2, records=path, seed=SEED)
     found = records.read(path)
     assert found[: len(before)] == before
     trials = [each for each in found if not each.final]
-    assert made.rows[0][1] == TRIALS + 2 == len(trials)
+    assert summary.rows[0][1] == TRIALS + 2 == len(trials)
     assert len({records.key(each.config) for each in trials}) == len(trials), "a trace was measured twice"
 
 

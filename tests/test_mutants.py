@@ -22,7 +22,7 @@ from tvmnotes import records
 
 MUTANTS = 300 if QUICK else 2000 * STORM  # of a kind
 USED = 40
-NUMBERS = [-1, 2**31, 2**62, 10**9, 0, 1]
+INTEGERS = [-1, 2**31, 2**62, 10**9, 0, 1]
 TOKENS = ["", "-", "9", "[", "]", '"', "null", ",", "1e9", "{}", "1e999", "NaN", "-1", "true", "[[[", "99999999999999"]
 
 
@@ -37,7 +37,7 @@ def mutants(good: bytes, text: bool = False):
             if kind == 0:
                 content[at] = dice.randrange(256)
             elif kind == 1 and not text:
-                content[at : at + 8] = struct.pack("<q", dice.choice(NUMBERS))
+                content[at : at + 8] = struct.pack("<q", dice.choice(INTEGERS))
             elif kind == 2:
                 del content[at : at + dice.randint(1, 40)]
             elif kind == 3:
@@ -55,22 +55,30 @@ def network() -> onnx.ModelProto:
     """A small ONNX network of operators that take attributes, sizes and indices: float32 (1, 2, 8, 8) to (1, 3)."""
     rng = np.random.default_rng(0)
     weights = {
-        "w": rng.normal(size=(4, 2, 3, 3)).astype("float32"), "b": rng.normal(size=4).astype("float32"),
-        "shape": np.array([1, -1], "int64"), "dense": rng.normal(size=(64, 5)).astype("float32"),
-        "which": np.array([0, 2, -1], "int64"), "pads": np.array([0, 1, 0, 0], "int64"),
-    }  # fmt: skip
+        "w": rng.normal(size=(4, 2, 3, 3)).astype("float32"),
+        "b": rng.normal(size=4).astype("float32"),
+        "shape": np.array([1, -1], "int64"),
+        "dense": rng.normal(size=(64, 5)).astype("float32"),
+        "which": np.array([0, 2, -1], "int64"),
+        "pads": np.array([0, 1, 0, 0], "int64"),
+    }
     nodes = [
         helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1], strides=[1, 1], kernel_shape=[3, 3]),
         helper.make_node("Relu", ["c"], ["r"]),
         helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=0),
-        helper.make_node("Reshape", ["p", "shape"], ["f"]), helper.make_node("MatMul", ["f", "dense"], ["d"]),
-        helper.make_node("Pad", ["d", "pads"], ["e"]), helper.make_node("Gather", ["e", "which"], ["g"], axis=1),
+        helper.make_node("Reshape", ["p", "shape"], ["f"]),
+        helper.make_node("MatMul", ["f", "dense"], ["d"]),
+        helper.make_node("Pad", ["d", "pads"], ["e"]),
+        helper.make_node("Gather", ["e", "which"], ["g"], axis=1),
         helper.make_node("Softmax", ["g"], ["y"], axis=-1),
-    ]  # fmt: skip
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in
-            (("x", [1, 2, 8, 8]), ("y", [1, 3]))]  # fmt: skip
-    graph = helper.make_graph(nodes, "net", ends[:1], ends[1:],
-                              [numpy_helper.from_array(array, name) for name, array in weights.items()])  # fmt: skip
+    ]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [1, 2, 8, 8]), ("y", [1, 3]))
+    ]
+    graph = helper.make_graph(
+        nodes, "net", ends[:1], ends[1:], [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -86,8 +94,9 @@ def by_onnxruntime(content: bytes, x: np.ndarray):
 
 @pytest.mark.storm
 def test_onnx(tmp_path, rng):
-    """What ONNX Runtime runs too has its numbers."""
-    path, read, equal = tmp_path / "net.onnx", 0, 0
+    """What ONNX Runtime runs too has its results."""
+    path, read = tmp_path / "net.onnx", 0
+    equal = 0
     x = rng.normal(size=(1, 2, 8, 8)).astype("float32")
     for content in mutants(network().SerializeToString()):
         path.write_bytes(content)
@@ -111,11 +120,15 @@ def test_symbols():
     """Those of files, as JSON, on their way to Relax."""
     nodes = [{"op": "null", "name": name, "inputs": []} for name in ("x", "w")]
     nodes += [
-        {"op": "FullyConnected", "name": "dense", "attrs": {"num_hidden": "4", "no_bias": "True"},
-         "inputs": [[0, 0, 0], [1, 0, 0]]},
+        {
+            "op": "FullyConnected",
+            "name": "dense",
+            "attrs": {"num_hidden": "4", "no_bias": "True"},
+            "inputs": [[0, 0, 0], [1, 0, 0]],
+        },
         {"op": "SliceChannel", "name": "halves", "attrs": {"num_outputs": "2", "axis": "1"}, "inputs": [[2, 0, 0]]},
         {"op": "Activation", "name": "y", "attrs": {"act_type": "relu"}, "inputs": [[3, 1, 0]]},
-    ]  # fmt: skip
+    ]
     symbol = json.dumps({"nodes": nodes, "arg_nodes": [0, 1], "heads": [[4, 0, 0]]})
     weight, read = np.ones((4, 3), "float32"), 0
     for content in mutants(symbol.encode(), text=True):
@@ -159,12 +172,12 @@ def test_records(small, tmp_path):
 
 @pytest.mark.storm
 def test_manifests(small, lib, tmp_path):
-    place = lib.save(tmp_path / "net")
-    path, loaded = place / "manifest.json", 0
+    saved = lib.save(tmp_path / "net")
+    path, loaded = saved / "manifest.json", 0
     for content in mutants(path.read_bytes(), text=True):
         path.write_bytes(content)
         try:
-            again = tn.load(place)
+            again = tn.load(saved)
         except (ValueError, RuntimeError, FileNotFoundError) as error:
             assert "net" in str(error)
             continue
@@ -176,4 +189,4 @@ def test_manifests(small, lib, tmp_path):
             assert str(error)
         check(again, small)
     assert loaded > 0
-    shutil.rmtree(place)
+    shutil.rmtree(saved)

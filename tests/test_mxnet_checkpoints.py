@@ -26,9 +26,16 @@ import mxnet as mx
 
 def conv(x, name, filters, kernel=(3, 3), stride=(1, 1), pad=(1, 1), groups=1):
     return mx.sym.Convolution(
-        x, num_filter=filters, kernel=kernel, stride=stride, pad=pad, num_group=groups, no_bias=True, workspace=256,
+        x,
+        num_filter=filters,
+        kernel=kernel,
+        stride=stride,
+        pad=pad,
+        num_group=groups,
+        no_bias=True,
+        workspace=256,
         name=name,
-    )  # fmt: skip
+    )
 
 
 def norm(x, name, fix_gamma=False):
@@ -106,22 +113,29 @@ def inception_bn(width: float = 1.0):
             unit(unit(x, f"{name}_3x3_reduce", three_of), f"{name}_3x3", three, (3, 3), pad=(1, 1)),
             unit(
                 unit(unit(x, f"{name}_d_reduce", double_of), f"{name}_d_0", double, (3, 3), pad=(1, 1)),
-                f"{name}_d_1", double, (3, 3), pad=(1, 1),
+                f"{name}_d_1",
+                double,
+                (3, 3),
+                pad=(1, 1),
             ),
             unit(pool, f"{name}_proj", projected),
             name=f"ch_concat_{name}_chconcat",
-        )  # fmt: skip
+        )
 
     def halving(x, name, three_of, three, double_of, double):
         return mx.sym.Concat(
             unit(unit(x, f"{name}_3x3_reduce", three_of), f"{name}_3x3", three, (3, 3), (2, 2), (1, 1)),
             unit(
                 unit(unit(x, f"{name}_d_reduce", double_of), f"{name}_d_0", double, (3, 3), pad=(1, 1)),
-                f"{name}_d_1", double, (3, 3), (2, 2), (1, 1),
+                f"{name}_d_1",
+                double,
+                (3, 3),
+                (2, 2),
+                (1, 1),
             ),
             mx.sym.Pooling(x, kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="max", name=f"max_pool_{name}"),
             name=f"ch_concat_{name}_chconcat",
-        )  # fmt: skip
+        )
 
     x = unit(mx.sym.Variable("data"), "1", 64, (7, 7), (2, 2), (3, 3))
     x = mx.sym.Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type="max", name="pool_1")
@@ -215,15 +229,15 @@ def by_mxnet(symbol_file: str, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", sampled(NETWORKS, ["arcface_se", "mobilefacenet", "inception_bn"]))
-def test_a_checkpoint_gives_mxnets_numbers(name, tmp_path, rng):
+def test_a_checkpoint_gives_mxnets_results(name, tmp_path, rng):
     make, size = NETWORKS[name]
     shape = (2, 3, size, size)
     files = checkpoint(make(), shape, tmp_path / name)
     mod, params = tn.from_mxnet(*files, {"data": shape})
     x = rng.uniform(0, 255 if "face" in name else 1, shape).astype("float32")
-    wanted, made = by_mxnet(files[0], x), tn.build(mod, params)(x)
-    assert made.shape == wanted.shape and wanted.std() > 0
-    np.testing.assert_allclose(made, wanted, atol=1e-4 * np.abs(wanted).max())
+    wanted, output = by_mxnet(files[0], x), tn.build(mod, params)(x)
+    assert output.shape == wanted.shape and wanted.std() > 0
+    np.testing.assert_allclose(output, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
 # ---------------------------------------------------------------- a large one

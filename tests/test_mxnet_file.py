@@ -32,8 +32,8 @@ for name in ("mxnet", "gluoncv", "torch", "onnx"):
 import numpy as np, tvmnotes as tn
 mod, params = tn.from_mxnet({str(symbol)!r}, {str(params)!r}, {{"data": (4, 1, 32, 32)}})
 x = np.load(sys.stdin.buffer if False else {str(data.path("digits/test.npz"))!r})
-pictures = ((x["images"][:4, None].astype("float32") / 255 - 0.3057) / 0.3238).astype("float32")
-print(tn.build(mod, params)(pictures).argmax(1).tolist() == x["labels"][:4].tolist())
+images = ((x["images"][:4, None].astype("float32") / 255 - 0.3057) / 0.3238).astype("float32")
+print(tn.build(mod, params)(images).argmax(1).tolist() == x["labels"][:4].tolist())
 """
     assert python(code) == "True"
 
@@ -43,10 +43,10 @@ def test_the_bundled_checkpoint_gives_pytorchs_probabilities():
 
     images, _ = digits.load_test_set()
     x = digits.preprocess(images[:16])
-    made = tn.build(*tn.from_mxnet(*checkpoint(), {"data": x.shape}))(x)
+    output = tn.build(*tn.from_mxnet(*checkpoint(), {"data": x.shape}))(x)
     with torch.inference_mode():
         wanted = torch.softmax(tn.models.load("digits")(torch.from_numpy(x)), 1).numpy()
-    np.testing.assert_allclose(made, wanted, atol=1e-5)
+    np.testing.assert_allclose(output, wanted, atol=1e-5)
 
 
 def test_relays_importer_stands_on_ours(rng):
@@ -126,7 +126,8 @@ def test_whatever_bytes_come_end_in_one_error(tmp_path_factory, content):
 def test_damaged_files_crash_nothing_and_take_no_memory(tmp_path):
     """Bytes changed, cut out and put in, some of them where sizes are. What is read is never more than the file."""
     good = params_file({f"arg:layer{n}_weight": np.arange(60, dtype="float32").reshape(3, 4, 5) for n in range(4)})
-    path, dice, refused = tmp_path / "damaged.params", random.Random(0), 0
+    path, dice = tmp_path / "damaged.params", random.Random(0)
+    refused = 0
     tracemalloc.start()
     for _ in range(DAMAGED):
         content = bytearray(good)
@@ -248,7 +249,7 @@ def test_states_of_before_version_09_become_variables():
 
 
 def test_a_large_checkpoint_is_not_held_twice(tmp_path):
-    """250 MB, in numbers that the operating system shows: 100 MB here, as memory goes by the size."""
+    """250 MB, as the operating system counts them: 100 MB here, as memory goes by the size."""
     arrays = {f"arg:layer{n}": np.ones((1 << 20,), "float32") for n in range(25)}
     (tmp_path / "large.params").write_bytes(params_file(arrays))
     tracemalloc.start()

@@ -63,7 +63,7 @@ CASES = {
     "cast": lambda F, x, y: x.astype("int32"),
     "taken": lambda F, x, y: F.np.take(x, (y * 2).astype("int32"), axis=1),
     "tril": lambda F, x, y: F.np.tril(x, 1),
-}  # fmt: skip
+}
 
 
 class Case(mx.gluon.HybridBlock):
@@ -93,14 +93,14 @@ def both(block, *arrays):
     symbol = mx.sym.Group(outputs) if isinstance(outputs, tuple | list) else outputs
     params = {name: array.data().asnumpy() for name, array in block.collect_params().items()}
     shapes = {name: array.shape for name, array in zip(names, arrays, strict=True)}
-    made = tn.build(*tn.from_mxnet(symbol.tojson(), params, shapes), opt_level=0)(*arrays)
-    as_list = [each if isinstance(each, tuple | list) else [each] for each in (wanted, made)]
+    outputs = tn.build(*tn.from_mxnet(symbol.tojson(), params, shapes), opt_level=0)(*arrays)
+    as_list = [each if isinstance(each, tuple | list) else [each] for each in (wanted, outputs)]
     return [each.asnumpy() for each in as_list[0]], list(as_list[1])
 
 
-def check(wanted, made):
-    assert (made.shape, made.dtype) == (wanted.shape, wanted.dtype)
-    np.testing.assert_allclose(made, wanted, rtol=2e-5, atol=1e-5)
+def check(wanted, output):
+    assert (output.shape, output.dtype) == (wanted.shape, wanted.dtype)
+    np.testing.assert_allclose(output, wanted, rtol=2e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +109,8 @@ def outputs():
     rng = np.random.default_rng(0)
     x, y = (rng.uniform(0.2, 1.2, (2, 3, 4)).astype("float32") for _ in range(2))
     mx.npx.set_np()
-    wanted, made = both(Case(lambda F, x, y: [case(F, x, y) for case in CASES.values()]), x, y)
-    return dict(zip(CASES, zip(wanted, made, strict=True), strict=True))
+    wanted, outputs = both(Case(lambda F, x, y: [case(F, x, y) for case in CASES.values()]), x, y)
+    return dict(zip(CASES, zip(wanted, outputs, strict=True), strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -124,17 +124,20 @@ def test_a_network(rng):
             nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(6), nn.LayerNorm(), nn.GELU(), nn.PReLU(),
             nn.Dense(3))  # fmt: skip
     x = rng.uniform(size=(2, 3, 12, 12)).astype("float32")
-    (wanted,), (made,) = both(net, x)
-    check(wanted, made)
+    (wanted,), (output,) = both(net, x)
+    check(wanted, output)
     check(wanted, tn.build(net, {"data": x.shape})(x))
 
 
-@pytest.mark.parametrize(("function", "message"), [
-    (lambda F, x: F.np.pad(x, ((1, 1), (0, 0)), mode="edge"), "mode=edge"),
-    (lambda F, x: F.np.dot(x, F.np.reshape(x, (1, 2, 3))), r"dot product with an array of shape \(1, 2, 3\)"),
-    (lambda F, x: F.np.sum(x.astype("int32")), "numbers of int32; cast them to float32"),
-    (lambda F, x: F.np.var(x, ddof=1), "ddof=1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda F, x: F.np.pad(x, ((1, 1), (0, 0)), mode="edge"), "mode=edge"),
+        (lambda F, x: F.np.dot(x, F.np.reshape(x, (1, 2, 3))), r"dot product with an array of shape \(1, 2, 3\)"),
+        (lambda F, x: F.np.sum(x.astype("int32")), "numbers of int32; cast them to float32"),
+        (lambda F, x: F.np.var(x, ddof=1), "ddof=1"),
+    ],
+)
 def test_what_is_refused(function, message):
     symbol = Case(function)(mx.sym.var("x").as_np_ndarray())
     with pytest.raises(NotImplementedError, match=message):

@@ -1,6 +1,6 @@
 """torchvision's classification networks, one or more of each family: TVM's result is PyTorch's.
 
-It is held to 1e-3 of the largest magnitude in the output. The pictures are the smallest that a network takes, since
+It is held to 1e-3 of the largest magnitude in the output. The images are the smallest that a network takes, since
 almost all of the time goes into compiling.
 """
 
@@ -20,7 +20,7 @@ from tvmnotes import build, from_pytorch, models
 
 TOLERANCE = 1e-3
 
-# The size of the picture.
+# The size of the image.
 NETWORKS = {
     "alexnet": 64,
     "vgg11": 32,
@@ -69,8 +69,15 @@ mobile_blocks, _ = _mobilenet_v3_conf("mobilenet_v3_small")
 
 # `make test` has these networks, the deep ones with one or two blocks of each kind; `make test-full` has all, whole.
 SAMPLE = (
-    "vgg11", "resnet18", "googlenet", "mobilenet_v3_small", "shufflenet_v2_x1_0", "convnext_tiny", "swin_t", "vit_b_16",
-)  # fmt: skip
+    "vgg11",
+    "resnet18",
+    "googlenet",
+    "mobilenet_v3_small",
+    "shufflenet_v2_x1_0",
+    "convnext_tiny",
+    "swin_t",
+    "vit_b_16",
+)
 SHORT = {
     "vgg11": SlimVGG,
     "resnet18": partial(torchvision.models.ResNet, BasicBlock, [2, 1, 1, 1]),
@@ -91,7 +98,7 @@ SHORT = {
 }  # fmt: skip
 
 # The transformers take one size only, set when they are made. Swin, MaxViT and DenseNet are made with fewer blocks.
-MADE = {
+CONSTRUCTORS = {
     "densenet121": partial(torchvision.models.DenseNet, block_config=(3, 3, 3, 3)),
     "swin_t": partial(
         torchvision.models.SwinTransformer, patch_size=[4, 4], embed_dim=96, depths=[2, 1, 1, 1],
@@ -108,7 +115,7 @@ MADE = {
 def network(name: str, size: int, short: bool) -> torch.nn.Module:
     """Seeded, and with what starts as all zeros or all ones (biases, scales, some next to 0) made random as well."""
     make = SHORT.get(name) if short else None
-    make = make or MADE.get(name)
+    make = make or CONSTRUCTORS.get(name)
     net = models.load(name, pretrained=False) if make is None else models.seeded(make, size)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -120,7 +127,7 @@ def network(name: str, size: int, short: bool) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", sampled(NETWORKS, SAMPLE))
-def test_tvm_gives_pytorchs_numbers(name, quick):
+def test_tvm_gives_pytorchs_results(name, quick):
     size = NETWORKS[name]
     net = network(name, size, short=quick)
     x = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(2))

@@ -51,7 +51,7 @@ def small():
         return net, x, net(x).numpy()
 
 
-def test_every_way_leads_to_pytorchs_numbers(small):
+def test_every_way_leads_to_pytorchs_results(small):
     net, x, reference = small
     for source in (net, torch.jit.trace(net, x), torch.jit.script(net), torch.export.export(net, (x,))):
         assert difference(tn.build(source, X)(x), reference) < 1e-5
@@ -71,7 +71,8 @@ def test_tvms_pipeline_for_cpus_fuses_and_the_default_one_does_not(small):
 
 
 def test_a_trace_keeps_its_examples_branch_a_script_both_and_export_refuses():
-    branch, plus, minus = Branch().eval(), torch.ones(3), -torch.ones(3)
+    branch, plus = Branch().eval(), torch.ones(3)
+    minus = -torch.ones(3)
     with pytest.warns(torch.jit.TracerWarning):
         traced = torch.jit.trace(branch, plus)
     assert traced(minus).tolist() == [-2] * 3
@@ -90,7 +91,7 @@ def test_the_same_top_5_is_the_weaker_check(rng):
 
 
 @pytest.mark.full
-def test_resnet18_gives_pytorchs_numbers_and_classes_on_the_picture():
+def test_resnet18_gives_pytorchs_results_and_classes_on_the_picture():
     net = tn.models.load("resnet18")
     x = tn.vision.preprocess(tn.vision.open_picture())
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""What notebook 02 claims, asserted: its graph, its numbers beside ONNX Runtime's, its statistics, open sizes."""
+"""What notebook 02 claims, asserted: its graph, its results beside ONNX Runtime's, its statistics, open sizes."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def cells():
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def images():
     return digits.preprocess(digits.load_test_set()[0][:4])
 
 
@@ -43,20 +43,20 @@ def agree(result, reference):
     return np.abs(result - reference).max() <= 1e-5 * np.abs(reference).max()
 
 
-def test_digits_are_read_as_onnxruntime_reads_them(digits_file, pictures):
+def test_digits_are_read_as_onnxruntime_reads_them(digits_file, images):
     file, onnx_runtime = digits_file
-    result, reference = tn.build(file, {"image": pictures.shape})(pictures), onnx_runtime(pictures)
+    result, reference = tn.build(file, {"image": images.shape})(images), onnx_runtime(images)
     assert agree(result, reference)
     assert tn.vision.same_top_k(result, reference, k=1)
 
 
-def test_tvm_keeps_an_open_batch_size_and_compiles_it_once(digits_file, pictures):
+def test_tvm_keeps_an_open_batch_size_and_compiles_it_once(digits_file, images):
     file, onnx_runtime = digits_file
     mod = tvm_onnx.from_onnx(onnx.load(file))
     assert isinstance(mod["main"].params[0].ty.shape[0], tvm.tirx.Var)
     vm = relax.VirtualMachine(tvm.compile(mod, target=tn.env.host_target()), tvm.cpu())
     for batch in (1, 4):
-        assert agree(vm["main"](tvm.runtime.tensor(pictures[:batch])).numpy(), onnx_runtime(pictures[:batch]))
+        assert agree(vm["main"](tvm.runtime.tensor(images[:batch])).numpy(), onnx_runtime(images[:batch]))
 
 
 def test_one_slow_call_moves_mean_and_deviation_but_not_median_and_quartiles(cells, rng):
@@ -82,7 +82,7 @@ def test_the_stored_outputs_are_what_the_text_says(cells):
 
 
 @pytest.mark.full
-def test_resnet50_v2_gives_onnxruntimes_numbers_and_classes_on_the_picture():
+def test_resnet50_v2_gives_onnxruntimes_results_and_classes_on_the_picture():
     file, _ = tn.models.onnx_file("resnet50_v2")
     graph = onnx.load(file).graph
     weights = {array.name for array in graph.initializer}

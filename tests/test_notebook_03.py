@@ -31,7 +31,9 @@ from tvmnotes.compiler.rules.base.vector import simd_of
 from tvmnotes.compiler.scheduling import schedule_kernels
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-ELEMENTWISE, INJECTIVE, OUT_ELEMENTWISE_FUSABLE = 0, 2, 4
+ELEMENTWISE = 0
+INJECTIVE = 2
+OUT_ELEMENTWISE_FUSABLE = 4
 FUSING = [LegalizeOps(), AnnotateTIROpPattern(), FuseOps(), FuseTIR()]
 
 
@@ -66,10 +68,10 @@ def imported(net):
 def steps():
     """The module behind each pass of sections 1 to 3, by the name of the pass."""
     x, reference, mod = imported(Block())
-    made = {"x": x, "reference": reference, "imported": mod}
+    modules = {"x": x, "reference": reference, "imported": mod}
     for step in (FoldBatchnormToConv2D(), FoldConstant(), *FUSING):
-        mod = made[step.info.name] = step(mod)
-    return made
+        mod = modules[step.info.name] = step(mod)
+    return modules
 
 
 def calls(mod) -> list[str]:
@@ -98,10 +100,16 @@ def test_each_operator_becomes_a_kernel_of_the_kind_that_the_lesson_says(steps):
     assert len(calls(mod)) == len(calls(steps["FoldConstant"]))
     kinds = {name: int(mod[name].attrs["op_pattern"]) for name in calls(mod)}
     assert kinds == {
-        "conv2d": OUT_ELEMENTWISE_FUSABLE, "add": ELEMENTWISE, "relu": ELEMENTWISE, "add1": ELEMENTWISE,
-        "mean": OUT_ELEMENTWISE_FUSABLE, "reshape": INJECTIVE, "matmul": OUT_ELEMENTWISE_FUSABLE, "add2": ELEMENTWISE,
+        "conv2d": OUT_ELEMENTWISE_FUSABLE,
+        "add": ELEMENTWISE,
+        "relu": ELEMENTWISE,
+        "add1": ELEMENTWISE,
+        "mean": OUT_ELEMENTWISE_FUSABLE,
+        "reshape": INJECTIVE,
+        "matmul": OUT_ELEMENTWISE_FUSABLE,
+        "add2": ELEMENTWISE,
         "softmax": OUT_ELEMENTWISE_FUSABLE,
-    }  # fmt: skip
+    }
 
 
 def test_kinds_decide_what_fuses(steps):
@@ -190,14 +198,14 @@ def built():
     image = digits.preprocess(digits.load_test_set()[0][:1])
     mod, params = tn.from_pytorch(net, {"image": image.shape})
     with torch.inference_mode():
-        made = {None: net(torch.from_numpy(image)).numpy()}
+        results = {None: net(torch.from_numpy(image)).numpy()}
     for level in range(4):
         lib, trace = tn.trace_build(mod, params, opt_level=level, records=False)
-        made[level] = lib, trace, lib(image)
-    return made
+        results[level] = lib, trace, lib(image)
+    return results
 
 
-def test_every_opt_level_gives_pytorchs_numbers(built):
+def test_every_opt_level_gives_pytorchs_results(built):
     for level in range(4):
         assert agree(built[level][2], built[None]), level
         assert built[level][2].argmax() == built[None].argmax()

@@ -46,7 +46,7 @@ def result(package, name):
     return package["result"](package["conv"], package["steps"][name])
 
 
-def test_every_step_runs_and_gives_pytorchs_numbers(by_hand):
+def test_every_step_runs_and_gives_pytorchs_results(by_hand):
     assert list(by_hand["steps"]) == STEPS
     for kernel in ("parallel_kernel", "vector_kernel"):
         assert same(by_hand, kernel, by_hand["plain_arguments"], by_hand["reference"])
@@ -84,13 +84,13 @@ def test_the_inner_loop_is_made_of_multiply_adds_on_registers(by_hand):
     assert scalar and all(re.match(r"vfmadd\d+ss %xmm", kind) for kind in scalar)
     assert packed and all(re.match(r"vfmadd\d+ps ", kind) for kind in packed)
     loop = tn.asm.inner_loop(by_hand["fused_kernel"]).splitlines()
-    sums = [line.split()[-1] for line in loop if "vfmadd" in line]
-    assert sums and len(sums) % by_hand["pixels"] == 0
-    assert len(set(sums)) == by_hand["pixels"], "a register for each sum"
+    accumulators = [line.split()[-1] for line in loop if "vfmadd" in line]
+    assert accumulators and len(accumulators) % by_hand["pixels"] == 0
+    assert len(set(accumulators)) == by_hand["pixels"], "a register for each sum"
     assert not any("(%rsp)" in line for line in loop), "no sum is loaded or stored"
 
 
-def test_winograds_kernels_give_pytorchs_numbers(package):
+def test_winograds_kernels_give_pytorchs_results(package):
     names = [name for name in package["steps"] if name != "PyTorch"]
     assert names == ["tile of lesson 04", "default tile", "Winograd 2 × 2", "Winograd 4 × 4"]
     for name in names:
@@ -122,8 +122,8 @@ def test_the_default_config_serves_all_sizes_of_the_sweep(package):
         conv = package["workload"](channels, 28)
         net, x = package["layer"](conv)
         config = package["direct"].as_dict(package["direct"].default(conv, package["machine"]))
-        made = package["result"](conv, package["run_tvm"](conv, config, net, x))
-        assert difference(made, package["run_pytorch"](net, torch.from_numpy(x))().numpy()) < 1e-5
+        output = package["result"](conv, package["run_tvm"](conv, config, net, x))
+        assert difference(output, package["run_pytorch"](net, torch.from_numpy(x))().numpy()) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["04_conv2d_by_hand", "04b_packages_schedule"])

@@ -1,4 +1,4 @@
-"""What notebooks 05 and 05b claim, asserted. Times are made up, as no test depends on real ones."""
+"""What notebooks 05 and 05b claim, asserted. Times are invented, as no test depends on real ones."""
 
 import math
 import random
@@ -30,11 +30,11 @@ def task_for(mcpu):
 
 @pytest.fixture(scope="module")
 def race():
-    """The names of the lesson's race, run by its own code on a table of made-up times."""
+    """The names of the lesson's race, run by its own code on a table of invented times."""
     names = {"math": math, "random": random, "np": np, "pd": pd, "tn": tn}
     names["task"] = task_for("skylake-avx512")
     names["space"] = names["task"].space
-    names["table"] = np.array([made_up(config) for config in names["space"]])
+    names["table"] = np.array([invented_seconds(config) for config in names["space"]])
     code = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tn.env, "threads", lambda: 2)  # the model sees them
@@ -44,7 +44,7 @@ def race():
     return names
 
 
-def made_up(config):
+def invented_seconds(config):
     """Seconds with one valley: 7 pixels of 2 blocks, of one row, with rows outside, are fastest."""
     tile = abs(math.log2(config["tile_ow"] / 7)) + abs(math.log2(config["tile_oc"] / 2))
     order = 0.2 * config.get("tile_oh", 0) + 0.3 * (config["loop_order"] != "rows") + 0.1 * ("tile_ic" in config)
@@ -91,9 +91,9 @@ def test_tvms_own_calls_compile_and_time_a_candidate(small):
     library = tvm.compile(trial.kernel(candidate), target=tvm.target.Target(task.target)).jit()
     (tensors,) = trial.arguments(candidate, tvm.cpu())
     assert len(library.time_evaluator("main", tvm.cpu(), number=1, repeat=2)(*tensors).results) == 2
-    made = task.workload.unpack_output(tensors[-1].numpy(), candidate.lanes)
+    output = task.workload.unpack_output(tensors[-1].numpy(), candidate.lanes)
     wanted = trial._inputs(task.workload)[2]
-    assert np.abs(made - wanted).max() <= 1e-3 * np.abs(wanted).max()
+    assert np.abs(output - wanted).max() <= 1e-3 * np.abs(wanted).max()
 
 
 def test_the_model_needs_fewer_trials_than_chance(race):

@@ -35,8 +35,8 @@ def ssd():
 def scenes():
     """Pictures as the detector takes them, and their boxes: 100, the lesson's own."""
     rng, held_out = np.random.default_rng(1), digits.load_test_set()
-    made = [digits.scene(*held_out, rng) for _ in range(100)]
-    return [(picture[None, None].astype("float32"), boxes) for picture, boxes in made]
+    scenes = [digits.scene(*held_out, rng) for _ in range(100)]
+    return [(image[None, None].astype("float32"), boxes) for image, boxes in scenes]
 
 
 def test_a_converter_by_hand_is_pytorchs_convolution_and_the_importers():
@@ -96,7 +96,7 @@ def test_mxnet_draws_the_same_boxes(ssd, scenes):
 
 @with_mxnet
 @pytest.mark.parametrize("name", sampled(["cifar_resnet20_v1", "resnet18_v1", "resnet101_v1d"], ["cifar_resnet20_v1"]))
-def test_both_candidates_of_the_table_give_mxnets_numbers(name):
+def test_both_candidates_of_the_table_give_mxnets_results(name):
     exported, shape = tn.gluon.exported(name)[:2], tn.gluon.shape_of(name)
     x = tn.vision.preprocess(tn.vision.open_picture(), shape[-1], shape[-1])
     wanted = tn.gluon.runner(*exported)(x)
@@ -124,15 +124,15 @@ def test_mxnet_and_tvm_draw_the_same_boxes_of_the_large_detector():
 def test_a_scene_has_disjoint_digits_within_it(rng):
     held_out = digits.load_test_set()
     for _ in range(20):
-        picture, boxes = digits.scene(*held_out, rng)
-        assert picture.shape == (96, 96) and picture.dtype == "uint8"
+        image, boxes = digits.scene(*held_out, rng)
+        assert image.shape == (96, 96) and image.dtype == "uint8"
         covered = np.zeros((96, 96), int)
         for _, left, top, right, bottom in boxes.astype(int):
             covered[top:bottom, left:right] += 1
-        assert covered.max() == 1 and not picture[covered == 0].any()
+        assert covered.max() == 1 and not image[covered == 0].any()
 
 
-def test_found_wants_the_class_the_place_and_the_score():
+def test_found_wants_the_class_the_box_and_the_score():
     boxes = np.array([[3, 0, 0, 32, 32], [4, 48, 48, 80, 80]], "float32")
     exact = np.array([[kind, 0.9, *(corner / 96 for corner in box)] for kind, *box in boxes])
     assert digits.found(exact, boxes) == 2

@@ -193,8 +193,8 @@ def fed(folder, lib, *command):
 @pytest.mark.alone
 @pytest.mark.skipif(not shutil.which("gcc"), reason="no C compiler")
 def test_the_tiny_runtime_gives_the_same_bits_here(folder, lib):
-    made = fed(folder, lib, compiled_c(folder, lib, "net", "gcc"))
-    assert made.tobytes() == lib(PICTURE).tobytes()
+    output = fed(folder, lib, compiled_c(folder, lib, "net", "gcc"))
+    assert output.tobytes() == lib(PICTURE).tobytes()
 
 
 @pytest.mark.alone
@@ -208,9 +208,9 @@ def test_the_arm_library_runs_under_qemu(folder, lib):
     arm = tn.build(*tn.from_pytorch(tn.models.load("digits"), {"image": (1, 1, 32, 32)}), target=names["ARM"])
     arm.save(folder / "net-arm")
     program = compiled_c(folder, arm, "net-arm", "aarch64-linux-gnu-gcc")
-    made = fed(folder, arm, "qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", program)
+    output = fed(folder, arm, "qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", program)
     wanted = lib(PICTURE)[0]
-    assert np.abs(made - wanted).max() <= 1e-5 * np.abs(wanted).max()
+    assert np.abs(output - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
 def test_the_stored_outputs_say_what_the_text_does():
@@ -218,8 +218,12 @@ def test_the_stored_outputs_say_what_the_text_does():
     assert "planted.zip holds '../planted.txt'" in said and said.endswith("files that were written: 0\n")
     refused = stored("in damaged_copies(saved)").splitlines()
     assert [line.partition(":")[0] for line in refused if line] == [
-        "ValueError", "FileNotFoundError", "FileNotFoundError", "RuntimeError", "RuntimeError",
-    ]  # fmt: skip
+        "ValueError",
+        "FileNotFoundError",
+        "FileNotFoundError",
+        "RuntimeError",
+        "RuntimeError",
+    ]
     both = stored('print("C++:")')
     lines = both.split("C++:\n")
     assert top5(lines[0]) == top5(lines[1]) and len(top5(both)) == 10

@@ -50,8 +50,8 @@ def test_a_tuning_loses_a_server_and_nothing_else_and_the_tracker_comes_back(sma
     assert not any(record.error for record in trials)
     names = [record.machine["server"] for record in trials]
     assert set(names) == {"first", "second"} and set(names[-8:]) == {"first"}
-    made = tn.build(small.mod, small.params, records=log)(small.x)
-    assert np.abs(made - small.wanted).max() <= 1e-5 * np.abs(small.wanted).max()
+    output = tn.build(small.mod, small.params, records=log)(small.x)
+    assert np.abs(output - small.wanted).max() <= 1e-5 * np.abs(small.wanted).max()
 
     cluster.unplug("tracker")
     assert cluster.start_tracker()

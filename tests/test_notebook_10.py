@@ -39,7 +39,7 @@ def block():
     return bound, names["folded"], combine_parallel.combine_parallel_ops()(names["folded"])
 
 
-def test_the_grids_shrink_with_the_pictures(resnet):
+def test_the_grids_shrink_with_the_images(resnet):
     blocks, kernels = {}, resnet.kernels
     for node in resnet.graph["nodes"]:
         if node["kernel"] in kernels.index and kernels.family[node["kernel"]] == "matmul":
@@ -93,6 +93,6 @@ def test_folded_and_merged_agree_with_pytorch(block, rng):
 
 
 def test_dlight_gives_a_relu_256_blocks_of_1024_threads():
-    made = tn.build(nn.ReLU().eval(), {"x": (64, 4096)}, TARGET)
-    (launches,) = made.kernels.launches
+    lib = tn.build(nn.ReLU().eval(), {"x": (64, 4096)}, TARGET)
+    (launches,) = lib.kernels.launches
     assert launches == [{"grid": [256, 1, 1], "block": [1024, 1, 1]}] and 256 * 1024 == 64 * 4096

@@ -1,4 +1,4 @@
-"""What notebook 11 claims: its scripts run unchanged and give PyTorch's numbers, and so does the rewriting."""
+"""What notebook 11 claims: its scripts run unchanged and give PyTorch's results, and so does the rewriting."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tvmnotes.classic import names
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "11_running_old_scripts.ipynb"
 SOURCES = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
-PICTURES = 12
+COUNT = 12
 
 
 def script(name):
@@ -32,7 +32,7 @@ def agree(result, reference, tolerance=1e-5):
 def folder(tmp_path_factory):
     """What the scripts find: a network in two forms, pictures, themselves."""
     folder = tmp_path_factory.mktemp("scripts")
-    x = digits.preprocess(digits.load_test_set()[0][:PICTURES])
+    x = digits.preprocess(digits.load_test_set()[0][:COUNT])
     np.save(folder / "pictures.npy", x)
     (folder / "digits.onnx").write_bytes(tn.models.onnx_file("digits")[0].read_bytes())
     torch.jit.trace(tn.models.load("digits"), torch.from_numpy(x)).save(folder / "digits.pt")
@@ -92,22 +92,26 @@ def test_the_rewritten_script_gives_pytorchs_probabilities(folder, logits, capsy
 
 def test_relay_build_compiles_as_tn_build_does(folder):
     """In a process of its own: the old API stays out of this one."""
-    done = run(folder, "-c", (
-        "import numpy as np, onnx, tvm, tvmnotes as tn\n"
-        "from tvmnotes import classic\n"
-        "classic.enable()\n"
-        "from tvm import relay\n"
-        f"shape = ({PICTURES}, 1, 32, 32)\n"
-        "mod, params = relay.frontend.from_onnx(onnx.load('digits.onnx'), {'image': shape})\n"
-        "with tvm.transform.PassContext(opt_level=3):\n"
-        "    old = relay.build(mod, target='llvm', params=params).compiled\n"
-        "classic.disable()\n"
-        "assert not hasattr(tvm, 'relay')\n"
-        "new = tn.build(*tn.from_onnx('digits.onnx', {'image': shape}))\n"
-        "assert old.kernels.equals(new.kernels)\n"
-        "x = np.load('pictures.npy')\n"
-        "assert np.array_equal(old(x), new(x))\n"
-    ))  # fmt: skip
+    done = run(
+        folder,
+        "-c",
+        (
+            "import numpy as np, onnx, tvm, tvmnotes as tn\n"
+            "from tvmnotes import classic\n"
+            "classic.enable()\n"
+            "from tvm import relay\n"
+            f"shape = ({COUNT}, 1, 32, 32)\n"
+            "mod, params = relay.frontend.from_onnx(onnx.load('digits.onnx'), {'image': shape})\n"
+            "with tvm.transform.PassContext(opt_level=3):\n"
+            "    old = relay.build(mod, target='llvm', params=params).compiled\n"
+            "classic.disable()\n"
+            "assert not hasattr(tvm, 'relay')\n"
+            "new = tn.build(*tn.from_onnx('digits.onnx', {'image': shape}))\n"
+            "assert old.kernels.equals(new.kernels)\n"
+            "x = np.load('pictures.npy')\n"
+            "assert np.array_equal(old(x), new(x))\n"
+        ),
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -118,8 +122,15 @@ def test_the_scripts_names_are_in_the_tables():
                  "lib.export_library", "relay.save_param_dict", "tvm.module.load", "GraphModule.load_params",
                  ):  # fmt: skip
         assert name in old.old.tolist()
-    for name in ("relay.frontend.from_pytorch", "tvm.transform.PassContext", "graph_executor.GraphModule",
-                 "relay.transform.SimplifyInference", "GraphModule.benchmark", "autotvm.tuner.GridSearchTuner",
-                 "autotvm.task.extract_from_program", "autotvm.apply_history_best"):  # fmt: skip
+    for name in (
+        "relay.frontend.from_pytorch",
+        "tvm.transform.PassContext",
+        "graph_executor.GraphModule",
+        "relay.transform.SimplifyInference",
+        "GraphModule.benchmark",
+        "autotvm.tuner.GridSearchTuner",
+        "autotvm.task.extract_from_program",
+        "autotvm.apply_history_best",
+    ):
         assert name in new.old.tolist()
     assert (old.new == "tn.build").sum() >= 2, "what has become one"

@@ -1,6 +1,6 @@
 """What notebook 12 claims, asserted; see test_notebooks_00_to_04.py. Its own cells run here, on its network's head.
 
-Three of the network's thirteen parts, and a smaller picture, are enough for the planted fault and for the tasks.
+Three of the network's thirteen parts, and a smaller image, are enough for the planted fault and for the tasks.
 """
 
 import copy
@@ -50,7 +50,7 @@ def head():
 
 @pytest.fixture
 def names(head, rng):
-    """What the lesson's first cells define, for a smaller picture."""
+    """What the lesson's first cells define, for a smaller image."""
     x = rng.standard_normal(SIZE, dtype="float32")
     with torch.inference_mode():
         reference = head(torch.from_numpy(x)).numpy()

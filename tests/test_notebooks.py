@@ -176,9 +176,9 @@ def test_minutes_count_a_lesson_of_a_route_once():
 
 def test_the_cheat_sheet_names_each_call_of_the_package_and_only_what_exists():
     text = (ROOT / "notebooks" / "cheat_sheet.md").read_text(encoding="utf-8")
-    places = {"tn": "tvmnotes", "lib": "tvmnotes.runtime.compiled.Compiled", "tvm": "tvm", "torch": "torch"}
+    modules = {"tn": "tvmnotes", "lib": "tvmnotes.runtime.compiled.Compiled", "tvm": "tvm", "torch": "torch"}
     named = set(re.findall(r"\b(tn|lib|tvm|torch)\b((?:\.\w+)+)", text))
-    assert not [first + rest for first, rest in named if pydoc.locate(places[first] + rest) is None]
+    assert not [first + rest for first, rest in named if pydoc.locate(modules[first] + rest) is None]
     assert {("tn", f".{call}") for call in tvmnotes._PUBLIC} <= named
 
 

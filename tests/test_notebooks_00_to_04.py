@@ -1,4 +1,4 @@
-"""What the notebooks claim, asserted: the lessons show numbers, this file holds them.
+"""What the notebooks claim, asserted: the lessons show results, this file checks them.
 
 Float32 results are held to 1e-5 of the output's largest magnitude, as the lessons say.
 """
@@ -51,7 +51,7 @@ def exported():
         return x.numpy(), net(x).numpy(), from_exported_program(torch.export.export(net, (x,)))
 
 
-def test_00_tvms_three_calls_give_pytorchs_numbers(exported):
+def test_00_tvms_three_calls_give_pytorchs_results(exported):
     x, reference, mod = exported
     target = tn.env.host_target()
     for pipeline in ("default", relax.get_default_pipeline(target)):
@@ -67,7 +67,7 @@ def test_00_tvms_own_kernels_are_plain_loops(exported):
     assert not [name for name, text in texts.items() if re.search(r"T\.(parallel|vectorized|unroll)\(", text)]
 
 
-def test_00_five_lines_of_schedule_keep_the_numbers():
+def test_00_five_lines_of_schedule_keep_the_results():
     cells = cells_of("00_start_here")
     names = {"tvm": tvm, "te": te, "np": np, "target": tn.env.host_target()}
     exec(cells["what"].source, names)
@@ -80,7 +80,7 @@ def test_00_five_lines_of_schedule_keep_the_numbers():
         assert agree(names["c"].numpy(), names["a_numpy"] @ names["b_numpy"])
 
 
-def test_00_efficientnet_lite0_gives_pytorchs_numbers_and_classes(quick):
+def test_00_efficientnet_lite0_gives_pytorchs_results_and_classes(quick):
     """Of the whole network, or of one block of each stage: what its classes are is then by chance, but the same."""
     net = tn.models.load("efficientnet_lite0")
     if quick:

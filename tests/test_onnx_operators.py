@@ -19,8 +19,9 @@ def model_of(feed: dict, weights: str, nodes: list[str], opset: int):
     words = [node.partition("|")[2].split() for node in nodes]
     outputs = [
         f"{dtype}[{', '.join(f'{name}{i}' for i in range(int(rank)))}] {name}"
-        for each in words for name, dtype, rank in zip(*[iter(each)] * 3, strict=True)
-    ]  # fmt: skip
+        for each in words
+        for name, dtype, rank in zip(*[iter(each)] * 3, strict=True)
+    ]
     inputs = [f"{KINDS.get(x.dtype.name, x.dtype.name)}{list(x.shape)} {name}" for name, x in feed.items()]
     body = " ".join(node.partition("|")[0] for node in nodes)
     head = f'<ir_version: 10, opset_import: ["": {opset}]> g ({", ".join(inputs)}) => ({", ".join(outputs)})'
@@ -55,13 +56,13 @@ WINDOWS = [
     'ya = Resize<mode = "nearest", axes = [1, 0], nearest_mode = "ceil">(x, , , two) | ya float 4',
     "yb = Col2Im<strides = [2, 1], pads = [1, 0, 2, 1], dilations = [2, 3]>(columns, seven, block) | yb float 4",
     "yc = Det(square) | yc float 1",
-    "yd = BitShift<direction = \"LEFT\">(bytes, nine) | yd uint8 1",
+    'yd = BitShift<direction = "LEFT">(bytes, nine) | yd uint8 1',
     "ye = IsInf<detect_negative = 0>(signs) | ye bool 1",
-    "yf = OneHot<axis = 1>(places, depth, offon) | yf float 3",
+    "yf = OneHot<axis = 1>(classes, depth, offon) | yf float 3",
     "yh = Elu<alpha = 0.5>(doubles) | yh double 1",
     "yi = Selu(halves) | yi float16 1",
     "yg, ym, yv = LayerNormalization(x, ones) | yg float 4 ym float 4 yv float 4",
-]  # fmt: skip
+]
 
 
 POOL = """pool_int64s = [2, 3, 5, 4, 9, 5, 4, 5, 6, 7, 8, 6, 7, 2, 2, 2, 3, 5, 4], ngram_counts = [0, 5, 13],
@@ -87,7 +88,7 @@ def test_windows_and_corrections(rng, level):
     feed = {name: rng.integers(-4, 5, shape).astype("float32") for name, shape in shapes.items()}
     feed["bytes"] = rng.integers(0, 256, 5).astype("uint8")
     feed["signs"] = np.array([np.inf, -np.inf, np.nan, 0], "float32")
-    feed["places"] = rng.integers(-5, 5, (2, 3))
+    feed["classes"] = rng.integers(-5, 5, (2, 3))
     feed["doubles"], feed["halves"] = rng.standard_normal(9), rng.standard_normal(9).astype("float16")
     weights = """<int64[4] sizes = {2, 4, 5, 9}, int64[2] two = {4, 9}, float[4] thirds = {1.0, 1.0, 0.6, 0.7},
         int64[2] seven = {7, 8}, int64[2] block = {2, 3}, uint8[1] nine = {9}, float depth = {5.0},
@@ -135,15 +136,18 @@ def test_deformable_convolution(rng):
 ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two"
 
 
-@pytest.mark.parametrize(("node", "words"), [
-    ("Expand(x, two)", "Expand 'y': its input 'two' has to be known before the run.*make that a constant"),
-    ("TopK(x, many)", "TopK 'y,z': its input 'many'"),
-    ("NonZero(x)", "NonZero 'y': the values of its input decide how large its output is"),
-    ("DFT(x, n)", "DFT 'y': its input 'n'"),
-    ("Dropout(x, half, yes)", "training mode"),
-    ("Cast<to = 17>(x)", "Cast 'y': 'y' is of FLOAT8E4M3FN"),
-    ("RandomNormalLike(x)", r"no counterpart of 1 operator.*RandomNormalLike"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ("Expand(x, two)", "Expand 'y': its input 'two' has to be known before the run.*make that a constant"),
+        ("TopK(x, many)", "TopK 'y,z': its input 'many'"),
+        ("NonZero(x)", "NonZero 'y': the values of its input decide how large its output is"),
+        ("DFT(x, n)", "DFT 'y': its input 'n'"),
+        ("Dropout(x, half, yes)", "training mode"),
+        ("Cast<to = 17>(x)", "Cast 'y': 'y' is of FLOAT8E4M3FN"),
+        ("RandomNormalLike(x)", r"no counterpart of 1 operator.*RandomNormalLike"),
+    ],
+)
 def test_what_cannot_be_is_refused_by_name(node, words):
     outputs = "y, z" if node.startswith("TopK") else "y"
     given = "float[1, 4, 5] x" if node.startswith(("Cast", "RandomNormalLike", "NonZero", "Dropout")) else ONE

@@ -31,9 +31,10 @@ def cases():
 def surprises(found: dict[str, str]) -> dict[str, str]:
     """What is neither equal, nor refused by name and listed."""
     return {
-        name: text for name, text in found.items()
+        name: text
+        for name, text in found.items()
         if text.partition(":")[0] != ("refused" if name in KNOWN else "equal")
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("step", sampled([30, 12], [30]))
@@ -108,8 +109,8 @@ def main(words: list[str]) -> None:
 
     Words: [FIRST OF] [onnxruntime].
     """
-    numbers = [int(word) for word in words if word.isdecimal()]
-    names = list(onnx_suite.cases())[slice(numbers[0], None, numbers[1]) if numbers else slice(None)]
+    slice_of = [int(word) for word in words if word.isdecimal()]
+    names = list(onnx_suite.cases())[slice(slice_of[0], None, slice_of[1]) if slice_of else slice(None)]
     own = "onnxruntime" not in words
     found = onnx_suite.outcomes(names, {}, "" if own else "onnxruntime")
     for name, text in (surprises(found) if own else found).items():

@@ -59,9 +59,9 @@ def hold(lib, net, shape, rng, tolerance=1e-4, sizes=SIZES):
     """Compare a compiled network with a function of NumPy arrays at each size."""
     for n in sizes:
         x = rng.standard_normal((n, *shape)).astype("float32")
-        made, wanted = lib(x), net(x)
-        made, wanted = (each if isinstance(each, tuple) else (each,) for each in (made, wanted))
-        for got, want in zip(made, wanted, strict=True):
+        outputs, wanted = lib(x), net(x)
+        outputs, wanted = (each if isinstance(each, tuple) else (each,) for each in (outputs, wanted))
+        for got, want in zip(outputs, wanted, strict=True):
             assert (got.shape, got.dtype) == (want.shape, want.dtype)
             assert np.abs(got - want).max() <= tolerance * max(1, np.abs(want).max())
 

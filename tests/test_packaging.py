@@ -35,8 +35,10 @@ def test_importing_tvmnotes_loads_no_library(python):
 
 def test_the_runtime_does_without_frameworks_compiler_and_figures(python):
     frameworks = "torch", "onnx", "mxnet", "matplotlib"  # tvm imports torch where it can be imported
-    loaded = python(f"import sys; sys.modules.update(dict.fromkeys({frameworks})); import tvmnotes; tvmnotes.load; "
-                    "print(*sys.modules)").split()  # fmt: skip
+    loaded = python(
+        f"import sys; sys.modules.update(dict.fromkeys({frameworks})); import tvmnotes; tvmnotes.load; "
+        "print(*sys.modules)"
+    ).split()
     assert "tvmnotes.runtime" in loaded
     assert not {"tvmnotes.compiler", "tvmnotes.importers", "tvmnotes.course.models", "tvmnotes.course.plots"} & set(
         loaded

@@ -19,6 +19,7 @@ from tvm.script import tirx as T
 
 import tvmnotes as tn
 from tvmnotes import peak, plots, profiling, threads
+from tvmnotes.base.integers import ceildiv
 from tvmnotes.compiler import costs, pipeline
 from tvmnotes.compiler.rules import winograd
 from tvmnotes.measuring.measure import Timing
@@ -55,7 +56,7 @@ def cost_of(net, *shapes, **options):
 
 @pytest.mark.parametrize("options", [{"opt_level": 0}, {"target": AVX512, "records": False}], ids=["plain", "fast"])
 def test_a_direct_convolution_counts_as_its_formula(options):
-    """2 for each product and sum, for each output, input channel and place of the window; a byte of data once."""
+    """2 for each product and sum, for each output, input channel and position in the window; a byte of data once."""
     conv = nn.Conv2d(32, 48, 3, stride=2, padding=1, bias=False)
     cost, _ = cost_of(conv, (1, 32, 28, 28), **options)
     products, inside = 48 * 14 * 14 * 32 * 9, 28 * 28  # stride 2 and padding 1 leave no input out
@@ -71,16 +72,16 @@ def test_winograds_method_counts_its_own_products_and_transforms():
     of_input, _, of_output = winograd._TRANSFORMS[config["m"]]
 
     def transform(matrix):
-        """The operations of a matrix times a column: an addition between its numbers, a product but with 1."""
+        """The operations of a matrix times a column: an addition between its elements, a product but with 1."""
         rows = [[n for n in row if n] for row in matrix]
         return sum(len(row) - 1 + sum(n != 1 for n in row) for row in rows)
 
     tile, side = config["m"], config["m"] + 2
     block = tile * config["tile_oh"], tile * config["tile_ow"]
-    tiles = -(-24 // block[0]) * -(-24 // block[1]) * config["tile_oh"] * config["tile_ow"]
+    tiles = ceildiv(24, block[0]) * ceildiv(24, block[1]) * config["tile_oh"] * config["tile_ow"]
     inputs = 2 * side * transform(of_input)
     outputs = side * transform(of_output)
-    finish = 24 * 24 * transform(of_output) // tile  # only of what is within the picture
+    finish = 24 * 24 * transform(of_output) // tile  # only of what is within the image
     assert cost["flops"] == tiles * (2 * side**2 * 64 * 64 + 64 * inputs + 64 * outputs) + 64 * finish
     assert cost["flops"] < 2 * 64 * 64 * 24 * 24 * 9, "fewer than the direct way"
 
@@ -152,11 +153,11 @@ def test_a_loop_as_long_as_the_one_outside_says_is_a_triangle():
 
 
 def test_operators_are_those_that_a_kernel_fuses(small):
-    made = {level: tn.build(small.mod, small.params, opt_level=level).graph["costs"] for level in (0, 1, 3)}
-    assert all(len(cost["operators"]) == 1 for cost in made[0].values())
-    assert [c["operators"] for name, c in made[0].items() if name.startswith("conv2d")] == [["conv2d"]] * 2
-    assert {len(cost["operators"]) for cost in made[1].values()} > {1}
-    (second,) = (c["operators"] for n, c in made[3].items() if n.startswith("fused_conv2d1"))
+    built = {level: tn.build(small.mod, small.params, opt_level=level).graph["costs"] for level in (0, 1, 3)}
+    assert all(len(cost["operators"]) == 1 for cost in built[0].values())
+    assert [c["operators"] for name, c in built[0].items() if name.startswith("conv2d")] == [["conv2d"]] * 2
+    assert {len(cost["operators"]) for cost in built[1].values()} > {1}
+    (second,) = (c["operators"] for n, c in built[3].items() if n.startswith("fused_conv2d1"))
     assert second == ["conv2d", "add", "add", "relu"], "numbers of shapes are left out"
 
 
@@ -175,7 +176,7 @@ def test_the_planned_buffers_are_those_that_a_run_allocates(small, level):
         lib(small.x)
     plan = lib.graph["memory"]
     assert plan["buffers"] == seen and 0 < plan["peak"] <= sum(seen)
-    values = [np.prod(made["shape"]) * 4 for node in lib.graph["nodes"] for made in node["makes"]]
+    values = [np.prod(output["shape"]) * 4 for node in lib.graph["nodes"] for output in node["makes"]]
     assert plan["peak"] < plan["unshared"] <= sum(values), "less those that are views"
 
 
@@ -255,16 +256,18 @@ def test_a_profile_has_all_kernels_of_the_network(profiled, lib):
 
 
 @pytest.fixture
-def made_up(lib):
-    """A profile of two runs with made-up times: conv 2 and 4 ms in two calls each, dense 1 ms."""
+def small_profile(lib):
+    """A profile of two runs with invented times: conv 2 and 4 ms in two calls each, dense 1 ms."""
     names = {"conv": (10**8, 10**6), "dense": (10**5, 10**7)}
     graph = {
         "kernels": {"conv": {"family": "winograd", "m": 4}, "dense": {"family": "none"}},
         "costs": {k: {"flops": f, "reads": b, "writes": 0, "operators": [k]} for k, (f, b) in names.items()},
-        "nodes": [{"kernel": k, "makes": [{"shape": [1, n]}]} for n, k in enumerate(("conv", "relax.reshape", "conv",
-                                                                                     "dense"))],
+        "nodes": [
+            {"kernel": k, "makes": [{"shape": [1, n]}]}
+            for n, k in enumerate(("conv", "relax.reshape", "conv", "dense"))
+        ],
         "tuned": "",
-    }  # fmt: skip
+    }
     runs = []
     for conv in (1e-3, 2e-3):
         calls, now = [], 0.0
@@ -276,17 +279,17 @@ def made_up(lib):
     return profiling.Profile(compiled, runs, Timing("", [4e-3]), Timing("", [4.1e-3]))
 
 
-def test_the_arithmetic_of_a_profile(made_up):
-    conv, dense = made_up.frame().to_dict("records")
+def test_the_arithmetic_of_a_profile(small_profile):
+    conv, dense = small_profile.frame().to_dict("records")
     assert conv["calls"] == 2 and conv["ms"] == pytest.approx(3) and conv["iqr (ms)"] == pytest.approx(1)
     assert conv["share"] == pytest.approx(0.75) and dense["share"] == pytest.approx(0.25)
     assert conv["GFLOP/s"] == pytest.approx(2e8 / 3e-3 / 1e9) and dense["GB/s"] == pytest.approx(10)
     assert (conv["bound"], dense["bound"]) == ("compute", "memory")
     assert conv["of limit"] == pytest.approx(2 / 3) and dense["of limit"] == pytest.approx(1)
     assert (conv["makes"], conv["schedule"], dense["schedule"]) == ("1x0", "winograd m=4", "none")
-    assert made_up.sum == pytest.approx(4e-3) and made_up.overhead == pytest.approx(0.025)
-    assert "(+2.5%); kernels 4.00 ms, 100.0% of a run; 2 runs" in made_up.summary
-    calls = made_up.calls()
+    assert small_profile.sum == pytest.approx(4e-3) and small_profile.overhead == pytest.approx(0.025)
+    assert "(+2.5%); kernels 4.00 ms, 100.0% of a run; 2 runs" in small_profile.summary
+    calls = small_profile.calls()
     assert list(calls["node"]) == [0, 2, 3] and calls["ms"].tolist() == pytest.approx([1.5, 1.5, 1])
 
 
@@ -398,12 +401,12 @@ def test_tvm_takes_half_of_the_processors_unless_it_is_told(python):
 # ---------------------------------------------------------------- figures
 
 
-def test_the_figures_show_what_they_are_given(made_up):
+def test_the_figures_show_what_they_are_given(small_profile):
     bars = plots.shares({name: Timing(name, [seconds]) for name, seconds in zip("abcd", (1, 5, 3, 1), strict=True)}, 2)
     assert [text.get_text() for text in bars.axes[0].get_yticklabels()] == ["b", "c", "2 more"]
     assert [bar.get_width() for bar in bars.axes[0].patches] == [50, 30, 20]
 
-    figure = made_up.roofline()
+    figure = small_profile.roofline()
     (dots,) = figure.axes[0].collections
     assert dots.get_offsets().tolist() == [pytest.approx([100, 2e8 / 3e-3 / 1e9]), pytest.approx([0.01, 0.1])]
     (roof,) = figure.axes[0].lines

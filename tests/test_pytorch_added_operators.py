@@ -12,7 +12,7 @@ import tvmnotes as tn
 
 
 def of_two(x, y):
-    """What is defined by each number, of any numbers."""
+    """What is defined by each element, for any values."""
     return (
         *(each(x, y) for each in (torch.hypot, torch.fmax, torch.fmin, torch.copysign)),
         *(torch.fmax(x, y[0]), 1 / torch.copysign(x * 0, y), torch.exp2(x)),
@@ -22,7 +22,7 @@ def of_two(x, y):
 
 
 def of_order(x, y):
-    """What goes by order, or by place, of any numbers."""
+    """What goes by the order or the index of elements, for any values."""
     rows, bounds = x.reshape(-1, 8), torch.tensor([-1.0, 0.0, 0.5, 2.0, math.inf])
     return (
         *(torch.clamp(x, y, y + 1), torch.clamp_min(x, y), torch.clamp_max(x, y), x.round().int().clamp(min=0)),
@@ -89,9 +89,9 @@ def test_operators_that_tvm_lacks(function, special, rng):
     x, y = torch.from_numpy(rng.normal(size=(2, 2, 3, 8, 8)).astype("float32"))
     lib = tn.build(*tn.from_pytorch(Function(function).eval(), {"x": x, "y": y}), opt_level=1)
     if special:
-        numbers = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, 3e38, 1.0]
+        values = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, 3e38, 1.0]
         x.view(-1)[:64], y.view(-1)[:64] = (
-            n.reshape(-1) for n in torch.meshgrid(*[torch.tensor(numbers)] * 2, indexing="ij")
+            n.reshape(-1) for n in torch.meshgrid(*[torch.tensor(values)] * 2, indexing="ij")
         )
     for number, (got, wanted) in enumerate(zip(lib(x.numpy(), y.numpy()), function(x, y), strict=True)):
         wanted = wanted.numpy()

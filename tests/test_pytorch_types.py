@@ -49,33 +49,33 @@ OF_ONE = {
     "cumsum of int32": lambda x: x.cumsum(0, dtype=torch.int32),
     "softmax of float32": lambda x: torch.softmax(x, 0, dtype=torch.float32),
     "full_like": lambda x: torch.full_like(x, 1.5) + x,
-}  # fmt: skip
-NUMBERS = (True, 2, 2.5)
+}
+SCALARS = (True, 2, 2.5)
 
 
-def numbers(rng, dtype, low, high):
+def random_tensor(rng, dtype, low, high):
     low = 0 if dtype in (torch.bool, torch.uint8) and low < 0 else low
     return torch.from_numpy(rng.integers(low, 2 if dtype is torch.bool else high, 8)).to(dtype)
 
 
 def calls_of_two(rng, first, second):
     """Names, functions and operands: two arrays, and an array and an array without axes."""
-    x, y = numbers(rng, first, -9, 9), numbers(rng, second, 1, 4)
+    x, y = random_tensor(rng, first, -9, 9), random_tensor(rng, second, 1, 4)
     for (name, function), operand in product(OF_TWO.items(), (y, y[0])):
         if name != "pow" or first.is_floating_point or second.is_floating_point:  # TVM lacks powers of whole numbers
             yield f"{name}, {first}, {second}, {operand.ndim} axes", function, (x, operand)
 
 
-def calls_with_numbers(rng, dtype):
-    x = numbers(rng, dtype, 1, 9)
-    for (name, function), number in product(OF_TWO.items(), NUMBERS):
+def calls_with_scalars(rng, dtype):
+    x = random_tensor(rng, dtype, 1, 9)
+    for (name, function), number in product(OF_TWO.items(), SCALARS):
         yield f"{name}, {dtype}, {number}", lambda x, f=function, n=number: f(x, n), (x,)
         if name != "pow" or dtype.is_floating_point or number == 2.5:
             yield f"{name}, {number}, {dtype}", lambda x, f=function, n=number: f(n, x), (x,)
 
 
 def calls_of_one(rng, dtype):
-    x = numbers(rng, dtype, -2, 3)
+    x = random_tensor(rng, dtype, -2, 3)
     for name, function in OF_ONE.items():
         yield f"{name}, {dtype}", function, (x,)
 
@@ -89,11 +89,11 @@ def check(calls):
         except (RuntimeError, TypeError, AttributeError):
             calls.remove(call)
     inputs = list({id(x): x for _, _, operands in calls for x in operands}.values())
-    places = {id(x): place for place, x in enumerate(inputs)}
-    net = Function(lambda *xs: tuple(f(*(xs[places[id(x)]] for x in operands)) for _, f, operands in calls)).eval()
-    made = pytree.tree_leaves(tn.build(*tn.from_pytorch(net, inputs), opt_level=1)(*inputs))
+    index_of = {id(x): index for index, x in enumerate(inputs)}
+    net = Function(lambda *xs: tuple(f(*(xs[index_of[id(x)]] for x in operands)) for _, f, operands in calls)).eval()
+    outputs = pytree.tree_leaves(tn.build(*tn.from_pytorch(net, inputs), opt_level=1)(*inputs))
     wrong = []
-    for (name, _, _), ours, theirs in zip(calls, made, wanted, strict=True):
+    for (name, _, _), ours, theirs in zip(calls, outputs, wanted, strict=True):
         dtype = str(theirs.dtype).removeprefix("torch.")
         eps = torch.finfo(theirs.dtype).eps if theirs.is_floating_point() else 0
         ours, theirs = (str(ours.dtype), np.asarray(ours).astype("float64")), theirs.double().numpy()
@@ -114,7 +114,7 @@ def test_operators_of_two_dtypes(first, rng):
     ids=["some", "all"],
 )
 def test_operators_of_a_tensor_and_a_number(dtypes, rng):
-    check(call for dtype in dtypes for call in calls_with_numbers(rng, dtype))
+    check(call for dtype in dtypes for call in calls_with_scalars(rng, dtype))
 
 
 def test_operators_of_one_tensor(rng):

@@ -51,9 +51,9 @@ def configs_of(found) -> list[dict]:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_record_is_a_line_and_back(name):
-    made = record(name, 1)
-    assert "\n" not in str(made)
-    assert records.parse(str(made)) == made
+    written = record(name, 1)
+    assert "\n" not in str(written)
+    assert records.parse(str(written)) == written
     failed = record(name, 0, (), error='its process ended, with "quotes"\nand lines')
     assert "\n" not in str(failed)
     assert records.parse(str(failed)) == failed
@@ -63,8 +63,8 @@ def test_a_record_is_a_line_and_back(name):
 
 def test_a_record_of_a_kernel_without_a_schedule_of_ours():
     config = {"family": "metaschedule", "trace": [[], []]}
-    made = records.new_record(Kernel("0123456789abcdef", "sort"), TARGET, config, (1,))
-    assert records.parse(str(made)) == made
+    written = records.new_record(Kernel("0123456789abcdef", "sort"), TARGET, config, (1,))
+    assert records.parse(str(written)) == written
 
 
 def test_a_line_names_all_that_was_asked_for():
@@ -116,12 +116,14 @@ def changed(**entries) -> str:
         (changed(final=None), "of another format"),
         (changed(error=3), "of another format"),
         (changed(config=[1]), "of configs that no longer exist"),
-        (changed(config={"family": "conv2d", "tile_ow": 1000, "tile_oc": 1, "loop_order": "rows"}),
-         "of configs that no longer exist"),
+        (
+            changed(config={"family": "conv2d", "tile_ow": 1000, "tile_oc": 1, "loop_order": "rows"}),
+            "of configs that no longer exist",
+        ),
         (changed(config=task("dense").default), "of configs that no longer exist"),
         (changed(workload={"op": "kernel", "hash": "0", "name": "sort"}), "of configs that no longer exist"),
     ],
-)  # fmt: skip
+)
 def test_lines_that_hold_no_record_say_why(line, reason):
     assert records.parse(line) == reason
 
@@ -162,19 +164,19 @@ json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 200) | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
-)  # fmt: skip
+)
 LINE = json.loads(str(record()))
-PLACES = [(key,) for key in LINE] + [(key, inner) for key in ("workload", "config", "target") for inner in LINE[key]]
+FIELDS = [(key,) for key in LINE] + [(key, inner) for key in ("workload", "config", "target") for inner in LINE[key]]
 
 
 @settings(max_examples=150, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(PLACES), json_values)
-def test_any_line_is_a_record_or_says_why_not(place, value):
+@given(st.sampled_from(FIELDS), json_values)
+def test_any_line_is_a_record_or_says_why_not(keys, value):
     line = json.loads(json.dumps(LINE))
     where = line
-    for key in place[:-1]:
+    for key in keys[:-1]:
         where = where[key]
-    where[place[-1]] = value
+    where[keys[-1]] = value
     found = records.parse(json.dumps(line))
     if isinstance(found, Record):
         again = records.parse(str(found))
@@ -231,8 +233,9 @@ def test_a_last_line_that_lacks_only_its_end_is_a_record_and_read_once(tmp_path)
 
 
 def test_foreign_lines_are_left_out_with_one_note(tmp_path):
-    path = write(tmp_path / "mixed.jsonl", record(config=0), "[]", "", '{"format": 3}', "not JSON", record(config=1),
-                 changed(config={"family": "gone"}))  # fmt: skip
+    foreign = "[]", "", '{"format": 3}', "not JSON"
+    path = tmp_path / "mixed.jsonl"
+    write(path, record(config=0), *foreign, record(config=1), changed(config={"family": "gone"}))
     with pytest.warns(UserWarning) as noted:
         assert configs_of(records.read(path)) == task("conv").space[:2]
     (note,) = noted
@@ -272,16 +275,16 @@ from tvmnotes import records
 from tvmnotes.tuning.log import Log
 warnings.simplefilter("error", UserWarning)
 log = Log(os.environ["RECORDS"])
-made = [records.new_record(WORKLOADS["conv"], TARGET, config, (1e-3,)) for config in task("conv").space[:40]]
-log.append(made[:10])
+written = [records.new_record(WORKLOADS["conv"], TARGET, config, (1e-3,)) for config in task("conv").space[:40]]
+log.append(written[:10])
 size = log.path.stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + size // 4, -1))
 try:
-    log.append(made[10:20])
+    log.append(written[10:20])
 except OSError as error:
     print(error)
 assert log.path.stat().st_size == size, "half of a batch is there"
-log.append(made[20:21])
+log.append(written[20:21])
 print(len(log.read_new()), len(records.read(log.path)))
 """
 
@@ -402,7 +405,7 @@ def chosen(small_tasks, target=TARGET, number=-1) -> list[Record]:
 
 
 def assert_built_with(lib, found, small):
-    """The library's kernels have the configs of the records, and its numbers are PyTorch's."""
+    """The library's kernels have the configs of the records, and its results are PyTorch's."""
     for each in found:
         config = {key: value for key, value in each.config.items() if key != "family"}
         schedule = each.config["family"], config
@@ -499,7 +502,7 @@ def test_a_config_that_no_longer_exists_is_left_out_of_a_build(small, small_task
 
 
 @pytest.mark.parametrize("seed", sampled(range(4), [0]))
-def test_whatever_the_configs_the_numbers_are_pytorchs(small, small_tasks, seed):
+def test_whatever_the_configs_the_results_are_pytorchs(small, small_tasks, seed):
     choose = random.Random(seed)
     found = [records.new_record(t.workload, TARGET, choose.choice(t.space), (1e-3,)) for t in small_tasks]
     assert_built_with(tn.build(small.mod, small.params, records=found), found, small)

@@ -66,7 +66,7 @@ def test_all_layers_of_pytorch(rng):
     assert all(lib.graph["costs"][name]["flops"] for name in lib.graph["kernels"] if name.startswith("lstm"))
 
 
-def test_special_values_and_the_largest_numbers():
+def test_special_values_and_the_largest_values():
     """NaN and infinities of one row and step stay in it and in the steps after it, as in PyTorch."""
     x = torch.zeros(4, 6, 3)
     for row, value in enumerate((np.nan, np.inf, -np.inf, 3e38, 1e-42)):
@@ -109,7 +109,8 @@ def test_tiles_fit_into_the_registers():
 
 # ---------------------------------------------------------------- ONNX
 
-STEPS, BATCH, WIDTH, UNITS = 5, 3, 4, 6
+STEPS, BATCH = 5, 3
+WIDTH, UNITS = 4, 6
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
@@ -126,7 +127,8 @@ def onnx_model(rng, nodes: list[tuple[str, str]]) -> tuple[onnx.ModelProto, dict
     }
     feed = {name: value.astype("float32") for name, value in feed.items()}
     feed["lengths"] = np.array([5, 2, 3], "int32")
-    body, outputs, weights = [], [], {}
+    body, outputs = [], []
+    weights = {}
     for n, (node, others) in enumerate(nodes):
         op, directions = node.split("<")[0], 2 if "bidirectional" in node else 1
         gates, x = GATES[op] * UNITS, "xb" if "layout" in node else "x"
@@ -163,7 +165,7 @@ ONNX_NODES = [
     ('RNN<activations = ["ScaledTanh"], activation_alpha = [0.5], activation_beta = [0.8]>', "B"),
     ('RNN<activations = ["ThresholdedRelu"], activation_alpha = [0.3]>', "B"),
     ('RNN<activations = ["Softplus"]>', "B"),
-]  # fmt: skip
+]
 
 
 def test_all_attributes_of_onnx(rng):
@@ -252,11 +254,14 @@ def test_layers_of_mxnet(rng, kind):
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(("attributes", "words"), [
-    ('activations = ["Sigmoid", "Tanh", "Sine"]', "activations: 'Sine' is not a function that ONNX lists"),
-    ('activations = ["Sigmoid"]', "activations are Sigmoid; expected 3 for each direction"),
-    ('direction = "upwards"', "direction is 'upwards'; expected"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ('activations = ["Sigmoid", "Tanh", "Sine"]', "activations: 'Sine' is not a function that ONNX lists"),
+        ('activations = ["Sigmoid"]', "activations are Sigmoid; expected 3 for each direction"),
+        ('direction = "upwards"', "direction is 'upwards'; expected"),
+    ],
+)
 def test_attributes_that_cannot_be_are_named(rng, attributes, words):
     model, _ = onnx_model(rng, [(f"LSTM<{attributes}>", "B")])
     with pytest.raises(NotImplementedError, match=words):
@@ -349,21 +354,21 @@ def test_names_of_branches_meet_no_others(rng):
         node.input[:] = ["y/v" if name == "yv" else name for name in node.input]
         node.output[:] = ["y/v" if name == "yv" else name for name in node.output]
     x = rng.standard_normal(3).astype("float32")
-    made = tn.build(*tn.from_onnx(model), opt_level=0)(x)
-    np.testing.assert_allclose(made, np.exp(x) + (x + 0.5) * 5, rtol=1e-6)
+    output = tn.build(*tn.from_onnx(model), opt_level=0)(x)
+    np.testing.assert_allclose(output, np.exp(x) + (x + 0.5) * 5, rtol=1e-6)
 
 
 def test_weights_of_other_directions_or_sizes_are_refused(rng):
     def model(attributes, directions):
         text = f"""<ir_version: 9, opset_import: ["": 17]> g (float[3, 2, 4] x) => (float[a, b, c, d] y)
             {{ y = LSTM<{attributes}>(x, W, R) }}"""
-        made = parser.parse_model(text)
+        model = parser.parse_model(text)
         shapes = {"W": (directions, 20, 4), "R": (directions, 20, 5)}
-        made.graph.initializer.extend(
+        model.graph.initializer.extend(
             numpy_helper.from_array(rng.standard_normal(shape).astype("float32"), name)
             for name, shape in shapes.items()
         )
-        return made
+        return model
 
     with pytest.raises(NotImplementedError, match="'forward' takes 1 directions, W has the shape"):
         tn.from_onnx(model('hidden_size = 5, direction = "forward"', 2))

@@ -136,7 +136,7 @@ def test_a_tracker_without_a_server_of_the_key_says_how_to_start_one(cluster):
 
 def test_a_tuning_uses_all_servers(small, cluster, runner, tmp_path):
     log = tmp_path / "records.jsonl"
-    made = tn.tune(small.mod, small.params, tuner="random", trials=6, records=log, runner=runner, seed=SEED)
+    summary = tn.tune(small.mod, small.params, tuner="random", trials=6, records=log, runner=runner, seed=SEED)
     found = tn.records.read(log)
     trials, finals = [r for r in found if not r.final], [r for r in found if r.final]
     assert len(trials) == 6 and finals
@@ -144,7 +144,7 @@ def test_a_tuning_uses_all_servers(small, cluster, runner, tmp_path):
     assert {r.machine["rpc"] for r in found} == {"k"}
     assert servers_of(trials) == {"first", "second"}
     assert all(r.machine["cpu"] == tn.env.cpu_name() and r.machine["threads"] == 1 for r in trials)
-    assert made.network is None and not made.interrupted
+    assert summary.network is None and not summary.interrupted
     lib = tn.build(small.mod, small.params, records=log)
     assert "of this target" in lib.graph["tuned"]
     assert abs(lib(small.x) - small.wanted).max() <= 1e-5 * abs(small.wanted).max()
@@ -157,15 +157,20 @@ def test_a_candidate_that_fails_costs_its_trial_only(cluster):
     before = ended()
     with tn.tuning.RpcRunner(cluster.tracker, "k", **HANGS) as runner:
         started = {name: process.pid for name, process in cluster.processes.items()}
-        made = runner.measure(planted("double", "crash", "nonsense", "hang", "crash", "be killed", "double"))
+        trials = runner.measure(planted("double", "crash", "nonsense", "hang", "crash", "be killed", "double"))
         wait_until(lambda: cluster.free() == 2)
         again = runner.measure(planted("double", "double", "double", "double"))
-    assert [trial.error for trial in made] == [
-        None, "its process ended", "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 10 s",
-        "its process ended", KILLED, None,
-    ]  # fmt: skip
-    assert [trial.lost for trial in made] == [False] * 5 + [True, False]
-    assert [bool(trial.seconds) for trial in made] == [trial.error is None for trial in made]
+    assert [trial.error for trial in trials] == [
+        None,
+        "its process ended",
+        "its result differs by 5.0e-01 of the largest magnitude",
+        "it took longer than 10 s",
+        "its process ended",
+        KILLED,
+        None,
+    ]
+    assert [trial.lost for trial in trials] == [False] * 5 + [True, False]
+    assert [bool(trial.seconds) for trial in trials] == [trial.error is None for trial in trials]
     assert [trial.error for trial in again] == [None] * 4
     assert servers_of(again) == {"first", "second"}
     assert started == {name: process.pid for name, process in cluster.processes.items()}
@@ -201,11 +206,11 @@ def test_servers_that_go(cluster, tmp_path):
         runner.measure(sleeps(0.0, 2))
         with ThreadPoolExecutor() as threads:
             killed = threads.submit(cluster.unplug_in_mid_trial, "one")
-            made = runner.measure(sleeps(0.5, 6))
+            trials = runner.measure(sleeps(0.5, 6))
             killed.result()
-        assert [trial.error for trial in made] == [None] * 6
-        assert all(len(trial.seconds) == QUICK["repeat"] for trial in made)
-        assert servers_of(made[-2:]) == {"another"}
+        assert [trial.error for trial in trials] == [None] * 6
+        assert all(len(trial.seconds) == QUICK["repeat"] for trial in trials)
+        assert servers_of(trials[-2:]) == {"another"}
         wait_until(lambda: len(cluster.servers("dying")) == 1)
 
         started = time.monotonic()
@@ -236,9 +241,9 @@ def test_a_server_that_falls_silent_loses_its_trial_to_another(cluster, when):
         pulled = threads.submit(pull)
         if when == "free":
             pulled.result()
-        made = runner.measure(sleeps(0.1, 8))
+        trials = runner.measure(sleeps(0.1, 8))
         pulled.result()
-    assert [trial.error for trial in made] == [None] * 8
+    assert [trial.error for trial in trials] == [None] * 8
     for name in ("silent", "other"):
         cluster.unplug(name)
 
@@ -248,11 +253,14 @@ def test_tvms_own_tracker_and_server_will_do(tmp_path):
     with Cluster(tmp_path, plain=True) as cluster:
         cluster.serve("plain", key="plain", module="tvm.exec.rpc_server")
         with tn.tuning.RpcRunner(cluster.tracker, "plain", **HANGS) as runner:
-            made = runner.measure(planted("double", "nonsense", "hang", "double"))
-    assert [trial.error for trial in made] == [
-        None, "its result differs by 5.0e-01 of the largest magnitude", "it took longer than 10 s", None,
-    ]  # fmt: skip
-    assert servers_of(made) == {None}
+            trials = runner.measure(planted("double", "nonsense", "hang", "double"))
+    assert [trial.error for trial in trials] == [
+        None,
+        "its result differs by 5.0e-01 of the largest magnitude",
+        "it took longer than 10 s",
+        None,
+    ]
+    assert servers_of(trials) == {None}
 
 
 # ---------------------------------------------------------------- strangers
@@ -290,8 +298,8 @@ def test_garbage_and_silence_cost_their_own_connection(cluster, runner):
     for message in TO_A_TRACKER:
         connections.append(greeted(tracker))
         connections[-1].sendall(struct.pack("<i", len(message)) + message)
-    made = runner.measure(planted("double", "double", "double", "double"))
-    assert [trial.error for trial in made] == [None] * 4 and servers_of(made) == {"first", "second"}
+    trials = runner.measure(planted("double", "double", "double", "double"))
+    assert [trial.error for trial in trials] == [None] * 4 and servers_of(trials) == {"first", "second"}
     for connection in connections:
         with connection, contextlib.suppress(ConnectionResetError):
             while connection.recv(1000):  # what the tracker says to strangers, until it closes the connection
@@ -313,8 +321,13 @@ def test_a_server_runs_nothing_for_who_knows_its_word_but_not_the_secret(cluster
     host, port, word = server.free_server(cluster.tracker, "k")
     plain, _, proof = word.partition(" -proof=")
     elsewhere = secrets.proof(secrets.find(), plain, host, port + 1)  # what a false server could pass on
-    for bad in (plain, f"{plain} -proof=", f"{plain} -proof={'0' * 64}", f"{plain} -proof={elsewhere}",
-                f"{plain}0 -proof={proof}"):  # fmt: skip
+    for bad in (
+        plain,
+        f"{plain} -proof=",
+        f"{plain} -proof={'0' * 64}",
+        f"{plain} -proof={elsewhere}",
+        f"{plain}0 -proof={proof}",
+    ):
         with pytest.raises(Exception, match="(?i)match"):
             tvm.rpc.connect(host, port, bad)
     assert tvm.rpc.connect(host, port, word).get_function("tvmnotes.server")()
@@ -330,11 +343,14 @@ def serve(*options):
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, env={**os.environ, "COLUMNS": "500"})
 
 
-@pytest.mark.parametrize("options, told", [
-    (("--tracker", "nowhere"), "tracker: expected HOST:PORT such as 127.0.0.1:9190; got 'nowhere'"),
-    (("--threads", 0), "expected 1 or more, got 0"),
-    (("--cores", "0,x"), "expected numbers with commas such as 0,1; got '0,x'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (("--tracker", "nowhere"), "tracker: expected HOST:PORT such as 127.0.0.1:9190; got 'nowhere'"),
+        (("--threads", 0), "expected 1 or more, got 0"),
+        (("--cores", "0,x"), "expected numbers with commas such as 0,1; got '0,x'"),
+    ],
+)
 def test_serve_refuses_what_will_not_do(options, told):
     done = serve(*options)
     assert done.returncode == 2
@@ -375,9 +391,9 @@ def test_serve_ends_with_all_its_processes(cluster, number):
 
 def session(cluster, key):
     """A session, as of a trial, that has answered."""
-    made = server.TrackerSession(cluster.tracker).request(key, session_timeout=600)
-    made.get_function("tvmnotes.sweep")()  # TVM has started its threads, and may bind them
-    return made
+    session = server.TrackerSession(cluster.tracker).request(key, session_timeout=600)
+    session.get_function("tvmnotes.sweep")()  # TVM has started its threads, and may bind them
+    return session
 
 
 @pytest.mark.full

@@ -13,23 +13,23 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_the_secret_is_made_once_in_a_file_of_the_users_alone(cache, monkeypatch):
-    made = secret.find()
-    assert len(made) == 48 and secret.find() == made
+    text = secret.find()
+    assert len(text) == 48 and secret.find() == text
     assert secret.file().stat().st_mode & 0o777 == 0o600
     assert [each.name for each in cache.iterdir()] == ["rpc_secret"]
-    assert secret.told().endswith(f"export {secret.VARIABLE}={made}")
+    assert secret.told().endswith(f"export {secret.VARIABLE}={text}")
     assert secret.find("given") == "given" and secret.find("none") is None
     monkeypatch.setenv(secret.VARIABLE, "of the variable")
     assert secret.find() == "of the variable" and secret.find("given") == "given" and not secret.told()
 
 
 def test_a_file_that_others_can_read_is_refused():
-    made = secret.find()
+    text = secret.find()
     secret.file().chmod(0o640)
     with pytest.raises(PermissionError, match="rpc_secret has to be yours, and readable for nobody else: remove it"):
         secret.find()
     secret.file().unlink()
-    assert secret.find() != made
+    assert secret.find() != text
 
 
 @pytest.mark.parametrize("given", [None, 5, "", "\ud800", "0" * 64, ["x"]])

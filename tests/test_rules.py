@@ -77,8 +77,8 @@ def test_the_kernels_of_a_rule_compute_what_numpy_does(rule, workload, quick):
         ((data, weight, output),) = trial.arguments(candidate, tvm.cpu())
         library["main"](data, weight, output)
         wanted = trial._inputs(workload)[2]
-        made = workload.unpack_output(output.numpy(), candidate.lanes)
-        np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max(), err_msg=str(config))
+        result = workload.unpack_output(output.numpy(), candidate.lanes)
+        np.testing.assert_allclose(result, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max(), err_msg=str(config))
     record = records.new_record(workload, TARGET, others[-1], (1e-3,))
     assert records.parse(str(record)) == record
 

@@ -279,8 +279,11 @@ def test_folders_to_save_into(plus, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to("real")
     assert [plus.save(folder) for folder in ("empty", "a/b/c", "link", "link")] == [
-        Path("empty"), Path("a/b/c"), Path("link"), Path("link")
-    ]  # fmt: skip
+        Path("empty"),
+        Path("a/b/c"),
+        Path("link"),
+        Path("link"),
+    ]
     for folder in ("empty", "a/b/c", "real"):
         np.testing.assert_array_equal(load(folder)(V), V + 1)
     assert (tmp_path / "link").is_symlink() and files(tmp_path) == ["a", "empty", "link", "real"]

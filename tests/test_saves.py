@@ -160,7 +160,8 @@ def test_a_save_leaves_others_that_run_alone(two, tmp_path):
 @pytest.mark.parametrize("name", ["net", "net.zip"])
 @pytest.mark.parametrize("step", ["_read_manifest", "_check"])
 def test_who_loads_while_another_saves_gets_the_new_network(two, tmp_path, monkeypatch, name, step):
-    (plus, times), path, function = two, tmp_path / name, getattr(saved, step)
+    (plus, times), path = two, tmp_path / name
+    function = getattr(saved, step)
     plus.save(path)
     saves = iter([times.save])
 
@@ -176,7 +177,8 @@ def test_who_loads_while_another_saves_gets_the_new_network(two, tmp_path, monke
 
 @pytest.mark.parametrize("name", ["net", "net.zip"])
 def test_what_is_saved_is_on_the_disk_before_it_has_its_name(two, tmp_path, monkeypatch, name):
-    synced, sync, put, named = set(), os.fsync, folders.put, []
+    synced, sync = set(), os.fsync
+    put, named = folders.put, []
 
     def syncing(descriptor):
         synced.add(os.fstat(descriptor).st_ino)
@@ -227,8 +229,8 @@ def test_what_a_killed_build_has_left_goes_with_the_next(small, tmp_path, monkey
     assert (left / "lib.so").exists()
     (tmp_path / "cache" / "kernels" / "abc-999999999-1.part").touch()  # as a kill while an object is written leaves it
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    made = tn.build(small.mod, small.params)
-    np.testing.assert_allclose(made(small.x), small.wanted, rtol=1e-4, atol=1e-5)
+    lib = tn.build(small.mod, small.params)
+    np.testing.assert_allclose(lib(small.x), small.wanted, rtol=1e-4, atol=1e-5)
     assert names(tmp_path / "temporary") == []
     assert all(name.endswith(".o") for name in names(tmp_path / "cache" / "kernels"))
 

@@ -1,6 +1,6 @@
 """Each schedule of opt level 3 against PyTorch, over networks that hypothesis draws.
 
-A property draws a small network and the shapes of its inputs, builds it for this machine, runs it on random numbers,
+A property draws a small network and the shapes of its inputs, builds it for this machine, runs it on random tensors,
 and looks into `Compiled.kernels` whether the family of schedules that it means to test is the one that ran. Numbers
 are held to 1e-5 of the largest magnitude in the output, a hundred times float32's precision. The examples written out
 above a property are those that once failed.
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tvmnotes as tn
+from tvmnotes.base.integers import ceildiv
 from tvmnotes.compiler.rules import winograd
 
 TOLERANCE = 1e-5
@@ -28,7 +29,7 @@ WINOGRAD_TOLERANCE = 1e-4
 
 def drawn(examples: int):
     """Settings of a property, whose examples may take long; `make test` has a quarter of them."""
-    examples = -(-examples // 4) if QUICK else examples
+    examples = ceildiv(examples, 4) if QUICK else examples
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     return settings(max_examples=examples, suppress_health_check=checks)
 
@@ -38,17 +39,17 @@ def example_in_full(*case):
     return (lambda test: test) if QUICK else example(*case)
 
 
-def numbers(shape, dtype="float32", seed=1):
+def random_tensor(shape, dtype="float32", seed=1):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(getattr(torch, dtype))
 
 
 def assert_same(network, *inputs, family=None, tolerance=TOLERANCE):
-    """Build `network` for tensors like `inputs` (shapes make random ones): PyTorch's numbers, by a kernel of `family`.
+    """Build `network` for tensors like `inputs` (shapes make random ones): PyTorch's results, by a kernel of `family`.
 
     A kernel that was made for a family may not have fallen back to another, whatever `family` says.
     """
     network = (network if isinstance(network, nn.Module) else Function(network)).eval()
-    inputs = [numbers(x, seed=i) if isinstance(x, tuple) else x for i, x in enumerate(inputs)]
+    inputs = [random_tensor(x, seed=i) if isinstance(x, tuple) else x for i, x in enumerate(inputs)]
     with torch.no_grad():
         wanted = network(*inputs)
     specs = {f"input{i}": (tuple(x.shape), str(x.dtype).removeprefix("torch.")) for i, x in enumerate(inputs)}
@@ -58,13 +59,13 @@ def assert_same(network, *inputs, family=None, tolerance=TOLERANCE):
     for mine, theirs in pairs:
         assert (mine.shape, str(mine.dtype)) == (tuple(theirs.shape), str(theirs.dtype).removeprefix("torch."))
         mine, theirs = mine.astype("float64"), theirs.double().numpy()
-        assert np.isfinite(theirs).all(), "the example is no good: PyTorch's own numbers are not finite"
+        assert np.isfinite(theirs).all(), "the example is no good: PyTorch's own results are not finite"
         error, largest = np.abs(mine - theirs).max(), np.abs(theirs).max()
         assert error <= tolerance * largest, f"an error of {error} where the largest is {largest}; {lib.kernels}"
     assert family is None or set(lib.kernels.family) & set(family.split(" or ")), f"{family} did not run: {lib.kernels}"
     if all(x.dtype == torch.float32 for x in inputs):
-        made = [family for name, family in lib.kernels.family.items() if "conv2d" in name or "dense" in name]
-        assert not {"default", "none"} & set(made), f"fell back: {lib.kernels}"
+        families = [family for name, family in lib.kernels.family.items() if "conv2d" in name or "dense" in name]
+        assert not {"default", "none"} & set(families), f"fell back: {lib.kernels}"
 
 
 # ---------------------------------------------------------------- convolutions
@@ -124,7 +125,7 @@ class ConvNet(nn.Module):
 
 
 def assert_convolves(case: Conv, family: str, tolerance=TOLERANCE, dtype="float32"):
-    x = numbers((case.batch, case.ins, *case.size), dtype)
+    x = random_tensor((case.batch, case.ins, *case.size), dtype)
     assert_same(ConvNet(case).to(x.dtype), x, family=family, tolerance=tolerance)
 
 
@@ -132,8 +133,8 @@ def assert_convolves(case: Conv, family: str, tolerance=TOLERANCE, dtype="float3
 def convolutions(draw, ins=channels, out=channels, groups=None, kernel=None):
     """Convolutions whose groups have `ins` and `out` channels."""
 
-    def pair(numbers):
-        return draw(numbers.map(lambda n: (n, n)) | st.tuples(numbers, numbers))
+    def pair(integers):
+        return draw(integers.map(lambda n: (n, n)) | st.tuples(integers, integers))
 
     kernel = pair(st.sampled_from([1, 2, 3, 5, 7]) if kernel is None else kernel)
     padding, dilation = pair(st.integers(0, 3)), pair(st.integers(1, 2))
@@ -228,7 +229,7 @@ def test_pools_between_convolutions(pool, count, size):
 
 @drawn(6)
 @given(channels, st.tuples(st.integers(1, 5), st.integers(1, 5)), st.integers(1, 40))
-def test_flattened_pictures(count, size, out):
+def test_flattened_images(count, size, out):
     torch.manual_seed(1)
     network = nn.Sequential(nn.Conv2d(3, count, 1), nn.ReLU(), nn.Flatten(), nn.Linear(count * math.prod(size), out))
     assert_same(network, (2, 3, *size), family="matmul")
@@ -244,7 +245,7 @@ class Steps(nn.Module):
     def conv(self, x, out, size=1, groups=1):
         shape = (out, x.shape[1] // groups, size, size)
         if str(shape) not in self.weights:  # in the first call: only then are the channels known
-            self.weights[str(shape)] = nn.Parameter(numbers(shape) / math.prod(shape[1:]) ** 0.5)
+            self.weights[str(shape)] = nn.Parameter(random_tensor(shape) / math.prod(shape[1:]) ** 0.5)
         return F.conv2d(x, self.weights[str(shape)], padding=size // 2, groups=groups)
 
     def like(self, other, x):
@@ -253,10 +254,10 @@ class Steps(nn.Module):
         return other if other.shape == x.shape else F.adaptive_avg_pool2d(other, 1).expand_as(x)
 
     def forward(self, x):
-        made = [self.conv(x, 20, 3)]
+        outputs = [self.conv(x, 20, 3)]
         for kind, back, k in self.steps:
-            made.append(STEPS[kind](self, made[-1], made[-1 - back % len(made)], k))
-        return made[-1], made[-2]
+            outputs.append(STEPS[kind](self, outputs[-1], outputs[-1 - back % len(outputs)], k))
+        return outputs[-1], outputs[-2]
 
 
 def shuffle(x, groups):
@@ -294,7 +295,7 @@ steps = st.tuples(st.sampled_from(list(STEPS)), st.integers(0, 3), st.integers(0
 @drawn(8)
 @given(st.lists(steps, min_size=3, max_size=10), st.integers(1, 2), st.sampled_from([(5, 9), (8, 8), (13, 17)]))
 def test_networks_of_many_operators(steps, batch, size):
-    network, x = Steps(steps), numbers((batch, 3, *size))
+    network, x = Steps(steps), random_tensor((batch, 3, *size))
     network(x)
     assert_same(network.requires_grad_(False), x, tolerance=WINOGRAD_TOLERANCE)
 
@@ -377,7 +378,7 @@ def test_attention(batch, heads, queries, keys, width):
     assert_same(attention, *shapes, (queries, keys), family="batch_matmul")
 
 
-# ---------------------------------------------------------------- rows, and single numbers
+# ---------------------------------------------------------------- rows, and single elements
 
 sizes = st.sampled_from([1, 2, 15, 16, 17, 31, 197])
 others = st.lists(st.integers(1, 5), max_size=3)
@@ -402,12 +403,16 @@ REDUCTIONS = {
 def test_reductions_over_any_axis(kind, others, size, axis, dtype):
     assume(dtype == "float32" or kind in ("mean", "sum", "max", "min"))
     axis = min(axis, len(others))
-    x = numbers((*others[:axis], size, *others[axis:]), dtype)
+    x = random_tensor((*others[:axis], size, *others[axis:]), dtype)
     family = {"softmax": "row_reduction" if axis == len(others) else "default", "cumsum": None, "sort": None}.get(
         kind, "default"
     )
-    assert_same(lambda x: REDUCTIONS[kind](x, axis), x, tolerance=PRECISION[dtype],
-                family=None if kind in ("cumsum", "sort") else family)  # fmt: skip
+    assert_same(
+        lambda x: REDUCTIONS[kind](x, axis),
+        x,
+        tolerance=PRECISION[dtype],
+        family=None if kind in ("cumsum", "sort") else family,
+    )
 
 
 @drawn(8)
@@ -421,15 +426,15 @@ def test_softmax_and_layer_norm_of_rows(others, size, norm, tail):
 LEAST = {"exp": 1e-37, "sigmoid": 1e-37, "silu": 1e-35, "tanh": 1e-37, "erf": 1e-37, "gelu": 2e-6, "gelu_tanh": 2e-6}
 
 
-def test_functions_of_all_kinds_of_numbers():
+def test_functions_of_all_kinds_of_values():
     """Each result is right to 1e-6 of itself, or to LEAST; infinities and NaN are PyTorch's."""
     special = [-math.inf, -3e38, -200, -104, -0.0, 0, 1e-40, 1e-30, 88.7, 88.8, 3e38, math.inf, math.nan]
     x = torch.cat([torch.tensor(special), torch.linspace(-90, 90, 3000), torch.logspace(-9, 1, 100)])
     network = Function(lambda x: tuple(FUNCTIONS[kind](x) for kind in LEAST)).eval()
     lib = tn.build(*tn.from_pytorch(network, {"x": tuple(x.shape)}))
-    for (kind, least), made in zip(LEAST.items(), lib(x), strict=True):
+    for (kind, least), output in zip(LEAST.items(), lib(x), strict=True):
         wanted = FUNCTIONS[kind](x.double()).float()
-        np.testing.assert_allclose(made, wanted, rtol=1e-6, atol=least, err_msg=kind)
+        np.testing.assert_allclose(output, wanted, rtol=1e-6, atol=least, err_msg=kind)
 
 
 # ---------------------------------------------------------------- other dtypes, by TVM's own kernels
@@ -459,15 +464,19 @@ FLOATING = {
 @example("silu", "bfloat16", 1)
 @example("layer norm", "bfloat16", 3)
 def test_functions_in_half_precision(kind, dtype, count):
-    assert_same(FLOATING[kind], numbers((2, count, 4, 17), dtype), tolerance=PRECISION[dtype])
+    assert_same(FLOATING[kind], random_tensor((2, count, 4, 17), dtype), tolerance=PRECISION[dtype])
 
 
 @drawn(8)
-@given(st.sampled_from(list(PLAIN)), st.sampled_from(["float16", "bfloat16", "int8", "int32", "int64"]),
-       channels, st.sampled_from([2, 16, 17]))  # fmt: skip
+@given(
+    st.sampled_from(list(PLAIN)),
+    st.sampled_from(["float16", "bfloat16", "int8", "int32", "int64"]),
+    channels,
+    st.sampled_from([2, 16, 17]),
+)
 @example("max", "bfloat16", 5, 16)
 def test_functions_in_every_dtype(kind, dtype, count, width):
-    assert_same(PLAIN[kind], numbers((2, count, 4, width)).mul(5).to(getattr(torch, dtype)), tolerance=2**-6)
+    assert_same(PLAIN[kind], random_tensor((2, count, 4, width)).mul(5).to(getattr(torch, dtype)), tolerance=2**-6)
 
 
 @drawn(6)
@@ -480,18 +489,21 @@ def test_convolutions_in_half_precision(case, dtype):
 @given(halves, rows, depths, depths, st.booleans())
 @example("bfloat16", 1, 2, 16, False)
 def test_matrix_products_in_half_precision(dtype, count, depth, columns, weights):
-    a, b = numbers((count, depth), dtype), numbers((depth, columns), dtype, 2)
+    a, b = random_tensor((count, depth), dtype), random_tensor((depth, columns), dtype, 2)
     network, inputs = (nn.Linear(depth, columns).to(a.dtype), [a]) if weights else (torch.matmul, [a, b])
     assert_same(network, *inputs, tolerance=4 * PRECISION[dtype])
 
 
 def test_winograds_larger_tiles_are_nearly_as_exact_as_the_direct_way():
-    network, x = nn.Conv2d(64, 64, 3, padding=1, bias=False), numbers((1, 64, 28, 28))
+    network, x = nn.Conv2d(64, 64, 3, padding=1, bias=False), random_tensor((1, 64, 28, 28))
     with torch.no_grad():
         network.weight.copy_(torch.from_numpy(np.random.default_rng(2).normal(size=(64, 64, 3, 3))) / 24)
     lib = tn.build(*tn.from_pytorch(network.eval(), {"x": x.shape}), records=False)
-    assert [config["m"] for family, config in zip(lib.kernels.family, lib.kernels.config, strict=True)
-            if family == "winograd"] == [4], lib.kernels  # fmt: skip
+    assert [
+        config["m"]
+        for family, config in zip(lib.kernels.family, lib.kernels.config, strict=True)
+        if family == "winograd"
+    ] == [4], lib.kernels
     with torch.no_grad():
         wanted = network.double()(x.double()).numpy()
     assert np.abs(lib(x) - wanted).max() <= 2e-6 * np.abs(wanted).max()  # 4e-6 with the points 1 and 2, 5e-7 directly

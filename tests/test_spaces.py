@@ -14,10 +14,10 @@ EXAMPLES = [workload for rule in RULES.values() for workload in rule.EXAMPLES]
 
 @pytest.mark.parametrize("w", [w for w in EXAMPLES if isinstance(w, Convolution)], ids=lambda w: w.label)
 def test_the_reference_is_torchs(w):
-    data, weight, made = trial._inputs(w)
+    data, weight, output = trial._inputs(w)
     padded = torch.nn.functional.pad(torch.from_numpy(data), (w.padding[1], w.padding[3], w.padding[0], w.padding[2]))
     wanted = torch.nn.functional.conv2d(padded, torch.from_numpy(weight), None, w.strides, 0, w.dilation, w.groups)
-    np.testing.assert_allclose(made, wanted.numpy(), rtol=0, atol=1e-5 * wanted.abs().max().item())
+    np.testing.assert_allclose(output, wanted.numpy(), rtol=0, atol=1e-5 * wanted.abs().max().item())
 
 
 def test_a_space_has_every_knob_and_begins_with_the_default_config():

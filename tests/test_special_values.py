@@ -1,7 +1,7 @@
 """NaN, infinities, signed zeros and denormals: a built network has PyTorch's, at each opt level.
 
 One network has an output for each operator, so that one build tests them all. Two things are not compared: the sign of
-a zero where PyTorch's depends on the place in memory (the maximum of 0 and -0), and PyTorch's own NaN where C has a
+a zero where PyTorch's depends on the address (the maximum of 0 and -0), and PyTorch's own NaN where C has a
 number (the remainder of 1e20 and 1e-42).
 """
 
@@ -25,19 +25,19 @@ X, Y = (torch.tensor(VALUES).repeat_interleave(len(VALUES)), torch.tensor(VALUES
 
 
 def _rows() -> torch.Tensor:
-    """Random rows with special values at several places, also after the last whole vector; and rows of one value."""
+    """Random rows with special values at several indices, also after the last whole vector; and rows of one value."""
     rows = torch.randn(len(SPECIAL) ** 2, 37, generator=torch.Generator().manual_seed(0))
     rows[:, 5] = torch.tensor(SPECIAL).repeat_interleave(len(SPECIAL))
     rows[:, 35] = torch.tensor(SPECIAL).repeat(len(SPECIAL))
     return torch.cat([rows, torch.tensor(SPECIAL)[:5, None].expand(5, 37)])
 
 
-def _pictures(channels: int) -> torch.Tensor:
-    pictures = torch.randn(6, channels, 9, 9, generator=torch.Generator().manual_seed(0))
-    for picture, value in zip(pictures, (NAN, INF, -INF), strict=False):
-        picture[-1, 2, 3] = picture[0, 8, 8] = value
-    pictures[3:] = torch.tensor([NAN, INF, -INF])[:, None, None, None]
-    return pictures
+def _images(channels: int) -> torch.Tensor:
+    images = torch.randn(6, channels, 9, 9, generator=torch.Generator().manual_seed(0))
+    for image, value in zip(images, (NAN, INF, -INF), strict=False):
+        image[-1, 2, 3] = image[0, 8, 8] = value
+    images[3:] = torch.tensor([NAN, INF, -INF])[:, None, None, None]
+    return images
 
 
 def _not_tiny(y):
@@ -122,7 +122,7 @@ OF_CONVOLUTIONS = {  # level 3 fills up 5 and 20 channels to whole registers, an
     "4 groups": lambda p, q: _conv(q, 16, 3, padding=1, groups=4),
     "4 groups of 1x1": lambda p, q: _conv(q, 32, 1, groups=4),
 }
-OF_PICTURES = {
+OF_IMAGES = {
     "max pool": lambda p: F.max_pool2d(p, 3, 2, 1),
     "max pool, more": lambda p: F.max_pool2d(p, 3, 2, ceil_mode=True),
     "average pool": lambda p: F.avg_pool2d(p, 3, 2, 1),
@@ -144,12 +144,12 @@ def assert_same(name: str, ours: np.ndarray, theirs: np.ndarray):
         return
     np.testing.assert_allclose(ours, theirs, 2e-4, 1e-5, err_msg=name)
     small = np.abs(theirs) < 1e-30  # which the tolerance does not see
-    np.testing.assert_allclose(ours[small], theirs[small], 1e-2, err_msg=f"{name}, where numbers are small")
+    np.testing.assert_allclose(ours[small], theirs[small], 1e-2, err_msg=f"{name}, where values are small")
     zeros = (theirs == 0) & (name not in _ANY_ZERO)
     np.testing.assert_array_equal(np.signbit(ours[zeros]), np.signbit(theirs[zeros]), f"{name}, signs of zeros")
 
 
-FUNCTIONS = OF_PAIRS | OF_ROWS | OF_PICTURES | {f"{name}, wide": f for name, f in OF_PICTURES.items()} | OF_CONVOLUTIONS
+FUNCTIONS = OF_PAIRS | OF_ROWS | OF_IMAGES | {f"{name}, wide": f for name, f in OF_IMAGES.items()} | OF_CONVOLUTIONS
 FEW = ("relu", "clamp", "maximum", "isfinite", "times 0", "x == x", "x - x", "amax", "argmin", "largest and where",
        "argmax of columns in vectors", "sort", "median", "max pool", "4 groups", "infinite factor", "atanh",
        "remainder", "floor_divide")  # fmt: skip
@@ -165,27 +165,27 @@ def results(names, x, y, rows, narrow, wide):
             own = narrow, wide
         else:
             own = (rows if name in OF_ROWS else wide if name.endswith("wide") else narrow,)
-        made = FUNCTIONS[name](*own)
-        yield from ((name, part) for part in (made if isinstance(made, tuple) else [made]))
+        outputs = FUNCTIONS[name](*own)
+        yield from ((name, part) for part in (outputs if isinstance(outputs, tuple) else [outputs]))
 
 
 @functools.cache
 def network(names):
     """A network of these functions, imported; its inputs; and what PyTorch has, (name, array) each."""
-    inputs = (X, Y, _rows(), _pictures(5), _pictures(16))
+    inputs = (X, Y, _rows(), _images(5), _images(16))
     used = Function(lambda *xs: tuple(part for _, part in results(names, *xs))).eval()
     imported = tn.from_pytorch(used, [(f"input{n}", x) for n, x in enumerate(inputs)])
     return imported, inputs, [(name, part.numpy()) for name, part in results(names, *inputs)]
 
 
 @pytest.mark.parametrize(("level", "names"), [(0, FEWER), (3, FEW)], ids=["0", "3"])
-def test_operators_have_pytorchs_numbers(level, names):
+def test_operators_have_pytorchs_results(level, names):
     assert_pytorchs(level, names)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("level", range(4))
-def test_every_operator_has_pytorchs_numbers(level):
+def test_every_operator_has_pytorchs_results(level):
     assert_pytorchs(level, tuple(FUNCTIONS))
 
 
@@ -208,7 +208,7 @@ def test_denormals_are_kept_where_a_thread_flushes_them():
 
 
 def test_onnx_networks_go_through_the_same_passes():
-    """ONNX Runtime's numbers; its maxima, pooling and sorting ignore NaN, so they are not asked for here."""
+    """ONNX Runtime's results; its maxima, pooling and sorting ignore NaN, so they are not asked for here."""
     nodes = ("Relu(x)", "Clip(x, least, most)", "Mul(x, zero)", "Div(x, zero)", "Sub(x, x)", "Equal(x, x)",
              "Less(x, y)", "IsNaN(x)", "Exp(x)", "Tanh(x)")  # fmt: skip
     of_bools = {"Equal(x, x)", "Less(x, y)", "IsNaN(x)"}

@@ -1,4 +1,4 @@
-"""torch.compile(net, backend="tvmnotes"): PyTorch's numbers, memory and errors, whatever Dynamo makes of a network.
+"""torch.compile(net, backend="tvmnotes"): PyTorch's results, memory and errors, whatever Dynamo makes of a network.
 
 A test fails if a graph is left to PyTorch, but for those that say so.
 """
@@ -49,7 +49,7 @@ def compiled(function, **options):
 
 
 def assert_equal(got, want, tolerance=TOLERANCE):
-    """Hold outputs against PyTorch's: structure, dtypes, shapes, strides and numbers."""
+    """Hold outputs against PyTorch's: structure, dtypes, shapes, strides and values."""
     (got, form), (want, wanted) = pytree.tree_flatten(got), pytree.tree_flatten(want)
     assert form == wanted
     for a, b in zip(got, want, strict=True):
@@ -162,10 +162,13 @@ PADDING = torch.tensor([[False] * 5, [False, False, True, True, True]])
 
 @pytest.mark.parametrize(
     "options",
-    [{"attn_mask": CAUSAL, "need_weights": False}, {"key_padding_mask": PADDING, "average_attn_weights": False},
-     {"attn_mask": CAUSAL < 0, "key_padding_mask": PADDING}],
+    [
+        {"attn_mask": CAUSAL, "need_weights": False},
+        {"key_padding_mask": PADDING, "average_attn_weights": False},
+        {"attn_mask": CAUSAL < 0, "key_padding_mask": PADDING},
+    ],
     ids=["causal", "padding", "both"],
-)  # fmt: skip
+)
 def test_attention_with_masks(options):
     net = nn.MultiheadAttention(8, 2, batch_first=True).eval()
     assert_same(lambda x: net(x, x, x, **options), torch.randn(2, 5, 8))
@@ -215,7 +218,7 @@ def test_every_size_has_its_own_build_which_is_kept(dynamic, builds):
     assert check([1, 4, 6]) == 0
 
 
-def test_numbers_are_told_apart_by_their_bits():
+def test_scalars_are_told_apart_by_their_bits():
     fast = compiled(lambda x, n: 1 / (x * n))
     for n in (2.0, 3.0, 0.0, -0.0, 4, 5):
         x = torch.rand(3) + 1

@@ -14,12 +14,12 @@ from tvmnotes.measuring.tracing import Graph, Operation, Step, Trace
 @pytest.fixture(scope="module")
 def traces(small):
     """The trace of a build of the small network, by opt level."""
-    made = {}
+    traces = {}
     for level in range(4):
-        made[level] = Trace()
-        with tvm.transform.PassContext(opt_level=level, instruments=[made[level]]):
+        traces[level] = Trace()
+        with tvm.transform.PassContext(opt_level=level, instruments=[traces[level]]):
             build(small.mod, small.params, opt_level=level)
-    return made
+    return traces
 
 
 def names(trace):
@@ -134,8 +134,11 @@ def test_a_graph_knows_what_reads_what():
     found = tracing.graph(mod)
     assert found.params == ["x", "y", "z"]
     assert [(o.name, o.reads) for o in found.operations] == [
-        ("multiply", ("x", "y")), ("split", (0,)), ("add", (1, 1)), ("add", (2, "z")),
-    ]  # fmt: skip
+        ("multiply", ("x", "y")),
+        ("split", (0,)),
+        ("add", (1, 1)),
+        ("add", (2, "z")),
+    ]
     assert found.operations[1].makes == "(2,) float32, (2,) float32"
 
 

@@ -46,8 +46,8 @@ class OfTensors(torch.nn.Module):
 
 def of_transformers(kind, attention, inputs, task="AutoModel", **config):
     """The network of a kind, and its inputs."""
-    made = transformers.AutoConfig.for_model(kind, **config)
-    net = getattr(transformers, task).from_config(made, attn_implementation=attention)
+    settings = transformers.AutoConfig.for_model(kind, **config)
+    net = getattr(transformers, task).from_config(settings, attn_implementation=attention)
     return OfTensors(net, list(inputs)), tuple(inputs.values())
 
 
@@ -69,14 +69,14 @@ def of_two_texts(kind, attention, **config):
     return of_transformers(kind, attention, text(decoder_input_ids=target), **SIZES | config)
 
 
-def of_pictures(kind, attention, size=32, task="AutoModel", **config):
+def of_images(kind, attention, size=32, task="AutoModel", **config):
     return of_transformers(kind, attention, {"pixel_values": torch.randn(1, 3, size, size)}, task, **config)
 
 
 def of_objects(kind, attention, **config):
     """A detector; its backbone has no attention."""
     attention = {"": attention, "backbone_config": "eager"}
-    return of_pictures(kind, attention, 64, "AutoModelForObjectDetection", num_queries=10, **PAIRED, **config)
+    return of_images(kind, attention, 64, "AutoModelForObjectDetection", num_queries=10, **PAIRED, **config)
 
 
 def of_sound(kind, attention, **config):
@@ -102,10 +102,19 @@ DEBERTA = {
     "pos_att_type": ["c2p", "p2c"],
     "norm_rel_ebd": "layer_norm",
 }
-SEGFORMER = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 48, 64], "num_attention_heads": [1, 2, 3, 4],
-             "decoder_hidden_size": 32}  # fmt: skip
-RESNET = {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 24, 32, 40], "depths": [1, 1, 1, 1],
-          "out_features": ["stage4"]}  # fmt: skip
+SEGFORMER = {
+    "depths": [1, 1, 1, 1],
+    "hidden_sizes": [16, 32, 48, 64],
+    "num_attention_heads": [1, 2, 3, 4],
+    "decoder_hidden_size": 32,
+}
+RESNET = {
+    "model_type": "resnet",
+    "embedding_size": 16,
+    "hidden_sizes": [16, 24, 32, 40],
+    "depths": [1, 1, 1, 1],
+    "out_features": ["stage4"],
+}
 BOTH, EAGER = ("eager", "sdpa"), ("eager",)
 
 # What makes a network of one kind of attention, and the kinds that it has.
@@ -127,8 +136,8 @@ NETWORKS = {
     "t5": (partial(of_two_texts, "t5", **T5), BOTH),
     "bart": (partial(of_two_texts, "bart", **PAIRED), BOTH),
     "whisper": (partial(of_sound, "whisper", num_mel_bins=16, max_source_positions=LENGTH, **PAIRED), BOTH),
-    "vit": (partial(of_pictures, "vit", **SIZES, image_size=32, patch_size=8), BOTH),
-    "segformer": (partial(of_pictures, "segformer", task="AutoModelForSemanticSegmentation", **SEGFORMER), EAGER),
+    "vit": (partial(of_images, "vit", **SIZES, image_size=32, patch_size=8), BOTH),
+    "segformer": (partial(of_images, "segformer", task="AutoModelForSemanticSegmentation", **SEGFORMER), EAGER),
     "detr": (partial(of_objects, "detr", backbone_config=RESNET), BOTH),
     "clip_text_model": (partial(of_text, "clip_text_model"), BOTH),
     "mamba": (partial(of_text, "mamba", state_size=8), EAGER),
@@ -144,7 +153,7 @@ NETWORKS = {
     "xcit_nano_12_p16_224": (partial(of_timm, "xcit_nano_12_p16_224", img_size=64, depth=2), EAGER),
     "cait_xxs24_224": (partial(of_timm, "cait_xxs24_224", img_size=64, depth=2), EAGER),
     "maxxvit_rmlp_nano_rw_256": (partial(of_timm, "maxxvit_rmlp_nano_rw_256", img_size=64, depths=(1, 1, 1, 1)), EAGER),
-}  # fmt: skip
+}
 
 
 def network(name: str, attention: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
@@ -161,20 +170,20 @@ def network(name: str, attention: str) -> tuple[torch.nn.Module, tuple[torch.Ten
 def imported(name: str, attention: str) -> tuple:
     """Make and import a network: return it, its inputs, the module and its parameters."""
     net, inputs = network(name, attention)
-    return net, inputs, *tn.from_pytorch(net, [(f"in{place}", x) for place, x in enumerate(inputs)])
+    return net, inputs, *tn.from_pytorch(net, [(f"in{number}", x) for number, x in enumerate(inputs)])
 
 
 def difference(net, inputs, mod, params, opt_level: int = 3) -> float:
     """Build and run a network: return the largest difference, relative to the largest magnitude of an output."""
     with torch.no_grad():
         wanted = [x.numpy() for x in pytree.tree_leaves(net(*inputs))]
-    made = pytree.tree_leaves(tn.build(mod, params, opt_level=opt_level)(*(x.numpy() for x in inputs)))
-    assert [(x.shape, x.dtype) for x in made] == [(x.shape, x.dtype) for x in wanted]
-    return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in zip(made, wanted, strict=True))
+    outputs = pytree.tree_leaves(tn.build(mod, params, opt_level=opt_level)(*(x.numpy() for x in inputs)))
+    assert [(x.shape, x.dtype) for x in outputs] == [(x.shape, x.dtype) for x in wanted]
+    return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in zip(outputs, wanted, strict=True))
 
 
 @pytest.mark.parametrize(("name", "attention"), [("bert", "eager"), ("gpt2", "eager"), ("llama", "sdpa")])
-def test_a_network_gives_pytorchs_numbers(name, attention):
+def test_a_network_gives_pytorchs_results(name, attention):
     case = imported(name, attention)
     assert difference(*case, opt_level=0) < 1e-5
     assert difference(*case, opt_level=3) < 1e-5

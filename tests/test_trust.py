@@ -33,9 +33,14 @@ def upward():
 
 def assembly(command: str) -> str:
     """LLVM's text for a module that runs a shell command when it is loaded, on x86."""
-    lines = (".text", "tvmnotes_run: leaq tvmnotes_command(%rip), %rdi; jmp system@PLT",
-             rf"tvmnotes_command: .asciz \22{command}\22", r".section .init_array,\22aw\22", ".quad tvmnotes_run",
-             ".text")  # fmt: skip
+    lines = (
+        ".text",
+        "tvmnotes_run: leaq tvmnotes_command(%rip), %rdi; jmp system@PLT",
+        rf"tvmnotes_command: .asciz \22{command}\22",
+        r".section .init_array,\22aw\22",
+        ".quad tvmnotes_run",
+        ".text",
+    )
     return " ".join(f'module asm "{line}"' for line in lines)
 
 
@@ -155,12 +160,18 @@ def test_what_a_trace_may_not_hold(bad):
     ("loops", "steps", "told"),
     [
         (["l1", "l9"], [["Split", ["l1", "None", 1 << 30], [True, False], ["l2", "l3"]]], "iterations into"),
-        (["l1", "l9"], [["Split", ["l1", "None", 512], [True, False], ["l2", "l3"]], ["Vectorize", ["l3"], [], []]],
-         "vector loop of 512"),
-        (["l9", "l1"], [["Split", ["l1", "None", 1 << 19], [True, False], ["l2", "l3"]],
-                        ["RFactor", ["l3"], [0], ["b4"]]], "buffers of"),
+        (
+            ["l1", "l9"],
+            [["Split", ["l1", "None", 512], [True, False], ["l2", "l3"]], ["Vectorize", ["l3"], [], []]],
+            "vector loop of 512",
+        ),
+        (
+            ["l9", "l1"],
+            [["Split", ["l1", "None", 1 << 19], [True, False], ["l2", "l3"]], ["RFactor", ["l3"], [0], ["b4"]]],
+            "buffers of",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_trace_that_makes_too_much_of_a_kernel_does_not_fit(loops, steps, told):
     a, k = te.placeholder((1 << 11, 1 << 13), name="a"), te.reduce_axis((0, 1 << 13), "k")
     func = te.create_prim_func([a, te.compute((1 << 11,), lambda i: te.sum(a[i, k], axis=[k]), name="sum")])

@@ -46,20 +46,27 @@ fake_tasks = functools.partial(fake_runner.tasks, AVX512)
 def convolution(channels, out, size, kernel, stride=1, padding=0, dilation=1, groups=1, batch=1, blocked=True):
     height, width = size
     top, left, bottom, right = (padding,) * 4 if isinstance(padding, int) else padding
-    return Convolution((batch, channels, height, width), (out, channels // groups, *kernel), (stride, stride),
-                       (top, left, bottom, right), (dilation, dilation), groups, blocked)  # fmt: skip
+    return Convolution(
+        (batch, channels, height, width),
+        (out, channels // groups, *kernel),
+        (stride, stride),
+        (top, left, bottom, right),
+        (dilation, dilation),
+        groups,
+        blocked,
+    )
 
 
 CONVOLUTIONS = {
     "3x3": convolution(32, 48, (9, 11), (3, 3), padding=1),
     "of few channels": convolution(5, 20, (9, 7), (3, 3), padding=1),
-    "of a picture": convolution(3, 20, (17, 15), (5, 5), stride=2, padding=2, blocked=False),
+    "of an image": convolution(3, 20, (17, 15), (5, 5), stride=2, padding=2, blocked=False),
     "strided": convolution(20, 40, (10, 9), (3, 3), stride=2, padding=1),
     "dilated": convolution(16, 16, (12, 12), (3, 3), padding=2, dilation=2),
     "padded on two sides": convolution(16, 24, (8, 8), (2, 3), padding=(1, 0, 0, 2)),
     "pointwise": convolution(24, 40, (7, 9), (1, 1)),
     "pointwise and strided": convolution(24, 40, (7, 9), (1, 1), stride=2),
-    "of pictures": convolution(16, 16, (6, 6), (3, 3), padding=1, batch=3),
+    "of images": convolution(16, 16, (6, 6), (3, 3), padding=1, batch=3),
     "depthwise": convolution(20, 20, (9, 9), (3, 3), padding=1, groups=20),
     "depthwise and strided": convolution(32, 32, (9, 9), (5, 5), stride=2, padding=2, groups=32),
     "of groups of whole blocks": convolution(2 * LANES, 4 * LANES, (6, 7), (3, 3), padding=1, groups=2),
@@ -69,7 +76,7 @@ CONVOLUTIONS = {
 
 
 def run(workload, config, data, weight) -> np.ndarray:
-    """What the kernel of a config makes, as a trial would have it made, with its shapes held against what they say."""
+    """Run the kernel of a config, built as for a trial, and compare the shapes of its tensors with those declared."""
     shapes = workload.packed_input_shape(LANES), workload.packed_shape(config, LANES)
     source, packed = workload.pack_input(data, LANES), workload.pack(weight, config, LANES)
     assert (source.shape, packed.shape) == shapes
@@ -85,9 +92,16 @@ def run(workload, config, data, weight) -> np.ndarray:
 
 
 SAMPLE = (
-    "3x3", "of a picture", "strided", "padded on two sides", "pointwise and strided", "of pictures", "depthwise",
-    "of groups of whole blocks", "of odd groups",
-)  # fmt: skip
+    "3x3",
+    "of an image",
+    "strided",
+    "padded on two sides",
+    "pointwise and strided",
+    "of images",
+    "depthwise",
+    "of groups of whole blocks",
+    "of odd groups",
+)
 
 
 @pytest.mark.parametrize("name", sampled(CONVOLUTIONS, SAMPLE))
@@ -122,7 +136,7 @@ def test_every_config_makes_numpys_product():
 def test_a_convolution_counts_its_multiplications():
     assert CONVOLUTIONS["3x3"].macs == 9 * 11 * 48 * 32 * 9
     assert CONVOLUTIONS["of odd groups"].macs == 6 * 7 * 33 * 5 * 9
-    assert CONVOLUTIONS["of pictures"].macs == 3 * 6 * 6 * 16 * 16 * 9
+    assert CONVOLUTIONS["of images"].macs == 3 * 6 * 6 * 16 * 16 * 9
 
 
 # ---------------------------------------------------------------- tasks
@@ -137,9 +151,16 @@ def test_the_tasks_of_a_network_are_its_distinct_kernels_in_order(small):
 
 
 def test_equal_layers_are_one_task():
-    net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
-                        nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 3, 2, padding=1), nn.Conv2d(16, 16, 3, groups=16),
-                        nn.Conv2d(16, 32, 3, groups=4)).eval()  # fmt: skip
+    net = nn.Sequential(
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 1),
+        nn.Conv2d(16, 16, 3, 2, padding=1),
+        nn.Conv2d(16, 16, 3, groups=16),
+        nn.Conv2d(16, 32, 3, groups=4),
+    ).eval()
     found = tasks(*tn.from_pytorch(net, {"x": (2, 16, 12, 12)}))
     assert [(str(task), task.count) for task in found] == [
         ("conv2d 3x3, 16 to 16, 12x12, batch 2", 2),
@@ -175,15 +196,15 @@ def test_tasks_for_another_cpu(small):
 
 
 def progress(name, *batches, count=1) -> Progress:
-    made = Progress(task(name, count))
+    state = Progress(task(name, count))
     for seconds in batches:
-        made.update(list(seconds))
-    return made
+        state.update(list(seconds))
+    return state
 
 
 def test_progress_keeps_the_best_after_each_batch():
-    made = progress("conv", [3.0, 2.0], [2.5, math.inf], [1.0, 1.5])
-    assert (made.best, made.trials, made.last, made.last_gain) == ([2.0, 2.0, 1.0], 6, 1.5, 5)
+    improved = progress("conv", [3.0, 2.0], [2.5, math.inf], [1.0, 1.5])
+    assert (improved.best, improved.trials, improved.last, improved.last_gain) == ([2.0, 2.0, 1.0], 6, 1.5, 5)
     failed = progress("conv", [math.inf])
     assert (failed.best, failed.trials, failed.last_gain) == ([math.inf], 1, 0)
 
@@ -229,14 +250,14 @@ def test_a_task_whose_configs_all_fail_is_given_up_after_some_batches():
 # ---------------------------------------------------------------- features
 
 
-def test_features_are_finite_numbers_as_many_for_every_workload():
+def test_features_are_finite_and_as_many_for_every_workload():
     lengths = set()
     for workload in [*WORKLOADS.values(), *CONVOLUTIONS.values(), Dense(7, 33, 5)]:
         space = workload.configs(VECTORS)
         for config in [space[0], *random.Random(0).sample(space, min(8, len(space)))]:
-            numbers = features(workload, config, VECTORS, 2)
-            assert np.isfinite(np.array(numbers, "float64")).all(), (workload, config, numbers)
-            lengths.add(len(numbers))
+            values = features(workload, config, VECTORS, 2)
+            assert np.isfinite(np.array(values, "float64")).all(), (workload, config, values)
+            lengths.add(len(values))
     assert len(lengths) == 1
 
 
@@ -254,18 +275,21 @@ def test_features_tell_configs_apart(name):
 def tuner(kind: str, each: Task, seed=0, model=None):
     more = {}
     if TUNERS[kind] is XGB:
-        more = {"workload": each.workload, "model": model or CostModel(),
-                "features": lambda config: features(each.workload, config, VECTORS, 2)}  # fmt: skip
+        more = {
+            "workload": each.workload,
+            "model": model or CostModel(),
+            "features": lambda config: features(each.workload, config, VECTORS, 2),
+        }
     return TUNERS[kind](each.space, seed, **more)
 
 
-def ask(made, trials: int, batch=8, seconds=seconds_of) -> list[int]:
-    """Tune; the numbers of the configs that were measured, in their order."""
+def ask(searcher, trials: int, batch=8, seconds=seconds_of) -> list[int]:
+    """Tune; give the indices of the configs that were measured, in their order."""
     order = []
-    while len(order) < trials and (chosen := made.propose(min(batch, trials - len(order)))):
+    while len(order) < trials and (chosen := searcher.propose(min(batch, trials - len(order)))):
         order += chosen
         for number in chosen:
-            made.update(number, seconds(made.space[number]))
+            searcher.update(number, seconds(searcher.space[number]))
     return order
 
 
@@ -283,10 +307,10 @@ def test_a_tuner_begins_with_the_default_config_and_measures_each_once_to_the_en
 @pytest.mark.parametrize("kind", TUNERS)
 def test_a_tuner_takes_in_what_others_measured(kind):
     each = task("dense")
-    made = tuner(kind, each)
+    searcher = tuner(kind, each)
     for number in (0, 3, 5):
-        made.update(number, 1.0)
-    order = ask(made, 1000)
+        searcher.update(number, 1.0)
+    order = ask(searcher, 1000)
     assert sorted([*order, 0, 3, 5]) == list(range(len(each.space)))
 
 
@@ -326,11 +350,11 @@ def test_tuners_that_learn_are_nearer_the_best_than_chance(name):
 
 def test_a_child_has_its_parents_knobs():
     space = task("conv").space
-    made = GA(space, seed=0, mutation=0.0)
+    genetic = GA(space, seed=0, mutation=0.0)
     pairs = [(a, b) for a, b in itertools.permutations(range(0, len(space), 17), 2)]
     seen = 0
     for first, second in random.Random(0).sample(pairs, 200):
-        number = made._child(first, second)
+        number = genetic._child(first, second)
         if number is not None:
             seen += 1
             child = space[number]
@@ -400,11 +424,11 @@ def trials_of(path) -> list[records.Record]:
 @pytest.mark.parametrize("kind", TUNERS)
 def test_a_tuning_measures_its_trials_each_config_once_and_writes_all_down(kind, tmp_path):
     path = tmp_path / "tuning.jsonl"
-    made = tune(path, tuner=kind)
+    summary = tune(path, tuner=kind)
     found = trials_of(path)
-    assert len(found) == 48 == sum(trials for _, trials, _, _ in made.rows)
+    assert len(found) == 48 == sum(trials for _, trials, _, _ in summary.rows)
     assert len({(each.workload, records.key(each.config)) for each in found}) == 48
-    for each, trials, before, best in made.rows:
+    for each, trials, before, best in summary.rows:
         theirs = [r for r in found if r.workload == each.workload]
         assert len(theirs) == trials >= 1
         assert theirs[0].config == each.default, "it begins with the config that needs no tuning"
@@ -415,15 +439,15 @@ def test_a_tuning_measures_its_trials_each_config_once_and_writes_all_down(kind,
 
 def test_trials_go_to_every_task_and_most_to_where_they_save_most(tmp_path):
     each = [Task(workload, 20 if name == "strided" else 1, AVX512) for name, workload in WORKLOADS.items()]
-    made = tune(tmp_path / "tuning.jsonl", tasks=each, trials=150)
-    trials = {task.workload: count for task, count, _, _ in made.rows}
+    summary = tune(tmp_path / "tuning.jsonl", tasks=each, trials=150)
+    trials = {task.workload: count for task, count, _, _ in summary.rows}
     assert min(trials.values()) >= 8
     assert trials[WORKLOADS["strided"]] == max(trials.values()) > 50
 
 
 def test_a_few_trials_reach_every_task(tmp_path):
-    made = tune(tmp_path / "tuning.jsonl", trials=12)
-    trials = [trials for _, trials, _, _ in made.rows]
+    summary = tune(tmp_path / "tuning.jsonl", trials=12)
+    trials = [trials for _, trials, _, _ in summary.rows]
     assert sum(trials) == 12 and min(trials) >= 1
 
 
@@ -432,16 +456,16 @@ def test_the_same_call_goes_on_where_it_stopped(tmp_path):
     tune(path, trials=20)
     before = path.read_bytes()
     again = FakeRunner()
-    made = tune(path, again, trials=20)
+    summary = tune(path, again, trials=20)
     assert again.asked == [], "nothing is left to measure, not even finals"
     assert path.read_bytes() == before
-    assert sum(trials for _, trials, _, _ in made.rows) == 20
+    assert sum(trials for _, trials, _, _ in summary.rows) == 20
 
     more = FakeRunner()
-    made = tune(path, more, trials=44)
+    summary = tune(path, more, trials=44)
     assert path.read_bytes().startswith(before)
     found = trials_of(path)
-    assert len(found) == 44 == sum(trials for _, trials, _, _ in made.rows)
+    assert len(found) == 44 == sum(trials for _, trials, _, _ in summary.rows)
     assert len({(each.workload, records.key(each.config)) for each in found}) == 44
 
 
@@ -449,20 +473,20 @@ def test_records_of_another_target_do_not_count(tmp_path):
     path = tmp_path / "tuning.jsonl"
     other = str(tvm.target.Target({**json.loads(AVX512), "num-cores": env.usable_cores() + 7}))
     path.write_text(f"{records.new_record(WORKLOADS['conv'], other, task('conv').default, (1e-9,))}\n")
-    made = tune(path, tasks=[task("conv")], trials=8)
+    summary = tune(path, tasks=[task("conv")], trials=8)
     assert len(trials_of(path)) == 9
-    assert made.rows[0][1] == 8 and made.rows[0][3].call_seconds > 1e-6
+    assert summary.rows[0][1] == 8 and summary.rows[0][3].call_seconds > 1e-6
 
 
 def test_a_task_ends_after_so_many_trials_that_were_no_better(tmp_path):
-    made = tune(
+    summary = tune(
         tmp_path / "all.jsonl", FakeRunner(lambda config: 1.0), tasks=[task("conv")], trials=500, early_stopping=11
     )
-    assert made.rows[0][1] == 1 + 11
-    made = tune(
+    assert summary.rows[0][1] == 1 + 11
+    summary = tune(
         tmp_path / "all.jsonl", FakeRunner(lambda config: 1.0), tasks=[task("conv")], trials=500, early_stopping=13
     )
-    assert made.rows[0][1] == 1 + 13, "those of before count"
+    assert summary.rows[0][1] == 1 + 13, "those of before count"
     path = tmp_path / "one.jsonl"
     order = []
 
@@ -470,32 +494,32 @@ def test_a_task_ends_after_so_many_trials_that_were_no_better(tmp_path):
         order.append(config)
         return 1.0 / min(len(order), 20)
 
-    made = tune(path, FakeRunner(falling), tuner="random", tasks=[task("conv")], trials=500, early_stopping=5)
-    assert made.rows[0][1] == 25
+    summary = tune(path, FakeRunner(falling), tuner="random", tasks=[task("conv")], trials=500, early_stopping=5)
+    assert summary.rows[0][1] == 25
 
 
 def test_a_small_space_is_searched_to_its_end(tmp_path):
     path = tmp_path / "tuning.jsonl"
-    made = tune(path, tasks=[task("dense")], trials=100_000)
-    assert made.rows[0][1] == len(task("dense").space)
+    summary = tune(path, tasks=[task("dense")], trials=100_000)
+    assert summary.rows[0][1] == len(task("dense").space)
     best = min(seconds_of(config) for config in task("dense").space)
-    assert made.rows[0][3].call_seconds == pytest.approx(best)
+    assert summary.rows[0][3].call_seconds == pytest.approx(best)
 
 
 def test_trials_that_fail_are_written_down_with_their_error(tmp_path):
     path = tmp_path / "tuning.jsonl"
     runner = FakeRunner(lambda config: "its process ended" if config["tile_oc"] == 2 else seconds_of(config))
-    made = tune(path, runner, tasks=[task("pointwise")], trials=40)
+    summary = tune(path, runner, tasks=[task("pointwise")], trials=40)
     failed = [each for each in trials_of(path) if each.error]
     assert failed and all(each.error == "its process ended" and each.seconds == () for each in failed)
     assert all((each.config["tile_oc"] == 2) == bool(each.error) for each in trials_of(path))
-    assert made.rows[0][3].config["tile_oc"] != 2
+    assert summary.rows[0][3].config["tile_oc"] != 2
 
 
 def test_a_network_of_which_every_trial_fails_has_no_best(tmp_path):
-    made = tune(tmp_path / "tuning.jsonl", FakeRunner(lambda config: "it crashed"), tasks=[task("conv")], trials=20)
-    assert made.rows[0][1:] == (20, None, None)
-    assert "conv2d 3x3, 32 to 64, 28x28" in str(made)
+    summary = tune(tmp_path / "tuning.jsonl", FakeRunner(lambda config: "it crashed"), tasks=[task("conv")], trials=20)
+    assert summary.rows[0][1:] == (20, None, None)
+    assert "conv2d 3x3, 32 to 64, 28x28" in str(summary)
 
 
 def test_earlier_records_of_other_tasks_teach_the_cost_model_first(tmp_path):
@@ -521,11 +545,11 @@ def test_the_best_few_run_again_and_the_finals_decide(tmp_path):
         return seconds_of(config) if config != unlucky else 1e-6 if turn.count(config) == 1 else 1.0
 
     unlucky = task("conv").space[5]
-    made = tune(path, FakeRunner(lucky), tuner="grid", tasks=[task("conv")], trials=24)
+    summary = tune(path, FakeRunner(lucky), tuner="grid", tasks=[task("conv")], trials=24)
     finals = [each for each in records.read(path) if each.final]
     assert len(finals) == 6 and len({each.final for each in finals}) == 1
     assert {records.key(task("conv").default), records.key(unlucky)} <= {records.key(r.config) for r in finals}
-    best = made.rows[0][3]
+    best = summary.rows[0][3]
     assert best in finals and best.config != unlucky
     assert best.call_seconds == min(each.call_seconds for each in finals)
 
@@ -539,24 +563,25 @@ def test_ctrl_c_ends_with_the_best_so_far_and_the_same_call_goes_on(tmp_path):
                 raise KeyboardInterrupt
             return super().measure(candidates)
 
-    made = tune(path, Stopped(), tuner="grid", tasks=[task("conv")], trials=64)
-    assert made.interrupted and made.rows[0][1] == 16 == len(records.read(path))
-    assert made.rows[0][3].call_seconds == pytest.approx(min(seconds_of(config) for config in task("conv").space[:16]))
-    assert "16 trials" in str(made) and "interrupted: the same call goes on from here" in str(made)
-    made = tune(path, tuner="grid", tasks=[task("conv")], trials=64)
-    assert not made.interrupted and made.rows[0][1] == 64 == len(trials_of(path))
+    summary = tune(path, Stopped(), tuner="grid", tasks=[task("conv")], trials=64)
+    assert summary.interrupted and summary.rows[0][1] == 16 == len(records.read(path))
+    best = min(seconds_of(config) for config in task("conv").space[:16])
+    assert summary.rows[0][3].call_seconds == pytest.approx(best)
+    assert "16 trials" in str(summary) and "interrupted: the same call goes on from here" in str(summary)
+    summary = tune(path, tuner="grid", tasks=[task("conv")], trials=64)
+    assert not summary.interrupted and summary.rows[0][1] == 64 == len(trials_of(path))
 
 
 def test_a_tuning_shows_itself(tmp_path):
-    made = tune(tmp_path / "tuning.jsonl")
-    frame = made.frame()
+    summary = tune(tmp_path / "tuning.jsonl")
+    frame = summary.frame()
     assert list(frame.columns) == ["kernels", "trials", "before (ms)", "after (ms)", "ratio", "config"]
     assert list(frame.index) == [str(each) for each in fake_tasks()]
     assert (frame["ratio"] <= 1.001).all() and (frame["ratio"] < 0.95).any()
     pd.testing.assert_series_equal(frame["ratio"], frame["after (ms)"] / frame["before (ms)"], check_names=False)
-    text = str(made)
+    text = str(summary)
     assert "conv2d 3x3/2, 32 to 64, 28x28" in text and "48 trials in" in text
-    assert "<table" in made._repr_html_() and "48 trials" in made._repr_html_()
+    assert "<table" in summary._repr_html_() and "48 trials" in summary._repr_html_()
 
 
 @pytest.mark.parametrize(
@@ -573,8 +598,9 @@ def test_a_tuning_shows_itself(tmp_path):
 )
 def test_what_cannot_be_tuned_is_refused_before_any_work(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        tn.tune(None, {}, records=tmp_path / "tuning.jsonl",
-                **{"tasks": [task("conv")], "runner": FakeRunner()} | options)  # fmt: skip
+        tn.tune(
+            None, {}, records=tmp_path / "tuning.jsonl", **{"tasks": [task("conv")], "runner": FakeRunner()} | options
+        )
 
 
 def test_tuning_needs_a_compiler_and_says_so(small, tmp_path, monkeypatch):
@@ -600,27 +626,28 @@ def test_a_network_is_tuned_and_built_with_what_was_found(small, tmp_path, monke
         monkeypatch.setenv("TVMNOTES_QUICK", "1")
     path = tmp_path / "small.jsonl"
     with LocalRunner(timeout=60) as runner:
-        made = tn.tune(small.mod, small.params, records=path, trials=12, seed=0, runner=runner)
-    assert not made.interrupted
+        summary = tn.tune(small.mod, small.params, records=path, trials=12, seed=0, runner=runner)
+    assert not summary.interrupted
     found = records.read(path)
     trials, finals = ([r for r in found if bool(r.final) == last] for last in (False, True))
     assert len(trials) == 12 and {r.error for r in trials} == {None}
     assert all(len(r.seconds) == (2 if quick else 10) and min(r.seconds) > 0 for r in trials)
     assert {r.workload for r in finals} == {each.workload for each in tasks(small.mod, small.params)}
-    assert set(made.network) == {"before", "after"}
-    assert "the network takes" in str(made)
+    assert set(summary.network) == {"before", "after"}
+    assert "the network takes" in str(summary)
     lib = tn.build(small.mod, small.params, records=path)
     assert lib.tuned == f"{path}: 3 of this target"
     np.testing.assert_allclose(lib(small.x), small.wanted, atol=1e-4 * np.abs(small.wanted).max())
     best = records.best(found)
-    for each, _, before, winner in made.rows:
+    for each, _, before, winner in summary.rows:
         assert winner == best[each.workload, TARGET] and winner.final and before > 0
     before = path.read_bytes()
     again = tn.tune(small.mod, small.params, records=path, trials=12, seed=0)
     assert path.read_bytes() == before, "nothing is left to measure, not even finals"
-    assert [row[1] for row in again.rows] == [row[1] for row in made.rows] and set(again.network) == set(made.network)
+    assert [row[1] for row in again.rows] == [row[1] for row in summary.rows]
+    assert set(again.network) == set(summary.network)
     picked = records.pick_best(path, tmp_path / "best.jsonl")
-    assert len(picked) == len(made.rows) and all(record.final for record in picked), "the finals decide"
+    assert len(picked) == len(summary.rows) and all(record.final for record in picked), "the finals decide"
     for more in (path, False):
         batch = tn.from_pytorch(tn.models.seeded(SmallNet, 8), {"image": (2, 3, 8, 8)})
         assert tn.build(*batch, records=more).tuned == (f"{path}: none for this network and target" if more else "")

@@ -78,8 +78,14 @@ def keys_of(found) -> list[tuple]:
 @contextlib.contextmanager
 def started(*command, **options):
     """A Python process, with pipes, that is killed at the end; or after LIMIT, so that nobody waits for it for ever."""
-    with subprocess.Popen([sys.executable, *map(str, command)], text=True, stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    ) as process:
         timer = threading.Timer(LIMIT, process.kill)
         timer.start()
         try:
@@ -134,8 +140,8 @@ for kill in range(20):
     os.kill(child, signal.SIGKILL)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(open(path).readlines()), flush=True)
 before = sum(trials for _, trials, _, _ in go(path, trials=1).rows)
-made = go(path, trials=before + 40)
-print(before, sum(trials for _, trials, _, _ in made.rows))
+summary = go(path, trials=before + 40)
+print(before, sum(trials for _, trials, _, _ in summary.rows))
 """
 )
 
@@ -316,8 +322,8 @@ try:
 except OSError as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
-made = go(path)
-print(sum(trials for _, trials, _, _ in made.rows))
+summary = go(path)
+print(sum(trials for _, trials, _, _ in summary.rows))
 """
 )
 
@@ -347,8 +353,8 @@ class Awaited(Slow):  # says that it is about to measure, and goes on when the o
             sys.stdin.readline()
         return super().measure(candidates)
 
-made = go(path, seed=int(sys.argv[3]), tuner=sys.argv[4], runner=Awaited())
-print(sum(trials for _, trials, _, _ in made.rows))
+summary = go(path, seed=int(sys.argv[3]), tuner=sys.argv[4], runner=Awaited())
+print(sum(trials for _, trials, _, _ in summary.rows))
 """
 )
 
@@ -403,7 +409,7 @@ ERRORS = {
 
 @dataclass(frozen=True)
 class Planted(AsItIs, Convolution):
-    """A workload whose configs do what they say: doubling 64 numbers is its work."""
+    """A workload whose configs do what they say: doubling 64 elements is its work."""
 
     op: ClassVar[str] = "planted"
 
@@ -434,13 +440,15 @@ class Planted(AsItIs, Convolution):
             raise RuntimeError("planted in the build")
         if does == "hang":  # in the kernel: 10^15 additions that no compiler may leave out
             long = te.reduce_axis((0, 10**15), "long")
-            return self._made(lambda c: te.sum(data[0, (long * 7 + c) % 64, 0, 0] * kernel[long % 4, 0, 0, 0], [long]))
+            return self._of_channels(
+                lambda c: te.sum(data[0, (long * 7 + c) % 64, 0, 0] * kernel[long % 4, 0, 0, 0], [long])
+            )
         if does == "crash":  # in the kernel: it reads where there is no memory
-            return self._made(lambda c: data[0, (c + 1) * 2**40, 0, 0] + kernel[0, 0, 0, 0])
+            return self._of_channels(lambda c: data[0, (c + 1) * 2**40, 0, 0] + kernel[0, 0, 0, 0])
         factor = {"triple": 3.0, "make nothing": float("nan")}.get(does, 2.0)
-        return self._made(lambda c: data[0, c, 0, 0] * factor + kernel[0, 0, 0, 0] * 0.0)
+        return self._of_channels(lambda c: data[0, c, 0, 0] * factor + kernel[0, 0, 0, 0] * 0.0)
 
-    def _made(self, of_channel):
+    def _of_channels(self, of_channel):
         return te.compute(self.data, lambda n, c, y, x: of_channel(c))
 
 
@@ -459,7 +467,7 @@ def test_a_bad_candidate_costs_its_trial_only_and_is_written_down(planted, tmp_p
     others = psutil.Process().children(recursive=True)
     with LocalRunner(timeout=TIMEOUT, build_timeout=BUILD_TIMEOUT, repeat=3) as runner:
         runner.machine = {"rpc": "planted"}  # so that the finals ask it, too, and no network is built
-        made = tn.tune(None, {}, tuner="grid", records=path, runner=runner, tasks=[Task(PLANTED, 1, TARGET)])
+        summary = tn.tune(None, {}, tuner="grid", records=path, runner=runner, tasks=[Task(PLANTED, 1, TARGET)])
         workers = [p for p in psutil.Process().children(recursive=True) if p not in others]
     found = records.read(path)
     trials = [each for each in found if not each.final]
@@ -468,5 +476,5 @@ def test_a_bad_candidate_costs_its_trial_only_and_is_written_down(planted, tmp_p
         assert each.error == ERRORS.get(each.config["does"]), each.config
         assert len(each.seconds) == (0 if each.error else 3), each.config
     assert all(each.config["does"] == "double" and not each.error for each in found if each.final)
-    assert made.rows[0][1] == len(trials) and made.rows[0][3].config["does"] == "double"
+    assert summary.rows[0][1] == len(trials) and summary.rows[0][3].config["does"] == "double"
     assert workers and wait_for_end(workers) == []

@@ -1,4 +1,4 @@
-"""The seam to TVM: private names stand in their places, workarounds name tests that exist, costs know every class."""
+"""The seam to TVM: private names are where it says, workarounds name tests that exist, costs know every class."""
 
 import ast
 import re
@@ -19,8 +19,10 @@ from tvmnotes.compiler import costs
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tvmnotes"
 TREES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")}
-SEAM = {file: set(re.findall(r"\b_[A-Za-z]\w*", what))
-        for file, what in re.findall(r"^    (\w[\w/]*\.py) +(.+(?:\n {20,}.+)*)", tvm_seam.__doc__, re.M)}  # fmt: skip
+SEAM = {
+    file: set(re.findall(r"\b_[A-Za-z]\w*", what))
+    for file, what in re.findall(r"^    (\w[\w/]*\.py) +(.+(?:\n {20,}.+)*)", tvm_seam.__doc__, re.M)
+}
 PYTHONS = {"_exit", "_getframe", "_replace"}  # of os and the C library, sys, NamedTuple
 
 
@@ -28,8 +30,9 @@ def defined(tree) -> set[str]:
     """The names of functions, and of variables and attributes that are set."""
     found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return found | {node.attr for node in ast.walk(tree)
-                    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}  # fmt: skip
+    return found | {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
 
 
 def privates(tree) -> set[str]:
@@ -71,9 +74,15 @@ def test_a_workaround_names_tests_that_exist_or_says_why_not(name):
 
 
 def test_costs_know_every_statement_and_expression_of_a_kernel():
-    of_tvm = {each for module in (expressions, statements, blocks) for each in vars(module).values()
-              if isinstance(each, type) and issubclass(each, tirx.Stmt | tvm.ir.Expr)
-              and each.__module__ == module.__name__ and not each.__subclasses__()}  # fmt: skip
+    of_tvm = {
+        each
+        for module in (expressions, statements, blocks)
+        for each in vars(module).values()
+        if isinstance(each, type)
+        and issubclass(each, tirx.Stmt | tvm.ir.Expr)
+        and each.__module__ == module.__name__
+        and not each.__subclasses__()
+    }
     unknown = {each for each in of_tvm - costs._FIELDS.keys() if not hasattr(costs._Counter, f"_{each.__name__}")}
     assert len(of_tvm) >= 40 and not unknown
 

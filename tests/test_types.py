@@ -1,4 +1,4 @@
-"""Bools, whole numbers and half precision: PyTorch's dtypes and numbers, at the lowest and the highest opt level."""
+"""Bools, whole numbers and half precision: PyTorch's dtypes and values, at the lowest and the highest opt level."""
 
 import json
 
@@ -34,8 +34,8 @@ OF_ONE = (
 
 
 def _of_all(*pairs):
-    made = [f(x, y) for x, y in zip(pairs[::2], pairs[1::2], strict=True) for f in OF_TWO]
-    return *made, *(f(x) for x in pairs[::2] for f in OF_ONE), pairs[0] + pairs[-1], pairs[0] * pairs[-1]
+    results = [f(x, y) for x, y in zip(pairs[::2], pairs[1::2], strict=True) for f in OF_TWO]
+    return *results, *(f(x) for x in pairs[::2] for f in OF_ONE), pairs[0] + pairs[-1], pairs[0] * pairs[-1]
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,18 @@ def _of_all(*pairs):
     ids=["0", "3"],
 )
 def test_bools_and_whole_numbers(rng, level, dtypes):
-    pairs = [torch.from_numpy(rng.integers(0, 2 if dtype is torch.bool else 6, (3, 16))).to(dtype)
-             for dtype in dtypes for _ in "xy"]  # fmt: skip
+    pairs = [
+        torch.from_numpy(rng.integers(0, 2 if dtype is torch.bool else 6, (3, 16))).to(dtype)
+        for dtype in dtypes
+        for _ in "xy"
+    ]
     lib = tn.build(*tn.from_pytorch(Function(_of_all).eval(), pairs), opt_level=level)
-    for place, (ours, theirs) in enumerate(zip(lib(*pairs), _of_all(*pairs), strict=True)):
-        assert ours.dtype == theirs.numpy().dtype, place
-        np.testing.assert_allclose(ours, theirs.numpy(), 2e-6, err_msg=str(place))
+    for index, (ours, theirs) in enumerate(zip(lib(*pairs), _of_all(*pairs), strict=True)):
+        assert ours.dtype == theirs.numpy().dtype, index
+        np.testing.assert_allclose(ours, theirs.numpy(), 2e-6, err_msg=str(index))
 
 
-def _with_numbers(x):
+def _with_scalars(x):
     return (
         x // 2, x // 2.5, 7 // (x + 10), x % 2, x % 2.5, 2.5 % (x + 10), torch.fmod(x, 2.5), torch.atan2(x, x + 1),
         *(torch.div(x, y, rounding_mode=mode) for y in (2, 2.5) for mode in ("floor", "trunc")),
@@ -62,17 +65,17 @@ def _with_numbers(x):
     )  # fmt: skip
 
 
-def test_numbers_take_the_dtype_that_pytorch_gives_them(rng, quick):
+def test_scalars_take_the_dtype_that_pytorch_gives_them(rng, quick):
     dtypes = (torch.uint8, torch.int64, torch.float16)
     if not quick:
         dtypes += (torch.int8, torch.float32, torch.float64)
     inputs = [torch.from_numpy(rng.integers(0 if dtype == torch.uint8 else -9, 9, 40)).to(dtype) for dtype in dtypes]
-    net = Function(lambda *xs: tuple(part for x in xs for part in _with_numbers(x))).eval()
-    made = tn.build(*tn.from_pytorch(net, inputs), opt_level=0)(*inputs)
-    for place, (ours, theirs) in enumerate(zip(made, net(*inputs), strict=True)):
-        assert ours.dtype == theirs.numpy().dtype, place
+    net = Function(lambda *xs: tuple(part for x in xs for part in _with_scalars(x))).eval()
+    outputs = tn.build(*tn.from_pytorch(net, inputs), opt_level=0)(*inputs)
+    for index, (ours, theirs) in enumerate(zip(outputs, net(*inputs), strict=True)):
+        assert ours.dtype == theirs.numpy().dtype, index
         tolerance = 2e-3 if ours.dtype == "float16" else 1e-6
-        np.testing.assert_allclose(ours, theirs.numpy(), tolerance, 1e-6, err_msg=str(place))
+        np.testing.assert_allclose(ours, theirs.numpy(), tolerance, 1e-6, err_msg=str(index))
 
 
 def test_powers_of_whole_numbers_to_unknown_ones_are_refused():
@@ -88,8 +91,8 @@ def test_sums_of_bools_that_stay_bools(rng):
     builder, x, n = relax.BlockBuilder(), *(relax.Var(dtype, relax.TensorType((3, 16), dtype)) for dtype in OF_RELAX)
     with builder.function("main", [x, n]):
         with builder.dataflow():
-            made = [R.sum(x, 1), R.prod(x, 1), R.cumsum(x, 1), R.cumprod(x, 1, "int32"), R.add(x, x), R.max(x, 1)]
-            out = builder.emit_output(relax.Tuple([*made, R.mean(n, 1)]))
+            reductions = [R.sum(x, 1), R.prod(x, 1), R.cumsum(x, 1), R.cumprod(x, 1, "int32"), R.add(x, x), R.max(x, 1)]
+            out = builder.emit_output(relax.Tuple([*reductions, R.mean(n, 1)]))
         builder.emit_func_output(out)
     x, n = rng.integers(0, 2, (3, 16)).astype(bool), rng.integers(-9, 9, (3, 16), "int32")
     running = np.logical_or.accumulate(x, 1), np.cumprod(x, 1, "int32")

@@ -37,7 +37,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("shape", SIZES)
-def test_preprocess_gives_torchvisions_numbers(sample, shape):
+def test_preprocess_gives_torchvisions_results(sample, shape):
     image = sample.resize(SIZES[shape])
     x = vision.preprocess(image)
     assert (x.shape, x.dtype, x.flags.c_contiguous) == ((1, 3, 224, 224), np.float32, True)

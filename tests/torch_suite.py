@@ -72,8 +72,14 @@ class Samples(torch.nn.Module):
         for op, sample in samples:
             leaves, spec = pytree.tree_flatten((sample.input, *sample.args, sample.kwargs))
             self.tensors += [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            self.calls.append((op, [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves],
-                               [isinstance(leaf, torch.Tensor) for leaf in leaves], spec))  # fmt: skip
+            self.calls.append(
+                (
+                    op,
+                    [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves],
+                    [isinstance(leaf, torch.Tensor) for leaf in leaves],
+                    spec,
+                )
+            )
 
     def forward(self, *tensors):
         given, results = iter(tensors), []
@@ -157,11 +163,11 @@ def check(found: list, opt_level: int = 0) -> None:
     got = compiled(*(x.numpy() for x in inputs))
     got = got if isinstance(got, list | tuple) else [got]
     assert len(got) == len(wanted), f"{len(got)} outputs for {len(wanted)}"
-    for place, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
+    for index, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
         ours = np.array(ours)
         is_brain = ours.dtype == "bfloat16"
         ours = torch.from_numpy(ours.astype("float32")).bfloat16() if is_brain else torch.from_numpy(ours)
-        assert ours.dtype == theirs.dtype, f"{ours.dtype} for {theirs.dtype}, of output {place}"
+        assert ours.dtype == theirs.dtype, f"{ours.dtype} for {theirs.dtype}, of output {index}"
         rtol, atol = TOLERANCE.get(theirs.dtype, (0, 0))
         if atol and len(finite := theirs[theirs.isfinite()]):
             atol *= max(1, finite.abs().max().item() / 2)
@@ -172,8 +178,12 @@ def outcomes(names: list[str], opt_level: int = 0) -> Iterator[tuple[str, str]]:
     """Each of these operators and what becomes of it: "crash" or "hang" where it ends its process, or never ends."""
     left = list(names)
     while left:
-        with subprocess.Popen([sys.executable, __file__, "serve", str(opt_level)], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:  # fmt: skip
+        with subprocess.Popen(
+            [sys.executable, __file__, "serve", str(opt_level)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as child:
             child.stdin.write(json.dumps(left).encode())
             child.stdin.close()
             while left:

@@ -23,7 +23,7 @@ input_shape = (1, 3, 32, 32)
 
 
 def get_network(name, batch_size):
-    """The network and its parameters, for pictures of 32 x 32."""
+    """The network and its parameters, for images of 32 x 32."""
     if name == "resnet-18":
         mod, params = relay.testing.resnet.get_workload(batch_size, 10, num_layers=18, image_shape=input_shape[1:])
     elif name == "vgg-11":

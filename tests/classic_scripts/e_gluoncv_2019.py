@@ -67,5 +67,12 @@ tuner = autotvm.tuner.XGBTuner(task)
 tuner.tune(n_trial=2, measure_option=measure_option, callbacks=[autotvm.callback.log_to_file(log_file)])
 with autotvm.tophub.context("llvm", extra_files=[log_file]):
     tuned = run(*build(net, params), ctx_list[0])
-np.savez(out_file, mxnet=expected, tvm=m.get_output(0).asnumpy(), tuned=tuned.get_output(0).asnumpy(),
-         ids=class_IDs.asnumpy(), scores=scores.asnumpy(), boxes=bounding_boxs.asnumpy())  # fmt: skip
+np.savez(
+    out_file,
+    mxnet=expected,
+    tvm=m.get_output(0).asnumpy(),
+    tuned=tuned.get_output(0).asnumpy(),
+    ids=class_IDs.asnumpy(),
+    scores=scores.asnumpy(),
+    boxes=bounding_boxs.asnumpy(),
+)

@@ -80,7 +80,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         server = subprocess.Popen([*command, f"--notebook-dir={notebooks}"], env=env, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + 300  # once it listens, the server leaves a file that says where
-        while not (found := [text for p in folder.glob("runtime/jpserver-*.json") if (text := p.read_text())]):
+        while not (found := list(filter(None, (p.read_text() for p in folder.glob("runtime/jpserver-*.json"))))):
             if server.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"JupyterLab did not start:\n{(folder / 'log').read_text()}")
             time.sleep(0.2)

@@ -358,4 +358,4 @@ def _compile_and_run() -> None:
     y = tvm.runtime.tensor(np.zeros_like(x))
     tvm.compile(schedule.mod, target=host_target())(tvm.runtime.tensor(x), y)
     if not np.array_equal(y.numpy(), x * 2 + 1):
-        raise RuntimeError("a compiled kernel gave wrong numbers")
+        raise RuntimeError("a compiled kernel gave wrong results")

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 
 import numpy as np
 import tvm
@@ -122,12 +123,20 @@ def bytes_of(dtype) -> int:
 
 
 def on_each_function(
-    name: str, mutator: type[relax.PyExprMutator], adds_kernels: bool = False
+    name: str,
+    mutator: Callable[..., relax.PyExprMutator],
+    adds_kernels: bool = False,
+    needs: Callable = lambda func: True,
 ) -> tvm.transform.Pass:
-    """Make a pass that runs a mutator on each Relax function; one on all if its builder adds kernels."""
+    """Make a pass that runs a mutator on each Relax function; one on all if its builder adds kernels.
+
+    It leaves a module alone if `needs` holds for none of its functions.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name=name)
     def run(mod, _context):
+        if not any(map(needs, mod.functions.values())):
+            return mod
         if adds_kernels:
             rewrite = mutator(mod)
             for var, func in mod.functions_items():

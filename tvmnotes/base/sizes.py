@@ -85,7 +85,8 @@ def fit(name: str, shape: tuple[int, ...], wanted: tuple, known: dict[str, tuple
     """
     pairs = list(zip(shape, wanted, strict=False))
     if len(shape) != len(wanted) or any(isinstance(size, int) and n != size for n, size in pairs):
-        expected = f"({', '.join(map(str, wanted))}{',' * (len(wanted) == 1)})"
+        comma = "," if len(wanted) == 1 else ""
+        expected = f"({', '.join(map(str, wanted))}{comma})"
         raise ValueError(f"input {name!r}: expected the shape {expected}, got {shape}")
     for n, size in pairs:
         if not isinstance(size, Size):

@@ -321,7 +321,8 @@ def _into(out, tensor):
 def graph_json(compiled: Compiled) -> str:
     """Return the graph executor's JSON: nodes, arguments, heads; shapes, dtypes and storage per output."""
     graph = compiled.graph
-    nodes, shapes, dtypes = [], [], []
+    nodes, shapes = [], []
+    dtypes = []
     entries = {}  # by value name: [node index, output index, version]
     node_row_ptr = [0]  # per node, the number of outputs before it
 

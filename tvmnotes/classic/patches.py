@@ -62,7 +62,8 @@ class _OfEither:
 
 def _modules() -> list:
     """Patch `tvm.IRModule` to become a Relay module as soon as a Relay function is added."""
-    init, add, update = tvm.IRModule.__init__, tvm.IRModule.__setitem__, tvm.IRModule.update
+    init, add = tvm.IRModule.__init__, tvm.IRModule.__setitem__
+    update = tvm.IRModule.update
     from_expr, call = tvm.IRModule.from_expr, tvm.ir.GlobalVar.__call__
 
     def init_of_either(self, functions=None, *args, **kwargs):
@@ -113,7 +114,8 @@ def _modules() -> list:
 
 def _contexts() -> list:
     pass_context = tvm.transform.PassContext
-    init, enter, leave = pass_context.__init__, pass_context.__enter__, pass_context.__exit__
+    init, enter = pass_context.__init__, pass_context.__enter__
+    leave = pass_context.__exit__
     override = pass_context.override_instruments
 
     def context_init(self, *args, **kwargs):

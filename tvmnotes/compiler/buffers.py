@@ -1,6 +1,6 @@
 """Buffers that values of open sizes share.
 
-TVM's StaticPlanBlockMemory lets values share a buffer if their sizes are numbers, or the same expression. A
+TVM's StaticPlanBlockMemory lets values share a buffer if their sizes are constants, or the same expression. A
 network with open sizes is planned as one in which these have their least values, and the buffers that result
 are as large as the largest of their values at any size.
 """

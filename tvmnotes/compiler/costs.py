@@ -21,9 +21,8 @@ _NUMPY = {
     tirx.NE: np.not_equal, tirx.LT: np.less, tirx.LE: np.less_equal, tirx.GT: np.greater,
     tirx.GE: np.greater_equal, tirx.And: np.logical_and, tirx.Or: np.logical_or,
 }  # fmt: skip
-_OTHER_BINARY = (
-    tirx.Div, tirx.Mod, tirx.LShift, tirx.RShift, tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor,
-)  # fmt: skip
+_BITWISE = (tirx.LShift, tirx.RShift, tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor)
+_OTHER_BINARY = (tirx.Div, tirx.Mod, *_BITWISE)
 _FIELDS = {  # by a node's class: the fields that count. `_Counter` has methods for the statements not here.
     **dict.fromkeys((tirx.AllocBuffer, tirx.DeclBuffer, tirx.ScopeIdDefStmt, tirx.Break, tirx.Continue), ()),
     **dict.fromkeys((tirx.Bind, tirx.Evaluate, tirx.Return), ("value",)),

@@ -79,9 +79,9 @@ def _kernel(shape: tuple, dtype: str, text: str, size: int, negative: int, colum
                     left[0] = T.Cast("int64", x[i, column])
                     if T.Or(left[0] < least, left[0] >= size):
                         message[length + _DIGITS] = T.uint8(0)
-                        for place in range(_DIGITS):
-                            if T.Or(place == 0, left[0] != T.int64(0)):
-                                first[0] = length + _DIGITS - 1 - place
+                        for power in range(_DIGITS):
+                            if T.Or(power == 0, left[0] != T.int64(0)):
+                                first[0] = length + _DIGITS - 1 - power
                                 digit: T.int64 = T.truncmod(left[0], T.int64(10))
                                 message[first[0]] = T.Cast("uint8", 48 + T.Select(digit < 0, -digit, digit))
                             left[0] = T.truncdiv(left[0], T.int64(10))

@@ -161,7 +161,8 @@ class _Blocker(relax.PyExprMutator):
         found = match(call)
         if found is None or _image_shape(call.args[0].ty) is None or found.weight.dtype != np.float32:
             return None
-        data, weight, groups, lanes = call.args[0], found.weight, found.groups, self.lanes
+        data, weight = call.args[0], found.weight
+        groups, lanes = found.groups, self.lanes
         # Few channels, as of an image, are read in NCHW.
         is_image = groups == 1 and weight.shape[1] < lanes and data not in self.blocked
         block = None if is_image else self._block(data)

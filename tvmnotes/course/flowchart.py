@@ -12,7 +12,9 @@ from xml.sax.saxutils import escape
 # In pixels: the width of a letter, the height of a line, and the distances between nodes, rows and to the
 # border.
 _LETTER, _LINE = 7.4, 17
-_GAP, _RISE, _MARGIN = 26, 28, 10
+_GAP = 26
+_RISE = 28
+_MARGIN = 10
 
 
 def svg(nodes: dict, edges: list[tuple]) -> str:

@@ -12,7 +12,10 @@ from matplotlib.ticker import LogLocator
 
 from ..base.integers import ceildiv
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+GREY = "#999999"
 SCOREBOARD = Path(__file__).with_name("scoreboard.json")  # written by measuring/scoreboard.py
 
 

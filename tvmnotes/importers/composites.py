@@ -24,7 +24,8 @@ def reshaped(
     """
     step = -1 if reverse else 1
     source, codes = list(shape)[::step], iter(list(target)[::step])
-    sizes, axis, inferred = [], 0, None
+    sizes, axis = [], 0
+    inferred = None
     for code in codes:
         if code == -2:
             sizes += source[axis:]
@@ -112,8 +113,8 @@ def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts,
     (batch, channels, height, width), dtype = fixed_shape(data.ty), data.ty.dtype.dtype
     taps = math.prod(kernel)
 
-    def places(offset):
-        def place(n, number, y, x):
+    def sampled_positions(offset):
+        def position(n, number, y, x):
             """Return the position read along one axis, or -2, outside, if the other axis is outside."""
             tap, pair = number // 2 % taps, number // 2 * 2
             at_y = y * stride[0] - pad[0] + tap // kernel[1] * dilate[0] + offset[n, pair, y, x]
@@ -121,13 +122,13 @@ def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts,
             near = tirx.all(at_y > -1.0, at_y < height, at_x > -1.0, at_x < width)
             return tirx.if_then_else(near, tirx.Select(number % 2 == 0, at_y, at_x), tirx.const(-2, dtype))
 
-        return te.compute((batch, 2 * parts * taps, *size), place, name="places")
+        return te.compute((batch, 2 * parts * taps, *size), position, name="positions")
 
-    def columns(data, places, mask=None):
+    def columns(data, positions, mask=None):
         def column(n, row, y, x):
             channel, tap = row // taps, row % taps
             number = channel // (channels // parts) * taps + tap
-            at_y, at_x = (places[n, 2 * number + axis, y, x] for axis in (0, 1))
+            at_y, at_x = (positions[n, 2 * number + axis, y, x] for axis in (0, 1))
             low_y, low_x = te.floor(at_y), te.floor(at_x)
             total = tirx.const(0, dtype)
             for right_y in (0, 1):
@@ -142,5 +143,5 @@ def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts,
         return te.compute((batch, channels * taps, *size), column, name="deformed")
 
     unfused = {"op_pattern": OPAQUE}  # fused, every channel would compute the positions again
-    positions = bb.emit_te(places, offset, primfunc_attrs=unfused)
+    positions = bb.emit_te(sampled_positions, offset, primfunc_attrs=unfused)
     return bb.emit_te(columns, data, positions, *([] if mask is None else [mask]))

@@ -12,8 +12,8 @@ def taken(node: onnx.NodeProto, condition: bool, used: set[str]) -> list[onnx.No
     """
     wanted = "then_branch" if condition else "else_branch"
     (branch,) = (attribute.g for attribute in node.attribute if attribute.name == wanted)
-    made = [name for each in branch.node for name in each.output if name]
-    own = [*made, *(tensor.name for tensor in branch.initializer)]
+    results = [name for each in branch.node for name in each.output if name]
+    own = [*results, *(tensor.name for tensor in branch.initializer)]
     prefix = f"{node.output[0]}/"
     while any(prefix + name in used for name in own):
         prefix += "/"

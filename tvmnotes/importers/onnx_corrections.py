@@ -183,7 +183,8 @@ def _compress(n: Node):
     """Take the elements that a constant condition selects, along an axis, or of the flattened input."""
     axis, taken = n.get("axis"), np.flatnonzero(n.known(1))
     if axis is None:
-        x, axis, size = R.reshape(n.x, (-1,)), 0, math.prod(n.shape)
+        x, axis = R.reshape(n.x, (-1,)), 0
+        size = math.prod(n.shape)
     else:
         x, size = n.x, n.shape[axis]
     if len(taken) and taken[-1] >= size:
@@ -241,7 +242,7 @@ def _bit_cast(n: Node):
         raise NotImplementedError("BitCast of bool, which TVM keeps in one bit")
 
     def bits(x):
-        return te.compute(x.shape, lambda *place: tirx.reinterpret(dtype, x(*place)), "bit_cast")
+        return te.compute(x.shape, lambda *indices: tirx.reinterpret(dtype, x(*indices)), "bit_cast")
 
     return n.builder.emit_te(bits, n.x)
 

@@ -24,7 +24,8 @@ class Node:
 
     def __init__(self, op: str, opset: int, builder: relax.BlockBuilder, inputs, attributes: dict, params):
         self.op, self.opset = op, opset
-        self.builder, self.attributes, self.params = builder, attributes, params
+        self.builder, self.attributes = builder, attributes
+        self.params = params
         self.inputs = onnx_input(inputs)
         self.outputs = attributes["tvm_custom"]["num_outputs"]
         self.x = _tensor(self.inputs[0])

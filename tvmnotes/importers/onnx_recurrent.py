@@ -53,8 +53,8 @@ def _recurrent(n: Node):
             emit(n.builder, cell, x, *matrices, _halves(n, both), own, lengths=lengths, peepholes=seen)
         )
     outputs = []
-    for place, parts in enumerate(zip(*results, strict=True)):
-        first = place == 0  # the results of all steps, in front of which are the steps
+    for number, parts in enumerate(zip(*results, strict=True)):
+        first = number == 0  # the results of all steps, in front of which are the steps
         if by_batch and first:
             parts = [n.builder.emit(R.permute_dims(each, (1, 0, 2))) for each in parts]
         axis = first + by_batch

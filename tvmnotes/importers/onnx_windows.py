@@ -75,10 +75,11 @@ def _col2im(n: Node):
     def added(x):
         taps = [te.reduce_axis((0, size), f"tap{i}") for i, size in enumerate(block)]
 
-        def number(sample, channel, *place):
-            row, column, inside = channel, 0, []
+        def number(sample, channel, *position):
+            row, column = channel, 0
+            inside = []
             for i in range(rank):
-                begin = place[i] + pads[i] - taps[i] * dilations[i]
+                begin = position[i] + pads[i] - taps[i] * dilations[i]
                 at = tirx.floordiv(begin, strides[i])
                 row, column = row * block[i] + taps[i], column * counts[i] + at
                 inside += [tirx.floormod(begin, strides[i]) == 0, at >= 0, at < counts[i]]

@@ -386,7 +386,8 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
     ]
     program.graph.eliminate_dead_code()
     placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    specs, weights, state = [], {}, {}
+    specs, weights = [], {}
+    state = {}
     for spec in signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             specs.append(spec)

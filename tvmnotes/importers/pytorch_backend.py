@@ -7,7 +7,7 @@ Weights are constants of a build, so that they fold and pack. A graph is built a
 weights, or weights that changed in place (PyTorch counts those changes in `_version`). What changes behind
 PyTorch's back, in NumPy or by `weight.data.copy_(…)`, is not seen until `torch._dynamo.reset()`.
 
-A graph's sizes are fixed, as are numbers: each new set of them costs a build, which is kept. From the 33rd
+A graph's sizes are fixed, as are scalars: each new set of them costs a build, which is kept. From the 33rd
 set on, new ones run in PyTorch.
 """
 
@@ -38,7 +38,7 @@ from .pytorch import from_pytorch, quiet
 from .pytorch_outputs import Outputs
 
 _OPTIONS = ("target", "opt_level", "records")
-_MOST_SETS = 32  # of sizes and numbers, for which a graph is built
+_MOST_SETS = 32  # of sizes and scalars, for which a graph is built
 _MOST_CHANGES = 3  # of a weight, after which it is an input: a build at each call would take seconds
 _GRAD_MODES = {torch._C._set_grad_enabled, grad_mode._enter_inference_mode, grad_mode._exit_inference_mode}
 
@@ -91,19 +91,19 @@ class _TrainingMode(ValueError):
 
 
 class _Graph:
-    """A graph of Dynamo, as a function: it is built for each set of sizes, numbers and weights that come."""
+    """A graph of Dynamo, as a function: it is built for each set of sizes, scalars and weights that come."""
 
     def __init__(self, graph: fx.GraphModule, options: dict):
         self._graph = graph
         self._options = options
         placeholders = graph.graph.find_nodes(op="placeholder")
-        self._numbers = {n for n, node in enumerate(placeholders) if _is_number(node)}
+        self._scalars = {n for n, node in enumerate(placeholders) if _is_scalar(node)}
         self._weights = [n for n, node in enumerate(placeholders) if _is_weight(node)]
         self._others = [n for n in range(len(placeholders)) if n not in self._weights]
-        self._plain = _plain(graph, [placeholders[n].name for n in self._numbers])
+        self._plain = _plain(graph, [placeholders[n].name for n in self._scalars])
         self._operators = sum(node.op.startswith("call_") for node in self._plain.graph.nodes)
         self._changes = Counter()  # of a weight, by its position
-        self._networks: dict[tuple, list] = {}  # by sizes and numbers
+        self._networks: dict[tuple, list] = {}  # by sizes and scalars
         self._lock = threading.Lock()
         self._warned = False
 
@@ -118,7 +118,7 @@ class _Graph:
     def _size(self, n: int, arg: Any) -> Any:
         if not isinstance(arg, Tensor):
             return arg
-        if n in self._numbers:
+        if n in self._scalars:
             return repr(arg.item())  # where -0.0 is not 0.0, and NaN is itself
         dense = arg.layout is torch.strided and not arg.is_nested
         return (arg.shape, arg.stride()) if dense else arg.layout
@@ -130,7 +130,7 @@ class _Graph:
         self._forget_changed()
         try:
             if sizes not in self._networks and len(self._networks) == _MOST_SETS:
-                raise NotImplementedError(f"it was built for {_MOST_SETS} other sets of sizes and numbers")
+                raise NotImplementedError(f"it was built for {_MOST_SETS} other sets of sizes and scalars")
             network = self._built(args)
         except _TrainingMode as error:
             raise ValueError(str(error)) from None
@@ -160,7 +160,7 @@ class _Graph:
 
     def _built(self, args: tuple) -> Callable:
         begin = time.perf_counter()
-        args = [arg.item() if n in self._numbers else arg for n, arg in enumerate(args)]
+        args = [arg.item() if n in self._scalars else arg for n, arg in enumerate(args)]
         _check(self._plain, args)
         weights = [
             n for n in self._weights if self._changes[n] < _MOST_CHANGES and not args[n].is_inference()
@@ -182,7 +182,7 @@ class _Graph:
         return _Network(library, inputs, noted, outputs)
 
 
-def _is_number(node: fx.Node) -> bool:
+def _is_scalar(node: fx.Node) -> bool:
     """Whether a graph's input is a Python float, which Dynamo passes as a tensor and takes out of it."""
     return bool(node.users) and all(user.target == "item" for user in node.users)
 
@@ -192,14 +192,14 @@ def _is_weight(node: fx.Node) -> bool:
     return "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
 
 
-def _plain(graph: fx.GraphModule, numbers: list[str]) -> fx.GraphModule:
-    """Copy a graph without changes of the grad mode, and with the inputs named `numbers` as numbers."""
+def _plain(graph: fx.GraphModule, scalars: list[str]) -> fx.GraphModule:
+    """Copy a graph without changes of the grad mode, and with the inputs named `scalars` as numbers."""
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph.graph, {}))
     for node in reversed(list(copy.nodes)):
         if node.target in _GRAD_MODES:
             copy.erase_node(node)
-        elif node.target == "item" and node.args[0].name in numbers:
+        elif node.target == "item" and node.args[0].name in scalars:
             node.replace_all_uses_with(node.args[0])
             copy.erase_node(node)
     return fx.GraphModule(graph, copy)

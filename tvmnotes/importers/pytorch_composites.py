@@ -31,7 +31,7 @@ def _clamp(x: Tensor, least: Tensor | None = None, most: Tensor | None = None) -
     return x if most is None else torch.minimum(x, most)
 
 
-def _clamp_to_numbers(x: Tensor, least: float | None = None, most: float | None = None) -> Any:
+def _clamp_to_scalars(x: Tensor, least: float | None = None, most: float | None = None) -> Any:
     """Clamp integers, for which TVM takes an infinity for a missing bound; and by bounds that cross."""
     crossed = None not in (least, most) and least > most  # where TVM returns `least`
     if x.is_floating_point() and not crossed:
@@ -235,9 +235,9 @@ COMPOSITES: dict[Any, Callable] = {
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
     aten.clamp.Tensor: _clamp,
-    aten.clamp.default: _clamp_to_numbers,
-    aten.clamp_min.default: _clamp_to_numbers,
-    aten.clamp_max.default: lambda x, most: _clamp_to_numbers(x, None, most),
+    aten.clamp.default: _clamp_to_scalars,
+    aten.clamp_min.default: _clamp_to_scalars,
+    aten.clamp_max.default: lambda x, most: _clamp_to_scalars(x, None, most),
     aten.clamp_min.Tensor: torch.maximum,
     aten.clamp_max.Tensor: torch.minimum,
     aten.hypot.default: _hypot,

@@ -1,7 +1,7 @@
 """Converters of PyTorch operators that TVM 0.27 gets wrong or lacks and no others express: CONVERTERS.
 
 They use the importer's own keys: functions of a torch.fx node and the importer, which emit Relax. What can be
-converted neither here nor in pytorch_decompositions.py raises a ValueError, rather than computing numbers
+converted neither here nor in pytorch_decompositions.py raises a ValueError, rather than computing values
 that differ from PyTorch's. tests/test_import_pytorch.py compares each one with PyTorch.
 """
 

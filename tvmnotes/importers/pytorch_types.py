@@ -80,9 +80,10 @@ def _checked(convert: Callable, node: fx.Node, *_: Any) -> Any:
     result, value = convert(node), node.meta.get("val")
     ty = getattr(result, "ty", None)
     if isinstance(value, Tensor) and isinstance(ty, relax.TensorType):
-        made, wanted = (fixed_shape(ty), str(ty.dtype)), (tuple(value.shape), dtype_of(value))
-        if made != wanted:
-            raise ValueError(f"it makes {made[1]}{made[0]} of what is {wanted[1]}{wanted[0]}: {node.target}")
+        found, wanted = (fixed_shape(ty), str(ty.dtype)), (tuple(value.shape), dtype_of(value))
+        if found != wanted:
+            texts = [f"{dtype}{shape}" for shape, dtype in (found, wanted)]
+            raise ValueError(f"it makes {texts[0]} of what is {texts[1]}: {node.target}")
     return result
 
 
@@ -166,10 +167,7 @@ _OF_A_NUMBER = {
     torch.bitwise_and: (aten.bitwise_and.Scalar_Tensor,),
     torch.bitwise_or: (aten.bitwise_or.Scalar_Tensor,),
     torch.bitwise_xor: (aten.bitwise_xor.Scalar_Tensor,),
-    torch.bitwise_left_shift: (
-        aten.bitwise_left_shift.Tensor_Scalar,
-        aten.bitwise_left_shift.Scalar_Tensor,
-    ),
+    torch.bitwise_left_shift: (aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor),
     torch.bitwise_right_shift: (
         aten.bitwise_right_shift.Tensor_Scalar,
         aten.bitwise_right_shift.Scalar_Tensor,

@@ -13,17 +13,17 @@ _MOST_TAPS = 4  # per element; with more, as for antialiasing, a matrix product 
 
 
 def matrix(
-    places: np.ndarray, before: int, mode: str, narrow: float = 1.0, a: float = -0.75, inside: bool = False
+    positions: np.ndarray, before: int, mode: str, narrow: float = 1.0, a: float = -0.75, inside: bool = False
 ):
     """Return the weight of each of `before` elements in each element of the result: float64 (result, before).
 
-    `places` holds the positions of the result's elements among those before; `mode` is "linear" or "cubic",
+    `positions` are those of the result's elements among those before; `mode` is "linear" or "cubic",
     the latter with the coefficient `a` (Keys, 1981). Antialiasing widens the filter by 1 / `narrow`. Elements
     past the edge repeat the edge or, with `inside`, have no weight.
     """
     reach = int(np.ceil((1 if mode == "linear" else 2) / narrow)) + 1
-    neighbours = np.floor(places)[:, None].astype(int) + np.arange(-reach, reach + 1)
-    distance = abs(neighbours - places[:, None]) * narrow
+    neighbours = np.floor(positions)[:, None].astype(int) + np.arange(-reach, reach + 1)
+    distance = abs(neighbours - positions[:, None]) * narrow
     if mode == "linear":
         weights = np.clip(1 - distance, 0, None)
     else:
@@ -33,8 +33,8 @@ def matrix(
     if inside:
         weights = np.where((neighbours >= 0) & (neighbours < before), weights, 0)
     weights /= weights.sum(1, keepdims=True)
-    result = np.zeros((len(places), before))
-    np.add.at(result, (np.arange(len(places))[:, None], np.clip(neighbours, 0, before - 1)), weights)
+    result = np.zeros((len(positions), before))
+    np.add.at(result, (np.arange(len(positions))[:, None], np.clip(neighbours, 0, before - 1)), weights)
     return result
 
 

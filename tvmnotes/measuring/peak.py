@@ -55,9 +55,9 @@ def bandwidth(seconds: float = 0.5) -> float:
 
 @fast_tvmscript_parser()
 def recurrence(threads: int, chains: int, lanes: int) -> Callable:
-    """Compile a function of (x, y, sums, steps) that sets sums to sums * x + y `steps` times.
+    """Compile a function of (x, y, accumulators, steps): `steps` times, each accumulator a becomes a * x + y.
 
-    `x` and `y` are float32 (lanes,); the accumulators `sums`, float32 (threads, chains, lanes), stay in
+    `x` and `y` are float32 (lanes,); `accumulators`, float32 (threads, chains, lanes), stay in
     registers. Each step needs the one before, and every accumulator starts with another value, so a compiler
     can leave none out. Chains are independent: while one waits for its result, the others are at work.
     """
@@ -67,23 +67,23 @@ def recurrence(threads: int, chains: int, lanes: int) -> Callable:
     def main(
         x: T.Buffer((lanes,), "float32"),
         y: T.Buffer((lanes,), "float32"),
-        sums: T.Buffer((threads, chains, lanes), "float32"),
+        accumulators: T.Buffer((threads, chains, lanes), "float32"),
         steps: T.int32,
     ):
-        T.func_attr({"tirx.noalias": True})  # else the sums would be written to memory in each step
+        T.func_attr({"tirx.noalias": True})  # else they would be written to memory in each step
         for t in T.parallel(threads):
             for _ in range(steps):
                 for c in T.unroll(chains):
-                    sums[t, c, row] = sums[t, c, row] * x[row] + y[row]
+                    accumulators[t, c, row] = accumulators[t, c, row] * x[row] + y[row]
 
     return tvm.compile(main, target=env.host_target())["main"]
 
 
 @fast_tvmscript_parser()
 def column_sums(threads: int, rows: int, chains: int, lanes: int) -> Callable:
-    """Compile a function of (data, sums), both float32, that adds all rows of data to sums.
+    """Compile a function of (data, accumulators), both float32, that adds all rows of data to accumulators.
 
-    `data` is (threads, rows, chains, lanes); the accumulators `sums`, (threads, chains, lanes), stay in
+    `data` is (threads, rows, chains, lanes); `accumulators`, (threads, chains, lanes), stay in
     registers.
     """
     row = tvm.tirx.Ramp(0, 1, lanes)
@@ -91,13 +91,13 @@ def column_sums(threads: int, rows: int, chains: int, lanes: int) -> Callable:
     @T.prim_func
     def main(
         data: T.Buffer((threads, rows, chains, lanes), "float32"),
-        sums: T.Buffer((threads, chains, lanes), "float32"),
+        accumulators: T.Buffer((threads, chains, lanes), "float32"),
     ):
         T.func_attr({"tirx.noalias": True})
         for t in T.parallel(threads):
             for r in range(rows):
                 for c in T.unroll(chains):
-                    sums[t, c, row] = sums[t, c, row] + data[t, r, c, row]
+                    accumulators[t, c, row] = accumulators[t, c, row] + data[t, r, c, row]
 
     return tvm.compile(main, target=env.host_target())["main"]
 

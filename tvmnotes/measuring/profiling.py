@@ -297,7 +297,7 @@ def _values(lib: Compiled, sizes: dict[str, int]) -> dict[str, int]:
 def memory(lib: Compiled, **sizes: int) -> env.Report:
     """Tabulate the memory of a run, as planned by the compiler.
 
-    Values that are not live at the same time share a buffer. The numbers are in `lib.graph["memory"]`, in
+    Values that are not live at the same time share a buffer. The sizes are in `lib.graph["memory"]`, in
     bytes. Memory that a kernel allocates while it runs is not included. `sizes` are the values of open sizes,
     by name; one that is left out has its upper bound.
 

@@ -15,7 +15,8 @@ def features(workload: Workload, config: dict, simd: Simd, threads: int) -> list
     evenly.
     """
     loops = workload.loops(config, simd.lanes)
-    tile_m, tile_n, k, n_tasks = loops.tile_m, loops.tile_n, loops.k, loops.n_tasks
+    tile_m, tile_n = loops.tile_m, loops.tile_n
+    k, n_tasks = loops.k, loops.n_tasks
     tiles = loops.products * ceildiv(loops.m, tile_m) * ceildiv(loops.n, tile_n)
     accumulators = tile_m * tile_n
     data, weight = math.prod(workload.data), math.prod(workload.weight)

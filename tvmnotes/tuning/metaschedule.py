@@ -52,7 +52,8 @@ class _Write(ms.measure_callback.PyMeasureCallback):
 
     def __init__(self, session, machine, bars):
         super().__init__()
-        self.session, self.machine, self.bars = session, machine, bars
+        self.session, self.machine = session, machine
+        self.bars = bars
 
     def apply(self, task_scheduler, task_id, measure_candidates, builder_results, runner_results):
         """Write a batch of task `task_id`, except candidates whose processes were killed from outside."""

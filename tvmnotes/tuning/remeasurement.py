@@ -59,9 +59,9 @@ def _kind(config: dict) -> tuple:
     return config.get("family"), config.get("loop_order"), *sorted(config)
 
 
-def variant(best: dict[Task, list[dict]], place: int, mod, params, target):
-    """Build the network with each task's config at `place`, or its last one."""
-    placed = [(task, configs[min(place, len(configs) - 1)]) for task, configs in best.items()]
+def variant(best: dict[Task, list[dict]], rank: int, mod, params, target):
+    """Build the network with each task's config at `rank`, or its last one."""
+    placed = [(task, configs[min(rank, len(configs) - 1)]) for task, configs in best.items()]
     described = env.target_json(target)
     unmeasured = [records.new_record(task.workload, described, config) for task, config in placed]
     return build(mod, params, target, records=unmeasured)
@@ -74,21 +74,21 @@ def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, momen
     `final`. Returns records of the configs that ran in every round.
     """
     others = range(1, max(map(len, best.values())))
-    variants = [untuned, *(variant(best, place, mod, params, target) for place in others)]
+    variants = [untuned, *(variant(best, rank, mod, params, target) for rank in others)]
     inputs = random_inputs(untuned)
     watches = [Stopwatch(lib, lambda lib=lib: lib.run(inputs)) for lib in variants]
     rounds = []
     for _ in range(env.cap_if_quick(_ROUNDS, 2)):
         # In another order each round, so that periodic noise does not always hit the same variant.
         order = random.sample(range(len(variants)), len(variants))
-        spent = {place: _round(variants[place], watches[place]) for place in order}
-        rounds.append([spent[place] for place in range(len(variants))])
+        spent = {rank: _round(variants[rank], watches[rank]) for rank in order}
+        rounds.append([spent[rank] for rank in range(len(variants))])
     measured, described = [], env.target_json(target)
     for task, configs in best.items():
-        for place in range(len(configs)):
-            seconds = [each[place].get(task.workload, math.inf) / task.count for each in rounds]
+        for rank in range(len(configs)):
+            seconds = [each[rank].get(task.workload, math.inf) / task.count for each in rounds]
             if max(seconds) < math.inf:
-                record = records.new_record(task.workload, described, configs[place], seconds, final=moment)
+                record = records.new_record(task.workload, described, configs[rank], seconds, final=moment)
                 measured.append(record)
     return measured
 

@@ -139,7 +139,8 @@ class RpcRunner(LocalRunner):
 
     def __init__(self, tracker: str, key: str, secret: str | None = None, **options):
         host, port = server.address(tracker)
-        self.tracker, self.key, self.machine = tracker, key, {"rpc": key}
+        self.tracker, self.key = tracker, key
+        self.machine = {"rpc": key}
         self._secret = secrets.find(secret) or secrets.NONE
         if not self.servers():
             raise ConnectionError(

@@ -235,7 +235,8 @@ class _Listener:
     def __init__(self, listening, key: str, secret: str | None, say):
         listening.setblocking(False)
         self.listening, self.port = listening, listening.getsockname()[1]
-        self.key, self.secret, self.say = key, secret, say
+        self.key, self.secret = key, secret
+        self.say = say
         self.word = None
         self.strangers = {}
         self.found = asyncio.Queue()

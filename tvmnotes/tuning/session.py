@@ -174,9 +174,9 @@ class Session:
         stopped = self.early_stopping and state.trials - state.last_gain >= self.early_stopping
         return bool(self.tuners[state.task.workload].left) and not stopped
 
-    def write(self, made: list[Record]) -> list[Record]:
+    def write(self, measured: list[Record]) -> list[Record]:
         """Write records; return what is new in the file, including records of other processes."""
-        self.log.append(made)
+        self.log.append(measured)
         return self._read(self.log.read_new())
 
     def _batch(self, number: int, runner: Runner) -> list[Record]:
@@ -187,8 +187,8 @@ class Session:
         size = min(_BATCH if state.best else min(_BATCH, first), self.trials - self.done)
         if self.early_stopping:
             size = min(size, self.early_stopping - (state.trials - state.last_gain))
-        numbers = self.tuners[state.task.workload].propose(size)
-        candidates = [state.task.candidate(state.task.space[n]) for n in numbers]
+        chosen = self.tuners[state.task.workload].propose(size)
+        candidates = [state.task.candidate(state.task.space[n]) for n in chosen]
         trials = runner.measure(candidates)
         self._lost = self._lost + len(trials) if all(trial.lost for trial in trials) else 0
         if self._lost >= _BATCH:

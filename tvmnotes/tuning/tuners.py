@@ -1,6 +1,6 @@
 """Tuners: which configs of a space to measure next, given the times of those already measured.
 
-A tuner numbers the configs of its space, the default config 0, which it proposes first. It proposes none
+A tuner indexes the configs of its space, the default config 0, which it proposes first. It proposes none
 twice.
 """
 
@@ -20,14 +20,14 @@ class Tuner:
         self.space, self.random = space, random.Random(seed)
         self.left = dict.fromkeys(range(len(space)))  # in the space's order
         self.seconds: dict[int, float] = {}
-        self._numbers = {_frozen(config): number for number, config in enumerate(space)}
+        self._indices = {_frozen(config): number for number, config in enumerate(space)}
 
     def number(self, config: dict) -> int | None:
-        """Return the number of a config; None if the space does not contain it."""
-        return self._numbers.get(_frozen(config))
+        """Return the index of a config; None if the space does not contain it."""
+        return self._indices.get(_frozen(config))
 
     def propose(self, count: int) -> list[int]:
-        """Return the numbers of up to `count` configs to measure next; fewer, or none, if the space ends."""
+        """Return the indices of up to `count` configs to measure next; fewer, or none, if the space ends."""
         first = [0] if 0 in self.left else []
         self._take(first)
         chosen = first + self._choose(min(count - len(first), len(self.left)))
@@ -39,9 +39,9 @@ class Tuner:
         self.seconds[number] = seconds
         self.left.pop(number, None)
 
-    def _take(self, numbers: list[int]) -> None:
-        for number in numbers:
-            self.left.pop(number, None)
+    def _take(self, indices: list[int]) -> None:
+        for index in indices:
+            self.left.pop(index, None)
 
     def _choose(self, count: int) -> list[int]:
         raise NotImplementedError
@@ -142,7 +142,8 @@ class CostModel:
         return self._booster.predict(self._xgboost.DMatrix(np.array(features, "float32"), nthread=1))
 
     def _train(self) -> None:
-        rows, speeds, groups = [], [], []
+        rows, speeds = [], []
+        groups = []
         for samples in self._samples.values():
             best = min(seconds for _, seconds in samples)
             rows += [features for features, _ in samples]
@@ -198,15 +199,11 @@ TUNERS = {"grid": Grid, "random": Random, "ga": GA, "xgb": XGB}
 
 
 def tuner(
-    name: str,
-    task,
-    seed: int | None = None,
-    space: list[dict] | None = None,
-    model: CostModel | None = None,
+    name: str, task, seed: int | None = None, space: list[dict] | None = None, model: CostModel | None = None
 ) -> Tuner:
     """Make a tuner for a task.
 
-    A tuner has `propose(count)`, which returns numbers of configs to measure next, and `update(number,
+    A tuner has `propose(count)`, which returns indices of configs to measure next, and `update(number,
     seconds)`, which takes what was measured.
 
     Args:

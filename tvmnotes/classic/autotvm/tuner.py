@@ -202,7 +202,8 @@ class Tuner:
                 done += 1
                 reached = self.task.flop / seconds(result)
                 if reached > self.best_flops:
-                    self.best_flops, self.best_config, self.best_iter = reached, inp.config, done
+                    self.best_flops, self.best_config = reached, inp.config
+                    self.best_iter = done
                     self.best_measure_pair = inp, result
             self.update(inputs, results)
             for callback in callbacks:

@@ -78,7 +78,8 @@ class ExecutorFactoryModule:
     """The result of `relay.build`: `lib["default"](dev)` makes a GraphModule; `graph, lib, params = lib`."""
 
     def __init__(self, compiled: runtime.Compiled, name: str = "default", ir_mod=None):
-        self.compiled, self.libmod_name, self.ir_mod = compiled, name, ir_mod
+        self.compiled, self.libmod_name = compiled, name
+        self.ir_mod = ir_mod
 
     def __getitem__(self, name: str):
         if name in (self.libmod_name, "default"):
@@ -187,7 +188,8 @@ class Executor:
     def __init__(self, kind="graph", mod=None, device=None, target=None, params=None):
         if kind not in ("graph", "vm", "debug", "aot"):
             raise ValueError(f"create_executor: expected the kind graph, vm, aot or debug; got {kind!r}")
-        self.mod, self.target, self.params = mod, target, params
+        self.mod, self.target = mod, target
+        self.params = params
 
     def evaluate(self, expr=None, binds=None):
         """Return the program, or `expr`, as a function of its inputs; without inputs, compute its value."""

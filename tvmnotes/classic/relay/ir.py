@@ -64,7 +64,8 @@ class Var(Expr):
     """A variable: a function parameter, or the name bound by a `Let`."""
 
     def __init__(self, name_hint: str, type_annotation=None):
-        self.name_hint, self.type_annotation, self.known_type = name_hint, type_annotation, type_annotation
+        self.name_hint, self.type_annotation = name_hint, type_annotation
+        self.known_type = type_annotation
 
 
 class Constant(Expr):
@@ -84,7 +85,8 @@ class Call(Expr):
     """A call of an operator or function: `args` are expressions, `attrs` the attributes."""
 
     def __init__(self, op, args, attrs=None, type_args=None, span=None):
-        self.op, self.args, self.type_args = op, [as_expr(arg) for arg in args], list(type_args or ())
+        self.op, self.args = op, [as_expr(arg) for arg in args]
+        self.type_args = list(type_args or ())
         self.attrs = attrs if isinstance(attrs, Attrs) or attrs is None else Attrs(attrs)
 
     def children(self) -> list:
@@ -163,7 +165,8 @@ class Let(Expr):
     """A let binding: the value of `body`, with `var` bound to `value`."""
 
     def __init__(self, variable: Var, value, body):
-        self.var, self.value, self.body = variable, as_expr(value), as_expr(body)
+        self.var, self.value = variable, as_expr(value)
+        self.body = as_expr(body)
 
     def children(self) -> list[Expr]:
         """List variable, value and body."""
@@ -189,7 +192,8 @@ class Function(Expr):
     """A function of `params`, with the result `body`."""
 
     def __init__(self, params, body, ret_type=None, type_params=None, attrs=None):
-        self.params, self.body, self.type_params = list(params), as_expr(body), list(type_params or ())
+        self.params, self.body = list(params), as_expr(body)
+        self.type_params = list(type_params or ())
         self.known_ret_type, self.attrs = ret_type, attrs if isinstance(attrs, Attrs) else Attrs(attrs or {})
 
     def children(self) -> list[Expr]:

@@ -91,14 +91,8 @@ def _weight_shape(call: ir.Call, position: int, data: tuple[int, ...]) -> tuple[
     return (data[attrs.axis],) if name in _PER_CHANNEL else None
 
 
-_PER_CHANNEL = (
-    "nn.bias_add",
-    "nn.batch_norm",
-    "nn.layer_norm",
-    "nn.prelu",
-    "nn.instance_norm",
-    "nn.group_norm",
-)
+_NORMS = tuple(f"nn.{kind}_norm" for kind in ("batch", "layer", "instance", "group"))
+_PER_CHANNEL = ("nn.bias_add", "nn.prelu", *_NORMS)
 _NO_CHANNELS = str.maketrans("", "", "OI")
 
 
@@ -131,7 +125,8 @@ class _Lowering:
     """
 
     def __init__(self, builder: relax.BlockBuilder, values: dict, functions: dict):
-        self.builder, self.values, self.functions = builder, values, functions
+        self.builder, self.values = builder, values
+        self.functions = functions
 
     def value(self, expr: ir.Expr):
         """Emit `expr` and record the types of all its parts."""
@@ -174,7 +169,7 @@ class _Lowering:
             "loop, or build the branches apart and choose in Python"
         )
 
-    def _settle_numbers(self, call: ir.Call) -> None:
+    def _settle_scalars(self, call: ir.Call) -> None:
         """Give a Python number the dtype of the other operand if it can represent it."""
         for position, arg in enumerate(call.args if len(call.args) == 2 else ()):
             number = getattr(arg, "number", None)
@@ -198,7 +193,7 @@ class _Lowering:
                 self.values[arg] = relax.Var(arg.name_hint, relax.TensorType(shape, data.ty.dtype))
 
     def _call(self, call: ir.Call):
-        self._settle_numbers(call)
+        self._settle_scalars(call)
         self._settle_weights(call)
         args = [self.values[arg] for arg in call.args]
         op = call.op

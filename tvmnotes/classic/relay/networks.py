@@ -74,8 +74,15 @@ def _function(body) -> ir.Function:
 
 # ---------------------------------------------------------------- the networks
 
-_UNITS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3),
-          200: (3, 24, 36, 3), 269: (3, 30, 48, 8)}  # fmt: skip
+_UNITS = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+    269: (3, 30, 48, 8),
+}
 
 
 def _resnet_plan(num_layers: int, height: int) -> tuple[list[int], list[int], bool]:
@@ -89,7 +96,7 @@ def _resnet_plan(num_layers: int, height: int) -> tuple[list[int], list[int], bo
     if height <= 28 and num_layers < 164 and num_layers % 6 == 2:
         return [num_layers // 6] * 3, [16, 16, 32, 64], False
     raise ValueError(
-        f"resnet: no network of {num_layers} layers for pictures {height} high; above 28: "
+        f"resnet: no network of {num_layers} layers for images {height} high; above 28: "
         f"{', '.join(map(str, _UNITS))}; up to 28: 6n + 2 layers, from 164 on 9n + 2"
     )
 
@@ -253,8 +260,12 @@ def inception_v3(batch_size, num_classes, image_shape, dtype):
     return _function(nn.softmax(dense_add_bias(x, units=num_classes, name="fc1")))
 
 
-_DENSENET = {121: (64, 32, (6, 12, 24, 16)), 161: (96, 48, (6, 12, 36, 24)),
-             169: (64, 32, (6, 12, 32, 32)), 201: (64, 32, (6, 12, 48, 32))}  # fmt: skip
+_DENSENET = {
+    121: (64, 32, (6, 12, 24, 16)),
+    161: (96, 48, (6, 12, 36, 24)),
+    169: (64, 32, (6, 12, 32, 32)),
+    201: (64, 32, (6, 12, 48, 32)),
+}
 
 
 def densenet(densenet_size, classes, batch_size, image_shape, dtype):
@@ -292,7 +303,7 @@ def dcgan(batch_size, random_len=100, oshape=(3, 64, 64), ngf=128, code=None, la
     Source: Alec Radford et al., "Unsupervised Representation Learning" (2015).
     """
     if tuple(oshape[-2:]) != (64, 64):
-        raise ValueError(f"dcgan: expected pictures of 64 × 64, got an oshape of {tuple(oshape)}")
+        raise ValueError(f"dcgan: expected images of 64 × 64, got an oshape of {tuple(oshape)}")
     kernel = {"NCHW": "IOHW", "NHWC": "HWOI"}[layout]
     code = _data(batch_size, (random_len,), dtype) if code is None else code
     deconv = partial(conv2d_transpose, data_layout=layout, kernel_layout=kernel, output_padding=(0, 0))

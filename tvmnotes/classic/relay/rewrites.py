@@ -90,17 +90,8 @@ def fold_scale_axis(function: ir.Function) -> ir.Function:
 # ---------------------------------------------------------------- fusion by Relay's rules
 
 _HEAVY = ("nn.conv", "nn.dense", "nn.matmul", "nn.batch_matmul")
-_OPAQUE = (
-    "nn.softmax",
-    "nn.log_softmax",
-    "nn.batch_norm",
-    "split",
-    "topk",
-    "sort",
-    "argsort",
-    "take",
-    "cumsum",
-)
+_NORMALIZATIONS = ("nn.softmax", "nn.log_softmax", "nn.batch_norm")
+_OPAQUE = (*_NORMALIZATIONS, "split", "topk", "sort", "argsort", "take", "cumsum")
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "argmax", "argmin", "variance", "std")
 
 

@@ -53,7 +53,8 @@ class Xavier(Initializer):
                 f"Xavier: expected rnd_type uniform and factor_type avg, in or out; got {rnd_type!r}, "
                 f"{factor_type!r}"
             )
-        self.rnd_type, self.factor_type, self.magnitude = rnd_type, factor_type, float(magnitude)
+        self.rnd_type, self.factor_type = rnd_type, factor_type
+        self.magnitude = float(magnitude)
 
     def _init_weight(self, name, arr) -> None:
         if arr.ndim < 2:

@@ -214,10 +214,8 @@ def _remove_unused_functions(entry_functions=("main",)):
 
 NAMES["RemoveUnusedFunctions"] = _remove_unused_functions
 
-_DONE_BY_BUILD = (
-    "AlterOpLayout", "Legalize", "CombineParallelConv2D", "CombineParallelDense",
-    "CombineParallelBatchMatmul",
-)  # fmt: skip
+_COMBINING = tuple(f"CombineParallel{name}" for name in ("Conv2D", "Dense", "BatchMatmul"))
+_DONE_BY_BUILD = ("AlterOpLayout", "Legalize", *_COMBINING)
 _NOT_IN_RELAX = (
     "FastMath", "ToGraphNormalForm", "ToANormalForm", "Inline", "LazyGradientInit", "BackwardFoldScaleAxis",
     "SimplifyExpr", "DynamicToStatic", "Defunctionalization", "EtaExpand", "CanonicalizeCast",

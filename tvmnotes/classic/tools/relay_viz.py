@@ -20,7 +20,8 @@ class VizNode:
     """A node: `identity` is unique within its graph, `type_name` and `detail` are its label."""
 
     def __init__(self, node_id: str, node_type: str, node_detail: str):
-        self.identity, self.type_name, self.detail = node_id, node_type, node_detail
+        self.identity, self.type_name = node_id, node_type
+        self.detail = node_detail
 
     def __repr__(self) -> str:
         return f"VizNode(identity: {self.identity}, type_name: {self.type_name}, detail: {self.detail!r})"

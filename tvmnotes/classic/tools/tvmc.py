@@ -88,7 +88,8 @@ class TVMCPackage:
     """
 
     def __init__(self, package_path, project_dir=None):
-        self.package_path, self.type, self.executor_type = str(package_path), "classic", "graph"
+        self.package_path, self.type = str(package_path), "classic"
+        self.executor_type = "graph"
         self._folder = tempfile.TemporaryDirectory(prefix="tvmc_")
         try:
             with tarfile.open(package_path) as archive:

@@ -10,7 +10,7 @@ from .spec import NmsSpec, TopKSpec, with_spec
 
 
 @fast_tvmscript_parser()
-def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
+def best_indices(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
     """Make a kernel that finds the `count` largest scores of each row of (rows, length) float32.
 
     It writes their indices (rows, count) int32, and best (rows, count) float32, in the order of the
@@ -26,12 +26,10 @@ def best_places(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
         best: T.Buffer((rows, count), "float32"),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
-        with T.sblock("best_places"):
+        with T.sblock("best_indices"):
             histogram = T.sblock_alloc_buffer((2048,), "int32")
             state = T.sblock_alloc_buffer((3,), "int32")  # still to find, the bin, indices written
-            least = T.sblock_alloc_buffer(
-                (1,), "uint32"
-            )  # the first bits of the smallest that is kept, as far as known
+            least = T.sblock_alloc_buffer((1,), "uint32")  # first bits of the smallest kept, as far as known
             key = T.sblock_alloc_buffer((1,), "uint32")
             for row in range(rows):
                 state[0] = count
@@ -77,11 +75,13 @@ def suppressed(batch: int, rows: int, width: int, count: int, spec: NmsSpec) -> 
     """Make a kernel of data (batch, rows, width) and order (batch, count) int32, the rows by falling score.
 
     It writes the rows that remain, in that order and followed by -1, to kept (batch, rows, width), and their
-    row numbers to indices (batch, rows, 1).
+    indices to indices (batch, rows, 1).
     """
-    x, score, kind, background = spec.coord_start, spec.score_index, spec.id_index, spec.background_id
+    x, score = spec.coord_start, spec.score_index
+    kind, background = spec.id_index, spec.background_id
     valid, threshold = spec.valid_thresh, spec.overlap_thresh
-    center, force, beaten = spec.center, spec.force, 2 * spec.in_place
+    center, force = spec.center, spec.force
+    beaten = 2 * spec.in_place
 
     @T.prim_func
     def main(

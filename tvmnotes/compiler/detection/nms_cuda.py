@@ -19,7 +19,7 @@ from tvm import relax, te, tirx
 from tvm.script import tirx as T
 
 from ...base.integers import round_up
-from ...base.relax import field_of_tuple, fixed_shape
+from ...base.relax import field_of_tuple, fixed_shape, on_each_function
 from ...base.tvm_seam import OPAQUE
 from ...base.workarounds import fast_tvmscript_parser
 from . import topk_cuda as topk
@@ -37,17 +37,7 @@ def parallelize_detection() -> tvm.transform.Pass:
     A suppression is kept, in a single thread, if its mask, one bit for each pair of boxes, would take more
     than 64 MB: with more than 23,168 boxes of one image.
     """
-
-    @tvm.transform.module_pass(opt_level=0, name="DetectionInParallel")
-    def run(mod, _context):
-        if not any(map(spec_of, mod.functions.values())):
-            return mod
-        rewrite = _Rewrite(mod)
-        main = relax.analysis.remove_all_unused(rewrite.visit_expr(mod["main"]))
-        rewrite.builder_.update_func(mod.get_global_var("main"), main)
-        return rewrite.builder_.finalize()
-
-    return run
+    return on_each_function("DetectionInParallel", _Rewrite, adds_kernels=True, needs=spec_of)
 
 
 @relax.expr_functor.mutator
@@ -55,6 +45,9 @@ class _Rewrite(relax.PyExprMutator):
     def __init__(self, mod):
         super().__init__(mod)
         self.mod = mod
+
+    def visit_function_(self, func):
+        return relax.analysis.remove_all_unused(super().visit_function_(func))
 
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
@@ -65,14 +58,14 @@ class _Rewrite(relax.PyExprMutator):
             return call
         inputs, shapes = call.args[1].fields, [fixed_shape(result) for result in call.ty.fields]
         if isinstance(spec, TopKSpec):
-            return relax.Tuple(self._best_places(*inputs, shapes[0][1]))
+            return relax.Tuple(self._best_indices(*inputs, shapes[0][1]))
         kept = self._suppressed(*inputs, spec)
         return relax.Tuple(kept) if kept else call
 
     def visit_tuple_getitem_(self, item):
         return field_of_tuple(self, self.visit_expr_post_order(item))
 
-    def _best_places(self, scores, count):
+    def _best_indices(self, scores, count):
         emit = self._emit
         rows, length = fixed_shape(scores.ty)
         keys, bounds = emit(topk.sort_keys, scores), emit(topk.first_bounds, rows)
@@ -128,7 +121,8 @@ def boxes_in_order(data, order, spec: NmsSpec):
     valid.
     """
     batch, count = order.shape
-    x, score, kind = spec.coord_start, spec.score_index, spec.id_index
+    x, score = spec.coord_start, spec.score_index
+    kind = spec.id_index
     constants = 0.0, 1.0, spec.valid_thresh, float(spec.background_id)
     zero, one, valid, background = (tirx.const(value, "float32") for value in constants)
 

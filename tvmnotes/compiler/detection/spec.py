@@ -28,7 +28,7 @@ class NmsSpec:
     in_place: bool = False  # suppressed rows keep their position, with class -1
 
 
-_SPECS = {"best_places": TopKSpec, "suppressed": NmsSpec}  # by the name of the kernel
+_SPECS = {"best_indices": TopKSpec, "suppressed": NmsSpec}  # by the name of the kernel
 
 
 def with_spec(kernel: tvm.tirx.PrimFunc, spec: TopKSpec | NmsSpec) -> tvm.tirx.PrimFunc:

@@ -101,13 +101,13 @@ def chosen(rows: int, length: int, count: int, sizes: list[int]):
 
     `sizes`: the last axes of the keys and of the counts of 32, 1024 and 32768 of them.
     """
-    places_, groups, blocks, parts = sizes
+    keys_padded, groups, blocks, parts = sizes
 
     @T.prim_func(s_tir=True)
     def chosen(
         scores: T.Buffer((rows, length), "float32"),
         bounds: T.Buffer((rows, _VALUES), "uint32"),
-        keys: T.Buffer((rows, places_), "uint32"),
+        keys: T.Buffer((rows, keys_padded), "uint32"),
         few: T.Buffer((rows, 2, groups), "int32"),
         many: T.Buffer((rows, 2, blocks), "int32"),
         most: T.Buffer((rows, 2, parts), "int32"),
@@ -132,9 +132,9 @@ def chosen(rows: int, length: int, count: int, sizes: list[int]):
                             before[kind] += many[r, kind, i // 32768 * 32 + block]
                         for group in range(i // 32 % 32):
                             before[kind] += few[r, kind, i // 1024 * 32 + group]
-                    for place in range(i % 32):
-                        before[0] += T.Cast("int32", keys[r, i // 32 * 32 + place] > bounds[r, 0])
-                        before[1] += T.Cast("int32", keys[r, i // 32 * 32 + place] == bounds[r, 0])
+                    for n in range(i % 32):
+                        before[0] += T.Cast("int32", keys[r, i // 32 * 32 + n] > bounds[r, 0])
+                        before[1] += T.Cast("int32", keys[r, i // 32 * 32 + n] == bounds[r, 0])
                     if keys[r, i] > bounds[r, 0] or before[1] < room[0]:
                         indices[r, before[0] + T.min(before[1], room[0])] = i
                         best[r, before[0] + T.min(before[1], room[0])] = scores[r, i]

@@ -135,11 +135,12 @@ FUNCTIONS: dict[str, Callable] = {
 class Step:
     """The arithmetic of a step for one unit, as statements on a buffer of its gates.
 
-    `gates` is the buffer; its element `(*at, number of the gate)` has the sums, and then the gate.
+    `gates` is the buffer; its element `(*at, number of the gate)` has a gate before and after its activation.
     """
 
     def __init__(self, cell: Cell, gates, at: Callable):
-        self.cell, self.gates, self.at = cell, gates, at
+        self.cell, self.gates = cell, gates
+        self.at = at
 
     def get(self, gate: str):
         """Return a gate."""
@@ -177,12 +178,12 @@ class Step:
         self.set("o", self.get("o") * FUNCTIONS[name](self.get("g"), alpha, beta))
         return self.get("g"), self.get("o")
 
-    def gru(self, h, sums=None):
-        """Return the new result; `sums` is what the input adds to n, if n does not have it."""
-        if sums is not None:
+    def gru(self, h, from_input=None):
+        """Return the new result; `from_input` is what the input adds to n, if n does not have it."""
+        if from_input is not None:
             self.activate("r", 0)
             self.activate("z", 0)
-            self.set("n", sums + self.get("r") * self.get("n"))
+            self.set("n", from_input + self.get("r") * self.get("n"))
         self.activate("n", 1)
         return (_number(1, h) - self.get("z")) * self.get("n") + self.get("z") * h
 

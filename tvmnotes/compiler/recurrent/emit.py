@@ -68,10 +68,10 @@ def emit(
         values["lengths"] = checked(values["lengths"], [steps + 1], wanted, False, builder)
     names = cell.inputs(*(name in values for name in _OPTIONAL))
     _check_shapes(cell, sizes, {name: fixed_shape(values[name].ty) for name in names})
-    made = builder.add_func(kernel(cell, names, sizes, dtype), f"{cell.kind}_loops")
+    function = builder.add_func(kernel(cell, names, sizes, dtype), f"{cell.kind}_loops")
     types = [relax.TensorType((steps, batch, sizes.outputs), dtype)]
     types += [relax.TensorType(shape, dtype) for shape in results.values()]
-    result = builder.emit(relax.call_tir(made, [values[name] for name in names], types))
+    result = builder.emit(relax.call_tir(function, [values[name] for name in names], types))
     return [builder.emit(relax.TupleGetItem(result, n)) for n in range(len(types))]
 
 

@@ -64,9 +64,9 @@ def kernel(
 
     Args:
         cell: What it computes.
-        names: Its inputs, as `Cell.inputs` lists them; `emit` has their shapes. With a tile, "sums" in place
-            of "x", "weight" and "bias": (steps, batch, vectors of units, gates, lanes), and the other weights
-            packed as `pack` does.
+        names: Its inputs, as `Cell.inputs` lists them; `emit` has their shapes. With a tile, "from_input" in
+            place of "x", "weight" and "bias": (steps, batch, vectors of units, gates, lanes), and the other
+            weights packed as `pack` does.
         sizes: Its sizes.
         dtype: That of all tensors; halves are computed in float32.
         tile: How it computes; None: in plain loops.
@@ -74,15 +74,16 @@ def kernel(
     with IRBuilder() as builder, T.prim_func(is_private=True):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         _Kernel(cell, names, sizes, dtype, tile).emit()
-    made = builder.get()
-    return cell.attach(made) if tile is None else made
+    function = builder.get()
+    return cell.attach(function) if tile is None else function
 
 
 class _Kernel:
     """A kernel that is being written, inside the frame of its function."""
 
     def __init__(self, cell: Cell, names: list[str], sizes: Sizes, dtype: str, tile: Tile | None):
-        self.cell, self.sizes, self.packed = cell, sizes, tile is not None
+        self.cell, self.sizes = cell, sizes
+        self.packed = tile is not None
         self.tile = tile or Tile()
         self.dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
         self.width, self.out_width = self.tile.padded(sizes.units), self.tile.padded(sizes.outputs)
@@ -98,7 +99,8 @@ class _Kernel:
             self.last["c"] = T.arg("c_last", T.buffer(shapes["c"], dtype))
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        s, tile, gates = self.sizes, self.tile, len(self.cell.gates)
+        s, tile = self.sizes, self.tile
+        gates = len(self.cell.gates)
         shapes = {
             "x": (s.steps, s.batch, s.input),
             "weight": (gates * s.units, s.input),
@@ -113,7 +115,7 @@ class _Kernel:
         }
         if self.packed:
             blocks = tile.blocks, gates, tile.lanes
-            shapes["sums"] = (s.steps, s.batch, self.width // tile.lanes, gates, tile.lanes)
+            shapes["from_input"] = (s.steps, s.batch, self.width // tile.lanes, gates, tile.lanes)
             shapes["recurrent"] = (tile.chunks(s.units), s.outputs, *blocks)
             shapes["projection"] = (tile.chunks(s.outputs), s.units, tile.blocks, tile.lanes)
         return shapes
@@ -138,7 +140,8 @@ class _Kernel:
             if self.tile.threads:  # they start once, and each runs all steps
                 stack.enter_context(T.attr(0, "pragma_parallel_launch_point", 1))
             step = stack.enter_context(T.serial(s.steps))
-            self.step, self.before, self.after = step, step % 2, (step + 1) % 2
+            self.step = step
+            self.before, self.after = step % 2, (step + 1) % 2
             {"lstm": self._lstm, "gru": self._gru, "rnn": self._rnn}[kind]()
         for name, (_, state, size) in states.items():
             with T.grid(s.batch, size) as (row, unit):
@@ -167,7 +170,7 @@ class _Kernel:
             T.buffer_store(self.c, tirx.Select(self._runs(row), state, before), [row, unit])
 
         projects = "projection" in self.given
-        self._phase(self.cell.gates, self._sums, self._before, finish, results=not projects)
+        self._phase(self.cell.gates, self._from_input, self._before, finish, results=not projects)
         if projects:
             self._project()
 
@@ -199,16 +202,16 @@ class _Kernel:
             self._set_result(row, unit, step.gru(self._before(row, unit)))
 
         if self.cell.reset_after:
-            self._phase(self.cell.gates, self._sums, self._before, finish)
+            self._phase(self.cell.gates, self._from_input, self._before, finish)
         else:
-            self._phase("zr", self._sums, self._before, reset, results=False)
-            self._phase("n", self._sums, lambda row, k: self.middle[row, k], update)
+            self._phase("zr", self._from_input, self._before, reset, results=False)
+            self._phase("n", self._from_input, lambda row, k: self.middle[row, k], update)
 
     def _rnn(self):
         def finish(step, row, unit):
             self._set_result(row, unit, step.rnn())
 
-        self._phase(self.cell.gates, self._sums, self._before, finish)
+        self._phase(self.cell.gates, self._from_input, self._before, finish)
 
     # ------------------------------------------------------------ what a step reads and writes
 
@@ -231,16 +234,17 @@ class _Kernel:
         """Return a row of the batch for one that is there to complete a tile."""
         return row if self.rows == self.sizes.batch else tirx.min(row, self.sizes.batch - 1)
 
-    def _sums(self, gate, row, unit):
+    def _from_input(self, gate, row, unit):
         """Return what the input and the bias add to a gate; of plain loops, the bias alone."""
-        number, lanes, row = self.cell.gates.index(gate), self.tile.lanes, self._inside(row)
+        number, lanes = self.cell.gates.index(gate), self.tile.lanes
+        row = self._inside(row)
         if self.packed:
-            return self._read("sums", self._time(row), row, unit // lanes, number, unit % lanes)
+            return self._read("from_input", self._time(row), row, unit // lanes, number, unit % lanes)
         return self._read("bias", number * self.sizes.units + unit)
 
     def _input_of_n(self, step, row, unit):
         """Return what the input adds to the candidate of a GRU that resets after its product."""
-        return self._sums("n", row, unit) if self.packed else step.gates[step.at(len(self.cell.gates))]
+        return self._from_input("n", row, unit) if self.packed else step.gates[step.at(len(self.cell.gates))]
 
     def _before(self, row, unit):
         return self.h[self.before, row, unit]
@@ -267,7 +271,8 @@ class _Kernel:
                 recurrent weights.
             results: Whether this makes the step's result.
         """
-        s, tile, projects = self.sizes, self.tile, gates == "p"
+        s, tile = self.sizes, self.tile
+        projects = gates == "p"
         letters = gates if projects else self.cell.gates
         depth = s.units if projects else s.outputs
         width = s.outputs if projects else s.units
@@ -281,7 +286,8 @@ class _Kernel:
                 chunks = T.parallel(tile.chunks(width))
             chunk = stack.enter_context(chunks)
             first = stack.enter_context(T.serial(self.rows // tile.rows)) * tile.rows
-            sums = T.alloc_buffer((tile.rows, tile.blocks, slots, tile.lanes), self.dtype, scope="local")
+            shape = (tile.rows, tile.blocks, slots, tile.lanes)
+            accumulators = T.alloc_buffer(shape, self.dtype, scope="local")
 
             def each(statements):
                 """Write statements on each element of the tile."""
@@ -289,15 +295,15 @@ class _Kernel:
                     statements(r, q, lane, first + r, (chunk * tile.blocks + q) * tile.lanes + lane)
 
             def add(at, value):
-                T.buffer_store(sums, sums[tuple(at)] + value, at)
+                T.buffer_store(accumulators, accumulators[tuple(at)] + value, at)
 
             def start(r, q, lane, row, unit):
                 for gate in gates:
                     inner = self.cell.reset_after and gate == "n"
                     value = self._read("inner", unit) if inner else begin(gate, row, unit)
-                    T.buffer_store(sums, value, [r, q, letters.index(gate), lane])
+                    T.buffer_store(accumulators, value, [r, q, letters.index(gate), lane])
                     if inner and not self.packed:
-                        T.buffer_store(sums, begin(gate, row, unit), [r, q, len(letters), lane])
+                        T.buffer_store(accumulators, begin(gate, row, unit), [r, q, len(letters), lane])
 
             def add_input(r, q, lane, row, unit):
                 for gate in gates:
@@ -312,7 +318,7 @@ class _Kernel:
                     add([r, q, number, lane], source(row, k) * weight(chunk, k, q, number, lane, unit))
 
             def end(r, q, lane, row, unit):
-                finish(Step(self.cell, sums, lambda number: (r, q, number, lane)), row, unit)
+                finish(Step(self.cell, accumulators, lambda number: (r, q, number, lane)), row, unit)
 
             each(start)
             if not self.packed and not projects:

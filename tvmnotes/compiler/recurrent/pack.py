@@ -1,12 +1,14 @@
 """The pass that computes recurrent layers of float32 on packed weights, with one product for all inputs."""
 
+from functools import partial
+
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax import op as R
 
 from ...base.integers import ceildiv
-from ...base.relax import fixed_shape
+from ...base.relax import fixed_shape, on_each_function
 from ..rules.base.vector import Simd, fastest_tile
 from .cell import Cell
 from .loops import Sizes, Tile, kernel
@@ -16,17 +18,7 @@ _SHARED = 1 << 16  # multiply-adds of a step that are worth another thread
 
 def pack_recurrent(simd: Simd) -> tvm.transform.Pass:
     """Make the pass; weights that are not constants are packed in each run."""
-
-    @tvm.transform.module_pass(opt_level=0, name="PackRecurrent")
-    def run(mod, _context):
-        if not any(map(Cell.of, mod.functions.values())):
-            return mod
-        rewrite = _Packer(mod, simd)
-        main = rewrite.visit_expr(mod["main"])
-        rewrite.builder_.update_func(mod.get_global_var("main"), main)
-        return rewrite.builder_.get()
-
-    return run
+    return on_each_function("PackRecurrent", partial(_Packer, simd=simd), adds_kernels=True, needs=Cell.of)
 
 
 def tile_of(cell: Cell, sizes: Sizes, simd: Simd) -> Tile:
@@ -67,7 +59,8 @@ class _Packer(relax.PyExprMutator):
         units = rows // gates
         sizes = Sizes(steps, batch, width, units, outputs)
         tile = tile_of(cell, sizes, self.simd)
-        chunks, padded, lanes, blocks = tile.chunks(units), tile.padded(units), tile.lanes, tile.blocks
+        chunks, padded = tile.chunks(units), tile.padded(units)
+        lanes, blocks = tile.lanes, tile.blocks
 
         def by_gate(name, *last):
             """Return a weight or bias as (gates, units, …), with zeros for units that complete a chunk."""
@@ -78,10 +71,11 @@ class _Packer(relax.PyExprMutator):
         bias = R.reshape(by_gate("bias"), (gates, padded // lanes, lanes))
         bias = R.reshape(emit(R.permute_dims(emit(bias), (1, 0, 2))), (padded * gates,))
         x = R.reshape(given.pop("x"), (steps * batch, width))
-        sums = R.add(emit(R.matmul(emit(x), emit(weight))), emit(bias))
-        sums = emit(R.reshape(emit(sums), (steps, batch, padded // lanes, gates, lanes)))
+        from_input = R.add(emit(R.matmul(emit(x), emit(weight))), emit(bias))
+        from_input = emit(R.reshape(emit(from_input), (steps, batch, padded // lanes, gates, lanes)))
         recurrent = R.reshape(by_gate("recurrent", outputs), (gates, chunks, blocks, lanes, outputs))
-        given = {"sums": sums, "recurrent": emit(R.permute_dims(emit(recurrent), (1, 4, 2, 0, 3)))} | given
+        recurrent = emit(R.permute_dims(emit(recurrent), (1, 4, 2, 0, 3)))
+        given = {"from_input": from_input, "recurrent": recurrent} | given
         if "inner" in given:
             given["inner"] = self._padded(given["inner"], 0, padded)
         if "peepholes" in given:
@@ -90,8 +84,8 @@ class _Packer(relax.PyExprMutator):
             parts = self._padded(given["projection"], 0, tile.padded(outputs))
             parts = emit(R.reshape(parts, (tile.chunks(outputs), blocks, lanes, units)))
             given["projection"] = emit(R.permute_dims(parts, (0, 3, 1, 2)))
-        made = self.builder_.add_func(kernel(cell, list(given), sizes, "float32", tile), cell.kind)
-        return relax.call_tir(made, list(given.values()), list(call.ty_args[0].fields))
+        function = self.builder_.add_func(kernel(cell, list(given), sizes, "float32", tile), cell.kind)
+        return relax.call_tir(function, list(given.values()), list(call.ty_args[0].fields))
 
     def _padded(self, x, axis: int, size: int):
         """Return a tensor with zeros at the end of an axis, up to a size."""

@@ -7,7 +7,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ...base.relax import field_of_tuple, fixed_shape
+from ...base.relax import field_of_tuple, fixed_shape, on_each_function
 from .cell import Cell
 
 _FUNCTIONS = {"sigmoid": R.sigmoid, "tanh": R.tanh, "relu": R.nn.relu}
@@ -15,17 +15,7 @@ _FUNCTIONS = {"sigmoid": R.sigmoid, "tanh": R.tanh, "relu": R.nn.relu}
 
 def unroll_recurrent() -> tvm.transform.Pass:
     """Make the pass; cells that it does not serve stay in one thread."""
-
-    @tvm.transform.module_pass(opt_level=0, name="UnrollRecurrent")
-    def run(mod, _context):
-        if not any(map(Cell.of, mod.functions.values())):
-            return mod
-        rewrite = _Unroller(mod)
-        main = relax.analysis.remove_all_unused(rewrite.visit_expr(mod["main"]))
-        rewrite.builder_.update_func(mod.get_global_var("main"), main)
-        return rewrite.builder_.get()
-
-    return run
+    return on_each_function("UnrollRecurrent", _Unroller, adds_kernels=True, needs=Cell.of)
 
 
 @relax.expr_functor.mutator
@@ -45,6 +35,9 @@ class _Unroller(relax.PyExprMutator):
             return call
         return relax.Tuple(self._results(cell, given))
 
+    def visit_function_(self, func):
+        return relax.analysis.remove_all_unused(super().visit_function_(func))
+
     def visit_tuple_getitem_(self, item):
         return field_of_tuple(self, self.visit_expr_post_order(item))
 
@@ -58,11 +51,11 @@ class _Unroller(relax.PyExprMutator):
         }
         product = emit(R.matmul(emit(R.reshape(given["x"], (steps * batch, width))), matrices["weight"]))
         rows = fixed_shape(product.ty)[1]
-        sums = emit(R.reshape(emit(R.add(product, given["bias"])), (steps, batch, rows)))
+        from_input = emit(R.reshape(emit(R.add(product, given["bias"])), (steps, batch, rows)))
         state = {name: given[name] for name in ("h", "c") if name in given}
         outputs = [None] * steps
         for step in reversed(range(steps)) if cell.reverse else range(steps):
-            own = emit(R.strided_slice(sums, [0], [step], [step + 1]))
+            own = emit(R.strided_slice(from_input, [0], [step], [step + 1]))
             own = emit(R.reshape(own, (batch, rows)))
             state = self._step(cell, own, state, matrices, given, rows // gates)
             outputs[step] = state["h"]
@@ -73,9 +66,9 @@ class _Unroller(relax.PyExprMutator):
         emit = self.builder_.emit
         functions = [_FUNCTIONS[name] for name, *_ in cell.functions]
 
-        def gate(sums, letter):
+        def gate(gates, letter):
             begin = cell.gates.index(letter) * units
-            return emit(R.strided_slice(sums, [1], [begin], [begin + units]))
+            return emit(R.strided_slice(gates, [1], [begin], [begin + units]))
 
         h = state["h"]
         product = emit(R.matmul(h, matrices["recurrent"]))

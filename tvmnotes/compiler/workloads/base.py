@@ -127,9 +127,9 @@ class Workload(abc.ABC):
         """Pack the data, an array of shape `data`, into `packed_input_shape`."""
         return data
 
-    def unpack_output(self, made, lanes: int):
+    def unpack_output(self, output, lanes: int):
         """Unpack the kernel's output, an array of `output_shape`, into the network's layout."""
-        return made
+        return output
 
     # ------------------------------------------------------------ what the rule of a config answers
 

@@ -126,16 +126,17 @@ class Convolution(Workload):
         padded = pad_to(data, (n, blocks * each, h, w)).reshape(n, blocks, each, h, w)
         return np.ascontiguousarray(padded.transpose(0, 1, 3, 4, 2))
 
-    def unpack_output(self, made: np.ndarray, lanes: int) -> np.ndarray:
+    def unpack_output(self, output: np.ndarray, lanes: int) -> np.ndarray:
         """Unpack the kernel's output into (N, O, H, W)."""
-        n, _, h, w, _ = made.shape
+        n, _, h, w, _ = output.shape
         groups = 1 if self.is_depthwise else self.kernel_groups(lanes)
-        by_group = made.transpose(0, 1, 4, 2, 3).reshape(n, groups, -1, h, w)
+        by_group = output.transpose(0, 1, 4, 2, 3).reshape(n, groups, -1, h, w)
         return by_group[:, :, : self.weight[0] // groups].reshape(n, -1, h, w)
 
     def reference(self, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Convolve data (N, C, H, W) with a weight (O, I, KH, KW) into (N, O, H, W), with NumPy alone."""
-        (top, left, bottom, right), (sh, sw), (dh, dw) = self.padding, self.strides, self.dilation
+        (top, left, bottom, right), (sh, sw) = self.padding, self.strides
+        dh, dw = self.dilation
         padded = np.pad(data, [(0, 0), (0, 0), (top, bottom), (left, right)])
         windows = np.lib.stride_tricks.sliding_window_view(padded, self.reach, (2, 3))
         windows = windows[:, :, ::sh, ::sw, ::dh, ::dw]
@@ -196,15 +197,15 @@ def group(data, groups: int, channels: int):
     return te.compute((n, groups, h, w, channels), element, name="group")
 
 
-def ungroup(made, groups: int, channels: int):
+def ungroup(blocked, groups: int, channels: int):
     """Return the output of a grouped convolution, each group padded, as (N, blocks, H, W, x) without gaps."""
-    n, blocks, h, w, lanes = plain_sizes(made.shape)
+    n, blocks, h, w, lanes = plain_sizes(blocked.shape)
     out, each = channels // groups, blocks // groups
 
     def element(b, k, y, x, c):
         channel = k * lanes + c
         group, within = channel // out, channel % out
-        value = made[b, group * each + within // lanes, y, x, within % lanes]
+        value = blocked[b, group * each + within // lanes, y, x, within % lanes]
         return value if channels % lanes == 0 else te.if_then_else(channel < channels, value, 0.0)
 
     return te.compute((n, ceildiv(channels, lanes), h, w, lanes), element, name="ungroup")

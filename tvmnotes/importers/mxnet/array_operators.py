@@ -297,7 +297,8 @@ def _argmax(c: Call):
     x, keep = c.x, c.get("keepdims", False)
     axis = 1 if c.node.op == "argmax_channel" else c.get("axis")
     if axis is None:
-        x, axis, keep = _flat(c), 0, True
+        x, axis = _flat(c), 0
+        keep = True
     indices = (op.argmin if c.node.op == "argmin" else op.argmax)(x, int(axis), keepdims=keep)
     return op.astype(indices, "float32")
 

@@ -59,13 +59,13 @@ class Call:
             raise ValueError(f"the attribute {name!r} is missing")
         return value
 
-    def numbers(self, name: str, count: int, default: int) -> list[int]:
+    def integers(self, name: str, count: int, default: int) -> list[int]:
         """Return an attribute that holds `count` integers, all of them `default` if it is missing."""
         value = self.get(name, ())
-        numbers = [value] * count if isinstance(value, int) else list(value) or [default] * count
-        if len(numbers) != count:
-            raise ValueError(f"{name}={tuple(numbers)} where {count} numbers belong")
-        return [int(n) for n in numbers]
+        values = [value] * count if isinstance(value, int) else list(value) or [default] * count
+        if len(values) != count:
+            raise ValueError(f"{name}={tuple(values)} where {count} numbers belong")
+        return [int(n) for n in values]
 
     def axes(self, name: str = "axis") -> list[int] | None:
         """Return an attribute that holds axes, counted from the front, or None if it names none."""

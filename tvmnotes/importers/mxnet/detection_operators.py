@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from ...compiler.detection.nms_cpu import best_places, suppressed
+from ...compiler.detection.nms_cpu import best_indices, suppressed
 from ...compiler.detection.spec import NmsSpec
 from .call import Call, converts, shape_of
 
@@ -36,9 +36,9 @@ def _by_score(c: Call, data: relax.Expr, spec: NmsSpec) -> relax.Expr:
         scores = op.where(background, c.const(-np.inf, "float32"), scores)
     if not 0 < spec.topk < rows:
         return c.emit(op.argsort(scores, 1, descending=True, dtype="int32"))
-    shape, kernel = (batch, spec.topk), best_places(batch, rows, spec.topk)
-    places, best = _call(c, "best_places", kernel, [c.emit(scores)], (shape, "int32"), (shape, "float32"))
-    return c.emit(op.gather_elements(places, op.argsort(best, 1, descending=True, dtype="int32"), 1))
+    shape, kernel = (batch, spec.topk), best_indices(batch, rows, spec.topk)
+    indices, best = _call(c, "best_indices", kernel, [c.emit(scores)], (shape, "int32"), (shape, "float32"))
+    return c.emit(op.gather_elements(indices, op.argsort(best, 1, descending=True, dtype="int32"), 1))
 
 
 def _call(c: Call, name: str, kernel, inputs: list[relax.Expr], *results: tuple) -> list[relax.Expr]:
@@ -66,8 +66,8 @@ def _box_nms(c: Call):
         raise NotImplementedError("an out_format other than the in_format")
     *outer, rows, width = c.shape
     data = c.x if len(outer) == 1 else c.emit(op.reshape(c.x, (math.prod(outer), rows, width)))
-    kept, places = _remaining(c, "box_nms", data, spec)
-    return [op.reshape(kept, c.shape), op.reshape(places, (*outer, rows, 1))]
+    kept, indices = _remaining(c, "box_nms", data, spec)
+    return [op.reshape(kept, c.shape), op.reshape(indices, (*outer, rows, 1))]
 
 
 def _column(data: relax.Expr, number: int, axis: int) -> relax.Expr:
@@ -187,7 +187,7 @@ def _roi_align(c: Call):
     rois, valid = _regions(c)
     if aligned:  # the centres of pixels are at halves, which TVM leaves to the caller
         rois = op.subtract(rois, c.const([0, *[0.5 / scale] * 4], "float32"))
-    size, samples = c.numbers("pooled_size", 2, 1), int(c.get("sample_ratio", -1))
+    size, samples = c.integers("pooled_size", 2, 1), int(c.get("sample_ratio", -1))
     pooled = op.vision.roi_align(c.x, rois, size, scale, samples, aligned, layout="NCHW", mode="avg")
     return op.where(valid, pooled, c.const(0.0, "float32"))
 
@@ -195,7 +195,7 @@ def _roi_align(c: Call):
 @converts("ROIPooling")
 def _roi_pooling(c: Call):
     rois, _ = _regions(c)
-    size = c.numbers("pooled_size", 2, 1)
+    size = c.integers("pooled_size", 2, 1)
     return op.vision.roi_pool(c.x, rois, size, float(c.need("spatial_scale")), "NCHW")
 
 

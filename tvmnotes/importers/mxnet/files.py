@@ -115,7 +115,9 @@ def _output(tail: list) -> int:
 
 
 _LIST = 0x112
-_V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
+_V1 = 0xF993FAC8
+_V2 = 0xF993FAC9
+_V3 = 0xF993FACA
 _DTYPES = (
     *("float32", "float64", "float16", "uint8", "int32", "int8", "int64"),
     *("bool", "int16", "uint16", "uint32", "uint64"),
@@ -127,7 +129,8 @@ class _Reader:
     """A cursor over a file in memory, which never reads past its end."""
 
     def __init__(self, data, name: str):
-        self.data, self.name, self.at = data, name, 0
+        self.data, self.name = data, name
+        self.at = 0
 
     def fail(self, reason: str):
         raise ValueError(

@@ -21,7 +21,7 @@ def _window(c: Call, axes: int):
     if c.rank != axes + 2:
         raise ValueError(f"a kernel of {axes} axes for an input of shape {c.shape}")
     defaults = {"kernel": 1, "stride": 1, "dilate": 1, "pad": 0}
-    return [c.numbers(name, axes, default) for name, default in defaults.items()]
+    return [c.integers(name, axes, default) for name, default in defaults.items()]
 
 
 def _axes_of_kernel(c: Call) -> int:
@@ -53,7 +53,7 @@ def _deconvolution(c: Call):
     if axes > 2:
         raise NotImplementedError("a transposed convolution of three axes")
     kernel, stride, dilate, pad = _window(c, axes)
-    adj = c.numbers("adj", axes, 0)
+    adj = c.integers("adj", axes, 0)
     filters, groups = int(c.need("num_filter")), int(c.get("num_group", 1))
     if wanted := c.get("target_shape"):
         wanted = [wanted] if isinstance(wanted, int) else wanted
@@ -124,12 +124,12 @@ def _deformable_convolution(c: Call):
     taps = math.prod(kernel)
     offset = c.expect(1, c.shape[0], 2 * parts * taps, *size)
     mask = c.expect(2, c.shape[0], parts * taps, *size) if modulated else None
-    place = 3 if modulated else 2
-    weight = c.expect(place, filters, c.shape[1] // groups, *kernel)
+    index = 3 if modulated else 2
+    weight = c.expect(index, filters, c.shape[1] // groups, *kernel)
     how = {"kernel": kernel, "stride": stride, "dilate": dilate, "pad": pad, "parts": parts, "size": size}
     columns = deformed(c.builder, c.x, offset, mask, **how)
     weight = op.reshape(weight, (filters, c.shape[1] // groups * taps, 1, 1))
-    return _biased(c, op.nn.conv2d(columns, weight, groups=groups), filters, place + 1)
+    return _biased(c, op.nn.conv2d(columns, weight, groups=groups), filters, index + 1)
 
 
 # ---------------------------------------------------------------- normalization
@@ -195,7 +195,8 @@ def _l2_normalization(c: Call):
 
 @converts("LRN")
 def _lrn(c: Call):
-    bias, alpha, beta = float(c.get("knorm", 2)), float(c.get("alpha", 1e-4)), float(c.get("beta", 0.75))
+    bias, alpha = float(c.get("knorm", 2)), float(c.get("alpha", 1e-4))
+    beta = float(c.get("beta", 0.75))
     return local_response_norm(c.x, int(c.need("nsize")), 1, bias, alpha, beta)
 
 
@@ -211,8 +212,8 @@ def _pooling(c: Call):
     if c.get("global_pool", False):
         reduce = {"max": op.max, "avg": op.mean, "sum": op.sum}[kind]
         return reduce(c.x, plane, keepdims=True)
-    kernel, stride = c.numbers("kernel", axes, 1), c.numbers("stride", axes, 1)
-    pad = c.numbers("pad", axes, 0)
+    kernel, stride = c.integers("kernel", axes, 1), c.integers("stride", axes, 1)
+    pad = c.integers("pad", axes, 0)
     excess = []  # how far the last window reaches beyond the padding
     for n, k, s, p in zip(c.shape[2:], kernel, stride, pad, strict=True):
         if n + 2 * p < k:
@@ -240,7 +241,7 @@ def _pooling(c: Call):
 
 
 converts("_contrib_AdaptiveAvgPooling2D")(
-    lambda c: op.nn.adaptive_avg_pool2d(c.x, c.numbers("output_size", 2, 1))
+    lambda c: op.nn.adaptive_avg_pool2d(c.x, c.integers("output_size", 2, 1))
 )
 
 
@@ -288,8 +289,8 @@ def _bilinear_resize(c: Call):
 
 @converts("Crop")
 def _crop(c: Call):
-    size = shape_of(c.inputs[1])[2:] if len(c.inputs) > 1 else c.numbers("h_w", 2, 0)
-    first = c.numbers("offset", 2, 0)
+    size = shape_of(c.inputs[1])[2:] if len(c.inputs) > 1 else c.integers("h_w", 2, 0)
+    first = c.integers("offset", 2, 0)
     if c.get("center_crop", False):
         first = [(n - m) // 2 for n, m in zip(c.shape[2:], size, strict=True)]
     return op.strided_slice(c.x, [2, 3], first, [a + n for a, n in zip(first, size, strict=True)])

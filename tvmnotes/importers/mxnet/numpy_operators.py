@@ -72,19 +72,11 @@ def _register(name: str, function, of_floats: bool) -> None:
         converts(f"_npi_r{name}_scalar")(functools.partial(converted, pair=lambda c: (_number(c), c.x)))
 
 
-_OF_NUMBERS = {
-    "mod": op.floor_mod,
-    **{name: getattr(op, name) for name in (
-        "add", "subtract", "multiply", "maximum", "minimum", "equal", "not_equal", "greater", "greater_equal",
-        "less", "less_equal",
-    )},
-}  # fmt: skip
-_OF_FLOATS = {
-    "power": op.power,
-    "true_divide": op.divide,
-    "hypot": lambda a, b: op.sqrt(a * a + b * b),
-}
-for _name, _function in {**_OF_NUMBERS, **_OF_FLOATS}.items():
+_COMPUTED = ("add", "subtract", "multiply", "maximum", "minimum")
+_COMPARED = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
+_OF_ALL_DTYPES = {"mod": op.floor_mod, **{name: getattr(op, name) for name in (*_COMPUTED, *_COMPARED)}}
+_OF_FLOATS = {"power": op.power, "true_divide": op.divide, "hypot": lambda a, b: op.sqrt(a * a + b * b)}
+for _name, _function in {**_OF_ALL_DTYPES, **_OF_FLOATS}.items():
     _register(_name, _function, _name in _OF_FLOATS)
 converts("_npi_logical_not")(lambda c: op.logical_not(nonzero(c.x)))
 converts("_npi_isnan")(lambda c: op.isnan(c.x))
@@ -136,10 +128,12 @@ def _npx_reshape(c: Call):
     """Reshape by codes below -1: copy, drop a 1, copy the rest, multiply two, split one into two."""
     c.refuse(order=("C",), reverse=(False,))
     asked = c.need("newshape")
-    asked, sizes, shape = iter([asked] if isinstance(asked, int) else asked), iter(c.shape), []
+    asked, sizes = iter([asked] if isinstance(asked, int) else asked), iter(c.shape)
+    shape = []
     for code in asked:
         if code == -6:
-            size, first, second = next(sizes), next(asked), next(asked)
+            size = next(sizes)
+            first, second = next(asked), next(asked)
             shape += [size // second if first == -1 else first, size // first if second == -1 else second]
         elif code == -5:
             shape.append(next(sizes) * next(sizes))
@@ -168,8 +162,8 @@ def _squeeze(c: Call):
 def _moveaxis(c: Call):
     source, to = c.axes("source"), c.axes("destination")
     order = [axis for axis in range(c.rank) if axis not in source]
-    for place, axis in sorted(zip(to, source, strict=True)):
-        order.insert(place, axis)
+    for index, axis in sorted(zip(to, source, strict=True)):
+        order.insert(index, axis)
     return op.permute_dims(c.x, order)
 
 
@@ -184,8 +178,9 @@ def _concatenate(c: Call):
 @converts("_npi_hstack", "_npi_vstack")
 def _stacked(c: Call):
     least = 2 if c.node.op == "_npi_vstack" else 1
-    arrays = [op.reshape(each, [1] * (least - len(shape)) + list(shape))
-              for each in c.inputs for shape in [shape_of(each)]]  # fmt: skip
+    arrays = [
+        op.reshape(each, [1] * (least - len(shape_of(each))) + list(shape_of(each))) for each in c.inputs
+    ]
     return op.concat(arrays, 0 if least == 2 or c.rank <= 1 else 1)
 
 
@@ -218,9 +213,8 @@ def _reduced(c: Call, reduce):
     return reduce(c.x, c.axes(), keepdims=bool(c.get("keepdims", False)))
 
 
-for _name, _reduce in (("_np_sum", op.sum), ("_npi_mean", op.mean), ("_np_max", op.max), ("_np_min", op.min),
-                       ("_np_prod", op.prod)):  # fmt: skip
-    converts(_name)(functools.partial(_reduced, reduce=_reduce))
+for _name in ("_np_sum", "_npi_mean", "_np_max", "_np_min", "_np_prod"):
+    converts(_name)(functools.partial(_reduced, reduce=getattr(op, _name.rpartition("_")[2])))
 
 
 @converts("_npi_var", "_npi_std")
@@ -269,8 +263,8 @@ def _tensordot(c: Call):
     a, b = c.inputs
     rank_a, rank_b = len(shape_of(a)), len(shape_of(b))
     if c.node.op == "_npi_tensordot":
-        of_a, of_b = ([int(n) % rank for n in c.need(name)]
-                      for name, rank in (("a_axes_summed", rank_a), ("b_axes_summed", rank_b)))  # fmt: skip
+        of_a = [int(n) % rank_a for n in c.need("a_axes_summed")]
+        of_b = [int(n) % rank_b for n in c.need("b_axes_summed")]
     else:
         count = int(c.need("axes"))
         of_a, of_b = list(range(rank_a - count, rank_a)), list(range(count))

@@ -14,7 +14,8 @@ from .call import Call, converts, shape_of
 def _recurrent(c: Call):
     """Convert all layers; the parameters are one vector, the weights of all layers and then all biases."""
     c.refuse(projection_size=(), lstm_state_clip_min=(), lstm_state_clip_max=(), use_sequence_length=(False,))
-    mode, units, layers = c.need("mode"), int(c.need("state_size")), int(c.need("num_layers"))
+    mode, units = c.need("mode"), int(c.need("state_size"))
+    layers = int(c.need("num_layers"))
     if mode not in OF_CUDNN:
         raise ValueError(f"mode={mode}; expected one of {', '.join(OF_CUDNN)}")
     if c.rank != 3:
@@ -47,8 +48,8 @@ def _recurrent(c: Call):
 
 def _state(c: Call, number: int, *shape: int) -> relax.Expr | None:
     """Return the states of all layers, an input; None for those that Gluon makes, zeros of an open batch."""
-    made = number < len(c.inputs) and 0 in shape_of(c.inputs[number])
-    return None if made else c.expect(number, *shape)
+    empty = number < len(c.inputs) and 0 in shape_of(c.inputs[number])
+    return None if empty else c.expect(number, *shape)
 
 
 def _taken(c: Call, state: relax.Expr | None, number: int) -> relax.Expr | None:

@@ -23,17 +23,8 @@ def _pool(name):
         ceil_mode=False,
         count_include_pad=False,
     ):
-        return function(
-            data,
-            pool_size,
-            strides,
-            padding,
-            dilation,
-            ceil_mode,
-            count_include_pad,
-            layout,
-            out_layout or None,
-        )
+        window = pool_size, strides, padding, dilation
+        return function(data, *window, ceil_mode, count_include_pad, layout, out_layout or None)
 
     def largest(
         data,
@@ -46,9 +37,8 @@ def _pool(name):
         out_layout="",
         ceil_mode=False,
     ):
-        return function(
-            data, pool_size, strides, padding, dilation, ceil_mode, False, layout, out_layout or None
-        )
+        window = pool_size, strides, padding, dilation
+        return function(data, *window, ceil_mode, False, layout, out_layout or None)
 
     operator(f"nn.{name}", relax=f"nn.{name}")(body if average else largest)
 

@@ -37,18 +37,8 @@ def _convolution(name, transposed=False):
         out_layout="",
         out_dtype="",
     ):
-        return function(
-            data,
-            weight,
-            strides,
-            padding,
-            dilation,
-            groups,
-            data_layout,
-            kernel_layout,
-            out_layout or None,
-            out_dtype or None,
-        )
+        window, layouts = (strides, padding, dilation), (data_layout, kernel_layout, out_layout or None)
+        return function(data, weight, *window, groups, *layouts, out_dtype or None)
 
     def transposed_body(
         data,
@@ -67,19 +57,9 @@ def _convolution(name, transposed=False):
         out_dtype="",
     ):
         plain = "NC" + layout  # the only layout that Relax lowers
-        result = function(
-            turned(data, data_layout, plain),
-            turned(weight, kernel_layout, kernel),
-            strides,
-            padding,
-            output_padding,
-            dilation,
-            groups,
-            plain,
-            kernel,
-            None,
-            out_dtype or None,
-        )
+        data, weight = turned(data, data_layout, plain), turned(weight, kernel_layout, kernel)
+        window = strides, padding, output_padding, dilation
+        result = function(data, weight, *window, groups, plain, kernel, None, out_dtype or None)
         return turned(result, plain, out_layout or data_layout)
 
     operator(f"nn.{name}", relax=f"nn.{name}")(transposed_body if transposed else body)

@@ -32,7 +32,8 @@ class Operator:
     """
 
     def __init__(self, name: str, body, results, order, relax: str):
-        self.name, self.body, self.results, self.relax = name, body, results, relax.split()
+        self.name, self.body = name, body
+        self.results, self.relax = results, relax.split()
         self.__name__, self.__doc__ = name.rpartition(".")[2], body.__doc__
         self.signature = inspect.signature(body)
         kinds = self.signature.parameters.values()

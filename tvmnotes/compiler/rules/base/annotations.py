@@ -26,7 +26,8 @@ def of_blocks(sch: Schedule) -> list[str]:
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
     except ScheduleError:  # a kernel that is not a nest of blocks, a sort for example
         return []
-    return [str(notes[NAME]) for block in blocks if NAME in (notes := sch.get(block).annotations)]
+    annotations = [sch.get(block).annotations for block in blocks]
+    return [str(notes[NAME]) for notes in annotations if NAME in notes]
 
 
 def of_function(func) -> dict:

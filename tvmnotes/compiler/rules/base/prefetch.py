@@ -11,7 +11,10 @@ from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
 _NOTE = "tvmnotes.prefetch"
-_READ, _L2, _DATA = 0, 2, 1  # arguments of LLVM's intrinsic
+# Arguments of LLVM's intrinsic.
+_READ = 0
+_L2 = 2
+_DATA = 1
 
 
 def mark(sch: Schedule, loop, blocks: int) -> None:
