@@ -57,6 +57,7 @@ def test_a_page_has_the_text_the_code_and_every_output_of_its_notebook():
             (
                 "print('```')",
                 {"output_type": "stream", "name": "stdout", "text": ["\x1b[31mred\x1b[0m\n"]},
+                {"output_type": "stream", "name": "stdout", "text": "and more\n"},
                 shown(text_html=TABLE, text_plain="1"),
                 shown(text_html="<pre><b>x</b> &lt; 1</pre>", text_plain="object"),
                 shown(image_png=PIXEL, text_plain="figure"),
@@ -68,7 +69,7 @@ def test_a_page_has_the_text_the_code_and_every_output_of_its_notebook():
     )
     assert "[00](00_start_here.md) [a](b.md#c) [d](e.md)" in text and '<details markdown="1">' in text
     assert "```` { .python }\nprint('```')\n````" in text
-    assert "``` { .text .output }\nred\n```" in text
+    assert "``` { .text .output }\nred\nand more\n```" in text
     assert '<div class="output"><table><tr><td>1</td></tr></table></div>' in text
     assert "``` { .python .output }\nx < 1\n```" in text
     assert "``` { .text .output }\n42\n```" in text

@@ -12,17 +12,9 @@ from urllib.parse import unquote, urlsplit
 
 # Attributes whose address a browser loads by itself; and of <link>, the relations for which it does.
 _LOADS = ("src", "srcset", "poster", "data")
-_FETCHED = {
-    "stylesheet",
-    "icon",
-    "preload",
-    "prefetch",
-    "preconnect",
-    "dns-prefetch",
-    "modulepreload",
-    "manifest",
-}
+_FETCHED = set("stylesheet icon preload prefetch preconnect dns-prefetch modulepreload manifest".split())
 _FAR = re.compile(r"(?:https?:)?//")
+_OTHER = re.compile(r"(?:https?:)?//|[\w+.-]+:")  # another host or, like mailto: and data:, another scheme
 
 
 class Page(HTMLParser):
@@ -81,18 +73,14 @@ def problems(site: Path) -> list[str]:
         for address in read(path).loads:
             if _FAR.match(address):
                 found.append(f"{here}: loads {address} from another host")
-        near = [
-            a
-            for a in (*read(path).leads, *read(path).loads)
-            if not _FAR.match(a) and ":" not in a.split("/")[0]
-        ]
-        for address in dict.fromkeys(near):
+        for address in dict.fromkeys([*read(path).leads, *read(path).loads]):
+            if _OTHER.match(address):
+                continue
             target = _target(site, path, address)
+            fragment = unquote(urlsplit(address).fragment)
             if not target.exists():
                 found.append(f"{here}: {address} leads to no file")
-            elif (
-                target.suffix == ".html" and unquote(urlsplit(address).fragment) not in read(target).fragments
-            ):
+            elif target.suffix == ".html" and fragment not in read(target).fragments:
                 found.append(f"{here}: {address} leads to no heading")
     for path in sorted(site.rglob("*.css")):
         far = [address for address in styled(path.read_text(encoding="utf-8")) if _FAR.match(address)]

@@ -1,4 +1,4 @@
-"""The course as Markdown pages, from which MkDocs makes a static site. Stored outputs are shown; nothing runs.
+"""The course as Markdown pages, from which MkDocs makes a static site. Outputs are the stored ones.
 
 `python -m tvmnotes.course.publish.pages` writes the pages into .cache/site/pages and the settings of MkDocs
 beside them. `make site` then runs MkDocs. Only the standard library is needed here.
@@ -49,7 +49,7 @@ def page(notebook: dict, name: str) -> tuple[str, dict[str, bytes]]:
             parts.append(prose(source))
             continue
         parts.append(fenced(source, "python"))
-        for number, output in enumerate(cell["outputs"]):
+        for number, output in enumerate(_joined(cell["outputs"])):
             parts.append(_output(output, f"{name}-{cell['id']}-{number}", figures))
     return "\n\n".join(parts) + "\n", figures
 
@@ -66,6 +66,17 @@ def fenced(text: str, kind: str) -> str:
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence} {{ .{kind} }}\n{text.rstrip()}\n{fence}"
+
+
+def _joined(outputs: list[dict]) -> list[dict]:
+    """Join what was printed in several pieces."""
+    joined: list[dict] = []
+    for output in outputs:
+        if output["output_type"] == "stream" and joined and joined[-1]["output_type"] == "stream":
+            joined[-1] = {**joined[-1], "text": [*joined[-1]["text"], *output["text"]]}
+        else:
+            joined.append(output)
+    return joined
 
 
 def _output(output: dict, stem: str, figures: dict[str, bytes]) -> str:

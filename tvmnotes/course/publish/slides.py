@@ -1,8 +1,9 @@
 """Slides of a lesson, made of what it has already: its headings, figures, drawings, questions and recap.
 
-Each lesson becomes one HTML file that holds its figures and loads nothing, so it works from a stick. Arrow keys,
-space and Page Down turn the slides; printed, each slide is a page. `python -m tvmnotes.course.publish.slides
-FOLDER` writes one file for each lesson.
+Each lesson becomes one HTML file that holds its figures and loads nothing, so it works from a stick. Arrow
+keys, space and Page Down turn the slides; printed, each slide is a page.
+
+`python -m tvmnotes.course.publish.slides FOLDER` writes one file for each lesson.
 """
 
 import base64
@@ -26,8 +27,8 @@ _PAGE = """<!doctype html>
 <style>
 html {{ scroll-snap-type: y mandatory; font: 2.4vmin/1.4 sans-serif; }}
 body {{ margin: 0; }}
-section {{ box-sizing: border-box; height: 100vh; overflow: auto; padding: 5vmin 9vmin; scroll-snap-align: start;
-           scroll-snap-stop: always; break-after: page; }}
+section {{ box-sizing: border-box; height: 100vh; overflow: auto; padding: 5vmin 9vmin;
+           scroll-snap-align: start; scroll-snap-stop: always; break-after: page; }}
 h1, h2 {{ font-size: 5vmin; margin: 0 0 3vmin; }}
 img {{ display: block; max-width: 100%; max-height: 68vh; margin: auto; }}
 table {{ border-collapse: collapse; margin: auto; }}
