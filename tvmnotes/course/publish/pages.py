@@ -19,12 +19,6 @@ ROOT = lessons.ROOT
 NOTEBOOKS = ROOT / "notebooks"
 FOLDER = ROOT / ".cache" / "site"
 SETTINGS = Path(__file__).with_name("mkdocs.yml")
-_BESIDE = {  # pages that are no notebooks, by the file's name without its ending
-    "glossary": "Glossary",
-    "cheat_sheet": "Cheat sheet",
-    "old_names": "Old names, new names",
-    "five_notes": "Five notes",
-}
 _ABOUT_API = """# The package
 
 `import tvmnotes as tn` gives these names. The [cheat sheet](cheat_sheet.md) sets them beside TVM's own calls.
@@ -148,9 +142,9 @@ def write(folder: Path = FOLDER) -> None:
             for name, content in figures.items():
                 (pages / inside / name).write_bytes(content)
             menus[menu].append({f"{lesson.number} {title(notebook)}": f"{inside}{lesson.name}.md"})
-    for name in _BESIDE:
-        text = (NOTEBOOKS / f"{name}.md").read_text(encoding="utf-8")
-        (pages / f"{name}.md").write_text(prose(text), encoding="utf-8")
+    beside = sorted(NOTEBOOKS.glob("*.md"))
+    for path in beside:
+        (pages / path.name).write_text(prose(path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, source in (("index", "README"), ("teaching", "TEACHING")):
         text = (ROOT / f"{source}.md").read_text(encoding="utf-8").replace("](notebooks/", "](")
         (pages / f"{name}.md").write_text(prose(text), encoding="utf-8")
@@ -158,7 +152,6 @@ def write(folder: Path = FOLDER) -> None:
     for drawing in NOTEBOOKS.glob("*.svg"):
         shutil.copy(drawing, pages)
     shutil.copy(SETTINGS.with_name("site.css"), pages)
-    reference = [{heading: f"{name}.md"} for name, heading in _BESIDE.items()]
     settings = {
         "INHERIT": str(SETTINGS),
         "docs_dir": str(pages),
@@ -166,7 +159,7 @@ def write(folder: Path = FOLDER) -> None:
         "nav": [
             {"Start": "index.md"},
             *({menu: entries} for menu, entries in menus.items()),
-            {"Reference": [*reference, {"The package": "api.md"}]},
+            {"Reference": [*(path.name for path in beside), "api.md"]},
             {"For teachers": "teaching.md"},
         ],
     }
