@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .. import lessons
 
-PACKAGE = import_module(__name__.partition(".")[0])  # no layer below: the page of the API lists its names
+PACKAGE = import_module(__package__.partition(".")[0])  # no layer below: the page of the API lists its names
 ROOT = lessons.ROOT
 NOTEBOOKS = ROOT / "notebooks"
 FOLDER = ROOT / ".cache" / "site"
