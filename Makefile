@@ -12,6 +12,17 @@ READY := $(VENV)/ready
 # More arguments for pip. Who can reach PyTorch's own index takes its wheels for CPUs alone, some 4 GB less:
 # make lab PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu". It is not tested here.
 PIP_ARGS ?=
+# A folder of `make wheels` to install from, without a network.
+WHEELS ?=
+OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
+
+# Sites, slides, handouts and wheels are made in a small environment of their own, without torch and TVM.
+SITE_VENV ?= .venv-site
+SITE_PYTHON := $(SITE_VENV)/bin/python
+SITE_READY := $(SITE_VENV)/ready
+# Where `make wheels` puts wheels, and for what: what the two environments need, and what builds the package.
+TO ?= wheels
+PACKED ?= '.[mxnet]' --group site hatchling editables
 
 # Progress bars draw themselves into stored outputs; a test never waits for the network.
 QUIET := TQDM_DISABLE=1 TVMNOTES_OFFLINE=1
@@ -43,9 +54,12 @@ endef
 export PREFLIGHT
 
 FRESH = $(PYTHON) -c "$$PREFLIGHT" && $(PYTHON) -m venv --clear $(VENV)
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt $(PIP_ARGS)
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt $(OFFLINE) \
+  $(PIP_ARGS)
+SITE_PIP = $(SITE_PYTHON) -m pip install --quiet --disable-pip-version-check $(OFFLINE) $(PIP_ARGS)
 
-.PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade notebooks lint bench clean
+.PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade notebooks site slides handout wheels lint bench \
+  clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -61,6 +75,12 @@ $(READY): pyproject.toml tests/constraints.txt
 	@test $(READER) -nt pyproject.toml || { $(FRESH); }
 	$(PIP) --editable '.[dev,mxnet]'
 	@touch $(READER) $@
+
+$(SITE_READY): pyproject.toml
+	$(PYTHON) -m venv --clear $(SITE_VENV)
+	$(SITE_PIP) --upgrade 'pip>=25.1'
+	$(SITE_PIP) --group site
+	@touch $@
 
 lab: $(READER)  ## Open the course in JupyterLab on 127.0.0.1
 	$(BIN)/jupyter lab --ip 127.0.0.1 --port $(PORT) $(LAB_ARGS) --notebook-dir notebooks
@@ -89,7 +109,7 @@ suites: $(READY)  ## Compare ONNX's and PyTorch's samples, and whole model zoos,
 storms: $(READY)  ## Kill tunings, saves and builds by the hundred, read damaged files by the ten thousand
 	$(QUIET) $(PASSIVE) TESTS_STORM=5 $(BIN)/python -m pytest tests --ignore tests/ui -m storm
 
-test-ui: $(READY)  ## Run every notebook in a real JupyterLab in headless Chromium
+test-ui: $(READY) site  ## Run every notebook in a real JupyterLab, and look at the site, in headless Chromium
 	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui
 
 tvm-upgrade: $(READY)  ## Leave out each workaround for TVM in turn, run its tests, and print which may go
@@ -100,6 +120,21 @@ notebooks: $(READY)  ## Execute every notebook and store its outputs; write the 
 	  --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=300 $(NOTEBOOKS)
 	$(BIN)/python -m tvmnotes.course.lessons
 
+site: $(SITE_READY)  ## Make the course, as it is stored, into pages with a search, in site/
+	$(SITE_PYTHON) -m tvmnotes.course.publish.pages
+	$(SITE_PYTHON) -m mkdocs build --quiet --clean --config-file .cache/site/mkdocs.yml
+	$(SITE_PYTHON) -m tvmnotes.course.publish.links site
+
+slides: $(SITE_READY)  ## Make slides of each lesson, in slides/
+	$(SITE_PYTHON) -m tvmnotes.course.publish.slides slides
+
+handout: $(SITE_READY)  ## Make handout.zip for a class: lessons without answers, with blanks where a teacher types
+	$(SITE_PYTHON) -m tvmnotes.course.publish.handout handout.zip
+
+wheels: $(SITE_READY)  ## Collect all packages in wheels/, for `make lab WHEELS=folder` without a network
+	$(SITE_PYTHON) -m pip wheel --disable-pip-version-check --constraint tests/constraints.txt $(PIP_ARGS) \
+	  --wheel-dir $(TO) $(PACKED)
+
 lint: $(READY)  ## Check code and notebooks with ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -107,5 +142,5 @@ lint: $(READY)  ## Check code and notebooks with ruff
 bench: $(READY)  ## Time the notes' networks against PyTorch and ONNX Runtime
 	$(BIN)/python -m tvmnotes bench resnet18 resnet50 mobilenet_v2
 
-clean:  ## Remove the environment, and what quick tests have compiled
-	rm -rf $(VENV) .cache
+clean:  ## Remove the environments, what quick tests have compiled, and what was made for readers and classes
+	rm -rf $(VENV) $(SITE_VENV) .cache site slides handout.zip

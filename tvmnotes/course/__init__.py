@@ -8,6 +8,7 @@ lessons     the plan of the course, in README.md and notebook 00
 models      networks by name, with pretrained or seeded weights
 plots       the figures of the notebooks
 processes   programs in the background, such as a tracker and servers
+publish     a site, slides and a handout, made of the stored notebooks
 show        TVM programs as highlighted TVMScript
 vision      ImageNet's preprocessing and top-k classes
 """

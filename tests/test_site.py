@@ -1,0 +1,312 @@
+"""What is made for readers and classes: pages and links of the site, slides, handout, plans; and who calls make."""
+
+import base64
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tvmnotes.course import lessons
+from tvmnotes.course.publish import handout, links, pages, slides
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10, where pytest brings it
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+MAKEFILE = (ROOT / "Makefile").read_text()
+PIXEL = base64.b64encode(b"a picture").decode()
+
+
+def notebook(*cells):
+    """A notebook of Markdown, each a text, and code, each a pair of source and outputs."""
+    written = []
+    for number, cell in enumerate(cells):
+        if isinstance(cell, str):
+            written.append({"cell_type": "markdown", "id": f"cell-{number}", "metadata": {}, "source": cell})
+        else:
+            source, *outputs = cell
+            written.append({"cell_type": "code", "id": f"cell-{number}", "metadata": {}, "source": source,
+                            "execution_count": number, "outputs": outputs})  # fmt: skip
+    return {"cells": written, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def shown(**data):
+    return {"output_type": "display_data", "data": {kind.replace("_", "/"): text for kind, text in data.items()}}
+
+
+def lesson(name):
+    return json.loads((pages.NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))
+
+
+LESSONS = {entry.name: lesson(entry.name) for entry in lessons.LESSONS}
+TABLE = "<style scoped>.dataframe</style>\n<table>\n<tr>\n<td>1</td>\n</tr>\n</table>"
+
+
+# ---------------------------------------------------------------- pages
+
+
+def test_a_page_has_the_text_the_code_and_every_output_of_its_notebook():
+    text, figures = pages.page(
+        notebook(
+            "# Title\n[00](00_start_here.ipynb) [a](b.ipynb#c) [d](e.md)\n<details><summary>Answer</summary>",
+            (
+                "print('```')",
+                {"output_type": "stream", "name": "stdout", "text": ["\x1b[31mred\x1b[0m\n"]},
+                {"output_type": "stream", "name": "stdout", "text": "and more\n"},
+                shown(text_html=TABLE, text_plain="1"),
+                shown(text_html="<pre><b>x</b> &lt; 1</pre>", text_plain="object"),
+                shown(image_png=PIXEL, text_plain="figure"),
+                {"output_type": "execute_result", "data": {"image/svg+xml": "<svg/>", "text/html": "<img/>"}},
+                shown(text_plain="42"),
+            ),
+        ),
+        "name",
+    )
+    assert "[00](00_start_here.md) [a](b.md#c) [d](e.md)" in text and '<details markdown="1">' in text
+    assert "```` { .python }\nprint('```')\n````" in text
+    assert "``` { .text .output }\nred\nand more\n```" in text
+    assert '<div class="output"><table><tr><td>1</td></tr></table></div>' in text
+    assert "``` { .python .output }\nx < 1\n```" in text
+    assert "``` { .text .output }\n42\n```" in text
+    assert figures == {"name-cell-1-3.png": b"a picture", "name-cell-1-4.svg": b"<svg/>"}
+    assert all(f"]({name})" in text for name in figures)
+
+
+def test_an_error_is_shown():
+    output = {"output_type": "error", "ename": "E", "evalue": "", "traceback": ["\x1b[1mTraceback", "E: it"]}
+    text, _ = pages.page(notebook(("1 / 0", output)), "name")
+    assert "Traceback\nE: it" in text
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    pages.write(folder)
+    return folder
+
+
+def test_the_menu_has_every_page_and_no_page_links_a_notebook(written):
+    settings = json.loads((written / "mkdocs.yml").read_text())
+    named = re.findall(r'"([\w/]+\.md)"', json.dumps(settings["nav"]))
+    found = [path.relative_to(written / "pages").as_posix() for path in (written / "pages").rglob("*.md")]
+    assert sorted(named) == sorted(found)
+    assert {f"{path.stem}.md" for path in (ROOT / "notebooks").glob("*.md")} <= set(found)
+    for path in (written / "pages").rglob("*.md"):
+        assert ".ipynb)" not in path.read_text(encoding="utf-8"), path.name
+
+
+def test_each_figure_that_a_page_shows_is_written(written):
+    for path in (written / "pages").rglob("*.md"):
+        for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", path.read_text(encoding="utf-8")):
+            assert (path.parent / name).stat().st_size, f"{path.name}: {name}"
+
+
+def test_the_api_page_names_all_that_the_package_gives():
+    import tvmnotes
+
+    named = re.findall(r"^::: (.*)", pages.api(), re.M)
+    assert {name.rpartition(".")[2] for name in named} >= {*tvmnotes._PUBLIC, *tvmnotes._MODULES, "env"}
+
+
+def test_the_settings_load_nothing_from_elsewhere():
+    text = pages.SETTINGS.read_text()
+    settings = yaml.safe_load(text)
+    assert "//" not in text and "//" not in pages.SETTINGS.with_name("site.css").read_text()
+    assert settings["theme"]["font"] is False and settings["strict"]
+
+
+# ---------------------------------------------------------------- links
+
+
+def site(folder, **texts):
+    for name, text in texts.items():
+        path = folder / name.replace("_", ".")
+        path.write_text(text)
+    return folder
+
+
+def test_dead_links_and_what_comes_from_elsewhere_are_found(tmp_path):
+    site(
+        tmp_path,
+        index_html='<a href="b.html">1</a> <a href="b.html#here">2</a> <a href="#top">3</a> <a href="/b.html">4</a> '
+        '<a href="https://tvm.apache.org/x#y">5</a> <a href="mailto:a@b">6</a> <img src="data:image/png;base64,AA">'
+        '<link rel="stylesheet" href="style.css"><link rel="canonical" href="https://a.b/index.html">',
+        b_html='<h2 id="here">H</h2> <a href="lost.html">1</a> <a href="index.html#lost">2</a>'
+        '<script src="https://cdn.org/x.js"></script> <img src="//cdn.org/x.png"> <img src="lost.png">'
+        '<style>@import "https://cdn.org/a.css";</style> <p style="background: url(http://cdn.org/b.png)">',
+        style_css="@font-face { src: url('https://cdn.org/font.woff2') } p { background: url(x.png) }",
+    )
+    assert [problem.replace("https:", "").replace("http:", "") for problem in links.problems(tmp_path)] == [
+        "b.html: loads //cdn.org/x.js from another host",
+        "b.html: loads //cdn.org/x.png from another host",
+        "b.html: loads //cdn.org/a.css from another host",
+        "b.html: loads //cdn.org/b.png from another host",
+        "b.html: lost.html leads to no file",
+        "b.html: index.html#lost leads to no heading",
+        "b.html: lost.png leads to no file",
+        "style.css: loads //cdn.org/font.woff2 from another host",
+    ]
+
+
+def test_a_folder_without_pages_is_no_site(tmp_path):
+    with pytest.raises(FileNotFoundError, match="expected the pages of a site, found none; run `make site`"):
+        links.problems(tmp_path)
+
+
+# ---------------------------------------------------------------- slides
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_slides_open_with_the_title_close_with_the_recap_and_load_nothing(name):
+    found = slides.slides(LESSONS[name])
+    assert found[0].startswith("<h1>") and "What you will learn" in found[0]
+    assert "<h2>Recap</h2>" in found[-1] and "<li>" in found[-1] and "Exercises" not in found[-1]
+    page = links.Page(slides.document(LESSONS[name], "00"))
+    assert not page.leads and all(address.startswith("data:image/") for address in page.loads)
+
+
+def test_a_section_gives_a_slide_for_each_figure_table_and_question():
+    question = "**Predict before you run.** Which?\n\n<details><summary>Answer</summary>\n\nThis.\n\n</details>"
+    found = slides.slides(
+        notebook(
+            "# Title\n\n**What you will learn:** much.\n\nMore.",
+            "## 1. First\n\nText.",
+            ("a", shown(image_png=PIXEL, text_plain=""), shown(text_plain="42")),
+            "Text.\n\n## 2. Second\n\n" + question,
+            ("b", shown(text_html=TABLE)),
+            "## 3. Third\n\nNothing to show.",
+            "## Recap\n\n- One\n- Two\n\n## Exercises\n\n1. Do it.",
+        )
+    )
+    assert [re.findall(r"<h\d>(.*?)</h\d>", slide) for slide in found] == [
+        ["Title"],
+        ["1. First"],
+        ["2. Second"],
+        ["2. Second"],
+        ["Recap"],
+    ]
+    assert "More" not in found[0] and PIXEL in found[1] and "This." in found[2] and "<td>1</td>" in found[3]
+
+
+# ---------------------------------------------------------------- the handout
+
+
+def test_blanks_are_the_short_cells_that_open_a_section():
+    long = "x = 1\n" * (handout.TYPED + 1)
+    cells = notebook(
+        "# Title", "## 1. First", ("import a",), "## 2. Second", ("b",), ("c",), "## 3. Third", (long,), "## Recap"
+    )
+    assert handout.blanks(cells) == {"cell-4": "2. Second"}
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_handout_has_no_answer_and_no_output_and_its_code_is_the_lessons(name):
+    made, code = handout.blanked(LESSONS[name], name)
+    cells = {cell["id"]: cell for cell in made["cells"]}
+    assert len(cells) == len(made["cells"]) == len(LESSONS[name]["cells"]) + len(code)
+    assert not any("<details>" in cell["source"] or "solutions/" in cell["source"] for cell in made["cells"])
+    loaded = {}
+    for cell in made["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+            if cell["source"].startswith("%load "):
+                loaded[cell["id"].removesuffix("-load")] = code[cell["source"].removeprefix("%load ")]
+    assert len(loaded) == len(code) > 0
+    for cell in LESSONS[name]["cells"]:
+        if cell["cell_type"] == "code":
+            source = loaded.get(cell["id"], cells[cell["id"]]["source"])
+            assert source.rstrip("\n") == "".join(cell["source"]).rstrip("\n")
+    assert all(line.startswith("#") for id in loaded for line in cells[id]["source"].splitlines())
+
+
+def test_the_zip_holds_lessons_their_code_and_drawings_and_no_answers(tmp_path):
+    handout.write(tmp_path / "handout.zip")
+    with zipfile.ZipFile(tmp_path / "handout.zip") as archive:
+        names = archive.namelist()
+        first = json.loads(archive.read("handout/00_start_here.ipynb"))
+    (load,) = [cell["source"] for cell in first["cells"] if cell["id"] == "three-calls-load"]
+    assert "handout/" + load.removeprefix("%load ") in names
+    assert {f"handout/{name}.ipynb" for name in LESSONS} | {"handout/stack.svg", "handout/glossary.md"} <= set(names)
+    assert not [name for name in names if "solutions" in name]
+
+
+# ---------------------------------------------------------------- TEACHING.md
+
+TEACHING = (ROOT / "TEACHING.md").read_text(encoding="utf-8")
+
+
+def rows(mark):
+    """The rows of the table between two marks, without the heads of its columns."""
+    (table,) = re.findall(rf"<!-- {mark} -->\n\n(.*?)\n\n<!-- /{mark} -->", TEACHING, re.S)
+    return [[field.strip() for field in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+PARTS = {int(part): (where, int(minutes), after) for part, where, minutes, after in rows("parts")}
+
+
+def test_parts_are_short_cover_each_lesson_and_come_after_what_they_need():
+    assert list(PARTS) == list(range(1, len(PARTS) + 1))
+    total = dict.fromkeys(lessons.BY_NUMBER, 0)
+    sections = {number: set() for number in total}
+    for part, (where, minutes, after) in PARTS.items():
+        number = re.match(r"\[(\w+)\]", where)[1]
+        total[number] += minutes
+        assert 20 <= minutes <= 25
+        assert all(int(other) < part for other in re.findall(r"\d+", after))
+        first, last = (re.findall(r"\d+", where.partition("sections")[2]) or [0, 0])[:2]
+        sections[number] |= set(range(int(first), int(last) + 1))
+    assert {number for number in total if total[number] < lessons.BY_NUMBER[number].minutes} == set()
+    for number, covered in sections.items():
+        text = "\n".join("".join(cell["source"]) for cell in LESSONS[lessons.BY_NUMBER[number].name]["cells"])
+        numbered = {int(n) for n in re.findall(r"^## (\d+)\. ", text, re.M)}
+        assert covered in ({0}, numbered), number
+
+
+def test_a_plan_adds_up_and_each_part_comes_after_what_it_needs():
+    three_days = []
+    for plan, parts, blocks, minutes in rows("plans"):
+        named = [int(part) for part in parts.split(", ")]
+        assert sum(PARTS[part][1] for part in named) + 25 * int(blocks) == int(minutes), plan
+        before = three_days if plan.startswith("three days") else []
+        for part in named:
+            assert {int(other) for other in re.findall(r"\d+", PARTS[part][2])} <= set(before), (plan, part)
+            before.append(part)
+    assert len(three_days) == len(set(three_days))
+
+
+def test_each_part_has_something_to_say():
+    said = re.findall(r"^\*\*([\d, ]+)\. ", TEACHING, re.M)
+    assert [int(part) for entry in said for part in entry.split(", ")] == list(PARTS)
+
+
+# ---------------------------------------------------------------- the Makefile and who calls it
+
+
+def test_the_workflow_and_the_container_only_call_targets_that_exist():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    started = json.loads(re.search(r"^CMD (.*)", (ROOT / ".devcontainer" / "Dockerfile").read_text(), re.M)[1])
+    targets = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.M))
+    for command in (*commands, container["postAttachCommand"], " ".join(started)):
+        make, *called = command.split()
+        assert make == "make" and called and set(called) <= targets
+
+
+def test_wheels_are_collected_for_what_make_lab_and_make_site_install():
+    packed = re.search(r"^PACKED \?= (.*)", MAKEFILE, re.M)[1].split()
+    assert re.findall(r"--editable '(.*?)'", MAKEFILE)[0] == packed[0].strip("'")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert f"--group {packed[packed.index('--group') + 1]}" in MAKEFILE.replace(" ".join(packed), "")
+    assert set(project["build-system"]["requires"]) <= set(packed)
+    assert packed[2] in project["dependency-groups"]
+
+
+def test_the_environment_of_the_site_holds_no_framework():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert not re.search("torch|tvm|onnx|jupyter", " ".join(project["dependency-groups"]["site"]))

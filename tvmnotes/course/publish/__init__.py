@@ -1,0 +1,10 @@
+"""What the course is published as: a static site, slides, and a handout for a class. No notebook runs for it.
+
+formulas    TeX in pages as MathML; MkDocs calls it
+handout     lessons without answers, with blanks where a teacher types
+links       dead links of a site, and what it loads from elsewhere
+pages       lessons, answers and the API as Markdown pages for MkDocs
+slides      a lesson's headings, figures, questions and recap as slides
+mkdocs.yml  the settings of the site, but for its list of pages
+site.css    how outputs of cells look
+"""
