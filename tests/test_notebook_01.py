@@ -165,4 +165,6 @@ def test_a_run_can_have_a_row_of_metaschedules_records(peers, tmp_path):
     for name in ("database_workload.json", "database_tuning_record.json"):
         (tmp_path / name).touch()
     run = scoreboard.measure_rows("digits", seconds=0.01, metaschedule=str(tmp_path))
-    assert list(run["rows"]) == [*scoreboard.ROWS, scoreboard.METASCHEDULE]
+    rows = list(scoreboard.ROWS)
+    rows.insert(rows.index("tvm.compile, CPU pipeline") + 1, scoreboard.METASCHEDULE)
+    assert list(run["rows"]) == rows
