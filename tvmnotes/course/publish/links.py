@@ -12,7 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 # Attributes whose address a browser loads by itself; and of <link>, the relations for which it does.
 _LOADS = ("src", "srcset", "poster", "data")
-_FETCHED = set("stylesheet icon preload prefetch preconnect dns-prefetch modulepreload manifest".split())
+_FETCHED = {"stylesheet", "icon", "manifest", "modulepreload"}
+_FETCHED |= {"preload", "prefetch", "preconnect", "dns-prefetch"}
 _FAR = re.compile(r"(?:https?:)?//")
 _OTHER = re.compile(r"(?:https?:)?//|[\w+.-]+:")  # another host or, like mailto: and data:, another scheme
 
