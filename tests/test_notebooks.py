@@ -179,7 +179,7 @@ def test_the_cheat_sheet_names_each_call_of_the_package_and_only_what_exists():
     modules = {"tn": "tvmnotes", "lib": "tvmnotes.runtime.compiled.Compiled", "tvm": "tvm", "torch": "torch"}
     named = set(re.findall(r"\b(tn|lib|tvm|torch)\b((?:\.\w+)+)", text))
     assert not [first + rest for first, rest in named if pydoc.locate(modules[first] + rest) is None]
-    assert {("tn", f".{call}") for call in tvmnotes._PUBLIC} <= named
+    assert {("tn", f".{call}") for call in tvmnotes.PUBLIC} <= named
 
 
 # ---------------------------------------------------------------- the glossary

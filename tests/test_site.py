@@ -110,7 +110,7 @@ def test_the_api_page_names_all_that_the_package_gives():
     import tvmnotes
 
     named = re.findall(r"^::: (.*)", pages.api(), re.M)
-    assert {name.rpartition(".")[2] for name in named} >= {*tvmnotes._PUBLIC, *tvmnotes._MODULES, "env"}
+    assert {name.rpartition(".")[2] for name in named} >= {*tvmnotes.PUBLIC, *tvmnotes.MODULES, "env"}
 
 
 def test_the_settings_load_nothing_from_elsewhere():

@@ -19,7 +19,7 @@ from .base import env, workarounds
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
+PUBLIC = {
     "from_pytorch": "importers.pytorch",
     "from_onnx": "importers.onnx",
     "from_mxnet": "importers.mxnet.importer",
@@ -33,7 +33,7 @@ _PUBLIC = {
     "tune": "tuning",
 }
 # The modules that notebooks use by name, such as `tn.plots`, and the layers that they belong to.
-_MODULES = {
+MODULES = {
     **dict.fromkeys(("data", "spec"), "base"),
     **dict.fromkeys(("asm", "digits", "models", "plots", "vision"), "course"),
     **dict.fromkeys(("benchmark", "measure", "peak", "profiling", "threads", "tracing"), "measuring"),
@@ -45,15 +45,15 @@ _LAYERS = ("base", "classic", "compiler", "course", "importers", "measuring", "r
 # torch and TVM have circular imports: of two threads that import them at once, one would get half a module.
 _importing = RLock()
 
-__all__ = ["env", *_PUBLIC, *_MODULES, *_LAYERS]
+__all__ = ["env", *PUBLIC, *MODULES, *_LAYERS]
 
 
 def __getattr__(name: str):
     with _importing:
-        if name in _PUBLIC:
-            value = getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
-        elif name in _MODULES:
-            value = import_module(f"{__name__}.{_MODULES[name]}.{name}")
+        if name in PUBLIC:
+            value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
+        elif name in MODULES:
+            value = import_module(f"{__name__}.{MODULES[name]}.{name}")
         elif name in _LAYERS:
             value = import_module(f"{__name__}.{name}")
         else:

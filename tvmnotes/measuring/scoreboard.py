@@ -55,7 +55,7 @@ def measure_rows(name: str = "resnet18", seconds: float = _SECONDS, metaschedule
         calls = {}
         for row, runtime in ROWS.items():
             calls[row] = benchmark.candidate(runtime, net, x, Path(folder))
-            if runtime == "pipeline" and metaschedule is not None:
+            if row == "tvm.compile, CPU pipeline" and metaschedule is not None:
                 calls[METASCHEDULE] = benchmark.with_metaschedule(net, x, metaschedule)
         reference = calls["PyTorch eager"](x)
         for row, call in calls.items():

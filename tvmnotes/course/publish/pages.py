@@ -116,10 +116,10 @@ def _plain(text: str) -> str:
 def api() -> str:
     """Write the page of the API. mkdocstrings puts docstrings in place of the lines that begin with `:::`."""
     parts = [_ABOUT_API, "## Functions"]
-    parts += [f"::: tvmnotes.{module}.{name}" for name, module in PACKAGE._PUBLIC.items()]
+    parts += [f"::: tvmnotes.{module}.{name}" for name, module in PACKAGE.PUBLIC.items()]
     parts += ["## What they return", "::: tvmnotes.runtime.compiled.Compiled"]
     parts += ["## Modules", "::: tvmnotes.base.env"]
-    parts += [f"::: tvmnotes.{layer}.{name}" for name, layer in PACKAGE._MODULES.items()]
+    parts += [f"::: tvmnotes.{layer}.{name}" for name, layer in PACKAGE.MODULES.items()]
     return "\n\n".join(parts) + "\n"
 
 
