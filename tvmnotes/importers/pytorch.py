@@ -43,7 +43,7 @@ from .pytorch_operators import CONVERTERS
 from .pytorch_recurrent import PACKED, packs
 from .pytorch_steps import steps
 from .pytorch_types import exact, promote
-from .pytorch_writes import combine
+from .pytorch_writes import combine, exported
 
 _SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
@@ -305,7 +305,7 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
     try:
         if isinstance(model, _SCRIPTED):
             return torch.export.export(_unscript(model, examples), examples)
-        return torch.export.export(model, examples)
+        return exported(model, examples)
     except Exception as error:
         try:
             with torch.no_grad():

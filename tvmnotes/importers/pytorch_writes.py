@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.overrides import TorchFunctionMode
 from tvm import relax
 
 from ..base.indices import checked
@@ -227,6 +229,48 @@ def _emit(graph: fx.Graph, write: _Write, root: fx.Node) -> fx.Node:
                 shown = _call(graph, aten.squeeze.dim, shown, axis)
     write.node.replace_all_uses_with(shown)
     return result
+
+
+def exported(model: torch.nn.Module, examples: tuple[Tensor, ...]) -> ExportedProgram:
+    """Export a module as torch.export does, also one with a tensor without axes as an index."""
+    try:
+        return torch.export.export(model, examples)
+    except GuardOnDataDependentSymNode:
+        with _TensorPositions():
+            return torch.export.export(model, examples)
+
+
+class _TensorPositions(TorchFunctionMode):
+    """A context in which a tensor without axes is an index like any other: x[:, position], and writing there.
+
+    PyTorch takes the number out of such a tensor, which it does not know while it exports.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Run a function of PyTorch, with an index of one axis in place of one without axes."""
+        if func not in (Tensor.__getitem__, Tensor.__setitem__):
+            return func(*args, **(kwargs or {}))
+        x, items, *values = args
+        items = list(items) if isinstance(items, tuple) else [items]
+        tensors = [place for place, item in enumerate(items) if isinstance(item, Tensor)]
+        place = tensors[0] if len(tensors) == 1 else None
+        if place is None or items[place].ndim or items[place].dtype not in _INTEGERS:
+            return func(*args, **(kwargs or {}))
+        items[place] = items[place].reshape(1)
+        used = sum(item is not None and item is not Ellipsis for item in items)
+        after = sum(item is None or isinstance(item, slice) for item in items[place + 1 :])
+        if not any(item is Ellipsis for item in items[:place]):  # the axes that no item names
+            after += x.ndim - used
+        if not values:
+            result = func(x, tuple(items))
+            return result.squeeze(result.ndim - after - 1)
+        (value,) = values
+        if isinstance(value, Tensor) and value.ndim > after:
+            value = value.unsqueeze(value.ndim - after)
+        return func(x, tuple(items), value)
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def _call(graph: fx.Graph, target: Any, x: fx.Node, *args: int) -> fx.Node:
