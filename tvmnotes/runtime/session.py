@@ -1,13 +1,8 @@
 """Sessions: several states of one network side by side."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..base.spec import TensorSpec
-
-if TYPE_CHECKING:
-    from .compiled import Compiled
 
 
 class Session:
@@ -20,10 +15,10 @@ class Session:
     call was to write: `reset` it.
 
     Attributes:
-        compiled: The network.
+        compiled: The network, a `Compiled`.
     """
 
-    def __init__(self, compiled: "Compiled"):
+    def __init__(self, compiled):
         self.compiled = compiled
         self._held = []
 
