@@ -196,22 +196,22 @@ class _Graph:
         for place, binding in enumerate(self.bindings):
             is_writer = place in writers
             reads = binding.value.args[1].fields[1:] if is_writer else [binding.value]
-            read = [ends[var] for expr in reads for var in _variables(expr) if var in ends]
-            if any(is_writer or place > end for end in read):
+            read = [var for expr in reads for var in _variables(expr) if var in ends]
+            if any(is_writer or place > ends[var] for var in read):
                 return []
-            if read and self._may_share(binding):
-                ends[binding.var] = min(read)
+            if any(_may_share(binding, var) for var in read):
+                ends[binding.var] = min(ends[var] for var in read)
         others = [head for n, head in enumerate(self.heads) if n != output]
         shared = any(var in ends for head in others for var in _variables(head))
         return [] if shared else values[1:]
 
-    def _may_share(self, binding) -> bool:
-        """Return whether a result may lie in the memory of an operand: a kernel may turn out to be a view."""
-        call, shape = binding.value, fixed_shape(binding.var.ty)
-        if getattr(getattr(call, "op", None), "name", "") != "relax.call_tir" or shape is None:
-            return True
-        sizes = [fixed_shape(field.ty) for field in call.args[1].fields]
-        return any(size is None or math.prod(size) == math.prod(shape) for size in sizes)
+
+def _may_share(binding, var: relax.Var) -> bool:
+    """Return whether a result may lie in the memory of an operand: a kernel may turn out to be a view."""
+    shape, own = fixed_shape(binding.var.ty), fixed_shape(var.ty)
+    if getattr(getattr(binding.value, "op", None), "name", "") != "relax.call_tir" or None in (shape, own):
+        return True
+    return math.prod(shape) == math.prod(own)
 
 
 def is_write(mod: tvm.IRModule, call) -> bool:
