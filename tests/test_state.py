@@ -21,7 +21,7 @@ def random(rng, *shape):
 
 
 def build(function, shapes, state, **options):
-    mod, params = tn.from_pytorch(Function(function), shapes)
+    mod, params = tn.from_pytorch(Function(function).eval(), shapes)
     return tn.build(mod, params, state=state, **options)
 
 
@@ -105,7 +105,7 @@ def test_each_thread_may_have_a_session(rng):
 )
 def test_what_does_not_fit_is_told(state, error, text):
     shapes = {"x": (2, 3), "total": (2, 3), "small": (3,), "half": ((2, 3), "float16")}
-    mod, params = tn.from_pytorch(Function(lambda x, total, small, half: (x, total + small, half + 1)), shapes)
+    mod, params = tn.from_pytorch(Function(lambda x, total, small, half: (x, total + small, half + 1)).eval(), shapes)
     with pytest.raises(error, match="state: .*" + text):
         tn.build(mod, params, state=state)
 
@@ -226,7 +226,7 @@ def test_writes_of_other_dtypes_and_several_positions(dtype, rng):
     """Without state, too: the input that is passed stays as it is."""
     shapes = {"x": ((3, 6, 2), dtype), "y": ((3, 2, 2), dtype), "index": ((2,), "int64")}
     net = Function(lambda x, y, index: (x.index_copy(1, index, y), x.index_put((None, index - 6), y)))
-    mod, params = tn.from_pytorch(net, shapes)
+    mod, params = tn.from_pytorch(net.eval(), shapes)
     x, y = (torch.from_numpy(rng.integers(0, 9, shapes[name][0])).to(getattr(torch, dtype)) for name in "xy")
     before, index = x.clone(), torch.tensor([4, 1])
     for level in (0, 3):
@@ -247,7 +247,7 @@ def test_an_index_out_of_range_changes_nothing(rng):
 
 def test_writes_for_a_gpu(rng):
     net = Function(lambda position, k, cache: (k, put_into_layers(cache, position, k)))
-    mod, params = tn.from_pytorch(net, SHAPES)
+    mod, params = tn.from_pytorch(net.eval(), SHAPES)
     position, k, cache = np.array([3]), random(rng, *SHAPES["k"]), random(rng, *CACHE)
     wanted = net(*map(torch.from_numpy, (position, k, cache)))
     np.testing.assert_allclose(run_emulated(mod, params, position, k, cache)[1], wanted[1], rtol=1e-5, atol=1e-5)
@@ -262,7 +262,7 @@ def test_an_lstm_fed_step_by_step(level, rng):
     net = Function(lambda x, h, c: lstm(x, (h, c)))
     net.lstm = lstm
     shapes = {"x": (1, 3, 5), "h": (2, 3, 7), "c": (2, 3, 7)}
-    mod, params = tn.from_pytorch(net, shapes)
+    mod, params = tn.from_pytorch(net.eval(), shapes)
     lib = tn.build(mod, params, state={"h": "output1", "c": "output2"}, opt_level=level)
     x = random(rng, 50, 3, 5)
     with torch.inference_mode():
@@ -306,7 +306,7 @@ class Step(nn.Module):
 
     def forward(self, token, position, keys, values):
         decoder, keys, values = self.decoder, keys.clone(), values.clone()
-        mask = torch.arange(LENGTH) <= position
+        mask = (torch.arange(LENGTH) <= position)[None]
         x = decoder.embed(token) + decoder.places(position)
         for layer in range(LAYERS):
             q, k, v = decoder.heads(layer, x)

@@ -31,7 +31,7 @@ _library.define(
     "bool negative) -> Tensor"
 )
 _SAME = (aten.clone.default, aten.alias.default)
-_VIEWS = (*_SAME, aten.slice.Tensor, aten.squeeze.dim)
+_VIEWS = (*_SAME, aten.slice.Tensor, aten.squeeze.dims)
 _KINDS = (aten.index_put.default, aten.index_copy.default, aten.slice_scatter.default)
 
 
@@ -106,11 +106,9 @@ def _box(node: fx.Node) -> _Box:
             if step == 1 and not any(isinstance(n, fx.Node) for n in (start, end)):
                 return _box(x).narrowed(dim, start, end)
         else:
-            box, rank = _box(x), len(_shape(x))
-            if rank == len(_shape(node)):
-                return box
-            dim = node.args[1] % rank
-            return replace(box, axes=(*box.axes[:dim], *box.axes[dim + 1 :]))
+            box, shape = _box(x), _shape(x)
+            dropped = {dim % len(shape) for dim in node.args[1] if shape[dim] == 1}
+            return replace(box, axes=tuple(a for dim, a in enumerate(box.axes) if dim not in dropped))
     shape = _shape(node)
     return _Box(node, (0,) * len(shape), shape, tuple(range(len(shape))))
 
@@ -224,9 +222,8 @@ def _emit(graph: fx.Graph, write: _Write, root: fx.Node) -> fx.Node:
         for axis, (start, size) in enumerate(zip(view.starts, view.sizes, strict=True)):
             if size != _shape(root)[axis]:
                 shown = _call(graph, aten.slice.Tensor, shown, axis, start, start + size)
-        for axis in reversed(range(len(view.sizes))):
-            if axis not in view.axes:
-                shown = _call(graph, aten.squeeze.dim, shown, axis)
+        dropped = [axis for axis in range(len(view.sizes)) if axis not in view.axes]
+        shown = _call(graph, aten.squeeze.dims, shown, dropped) if dropped else shown
     write.node.replace_all_uses_with(shown)
     return result
 
@@ -273,7 +270,7 @@ class _TensorPositions(TorchFunctionMode):
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def _call(graph: fx.Graph, target: Any, x: fx.Node, *args: int) -> fx.Node:
+def _call(graph: fx.Graph, target: Any, x: fx.Node, *args: Any) -> fx.Node:
     node = graph.call_function(target, (x, *args))
     node.meta["val"] = target(x.meta["val"], *args)
     return node
