@@ -225,7 +225,7 @@ def test_a_cache_that_is_still_needed_is_right(write, level, rng):
 def test_writes_of_other_dtypes_and_several_positions(dtype, rng):
     """Without state, too: the input that is passed stays as it is."""
     shapes = {"x": ((3, 6, 2), dtype), "y": ((3, 2, 2), dtype), "index": ((2,), "int64")}
-    net = Function(lambda x, y, index: (x.index_copy(1, index, y), x.index_put((None, index - 6), y)))
+    net = Function(lambda x, y, index: (x.index_copy(1, index, y), torch.ops.aten.index_put(x, [None, index - 6], y)))
     mod, params = tn.from_pytorch(net.eval(), shapes)
     x, y = (torch.from_numpy(rng.integers(0, 9, shapes[name][0])).to(getattr(torch, dtype)) for name in "xy")
     before, index = x.clone(), torch.tensor([4, 1])

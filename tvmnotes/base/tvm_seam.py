@@ -34,8 +34,6 @@ OPAQUE = 8  # and one that nothing is fused with
 # `VirtualMachine.POOLED_ALLOCATOR` in tvm/runtime/vm.py, which cannot be imported without the compiler.
 POOLED_ALLOCATOR = 2  # it keeps what is freed
 
-ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
-
 CONCATENATE = "concatenate"  # how the kernels of relax.concat begin: tvm/relax/transform/legalize_ops
 TIR_PREFIX = "tir_"  # of elementwise kernels' names: legalize_ops/unary.py there
 FUSED_PREFIX = "fused_"  # of the functions that FuseOps makes: src/relax/transform/fuse_ops.cc

@@ -67,7 +67,7 @@ def build(
         )
     lookup = resolve_records(records, target)
     with pass_lock, target:
-        mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup, kept))(mod)
+        mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)
         mod = write_in_place(kept)(mod) if kept else mod
         names = {array_key(array): name for name, array in arrays.items()}
         mod, constants = pipeline.lift_constants(mod, names)

@@ -31,31 +31,24 @@ from .recurrent.unroll import unroll_recurrent
 from .rules.base import annotations
 from .rules.base.vector import simd_of
 from .scheduling import schedule_kernels
-from .state import slices_to_views
 from .writes import writes_to_kernels, writes_to_operators
 
 OPT_LEVELS = (0, 1, 2, 3)
 
 
 def passes(
-    opt_level: int,
-    target: tvm.target.Target,
-    lookup: Lookup | None = None,
-    kept: dict[str, int] | None = None,
+    opt_level: int, target: tvm.target.Target, lookup: Lookup | None = None
 ) -> list[tvm.transform.Pass]:
     """List the graph passes of an opt level, in order, from an imported module to one kernel per fused group.
 
-    At level 3, `lookup` gives the configs of kernels. `kept` are the inputs that are state, as
-    `state.resolve_state` returns them.
+    At level 3, `lookup` gives the configs of kernels.
     """
     simd = None if target.kind.name == "cuda" else simd_of(target)
     half_sums = [(0, sums_in_float32())] if simd else []  # a GPU's tensor cores do so by themselves
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
     blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
-    writes = [writes_to_kernels() if simd else writes_to_operators()]
-    if kept and simd:
-        writes.append(slices_to_views(kept))
+    writes = writes_to_kernels() if simd else writes_to_operators()
     scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `cuda.scheduled` does it
     from_level = [
         # the graph
@@ -78,7 +71,7 @@ def passes(
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
         (0, checks),
-        *((0, step) for step in writes),
+        (0, writes),
         (0, special_values.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
         (0, t.LegalizeOps(legalizations(simd, lookup, opt_level))),

@@ -11,11 +11,8 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
-from ..base.relax import bytes_of, fixed_shape, shape_text
-from ..base.tvm_seam import ALIGNMENT
+from ..base.relax import fixed_shape, shape_text
 from . import writes
-
-_VIEWS = ("relax.squeeze", "relax.reshape", "relax.expand_dims", "relax.memory.view")
 
 
 def resolve_state(main: relax.Function, state) -> dict[str, int]:
@@ -65,64 +62,6 @@ def resolve_state(main: relax.Function, state) -> dict[str, int]:
 
 def _text(ty) -> str:
     return f"{ty.dtype}[{', '.join(map(str, shape_text(ty) or '?'))}]"
-
-
-def slices_to_views(kept: dict[str, int]) -> tvm.transform.Pass:
-    """Make the pass that turns a slice of an input `kept`, such as a layer of a cache, into a view if it may.
-
-    A kernel would copy it. The slice has to be contiguous, and where kernels expect a tensor to begin.
-    """
-
-    @tvm.transform.module_pass(opt_level=0, name="SlicesToViews")
-    def run(mod, _context):
-        mod = mod.clone()
-        mod["main"] = _ToViews(mod, kept).visit_expr(mod["main"])
-        return mod
-
-    return run
-
-
-@relax.expr_functor.mutator
-class _ToViews(relax.PyExprMutator):
-    def __init__(self, mod, kept: dict[str, int]):
-        super().__init__(mod)
-        self.mod, self.kept = mod, kept
-
-    def visit_call_(self, call):
-        call = self.visit_expr_post_order(call)
-        if getattr(call.op, "name", "") != "relax.strided_slice" or not self._is_kept(call.args[0]):
-            return call
-        shape, result = fixed_shape(call.args[0].ty), fixed_shape(call.ty)
-        axes, begins, _, *strides = (
-            [int(getattr(n, "value", n)) for n in arg.fields] for arg in call.args[1:5]
-        )
-        whole = next(n for n in range(len(shape) + 1) if result[n:] == shape[n:])
-        apart = (
-            any(step != 1 for each in strides for step in each) or math.prod(result[: max(0, whole - 1)]) != 1
-        )
-        start = sum(
-            begin % shape[axis] * math.prod(shape[axis + 1 :])
-            for axis, begin in zip(axes, begins, strict=True)
-        )
-        offset = start * bytes_of(call.ty.dtype)
-        if apart or offset % ALIGNMENT or not math.prod(result):
-            return call
-        number = relax.prim_value(offset)
-        return relax.op.memory.view(call.args[0], relax.ShapeExpr(result), relative_byte_offset=number)
-
-    def _is_kept(self, expr) -> bool:
-        """Return whether an expression is an input `kept`, what a write makes of one, or a view of it."""
-        while isinstance(expr, relax.Var):
-            value = self.lookup_binding(expr)
-            if value is None:
-                return expr.name in self.kept
-            if is_write(self.mod, value):
-                expr = value.args[1].fields[0]
-            elif getattr(getattr(value, "op", None), "name", "") in _VIEWS:
-                expr = value.args[0]
-            else:
-                expr = value
-        return False
 
 
 def write_in_place(kept: dict[str, int]) -> tvm.transform.Pass:

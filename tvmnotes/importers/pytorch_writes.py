@@ -161,32 +161,45 @@ def _of_slice(node: fx.Node) -> tuple:
 
 
 def _peeled(node: fx.Node) -> fx.Node:
-    """Return the node without axes of size 1 around it."""
-    while node.target is aten.unsqueeze.default:
-        node = node.args[0]
-    return node
+    """Return the node that a node is a copy of, or that with axes of size 1 around it."""
+    while True:
+        if node.target is aten.unsqueeze.default:
+            node = node.args[0]
+        elif node.target is aten.copy.default and _alike(*node.args):
+            node = node.args[1]
+        else:
+            return node
+
+
+def _alike(a: fx.Node, b: fx.Node) -> bool:
+    return (_shape(a), a.meta["val"].dtype) == (_shape(b), b.meta["val"].dtype)
 
 
 def _joined(node: fx.Node) -> list[_Write]:
-    """Return the writes to the parts of a tensor that a cat puts together again; none if it does not."""
-    parts, dim = (*node.args, 0)[:2]
-    if not all(map(_is_fixed, (node, *parts))) or not _shape(node):
+    """Return the writes to the parts of a tensor that a cat puts together again; none if it does not.
+
+    A stack is a cat along the first axis, and then a view.
+    """
+    cat = node.args[0] if node.target is aten.view.default else node
+    if cat.target is not aten.cat.default or not all(map(_is_fixed, (node, cat, *cat.args[0]))):
         return []
-    shape, offset = _shape(node), 0
+    shape, dim, offset = _shape(node), (*cat.args, 0)[1], 0
+    if not shape or (cat is not node and dim != 0):
+        return []
     dim %= len(shape)
     writes, roots = [], []
-    for part in parts:
+    for part in cat.args[0]:
         write = _write(_peeled(part))
         box = write.outer if write else _box(_peeled(part))
-        length = _shape(part)[dim]
-        starts = tuple(offset if axis == dim else 0 for axis in range(len(shape)))
-        sizes = tuple(length if axis == dim else size for axis, size in enumerate(shape))
-        if (box.starts, box.sizes) != (starts, sizes):
+        if len(box.sizes) != len(shape):
             return []
-        offset += length
+        starts = tuple(offset if axis == dim else 0 for axis in range(len(shape)))
+        if box.starts != starts or box.sizes != (*shape[:dim], box.sizes[dim], *shape[dim + 1 :]):
+            return []
+        offset += box.sizes[dim]
         roots.append(box.root)
         writes += [write] if write else []
-    return writes if len(set(roots)) == 1 and _shape(roots[0]) == shape else []
+    return writes if len(set(roots)) == 1 and _shape(roots[0]) == shape and offset == shape[dim] else []
 
 
 def combine(program: ExportedProgram) -> None:
@@ -196,7 +209,7 @@ def combine(program: ExportedProgram) -> None:
     roots = {node for node in graph.find_nodes(op="placeholder") if node.name in inputs}
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
-        if node.target is aten.cat.default:
+        if node.target in (aten.cat.default, aten.view.default):
             writes = _joined(node)
         else:
             write = _write(node)

@@ -21,7 +21,7 @@ import numpy as np
 from ..base import env, folders
 from ..base.sizes import Size, fit
 from ..base.spec import TensorSpec, dtype_of, require_dense, shorten
-from ..base.tvm_seam import ALIGNMENT, start_machine
+from ..base.tvm_seam import start_machine
 from ..base.workarounds import import_tvm_ffi
 from . import saved, threads
 from .session import Session
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 tvm_ffi = import_tvm_ffi()
 
+_ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
 # Given this as its instrument, the virtual machine has none from then on.
 tvm_ffi.register_global_func("tvmnotes.no_instrument", lambda: None, override=True)
 
@@ -401,20 +402,20 @@ def input_tensor(value, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
     if isinstance(value, tvm_ffi.Tensor):
         return plain(value)
     if isinstance(value, np.ndarray):
-        usable = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % ALIGNMENT == 0
+        usable = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % _ALIGNMENT == 0
         usable &= value.dtype.kind in "iuf"  # NumPy's DLPack has no bfloat16, and NumPy 1's no bool
         return _from_dlpack(value) if usable else copied(value)
     value = value.detach().cpu().contiguous()  # a torch tensor
-    return _from_dlpack(value if value.data_ptr() % ALIGNMENT == 0 else value.clone())
+    return _from_dlpack(value if value.data_ptr() % _ALIGNMENT == 0 else value.clone())
 
 
 def plain(tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
     """Return `tensor`, or a copy, as kernels read it: contiguous and aligned, in the CPU's memory."""
     on_cpu = tensor.device == tvm_ffi.device("cpu", tensor.device.index)
-    if on_cpu and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
+    if on_cpu and tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0:
         return tensor
     return copied(np.from_dlpack(tensor) if on_cpu else to_numpy(tensor))
 
 
 def _from_dlpack(value) -> tvm_ffi.Tensor:
-    return tvm_ffi.from_dlpack(value, require_alignment=ALIGNMENT, require_contiguous=True)
+    return tvm_ffi.from_dlpack(value, require_alignment=_ALIGNMENT, require_contiguous=True)
