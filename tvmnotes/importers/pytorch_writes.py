@@ -165,7 +165,7 @@ def _peeled(node: fx.Node) -> fx.Node:
     while True:
         if node.target is aten.unsqueeze.default:
             node = node.args[0]
-        elif node.target is aten.copy.default and _alike(*node.args):
+        elif node.target is aten.copy.default and _alike(*node.args[:2]):
             node = node.args[1]
         else:
             return node
