@@ -6,6 +6,9 @@ which base/writes.py describes; compiler/state.py can let it happen in the memor
 for index_copy, slices, and layers that stack or cat puts together again.
 """
 
+import contextlib
+import io
+import logging
 import math
 import sys
 from dataclasses import dataclass, replace
@@ -243,11 +246,19 @@ def _emit(graph: fx.Graph, write: _Write, root: fx.Node) -> fx.Node:
 
 def exported(model: torch.nn.Module, examples: tuple[Tensor, ...]) -> ExportedProgram:
     """Export a module as torch.export does, also one with a tensor without axes as an index."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    said = io.StringIO()  # PyTorch logs the first error and prints its graph
+    logger.disabled = True
     try:
-        return torch.export.export(model, examples)
+        with contextlib.redirect_stderr(said):
+            return torch.export.export(model, examples)
     except GuardOnDataDependentSymNode:
+        said = io.StringIO()
         with _TensorPositions():
             return torch.export.export(model, examples)
+    finally:
+        logger.disabled = False
+        sys.stderr.write(said.getvalue())
 
 
 class _TensorPositions(TorchFunctionMode):
