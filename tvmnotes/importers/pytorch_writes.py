@@ -110,7 +110,8 @@ def _box(node: fx.Node) -> _Box:
                 return _box(x).narrowed(dim, start, end)
         else:
             box, shape = _box(x), _shape(x)
-            dropped = {dim % len(shape) for dim in node.args[1] if shape[dim] == 1}
+            dims = node.args[1] if shape else ()
+            dropped = {dim % len(shape) for dim in dims if shape[dim] == 1}
             return replace(box, axes=tuple(a for dim, a in enumerate(box.axes) if dim not in dropped))
     shape = _shape(node)
     return _Box(node, (0,) * len(shape), shape, tuple(range(len(shape))))
@@ -121,13 +122,14 @@ def _write(node: fx.Node) -> _Write | None:
     if node.target not in _KINDS:
         return None
     x, values = node.args[0], node.args[1 if node.target is aten.slice_scatter.default else -1]
-    index, axis, negative = None, 0, False
+    index, axis = None, 0
+    negative = node.target is aten.index_put.default
     if node.target is aten.index_put.default:
         indices, values, summed = (*node.args[1:], False)[:3]
         picked = [(axis, index) for axis, index in enumerate(indices) if index is not None]
         if summed or len(picked) != 1 or picked[0][1].meta["val"].dtype in (torch.bool, torch.uint8):
             return None
-        (axis, index), negative = picked[0], True
+        axis, index = picked[0]
     elif node.target is aten.index_copy.default:
         axis, index = node.args[1:3]
     if not all(map(_is_fixed, filter(None, (x, values, index)))) or not _shape(x):
@@ -186,10 +188,11 @@ def _joined(node: fx.Node) -> list[_Write]:
     cat = node.args[0] if node.target is aten.view.default else node
     if cat.target is not aten.cat.default or not all(map(_is_fixed, (node, cat, *cat.args[0]))):
         return []
-    shape, dim, offset = _shape(node), (*cat.args, 0)[1], 0
+    shape, dim = _shape(node), (*cat.args, 0)[1]
     if not shape or (cat is not node and dim != 0):
         return []
     dim %= len(shape)
+    offset = 0
     writes, roots = [], []
     for part in cat.args[0]:
         write = _write(_peeled(part))
