@@ -14,4 +14,5 @@ spec          `TensorSpec`: a tensor's name, shape and dtype; parsing of a user'
 table         results that print as text and show as a table in a notebook
 tvm_seam      what the package knows of TVM's insides
 workarounds   for TVM 0.27, tvm-ffi 0.1 and other libraries
+writes        writes of a few elements of a tensor
 """

@@ -14,6 +14,8 @@ recurrent       LSTM, GRU and RNN: a kernel for all steps
 conv_transpose  transposed convolutions as plain ones
 layout          NCHW to the blocked layout NCHW[x]c; convolutions become kernels
 indices         checks of indices, as kernels for a CPU
+writes          writes of a few elements, as kernels
+state           inputs fed from outputs: checked; writes to them in place
 detection       a detector's last steps: the k best scores and non-maximum suppression, for CPU and GPU
 legalize        the remaining operators become kernels
 operator_notes  the operators that each kernel fuses

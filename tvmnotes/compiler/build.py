@@ -11,10 +11,13 @@ from . import codegen, cuda, cuda_compiled, pipeline
 from .memory import memory
 from .open_sizes import check_inputs, open_sizes
 from .records import resolve_records
+from .state import resolve_state, write_in_place
 
 
 @keep_interrupt()
-def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, records=None) -> Compiled:
+def build(
+    mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, records=None, state=None
+) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
 
     The parameters are bound at compile time, so levels 2 and 3 evaluate whatever depends on them alone. The
@@ -34,13 +37,19 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
             `records.ConfigLookup` for the target. A kernel measured for this target, or else for another CPU
             with the same vector registers, gets its best config; `tuned` of the result counts them. None uses
             the records that tvmnotes ships, False none.
+        state: Inputs that are fed from an output of the call before, by the names that `inputs` and `outputs`
+            of the result have without it: `{"h": "output1", "c": "output2"}`. They are neither passed nor
+            returned, but kept inside, from zeros on; see `Compiled.reset` and `Compiled.session`. On a CPU, a
+            network of PyTorch that replaces a few elements of such an input (`cache[:, :, position] = k`,
+            index_copy, a slice), and does not use the old ones afterwards, writes to the same memory.
 
     Returns:
         A `Compiled`; for kind "cuda" a `cuda_compiled.CompiledForGPU`.
 
     Raises:
-        ValueError: An unknown opt level or target, parameters that do not fit the module, or an input or
-            intermediate value whose shape is not known, or depends on more than the open sizes.
+        ValueError: An unknown opt level or target, parameters that do not fit the module, an input or
+            intermediate value whose shape is not known, or depends on more than the open sizes, or state that
+            is not an input and an output of the same shape and dtype.
         TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
         IndexError: An index that is evaluated at compile time is out of range.
     """
@@ -51,6 +60,7 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     target = resolve_target(target, kinds=("llvm", "cuda"))
     for_gpu = target.kind.name == "cuda"
     mod, arrays = bind(mod, params)
+    kept = resolve_state(mod["main"], state)
     if for_gpu and open_sizes(mod["main"]):
         raise ValueError(
             "a build for a GPU needs fixed sizes: import the model with whole numbers for every axis"
@@ -58,9 +68,11 @@ def build(mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, reco
     lookup = resolve_records(records, target)
     with pass_lock, target:
         mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)
+        mod = write_in_place(kept)(mod) if kept else mod
         names = {array_key(array): name for name, array in arrays.items()}
         mod, constants = pipeline.lift_constants(mod, names)
         graph = pipeline.describe(mod, list(constants)) | {"tuned": str(lookup or "")}
+        graph |= {"state": kept} if kept else {}
         if for_gpu:
             mod, graph["kernels"] = cuda.scheduled(mod, target)
         plan = {} if graph["sizes"] else None

@@ -70,12 +70,15 @@ class CompiledForGPU(Compiled):
         self._vm = relax.VirtualMachine(library, self.device)
         return self._vm["main"]
 
-    def run(self, values: list, params: dict | None = None) -> list[tvm.runtime.Tensor]:
+    def run(
+        self, values: list, params: dict | None = None, held: list | None = None
+    ) -> list[tvm.runtime.Tensor]:
         """Run the network on a list of inputs, as a call does.
 
         Args:
             values: The inputs; those already in the GPU's memory are not copied.
             params: Arrays that replace the parameters of these names.
+            held: See `Compiled.run`.
 
         Returns:
             TVM tensors in the GPU's memory, possibly not yet computed: `self.device.sync()` waits for them.
@@ -91,9 +94,10 @@ class CompiledForGPU(Compiled):
             arrays = dict(zip(self.params, self._params, strict=True))
             arrays |= {name: array.copyto(self.device) for name, array in params.items()}
             weights = tvm_ffi.convert(list(arrays.values()))
-        with self._lock:
-            result = self._main(*placed, weights)
-        return list(result) if self.graph["tuple"] else [result]
+        return self._advance(self._main, placed, weights, held)
+
+    def _zeros(self, spec):
+        return super()._zeros(spec).copyto(self.device)
 
     def placed(self, values) -> list:
         """Return the inputs, checked, in the GPU's memory; those already there are not copied."""

@@ -31,6 +31,7 @@ from .recurrent.unroll import unroll_recurrent
 from .rules.base import annotations
 from .rules.base.vector import simd_of
 from .scheduling import schedule_kernels
+from .writes import writes_to_kernels, writes_to_operators
 
 OPT_LEVELS = (0, 1, 2, 3)
 
@@ -47,6 +48,7 @@ def passes(
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
     blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
+    writes = writes_to_kernels() if simd else writes_to_operators()
     scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `cuda.scheduled` does it
     from_level = [
         # the graph
@@ -69,6 +71,7 @@ def passes(
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
         (0, checks),
+        (0, writes),
         (0, special_values.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
         (0, t.LegalizeOps(legalizations(simd, lookup, opt_level))),
@@ -173,7 +176,8 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
         the values that are the outputs; "tuple", whether the result is one; and by kernel name "kernels" (its
         schedule), "costs" (see `open_sizes.cost`, and the operators that it fuses) and "workloads" (only
         kernels that have one). A node has the name of its result, its kernel (or the Relax operator that the
-        runtime serves), the values it reads, and the shape and dtype of its result.
+        runtime serves), the values it reads, and the shape and dtype of its result; "in_place" is true if
+        that is the first value it reads, of which it replaces a part.
 
     Raises:
         ValueError: A value has no known shape.
@@ -227,8 +231,9 @@ def _heads(body) -> list:
 def _node(binding) -> dict:
     call, result = binding.value, binding.var.ty
     kernel = getattr(call.op, "name", str(call.op))
+    in_place = {"in_place": True} if kernel == "relax.call_tir_inplace" else {}
     args = list(call.args)
-    if kernel == "relax.call_tir":
+    if kernel in ("relax.call_tir", "relax.call_tir_inplace"):
         kernel, args = args[0].name_hint, list(args[1].fields)
     elif kernel == "relax.call_pure_packed":
         kernel = str(args[0].global_symbol)
@@ -237,6 +242,7 @@ def _node(binding) -> dict:
         "kernel": kernel,
         "reads": [arg.name for arg in args if isinstance(arg, relax.Var)],
         "makes": [_tensor(f) for f in (result.fields if isinstance(result, tvm.ir.TupleType) else [result])],
+        **in_place,
     }
 
 

@@ -13,7 +13,8 @@ onnx                   `from_onnx`; onnx_branches, onnx_graph, onnx_limits and o
 onnx_operators         converters of ONNX operators, with onnx_corrections, onnx_indices, onnx_node (how to
                        write one), onnx_recurrent, onnx_resize and onnx_windows
 onnx_backend           the interface of ONNX's own test suites
-pytorch                `from_pytorch`; pytorch_complex, pytorch_inline, pytorch_types: passes over its graph
+pytorch                `from_pytorch`; pytorch_complex, pytorch_inline, pytorch_types, pytorch_writes: passes
+                       over its graph
 pytorch_backend        `torch.compile(net, backend="tvmnotes")`, with pytorch_outputs
 pytorch_decompositions operators expressed in other PyTorch operators, with pytorch_attention,
                        pytorch_composites, pytorch_linalg, pytorch_places and pytorch_recurrent

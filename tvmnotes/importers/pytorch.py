@@ -43,6 +43,7 @@ from .pytorch_operators import CONVERTERS
 from .pytorch_recurrent import PACKED, packs
 from .pytorch_steps import steps
 from .pytorch_types import exact, promote
+from .pytorch_writes import combine, exported
 
 _SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
@@ -100,6 +101,7 @@ def _import(model: Any, specs: list[TensorSpec]) -> tuple[tvm.IRModule, dict[str
         without_complex(program.graph, table)
         used_results(program.graph, table)
         foreign(program.graph, table)
+        combine(program)
         _check_program(program)
         promote(program.graph_module)
         program, weights = _lift_weights(program)
@@ -303,7 +305,7 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
     try:
         if isinstance(model, _SCRIPTED):
             return torch.export.export(_unscript(model, examples), examples)
-        return torch.export.export(model, examples)
+        return exported(model, examples)
     except Exception as error:
         try:
             with torch.no_grad():

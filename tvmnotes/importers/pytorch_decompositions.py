@@ -19,6 +19,7 @@ from .pytorch_linalg import LINALG
 from .pytorch_places import PLACES
 from .pytorch_recurrent import RECURRENT
 from .pytorch_types import OF_MIXED_TYPES, with_exact_numbers
+from .pytorch_writes import select_scatter
 
 aten = torch.ops.aten
 _Weight = Tensor | None  # of a norm, or its bias
@@ -137,17 +138,6 @@ def _cat(parts: list[Tensor], dim: int = 0) -> Any:
     return torch.cat([part.to(dtype) for part in kept], dim)
 
 
-def _slice_scatter(x: Tensor, part: Tensor, dim: int = 0, start=None, end=None, step: int = 1) -> Any:
-    """Return x with x[start:end] set to part, by joining slices as in `_roll`."""
-    if step != 1:
-        return NotImplemented
-    start, end, _ = slice(start, end).indices(x.shape[dim])
-    if end <= start:
-        return x.clone()
-    part = part.to(x.dtype)
-    return torch.cat([aten.slice.Tensor(x, dim, 0, start), part, aten.slice.Tensor(x, dim, end)], dim)
-
-
 def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """Fill; unlike those of index_copy, the indices may count from the end."""
     value = value if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype)
@@ -238,7 +228,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.view.default: _view,
     aten.cat.default: _cat,
     aten.roll.default: _roll,
-    aten.slice_scatter.default: _slice_scatter,
+    aten.select_scatter.default: select_scatter,
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
     **dict.fromkeys(_KEPT, _kept),
 }

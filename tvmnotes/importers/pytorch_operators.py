@@ -19,6 +19,7 @@ from ..base.indices import checked
 from .composites import regions
 from .pytorch_linalg import CONVERTERS as LINALG
 from .pytorch_recurrent import CONVERTERS as RECURRENT
+from .pytorch_writes import CONVERTERS as WRITES
 from .resampling import combined, matrix
 
 
@@ -367,4 +368,5 @@ CONVERTERS: dict[str, Callable] = {
     ),
     **LINALG,
     **RECURRENT,
+    **WRITES,
 }

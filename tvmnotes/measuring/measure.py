@@ -109,7 +109,8 @@ def compare(
     ms. So what slows the machine down for a while slows all of them, and none is charged for the threads that
     the one before left spinning. Calls that take so long that this does not matter have shorter rounds. The
     comparison ends when `seconds` per candidate have passed and each has had five rounds. A bar shows the
-    progress after 3 seconds.
+    progress after 3 seconds. A compiled network with state runs in a session of its own, from zeros on: its
+    calls follow each other as in use, and its own state stays as it is.
 
     Args:
         candidates: Functions by name. A torch module (also a traced, scripted or compiled one) gets the
@@ -186,12 +187,15 @@ def _runner(call: Callable, inputs: tuple) -> Callable[[], object]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(call, torch.nn.Module):
         return _module_runner(call, inputs, torch)
+    session = call
+    if getattr(call, "state", None) and callable(getattr(call, "session", None)):
+        session = call.session()
     if not hasattr(call, "placed"):
-        return lambda: call(*inputs)
+        return lambda: session(*inputs)
     values = call.placed(inputs)  # a network on a GPU
 
     def run():
-        call.run(values)
+        session.run(values)
         call.device.sync()
 
     return run

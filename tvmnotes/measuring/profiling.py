@@ -241,7 +241,7 @@ def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = No
     """Run a network repeatedly and measure each of its kernels.
 
     Runs with the stopwatch alternate with runs without it, as in `measure.compare`, so that the profile knows
-    its own overhead.
+    its own overhead. A network with state runs in a session of its own, from zeros on, and keeps its state.
 
     Args:
         lib: The network.
@@ -266,7 +266,8 @@ def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = No
     if not lib.graph["kernels"]:
         raise ValueError("profile: this network calls no kernel, so there is nothing to measure")
     tensors = lib.input_tensors(lib.bind(inputs, {}))
-    return of_run(lib, lambda: lib.run(tensors), seconds, calls, lib.open_sizes(tensors))
+    session = lib.session()
+    return of_run(lib, lambda: session.run(tensors), seconds, calls, lib.open_sizes(tensors))
 
 
 def of_run(
@@ -308,15 +309,19 @@ def memory(lib: Compiled, **sizes: int) -> env.Report:
     buffers = [evaluate(size, sizes) for size in plan["buffers"]]
     peak, unshared = (_largest(plan[name], sizes) for name in ("peak", "unshared"))
     params = sum(int(np.prod(p.shape)) * bytes_of(p.dtype) for p in lib.params.values())
-    inputs = sum(int(np.prod(spec.at(sizes).shape)) * bytes_of(spec.dtype) for spec in lib.inputs)
+    inputs, state = (
+        sum(int(np.prod(spec.at(sizes).shape)) * bytes_of(spec.dtype) for spec in specs)
+        for specs in (lib.inputs, lib.state)
+    )
     return env.Report(
         {
             "parameters": f"{params / 1e6:.2f} MB in {len(lib.params)} arrays",
             "inputs": f"{inputs / 1e6:.2f} MB",
+            **({"state": f"{state / 1e6:.2f} MB"} if lib.state else {}),
             "values, each by itself": f"{unshared / 1e6:.2f} MB",
             "buffers that they share": f"{sum(buffers) / 1e6:.2f} MB in {len(buffers)} buffers",
             "of these at once": f"{peak / 1e6:.2f} MB",
-            "peak of a run": f"{(params + inputs + peak) / 1e6:.2f} MB",
+            "peak of a run": f"{(params + inputs + state + peak) / 1e6:.2f} MB",
         }
     )
 
@@ -346,7 +351,8 @@ def alive(lib: Compiled, **sizes: int) -> list[int]:
             last[maker[name]] = len(nodes) - 1
     held = [0] * len(nodes)
     for first, node in enumerate(nodes):
-        tensors = [output for output in node["makes"] if output["shape"] is not None]
+        makes = [] if node.get("in_place") else node["makes"]
+        tensors = [output for output in makes if output["shape"] is not None]
         shapes = ([evaluate(n, sizes) for n in tensor["shape"]] for tensor in tensors)
         pairs = zip(shapes, tensors, strict=True)
         size = sum(int(np.prod(shape)) * bytes_of(tensor["dtype"]) for shape, tensor in pairs)

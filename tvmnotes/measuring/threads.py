@@ -73,7 +73,7 @@ def by_threads(lib: Compiled, *inputs, counts: Iterable[int] | None = None, turn
     if not counts or min(counts) < 1:
         raise ValueError(f"counts: expected numbers of threads, 1 or more; got {counts}")
     values = lib.bind(inputs, {})
-    lib.run(values)
+    lib.session().run(values)
     timings = Threads(
         {(count, bound): Timing(f"{count} threads") for count in counts for bound in (True, False)}
     )

@@ -1,7 +1,9 @@
 """The runtime layer: runs, saves, loads and times compiled networks; only the stopwatch needs TVM's compiler.
 
 compiled    `Compiled`, a network that runs, and `load`
+session     `Session`: another state of the same network
 saved       the files of a saved network: writing, checking, reading
 stopwatch   the times of all calls in a run
+tensors     TVM tensors in the CPU's memory
 threads     runs in children of a fork
 """

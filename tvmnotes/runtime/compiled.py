@@ -6,13 +6,12 @@ long, is left to code that compiles.
 """
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
 import sys
 from collections import Counter
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -25,6 +24,8 @@ from ..base.spec import TensorSpec, dtype_of, require_dense, shorten
 from ..base.tvm_seam import start_machine
 from ..base.workarounds import import_tvm_ffi
 from . import saved, threads
+from .session import Session
+from .tensors import copied, empty, function, to_numpy, zeros
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,8 +45,10 @@ class Compiled:
     Any thread may call it, and a child of a fork: one call runs at a time, on all of TVM's threads.
 
     Attributes:
-        inputs: A `TensorSpec` for each input; a size that each call may choose is a `Size` in its shape.
-        outputs: A `TensorSpec` for each output.
+        inputs: A `TensorSpec` for each input of a call; a size that each call may choose is a `Size` in its
+            shape.
+        outputs: A `TensorSpec` for each output of a call.
+        state: A `TensorSpec` for each input that is kept inside, fed from an output of the call before.
         graph: The content of graph.json.
         params: TVM tensors by the names of the folded parameters.
         opt_level: The build's opt level.
@@ -70,8 +73,16 @@ class Compiled:
         def spec(name, tensor):
             return TensorSpec(name, tuple(sizes.get(n, n) for n in tensor["shape"]), tensor["dtype"])
 
-        self.inputs = [spec(tensor["name"], tensor) for tensor in graph["inputs"]]
-        self.outputs = [spec(f"output{n}", tensor) for n, tensor in enumerate(graph["outputs"])]
+        inputs = [spec(tensor["name"], tensor) for tensor in graph["inputs"]]
+        outputs = [spec(f"output{n}", tensor) for n, tensor in enumerate(graph["outputs"])]
+        kept = graph.get("state", {})
+        self.inputs = [each for each in inputs if each.name not in kept]
+        self.outputs = [each for n, each in enumerate(outputs) if n not in kept.values()]
+        self.state = [each for each in inputs if each.name in kept]
+        self._is_state = [each.name in kept for each in inputs]
+        self._fed = [kept[each.name] for each in self.state]
+        self._several = len(self.outputs) != 1 or (graph["tuple"] and not kept)
+        self._held = []
         # As bytes, since the file may be replaced while the library is in use.
         self._library = library.read_bytes() if isinstance(library, Path) else library
         self._params = tvm_ffi.convert(list(params.values()))
@@ -95,7 +106,7 @@ class Compiled:
         return env.checked_target(self._build_info["target"])
 
     def __call__(self, *args, **kwargs):
-        """Run the network once.
+        """Run the network once, from the state that the call before has left.
 
         Args:
             *args: NumPy arrays, torch tensors or TVM tensors of exactly the shapes and dtypes of `inputs`; a
@@ -111,15 +122,31 @@ class Compiled:
             RuntimeError: The library is for another kind of machine.
             IndexError: An index in the inputs, or computed from them, is out of range.
         """
-        result = self.run(self.bind(args, kwargs))
-        return tuple(map(_numpy, result)) if self.graph["tuple"] else _numpy(result[0])
+        return self.arrays(self.run(self.bind(args, kwargs)))
 
-    def run(self, values: list, params: dict | None = None) -> list[tvm_ffi.Tensor]:
+    def arrays(self, result: list[tvm_ffi.Tensor]) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Return what `run` returns as a call does."""
+        return tuple(map(to_numpy, result)) if self._several else to_numpy(result[0])
+
+    def session(self) -> Session:
+        """Make a `Session`: the same network, with a state of its own that starts from zeros."""
+        return Session(self)
+
+    def reset(self) -> None:
+        """Set the state to zeros, as it is before the first call."""
+        with self._lock:
+            self._held.clear()
+
+    def run(
+        self, values: list, params: dict | None = None, held: list[tvm_ffi.Tensor] | None = None
+    ) -> list[tvm_ffi.Tensor]:
         """Run the network as a call does, without converting the outputs.
 
         Args:
             values: One value per input, in the order of `inputs`.
             params: Replacements for the parameters of the same names.
+            held: The tensors of the state, which become those after the call; empty: zeros. None: the
+                network's own.
 
         Returns:
             The outputs as TVM tensors.
@@ -129,9 +156,22 @@ class Compiled:
             reason = saved.mismatch(self._build_info)
             raise RuntimeError(f"this library cannot run here: {reason}. Save it, and load it where it can.")
         weights = tvm_ffi.convert(list({**self.params, **params}.values())) if params else self._params
+        return self._advance(partial(threads.run, self._main), tensors, weights, held)
+
+    def _advance(self, main, tensors: list, weights, held: list | None) -> list[tvm_ffi.Tensor]:
+        """Call `main` with the state, replace that by the state after the call; return the other outputs."""
+        held = self._held if held is None else held
         with self._lock:
-            result = threads.run(self._main, *tensors, weights)
-        return list(result) if self.graph["tuple"] else [result]
+            state = iter(held or [self._zeros(spec) for spec in self.state])
+            given = iter(tensors)
+            result = main(*(next(state if is_state else given) for is_state in self._is_state), weights)
+            outputs = list(result) if self.graph["tuple"] else [result]
+            held[:] = [outputs[n] for n in self._fed]
+        return [output for n, output in enumerate(outputs) if n not in self._fed]
+
+    def _zeros(self, spec: TensorSpec) -> tvm_ffi.Tensor:
+        """Return zeros in the memory where the network runs."""
+        return zeros(spec.shape, spec.dtype)
 
     def input_tensors(self, values: list) -> list[tvm_ffi.Tensor]:
         """Check a list of inputs, and make each a tensor that kernels can read."""
@@ -219,12 +259,14 @@ class Compiled:
     def timed(self, *inputs) -> list[tuple[str, float]]:
         """Return each kernel call of a run with its time in seconds, in order.
 
-        The network runs twice, and the second run is timed. `tn.profile` measures more runs and reports more.
+        The network runs twice, in a session of its own, and the second run is timed. `tn.profile` measures
+        more runs and reports more.
         """
         from .stopwatch import Stopwatch, of_kernels  # for speed: it imports TVM
 
         values = self.bind(inputs, {})
-        watch = Stopwatch(self, lambda: self.run(values))
+        session = self.session()
+        watch = Stopwatch(self, lambda: session.run(values))
         watch()
         return [(call.name, call.end - call.begin) for call in of_kernels(watch.take()[0], self)]
 
@@ -233,13 +275,17 @@ class Compiled:
         cpu = self._build_info["target"].get("mcpu", "generic CPU")
         tuned = f"; {self.tuned}" if self.tuned else ""
         kernels = f"{len(self.graph['kernels'])} kernels, opt level {self.opt_level}, {cpu}"
-        return f"Compiled({inputs} -> {outputs}; {kernels}{tuned})"
+        state = f"; state {', '.join(map(str, self.state))}" if self.state else ""
+        return f"Compiled({inputs} -> {outputs}{state}; {kernels}{tuned})"
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write the network to a folder, or to one file if `path` ends in .zip, atomically; see `saved`.
 
         A saved network at `path` is replaced in one step: a concurrent reader gets the old one or the new
-        one.
+        one. State is not saved: a loaded network starts from zeros. A program that calls `main` of lib.so
+        itself passes all inputs of graph.json and gets all outputs: it keeps the state, zeros at first, and
+        passes as each input under "state" the output of the call before that has the number there. `main` may
+        write to the memory of these inputs.
 
         Returns:
             `path`.
@@ -265,7 +311,7 @@ class Compiled:
                 str(lib), workspace_dir=str(folder.parent), **saved.linker(self._build_info)
             )
         graph.write_text(json.dumps(self.graph, indent=1))
-        _function("SaveParamsToFile")(self.params, str(params))
+        function("SaveParamsToFile")(self.params, str(params))
 
 
 def load(path: str | os.PathLike) -> Compiled:
@@ -291,7 +337,7 @@ def load(path: str | os.PathLike) -> Compiled:
         for name, text in graph["kernels"].items() if manifest["format"] == 5 else ():
             family, _, config = text.partition(" ")
             graph["kernels"][name] = {"family": family, **json.loads(config or "{}")}
-        arrays = _function("LoadParamsFromFile")(str(folder / "params.bin"))
+        arrays = function("LoadParamsFromFile")(str(folder / "params.bin"))
         params = {name: arrays[name] for name in graph["params"]}
         library = (folder / "lib.so").resolve()
         try:
@@ -319,11 +365,6 @@ def cannot_run(target: "tvm.target.Target") -> str | None:
 
 def _config(schedule: dict) -> dict:
     return {knob: value for knob, value in schedule.items() if knob not in ("family", "launches")}
-
-
-def _function(name: str):
-    """Return a function of TVM's runtime."""
-    return tvm_ffi.get_global_func(f"runtime.{name}")
 
 
 def _open_library(file: Path):
@@ -357,13 +398,13 @@ def input_tensor(value, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
             f"input {spec.name!r}: expected the dtype {spec.dtype}, got {dtype}; convert it first"
         )
     if 0 in shape:  # its strides may be anything, and kernels check them
-        return _empty(shape, dtype)
+        return empty(shape, dtype)
     if isinstance(value, tvm_ffi.Tensor):
         return plain(value)
     if isinstance(value, np.ndarray):
         usable = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % _ALIGNMENT == 0
         usable &= value.dtype.kind in "iuf"  # NumPy's DLPack has no bfloat16, and NumPy 1's no bool
-        return _from_dlpack(value) if usable else _copied(value)
+        return _from_dlpack(value) if usable else copied(value)
     value = value.detach().cpu().contiguous()  # a torch tensor
     return _from_dlpack(value if value.data_ptr() % _ALIGNMENT == 0 else value.clone())
 
@@ -373,38 +414,8 @@ def plain(tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
     on_cpu = tensor.device == tvm_ffi.device("cpu", tensor.device.index)
     if on_cpu and tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0:
         return tensor
-    return _copied(np.from_dlpack(tensor) if on_cpu else _numpy(tensor))
+    return copied(np.from_dlpack(tensor) if on_cpu else to_numpy(tensor))
 
 
 def _from_dlpack(value) -> tvm_ffi.Tensor:
     return tvm_ffi.from_dlpack(value, require_alignment=_ALIGNMENT, require_contiguous=True)
-
-
-def _copied(array: np.ndarray) -> tvm_ffi.Tensor:
-    """Copy an array to a TVM tensor in the CPU's memory."""
-    array = np.asarray(array, order="C")
-    tensor = _empty(array.shape, str(array.dtype))
-    _copy("From", tensor, array)
-    return tensor
-
-
-def _empty(shape: tuple[int, ...], dtype: str) -> tvm_ffi.Tensor:
-    """Allocate a TVM tensor in the CPU's memory, uninitialized."""
-    shape, dtype = tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype)
-    return _function("TVMTensorAllocWithScope")(shape, dtype, tvm_ffi.device("cpu", 0), None)
-
-
-def _numpy(tensor: tvm_ffi.Tensor) -> np.ndarray:
-    """Copy a TVM tensor to a NumPy array."""
-    name = str(tensor.dtype)
-    try:
-        dtype = np.dtype(name)
-    except TypeError:  # bfloat16 and the like, which NumPy itself lacks
-        dtype = getattr(import_module("ml_dtypes"), name)
-    array = np.empty(tensor.shape, dtype)
-    _copy("To", tensor, array)
-    return array
-
-
-def _copy(way: str, tensor: tvm_ffi.Tensor, array: np.ndarray) -> None:
-    _function(f"TVMTensorCopy{way}Bytes")(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)

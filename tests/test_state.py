@@ -1,0 +1,322 @@
+"""State that stays inside a network: caches that are written in place, recurrent networks fed step by step."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from conftest import Function
+from emulated_gpu import run_emulated
+from torch import nn
+
+import tvmnotes as tn
+from tvmnotes import profiling
+
+LAYERS, HEADS, LENGTH, DIM = 2, 2, 8, 4
+CACHE = (LAYERS, 1, HEADS, LENGTH, DIM)
+
+
+def random(rng, *shape):
+    return rng.standard_normal(shape).astype("float32")
+
+
+def build(function, shapes, state, **options):
+    mod, params = tn.from_pytorch(Function(function).eval(), shapes)
+    return tn.build(mod, params, state=state, **options)
+
+
+@pytest.fixture(scope="module")
+def summing():
+    """Returns twice its input, and the sum of the inputs so far."""
+    shapes = {"x": (2, 3), "total": (2, 3)}
+    return build(lambda x, total: (2 * x, total + x), shapes, {"total": "output1"})
+
+
+def with_sum():
+    shapes = {"x": (2, 3), "total": (2, 3)}
+    return build(lambda x, total: (total + x, total + x + 0), shapes, {"total": "output1"})
+
+
+def test_state_is_neither_passed_nor_returned(summing, rng):
+    assert [str(spec) for spec in summing.inputs] == ["x: float32[2, 3]"]
+    assert [str(spec) for spec in summing.outputs] == ["output0: float32[2, 3]"]
+    assert [str(spec) for spec in summing.state] == ["total: float32[2, 3]"]
+    assert "state total: float32[2, 3]" in repr(summing)
+    x = random(rng, 2, 3)
+    np.testing.assert_array_equal(summing(x), 2 * x)
+    with pytest.raises(TypeError, match="expected 1 input .*; no such input: total"):
+        summing(x, total=x)
+
+
+def test_sessions_reset_and_what_is_loaded_start_from_zeros(rng, tmp_path):
+    lib, xs = with_sum(), random(rng, 4, 2, 3)
+    for n, x in enumerate(xs):
+        np.testing.assert_allclose(lib(x), xs[: n + 1].sum(0), rtol=1e-6)
+    first, second = lib.session(), lib.session()
+    np.testing.assert_array_equal(first(xs[0]), xs[0])
+    np.testing.assert_array_equal(second(x=xs[1]), xs[1])
+    np.testing.assert_array_equal(first(xs[2]), xs[0] + xs[2])
+    first.reset()
+    np.testing.assert_array_equal(first(xs[3]), xs[3])
+    np.testing.assert_allclose(lib(xs[0]), xs.sum(0) + xs[0], rtol=1e-6)
+    loaded = tn.load(lib.save(tmp_path / "net.zip"))
+    assert loaded.state == lib.state and loaded.inputs == lib.inputs
+    np.testing.assert_array_equal(loaded(xs[0]), xs[0])
+    lib.reset()
+    np.testing.assert_array_equal(lib(xs[0]), xs[0])
+
+
+def test_measuring_leaves_the_state_as_it_is(rng):
+    lib, x = with_sum(), random(rng, 2, 3)
+    session = lib.session()
+    for call in (lib, session):
+        call(x)
+        tn.compare({"network": call}, x, calls=2)
+    tn.profile(lib, x, calls=2)
+    lib.timed(x)
+    assert profiling.memory(lib)["state"]
+    for call in (lib, session):
+        np.testing.assert_array_equal(call(x), 2 * x)
+
+
+def test_each_thread_may_have_a_session(rng):
+    lib, xs = with_sum(), random(rng, 30, 2, 3)
+
+    def run(scale):
+        session = lib.session()
+        return [session(x * scale) for x in xs]
+
+    with ThreadPoolExecutor(4) as pool:
+        for scale, results in enumerate(pool.map(run, range(4))):
+            np.testing.assert_allclose(results[-1], xs.sum(0) * scale, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "text"),
+    [
+        (["total"], TypeError, "expected a dictionary from input name to output name"),
+        ({"total": 1}, TypeError, "expected a dictionary from input name to output name"),
+        ({"sum": "output1"}, ValueError, "expected an input, one of x, total, small, half; got 'sum'"),
+        ({"total": "total"}, ValueError, "expected an output, one of output0, output1, output2; got 'total'"),
+        ({"total": "output1", "x": "output1"}, ValueError, "'output1' is given for 'total' and 'x'"),
+        ({"small": "output1"}, ValueError, r"of the input 'small', float32\[3\]; 'output1' is float32\[2, 3\]"),
+        ({"half": "output1"}, ValueError, r"of the input 'half', float16\[2, 3\]; 'output1' is float32\[2, 3\]"),
+    ],
+)
+def test_what_does_not_fit_is_told(state, error, text):
+    shapes = {"x": (2, 3), "total": (2, 3), "small": (3,), "half": ((2, 3), "float16")}
+    mod, params = tn.from_pytorch(Function(lambda x, total, small, half: (x, total + small, half + 1)).eval(), shapes)
+    with pytest.raises(error, match="state: .*" + text):
+        tn.build(mod, params, state=state)
+
+
+def test_an_open_size_has_no_zeros():
+    with pytest.raises(ValueError, match=r"state: input 'total' has an open size, float32\[batch, 3\]"):
+        build(lambda x, total: total + x, {"x": ("batch", 3), "total": ("batch", 3)}, {"total": "output0"}, opt_level=0)
+
+
+# ---------------------------------------------------------------- writes
+
+
+def put_flat(cache, position, k):
+    cache = cache.clone()
+    cache[:, :, :, position.reshape(())] = k
+    return cache
+
+
+def put_into_layers(cache, position, k):
+    cache = cache.clone()
+    for layer in range(LAYERS):
+        cache[layer, 0, :, position.reshape(())] = k[layer, 0] + cache[layer].sum()
+    return cache
+
+
+def copy_into_layers(cache, position, k):
+    layers = []
+    for layer in range(LAYERS):
+        layers.append(cache[layer].index_copy(2, position, k[layer].unsqueeze(2)))
+        k = k + layers[-1].mean()
+    return torch.stack(layers)
+
+
+def overwrite_rows(cache, position, k):
+    cache = cache.clone()
+    cache[1, :, :, 2:4] = k[0].unsqueeze(2) + position
+    cache[0, 0, 1, 3] = k[0, 0, 0]
+    return cache.index_copy(3, position, k.unsqueeze(3))
+
+
+WRITES = [put_flat, put_into_layers, copy_into_layers, overwrite_rows]
+SHAPES = {"position": ((1,), "int64"), "k": CACHE[:3] + CACHE[4:], "cache": CACHE}
+
+
+@pytest.mark.parametrize(("write", "level"), [(copy_into_layers, 0), *((write, 3) for write in WRITES)])
+def test_a_write_to_a_cache_happens_in_place(write, level, rng):
+    def step(position, k, cache):
+        cache = write(cache, position, k)
+        return cache.sum((0, 1, 2)), cache
+
+    lib = build(step, SHAPES, {"cache": "output1"}, opt_level=level)
+    size = 4 * np.prod(CACHE)
+    written = {node["kernel"] for node in lib.graph["nodes"] if node.get("in_place")}
+    assert written
+    assert all(costs["writes"] < size for costs in lib.graph["costs"].values())
+    assert all(lib.graph["costs"][name]["reads"] < size / 2 for name in written)
+    cache, places = torch.zeros(CACHE), set()
+    for position in (5, 0, 7, 5):
+        k = random(rng, *SHAPES["k"])
+        wanted, cache = step(torch.tensor([position]), torch.from_numpy(k), cache)
+        np.testing.assert_allclose(lib(np.array([position]), k), wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(lib._held[0].numpy(), cache, rtol=1e-5, atol=1e-5)
+        places.add(lib._held[0].data_ptr())
+    assert len(places) == 1
+
+
+def returns_the_old(cache, position, k):
+    return cache.sum(), cache.index_copy(3, position, k.unsqueeze(3)), cache
+
+
+def returns_it_twice(cache, position, k):
+    new = cache.index_copy(3, position, k.unsqueeze(3))
+    return new.reshape(-1), new
+
+
+def reads_the_old_later(cache, position, k):
+    new = cache.index_copy(3, position, k.unsqueeze(3))
+    return (cache * new.sum()).sum((0, 1)), new
+
+
+def writes_what_it_reads(cache, position, k):
+    return k, cache.index_copy(3, position, cache[:, :, :, 1:2] + k.unsqueeze(3))
+
+
+NEEDED = [returns_the_old, returns_it_twice, reads_the_old_later, writes_what_it_reads]
+
+
+@pytest.mark.parametrize(("write", "level"), [(returns_it_twice, 0), *((write, 3) for write in NEEDED)])
+def test_a_cache_that_is_still_needed_is_right(write, level, rng):
+    lib = build(lambda position, k, cache: write(cache, position, k), SHAPES, {"cache": "output1"}, opt_level=level)
+    cache, last = torch.zeros(CACHE), []
+    for position in (5, 0, 7, 5):
+        k = random(rng, *SHAPES["k"])
+        wanted = write(cache, torch.tensor([position]), torch.from_numpy(k))
+        cache = wanted[1]
+        got = lib.run([np.array([position]), k])
+        for got_one, want in zip(got, [wanted[0], *wanted[2:]], strict=True):
+            np.testing.assert_allclose(got_one.numpy(), want, rtol=1e-5, atol=1e-5)
+        for tensor, value in last:  # an earlier result is the caller's own
+            np.testing.assert_array_equal(tensor.numpy(), value)
+        last += [(tensor, tensor.numpy().copy()) for tensor in got]
+        np.testing.assert_allclose(lib._held[0].numpy(), cache, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "uint8"])
+def test_writes_of_other_dtypes_and_several_positions(dtype, rng):
+    """Without state, too: the input that is passed stays as it is."""
+    shapes = {"x": ((3, 6, 2), dtype), "y": ((3, 2, 2), dtype), "index": ((2,), "int64")}
+    net = Function(lambda x, y, index: (x.index_copy(1, index, y), torch.ops.aten.index_put(x, [None, index - 6], y)))
+    mod, params = tn.from_pytorch(net.eval(), shapes)
+    x, y = (torch.from_numpy(rng.integers(0, 9, shapes[name][0])).to(getattr(torch, dtype)) for name in "xy")
+    before, index = x.clone(), torch.tensor([4, 1])
+    for got, want in zip(tn.build(mod, params)(x, y, index), net(x, y, index), strict=True):
+        np.testing.assert_array_equal(got.astype("float32"), want.float().numpy())
+    assert torch.equal(x, before)
+
+
+def test_an_index_out_of_range_changes_nothing(rng):
+    lib = build(lambda position, k, cache: (k, put_into_layers(cache, position, k)), SHAPES, {"cache": "output1"})
+    k = random(rng, *SHAPES["k"])
+    lib(np.array([1]), k)
+    before = lib._held[0].numpy().copy()
+    with pytest.raises(IndexError, match="expected an index from -8 to 7, got 8"):
+        lib(np.array([8]), k)
+    np.testing.assert_array_equal(lib._held[0].numpy(), before)
+
+
+def test_writes_for_a_gpu(rng):
+    net = Function(lambda position, k, cache: (k, put_into_layers(cache, position, k)))
+    mod, params = tn.from_pytorch(net.eval(), SHAPES)
+    position, k, cache = np.array([3]), random(rng, *SHAPES["k"]), random(rng, *CACHE)
+    wanted = net(*map(torch.from_numpy, (position, k, cache)))
+    np.testing.assert_allclose(run_emulated(mod, params, position, k, cache)[1], wanted[1], rtol=1e-5, atol=1e-5)
+
+
+# ---------------------------------------------------------------- networks
+
+
+def test_an_lstm_fed_step_by_step(rng):
+    lstm = nn.LSTM(5, 7, num_layers=2).eval()
+    net = Function(lambda x, h, c: lstm(x, (h, c)))
+    net.lstm = lstm
+    shapes = {"x": (1, 3, 5), "h": (2, 3, 7), "c": (2, 3, 7)}
+    mod, params = tn.from_pytorch(net.eval(), shapes)
+    lib = tn.build(mod, params, state={"h": "output1", "c": "output2"})
+    x = random(rng, 50, 3, 5)
+    with torch.inference_mode():
+        wanted = lstm(torch.from_numpy(x))[0].numpy()
+    for step, want in zip(x, wanted, strict=True):
+        np.testing.assert_allclose(lib(step[None])[0], want, rtol=1e-5, atol=2e-6)
+
+
+class Decoder(nn.Module):
+    """Two layers of attention with a cache: all tokens at once, or one after the other."""
+
+    def __init__(self, tokens=13, width=HEADS * DIM):
+        super().__init__()
+        self.embed, self.places = nn.Embedding(tokens, width), nn.Embedding(LENGTH, width)
+        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(LAYERS))
+        self.mix = nn.ModuleList(nn.Linear(width, width) for _ in range(LAYERS))
+        self.score = nn.Linear(width, tokens)
+
+    def heads(self, layer, x):
+        parts = self.qkv[layer](x).unflatten(-1, (3, HEADS, DIM))
+        return parts.permute(2, 0, 3, 1, 4)
+
+    def attend(self, layer, x, q, k, v, mask):
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return x + self.mix[layer](mixed.transpose(1, 2).flatten(2))
+
+    def forward(self, tokens):
+        mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        x = self.embed(tokens) + self.places.weight
+        for layer in range(LAYERS):
+            x = self.attend(layer, x, *self.heads(layer, x), mask)
+        return self.score(x)
+
+
+class Step(nn.Module):
+    """One token of a `Decoder`."""
+
+    def __init__(self, decoder):
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, token, position, keys, values):
+        decoder, keys, values = self.decoder, keys.clone(), values.clone()
+        mask = (torch.arange(LENGTH) <= position)[None]
+        x = decoder.embed(token) + decoder.places(position)
+        for layer in range(LAYERS):
+            q, k, v = decoder.heads(layer, x)
+            keys[layer, :, :, position] = k
+            values[layer] = values[layer].index_copy(2, position, v)
+            x = decoder.attend(layer, x, q, keys[layer], values[layer], mask)
+        return decoder.score(x), keys, values
+
+
+def test_a_decoder_with_a_cache_equals_all_tokens_at_once(rng):
+    decoder = Decoder().eval()
+    shapes = {"token": ((1, 1), "int64"), "position": ((1,), "int64"), "keys": CACHE, "values": CACHE}
+    mod, params = tn.from_pytorch(Step(decoder).eval(), shapes)
+    lib = tn.build(mod, params, state={"keys": "output1", "values": "output2"})
+    size = 4 * np.prod(CACHE)
+    assert sum(bool(node.get("in_place")) for node in lib.graph["nodes"]) == 2 * LAYERS
+    for session in (lib.session(), lib):
+        tokens = rng.integers(0, 13, (1, LENGTH))
+        with torch.inference_mode():
+            wanted = decoder(torch.from_numpy(tokens)).numpy()
+        for position in range(LENGTH):
+            got = session(tokens[:, position : position + 1], np.array([position]))
+            np.testing.assert_allclose(got[:, 0], wanted[:, position], rtol=1e-4, atol=1e-5)
+    frame = tn.profile(lib, tokens[:, :1], np.array([0]), calls=1).frame()
+    rows = frame[frame.index.str.startswith("write_in_place")]
+    assert len(rows) and (rows["MB"] * 1e6 < size / 4).all()

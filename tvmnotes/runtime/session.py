@@ -1,0 +1,57 @@
+"""Sessions: several states of one network side by side."""
+
+import numpy as np
+
+from ..base.spec import TensorSpec
+
+
+class Session:
+    """A network with a state of its own, called as the network is; `Compiled.session` makes one.
+
+    It shares the weights and kernels, so that it takes the memory of its state only, and that from its first
+    call on. Any thread may call any session: one call of a network runs at a time, whatever session it
+    belongs to. Calls of one session by several threads advance the same state, in the order in which they
+    happen to run; give each thread its own. If a call raises an error, the state may hold a part of what that
+    call was to write: `reset` it.
+
+    Attributes:
+        compiled: The network, a `Compiled`.
+    """
+
+    def __init__(self, compiled):
+        self.compiled = compiled
+        self._held = []
+
+    @property
+    def inputs(self) -> list[TensorSpec]:
+        """The inputs of a call."""
+        return self.compiled.inputs
+
+    @property
+    def outputs(self) -> list[TensorSpec]:
+        """The outputs of a call."""
+        return self.compiled.outputs
+
+    @property
+    def state(self) -> list[TensorSpec]:
+        """What is kept from call to call, by the names of the inputs."""
+        return self.compiled.state
+
+    def __call__(self, *args, **kwargs) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Run the network once, from the state that this session's call before has left."""
+        return self.compiled.arrays(self.run(self.compiled.bind(args, kwargs)))
+
+    def session(self) -> "Session":
+        """Make another session of the same network."""
+        return self.compiled.session()
+
+    def run(self, values: list) -> list:
+        """Run as a call does, on one value per input; see `Compiled.run`."""
+        return self.compiled.run(values, held=self._held)
+
+    def reset(self) -> None:
+        """Set the state to zeros, as it is before the first call."""
+        self._held = []
+
+    def __repr__(self) -> str:
+        return f"Session of {self.compiled!r}"
