@@ -1,9 +1,11 @@
 """Convolutions of lines (N, C, W) as those of images of height 1: PyTorch's numbers, and a schedule for each kind."""
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from conftest import Function
+from onnx import helper, numpy_helper
 from torch import nn
 from torch.nn import functional as F
 
@@ -78,10 +80,10 @@ def test_chains_stay_in_blocks_of_channels(rng):
 
         def forward(self, x):
             y = F.max_pool1d(torch.relu(self.second(self.first(x)) + x), 3, 2, 1)
-            y = torch.cat([self.pool(y), F.avg_pool1d(y, 2, ceil_mode=True)[..., :10]], 1)
+            y = torch.cat([self.pool(y), F.avg_pool1d(y, 2, ceil_mode=True)[..., :11]], 1)
             return self.linear(self.mean(y * y).squeeze(-1))
 
-    lib = held(Residual(), (2, 16, 43), rng=rng)
+    lib = held(Residual(), (2, 16, 45), rng=rng)
     assert not any("batch_norm" in kernel for kernel in lib.kernels.index)
 
 
@@ -136,6 +138,21 @@ def test_computed_weights_and_half_floats(rng):
     x = rng.standard_normal((1, 20, 9)).astype("float16")
     lib = tn.build(*tn.from_pytorch(half, (torch.from_numpy(x),)))
     np.testing.assert_allclose(lib(x), half(torch.from_numpy(x)).detach().numpy(), atol=2e-3)
+
+
+@pytest.mark.parametrize("pads", [{"auto_pad": "SAME_UPPER"}, {"pads": [0, 3]}], ids=str)
+def test_onnx(pads, rng):
+    shapes = {"x": (2, 18, 33), "w": (20, 9, 4), "b": (20,)}
+    arrays = {name: rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+    node = helper.make_node("Conv", [*arrays], ["y"], group=2, strides=[2], **pads)
+    x, y = (helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", shapes["x"]), ("y", None)))
+    weights = [numpy_helper.from_array(arrays[name], name) for name in "wb"]
+    graph = helper.make_graph([node], "g", [x], [y], weights)
+    model = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 17)])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    lib = tn.build(*tn.from_onnx(model))
+    np.testing.assert_allclose(lib(arrays["x"]), session.run(None, {"x": arrays["x"]})[0], atol=1e-5)
+    assert families(lib) == {"conv2d"}
 
 
 def test_nan_and_infinity_stay_where_pytorch_has_them(rng):
