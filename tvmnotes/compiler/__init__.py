@@ -11,6 +11,7 @@ precision       half floats accumulated in float32
 decompose       functions that TVM gets wrong, or lacks for float64, made of others
 bools           booleans compared and reduced as bytes
 recurrent       LSTM, GRU and RNN: a kernel for all steps
+attention       softmax between two matrix products: a kernel for all three
 conv_transpose  transposed convolutions as plain ones
 layout          NCHW to the blocked layout NCHW[x]c; convolutions become kernels
 indices         checks of indices, as kernels for a CPU

@@ -1,4 +1,4 @@
-"""Convolutions on the graph, as the passes that rewrite them recognise them; of lines, as of images one high."""
+"""Convolutions of images and lines on the graph, as the passes that rewrite them recognise them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
