@@ -7,6 +7,7 @@ rescaled: the online softmax of Milakov and Gimelshein (2018), and the loops of 
 """
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import tvm
@@ -170,9 +171,8 @@ class _Kernel:
                 with T.serial(s.width // t.lanes) as vector, T.vectorized(t.lanes) as lane:
                     T.buffer_store(self.sums, _number(0), [row, vector * t.lanes + lane])
             count = tirx.min(t.group, tiles - first)
-            with T.serial(ceildiv(key_tiles, t.block)) as block:
-                with T.serial(count) as tile:
-                    self._tile(tile * _ROWS, block * t.block, tirx.min(t.block, key_tiles - block * t.block))
+            with T.serial(ceildiv(key_tiles, t.block)) as block, T.serial(count) as tile:
+                self._tile(tile * _ROWS, block * t.block, tirx.min(t.block, key_tiles - block * t.block))
             with T.serial(count) as tile:
                 self._finish(tile * _ROWS)
 
@@ -315,8 +315,10 @@ class _Kernel:
             if self.empty:
                 total = tirx.Select(self.largest[row + r] > _number(-math.inf), total, _number(self.empty))
             T.buffer_store(self.totals, _number(1) / total, [row + r, 0])
-            with T.If(self.first + row + r < s.queries), T.Then():
-                with T.serial(s.width // lanes) as vector, T.vectorized(lanes) as lane:
-                    at = vector * lanes + lane
-                    result = self.sums[row + r, at] * self.totals[row + r, 0]
-                    T.buffer_store(self.result, result, [self.batch, self.first + row + r, at])
+            with ExitStack() as stack:
+                stack.enter_context(T.If(self.first + row + r < s.queries))
+                stack.enter_context(T.Then())
+                vector = stack.enter_context(T.serial(s.width // lanes))
+                at = vector * lanes + stack.enter_context(T.vectorized(lanes))
+                result = self.sums[row + r, at] * self.totals[row + r, 0]
+                T.buffer_store(self.result, result, [self.batch, self.first + row + r, at])
