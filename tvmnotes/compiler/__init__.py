@@ -11,8 +11,8 @@ precision       half floats accumulated in float32
 decompose       functions that TVM gets wrong, or lacks for float64, made of others
 bools           booleans compared and reduced as bytes
 recurrent       LSTM, GRU and RNN: a kernel for all steps
-attention       softmax between two matrix products: a kernel for all three
 conv_transpose  transposed convolutions as plain ones
+attention       softmax between two matrix products: a kernel for all three
 layout          NCHW to the blocked layout NCHW[x]c; convolutions become kernels
 indices         checks of indices, as kernels for a CPU
 detection       a detector's last steps: the k best scores and non-maximum suppression, for CPU and GPU

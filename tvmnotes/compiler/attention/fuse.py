@@ -13,7 +13,7 @@ from ...base.relax import constant_array, fixed_shape
 from ..rules.base.vector import Simd
 from .loops import OPERATORS, Sizes, Step, Tile, kernel, panels
 
-_FEW_QUERIES, _FEW_KEYS = 16, 64  # up to so many, single kernels are faster
+_FEW_QUERIES, _FEW_KEYS = 16, 128  # up to so many, single kernels are as fast
 
 
 def fuse_attention(simd: Simd) -> tvm.transform.Pass:
