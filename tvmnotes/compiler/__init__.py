@@ -5,13 +5,14 @@ In the order in which a network passes through them:
 build           checks the module and its parameters, resolves the target, runs everything below
 records         tuning records, and the lookup of the best config for a workload
 pipeline        the passes of each opt level, the lowering after them, the graph as plain data for graph.json
-conv_call       a 2-D convolution, as fold, conv_transpose, layout and combine_parallel recognise it
+conv_call       a convolution, as fold, conv_transpose, layout and combine_parallel recognise it
 fold            constants folded with NumPy; batch norms and affine chains
 precision       half floats accumulated in float32
 decompose       functions that TVM gets wrong, or lacks for float64, made of others
 bools           booleans compared and reduced as bytes
 recurrent       LSTM, GRU and RNN: a kernel for all steps
 conv_transpose  transposed convolutions as plain ones
+attention       softmax between two matrix products: a kernel for all three
 layout          NCHW to the blocked layout NCHW[x]c; convolutions become kernels
 indices         checks of indices, as kernels for a CPU
 writes          writes of a few elements, as kernels

@@ -117,7 +117,7 @@ def _key(call):
         same = weight.shape[:1]
     else:
         conv = match(call)
-        if conv is None or conv.groups != 1:
+        if conv is None or conv.is_line or conv.groups != 1:
             return None
         weight, same = conv.weight, (conv.weight.shape[1:], *conv.window)
     if not isinstance(call.args[0], relax.Var):

@@ -16,7 +16,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ..base.relax import known_shape, on_each_function
-from .conv_call import match
+from .conv_call import as_images, match
 
 
 def transposed_to_plain() -> tvm.transform.Pass:
@@ -38,7 +38,9 @@ class _Rewrite(relax.PyExprMutator):
             or str(call.ty.dtype) != "float32"
         ):
             return call
-        return self._plain(call.args[0], conv.weight, conv.shape, out, [*strides], [*padding[:2]])
+        x = self._emit(op.expand_dims(call.args[0], 2)) if conv.is_line else call.args[0]
+        result = self._plain(x, conv.weight, conv.shape, as_images(out), [*strides], [*padding[:2]])
+        return op.squeeze(result, [2]) if conv.is_line else result
 
     def _plain(self, x, array, shape, out, strides, before):
         n, _, *sizes = shape

@@ -136,7 +136,7 @@ class _FoldBatchNorm(relax.PyExprMutator):
         if total is not None:
             source = total.args[0]
             bias = _by_channel(self._array(total.args[1]), known_shape(norm.args[0].ty))
-        call = self._call(source, "nn.conv2d", once=True)
+        call = self._call(source, "nn.conv1d", "nn.conv2d", once=True)
         conv = match(call)
         if conv is None or bias is None:
             return None
@@ -151,10 +151,11 @@ class _FoldBatchNorm(relax.PyExprMutator):
             shift = (beta if norm.attrs.center else np.float32(0)) + (bias - mean) * scale
         if not (np.isfinite(scale).all() and np.isfinite(shift).all()):
             return None  # an infinity times a weight or input of 0 would be NaN
-        weight = relax.const(weight * scale.reshape(-1, 1, 1, 1))
+        shape, ones = fixed_shape(call.args[1].ty), (1,) * (1 if conv.is_line else 2)
+        weight = relax.const((weight * scale.reshape(-1, 1, 1, 1)).reshape(shape))
         folded = tvm.ir.Call(call.op, [self.visit_expr(call.args[0]), weight], call.attrs, call.ty_args)
         result = self.builder_.emit(folded)
-        return relax.op.add(result, relax.const(shift.astype("float32").reshape(1, -1, 1, 1)))
+        return relax.op.add(result, relax.const(shift.astype("float32").reshape(1, -1, *ones)))
 
     def _array(self, expr) -> np.ndarray | None:
         """Return the array of a constant, also a reshaped one, as imported biases are."""
@@ -164,19 +165,21 @@ class _FoldBatchNorm(relax.PyExprMutator):
             return None if array is None else array.reshape(fixed_shape(reshaped.ty))
         return constant_array(expr)
 
-    def _call(self, var, name: str, once: bool = False):
-        """Return the call of operator `name` bound to a variable; with `once`, only if not used elsewhere."""
+    def _call(self, var, *names: str, once: bool = False):
+        """Return the call of an operator bound to a variable; with `once`, only if not used elsewhere."""
         if not isinstance(var, relax.Var) or (once and self.uses[var] != 1):
             return None
         value = self.bound.get(var)
-        return value if getattr(getattr(value, "op", None), "name", "") == f"relax.{name}" else None
+        name = getattr(getattr(value, "op", None), "name", "")
+        return value if name.removeprefix("relax.") in names else None
 
 
 def _by_channel(array: np.ndarray | None, shape: tuple | None) -> np.ndarray | None:
-    """Return one element per channel of a constant added to (N, C, H, W); None if it varies otherwise."""
+    """Return one element per channel of a constant added to (N, C, …); None if it varies otherwise."""
     if array is None or shape is None:
         return None
-    if (1, 1, 1, *array.shape)[-4:] not in ((1, shape[1], 1, 1), (1, 1, 1, 1)):
+    rank = len(shape)
+    if ((1,) * rank + array.shape)[-rank:] not in ((1, shape[1], *(1,) * (rank - 2)), (1,) * rank):
         return None
     return np.broadcast_to(array.reshape(-1), shape[1])
 

@@ -4,7 +4,7 @@ In NCHW[x]c the channels are split into blocks of x, the target's vector width i
 channels are adjacent in memory: one load fills a register with x channels of one pixel. This is NeoCPU's
 layout (Liu et al., "Optimizing CNN Model Inference on CPUs", USENIX ATC 2019). A tensor changes its layout
 only at the edges: if an operator that is not in the tables below reads a blocked value, and at the network's
-outputs.
+outputs. Lines, (N, C, W), are images of height 1.
 
 The last block is padded with channels that the network does not have. A convolution's result is set to 0
 there, so such a channel holds whatever the elementwise operators make of 0, and the next convolution
@@ -13,7 +13,7 @@ multiplies it by 0: operators that may turn it into a NaN or an infinity are the
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
@@ -23,7 +23,7 @@ from ..base.integers import ceildiv
 from ..base.protocols import Lookup
 from ..base.relax import constant_array, known_shape, plain_sizes, shape_text
 from ..base.tvm_seam import OUT_EWISE_FUSABLE
-from .conv_call import match
+from .conv_call import as_images, match
 from .rules.base.vector import Simd, pad_to
 from .workloads import conv2d
 from .workloads.conv2d import Convolution, one_image
@@ -41,6 +41,9 @@ _POOLS = {
     "relax.nn.avg_pool2d": (relax.op.nn.avg_pool2d, _WINDOW),
     "relax.nn.adaptive_avg_pool2d": (relax.op.nn.adaptive_avg_pool2d, ("output_size",)),
 }
+_OF_LINES = {name.replace("2d", "1d"): name for name in _POOLS}
+_BY_AXIS = ("pool_size", "strides", "padding", "dilation", "output_size")
+_RESHAPES = {f"relax.{name}" for name in ("reshape", "expand_dims", "squeeze", "flatten", "nn.batch_flatten")}
 
 
 def block_layouts(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.Pass:
@@ -60,10 +63,14 @@ def block_layouts(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.Pas
 
 @dataclass(frozen=True)
 class _Blocked:
-    """A value in NCHW[x]c: `expr`, of shape (N, blocks, H, W, x), holds the network's (N, channels, H, W)."""
+    """A value in NCHW[x]c: `expr`, of shape (N, blocks, H, W, x), holds the network's (N, channels, H, W).
+
+    With `rank` 3, that is (N, channels, W), and H is 1.
+    """
 
     expr: relax.Expr
     channels: int
+    rank: int
 
 
 @relax.expr_functor.mutator
@@ -87,7 +94,7 @@ class _Blocker(relax.PyExprMutator):
         elif isinstance(value, list):
             self.several[var] = value
         elif isinstance(value, _Blocked):
-            self.blocked[var] = _Blocked(self.builder_.emit(value.expr), value.channels)
+            self.blocked[var] = replace(value, expr=self.builder_.emit(value.expr))
             if is_output:
                 self.set_var_remap(var, self.builder_.emit_output(self._unblock(self.blocked[var])))
         else:
@@ -117,28 +124,27 @@ class _Blocker(relax.PyExprMutator):
         if not isinstance(value, tvm.ir.Call) or not isinstance(value.op, tvm.ir.Op):
             return None
         name = value.op.name
-        if name == "relax.nn.conv2d":
+        if name in ("relax.nn.conv1d", "relax.nn.conv2d"):
             return self._conv2d(value)
         if not any(arg in self.blocked for arg in _variables(value)):
             return None
         if name in _FINITE or name in _OTHERS:
             return self._elementwise(value)
-        if name in _POOLS:
+        if name in _POOLS or name in _OF_LINES:
             return self._pool(value)
+        if name in _RESHAPES:
+            return self._reshape(value)
         rule = {
             "relax.concat": self._concat,
             "relax.split": self._split,
             "relax.mean": self._mean,
-            "relax.reshape": self._flatten,
-            "relax.nn.batch_flatten": self._flatten,
-            "relax.flatten": self._flatten,
         }.get(name)
         return rule(value) if rule else None
 
     # ------------------------------------------------------------ between the layouts
 
     def _block(self, arg) -> _Blocked | None:
-        """Return `arg` in NCHW[x]c; None unless it is a float32 tensor of images of a fixed shape."""
+        """Return `arg` in NCHW[x]c; None unless it holds images or lines of a fixed shape in float32."""
         if arg in self.blocked:
             return self.blocked[arg]
         shape = _image_shape(arg.ty)
@@ -146,14 +152,15 @@ class _Blocker(relax.PyExprMutator):
             return None
         name = f"to_{self.layout}"
         call = self.builder_.call_te(_to_blocks, self.visit_expr(arg), self.lanes, primfunc_name_hint=name)
-        blocked = _Blocked(self.builder_.emit(call), shape[1])
+        blocked = _Blocked(self.builder_.emit(call), shape[1], len(arg.ty.shape))
         if isinstance(arg, relax.DataflowVar):
             self.blocked[arg], self.plain[arg] = blocked, self.visit_expr(arg)
         return blocked
 
     def _unblock(self, value: _Blocked):
         name = f"from_{self.layout}"
-        return self.builder_.call_te(_from_blocks, value.expr, value.channels, primfunc_name_hint=name)
+        args = value.expr, value.channels, value.rank
+        return self.builder_.call_te(_from_blocks, *args, primfunc_name_hint=name)
 
     # ------------------------------------------------------------ operators
 
@@ -171,6 +178,8 @@ class _Blocker(relax.PyExprMutator):
         conv = Convolution(one_image(found.shape), weight.shape, *found.window, groups, not is_image)
         config = conv.config(self.lookup, self.simd)
         source = self.visit_expr(data) if is_image else block.expr
+        if is_image and found.is_line:
+            source = self.builder_.emit(relax.op.expand_dims(source, 2))
         if known_shape(source.ty)[1:] != conv.packed_input_shape(lanes)[1:]:
             _, groups, _, _, channels = conv.packed_input_shape(lanes)
             source = self.builder_.emit(self.builder_.call_te(conv2d.group, source, groups, channels))
@@ -192,13 +201,14 @@ class _Blocker(relax.PyExprMutator):
         if has_gaps:
             result = self.builder_.emit(result)
             result = self.builder_.call_te(conv2d.ungroup, result, conv.kernel_groups(lanes), len(weight))
-        return _Blocked(result, len(weight))
+        return _Blocked(result, len(weight), 3 if found.is_line else 4)
 
     def _elementwise(self, call):
-        channels = max(self.blocked[arg].channels for arg in call.args if arg in self.blocked)
+        found = [self.blocked[arg] for arg in call.args if arg in self.blocked]
+        channels, rank = max(each.channels for each in found), found[0].rank
         shape = _image_shape(call.ty)
         padded = channels % self.lanes != 0
-        if shape is None or shape[1] != channels:
+        if shape is None or shape[1] != channels or len(call.ty.shape) != rank:
             return None
         if padded and (call.op.name not in _FINITE or _clips_to_infinity(call)):
             return None
@@ -207,26 +217,28 @@ class _Blocker(relax.PyExprMutator):
             if not isinstance(getattr(arg, "ty", None), relax.TensorType):  # a bound of clip, for example
                 args.append(arg)
                 continue
-            array, rank = constant_array(arg), len(known_shape(arg.ty) or ())
-            if array is not None and rank <= 4 and array.dtype == np.float32:
+            array, own = constant_array(arg), known_shape(arg.ty) or ()
+            if array is not None and len(own) <= rank and array.dtype == np.float32:
                 if padded and not np.isfinite(array).all():
                     return None
-                args.append(relax.const(self._block_constant(array)))
+                args.append(relax.const(self._block_constant(array, rank)))
                 continue
-            if rank == 4 and known_shape(arg.ty)[1] == 1 != channels:  # one value for all channels
+            if len(own) != rank:
+                return None
+            if own[1] == 1 != channels:  # one value for all channels
                 if padded:  # which may be infinite
                     return None
-                args.append(relax.op.expand_dims(self.visit_expr(arg), -1))
+                args.append(relax.op.expand_dims(self.visit_expr(arg), -1 if rank == 4 else [2, 4]))
                 continue
             block = self._block(arg)
             if block is None or block.channels != channels:
                 return None
             args.append(block.expr)
-        return _Blocked(tvm.ir.Call(call.op, args, call.attrs, call.ty_args), channels)
+        return _Blocked(tvm.ir.Call(call.op, args, call.attrs, call.ty_args), channels, rank)
 
-    def _block_constant(self, array: np.ndarray) -> np.ndarray:
+    def _block_constant(self, array: np.ndarray, rank: int) -> np.ndarray:
         """Reshape a constant to broadcast against a blocked value as it did against the plain one."""
-        array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+        array = array.reshape(as_images((1,) * (rank - array.ndim) + array.shape))
         if array.size == 1:
             return array.reshape(())
         if array.shape[1] == 1:
@@ -234,16 +246,20 @@ class _Blocker(relax.PyExprMutator):
         return _blocks(array, self.lanes)
 
     def _pool(self, call):
-        if call.attrs.layout != "NCHW" or call.attrs.out_layout != "NCHW":
+        attrs, block, name = call.attrs, self.blocked[call.args[0]], call.op.name
+        if {attrs.layout, attrs.out_layout} != {"NCW" if name in _OF_LINES else "NCHW"}:
             return None
-        block = self.blocked[call.args[0]]
-        pool, names = _POOLS[call.op.name]
-        result = pool(block.expr, *(getattr(call.attrs, name) for name in names), self.layout, self.layout)
-        return _Blocked(result, block.channels)
+        pool, names = _POOLS[_OF_LINES.get(name, name)]
+        values = {each: getattr(attrs, each) for each in names}
+        if name in _OF_LINES:
+            values |= {each: _of_height_1(each, values[each]) for each in names if each in _BY_AXIS}
+        result = pool(block.expr, **values, layout=self.layout, out_layout=self.layout)
+        return replace(block, expr=result)
 
     def _concat(self, call):
         parts = list(call.args[0].fields) if isinstance(call.args[0], relax.Tuple) else []
-        of_channels = call.attrs.axis is not None and int(call.attrs.axis) % 4 == 1
+        rank = len(call.ty.shape)
+        of_channels = call.attrs.axis is not None and int(call.attrs.axis) % rank == 1
         if not parts or not of_channels or _image_shape(call.ty) is None:
             return None
         if any((_image_shape(part.ty) or (0, 1))[1] % self.lanes for part in parts):
@@ -251,7 +267,8 @@ class _Blocker(relax.PyExprMutator):
         blocks = [self._block(part) for part in parts]
         if None in blocks:
             return None
-        return _Blocked(relax.op.concat([b.expr for b in blocks], axis=1), sum(b.channels for b in blocks))
+        joined = relax.op.concat([b.expr for b in blocks], axis=1)
+        return _Blocked(joined, sum(b.channels for b in blocks), rank)
 
     def _split(self, call):
         block = self.blocked[call.args[0]]
@@ -268,21 +285,24 @@ class _Blocker(relax.PyExprMutator):
         several = []
         for begin, end in itertools.pairwise([0, *ends]):
             part = relax.op.strided_slice(block.expr, [1], [begin // self.lanes], [end // self.lanes])
-            several.append(_Blocked(self.builder_.emit(part), end - begin))
+            several.append(_Blocked(self.builder_.emit(part), end - begin, block.rank))
         return several
 
     def _mean(self, call):
         """Compute a mean over the image; without keepdims the result is (N, channels)."""
         block = self.blocked[call.args[0]]
-        if call.attrs.axis is None or sorted(int(a) % 4 for a in call.attrs.axis) != [2, 3]:
+        axes = call.attrs.axis
+        if axes is None or sorted(int(a) % block.rank for a in axes) != [*range(2, block.rank)]:
             return None
-        mean = _Blocked(self.builder_.emit(relax.op.mean(block.expr, [2, 3], keepdims=True)), block.channels)
+        mean = replace(block, expr=self.builder_.emit(relax.op.mean(block.expr, [2, 3], keepdims=True)))
         return mean if call.attrs.keepdims else self._as_vector(mean)
 
-    def _flatten(self, call):
-        """Reshape (N, channels, 1, 1) to (N, channels)."""
+    def _reshape(self, call):
+        """Reshape images of height 1 to lines and lines to these, or one pixel for each image to a vector."""
         block, shape = self.blocked[call.args[0]], shape_text(call.ty)
         n, _, h, w, _ = shape_text(block.expr.ty)
+        if shape == (n, block.channels, h, w) or (h == 1 and shape == (n, block.channels, w)):
+            return replace(block, rank=len(shape))
         return self._as_vector(block) if (h, w) == (1, 1) and shape == (n, block.channels) else None
 
     def _as_vector(self, value: _Blocked):
@@ -293,11 +313,17 @@ class _Blocker(relax.PyExprMutator):
         return relax.op.strided_slice(self.builder_.emit(flat), [1], [0], [value.channels])
 
 
+def _of_height_1(name: str, values) -> list[int] | None:
+    """Return what an attribute of a pool of lines, such as its strides, is for images of height 1."""
+    of_height = 0 if name == "padding" else 1
+    return None if values is None else [n for value in values for n in (of_height, int(value))]
+
+
 def _image_shape(ty) -> tuple | None:
-    """Return the shape (N, C, H, W) of images, of which N may be open; None for another tensor."""
+    """Return the shape (N, C, H, W) of images, of which N may be open, or lines; None for another tensor."""
     shape = known_shape(ty)
-    images = shape is not None and len(shape) == 4 and all(isinstance(n, int) for n in shape[1:])
-    return shape if images else None
+    images = shape is not None and len(shape) in (3, 4) and all(isinstance(n, int) for n in shape[1:])
+    return as_images(shape) if images else None
 
 
 def _clips_to_infinity(call) -> bool:
@@ -313,10 +339,11 @@ def _variables(call):
 
 
 def _to_blocks(data, lanes: int):
-    n, channels, h, w = plain_sizes(data.shape)
+    n, channels, h, w = as_images(plain_sizes(data.shape))
+    of_images = len(data.shape) == 4
 
     def element(b, k, y, x, c):
-        value = data[b, k * lanes + c, y, x]
+        value = data[b, k * lanes + c, y, x] if of_images else data[b, k * lanes + c, x]
         return value if channels % lanes == 0 else te.if_then_else(k * lanes + c < channels, value, 0.0)
 
     return te.compute((n, ceildiv(channels, lanes), h, w, lanes), element, name="to_blocks")
@@ -332,13 +359,14 @@ def _zero_fill(data, channels: int):
     return te.compute(data.shape, element, name="zero_fill")
 
 
-def _from_blocks(data, channels: int):
+def _from_blocks(data, channels: int, rank: int):
     n, _, h, w, lanes = plain_sizes(data.shape)
 
-    def element(b, c, y, x):
+    def element(b, c, *at):
+        y, x = at if rank == 4 else (0, *at)
         return data[b, c // lanes, y, x, c % lanes]
 
-    return te.compute((n, channels, h, w), element, name="from_blocks")
+    return te.compute((n, channels, *(h, w)[4 - rank :]), element, name="from_blocks")
 
 
 def _blocks(array: np.ndarray, lanes: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from tvm.relax import transform as t
 from ..base.protocols import Lookup
 from ..base.relax import array_key, shape_text
 from . import special_values
+from .attention.fuse import fuse_attention
 from .bools import bools_as_bytes
 from .buffers import share_buffers
 from .conv_transpose import transposed_to_plain
@@ -47,6 +48,7 @@ def passes(
     half_sums = [(0, sums_in_float32())] if simd else []  # a GPU's tensor cores do so by themselves
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
     blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
+    attention = [(3, fuse_attention(simd))] if simd else []
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
     writes = writes_to_kernels() if simd else writes_to_operators()
     scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `cuda.scheduled` does it
@@ -66,6 +68,7 @@ def passes(
         (3, transposed_to_plain()),
         (3, t.EliminateCommonSubexpr()),
         (3, fold_affine()),  # batch norms that no convolution precedes
+        *attention,
         (3, t.DeadCodeElimination()),
         *blocked,
         (3, t.CanonicalizeBindings()),

@@ -87,7 +87,14 @@ def _encoder_layer(
     return norm(x + feed_forward(x), norm_weight_2, norm_bias_2)
 
 
+def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Compute a softmax that is 0 where all of a row is -infinity: its largest element is, too."""
+    empty = x.amax(dim, keepdim=True) == -math.inf
+    return torch.where(empty, torch.zeros((), dtype=dtype or x.dtype), x.softmax(dim, dtype))
+
+
 ATTENTION: dict[Any, Callable] = {
+    aten._safe_softmax.default: _safe_softmax,
     aten._native_multi_head_attention.default: _attention,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
 }

@@ -7,6 +7,7 @@ multiply-adds. The scheme is that of NeoCPU (Liu et al., USENIX ATC 2019) and of
 (Georganas et al., SC 2018).
 """
 
+import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class DirectConv(ScheduleRule):
         Convolution((1, 3, 24, 24), (32, 3, 7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1, False),  # of an image
         Convolution((1, 32, 12, 12), (32, 32, 3, 3), (1, 1), (2, 2, 2, 2), (2, 2), 1, True),
         Convolution((1, 48, 8, 8), (72, 16, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 3, True),  # `has_gaps`
-        Convolution((2, 32, 9, 11), (40, 32, 1, 1), (2, 2), (1, 0, 0, 1), (1, 1), 1, True),
+        Convolution((2, 32, 1, 41), (40, 32, 1, 3), (1, 2), (0, 1, 0, 2), (1, 1), 1, True),  # of a line
     )
 
     def applies(self, workload: Workload, simd: Simd) -> bool:
@@ -143,6 +144,7 @@ class DirectConv(ScheduleRule):
         """Schedule a kernel that `compute` made and what was fused after it."""
         names = block_names(sch)
         n, o, h, w, c, i, kh, kw, ii = sch.get_loops("conv2d")
+        is_line = int(sch.get(h).extent) == 1
         oo, oi = sch.split(o, [None, config.tile_oc])
         wo, wi = sch.split(w, [None, config.tile_ow])
         ho, hi = sch.split(h, [None, config.tile_oh])
@@ -155,6 +157,8 @@ class DirectConv(ScheduleRule):
             outer = [n, oo, ho] if config.loop_order == "channels" else [n, ho, oo]
             sch.reorder(*outer, wo, i, kh, kw, ii, hi, wi, oi, c)
         fuse_epilogue(sch, "conv2d", end, stages=("pad",))
+        if is_line and not config.tile_ic:
+            outer.append(wo)  # threads share a line's tiles
         parallel(sch, outer)
         vectorize(sch, [hi, wi, oi, c])
         if "pad" in names:
@@ -170,7 +174,9 @@ class DirectConv(ScheduleRule):
         height, width = workload.out_size
         rows, oh = workload.data[0] * ceildiv(height, config.tile_oh), config.tile_oh
         sizes = {"tile_m": oh * config.tile_ow, "m": oh * width, "products": rows, "block_m": oh}
-        return loops_of(workload, config, lanes, rows, **sizes)
+        loops = loops_of(workload, config, lanes, rows, **sizes)
+        shared = ceildiv(width, config.tile_ow) if height == 1 and not config.tile_ic else 1
+        return dataclasses.replace(loops, n_tasks=loops.n_tasks * shared)
 
 
 # ---------------------------------------------------------------- shared with `pointwise`

@@ -1,0 +1,114 @@
+"""Attention as one kernel: PyTorch's numbers for all masks and sizes, special values, and what is left alone."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import Function
+from torch.nn import functional as F
+
+import tvmnotes as tn
+
+
+def built(function, shapes):
+    mod, params = tn.from_pytorch(Function(function).eval(), {f"x{n}": shape for n, shape in enumerate(shapes)})
+    return tn.build(mod, params)
+
+
+def is_fused(lib) -> bool:
+    return any(kernel.startswith("attention") for kernel in lib.kernels.index)
+
+
+def held(function, *shapes, rng, change=lambda *xs: None, fused=True, tolerance=2e-6):
+    """A function of tensors as `tn.build` makes it, after its result for random inputs was PyTorch's."""
+    lib = built(function, shapes)
+    xs = [rng.standard_normal(shape, "float32") for shape in shapes]
+    change(*xs)
+    wanted = function(*map(torch.from_numpy, xs)).numpy()
+    largest = np.abs(wanted[np.isfinite(wanted)]).max()
+    np.testing.assert_allclose(lib(*xs), wanted, rtol=0, atol=tolerance * largest)
+    assert is_fused(lib) == fused
+    return lib
+
+
+def single(query, key, value):
+    """Attention in single steps."""
+    return (query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("queries, keys, depth, width", [(17, 129, 8, 16), (100, 300, 20, 48), (24, 130, 16, 80)])
+def test_ragged_sizes(queries, keys, depth, width, rng):
+    shapes = (2, 3, queries, depth), (2, 3, keys, depth), (2, 3, keys, width)
+    held(single, *shapes, rng=rng)
+
+
+def test_values_that_all_of_a_batch_share(rng):
+    held(lambda q, k: single(q, k, k[:1]), (2, 20, 16), (2, 140, 16), rng=rng)
+
+
+SHAPE = 2, 2, 140, 16
+MASKS = {
+    "none": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v), ()),
+    "causal": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), ()),
+    "added": (F.scaled_dot_product_attention, [(2, 1, 140, 140)]),
+    "added to all": (F.scaled_dot_product_attention, [(140, 140)]),
+    "of keys": (lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m[:, None, None] > 0), [(2, 140)]),
+    "filled": (
+        lambda q, k, v, m: (q @ k.mT / math.sqrt(20)).masked_fill(m > 0.5, -1e9).softmax(-1) @ v,
+        [(2, 1, 1, 140)],
+    ),
+    "subtracted, and flipped": (lambda q, k, v, m: (m - 0.3 * (q @ k.mT)).softmax(-1) @ v, [(140, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_and_scales(name, rng):
+    function, more = MASKS[name]
+    held(function, *[SHAPE] * 3, *more, rng=rng)
+
+
+def test_a_query_whose_keys_are_all_masked_is_what_pytorch_makes_of_it(rng):
+    def mask(_q, _k, _v, m):
+        m[:] = 0
+        m[0, 0, 3] = m[1, 0, :, :60] = -np.inf
+
+    more = (2, 1, 140, 140)
+    held(F.scaled_dot_product_attention, *[SHAPE] * 3, more, rng=rng, change=mask)
+    held(lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v, *[SHAPE] * 3, more, rng=rng, change=mask)
+
+
+def test_nan_and_infinity_reach_the_outputs_that_they_reach_in_pytorch(rng):
+    def spoil(q, k, v):
+        q[0, 0, 5, 2], q[0, 1, 6, 2] = np.nan, np.inf
+        k[1, 0, 40, 3] = np.nan
+        v[1, 1, 20, 7], v[0, 0, 139, 1] = np.inf, np.nan
+
+    held(single, *[SHAPE] * 3, rng=rng, change=spoil)
+
+
+def test_large_scores_and_those_that_grow_along_the_keys(rng):
+    def grow(q, k, v):
+        q *= 30
+        k *= np.linspace(0, 4, 600, dtype="float32")[:, None]
+
+    held(single, (1, 2, 20, 16), (1, 2, 600, 16), (1, 2, 600, 16), rng=rng, change=grow, tolerance=3e-4)
+
+
+def test_what_is_left_to_single_kernels(rng):
+    held(single, (2, 1, 16), (2, 99, 16), (2, 99, 16), rng=rng, fused=False)
+    held(single, (2, 20, 16), (2, 140, 16), (2, 140, 15), rng=rng, fused=False)
+
+    def weights_too(q, k, v):
+        weights = (q @ k.mT).softmax(-1)
+        return torch.cat([weights @ v, weights], -1)
+
+    held(weights_too, *[(2, 140, 16)] * 3, rng=rng, fused=False)
+
+
+def test_half_floats(rng):
+    xs = [rng.standard_normal((1, 2, 140, 16)).astype("float16") for _ in range(3)]
+    net = Function(F.scaled_dot_product_attention).eval()
+    lib = tn.build(*tn.from_pytorch(net, tuple(map(torch.from_numpy, xs))))
+    wanted = net(*(torch.from_numpy(x).float() for x in xs)).numpy()
+    np.testing.assert_allclose(lib(*xs), wanted, rtol=0, atol=2e-3)

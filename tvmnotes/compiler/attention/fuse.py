@@ -1,0 +1,245 @@
+"""The pass that makes one kernel of two matrix products and the softmax between them."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import tvm
+from tvm import relax, topi
+from tvm.relax import op as R
+
+from ...base.relax import constant_array, fixed_shape
+from ..rules.base.vector import Simd
+from .loops import OPERATORS, Sizes, Step, Tile, kernel, panels
+
+_FEW_QUERIES, _FEW_KEYS = 16, 128  # up to so many, single kernels are as fast
+
+
+def fuse_attention(simd: Simd) -> tvm.transform.Pass:
+    """Make the pass, for attention of float32 with fixed sizes, to run after constants are folded.
+
+    Between the first product and the softmax, scores may be scaled, and masks added or applied. Products of
+    few queries or keys, and values that are not whole vectors, are left as they are.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="FuseAttention")
+    def run(mod, _context):
+        rewrite = _Fuser(mod, simd)
+        rewrite.builder_.update_func(mod.get_global_var("main"), rewrite.visit_expr(mod["main"]))
+        return rewrite.builder_.get()
+
+    return run
+
+
+@dataclass
+class _Attention:
+    """Attention in the graph: its operands, steps on the scores, tensors that these read, and a row's rest.
+
+    `empty` is that of `kernel`.
+    """
+
+    operands: list[relax.Expr]
+    sizes: Sizes
+    empty: float
+    steps: list[Step] = field(default_factory=list)
+    inputs: dict[str, relax.Expr] = field(default_factory=dict)
+
+    def name(self, tensor: relax.Expr) -> str:
+        """Return the name of an input for a tensor."""
+        name = f"mask{len(self.inputs)}"
+        self.inputs[name] = tensor
+        return name
+
+
+@relax.expr_functor.mutator
+class _Fuser(relax.PyExprMutator):
+    def __init__(self, mod, simd):
+        super().__init__(mod)
+        self.simd = simd
+
+    def visit_function_(self, func):
+        self.bound = relax.analysis.get_var2val(func)
+        self.uses = Counter()
+        for value in (*self.bound.values(), func.body.body):
+            relax.analysis.post_order_visit(value, self._count)
+        return super().visit_function_(func)
+
+    def _count(self, expr):
+        if isinstance(expr, relax.Var):
+            self.uses[expr] += 1
+
+    def visit_call_(self, call):
+        found = self._match(call)
+        return super().visit_call_(call) if found is None else self._fused(found, fixed_shape(call.ty))
+
+    # ------------------------------------------------------------ what is found
+
+    def _value(self, var, uses: int | None = 1):
+        """Return what a variable, if it is read so often, is bound to, behind reshapes of its batch."""
+        while isinstance(var, relax.Var) and uses in (None, self.uses[var]):
+            value = self.bound.get(var)
+            uses = uses and 1
+            if not isinstance(value, relax.Var) and not _keeps_matrices(value):
+                return value
+            var = value if isinstance(value, relax.Var) else value.args[0]
+        return None
+
+    def _call(self, var, name: str):
+        """Return the call of an operator that a variable, which is read once, is bound to; else None."""
+        value = self._value(var)
+        return value if _name(value) == name else None
+
+    def _match(self, call) -> _Attention | None:
+        if _name(call) != "matmul" or str(call.ty.dtype) != "float32":
+            return None
+        weights, values = call.args
+        softmax, empty = self._call(weights, "nn.softmax"), 0.0
+        if softmax is None:
+            softmax, empty = self._safe(weights), 1.0
+        if softmax is None:
+            return None
+        scores, shape = softmax.args[0], fixed_shape(softmax.ty)
+        if shape is None or len(shape) < 3 or int(softmax.attrs.axis) % len(shape) != len(shape) - 1:
+            return None
+        steps = []
+        uses = 2 if empty else 1
+        while _name(product := self._value(scores, uses)) != "matmul":
+            steps.append(product)
+            scores, uses = self._source(product, shape), 1
+            if scores is None:
+                return None
+        batch = shape[:-2]
+        shapes = [fixed_shape(tensor.ty) for tensor in (*product.args, values, call)]
+        if None in shapes or any(math.prod(each[:-2]) != math.prod(batch) for each in shapes):
+            return None
+        (*_, queries, depth), (*_, keys), (*_, width), _ = shapes
+        few = queries <= _FEW_QUERIES or keys <= _FEW_KEYS
+        if few or width % self.simd.lanes or str(product.ty.dtype) != "float32":
+            return None
+        found = _Attention([*product.args, values], Sizes(batch, queries, keys, depth, width), empty)
+        for step in reversed(steps):
+            found.steps.append(self._step(step, shape, found))
+        return found
+
+    def _safe(self, weights):
+        """Return the softmax of weights that are 0 where all scores of a query are -infinity; else None."""
+        chosen = self._call(weights, "where")
+        if chosen is None:
+            return None
+        condition, zero, value = chosen.args
+        softmax, equal = self._call(value, "nn.softmax"), self._call(condition, "equal")
+        largest = self._call(equal.args[0], "max") if equal is not None else None
+        if softmax is None or largest is None or _number(zero) != 0 or _number(equal.args[1]) != -math.inf:
+            return None
+        scores, axes = softmax.args[0], [int(axis) for axis in largest.attrs.axis or ()]
+        rank = len(softmax.ty.shape)
+        if [axis % rank for axis in axes] != [rank - 1] or not largest.attrs.keepdims:
+            return None
+        return softmax if largest.args[0].same_as(scores) else None
+
+    def _source(self, value, shape):
+        """Return the scores that a step reads; None if it is no such step."""
+        name, args = _name(value), list(getattr(value, "args", ()))
+        if name == "where":
+            condition, left, right = args
+            flipped = _number(left) is not None
+            scores, other = (right, left) if flipped else (left, right)
+            known = _number(other) is not None and fixed_shape(value.ty) == shape
+            return scores if known and self._broadcasts(condition, shape) else None
+        if name not in OPERATORS:
+            return None
+        scores, other = args if self._leads_to_scores(args[0], shape) else args[::-1]
+        own = fixed_shape(value.ty) or ()
+        known = self._broadcasts(other, shape) and own == shape
+        scaled = _number(other) is not None and math.prod(own) == math.prod(shape)
+        return scores if known or scaled else None
+
+    def _leads_to_scores(self, arg, shape) -> bool:
+        """Return whether an operand is what was computed of a product, and not a mask of its shape."""
+        value = self._value(arg, None)
+        if _name(value) == "matmul":
+            return math.prod(fixed_shape(value.ty) or ()) == math.prod(shape)
+        if _name(value) not in (*OPERATORS, "where"):
+            return False
+        return any(self._leads_to_scores(each, shape) for each in value.args)
+
+    def _broadcasts(self, tensor, shape) -> bool:
+        own = fixed_shape(tensor.ty) if isinstance(getattr(tensor, "ty", None), relax.TensorType) else None
+        return own is not None and len(own) <= len(shape) and str(tensor.ty.dtype) in ("float32", "bool")
+
+    def _step(self, value, shape, found: _Attention) -> Step:
+        name, args = _name(value), list(value.args)
+        if name == "where":
+            condition, left, right = args
+            flipped = _number(left) is not None
+            replaced = _number(left if flipped else right)
+            return Step(name, replaced, flipped, found.name(condition))
+        flipped = not self._leads_to_scores(args[0], shape)
+        operand = args[0] if flipped else args[1]
+        number = _number(operand)
+        if number is None:
+            return Step(name, found.name(operand), flipped)
+        if name == "divide" and not flipped and math.frexp(number)[0] == 0.5:
+            return Step("multiply", 1 / number)
+        return Step(name, number, flipped)
+
+    # ------------------------------------------------------------ what takes its place
+
+    def _fused(self, found: _Attention, shape: tuple[int, ...]):
+        emit, sizes = self.builder_.emit, found.sizes
+        tile, batch = Tile.of(sizes, self.simd), math.prod(sizes.batch)
+        flat = [
+            emit(R.reshape(self.visit_expr(tensor), (batch, *fixed_shape(tensor.ty)[-2:])))
+            for tensor in found.operands
+        ]
+        packed = self.builder_.call_te(lambda keys: panels(keys, tile), flat[1], primfunc_name_hint="panels")
+        flat[1] = emit(packed)
+        length = tile.panels(sizes.keys) * tile.lanes
+        inputs = {name: self._padded(tensor, sizes.keys, length) for name, tensor in found.inputs.items()}
+        shapes = {name: fixed_shape(tensor.ty) for name, tensor in inputs.items()}
+        made = kernel(sizes, tile, found.steps, shapes, found.empty)
+        ty = relax.TensorType((batch, sizes.queries, sizes.width), "float32")
+        result = relax.call_tir(self.builder_.add_func(made, "attention"), [*flat, *inputs.values()], ty)
+        return R.reshape(emit(result), shape)
+
+    def _padded(self, tensor, keys: int, length: int):
+        """Return an input of steps as float32, with zeros up to `length` keys."""
+        array, own = constant_array(tensor), fixed_shape(tensor.ty) or (1,)
+        missing = [0] * len(own)
+        if own and own[-1] == keys > 1:
+            missing[-1] = length - keys
+        if array is not None:
+            array = array.astype("float32").reshape(own)
+            return relax.const(np.pad(array, [(0, after) for after in missing]))
+        tensor = self.visit_expr(tensor)
+        if not fixed_shape(tensor.ty):
+            tensor = self.builder_.emit(R.reshape(tensor, own))
+        if str(tensor.ty.dtype) == "bool":
+            tensor = self.builder_.emit(R.astype(tensor, "float32"))
+        if not any(missing):
+            return tensor
+        padded = self.builder_.call_te(topi.nn.pad, tensor, [0] * len(own), missing, primfunc_name_hint="pad")
+        return self.builder_.emit(padded)
+
+
+def _name(value) -> str:
+    return getattr(getattr(value, "op", None), "name", "").removeprefix("relax.")
+
+
+def _keeps_matrices(value) -> bool:
+    """Return whether a call reshapes the batch of its matrices, and nothing else."""
+    if _name(value) not in ("reshape", "broadcast_to"):
+        return False
+    before, after = fixed_shape(value.args[0].ty), fixed_shape(value.ty)
+    if before is None or after is None or math.prod(before) != math.prod(after):
+        return False
+    return len(before) >= 2 and before[-2:] == after[-2:]
+
+
+def _number(expr) -> float | None:
+    """Return the number that all elements of a constant are; None for another expression."""
+    array = constant_array(expr)
+    if array is None or not array.size or not (array == array.flat[0]).all():
+        return None
+    return float(array.flat[0])

@@ -1,0 +1,324 @@
+"""The kernel of attention: a block of keys at a time, with a running maximum and sum for each query.
+
+The scores of a tile of queries and a block of keys are computed in registers and stay in the cache. Their
+maximum so far is subtracted before the exponential function, and what was summed with a smaller one is
+rescaled: the online softmax of Milakov and Gimelshein (2018), and the loops of Dao et al., "FlashAttention"
+(NeurIPS 2022). The keys are read in panels of x keys, as matrix products read their right-hand matrix.
+"""
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import tvm
+from tvm import te, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+from ...base.integers import ceildiv
+from ...base.relax import plain_sizes
+from ...base.tvm_seam import OPAQUE
+from ..rules.base import elementwise
+from ..rules.base.vector import Simd
+
+_KEYS = 256  # of a block, at most: its scores, keys and values stay in the cache
+_TILES = 8  # tiles of queries that use a block of keys one after the other, at most
+_ROWS = 6  # queries in registers
+OPERATORS = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "divide": lambda a, b: a / b,
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done to the scores before the softmax.
+
+    Attributes:
+        operator: "add", "subtract", "multiply", "divide" or "where".
+        operand: A number; the name of an input for a tensor that broadcasts to the scores; of "where", the
+            number that replaces scores.
+        flipped: Whether the operand is the left one.
+        condition: Of "where", the name of an input that is not 0 where scores are kept, or with `flipped`
+            replaced.
+    """
+
+    operator: str
+    operand: float | str
+    flipped: bool = False
+    condition: str = ""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of attention: axes of its batch, queries, keys, numbers of a key, numbers of a value."""
+
+    batch: tuple[int, ...]
+    queries: int
+    keys: int
+    depth: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a kernel is computed.
+
+    Attributes:
+        lanes: Elements of a vector.
+        keys: Vectors of keys in registers.
+        values: Vectors of values in registers.
+        block: Tiles of keys in a block.
+        group: Tiles of queries of a task.
+    """
+
+    lanes: int
+    keys: int
+    values: int
+    block: int
+    group: int
+
+    @staticmethod
+    def of(sizes: Sizes, simd: Simd) -> "Tile":
+        """Choose the tile for some sizes, whose values are whole vectors."""
+        choices = (4, 3) if simd.registers >= 32 else (2,)
+        vectors = ceildiv(sizes.keys, simd.lanes)
+        keys = min(choices, key=lambda n: ceildiv(vectors, n) * n)
+        values = max(n for n in range(1, choices[0] + 1) if sizes.width // simd.lanes % n == 0)
+        tiles = ceildiv(vectors, keys)
+        block = ceildiv(tiles, ceildiv(tiles * keys * simd.lanes, _KEYS))
+        rows = ceildiv(sizes.queries, _ROWS)
+        return Tile(simd.lanes, keys, values, block, ceildiv(rows, ceildiv(rows, _TILES)))
+
+    def panels(self, keys: int) -> int:
+        """Return how many vectors of keys whole tiles have."""
+        return ceildiv(keys, self.lanes * self.keys) * self.keys
+
+
+def panels(keys, tile: Tile):
+    """Return keys (batch, depth, keys), a tensor, as (batch, panels, depth, lanes), with zeros at the end."""
+    batch, depth, count = plain_sizes(keys.shape)
+    lanes, blocks = tile.lanes, tile.panels(count)
+
+    def element(b, p, d, c):
+        key = p * lanes + c
+        value = keys[b, d, key]
+        return value if blocks * lanes == count else te.if_then_else(key < count, value, 0.0)
+
+    return te.compute((batch, blocks, depth, lanes), element, name="panels")
+
+
+def kernel(sizes: Sizes, tile: Tile, steps: list[Step], inputs: dict, empty: float) -> tvm.tirx.PrimFunc:
+    """Make the kernel, of queries (batch, queries, depth), `panels` of keys, and values (batch, keys, width).
+
+    Args:
+        sizes: Its sizes; the batch is one axis of its inputs.
+        tile: How it is computed.
+        steps: What is done to the scores.
+        inputs: The shapes of the inputs that steps name, of float32, which follow the values. An axis of keys
+            has as many elements as the panels.
+        empty: The sum by which the result of a query is divided if all its scores are -infinity: 0 makes it
+            NaN, and 1 makes it 0.
+    """
+    with IRBuilder() as builder, T.prim_func(is_private=True):
+        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
+        _Kernel(sizes, tile, steps, inputs, empty).emit()
+    return builder.get()
+
+
+def _number(value: float):
+    return tirx.FloatImm("float32", value)
+
+
+def _larger(a, b):
+    """Return the larger of two scores; a NaN need not be kept, because the exponential function keeps it."""
+    return tirx.Select(a > b, a, b)
+
+
+class _Kernel:
+    """A kernel that is being written, inside the frame of its function."""
+
+    def __init__(self, sizes: Sizes, tile: Tile, steps: list[Step], inputs: dict, empty: float):
+        self.sizes, self.tile, self.steps, self.empty = sizes, tile, steps, empty
+        batch, self.panels = math.prod(sizes.batch), tile.panels(sizes.keys)
+        shapes = {
+            "query": (batch, sizes.queries, sizes.depth),
+            "key": (batch, self.panels, sizes.depth, tile.lanes),
+            "value": (batch, sizes.keys, sizes.width),
+            **inputs,
+        }
+        self.given = {name: T.arg(name, T.buffer(shape, "float32")) for name, shape in shapes.items()}
+        self.result = T.arg("result", T.buffer((batch, sizes.queries, sizes.width), "float32"))
+
+    def emit(self) -> None:
+        """Write the body."""
+        s, t = self.sizes, self.tile
+        tiles = ceildiv(s.queries, _ROWS)
+        groups, key_tiles = ceildiv(tiles, t.group), self.panels // t.keys
+        rows = t.group * _ROWS
+        with T.parallel(math.prod(s.batch) * groups) as task:
+            self.batch, first = task // groups, task % groups * t.group
+            self.first = first * _ROWS
+            self.sums = T.alloc_buffer((rows, s.width), "float32", scope="local")
+            self.totals = T.alloc_buffer((rows, t.lanes), "float32", scope="local")
+            self.largest = T.alloc_buffer((rows,), "float32", scope="local")
+            with T.serial(rows) as row:
+                T.buffer_store(self.largest, _number(-math.inf), [row])
+                with T.vectorized(t.lanes) as lane:
+                    T.buffer_store(self.totals, _number(0), [row, lane])
+                with T.serial(s.width // t.lanes) as vector, T.vectorized(t.lanes) as lane:
+                    T.buffer_store(self.sums, _number(0), [row, vector * t.lanes + lane])
+            count = tirx.min(t.group, tiles - first)
+            with T.serial(ceildiv(key_tiles, t.block)) as block, T.serial(count) as tile:
+                self._tile(tile * _ROWS, block * t.block, tirx.min(t.block, key_tiles - block * t.block))
+            with T.serial(count) as tile:
+                self._finish(tile * _ROWS)
+
+    def _tile(self, row, first, count):
+        """Add what a block of keys, of `count` tiles from the tile `first` on, makes of a tile of queries."""
+        t = self.tile
+        self.scores = T.alloc_buffer((_ROWS, t.block * t.keys * t.lanes), "float32", scope="local")
+        self.best = T.alloc_buffer((_ROWS, t.lanes), "float32", scope="local")
+        self.factors = T.alloc_buffer((_ROWS,), "float32", scope="local")
+        with T.unroll(_ROWS) as r, T.vectorized(t.lanes) as lane:
+            T.buffer_store(self.best, _number(-math.inf), [r, lane])
+        with T.serial(count) as tile:
+            self._product(row, first + tile, tile * t.keys * t.lanes)
+        self._reduce(self.best, _larger, lambda r: r)
+        self._subtract(row)
+        self._exponentials(row, count * t.keys)
+        key = first * t.keys * t.lanes
+        self._values(row, key, tirx.min(count * t.keys * t.lanes, self.sizes.keys - key))
+
+    def _product(self, row, tile, at):
+        """Compute the scores of a tile of keys, store them from `at` on, note the largest of each lane."""
+        s, t = self.sizes, self.tile
+        sums = T.alloc_buffer((_ROWS, t.keys, t.lanes), "float32", scope="local")
+
+        def each(statement):
+            with T.unroll(_ROWS) as r, T.unroll(t.keys) as q, T.vectorized(t.lanes) as lane:
+                statement(r, q, lane)
+
+        def add(r, q, lane):
+            query = self.given["query"][self.batch, self._inside(row + r), k]
+            term = query * self.given["key"][self.batch, tile * t.keys + q, k, lane]
+            T.buffer_store(sums, sums[r, q, lane] + term, [r, q, lane])
+
+        def end(r, q, lane):
+            key = (tile * t.keys + q) * t.lanes + lane
+            score = sums[r, q, lane]
+            for step in self.steps:
+                score = self._apply(step, score, self._inside(row + r), key)
+            if self.panels * t.lanes != s.keys:
+                score = tirx.Select(key < s.keys, score, _number(-math.inf))
+            T.buffer_store(self.scores, score, [r, at + q * t.lanes + lane])
+
+        def note(r, q, lane):
+            score = self.scores[r, at + q * t.lanes + lane]
+            T.buffer_store(self.best, _larger(score, self.best[r, lane]), [r, lane])
+
+        each(lambda *index: T.buffer_store(sums, _number(0), index))
+        with T.serial(s.depth) as k:
+            each(add)
+        each(end)
+        each(note)
+
+    def _inside(self, row):
+        """Return the query of a row, or the last one for a row that is there to complete a tile."""
+        query = self.first + row
+        return query if self.sizes.queries % _ROWS == 0 else tirx.min(query, self.sizes.queries - 1)
+
+    def _apply(self, step: Step, score, query, key):
+        """Return a score after a step."""
+        at = [*self._batch_index(), query, key]
+        operand = self._input(step.operand, at) if isinstance(step.operand, str) else _number(step.operand)
+        left, right = (operand, score) if step.flipped else (score, operand)
+        if step.operator == "where":
+            return tirx.Select(self._input(step.condition, at) > _number(0.5), left, right)
+        return OPERATORS[step.operator](left, right)
+
+    def _batch_index(self) -> list:
+        sizes = self.sizes.batch
+        steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+        return [self.batch // step % size for size, step in zip(sizes, steps, strict=True)]
+
+    def _input(self, name: str, at: list):
+        """Return an element of an input that broadcasts to the scores."""
+        shape = plain_sizes(self.given[name].shape)
+        own = at[len(at) - len(shape) :]
+        return self.given[name][tuple(0 if n == 1 else i for n, i in zip(shape, own, strict=True))]
+
+    def _reduce(self, lanes, combine, at):
+        """Combine the lanes of each row into the first one."""
+        width = self.tile.lanes // 2
+        while width:
+            with T.unroll(_ROWS) as r, T.vectorized(width) as lane:
+                T.buffer_store(lanes, combine(lanes[at(r), lane], lanes[at(r), lane + width]), [at(r), lane])
+            width //= 2
+
+    def _subtract(self, row):
+        """Note the largest score so far, and the factors for what was summed before."""
+        with T.unroll(_ROWS) as r:
+            before = self.largest[row + r]
+            largest = _larger(self.best[r, 0], before)
+            # Minus infinity, of scores that are all masked, is not subtracted from itself.
+            shift = tirx.Select(largest > _number(-math.inf), largest, _number(0))
+            T.buffer_store(self.factors, before, [r])
+            T.buffer_store(self.largest, largest, [row + r])
+            T.buffer_store(self.best, shift, [r, 0])
+        with T.unroll(_ROWS) as r:
+            T.buffer_store(self.factors, elementwise.exp(self.factors[r] - self.best[r, 0]), [r])
+
+    def _exponentials(self, row, vectors):
+        """Replace the scores by their exponentials, and add these up."""
+        lanes = self.tile.lanes
+        with T.unroll(_ROWS) as r, T.vectorized(lanes) as lane:
+            total = self.totals[row + r, lane] * self.factors[r]
+            T.buffer_store(self.totals, total, [row + r, lane])
+        with T.serial(vectors) as vector, T.unroll(_ROWS) as r, T.vectorized(lanes) as lane:
+            score = self.scores[r, vector * lanes + lane]
+            weight = elementwise.exp(score - self.best[r, 0])
+            T.buffer_store(self.scores, weight, [r, vector * lanes + lane])
+            total = self.totals[row + r, lane] + self.scores[r, vector * lanes + lane]
+            T.buffer_store(self.totals, total, [row + r, lane])
+
+    def _values(self, row, first, count):
+        """Add the values of `count` keys from `first` on, each times its weight."""
+        s, t = self.sizes, self.tile
+        with T.serial(s.width // t.lanes // t.values) as chunk:
+            sums = T.alloc_buffer((_ROWS, t.values, t.lanes), "float32", scope="local")
+
+            def each(statement):
+                with T.unroll(_ROWS) as r, T.unroll(t.values) as q, T.vectorized(t.lanes) as lane:
+                    statement(r, q, lane, (chunk * t.values + q) * t.lanes + lane)
+
+            def begin(r, q, lane, at):
+                T.buffer_store(sums, self.sums[row + r, at] * self.factors[r], [r, q, lane])
+
+            def add(r, q, lane, at):
+                term = self.scores[r, k] * self.given["value"][self.batch, first + k, at]
+                T.buffer_store(sums, sums[r, q, lane] + term, [r, q, lane])
+
+            each(begin)
+            with T.serial(count) as k:
+                each(add)
+            each(lambda r, q, lane, at: T.buffer_store(self.sums, sums[r, q, lane], [row + r, at]))
+
+    def _finish(self, row):
+        """Divide the sums of a tile by the sums of its weights."""
+        s, lanes = self.sizes, self.tile.lanes
+        self._reduce(self.totals, lambda a, b: a + b, lambda r: row + r)
+        with T.serial(_ROWS) as r:
+            total = self.totals[row + r, 0]
+            if self.empty:
+                total = tirx.Select(self.largest[row + r] > _number(-math.inf), total, _number(self.empty))
+            T.buffer_store(self.totals, _number(1) / total, [row + r, 0])
+            with ExitStack() as stack:
+                stack.enter_context(T.If(self.first + row + r < s.queries))
+                stack.enter_context(T.Then())
+                vector = stack.enter_context(T.serial(s.width // lanes))
+                at = vector * lanes + stack.enter_context(T.vectorized(lanes))
+                result = self.sums[row + r, at] * self.totals[row + r, 0]
+                T.buffer_store(self.result, result, [self.batch, self.first + row + r, at])
