@@ -138,7 +138,7 @@ class _Blocker(relax.PyExprMutator):
     # ------------------------------------------------------------ between the layouts
 
     def _block(self, arg) -> _Blocked | None:
-        """Return `arg` in NCHW[x]c; None unless it is a float32 tensor of images of a fixed shape."""
+        """Return `arg` in NCHW[x]c; None unless it is a float32 tensor of images."""
         if arg in self.blocked:
             return self.blocked[arg]
         shape = _image_shape(arg.ty)
@@ -168,9 +168,10 @@ class _Blocker(relax.PyExprMutator):
         if not is_image and block is None:
             return None
         conv = Convolution(one_image(found.shape), weight.shape, *found.window, groups, not is_image)
-        config = conv.config(self.lookup, self.simd)
+        fixed = all(isinstance(size, int) for size in found.shape[1:])
+        config = conv.config(self.lookup, self.simd) if fixed else conv.config_of_open_size(self.simd)
         source = self.visit_expr(data) if is_image else block.expr
-        if known_shape(source.ty)[1:] != conv.packed_input_shape(lanes)[1:]:
+        if _channels(known_shape(source.ty)) != _channels(conv.packed_input_shape(lanes)):
             _, groups, _, _, channels = conv.packed_input_shape(lanes)
             source = self.builder_.emit(self.builder_.call_te(conv2d.group, source, groups, channels))
         has_gaps = conv.has_gaps(config, lanes)
@@ -293,10 +294,15 @@ class _Blocker(relax.PyExprMutator):
 
 
 def _image_shape(ty) -> tuple | None:
-    """Return the shape (N, C, H, W) of images, of which N may be open; None for another tensor."""
+    """Return the shape (N, C, H, W) of images, of which C is fixed; None for another tensor."""
     shape = known_shape(ty)
-    images = shape is not None and len(shape) == 4 and all(isinstance(n, int) for n in shape[1:])
+    images = shape_text(ty) is not None and len(shape) == 4 and isinstance(shape[1], int)
     return shape if images else None
+
+
+def _channels(shape: tuple) -> tuple:
+    """Return the sizes of the axes that channels have, of (N, C, H, W) or (N, blocks, H, W, x)."""
+    return shape[1], *shape[4:]
 
 
 def _clips_to_infinity(call) -> bool:

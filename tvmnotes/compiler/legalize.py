@@ -19,6 +19,7 @@ from .workloads.batch_matmul import BatchMatmul
 from .workloads.dense import Dense
 
 _OPEN_ROWS = 4  # rows of a product's workload, at least, if their number is open
+_OPEN_LENGTH = 64  # that of open sizes of the matrices of two activations
 
 
 def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict:
@@ -47,17 +48,16 @@ def _matmul(bb, call, v, lookup):
     dtypes = {str(each.ty.dtype) for each in (left, right, call)}
     if a is None or b is None or len(a) < 2 or len(b) < 2 or dtypes != {"float32"}:
         return default(bb, call)
-    if not all(isinstance(size, int) for size in (a[-1], *b[-2:])):
-        return default(bb, call)
     if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
         rows = a[-2] if isinstance(a[-2], int) else max(typical(a[-2]), _OPEN_ROWS)
         dense = Dense(rows, *b)
         config = dense.config(lookup, v)
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
         return _fusable(bb, "dense", dense.compute, left, panels, config)
-    if not isinstance(a[-2], int):
-        return default(bb, call)
-    product = BatchMatmul(*(tuple(map(typical, shape)) for shape in (a, b)))
+    left_shape, right_shape = (
+        (*map(typical, shape[:-2]), *(typical(size, _OPEN_LENGTH) for size in shape[-2:])) for shape in (a, b)
+    )
+    product = BatchMatmul(left_shape, right_shape)
     return _fusable(bb, "matmul", product.compute, left, right, product.config(lookup, v))
 
 
@@ -73,7 +73,6 @@ def _softmax(bb, call, v):
     shape = known_shape(call.ty)
     if (
         not shape
-        or not isinstance(shape[-1], int)
         or str(call.ty.dtype) != "float32"
         or int(call.attrs.axis) % len(shape) != len(shape) - 1
     ):

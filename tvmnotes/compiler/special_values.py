@@ -317,10 +317,10 @@ def _filled(bb, call):
         return default(bb, call)
     value = tirx.FloatImm(str(call.ty.dtype), float(array))
 
-    def compute():
-        return te.compute([*call.args[0].values], lambda *_: value, "full")
+    def compute(shape):
+        return te.compute(shape, lambda *_: value, "full")
 
-    return bb.call_te(compute, primfunc_name_hint="full")
+    return bb.call_te(compute, call.args[0], primfunc_name_hint="full")
 
 
 def _index_of_extreme(bb, call):

@@ -51,8 +51,8 @@ def from_onnx(
             (external data) are found next to it, so such a model must come as a path.
         inputs: The shapes and dtypes of the inputs, in any form that `tvmnotes.spec.parse_inputs` reads.
             Dtypes, and inputs whose shape the model fixes, may be left out. A name in a shape,
-            ("batch", 3, 224, 224), or a `Size` is a size that stays open, as does a first axis that has a
-            name in the model and no size here. A size of 0 in the model counts as open and without a name; in
+            ("batch", 3, 224, 224), or a `Size` is a size that stays open, as does an axis that has a name in
+            the model and no size here. A size of 0 in the model counts as open and without a name; in
             `inputs` it means an empty tensor.
 
     Returns:
@@ -236,14 +236,14 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     for name, (dims, dtype) in declared.items():
         known = ["?"] if dims is None else dims
         shape = wanted[name].shape if name in wanted else tuple(sizes.get(dim, (dim,))[0] for dim in known)
-        shape = (*(Size(n) if is_name(n) else n for n in shape[:1]), *shape[1:])
+        shape = tuple(Size(n) if is_name(n) else n for n in shape)
         if not any(isinstance(n, str) for n in shape):
             specs.append(TensorSpec(name, shape, dtype))
         else:
             unsettled[name] = tuple(1 if isinstance(n, str) else getattr(n, "name", n) for n in shape)
     if unsettled:
         raise ValueError(
-            "a size may stay open on the first axis, under a name, and these inputs leave others open: "
+            "a size may stay open under a name, a Python identifier, and these inputs leave others open: "
             f"{_listed(declared, unsettled)}; pass inputs={unsettled}, or whichever sizes you need"
         )
     return with_one_size_per_name(specs)

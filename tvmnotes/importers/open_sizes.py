@@ -2,10 +2,14 @@
 
 Importers and their converters see whole numbers only. Where the imported graphs differ, in a size, the
 difference gives the size as an expression of the open ones: 2 and 213 at batches 2 and 213 are "batch", 1024
-and 109056 are "512*batch". Relax infers the types of the resulting graph again, which have to agree with
-those of every import. Where graphs differ otherwise, the network is refused.
+and 109056 are "512*batch". Sizes that Relax infers, such as those of a strided convolution, are expressions
+too, in which later ones may be written. Relax infers the types of the resulting graph again, which have to
+agree with those of every import. Where graphs differ otherwise, the network is refused.
 """
 
+import itertools
+import math
+import re
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -13,15 +17,21 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
+from ..base import indices
 from ..base.errors import one_line
-from ..base.relax import constant_array, shape_text
+from ..base.relax import constant_array, shape_text, written
 from ..base.sizes import Size, evaluate, merged
 from ..base.spec import TensorSpec
 
 Model = tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]
 _USUAL = 2  # the size of the first import: many operators treat 1 in another way
+_INNER = 67  # that of an axis other than the first: strides that halve it five times leave more than 1
 _FAR = 211  # from there to the other one: a prime, so that a rounded quotient gives no whole factor
 _BEYOND = 4099  # to a third one, for importers that see no program: a file may compare a size with a number
+_MORE = (29, 60)  # to others for graphs that divide sizes: 96 and 127 leave no and the largest remainder of 32
+_MOST_POWERS = 2  # of each open size in a product
+_UNBOUNDED = 1 << 31  # as the upper bound of a size that has none
+_LIMITS = re.compile(re.escape(indices.limits("@", "#", "#")).replace("@", "(.*)").replace(r"\#", r"-?\d+"))
 
 
 class _Refused(Exception):
@@ -32,6 +42,7 @@ def with_open_sizes(
     import_at: Callable[[list[TensorSpec]], Model],
     specs: list[TensorSpec],
     steps_at: Callable[[list[TensorSpec]], list] | None = None,
+    compared: Callable[[], list[tuple[str, int]]] | None = None,
 ) -> Model:
     """Import a model for inputs that may have open sizes.
 
@@ -40,7 +51,8 @@ def with_open_sizes(
         specs: The inputs.
         steps_at: Lists what the model's framework computes for inputs of fixed sizes, before the importer
             rewrites it: integers, and texts that do not depend on sizes. None if that is not known.
-            The framework then checks sizes in between, too.
+        compared: With `steps_at`: Lists open sizes, by name, with numbers at which the network may compute in
+            another way. It may also refuse the network.
 
     Returns:
         The model. `main` has the open sizes as variables of its shapes, and their bounds in the attribute
@@ -53,79 +65,86 @@ def with_open_sizes(
     sizes = merged(spec.shape for spec in specs)
     if not sizes:
         return import_at(specs)
-    for spec in specs:
-        if inner := [size for size in spec.shape[1:] if isinstance(size, Size)]:
-            raise NotImplementedError(
-                f"input {spec.name!r}: a size may stay open on the first axis only, the batch; give a whole "
-                f"number for {inner[0].name!r}"
-            )
-    first = usual(sizes)
+    first = usual(specs, sizes)
     far = [{**first, name: _far(first[name], size)} for name, size in sizes.items()]
     if steps_at is None:
         far += [{name: _far(first[name], size, _BEYOND) for name, size in sizes.items()}]
+    between = {name: _far(first[name], size, 5) for name, size in sizes.items()}
+    more = [{name: _far(first[name], size, by) for name, size in sizes.items()} for by in _MORE]
     lowest = {name: size.lower for name, size in sizes.items()}
-    between = {name: min(first[name] + 5, _far(first[name], size)) for name, size in sizes.items()}
     models = {}  # by the values of the sizes
 
     def union(samples):
-        for sample in samples:
+        distinct = list({tuple(sample.values()): sample for sample in samples}.values())
+        for sample in distinct:
             if (key := tuple(sample.values())) not in models:
                 models[key] = import_at([spec.at(sample) for spec in specs])
-        several = [models[tuple(sample.values())] for sample in samples]
+        several = [models[tuple(sample.values())] for sample in distinct]
         _compare_params([params for _, params in several])
-        return _Union(specs, sizes, samples, [mod for mod, _ in several]).module()
+        return _Union(specs, sizes, distinct, [mod for mod, _ in several])
 
     names = ", ".join(map(repr, sizes))
-    samples = [first, *far, between if lowest == first else lowest]
     try:
-        mod = union(samples)
+        made = union([first, *far, between])
+        if made.divides:
+            made = union([first, *far, between, *more])
     except _Refused as reason:
-        refusal = f"this network cannot leave {names} open: {reason}; give whole numbers there"
+        raise NotImplementedError(
+            f"this network cannot leave {names} open: {reason}; give whole numbers there"
+        ) from None
+    special = [lowest] if steps_at is None else [lowest, *({**first, name: n} for name, n in compared())]
+    for values in special:
+        if values in made.samples:
+            continue
         try:
-            mod = union([first, *far, between])
-            values = ", ".join(map(str, lowest.values()))
-            served = ", ".join(f"Size({name!r}, {value})" for name, value in first.items())
-            refusal = (
-                f"this network computes in another way where {names} is {values} ({reason}); leave open "
-                f"{served}, or give whole numbers"
-            )
-            # Importers rewrite operators in another way where a size is 1, which comes to the same.
             if steps_at is None:
-                raise reason
-            _compare_programs(samples, [steps_at([spec.at(each) for spec in specs]) for each in samples])
-            _compare_results(mod, models[tuple(lowest.values())][0], lowest)
-        except _Refused:
-            raise NotImplementedError(refusal) from None
-    return mod, models[tuple(first.values())][1]
+                made = union([*made.samples, values])
+            else:
+                samples = (*made.samples, values)
+                _compare_programs(made, [steps_at([spec.at(each) for spec in specs]) for each in samples], values)
+        except _Refused as reason:
+            numbers = ", ".join(map(str, values.values()))
+            small = {name: max(size.lower, _USUAL) for name, size in sizes.items()}
+            served = ", ".join(f"Size({name!r}, {number})" for name, number in small.items())
+            way_out = f"leave open {served}, or give" if values == lowest != small else "give"
+            raise NotImplementedError(
+                f"this network computes in another way where {names} is {numbers} ({reason}); {way_out} whole "
+                "numbers"
+            ) from None
+    return made.mod, models[tuple(first.values())][1]
 
 
-def _compare_programs(samples: list[dict[str, int]], several: list[list]) -> None:
-    """Refuse programs, as `steps_at` lists them, that differ in more than sizes."""
+def _compare_programs(made: "_Union", several: list[list], values: dict[str, int]) -> None:
+    """Refuse programs, as `steps_at` lists them for the samples and `values`, that differ in more than sizes."""
     for steps in _together(several):
-        if all(type(step) is int for step in steps):
-            _line(steps, samples)
-        elif len(set(steps)) > 1:
+        known = [step for step in steps if step is not None]
+        if all(type(step) is int for step in known):
+            if len(known) == len(steps) and made.number(steps[:-1], values) != steps[-1]:
+                raise _Refused("its program depends on it")
+        elif len(set(known)) > 1:
             raise _Refused("its program depends on it")
 
 
-def _compare_results(mod: tvm.IRModule, fixed: tvm.IRModule, values: dict[str, int]) -> None:
-    """Refuse a module if its results are of other types than those of an import at fixed sizes."""
-    if not _agree(mod["main"].ret_ty, fixed["main"].ret_ty, values):
-        raise _Refused("its results depend on it")
-
-
-def usual(sizes: dict[str, Size]) -> dict[str, int]:
+def usual(specs: list[TensorSpec], sizes: dict[str, Size]) -> dict[str, int]:
     """Return a value for each size, within its bounds: 2 or more, if possible, and another one for each."""
+    inner = {size.name for spec in specs for size in spec.shape[1:] if isinstance(size, Size)}
     values = {}
     for number, (name, size) in enumerate(sizes.items()):
-        value = max(size.lower, _USUAL + number)
-        values[name] = value if size.upper is None or value < size.upper else size.lower
+        value = max(size.lower, (_INNER if name in inner else _USUAL) + number)
+        if size.upper is not None and value >= size.upper:
+            value = min(size.upper, max(size.lower, _USUAL, (size.lower + size.upper) // 2 + number))
+        values[name] = value
     return values
 
 
 def _far(value: int, size: Size, distance: int = _FAR) -> int:
-    """Return a value of a size that is far from its usual one, or as far as its bounds allow."""
-    return value + distance if size.upper is None else min(value + distance, size.upper)
+    """Return a value of a size that is this far from its usual one, or as far as its bounds allow.
+
+    The upper bound itself is left out if possible: a slice up to it is none.
+    """
+    if size.upper is None or value + distance < size.upper:
+        return value + distance
+    return next((n for n in (size.upper - 1, size.upper, size.lower) if n != value and size.takes(n)), value)
 
 
 def _compare_params(several: list[dict]) -> None:
@@ -163,10 +182,27 @@ class _Union:
         self.specs, self.sizes, self.samples, self.mods = specs, sizes, samples, mods
         self.mains = [mod["main"] for mod in mods]
         self.vars = {name: tirx.Var(name, "int64") for name in sizes}
+        # Expressions of open sizes by their values in the samples, and as text.
+        self.known = {tuple(each[name] for each in samples): var for name, var in self.vars.items()}
+        self.texts = {key: written(var) for key, var in self.known.items()}
+        self.plain, self.analyzer = tvm.sym.Analyzer(), tvm.sym.Analyzer()  # without and with bounds
+        for name, size in sizes.items():
+            bounds = (size.lower, (size.upper or _UNBOUNDED) + 1)
+            self.analyzer.bind(self.vars[name], tvm.ir.Range(*(tirx.IntImm("int64", n) for n in bounds)))
         self.places = [{} for _ in mods]  # by variable of a module: its number, the same in all
         self.values = []  # the union's variables, by these numbers
+        self.mod = self._module()
 
-    def module(self) -> tvm.IRModule:
+    @property
+    def divides(self) -> bool:
+        """Whether a size is a quotient of open ones, which few samples do not tell from another one."""
+        return any("//" in text for text in self.texts.values())
+
+    def number(self, numbers: tuple[int, ...], values: dict[str, int]) -> int:
+        """Return what a size with these values in the samples is at other values of the open sizes."""
+        return evaluate(written(self._size(numbers)), values)
+
+    def _module(self) -> tvm.IRModule:
         """Return the union."""
         for mod in self.mods[1:]:
             self._same_functions(mod)
@@ -227,12 +263,48 @@ class _Union:
             var = builder.emit(value, bindings[0].var.name)
         except Exception as error:  # TVM's own are of many kinds
             raise _Refused(f"{_name(values[0])} does not take an open size ({one_line(error)})") from None
+        var = self._cast(builder, var, [binding.var.ty for binding in bindings], _name(values[0]))
         for binding, sample in zip(bindings, self.samples, strict=True):
             if not _agree(var.ty, binding.var.ty, sample):
                 raise _Refused(
                     f"{_name(values[0])} makes a {binding.var.ty} of it, and Relax infers {var.ty}"
                 )
         self._known([binding.var for binding in bindings], var)
+
+    def _cast(self, builder, var, types: list, name: str):
+        """Return a variable, of the types `types` in the samples, whose sizes are written as those before.
+
+        A size that Relax does not know, or writes in another way than one of equal values, is checked by
+        each run.
+        """
+        if not all(isinstance(ty, relax.TensorType) and ty.shape is not None for ty in (var.ty, *types)):
+            unknown = isinstance(var.ty, relax.TensorType) and var.ty.shape is None
+            if not unknown or any(getattr(ty, "shape", None) is None for ty in types):
+                return var
+        sizes, differ = [], var.ty.shape is None
+        inferred = [None] * len(types[0].shape) if differ else list(var.ty.shape)
+        for size, several in zip(inferred, _together(ty.shape for ty in types), strict=True):
+            numbers = tuple(map(int, several))
+            text = None if size is None else written(size)
+            if text is not None and (len(set(numbers)) == 1 or numbers not in self.known):
+                fits = all(evaluate(text, s) == n for s, n in zip(self.samples, numbers, strict=True))
+                if len(set(numbers)) > 1 and fits:
+                    self._know(numbers, size)
+                sizes.append(size)
+                continue
+            same = self._size(several)
+            differ |= text is None or not self._same(size, same)
+            sizes.append(same)
+        return builder.match_cast(var, relax.TensorType(sizes, types[0].dtype)) if differ else var
+
+    def _same(self, a, b) -> bool:
+        if isinstance(a, int) or isinstance(b, int):
+            return written(a) == written(b)
+        return bool(self.plain.can_prove_equal(a, b))
+
+    def _know(self, numbers: tuple, size) -> None:
+        self.known[numbers] = size
+        self.texts[numbers] = written(size)
 
     def _expr(self, exprs: list):
         """Return the union of expressions."""
@@ -260,20 +332,66 @@ class _Union:
         arrays = [constant_array(expr) for expr in exprs]
         if arrays[0] is not None:
             if not all(_same_array(array, arrays[0]) for array in arrays[1:]):
-                raise _Refused("a constant depends on it")
+                return self._number(arrays)
         elif not all(tvm_ffi.structural_equal(first, expr) for expr in exprs[1:]):
             raise _Refused(f"{type(first).__name__} depends on it")
         return first
 
+    def _number(self, arrays: list):
+        """Return a constant that is a size, which the network then computes."""
+        if any(array is None or array.ndim or array.dtype.kind not in "iu" for array in arrays):
+            raise _Refused("a constant depends on it")
+        size = self._size(arrays)
+        number = relax.op.arange(size, size + 1, 1, str(arrays[0].dtype))
+        return relax.op.reshape(number, ())
+
     def _call(self, calls: list):
         first, *others = calls
+        checks = [indices.arguments(call) for call in calls]
+        if all(checks):
+            return self._check(calls, checks)
         for other in others:
             same = _name(first) == _name(other) and len(first.args) == len(other.args)
             if not same or not tvm_ffi.structural_equal(first.attrs, other.attrs):
                 raise _Refused(f"{_name(first)} depends on it in another way than by the shape that it reads")
         args = [self._expr(several) for several in _together(call.args for call in calls)]
         types = [self._type(several) for several in _together(call.ty_args for call in calls)]
+        if _name(first) == "strided_slice" and self._inside(args):
+            return relax.op.strided_slice(*args, assume_inbound=True)
         return tvm.ir.Call(first.op, args, first.attrs, types)
+
+    def _check(self, calls: list, checks: list):
+        """Return the union of checks of indices, whose message has the size in it."""
+        message = None
+        texts = [text for _, text, *_ in checks]
+        if len(set(texts)) > 1:
+            operator = _LIMITS.fullmatch(texts[0])
+            if operator is None:
+                raise _Refused("a check of indices depends on it")
+            size = str(written(self._size(check[2] for check in checks)))
+            size = size if size.isidentifier() else f"({size})"
+            first = f"-{size}" if checks[0][3] else "0"
+            message = tvm.ir.StringImm(indices.limits(operator[1], first, f"{size} - 1"))
+        args = [
+            message if message is not None and isinstance(several[0], tvm.ir.StringImm) else self._expr(several)
+            for several in _together(call.args for call in calls)
+        ]
+        types = [self._type(several) for several in _together(call.ty_args for call in calls)]
+        return tvm.ir.Call(calls[0].op, args, calls[0].attrs, types)
+
+    def _inside(self, args: list) -> bool:
+        """Return whether a slice is within its tensor at all sizes, and counts no index from the end."""
+        x, axes, begins, ends, *_ = args
+        fields = [getattr(each, "fields", None) for each in (axes, begins, ends)]
+        if None in fields or getattr(x.ty, "shape", None) is None:
+            return False
+        shape = list(x.ty.shape)
+        for axis, begin, end in zip(*fields, strict=True):
+            extent = shape[int(axis)]
+            ordered = tirx.all(begin >= 0, begin <= end, end <= extent)
+            if not self.analyzer.can_prove(ordered):
+                return False
+        return True
 
     def _type(self, several: list):
         first = several[0]
@@ -286,37 +404,77 @@ class _Union:
             raise _Refused("the graph depends on it")
         return first
 
-    def _size(self, sizes: list):
+    def _size(self, sizes: Iterable):
         """Return an integer if the sizes are the same in all samples, else an expression of the open ones."""
-        numbers = [int(size) for size in sizes]
+        numbers = tuple(int(size) for size in sizes)
         if len(set(numbers)) == 1:
             return numbers[0]
-        constant, factors = _line(numbers, self.samples)
-        total = None
-        for name, factor in factors.items():
-            term = self.vars[name] if factor == 1 else self.vars[name] * factor
+        if numbers not in self.known:
+            found = self._line(numbers) or self._power(numbers) or self._quotient(numbers)
+            if found is None:
+                raise _Refused(
+                    f"a size is {', '.join(map(str, numbers))} where it is "
+                    f"{', '.join('x'.join(map(str, each.values())) for each in self.samples)}, and no sum of its "
+                    "multiples, products and the sizes before"
+                )
+            self._know(numbers, found)
+        return self.known[numbers]
+
+    def _line(self, numbers: tuple):
+        """Return the sum of multiples of open sizes that has these values in the samples; None if there is none.
+
+        The first sample is the usual one, the next ones differ from it in one size each, and all others check.
+        """
+        usual = self.samples[0]
+        constant, total = numbers[0], None
+        for name, sample, number in zip(usual, self.samples[1:], numbers[1:], strict=False):
+            factor, rest = divmod(number - numbers[0], (sample[name] - usual[name]) or 1)
+            if rest:
+                return None
+            constant -= factor * usual[name]
             if factor:
+                term = self.vars[name] if factor == 1 else self.vars[name] * factor
                 total = term if total is None else total + term
-        return total if constant == 0 else total + constant
+        if total is None:
+            return None
+        return self._checked(total if constant == 0 else total + constant, numbers)
 
+    def _power(self, numbers: tuple):
+        """Return the multiple of a product of powers of open sizes, as `_line`."""
+        for powers in itertools.product(range(_MOST_POWERS + 1), repeat=len(self.sizes)):
+            product = math.prod(self.samples[0][name] ** power for name, power in zip(self.vars, powers, strict=True))
+            if sum(powers) > 1 and numbers[0] % product == 0:
+                factors = [var for var, power in zip(self.vars.values(), powers, strict=True) for _ in range(power)]
+                if found := self._multiple(factors, numbers[0] // product, numbers):
+                    return found
+        return None
 
-def _line(numbers: list[int], samples: list[dict[str, int]]) -> tuple[int, dict[str, int]]:
-    """Return the constant and the factor of each size in the sum that has these values in the samples.
+    def _quotient(self, numbers: tuple):
+        """Return a sum or product, as `_line`, that has quotients of open sizes in it, as strides make them."""
+        known = list(self.known.items())
+        for values, size in known:
+            step = values[1] - values[0] or values[-1] - values[0]
+            factor = step and (numbers[1] - numbers[0] or numbers[-1] - numbers[0]) // step
+            constant = numbers[0] - factor * values[0]
+            if factor and all(factor * v + constant == n for v, n in zip(values, numbers, strict=True)):
+                return self._checked(size * factor + constant, numbers)
+        for count in (2, 3):
+            for several in itertools.combinations_with_replacement(known, count):
+                product = math.prod(values[0] for values, _ in several)
+                if product and numbers[0] % product == 0:
+                    factor = numbers[0] // product
+                    if found := self._multiple([size for _, size in several], factor, numbers):
+                        return found
+        return None
 
-    The first sample is the usual one, the next ones differ from it in one size each, and all others check.
-    """
-    usual = samples[0]
-    constant, factors = numbers[0], {}
-    for name, sample, number in zip(usual, samples[1:], numbers[1:], strict=False):
-        factor, rest = divmod(number - numbers[0], max(1, sample[name] - usual[name]))
-        if rest:
-            raise _Refused("a size is no whole multiple of it")
-        factors[name] = factor
-        constant -= factor * usual[name]
-    for sample, number in zip(samples, numbers, strict=True):
-        if constant + sum(factor * sample[name] for name, factor in factors.items()) != number:
-            raise _Refused("a size does not grow evenly with it")
-    return constant, factors
+    def _multiple(self, factors: list, number: int, numbers: tuple):
+        return self._checked(math.prod(factors, start=tirx.IntImm("int64", number)), numbers)
+
+    def _checked(self, size, numbers: tuple):
+        """Return an expression if it has these values in the samples, else None."""
+        text = written(size)
+        pairs = zip(self.samples, numbers, strict=True)
+        return size if all(evaluate(text, sample) == number for sample, number in pairs) else None
 
 
 def _together(several: Iterable) -> list[tuple]:

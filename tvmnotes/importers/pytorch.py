@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,7 +41,7 @@ from .pytorch_decompositions import DECOMPOSITIONS
 from .pytorch_inline import foreign, used_results
 from .pytorch_operators import CONVERTERS
 from .pytorch_recurrent import PACKED, packs
-from .pytorch_steps import steps
+from .pytorch_steps import compared, steps
 from .pytorch_types import exact, promote
 
 _SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
@@ -82,20 +82,31 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     specs = _program_inputs(model) if own else parse_inputs(inputs, open_sizes=True)
     _check_inputs(model, specs)
 
+    listed = {}  # what the network computes, by its inputs
+
+    def captured(fixed):
+        program = _capture(model, fixed)
+        if merged(spec.shape for spec in specs):
+            listed[tuple(fixed)] = steps(program)
+        return program
+
     def steps_at(fixed):
+        if tuple(fixed) not in listed:
+            with pass_lock, quiet():
+                captured(fixed)
+        return listed[tuple(fixed)]
+
+    def compared_at():
         with pass_lock, quiet():
-            return steps(_capture(model, fixed))
+            return _check_open(model, specs)
 
-    imported = with_open_sizes(lambda fixed: _import(model, fixed), specs, steps_at)
+    return with_open_sizes(lambda fixed: _import(captured, fixed), specs, steps_at, compared_at)
+
+
+def _import(captured: Callable, specs: list[TensorSpec]) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Import a network for inputs of fixed sizes, of which `captured` makes an ExportedProgram."""
     with pass_lock, quiet():
-        _check_open(model, specs)
-    return imported
-
-
-def _import(model: Any, specs: list[TensorSpec]) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import a network for inputs of fixed sizes."""
-    with pass_lock, quiet():
-        program = _decompose(_capture(model, specs))
+        program = _decompose(captured(specs))
         table = _decompositions()[1]
         without_complex(program.graph, table)
         used_results(program.graph, table)
@@ -329,16 +340,18 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
         ) from error
 
 
-def _check_open(model: Any, specs: list[TensorSpec]) -> None:
-    """Raise NotImplementedError if PyTorch finds that the network's Python code fixes an open size."""
+def _check_open(model: Any, specs: list[TensorSpec]) -> list[tuple[str, int]]:
+    """Raise NotImplementedError if PyTorch finds that the network's Python code fixes an open size.
+
+    Returns:
+        What `pytorch_steps.compared` returns.
+    """
     sizes = merged(spec.shape for spec in specs)
-    if not sizes:
-        return
     dims = {size: torch.export.Dim(name, min=size.lower, max=size.upper) for name, size in sizes.items()}
     shapes = tuple(
         {axis: dims[size] for axis, size in enumerate(spec.shape) if size in dims} for spec in specs
     )
-    examples = _zeros([spec.at(usual(sizes)) for spec in specs])
+    examples = _zeros([spec.at(usual(specs, sizes)) for spec in specs])
     if isinstance(model, ExportedProgram):
         model = model.module()
     elif isinstance(model, _SCRIPTED):
@@ -348,13 +361,14 @@ def _check_open(model: Any, specs: list[TensorSpec]) -> None:
         named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
         shapes = (*shapes[:named], shapes[named:])
     try:
-        torch.export.export(model, examples, dynamic_shapes=shapes)
+        program = torch.export.export(model, examples, dynamic_shapes=shapes)
     except Exception as error:
         reasons = [line for line in errors.lines(error) if "specialized" in line or "must be" in line]
         raise NotImplementedError(
             f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network: "
             f"{(reasons or errors.lines(error))[0]}; give whole numbers there"
         ) from error
+    return compared(program, specs)
 
 
 def _zeros(specs: list[TensorSpec]) -> tuple[torch.Tensor, ...]:
