@@ -29,7 +29,7 @@ _INNER = 67  # that of an axis other than the first: strides that halve it five 
 _FAR = 211  # from there to the other one: a prime, so that a rounded quotient gives no whole factor
 _BEYOND = 4099  # to a third one, for importers that see no program: a file may compare a size with a number
 _MORE = (29, 60)  # to others for graphs that divide sizes: 96 and 127 leave no and the largest remainder of 32
-_MOST_POWERS = 2  # of each open size in a product
+_MOST_FACTORS = 3  # of a product of sizes before
 _UNBOUNDED = 1 << 31  # as the upper bound of a size that has none
 _LIMITS = re.compile(re.escape(indices.limits("@", "#", "#")).replace("@", "(.*)").replace(r"\#", r"-?\d+"))
 
@@ -78,7 +78,7 @@ def with_open_sizes(
         distinct = list({tuple(sample.values()): sample for sample in samples}.values())
         for sample in distinct:
             if (key := tuple(sample.values())) not in models:
-                models[key] = import_at([spec.at(sample) for spec in specs])
+                models[key] = _shared(import_at([spec.at(sample) for spec in specs]), models)
         several = [models[tuple(sample.values())] for sample in distinct]
         _compare_params([params for _, params in several])
         return _Union(specs, sizes, distinct, [mod for mod, _ in several])
@@ -147,9 +147,20 @@ def _far(value: int, size: Size, distance: int = _FAR) -> int:
     return next((n for n in (size.upper - 1, size.upper, size.lower) if n != value and size.takes(n)), value)
 
 
+def _shared(model: Model, others: dict[tuple, Model]) -> Model:
+    """Return a model with the weights of another one, if they are the same: each has its own copies."""
+    mod, params = model
+    for _, known in others.values():
+        if list(params) == list(known) and all(_same_array(params[n].numpy(), known[n].numpy()) for n in known):
+            return mod, known
+    return model
+
+
 def _compare_params(several: list[dict]) -> None:
     first, *others = several
     for params in others:
+        if params is first:
+            continue
         if list(params) != list(first):
             raise _Refused("its weights depend on it")
         for name, array in params.items():
@@ -263,7 +274,7 @@ class _Union:
             var = builder.emit(value, bindings[0].var.name)
         except Exception as error:  # TVM's own are of many kinds
             raise _Refused(f"{_name(values[0])} does not take an open size ({one_line(error)})") from None
-        var = self._cast(builder, var, [binding.var.ty for binding in bindings], _name(values[0]))
+        var = self._cast(builder, var, [binding.var.ty for binding in bindings])
         for binding, sample in zip(bindings, self.samples, strict=True):
             if not _agree(var.ty, binding.var.ty, sample):
                 raise _Refused(
@@ -271,25 +282,29 @@ class _Union:
                 )
         self._known([binding.var for binding in bindings], var)
 
-    def _cast(self, builder, var, types: list, name: str):
+    def _cast(self, builder, var, types: list):
         """Return a variable, of the types `types` in the samples, whose sizes are written as those before.
 
         A size that Relax does not know, or writes in another way than one of equal values, is checked by
         each run.
         """
-        if not all(isinstance(ty, relax.TensorType) and ty.shape is not None for ty in (var.ty, *types)):
-            unknown = isinstance(var.ty, relax.TensorType) and var.ty.shape is None
-            if not unknown or any(getattr(ty, "shape", None) is None for ty in types):
-                return var
+        if not all(isinstance(ty, relax.TensorType) for ty in (var.ty, *types)):
+            return var
+        if any(ty.shape is None or len(ty.shape) != len(types[0].shape) for ty in types):
+            return var
         sizes, differ = [], var.ty.shape is None
         inferred = [None] * len(types[0].shape) if differ else list(var.ty.shape)
+        if len(inferred) != len(types[0].shape):
+            return var
         for size, several in zip(inferred, _together(ty.shape for ty in types), strict=True):
             numbers = tuple(map(int, several))
             text = None if size is None else written(size)
-            if text is not None and (len(set(numbers)) == 1 or numbers not in self.known):
-                fits = all(evaluate(text, s) == n for s, n in zip(self.samples, numbers, strict=True))
-                if len(set(numbers)) > 1 and fits:
-                    self._know(numbers, size)
+            fits = text is not None and all(
+                evaluate(text, sample) == n for sample, n in zip(self.samples, numbers, strict=True)
+            )
+            if fits and len(set(numbers)) > 1 and numbers not in self.known:
+                self._know(numbers, size)
+            if text is not None and (not fits or len(set(numbers)) == 1):
                 sizes.append(size)
                 continue
             same = self._size(several)
@@ -356,6 +371,9 @@ class _Union:
                 raise _Refused(f"{_name(first)} depends on it in another way than by the shape that it reads")
         args = [self._expr(several) for several in _together(call.args for call in calls)]
         types = [self._type(several) for several in _together(call.ty_args for call in calls)]
+        resized = _name(first) == "image.resize2d" and not all(isinstance(n, tirx.IntImm) for n in args[1].values)
+        if resized and first.attrs.coordinate_transformation_mode == "align_corners":
+            raise _Refused("it resizes to an open size with aligned corners, which is undefined for a size of 1")
         if _name(first) == "strided_slice" and self._inside(args):
             return relax.op.strided_slice(*args, assume_inbound=True)
         return tvm.ir.Call(first.op, args, first.attrs, types)
@@ -410,71 +428,62 @@ class _Union:
         if len(set(numbers)) == 1:
             return numbers[0]
         if numbers not in self.known:
-            found = self._line(numbers) or self._power(numbers) or self._quotient(numbers)
+            found = next((size for size in self._guesses(numbers) if size is not None), None)
             if found is None:
+                where = ", ".join("x".join(map(str, sample.values())) for sample in self.samples)
                 raise _Refused(
-                    f"a size is {', '.join(map(str, numbers))} where it is "
-                    f"{', '.join('x'.join(map(str, each.values())) for each in self.samples)}, and no sum of its "
-                    "multiples, products and the sizes before"
+                    f"a size is {', '.join(map(str, numbers))} where it is {where}, and no sum or product of "
+                    "these and of the sizes before"
                 )
             self._know(numbers, found)
         return self.known[numbers]
+
+    def _guesses(self, numbers: tuple):
+        """Yield expressions that have these values in the samples, or None, the simplest ones first."""
+        yield self._line(numbers)
+        yield self._product(numbers, list(self.vars.values()), 2 * len(self.vars))
+        yield self._multiple(numbers)
+        yield self._product(numbers, list(self.known.values()), _MOST_FACTORS)
 
     def _line(self, numbers: tuple):
         """Return the sum of multiples of open sizes that has these values in the samples; None if there is none.
 
         The first sample is the usual one, the next ones differ from it in one size each, and all others check.
         """
-        usual = self.samples[0]
-        constant, total = numbers[0], None
+        usual, total = self.samples[0], tirx.IntImm("int64", 0)
+        constant, factors = numbers[0], {}
         for name, sample, number in zip(usual, self.samples[1:], numbers[1:], strict=False):
-            factor, rest = divmod(number - numbers[0], (sample[name] - usual[name]) or 1)
+            factors[name], rest = divmod(number - numbers[0], sample[name] - usual[name])
+            constant -= factors[name] * usual[name]
             if rest:
                 return None
-            constant -= factor * usual[name]
-            if factor:
-                term = self.vars[name] if factor == 1 else self.vars[name] * factor
-                total = term if total is None else total + term
-        if total is None:
-            return None
-        return self._checked(total if constant == 0 else total + constant, numbers)
+        for sample, number in zip(self.samples, numbers, strict=True):
+            if constant + sum(factor * sample[name] for name, factor in factors.items()) != number:
+                return None
+        for name, factor in factors.items():
+            total = total + self.vars[name] * factor
+        return total + constant
 
-    def _power(self, numbers: tuple):
-        """Return the multiple of a product of powers of open sizes, as `_line`."""
-        for powers in itertools.product(range(_MOST_POWERS + 1), repeat=len(self.sizes)):
-            product = math.prod(self.samples[0][name] ** power for name, power in zip(self.vars, powers, strict=True))
-            if sum(powers) > 1 and numbers[0] % product == 0:
-                factors = [var for var, power in zip(self.vars.values(), powers, strict=True) for _ in range(power)]
-                if found := self._multiple(factors, numbers[0] // product, numbers):
-                    return found
-        return None
-
-    def _quotient(self, numbers: tuple):
-        """Return a sum or product, as `_line`, that has quotients of open sizes in it, as strides make them."""
-        known = list(self.known.items())
-        for values, size in known:
-            step = values[1] - values[0] or values[-1] - values[0]
-            factor = step and (numbers[1] - numbers[0] or numbers[-1] - numbers[0]) // step
+    def _multiple(self, numbers: tuple):
+        """Return the multiple of one of the sizes before, and a constant, as `_line`."""
+        for values, size in self.known.items():
+            place = next(i for i, value in enumerate(values) if value != values[0])
+            factor, rest = divmod(numbers[place] - numbers[0], values[place] - values[0])
             constant = numbers[0] - factor * values[0]
-            if factor and all(factor * v + constant == n for v, n in zip(values, numbers, strict=True)):
-                return self._checked(size * factor + constant, numbers)
-        for count in (2, 3):
-            for several in itertools.combinations_with_replacement(known, count):
-                product = math.prod(values[0] for values, _ in several)
-                if product and numbers[0] % product == 0:
-                    factor = numbers[0] // product
-                    if found := self._multiple([size for _, size in several], factor, numbers):
-                        return found
+            if not rest and all(factor * v + constant == n for v, n in zip(values, numbers, strict=True)):
+                return size * factor + constant
         return None
 
-    def _multiple(self, factors: list, number: int, numbers: tuple):
-        return self._checked(math.prod(factors, start=tirx.IntImm("int64", number)), numbers)
-
-    def _checked(self, size, numbers: tuple):
-        """Return an expression if it has these values in the samples, else None."""
-        text = written(size)
-        pairs = zip(self.samples, numbers, strict=True)
-        return size if all(evaluate(text, sample) == number for sample, number in pairs) else None
+    def _product(self, numbers: tuple, sizes: list, most: int):
+        """Return the multiple of a product of 2 to `most` of some sizes, as `_line`."""
+        values = {written(size): values for values, size in self.known.items()}
+        for count in range(2, most + 1):
+            for several in itertools.combinations_with_replacement(sizes, count):
+                products = [math.prod(each) for each in zip(*(values[written(s)] for s in several), strict=True)]
+                factor = numbers[0] // (products[0] or 1)
+                if factor and all(factor * p == n for p, n in zip(products, numbers, strict=True)):
+                    return math.prod(several, start=tirx.IntImm("int64", factor))
+        return None
 
 
 def _together(several: Iterable) -> list[tuple]:

@@ -100,11 +100,19 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
         with pass_lock, quiet():
             return _check_open(model, specs)
 
-    return with_open_sizes(lambda fixed: _import(captured, fixed), specs, steps_at, compared_at)
+    return with_open_sizes(lambda fixed: _import(captured, specs, fixed), specs, steps_at, compared_at)
 
 
-def _import(captured: Callable, specs: list[TensorSpec]) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import a network for inputs of fixed sizes, of which `captured` makes an ExportedProgram."""
+def _import(
+    captured: Callable, inputs: list[TensorSpec], specs: list[TensorSpec]
+) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Import a network for inputs of fixed sizes.
+
+    Args:
+        captured: Makes the ExportedProgram for `specs`.
+        inputs: The inputs as the user gives them, with open sizes.
+        specs: The inputs, with numbers for these.
+    """
     with pass_lock, quiet():
         program = _decompose(captured(specs))
         table = _decompositions()[1]
@@ -116,6 +124,7 @@ def _import(captured: Callable, specs: list[TensorSpec]) -> tuple[tvm.IRModule, 
         program, weights = _lift_weights(program)
         try:
             importer = ExportedProgramImporter()
+            importer.leaves_sizes_open = bool(merged(spec.shape for spec in inputs))  # for converters
             mod = importer.from_exported_program(
                 program,
                 keep_params_as_input=True,
