@@ -227,6 +227,13 @@ def test_infinities(rng):
     agree(lib, net, rng.standard_normal((3, 4)).astype("float32"))
 
 
+def test_numbers_that_are_sizes(rng):
+    net = Function(lambda x: x.sum(1) / x.shape[1] + x.shape[0])
+    lib = compiled(net, {"x": ("n", "m")})
+    for shape in ((1, 1), (3, 50)):
+        agree(lib, net, rng.standard_normal(shape).astype("float32"))
+
+
 def test_two_values(rng):
     lib = compiled(Function(lambda x: torch.relu(x)), {"x": (tn.Size("n", 1, 2), 4)})
     for n in (1, 2):

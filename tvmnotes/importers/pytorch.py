@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import tvm
-from torch._export.converter import TS2EPConverter
 from torch.export import ExportedProgram, exported_program
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -35,16 +34,16 @@ from ..base.sizes import merged
 from ..base.spec import TensorSpec, dtype_of, parse_inputs, require_dense
 from ..base.workarounds import hold_interrupt, pass_lock
 from .model import as_model
-from .open_sizes import usual, with_open_sizes
+from .open_sizes import with_open_sizes
 from .pytorch_complex import without_complex
 from .pytorch_decompositions import DECOMPOSITIONS
 from .pytorch_inline import foreign, used_results
+from .pytorch_open import SCRIPTED, check_open, unscript, zeros
 from .pytorch_operators import CONVERTERS
 from .pytorch_recurrent import PACKED, packs
-from .pytorch_steps import compared, steps
+from .pytorch_steps import steps
 from .pytorch_types import exact, promote
 
-_SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
 _TRAINING_OPS = {
     *("_native_batch_norm_legit_functional.default", "native_dropout.default"),
@@ -98,7 +97,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
 
     def compared_at():
         with pass_lock, quiet():
-            return _check_open(model, specs)
+            return check_open(model, specs)
 
     return with_open_sizes(lambda fixed: _import(captured, specs, fixed), specs, steps_at, compared_at)
 
@@ -179,7 +178,7 @@ def _check_inputs(model: Any, specs: list[TensorSpec]) -> None:
         values = _input_values(model)
         names = list(values)
         least = most = len(values)
-    elif isinstance(model, _SCRIPTED):
+    elif isinstance(model, SCRIPTED):
         function = isinstance(model, torch.jit.ScriptFunction)
         arguments = model.schema.arguments if function else model.forward.schema.arguments[1:]
         names = [argument.name for argument in arguments]
@@ -315,14 +314,14 @@ def _check_program(program: ExportedProgram) -> None:
 
 def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
     """Capture an ExportedProgram with fixed shapes; ValueError if the network does not take such inputs."""
-    examples = _zeros(specs)
+    examples = zeros(specs)
     if isinstance(model, ExportedProgram):
         if all(isinstance(n, int) for value in _input_values(model).values() for n in value.shape):
             return model
         model = model.module()
     try:
-        if isinstance(model, _SCRIPTED):
-            return torch.export.export(_unscript(model, examples), examples)
+        if isinstance(model, SCRIPTED):
+            return torch.export.export(unscript(model, examples), examples)
         return torch.export.export(model, examples)
     except Exception as error:
         try:
@@ -345,52 +344,8 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
         )
         raise NotImplementedError(
             f"PyTorch cannot capture this network as a graph: {errors.lines(error)[0]}; "
-            f"{_WAY_OUT if isinstance(model, _SCRIPTED) else advice}"
+            f"{_WAY_OUT if isinstance(model, SCRIPTED) else advice}"
         ) from error
-
-
-def _check_open(model: Any, specs: list[TensorSpec]) -> list[tuple[str, int]]:
-    """Raise NotImplementedError if PyTorch finds that the network's Python code fixes an open size.
-
-    Returns:
-        What `pytorch_steps.compared` returns.
-    """
-    sizes = merged(spec.shape for spec in specs)
-    dims = {size: torch.export.Dim(name, min=size.lower, max=size.upper) for name, size in sizes.items()}
-    shapes = tuple(
-        {axis: dims[size] for axis, size in enumerate(spec.shape) if size in dims} for spec in specs
-    )
-    examples = _zeros([spec.at(usual(specs, sizes)) for spec in specs])
-    if isinstance(model, ExportedProgram):
-        model = model.module()
-    elif isinstance(model, _SCRIPTED):
-        model = _unscript(model, examples)
-    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:  # its inputs are a tuple of their own
-        named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
-        shapes = (*shapes[:named], shapes[named:])
-    try:
-        program = torch.export.export(model, examples, dynamic_shapes=shapes)
-    except Exception as error:
-        reasons = [line for line in errors.lines(error) if "specialized" in line or "must be" in line]
-        raise NotImplementedError(
-            f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network: "
-            f"{(reasons or errors.lines(error))[0]}; give whole numbers there"
-        ) from error
-    return compared(program, specs)
-
-
-def _zeros(specs: list[TensorSpec]) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
-
-
-def _unscript(model: torch.jit.ScriptModule | torch.jit.ScriptFunction, examples: tuple) -> torch.nn.Module:
-    """Convert a traced or scripted module to one that torch.export takes.
-
-    The converter is internal to torch, and its programs have open shapes, hence the second export in
-    `_capture`.
-    """
-    return TS2EPConverter(model, examples).convert().module()
 
 
 def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, torch.Tensor]]:

@@ -2,17 +2,14 @@
 
 import hashlib
 
-import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree
 
-from ..base.sizes import Size
-from ..base.spec import TensorSpec
-
 aten = torch.ops.aten
 _UNCHANGED = (aten.contiguous.default, aten.clone.default, aten.alias.default, aten.detach.default)
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+_OF_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _ANY = "any"  # for an argument that has no effect
 
 
@@ -44,44 +41,16 @@ def steps(program: ExportedProgram) -> list[int | str | None]:
     return listed
 
 
-def compared(program: ExportedProgram, specs: list[TensorSpec]) -> list[tuple[str, int]]:
-    """Return open sizes with numbers that they are compared with, by the network's Python code or PyTorch.
-
-    Left out are 1, and a size's upper bound, with which slices compare it.
-
-    Args:
-        program: A program that was captured with open sizes.
-        specs: Its inputs.
-    """
-    inputs = {node.name: node.meta["val"] for node in program.graph.find_nodes(op="placeholder")}
-    sizes, guards, found = {}, [], []
-    for name, spec in zip(program.graph_signature.user_inputs, specs, strict=True):
-        for size, symbol in zip(spec.shape, inputs[name].shape, strict=True):
-            if isinstance(size, Size) and isinstance(symbol, torch.SymInt):
-                sizes[symbol.node.expr] = size
-                guards = symbol.node.shape_env.guards
-    for guard in guards:
-        symbols = list(guard.expr.free_symbols)
-        if not isinstance(guard.expr, sympy.Ne) or len(symbols) != 1 or symbols[0] not in sizes:
-            continue
-        size = sizes[symbols[0]]
-        for number in sympy.solve(guard.expr.lhs - guard.expr.rhs, symbols[0]):
-            if number.is_Integer and number > 1 and size.takes(int(number)) and number != size.upper:
-                found.append((size.name, int(number)))
-    return sorted(set(found))
-
-
 def _arguments(node: torch.fx.Node) -> tuple:
     """Return a call's arguments; those of attention by position, however PyTorch passes them."""
     if node.target is not aten.scaled_dot_product_attention.default:
         return node.args, node.kwargs
-    names = [argument.name for argument in node.target._schema.arguments]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    causal = str(given.pop("is_causal", False))
+    given = {**dict(zip(_OF_ATTENTION, node.args, strict=False)), **node.kwargs}
+    causal = str(given.get("is_causal", False))
     queries, keys = (node.args[place].meta["val"].shape[-2] for place in (0, 1))
-    rest = [str(given.pop(name, None) or None) for name in ("dropout_p", "scale", "enable_gqa")]
-    given.setdefault("attn_mask", None)
-    return [given[name] for name in names if name in given], rest, _ANY if queries == keys == 1 else causal
+    options = (str(given.get(name) or None) for name in ("dropout_p", "scale", "enable_gqa"))
+    tensors = [given.get(name, "None") for name in _OF_ATTENTION[:4]]
+    return *tensors, *options, _ANY if queries == keys == 1 else causal
 
 
 def _described(name: str, held: object) -> str:
