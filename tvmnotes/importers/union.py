@@ -233,9 +233,8 @@ class Union:
         resized = _name(first) == "image.resize2d" and not all(isinstance(n, tirx.IntImm) for n in args[1].values)
         if resized and first.attrs.coordinate_transformation_mode == "align_corners":
             raise Refused("it resizes to an open size with aligned corners, which is undefined for a size of 1")
-        if _name(first) == "strided_slice" and self._inside(args):
-            return relax.op.strided_slice(*args, assume_inbound=True)
-        return tvm.ir.Call(first.op, args, first.attrs, types)
+        result = self._slice(*args) if _name(first) == "strided_slice" else None
+        return tvm.ir.Call(first.op, args, first.attrs, types) if result is None else result
 
     def _check(self, calls: list, checks: list):
         """Return the union of checks of indices, whose message has the size in it."""
@@ -256,19 +255,24 @@ class Union:
         types = [self._type(several) for several in together(call.ty_args for call in calls)]
         return tvm.ir.Call(calls[0].op, args, calls[0].attrs, types)
 
-    def _inside(self, args: list) -> bool:
-        """Return whether a slice is within its tensor at all sizes, and counts no index from the end."""
-        x, axes, begins, ends, *_ = args
+    def _slice(self, x, axes, begins, ends, *strides):
+        """Return a slice with bounds that are within its tensor at all sizes, if that can be shown; else None.
+
+        Relax clips other bounds in each run, and does not know what the size is then.
+        """
         fields = [getattr(each, "fields", None) for each in (axes, begins, ends)]
-        if None in fields or getattr(x.ty, "shape", None) is None:
-            return False
-        shape = list(x.ty.shape)
+        if any(field is None for field in fields) or getattr(x.ty, "shape", None) is None:
+            return None
+        first, last, shape = [], [], list(x.ty.shape)
         for axis, begin, end in zip(*fields, strict=True):
             extent = shape[int(axis)]
-            ordered = tirx.all(begin >= 0, begin <= end, end <= extent)
-            if not self.analyzer.can_prove(ordered):
-                return False
-        return True
+            begin, end = (n + extent if isinstance(n, tirx.IntImm) and n.value < 0 else n for n in (begin, end))
+            end = extent if self.analyzer.can_prove(end >= extent) else end
+            if not self.analyzer.can_prove(tirx.all(begin >= 0, begin <= end, end <= extent)):
+                return None
+            first.append(begin)
+            last.append(end)
+        return relax.op.strided_slice(x, axes, relax.Tuple(first), relax.Tuple(last), *strides, assume_inbound=True)
 
     def _type(self, several: list):
         first = several[0]
