@@ -60,11 +60,13 @@ class Convolution(Workload):
 
     def config_of_open_size(self, simd: Simd) -> dict:
         """Return the config for images of open height or width, of the rules whose kernels may have such."""
-        rule = RULES["depthwise" if self.is_depthwise else "conv2d"]
-        config = rule.default(self, simd)
         if self.is_depthwise:
-            config = replace(config, tile_oh=min(config.tile_oh, _OPEN_ROWS))
-        return rule.as_dict(config)
+            config = RULES["depthwise"].default(self, simd)
+            return RULES["depthwise"].as_dict(replace(config, tile_oh=min(config.tile_oh, _OPEN_ROWS)))
+        winograd = RULES["winograd"]
+        config = winograd.default(self, simd) if winograd.applies(self, simd) else None
+        rule = RULES["conv2d"] if config is None else winograd
+        return rule.as_dict(config or rule.default(self, simd))
 
     # ------------------------------------------------------------ shapes
 
