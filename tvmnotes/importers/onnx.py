@@ -37,6 +37,7 @@ from .onnx_graph import (
     with_output_shapes,
 )
 from .onnx_limits import check_dtypes, check_functions, check_sizes
+from .onnx_open import compared
 from .onnx_values import as_constants, require_known
 from .open_sizes import with_open_sizes
 
@@ -78,20 +79,22 @@ def from_onnx(
     check_widths(proto.graph)
     specs = _settle_inputs(proto.graph, inputs)
 
+    operands = {}  # of comparisons, by the inputs
+
     def import_at(fixed):
         copy = proto
         if merged(spec.shape for spec in specs):
             copy = onnx.ModelProto()
             copy.CopyFrom(proto)
-        return _import(copy, fixed)
+        return _import(copy, fixed, operands.setdefault(tuple(fixed), {}))
 
-    return with_open_sizes(import_at, specs)
+    return with_open_sizes(import_at, specs, compared=lambda: compared(specs, operands))
 
 
 def _import(
-    proto: onnx.ModelProto, specs: list[TensorSpec]
+    proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict[str, tuple]
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import a model, which is changed, for inputs of fixed sizes."""
+    """Import a model, which is changed, for inputs of fixed sizes; note the operands of its comparisons."""
     for value, spec in zip(proto.graph.input, specs, strict=True):
         value.CopyFrom(make_tensor_value_info(spec.name, value.type.tensor_type.elem_type, spec.shape))
     proto = with_output_shapes(proto)
@@ -102,7 +105,7 @@ def _import(
     require_operators(proto)
     proto = modernize(proto)
     as_constants(proto.graph)
-    proto = fold_constants(proto)
+    proto = fold_constants(proto, operands)
     require_known(proto.graph)
     check_shapes(proto.graph)
     check_sizes(proto.graph)

@@ -36,7 +36,7 @@ def with_open_sizes(
         specs: The inputs.
         steps_at: Lists what the model's framework computes for inputs of fixed sizes, before the importer
             rewrites it: integers, and texts that do not depend on sizes. None if that is not known.
-        compared: With `steps_at`: Lists open sizes, by name, with numbers at which the network may compute in
+        compared: Lists open sizes, by name, with numbers at which the network may compute in
             another way. It may also refuse the network.
 
     Returns:
@@ -77,7 +77,7 @@ def with_open_sizes(
         raise NotImplementedError(
             f"this network cannot leave {names} open: {reason}; give whole numbers there"
         ) from None
-    special = [lowest] if steps_at is None else [lowest, *({**first, name: n} for name, n in compared())]
+    special = [lowest, *({**first, name: n} for name, n in (compared() if compared else ()))]
     for values in special:
         if values in made.samples:
             continue
