@@ -5,7 +5,7 @@ import numpy as np
 from ..base.sizes import Size
 from ..base.spec import TensorSpec
 
-COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Min", "Max")
 
 
 def compared(specs: list[TensorSpec], several: dict[tuple, dict[str, tuple]]) -> list[tuple[str, int]]:
