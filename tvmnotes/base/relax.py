@@ -55,7 +55,7 @@ def written(size) -> int | str | None:
 
 
 def typical(size, value: int = 1) -> int:
-    """Return a size where all open sizes have a value. Raises ValueError for one that `written` does not write."""
+    """Return a size where all open sizes have a value. Raises ValueError if `written` does not write it."""
     text = written(size)
     if text is None:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Sizes that a network leaves open until it is called.
 
-A size in the description of a network is an integer, a `Size`, or text in Python's notation of integers and the
-names of open sizes: "2*batch + 1", "((height + -1) // 2) + 1", "max(a, b)".
+A size in the description of a network is an integer, a `Size`, or text in Python's notation of integers and
+the names of open sizes: "2*batch + 1", "((height + -1) // 2) + 1", "max(a, b)".
 """
 
 import ast

@@ -71,7 +71,7 @@ def _degrees(func: tirx.PrimFunc) -> dict[str, int]:
 
 
 def _polynomial(counts: dict[tuple[int, ...], int], sizes: list[Size]) -> int | str:
-    """Return the polynomial that has these values at steps from the least sizes, by Newton's interpolation."""
+    """Return the polynomial that has these values at steps from the least sizes (Newton's method)."""
     for axis in range(len(sizes)):
         for order in (1, 2):
             before = dict(counts)

@@ -13,8 +13,8 @@ def compared(specs: list[TensorSpec], several: dict[tuple, dict[str, tuple]]) ->
 
     Args:
         specs: The inputs, with open sizes.
-        several: By the inputs of fixed sizes of an import: the operands of its comparisons of constants, by the
-            name of the result. The first import is the one that the others are compared with.
+        several: By the inputs of fixed sizes of an import: the operands of its comparisons of constants, by
+            the name of the result. The first import is the one that the others are compared with.
     """
     found = set()
     samples = [(_sizes(specs, fixed), operands) for fixed, operands in several.items()]

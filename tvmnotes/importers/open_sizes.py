@@ -20,7 +20,7 @@ _USUAL = 2  # the size of the first import: many operators treat 1 in another wa
 _INNER = 67  # that of an axis other than the first: strides that halve it five times leave more than 1
 _FAR = 211  # from there to the other one: a prime, so that a rounded quotient gives no whole factor
 _BEYOND = 4099  # to a third one, for importers that see no program: a file may compare a size with a number
-_MORE = (29, 60)  # to others for graphs that divide sizes: 96 and 127 leave no and the largest remainder of 32
+_MORE = (29, 60)  # to others, for graphs that divide sizes: 96 and 127, with both extreme remainders of 32
 
 
 def with_open_sizes(
@@ -100,7 +100,7 @@ def with_open_sizes(
 
 
 def _compare_programs(made: "Union", several: list[list], values: dict[str, int]) -> None:
-    """Refuse programs, as `steps_at` lists them for the samples and `values`, that differ in more than sizes."""
+    """Refuse programs that differ in more than sizes, as `steps_at` lists them for the samples and `values`."""
     for steps in together(several):
         known = [step for step in steps if step is not None]
         if all(type(step) is int for step in known):

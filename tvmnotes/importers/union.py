@@ -309,9 +309,9 @@ class Union:
         yield self._product(numbers, list(self.known.values()), _MOST_FACTORS)
 
     def _line(self, numbers: tuple):
-        """Return the sum of multiples of open sizes that has these values in the samples; None if there is none.
+        """Return the sum of multiples of open sizes that has these values in the samples, or None.
 
-        The first sample is the usual one, the next ones differ from it in one size each, and all others check.
+        The first sample is the usual one, the next ones differ from it in one size each, and others check.
         """
         usual, total = self.samples[0], tirx.IntImm("int64", 0)
         constant, factors = numbers[0], {}
