@@ -53,7 +53,7 @@ def with_open_sizes(
     first = usual(specs, sizes)
     far = [{**first, name: _far(first[name], size)} for name, size in sizes.items()]
     if steps_at is None:
-        far += [{name: _far(first[name], size, _BEYOND) for name, size in sizes.items()}]
+        far += [{**first, name: _far(first[name], size, _BEYOND)} for name, size in sizes.items()]
     between = {name: _far(first[name], size, 5) for name, size in sizes.items()}
     more = [{name: _far(first[name], size, by) for name, size in sizes.items()} for by in _MORE]
     lowest = {name: size.lower for name, size in sizes.items()}

@@ -1,26 +1,29 @@
 """Open sizes as PyTorch's exporter sees them, and what its captures take: examples, modules of scripts."""
 
 import inspect
+import operator
+import re
 from typing import Any
 
-import sympy
 import torch
 from torch._export.converter import TS2EPConverter
 from torch.export import ExportedProgram
 
 from ..base import errors
-from ..base.sizes import Size, merged
+from ..base.sizes import Size, evaluate, merged
 from ..base.spec import TensorSpec
 from .open_sizes import usual
 
 SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
+_SEARCHED = 10_000  # values of an open size at which a condition is evaluated
 
 
 def check_open(model: Any, specs: list[TensorSpec]) -> list[tuple[str, int]]:
     """Raise NotImplementedError if PyTorch finds that the network's Python code fixes an open size.
 
     Returns:
-        What `_compared` returns.
+        Open sizes with values for which the code, or PyTorch's own, may compute in another way than for the
+        usual ones.
     """
     sizes = merged(spec.shape for spec in specs)
     dims = {size: torch.export.Dim(name, min=size.lower, max=size.upper) for name, size in sizes.items()}
@@ -37,41 +40,45 @@ def check_open(model: Any, specs: list[TensorSpec]) -> list[tuple[str, int]]:
         named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
         shapes = (*shapes[:named], shapes[named:])
     try:
-        program = torch.export.export(model, examples, dynamic_shapes=shapes)
+        torch.export.export(model, examples, dynamic_shapes=shapes)
     except Exception as error:
-        reasons = [line for line in errors.lines(error) if "specialized" in line or "must be" in line]
+        lines = errors.lines(error)
+        failed = [line for line in lines if line.lstrip(" -").startswith("Not all values of")]
+        found = [_exception(line, sizes) for line in failed]
+        if found and None not in found:
+            return found
+        reasons = [*failed, *(line for line in lines if "specialized" in line or "must be" in line), *lines]
         raise NotImplementedError(
             f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network: "
-            f"{(reasons or errors.lines(error))[0]}; give whole numbers there"
+            f"{reasons[0].strip(' -')}; give whole numbers there"
         ) from error
-    return _compared(program, specs)
+    return []
 
 
-def _compared(program: ExportedProgram, specs: list[TensorSpec]) -> list[tuple[str, int]]:
-    """Return open sizes with numbers that they are compared with, by the network's Python code or PyTorch.
+_CONDITION = re.compile(
+    r".*?Not all values of (\w+) = (\S+) in the specified range .* satisfy the generated guard (.*)\."
+)
+_RELATIONS = {"==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
-    Left out are 1, and a size's upper bound, with which slices compare it.
 
-    Args:
-        program: A program that was captured with open sizes.
-        specs: Its inputs.
+def _exception(line: str, sizes: dict[str, Size]) -> tuple[str, int] | None:
+    """Return an open size with its least value for which a condition in PyTorch's message does not hold.
+
+    None if the message is another one, or no value is found.
     """
-    inputs = {node.name: node.meta["val"] for node in program.graph.find_nodes(op="placeholder")}
-    sizes, guards, found = {}, [], []
-    for name, spec in zip(program.graph_signature.user_inputs, specs, strict=True):
-        for size, symbol in zip(spec.shape, inputs[name].shape, strict=True):
-            if isinstance(size, Size) and isinstance(symbol, torch.SymInt):
-                sizes[symbol.node.expr] = size
-                guards = symbol.node.shape_env.guards
-    for guard in guards:
-        symbols = list(guard.expr.free_symbols)
-        if not isinstance(guard.expr, sympy.Ne) or len(symbols) != 1 or symbols[0] not in sizes:
-            continue
-        size = sizes[symbols[0]]
-        for number in sympy.solve(guard.expr.lhs - guard.expr.rhs, symbols[0]):
-            if number.is_Integer and number > 1 and size.takes(int(number)) and number != size.upper:
-                found.append((size.name, int(number)))
-    return sorted(set(found))
+    found = _CONDITION.fullmatch(line)
+    sides = re.split(r"(==|!=|<=|>=|<|>)", found[3].replace(found[2], found[1])) if found else []
+    if len(sides) != 3 or found[1] not in sizes:
+        return None
+    name, size = found[1], sizes[found[1]]
+    for value in range(max(2, size.lower), min(size.upper or _SEARCHED, _SEARCHED) + 1):
+        try:
+            left, right = (evaluate(side.strip(), {name: value}) for side in (sides[0], sides[2]))
+        except (ValueError, KeyError):
+            return None
+        if not _RELATIONS[sides[1]](left, right):
+            return name, value
+    return None
 
 
 def zeros(specs: list[TensorSpec]) -> tuple[torch.Tensor, ...]:
