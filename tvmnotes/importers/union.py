@@ -211,13 +211,26 @@ class Union:
         return first
 
     def _number(self, arrays: list):
-        """Return a constant that is a size, which the network then computes."""
+        """Return a constant that is a size, or numbers up to one, which the network then computes."""
+        if all(array is not None and array.ndim == 1 and array.dtype.kind in "iu" for array in arrays):
+            if 0 < min(map(len, arrays)) < max(map(len, arrays)):
+                return self._range(arrays)
         whole = all(array is not None and array.size == 1 and array.dtype.kind in "iuf" for array in arrays)
         if not whole or any(array != np.floor(array) or abs(array) > _EXACT for array in arrays):
             raise Refused("a constant depends on it")
         size = self._size(arrays)
         number = relax.op.reshape(relax.op.arange(size, size + 1, 1, "int64"), arrays[0].shape)
         return relax.op.astype(number, str(arrays[0].dtype))
+
+    def _range(self, arrays: list):
+        """Return numbers at equal distances, which differ in their count."""
+        longest = max(arrays, key=len)
+        step = int(longest[1]) - int(longest[0])
+        if any(not np.array_equal(array, array[0] + step * np.arange(len(array))) for array in arrays):
+            raise Refused("a constant depends on it")
+        first = self._size(array[0] for array in arrays)
+        end = self._size(int(array[0]) + step * len(array) for array in arrays)
+        return relax.op.arange(first, end, step, str(longest.dtype))
 
     def _call(self, calls: list):
         first, *others = calls
