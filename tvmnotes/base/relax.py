@@ -34,6 +34,11 @@ def plain_sizes(shape) -> tuple:
     return tuple(int(n) if isinstance(n, int | tvm.tirx.IntImm) else n for n in shape)
 
 
+def simplified(size):
+    """Return a size in TVM's simplest form, in which the same sizes of two layers make one kernel."""
+    return size if isinstance(size, int) else plain_sizes([tvm.sym.Analyzer().simplify(size)])[0]
+
+
 def of_one_type(*sizes) -> tuple:
     """Return sizes as they are if all are integers, else as expressions of int64, which mix without casts."""
     if all(isinstance(size, int) for size in sizes):

@@ -7,7 +7,7 @@ import numpy as np
 from tvm import te, tirx, topi
 
 from ...base.integers import ceildiv
-from ...base.relax import of_one_type, plain_sizes, typical
+from ...base.relax import of_one_type, plain_sizes, simplified, typical
 from ..rules.base.rule import RULES
 from ..rules.base.vector import Simd, pad_to
 from .base import Workload
@@ -85,7 +85,7 @@ class Convolution(Workload):
         """Return height and width of the output for an input of this height and width, which may be open."""
         (top, left, bottom, right), (reach_h, reach_w) = self.padding, self.reach
         sizes = (h + top + bottom - reach_h, w + left + right - reach_w)
-        return tuple(size // stride + 1 for size, stride in zip(sizes, self.strides, strict=True))
+        return tuple(simplified(size // stride + 1) for size, stride in zip(sizes, self.strides, strict=True))
 
     @property
     def macs(self) -> int:
@@ -180,7 +180,8 @@ class Convolution(Workload):
         (h, w), (top, left, _, _) = plain_sizes(data.shape)[2:4], self.padding
         (sh, sw), (reach_h, reach_w) = self.strides, self.reach
         if not (isinstance(h, int) and isinstance(w, int)):
-            return _padded(data, top, left, (rows - 1) * sh + reach_h, (columns - 1) * sw + reach_w)
+            height, width = simplified((rows - 1) * sh + reach_h), simplified((columns - 1) * sw + reach_w)
+            return _padded(data, top, left, height, width)
         bottom = max(0, (rows - 1) * sh + reach_h - h - top)
         right = max(0, (columns - 1) * sw + reach_w - w - left)
         if not any((top, left, bottom, right)):
