@@ -16,6 +16,7 @@ _FORMS = {
     **{tvm.tirx.Max: "max({}, {})", tvm.tirx.Min: "min({}, {})"},
 }
 
+
 def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
     """Return a tensor type's shape as integers; None if it is not known before the network runs."""
     shape = getattr(ty, "shape", None)

@@ -52,7 +52,9 @@ def _matmul(bb, call, v, lookup):
     if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
         rows = a[-2]
         if not isinstance(rows, int):
-            rows = max(typical(rows), _OPEN_ROWS if len(a) == 2 and isinstance(rows, tirx.Var) else _OPEN_TOKENS)
+            rows = max(
+                typical(rows), _OPEN_ROWS if len(a) == 2 and isinstance(rows, tirx.Var) else _OPEN_TOKENS
+            )
         dense = Dense(rows, *b)
         config = dense.config(lookup, v)
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
@@ -74,11 +76,7 @@ def _power(bb, call):
 
 def _softmax(bb, call, v):
     shape = known_shape(call.ty)
-    if (
-        not shape
-        or str(call.ty.dtype) != "float32"
-        or int(call.attrs.axis) % len(shape) != len(shape) - 1
-    ):
+    if not shape or str(call.ty.dtype) != "float32" or int(call.attrs.axis) % len(shape) != len(shape) - 1:
         return default(bb, call)
     return _fusable(bb, "softmax", row_reduction.softmax, call.args[0], v.lanes)
 

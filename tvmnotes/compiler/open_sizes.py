@@ -81,9 +81,7 @@ def _polynomial(counts: dict[tuple[int, ...], int], sizes: list[Size]) -> int | 
                     counts = counts | {at: Fraction(before[at] - before[lower], order)}
     terms = {}  # by the powers of the sizes
     for at, factor in counts.items():
-        bases = [
-            _falling(size.lower, count) for size, count in zip(sizes, at, strict=True)
-        ]
+        bases = [_falling(size.lower, count) for size, count in zip(sizes, at, strict=True)]
         for powers in itertools.product(*(range(len(base)) for base in bases)):
             value = factor * math.prod(base[power] for base, power in zip(bases, powers, strict=True))
             terms[powers] = terms.get(powers, 0) + value
@@ -96,11 +94,11 @@ def _polynomial(counts: dict[tuple[int, ...], int], sizes: list[Size]) -> int | 
     text = " + ".join(products) or "0"
     if divisor > 1:
         return f"(({text}) // ({divisor}))"
-    return int(text) if not products or text == products[0] and text.isdigit() else text
+    return int(text) if text.isdigit() else text
 
 
 def _falling(least: int, count: int) -> list[Fraction]:
-    """Return the factors of the powers of n, from 0 up, in the product of (n - least) / _STEP - i, i < count."""
+    """Return the factors of the powers of n in the product of (n - least) / _STEP - i for all i < count."""
     factors = [Fraction(1)]
     for i in range(count):
         root = Fraction(-least, _STEP) - i

@@ -23,7 +23,9 @@ def compared(specs: list[TensorSpec], several: dict[tuple, dict[str, tuple]]) ->
         changed = [name for name, value in sizes.items() if value != first[name]]
         for result in before.keys() & after.keys() if len(changed) == 1 else ():
             name = changed[0]
-            here, there = (np.subtract(*np.broadcast_arrays(*each[result]), dtype="int64") for each in (before, after))
+            here, there = (
+                np.subtract(*np.broadcast_arrays(*each[result]), dtype="int64") for each in (before, after)
+            )
             if here.shape != there.shape:
                 continue
             for start, end in zip(here.reshape(-1).tolist(), there.reshape(-1).tolist(), strict=True):
@@ -35,5 +37,9 @@ def compared(specs: list[TensorSpec], several: dict[tuple, dict[str, tuple]]) ->
 
 
 def _sizes(specs: list[TensorSpec], fixed: tuple[TensorSpec, ...]) -> dict[str, int]:
-    pairs = [pair for spec, own in zip(specs, fixed, strict=True) for pair in zip(spec.shape, own.shape, strict=True)]
+    pairs = [
+        pair
+        for spec, own in zip(specs, fixed, strict=True)
+        for pair in zip(spec.shape, own.shape, strict=True)
+    ]
     return {size.name: number for size, number in pairs if isinstance(size, Size)}

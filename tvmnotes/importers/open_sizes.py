@@ -86,21 +86,23 @@ def with_open_sizes(
                 made = union([*made.samples, values])
             else:
                 samples = (*made.samples, values)
-                _compare_programs(made, [steps_at([spec.at(each) for spec in specs]) for each in samples], values)
+                _compare_programs(
+                    made, [steps_at([spec.at(each) for spec in specs]) for each in samples], values
+                )
         except Refused as reason:
             numbers = ", ".join(map(str, values.values()))
             small = {name: max(size.lower, _USUAL) for name, size in sizes.items()}
             served = ", ".join(f"Size({name!r}, {number})" for name, number in small.items())
             way_out = f"leave open {served}, or give" if values == lowest != small else "give"
             raise NotImplementedError(
-                f"this network computes in another way where {names} is {numbers} ({reason}); {way_out} whole "
-                "numbers"
+                f"this network computes in another way where {names} is {numbers} ({reason}); {way_out} "
+                "whole numbers"
             ) from None
     return made.mod, models[tuple(first.values())][1]
 
 
 def _compare_programs(made: "Union", several: list[list], values: dict[str, int]) -> None:
-    """Refuse programs that differ in more than sizes, as `steps_at` lists them for the samples and `values`."""
+    """Refuse programs, listed by `steps_at` for the samples and `values`, that differ in more than sizes."""
     for steps in together(several):
         known = [step for step in steps if step is not None]
         if all(type(step) is int for step in known):
@@ -136,7 +138,9 @@ def _shared(model: Model, others: dict[tuple, Model]) -> Model:
     """Return a model with the weights of another one, if they are the same: each has its own copies."""
     mod, params = model
     for _, known in others.values():
-        if list(params) == list(known) and all(same_array(params[n].numpy(), known[n].numpy()) for n in known):
+        if list(params) == list(known) and all(
+            same_array(params[n].numpy(), known[n].numpy()) for n in known
+        ):
             return mod, known
     return model
 

@@ -58,7 +58,14 @@ def check_open(model: Any, specs: list[TensorSpec]) -> list[tuple[str, int]]:
 _CONDITION = re.compile(
     r".*?Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*)\."
 )
-_RELATIONS = {"==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+_RELATIONS = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
 
 
 def _exception(line: str, sizes: dict[str, Size]) -> tuple[str, int] | None:

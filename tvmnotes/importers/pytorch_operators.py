@@ -229,7 +229,9 @@ def _resize(method: str) -> Callable:
     return convert
 
 
-def _nearest(importer: Any, x: relax.Var, axis: int, size: int, length: int, scale: float | None) -> relax.Var:
+def _nearest(
+    importer: Any, x: relax.Var, axis: int, size: int, length: int, scale: float | None
+) -> relax.Var:
     """Resize an axis of an open size to the pixels that PyTorch takes, in the graph as in `_resize`."""
     positions = relax.op.astype(relax.op.arange(0, length, 1, "int64"), "float32")
     if scale is None:

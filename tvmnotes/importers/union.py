@@ -27,6 +27,7 @@ class Refused(Exception):
 
 
 def same_array(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return whether arrays are equal bit by bit."""
     alike = a.shape == b.shape and a.dtype == b.dtype
     return alike and np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))
 
@@ -135,9 +136,7 @@ class Union:
         var = self._cast(builder, var, [binding.var.ty for binding in bindings])
         for binding, sample in zip(bindings, self.samples, strict=True):
             if not _agree(var.ty, binding.var.ty, sample):
-                raise Refused(
-                    f"{_name(values[0])} makes a {binding.var.ty} of it, and Relax infers {var.ty}"
-                )
+                raise Refused(f"{_name(values[0])} makes a {binding.var.ty} of it, and Relax infers {var.ty}")
         self._known([binding.var for binding in bindings], var)
 
     def _cast(self, builder, var, types: list):
@@ -212,9 +211,9 @@ class Union:
 
     def _number(self, arrays: list):
         """Return a constant that is a size, or numbers up to one, which the network then computes."""
-        if all(array is not None and array.ndim == 1 and array.dtype.kind in "iu" for array in arrays):
-            if 0 < min(map(len, arrays)) < max(map(len, arrays)):
-                return self._range(arrays)
+        listed = all(array is not None and array.ndim == 1 and array.dtype.kind in "iu" for array in arrays)
+        if listed and 0 < min(map(len, arrays)) < max(map(len, arrays)):
+            return self._range(arrays)
         whole = all(array is not None and array.size == 1 and array.dtype.kind in "iuf" for array in arrays)
         if not whole or any(array != np.floor(array) or abs(array) > _EXACT for array in arrays):
             raise Refused("a constant depends on it")
@@ -243,9 +242,13 @@ class Union:
                 raise Refused(f"{_name(first)} depends on it in another way than by the shape that it reads")
         args = [self._expr(several) for several in together(call.args for call in calls)]
         types = [self._type(several) for several in together(call.ty_args for call in calls)]
-        resized = _name(first) == "image.resize2d" and not all(isinstance(n, tirx.IntImm) for n in args[1].values)
+        resized = _name(first) == "image.resize2d" and not all(
+            isinstance(n, tirx.IntImm) for n in args[1].values
+        )
         if resized and first.attrs.coordinate_transformation_mode == "align_corners":
-            raise Refused("it resizes to an open size with aligned corners, which is undefined for a size of 1")
+            raise Refused(
+                "it resizes to an open size with aligned corners, which is undefined for a size of 1"
+            )
         result = self._slice(*args) if _name(first) == "strided_slice" else None
         return tvm.ir.Call(first.op, args, first.attrs, types) if result is None else result
 
@@ -262,14 +265,16 @@ class Union:
             first = f"-{size}" if checks[0][3] else "0"
             message = tvm.ir.StringImm(indices.limits(operator[1], first, f"{size} - 1"))
         args = [
-            message if message is not None and isinstance(several[0], tvm.ir.StringImm) else self._expr(several)
+            message
+            if message is not None and isinstance(several[0], tvm.ir.StringImm)
+            else self._expr(several)
             for several in together(call.args for call in calls)
         ]
         types = [self._type(several) for several in together(call.ty_args for call in calls)]
         return tvm.ir.Call(calls[0].op, args, calls[0].attrs, types)
 
     def _slice(self, x, axes, begins, ends, *strides):
-        """Return a slice with bounds that are within its tensor at all sizes, if that can be shown; else None.
+        """Return a slice with bounds that are shown to be within its tensor at all sizes; None if they are not.
 
         Relax clips other bounds in each run, and does not know what the size is then.
         """
@@ -279,13 +284,17 @@ class Union:
         first, last, shape = [], [], list(x.ty.shape)
         for axis, begin, end in zip(*fields, strict=True):
             extent = shape[int(axis)]
-            begin, end = (n + extent if isinstance(n, tirx.IntImm) and n.value < 0 else n for n in (begin, end))
+            begin, end = (
+                n + extent if isinstance(n, tirx.IntImm) and n.value < 0 else n for n in (begin, end)
+            )
             end = extent if self.analyzer.can_prove(end >= extent) else end
             if not self.analyzer.can_prove(tirx.all(begin >= 0, begin <= end, end <= extent)):
                 return None
             first.append(begin)
             last.append(end)
-        return relax.op.strided_slice(x, axes, relax.Tuple(first), relax.Tuple(last), *strides, assume_inbound=True)
+        return relax.op.strided_slice(
+            x, axes, relax.Tuple(first), relax.Tuple(last), *strides, assume_inbound=True
+        )
 
     def _type(self, several: list):
         first = several[0]
@@ -355,7 +364,9 @@ class Union:
         values = {written(size): values for values, size in self.known.items()}
         for count in range(2, most + 1):
             for several in itertools.combinations_with_replacement(sizes, count):
-                products = [math.prod(each) for each in zip(*(values[written(s)] for s in several), strict=True)]
+                products = [
+                    math.prod(each) for each in zip(*(values[written(s)] for s in several), strict=True)
+                ]
                 factor = numbers[0] // (products[0] or 1)
                 if factor and all(factor * p == n for p, n in zip(products, numbers, strict=True)):
                     return math.prod(several, start=tirx.IntImm("int64", factor))

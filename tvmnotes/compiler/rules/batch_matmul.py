@@ -91,7 +91,9 @@ class BatchedMatmul(ScheduleRule):
             return te.sum(left * panels[(*of(panels_of, at), n // lanes, k, n % lanes)], axis=[k])
 
         attrs = self.annotation(workload, config)
-        product = te.compute((*batch, *of_one_type(full, blocks * lanes)), element, name="matmul", attrs=attrs)
+        product = te.compute(
+            (*batch, *of_one_type(full, blocks * lanes)), element, name="matmul", attrs=attrs
+        )
         return crop(product, (*batch, rows, columns))
 
     def schedule(self, sch: Schedule, config: Config) -> None:

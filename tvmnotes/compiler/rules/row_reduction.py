@@ -92,7 +92,9 @@ def _reduce_open(rows, depth, element, combine, lanes, number):
         return combine(element(*at[:-1], k * lanes + at[-1]), axis=[k])
 
     by_lane = te.compute(by_lanes, of_lane, name=f"lanes{number}")
-    reduced = te.compute(rows, lambda *at: combine(by_lane[(*at, lane)], axis=[lane]), name=f"reduced{number}")
+    reduced = te.compute(
+        rows, lambda *at: combine(by_lane[(*at, lane)], axis=[lane]), name=f"reduced{number}"
+    )
     rest = te.compute(
         rows, lambda *at: combine(element(*at, whole * lanes + r), axis=[r]), name=f"rest{number}"
     )
