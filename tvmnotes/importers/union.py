@@ -217,7 +217,7 @@ class Union:
         whole = all(array is not None and array.size == 1 and array.dtype.kind in "iuf" for array in arrays)
         if not whole or any(array != np.floor(array) or abs(array) > _EXACT for array in arrays):
             raise Refused("a constant depends on it")
-        size = self._size(arrays)
+        size = self._size(array.item() for array in arrays)
         number = relax.op.reshape(relax.op.arange(size, size + 1, 1, "int64"), arrays[0].shape)
         return relax.op.astype(number, str(arrays[0].dtype))
 
@@ -274,7 +274,7 @@ class Union:
         return tvm.ir.Call(calls[0].op, args, calls[0].attrs, types)
 
     def _slice(self, x, axes, begins, ends, *strides):
-        """Return a slice with bounds that are shown to be within its tensor at all sizes; None if they are not.
+        """Return a slice whose bounds are shown to be within its tensor at all sizes, or None.
 
         Relax clips other bounds in each run, and does not know what the size is then.
         """
