@@ -160,21 +160,6 @@ def test_onnx_leaves_named_lengths_open(rng):
         assert np.abs(lib(x) - session.run(None, {"x": x})[0]).max() < 1e-5
 
 
-def test_onnx_makes_masks_of_lengths(rng):
-    model = parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]> g (float[N, L, 8] x) => (float[N, L, L] y)
-            <int64 zero = {0}, int64 one = {1}, int64[1] first = {0}, int64[1] second = {1}, float low = {-9.0}> {
-            k = Transpose<perm = [0, 2, 1]>(x) s = MatMul(x, k) shape = Shape(x) length = Gather(shape, one)
-            places = Range(zero, length, one) row = Unsqueeze(places, second) column = Unsqueeze(places, first)
-            future = Less(row, column) y = Where(future, low, s) }"""
-    )
-    session = onnxruntime.InferenceSession(model.SerializeToString())
-    lib = tn.build(*tn.from_onnx(model, {"x": (1, tn.Size("L", 2), 8)}), records=False)
-    for length in (2, 7, 300):
-        x = rng.standard_normal((1, length, 8)).astype("float32")
-        assert np.abs(lib(x) - session.run(None, {"x": x})[0]).max() < 1e-5
-
-
 # Images
 
 

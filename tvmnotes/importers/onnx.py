@@ -26,7 +26,6 @@ from ..base.spec import TensorSpec, parse_inputs, with_one_size_per_name
 from ..base.workarounds import pass_lock
 from .model import as_model
 from .onnx_graph import (
-    FOLD_LIMIT,
     check_shapes,
     check_widths,
     expand_functions,
@@ -41,8 +40,6 @@ from .onnx_limits import check_dtypes, check_functions, check_sizes
 from .onnx_open import compared
 from .onnx_values import as_constants, require_known
 from .open_sizes import with_open_sizes
-
-_FEW = 16  # elements of a result that is folded where masks and the like depend on open sizes
 
 
 def from_onnx(
@@ -82,37 +79,26 @@ def from_onnx(
     check_widths(proto.graph)
     specs = _settle_inputs(proto.graph, inputs)
 
-    if not merged(spec.shape for spec in specs):
-        return _import(proto, specs, FOLD_LIMIT, {})
-    try:
-        return _import_open(proto, specs, FOLD_LIMIT)
-    except NotImplementedError as refusal:
-        with contextlib.suppress(NotImplementedError):  # a mask of lengths, for one, has to be computed
-            return _import_open(proto, specs, _FEW)
-        raise refusal
-
-
-def _import_open(proto: onnx.ModelProto, specs: list[TensorSpec], limit: int):
-    """Import a model for inputs of open sizes; arrays of up to `limit` elements are folded."""
     operands = {}  # of comparisons, by the inputs
 
     def import_at(fixed):
-        copy = onnx.ModelProto()
-        copy.CopyFrom(proto)
-        return _import(copy, fixed, limit, operands.setdefault(tuple(fixed), {}))
+        copy = proto
+        if merged(spec.shape for spec in specs):
+            copy = onnx.ModelProto()
+            copy.CopyFrom(proto)
+        return _import(copy, fixed, operands.setdefault(tuple(fixed), {}))
 
     return with_open_sizes(import_at, specs, compared=lambda: compared(specs, operands))
 
 
 def _import(
-    proto: onnx.ModelProto, specs: list[TensorSpec], limit: int, operands: dict[str, tuple]
+    proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict[str, tuple]
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     """Import a model, which is changed, for inputs of fixed sizes.
 
     Args:
         proto: The model.
         specs: The inputs.
-        limit: See `fold_constants`.
         operands: Gets the operands of comparisons, see `fold_constants`.
     """
     for value, spec in zip(proto.graph.input, specs, strict=True):
@@ -125,7 +111,7 @@ def _import(
     require_operators(proto)
     proto = modernize(proto)
     as_constants(proto.graph)
-    proto = fold_constants(proto, limit, operands)
+    proto = fold_constants(proto, operands)
     require_known(proto.graph)
     check_shapes(proto.graph)
     check_sizes(proto.graph)

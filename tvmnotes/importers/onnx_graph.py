@@ -169,14 +169,13 @@ def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def fold_constants(proto: onnx.ModelProto, limit: int, compared: dict[str, tuple]) -> onnx.ModelProto:
+def fold_constants(proto: onnx.ModelProto, compared: dict[str, tuple]) -> onnx.ModelProto:
     """Infer all shapes and fold what depends on shapes and constants alone, until nothing is left to fold.
 
     Inference copies the model each time, so inputs of their shape replace large weights meanwhile.
 
     Args:
         proto: The model.
-        limit: The most elements of a result.
         compared: Gets the operands of the comparisons of integers that are folded, by the name of the result.
     """
     weights, count = list(proto.graph.initializer), len(proto.graph.input)
@@ -191,7 +190,7 @@ def fold_constants(proto: onnx.ModelProto, limit: int, compared: dict[str, tuple
     while folded:
         proto = _with_shapes(proto)
         check_widths(proto.graph)
-        folded = _fold_once(proto, limit, compared)
+        folded = _fold_once(proto, compared)
 
     replace(proto.graph.initializer, weights)
     del proto.graph.input[count:]
@@ -201,7 +200,7 @@ def fold_constants(proto: onnx.ModelProto, limit: int, compared: dict[str, tuple
     return proto
 
 
-def _fold_once(proto: onnx.ModelProto, limit: int, compared: dict[str, tuple]) -> bool:
+def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple]) -> bool:
     """Replace nodes with constant inputs by Constant nodes, in place; return whether there were any.
 
     An If with a constant condition becomes the branch that it takes.
@@ -234,7 +233,7 @@ def _fold_once(proto: onnx.ModelProto, limit: int, compared: dict[str, tuple]) -
             nodes += taken(node, bool(values[node.input[0]]), used)
             folded = True
             continue
-        results = _evaluate(node, values, shapes, opsets, limit)
+        results = _evaluate(node, values, shapes, opsets)
         if results is None:
             nodes.append(node)
             continue
@@ -250,12 +249,10 @@ def _fold_once(proto: onnx.ModelProto, limit: int, compared: dict[str, tuple]) -
     return folded
 
 
-def _evaluate(
-    node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict, limit: int
-) -> dict[str, np.ndarray] | None:
+def _evaluate(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict) -> dict[str, np.ndarray] | None:
     """Return a node's outputs by name if constants and shapes decide them and they are small, else None."""
     outputs = [name for name in node.output if name]
-    is_small = all(name in shapes and math.prod(shapes[name]) <= limit for name in outputs)
+    is_small = all(name in shapes and _is_small(shapes[name]) for name in outputs)
     if node.domain not in ("", "ai.onnx") or not is_small:
         return None
     if node.op_type == "Shape" and node.input[0] in shapes:
