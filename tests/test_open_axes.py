@@ -138,6 +138,15 @@ def test_an_encoder(rng):
         agree(lib, net, rng.standard_normal((2, length, 24)).astype("float32"))
 
 
+@pytest.mark.parametrize("shape", [(2, 3, "n"), ("n", "n")])
+def test_softmax(rng, shape):
+    net = Function(lambda x: x.softmax(-1))
+    lib = compiled(net, {"x": shape})
+    for n in (1, 3, 16, 17, 100, 128):
+        x = rng.standard_normal([n if size == "n" else size for size in shape]).astype("float32")
+        agree(lib, net, x, tolerance=1e-5)
+
+
 def test_a_profile_counts_lengths(lib, rng):
     short, long = (tn.profile(lib, tokens(rng, 1, length), calls=1) for length in (1, 61))
     assert long.sizes == {"batch": 1, "length": 61}
@@ -256,8 +265,9 @@ def test_sizes_are_arithmetic():
         (lambda x: x if x.shape[1] != 57 else x * 2, r"another way where 'n' is 57 .*; give whole"),
         (lambda x: x.repeat(1, 3, 1)[:, : x.shape[1] // 2 + 1], "'n' open"),
         (lambda x: x.tile((x.shape[1], 1, 1)), "'n' open|depends on it"),
+        (lambda x: F.group_norm(x.transpose(1, 2), 3), "group_norm of an open size"),
     ],
-    ids=["equality", "half", "tile"],
+    ids=["equality", "half", "tile", "group norm"],
 )
 def test_networks_that_depend_on_a_length(function, message):
     with pytest.raises(NotImplementedError, match=message):

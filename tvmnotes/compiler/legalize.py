@@ -76,7 +76,12 @@ def _power(bb, call):
 
 def _softmax(bb, call, v):
     shape = known_shape(call.ty)
-    if not shape or str(call.ty.dtype) != "float32" or int(call.attrs.axis) % len(shape) != len(shape) - 1:
+    if (
+        not shape
+        or not isinstance(shape[-1], int)
+        or str(call.ty.dtype) != "float32"
+        or int(call.attrs.axis) % len(shape) != len(shape) - 1
+    ):
         return default(bb, call)
     return _fusable(bb, "softmax", row_reduction.softmax, call.args[0], v.lanes)
 

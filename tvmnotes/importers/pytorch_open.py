@@ -71,7 +71,7 @@ _RELATIONS = {
 def _exception(line: str, sizes: dict[str, Size]) -> tuple[str, int] | None:
     """Return an open size with its least value for which a condition in PyTorch's message does not hold.
 
-    None if the message is another one, or no value is found.
+    If it holds for all values, one of these. None if the message is another one, or too many values fulfil it.
     """
     found = _CONDITION.fullmatch(line)
     sides = re.split(r"(==|!=|<=|>=|<|>)", found[3].replace(found[2], found[1])) if found else []
@@ -85,7 +85,7 @@ def _exception(line: str, sizes: dict[str, Size]) -> tuple[str, int] | None:
             return None
         if not _RELATIONS[sides[1]](left, right):
             return name, value
-    return None
+    return (name, size.lower) if size.upper is not None and size.upper <= _SEARCHED else None
 
 
 def zeros(specs: list[TensorSpec]) -> tuple[torch.Tensor, ...]:

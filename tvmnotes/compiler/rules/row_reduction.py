@@ -8,7 +8,7 @@ Its configs are empty.
 from tvm import te
 from tvm.s_tir import Schedule
 
-from ...base.relax import of_one_type, plain_sizes
+from ...base.relax import plain_sizes
 from .base import elementwise
 from .base.annotations import attribute
 from .base.epilogue import block_names, parallel
@@ -22,11 +22,11 @@ _STAGES = ("lanes0", "reduced0", "lanes1", "reduced1", "exp", "rest0", "rest1")
 def softmax(x, lanes: int):
     """Compute exp(x - max) / sum(exp(x - max)) along the last axis of a float32 tensor of any shape."""
     largest = _reduce(x, lambda *at: x[at], te.max, lanes, 0)
-    exp = te.compute(x.shape, lambda *at: elementwise.exp(x[at] - largest(at[:-1])), name="exp")
+    exp = te.compute(x.shape, lambda *at: elementwise.exp(x[at] - largest[at[:-1]]), name="exp")
     total = _reduce(exp, lambda *at: exp[at], te.sum, lanes, 1)
 
     def normal(*at):
-        return exp[at] * (1.0 / total(at[:-1]))
+        return exp[at] * (1.0 / total[at[:-1]])
 
     return te.compute(x.shape, normal, name="softmax", attrs=_ANNOTATION)
 
@@ -37,32 +37,25 @@ def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
     total = _reduce(x, lambda *at: x[at], te.sum, lanes, 0)
 
     def squared(*at):
-        difference = x[at] - total(at[:-1]) / count
+        difference = x[at] - total[at[:-1]] / count
         return difference * difference
 
     squares = _reduce(x, squared, te.sum, lanes, 1)
 
     def normal(*at):
-        scale = 1.0 / te.sqrt(squares(at[:-1]) / count + epsilon)
-        return (x[at] - total(at[:-1]) / count) * scale * gamma[at[-1]] + beta[at[-1]]
+        scale = 1.0 / te.sqrt(squares[at[:-1]] / count + epsilon)
+        return (x[at] - total[at[:-1]] / count) * scale * gamma[at[-1]] + beta[at[-1]]
 
     return te.compute(x.shape, normal, name="layer_norm", attrs=_ANNOTATION)
 
 
 def _reduce(x, element, combine, lanes, number):
-    """Reduce `element(*index)`, of the shape of x, by `combine` over the last axis.
-
-    Returns:
-        A function of the index of a row.
-    """
+    """Reduce `element(*index)`, of the shape of x, by `combine` over the last axis."""
     *rows, depth = plain_sizes(x.shape)
-    if not isinstance(depth, int):
-        return _reduce_open(rows, depth, element, combine, lanes, number)
     whole = depth // lanes
     if whole < 2:
         r = te.reduce_axis((0, depth), "r")
-        reduced = te.compute(rows, lambda *at: combine(element(*at, r), axis=[r]), name=f"reduced{number}")
-        return lambda at: reduced[at]
+        return te.compute(rows, lambda *at: combine(element(*at, r), axis=[r]), name=f"reduced{number}")
     k = te.reduce_axis((0, whole), "k")
 
     def of_lane(*at):
@@ -76,31 +69,7 @@ def _reduce(x, element, combine, lanes, number):
             return by_lane[(*at, r)]
         return te.if_then_else(r < lanes, by_lane[(*at, r)], element(*at, (whole - 1) * lanes + r))
 
-    reduced = te.compute(rows, lambda *at: combine(either(*at), axis=[r]), name=f"reduced{number}")
-    return lambda at: reduced[at]
-
-
-def _reduce_open(rows, depth, element, combine, lanes, number):
-    """Reduce rows of an open length: the lanes of whole vectors and what remains are stages of their own."""
-    whole = depth // lanes
-    k = te.reduce_axis((0, whole), "k")
-    r = te.reduce_axis((0, depth - whole * lanes), "r")
-    *by_lanes, _ = of_one_type(*rows, lanes, depth)
-    lane = te.reduce_axis((0, by_lanes[-1]), "lane")
-
-    def of_lane(*at):
-        return combine(element(*at[:-1], k * lanes + at[-1]), axis=[k])
-
-    by_lane = te.compute(by_lanes, of_lane, name=f"lanes{number}")
-    reduced = te.compute(
-        rows, lambda *at: combine(by_lane[(*at, lane)], axis=[lane]), name=f"reduced{number}"
-    )
-    rest = te.compute(
-        rows, lambda *at: combine(element(*at, whole * lanes + r), axis=[r]), name=f"rest{number}"
-    )
-    if combine is te.max:
-        return lambda at: te.max(reduced[at], rest[at])
-    return lambda at: reduced[at] + rest[at]
+    return te.compute(rows, lambda *at: combine(either(*at), axis=[r]), name=f"reduced{number}")
 
 
 class RowReduction(ScheduleRule):
