@@ -71,7 +71,7 @@ _RELATIONS = {
 def _exception(line: str, sizes: dict[str, Size]) -> tuple[str, int] | None:
     """Return an open size with its least value for which a condition in PyTorch's message does not hold.
 
-    If it holds for all values, one of these. None if the message is another one, or too many values fulfil it.
+    If it holds for all values, one of these. None if the message is another one, or there are too many.
     """
     found = _CONDITION.fullmatch(line)
     sides = re.split(r"(==|!=|<=|>=|<|>)", found[3].replace(found[2], found[1])) if found else []
