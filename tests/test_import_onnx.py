@@ -326,8 +326,6 @@ def test_checker_refuses(graph, message):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (None, r"x: float32\[N, 3, H\]; pass inputs=\{'x': \('N', 3, 1\)\}"),
-        ({"b": (2,)}, r"x: float32\[N, 3, H\]; pass inputs=\{'x': \(2, 3, 1\)\}"),
         ({"x": (1, 3, 4), "b": (2,)}, "input 'b': N is 2 here, but 1 in input 'x'"),
         ({"z": (2,)}, r"no input 'z'; its inputs are x: float32\[N, 3, H\], b: float32\[N\]"),
         ({"x": (2, 3)}, r"the model takes float32\[N, 3, H\], got shape \(2, 3\)"),
@@ -340,6 +338,11 @@ def test_checker_refuses(graph, message):
 def test_inputs_that_do_not_fit(inputs, message):
     with pytest.raises(ValueError, match=message):
         from_onnx(model_of(OPEN), inputs)
+
+
+def test_a_size_without_a_name_has_to_be_given():
+    with pytest.raises(ValueError, match=r"x: float32\[N, 3, \?\]; pass inputs=\{'x': \('N', 3, 1\)\}"):
+        from_onnx(model_of("g (float[N, 3, ?] x) => (float[N, 3, ?] y) { y = Relu(x) }"))
 
 
 def test_sizes_that_do_not_fit_the_weights():

@@ -15,7 +15,7 @@ from torch import nn
 from tvm import relax
 
 from tvmnotes import from_pytorch
-from tvmnotes.importers.pytorch import _unscript
+from tvmnotes.importers.pytorch_open import unscript
 
 pytestmark = pytest.mark.filterwarnings(
     r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning",
@@ -126,7 +126,7 @@ def test_a_saved_traced_module_keeps_its_weights(tmp_path):
 
 def test_the_converter_internal_to_torch_gives_a_module_with_the_weights():
     network, example = seeded(Small()), torch.zeros(2, 3, 8, 8)
-    module = _unscript(torch.jit.trace(network, example), (example,))
+    module = unscript(torch.jit.trace(network, example), (example,))
     assert torch.equal(module.state_dict()["conv.weight"], network.conv.weight)
     assert torch.equal(module(random(2, 3, 8, 8)), network(random(2, 3, 8, 8)))
 

@@ -240,9 +240,8 @@ def test_the_memory_of_a_run(lib, convolutions):
         (lambda x: x.reshape(2, -1), "n"),
         (lambda x: x * x.shape[0] if x.shape[0] > 4 else x, "n"),
         (lambda x: x.squeeze(), "n"),
-        (lambda x: x[::2], "n"),
     ],
-    ids=["even", "branch", "squeeze", "every second"],
+    ids=["even", "branch", "squeeze"],
 )
 def test_networks_that_depend_on_the_size(function, message):
     with pytest.raises((NotImplementedError, ValueError), match=message):
@@ -270,7 +269,6 @@ def test_branches_of_an_onnx_file():
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
     [
-        ({"x": (1, "height")}, NotImplementedError, "first axis only, the batch; give a whole number for 'height'"),
         ({"x": ("2n", 4)}, ValueError, "input 'x': expected a shape of positive whole numbers"),
         ({"x": (tn.Size("n", 4, 8), 4), "y": (tn.Size("n", 9), 4)}, ValueError, "bounds that overlap"),
     ],
@@ -332,12 +330,12 @@ def test_indices_beyond_a_byte(rng):
     hold(lib, of_torch(net), (1,), rng, sizes=(1, 3, 257, 300))
 
 
-@pytest.mark.parametrize("what", ["d = Less(n, many)", "d = Equal(m, many) m = Min(n, many)"])
+@pytest.mark.parametrize("what", ["d = Less(n, many)", "d = Equal(n, many)", "d = Equal(m, many) m = Min(n, many)"])
 def test_a_file_that_compares_a_size_with_a_number_is_refused(what):
     *before, last = what.split(" m = ")
     text = f"""<ir_version: 9, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 2] y)
         <int64[1] many = {{500}}, int64[1] zero = {{0}}, float[1] one = {{1}}, float[1] two = {{2}}> {{
         s = Shape(x) n = Gather(s, zero) {f"m = {last}" if before else ""} {before[0] if before else what}
         f = Where(d, one, two) y = Mul(x, f) }}"""
-    with pytest.raises(NotImplementedError, match="cannot leave 'N' open"):
+    with pytest.raises(NotImplementedError, match="cannot leave 'N' open|in another way where 'N' is 500"):
         tn.from_onnx(parser.parse_model(text))

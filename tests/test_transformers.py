@@ -189,6 +189,22 @@ def test_a_network_gives_pytorchs_results(name, attention):
     assert difference(*case, opt_level=3) < 1e-5
 
 
+@pytest.mark.parametrize(("name", "attention"), [("bert", "eager"), ("gpt2", "sdpa")])
+def test_a_network_leaves_its_length_open(name, attention):
+    net, inputs = network(name, attention)
+    shape = ("batch", tn.Size("length", 1, SIZES["max_position_embeddings"]))
+    mod, params = tn.from_pytorch(net, [(f"in{place}", (shape, "int64")) for place in range(len(inputs))])
+    lib = tn.build(mod, params, records=False)
+    for length in (1, 2, 7, 64):
+        given = (torch.randint(3, 1000, (2, length)), torch.ones(2, length, dtype=torch.int64))
+        given[1][1, length // 2 + 1 :] = 0
+        with torch.no_grad():
+            wanted = [x.numpy() for x in pytree.tree_leaves(net(*given))]
+        for got, want in zip(pytree.tree_leaves(lib(*given)), wanted, strict=True):
+            assert got.shape == want.shape
+            assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
+
+
 def test_a_network_that_returns_its_cache_is_refused():
     net, _ = of_text("gpt2", "sdpa", use_cache=True)
     with pytest.raises(ValueError, match=r"it returns a transformers\.cache_utils\.DynamicCache.*use_cache=False"):

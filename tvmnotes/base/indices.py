@@ -13,7 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from .relax import constant_array, fixed_shape
+from .relax import constant_array, fixed_shape, plain_sizes
 
 NAME = "tvmnotes.checked_indices"
 
@@ -42,7 +42,7 @@ def checked(indices: relax.Expr, sizes: Sequence[int], operator: str, negative: 
     for column, size in enumerate(sizes if 0 not in (fixed_shape(ty) or ()) else ()):
         text = operator
         if not operator.endswith(" "):
-            text = f"{operator}: expected an index from {-size if negative else 0} to {size - 1}, got "
+            text = limits(operator, str(-size if negative else 0), str(size - 1))
         check = (size, int(negative), column, len(sizes))
         array = constant_array(indices)
         if array is not None:
@@ -54,16 +54,21 @@ def checked(indices: relax.Expr, sizes: Sequence[int], operator: str, negative: 
     return indices
 
 
+def limits(operator: str, first: str, last: str) -> str:
+    """Return the error message for an index that is not from `first` to `last`, up to the index."""
+    return f"{operator}: expected an index from {first} to {last}, got "
+
+
 def arguments(call: relax.Expr) -> tuple | None:
     """Return the arguments of `within`, with an expression for the indices, of a call that `checked` made.
 
-    None for any other call.
+    None for any other call. A size is an integer where it is fixed.
     """
     name = getattr(getattr(call, "op", None), "name", "")
     if name != "relax.call_pure_packed" or getattr(call.args[0], "global_symbol", "") != NAME:
         return None
     _, indices, text, *check = call.args
-    return indices, str(text.value), *(int(getattr(n, "value", n)) for n in check)
+    return indices, str(text.value), *plain_sizes(getattr(n, "value", n) for n in check)
 
 
 def within(indices: np.ndarray, text: str, size: int, negative: int, column: int, columns: int) -> np.ndarray:

@@ -3,6 +3,8 @@
 
 def ceildiv(a, b):
     """Divide and round up."""
+    if isinstance(b, int) and b == 1:
+        return a
     return -(-a // b) if isinstance(a, int) else (a + b - 1) // b
 
 

@@ -1,5 +1,6 @@
 """Helpers on Relax for all layers above: shapes, constants, a pass over all functions."""
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -9,6 +10,12 @@ import tvm
 from tvm import relax
 
 from .sizes import evaluate
+
+_SUMS = (tvm.tirx.Add, tvm.tirx.Sub, tvm.tirx.Mul)
+_FORMS = {
+    **{tvm.tirx.FloorDiv: "(({}) // ({}))", tvm.tirx.FloorMod: "(({}) % ({}))"},
+    **{tvm.tirx.Max: "max({}, {})", tvm.tirx.Min: "min({}, {})"},
+}
 
 
 def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
@@ -29,8 +36,20 @@ def plain_sizes(shape) -> tuple:
     return tuple(int(n) if isinstance(n, int | tvm.tirx.IntImm) else n for n in shape)
 
 
+def simplified(size):
+    """Return a size in TVM's simplest form, in which the same sizes of two layers make one kernel."""
+    return size if isinstance(size, int) else plain_sizes([tvm.sym.Analyzer().simplify(size)])[0]
+
+
+def of_one_type(*sizes) -> tuple:
+    """Return sizes as they are if all are integers, else as expressions of int64, which mix without casts."""
+    if all(isinstance(size, int) for size in sizes):
+        return sizes
+    return tuple(tvm.tirx.IntImm("int64", size) if isinstance(size, int) else size for size in sizes)
+
+
 def written(size) -> int | str | None:
-    """Return a size as sizes.py writes it; None if it is no sum of products of integers and open sizes."""
+    """Return a size as sizes.py writes it; None if sizes.py has no such operation."""
     terms = _terms(size)
     if terms is None:
         return None
@@ -42,15 +61,15 @@ def written(size) -> int | str | None:
     return " + ".join("*".join(factors) for factors in products)
 
 
-def typical(size) -> int:
-    """Return a size where all open sizes are 1. Raises ValueError for one that `written` does not write."""
+def typical(size, value: int = 1) -> int:
+    """Return a size where all open sizes have a value. Raises ValueError if `written` does not write it."""
     text = written(size)
     if text is None:
         raise ValueError(
-            f"the network makes an axis of {size} elements, and open sizes may only be added and multiplied: "
-            "import it with whole numbers"
+            f"the network makes an axis of {size} elements, and open sizes may only be added, multiplied and "
+            "divided by whole numbers: import it with whole numbers"
         )
-    return evaluate(text, defaultdict(lambda: 1))
+    return evaluate(text, defaultdict(lambda: value))
 
 
 def shape_text(ty: tvm.ir.Type) -> tuple | None:
@@ -64,29 +83,46 @@ def most(sizes: list):
     """Return a size that is at least as large as each of several, whatever the open sizes are."""
     factors, variables = {}, {}
     for size in sizes:
-        for names, factor in _terms(size).items():
+        terms = _terms(size)
+        variables.update((var.name, var) for var in _variables(size))
+        if any(name not in variables for names in terms for name in names):
+            return functools.reduce(tvm.tirx.Max, _distinct(sizes))
+        for names, factor in terms.items():
             factors[names] = max(factor, factors.get(names, 0))
-        if not isinstance(size, int):
-            variables.update((var.name, var) for var in tvm.tirx.analysis.undefined_vars(size))
     total = 0
     for names, factor in factors.items():
         total = total + math.prod((variables[name] for name in names), start=factor)
     return total
 
 
+def _variables(size) -> list:
+    return [] if isinstance(size, int) else list(tvm.tirx.analysis.undefined_vars(size))
+
+
+def _distinct(sizes: list) -> list:
+    """Return the sizes as expressions of TVM, each once."""
+    by_text = {str(written(size)): size for size in sizes}
+    return [tvm.tirx.IntImm("int64", n) if isinstance(n, int) else n for n in by_text.values()]
+
+
 def _terms(size) -> dict | None:
-    """Return the factor of each product of names, sorted by these, in a sum; None for another expression."""
+    """Return the factor of each product in a sum; None for an expression that sizes.py does not write.
+
+    A product is the sorted names of open sizes, and in parentheses what cannot be multiplied out.
+    """
     if isinstance(size, int | tvm.tirx.IntImm):
         return {(): int(size)} if int(size) else {}
     if isinstance(size, tvm.tirx.Var):
         return {(size.name,): 1}
     if isinstance(size, tvm.tirx.Cast):
         return _terms(size.value)
-    if not isinstance(size, tvm.tirx.Add | tvm.tirx.Sub | tvm.tirx.Mul):
+    if not isinstance(size, _SUMS) and type(size) not in _FORMS:
         return None
     a, b = _terms(size.a), _terms(size.b)
     if a is None or b is None:
         return None
+    if type(size) in _FORMS:
+        return {(_FORMS[type(size)].format(written(size.a), written(size.b)),): 1}
     if isinstance(size, tvm.tirx.Mul):
         products = [((*p, *q), f * g) for p, f in a.items() for q, g in b.items()]
     else:

@@ -1,12 +1,21 @@
 """Sizes that a network leaves open until it is called.
 
-A size in the description of a network is an integer, a `Size`, or a sum of products of integers and the names
-of open sizes, as text: "2*batch + 1".
+A size in the description of a network is an integer, a `Size`, or text in Python's notation of integers and
+the names of open sizes: "2*batch + 1", "((height + -1) // 2) + 1", "max(a, b)".
 """
 
-import math
+import ast
+import functools
+import keyword
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+_OPERATORS = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
+    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod},
+}
+_FUNCTIONS = {"max": max, "min": min}
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ class Size:
 
 def is_name(name) -> bool:
     """Return whether a size may have this name."""
-    return isinstance(name, str) and name.isidentifier()
+    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
 def merged(shapes: Iterable[tuple]) -> dict[str, Size]:
@@ -106,7 +115,26 @@ def fit(name: str, shape: tuple[int, ...], wanted: tuple, known: dict[str, tuple
 
 def evaluate(size: int | Size | str, values: Mapping[str, int]) -> int:
     """Return the number that a size stands for, given the values of the open sizes by name."""
-    if isinstance(size, int):
-        return size
-    terms = (term.split("*") for term in str(size).split(" + "))
-    return sum(math.prod(values[f] if is_name(f) else int(f) for f in factors) for factors in terms)
+    return size if isinstance(size, int) else _value(_parsed(str(size)), values)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> ast.expr:
+    try:
+        return ast.parse(text, mode="eval").body
+    except SyntaxError:
+        raise ValueError(f"invalid literal for a size: {text!r}") from None
+
+
+def _value(node: ast.expr, values: Mapping[str, int]) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.Name):
+        return values[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, values)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left, values), _value(node.right, values))
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _FUNCTIONS and not node.keywords:
+        return _FUNCTIONS[node.func.id](*(_value(each, values) for each in node.args))
+    raise ValueError(f"invalid literal for a size: {ast.unparse(node)!r}")

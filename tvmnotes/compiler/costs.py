@@ -194,8 +194,11 @@ class _Counter:
         return _Scope(scope.iterations, conditions, float(np.mean(holds)))
 
     def size(self, expr) -> int:
-        """Evaluate a size of a buffer."""
-        return int(self._values(expr))
+        """Evaluate a size of a buffer; 1 if it is none of the open sizes."""
+        try:
+            return int(self._values(expr))
+        except _Unknown:
+            return 1
 
     def _values(self, expr):
         """Evaluate an integer or condition in all iterations: an axis per loop, the outermost last."""

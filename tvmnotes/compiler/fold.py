@@ -241,7 +241,8 @@ class _Fold(relax.PyExprMutator):
         name = getattr(call.op, "name", "").removeprefix("relax.")
         if check := indices.arguments(call):
             array, limits = self._value(check[0]), check[1:]
-            return call if array is None else relax.const(indices.within(array, *limits), str(array.dtype))
+            known = array is not None and isinstance(check[2], int)
+            return call if not known else relax.const(indices.within(array, *limits), str(array.dtype))
         if name not in _ELEMENTWISE and name not in _OTHERS:
             return call
         shape, args = fixed_shape(call.ty), self._arrays(call, name)

@@ -29,19 +29,22 @@ class _ToKernels(relax.PyExprMutator):
         check = indices.arguments(call)
         if check is None:
             return call
-        array, *limits = check
+        array, text, size, *limits = check
         shape = known_shape(call.ty)
-        if shape is None or not all(isinstance(size, int | tirx.Var) for size in shape):
+        if shape is None:
             raise ValueError(
                 f"indices of a {call.ty}, neither fixed nor open: import the network with whole numbers"
             )
-        own = {size: tirx.Var(size.name, "int64") for size in shape if isinstance(size, tirx.Var)}
-        kernel = _kernel(tuple(own.get(size, size) for size in shape), str(call.ty.dtype), *limits)
-        return relax.call_tir(self.builder_.add_func(kernel, "checked_indices"), [array], call.ty)
+        own = {n: tirx.Var(n.name, "int64") for n in shape if isinstance(n, tirx.Var)}
+        sizes = [own.get(n, n) if isinstance(n, int | tirx.Var) else tirx.Var("n", "int64") for n in shape]
+        kernel, args = _kernel(tuple(sizes), str(call.ty.dtype), text, *limits), [array, size]
+        if isinstance(size, int):
+            kernel, args = kernel.specialize({kernel.params[1]: tirx.IntImm("int64", size)}), [array]
+        return relax.call_tir(self.builder_.add_func(kernel, "checked_indices"), args, call.ty)
 
 
 @fast_tvmscript_parser()
-def _kernel(shape: tuple, dtype: str, text: str, size: int, negative: int, column: int, columns: int):
+def _kernel(shape: tuple, dtype: str, text: str, negative: int, column: int, columns: int):
     """Make a kernel that computes `indices.within`; it searches for the wrong index only after reading all.
 
     An error's text ends with the index, whose digits are written last to first, and then the text before
@@ -49,10 +52,9 @@ def _kernel(shape: tuple, dtype: str, text: str, size: int, negative: int, colum
     """
     rows = math.prod(shape) // columns
     length = len(text.encode())
-    least = -size if negative else 0
 
     @T.prim_func(private=True, s_tir=True)
-    def checked_indices(a: T.handle, b: T.handle):
+    def checked_indices(a: T.handle, size: T.int64, b: T.handle):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         given = T.match_buffer(a, shape, dtype)
         checked = T.match_buffer(b, shape, dtype)
@@ -65,6 +67,7 @@ def _kernel(shape: tuple, dtype: str, text: str, size: int, negative: int, colum
             left = T.alloc_buffer((1,), "int64", scope="local")
             first = T.alloc_buffer((1,), "int32", scope="local")
             message = T.alloc_buffer((length + _DIGITS + 1,), "uint8", scope="local")
+            least: T.int64 = size * T.int64(-negative)
             outside[0] = 0
             for i in range(rows):
                 for j in T.unroll(columns):

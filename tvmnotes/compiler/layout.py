@@ -144,7 +144,7 @@ class _Blocker(relax.PyExprMutator):
     # ------------------------------------------------------------ between the layouts
 
     def _block(self, arg) -> _Blocked | None:
-        """Return `arg` in NCHW[x]c; None unless it holds images or lines of a fixed shape in float32."""
+        """Return `arg` in NCHW[x]c; None unless it is a float32 tensor of images or lines."""
         if arg in self.blocked:
             return self.blocked[arg]
         shape = _image_shape(arg.ty)
@@ -176,11 +176,12 @@ class _Blocker(relax.PyExprMutator):
         if not is_image and block is None:
             return None
         conv = Convolution(one_image(found.shape), weight.shape, *found.window, groups, not is_image)
-        config = conv.config(self.lookup, self.simd)
+        fixed = all(isinstance(size, int) for size in found.shape[1:])
+        config = conv.config(self.lookup, self.simd) if fixed else conv.config_of_open_size(self.simd)
         source = self.visit_expr(data) if is_image else block.expr
         if is_image and found.is_line:
             source = self.builder_.emit(relax.op.expand_dims(source, 2))
-        if known_shape(source.ty)[1:] != conv.packed_input_shape(lanes)[1:]:
+        if _channels(known_shape(source.ty)) != _channels(conv.packed_input_shape(lanes)):
             _, groups, _, _, channels = conv.packed_input_shape(lanes)
             source = self.builder_.emit(self.builder_.call_te(conv2d.group, source, groups, channels))
         has_gaps = conv.has_gaps(config, lanes)
@@ -320,10 +321,17 @@ def _of_height_1(name: str, values) -> list[int] | None:
 
 
 def _image_shape(ty) -> tuple | None:
-    """Return the shape (N, C, H, W) of images, of which N may be open, or lines; None for another tensor."""
+    """Return the shape (N, C, H, W) of images or lines, of which C is fixed, and W of lines; else None."""
     shape = known_shape(ty)
-    images = shape is not None and len(shape) in (3, 4) and all(isinstance(n, int) for n in shape[1:])
-    return as_images(shape) if images else None
+    if shape_text(ty) is None or len(shape) not in (3, 4):
+        return None
+    fixed = shape[1:] if len(shape) == 3 else shape[1:2]
+    return as_images(shape) if all(isinstance(n, int) for n in fixed) else None
+
+
+def _channels(shape: tuple) -> tuple:
+    """Return the sizes of the axes that channels have, of (N, C, H, W) or (N, blocks, H, W, x)."""
+    return shape[1], *shape[4:]
 
 
 def _clips_to_infinity(call) -> bool:

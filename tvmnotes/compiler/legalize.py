@@ -5,7 +5,7 @@ gets wrong for special values.
 """
 
 import tvm
-from tvm import relax, topi
+from tvm import relax, tirx, topi
 
 from ..base.protocols import Lookup
 from ..base.relax import constant_array, known_shape, typical
@@ -19,6 +19,8 @@ from .workloads.batch_matmul import BatchMatmul
 from .workloads.dense import Dense
 
 _OPEN_ROWS = 4  # rows of a product's workload, at least, if their number is open
+_OPEN_TOKENS = 8  # likewise, if they are the tokens of a text of open length
+_OPEN_LENGTH = 64  # that of open sizes of the matrices of two activations
 
 
 def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict:
@@ -47,17 +49,20 @@ def _matmul(bb, call, v, lookup):
     dtypes = {str(each.ty.dtype) for each in (left, right, call)}
     if a is None or b is None or len(a) < 2 or len(b) < 2 or dtypes != {"float32"}:
         return default(bb, call)
-    if not all(isinstance(size, int) for size in (a[-1], *b[-2:])):
-        return default(bb, call)
     if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
-        rows = a[-2] if isinstance(a[-2], int) else max(typical(a[-2]), _OPEN_ROWS)
+        rows = a[-2]
+        if not isinstance(rows, int):
+            rows = max(
+                typical(rows), _OPEN_ROWS if len(a) == 2 and isinstance(rows, tirx.Var) else _OPEN_TOKENS
+            )
         dense = Dense(rows, *b)
         config = dense.config(lookup, v)
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
         return _fusable(bb, "dense", dense.compute, left, panels, config)
-    if not isinstance(a[-2], int):
-        return default(bb, call)
-    product = BatchMatmul(*(tuple(map(typical, shape)) for shape in (a, b)))
+    left_shape, right_shape = (
+        (*map(typical, shape[:-2]), *(typical(size, _OPEN_LENGTH) for size in shape[-2:])) for shape in (a, b)
+    )
+    product = BatchMatmul(left_shape, right_shape)
     return _fusable(bb, "matmul", product.compute, left, right, product.config(lookup, v))
 
 

@@ -1,6 +1,9 @@
 """Open sizes in a build: their bounds, what is refused, and what a kernel costs at any of them."""
 
+import itertools
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 from tvm import relax, tirx
 
@@ -8,7 +11,8 @@ from ..base.relax import plain_sizes
 from ..base.sizes import Size
 from . import costs
 
-_FEW, _MANY = 1, 61  # the sizes at which costs are counted
+_STEP = 60  # between the sizes at which costs are counted
+_KINDS = ("flops", "reads", "writes")
 
 
 def open_sizes(main: relax.Function) -> dict[str, Size]:
@@ -41,23 +45,63 @@ def check_inputs(main: relax.Function, inputs: Sequence[relax.Var]) -> None:
 def cost(func: tirx.PrimFunc, sizes: dict[str, Size]) -> dict[str, int | str]:
     """Return `costs.count` of a kernel, each count as in base/sizes.py.
 
-    A count that depends on an open size is interpolated: it is exact at 1 and 61, and elsewhere up to what
-    tiles compute in vain.
+    A count that depends on open sizes is interpolated by a polynomial: it is exact at each size's least value
+    and 60 more, and elsewhere up to what tiles compute in vain.
     """
-    few = dict.fromkeys(sizes, _FEW)
-    counts = {name: [] for name in ("flops", "reads", "writes")}
-    for values in (few, *({**few, name: _MANY} for name in sizes)):
-        for name, number in costs.count(func, values).items():
-            counts[name].append(number)
-    return {name: _line(numbers, sizes) for name, numbers in counts.items()}
+    degrees = _degrees(func)
+    own = [size for name, size in sizes.items() if name in degrees]
+    least = {name: size.lower for name, size in sizes.items()}
+    counts = {}  # at each of a grid of sizes
+    for steps in itertools.product(*(range(degrees[size.name] + 1) for size in own)):
+        values = {size.name: size.lower + _STEP * step for size, step in zip(own, steps, strict=True)}
+        counts[steps] = costs.count(func, least | values)
+    return {kind: _polynomial({at: count[kind] for at, count in counts.items()}, own) for kind in _KINDS}
 
 
-def _line(numbers: list[int], sizes) -> int | str:
-    """Return the linear function of the sizes that has these values at `_FEW`, and at `_MANY` for each."""
-    first, *others = numbers
-    slopes = {name: round((n - first) / (_MANY - _FEW)) for name, n in zip(sizes, others, strict=True)}
-    if not any(slopes.values()):
-        return first
-    constant = first - _FEW * sum(slopes.values())
-    terms = [str(constant)] if constant else []
-    return " + ".join([*terms, *(f"{slope}*{name}" for name, slope in slopes.items() if slope)])
+def _degrees(func: tirx.PrimFunc) -> dict[str, int]:
+    """Return the open sizes of a kernel's arguments by name: 1, or 2 where an argument has a size twice."""
+    degrees = {}
+    for param in func.params:
+        if isinstance(param.ty, tirx.BufferType):
+            shape = [size for size in param.ty.shape if not isinstance(size, int)]
+            axes = [{var.name for var in tirx.analysis.undefined_vars(size)} for size in shape]
+            for name in set().union(*axes):
+                degrees[name] = max(degrees.get(name, 1), min(2, sum(name in axis for axis in axes)))
+    return degrees
+
+
+def _polynomial(counts: dict[tuple[int, ...], int], sizes: list[Size]) -> int | str:
+    """Return the polynomial that has these values at steps from the least sizes (Newton's method)."""
+    for axis in range(len(sizes)):
+        for order in (1, 2):
+            before = dict(counts)
+            for at in counts:
+                if at[axis] >= order:
+                    lower = (*at[:axis], at[axis] - 1, *at[axis + 1 :])
+                    counts = counts | {at: Fraction(before[at] - before[lower], order)}
+    terms = {}  # by the powers of the sizes
+    for at, factor in counts.items():
+        bases = [_falling(size.lower, count) for size, count in zip(sizes, at, strict=True)]
+        for powers in itertools.product(*(range(len(base)) for base in bases)):
+            value = factor * math.prod(base[power] for base, power in zip(bases, powers, strict=True))
+            terms[powers] = terms.get(powers, 0) + value
+    divisor = math.lcm(*(Fraction(value).denominator for value in terms.values()))
+    products = []
+    for powers, value in sorted(terms.items()):
+        names = [size.name for size, power in zip(sizes, powers, strict=True) for _ in range(power)]
+        if value:
+            products.append("*".join([str(int(value * divisor)), *names]))
+    text = " + ".join(products) or "0"
+    if divisor > 1:
+        return f"(({text}) // ({divisor}))"
+    return int(text) if text.isdigit() else text
+
+
+def _falling(least: int, count: int) -> list[Fraction]:
+    """Return the factors of the powers of n in the product of (n - least) / _STEP - i for all i < count."""
+    factors = [Fraction(1)]
+    for i in range(count):
+        root = Fraction(-least, _STEP) - i
+        shifted = [Fraction(0), *(factor / _STEP for factor in factors)]
+        factors = [a + b for a, b in zip([*(root * factor for factor in factors), 0], shifted, strict=True)]
+    return factors

@@ -188,6 +188,10 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
     main = mod["main"]
     sizes = open_sizes(main)
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    casts = {}  # values by variables that are the same with another type
+    for binding in bindings:
+        if isinstance(binding, relax.MatchCast):
+            casts[binding.var] = casts.get(binding.value, binding.value)
     result = main.ret_ty
     several = isinstance(result, tvm.ir.TupleType)
     kernels = [(var, func) for var, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
@@ -197,7 +201,7 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
         "sizes": {size.name: [size.lower, size.upper] for size in sizes.values()},
         "inputs": [{"name": p.name, **_tensor(p.ty)} for p in main.params if p.name not in params],
         "params": params,
-        "nodes": [_node(binding) for binding in bindings if isinstance(binding.value, tvm.ir.Call)],
+        "nodes": [_node(binding, casts) for binding in bindings if isinstance(binding.value, tvm.ir.Call)],
         "outputs": [_tensor(field) for field in (result.fields if several else [result])],
         "heads": _heads(main.body),
         "tuple": several,
@@ -231,7 +235,11 @@ def _heads(body) -> list:
     return heads
 
 
-def _node(binding) -> dict:
+def _is_size(arg) -> bool:
+    return not isinstance(arg.ty, relax.TensorType | tvm.ir.TupleType)
+
+
+def _node(binding, own: dict) -> dict:
     call, result = binding.value, binding.var.ty
     kernel = getattr(call.op, "name", str(call.op))
     in_place = {"in_place": True} if kernel == "relax.call_tir_inplace" else {}
@@ -243,7 +251,7 @@ def _node(binding) -> dict:
     return {
         "name": binding.var.name,
         "kernel": kernel,
-        "reads": [arg.name for arg in args if isinstance(arg, relax.Var)],
+        "reads": [own.get(arg, arg).name for arg in args if isinstance(arg, relax.Var) and not _is_size(arg)],
         "makes": [_tensor(f) for f in (result.fields if isinstance(result, tvm.ir.TupleType) else [result])],
         **in_place,
     }

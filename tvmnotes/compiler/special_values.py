@@ -314,13 +314,18 @@ def _filled(bb, call):
     """Fill with an infinity or NaN, on which TVM 0.27 fails, because it takes a dtype for a string."""
     array = constant_array(call.args[1])
     if array is None or np.isfinite(array) or not isinstance(call.args[0], relax.ShapeExpr):
-        return default(bb, call)
+        return _FULL(bb, call)
     value = tirx.FloatImm(str(call.ty.dtype), float(array))
 
-    def compute():
-        return te.compute([*call.args[0].values], lambda *_: value, "full")
+    def compute(shape):
+        return te.compute(shape, lambda *_: value, "full")
 
-    return bb.call_te(compute, primfunc_name_hint="full")
+    return bb.call_te(compute, call.args[0], primfunc_name_hint="full")
+
+
+# Registered for FoldConstant, as _ARITHMETIC.
+_FULL = tvm.ir.Op.get("relax.full").get_attr("FLegalize")
+tvm.ir.register_op_attr("relax.full", "FLegalize", _filled, level=11)
 
 
 def _index_of_extreme(bb, call):

@@ -37,6 +37,7 @@ from .onnx_graph import (
     with_output_shapes,
 )
 from .onnx_limits import check_dtypes, check_functions, check_sizes
+from .onnx_open import compared
 from .onnx_values import as_constants, require_known
 from .open_sizes import with_open_sizes
 
@@ -51,8 +52,8 @@ def from_onnx(
             (external data) are found next to it, so such a model must come as a path.
         inputs: The shapes and dtypes of the inputs, in any form that `tvmnotes.spec.parse_inputs` reads.
             Dtypes, and inputs whose shape the model fixes, may be left out. A name in a shape,
-            ("batch", 3, 224, 224), or a `Size` is a size that stays open, as does a first axis that has a
-            name in the model and no size here. A size of 0 in the model counts as open and without a name; in
+            ("batch", 3, 224, 224), or a `Size` is a size that stays open, as does an axis that has a name in
+            the model and no size here. A size of 0 in the model counts as open and without a name; in
             `inputs` it means an empty tensor.
 
     Returns:
@@ -78,20 +79,28 @@ def from_onnx(
     check_widths(proto.graph)
     specs = _settle_inputs(proto.graph, inputs)
 
+    operands = {}  # of comparisons, by the inputs
+
     def import_at(fixed):
         copy = proto
         if merged(spec.shape for spec in specs):
             copy = onnx.ModelProto()
             copy.CopyFrom(proto)
-        return _import(copy, fixed)
+        return _import(copy, fixed, operands.setdefault(tuple(fixed), {}))
 
-    return with_open_sizes(import_at, specs)
+    return with_open_sizes(import_at, specs, compared=lambda: compared(specs, operands))
 
 
 def _import(
-    proto: onnx.ModelProto, specs: list[TensorSpec]
+    proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict[str, tuple]
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import a model, which is changed, for inputs of fixed sizes."""
+    """Import a model, which is changed, for inputs of fixed sizes.
+
+    Args:
+        proto: The model.
+        specs: The inputs.
+        operands: Gets the operands of comparisons, see `fold_constants`.
+    """
     for value, spec in zip(proto.graph.input, specs, strict=True):
         value.CopyFrom(make_tensor_value_info(spec.name, value.type.tensor_type.elem_type, spec.shape))
     proto = with_output_shapes(proto)
@@ -102,7 +111,7 @@ def _import(
     require_operators(proto)
     proto = modernize(proto)
     as_constants(proto.graph)
-    proto = fold_constants(proto)
+    proto = fold_constants(proto, operands)
     require_known(proto.graph)
     check_shapes(proto.graph)
     check_sizes(proto.graph)
@@ -236,14 +245,14 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     for name, (dims, dtype) in declared.items():
         known = ["?"] if dims is None else dims
         shape = wanted[name].shape if name in wanted else tuple(sizes.get(dim, (dim,))[0] for dim in known)
-        shape = (*(Size(n) if is_name(n) else n for n in shape[:1]), *shape[1:])
+        shape = tuple(Size(n) if is_name(n) else n for n in shape)
         if not any(isinstance(n, str) for n in shape):
             specs.append(TensorSpec(name, shape, dtype))
         else:
             unsettled[name] = tuple(1 if isinstance(n, str) else getattr(n, "name", n) for n in shape)
     if unsettled:
         raise ValueError(
-            "a size may stay open on the first axis, under a name, and these inputs leave others open: "
+            "a size may stay open under a name, a Python identifier, and these inputs leave others open: "
             f"{_listed(declared, unsettled)}; pass inputs={unsettled}, or whichever sizes you need"
         )
     return with_one_size_per_name(specs)

@@ -19,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ..base.errors import one_line
 from .onnx_branches import taken
+from .onnx_open import COMPARISONS
 from .onnx_operators import converters
 
 # Results with more elements than this are left for the compiler to fold: importing must not enlarge a model.
@@ -168,10 +169,14 @@ def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
+def fold_constants(proto: onnx.ModelProto, compared: dict[str, tuple]) -> onnx.ModelProto:
     """Infer all shapes and fold what depends on shapes and constants alone, until nothing is left to fold.
 
     Inference copies the model each time, so inputs of their shape replace large weights meanwhile.
+
+    Args:
+        proto: The model.
+        compared: Gets the operands of the comparisons of integers that are folded, by the name of the result.
     """
     weights, count = list(proto.graph.initializer), len(proto.graph.input)
     outputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in proto.graph.output]
@@ -185,7 +190,7 @@ def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
     while folded:
         proto = _with_shapes(proto)
         check_widths(proto.graph)
-        folded = _fold_once(proto)
+        folded = _fold_once(proto, compared)
 
     replace(proto.graph.initializer, weights)
     del proto.graph.input[count:]
@@ -195,7 +200,7 @@ def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def _fold_once(proto: onnx.ModelProto) -> bool:
+def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple]) -> bool:
     """Replace nodes with constant inputs by Constant nodes, in place; return whether there were any.
 
     An If with a constant condition becomes the branch that it takes.
@@ -232,6 +237,10 @@ def _fold_once(proto: onnx.ModelProto) -> bool:
         if results is None:
             nodes.append(node)
             continue
+        operands = [values.get(name) for name in node.input]
+        integers = all(value is not None and value.dtype.kind in "iu" for value in operands)
+        if node.op_type in COMPARISONS and len(operands) == 2 and integers:
+            compared[node.output[0]] = tuple(operands)
         values.update(results)
         folded |= node.op_type != "Constant"
         for name, value in results.items():

@@ -10,13 +10,12 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import tvm
-from torch._export.converter import TS2EPConverter
 from torch.export import ExportedProgram, exported_program
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -35,17 +34,17 @@ from ..base.sizes import merged
 from ..base.spec import TensorSpec, dtype_of, parse_inputs, require_dense
 from ..base.workarounds import hold_interrupt, pass_lock
 from .model import as_model
-from .open_sizes import usual, with_open_sizes
+from .open_sizes import with_open_sizes
 from .pytorch_complex import without_complex
 from .pytorch_decompositions import DECOMPOSITIONS
 from .pytorch_inline import foreign, used_results
+from .pytorch_open import SCRIPTED, check_open, unscript, zeros
 from .pytorch_operators import CONVERTERS
 from .pytorch_recurrent import PACKED, packs
 from .pytorch_steps import steps
 from .pytorch_types import exact, promote
 from .pytorch_writes import combine, exported
 
-_SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
 _TRAINING_OPS = {
     *("_native_batch_norm_legit_functional.default", "native_dropout.default"),
@@ -83,20 +82,39 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     specs = _program_inputs(model) if own else parse_inputs(inputs, open_sizes=True)
     _check_inputs(model, specs)
 
+    listed = {}  # what the network computes, by its inputs
+
+    def captured(fixed):
+        program = _capture(model, fixed)
+        if merged(spec.shape for spec in specs):
+            listed[tuple(fixed)] = steps(program)
+        return program
+
     def steps_at(fixed):
+        if tuple(fixed) not in listed:
+            with pass_lock, quiet():
+                captured(fixed)
+        return listed[tuple(fixed)]
+
+    def compared_at():
         with pass_lock, quiet():
-            return steps(_capture(model, fixed))
+            return check_open(model, specs)
 
-    imported = with_open_sizes(lambda fixed: _import(model, fixed), specs, steps_at)
+    return with_open_sizes(lambda fixed: _import(captured, specs, fixed), specs, steps_at, compared_at)
+
+
+def _import(
+    captured: Callable, inputs: list[TensorSpec], specs: list[TensorSpec]
+) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Import a network for inputs of fixed sizes.
+
+    Args:
+        captured: Makes the ExportedProgram for `specs`.
+        inputs: The inputs as the user gives them, with open sizes.
+        specs: The inputs, with numbers for these.
+    """
     with pass_lock, quiet():
-        _check_open(model, specs)
-    return imported
-
-
-def _import(model: Any, specs: list[TensorSpec]) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import a network for inputs of fixed sizes."""
-    with pass_lock, quiet():
-        program = _decompose(_capture(model, specs))
+        program = _decompose(captured(specs))
         table = _decompositions()[1]
         without_complex(program.graph, table)
         used_results(program.graph, table)
@@ -107,6 +125,7 @@ def _import(model: Any, specs: list[TensorSpec]) -> tuple[tvm.IRModule, dict[str
         program, weights = _lift_weights(program)
         try:
             importer = ExportedProgramImporter()
+            importer.leaves_sizes_open = bool(merged(spec.shape for spec in inputs))  # for converters
             mod = importer.from_exported_program(
                 program,
                 keep_params_as_input=True,
@@ -161,7 +180,7 @@ def _check_inputs(model: Any, specs: list[TensorSpec]) -> None:
         values = _input_values(model)
         names = list(values)
         least = most = len(values)
-    elif isinstance(model, _SCRIPTED):
+    elif isinstance(model, SCRIPTED):
         function = isinstance(model, torch.jit.ScriptFunction)
         arguments = model.schema.arguments if function else model.forward.schema.arguments[1:]
         names = [argument.name for argument in arguments]
@@ -297,14 +316,14 @@ def _check_program(program: ExportedProgram) -> None:
 
 def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
     """Capture an ExportedProgram with fixed shapes; ValueError if the network does not take such inputs."""
-    examples = _zeros(specs)
+    examples = zeros(specs)
     if isinstance(model, ExportedProgram):
         if all(isinstance(n, int) for value in _input_values(model).values() for n in value.shape):
             return model
         model = model.module()
     try:
-        if isinstance(model, _SCRIPTED):
-            return torch.export.export(_unscript(model, examples), examples)
+        if isinstance(model, SCRIPTED):
+            return torch.export.export(unscript(model, examples), examples)
         return exported(model, examples)
     except Exception as error:
         try:
@@ -327,49 +346,8 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
         )
         raise NotImplementedError(
             f"PyTorch cannot capture this network as a graph: {errors.lines(error)[0]}; "
-            f"{_WAY_OUT if isinstance(model, _SCRIPTED) else advice}"
+            f"{_WAY_OUT if isinstance(model, SCRIPTED) else advice}"
         ) from error
-
-
-def _check_open(model: Any, specs: list[TensorSpec]) -> None:
-    """Raise NotImplementedError if PyTorch finds that the network's Python code fixes an open size."""
-    sizes = merged(spec.shape for spec in specs)
-    if not sizes:
-        return
-    dims = {size: torch.export.Dim(name, min=size.lower, max=size.upper) for name, size in sizes.items()}
-    shapes = tuple(
-        {axis: dims[size] for axis, size in enumerate(spec.shape) if size in dims} for spec in specs
-    )
-    examples = _zeros([spec.at(usual(sizes)) for spec in specs])
-    if isinstance(model, ExportedProgram):
-        model = model.module()
-    elif isinstance(model, _SCRIPTED):
-        model = _unscript(model, examples)
-    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:  # its inputs are a tuple of their own
-        named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
-        shapes = (*shapes[:named], shapes[named:])
-    try:
-        torch.export.export(model, examples, dynamic_shapes=shapes)
-    except Exception as error:
-        reasons = [line for line in errors.lines(error) if "specialized" in line or "must be" in line]
-        raise NotImplementedError(
-            f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network: "
-            f"{(reasons or errors.lines(error))[0]}; give whole numbers there"
-        ) from error
-
-
-def _zeros(specs: list[TensorSpec]) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
-
-
-def _unscript(model: torch.jit.ScriptModule | torch.jit.ScriptFunction, examples: tuple) -> torch.nn.Module:
-    """Convert a traced or scripted module to one that torch.export takes.
-
-    The converter is internal to torch, and its programs have open shapes, hence the second export in
-    `_capture`.
-    """
-    return TS2EPConverter(model, examples).convert().module()
 
 
 def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, torch.Tensor]]:

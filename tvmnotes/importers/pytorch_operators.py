@@ -190,12 +190,17 @@ def _resize(method: str) -> Callable:
         if method != "nearest_neighbor" and not dtype.is_floating_point:
             raise ValueError(f"{node.target} of {dtype}: resize it as float32, round and clip")
         before, after = _shape(node.args[0])[2:], _shape(node)[2:]
-        given = (*node.args[2:], *node.kwargs.values())
-        corners, *scales = (False, *given) if method == "nearest_neighbor" else given
+        options = (*node.args[2:], *node.kwargs.values())
+        corners, *scales = (False, *options) if method == "nearest_neighbor" else options
         scales = scales[0] if node.target._overloadname == "vec" else scales
-        if corners or not scales or None in scales:
+        given = not corners and bool(scales) and None not in scales
+        if method == "nearest_neighbor" and importer.leaves_sizes_open:
+            for axis, (size, length) in enumerate(zip(before, after, strict=True), 2):
+                x = _nearest(importer, x, axis, size, length, scales[axis - 2] if given else None)
+            return x
+        if not given:
             scales = [m / n for n, m in zip(before, after, strict=True)]
-        whole = all(n * s == m for n, s, m in zip(before, scales, after, strict=True))
+        whole = not given or all(n * s == m for n, s, m in zip(before, scales, after, strict=True))
         if len(before) == 2 and filter_ == method and (whole or corners):
             mode = "align_corners" if corners else "half_pixel"
             mode = "asymmetric" if method == "nearest_neighbor" else mode
@@ -223,6 +228,20 @@ def _resize(method: str) -> Callable:
         return x
 
     return convert
+
+
+def _nearest(
+    importer: Any, x: relax.Var, axis: int, size: int, length: int, scale: float | None
+) -> relax.Var:
+    """Resize an axis of an open size to the pixels that PyTorch takes, in the graph as in `_resize`."""
+    positions = relax.op.astype(relax.op.arange(0, length, 1, "int64"), "float32")
+    if scale is None:
+        whole, part = (relax.op.astype(relax.const(n, "int64"), "float32") for n in (size, length))
+        ratio = relax.op.divide(whole, part)
+    else:
+        ratio = relax.const(1 / scale, "float32")
+    positions = relax.op.astype(relax.op.floor(relax.op.multiply(positions, ratio)), "int64")
+    return importer.block_builder.emit(relax.op.take(x, positions, axis, mode="clip"))
 
 
 def _grid_sample(node: fx.Node, importer: Any) -> relax.Var:

@@ -6,22 +6,51 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree
 
+aten = torch.ops.aten
+_UNCHANGED = (aten.contiguous.default, aten.clone.default, aten.alias.default, aten.detach.default)
+_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+_OF_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_ANY = "any"  # for an argument that has no effect
 
-def steps(program: ExportedProgram) -> list[int | str]:
-    """List the calls of a program with their arguments: integers as they are, all else as text."""
+
+def steps(program: ExportedProgram) -> list[int | str | None]:
+    """List the calls of a program with their arguments: integers as they are, all else as text.
+
+    Copies are left out, as PyTorch makes some for some sizes only. None stands for an argument that has no
+    effect at this size.
+    """
     listed = [_described(name, held) for name, held in program.constants.items()]
     graphs = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
     for graph in graphs:
-        numbers = {}
+        numbers, calls = {}, 0
         for node in graph.graph.nodes:
-            listed.append(f"{node.op} {node.target}")
-            for leaf in _pytree.tree_leaves((node.args, node.kwargs)):
+            if node.target in _UNCHANGED:
+                numbers[node] = numbers[node.args[0]]
+                continue
+            numbers[node] = calls
+            calls += 1
+            listed.append(f"{node.op} {'reshape' if node.target in _RESHAPES else node.target}")
+            for leaf in _pytree.tree_leaves(_arguments(node)):
                 if isinstance(leaf, torch.fx.Node):
                     listed.append(f"node {numbers[leaf]}")
                 else:
-                    listed.append(leaf if type(leaf) is int else str(leaf))
-            numbers[node] = len(numbers)
+                    listed.append(leaf if type(leaf) is int else None if leaf is _ANY else str(leaf))
+            if node.op == "output":
+                shapes = (getattr(each.meta.get("val"), "shape", ()) for each in node.all_input_nodes)
+                listed += [n for shape in shapes for n in shape if type(n) is int]
     return listed
+
+
+def _arguments(node: torch.fx.Node) -> tuple:
+    """Return a call's arguments; those of attention by position, however PyTorch passes them."""
+    if node.target is not aten.scaled_dot_product_attention.default:
+        return node.args, node.kwargs
+    given = {**dict(zip(_OF_ATTENTION, node.args, strict=False)), **node.kwargs}
+    causal = str(given.get("is_causal", False))
+    queries, keys = (node.args[place].meta["val"].shape[-2] for place in (0, 1))
+    options = (str(given.get(name) or None) for name in ("dropout_p", "scale", "enable_gqa"))
+    tensors = [given.get(name, "None") for name in _OF_ATTENTION[:4]]
+    return *tensors, *options, _ANY if queries == keys == 1 else causal
 
 
 def _described(name: str, held: object) -> str:

@@ -11,7 +11,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
-from ...base.relax import plain_sizes
+from ...base.relax import of_one_type, plain_sizes
 from ..workloads.base import Workload
 from ..workloads.batch_matmul import BatchMatmul
 from . import matmul
@@ -57,14 +57,17 @@ class BatchedMatmul(ScheduleRule):
         return [self.Config(*tile, simd.lanes) for tile in choices]
 
     def compute(self, data, weight, workload: BatchMatmul, config: Config):
-        """Return the product as a tensor expression, of float32 tensors, whose batch axes may be open."""
+        """Return the product as a tensor expression, of float32 tensors whose sizes may be open."""
         lefts, rights = plain_sizes(data.shape), plain_sizes(weight.shape)
         (rows, depth), columns = lefts[-2:], rights[-1]
+        depth = depth if isinstance(depth, int) else rights[-2]
         batch = _broadcast(lefts[:-2], rights[:-2])
         lanes = config.lanes
         missing = len(batch) - len(rights) + 2
-        blocks = round_up(ceildiv(columns, lanes), config.tile_n)
+        blocks = ceildiv(columns, lanes * config.tile_n) * config.tile_n
         full = round_up(rows, config.tile_m)
+        whole_rows = isinstance(rows, int) and full == rows
+        whole_columns = isinstance(columns, int) and blocks * lanes == columns
 
         def of(shape, at):
             """Map the batch index `at` of the product to that of a matrix with the batch axes `shape`."""
@@ -75,20 +78,22 @@ class BatchedMatmul(ScheduleRule):
             *at, p, k, c = index
             column = p * lanes + c
             value = weight[(*of(rights[:-2], at), k, column)]
-            return value if blocks * lanes == columns else te.if_then_else(column < columns, value, 0.0)
+            return value if whole_columns else te.if_then_else(column < columns, value, 0.0)
 
         panels_of = (*[1] * missing, *rights[:-2])
-        panels = te.compute((*panels_of, blocks, depth, lanes), pack, name="pack")
+        panels = te.compute((*panels_of, *of_one_type(blocks, depth, lanes)), pack, name="pack")
         k = te.reduce_axis((0, depth), "k")
 
         def element(*index):
             *at, m, n = index
-            row = m if full == rows else te.min(m, rows - 1)
+            row = m if whole_rows else te.min(m, rows - 1)
             left = data[(*of(lefts[:-2], at), row, k)]
             return te.sum(left * panels[(*of(panels_of, at), n // lanes, k, n % lanes)], axis=[k])
 
         attrs = self.annotation(workload, config)
-        product = te.compute((*batch, full, blocks * lanes), element, name="matmul", attrs=attrs)
+        product = te.compute(
+            (*batch, *of_one_type(full, blocks * lanes)), element, name="matmul", attrs=attrs
+        )
         return crop(product, (*batch, rows, columns))
 
     def schedule(self, sch: Schedule, config: Config) -> None:

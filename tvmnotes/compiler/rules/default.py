@@ -15,6 +15,7 @@ from .base.rule import ScheduleRule
 from .base.vector import Simd
 
 _SMALL = 1 << 13  # iterations of a loop nest that are too few to wake other threads
+_OPEN = 64  # what open sizes are taken to be for that
 _SHARED = 64  # iterations that suffice to parallelize
 _UNROLLED = 25  # iterations: a pool's window
 _INLINED = 4096  # nodes of an expression that inlining may write, if it is written more than once
@@ -71,7 +72,7 @@ def _nest(sch, block, lanes):
         n, blocks, *others = spatial
         sch.reorder(n, others[0], blocks)
         spatial = [n, others[0], blocks, *others[1:]]
-    large = math.prod(_extent(sch, loop) for loop in loops) >= _SMALL
+    large = math.prod(_extent(sch, loop, _OPEN) for loop in loops) >= _SMALL
     outer = spatial
     inner = []
     vector = False
@@ -105,10 +106,10 @@ def _is_fixed(sch, loop) -> bool:
     return isinstance(sch.get(loop).extent, tvm.tirx.IntImm)
 
 
-def _extent(sch, loop) -> int:
-    """Return the iterations of a loop, where open sizes are 1."""
+def _extent(sch, loop, size: int = 1) -> int:
+    """Return the iterations of a loop, where all open sizes have a value."""
     extent = sch.get(loop).extent
-    return 1 if written(extent) is None else typical(extent)
+    return size if written(extent) is None else typical(extent, size)
 
 
 def _first(sch, loops) -> list:

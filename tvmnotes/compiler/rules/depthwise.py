@@ -13,7 +13,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
-from ...base.relax import plain_sizes
+from ...base.relax import of_one_type, plain_sizes
 from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution, pack
 from .base.epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
@@ -83,11 +83,12 @@ class Depthwise(ScheduleRule):
 
     def compute(self, data, weight, workload: Convolution, config: Config):
         """Return the convolution of data (N, blocks, H, W, x) with a weight (blocks, 1, KH, KW, x)."""
-        n, blocks, _, _, lanes = plain_sizes(data.shape)
-        (kernel_h, kernel_w), (out_h, out_w) = workload.weight[2:], workload.out_size
+        n, blocks, h, w, lanes = plain_sizes(data.shape)
+        (kernel_h, kernel_w), (out_h, out_w) = workload.weight[2:], workload.out_size_of(h, w)
         (sh, sw), (dh, dw) = workload.strides, workload.dilation
         full_h, full_w = round_up(out_h, config.tile_oh), round_up(out_w, config.tile_ow)
         data = workload.pad(data, full_h, full_w)
+        kernel_h, kernel_w, *shape = of_one_type(kernel_h, kernel_w, blocks, full_h, full_w, lanes)
         kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")
 
         def element(b, k, y, x, c):
@@ -95,7 +96,7 @@ class Depthwise(ScheduleRule):
             return te.sum(pixel * weight[k, 0, kh, kw, c], axis=[kh, kw])
 
         attrs = self.annotation(workload, config)
-        output = te.compute((n, blocks, full_h, full_w, lanes), element, name="depthwise", attrs=attrs)
+        output = te.compute((n, *shape), element, name="depthwise", attrs=attrs)
         return crop(output, (n, blocks, out_h, out_w, lanes))
 
     def schedule(self, sch: Schedule, config: Config) -> None:

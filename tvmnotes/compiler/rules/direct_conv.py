@@ -17,7 +17,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
-from ...base.relax import plain_sizes
+from ...base.relax import of_one_type, plain_sizes
 from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution, pack
 from .base.epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
@@ -26,6 +26,7 @@ from .base.vector import Simd, pad_to, register_tile
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the images
 _CACHED_IMAGE = 1 << 20  # bytes of an image that stays there beside some weights
+_REDUCED = ("i", "kh", "kw", "ii")  # the axes of the reduction
 CROP = 1.1  # factor of the cycles if pixels are cropped
 
 
@@ -114,20 +115,23 @@ class DirectConv(ScheduleRule):
         Rows are computed up to a multiple of the tile and then cropped; so are the blocks if there is one
         group. Of several groups, each has I of the input blocks and an equal share of the O output blocks.
         """
-        n, _, _, _, *inner = plain_sizes(data.shape)
+        n, _, h, w, *inner = plain_sizes(data.shape)
         out, ins, kernel_h, kernel_w = (int(s) for s in weight.shape[:4])
         lanes = int(weight.shape[-1])
-        (sh, sw), (dh, dw), (out_h, out_w) = workload.strides, workload.dilation, workload.out_size
+        (sh, sw), (dh, dw), (out_h, out_w) = workload.strides, workload.dilation, workload.out_size_of(h, w)
         full_h, full_w = round_up(out_h, config.tile_oh), round_up(out_w, config.tile_ow)
-        data = workload.pad(data, full_h, full_w)
+        clamped = (kernel_h, kernel_w) == (1, 1) and not any(workload.padding)
+        clamped = clamped and not (isinstance(h, int) and isinstance(w, int))
+        data = data if clamped else workload.pad(data, full_h, full_w)
         groups = workload.kernel_groups(lanes)
-        i = te.reduce_axis((0, ins), "i")
-        kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")
-        ii = te.reduce_axis((0, inner[0] if inner else 1), "ii")
+        extents = of_one_type(ins, kernel_h, kernel_w, inner[0] if inner else 1, full_h, full_w)
+        i, kh, kw, ii = (te.reduce_axis((0, n), name) for n, name in zip(extents, _REDUCED, strict=False))
 
         def element(b, k, y, x, c):
             block = k // (out // groups) * ins + i
             row, column = y * sh + kh * dh, x * sw + kw * dw
+            if clamped:
+                row, column = te.min(row, h - 1), te.min(column, w - 1)
             if inner:
                 product = data[b, block, row, column, ii] * weight[k, i, kh, kw, ii, c]
             else:
@@ -136,7 +140,8 @@ class DirectConv(ScheduleRule):
             return te.sum(workload.within_group(product, channel, c, lanes), axis=[i, kh, kw, ii])
 
         attrs = self.annotation(workload, config)
-        output = te.compute((n, out, full_h, full_w, lanes), element, name="conv2d", attrs=attrs)
+        shape = (n, *of_one_type(out, full_h, full_w, lanes))
+        output = te.compute(shape, element, name="conv2d", attrs=attrs)
         blocks = ceildiv(workload.weight[0], lanes) if groups == 1 else out
         return crop(output, (n, blocks, out_h, out_w, lanes))
 

@@ -16,7 +16,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
-from ...base.relax import plain_sizes
+from ...base.relax import of_one_type, plain_sizes
 from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution
 from .base import prefetch
@@ -137,7 +137,7 @@ class Winograd(ScheduleRule):
         """Return the convolution of data (N, blocks, H, W, x) with weights of `transform_weight`."""
         n, sources, h, w, lanes = plain_sizes(data.shape)
         outs = int(weight.shape[0])
-        (top, left, _, _), (out_h, out_w) = workload.padding, workload.out_size
+        (top, left, _, _), (out_h, out_w) = workload.padding, workload.out_size_of(h, w)
         m, rows, columns = config.m, config.tile_oh, config.tile_ow
         side = m + 2
         of_input, _, of_output = _TRANSFORMS[m]
@@ -147,7 +147,8 @@ class Winograd(ScheduleRule):
             y, x = (ty * rows + row) * m + r - top, (tx * columns + column) * m + s - left
             return te.if_then_else(tirx.all(y >= 0, y < h, x >= 0, x < w), data[b, i, y, x, c], 0.0)
 
-        patch = te.compute((*grid, sources, rows, columns, side, side, lanes), element, name="patch")
+        shape = of_one_type(*grid, sources, rows, columns, side, side, lanes)
+        patch = te.compute(shape, element, name="patch")
 
         def half_input(*at):
             return _transform(of_input, at[6], lambda r: patch[(*at[:6], r, *at[7:])])
@@ -157,29 +158,31 @@ class Winograd(ScheduleRule):
         def whole_input(b, ty, tx, p, q, i, row, column, c):
             return _transform(of_input, q, lambda s: half[b, ty, tx, i, row, column, p, s, c])
 
-        shape = (*grid, side, side, sources, rows, columns, lanes)
+        shape = of_one_type(*grid, side, side, sources, rows, columns, lanes)
         transformed = te.compute(shape, whole_input, name="transformed")
-        i, ii = te.reduce_axis((0, sources), "i"), te.reduce_axis((0, lanes), "ii")
+        sums = of_one_type(sources, lanes, *grid[1:])
+        i, ii = te.reduce_axis((0, sums[0]), "i"), te.reduce_axis((0, sums[1]), "ii")
 
         def multiplied(b, ty, tx, k, p, q, row, column, c):
             taken = transformed[b, ty, tx, p, q, i, row, column, ii]
             return te.sum(taken * weight[k, p, q, i, ii, c], axis=[i, ii])
 
-        shape = (*grid, outs, side, side, rows, columns, lanes)
+        shape = of_one_type(*grid, outs, side, side, rows, columns, lanes)
         attrs = self.annotation(workload, config)
         product = te.compute(shape, multiplied, name="winograd", attrs=attrs)
 
         def half_output(b, ty, tx, k, row, column, r, q, c):
             return _transform(of_output, r, lambda p: product[b, ty, tx, k, p, q, row, column, c])
 
-        half_out = te.compute((*grid, outs, rows, columns, m, side, lanes), half_output, name="half_out")
+        shape = of_one_type(*grid, outs, rows, columns, m, side, lanes)
+        half_out = te.compute(shape, half_output, name="half_out")
 
         def out(b, k, y, x, c):
             ty, tx = tirx.floordiv(y, m), tirx.floordiv(x, m)
             at = (b, ty // rows, tx // columns, k, ty % rows, tx % columns, y % m)
             return _transform(of_output, x % m, lambda q: half_out[(*at, q, c)])
 
-        return te.compute((n, outs, out_h, out_w, lanes), out, name="out")
+        return te.compute(of_one_type(n, outs, out_h, out_w, lanes), out, name="out")
 
     def schedule(self, sch: Schedule, config: Config) -> None:
         """Schedule a kernel that `compute` made and what was fused after it."""

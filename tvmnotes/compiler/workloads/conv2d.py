@@ -1,15 +1,19 @@
 """A convolution as a workload: its shapes, how its groups map to the kernel's, and one call on arrays."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 from tvm import te, tirx, topi
 
 from ...base.integers import ceildiv
-from ...base.relax import plain_sizes, typical
-from ..rules.base.vector import pad_to
+from ...base.relax import of_one_type, plain_sizes, simplified, typical
+from ..rules.base.rule import RULES
+from ..rules.base.vector import Simd, pad_to
 from .base import Workload
+
+_OPEN_SIDE = 224  # height and width of a network's pictures, where these are open
+_OPEN_ROWS = 4  # rows that a depthwise convolution computes from one buffer, at most, if the height is open
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,16 @@ class Convolution(Workload):
         plain = self.strides == (1, 1) and not any(self.padding) and self.weight[2:] == (1, 1)
         return plain and self.blocked and not self.is_depthwise
 
+    def config_of_open_size(self, simd: Simd) -> dict:
+        """Return the config for images of open height or width, of the rules whose kernels may have such."""
+        if self.is_depthwise:
+            config = RULES["depthwise"].default(self, simd)
+            return RULES["depthwise"].as_dict(replace(config, tile_oh=min(config.tile_oh, _OPEN_ROWS)))
+        winograd = RULES["winograd"]
+        config = winograd.default(self, simd) if winograd.applies(self, simd) else None
+        rule = RULES["conv2d"] if config is None else winograd
+        return rule.as_dict(config or rule.default(self, simd))
+
     # ------------------------------------------------------------ shapes
 
     @property
@@ -65,9 +79,13 @@ class Convolution(Workload):
     @property
     def out_size(self) -> tuple[int, int]:
         """Height and width of the output."""
-        (h, w), (reach_h, reach_w) = self.data[2:], self.reach
-        (top, left, bottom, right), (sh, sw) = self.padding, self.strides
-        return (h + top + bottom - reach_h) // sh + 1, (w + left + right - reach_w) // sw + 1
+        return self.out_size_of(*self.data[2:])
+
+    def out_size_of(self, h, w) -> tuple:
+        """Return height and width of the output for an input of this height and width, which may be open."""
+        (top, left, bottom, right), (reach_h, reach_w) = self.padding, self.reach
+        sizes = (h + top + bottom - reach_h, w + left + right - reach_w)
+        return tuple(simplified(size // stride + 1) for size, stride in zip(sizes, self.strides, strict=True))
 
     @property
     def macs(self) -> int:
@@ -160,8 +178,11 @@ class Convolution(Workload):
 
     def pad(self, data, rows: int, columns: int):
         """Zero-pad data (N, blocks, H, W, …), a tensor, to what `rows` x `columns` of the output read."""
-        (h, w), (top, left, _, _) = self.data[2:], self.padding
+        (h, w), (top, left, _, _) = plain_sizes(data.shape)[2:4], self.padding
         (sh, sw), (reach_h, reach_w) = self.strides, self.reach
+        if not (isinstance(h, int) and isinstance(w, int)):
+            height, width = simplified((rows - 1) * sh + reach_h), simplified((columns - 1) * sw + reach_w)
+            return _padded(data, top, left, height, width)
         bottom = max(0, (rows - 1) * sh + reach_h - h - top)
         right = max(0, (columns - 1) * sw + reach_w - w - left)
         if not any((top, left, bottom, right)):
@@ -182,8 +203,22 @@ class Convolution(Workload):
 
 
 def one_image(shape: tuple) -> tuple[int, int, int, int]:
-    """Return the shape (N, C, H, W) of a workload; of images whose number is open, it is that of one."""
-    return typical(shape[0]), *shape[1:]
+    """Return the shape (N, C, H, W) of a workload; of images whose number is open, it is that of one.
+
+    An open height or width is that of a layer in a network for pictures of 224 x 224.
+    """
+    return typical(shape[0]), *(typical(size, _OPEN_SIDE) for size in shape[1:])
+
+
+def _padded(data, top: int, left: int, height, width):
+    """Return data (N, blocks, H, W, …) of open sizes, zero-padded or cropped to this height and width."""
+    n, blocks, h, w, *inner = plain_sizes(data.shape)
+
+    def element(b, k, y, x, *c):
+        inside = tirx.all(y >= top, y < h + top, x >= left, x < w + left)
+        return te.if_then_else(inside, data[(b, k, y - top, x - left, *c)], 0.0)
+
+    return te.compute((n, *of_one_type(blocks, height, width, *inner)), element, name="pad")
 
 
 def group(data, groups: int, channels: int):

@@ -1,0 +1,280 @@
+"""Networks whose length, height or width stays open: right at each size, what is inferred, what is refused."""
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Function
+from onnx import parser
+from torch import nn
+
+import tvmnotes as tn
+from tvmnotes.base.sizes import evaluate
+
+LENGTHS = (1, 2, 7, 33, 64)
+SIDES = ((32, 32), (33, 47), (64, 41), (97, 33))
+
+
+class Language(nn.Module):
+    """A small GPT: a table of positions, a causal mask, heads, products of lengths by lengths."""
+
+    def __init__(self, width=32, heads=2):
+        super().__init__()
+        self.heads = heads
+        self.tokens, self.positions = nn.Embedding(50, width), nn.Embedding(64, width)
+        self.norm, self.project = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.mix, self.head = nn.Linear(width, width), nn.Linear(width, 50)
+
+    def forward(self, ids):
+        n, length = ids.shape
+        x = self.tokens(ids) + self.positions.weight[:length]
+        q, k, v = (
+            part.reshape(n, length, self.heads, -1).transpose(1, 2) for part in self.project(self.norm(x)).chunk(3, -1)
+        )
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        future = torch.ones(length, length).triu(1).bool()
+        weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+        x = x + self.mix((weights @ v).transpose(1, 2).reshape(n, length, -1))
+        return self.head(x.reshape(n * length, -1)).reshape(n, length, -1), x[:, -1]
+
+
+class Encoder(nn.Module):
+    """Layers of PyTorch's own, in which no step is written out."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(24, 2, 40, activation="gelu", batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.pooled = nn.Linear(24, 5)
+
+    def forward(self, x):
+        return self.pooled(self.layers(x).mean(1))
+
+
+class Pyramid(nn.Module):
+    """A small detector: strided and depthwise convolutions, pools, and maps of several sizes that are added."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.residual = nn.Conv2d(16, 16, 3, padding=1)
+        self.down = nn.Conv2d(16, 40, 3, 2, 1)
+        self.depthwise = nn.Conv2d(40, 40, 3, padding=1, groups=40)
+        self.narrow, self.lateral = nn.Conv2d(40, 24, 1), nn.Conv2d(16, 24, 1)
+        self.boxes, self.classes = nn.Conv2d(24, 4, 3, padding=1), nn.Linear(40, 7)
+
+    def forward(self, x):
+        fine = self.pool(self.stem(x))
+        fine = fine + torch.relu(self.residual(fine))
+        coarse = F.relu6(self.depthwise(torch.relu(self.down(fine))))
+        up = F.interpolate(self.narrow(coarse), size=fine.shape[-2:], mode="nearest")
+        boxes = self.boxes(up + self.lateral(fine))
+        return boxes, boxes.flatten(2).transpose(1, 2), self.classes(F.adaptive_avg_pool2d(coarse, 1).flatten(1))
+
+
+def compiled(net, inputs, **options):
+    return tn.build(*tn.from_pytorch(net.eval(), inputs), records=False, **options)
+
+
+def agree(lib, net, x, tolerance=1e-4):
+    """Compare a compiled network with PyTorch's for one input."""
+    with torch.no_grad():
+        wanted = net(torch.from_numpy(x))
+    made = lib(x)
+    made, wanted = (each if isinstance(each, tuple) else (each,) for each in (made, wanted))
+    for got, want in zip(made, wanted, strict=True):
+        assert got.shape == tuple(want.shape)
+        assert np.abs(got - want.numpy()).max() <= tolerance * max(1, float(want.abs().max()))
+
+
+def tokens(rng, *shape):
+    return rng.integers(0, 50, shape)
+
+
+# Lengths
+
+
+@pytest.fixture(scope="module")
+def language():
+    torch.manual_seed(0)
+    return Language().eval()
+
+
+@pytest.fixture(scope="module")
+def lib(language):
+    return compiled(language, {"ids": (("batch", tn.Size("length", 1, 64)), "int64")})
+
+
+def test_a_language_model_at_every_length(lib, language, rng):
+    for length in LENGTHS:
+        agree(lib, language, tokens(rng, 1, length))
+    agree(lib, language, tokens(rng, 3, 17))
+    families = {schedule["family"] for schedule in lib.graph["kernels"].values()}
+    assert families >= {"matmul", "batch_matmul", "row_reduction"}
+    assert [str(spec) for spec in lib.outputs] == ["output0: float32[batch, length, 50]", "output1: float32[batch, 32]"]
+
+
+@pytest.mark.parametrize("opt_level", [0, 2])
+def test_lower_levels(language, rng, opt_level):
+    lib = compiled(language, {"ids": ((2, tn.Size("length", 1, 64)), "int64")}, opt_level=opt_level)
+    for length in (1, 9):
+        agree(lib, language, tokens(rng, 2, length))
+
+
+def test_a_length_beyond_the_table_of_positions(lib, language, rng):
+    with pytest.raises(ValueError, match=r"expected a length of 1 to 64, got 65"):
+        lib(tokens(rng, 1, 65))
+    with pytest.raises(ValueError, match="the network does not take"):
+        tn.from_pytorch(language, {"ids": ((1, "length"), "int64")})
+
+
+def test_an_encoder(rng):
+    torch.manual_seed(0)
+    net = Encoder().eval()
+    lib = compiled(net, {"x": (2, "length", 24)})
+    for length in LENGTHS:
+        agree(lib, net, rng.standard_normal((2, length, 24)).astype("float32"))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, "n"), ("n", "n")])
+def test_softmax(rng, shape):
+    net = Function(lambda x: x.softmax(-1))
+    lib = compiled(net, {"x": shape})
+    for n in (1, 3, 16, 17, 100, 128):
+        x = rng.standard_normal([n if size == "n" else size for size in shape]).astype("float32")
+        agree(lib, net, x, tolerance=1e-5)
+
+
+def test_a_profile_counts_lengths(lib, rng):
+    short, long = (tn.profile(lib, tokens(rng, 1, length), calls=1) for length in (1, 61))
+    assert long.sizes == {"batch": 1, "length": 61}
+    total = [sum(kernel.flops for kernel in profile.kernels.values()) for profile in (short, long)]
+    assert total[1] > 10 * total[0]
+
+
+def test_onnx_leaves_named_lengths_open(rng):
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N, L, 8] x) => (float[N, L, 8] y) {
+            k = Transpose<perm = [0, 2, 1]>(x) s = MatMul(x, k) w = Softmax<axis = -1>(s) v = MatMul(w, x)
+            shape = Shape(x) flat = Constant<value = int64[2] {-1, 8}>() rows = Reshape(v, flat)
+            y = Reshape(rows, shape) }"""
+    )
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    lib = tn.build(*tn.from_onnx(model), records=False)
+    assert str(lib.inputs[0]) == "x: float32[N, L, 8]"
+    for shape in ((1, 1), (2, 1), (3, 7), (1, 50)):
+        x = rng.standard_normal((*shape, 8)).astype("float32")
+        assert np.abs(lib(x) - session.run(None, {"x": x})[0]).max() < 1e-5
+
+
+# Images
+
+
+@pytest.fixture(scope="module")
+def pyramid():
+    torch.manual_seed(0)
+    return Pyramid().eval()
+
+
+def test_a_detector_at_ragged_sizes(pyramid, rng):
+    height, width = (tn.Size(name, 32, 128) for name in ("height", "width"))
+    lib = compiled(pyramid, {"x": (1, 3, height, width)})
+    families = {schedule["family"] for schedule in lib.graph["kernels"].values()}
+    assert families >= {"conv2d", "depthwise"}
+    for sides in SIDES:
+        agree(lib, pyramid, rng.standard_normal((1, 3, *sides)).astype("float32"))
+
+
+def test_upsampling(rng):
+    net = Function(lambda x: (F.interpolate(x, scale_factor=2.0), F.interpolate(x, scale_factor=3.0, mode="bilinear")))
+    lib = compiled(net, {"x": (1, 2, "height", 5)})
+    for height in (1, 2, 9, 31):
+        agree(lib, net, rng.standard_normal((1, 2, height, 5)).astype("float32"))
+
+
+# Sizes
+
+
+def test_quotients(rng):
+    net = Function(lambda x: (x[:, ::2] * 2, x[:, :-1].reshape(-1), x[:, 1:3]))
+    lib = compiled(net, {"x": (2, tn.Size("n", 3))})
+    for n in (3, 4, 5, 90):
+        agree(lib, net, rng.standard_normal((2, n)).astype("float32"))
+
+
+def test_indices_of_two_open_axes(rng):
+    net = Function(lambda x: x[torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1])] + x[-1])
+    lib = compiled(net, {"x": ("n", "m")})
+    for shape in ((1, 1), (3, 2), (4, 70)):
+        agree(lib, net, rng.standard_normal(shape).astype("float32"))
+
+
+def test_an_index_out_of_an_open_axis(rng):
+    net = Function(lambda x, i: torch.index_select(x, 1, i))
+    lib = compiled(net, {"x": (2, "n"), "i": ((3,), "int64")})
+    x = rng.standard_normal((2, 6)).astype("float32")
+    assert np.array_equal(lib(x, np.array([5, 0, 2])), x[:, [5, 0, 2]])
+    with pytest.raises(IndexError, match=r"index_select: expected an index from 0 to n - 1, got 6"):
+        lib(x, np.array([1, 6, 0]))
+
+
+def test_embeddings_of_flat_indices(rng):
+    table = nn.Embedding(50, 6)
+    net = Function(lambda ids: table(ids.reshape(-1)))
+    lib = compiled(net, {"ids": (("n", 4), "int64")})
+    for n in (1, 5):
+        agree(lib, net, tokens(rng, n, 4))
+    with pytest.raises(IndexError, match="got 50"):
+        lib(np.full((2, 4), 50))
+
+
+def test_infinities(rng):
+    net = Function(lambda x: torch.minimum(torch.full((x.shape[0], 4), torch.inf), x))
+    lib = compiled(net, {"x": ("n", 4)})
+    agree(lib, net, rng.standard_normal((3, 4)).astype("float32"))
+
+
+def test_numbers_that_are_sizes(rng):
+    net = Function(lambda x: x.sum(1) / x.shape[1] + x.shape[0])
+    lib = compiled(net, {"x": ("n", "m")})
+    for shape in ((1, 1), (3, 50)):
+        agree(lib, net, rng.standard_normal(shape).astype("float32"))
+
+
+def test_two_values(rng):
+    lib = compiled(Function(lambda x: torch.relu(x)), {"x": (tn.Size("n", 1, 2), 4)})
+    for n in (1, 2):
+        agree(lib, torch.relu, rng.standard_normal((n, 4)).astype("float32"))
+
+
+def test_sizes_are_arithmetic():
+    assert evaluate("((n + -1) // 2) + 1", {"n": 8}) == 4
+    assert evaluate("max(n, 3*m) % 5", {"n": 8, "m": 3}) == 4
+    with pytest.raises(ValueError, match="invalid literal"):
+        evaluate("n.__class__", {"n": 8})
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: x if x.shape[1] != 57 else x * 2, r"another way where 'n' is 57 .*; give whole"),
+        (lambda x: x.repeat(1, 3, 1)[:, : x.shape[1] // 2 + 1], "'n' open"),
+        (lambda x: x.tile((x.shape[1], 1, 1)), "'n' open|depends on it"),
+        (lambda x: F.group_norm(x.transpose(1, 2), 3, x[0, 0], x[0, 0]), "group_norm of an open size"),
+    ],
+    ids=["equality", "half", "tile", "group norm"],
+)
+def test_networks_that_depend_on_a_length(function, message):
+    with pytest.raises(NotImplementedError, match=message):
+        tn.from_pytorch(Function(function).eval(), {"x": (1, "n", 3)})
+
+
+def test_a_length_of_1_may_be_another_network():
+    net = Function(lambda x: x * 2 if x.shape[1] == 1 else x).eval()
+    with pytest.raises(NotImplementedError, match=r"another way where 'n' is 1 .*leave open Size\('n', 2\)"):
+        tn.from_pytorch(net, {"x": (1, "n")})

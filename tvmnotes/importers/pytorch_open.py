@@ -1,0 +1,102 @@
+"""Open sizes as PyTorch's exporter sees them, and what its captures take: examples, modules of scripts."""
+
+import inspect
+import operator
+import re
+from typing import Any
+
+import torch
+from torch._export.converter import TS2EPConverter
+from torch.export import ExportedProgram
+
+from ..base import errors
+from ..base.sizes import Size, evaluate, merged
+from ..base.spec import TensorSpec
+from .open_sizes import usual
+
+SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
+_SEARCHED = 10_000  # values of an open size at which a condition is evaluated
+
+
+def check_open(model: Any, specs: list[TensorSpec]) -> list[tuple[str, int]]:
+    """Raise NotImplementedError if PyTorch finds that the network's Python code fixes an open size.
+
+    Returns:
+        Open sizes with values for which the code, or PyTorch's own, may compute in another way than for the
+        usual ones.
+    """
+    sizes = merged(spec.shape for spec in specs)
+    dims = {size: torch.export.Dim(name, min=size.lower, max=size.upper) for name, size in sizes.items()}
+    shapes = tuple(
+        {axis: dims[size] for axis, size in enumerate(spec.shape) if size in dims} for spec in specs
+    )
+    examples = zeros([spec.at(usual(specs, sizes)) for spec in specs])
+    if isinstance(model, ExportedProgram):
+        model = model.module()
+    elif isinstance(model, SCRIPTED):
+        model = unscript(model, examples)
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:  # its inputs are a tuple of their own
+        named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+        shapes = (*shapes[:named], shapes[named:])
+    try:
+        torch.export.export(model, examples, dynamic_shapes=shapes)
+    except Exception as error:
+        lines = errors.lines(error)
+        failed = [line for line in lines if line.lstrip(" -").startswith("Not all values of")]
+        found = [_exception(line, sizes) for line in failed]
+        if found and None not in found:
+            return found
+        reasons = [*failed, *(line for line in lines if "specialized" in line or "must be" in line), *lines]
+        raise NotImplementedError(
+            f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network: "
+            f"{reasons[0].strip(' -')}; give whole numbers there"
+        ) from error
+    return []
+
+
+_CONDITION = re.compile(
+    r".*?Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*)\."
+)
+_RELATIONS = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+
+
+def _exception(line: str, sizes: dict[str, Size]) -> tuple[str, int] | None:
+    """Return an open size with its least value for which a condition in PyTorch's message does not hold.
+
+    If it holds for all values, one of these. None if the message is another one, or there are too many.
+    """
+    found = _CONDITION.fullmatch(line)
+    sides = re.split(r"(==|!=|<=|>=|<|>)", found[3].replace(found[2], found[1])) if found else []
+    if len(sides) != 3 or found[1] not in sizes:
+        return None
+    name, size = found[1], sizes[found[1]]
+    for value in range(max(2, size.lower), min(size.upper or _SEARCHED, _SEARCHED) + 1):
+        try:
+            left, right = (evaluate(side.strip(), {name: value}) for side in (sides[0], sides[2]))
+        except (ValueError, KeyError):
+            return None
+        if not _RELATIONS[sides[1]](left, right):
+            return name, value
+    return (name, size.lower) if size.upper is not None and size.upper <= _SEARCHED else None
+
+
+def zeros(specs: list[TensorSpec]) -> tuple[torch.Tensor, ...]:
+    """Return an example of inputs of fixed sizes."""
+    return tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
+
+
+def unscript(model: torch.jit.ScriptModule | torch.jit.ScriptFunction, examples: tuple) -> torch.nn.Module:
+    """Convert a traced or scripted module to one that torch.export takes.
+
+    The converter is internal to torch, and its programs have open shapes, hence the second export in
+    `_capture`.
+    """
+    return TS2EPConverter(model, examples).convert().module()

@@ -1,0 +1,395 @@
+"""The union of modules that were imported at a few sizes: one module, with variables for these sizes."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterable
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+from ..base import indices
+from ..base.errors import one_line
+from ..base.relax import constant_array, shape_text, written
+from ..base.sizes import Size, evaluate
+from ..base.spec import TensorSpec
+
+_EXACT = 1 << 24  # the largest of the whole numbers that float32 has
+_MOST_FACTORS = 3  # of a product of sizes before
+_UNBOUNDED = 1 << 31  # as the upper bound of a size that has none
+_LIMITS = re.compile(re.escape(indices.limits("@", "#", "#")).replace("@", "(.*)").replace(r"\#", r"-?\d+"))
+
+
+class Refused(Exception):
+    """The imported graphs differ in more than sizes."""
+
+
+def same_array(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return whether arrays are equal bit by bit."""
+    alike = a.shape == b.shape and a.dtype == b.dtype
+    return alike and np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))
+
+
+def _agree(ty, fixed, values) -> bool:
+    """Return whether a type with open sizes is the fixed one for these values."""
+    if isinstance(ty, tvm.ir.TupleType):
+        pairs = zip(ty.fields, fixed.fields, strict=True)
+        return all(_agree(each, other, values) for each, other in pairs)
+    if not isinstance(ty, relax.TensorType):
+        return tvm_ffi.structural_equal(ty, fixed)
+    sizes, numbers = shape_text(ty), shape_text(fixed)
+    if sizes is None or numbers is None or len(sizes) != len(numbers) or str(ty.dtype) != str(fixed.dtype):
+        return False
+    return all(evaluate(size, values) == number for size, number in zip(sizes, numbers, strict=True))
+
+
+class Union:
+    """The union of modules that were imported at the sizes `samples`."""
+
+    def __init__(self, specs: list[TensorSpec], sizes: dict[str, Size], samples: list[dict], mods: list):
+        self.specs, self.sizes, self.samples, self.mods = specs, sizes, samples, mods
+        self.mains = [mod["main"] for mod in mods]
+        self.vars = {name: tirx.Var(name, "int64") for name in sizes}
+        # Expressions of open sizes by their values in the samples, and as text.
+        self.known = {tuple(each[name] for each in samples): var for name, var in self.vars.items()}
+        self.texts = {key: written(var) for key, var in self.known.items()}
+        self.plain, self.analyzer = tvm.sym.Analyzer(), tvm.sym.Analyzer()  # without and with bounds
+        for name, size in sizes.items():
+            bounds = (size.lower, (size.upper or _UNBOUNDED) + 1)
+            self.analyzer.bind(self.vars[name], tvm.ir.Range(*(tirx.IntImm("int64", n) for n in bounds)))
+        self.places = [{} for _ in mods]  # by variable of a module: its number, the same in all
+        self.values = []  # the union's variables, by these numbers
+        self.mod = self._module()
+
+    @property
+    def divides(self) -> bool:
+        """Whether a size is a quotient of open ones, which few samples do not tell from another one."""
+        return any("//" in text for text in self.texts.values())
+
+    def number(self, numbers: tuple[int, ...], values: dict[str, int]) -> int:
+        """Return what a size with these values in the samples is at other values of the open sizes."""
+        return evaluate(written(self._size(numbers)), values)
+
+    def _module(self) -> tvm.IRModule:
+        """Return the union."""
+        for mod in self.mods[1:]:
+            self._same_functions(mod)
+        params = [self._param(several) for several in together(main.params for main in self.mains)]
+        attrs = dict(self.mains[0].attrs)
+        attrs["tvmnotes.sizes"] = {
+            name: [size.lower, -1 if size.upper is None else size.upper] for name, size in self.sizes.items()
+        }
+        if upper := {name: size.upper for name, size in self.sizes.items() if size.upper is not None}:
+            attrs["tir_var_upper_bound"] = upper
+        builder, refusal = relax.BlockBuilder(), None
+        with builder.function("main", params, attrs):
+            with builder.dataflow():
+                try:
+                    for bindings in together(map(_bindings, self.mains)):
+                        self._bind(builder, bindings)
+                    result = self._expr([main.body.body for main in self.mains])
+                except Refused as reason:  # raised later, as TVM complains about an unfinished function
+                    refusal, result = reason, params[0]
+                result = builder.emit_output(result)
+            builder.emit_func_output(result)
+        if refusal is not None:
+            raise refusal
+        mod = self.mods[0].clone()
+        mod["main"] = builder.get()["main"]
+        return mod
+
+    def _same_functions(self, mod) -> None:
+        first = self.mods[0]
+        names = [sorted(var.name_hint for var in each.get_global_vars()) for each in (first, mod)]
+        if names[0] != names[1]:
+            raise Refused("its kernels depend on it")
+        for name in names[0]:
+            if name != "main" and not tvm_ffi.structural_equal(first[name], mod[name]):
+                raise Refused(f"the kernel {name!r}, which its importer makes, is for one size only")
+
+    def _param(self, several):
+        shape, first = None, several[0]
+        for spec in self.specs:
+            if spec.name == first.name:
+                shape = [self.vars[n.name] if isinstance(n, Size) else n for n in spec.shape]
+        ty = first.ty if shape is None else relax.TensorType(shape, first.ty.dtype)
+        var = relax.Var(first.name, ty)
+        self._known(several, var)
+        return var
+
+    def _known(self, several, var) -> None:
+        for places, own in zip(self.places, several, strict=True):
+            places[own] = len(self.values)
+        self.values.append(var)
+
+    def _bind(self, builder, bindings) -> None:
+        values = [binding.value for binding in bindings]
+        if not all(isinstance(binding, relax.VarBinding) for binding in bindings):
+            raise Refused("its importer does not know a shape")
+        value = self._expr(values)
+        try:
+            var = builder.emit(value, bindings[0].var.name)
+        except Exception as error:  # TVM's own are of many kinds
+            raise Refused(f"{_name(values[0])} does not take an open size ({one_line(error)})") from None
+        var = self._cast(builder, var, [binding.var.ty for binding in bindings])
+        for binding, sample in zip(bindings, self.samples, strict=True):
+            if not _agree(var.ty, binding.var.ty, sample):
+                raise Refused(f"{_name(values[0])} makes a {binding.var.ty} of it, and Relax infers {var.ty}")
+        self._known([binding.var for binding in bindings], var)
+
+    def _cast(self, builder, var, types: list):
+        """Return a variable, of the types `types` in the samples, whose sizes are written as those before.
+
+        A size that Relax does not know, or writes in another way than one of equal values, is checked by
+        each run.
+        """
+        if not all(isinstance(ty, relax.TensorType) for ty in (var.ty, *types)):
+            return var
+        if any(ty.shape is None or len(ty.shape) != len(types[0].shape) for ty in types):
+            return var
+        sizes, differ = [], var.ty.shape is None
+        inferred = [None] * len(types[0].shape) if differ else list(var.ty.shape)
+        if len(inferred) != len(types[0].shape):
+            return var
+        for size, several in zip(inferred, together(ty.shape for ty in types), strict=True):
+            numbers = tuple(map(int, several))
+            text = None if size is None else written(size)
+            fits = text is not None and all(
+                evaluate(text, sample) == n for sample, n in zip(self.samples, numbers, strict=True)
+            )
+            if fits and len(set(numbers)) > 1 and numbers not in self.known:
+                self._know(numbers, size)
+            if text is not None and (not fits or len(set(numbers)) == 1):
+                sizes.append(size)
+                continue
+            same = self._size(several)
+            differ |= text is None or not self._same(size, same)
+            sizes.append(same)
+        return builder.match_cast(var, relax.TensorType(sizes, types[0].dtype)) if differ else var
+
+    def _same(self, a, b) -> bool:
+        if isinstance(a, int) or isinstance(b, int):
+            return written(a) == written(b)
+        return bool(self.plain.can_prove_equal(a, b))
+
+    def _know(self, numbers: tuple, size) -> None:
+        self.known[numbers] = size
+        self.texts[numbers] = written(size)
+
+    def _expr(self, exprs: list):
+        """Return the union of expressions."""
+        first = exprs[0]
+        if any(type(expr) is not type(first) for expr in exprs):
+            raise Refused("the graph depends on it")
+        if isinstance(first, relax.Var):
+            numbers = {places.get(expr) for places, expr in zip(self.places, exprs, strict=True)}
+            if len(numbers) > 1 or None in numbers:
+                raise Refused("the graph depends on it")
+            return self.values[numbers.pop()]
+        if isinstance(first, tvm.ir.Call):
+            return self._call(exprs)
+        if isinstance(first, relax.Tuple):
+            return relax.Tuple([self._expr(fields) for fields in together(each.fields for each in exprs)])
+        if isinstance(first, relax.TupleGetItem):
+            if len({int(each.index) for each in exprs}) > 1:
+                raise Refused("the graph depends on it")
+            return relax.TupleGetItem(self._expr([each.tuple_value for each in exprs]), int(first.index))
+        if isinstance(first, relax.ShapeExpr):
+            return relax.ShapeExpr([self._size(sizes) for sizes in together(each.values for each in exprs)])
+        if isinstance(first, tirx.IntImm):
+            size = self._size(exprs)
+            return first if isinstance(size, int) else size
+        arrays = [constant_array(expr) for expr in exprs]
+        if arrays[0] is not None:
+            if not all(same_array(array, arrays[0]) for array in arrays[1:]):
+                return self._number(arrays)
+        elif not all(tvm_ffi.structural_equal(first, expr) for expr in exprs[1:]):
+            raise Refused(f"{type(first).__name__} depends on it")
+        return first
+
+    def _number(self, arrays: list):
+        """Return a constant that is a size, or numbers up to one, which the network then computes."""
+        listed = all(array is not None and array.ndim == 1 and array.dtype.kind in "iu" for array in arrays)
+        if listed and 0 < min(map(len, arrays)) < max(map(len, arrays)):
+            return self._range(arrays)
+        whole = all(array is not None and array.size == 1 and array.dtype.kind in "iuf" for array in arrays)
+        if not whole or any(array != np.floor(array) or abs(array) > _EXACT for array in arrays):
+            raise Refused("a constant depends on it")
+        size = self._size(array.item() for array in arrays)
+        number = relax.op.reshape(relax.op.arange(size, size + 1, 1, "int64"), arrays[0].shape)
+        return relax.op.astype(number, str(arrays[0].dtype))
+
+    def _range(self, arrays: list):
+        """Return numbers at equal distances, which differ in their count."""
+        longest = max(arrays, key=len)
+        step = int(longest[1]) - int(longest[0])
+        if any(not np.array_equal(array, array[0] + step * np.arange(len(array))) for array in arrays):
+            raise Refused("a constant depends on it")
+        first = self._size(array[0] for array in arrays)
+        end = self._size(int(array[0]) + step * len(array) for array in arrays)
+        return relax.op.arange(first, end, step, str(longest.dtype))
+
+    def _call(self, calls: list):
+        first, *others = calls
+        checks = [indices.arguments(call) for call in calls]
+        if all(checks):
+            return self._check(calls, checks)
+        for other in others:
+            same = _name(first) == _name(other) and len(first.args) == len(other.args)
+            if not same or not tvm_ffi.structural_equal(first.attrs, other.attrs):
+                raise Refused(f"{_name(first)} depends on it in another way than by the shape that it reads")
+        args = [self._expr(several) for several in together(call.args for call in calls)]
+        types = [self._type(several) for several in together(call.ty_args for call in calls)]
+        resized = _name(first) == "image.resize2d" and not all(
+            isinstance(n, tirx.IntImm) for n in args[1].values
+        )
+        if resized and first.attrs.coordinate_transformation_mode == "align_corners":
+            raise Refused(
+                "it resizes to an open size with aligned corners, which is undefined for a size of 1"
+            )
+        grouped = _name(first) in ("nn.group_norm", "nn.instance_norm")
+        if grouped and not all(isinstance(n, tirx.IntImm) for n in list(args[0].ty.shape)[1:]):
+            raise Refused(f"{_name(first)} of an open size takes minutes to compile")
+        result = self._slice(*args) if _name(first) == "strided_slice" else None
+        return tvm.ir.Call(first.op, args, first.attrs, types) if result is None else result
+
+    def _check(self, calls: list, checks: list):
+        """Return the union of checks of indices, whose message has the size in it."""
+        message = None
+        texts = [text for _, text, *_ in checks]
+        if len(set(texts)) > 1:
+            operator = _LIMITS.fullmatch(texts[0])
+            if operator is None:
+                raise Refused("a check of indices depends on it")
+            size = str(written(self._size(check[2] for check in checks)))
+            size = size if size.isidentifier() else f"({size})"
+            first = f"-{size}" if checks[0][3] else "0"
+            message = tvm.ir.StringImm(indices.limits(operator[1], first, f"{size} - 1"))
+        args = [
+            message
+            if message is not None and isinstance(several[0], tvm.ir.StringImm)
+            else self._expr(several)
+            for several in together(call.args for call in calls)
+        ]
+        types = [self._type(several) for several in together(call.ty_args for call in calls)]
+        return tvm.ir.Call(calls[0].op, args, calls[0].attrs, types)
+
+    def _slice(self, x, axes, begins, ends, *strides):
+        """Return a slice whose bounds are shown to be within its tensor at all sizes, or None.
+
+        Relax clips other bounds in each run, and does not know what the size is then.
+        """
+        fields = [getattr(each, "fields", None) for each in (axes, begins, ends)]
+        if any(field is None for field in fields) or getattr(x.ty, "shape", None) is None:
+            return None
+        first, last, shape = [], [], list(x.ty.shape)
+        for axis, begin, end in zip(*fields, strict=True):
+            extent = shape[int(axis)]
+            begin, end = (
+                n + extent if isinstance(n, tirx.IntImm) and n.value < 0 else n for n in (begin, end)
+            )
+            end = extent if self.analyzer.can_prove(end >= extent) else end
+            if not self.analyzer.can_prove(tirx.all(begin >= 0, begin <= end, end <= extent)):
+                return None
+            first.append(begin)
+            last.append(end)
+        return relax.op.strided_slice(
+            x, axes, relax.Tuple(first), relax.Tuple(last), *strides, assume_inbound=True
+        )
+
+    def _type(self, several: list):
+        first = several[0]
+        if isinstance(first, tvm.ir.TupleType):
+            return tvm.ir.TupleType([self._type(fields) for fields in together(ty.fields for ty in several)])
+        if isinstance(first, relax.TensorType) and all(ty.shape is not None for ty in several):
+            sizes = together(ty.shape.values for ty in several)
+            return relax.TensorType([self._size(each) for each in sizes], first.dtype)
+        if not all(tvm_ffi.structural_equal(first, ty) for ty in several[1:]):
+            raise Refused("the graph depends on it")
+        return first
+
+    def _size(self, sizes: Iterable):
+        """Return an integer if the sizes are the same in all samples, else an expression of the open ones."""
+        numbers = tuple(int(size) for size in sizes)
+        if len(set(numbers)) == 1:
+            return numbers[0]
+        if numbers not in self.known:
+            found = next((size for size in self._guesses(numbers) if size is not None), None)
+            if found is None:
+                where = ", ".join("x".join(map(str, sample.values())) for sample in self.samples)
+                raise Refused(
+                    f"a size is {', '.join(map(str, numbers))} where it is {where}, and no sum or product of "
+                    "these and of the sizes before"
+                )
+            self._know(numbers, found)
+        return self.known[numbers]
+
+    def _guesses(self, numbers: tuple):
+        """Yield expressions that have these values in the samples, or None, the simplest ones first."""
+        yield self._line(numbers)
+        yield self._product(numbers, list(self.vars.values()), 2 * len(self.vars))
+        yield self._multiple(numbers)
+        yield self._product(numbers, list(self.known.values()), _MOST_FACTORS)
+
+    def _line(self, numbers: tuple):
+        """Return the sum of multiples of open sizes that has these values in the samples, or None.
+
+        The first sample is the usual one, the next ones differ from it in one size each, and others check.
+        """
+        usual, total = self.samples[0], tirx.IntImm("int64", 0)
+        constant, factors = numbers[0], {}
+        for name, sample, number in zip(usual, self.samples[1:], numbers[1:], strict=False):
+            factors[name], rest = divmod(number - numbers[0], sample[name] - usual[name])
+            constant -= factors[name] * usual[name]
+            if rest:
+                return None
+        for sample, number in zip(self.samples, numbers, strict=True):
+            if constant + sum(factor * sample[name] for name, factor in factors.items()) != number:
+                return None
+        for name, factor in factors.items():
+            total = total + self.vars[name] * factor
+        return total + constant
+
+    def _multiple(self, numbers: tuple):
+        """Return the multiple of one of the sizes before, and a constant, as `_line`."""
+        for values, size in self.known.items():
+            place = next(i for i, value in enumerate(values) if value != values[0])
+            factor, rest = divmod(numbers[place] - numbers[0], values[place] - values[0])
+            constant = numbers[0] - factor * values[0]
+            if not rest and all(factor * v + constant == n for v, n in zip(values, numbers, strict=True)):
+                return size * factor + constant
+        return None
+
+    def _product(self, numbers: tuple, sizes: list, most: int):
+        """Return the multiple of a product of 2 to `most` of some sizes, as `_line`."""
+        values = {written(size): values for values, size in self.known.items()}
+        for count in range(2, most + 1):
+            for several in itertools.combinations_with_replacement(sizes, count):
+                products = [
+                    math.prod(each) for each in zip(*(values[written(s)] for s in several), strict=True)
+                ]
+                factor = numbers[0] // (products[0] or 1)
+                if factor and all(factor * p == n for p, n in zip(products, numbers, strict=True)):
+                    return math.prod(several, start=tirx.IntImm("int64", factor))
+        return None
+
+
+def together(several: Iterable) -> list[tuple]:
+    """Return the first elements of all, then the second ones; refuse lists of several lengths."""
+    lists = [list(each) for each in several]
+    if len({len(each) for each in lists}) > 1:
+        raise Refused("the graph depends on it")
+    return list(zip(*lists, strict=True))
+
+
+def _bindings(main) -> list:
+    return [binding for block in main.body.blocks for binding in block.bindings]
+
+
+def _name(call) -> str:
+    """Return the name of the operator that an expression calls."""
+    op = getattr(call, "op", None)
+    name = getattr(op, "name", getattr(op, "name_hint", type(call).__name__))
+    return str(name).removeprefix("relax.")
