@@ -88,7 +88,7 @@ def test_each_thread_may_have_a_session(rng):
 
     with ThreadPoolExecutor(4) as pool:
         for scale, results in enumerate(pool.map(run, range(4))):
-            np.testing.assert_allclose(results[-1], xs.sum(0) * scale, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(results[-1], xs.sum(0) * scale, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_a_write_to_a_cache_happens_in_place(write, level, rng):
     for position in (5, 0, 7, 5):
         k = random(rng, *SHAPES["k"])
         wanted, cache = step(torch.tensor([position]), torch.from_numpy(k), cache)
-        np.testing.assert_allclose(lib(np.array([position]), k), wanted, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(lib._held[0].numpy(), cache, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(lib(np.array([position]), k), wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(lib._held[0].numpy(), cache, rtol=1e-4, atol=1e-4)
         places.add(lib._held[0].data_ptr())
     assert len(places) == 1
 
@@ -203,11 +203,11 @@ def test_a_cache_that_is_still_needed_is_right(write, level, rng):
         cache = wanted[1]
         got = lib.run([np.array([position]), k])
         for got_one, want in zip(got, [wanted[0], *wanted[2:]], strict=True):
-            np.testing.assert_allclose(got_one.numpy(), want, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(got_one.numpy(), want, rtol=1e-4, atol=1e-4)
         for tensor, value in last:  # an earlier result is the caller's own
             np.testing.assert_array_equal(tensor.numpy(), value)
         last += [(tensor, tensor.numpy().copy()) for tensor in got]
-        np.testing.assert_allclose(lib._held[0].numpy(), cache, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(lib._held[0].numpy(), cache, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "uint8"])
@@ -238,7 +238,7 @@ def test_writes_for_a_gpu(rng):
     mod, params = tn.from_pytorch(net.eval(), SHAPES)
     position, k, cache = np.array([3]), random(rng, *SHAPES["k"]), random(rng, *CACHE)
     wanted = net(*map(torch.from_numpy, (position, k, cache)))
-    np.testing.assert_allclose(run_emulated(mod, params, position, k, cache)[1], wanted[1], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run_emulated(mod, params, position, k, cache)[1], wanted[1], rtol=1e-4, atol=1e-4)
 
 
 # ---------------------------------------------------------------- networks
