@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from tvm import te
+from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
@@ -149,7 +149,8 @@ class DirectConv(ScheduleRule):
         """Schedule a kernel that `compute` made and what was fused after it."""
         names = block_names(sch)
         n, o, h, w, c, i, kh, kw, ii = sch.get_loops("conv2d")
-        is_line = int(sch.get(h).extent) == 1
+        height = sch.get(h).extent
+        is_line = isinstance(height, tirx.IntImm) and int(height) == 1
         oo, oi = sch.split(o, [None, config.tile_oc])
         wo, wi = sch.split(w, [None, config.tile_ow])
         ho, hi = sch.split(h, [None, config.tile_oh])
