@@ -53,6 +53,8 @@ def check(number: str, answer: Any) -> None:
 def verdict(number: str, answer: Any) -> str:
     """Return "right", or why an answer is not. Answers beside the solutions are not noted as solved."""
     exercise = _find(number)
+    if answer is None:
+        return "not answered yet. Replace None by your answer, and check it again."
     try:
         exercise.test(answer)
     except Wrong as error:

@@ -65,7 +65,7 @@ def left_by_a_kill(answer):
 @exercise(
     "09.3",
     "A trial that dies with its server is not to blame; a trial that crashes or hangs by itself is.",
-    "Sections 5 and 6 show a killed server and the failing trials. The tracker is what everybody asks.",
+    "Section 4 shows a killed server, lesson 05 a trial that fails. The tracker assigns the servers.",
     minutes=10,
     difficulty=1,
 )
