@@ -47,12 +47,6 @@ def dead_links(path):
     return dead
 
 
-def exercises_of(path):
-    """The text of the cell with the exercises of a lesson."""
-    (text,) = (cell.source for cell in read(path).cells if "## Exercises\n" in cell.source)
-    return text
-
-
 def outputs(notebook):
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
@@ -87,16 +81,17 @@ class TestEvery:
 @pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.stem)
 class TestLesson:
     def test_opens_and_closes_in_the_course_form(self, path):
-        first, end = read(path).cells[0].source, exercises_of(path)
+        first, *_, end, answers, last = (cell.source for cell in read(path).cells)
         for words in ("**What you will learn:**", "**It takes**", "**It needs**"):
             assert words in first
-        assert "## Recap" in end
-        assert re.search(r"## Exercises\n\n1\. .*\n2\. ", end)
+        assert re.search(r"## Recap\n.*\n## Quick questions\n.*\n## Exercises\n\n1\. .*\n2\. ", end, re.S)
+        assert "# tn.course.check(" in answers
+        assert last.startswith("## Further reading\n")
         assert len(read(path).cells) <= 45
 
     def test_has_answers_for_every_exercise(self, path):
         answers = ROOT / "notebooks" / "solutions" / path.name
-        asked = re.findall(r"^(\d)\. ", exercises_of(path).partition("## Exercises\n")[2], re.M)
+        asked = re.findall(r"^(\d)\. ", read(path).cells[-3].source.partition("## Exercises\n")[2], re.M)
         headings = "\n".join(cell.source for cell in read(answers).cells if cell.cell_type == "markdown")
         assert re.findall(r"^## (\d)\. ", headings, re.M) == asked
 

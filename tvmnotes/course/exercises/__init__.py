@@ -1,6 +1,6 @@
 """Exercises that check themselves: `check`, `hint`, `solution` and `progress`, as `tn.course.check`, ….
 
-A module for each lesson that has such exercises holds them, one function each; `exercise` says what one is.
+A module for each lesson holds its exercises, one function each. `exercise` describes what an exercise is.
 """
 
 import json
@@ -16,11 +16,19 @@ from . import (  # noqa: F401 (each registers its exercises)
     lesson_00,
     lesson_01,
     lesson_02,
+    lesson_03,
+    lesson_04,
+    lesson_04b,
     lesson_05,
     lesson_05b,
+    lesson_06,
+    lesson_07,
+    lesson_08,
+    lesson_08b,
     lesson_09,
     lesson_10,
     lesson_11,
+    lesson_12,
 )
 from .exercise import EXERCISES, Exercise, Wrong
 
@@ -33,7 +41,7 @@ def check(number: str, answer: Any) -> None:
     """Print whether an answer is right, or which property it lacks, and note what is solved.
 
     Args:
-        number: The exercise, such as "05.1".
+        number: The exercise, such as "04.1".
         answer: What the exercise asks for: a function, a number, a name, ….
 
     Raises:
@@ -140,7 +148,7 @@ def _answer(notebook: Path, number: str) -> list[str]:
 
 
 class Progress(Table):
-    """The exercises that check themselves, by lesson, and how many of them are solved."""
+    """The exercises of each lesson, and how many of them are solved."""
 
     text_columns = ("lesson", "open")
     decimals = 0
@@ -156,8 +164,6 @@ class Progress(Table):
         rows = []
         for lesson in lessons.LESSONS:
             of_lesson = [exercise for exercise in EXERCISES.values() if exercise.lesson == lesson.number]
-            if not of_lesson:
-                continue
             left = [exercise for exercise in of_lesson if exercise.number not in self.solved]
             rows.append(
                 {
@@ -183,5 +189,5 @@ def _find(number: str) -> Exercise:
     lesson = str(number).partition(".")[0]
     nearest = [each for each in EXERCISES if each.startswith(f"{lesson}.")]
     raise ValueError(
-        f"no exercise {number!r}; expected a lesson and a number, such as {', '.join(nearest) or '05.1'}"
+        f"no exercise {number!r}; expected a lesson and a number, such as {', '.join(nearest) or '04.1'}"
     )
