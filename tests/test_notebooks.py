@@ -81,15 +81,17 @@ class TestEvery:
 @pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.stem)
 class TestLesson:
     def test_opens_and_closes_in_the_course_form(self, path):
-        first, last = read(path).cells[0].source, read(path).cells[-1].source
+        first, *_, end, answers, last = (cell.source for cell in read(path).cells)
         for words in ("**What you will learn:**", "**It takes**", "**It needs**"):
             assert words in first
-        assert "## Recap" in last
-        assert re.search(r"## Exercises\n\n1\. .*\n2\. ", last)
+        assert re.search(r"## Recap\n.*\n## Quick questions\n.*\n## Exercises\n\n1\. .*\n2\. ", end, re.S)
+        assert "# tn.course.check(" in answers
+        assert last.startswith("## Further reading\n")
+        assert len(read(path).cells) <= 45
 
     def test_has_answers_for_every_exercise(self, path):
         answers = ROOT / "notebooks" / "solutions" / path.name
-        asked = re.findall(r"^(\d)\. ", read(path).cells[-1].source, re.M)
+        asked = re.findall(r"^(\d)\. ", read(path).cells[-3].source.partition("## Exercises\n")[2], re.M)
         headings = "\n".join(cell.source for cell in read(answers).cells if cell.cell_type == "markdown")
         assert re.findall(r"^## (\d)\. ", headings, re.M) == asked
 
@@ -143,7 +145,7 @@ def test_the_readme_shows_the_map_and_the_times_of_00():
 
 
 def test_00_shows_the_map():
-    *_, plan, _ = read(LESSONS[0]).cells
+    (plan,) = (cell for cell in read(LESSONS[0]).cells if cell.id == "map")
     assert lessons.map_cell(plan.source) == plan.source
 
 

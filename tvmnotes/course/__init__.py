@@ -3,6 +3,7 @@
 asm         multiply-adds and the inner loop in a kernel's assembly
 damage      damaged copies of a saved network
 digits      ResNet-20 for handwritten digits, and its test images
+exercises   exercises that check themselves: `check`, `hint`, `solution` and `progress`
 flowchart   graphs as SVG
 lessons     the plan of the course, in README.md and notebook 00
 models      networks by name, with pretrained or seeded weights
@@ -12,3 +13,13 @@ publish     a site, slides and a handout, made of the stored notebooks
 show        TVM programs as highlighted TVMScript
 vision      ImageNet's preprocessing and top-k classes
 """
+
+__all__ = ["check", "hint", "progress", "solution"]
+
+
+def __getattr__(name: str):
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import exercises  # for speed: the checks load torch and TVM
+
+    return getattr(exercises, name)

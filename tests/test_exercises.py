@@ -1,0 +1,318 @@
+"""Exercises: a wrong answer is told with the property that it lacks; hints, solutions, progress, notebooks' cells."""
+
+import heapq
+import math
+import re
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import tvm
+from torch import nn
+from tvm import te
+
+import tvmnotes as tn
+from tvmnotes.base import data
+from tvmnotes.course import lessons
+from tvmnotes.course.exercises import EXERCISES, verdict
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path / "cache"))
+
+
+# ---------------------------------------------------------------- answers that are wrong in one property
+
+
+def product(n):
+    """A times B, where B should be transposed."""
+    A = te.placeholder((n, n), name="A")
+    B = te.placeholder((n, n), name="B")
+    k = te.reduce_axis((0, n), name="k")
+    return te.create_prim_func([A, B, te.compute((n, n), lambda i, j: te.sum(A[i, k] * B[k, j], axis=k), name="C")])
+
+
+def rows_alone(schedule):
+    i, *_ = schedule.get_loops("C")
+    schedule.parallel(i)
+
+
+class Branch(nn.Module):
+    def forward(self, x):
+        if x.sum() < 0:
+            return -x
+        return 2 * x
+
+
+@tvm.instrument.pass_instrument
+class Twice:
+    def __init__(self):
+        self.runs = Counter()
+
+    def run_before_pass(self, mod, info):
+        self.runs[info.name] += 1
+
+    def run_after_pass(self, mod, info):
+        self.runs[info.name] += 1
+
+
+def plain_convolution(vectorized):
+    """Step 1 of lesson 04, whose innermost loop is a sum."""
+    data = te.placeholder((1, 64, 56, 56), name="data")
+    kernel = te.placeholder((64, 64, 3, 3), name="kernel")
+    shift = te.placeholder((64,), name="shift")
+    pad = tvm.topi.nn.pad(data, [0, 0, 1, 1], name="pad")
+    i, kh, kw = (te.reduce_axis((0, n)) for n in (64, 3, 3))
+    conv = te.compute(
+        data.shape, lambda n, o, y, x: te.sum(pad[n, i, y + kh, x + kw] * kernel[o, i, kh, kw], axis=[i, kh, kw])
+    )
+    out = te.compute(data.shape, lambda n, o, y, x: te.max(conv[n, o, y, x] + shift[o], 0.0))
+    return tvm.compile(te.create_prim_func([data, kernel, shift, out]), target=tn.env.host_target())
+
+
+def extracted(archive, folder):
+    """Unpack without a filter."""
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="fully_trusted")
+
+
+def shared_out(seconds, servers):
+    """Divide the trials beforehand."""
+    return max(sum(seconds[first::servers]) for first in range(servers))
+
+
+def layer(bias_added):
+    rng = np.random.default_rng(0)
+    x, w, b = rng.standard_normal((4, 8)), rng.standard_normal((3, 8)), rng.standard_normal(3)
+    return {"data": x, "weight": w, "bias": b, "out": np.maximum(x @ w.T + (b if bias_added else 0), 0)}
+
+
+def profile(scheduled):
+    rows = [{"operators": "conv2d + add", "schedule": "winograd m=2", "MFLOP": 1.0, "calls": 1}] * 6
+    return pd.DataFrame(rows).drop(columns=[] if scheduled else ["schedule"])
+
+
+CALLS = {"original": np.ones((1, 3)), "compiled": np.ones((1, 3)), "loaded": np.full((1, 3), 1 + 1e-6)}
+FAILS = dict.fromkeys(("the kernel crashes", "the kernel hangs"), "the trial fails")
+FAILS["the kernel computes a wrong result"] = "the trial fails"
+FAILS |= {"a server is killed": "the trial is measured elsewhere", "the tracker is killed": "the tuning stops"}
+MERGED = [["nn.conv2d", "nn.relu", "nn.conv2d", "nn.relu"], ["nn.conv2d", "add", "split", "nn.relu", "sigmoid"]]
+LARGEST = [(512, 512, 3, 3)] * 3 + [(2048, 1024, 1, 1), (2048, 512, 1, 1)]
+
+WRONG = {  # an answer, and words of the message
+    "00.1": (product, "C for n = 8"),
+    "00.2": (rows_alone, "innermost loop: expected vectorized, got serial"),
+    "00.3": (65.0, "a number near 1"),
+    "01.1": (lambda x: np.ones((1, 1000), "float32"), "scores of SqueezeNet"),
+    "01.2": (Branch(), "torch.export: expected a graph"),
+    "01.3": (lambda left, right: 0.75 * left + 0.25 * right, "result by position"),
+    "02.1": (lambda x: np.ones((1, 1000), "float32"), "scores for the picture coffee"),
+    "02.2": (LARGEST[::-1], "none larger than the one before"),
+    "02.3": (lambda file, shapes: None, "an input name that does not exist"),
+    "03.1": (16, "fewer than before fusing"),
+    "03.2": (Twice, "the counts in runs"),
+    "03.3": (nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()), "with both the convolution and the ReLU: expected none"),
+    "04.1": (lambda pixels, registers: max(0, pixels - registers), "28 pixels with 16 registers"),
+    "04.2": (
+        lambda x, w, b: (w.reshape(64, 256) @ x.reshape(256, -1) + b[:, None]).reshape(1, 64, 56, 56),
+        "apply the ReLU",
+    ),
+    "04.3": (plain_convolution, "packed ones"),
+    "04b.1": (lambda tile: 9 * tile**2 / (tile + 2) ** 2, "the transforms included"),
+    "04b.2": (lambda net, x: np.maximum(x, 0), "result for 64 channels"),
+    "04b.3": ({"direct": (3e-6, 3e-6), "Winograd": (4e-6, 4e-6)}, "error of Winograd has grown"),
+    "05.1": ([32] * 9, "average number of trials: expected fewer than 32"),
+    "05.2": ({"target", "weights"}, "only what a record depends on"),
+    "05.3": ({"a": 0.9, "b": 1.2, "c": 1.0}, "the largest ratio: expected 1 or less, got 1.2"),
+    "05b.1": (lambda space: space[::2], "with tile_oh or tile_ic: expected none"),
+    "05b.2": (lambda scores, speeds: np.corrcoef(scores, speeds)[0, 1], "two lists in the same order"),
+    "06.1": (lambda frame: dict.fromkeys(("conv2d", "depthwise"), 1.0), "FLOP/byte of conv2d"),
+    "06.2": ({0: 170, 1: 41, 2: 41}, "calls at level 2: expected fewer"),
+    "06.3": (profile(scheduled=False), "expected schedule among them"),
+    "07.1": (np.random.default_rng(0).standard_normal((360, 64)), "nearest other picture"),
+    "07.2": (lambda params: "an error", "a short file"),
+    "08.1": (lambda folder: {file.name for file in folder.iterdir()} - {"manifest.json"}, "of a fresh save"),
+    "08.2": ("import numpy", "one that depends on the network"),
+    "08b.1": (extracted, "files outside of the folder"),
+    "08b.2": ((np.ones((1, 10)), np.ones((1, 10))), "the digit that the server reads"),
+    "09.1": (shared_out, "on 2 servers"),
+    "09.2": (13, "whole batches of 8"),
+    "09.3": (FAILS | {"a server is killed": "the trial fails"}, "what happens when a server is killed"),
+    "10.1": (lambda pictures, pixels, channels: pictures * pixels * channels // 2048, "blocks for 1 pictures"),
+    "10.2": ({"squeezenet1_1": 18, "inception_v3": 75, "resnet50": 52}, "squeezenet1_1 after the merge"),
+    "10.3": (MERGED[::-1], "convolutions of the first graph: expected 2, got 1"),
+    "11.1": (["matmul", "permute_dims"], "the last call"),
+    "11.2": (layer(bias_added=False), "the result: expected a difference"),
+    "11.3": (lambda x: np.ones((36, 10), "float32"), "scores of 36 pictures"),
+    "12.1": (CALLS, "differ after loading"),
+    "12.2": (lambda labels: torch.mode(labels, dim=1).values, "no aten.mode"),
+    "12.3": (
+        lambda results, expected: next(
+            (n for n, (a, b) in enumerate(zip(results, expected, strict=True)) if abs(a - b).max() > 1e-4), None
+        ),
+        "where all differ by rounding",
+    ),
+}
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_a_wrong_answer_is_told_with_its_property(number):
+    answer, words = WRONG[number]
+    told = verdict(number, answer)
+    assert told.startswith("wrong. ") and words in told
+    assert re.search(r"expected .+, got .+\. .+[.?]$", told, re.S), "what to do is missing"
+    assert not tn.course.progress().solved
+
+
+def greedy(seconds, servers):
+    free = [0.0] * servers
+    for each in seconds:
+        heapq.heappush(free, heapq.heappop(free) + each)
+    return max(free)
+
+
+RIGHT = {  # of lessons whose answers `make test` does not run
+    "00.3": 1.02,
+    "02.2": LARGEST,
+    "05.1": [25, 9, 17, 8, 8, 8],
+    "05.2": {"target", "batch size", "channels"},
+    "05.3": {"a": 0.9, "b": 0.8, "c": 1.0},
+    "06.2": {0: 170, 1: 41, 2: 23},
+    "06.3": profile(scheduled=True),
+    "08.2": "load",
+    "09.1": greedy,
+    "09.2": 16,
+    "09.3": FAILS,
+    "10.1": lambda pictures, pixels, channels: math.ceil(pictures * pixels / 32) * math.ceil(channels / 64),
+    "10.2": {"squeezenet1_1": 26, "inception_v3": 75, "resnet50": 52},
+    "10.3": MERGED,
+    "11.1": ["relax.permute_dims", "relax.matmul"],
+    "11.2": layer(bias_added=True),
+}
+
+
+@pytest.mark.parametrize("number", RIGHT)
+def test_a_right_answer_is_right(number):
+    assert verdict(number, RIGHT[number]) == "right"
+
+
+def test_an_answer_that_fails_is_wrong_and_says_how():
+    assert verdict("04.1", lambda pixels: 0).startswith("wrong. The answer raised TypeError: ")
+    with pytest.raises(ValueError, match="no exercise '04.9'; expected a lesson and a number, such as 04.1, 04.2"):
+        verdict("04.9", 1)
+
+
+# ---------------------------------------------------------------- hints, solutions, progress
+
+
+def test_check_prints_the_verdict_and_progress_counts_what_is_solved(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    tn.course.check("08.2", "load")
+    tn.course.check("08.2", "first run")
+    assert capsys.readouterr().out.splitlines()[0] == "08.2: right"
+    table = tn.course.progress()
+    assert table.solved == {"08.2"} and f"1 of {len(EXERCISES)} exercises" in str(table)
+    row = table.frame().set_index("lesson").loc["08_deploy"]
+    assert (row["solved"], row["of"], row["open"]) == (1, 2, "08.1 ★★")
+
+
+def test_the_answers_themselves_count_for_nobody(monkeypatch):
+    monkeypatch.chdir(NOTEBOOKS / "solutions")
+    assert verdict("08.2", "load") == "right"
+    assert not tn.course.progress().solved
+
+
+def test_a_cache_that_cannot_be_written_changes_no_verdict(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path / "file"))
+    assert verdict("08.2", "load").startswith("right; this was not noted: the cache ")
+    assert data.cache().is_file() and not tn.course.progress().solved
+
+
+def test_each_exercise_has_two_hints_that_grow_and_no_third(capsys):
+    for number in EXERCISES:
+        tn.course.hint(number)
+        tn.course.hint(number, 2)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == [f"00.1, hint {n + 1} of 2: {EXERCISES['00.1'].hints[n]}" for n in range(2)]
+    assert len(printed) == 2 * len(EXERCISES) == len(set(printed))
+    with pytest.raises(ValueError, match="which: expected a number from 1 to 2; got 3"):
+        tn.course.hint("00.1", 3)
+
+
+@pytest.mark.parametrize("folder", ["", "solutions", ".."])
+def test_a_solution_is_found_from_the_lesson_from_the_answers_and_from_elsewhere(folder, capsys, monkeypatch):
+    monkeypatch.chdir(NOTEBOOKS / folder)
+    tn.course.solution("04.1")
+    shown = capsys.readouterr().out
+    assert shown.startswith("## 1. A tile for AVX2") and "def compile_tile(pixels)" in shown
+    assert 'check("04.1"' in shown and 'check("04.2"' not in shown and "## 2. " not in shown
+
+
+def test_a_missing_notebook_of_solutions_is_named(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lessons, "ROOT", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"no solutions/04_conv2d_by_hand.ipynb: looked in .*solutions"):
+        tn.course.solution("04.1")
+
+
+def test_the_course_layer_loads_no_torch_and_no_tvm(python):
+    code = "import sys, tvmnotes.course; print(sorted({'torch', 'tvm'} & set(sys.modules)))"
+    assert python(code) == "[]"
+    with pytest.raises(AttributeError, match="has no attribute 'chek'"):
+        tn.course.chek  # noqa: B018
+
+
+# ---------------------------------------------------------------- the notebooks
+
+
+def cells_of(path):
+    return {cell.id: cell for cell in nbformat.read(path, as_version=4).cells}
+
+
+def of_lesson(number):
+    return [exercise for exercise in EXERCISES.values() if exercise.lesson == number]
+
+
+@pytest.mark.parametrize("number", lessons.BY_NUMBER)
+class TestLesson:
+    def path(self, number, folder="."):
+        return NOTEBOOKS / folder / f"{lessons.BY_NUMBER[number].name}.ipynb"
+
+    def test_states_minutes_stars_and_title_of_each_exercise_and_asks_three_questions(self, number):
+        *_, text, _, closing = (cell.source for cell in cells_of(self.path(number)).values())
+        headings = re.findall(r"^(\d)\. \*\*(.+?)\*\* \((\d+) minutes, (★+)\)\. ", text, re.M)
+        wanted = [(e.number[-1], e.title, str(e.minutes), "★" * e.difficulty) for e in of_lesson(number)]
+        assert headings == wanted and 2 <= len(wanted) <= 3
+        assert len(re.findall(r"<summary>.+\?</summary>", text.partition("## Quick questions")[2])) == 3
+        reading = closing.partition("## Further reading")[2].partition("Answers: ")[0]
+        assert 2 <= len(re.findall(r"^- .*\*.+\*", reading, re.M)) <= 4
+
+    def test_starts_each_answer_with_a_cell_that_runs_as_it_stands(self, number):
+        source = cells_of(self.path(number))["your-answers"].source
+        names = {"tvm": tvm, "nn": nn}
+        exec(source, names)
+        checks = re.findall(r'^# tn\.course\.check\("([\w.]+)", (answer_\d)\)$', source, re.M)
+        assert [check for check, _ in checks] == [exercise.number for exercise in of_lesson(number)]
+        for exercise, answer in checks:
+            assert verdict(exercise, names[answer]).startswith("not answered yet."), exercise
+
+    def test_has_answers_that_check_themselves_and_are_stored_as_right(self, number):
+        found = {}
+        for cell in cells_of(self.path(number, "solutions")).values():
+            for exercise in re.findall(r'tn\.course\.check\("([\w.]+)"', cell.source):
+                found[exercise] = "".join(output.get("text", "") for output in cell.outputs)
+        assert found == {exercise.number: f"{exercise.number}: right\n" for exercise in of_lesson(number)}
+
+
+def test_exercises_are_numbered_in_order():
+    numbers = [f"{number}.{n}" for number in lessons.BY_NUMBER for n in range(1, len(of_lesson(number)) + 1)]
+    assert list(EXERCISES) == numbers == list(WRONG)
