@@ -27,6 +27,7 @@ PUBLIC = {
     "build": "importers.build",
     "load": "runtime.compiled",
     "show": "course.show",
+    "generate": "course.generate",
     "compare": "measuring.measure",
     "profile": "measuring.profiling",
     "trace_build": "measuring.tracing",
@@ -35,7 +36,7 @@ PUBLIC = {
 # The modules that notebooks use by name, such as `tn.plots`, and the layers that they belong to.
 MODULES = {
     **dict.fromkeys(("data", "spec"), "base"),
-    **dict.fromkeys(("asm", "digits", "models", "plots", "vision"), "course"),
+    **dict.fromkeys(("asm", "digits", "language", "models", "plots", "vision"), "course"),
     **dict.fromkeys(("benchmark", "measure", "peak", "profiling", "threads", "tracing"), "measuring"),
     "gluon": "importers.mxnet",
     "records": "compiler",

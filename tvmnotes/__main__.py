@@ -1,4 +1,4 @@
-"""Command line: `python -m tvmnotes doctor | bench | tune | serve | tracker | classic`."""
+"""Command line: `python -m tvmnotes doctor | bench | tune | serve | tracker | write | classic`."""
 
 import contextlib
 import json
@@ -154,6 +154,7 @@ def _imported(network: str, batch: int):
 
     if network.endswith(".onnx"):
         return from_onnx(network, shapes_with_batch(network, batch))
+    models.require_pictures(network)
     net = models.load(network)
     return from_pytorch(net, {"data": (batch, *net.input_shape[1:])})
 
@@ -215,6 +216,28 @@ def tracker(
     try:
         tracker.run(host, port, typer.echo)
     except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+@app.command()
+def write(
+    prompt: Annotated[str, typer.Argument(help="The text to continue, such as 'def '.")],
+    tokens: Annotated[int, typer.Option(min=0, help="How many tokens to write, at most.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="0: the most probable token each time; 1: the model's probabilities.")
+    ] = 0.8,
+    seed: Annotated[
+        int | None, typer.Option(help="For the draws; none: another text each time.", show_default=False)
+    ] = None,
+):
+    """Continue a text with the small language model that writes Python, compiled for this machine."""
+    from . import build, from_pytorch, generate, language, models  # for speed: --help loads nothing
+
+    step = language.Step(models.load("tiny_lm"))
+    lib = build(*from_pytorch(step, step.inputs), state=step.state)
+    try:
+        generate(lib, prompt, tokens, temperature, seed)
+    except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
 

@@ -10,12 +10,13 @@ import pickle
 import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
 import torchvision
 from torch import Tensor, nn
 
 from ..base import data, errors
-from . import vision
+from . import language, tokens, vision
 from .digits import ResNet20
 
 _SEED = 20170812
@@ -27,7 +28,10 @@ _RESNET50_V2 = {
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """List the names that `load` accepts: torchvision's classifiers, "efficientnet_lite0", "digits"."""
+    """List the names that `load` accepts: torchvision's classifiers, and those whose weights are installed.
+
+    The latter are "efficientnet_lite0", "digits", and "tiny_lm", a language model that writes Python.
+    """
     return (*torchvision.models.list_models(module=torchvision.models), *_INSTALLED)
 
 
@@ -35,26 +39,25 @@ def load(name: str, pretrained: bool = True) -> nn.Module:
     """Load a network, in evaluation mode.
 
     Pretrained weights come from torch's own cache, or are downloaded if possible (`data.reachable`); those of
-    "efficientnet_lite0", which has ImageNet's classes, and of "digits" are installed. Nothing in a file of
-    weights runs as code.
+    "efficientnet_lite0", which has ImageNet's classes, of "digits" and of "tiny_lm" are installed. Nothing in
+    a file of weights runs as code.
 
     Args:
         name: One of `names()`.
         pretrained: False gives seeded weights, except for "digits".
 
     Returns:
-        A module with four more attributes: `weights_kind` is "pretrained" or "seeded", `input_shape` the
-        shape of its float32 input, such as (1, 3, 224, 224), `classes` the names of its outputs, and
-        `preprocessing` the arguments of `vision.preprocess` for its input images (None for "digits", see
-        `digits.preprocess`).
+        A module with four more attributes: `weights_kind` is "pretrained", "trained here" or "seeded",
+        `input_shape` the shape of its float32 input, such as (1, 3, 224, 224), `classes` the names of its
+        outputs, and `preprocessing` the arguments of `vision.preprocess` for its input images (None for
+        "digits", see `digits.preprocess`). The input of "tiny_lm" is int64 (1, 256) or shorter, the tokens
+        that its attribute `tokenizer` makes of a text.
 
     Raises:
         ValueError: The name is unknown; the message offers near ones. Or a file of weights is not the
             published one, by its SHA-256, or contains more than weights.
     """
-    if name not in names():
-        near = difflib.get_close_matches(name, names(), n=3, cutoff=0.4) or names()[:3]
-        raise ValueError(f"unknown model {name!r}; near names: {', '.join(near)}. models.names() lists all.")
+    _require_known(name)
     if name in _INSTALLED:
         return _INSTALLED[name](pretrained)
     weights = torchvision.models.get_model_weights(name).DEFAULT
@@ -78,6 +81,19 @@ def load(name: str, pretrained: bool = True) -> nn.Module:
     theirs = {"size": "crop_size", "resize": "resize_size", "mean": "mean", "std": "std"}
     net.preprocessing = {ours: transforms[key] for ours, key in theirs.items() if key in transforms}
     return net.eval()
+
+
+def require_pictures(name: str) -> None:
+    """Raise ValueError unless `load` knows the name, and the network's input is pictures."""
+    _require_known(name)
+    if name == "tiny_lm":
+        raise ValueError(f"{name} reads tokens: expected a network of pictures, such as 'resnet18'")
+
+
+def _require_known(name: str) -> None:
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), n=3, cutoff=0.4) or names()[:3]
+        raise ValueError(f"unknown model {name!r}; near names: {', '.join(near)}. models.names() lists all.")
 
 
 def seeded(make, size: int, calibrate: bool = True) -> nn.Module:
@@ -175,7 +191,21 @@ def _digits(pretrained: bool) -> nn.Module:
     return net.eval()
 
 
-_INSTALLED = {"efficientnet_lite0": _efficientnet_lite0, "digits": _digits}  # these come with their weights
+def _tiny_lm(pretrained: bool) -> nn.Module:
+    net = seeded(language.Decoder, 0, calibrate=False)
+    if pretrained:
+        with np.load(data.path("lm/tiny_lm.npz")) as arrays:  # np.load reads no pickles
+            net.load_state_dict({name: torch.from_numpy(arrays[name].astype("float32")) for name in arrays})
+    net.weights_kind = "trained here" if pretrained else "seeded"
+    net.input_shape = (1, len(net.positions))
+    net.tokenizer = tokens.bundled()
+    net.classes = [token.decode(errors="replace") for token in net.tokenizer.tokens]
+    net.preprocessing = None
+    return net
+
+
+# These come with their weights.
+_INSTALLED = {"efficientnet_lite0": _efficientnet_lite0, "digits": _digits, "tiny_lm": _tiny_lm}
 
 
 def onnx_file(name: str = "resnet50_v2") -> tuple[Path, str]:

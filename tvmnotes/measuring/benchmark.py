@@ -32,13 +32,12 @@ _WIDTH = 100  # columns of the terminal
 
 
 def check(networks: list[str], against: list[str]) -> None:
-    """Raise ValueError for a network or a peer that `run` does not know; the message lists those it knows."""
+    """Raise ValueError for a network or a peer that `run` does not take; the message lists those it takes."""
     unknown = [peer for peer in against if peer not in _PEERS]
     if unknown:
         raise ValueError(f"unknown peer {', '.join(map(repr, unknown))}; there are {', '.join(_PEERS)}")
     for name in networks:
-        if name not in models.names():
-            models.load(name)  # raises, with near names
+        models.require_pictures(name)
 
 
 def run(
