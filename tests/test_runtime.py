@@ -303,7 +303,7 @@ def test_folders_of_others_are_left_alone(plus, tmp_path):
     assert files(tmp_path / "thesis") == ["chapter1.tex"]
 
 
-@pytest.mark.parametrize("step", ["export_library", "_function", "replace"])
+@pytest.mark.parametrize("step", ["export_library", "function", "replace"])
 @pytest.mark.parametrize("before", [True, False])
 def test_a_save_that_fails_changes_nothing(plus, times, tmp_path, monkeypatch, step, before):
     folder = tmp_path / "net"
@@ -317,7 +317,7 @@ def test_a_save_that_fails_changes_nothing(plus, times, tmp_path, monkeypatch, s
         if step == "export_library":
             patch.setattr(type(times._library), step, fail)
         else:
-            patch.setattr({"replace": Path, "_function": compiled}[step], step, fail)
+            patch.setattr({"replace": Path, "function": compiled}[step], step, fail)
         with pytest.raises(OSError, match="no space left"):
             times.save(folder)
     assert files(tmp_path) == (["net"] if before else [])

@@ -149,8 +149,7 @@ class DirectConv(ScheduleRule):
         """Schedule a kernel that `compute` made and what was fused after it."""
         names = block_names(sch)
         n, o, h, w, c, i, kh, kw, ii = sch.get_loops("conv2d")
-        height = sch.get(h).extent
-        is_line = isinstance(height, tirx.IntImm) and int(height) == 1
+        is_line = _runs_once(sch.get(h))
         oo, oi = sch.split(o, [None, config.tile_oc])
         wo, wi = sch.split(w, [None, config.tile_ow])
         ho, hi = sch.split(h, [None, config.tile_oh])
@@ -249,3 +248,7 @@ def loops_of(workload: Convolution, config, lanes: int, blocks: int, **sizes: in
         k_block=config.tile_ic or (ceildiv(ins, lanes) if workload.blocked else 1),
         stride=workload.strides[0],
     )
+
+
+def _runs_once(loop) -> bool:
+    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
