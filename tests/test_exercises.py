@@ -6,6 +6,7 @@ import re
 import tarfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import numpy as np
@@ -100,6 +101,16 @@ def profile(scheduled):
     return pd.DataFrame(rows).drop(columns=[] if scheduled else ["schedule"])
 
 
+def in_one_session(lib, prompts, count):
+    """Give both texts the network's own state."""
+    texts = [list(prompt) for prompt in prompts]
+    for position in range(sum(map(len, prompts)) + count):
+        text = texts[position % 2]
+        logits = lib(np.array([[text[-1]]]), np.array([position]))
+        text.append(int(logits.argmax()))
+    return [text[len(prompt) :][:count] for text, prompt in zip(texts, prompts, strict=True)]
+
+
 CALLS = {"original": np.ones((1, 3)), "compiled": np.ones((1, 3)), "loaded": np.full((1, 3), 1 + 1e-6)}
 FAILS = dict.fromkeys(("the kernel crashes", "the kernel hangs"), "the trial fails")
 FAILS["the kernel computes a wrong result"] = "the trial fails"
@@ -160,6 +171,9 @@ WRONG = {  # an answer, and words of the message
         ),
         "where all differ by rounding",
     ),
+    "13.1": (lambda logits, temperature: np.exp(logits) / np.exp(logits).sum(), "at temperature 0.5"),
+    "13.2": (in_one_session, "the tokens of the first text"),
+    "13.3": (SimpleNamespace(state=[SimpleNamespace(shape=(4, 1, 2, 256, 32))] * 2), "two caches: expected [512, 512]"),
 }
 
 

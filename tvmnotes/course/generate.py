@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,10 +59,12 @@ def generate(
     # The last token needs no position, since nothing is computed from it.
     count = min(tokens, length - len(given) + 1)
     parts = []
+    shown = stream or sys.stdout
+    flush = shown.isatty()  # a notebook shows what there is several times a second, and stores each flush
     for part in itertools.chain([prompt], tokenizer.stream(_continued(lib.session(), given, count, pick))):
         parts.append(part)
-        print(part, end="", file=stream, flush=True)
-    print(file=stream)
+        print(part, end="", file=shown, flush=flush)
+    print(file=shown)
     return "".join(parts)
 
 

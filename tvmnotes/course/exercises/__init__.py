@@ -29,6 +29,7 @@ from . import (  # noqa: F401 (each registers its exercises)
     lesson_10,
     lesson_11,
     lesson_12,
+    lesson_13,
 )
 from .exercise import EXERCISES, Exercise, Wrong
 
