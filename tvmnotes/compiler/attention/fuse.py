@@ -172,7 +172,7 @@ class _Fuser(relax.PyExprMutator):
             if _name(value) == "matmul" and math.prod(fixed_shape(value.ty) or ()) == math.prod(shape):
                 return True
             if _name(value) in (*OPERATORS, "where"):
-                remaining += value.args
+                remaining.extend(value.args)
         return False
 
     def _broadcasts(self, tensor, shape) -> bool:
