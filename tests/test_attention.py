@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import Function
 from torch.nn import functional as F
+from tvm import relax
 
 import tvmnotes as tn
 
@@ -112,3 +113,39 @@ def test_half_floats(rng):
     lib = tn.build(*tn.from_pytorch(net, tuple(map(torch.from_numpy, xs))))
     wanted = net(*(torch.from_numpy(x).float() for x in xs)).numpy()
     np.testing.assert_allclose(lib(*xs), wanted, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_products_that_are_not_of_matrices_of_float32(halves, rng):
+    shapes = ((1, 1, 140, 64), (1, 1, 64, 256)) if halves else ((64,), (1, 1, 64, 256))
+    dtypes = ("float16", "float16", "float32") if halves else ("float32",) * 3
+    shapes = (*shapes, (1, 256, 16))
+    xs = [rng.standard_normal(shape).astype(dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    builder = relax.BlockBuilder()
+    q, k, v = (relax.Var(f"x{n}", relax.TensorType(x.shape, str(x.dtype))) for n, x in enumerate(xs))
+    with builder.function("main", [q, k, v]):
+        with builder.dataflow():
+            scores = builder.emit(relax.op.matmul(q, k, "float32"))
+            weights = builder.emit(relax.op.nn.softmax(scores))
+            output = builder.emit_output(relax.op.matmul(weights, v))
+        builder.emit_func_output(output)
+    lib = tn.build(builder.get(), {})
+    q, k, v = (torch.from_numpy(x).float() for x in xs)
+    np.testing.assert_allclose(lib(*xs), ((q @ k).softmax(-1) @ v).numpy(), rtol=0, atol=2e-6)
+    assert not is_fused(lib)
+
+
+def test_scores_times_zero_keep_their_nan(rng):
+    def spoil(q, k, v):
+        k[0, 1, 9] = np.inf
+
+    held(lambda q, k, v: (q @ k.mT * 0.0).softmax(-1) @ v, *[SHAPE] * 3, rng=rng, change=spoil, fused=False)
+
+
+def test_masks_of_many_steps_take_no_time_to_follow(rng):
+    def masked(q, k, v, mask):
+        for _ in range(16):
+            mask = mask * 0.4 + (mask * 0.5 + mask * 0.1)
+        return (mask + q @ k.mT).softmax(-1) @ v
+
+    held(masked, *[SHAPE] * 3, (140, 140), rng=rng)

@@ -111,11 +111,14 @@ class _Fuser(relax.PyExprMutator):
                 return None
         batch = shape[:-2]
         shapes = [fixed_shape(tensor.ty) for tensor in (*product.args, values, call)]
-        if None in shapes or any(math.prod(each[:-2]) != math.prod(batch) for each in shapes):
+        if None in shapes or min(map(len, shapes)) < 2:
+            return None
+        if any(math.prod(each[:-2]) != math.prod(batch) for each in shapes):
             return None
         (*_, queries, depth), (*_, keys), (*_, width), _ = shapes
         few = queries <= _FEW_QUERIES or keys <= _FEW_KEYS
-        if few or width % self.simd.lanes or str(product.ty.dtype) != "float32":
+        dtypes = {str(tensor.ty.dtype) for tensor in (*product.args, product)}
+        if few or width % self.simd.lanes or dtypes != {"float32"}:
             return None
         found = _Attention([*product.args, values], Sizes(batch, queries, keys, depth, width), empty)
         for step in reversed(steps):
@@ -151,18 +154,26 @@ class _Fuser(relax.PyExprMutator):
             return None
         scores, other = args if self._leads_to_scores(args[0], shape) else args[::-1]
         own = fixed_shape(value.ty) or ()
-        known = self._broadcasts(other, shape) and own == shape
-        scaled = _number(other) is not None and math.prod(own) == math.prod(shape)
+        known, number = self._broadcasts(other, shape) and own == shape, _number(other)
+        if number == 0 and name in ("multiply", "divide"):  # TVM's simplifier drops it, and with it a NaN
+            return None
+        scaled = number is not None and math.prod(own) == math.prod(shape)
         return scores if known or scaled else None
 
     def _leads_to_scores(self, arg, shape) -> bool:
         """Return whether an operand is what was computed of a product, and not a mask of its shape."""
-        value = self._value(arg, None)
-        if _name(value) == "matmul":
-            return math.prod(fixed_shape(value.ty) or ()) == math.prod(shape)
-        if _name(value) not in (*OPERATORS, "where"):
-            return False
-        return any(self._leads_to_scores(each, shape) for each in value.args)
+        seen, remaining = set(), [arg]
+        while remaining:
+            arg = remaining.pop()
+            if not isinstance(arg, relax.Var) or arg in seen:
+                continue
+            seen.add(arg)
+            value = self._value(arg, None)
+            if _name(value) == "matmul" and math.prod(fixed_shape(value.ty) or ()) == math.prod(shape):
+                return True
+            if _name(value) in (*OPERATORS, "where"):
+                remaining.extend(value.args)
+        return False
 
     def _broadcasts(self, tensor, shape) -> bool:
         own = fixed_shape(tensor.ty) if isinstance(getattr(tensor, "ty", None), relax.TensorType) else None

@@ -36,7 +36,7 @@ class Convolution(Workload):
         kind = "conv2d" if self.groups == 1 else f"conv2d of {self.groups} groups"
         if self.is_depthwise:
             kind = "depthwise"
-        stride = f"/{self.strides[0]}" if max(self.strides) > 1 else ""
+        stride = f"/{max(self.strides)}" if max(self.strides) > 1 else ""
         window = "x".join(map(str, self.weight[2:])) + stride
         n, ins, height, width = self.data
         channels = str(ins) if self.is_depthwise else f"{ins} to {self.weight[0]}"
