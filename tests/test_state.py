@@ -66,6 +66,16 @@ def test_sessions_reset_and_what_is_loaded_start_from_zeros(rng, tmp_path):
     np.testing.assert_array_equal(lib(xs[0]), xs[0])
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (6,)])
+def test_an_input_that_is_kept_may_change_after_the_call(shape):
+    shapes = {"x": (2, 3), "last": shape}
+    lib = build(lambda x, last: (x - last.reshape(2, 3), x.reshape(shape)), shapes, {"last": "output1"}, opt_level=0)
+    x = torch.ones(2, 3)
+    lib(x)
+    x += 2
+    np.testing.assert_array_equal(lib(x), np.full((2, 3), 2))
+
+
 def test_measuring_leaves_the_state_as_it_is(rng):
     lib, x = with_sum(), random(rng, 2, 3)
     session = lib.session()
