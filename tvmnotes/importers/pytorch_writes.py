@@ -278,7 +278,8 @@ class _TensorPositions(TorchFunctionMode):
         items = list(items) if isinstance(items, tuple) else [items]
         tensors = [place for place, item in enumerate(items) if isinstance(item, Tensor)]
         place = tensors[0] if len(tensors) == 1 else None
-        if place is None or items[place].ndim or items[place].dtype not in _INTEGERS:
+        is_only = all(type(item) in _PLAIN for item in items if not isinstance(item, Tensor))
+        if place is None or not is_only or items[place].ndim or items[place].dtype not in _INTEGERS:
             return func(*args, **(kwargs or {}))
         items[place] = items[place].reshape(1)
         used = sum(item is not None and item is not Ellipsis for item in items)
@@ -289,12 +290,14 @@ class _TensorPositions(TorchFunctionMode):
             result = func(x, tuple(items))
             return result.squeeze(result.ndim - after - 1)
         (value,) = values
-        if isinstance(value, Tensor) and value.ndim > after:
-            value = value.unsqueeze(value.ndim - after)
+        if isinstance(value, Tensor):
+            value = value.to(x.dtype)
+            value = value.unsqueeze(value.ndim - after) if value.ndim > after else value
         return func(x, tuple(items), value)
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+_PLAIN = (int, torch.SymInt, slice, type(None), type(...))  # items that are no list of indices
 
 
 def _call(graph: fx.Graph, target: Any, x: fx.Node, *args: Any) -> fx.Node:
