@@ -208,8 +208,11 @@ def _joined(node: fx.Node) -> list[_Write]:
     return writes if len(set(roots)) == 1 and _shape(roots[0]) == shape and offset == shape[dim] else []
 
 
-def combine(program: ExportedProgram) -> None:
-    """Replace, in place, the nodes that write to a part of an input by one that writes to the input."""
+def combine(program: ExportedProgram, has_open_sizes: bool) -> None:
+    """Replace, in place, the nodes that write to a part of an input by one that writes to the input.
+
+    With open sizes, slices stay as they are: where they begin and end may depend on these.
+    """
     graph = program.graph
     inputs = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
     roots = {node for node in graph.find_nodes(op="placeholder") if node.name in inputs}
@@ -222,6 +225,8 @@ def combine(program: ExportedProgram) -> None:
             writes = [write] if write and write.outer.is_whole else []
         places = [order[write.node] for write in writes]
         if not writes or writes[0].part.root not in roots or places != sorted(set(places)):
+            continue
+        if has_open_sizes and any(write.index is None for write in writes):
             continue
         result = writes[0].part.root
         for write in writes:
