@@ -243,6 +243,40 @@ def test_an_index_out_of_range_changes_nothing(rng):
     np.testing.assert_array_equal(lib._held[0].numpy(), before)
 
 
+def test_of_equal_indices_the_last_one_counts(rng):
+    shapes = {"x": (6, 64), "index": ((900,), "int64"), "y": (900, 64)}
+    lib = build(lambda x, index, y: x.index_copy(0, index, y), shapes, None)
+    x, index, y = random(rng, 6, 64), rng.integers(0, 6, 900), random(rng, 900, 64)
+    got = lib(x, index, y)
+    x[index] = y
+    np.testing.assert_array_equal(got, x)
+
+
+def test_a_value_of_another_dtype_at_a_position_without_axes(rng):
+    def write(cache, position, k):
+        cache = cache.clone()
+        cache[:, position.reshape(())] = k
+        return cache
+
+    shapes = {"cache": (3, 4), "position": ((1,), "int64"), "k": ((3,), "float64")}
+    cache, position, k = random(rng, 3, 4), np.array([2]), rng.standard_normal(3)
+    got = build(write, shapes, None)(cache, position, k)
+    np.testing.assert_array_equal(got, write(*map(torch.from_numpy, (cache, position, k))))
+
+
+def test_slices_of_an_open_size(rng):
+    def write(x, y):
+        x = x.clone()
+        x[-1] = y
+        x[1:, 0] = x[:-1, 1]
+        return x
+
+    lib = build(write, {"x": (tn.Size("rows", 3), 4), "y": (4,)}, None, opt_level=0)
+    for rows in (3, 8):
+        x, y = random(rng, rows, 4), random(rng, 4)
+        np.testing.assert_array_equal(lib(x, y), write(torch.from_numpy(x), torch.from_numpy(y)))
+
+
 def test_writes_for_a_gpu(rng):
     net = Function(lambda position, k, cache: (k, put_into_layers(cache, position, k)))
     mod, params = tn.from_pytorch(net.eval(), SHAPES)

@@ -5,14 +5,12 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-import tvm
 from tvm import relax, tirx
 
 from ..base.relax import plain_sizes
 from ..base.sizes import Size
 from . import costs
 
-_UNBOUNDED = 1 << 31  # as the upper bound of a size that has none
 _STEP = 60  # between the sizes at which costs are counted
 _KINDS = ("flops", "reads", "writes")
 
@@ -27,18 +25,6 @@ def open_sizes(main: relax.Function) -> dict[str, Size]:
                 lower, upper = (int(n) for n in bounds.get(size.name, (1, -1)))
                 sizes[size.name] = Size(size.name, lower, None if upper < 0 else upper)
     return sizes
-
-
-def bounded(main: relax.Function) -> tvm.sym.Analyzer:
-    """Make an analyzer that knows the bounds of a network's open sizes."""
-    analyzer, sizes = tvm.sym.Analyzer(), open_sizes(main)
-    for param in main.params:
-        for size in getattr(param.ty, "shape", None) or ():
-            if isinstance(size, tirx.Var):
-                lower, upper = sizes[size.name].lower, sizes[size.name].upper or _UNBOUNDED
-                ends = (tirx.IntImm("int64", n) for n in (lower, upper + 1))
-                analyzer.bind(size, tvm.ir.Range(*ends), allow_override=True)
-    return analyzer
 
 
 def check_inputs(main: relax.Function, inputs: Sequence[relax.Var]) -> None:

@@ -16,7 +16,6 @@ from tvm.tirx.script.builder import ir as T
 from ..base import writes
 from ..base.relax import fixed_shape, known_shape, on_each_function, plain_sizes
 from ..base.tvm_seam import OPAQUE
-from .open_sizes import bounded
 
 PLACE = "tvmnotes.write"  # of a kernel that copies: the axis of the index, and the first element on each axis
 _SHARED = 1 << 15  # elements that are copied by all threads
@@ -41,37 +40,26 @@ def in_place(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @relax.expr_functor.mutator
 class _ToKernels(relax.PyExprMutator):
-    def __init__(self, mod):
-        super().__init__(mod)
-        self.analyzer = bounded(mod["main"])
-
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
         write = writes.arguments(call)
         if write is None:
             return call
         x, values, index, axis, starts = write
-        shape, box = known_shape(x.ty), known_shape(values.ty)
-        if shape is None or box is None:
-            raise ValueError(
-                f"a write of a {values.ty} to a {x.ty}, whose sizes are not known: import the network with "
-                "whole numbers"
-            )
-        for n, (start, count, size) in enumerate(zip(starts, box, shape, strict=True)):
-            if n != axis and not self.analyzer.can_prove(tirx.IntImm("int64", start) + count <= size):
-                raise ValueError(
-                    f"a write of {count} elements, from {start} on, to an axis of {size}: give the open size "
-                    "an upper bound that fits there, tn.Size(name, 1, upper)"
-                )
         own = {}  # a kernel's variable for each open size
 
-        def in_kernel(size):
-            if isinstance(size, int):
-                return size
-            return own.setdefault(str(size), tirx.Var(getattr(size, "name", "n"), "int64"))
+        def shape(ty):
+            sizes = known_shape(ty)
+            if sizes is None or not all(isinstance(size, int | tirx.Var) for size in sizes):
+                raise ValueError(
+                    f"a write to a {ty}, neither fixed nor open: import the network with whole numbers"
+                )
+            return tuple(
+                size if isinstance(size, int) else own.setdefault(size, tirx.Var(size.name, "int64"))
+                for size in sizes
+            )
 
-        shape, box = (tuple(map(in_kernel, sizes)) for sizes in (shape, box))
-        kernel = _kernel(shape, box, str(x.ty.dtype), axis, starts, copies=True)
+        kernel = _kernel(shape(x.ty), shape(values.ty), str(x.ty.dtype), axis, starts, copies=True)
         return relax.call_tir(self.builder_.add_func(kernel, "write"), [x, values, index], call.ty)
 
 
