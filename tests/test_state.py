@@ -66,6 +66,16 @@ def test_sessions_reset_and_what_is_loaded_start_from_zeros(rng, tmp_path):
     np.testing.assert_array_equal(lib(xs[0]), xs[0])
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (6,)])
+def test_an_input_that_is_kept_may_change_after_the_call(shape):
+    shapes = {"x": (2, 3), "last": shape}
+    lib = build(lambda x, last: (x - last.reshape(2, 3), x.reshape(shape)), shapes, {"last": "output1"}, opt_level=0)
+    x = torch.ones(2, 3)
+    lib(x)
+    x += 2
+    np.testing.assert_array_equal(lib(x), np.full((2, 3), 2))
+
+
 def test_measuring_leaves_the_state_as_it_is(rng):
     lib, x = with_sum(), random(rng, 2, 3)
     session = lib.session()
@@ -231,6 +241,40 @@ def test_an_index_out_of_range_changes_nothing(rng):
     with pytest.raises(IndexError, match="expected an index from -8 to 7, got 8"):
         lib(np.array([8]), k)
     np.testing.assert_array_equal(lib._held[0].numpy(), before)
+
+
+def test_of_equal_indices_the_last_one_counts(rng):
+    shapes = {"x": (6, 64), "index": ((900,), "int64"), "y": (900, 64)}
+    lib = build(lambda x, index, y: x.index_copy(0, index, y), shapes, None)
+    x, index, y = random(rng, 6, 64), rng.integers(0, 6, 900), random(rng, 900, 64)
+    got = lib(x, index, y)
+    x[index] = y
+    np.testing.assert_array_equal(got, x)
+
+
+def test_a_value_of_another_dtype_at_a_position_without_axes(rng):
+    def write(cache, position, k):
+        cache = cache.clone()
+        cache[:, position.reshape(())] = k
+        return cache
+
+    shapes = {"cache": (3, 4), "position": ((1,), "int64"), "k": ((3,), "float64")}
+    cache, position, k = random(rng, 3, 4), np.array([2]), rng.standard_normal(3)
+    got = build(write, shapes, None)(cache, position, k)
+    np.testing.assert_array_equal(got, write(*map(torch.from_numpy, (cache, position, k))))
+
+
+def test_slices_of_an_open_size(rng):
+    def write(x, y):
+        x = x.clone()
+        x[-1] = y
+        x[1:, 0] = x[:-1, 1]
+        return x
+
+    lib = build(write, {"x": (tn.Size("rows", 3), 4), "y": (4,)}, None, opt_level=0)
+    for rows in (3, 8):
+        x, y = random(rng, rows, 4), random(rng, 4)
+        np.testing.assert_array_equal(lib(x, y), write(torch.from_numpy(x), torch.from_numpy(y)))
 
 
 def test_writes_for_a_gpu(rng):

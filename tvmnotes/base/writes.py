@@ -11,6 +11,8 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from .relax import plain_sizes
+
 NAME = "tvmnotes.written"
 
 
@@ -33,12 +35,20 @@ def written(
 
 
 def arguments(call: relax.Expr) -> tuple | None:
-    """Return the arguments of a call that `written` made; None for any other call."""
+    """Return the arguments of a call that `written` made; None for any other call.
+
+    Raises:
+        ValueError: The first element depends on an open size.
+    """
     name = getattr(getattr(call, "op", None), "name", "")
     if name != "relax.call_pure_packed" or getattr(call.args[0], "global_symbol", "") != NAME:
         return None
     _, x, values, index, *numbers = call.args
-    axis, *starts = (int(getattr(n, "value", n)) for n in numbers)
+    axis, *starts = plain_sizes(getattr(n, "value", n) for n in numbers)
+    if not all(isinstance(start, int) for start in starts):
+        raise ValueError(
+            "a write whose place depends on an open size: import the network with whole numbers there"
+        )
     return x, values, index, axis, starts
 
 

@@ -96,8 +96,8 @@ class CompiledForGPU(Compiled):
             weights = tvm_ffi.convert(list(arrays.values()))
         return self._advance(self._main, placed, weights, held)
 
-    def _zeros(self, spec):
-        return super()._zeros(spec).copyto(self.device)
+    def _on_device(self, tensor):
+        return tensor.copyto(self.device)
 
     def placed(self, values) -> list:
         """Return the inputs, checked, in the GPU's memory; those already there are not copied."""

@@ -77,23 +77,29 @@ def _kernel(shape, box, dtype, axis, starts, copies) -> tirx.PrimFunc:
                 at = _loops(loops, shape)
                 T.buffer_store(result, x[tuple(at)], at)
         with ExitStack() as loops:
-            at = _loops(loops, box)
+            at = _loops(loops, box, axis)  # of equal indices, the last one counts
             value = values[tuple(at)]
             at[axis] = index[at[axis]].astype("int32")
             T.buffer_store(result, value, [start + n for start, n in zip(starts, at, strict=True)])
     return builder.get()
 
 
-def _loops(stack: ExitStack, shape: tuple) -> list:
-    """Open loops over all elements; threads share the rows if there is enough to do."""
-    *outer, last = shape
+def _loops(stack: ExitStack, shape: tuple, serial: int | None = None) -> list:
+    """Open loops over all elements; threads share the rows if there is enough to do.
+
+    One thread runs all of an axis `serial`, in order.
+    """
+    rows = [axis for axis in range(len(shape) - 1) if axis != serial]
     fixed = all(isinstance(size, int) for size in shape)
-    if not outer or not fixed or math.prod(shape) < _SHARED:
+    if not rows or not fixed or math.prod(shape) < _SHARED:
         return [stack.enter_context(T.serial(size)) for size in shape]
-    row, at = stack.enter_context(T.parallel(math.prod(outer))), []
-    for axis, size in enumerate(outer):
-        at.append(row // math.prod(outer[axis + 1 :]) % size)
-    return [*at, stack.enter_context(T.serial(last))]
+    row, at = stack.enter_context(T.parallel(math.prod(shape[axis] for axis in rows))), {}
+    for axis in reversed(rows):
+        at[axis] = row % shape[axis]
+        row = row // shape[axis]
+    return [
+        at[axis] if axis in at else stack.enter_context(T.serial(size)) for axis, size in enumerate(shape)
+    ]
 
 
 @relax.expr_functor.mutator

@@ -113,19 +113,20 @@ def _import(
         inputs: The inputs as the user gives them, with open sizes.
         specs: The inputs, with numbers for these.
     """
+    has_open_sizes = bool(merged(spec.shape for spec in inputs))
     with pass_lock, quiet():
         program = _decompose(captured(specs))
         table = _decompositions()[1]
         without_complex(program.graph, table)
         used_results(program.graph, table)
         foreign(program.graph, table)
-        combine(program)
+        combine(program, has_open_sizes)
         _check_program(program)
         promote(program.graph_module)
         program, weights = _lift_weights(program)
         try:
             importer = ExportedProgramImporter()
-            importer.leaves_sizes_open = bool(merged(spec.shape for spec in inputs))  # for converters
+            importer.leaves_sizes_open = has_open_sizes  # for converters
             mod = importer.from_exported_program(
                 program,
                 keep_params_as_input=True,

@@ -208,8 +208,11 @@ def _joined(node: fx.Node) -> list[_Write]:
     return writes if len(set(roots)) == 1 and _shape(roots[0]) == shape and offset == shape[dim] else []
 
 
-def combine(program: ExportedProgram) -> None:
-    """Replace, in place, the nodes that write to a part of an input by one that writes to the input."""
+def combine(program: ExportedProgram, has_open_sizes: bool) -> None:
+    """Replace, in place, the nodes that write to a part of an input by one that writes to the input.
+
+    With open sizes, slices stay as they are: where they begin and end may depend on these.
+    """
     graph = program.graph
     inputs = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
     roots = {node for node in graph.find_nodes(op="placeholder") if node.name in inputs}
@@ -222,6 +225,8 @@ def combine(program: ExportedProgram) -> None:
             writes = [write] if write and write.outer.is_whole else []
         places = [order[write.node] for write in writes]
         if not writes or writes[0].part.root not in roots or places != sorted(set(places)):
+            continue
+        if has_open_sizes and any(write.index is None for write in writes):
             continue
         result = writes[0].part.root
         for write in writes:
@@ -278,7 +283,8 @@ class _TensorPositions(TorchFunctionMode):
         items = list(items) if isinstance(items, tuple) else [items]
         tensors = [place for place, item in enumerate(items) if isinstance(item, Tensor)]
         place = tensors[0] if len(tensors) == 1 else None
-        if place is None or items[place].ndim or items[place].dtype not in _INTEGERS:
+        is_only = all(type(item) in _PLAIN for item in items if not isinstance(item, Tensor))
+        if place is None or not is_only or items[place].ndim or items[place].dtype not in _INTEGERS:
             return func(*args, **(kwargs or {}))
         items[place] = items[place].reshape(1)
         used = sum(item is not None and item is not Ellipsis for item in items)
@@ -289,12 +295,14 @@ class _TensorPositions(TorchFunctionMode):
             result = func(x, tuple(items))
             return result.squeeze(result.ndim - after - 1)
         (value,) = values
-        if isinstance(value, Tensor) and value.ndim > after:
-            value = value.unsqueeze(value.ndim - after)
+        if isinstance(value, Tensor):
+            value = value.to(x.dtype)
+            value = value.unsqueeze(value.ndim - after) if value.ndim > after else value
         return func(x, tuple(items), value)
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+_PLAIN = (int, torch.SymInt, slice, type(None), type(...))  # items that are no list of indices
 
 
 def _call(graph: fx.Graph, target: Any, x: fx.Node, *args: Any) -> fx.Node:

@@ -159,19 +159,27 @@ class Compiled:
         return self._advance(partial(threads.run, self._main), tensors, weights, held)
 
     def _advance(self, main, tensors: list, weights, held: list | None) -> list[tvm_ffi.Tensor]:
-        """Call `main` with the state, replace that by the state after the call; return the other outputs."""
+        """Call `main` with the state, replace that by the state after the call; return the other outputs.
+
+        State that is an input of the call is copied: that memory is the caller's.
+        """
         held = self._held if held is None else held
+        taken = {tensor.data_ptr() for tensor in tensors} if self._fed else set()
         with self._lock:
-            state = iter(held or [self._zeros(spec) for spec in self.state])
+            state = iter(held or [self._on_device(zeros(spec.shape, spec.dtype)) for spec in self.state])
             given = iter(tensors)
             result = main(*(next(state if is_state else given) for is_state in self._is_state), weights)
             outputs = list(result) if self.graph["tuple"] else [result]
-            held[:] = [outputs[n] for n in self._fed]
+            fed = [outputs[n] for n in self._fed]
+            held[:] = [
+                self._on_device(copied(to_numpy(tensor))) if tensor.data_ptr() in taken else tensor
+                for tensor in fed
+            ]
         return [output for n, output in enumerate(outputs) if n not in self._fed]
 
-    def _zeros(self, spec: TensorSpec) -> tvm_ffi.Tensor:
-        """Return zeros in the memory where the network runs."""
-        return zeros(spec.shape, spec.dtype)
+    def _on_device(self, tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
+        """Return a tensor in the memory where the network runs."""
+        return tensor
 
     def input_tensors(self, values: list) -> list[tvm_ffi.Tensor]:
         """Check a list of inputs, and make each a tensor that kernels can read."""
