@@ -274,6 +274,30 @@ def test_networks_that_depend_on_a_length(function, message):
         tn.from_pytorch(Function(function).eval(), {"x": (1, "n", 3)})
 
 
+@pytest.mark.parametrize(
+    ("function", "sizes", "values"),
+    [
+        (lambda x: x * 2 if 2 * x.shape[0] == x.shape[1] + 3 else x, ("n", "m"), r"\d+, \d+"),
+        (lambda x: x * 2 if x.shape[0] == x.shape[1] else x, (tn.Size("n", 2), tn.Size("m", 3)), "3, 3"),
+    ],
+    ids=["twice", "equal"],
+)
+def test_networks_that_compare_two_sizes(function, sizes, values):
+    with pytest.raises(NotImplementedError, match=f"another way where 'n', 'm' is {values}"):
+        tn.from_pytorch(Function(function).eval(), {"x": sizes})
+
+
+def test_an_error_at_a_size_that_was_not_asked_for_says_so():
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 2, H, 8] x) => (float[1, 2, A, 6] y)
+            <float[2, 1, 3, 3] w = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
+            y = Conv<group = 2>(x, w) }"""
+    )
+    with pytest.raises(ValueError, match=r"tried with H 1: .* Size\('H', lower, upper\), or whole numbers"):
+        tn.from_onnx(model)
+    tn.from_onnx(model, {"x": (1, 2, tn.Size("H", 3), 8)})
+
+
 def test_a_length_of_1_may_be_another_network():
     net = Function(lambda x: x * 2 if x.shape[1] == 1 else x).eval()
     with pytest.raises(NotImplementedError, match=r"another way where 'n' is 1 .*leave open Size\('n', 2\)"):

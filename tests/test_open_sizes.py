@@ -161,6 +161,13 @@ def test_sums_and_multiples_of_a_size(rng):
     hold(lib, of_torch(net), (4,), rng)
 
 
+@pytest.mark.parametrize("bounds", [(1, 3), (1, 8), (2, 5)])
+def test_products_of_a_size_of_few_values(rng, bounds):
+    net = Function(lambda x: (x @ x.T).reshape(-1) * 2)
+    lib = compiled(net, {"x": (tn.Size("n", *bounds), 3)})
+    hold(lib, of_torch(net), (3,), rng, sizes=range(bounds[0], bounds[1] + 1))
+
+
 def test_onnx_keeps_the_names_of_the_file(convolutions, rng):
     file = io.BytesIO()
     with warnings.catch_warnings():
@@ -318,6 +325,12 @@ def test_sizes_are_evaluated_without_running_code():
         evaluate("__import__('os')", {"n": 2})
 
 
+def test_an_axis_that_is_dropped_where_it_is_1():
+    net = Function(lambda x: x.squeeze(1).softmax(1).amax().reshape(1))
+    with pytest.raises(NotImplementedError, match=r"Size\('n', 2\)|'n' open"):
+        tn.from_pytorch(net.eval(), {"x": (2, "n", 3)})
+
+
 def test_a_constant_of_one_size_is_refused():
     net = Function(lambda x: x * torch.tensor(1.0 if x.shape[0] == 1 else 3.0))
     with pytest.raises(NotImplementedError, match=r"leave open Size\('batch', 2\)"):
@@ -338,4 +351,19 @@ def test_a_file_that_compares_a_size_with_a_number_is_refused(what):
         s = Shape(x) n = Gather(s, zero) {f"m = {last}" if before else ""} {before[0] if before else what}
         f = Where(d, one, two) y = Mul(x, f) }}"""
     with pytest.raises(NotImplementedError, match="cannot leave 'N' open|in another way where 'N' is 500"):
+        tn.from_onnx(parser.parse_model(text))
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["h = Cast<to = 1>(n) d = Less(h, half)", "m = Clip(n, one, most) d = Less(m, n)"],
+    ids=["float", "clip"],
+)
+def test_a_file_that_compares_a_size_with_a_large_number_is_refused(what):
+    text = f"""<ir_version: 9, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 2] y)
+        <int64[1] zero = {{0}}, float[1] first = {{1}}, float[1] second = {{2}}> {{
+        half = Constant<value = float {{8000.5}}>() one = Constant<value = int64 {{1}}>()
+        most = Constant<value = int64 {{8000}}>() s = Shape(x) n = Gather(s, zero) {what}
+        f = Where(d, first, second) y = Mul(x, f) }}"""
+    with pytest.raises(NotImplementedError, match=r"in another way where 'N' is 800\d"):
         tn.from_onnx(parser.parse_model(text))

@@ -7,11 +7,12 @@ from fractions import Fraction
 
 from tvm import relax, tirx
 
-from ..base.relax import plain_sizes
+from ..base.relax import plain_sizes, written
 from ..base.sizes import Size
 from . import costs
 
 _STEP = 60  # between the sizes at which costs are counted
+_MOST_FACTORS = 3  # of an open size in a count
 _KINDS = ("flops", "reads", "writes")
 
 
@@ -59,21 +60,30 @@ def cost(func: tirx.PrimFunc, sizes: dict[str, Size]) -> dict[str, int | str]:
 
 
 def _degrees(func: tirx.PrimFunc) -> dict[str, int]:
-    """Return the open sizes of a kernel's arguments by name: 1, or 2 where an argument has a size twice."""
+    """Return the open sizes of a kernel's arguments by name, with how often one argument has it as a factor.
+
+    From 3 times on it is 3.
+    """
     degrees = {}
     for param in func.params:
         if isinstance(param.ty, tirx.BufferType):
-            shape = [size for size in param.ty.shape if not isinstance(size, int)]
-            axes = [{var.name for var in tirx.analysis.undefined_vars(size)} for size in shape]
-            for name in set().union(*axes):
-                degrees[name] = max(degrees.get(name, 1), min(2, sum(name in axis for axis in axes)))
+            axes = [size for size in param.ty.shape if not isinstance(size, int)]
+            for name in {var.name for size in axes for var in tirx.analysis.undefined_vars(size)}:
+                degree = sum(_degree(size, name) for size in axes)
+                degrees[name] = max(degrees.get(name, 1), min(_MOST_FACTORS, degree))
     return degrees
+
+
+def _degree(size, name: str) -> int:
+    """Return how often a size has an open one as a factor."""
+    factors = max(term.split("*").count(name) for term in str(written(size)).split(" + "))
+    return factors or int(any(var.name == name for var in tirx.analysis.undefined_vars(size)))
 
 
 def _polynomial(counts: dict[tuple[int, ...], int], sizes: list[Size]) -> int | str:
     """Return the polynomial that has these values at steps from the least sizes (Newton's method)."""
     for axis in range(len(sizes)):
-        for order in (1, 2):
+        for order in range(1, _MOST_FACTORS + 1):
             before = dict(counts)
             for at in counts:
                 if at[axis] >= order:

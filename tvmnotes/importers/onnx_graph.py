@@ -176,7 +176,7 @@ def fold_constants(proto: onnx.ModelProto, compared: dict[str, tuple]) -> onnx.M
 
     Args:
         proto: The model.
-        compared: Gets the operands of the comparisons of integers that are folded, by the name of the result.
+        compared: Gets the operands of the comparisons of numbers that are folded, by the name of the result.
     """
     weights, count = list(proto.graph.initializer), len(proto.graph.input)
     outputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in proto.graph.output]
@@ -238,9 +238,9 @@ def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple]) -> bool:
             nodes.append(node)
             continue
         operands = [values.get(name) for name in node.input]
-        integers = all(value is not None and value.dtype.kind in "iu" for value in operands)
-        if node.op_type in COMPARISONS and len(operands) == 2 and integers:
-            compared[node.output[0]] = tuple(operands)
+        if node.op_type in COMPARISONS and operands[0].dtype.kind in "iuf":
+            others = [value for value in operands[1:] if value is not None]
+            compared |= {f"{node.output[0]} {n}": (operands[0], other) for n, other in enumerate(others)}
         values.update(results)
         folded |= node.op_type != "Constant"
         for name, value in results.items():

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import tvm
 
+from ..base.indices import OutOfRange
 from ..base.sizes import Size, merged
 from ..base.spec import TensorSpec
 from .union import Refused, Union, same_array, together
@@ -19,6 +20,7 @@ Model = tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]
 _USUAL = 2  # the size of the first import: many operators treat 1 in another way
 _INNER = 67  # that of an axis other than the first: strides that halve it five times leave more than 1
 _FAR = 211  # from there to the other one: a prime, so that a rounded quotient gives no whole factor
+_NEAR = 5  # to another one, for sizes that are no multiple of it and a constant
 _BEYOND = 4099  # to a third one, for importers that see no program: a file may compare a size with a number
 _MORE = (29, 60)  # to others, for graphs that divide sizes: 96 and 127, with both extreme remainders of 32
 
@@ -27,7 +29,7 @@ def with_open_sizes(
     import_at: Callable[[list[TensorSpec]], Model],
     specs: list[TensorSpec],
     steps_at: Callable[[list[TensorSpec]], list] | None = None,
-    compared: Callable[[], list[tuple[str, int]]] | None = None,
+    compared: Callable[[], list[dict[str, int]]] | None = None,
 ) -> Model:
     """Import a model for inputs that may have open sizes.
 
@@ -36,7 +38,7 @@ def with_open_sizes(
         specs: The inputs.
         steps_at: Lists what the model's framework computes for inputs of fixed sizes, before the importer
             rewrites it: integers, and texts that do not depend on sizes. None if that is not known.
-        compared: Lists open sizes, by name, with numbers at which the network may compute in
+        compared: Lists values of one or several open sizes, by name, for which the network may compute in
             another way. It may also refuse the network.
 
     Returns:
@@ -54,30 +56,36 @@ def with_open_sizes(
     far = [{**first, name: _far(first[name], size)} for name, size in sizes.items()]
     if steps_at is None:
         far += [{**first, name: _far(first[name], size, _BEYOND)} for name, size in sizes.items()]
-    between = {name: _far(first[name], size, 5) for name, size in sizes.items()}
-    more = [{name: _far(first[name], size, by) for name, size in sizes.items()} for by in _MORE]
+    chosen = [first, *far]
+    for distance in (_NEAR, *_MORE):
+        taken = {name: {sample[name] for sample in chosen} for name in sizes}
+        chosen.append(
+            {name: _another(first[name], size, distance, taken[name]) for name, size in sizes.items()}
+        )
     lowest = {name: size.lower for name, size in sizes.items()}
+    shared = max(lowest.values())
+    equal = {name: shared if size.takes(shared) else first[name] for name, size in sizes.items()}
     models = {}  # by the values of the sizes
 
     def union(samples):
         distinct = list({tuple(sample.values()): sample for sample in samples}.values())
         for sample in distinct:
             if (key := tuple(sample.values())) not in models:
-                models[key] = _shared(import_at([spec.at(sample) for spec in specs]), models)
+                models[key] = _shared(_tried(import_at, specs, sample), models)
         several = [models[tuple(sample.values())] for sample in distinct]
         _compare_params([params for _, params in several])
         return Union(specs, sizes, distinct, [mod for mod, _ in several])
 
     names = ", ".join(map(repr, sizes))
     try:
-        made = union([first, *far, between])
+        made = union(chosen[: -len(_MORE)])
         if made.divides:
-            made = union([first, *far, between, *more])
+            made = union(chosen)
     except Refused as reason:
         raise NotImplementedError(
             f"this network cannot leave {names} open: {reason}; give whole numbers there"
         ) from None
-    special = [lowest, *({**first, name: n} for name, n in (compared() if compared else ()))]
+    special = [lowest, equal, *({**first, **values} for values in (compared() if compared else ()))]
     for values in special:
         if values in made.samples:
             continue
@@ -85,10 +93,8 @@ def with_open_sizes(
             if steps_at is None:
                 made = union([*made.samples, values])
             else:
-                samples = (*made.samples, values)
-                _compare_programs(
-                    made, [steps_at([spec.at(each) for spec in specs]) for each in samples], values
-                )
+                several = [_tried(steps_at, specs, each) for each in (*made.samples, values)]
+                _compare_programs(made, several, values)
         except Refused as reason:
             numbers = ", ".join(map(str, values.values()))
             small = {name: max(size.lower, _USUAL) for name, size in sizes.items()}
@@ -99,6 +105,21 @@ def with_open_sizes(
                 "whole numbers"
             ) from None
     return made.mod, models[tuple(first.values())][1]
+
+
+def _tried(function: Callable, specs: list[TensorSpec], sample: dict[str, int]):
+    """Call a function of the inputs at fixed sizes; an error says which, and how to exclude them."""
+    try:
+        return function([spec.at(sample) for spec in specs])
+    except (ValueError, IndexError, NotImplementedError) as error:
+        if type(error) not in (ValueError, OutOfRange, NotImplementedError):
+            raise
+        sizes = " and ".join(f"{name} {value}" for name, value in sample.items())
+        bounds = ", ".join(f"Size({name!r}, lower, upper)" for name in sample)
+        raise type(error)(
+            f"{error} (open sizes were tried with {sizes}: if that is the cause, give bounds, {bounds}, or "
+            "whole numbers)"
+        ) from error
 
 
 def _compare_programs(made: "Union", several: list[list], values: dict[str, int]) -> None:
@@ -132,6 +153,15 @@ def _far(value: int, size: Size, distance: int = _FAR) -> int:
     if size.upper is None or value + distance < size.upper:
         return value + distance
     return next((n for n in (size.upper - 1, size.upper, size.lower) if n != value and size.takes(n)), value)
+
+
+def _another(value: int, size: Size, distance: int, taken: set[int]) -> int:
+    """Return a value of a size that is this far from its usual one, or that is not taken, if there is one."""
+    if size.upper is None:
+        return value + distance
+    inner = range(size.upper - 1, _USUAL - 1, -1)[: len(taken) + 1]
+    several = [n for n in (value + distance, *inner) if n < size.upper]
+    return next((n for n in (*several, size.upper, size.lower) if n not in taken and size.takes(n)), value)
 
 
 def _shared(model: Model, others: dict[tuple, Model]) -> Model:

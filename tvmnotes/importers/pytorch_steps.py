@@ -30,6 +30,7 @@ def steps(program: ExportedProgram) -> list[int | str | None]:
             numbers[node] = calls
             calls += 1
             listed.append(f"{node.op} {'reshape' if node.target in _RESHAPES else node.target}")
+            listed.append(f"axes: {getattr(node.meta.get('val'), 'ndim', None)}")  # squeeze drops those of 1
             for leaf in _pytree.tree_leaves(_arguments(node)):
                 if isinstance(leaf, torch.fx.Node):
                     listed.append(f"node {numbers[leaf]}")

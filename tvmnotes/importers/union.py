@@ -19,6 +19,7 @@ from ..base.spec import TensorSpec
 _EXACT = 1 << 24  # the largest of the whole numbers that float32 has
 _MOST_FACTORS = 3  # of a product of sizes before
 _UNBOUNDED = 1 << 31  # as the upper bound of a size that has none
+_PAST = 1 << 62  # a bound beyond this is past each end of an axis
 _LIMITS = re.compile(re.escape(indices.limits("@", "#", "#")).replace("@", "(.*)").replace(r"\#", r"-?\d+"))
 
 
@@ -287,6 +288,9 @@ class Union:
         first, last, shape = [], [], list(x.ty.shape)
         for axis, begin, end in zip(*fields, strict=True):
             extent = shape[int(axis)]
+            end = extent if isinstance(end, tirx.IntImm) and end.value > _PAST else end
+            if any(isinstance(n, tirx.IntImm) and abs(n.value) > _PAST for n in (begin, end)):
+                return None  # its sum with a size may be beyond int64
             begin, end = (
                 n + extent if isinstance(n, tirx.IntImm) and n.value < 0 else n for n in (begin, end)
             )

@@ -1,7 +1,7 @@
 """Steps that the rules share: fusing a kernel's elementwise epilogue, vector and parallel loops."""
 
-from tvm import te
-from tvm.s_tir import Schedule
+from tvm import te, tirx
+from tvm.s_tir import Schedule, ScheduleError
 
 from ....base.relax import written
 
@@ -46,7 +46,10 @@ def fuse_epilogue(sch: Schedule, name: str, loop, stages: tuple[str, ...] = (), 
     else:
         last = sch.cache_write(name, 0, "local")
     if line:
-        width = int(sch.get(sch.get_loops(last)[-2]).extent)
+        width = sch.get(sch.get_loops(last)[-2]).extent
+        if not isinstance(width, tirx.IntImm):
+            raise ScheduleError("the lines of an epilogue are of an open size")
+        width = int(width)
         sch.transform_block_layout(last, lambda n, o, h, w, c: (n, o, h * width + w, c))
     depth = _depth(sch, name, loop)
     sch.reverse_compute_at(last, loop)
