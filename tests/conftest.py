@@ -4,6 +4,7 @@
 """
 
 import gc
+import importlib.util
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import forked
@@ -252,6 +254,14 @@ def _seeded():
     random.seed(SEED)
     np.random.seed(SEED)  # noqa: NPY002 (what MXNet's and old scripts' initializers draw from)
     torch.manual_seed(SEED)
+
+
+def imported(script: Path) -> ModuleType:
+    """A script of data/ as a module; importing it trains nothing."""
+    spec = importlib.util.spec_from_file_location(f"{script.parent.name}_{script.stem}", script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The digit network in data/digits: its accuracy, its two files held together, where its images come from."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -9,6 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from conftest import imported
 
 from tvmnotes.course.digits import ResNet20, load_test_set, preprocess
 
@@ -18,10 +18,7 @@ FOLDER = Path(__file__).parents[1] / "data" / "digits"
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     """data/digits/train.py as a module; importing it trains nothing."""
-    spec = importlib.util.spec_from_file_location("digits_train", FOLDER / "train.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return imported(FOLDER / "train.py")
 
 
 @pytest.fixture(scope="module")

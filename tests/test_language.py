@@ -1,6 +1,5 @@
 """The language model: its tokens, its two forms, its training, and the text that it writes once compiled."""
 
-import importlib.util
 import io
 import json
 from pathlib import Path
@@ -9,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import imported
 from hypothesis import given, strategies
 from typer.testing import CliRunner
 
@@ -26,10 +26,7 @@ TEXT = 'def add(a, b):\n    """Return the sum."""\n    return a + b\n\n\ndef sub
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     """data/lm/train.py as a module; importing it trains nothing."""
-    spec = importlib.util.spec_from_file_location("lm_train", FOLDER / "train.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return imported(FOLDER / "train.py")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax, topi
 from tvm.relax import op as R
 
-from ...base.relax import constant_array, fixed_shape
+from ...base.relax import constant_array, fixed_shape, on_each_function
 from ..rules.base.vector import Simd
 from .loops import OPERATORS, Sizes, Step, Tile, kernel, panels
 
@@ -22,14 +22,7 @@ def fuse_attention(simd: Simd) -> tvm.transform.Pass:
     Between the first product and the softmax, scores may be scaled, and masks added or applied. Products of
     few queries or keys, and values that are not whole vectors, are left as they are.
     """
-
-    @tvm.transform.module_pass(opt_level=0, name="FuseAttention")
-    def run(mod, _context):
-        rewrite = _Fuser(mod, simd)
-        rewrite.builder_.update_func(mod.get_global_var("main"), rewrite.visit_expr(mod["main"]))
-        return rewrite.builder_.get()
-
-    return run
+    return on_each_function("FuseAttention", lambda mod: _Fuser(mod, simd), adds_kernels=True)
 
 
 @dataclass
