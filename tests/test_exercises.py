@@ -111,6 +111,12 @@ def in_one_session(lib, prompts, count):
     return [text[len(prompt) :][:count] for text, prompt in zip(texts, prompts, strict=True)]
 
 
+def all_cores(schedule):
+    """The capstone's first version: each block's outer loops divided among the cores."""
+    for block in ("pad", "conv", "out"):
+        schedule.parallel(schedule.fuse(*schedule.get_loops(block)[:3]))
+
+
 CALLS = {"original": np.ones((1, 3)), "compiled": np.ones((1, 3)), "loaded": np.full((1, 3), 1 + 1e-6)}
 FAILS = dict.fromkeys(("the kernel crashes", "the kernel hangs"), "the trial fails")
 FAILS["the kernel computes a wrong result"] = "the trial fails"
@@ -174,6 +180,12 @@ WRONG = {  # an answer, and words of the message
     "13.1": (lambda logits, temperature: np.exp(logits) / np.exp(logits).sum(), "at temperature 0.5"),
     "13.2": (in_one_session, "the tokens of the first text"),
     "13.3": (SimpleNamespace(state=[SimpleNamespace(shape=(4, 1, 2, 256, 32))] * 2), "two caches: expected [512, 512]"),
+    "capstone.1": (
+        lambda channels, size, flops, bandwidth: 18 * channels * size**2 / flops,
+        "144 channels at 500 GFLOP/s",
+    ),
+    "capstone.2": (all_cores, "the loops: expected one with T.vectorized("),
+    "capstone.3": (lambda rows, pixels: (rows * pixels + 9) / (9 * rows * pixels), "a tile of 1 by 1: expected 2.000"),
 }
 
 

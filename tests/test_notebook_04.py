@@ -1,4 +1,4 @@
-"""What lessons 04 and 04b claim, asserted on the names that their own cells define. No time is asserted."""
+"""What lessons 04 and 04b and the capstone claim, asserted on the names that their own cells define. No time is asserted."""
 
 import re
 from pathlib import Path
@@ -52,6 +52,12 @@ def test_every_step_runs_and_gives_pytorchs_results(by_hand):
         assert same(by_hand, kernel, by_hand["plain_arguments"], by_hand["reference"])
     for kernel in ("layout_kernel", "tile_kernel", "fused_kernel"):
         assert same(by_hand, kernel, by_hand["arguments"], by_hand["wanted"])
+
+
+@pytest.mark.parametrize(("pixels", "vectors"), [(7, 2), (4, 1), (14, 4)])
+def test_any_tile_gives_pytorchs_results(by_hand, pixels, vectors):
+    by_hand["any_kernel"] = tvm.compile(by_hand["any_tile"](pixels, vectors).mod, target=by_hand["target"])
+    assert same(by_hand, "any_kernel", by_hand["arguments"], by_hand["wanted"])
 
 
 def same(names, kernel, arguments, wanted) -> bool:
@@ -124,6 +130,13 @@ def test_the_default_config_serves_all_sizes_of_the_sweep(package):
         config = package["direct"].as_dict(package["direct"].default(conv, package["machine"]))
         output = package["result"](conv, package["run_tvm"](conv, config, net, x))
         assert difference(output, package["run_pytorch"](net, torch.from_numpy(x))().numpy()) < 1e-5
+
+
+def test_the_capstones_kernels_give_pytorchs_results(capsys):
+    names = run("capstone_faster_kernel")
+    found = dict(re.findall(r"^(.+): difference to PyTorch (.+)$", capsys.readouterr().out, re.M))
+    assert list(found) == list(names["steps"]) == ["plain loops", "mine", "tvmnotes' rule"]
+    assert max(map(float, found.values())) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["04_conv2d_by_hand", "04b_packages_schedule"])

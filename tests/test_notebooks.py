@@ -12,7 +12,7 @@ import tvmnotes
 from tvmnotes.course import lessons
 
 ROOT = Path(__file__).parents[1]
-LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"), key=lambda path: path.stem.partition("_"))
+LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"), key=lambda path: path.stem.partition("_"))
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
 PAGES = sorted((ROOT / "notebooks").glob("*.md"))
 TAGS = {"nbval-ignore-output"}

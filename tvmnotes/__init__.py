@@ -36,7 +36,7 @@ PUBLIC = {
 # The modules that notebooks use by name, such as `tn.plots`, and the layers that they belong to.
 MODULES = {
     **dict.fromkeys(("data", "spec"), "base"),
-    **dict.fromkeys(("asm", "digits", "language", "models", "plots", "vision"), "course"),
+    **dict.fromkeys(("asm", "digits", "language", "models", "plots", "sliders", "vision"), "course"),
     **dict.fromkeys(("benchmark", "measure", "peak", "profiling", "threads", "tracing"), "measuring"),
     "gluon": "importers.mxnet",
     "records": "compiler",

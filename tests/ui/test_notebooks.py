@@ -53,6 +53,16 @@ DONE = """() => {
 }"""
 
 
+# Pixels by which a notebook is wider than its panel; what is inside an output that scrolls does not count.
+WIDER = """() => Math.max(...[...document.querySelectorAll(".jp-Notebook .jp-WindowedPanel-outer")]
+  .map(panel => panel.scrollWidth - panel.clientWidth))"""
+IN_SIGHT = """() => {
+  const row = document.querySelector(".jp-MarkdownViewer [data-jupyter-id='virtual-machine']");
+  const top = row?.getBoundingClientRect().top;
+  return top > 0 && top < innerHeight;
+}"""
+
+
 class Lab(NamedTuple):
     url: str
     headers: dict[str, str]
@@ -101,6 +111,10 @@ def look(lab: Lab, name: str) -> list[str]:
         page.goto(f"{lab.url}lab/tree/{name}?reset")
         page.locator(".jp-Notebook .jp-Cell").first.wait_for()
         found = [f"stored: {text}" for text in problems(page, cells)]
+        page.set_viewport_size({"width": 640, "height": 1000})
+        if wider := page.evaluate(WIDER):
+            found.append(f"stored: {wider} pixels wider than a panel in a window of 640")
+        page.set_viewport_size({"width": 1400, "height": 1000})
         screenshot(page, name.replace(".ipynb", "-stored"))
         page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for(state="attached")
         # What is seen from here on comes from this run.
@@ -199,3 +213,14 @@ def test_what_is_wrong_is_seen(lab: Lab):
         "run: cell 6: not run",
     ]
     assert [text[: len(start)] for text, start in zip(found, expected, strict=True)] == expected
+
+
+def test_a_link_to_the_glossary_opens_it_at_the_term(lab: Lab):
+    page = lab.browser.new_page(viewport={"width": 1400, "height": 1000}, extra_http_headers=lab.headers)
+    page.set_default_timeout(120_000)
+    try:
+        page.goto(f"{lab.url}lab/tree/03_relay_builds.ipynb?reset")
+        page.locator("a[href*='glossary.md'], a[data-path='glossary.md']", has_text="virtual machine").first.click()
+        page.wait_for_function(IN_SIGHT, polling=500)
+    finally:
+        page.close()

@@ -13,6 +13,7 @@ plots       the figures of the notebooks
 processes   programs in the background, such as a tracker and servers
 publish     a site, slides and a handout, made of the stored notebooks
 show        TVM programs as highlighted TVMScript
+sliders     sliders that call a function and show what it returns
 tokens      text as tokens, byte pairs
 vision      ImageNet's preprocessing and top-k classes
 """

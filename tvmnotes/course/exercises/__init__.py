@@ -30,6 +30,7 @@ from . import (  # noqa: F401 (each registers its exercises)
     lesson_11,
     lesson_12,
     lesson_13,
+    lesson_capstone,
 )
 from .exercise import EXERCISES, Exercise, Wrong
 
