@@ -1,4 +1,4 @@
-"""What lessons 04 and 04b and the capstone claim, asserted on the names that their cells define. No time is asserted."""
+"""What lessons 04, 04b and the capstone claim, asserted on the names that their cells define. No time is asserted."""
 
 import re
 from pathlib import Path
