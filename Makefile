@@ -115,10 +115,11 @@ test-ui: $(READY) site  ## Run every notebook in a real JupyterLab, and look at 
 tvm-upgrade: $(READY)  ## Leave out each workaround for TVM in turn, run its tests, and print which may go
 	$(QUIET) $(BIN)/python tests/tvm_upgrade.py
 
-notebooks: $(READY)  ## Execute every notebook and store its outputs; write the map of lessons into README and 00
+notebooks: $(READY)  ## Execute every notebook and store its outputs; write maps and times into README, TEACHING and 00
 	$(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 	  --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=300 $(NOTEBOOKS)
 	$(BIN)/python -m tvmnotes.course.lessons
+	$(BIN)/python -m tvmnotes ranges --add
 
 site: $(SITE_READY)  ## Make the course, as it is stored, into pages with a search, in site/
 	$(SITE_PYTHON) -m tvmnotes.course.publish.pages
