@@ -58,7 +58,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
   $(PIP_ARGS)
 SITE_PIP = $(SITE_PYTHON) -m pip install --quiet --disable-pip-version-check $(OFFLINE) $(PIP_ARGS)
 
-.PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade notebooks site slides handout wheels lint bench \
+.PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade notebooks site slides handout clock wheels lint bench \
   clean
 .DEFAULT_GOAL := help
 
@@ -131,6 +131,12 @@ slides: $(SITE_READY)  ## Make slides of each lesson, in slides/
 
 handout: $(SITE_READY)  ## Make handout.zip for a class: lessons without answers, with blanks where a teacher types
 	$(SITE_PYTHON) -m tvmnotes.course.publish.handout handout.zip
+
+clock: $(READER)  ## Execute the lessons with a clock, and write what each part takes into TEACHING.md
+	$(BIN)/jupyter nbconvert --to notebook --execute --ExecutePreprocessor.timeout=300 --output-dir .cache/clock \
+	  $(filter-out notebooks/solutions/%,$(NOTEBOOKS))
+	$(BIN)/python -m tvmnotes.course.publish.clock .cache/clock
+	$(BIN)/python -m tvmnotes ranges .cache/clock
 
 wheels: $(SITE_READY)  ## Collect all packages in wheels/, for `make lab WHEELS=folder` without a network
 	$(SITE_PYTHON) -m pip wheel --disable-pip-version-check --constraint tests/constraints.txt $(PIP_ARGS) \
