@@ -323,7 +323,13 @@ def test_a_part_adds_up_its_words_cells_lines_questions_and_seconds():
 
 def test_the_workflow_and_the_container_only_call_targets_that_exist():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
-    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert set(workflow[True]) == {"push", "pull_request"}  # YAML takes `on` for true
+    steps = []
+    for job in workflow["jobs"].values():
+        assert job.get("needs", "test") in workflow["jobs"]
+        steps += job["steps"]
+    assert all(("run" in step) != bool(re.search(r"^actions/[\w-]+@v\d+$", step.get("uses", ""))) for step in steps)
+    commands = [step["run"] for step in steps if "run" in step]
     container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
     started = json.loads(re.search(r"^CMD (.*)", (ROOT / ".devcontainer" / "Dockerfile").read_text(), re.M)[1])
     targets = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.M))
