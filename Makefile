@@ -133,7 +133,9 @@ handout: $(SITE_READY)  ## Make handout.zip for a class: lessons without answers
 	$(SITE_PYTHON) -m tvmnotes.course.publish.handout handout.zip
 
 clock: $(READER)  ## Execute the lessons with a clock, and write what each part takes into TEACHING.md
-	$(BIN)/jupyter nbconvert --to notebook --execute --ExecutePreprocessor.timeout=300 --output-dir .cache/clock \
+	rm -rf .cache/clock
+	TVMNOTES_OFFLINE=1 TVMNOTES_CACHE=$(CURDIR)/.cache/clock/cache $(BIN)/jupyter nbconvert --to notebook --execute \
+	  --ExecutePreprocessor.timeout=300 --output-dir .cache/clock \
 	  $(filter-out notebooks/solutions/%,$(NOTEBOOKS))
 	$(BIN)/python -m tvmnotes.course.publish.clock .cache/clock
 	$(BIN)/python -m tvmnotes ranges .cache/clock

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import lessons
+from .. import lessons, ranges
 from . import handout
 
 PAGE = lessons.ROOT / "TEACHING.md"
@@ -34,14 +34,14 @@ class Part(NamedTuple):
 
 
 class Times(NamedTuple):
-    """What a part takes: counts, and the seconds that its cells and those above them ran."""
+    """What a part takes: counts, and seconds that its cells run."""
 
     words: int
     cells: int  # read
     lines: int  # typed
     questions: int
     seconds: float
-    before: float
+    before: float  # what the cells above it run
 
     @property
     def minutes(self) -> int:
@@ -53,7 +53,8 @@ class Times(NamedTuple):
 def rows(text: str, mark: str) -> list[list[str]]:
     """Return the rows of a table between two marks of a page, without the heads of its columns."""
     (table,) = re.findall(rf"<!-- {mark} -->\n\n(.*?)\n\n<!-- /{mark} -->", text, re.S)
-    return [[field.strip() for field in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    return [[field.strip() for field in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def parts(text: str) -> dict[str, Part]:
@@ -128,7 +129,7 @@ def table(measured: dict[str, Times]) -> str:
     heads = ["part", "words", "cells read", "lines typed", "questions", "cells run, s", "those above, s"]
     lines = [heads, ["---"] * len(heads)]
     for number, it in measured.items():
-        lines.append([number, *map(str, it[:4]), f"{it.seconds:.0f}", f"{it.before:.0f}"])
+        lines.append([number, *map(str, it)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -159,8 +160,10 @@ def main() -> None:
     measured = {}
     for number, part in parts(text).items():
         path = folder / f"{lessons.BY_NUMBER[part.lesson].name}.ipynb"
-        measured[number] = times(part, json.loads(path.read_text(encoding="utf-8")))
-    text = lessons.marked(text, "clock", table(measured))
+        found = times(part, json.loads(path.read_text(encoding="utf-8")))
+        measured[number] = Times(*map(round, found))
+    _, machines = ranges.read(folder)
+    text = lessons.marked(text, "clock", f"{table(measured)}\n\nRun on {', '.join(sorted(machines))}.")
     text = planned(text, {number: it.minutes for number, it in measured.items()})
     PAGE.write_text(text, encoding="utf-8")
 

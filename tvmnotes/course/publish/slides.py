@@ -2,7 +2,7 @@
 
 Each lesson becomes one HTML file that holds its figures and loads nothing, so it works from a stick. Arrow
 keys, space and Page Down turn the slides; printed, each slide is a page. Of a long table a slide shows the
-first rows, and text that does not fit becomes smaller.
+first rows, and text is as large as fits, within limits.
 
 `python -m tvmnotes.course.publish.slides FOLDER` writes one file for each lesson.
 """
@@ -45,8 +45,8 @@ footer {{ color: #666; font-size: 1.8vmin; }}
 const slides = [...document.querySelectorAll("section")];
 const fit = () => slides.forEach(slide => {{
   const over = () => slide.scrollHeight > slide.clientHeight || slide.scrollWidth > slide.clientWidth;
-  slide.style.fontSize = "";
-  for (let size = 95; size >= 50 && over(); size -= 5) slide.style.fontSize = size + "%";
+  let size = 155;
+  do slide.style.fontSize = (size -= 5) + "%"; while (over() && size > 50);
 }});
 fit();
 addEventListener("resize", fit);
