@@ -35,7 +35,7 @@ def hand_in(folder, **notebooks):
 
 
 def run(*words):
-    return CliRunner().invoke(app, ["check", *map(str, words)])
+    return CliRunner().invoke(app, ["check", *map(str, words)], env={"COLUMNS": "400"})
 
 
 def test_the_line_that_check_prints_is_the_one_that_is_read(monkeypatch, tmp_path):

@@ -66,7 +66,7 @@ def printed(text: str) -> dict[str, float]:
     """Find the numbers with units in printed text, by their line with * in place of the number."""
     found = {}
     for line in text.splitlines():
-        line = re.sub(r"\b\d+ runs\b", "# runs", line.partition("{")[0])
+        line = re.sub(r"\b\d[\d,]* runs\b", "# runs", line.partition("{")[0])
         for number in _NUMBER.finditer(line):
             before = _NUMBER.sub(r"# \2", line[: number.start()])
             after = _NUMBER.sub(r"# \2", line[number.end() :])
