@@ -109,7 +109,7 @@ suites: $(READY)  ## Compare ONNX's and PyTorch's samples, and whole model zoos,
 storms: $(READY)  ## Kill tunings, saves and builds by the hundred, read damaged files by the ten thousand
 	$(QUIET) $(PASSIVE) TESTS_STORM=5 $(BIN)/python -m pytest tests --ignore tests/ui -m storm
 
-test-ui: $(READY) site  ## Run every notebook in a real JupyterLab, and look at the site, in headless Chromium
+test-ui: $(READY) site  ## Run every notebook in a real JupyterLab, and look at site and slides, in headless Chromium
 	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui
 
 tvm-upgrade: $(READY)  ## Leave out each workaround for TVM in turn, run its tests, and print which may go
