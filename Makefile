@@ -58,7 +58,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
   $(PIP_ARGS)
 SITE_PIP = $(SITE_PYTHON) -m pip install --quiet --disable-pip-version-check $(OFFLINE) $(PIP_ARGS)
 
-.PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade notebooks site slides handout wheels lint bench \
+.PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade notebooks site slides handout clock wheels lint bench \
   clean
 .DEFAULT_GOAL := help
 
@@ -109,16 +109,17 @@ suites: $(READY)  ## Compare ONNX's and PyTorch's samples, and whole model zoos,
 storms: $(READY)  ## Kill tunings, saves and builds by the hundred, read damaged files by the ten thousand
 	$(QUIET) $(PASSIVE) TESTS_STORM=5 $(BIN)/python -m pytest tests --ignore tests/ui -m storm
 
-test-ui: $(READY) site  ## Run every notebook in a real JupyterLab, and look at the site, in headless Chromium
+test-ui: $(READY) site  ## Run every notebook in a real JupyterLab, and look at site and slides, in headless Chromium
 	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui
 
 tvm-upgrade: $(READY)  ## Leave out each workaround for TVM in turn, run its tests, and print which may go
 	$(QUIET) $(BIN)/python tests/tvm_upgrade.py
 
-notebooks: $(READY)  ## Execute every notebook and store its outputs; write the map of lessons into README and 00
+notebooks: $(READY)  ## Execute every notebook and store its outputs; write maps and times into README, TEACHING and 00
 	$(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 	  --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=300 $(NOTEBOOKS)
 	$(BIN)/python -m tvmnotes.course.lessons
+	$(BIN)/python -m tvmnotes ranges --add
 
 site: $(SITE_READY)  ## Make the course, as it is stored, into pages with a search, in site/
 	$(SITE_PYTHON) -m tvmnotes.course.publish.pages
@@ -130,6 +131,14 @@ slides: $(SITE_READY)  ## Make slides of each lesson, in slides/
 
 handout: $(SITE_READY)  ## Make handout.zip for a class: lessons without answers, with blanks where a teacher types
 	$(SITE_PYTHON) -m tvmnotes.course.publish.handout handout.zip
+
+clock: $(READER)  ## Execute the lessons with a clock, and write what each part takes into TEACHING.md
+	rm -rf .cache/clock
+	TVMNOTES_OFFLINE=1 TVMNOTES_CACHE=$(CURDIR)/.cache/clock/cache $(BIN)/jupyter nbconvert --to notebook --execute \
+	  --ExecutePreprocessor.timeout=300 --output-dir .cache/clock \
+	  $(filter-out notebooks/solutions/%,$(NOTEBOOKS))
+	$(BIN)/python -m tvmnotes.course.publish.clock .cache/clock
+	$(BIN)/python -m tvmnotes ranges .cache/clock
 
 wheels: $(SITE_READY)  ## Collect all packages in wheels/, for `make lab WHEELS=folder` without a network
 	$(SITE_PYTHON) -m pip wheel --disable-pip-version-check --constraint tests/constraints.txt $(PIP_ARGS) \

@@ -1,4 +1,4 @@
-"""Command line: `python -m tvmnotes doctor | bench | tune | serve | tracker | write | classic`."""
+"""Command line: `python -m tvmnotes doctor | bench | tune | serve | tracker | write | check | ranges | …`."""
 
 import contextlib
 import json
@@ -238,6 +238,70 @@ def write(
     try:
         generate(lib, prompt, tokens, temperature, seed)
     except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+@app.command()
+def check(
+    folder: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="A subfolder or notebook for each student.")
+    ],
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv", dir_okay=False, callback=_writable, help="Write the verdicts to this file too."
+        ),
+    ] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Run the notebooks, which runs the students' code on this machine.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(min=1, help="With --run, the limit for a notebook.")] = 600.0,
+):
+    """Say who passed which exercise: the stored outputs of tn.course.check in notebooks handed in.
+
+    Nothing of a notebook runs without --run. A stored output is text that its student could have written.
+    """
+    from .course import grades  # for speed: --help loads nothing
+
+    if run:
+        typer.secho(
+            "--run runs the students' code with your rights: it can read, change and send your files. "
+            "Run this in a container or as a user without files.",
+            fg="red",
+            err=True,
+        )
+    try:
+        found = grades.read(folder, seconds if run else None)
+    except FileNotFoundError as error:
+        raise typer.BadParameter(str(error)) from None
+    typer.echo(found)
+    if table is not None:
+        data.atomic_write(table, found.csv())
+
+
+@app.command()
+def ranges(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            exists=True, file_okay=False, help="Executed lessons; none: notebooks/.", show_default=False
+        ),
+    ] = None,
+    lesson: Annotated[
+        str | None, typer.Option(help="Only this lesson, such as 04.", show_default=False)
+    ] = None,
+    add: Annotated[bool, typer.Option("--add", help="Add these lessons' figures to the known ones.")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="With --add: what to call the machine.", show_default=False)
+    ] = None,
+):
+    """Compare the times and speeds in executed lessons with those of known machines."""
+    from .course import lessons, ranges  # for speed: --help loads nothing
+
+    here = folder or lessons.ROOT / "notebooks"
+    try:
+        typer.echo(ranges.add(here, name) if add else ranges.compare(here, lesson))
+    except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
 
 

@@ -6,12 +6,14 @@ digits      ResNet-20 for handwritten digits, and its test images
 exercises   exercises that check themselves: `check`, `hint`, `solution` and `progress`
 flowchart   graphs as SVG
 generate    text from a compiled language model
+grades      who passed which exercise, from notebooks that students handed in
 language    a small language model, for whole sequences and token by token
 lessons     the plan of the course, in README.md and notebook 00
 models      networks by name, with pretrained or seeded weights
 plots       the figures of the notebooks
 processes   programs in the background, such as a tracker and servers
 publish     a site, slides and a handout, made of the stored notebooks
+ranges      what measured cells gave on known machines
 show        TVM programs as highlighted TVMScript
 sliders     sliders that call a function and show what it returns
 tokens      text as tokens, byte pairs

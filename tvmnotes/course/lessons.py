@@ -114,17 +114,17 @@ def figure(notebook: dict) -> str:
 
 def readme(text: str, notebook: dict) -> str:
     """Return README.md's text with the plan and the figure in it; `notebook` is 00."""
-    text = _marked(text, "routes", routes("notebooks/"))
-    text = _marked(text, "lessons", table("notebooks/", answers=True))
-    return _marked(text, "figure", figure(notebook))
+    text = marked(text, "routes", routes("notebooks/"))
+    text = marked(text, "lessons", table("notebooks/", answers=True))
+    return marked(text, "figure", figure(notebook))
 
 
 def map_cell(text: str) -> str:
     """Return the text of notebook 00's cell "map" with the plan in it."""
-    return _marked(_marked(text, "routes", routes()), "lessons", table())
+    return marked(marked(text, "routes", routes()), "lessons", table())
 
 
-def _marked(text: str, mark: str, content: str) -> str:
+def marked(text: str, mark: str, content: str) -> str:
     """Put `content` between the lines <!-- mark --> and <!-- /mark --> of a text."""
     between = re.compile(rf"(?<=<!-- {mark} -->\n).*?(?=<!-- /{mark} -->)", re.S)
     text, found = between.subn(lambda _: f"\n{content}\n\n", text)

@@ -1,5 +1,6 @@
 """What the course is published as: a static site, slides, and a handout for a class. No notebook runs for it.
 
+clock       what the parts of TEACHING.md take in a room
 formulas    TeX in pages as MathML; MkDocs calls it
 handout     lessons without answers, with blanks where a teacher types
 links       dead links of a site, and what it loads from elsewhere

@@ -1,7 +1,8 @@
 """Slides of a lesson, made of what it has already: its headings, figures, drawings, questions and recap.
 
 Each lesson becomes one HTML file that holds its figures and loads nothing, so it works from a stick. Arrow
-keys, space and Page Down turn the slides; printed, each slide is a page.
+keys, space and Page Down turn the slides; printed, each slide is a page. Of a long table a slide shows the
+first rows, and text is as large as fits, within limits.
 
 `python -m tvmnotes.course.publish.slides FOLDER` writes one file for each lesson.
 """
@@ -18,6 +19,7 @@ import mistune
 from .. import lessons
 from . import pages
 
+ROWS = 10  # of a table, at most
 _ENDINGS = {".svg": "svg+xml", ".png": "png"}
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -30,8 +32,9 @@ body {{ margin: 0; }}
 section {{ box-sizing: border-box; height: 100vh; overflow: auto; padding: 5vmin 9vmin;
            scroll-snap-align: start; scroll-snap-stop: always; break-after: page; }}
 h1, h2 {{ font-size: 5vmin; margin: 0 0 3vmin; }}
-img {{ display: block; max-width: 100%; max-height: 68vh; margin: auto; }}
+img {{ display: block; width: 100%; height: 68vh; object-fit: contain; }}
 table {{ border-collapse: collapse; margin: auto; }}
+table + p {{ text-align: center; }}
 td, th {{ padding: 0.4vmin 1.6vmin; text-align: right; border-bottom: 1px solid #ccc; }}
 li {{ margin-bottom: 1.2vmin; }}
 code {{ font-size: 90%; }}
@@ -40,6 +43,14 @@ footer {{ color: #666; font-size: 1.8vmin; }}
 {slides}
 <script>
 const slides = [...document.querySelectorAll("section")];
+const fit = () => slides.forEach(slide => {{
+  const over = () => slide.scrollHeight > slide.clientHeight || slide.scrollWidth > slide.clientWidth;
+  let size = 155;
+  do slide.style.fontSize = (size -= 5) + "%"; while (over() && size > 50);
+}});
+fit();
+addEventListener("resize", fit);
+addEventListener("toggle", fit, true);
 const turns = {{ ArrowRight: 1, ArrowDown: 1, PageDown: 1, " ": 1, ArrowLeft: -1, ArrowUp: -1, PageUp: -1 }};
 addEventListener("keydown", event => {{
   if (!(event.key in turns) || event.target.closest("summary")) return;
@@ -107,7 +118,15 @@ def _shown(output: dict) -> str:
     if drawn := pages.figure_of(data):
         return _image(*drawn, "the output of a cell")
     shown = "".join(data.get("text/html", ""))
-    return pages.table_of(shown) if "<table" in shown else ""
+    return _first_rows(pages.table_of(shown)) if "<table" in shown else ""
+
+
+def _first_rows(table: str) -> str:
+    """Return an HTML table with its first rows, and the number of those left out."""
+    rows = [row for row in re.findall(r"<tr.*?</tr>", table) if "<td" in row]
+    for row in rows[ROWS:]:
+        table = table.replace(row, "", 1)
+    return table if len(rows) <= ROWS else f"{table}\n<p>… and {len(rows) - ROWS} more rows in the lesson</p>"
 
 
 def _drawing(name: str, alt: str) -> str:
