@@ -237,7 +237,9 @@ def _check(proto: onnx.ModelProto) -> None:
 def _fix_values(graph: onnx.GraphProto, values: Any) -> None:
     """Replace inputs by constants, in place."""
     if not isinstance(values, Mapping | None):
-        raise TypeError(f"values: expected a dictionary from input name to array, got {type(values).__name__}")
+        raise TypeError(
+            f"values: expected a dictionary from input name to array, got {type(values).__name__}"
+        )
     declared = {value.name: value for value in graph.input}
     for name, value in (values or {}).items():
         if name not in declared:
@@ -358,8 +360,10 @@ def _to_relax(
         raise
     except Exception as error:
         where = "".join(printed).partition(", with inputs")[0].removeprefix("Error converting ")
+        branches = any(node.op_type == "If" for node in proto.graph.node)
+        way_out = "; if an input decides which branch an If takes, give it in `values`" if branches else ""
         raise NotImplementedError(
-            f"TVM {tvm.__version__} cannot import {where or 'this model'}: {one_line(error)}"
+            f"TVM {tvm.__version__} cannot import {where or 'this model'}: {one_line(error)}{way_out}"
         ) from error
     main = mod["main"] = _SafeTake().visit_expr(mod["main"])
     names = (var.name for var in main.params[len(specs) :])

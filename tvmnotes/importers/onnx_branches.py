@@ -19,7 +19,11 @@ def taken(node: onnx.NodeProto, condition: bool, used: set[str]) -> list[onnx.No
 
 
 def unrolled(
-    node: onnx.NodeProto, values: dict[str, np.ndarray], shapes: dict[str, tuple], opsets: dict, used: set[str]
+    node: onnx.NodeProto,
+    values: dict[str, np.ndarray],
+    shapes: dict[str, tuple],
+    opsets: dict,
+    used: set[str],
 ) -> list[onnx.NodeProto] | None:
     """Return nodes that compute what a Loop or a Scan does, step after step.
 
@@ -55,7 +59,9 @@ def unrolled(
     return copies.nodes + nodes
 
 
-def _of_loop(node: onnx.NodeProto, copies: "_Copies", values: dict, shapes: dict, opsets: dict) -> tuple | None:
+def _of_loop(
+    node: onnx.NodeProto, copies: "_Copies", values: dict, shapes: dict, opsets: dict
+) -> tuple | None:
     """Add the steps of a Loop; return what `unrolled` needs of the results."""
     limit, condition, *states = [*node.input, "", ""][: max(2, len(node.input))]
     if any(name and name not in values for name in (limit, condition)):
@@ -69,7 +75,10 @@ def _of_loop(node: onnx.NodeProto, copies: "_Copies", values: dict, shapes: dict
     collected = [[] for _ in copies.graph.output[1 + len(states) :]]
     step = 0
     while goes_on and (count is None or step < count):
-        given = {inputs[0]: copies.constant(np.array(step, "int64")), inputs[1]: copies.constant(np.array(True))}
+        given = {
+            inputs[0]: copies.constant(np.array(step, "int64")),
+            inputs[1]: copies.constant(np.array(True)),
+        }
         given |= zip(inputs[2:], states, strict=True)
         _, *results = copies.add(given)
         states = results[: len(states)]
@@ -82,7 +91,9 @@ def _of_loop(node: onnx.NodeProto, copies: "_Copies", values: dict, shapes: dict
     return states, collected, [0] * len(collected), [0] * len(collected)
 
 
-def _of_scan(node: onnx.NodeProto, copies: "_Copies", _values: dict, shapes: dict, _opsets: dict) -> tuple | None:
+def _of_scan(
+    node: onnx.NodeProto, copies: "_Copies", _values: dict, shapes: dict, _opsets: dict
+) -> tuple | None:
     """Add the steps of a Scan; return what `unrolled` needs of the results."""
     attributes = {each.name: each for each in node.attribute}
     scanned = attributes["num_scan_inputs"].i

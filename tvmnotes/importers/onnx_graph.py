@@ -204,8 +204,8 @@ def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple]) -> bool:
     """Replace nodes with constant inputs by Constant nodes, in place; return whether there were any.
 
     An If with a constant condition becomes the branch that it takes, and a Loop or Scan of a known number of
-    steps becomes these steps. An empty tensor is constant. Floating-point initializers are weights and count as unknown, so that they
-    stay parameters under their names.
+    steps becomes these steps. An empty tensor is constant. Floating-point initializers are weights and count
+    as unknown, so that they stay parameters under their names.
     """
     graph = proto.graph
     shapes = _static_shapes([*graph.input, *graph.value_info, *graph.output])

@@ -42,8 +42,8 @@ def require_known(graph: onnx.GraphProto) -> None:
         label = f"{node.op_type} {node.name or ','.join(node.output)!r}"
         if name is None and node.op_type in _STEPS:
             raise NotImplementedError(
-                f"{label}: the data decide how many steps it runs, and TVM compiles for a known number; cut the "
-                "graph before it"
+                f"{label}: the data decide how many steps it runs, and TVM compiles for a known number; "
+                "cut the graph before it"
             )
         if name is None:
             raise NotImplementedError(
