@@ -247,8 +247,8 @@ def _fix_values(graph: onnx.GraphProto, values: Any) -> None:
         dims, dtype = _declared(declared[name])
         array = np.asarray(value)
         if not isinstance(value, np.ndarray | np.generic):
-            exact = array.astype(dtype)
-            array = exact if np.array_equal(exact, array) else array
+            cast = array.astype(dtype)
+            array = cast if cast.dtype.kind == "f" or np.array_equal(cast, array) else array
         shape = array.shape
         if dims is not None and len(dims) == 1 and not shape:  # a number for a tensor of one
             shape = (1,)
@@ -256,8 +256,8 @@ def _fix_values(graph: onnx.GraphProto, values: Any) -> None:
         fits = fits and all(isinstance(n, str) or n == m for n, m in zip(dims or shape, shape, strict=True))
         if array.dtype.name != dtype or not fits:
             raise ValueError(
-                f"values: the model takes {name} as {_described(dims, dtype)}; got {array.dtype.name} of shape "
-                f"{array.shape}"
+                f"values: the model takes {name} as {_described(dims, dtype)}; got {array.dtype.name} of "
+                f"shape {array.shape}"
             )
         tensor = from_array(np.ascontiguousarray(array).reshape(shape), name)
         graph.node.insert(0, make_node("Constant", [], [name], value=tensor))

@@ -9,10 +9,11 @@ from onnx.numpy_helper import from_array
 from onnx.reference import ReferenceEvaluator
 
 MOST_NODES = 100_000  # of what loops unfold to
+_JOINED = 16
 
 
 def taken(node: onnx.NodeProto, condition: bool, used: set[str]) -> list[onnx.NodeProto]:
-    """Return nodes that compute what an If does, for a condition that is known; no name in `used` is theirs."""
+    """Return nodes that compute what an If does, for a known condition; no name in `used` is theirs."""
     copies = _Copies(node, "then_branch" if condition else "else_branch", used)
     results = copies.add({})
     return copies.nodes + _named(results, node.output)
@@ -55,7 +56,8 @@ def unrolled(
         if not parts:
             raise NotImplementedError(f"{_label(node)}: it runs no step, so that {output!r} has no sizes")
         stacked = [copies.unsqueezed(part, axis, opsets) for part in parts]
-        nodes.append(make_node("Concat", stacked[::-1] if backwards else stacked, [output], axis=axis))
+        joined = copies.joined(stacked[::-1] if backwards else stacked, axis)
+        nodes += _named([joined], [output])
     return copies.nodes + nodes
 
 
@@ -249,6 +251,17 @@ class _Copies:
         if opsets.get("", opsets.get("ai.onnx", 0)) < 13:
             return self._emit("Unsqueeze", [x], name, axes=[axis])
         return self._emit("Unsqueeze", [x, self.constant(np.array([axis], "int64"))], name)
+
+    def joined(self, parts: list[str], axis: int) -> str:
+        """Return the name of tensors joined along an axis, a few at a time: a kernel of many builds slowly."""
+        while len(parts) > 1:
+            name = f"{self._prefix}/joined{len(self.nodes)}"
+            groups = [parts[n : n + _JOINED] for n in range(0, len(parts), _JOINED)]
+            parts = [
+                self._emit("Concat", group, f"{name}/{n}", axis=axis) if len(group) > 1 else group[0]
+                for n, group in enumerate(groups)
+            ]
+        return parts[0]
 
     def _emit(self, op: str, inputs: list[str], output: str, **attributes) -> str:
         self.nodes.append(make_node(op, inputs, [output], **attributes))

@@ -154,6 +154,11 @@ def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 11)
     if opset >= 11:
         return proto
+    if opset == 8 and any(node.op_type == "Scan" for node in _all_nodes(proto.graph)):
+        raise NotImplementedError(
+            "Scan of opset 8 has an axis of batches, which later ones lack: export the model with opset 9 or "
+            "newer"
+        )
     try:
         proto = version_converter.convert_version(proto, 11)
     except RuntimeError as error:
