@@ -120,9 +120,49 @@ def test_what_does_not_fit_is_told(state, error, text):
         tn.build(mod, params, state=state)
 
 
-def test_an_open_size_has_no_zeros():
-    with pytest.raises(ValueError, match=r"state: input 'total' has an open size, float32\[batch, 3\]"):
-        build(lambda x, total: total + x, {"x": ("batch", 3), "total": ("batch", 3)}, {"total": "output0"}, opt_level=0)
+def test_the_first_call_decides_an_open_size(rng, tmp_path):
+    shapes = {"x": (tn.Size("rows", 1, 9), 3), "total": (tn.Size("rows"), 3), "count": (1,)}
+    state = {"total": "output1", "count": "output2"}
+    lib = build(lambda x, total, count: (2 * x, total + x, count + x.mean()), shapes, state)
+    assert [str(spec) for spec in lib.state] == ["total: float32[rows, 3]", "count: float32[1]"]
+    for network in (lib, tn.load(lib.save(tmp_path / "lib"))):
+        sessions = {rows: network.session() for rows in (1, 4)}
+        sums = {rows: np.zeros((rows, 3), "float32") for rows in sessions}
+        for _ in range(3):
+            for rows, session in sessions.items():
+                x = random(rng, rows, 3)
+                sums[rows] += x
+                np.testing.assert_array_equal(session(x), 2 * x)
+                np.testing.assert_allclose(session._held[0].numpy(), sums[rows], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"state 'total': it is of shape \(4, 3\) .* this one need \(2, 3\); reset"):
+        sessions[4](x[:2])
+    sessions[4].reset()
+    np.testing.assert_array_equal(sessions[4](x[:2]), 2 * x[:2])
+
+
+def test_a_cache_of_an_open_length_is_written_in_place(rng):
+    """The mask, which is passed, has its length."""
+
+    def step(mask, position, k, cache):
+        cache = cache.index_copy(1, position, k)
+        return (cache * mask[None, :, None]).sum(1), cache
+
+    length = tn.Size("length", 2, 64)
+    shapes = {"mask": (length,), "position": ((1,), "int64"), "k": (2, 1, 4), "cache": (2, length, 4)}
+    lib = build(step, shapes, {"cache": "output1"})
+    for size in (5, 16):
+        session, cache = lib.session(), torch.zeros(2, size, 4)
+        for position in (3, 0, -1 % size):
+            mask, k = random(rng, size), random(rng, 2, 1, 4)
+            want, cache = step(*map(torch.from_numpy, (mask, np.array([position]), k)), cache)
+            np.testing.assert_allclose(session(mask, np.array([position]), k), want, rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(session._held[0].numpy(), cache)
+
+
+def test_an_open_size_that_no_input_has_gives_no_zeros():
+    shapes = {"x": (1, 3), "total": (tn.Size("batch", 1, 9), 3)}
+    with pytest.raises(ValueError, match=r"state: input 'total' is float32\[batch, 3\], .* number for 'batch'"):
+        build(lambda x, total: (total + x, x), shapes, {"total": "output0"}, opt_level=0)
 
 
 # ---------------------------------------------------------------- writes

@@ -39,7 +39,9 @@ def build(
             the records that tvmnotes ships, False none.
         state: Inputs that are fed from an output of the call before, by the names that `inputs` and `outputs`
             of the result have without it: `{"h": "output1", "c": "output2"}`. They are neither passed nor
-            returned, but kept inside, from zeros on; see `Compiled.reset` and `Compiled.session`. On a CPU, a
+            returned, but kept inside, from zeros on; see `Compiled.reset` and `Compiled.session`. A size
+            of such an input may be open if an input that is passed has it too; the first call decides it,
+            until a reset. On a CPU, a
             network of PyTorch that replaces a few elements of such an input (`cache[:, :, position] = k`,
             index_copy, a slice), and does not use the old ones afterwards, writes to the same memory.
 

@@ -23,8 +23,8 @@ def resolve_state(main: relax.Function, state) -> dict[str, int]:
 
     Raises:
         TypeError: It is no dictionary of names.
-        ValueError: A name is unknown, an output comes twice, an input has an open size, or the output has
-            another shape or dtype.
+        ValueError: A name is unknown, an output comes twice, an input has an open size that no input of a
+            call has, or the output has another shape or dtype.
     """
     if state is None:
         return {}
@@ -39,6 +39,7 @@ def resolve_state(main: relax.Function, state) -> dict[str, int]:
     for kind, given, known in (("input", state.keys(), inputs), ("output", state.values(), outputs)):
         if unknown := [name for name in given if name not in known]:
             raise ValueError(f"state: expected an {kind}, one of {', '.join(known)}; got {unknown[0]!r}")
+    called = {var for name in inputs.keys() - state.keys() for var in _open(inputs[name])}
     taken = {}
     for name, output in state.items():
         if output in taken:
@@ -47,10 +48,11 @@ def resolve_state(main: relax.Function, state) -> dict[str, int]:
                 f"{taken[output]!r} and {name!r}"
             )
         taken[output] = name
-        if fixed_shape(inputs[name]) is None:
+        if unknown := [var for var in _open(inputs[name]) if var not in called]:
             raise ValueError(
-                f"state: input {name!r} has an open size, {_text(inputs[name])}, and its zeros "
-                "need a number: import the network with whole numbers there"
+                f"state: input {name!r} is {_text(inputs[name])}, and its zeros need a number for "
+                f"{str(unknown[0])!r}, which no input of a call has: import the network with a whole number "
+                "there"
             )
         if _text(inputs[name]) != _text(outputs[output]):
             raise ValueError(
@@ -58,6 +60,11 @@ def resolve_state(main: relax.Function, state) -> dict[str, int]:
                 f"{_text(inputs[name])}; {output!r} is {_text(outputs[output])}"
             )
     return {name: numbers[state[name]] for name in inputs if name in state}
+
+
+def _open(ty) -> list[tvm.tirx.Var]:
+    """Return the open sizes of an input."""
+    return [size for size in ty.shape if isinstance(size, tvm.tirx.Var)]
 
 
 def _text(ty) -> str:

@@ -8,14 +8,17 @@ from them, and whatever is then constant is folded here, before TVM sees the mod
 import contextlib
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import tvm
 from google.protobuf.message import DecodeError
 from onnx import external_data_helper, inliner
-from onnx.helper import make_tensor_value_info, tensor_dtype_to_np_dtype
+from onnx.helper import make_node, make_tensor_value_info, tensor_dtype_to_np_dtype
+from onnx.numpy_helper import from_array
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -43,7 +46,7 @@ from .open_sizes import with_open_sizes
 
 
 def from_onnx(
-    model: str | os.PathLike | bytes | onnx.ModelProto, inputs: Any = None
+    model: str | os.PathLike | bytes | onnx.ModelProto, inputs: Any = None, values: Any = None
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     """Import an ONNX model (format: https://onnx.ai/onnx/repo-docs/IR.html).
 
@@ -55,6 +58,9 @@ def from_onnx(
             ("batch", 3, 224, 224), or a `Size` is a size that stays open, as does an axis that has a name in
             the model and no size here. A size of 0 in the model counts as open and without a name; in
             `inputs` it means an empty tensor.
+        values: Inputs that become constants of the network, by name: `{"sr": 16000}`, or arrays. They are
+            not inputs of the result. Give an input here that decides sizes, axes, a branch of an If or the
+            steps of a Loop.
 
     Returns:
         `(mod, params)` as `tvmnotes.importers` describes. The parameters of `mod["main"]` are the graph's
@@ -67,13 +73,14 @@ def from_onnx(
         ValueError: The file is not an ONNX model, onnx.checker refuses it, it contradicts itself or has an
             opset that `onnx` does not know, `inputs` do not fit it, or a tensor exceeds this machine's
             memory.
-        NotImplementedError: TVM lacks operators (the message names all), an input decides sizes or axes, or
-            the model cannot leave a size open.
-        TypeError: `model` or `inputs` is of another kind.
+        NotImplementedError: TVM lacks operators (the message names all), an input decides sizes, axes or
+            steps, or the model cannot leave a size open.
+        TypeError: `model`, `inputs` or `values` is of another kind.
         IndexError: The model holds an index out of range. One that is passed in or computed is an IndexError
             of the run.
     """
     proto = _load(model)
+    _fix_values(proto.graph, values)
     check_dtypes(proto.graph)
     check_functions(proto)
     check_widths(proto.graph)
@@ -227,6 +234,36 @@ def _check(proto: onnx.ModelProto) -> None:
         )
 
 
+def _fix_values(graph: onnx.GraphProto, values: Any) -> None:
+    """Replace inputs by constants, in place."""
+    if not isinstance(values, Mapping | None):
+        raise TypeError(
+            f"values: expected a dictionary from input name to array, got {type(values).__name__}"
+        )
+    declared = {value.name: value for value in graph.input}
+    for name, value in (values or {}).items():
+        if name not in declared:
+            raise ValueError(f"values: the model has no input {name!r}; its inputs are {', '.join(declared)}")
+        dims, dtype = _declared(declared[name])
+        array = np.asarray(value)
+        if not isinstance(value, np.ndarray | np.generic):
+            cast = array.astype(dtype)
+            array = cast if cast.dtype.kind == "f" or np.array_equal(cast, array) else array
+        shape = array.shape
+        if dims is not None and len(dims) == 1 and not shape:  # a number for a tensor of one
+            shape = (1,)
+        fits = dims is None or len(dims) == len(shape)
+        fits = fits and all(isinstance(n, str) or n == m for n, m in zip(dims or shape, shape, strict=True))
+        if array.dtype.name != dtype or not fits:
+            raise ValueError(
+                f"values: the model takes {name} as {_described(dims, dtype)}; got {array.dtype.name} of "
+                f"shape {array.shape}"
+            )
+        tensor = from_array(np.ascontiguousarray(array).reshape(shape), name)
+        graph.node.insert(0, make_node("Constant", [], [name], value=tensor))
+    replace(graph.input, [value for value in graph.input if value.name not in (values or {})])
+
+
 def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     """Match `inputs` with the graph's inputs and return all inputs."""
     declared = {value.name: _declared(value) for value in graph.input}
@@ -323,8 +360,10 @@ def _to_relax(
         raise
     except Exception as error:
         where = "".join(printed).partition(", with inputs")[0].removeprefix("Error converting ")
+        branches = any(node.op_type == "If" for node in proto.graph.node)
+        way_out = "; if an input decides which branch an If takes, give it in `values`" if branches else ""
         raise NotImplementedError(
-            f"TVM {tvm.__version__} cannot import {where or 'this model'}: {one_line(error)}"
+            f"TVM {tvm.__version__} cannot import {where or 'this model'}: {one_line(error)}{way_out}"
         ) from error
     main = mod["main"] = _SafeTake().visit_expr(mod["main"])
     names = (var.name for var in main.params[len(specs) :])

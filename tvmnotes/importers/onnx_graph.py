@@ -18,7 +18,7 @@ from onnx.helper import make_attribute, make_node, make_tensor_value_info, tenso
 from onnx.reference import ReferenceEvaluator
 
 from ..base.errors import one_line
-from .onnx_branches import taken
+from .onnx_branches import taken, unrolled
 from .onnx_open import COMPARISONS
 from .onnx_operators import converters
 
@@ -127,7 +127,7 @@ def _with_defaults(node: onnx.NodeProto, version: int) -> None:
 def require_operators(proto: onnx.ModelProto) -> None:
     """Raise NotImplementedError with every operator that has no converter; TVM itself compares names only."""
     opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
-    known = set(converters()) | {"If"}
+    known = set(converters()) | {"If", "Loop", "Scan"}
     missing = set()
     for node in _all_nodes(proto.graph):
         domain = node.domain or "ai.onnx"
@@ -154,6 +154,11 @@ def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 11)
     if opset >= 11:
         return proto
+    if opset == 8 and any(node.op_type == "Scan" for node in _all_nodes(proto.graph)):
+        raise NotImplementedError(
+            "Scan of opset 8 has an axis of batches, which later ones lack: export the model with opset 9 or "
+            "newer"
+        )
     try:
         proto = version_converter.convert_version(proto, 11)
     except RuntimeError as error:
@@ -203,9 +208,9 @@ def fold_constants(proto: onnx.ModelProto, compared: dict[str, tuple]) -> onnx.M
 def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple]) -> bool:
     """Replace nodes with constant inputs by Constant nodes, in place; return whether there were any.
 
-    An If with a constant condition becomes the branch that it takes.
-    An empty tensor is constant. Floating-point initializers are weights and count as unknown, so that they
-    stay parameters under their names.
+    An If with a constant condition becomes the branch that it takes, and a Loop or Scan of a known number of
+    steps becomes these steps. An empty tensor is constant. Floating-point initializers are weights and count
+    as unknown, so that they stay parameters under their names.
     """
     graph = proto.graph
     shapes = _static_shapes([*graph.input, *graph.value_info, *graph.output])
@@ -224,13 +229,9 @@ def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple]) -> bool:
     for node in graph.node:
         if node.op_type == "CastLike" and types.get(node.input[1]):  # only the dtype of input 1 matters
             node = make_node("Cast", node.input[:1], node.output, node.name, to=types[node.input[1]])
-        if node.op_type == "If" and node.input[0] in values:
-            used = {name for each in [*graph.node, *nodes] for name in each.output} | {
-                *types,
-                *values,
-                *shapes,
-            }
-            nodes += taken(node, bool(values[node.input[0]]), used)
+        inner = _unfolded(node, values, shapes, opsets, [*graph.node, *nodes])
+        if inner is not None:
+            nodes += inner
             folded = True
             continue
         results = _evaluate(node, values, shapes, opsets)
@@ -247,6 +248,18 @@ def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple]) -> bool:
             nodes.append(make_node("Constant", [], [name], value=numpy_helper.from_array(value, name)))
     replace(graph.node, nodes)
     return folded
+
+
+def _unfolded(
+    node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict, nodes: list[onnx.NodeProto]
+) -> list[onnx.NodeProto] | None:
+    """Return what replaces an If, Loop or Scan whose course is known; `nodes` are those around it."""
+    if node.op_type not in ("If", "Loop", "Scan") or (node.op_type == "If" and node.input[0] not in values):
+        return None
+    used = {name for each in nodes for name in each.output} | {*values, *shapes}
+    if node.op_type == "If":
+        return taken(node, bool(values[node.input[0]].reshape(-1)[0]), used)
+    return unrolled(node, values, shapes, opsets, used)
 
 
 def _evaluate(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict) -> dict[str, np.ndarray] | None:

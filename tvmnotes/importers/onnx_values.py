@@ -18,6 +18,7 @@ _DECIDING = {
     **dict.fromkeys(("Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze", "Upsample"), (1,)),
     **dict.fromkeys(("BlackmanWindow", "ConstantOfShape", "HammingWindow", "HannWindow"), (0,)),
     **{
+        "Loop": (0, 1),
         "Range": (0, 1, 2),
         "MaxUnpool": (2,),
         "Compress": (1,),
@@ -31,6 +32,7 @@ _DECIDING = {
 
 # Operators whose output size depends on the values of their inputs.
 _OPEN = ("NonMaxSuppression", "NonZero", "Unique")
+_STEPS = ("Loop", "Scan")  # these are left of the model only where their number of steps is not known
 
 
 def require_known(graph: onnx.GraphProto) -> None:
@@ -38,6 +40,11 @@ def require_known(graph: onnx.GraphProto) -> None:
     inputs = {value.name for value in graph.input}
     for node, name, sources in _needs(graph):
         label = f"{node.op_type} {node.name or ','.join(node.output)!r}"
+        if name is None and node.op_type in _STEPS:
+            raise NotImplementedError(
+                f"{label}: the data decide how many steps it runs, and TVM compiles for a known number; "
+                "cut the graph before it"
+            )
         if name is None:
             raise NotImplementedError(
                 f"{label}: the values of its input decide how large its output is, and TVM compiles for "
@@ -46,7 +53,7 @@ def require_known(graph: onnx.GraphProto) -> None:
         if given := ", ".join(map(repr, sorted(sources & inputs))):
             raise NotImplementedError(
                 f"{label}: its input {name!r} has to be known before the run, as TVM compiles for fixed "
-                f"sizes, and it depends on what is passed as {given}; make that a constant of the model"
+                f"sizes, and it depends on what is passed as {given}; give that in `values`"
             )
 
 
@@ -80,7 +87,7 @@ def _needs(graph: onnx.GraphProto, known: dict[str, frozenset] | None = None):
         for position in _DECIDING.get(node.op_type, ()):
             if position < len(node.input) and node.input[position]:
                 yield node, node.input[position], depends.get(node.input[position], frozenset())
-        if node.op_type in _OPEN:
+        if node.op_type in (*_OPEN, *_STEPS):
             yield node, None, frozenset()
         names = node.input[: 1 if node.op_type == "CastLike" else None]
         sources = frozenset().union(*(depends.get(name, frozenset()) for name in names))

@@ -40,7 +40,7 @@ from .pytorch_decompositions import DECOMPOSITIONS
 from .pytorch_inline import foreign, used_results
 from .pytorch_open import SCRIPTED, check_open, unscript, zeros
 from .pytorch_operators import CONVERTERS
-from .pytorch_recurrent import PACKED, packs
+from .pytorch_recurrent import PACKED, WholeLayers, packs
 from .pytorch_steps import steps
 from .pytorch_types import exact, promote
 from .pytorch_writes import combine, exported
@@ -97,7 +97,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
         return listed[tuple(fixed)]
 
     def compared_at():
-        with pass_lock, quiet():
+        with pass_lock, quiet(), WholeLayers():
             return check_open(model, specs)
 
     return with_open_sizes(lambda fixed: _import(captured, specs, fixed), specs, steps_at, compared_at)
@@ -323,9 +323,10 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
             return model
         model = model.module()
     try:
-        if isinstance(model, SCRIPTED):
-            return torch.export.export(unscript(model, examples), examples)
-        return exported(model, examples)
+        with WholeLayers():
+            if isinstance(model, SCRIPTED):
+                return torch.export.export(unscript(model, examples), examples)
+            return exported(model, examples)
     except Exception as error:
         try:
             with torch.no_grad():

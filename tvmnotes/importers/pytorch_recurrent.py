@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import TorchFunctionMode
 from tvm import relax
 
 from ..compiler.recurrent.cell import OF_CUDNN
@@ -93,8 +94,23 @@ def _packed(*_args, **_options):
     raise NotImplementedError(PACKED)
 
 
-RECURRENT = {getattr(aten, kind).input: _decomposition(kind) for kind in OF_CUDNN}
+_LAYERS = {kind: _decomposition(kind) for kind in OF_CUDNN}
+RECURRENT = {getattr(aten, kind).input: layers for kind, layers in _LAYERS.items()}
+_CALLED = RECURRENT | {getattr(torch, kind): layers for kind, layers in _LAYERS.items()}
 RECURRENT |= {getattr(aten, kind).data: _packed for kind in OF_CUDNN}
+
+
+class WholeLayers(TorchFunctionMode):
+    """A context in which recurrent layers are exported as this module's operator.
+
+    PyTorch runs its own step by step while it exports, to find the shapes of the results.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Run a function of PyTorch, or the decomposition of a layer."""
+        is_layer = func in _CALLED and type(args[3]) is bool  # of packed sequences, these are the weights
+        result = _CALLED[func](*args, **(kwargs or {})) if is_layer else NotImplemented
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
 
 def _recurrent(node: fx.Node, importer: Any) -> relax.Expr:

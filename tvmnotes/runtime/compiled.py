@@ -24,7 +24,7 @@ from ..base.spec import TensorSpec, dtype_of, require_dense, shorten
 from ..base.tvm_seam import start_machine
 from ..base.workarounds import import_tvm_ffi
 from . import saved, threads
-from .session import Session
+from .session import Session, shapes_of_state
 from .tensors import copied, empty, function, to_numpy, zeros
 
 if TYPE_CHECKING:
@@ -163,10 +163,16 @@ class Compiled:
 
         State that is an input of the call is copied: that memory is the caller's.
         """
+        if not self._fed:  # for speed: a call without state does none of the below
+            with self._lock:
+                result = main(*tensors, weights)
+            return list(result) if self.graph["tuple"] else [result]
         held = self._held if held is None else held
-        taken = {tensor.data_ptr() for tensor in tensors} if self._fed else set()
+        taken = {tensor.data_ptr() for tensor in tensors}
         with self._lock:
-            state = iter(held or [self._on_device(zeros(spec.shape, spec.dtype)) for spec in self.state])
+            shapes = shapes_of_state(self, tensors, held)
+            begins = zip(shapes, self.state, strict=True)
+            state = iter(held or [self._on_device(zeros(shape, spec.dtype)) for shape, spec in begins])
             given = iter(tensors)
             result = main(*(next(state if is_state else given) for is_state in self._is_state), weights)
             outputs = list(result) if self.graph["tuple"] else [result]

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..base.sizes import evaluate
 from ..base.spec import TensorSpec
 
 
@@ -55,3 +56,27 @@ class Session:
 
     def __repr__(self) -> str:
         return f"Session of {self.compiled!r}"
+
+
+def shapes_of_state(compiled, tensors: list, held: list) -> list[tuple[int, ...]]:
+    """Return the shapes of a network's state in a call.
+
+    Args:
+        compiled: The network.
+        tensors: The inputs of the call, which decide open sizes.
+        held: The state before it; empty: it is the first call.
+
+    Raises:
+        ValueError: The state is of another shape.
+    """
+    if not compiled.graph.get("sizes"):
+        return [spec.shape for spec in compiled.state]
+    sizes = compiled.open_sizes(tensors)
+    shapes = [tuple(evaluate(size, sizes) for size in spec.shape) for spec in compiled.state]
+    for tensor, spec, shape in zip(held, compiled.state, shapes, strict=False):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"state {spec.name!r}: it is of shape {tuple(tensor.shape)} since the first call, and the "
+                f"inputs of this one need {shape}; reset() it, or use another session()"
+            )
+    return shapes
