@@ -49,6 +49,34 @@ def test_each_size_of_kernel_stride_and_padding(kernel):
     assert layers and not transposed(held(Side(), (2, 8, 7, 6)))
 
 
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 2), (3, 2), (5, 3), ((3, 4), (2, 3))], ids=str)
+def test_an_infinity_reaches_the_outputs_that_read_it(kernel, stride):
+    net = nn.ConvTranspose2d(8, 16, kernel, stride)
+    x = np.random.default_rng(SEED).standard_normal((1, 8, 7, 6), "float32")
+    x[0, 1, 3, 3], x[0, 2, 0, 5] = np.inf, -np.inf
+    with torch.inference_mode():
+        wanted = net(torch.from_numpy(x)).numpy()
+    made = tn.build(*tn.from_pytorch(net.eval(), {"x": x.shape}))(x)
+    assert np.isinf(wanted).any() and not np.isnan(wanted).any()
+    np.testing.assert_allclose(made, wanted, atol=1e-5)
+
+
+def test_a_kernel_that_is_no_multiple_of_the_stride_costs_no_products_more():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.odd, self.even = nn.ConvTranspose2d(16, 16, 3, 2, 1, 1), nn.ConvTranspose2d(16, 16, 4, 2, 1)
+
+        def forward(self, x):
+            return self.odd(x) + self.even(x)
+
+    lib = held(Two(), (1, 16, 8, 8))
+    flops = [(node["makes"][0]["shape"], lib.graph["costs"][node["kernel"]]["flops"]) for node in lib.graph["nodes"]]
+    odd = sum(each for shape, each in flops if shape[1:2] == [1])  # of 16 channels each, one block
+    even = sum(each for shape, each in flops if shape[1:2] == [4])  # of all residues
+    assert 0 < odd < 0.7 * even
+
+
 def test_sides_that_differ_and_what_comes_behind():
     net = nn.Sequential(
         nn.ConvTranspose2d(16, 32, (4, 2), (2, 1), (1, 0)), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 8, 3)

@@ -76,6 +76,13 @@ def test_an_input_that_is_kept_may_change_after_the_call(shape):
     np.testing.assert_array_equal(lib(x), np.full((2, 3), 2))
 
 
+def test_an_output_that_is_the_state_too_is_a_copy():
+    lib = build(lambda x, total: (total + x, total + x), {"x": (4,), "total": (4,)}, {"total": "output1"})
+    (result,) = lib.run([torch.ones(4)])
+    torch.from_dlpack(result).mul_(100)
+    np.testing.assert_array_equal(lib(torch.ones(4)), np.full(4, 2))
+
+
 def test_measuring_leaves_the_state_as_it_is(rng):
     lib, x = with_sum(), random(rng, 2, 3)
     session = lib.session()

@@ -3,9 +3,10 @@
 A transposed convolution of stride s computes its result at y as a sum of x at (y + p - k) / s, over those k
 of the kernel for which this is an integer. Results whose y + p leaves the same residue modulo s therefore use
 the same few k, and each of the s * s residues is a plain convolution of stride 1 with a kernel of 1/s the
-size. One convolution computes them all, as s * s times the channels, and interleaving them gives the result:
-the sub-pixel convolution of Shi et al., "Is the deconvolution layer the same as a convolutional layer?",
-2016. TVM's own kernel inserts zeros between the elements of x and multiplies by them.
+size. One convolution computes those that have the same number of k, as channels of its result, and
+interleaving all gives the result: the sub-pixel convolution of Shi et al., "Is the deconvolution layer the
+same as a convolutional layer?", 2016. TVM's own kernel inserts zeros between the elements of x and multiplies
+by them.
 """
 
 import math
@@ -45,12 +46,19 @@ class _Rewrite(relax.PyExprMutator):
     def _plain(self, x, array, shape, out, strides, before):
         n, _, *sizes = shape
         outputs = out[1]
-        taps = [math.ceil(k / s) for k, s in zip(array.shape[2:], strides, strict=True)]
         # Each position gives s results per axis; `after` covers reads beyond the last element of x.
         positions = [math.ceil((p + m) / s) for p, m, s in zip(before, out[2:], strides, strict=True)]
         after = [max(0, q - size) for q, size in zip(positions, sizes, strict=True)]
-        weight = relax.const(split_by_residue(array, strides, taps))
-        result = self._emit(op.nn.conv2d(x, weight, padding=[*(t - 1 for t in taps), *after]))
+        made = [size + extra for size, extra in zip(sizes, after, strict=True)]
+        parts = []
+        for residues, taps in _groups(array.shape[2:], strides):
+            if 0 in taps:
+                channels = math.prod(map(len, residues)) * outputs
+                parts.append(self._emit(op.zeros((n, channels, *made), "float32")))
+                continue
+            weight = relax.const(split_by_residue(array, strides, residues, taps))
+            parts.append(self._emit(op.nn.conv2d(x, weight, padding=[*(t - 1 for t in taps), *after])))
+        result = self._emit(op.concat(parts, 1)) if len(parts) > 1 else parts[0]
         result = self._cut(result, [0, 0], positions)
         if strides != [1, 1]:
             residues = self._emit(op.reshape(result, (n, *strides, outputs, *positions)))
@@ -68,16 +76,34 @@ class _Rewrite(relax.PyExprMutator):
         return self.builder_.emit(self.builder_.normalize(expr))
 
 
-def split_by_residue(array: np.ndarray, strides: list[int], taps: list[int]) -> np.ndarray:
+def _groups(kernel: tuple[int, ...], strides: list[int]) -> list[tuple[list[range], list[int]]]:
+    """Return the residues of each axis, and the taps there, for which one convolution has no padded weights.
+
+    A weight of 0 would make NaN of an infinite element. The groups are in the order of the residues.
+    """
+    by_axis = []
+    for size, stride in zip(kernel, strides, strict=True):
+        whole, rest = divmod(size, stride)  # the first `rest` residues have a tap more
+        by_axis.append(
+            [(range(rest), whole + 1), (range(rest, stride), whole)] if rest else [(range(stride), whole)]
+        )
+    rows, columns = by_axis
+    if len(columns) > 1:  # a row has both kinds of columns
+        rows = [(range(y, y + 1), taps) for ys, taps in rows for y in ys]
+    return [([ys, xs], [th, tw]) for ys, th in rows for xs, tw in columns]
+
+
+def split_by_residue(
+    array: np.ndarray, strides: list[int], residues: list[range], taps: list[int]
+) -> np.ndarray:
     """Convert weights (I, O, kh, kw) of a transposed convolution to those of a plain one.
 
-    The result is (sh * sw * O, I, *taps), for strides sh, sw and a plain kernel of size `taps`, ceil(k / s).
+    The result is (residues * O, I, *taps) for some residues of each axis, which have that many taps.
     """
-    inputs, outputs, *kernel = array.shape
-    (sh, sw), (th, tw) = strides, taps
-    padded = np.zeros((inputs, outputs, th * sh, tw * sw), array.dtype)
-    padded[:, :, : kernel[0], : kernel[1]] = array
-    flipped = padded.reshape(inputs, outputs, th, sh, tw, sw)[:, :, ::-1, :, ::-1]
-    return np.ascontiguousarray(flipped.transpose(3, 5, 1, 0, 2, 4)).reshape(
-        sh * sw * outputs, inputs, th, tw
+    inputs = array.shape[0]
+    rows, columns = (
+        np.array([[residue + tap * stride for tap in reversed(range(count))] for residue in own])
+        for own, count, stride in zip(residues, taps, strides, strict=True)
     )
+    split = array[:, :, rows[:, None, :, None], columns[None, :, None, :]]  # I, O, residues, taps
+    return np.ascontiguousarray(split.transpose(2, 3, 1, 0, 4, 5)).reshape(-1, inputs, *taps)

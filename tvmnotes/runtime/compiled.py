@@ -114,7 +114,8 @@ class Compiled:
             **kwargs: The same, by the names of the inputs.
 
         Returns:
-            A NumPy array, or a tuple of them if the model has several outputs.
+            A NumPy array, or a tuple of them if the model has several outputs. Where integers are divided by
+            0, the quotient and the remainder are 0, as NumPy's are; PyTorch raises an error.
 
         Raises:
             TypeError: The number, the name or the type of an argument is wrong.
@@ -161,7 +162,8 @@ class Compiled:
     def _advance(self, main, tensors: list, weights, held: list | None) -> list[tvm_ffi.Tensor]:
         """Call `main` with the state, replace that by the state after the call; return the other outputs.
 
-        State that is an input of the call is copied: that memory is the caller's.
+        State that is an input of the call is copied, as is an output that is state: the memory of inputs and
+        outputs is the caller's.
         """
         if not self._fed:  # for speed: a call without state does none of the below
             with self._lock:
@@ -177,11 +179,13 @@ class Compiled:
             result = main(*(next(state if is_state else given) for is_state in self._is_state), weights)
             outputs = list(result) if self.graph["tuple"] else [result]
             fed = [outputs[n] for n in self._fed]
-            held[:] = [
-                self._on_device(copied(to_numpy(tensor))) if tensor.data_ptr() in taken else tensor
-                for tensor in fed
-            ]
-        return [output for n, output in enumerate(outputs) if n not in self._fed]
+            held[:] = [self._copied(tensor, taken) for tensor in fed]
+            kept = {tensor.data_ptr() for tensor in held}
+        return [self._copied(output, kept) for n, output in enumerate(outputs) if n not in self._fed]
+
+    def _copied(self, tensor: tvm_ffi.Tensor, taken: set[int]) -> tvm_ffi.Tensor:
+        """Return a tensor, or a copy of it if its address is among those taken."""
+        return self._on_device(copied(to_numpy(tensor))) if tensor.data_ptr() in taken else tensor
 
     def _on_device(self, tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
         """Return a tensor in the memory where the network runs."""
@@ -234,6 +238,12 @@ class Compiled:
         if any("launches" in schedule for schedule in schedules.values()):
             columns["launches"] = [schedule["launches"] for schedule in schedules.values()]
         return pd.DataFrame(columns, index=pd.Index(schedules, name="kernel", dtype="object"))
+
+    @property
+    def functions(self) -> dict:
+        """The kernels as functions in TensorIR, by name; empty if the network was loaded."""
+        kernels = {} if isinstance(self._library, bytes) else self._library.kernels
+        return {var.name_hint: func for var, func in kernels.items()}
 
     @property
     def tuned(self) -> str:
