@@ -58,8 +58,8 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
   $(PIP_ARGS)
 SITE_PIP = $(SITE_PYTHON) -m pip install --quiet --disable-pip-version-check $(OFFLINE) $(PIP_ARGS)
 
-.PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade notebooks site slides handout clock wheels lint bench \
-  clean
+.PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade notebooks site slides handout clock wheels lint \
+  bench clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets

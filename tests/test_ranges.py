@@ -80,8 +80,8 @@ def test_runs_widen_the_range_of_their_machine_and_another_machine_is_a_column(k
     }
     rows = ranges.compare(store(tmp_path / "mine", text="step 1 270 ms 0.7 GFLOP/s")).rows
     assert [(row["known"], row["here"], row["verdict"]) for row in rows] == [
-        ("1 to 2.5", "0.7", "below"),
         ("93.2 to 200", "270", "above"),
+        ("1 to 2.5", "0.7", "below"),
     ]
     rows = ranges.compare(store(tmp_path / "mine", tagged=False)).rows
     assert {row["verdict"] for row in rows} == {"not measured here"}

@@ -241,14 +241,17 @@ def add(folder: Path, name: str | None = None) -> str:
             f"name: {name} is {known['machines'][name]}; these lessons ran on {machine}: choose another name"
         )
     stored, _ = read(lessons.ROOT / "notebooks")
-    kept = {figure: values for figure, values in _figures(known).items() if figure in stored}
+    before = _figures(known)
+    kept = {figure: before.get(figure, {}) for figure in stored}
     added = {figure: value for figure, value in found.items() if figure in stored}
     for figure, value in added.items():
-        low, high = kept.setdefault(figure, {}).get(name, (value, value))
+        low, high = kept[figure].get(name, (value, value))
         kept[figure][name] = [min(low, value), max(high, value)]
     known["figures"] = {}
-    for figure, values in sorted(kept.items()):
-        known["figures"].setdefault(figure.lesson, {}).setdefault(figure.cell, {})[figure.words] = values
+    for figure, values in kept.items():
+        if values:
+            cells = known["figures"].setdefault(figure.lesson, {})
+            cells.setdefault(figure.cell, {})[figure.words] = values
     data.atomic_write(FILE, _written(known))
     if PAGE.is_file():
         PAGE.write_text(lessons.marked(PAGE.read_text(encoding="utf-8"), "ranges", table()), encoding="utf-8")
