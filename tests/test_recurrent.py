@@ -98,6 +98,16 @@ def test_threads_share_the_units(rng, batch):
     assert kernels[0] == kernels[1]
 
 
+@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
+def test_many_steps_are_imported_at_once(kind):
+    """Step by step, PyTorch would export these for minutes."""
+    net = nn.Sequential(getattr(nn, kind)(2, 3)).eval()
+    traced = torch.jit.trace(net, torch.zeros(2, 1, 2))
+    for model in (net, traced):
+        mod, _ = tn.from_pytorch(model, {"x": (100_000, 1, 2)})
+        assert [int(size) for size in mod["main"].ret_ty.fields[0].shape] == [100_000, 1, 3]
+
+
 def test_tiles_fit_into_the_registers():
     for simd in (Simd(4, 16), Simd(8, 16), Simd(16, 32)):
         for gates in ("ifgo", "rzn", "n"):

@@ -4,6 +4,7 @@ Importers parse the user's inputs into `TensorSpec`s, `Compiled` checks argument
 network's graph.json stores them.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,12 @@ class TensorSpec:
 
 def dtype_of(array: Any) -> str:
     """Return the dtype of a NumPy array, a torch tensor or a TVM tensor, spelled as in `TensorSpec`."""
-    return str(array.dtype).removeprefix("torch.")
+    return _spelled(array.dtype)
+
+
+@functools.cache
+def _spelled(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def require_dense(array: Any, what: str, data: bool = True) -> None:

@@ -2,7 +2,8 @@
 
 TVM's frontend takes most networks as they come, but needs a constant for a size that is computed inside the
 graph (padding, resizing, position encodings). So the input shapes are settled first, ONNX infers all others
-from them, and whatever is then constant is folded here, before TVM sees the model.
+from them, and whatever is then constant is folded here, before TVM sees the model. An If whose condition is
+constant becomes its branch, a Loop or Scan of a known number of steps becomes these steps.
 """
 
 import contextlib

@@ -253,7 +253,7 @@ class _Copies:
         return self._emit("Unsqueeze", [x, self.constant(np.array([axis], "int64"))], name)
 
     def joined(self, parts: list[str], axis: int) -> str:
-        """Return the name of tensors joined along an axis, a few at a time: a kernel of many builds slowly."""
+        """Return the name of tensors joined along an axis, a few at a time: large kernels build slowly."""
         while len(parts) > 1:
             name = f"{self._prefix}/joined{len(self.nodes)}"
             groups = [parts[n : n + _JOINED] for n in range(0, len(parts), _JOINED)]

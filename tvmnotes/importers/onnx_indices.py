@@ -2,6 +2,7 @@
 
 import math
 
+import tvm
 from tvm import relax
 from tvm.relax import op as R
 
@@ -22,7 +23,11 @@ def _checked(n: Node, sizes: dict[int, list[int]], negative: bool = True) -> rel
 
 @converts("Gather", "GatherElements", "Scatter", "ScatterElements")
 def _along_an_axis(n: Node):
-    return _checked(n, {1: [n.shape[n.get("axis", 0)]]})
+    size = n.shape[n.get("axis", 0)]
+    is_taken = n.op == "Gather" and all(isinstance(each.ty, relax.TensorType) for each in n.inputs)
+    if is_taken and not isinstance(n.x, tvm.ir.GenericConst):  # TVM would look for negative indices again
+        return R.take(n.x, checked(n.inputs[1], [size], n.op, True, n.builder), n.get("axis", 0))
+    return _checked(n, {1: [size]})
 
 
 @converts("GatherND", "ScatterND")

@@ -108,7 +108,7 @@ class WholeLayers(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         """Run a function of PyTorch, or the decomposition of a layer."""
-        is_layer = func in _CALLED and type(args[3]) is bool  # of packed sequences, these are the weights
+        is_layer = func in _CALLED and isinstance(args[3], int)  # of packed sequences, these are the weights
         result = _CALLED[func](*args, **(kwargs or {})) if is_layer else NotImplemented
         return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
