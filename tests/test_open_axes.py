@@ -154,6 +154,17 @@ def test_a_profile_counts_lengths(lib, rng):
     assert total[1] > 10 * total[0]
 
 
+def test_a_profile_counts_what_an_image_of_the_call_takes(rng):
+    """Whole tiles of a convolution are counted as with fixed sizes, and not much more if some are in vain."""
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU())
+    lib = compiled(net, {"x": (1, 3, tn.Size("h", 16), tn.Size("w", 16))})
+    for sides, in_vain in (((224, 224), 0), ((33, 47), 0.2)):
+        x = rng.standard_normal((1, 3, *sides)).astype("float32")
+        profiles = (tn.profile(each, x, calls=1) for each in (lib, compiled(net, {"x": x.shape})))
+        open_, fixed = (sum(kernel.flops for kernel in profile.kernels.values()) for profile in profiles)
+        assert fixed <= open_ <= (1 + in_vain) * fixed
+
+
 def test_onnx_leaves_named_lengths_open(rng):
     model = parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]> g (float[N, L, 8] x) => (float[N, L, 8] y) {
@@ -230,6 +241,27 @@ def test_embeddings_of_flat_indices(rng):
         lib(np.full((2, 4), 50))
 
 
+@pytest.mark.parametrize(("shifts", "dims"), [((2, -5), (0, 1)), (3, None)])
+def test_rolls_by_more_than_the_size(shifts, dims, rng):
+    net = Function(lambda x: torch.roll(x, shifts, dims))
+    lib = compiled(net, {"x": ("n", "m")})
+    for shape in ((1, 1), (1, 2), (2, 3), (3, 70)):
+        agree(lib, net, rng.standard_normal(shape).astype("float32"))
+
+
+def test_a_write_at_the_end_of_an_open_axis(rng):
+    def net(x, y, index):
+        x = x.clone()
+        x[-1, index] = y
+        return x
+
+    lib = compiled(Function(net), {"x": ("n", 5), "y": (3,), "index": ((3,), "int64")})
+    y, index = rng.standard_normal(3).astype("float32"), np.array([4, 0, -3])
+    for n in (1, 2, 70):
+        x = rng.standard_normal((n, 5)).astype("float32")
+        assert np.array_equal(lib(x, y, index), net(*map(torch.from_numpy, (x, y, index))).numpy())
+
+
 def test_infinities(rng):
     net = Function(lambda x: torch.minimum(torch.full((x.shape[0], 4), torch.inf), x))
     lib = compiled(net, {"x": ("n", 4)})
@@ -277,7 +309,7 @@ def test_networks_that_depend_on_a_length(function, message):
 @pytest.mark.parametrize(
     ("function", "sizes", "values"),
     [
-        (lambda x: x * 2 if 2 * x.shape[0] == x.shape[1] + 3 else x, ("n", "m"), r"\d+, \d+"),
+        (lambda x: x * 2 if 2 * x.shape[0] == x.shape[1] + 3 else x, (tn.Size("n", 2), tn.Size("m", 2)), r"\d+, \d+"),
         (lambda x: x * 2 if x.shape[0] == x.shape[1] else x, (tn.Size("n", 2), tn.Size("m", 3)), "3, 3"),
     ],
     ids=["twice", "equal"],
@@ -285,6 +317,30 @@ def test_networks_that_depend_on_a_length(function, message):
 def test_networks_that_compare_two_sizes(function, sizes, values):
     with pytest.raises(NotImplementedError, match=f"another way where 'n', 'm' is {values}"):
         tn.from_pytorch(Function(function).eval(), {"x": sizes})
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: x * 2 if x.shape[2] == 40 and x.shape[3] == 80 else x, "another way where 'h', 'w' is 40, 80"),
+        (lambda x: x * 2 if x.shape[2] == 3 and x.shape[3] > 3 else x, "'w' open in this network where h is 3:"),
+        (
+            lambda x: F.conv2d(x * 2 if 2 * x.shape[2] == x.shape[3] + 3 else x, torch.ones(1, 2, 3, 3), None, 2),
+            "where h is",
+        ),
+    ],
+    ids=["and", "least", "beside a convolution"],
+)
+def test_conditions_on_two_sizes_beside_those_on_one(function, message):
+    sizes = tn.Size("h", 3), tn.Size("w", 3)
+    with pytest.raises(NotImplementedError, match=message):
+        tn.from_pytorch(Function(function).eval(), {"x": (1, 2, *sizes)})
+
+
+def test_a_condition_where_one_of_two_sizes_is_1():
+    net = Function(lambda x: x * 2 if x.shape[0] == 1 and x.shape[1] > 1 else x)
+    with pytest.raises(NotImplementedError, match="another way where 'n', 'm' is 1, 68"):
+        tn.from_pytorch(net.eval(), {"x": ("n", "m")})
 
 
 def test_an_error_at_a_size_that_was_not_asked_for_says_so():

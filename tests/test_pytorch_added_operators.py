@@ -112,6 +112,17 @@ def test_powers(compile_function, rng, capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_roots_of_halves(compile_function):
+    x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -1.0, 4.0, 3.0, 6e-8]).half()
+
+    def roots(x):
+        return x**0.5, x**-0.5
+
+    for got, wanted in zip(compile_function(roots, [x])(x), roots(x), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-3)
+        np.testing.assert_array_equal(np.signbit(got[wanted == 0]), np.signbit(wanted[wanted == 0]))
+
+
 def test_bfloat16(compile_function, rng):
     """Orders, which go by a float's bits, and bools, whose vectors TVM does not lower beside it."""
 

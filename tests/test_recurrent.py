@@ -190,6 +190,19 @@ def test_all_attributes_of_onnx(rng):
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6, err_msg=output.name)
 
 
+def test_activations_times_0_keep_nan():
+    """Each function of infinities, NaN and -2 where alpha is 0, in the rows of a batch."""
+    for function in ("LeakyRelu", "Affine", "Elu"):
+        model = parser.parse_model(
+            f"""<ir_version: 9, opset_import: ["": 17]> g (float[1, 4, 1] x) => (float[1, 1, 4, 1] y)
+            <float[1, 1, 1] w = {{1}}, float[1, 1, 1] r = {{0}}> {{
+            y = RNN<hidden_size = 1, activations = ["{function}"], activation_alpha = [0.0]>(x, w, r) }}"""
+        )
+        x = np.array([-np.inf, np.inf, np.nan, -2], "float32").reshape(1, 4, 1)
+        wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+        np.testing.assert_array_equal(tn.build(*tn.from_onnx(model))(x), wanted, err_msg=function)
+
+
 def test_batches_first_in_onnx(rng):
     """ONNX Runtime refuses this layout, and ONNX's reference has no other direction: held against the other layout."""
     nodes = [("LSTM<layout = 1>", "B, , hb"), ("GRU<layout = 1>", "B, , hb"), ("RNN<layout = 1>", "B")]

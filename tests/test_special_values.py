@@ -195,6 +195,21 @@ def assert_pytorchs(level, names):
         assert_same(name, ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8"])
+def test_integers_divided_by_0_and_the_least_one_by_minus_1(dtype):
+    """Numbers as NumPy has them; PyTorch raises errors, and the processor stops the process."""
+    info = np.iinfo(dtype)
+    x = np.array([7, info.max, info.min, info.min, 0, 5, 9, info.max - 2], dtype)
+    y = np.array([0, 0, 0, -1 if info.min else 1, 0, 2, -4 if info.min else 4, 3], dtype)
+    function = Function(lambda x, y: (x // y, x % y, torch.div(x, y, rounding_mode="trunc"), torch.fmod(x, y)))
+    lib = tn.build(*tn.from_pytorch(function.eval(), {"x": (x.shape, dtype), "y": (y.shape, dtype)}))
+    with np.errstate(all="ignore"):
+        floors, moduli, remainders = x // y, x % y, np.fmod(x, y)
+    quotients = np.where(y == 0, 0, (x - remainders) // np.where(y == 0, 1, y))
+    for got, want in zip(lib(x, y), (floors, moduli, quotients.astype(dtype), remainders), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_denormals_are_kept_where_a_thread_flushes_them():
     x = torch.full((64, 1024), 1e-42)
     lib = tn.build(*tn.from_pytorch(Function(lambda x: x * 0.5).eval(), {"x": x.shape}))

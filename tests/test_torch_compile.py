@@ -328,6 +328,23 @@ def test_outputs_share_memory_with_each_other():
     alike(function, torch.randn(3, 9))
 
 
+def test_views_need_gradients_as_pytorchs_do():
+    weight = nn.Parameter(torch.randn(3, 4))
+
+    def function(x):
+        views = x.view(-1), x.detach(), x.detach()[1:], x.t().detach(), weight.t(), weight.detach()[0], weight
+        return *views, x + weight
+
+    fast = compiled(function)
+    for needed in (False, True):
+        x = torch.randn(3, 4, requires_grad=needed)
+        with torch.no_grad():
+            wants, gots = function(x), fast(x)
+        assert_equal(gots, wants)
+        assert [got.requires_grad for got in gots] == [want.requires_grad for want in wants]
+        assert [got.data_ptr() for got in gots[:-1]] == [want.data_ptr() for want in wants[:-1]]
+
+
 def test_constants_are_not_handed_out():
     net = Function(lambda: None)
     net.weight = nn.Parameter(torch.randn(5))

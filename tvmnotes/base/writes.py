@@ -37,18 +37,13 @@ def written(
 def arguments(call: relax.Expr) -> tuple | None:
     """Return the arguments of a call that `written` made; None for any other call.
 
-    Raises:
-        ValueError: The first element depends on an open size.
+    Where a first element depends on open sizes, it is TVM's expression of these.
     """
     name = getattr(getattr(call, "op", None), "name", "")
     if name != "relax.call_pure_packed" or getattr(call.args[0], "global_symbol", "") != NAME:
         return None
     _, x, values, index, *numbers = call.args
     axis, *starts = plain_sizes(getattr(n, "value", n) for n in numbers)
-    if not all(isinstance(start, int) for start in starts):
-        raise ValueError(
-            "a write whose place depends on an open size: import the network with whole numbers there"
-        )
     return x, values, index, axis, starts
 
 

@@ -21,6 +21,7 @@ detection       a detector's last steps: the k best scores and non-maximum suppr
 legalize        the remaining operators become kernels
 operator_notes  the operators that each kernel fuses
 special_values  NaN, infinities, signed zeros and denormals, in kernels and in operators
+quotients       integers divided by data, and LLVM's remainders
 workloads       what kernels have to compute, and their configs
 rules           a schedule for each kind of workload
 scheduling      the pass that schedules each kernel

@@ -16,6 +16,7 @@ from tvm.ir import PointerType, PrimType
 from tvm.tirx import compilation_pipeline
 
 from ..base.relax import constant_array, fixed_shape, known_shape, on_each_function
+from . import quotients
 
 # ---------------------------------------------------------------- kernels, when they are lowered
 
@@ -43,8 +44,9 @@ def _lowering() -> tuple:
         (tirx.NE, lambda node: tirx.Not(tirx.EQ(node.a, node.b)) if _is_float(node.a) else node),
     ]
     denormals = [(tirx.AttrStmt, _kernel_with_denormals), (tirx.For, _threads_with_denormals)]
-    remainders = [(tirx.FloorMod, _remainder), (tirx.Mod, _remainder)]
-    before = _on_each_kernel("OpaqueFloats", opaque)
+    remainders = [((tirx.FloorMod, tirx.Mod), quotients.remainder)]
+    by_data = [((tirx.FloorDiv, tirx.Div, tirx.FloorMod, tirx.Mod), quotients.by_data)]
+    before = _on_each_kernel("OpaqueFloats", opaque, on_llvm=by_data)
     after = _on_each_kernel("IEEEFloats", ieee, on_llvm=remainders, on_x86=denormals)
     return tvm.transform.Sequential([before, lower, after]), *finalize
 
@@ -124,26 +126,6 @@ def _control() -> tuple:
     without = tirx.BufferStore(cleared, held[0] & tirx.const(0xFFFFFFFF - _FLUSH, "uint32"), [0])
     clear = tirx.IfThenElse(flushes, tirx.SeqStmt([without, do("ldmxcsr", pointers[1])]), None)
     return before, clear, tirx.IfThenElse(flushes, do("ldmxcsr", pointers[0]), None)
-
-
-# ---- remainders
-
-
-def _remainder(node):
-    """Hide x from LLVM in x % 2^n.
-
-    LLVM 22's loop vectorizer takes the last n bits of a loop counter for an n-bit counter that never wraps,
-    so that a kernel that repeats an array reads past its end. `umul_fix` by 1.0, here with one binary digit
-    after the point, is the identity and costs one multiplication. Remove it once `test_rows_that_repeat`
-    passes without it.
-    """
-    dtype, divisor = str(node.ty.dtype), node.b
-    if not dtype.endswith(("32", "64")) or not isinstance(divisor, tirx.IntImm):
-        return node
-    if divisor.value & (divisor.value - 1):
-        return node
-    one, digits = tirx.const(2, dtype), tirx.const(1, "int32")
-    return type(node)(tirx.call_llvm_pure_intrin(dtype, "llvm.umul.fix", node.a, one, digits), divisor)
 
 
 # ---- maxima, comparisons, differences

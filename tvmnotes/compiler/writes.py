@@ -14,7 +14,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from ..base import writes
-from ..base.relax import fixed_shape, known_shape, on_each_function, plain_sizes
+from ..base.relax import fixed_shape, known_shape, on_each_function, plain_sizes, written
+from ..base.sizes import evaluate
 from ..base.tvm_seam import OPAQUE
 
 PLACE = "tvmnotes.write"  # of a kernel that copies: the axis of the index, and the first element on each axis
@@ -59,14 +60,24 @@ class _ToKernels(relax.PyExprMutator):
                 for size in sizes
             )
 
-        kernel = _kernel(shape(x.ty), shape(values.ty), str(x.ty.dtype), axis, starts, copies=True)
+        shapes = shape(x.ty), shape(values.ty)
+        names = {var.name: var for var in own.values()}
+        try:
+            starts = [evaluate(written(start), names) for start in starts]
+        except KeyError:
+            raise ValueError(
+                f"a write to a {x.ty} at a place that depends on another open size: import the network with "
+                "whole numbers there"
+            ) from None
+        kernel = _kernel(*shapes, str(x.ty.dtype), axis, starts, copies=True)
         return relax.call_tir(self.builder_.add_func(kernel, "write"), [x, values, index], call.ty)
 
 
 def _kernel(shape, box, dtype, axis, starts, copies) -> tirx.PrimFunc:
     """Make a kernel of (x, values, index), and of the result if it copies; an open size is a variable."""
     with IRBuilder() as builder, T.prim_func(is_private=True):
-        place = {PLACE: [axis, *starts]} if copies else {}
+        is_fixed = all(isinstance(start, int) for start in starts)  # as in a state, which has no open size
+        place = {PLACE: [axis, *starts]} if copies and is_fixed else {}
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE, **place})
         x = T.arg("x", T.buffer(shape, dtype))
         values = T.arg("values", T.buffer(box, dtype))

@@ -77,14 +77,18 @@ def _log1p(x: Tensor) -> Any:
 def _pow(x: Tensor, exponent: float) -> Any:
     """Multiply for small whole exponents, and use square roots for 0.5 and -0.5, as PyTorch does.
 
-    TVM's (C's) power is slow, its square root differs for -0 and -infinity, and it lacks bfloat16.
+    TVM's (C's) power is slow, its square root differs for -0 and -infinity, and it lacks bfloat16. PyTorch
+    has C's power for float16.
     """
     if isinstance(exponent, bool):
         return x.clone() if exponent else torch.ones_like(x)
     base = wide(x)
     if not x.is_floating_point() or (base is x and exponent not in (-0.5, 0.5, 2, 3, 4)):
         return NotImplemented
-    if exponent in (2, 3, 4):
+    if x.dtype == torch.float16 and abs(exponent) == 0.5:
+        root = torch.where(base == -math.inf, math.inf, torch.sqrt(base).abs())
+        result = root if exponent == 0.5 else 1 / root
+    elif exponent in (2, 3, 4):
         square = base * base
         result = square if exponent == 2 else square * (base if exponent == 3 else square)
     elif exponent == -0.5:
@@ -117,16 +121,6 @@ def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **_o
     """Compare indices of int64; those of PyTorch's decomposition have a dtype that depends on the size."""
     columns = torch.arange(n if m is None else m)
     return (torch.arange(n)[:, None] == columns).to(dtype or torch.get_default_dtype())
-
-
-def _roll(x: Tensor, shifts: list[int], dims: list[int] = ()) -> Any:
-    """Join two slices; TVM gathers element by element, and warns of it."""
-    if not dims:
-        return NotImplemented
-    for shift, dim in zip(shifts, dims, strict=True):
-        cut = -shift % x.shape[dim]
-        x = torch.cat([aten.slice.Tensor(x, dim, cut), aten.slice.Tensor(x, dim, 0, cut)], dim)
-    return x
 
 
 def _cat(parts: list[Tensor], dim: int = 0) -> Any:
@@ -198,9 +192,9 @@ _NEED_AN_AXIS = (
 )  # fmt: skip
 
 # PyTorch decomposes the first into assertions, the next two into indices that may count from the end, and
-# resampling into indices of single pixels.
+# rolls and resampling into indices of single elements.
 _KEPT = (
-    *(aten.one_hot.default, aten.index_add.default, aten.index_copy.default),
+    *(aten.one_hot.default, aten.index_add.default, aten.index_copy.default, aten.roll.default),
     *(aten.upsample_linear1d.vec, aten.upsample_trilinear3d.vec, aten.upsample_bicubic2d.vec),
     *(aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec),
 )
@@ -227,7 +221,6 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.select.int: _select,
     aten.view.default: _view,
     aten.cat.default: _cat,
-    aten.roll.default: _roll,
     aten.select_scatter.default: select_scatter,
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
     **dict.fromkeys(_KEPT, _kept),

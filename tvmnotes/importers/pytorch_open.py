@@ -4,6 +4,7 @@ import inspect
 import itertools
 import operator
 import re
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -27,36 +28,71 @@ def check_open(model: Any, specs: list[TensorSpec]) -> list[dict[str, int]]:
 
     Returns:
         Values of one or several open sizes for which the code, or PyTorch's own, may compute in another way
-        than for the usual ones.
+        than for the usual ones. Conditions on the other sizes that are tested at these values alone count.
+    """
+    found, pending = [], [{}]
+    while pending:
+        values = pending.pop()
+        fixed = [replace(spec, shape=tuple(_fixed(size, values) for size in spec.shape)) for spec in specs]
+        if not (sizes := merged(spec.shape for spec in fixed)):
+            continue
+        several = len(sizes) + len(values) > 1  # else 1, which PyTorch leaves out, is imported anyway
+        ones = [{name: 1} for name, size in sizes.items() if several and size.lower == 1]
+        for others in (*_exceptions(model, fixed, values), *ones):
+            if (each := {**values, **others}) not in found:
+                found.append(each)
+                pending.append(each)
+    return found
+
+
+def _fixed(size: int | Size, values: dict[str, int]) -> int | Size:
+    return values.get(size.name, size) if isinstance(size, Size) else size
+
+
+def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> list[dict[str, int]]:
+    """Return values of open sizes for which a condition has another result than for the usual ones.
+
+    `values` are those of the sizes that are open in the network, but not in `specs`.
     """
     sizes = merged(spec.shape for spec in specs)
-    dims = {size: torch.export.Dim(name, min=size.lower, max=size.upper) for name, size in sizes.items()}
-    shapes = tuple(
-        {axis: dims[size] for axis, size in enumerate(spec.shape) if size in dims} for spec in specs
-    )
+    dims = {name: torch.export.Dim(name, min=size.lower, max=size.upper) for name, size in sizes.items()}
     examples = zeros([spec.at(usual(specs, sizes)) for spec in specs])
     if isinstance(model, ExportedProgram):
         model = model.module()
     elif isinstance(model, SCRIPTED):
         model = unscript(model, examples)
     kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:  # its inputs are a tuple of their own
-        named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
-        shapes = (*shapes[:named], shapes[named:])
+    is_tuple = inspect.Parameter.VAR_POSITIONAL in kinds  # its inputs are a tuple of their own
+
+    def program(dims):
+        shapes = tuple(
+            {axis: dims[size.name] for axis, size in enumerate(spec.shape) if isinstance(size, Size)}
+            for spec in specs
+        )
+        if is_tuple:
+            named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+            shapes = (*shapes[:named], shapes[named:])
+        return torch.export.export(model, examples, dynamic_shapes=shapes)
+
+    found = []
     try:
-        program = torch.export.export(model, examples, dynamic_shapes=shapes)
+        exported = program(dims)
     except Exception as error:
         lines = errors.lines(error)
         failed = [line for line in lines if line.lstrip(" -").startswith("Not all values of")]
         found = [_exception(line, sizes) for line in failed]
-        if found and None not in found:
-            return found
-        reasons = [*failed, *(line for line in lines if "specialized" in line or "must be" in line), *lines]
-        raise NotImplementedError(
-            f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network: "
-            f"{reasons[0].strip(' -')}; give whole numbers there"
-        ) from error
-    return _relations(program, specs)
+        if not found or None in found:
+            fixes = [line for line in lines if "specialized" in line or "must be" in line]
+            reason = [*failed, *fixes, *lines][0].strip(" -")
+            where = " and ".join(f"{name} is {n}" for name, n in values.items())
+            raise NotImplementedError(
+                f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network"
+                f"{where and f' where {where}'}: {reason}; give whole numbers there"
+            ) from error
+        # Without names, PyTorch takes what it has just reported for true, and the other conditions are known.
+        limits = {name: (size.lower, size.upper) for name, size in sizes.items()}
+        exported = program({name: torch.export.Dim.AUTO(min=n, max=m) for name, (n, m) in limits.items()})
+    return found + _relations(exported, specs)
 
 
 def _relations(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[str, int]]:
@@ -68,9 +104,15 @@ def _relations(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[s
     sizes, conditions = {}, {}  # by symbol; by text
     for spec, name in zip(specs, program.graph_signature.user_inputs, strict=True):
         for size, number in zip(spec.shape, nodes[name].meta["val"].shape, strict=True):
-            if isinstance(size, Size) and isinstance(number, torch.SymInt):
-                sizes[number.node.expr] = size
-                conditions |= {str(guard.expr): guard.expr for guard in number.node.shape_env.guards}
+            if not isinstance(size, Size):
+                continue
+            if not isinstance(number, torch.SymInt) or not number.node.expr.is_Symbol:
+                raise NotImplementedError(
+                    f"PyTorch cannot leave {size.name!r} open in this network, where it is {number}; give a "
+                    "whole number there"
+                )
+            sizes[number.node.expr] = size
+            conditions |= {str(guard.expr): guard.expr for guard in number.node.shape_env.guards}
     several = [each for each in conditions.values() if 1 < len(each.free_symbols) <= _MOST_RELATED]
     own = ({symbol: sizes.get(symbol) for symbol in each.free_symbols} for each in several)
     found = [values for values in map(_unrelated, several, own) if values]
@@ -90,7 +132,8 @@ def _unrelated(condition: sympy.Basic, sizes: dict[sympy.Symbol, Size | None]) -
         }
         here, there = (difference.xreplace({**values, last: sympy.Integer(least[last] + n)}) for n in (0, 1))
         root = least[last] - (here // (there - here) if there != here else 0)  # if it is linear
-        for value in (root, root - 1, root + 1):
+        near = range(least[last], least[last] + _TRIED)  # if not
+        for value in (root, root - 1, root + 1, *near):
             values[last] = sympy.Integer(value)
             taken = all(least[symbol] <= n and sizes[symbol].takes(n) for symbol, n in values.items())
             if taken and condition.xreplace(values) == sympy.false:

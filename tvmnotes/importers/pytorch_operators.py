@@ -73,6 +73,24 @@ def _index_select(node: fx.Node, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.take(importer.env[x], importer.env[index], dim, mode="clip"))
 
 
+def _roll(node: fx.Node, importer: Any) -> relax.Var:
+    """Join two slices; open sizes, which may be less than a shift, gather element by element."""
+    emit, (x, shifts, dims) = importer.block_builder.emit, (*node.args, ())[:3]
+    x, shape = importer.env[x], _shape(node)
+    sizes = shape if dims else [math.prod(shape)]
+    x = x if dims else emit(relax.op.reshape(x, sizes))
+    for shift, dim in zip(shifts, dims or [0], strict=True):
+        size = sizes[dim]
+        if importer.leaves_sizes_open:
+            counted = relax.op.subtract(relax.op.arange(0, size, 1, "int64"), relax.const(shift, "int64"))
+            index = emit(relax.op.floor_mod(counted, relax.const(size, "int64")))
+            x = emit(relax.op.take(x, index, dim, mode="clip"))
+        elif size and shift % size:
+            ends = ((-shift % size, size), (0, -shift % size))
+            x = emit(relax.op.concat([relax.op.strided_slice(x, [dim], [a], [b]) for a, b in ends], dim))
+    return x if dims else emit(relax.op.reshape(x, shape))
+
+
 def _scatter_add(node: fx.Node, importer: Any) -> relax.Var:
     (x, _, index, source), dim = (importer.env.get(arg) for arg in node.args), node.args[1]
     return importer.block_builder.emit(relax.op.scatter_elements(x, index, source, dim, "add"))
@@ -365,6 +383,7 @@ CONVERTERS: dict[str, Callable] = {
     "scatter.src": _along("_scatter"),
     "scatter.value": _along("_scatter_value"),
     "scatter_add.default": _along(_scatter_add),
+    "roll.default": _roll,
     "index.Tensor": _index,
     "index_put.default": _index_put,
     "index_add.default": _index_along(summed=True),

@@ -25,6 +25,7 @@ class Outputs:
             self._values = graph(*fakes)
         self.writes = versions != [fake._version for fake in fakes if isinstance(fake, Tensor)]
         self._sources = {}  # of a view: the position of the input, by that of the output
+        self._detached = set()  # the positions of views that need no gradient where their input does
         self._same = {}  # the position of the output that is the same tensor
         self.computed = []
         storages = {_storage(fake): n for n, fake in enumerate(fakes) if isinstance(fake, Tensor)}
@@ -39,6 +40,8 @@ class Outputs:
                 if value.dtype != fakes[source].dtype:
                     raise NotImplementedError("it returns a view of an input as another dtype")
                 self._sources[n] = source, value is fakes[source]
+                if value is not fakes[source] and not value.requires_grad:
+                    self._detached.add(n)
             else:
                 if not _is_writable(value):
                     raise NotImplementedError("it returns a view with elements that overlap")
@@ -76,6 +79,7 @@ class Outputs:
                 results[n] = tensor
         for n, (source, itself) in self._sources.items():
             of, value = args[source], self._values[n]
+            of = of.detach() if n in self._detached else of
             offset = of.storage_offset() + value.storage_offset()
             results[n] = of if itself else of.as_strided(value.shape, value.stride(), offset)
         for n, other in self._same.items():
@@ -84,7 +88,8 @@ class Outputs:
 
 
 def _fake(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return fake.requires_grad_(tensor.is_floating_point())
 
 
 def _storage(tensor: Tensor) -> int:

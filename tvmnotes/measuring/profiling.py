@@ -7,7 +7,9 @@
     profile.to_chrome_trace("run.json")   # for https://ui.perfetto.dev
 
 FLOPs and bytes of a kernel were counted in its TensorIR when it was built (`compiler.costs.count`), so a
-network that was loaded has the same table. `memory` reports a run's memory; for threads see threads.py.
+network that was loaded has the same table. For open sizes they are counted at those of the call, or, as a
+loaded network has no TensorIR, interpolated (`compiler.open_sizes.cost`). `memory` reports a run's memory;
+for threads see threads.py.
 """
 
 import os
@@ -22,6 +24,7 @@ from ..base.data import atomic_write
 from ..base.relax import bytes_of
 from ..base.sizes import evaluate, merged
 from ..base.table import Table
+from ..compiler import costs
 from ..runtime.compiled import Compiled
 from ..runtime.stopwatch import Call, Stopwatch, of_kernels
 from . import measure, peak
@@ -98,11 +101,13 @@ class Profile(Table):
         graph, shapes = self.compiled.graph, {}
         for node in graph["nodes"]:
             shapes.setdefault(node["kernel"], node["makes"][0]["shape"])
-        kernels = []
+        kernels, functions = [], self.compiled.functions
         for name, calls in spent[0].items():
-            costs = graph["costs"][name]
+            counts = graph["costs"][name]
+            if self.sizes and name in functions:
+                counts = counts | costs.count(functions[name], self.sizes)
             flops, reads, writes = (
-                evaluate(costs[each], self.sizes) for each in ("flops", "reads", "writes")
+                evaluate(counts[each], self.sizes) for each in ("flops", "reads", "writes")
             )
             shape = (evaluate(size, self.sizes) for size in shapes[name] or ())
             kernel = Kernel(
@@ -111,7 +116,7 @@ class Profile(Table):
                 Timing(name, [sum(total[name]) for total in spent]),
                 flops=len(calls) * flops,
                 bytes=len(calls) * (reads + writes),
-                operators=costs["operators"],
+                operators=counts["operators"],
                 makes="x".join(map(str, shape)) or "a number",
                 schedule=schedule_text(graph["kernels"][name]),
             )

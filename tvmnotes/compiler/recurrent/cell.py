@@ -96,8 +96,13 @@ def _number(value: float, like):
     return tirx.const(value, like.ty.dtype)
 
 
+def _factor(value: float, like):
+    """Return a number to multiply by; 0 as its own square root, as TVM drops 0 * x, which may be NaN."""
+    return tirx.sqrt(_number(0, like)) if value == 0 else _number(value, like)
+
+
 def _hard_sigmoid(x, alpha, beta):
-    return tirx.max(tirx.min(x * _number(alpha, x) + _number(beta, x), _number(1, x)), _number(0, x))
+    return tirx.max(tirx.min(x * _factor(alpha, x) + _number(beta, x), _number(1, x)), _number(0, x))
 
 
 def _elu(x, alpha, beta):
@@ -106,7 +111,7 @@ def _elu(x, alpha, beta):
     below = tirx.Let(
         half,
         _tanh(tirx.min(x, _number(0, x)) * _number(0.5, x)),
-        _number(2 * alpha, x) * half / (_number(1, x) - half),
+        _factor(2 * alpha, x) * half / (_number(1, x) - half),
     )
     return tirx.Select(x >= _number(0, x), x, below)
 
@@ -121,10 +126,10 @@ FUNCTIONS: dict[str, Callable] = {
     "sigmoid": _sigmoid,
     "tanh": _tanh,
     "relu": lambda x, alpha, beta: tirx.max(x, _number(0, x)),
-    "affine": lambda x, alpha, beta: x * _number(alpha, x) + _number(beta, x),
-    "leakyrelu": lambda x, alpha, beta: tirx.Select(x >= _number(0, x), x, x * _number(alpha, x)),
+    "affine": lambda x, alpha, beta: x * _factor(alpha, x) + _number(beta, x),
+    "leakyrelu": lambda x, alpha, beta: tirx.Select(x >= _number(0, x), x, x * _factor(alpha, x)),
     "thresholdedrelu": lambda x, alpha, beta: tirx.Select(x < _number(alpha, x), _number(0, x), x),
-    "scaledtanh": lambda x, alpha, beta: _number(alpha, x) * _tanh(_number(beta, x) * x),
+    "scaledtanh": lambda x, alpha, beta: _factor(alpha, x) * _tanh(_factor(beta, x) * x),
     "hardsigmoid": _hard_sigmoid,
     "elu": _elu,
     "softsign": lambda x, alpha, beta: x / (_number(1, x) + tirx.abs(x)),
