@@ -7,6 +7,7 @@ takes more than a twentieth of the time at less than a fifth of the machine's li
 import sys
 
 import torch
+import transformers
 from test_transformers import NETWORKS, imported
 from torch.utils import _pytree as pytree
 
@@ -17,6 +18,7 @@ SHARE, OF_LIMIT, SECONDS = 0.05, 0.2, 20e-6
 
 
 def main(names: list[str]) -> None:
+    transformers.logging.set_verbosity_error()
     torch.set_num_threads(env.threads())
     print(f"{'network':28} {'attention':10} {'TVM ms':>8} {'PyTorch ms':>10} {'ratio':>6}")
     for name in names or NETWORKS:
