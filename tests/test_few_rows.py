@@ -33,8 +33,8 @@ VIEWS = {
     "heads behind tokens": (lambda q, m: q @ m.reshape(70, 3, 64).permute(1, 2, 0), (3, 1, 64), (1, 70, 192)),
     "what follows": (lambda q, m: torch.tanh(q @ m.mT * 0.3 + 1), (3, 1, 64), (3, 70, 64)),
     "what follows rows": (lambda q, m: torch.relu(q @ m) - 1, (3, 2, 70), (3, 70, 64)),
-    "one column": (lambda q, m: q @ m.mT, (1, 4096), (1, 4096)),
-    "one column of several": (lambda q, m: q @ m[:, :1], (2, 4096), (4096, 16)),
+    "one column": (lambda q, m: q @ m.mT, (16, 1, 4096), (16, 1, 4096)),
+    "one column of several": (lambda q, m: q @ m[:, :1], (8, 4096), (4096, 16)),
     "of one vector": (lambda q, m: q @ m.mT, (1, 16), (300, 16)),
 }
 
