@@ -42,7 +42,7 @@ class _FewRows(relax.PyExprMutator):
         return self.builder_.call_te(
             lambda left, flat: product(left, flat, view, self.simd),
             *(self.visit_expr(call.args[0]), flat),
-            primfunc_name_hint="few_rows",
+            primfunc_name_hint="matmul",
             primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
         )
 
