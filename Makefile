@@ -103,6 +103,7 @@ suites: $(READY)  ## Compare ONNX's and PyTorch's samples, and whole model zoos,
 	$(QUIET) $(BIN)/python -m pytest tests/test_networks.py
 	$(QUIET) $(BIN)/python tests/test_gluon_zoo.py
 	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore tests/test_transformers.py
+	$(QUIET) $(BIN)/python -W ignore tests/slow_kernels.py
 	$(QUIET) $(PASSIVE) $(BIN)/python tests/torch_suite.py 0
 	$(QUIET) $(PASSIVE) $(BIN)/python tests/torch_suite.py 3
 

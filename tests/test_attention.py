@@ -38,7 +38,10 @@ def single(query, key, value):
     return (query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5).softmax(-1) @ value
 
 
-@pytest.mark.parametrize("queries, keys, depth, width", [(17, 129, 8, 16), (100, 300, 20, 48), (24, 130, 16, 80)])
+SIZES = (17, 129, 8, 16), (100, 300, 20, 48), (24, 130, 16, 80), (49, 49, 32, 32), (9, 17, 300, 16)
+
+
+@pytest.mark.parametrize("queries, keys, depth, width", SIZES)
 def test_ragged_sizes(queries, keys, depth, width, rng):
     shapes = (2, 3, queries, depth), (2, 3, keys, depth), (2, 3, keys, width)
     held(single, *shapes, rng=rng)

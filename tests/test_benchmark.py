@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from tvmnotes import benchmark, models, peak
 from tvmnotes.__main__ import app
+from tvmnotes.measuring import transformer_nets
 
 NETWORKS, RUNTIMES = ("digits", "squeezenet1_1"), ("TVM", "pytorch", "onnxruntime")
 
@@ -183,6 +184,61 @@ def test_a_wrong_result_is_no_time(quick, tmp_path):
 def test_a_difference_is_relative_to_the_largest_magnitude():
     assert benchmark._difference(np.array([1.0, -7.0]), np.array([1.0, -8.0])) == 1 / 8
     assert benchmark._difference(np.array([1e-9, 0.0]), np.zeros(2)) is None
+
+
+# ---------------------------------------------------------------- transformers, and OpenVINO
+
+SMALL_BERT = {
+    **{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64},
+    **{"vocab_size": 100},
+}
+
+
+@pytest.fixture
+def small_bert(quick):
+    """The network "bert_base" is small, and reads 6 tokens."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    small = ("bert", SMALL_BERT, "AutoModel", "", "input_ids", (1, 6))
+    quick.setitem(transformer_nets.NETWORKS, "bert_base", small)
+
+
+@pytest.mark.parametrize("name", ["bert_base", "gpt2", "whisper_tiny_encoder"])
+def test_a_transformer_is_measured_by_name(small_bert, quick, tmp_path, name):
+    if name == "gpt2":
+        small = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 100, "use_cache": False}
+        quick.setitem(transformer_nets.NETWORKS, name, (name, small, "AutoModelForCausalLM", "", "input_ids", (1, 6)))
+    elif name == "whisper_tiny_encoder":
+        sizes = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}
+        sizes |= {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 64}
+        small = sizes | {"num_mel_bins": 8, "max_source_positions": 6, "vocab_size": 100}
+        small |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+        network = ("whisper", small, "AutoModel", "encoder", "input_features", (1, 8, 12))
+        quick.setitem(transformer_nets.NETWORKS, name, network)
+    quick.setitem(benchmark._RUNTIMES, "TVM", benchmark._tvm)
+    code, _, rows = bench_to(tmp_path / "figures.json", name, "--against", "onnxruntime", "--batch", 2)
+    assert code == 0
+    for row in rows.values():
+        assert row["error"] is None and row["difference"] < 1e-5 and row["gflops"] > 0
+        assert row["weights"] == "seeded" and row["input"][0] == 2
+
+
+def test_openvino_is_a_peer(small_bert, tmp_path):
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    code, _, rows = bench_to(tmp_path / "figures.json", "digits", "bert_base", "--against", "openvino")
+    assert code == 0
+    for name in ("digits", "bert_base"):
+        assert rows[name, "openvino"]["difference"] < 1e-4 and rows[name, "openvino"]["median_ms"] > 0
+    assert json.loads((tmp_path / "figures.json").read_text())["machine"]["versions"]["openvino"]
+
+
+@pytest.mark.parametrize("args, package", [(["bert_base"], "transformers"), (["--against", "openvino"], "openvino")])
+def test_a_package_that_is_not_installed_is_named_before_any_work(monkeypatch, args, package):
+    for module in (benchmark, transformer_nets):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(benchmark, "run", fail)
+    done = CliRunner().invoke(app, ["bench", *args], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert f"not installed: pip install {package}" in " ".join(done.output.split())
 
 
 # ---------------------------------------------------------------- at the door

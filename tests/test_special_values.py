@@ -239,3 +239,15 @@ def test_onnx_networks_go_through_the_same_passes():
     for node, ours, theirs in zip(nodes, lib(*inputs.values()), session.run(None, inputs), strict=True):
         assert ours.dtype == theirs.dtype, node
         np.testing.assert_allclose(ours, theirs, 2e-6, 1e-30, err_msg=node)
+
+
+def test_a_maximum_that_repeats_is_one_kernel(rng):
+    def function(x):
+        for _ in range(3):
+            x = F.max_pool2d(x * 0.5 + x.amax(-1, keepdim=True), 3, 1, 1)
+        return x
+
+    x = rng.standard_normal((1, 2, 8, 8), "float32")
+    lib = tn.build(*tn.from_pytorch(Function(function).eval(), {"x": x.shape}))
+    np.testing.assert_array_equal(lib(x), function(torch.from_numpy(x)).numpy())
+    assert len(lib.kernels) == 3

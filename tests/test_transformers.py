@@ -129,7 +129,7 @@ NETWORKS = {
     "qwen2": (partial(of_text, "qwen2", **GROUPED), BOTH),
     "qwen3": (partial(of_text, "qwen3", **GROUPED), BOTH),
     "mistral": (partial(of_text, "mistral", **SLIDING), BOTH),
-    "gemma2": (partial(of_text, "gemma2", **SLIDING), BOTH),
+    "gemma2": (partial(of_text, "gemma2", **SLIDING), EAGER),
     "phi3": (partial(of_text, "phi3", **SLIDING), BOTH),
     "mixtral": (partial(of_text, "mixtral", num_local_experts=4, **GROUPED), BOTH),
     "qwen3_moe": (partial(of_text, "qwen3_moe", **EXPERTS, **GROUPED), BOTH),

@@ -52,17 +52,22 @@ def _writable(out: Path | None) -> Path | None:
 def bench(
     networks: Annotated[
         list[str] | None,
-        typer.Argument(help="Names that tn.models.load knows; none: resnet18.", show_default=False),
+        typer.Argument(
+            help="Names that tn.models.load knows, or, where the package transformers is installed, of "
+            "bert_base, bert_base_512, gpt2 and whisper_tiny_encoder; none: resnet18.",
+            show_default=False,
+        ),
     ] = None,
     against: Annotated[
         str,
         typer.Option(
-            help="Of pytorch, compile, onnxruntime, untuned (TVM without records), plain (tvm.compile as "
-            "called) and pipeline (the same with TVM's pipeline for CPUs), with commas."
+            help="Of pytorch, compile, onnxruntime, openvino (where it is installed), untuned (TVM without "
+            "records), plain (tvm.compile as called) and pipeline (the same with TVM's pipeline for CPUs), "
+            "with commas."
         ),
     ] = "pytorch,onnxruntime",
     threads: Annotated[int, typer.Option(help="Threads of each; 0: TVM_NUM_THREADS, else all cores.")] = 0,
-    batch: Annotated[int, typer.Option(help="Pictures in an input.")] = 1,
+    batch: Annotated[int, typer.Option(help="Pictures or texts in an input.")] = 1,
     seconds: Annotated[float, typer.Option(help="Timed seconds for each.")] = 2.0,
     records: Annotated[
         list[Path] | None,

@@ -288,7 +288,9 @@ def _from_infinity(bb, call):
                 return constant
             return tirx.FloatImm(dtype, np.copysign(np.inf, constant.value))
 
-        bb.update_func(kernel, func.with_body(tvm_ffi.structural_map(func.body, (tirx.FloatImm, infinite))))
+        body = tvm_ffi.structural_map(func.body, (tirx.FloatImm, infinite))
+        # Added, as the builder has each kernel once.
+        return relax.call_tir(bb.add_func(func.with_body(body), kernel.name_hint), result.args[1], call.ty)
     return result
 
 

@@ -234,13 +234,15 @@ def onnx_file(name: str = "resnet50_v2") -> tuple[Path, str]:
     return file, "seeded"
 
 
-def export_onnx(net: nn.Module, file: Path, shape: tuple[int, ...] = (1, 3, 224, 224)) -> None:
-    """Write `net`, for float32 of `shape`, to an ONNX file: opset 17, input "data", symbolic batch size N."""
+def export_onnx(
+    net: nn.Module, file: Path, shape: tuple[int, ...] = (1, 3, 224, 224), dtype: torch.dtype = torch.float32
+) -> None:
+    """Write `net` to an ONNX file, for `shape` and `dtype`: opset 17, input "data", symbolic batch size N."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own notices about this exporter
         torch.onnx.export(
             net,
-            (torch.zeros(shape),),
+            (torch.zeros(shape, dtype=dtype),),
             str(file),
             opset_version=17,
             input_names=["data"],

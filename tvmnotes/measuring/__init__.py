@@ -1,6 +1,7 @@
 """The measuring layer: comparisons, profiles, the trace of a build, the machine's peaks, the benchmark.
 
 benchmark    `python -m tvmnotes bench`: TVM and other runtimes on any network
+transformer_nets   its transformers
 measure      `compare`, the timing of several functions in one run
 peak         the machine's FLOP/s and memory bandwidth
 profiling    `profile`, the time of each kernel; memory

@@ -1,7 +1,7 @@
 """`python -m tvmnotes bench`: TVM and other runtimes, measured in one run.
 
-Every candidate runs on the same number of threads, on the same random input (float32), and is compared with
-PyTorch. If a runtime fails on a network, only that row is lost: the run continues.
+Every candidate runs on the same number of threads, on the same random input, float32 or int64 tokens, and is
+compared with PyTorch. If a runtime fails on a network, only that row is lost: the run continues.
 """
 
 import functools
@@ -11,6 +11,7 @@ import textwrap
 import time as clock
 from collections.abc import Callable
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..base import env, errors
 from ..compiler.build import build
 from ..course import models
 from ..importers.pytorch import from_pytorch
-from . import measure, peak
+from . import measure, peak, transformer_nets
 
 _WIDTH = 100  # columns of the terminal
 
@@ -36,8 +37,13 @@ def check(networks: list[str], against: list[str]) -> None:
     unknown = [peer for peer in against if peer not in _PEERS]
     if unknown:
         raise ValueError(f"unknown peer {', '.join(map(repr, unknown))}; there are {', '.join(_PEERS)}")
+    if "openvino" in against and find_spec("openvino") is None:
+        raise ValueError("the peer openvino is not installed: pip install openvino")
     for name in networks:
-        models.require_pictures(name)
+        if name in transformer_nets.NETWORKS:
+            transformer_nets.require(name)
+        else:
+            models.require_pictures(name)
 
 
 def run(
@@ -51,10 +57,10 @@ def run(
     """Measure networks, and print a table with `echo`, the rows of each network at once.
 
     Args:
-        networks: Names that `models.load` knows.
-        against: Peers: "pytorch" (eager), "compile" (torch.compile), "onnxruntime", "untuned" (TVM without
-            tuning records), "plain" (`tvm.compile` as called), "pipeline" (the same with TVM's pipeline for
-            CPUs, which folds and fuses); `check` knows all names.
+        networks: Names that `models.load` or `transformer_nets.load` knows.
+        against: Peers: "pytorch" (eager), "compile" (torch.compile), "onnxruntime", "openvino" (float32),
+            "untuned" (TVM without tuning records), "plain" (`tvm.compile` as called), "pipeline" (the same
+            with TVM's pipeline for CPUs, which folds and fuses); `check` knows all names.
         batch: Size of the first axis of the inputs.
         seconds: Timed seconds per candidate.
         echo: Prints a text.
@@ -65,11 +71,13 @@ def run(
         runtime: times in ms, the ratio of TVM's median to this runtime's, the largest difference from PyTorch
         relative to the output's largest magnitude (None if that is 0), GFLOP/s (see `count_flops`), their
         fraction of the machine's peak, and the build time in seconds: `tn.build` (less for cached kernels),
-        torch.compile's first call, ONNX Runtime's session. If a runtime failed, "error" is the reason and its
-        figures are None.
+        torch.compile's first call, ONNX Runtime's session, OpenVINO's compiled model. If a runtime failed,
+        "error" is the reason and its figures are None.
     """
     torch.set_num_threads(env.threads())
     machine = describe_machine()
+    if "openvino" in against:
+        machine["versions"]["openvino"] = metadata.version("openvino")
     noun = "threads" if machine["threads"] > 1 else "thread"
     head = (
         f"{machine['cpu']}, {machine['threads']} {noun}, {', '.join(machine['isa'][-3:])}, "
@@ -124,8 +132,8 @@ def _measure(
         for runtime in ("TVM", *against)
     }
     try:
-        net = models.load(name)
-        x = np.random.default_rng().standard_normal((batch, *net.input_shape[1:]), dtype="float32")
+        net = (transformer_nets if name in transformer_nets.NETWORKS else models).load(name)
+        x = _input(net, (batch, *net.input_shape[1:]))
         wanted, flops = _on_numpy(net)(x), batch * count_flops(net, torch.from_numpy(x[:1]))
     except Exception as error:  # without PyTorch's result there is nothing to compare the others with
         return [row | {"error": _reason(error)} for row in rows.values()]
@@ -153,13 +161,19 @@ def _measure(
     return list(rows.values())
 
 
+def _input(net: torch.nn.Module, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw an input: tokens, or numbers."""
+    rng, vocabulary = np.random.default_rng(), getattr(net, "vocabulary", None)
+    return rng.integers(vocabulary, size=shape) if vocabulary else rng.standard_normal(shape, dtype="float32")
+
+
 def candidate(runtime: str, net: torch.nn.Module, x: np.ndarray, folder: Path, **more) -> Callable:
     """Make a runtime's function from an input array to an output array.
 
     Args:
         runtime: "TVM" or a peer of `run`.
         net: The network.
-        x: An input of the shape to build for, float32.
+        x: An input of the shape and dtype to build for.
         folder: For a model's file.
         **more: TVM takes `records`.
     """
@@ -194,7 +208,7 @@ def _reason(error: Exception) -> str:
 
 
 def _tvm(net, x, folder, records=None):
-    mod, params = from_pytorch(net, {"data": x.shape})
+    mod, params = from_pytorch(net, {"data": (x.shape, str(x.dtype))})
     start = clock.perf_counter()
     return build(mod, params, records=records), clock.perf_counter() - start
 
@@ -240,7 +254,7 @@ def _onnxruntime(net, x, folder):
     import onnxruntime  # for speed: only where it is a peer
 
     file = folder / "model.onnx"
-    models.export_onnx(net, file, x.shape)
+    models.export_onnx(net, file, x.shape, torch.from_numpy(x).dtype)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = env.threads()
     options.add_free_dimension_override_by_name("N", len(x))  # the others know the shape too
@@ -249,10 +263,30 @@ def _onnxruntime(net, x, folder):
     return lambda x: session.run(None, {"data": x})[0], clock.perf_counter() - start
 
 
+def _openvino(net, x, folder):
+    import openvino  # for speed: only where it is a peer
+
+    file = folder / "openvino.onnx"
+    models.export_onnx(net, file, x.shape, torch.from_numpy(x).dtype)
+    settings = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": env.threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    start = clock.perf_counter()
+    core = openvino.Core()
+    model = core.read_model(file)
+    model.reshape(list(x.shape))
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    spent = clock.perf_counter() - start
+    return lambda x: request.infer(x, share_inputs=True)[0], spent
+
+
 _PEERS = {
     "pytorch": _pytorch,
     "compile": _compile,
     "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
     "untuned": functools.partial(_tvm, records=False),
     "plain": _tvm_compile,
     "pipeline": functools.partial(_tvm_compile, cpu_pipeline=True),

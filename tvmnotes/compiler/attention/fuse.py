@@ -13,7 +13,7 @@ from ...base.relax import constant_array, fixed_shape, on_each_function
 from ..rules.base.vector import Simd
 from .loops import OPERATORS, Sizes, Step, Tile, kernel, panels
 
-_FEW_QUERIES, _FEW_KEYS = 16, 128  # up to so many, single kernels are as fast
+_FEW_QUERIES, _FEW_KEYS = 8, 16  # up to so many, single kernels are as fast
 
 
 def fuse_attention(simd: Simd) -> tvm.transform.Pass:

@@ -3,7 +3,8 @@
 The scores of a tile of queries and a block of keys are computed in registers and stay in the cache. Their
 maximum so far is subtracted before the exponential function, and what was summed with a smaller one is
 rescaled: the online softmax of Milakov and Gimelshein (2018), and the loops of Dao et al., "FlashAttention"
-(NeurIPS 2022). The keys are read in panels of x keys, as matrix products read their right-hand matrix.
+(NeurIPS 2022). The keys are read in panels, one for each tile, as matrix products read their right-hand
+matrix. In vectors of one number for each query of a tile, the last lanes are unused.
 """
 
 import math
@@ -21,9 +22,10 @@ from ...base.tvm_seam import OPAQUE
 from ..rules.base import elementwise
 from ..rules.base.vector import Simd
 
-_KEYS = 256  # of a block, at most: its scores, keys and values stay in the cache
+_BYTES = 32 << 10  # of a block's keys and values, at most: they stay in the L1 cache
 _TILES = 8  # tiles of queries that use a block of keys one after the other, at most
 _ROWS = 6  # queries in registers
+_LANES = 8  # of the vector that has a number for each of them
 OPERATORS = {
     "add": lambda a, b: a + b,
     "subtract": lambda a, b: a - b,
@@ -88,7 +90,8 @@ class Tile:
         keys = min(choices, key=lambda n: ceildiv(vectors, n) * n)
         values = max(n for n in range(1, choices[0] + 1) if sizes.width // simd.lanes % n == 0)
         tiles = ceildiv(vectors, keys)
-        block = ceildiv(tiles, ceildiv(tiles * keys * simd.lanes, _KEYS))
+        fit = max(1, _BYTES // (4 * (sizes.depth + sizes.width) * keys * simd.lanes))
+        block = ceildiv(tiles, ceildiv(tiles, fit))
         rows = ceildiv(sizes.queries, _ROWS)
         return Tile(simd.lanes, keys, values, block, ceildiv(rows, ceildiv(rows, _TILES)))
 
@@ -98,16 +101,16 @@ class Tile:
 
 
 def panels(keys, tile: Tile):
-    """Return keys (batch, depth, keys), a tensor, as (batch, panels, depth, lanes), with zeros at the end."""
+    """Return keys (batch, depth, keys) in panels, (batch, tiles, depth, keys of a tile), zeros at the end."""
     batch, depth, count = plain_sizes(keys.shape)
-    lanes, blocks = tile.lanes, tile.panels(count)
+    width, tiles = tile.keys * tile.lanes, tile.panels(count) // tile.keys
 
     def element(b, p, d, c):
-        key = p * lanes + c
+        key = p * width + c
         value = keys[b, d, key]
-        return value if blocks * lanes == count else te.if_then_else(key < count, value, 0.0)
+        return value if tiles * width == count else te.if_then_else(key < count, value, 0.0)
 
-    return te.compute((batch, blocks, depth, lanes), element, name="panels")
+    return te.compute((batch, tiles, depth, width), element, name="panels")
 
 
 def kernel(sizes: Sizes, tile: Tile, steps: list[Step], inputs: dict, empty: float) -> tvm.tirx.PrimFunc:
@@ -145,7 +148,7 @@ class _Kernel:
         batch, self.panels = math.prod(sizes.batch), tile.panels(sizes.keys)
         shapes = {
             "query": (batch, sizes.queries, sizes.depth),
-            "key": (batch, self.panels, sizes.depth, tile.lanes),
+            "key": (batch, self.panels // tile.keys, sizes.depth, tile.keys * tile.lanes),
             "value": (batch, sizes.keys, sizes.width),
             **inputs,
         }
@@ -163,31 +166,33 @@ class _Kernel:
             self.first = first * _ROWS
             self.sums = T.alloc_buffer((rows, s.width), "float32", scope="local")
             self.totals = T.alloc_buffer((rows, t.lanes), "float32", scope="local")
-            self.largest = T.alloc_buffer((rows,), "float32", scope="local")
+            self.largest = T.alloc_buffer((t.group, _LANES), "float32", scope="local")
+            with T.serial(t.group) as tile, T.vectorized(_LANES) as lane:
+                T.buffer_store(self.largest, _number(-math.inf), [tile, lane])
             with T.serial(rows) as row:
-                T.buffer_store(self.largest, _number(-math.inf), [row])
                 with T.vectorized(t.lanes) as lane:
                     T.buffer_store(self.totals, _number(0), [row, lane])
                 with T.serial(s.width // t.lanes) as vector, T.vectorized(t.lanes) as lane:
                     T.buffer_store(self.sums, _number(0), [row, vector * t.lanes + lane])
             count = tirx.min(t.group, tiles - first)
             with T.serial(ceildiv(key_tiles, t.block)) as block, T.serial(count) as tile:
-                self._tile(tile * _ROWS, block * t.block, tirx.min(t.block, key_tiles - block * t.block))
+                self._tile(tile, block * t.block, tirx.min(t.block, key_tiles - block * t.block))
             with T.serial(count) as tile:
-                self._finish(tile * _ROWS)
+                self._finish(tile)
 
-    def _tile(self, row, first, count):
+    def _tile(self, queries, first, count):
         """Add what a block of keys, of `count` tiles from the tile `first` on, makes of a tile of queries."""
-        t = self.tile
+        t, row = self.tile, queries * _ROWS
         self.scores = T.alloc_buffer((_ROWS, t.block * t.keys * t.lanes), "float32", scope="local")
         self.best = T.alloc_buffer((_ROWS, t.lanes), "float32", scope="local")
-        self.factors = T.alloc_buffer((_ROWS,), "float32", scope="local")
+        self.shifts = T.alloc_buffer((_LANES,), "float32", scope="local")
+        self.factors = T.alloc_buffer((_LANES,), "float32", scope="local")
         with T.unroll(_ROWS) as r, T.vectorized(t.lanes) as lane:
             T.buffer_store(self.best, _number(-math.inf), [r, lane])
         with T.serial(count) as tile:
             self._product(row, first + tile, tile * t.keys * t.lanes)
         self._reduce(self.best, _larger, lambda r: r)
-        self._subtract(row)
+        self._subtract(queries)
         self._exponentials(row, count * t.keys)
         key = first * t.keys * t.lanes
         self._values(row, key, tirx.min(count * t.keys * t.lanes, self.sizes.keys - key))
@@ -203,7 +208,7 @@ class _Kernel:
 
         def add(r, q, lane):
             query = self.given["query"][self.batch, self._inside(row + r), k]
-            term = query * self.given["key"][self.batch, tile * t.keys + q, k, lane]
+            term = query * self.given["key"][self.batch, tile, k, q * t.lanes + lane]
             T.buffer_store(sums, sums[r, q, lane] + term, [r, q, lane])
 
         def end(r, q, lane):
@@ -258,18 +263,22 @@ class _Kernel:
                 T.buffer_store(lanes, combine(lanes[at(r), lane], lanes[at(r), lane + width]), [at(r), lane])
             width //= 2
 
-    def _subtract(self, row):
+    def _subtract(self, queries):
         """Note the largest score so far, and the factors for what was summed before."""
+        with T.vectorized(_LANES) as lane:
+            T.buffer_store(self.shifts, _number(-math.inf), [lane])
         with T.unroll(_ROWS) as r:
-            before = self.largest[row + r]
-            largest = _larger(self.best[r, 0], before)
+            T.buffer_store(self.shifts, self.best[r, 0], [r])
+        with T.vectorized(_LANES) as lane:
+            T.buffer_store(self.factors, self.largest[queries, lane], [lane])
+            largest = _larger(self.shifts[lane], self.factors[lane])
+            T.buffer_store(self.largest, largest, [queries, lane])
             # Minus infinity, of scores that are all masked, is not subtracted from itself.
+            largest = self.largest[queries, lane]
             shift = tirx.Select(largest > _number(-math.inf), largest, _number(0))
-            T.buffer_store(self.factors, before, [r])
-            T.buffer_store(self.largest, largest, [row + r])
-            T.buffer_store(self.best, shift, [r, 0])
-        with T.unroll(_ROWS) as r:
-            T.buffer_store(self.factors, elementwise.exp(self.factors[r] - self.best[r, 0]), [r])
+            T.buffer_store(self.shifts, shift, [lane])
+            factor = elementwise.exp_to_one(self.factors[lane] - self.shifts[lane])
+            T.buffer_store(self.factors, factor, [lane])
 
     def _exponentials(self, row, vectors):
         """Replace the scores by their exponentials, and add these up."""
@@ -279,7 +288,7 @@ class _Kernel:
             T.buffer_store(self.totals, total, [row + r, lane])
         with T.serial(vectors) as vector, T.unroll(_ROWS) as r, T.vectorized(lanes) as lane:
             score = self.scores[r, vector * lanes + lane]
-            weight = elementwise.exp(score - self.best[r, 0])
+            weight = elementwise.exp_to_one(score - self.shifts[r])
             T.buffer_store(self.scores, weight, [r, vector * lanes + lane])
             total = self.totals[row + r, lane] + self.scores[r, vector * lanes + lane]
             T.buffer_store(self.totals, total, [row + r, lane])
@@ -306,14 +315,14 @@ class _Kernel:
                 each(add)
             each(lambda r, q, lane, at: T.buffer_store(self.sums, sums[r, q, lane], [row + r, at]))
 
-    def _finish(self, row):
+    def _finish(self, queries):
         """Divide the sums of a tile by the sums of its weights."""
-        s, lanes = self.sizes, self.tile.lanes
+        s, lanes, row = self.sizes, self.tile.lanes, queries * _ROWS
         self._reduce(self.totals, lambda a, b: a + b, lambda r: row + r)
         with T.serial(_ROWS) as r:
             total = self.totals[row + r, 0]
             if self.empty:
-                total = tirx.Select(self.largest[row + r] > _number(-math.inf), total, _number(self.empty))
+                total = tirx.Select(self.largest[queries, r] > _number(-math.inf), total, _number(self.empty))
             T.buffer_store(self.totals, _number(1) / total, [row + r, 0])
             with ExitStack() as stack:
                 stack.enter_context(T.If(self.first + row + r < s.queries))

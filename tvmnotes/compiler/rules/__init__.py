@@ -6,6 +6,7 @@ depthwise       depthwise convolutions
 winograd        3x3 convolutions of stride 1, with fewer multiplications
 matmul          products with a weight known at compile time
 batch_matmul    products of two activations
+few_rows        products of a few rows with a matrix that is a view
 row_reduction   softmax and layer norm
 default         every other kernel
 metaschedule    kernels as TVM's own search found them

@@ -14,6 +14,7 @@ from tvm import te, tirx
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 _LOG2 = (0.693359375, -2.12194440e-4)  # log(2) in two parts, the first of few bits
 _LOWEST, _HIGHEST = -103.97208, 88.72283  # beyond, the result is 0 or infinity
+_NORMAL = -87.33654  # log(2**-126): below, the result is no normal number
 
 # Eigen's tanh and erf: x * p(x**2) / q(x**2) between the bounds, 1 or -1 beyond; from the highest power down.
 _TANH = (
@@ -36,16 +37,35 @@ def exp(x):
 
     2**n * e**r with x = n * log(2) + r.
     """
-    return _named(x, lambda x: _named(te.floor(x * (1 / math.log(2)) + 0.5), lambda n: _exp(x, n)))
+
+    def value(x, n):
+        # 2**n in two factors, as n ranges from -150 to 128 and float32's exponent from -126 to 127.
+        half = tirx.floordiv(n.astype("int32"), 2)
+        value = _exp_of_rest(x, n) * _two_to(half) * _two_to(n.astype("int32") - half)
+        zero, infinity = tirx.const(0, "float32"), tirx.infinity("float32")
+        return tirx.Select(x < _LOWEST, zero, tirx.Select(x > _HIGHEST, infinity, value))
+
+    return _with_multiple(x, value)
 
 
-def _exp(x, n):
-    # 2**n in two factors, as n ranges from -150 to 128 and float32's exponent from -126 to 127.
-    half = tirx.floordiv(n.astype("int32"), 2)
-    value = _named(x - n * _LOG2[0] - n * _LOG2[1], lambda r: _polynomial(_EXP, r) * r * r + r + 1.0)
-    value = value * _two_to(half) * _two_to(n.astype("int32") - half)
-    zero, infinity = tirx.const(0, "float32"), tirx.infinity("float32")
-    return tirx.Select(x < _LOWEST, zero, tirx.Select(x > _HIGHEST, infinity, value))
+def exp_to_one(x):
+    """Compute the exponential function of a float32 expression <= 0; it gives 0 below the normal numbers."""
+
+    def value(x, n):
+        value = _exp_of_rest(x, n) * _two_to(n.astype("int32"))
+        return tirx.Select(x < _NORMAL, tirx.const(0, "float32"), value)
+
+    return _with_multiple(x, value)
+
+
+def _with_multiple(x, use):
+    """Return `use(x, n)`, where n * log(2) is the multiple of log(2) next to x."""
+    return _named(x, lambda x: _named(te.floor(x * (1 / math.log(2)) + 0.5), lambda n: use(x, n)))
+
+
+def _exp_of_rest(x, n):
+    """Compute the exponential function of x - n * log(2)."""
+    return _named(x - n * _LOG2[0] - n * _LOG2[1], lambda r: _polynomial(_EXP, r) * r * r + r + 1.0)
 
 
 def _two_to(n):
