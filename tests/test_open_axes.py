@@ -138,13 +138,26 @@ def test_an_encoder(rng):
         agree(lib, net, rng.standard_normal((2, length, 24)).astype("float32"))
 
 
-@pytest.mark.parametrize("shape", [(2, 3, "n"), ("n", "n")])
+@pytest.mark.parametrize("shape", [(2, 3, "n"), ("n", "n"), ("n",)])
 def test_softmax(rng, shape):
-    net = Function(lambda x: x.softmax(-1))
-    lib = compiled(net, {"x": shape})
-    for n in (1, 3, 16, 17, 100, 128):
+    lib = compiled(Function(lambda x: x.softmax(-1)), {"x": shape})
+    assert [schedule["family"] for schedule in lib.graph["kernels"].values()] == ["row_reduction"]
+    for n in (*range(1, 71), 127, 511):
         x = rng.standard_normal([n if size == "n" else size for size in shape]).astype("float32")
-        agree(lib, net, x, tolerance=1e-5)
+        masked = np.where(rng.random(x.shape) < 0.5, np.float32(-np.inf), x)
+        unknown = x.copy()
+        unknown.flat[rng.integers(x.size)] = np.nan
+        for each in (x, masked, np.full_like(x, -np.inf), unknown):
+            wanted = torch.from_numpy(each).softmax(-1).numpy()
+            np.testing.assert_allclose(lib(each), wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("opt_level", [0, 3])
+def test_reductions_of_nothing(rng, opt_level):
+    net = Function(lambda x: (x[:, 1:].sum(1), x[:, 1:].prod(1)))
+    lib = compiled(net, {"x": (9, "n")}, opt_level=opt_level)
+    for n in (3, 1):
+        agree(lib, net, rng.standard_normal((9, n)).astype("float32"))
 
 
 def test_a_profile_counts_lengths(lib, rng):
