@@ -10,7 +10,7 @@ from tvm import relax, tirx, topi
 from ..base.protocols import Lookup
 from ..base.relax import constant_array, known_shape, typical
 from ..base.tvm_seam import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
-from . import open_kernels, special_values
+from . import group_norm, open_kernels, special_values
 from .rules import row_reduction
 from .rules.base import elementwise
 from .rules.base.vector import Simd
@@ -30,6 +30,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     for a GPU.
     """
     corrected = special_values.legalizations() | {"relax.power": _power}
+    corrected |= dict.fromkeys(group_norm.OPERATORS, group_norm.legalize)
     corrected |= dict.fromkeys(elementwise.FUNCTIONS if v else (), _elementwise)
     if opt_level < 3:
         return corrected

@@ -69,8 +69,12 @@ def _softmax(shape: tuple, sizes: OpenSizes, lanes: int) -> tvm.tirx.PrimFunc:
         sizes.declare()
         result = T.arg("result", T.buffer(shape, "float32"))
         *rows, depth = shape
-        with T.parallel(math.prod(rows, start=sizes.whole(1))) as row:
-            _row(x, result, _index(row, rows), depth // lanes, depth, sizes.whole(lanes))
+        # In a block, which TVM expects of a kernel whose result has as many elements as its input.
+        with T.sblock("rows"):
+            T.reads(x)
+            T.writes(result)
+            with T.parallel(math.prod(rows, start=sizes.whole(1))) as row:
+                _row(x, result, _index(row, rows), depth // lanes, depth, sizes.whole(lanes))
     return builder.get()
 
 

@@ -33,6 +33,46 @@ def schedule_kernels(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.
     return run
 
 
+def begin_reductions() -> tvm.transform.Pass:
+    """Make the pass that initializes reductions over open axes before their loops.
+
+    TVM initializes a reduction in its first iteration, which an empty axis does not have.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="BeginReductions")
+    def run(mod, _context):
+        mod = mod.clone()
+        for var, func in mod.functions_items():
+            if isinstance(func, tvm.tirx.PrimFunc):
+                mod.update_func(var, _begun(func))
+        return mod
+
+    return run
+
+
+def _begun(func):
+    attrs = func.attrs
+    sch = _begin(func.with_attr("global_symbol", "main"))
+    try:
+        blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    except ScheduleError:  # a kernel that is not a nest of blocks
+        return func
+    changed = False
+    for block in blocks:
+        node = sch.get(block)
+        reduced = [
+            loop
+            for loop, axis in zip(sch.get_loops(block), node.iter_vars, strict=False)
+            if int(axis.iter_type) != tvm.tirx.IterVar.DataPar
+        ]
+        if node.init is not None and not all(
+            isinstance(sch.get(loop).extent, tvm.tirx.IntImm) for loop in reduced
+        ):
+            sch.decompose_reduction(block, reduced[0])
+            changed = True
+    return sch.mod["main"].without_attr("global_symbol").with_attrs(attrs) if changed else func
+
+
 def _scheduled(func, name, simd, lookup):
     """Schedule a kernel by its annotation or by `lookup`; by the default rule if neither exists or fits."""
     main = func.with_attr("global_symbol", "main")  # a reference, or TVM modifies `func`
