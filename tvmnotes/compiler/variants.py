@@ -75,7 +75,7 @@ def rename_params(mod: tvm.IRModule, arrays: dict, shared: Arrays) -> tuple[tvm.
     for param in main.params[len(inputs) :]:
         name = shared.name(arrays[param.name], param.name)
         new[param] = weights.setdefault(name, relax.Var(name, param.ty))
-    body = _Replaced(new).visit_expr(main.body)
+    body = _Replaced(new).visit_expr(main).body
     mod = mod.clone()
     main = relax.Function([*inputs, *weights.values()], body, main.ret_ty, main.is_pure, main.attrs)
     mod.update_func(mod.get_global_var("main"), main)
@@ -91,7 +91,7 @@ class _Replaced(relax.PyExprMutator):
         self.new = new
 
     def visit_var_(self, var):
-        return self.new.get(var) or super().visit_var_(var)
+        return self.new[var] if var in self.new else super().visit_var_(var)
 
     def visit_global_var_(self, var):
         return self.new.get(var, var)
@@ -131,7 +131,7 @@ def renamed(graph: dict, names: dict[str, str]) -> dict:
     """Return graph.json's description of a network whose functions have other names."""
     nodes = [node | {"kernel": names.get(node["kernel"], node["kernel"])} for node in graph["nodes"]]
     tables = {
-        table: {names[kernel]: each for kernel, each in graph[table].items()}
+        table: {names.get(kernel, kernel): each for kernel, each in graph[table].items()}
         for table in ("kernels", "costs", "workloads")
     }
     return graph | tables | {"nodes": nodes, "function": names["main"]}

@@ -108,7 +108,7 @@ class Compiled:
         """Return the function of the virtual machine that runs the library."""
         module = _open_library(library) if isinstance(library, Path) else library.jit()
         machine = start_machine(module, tvm_ffi.DLDeviceType.kDLCPU)
-        self._vm = SimpleNamespace(set_instrument=machine["set_instrument"], function=machine.get_function)
+        self._vm = SimpleNamespace(set_instrument=machine["set_instrument"], function=machine.__getitem__)
         return machine[self.graph.get("function", "main")]
 
     @functools.cached_property
