@@ -11,6 +11,7 @@ from . import codegen, cuda, cuda_compiled, pipeline, variants
 from .memory import memory
 from .open_sizes import check_inputs, open_sizes
 from .records import resolve_records
+from .scheduling import begin_reductions
 from .state import resolve_state, write_in_place
 
 
@@ -87,6 +88,7 @@ def build(
         """Return a lowered module, its description, and its parameters."""
         mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)
         mod = write_in_place(kept)(mod) if kept else mod
+        mod = begin_reductions()(mod) if open_sizes(mod["main"]) else mod
         mod, constants = pipeline.lift_constants(mod, names)
         if shared:
             mod, constants = variants.rename_params(mod, constants, shared)

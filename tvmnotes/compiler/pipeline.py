@@ -31,7 +31,7 @@ from .recurrent.pack import pack_recurrent
 from .recurrent.unroll import unroll_recurrent
 from .rules.base import annotations
 from .rules.base.vector import simd_of
-from .scheduling import begin_reductions, schedule_kernels
+from .scheduling import schedule_kernels
 from .writes import writes_to_kernels, writes_to_operators
 
 OPT_LEVELS = (0, 1, 2, 3)
@@ -51,7 +51,7 @@ def passes(
     attention = [(3, fuse_attention(simd))] if simd else []
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
     writes = writes_to_kernels() if simd else writes_to_operators()
-    scheduled = [(3, schedule_kernels(simd, lookup)), (0, begin_reductions())]
+    scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `cuda.scheduled` does it
     from_level = [
         # the graph
         (3, fold_batch_norm()),
@@ -83,7 +83,7 @@ def passes(
         (1, t.FuseOps()),
         (1, note_operators()),
         (1, t.FuseTIR()),
-        *(scheduled if simd else []),  # GPU: `cuda.scheduled` does it
+        *scheduled,
         (0, t.DeadCodeElimination()),
     ]
     return [step for level, step in from_level if opt_level >= level]

@@ -51,26 +51,21 @@ def begin_reductions() -> tvm.transform.Pass:
 
 
 def _begun(func):
-    attrs = func.attrs
-    sch = _begin(func.with_attr("global_symbol", "main"))
+    sch, changed = _begin(func.with_attr("global_symbol", "main")), False
     try:
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
     except ScheduleError:  # a kernel that is not a nest of blocks
         return func
-    changed = False
     for block in blocks:
-        node = sch.get(block)
-        reduced = [
-            loop
-            for loop, axis in zip(sch.get_loops(block), node.iter_vars, strict=False)
-            if int(axis.iter_type) != tvm.tirx.IterVar.DataPar
-        ]
-        if node.init is not None and not all(
-            isinstance(sch.get(loop).extent, tvm.tirx.IntImm) for loop in reduced
-        ):
+        node, loops = sch.get(block), sch.get_loops(block)
+        if node.init is None or len(loops) != len(node.iter_vars):  # scheduled by a rule
+            continue
+        axes = zip(loops, node.iter_vars, strict=True)
+        reduced = [loop for loop, axis in axes if int(axis.iter_type) != tvm.tirx.IterVar.DataPar]
+        if not all(isinstance(sch.get(loop).extent, tvm.tirx.IntImm) for loop in reduced):
             sch.decompose_reduction(block, reduced[0])
             changed = True
-    return sch.mod["main"].without_attr("global_symbol").with_attrs(attrs) if changed else func
+    return sch.mod["main"].without_attr("global_symbol") if changed else func
 
 
 def _scheduled(func, name, simd, lookup):
