@@ -71,8 +71,9 @@ def _softmax(shape: tuple, sizes: OpenSizes, lanes: int) -> tvm.tirx.PrimFunc:
         *rows, depth = shape
         # In a block, which TVM expects of a kernel whose result has as many elements as its input.
         with T.sblock("rows"):
-            T.reads(x)
-            T.writes(result)
+            everything = tuple(slice(0, size) for size in shape)
+            T.reads(x[everything])
+            T.writes(result[everything])
             with T.parallel(math.prod(rows, start=sizes.whole(1))) as row:
                 _row(x, result, _index(row, rows), depth // lanes, depth, sizes.whole(lanes))
     return builder.get()

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from ..base.sizes import Size
@@ -108,7 +109,7 @@ def join(mod: tvm.IRModule, other: tvm.IRModule, number: int) -> tuple[tvm.IRMod
     names, new = {}, {}
     for var, func in other.functions_items():
         name = var.name_hint
-        if name in taken and not tvm.ir.structural_equal(func, taken[name]):
+        if name in taken and not tvm_ffi.structural_equal(func, taken[name]):
             name = f"{name}_{number}"
             while name in taken:
                 name += "_"
