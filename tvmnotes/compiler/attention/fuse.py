@@ -67,6 +67,8 @@ class _Fuser(relax.PyExprMutator):
             self.uses[expr] += 1
 
     def visit_call_(self, call):
+        if _name(call) == "broadcast_to" and _same(known_shape(call.args[0].ty), known_shape(call.ty)):
+            return self.visit_expr(call.args[0])  # TVM drops those of fixed sizes itself
         found = self._match(call)
         return super().visit_call_(call) if found is None else self._fused(found, known_shape(call.ty))
 
@@ -257,9 +259,14 @@ def _keeps_matrices(value) -> bool:
     return len(before) >= 2 and _same(before[-2:], after[-2:])
 
 
-def _same(a: tuple | None, b: tuple) -> bool:
-    """Return whether two shapes are the same, whatever the open sizes are."""
-    return a is not None and len(a) == len(b) and all(_alike((m,), (n,)) for m, n in zip(a, b, strict=True))
+def _same(a: tuple | None, b: tuple | None) -> bool:
+    """Return whether two shapes are known and the same, whatever the open sizes are."""
+    return (
+        a is not None
+        and b is not None
+        and len(a) == len(b)
+        and all(_alike((m,), (n,)) for m, n in zip(a, b, strict=True))
+    )
 
 
 def _alike(a: tuple, b: tuple) -> bool:
