@@ -330,7 +330,8 @@ class Compiled:
         one. State is not saved: a loaded network starts from zeros. A program that calls `main` of lib.so
         itself passes all inputs of graph.json and gets all outputs: it keeps the state, zeros at first, and
         passes as each input under "state" the output of the call before that has the number there. `main` may
-        write to the memory of these inputs.
+        write to the memory of these inputs. `main` takes the arrays of params.bin that graph.json lists under
+        "params"; a variant's function, its name, its sizes and its arrays are under "variants".
 
         Returns:
             `path`.
