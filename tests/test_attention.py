@@ -163,3 +163,29 @@ def test_masks_of_many_steps_take_no_time_to_follow(rng):
         return (mask + q @ k.mT).softmax(-1) @ v
 
     held(masked, *[SHAPE] * 3, (140, 140), rng=rng)
+
+
+OPEN = {
+    "causal": (MASKS["causal"][0], [("b", 3, "l", 16), ("b", 3, "l", 16), ("b", 3, "l", 32)]),
+    "other queries": (F.scaled_dot_product_attention, [(1, 3, "m", 16), *[(1, 3, "l", 16)] * 2, ("m", "l")]),
+    "of keys": (MASKS["of keys"][0], [*[("b", 2, "l", 16)] * 3, ("b", "l")]),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_open_lengths(name, rng):
+    function, shapes = OPEN[name]
+    lib = built(function, shapes)
+    assert is_fused(lib)
+    for length, queries in ((1, 1), (2, 7), (63, 1), (64, 6), (65, 5), (255, 13), (257, 2)):
+        sizes = {"l": length, "m": queries, "b": 1 + length % 2}
+        xs = [rng.standard_normal([sizes.get(n, n) for n in shape], "float32") for shape in shapes]
+        if name == "other queries":
+            xs[-1][rng.random(xs[-1].shape) < 0.3] = -np.inf
+            xs[-1][0] = -np.inf
+        wanted = function(*map(torch.from_numpy, xs)).numpy()
+        np.testing.assert_allclose(lib(*xs), wanted, rtol=0, atol=5e-6)
+
+
+def test_few_keys_of_open_number_are_left_to_single_kernels(rng):
+    assert not is_fused(built(single, [(2, tn.Size("l", 1, 128), 16)] * 3))

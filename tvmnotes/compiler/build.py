@@ -7,16 +7,23 @@ from ..base.relax import array_key, fixed_shape
 from ..base.spec import require_dense, shorten
 from ..base.workarounds import keep_interrupt, pass_lock
 from ..runtime.compiled import Compiled, cannot_run, plain
-from . import codegen, cuda, cuda_compiled, pipeline
+from . import codegen, cuda, cuda_compiled, pipeline, variants
 from .memory import memory
 from .open_sizes import check_inputs, open_sizes
 from .records import resolve_records
+from .scheduling import begin_reductions
 from .state import resolve_state, write_in_place
 
 
 @keep_interrupt()
 def build(
-    mod: tvm.IRModule, params: dict, target=None, opt_level: int = 3, records=None, state=None
+    mod: tvm.IRModule,
+    params: dict,
+    target=None,
+    opt_level: int = 3,
+    records=None,
+    state=None,
+    sizes=None,
 ) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
 
@@ -44,14 +51,21 @@ def build(
             until a reset. On a CPU, a
             network of PyTorch that replaces a few elements of such an input (`cache[:, :, position] = k`,
             index_copy, a slice), and does not use the old ones afterwards, writes to the same memory.
+        sizes: Values of open sizes that matter most, a list such as `[{"height": 480, "width": 640}]`: the
+            network is compiled for each of them too, with the kernels that a build for that size has. A call
+            at these sizes runs these, the first entry that fits if one leaves sizes out; a call at any other
+            size runs the kernels for open sizes. It is one library. Arrays that several of them read are
+            kept once; a weight that they pack in different ways is kept in each, so that memory may grow by
+            the network's weights for each entry. Ignored by a program that calls `main` of a saved library.
 
     Returns:
         A `Compiled`; for kind "cuda" a `cuda_compiled.CompiledForGPU`.
 
     Raises:
         ValueError: An unknown opt level or target, parameters that do not fit the module, an input or
-            intermediate value whose shape is not known, or depends on more than the open sizes, or state that
-            is not an input and an output of the same shape and dtype.
+            intermediate value whose shape is not known, or depends on more than the open sizes, state that is
+            not an input and an output of the same shape and dtype, or `sizes` that are no open sizes or out
+            of their bounds.
         TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
         IndexError: An index that is evaluated at compile time is out of range.
     """
@@ -68,18 +82,39 @@ def build(
             "a build for a GPU needs fixed sizes: import the model with whole numbers for every axis"
         )
     lookup = resolve_records(records, target)
-    with pass_lock, target:
+    bound = variants.resolved(mod, sizes)
+    shared = variants.Arrays() if bound else None
+    names = {array_key(array): name for name, array in arrays.items()}
+
+    def compiled(mod):
+        """Return a lowered module, its description, and its parameters."""
         mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)
         mod = write_in_place(kept)(mod) if kept else mod
-        names = {array_key(array): name for name, array in arrays.items()}
+        mod = begin_reductions()(mod) if open_sizes(mod["main"]) else mod
         mod, constants = pipeline.lift_constants(mod, names)
-        graph = pipeline.describe(mod, list(constants)) | {"tuned": str(lookup or "")}
+        if shared:
+            mod, constants = variants.rename_params(mod, constants, shared)
+        graph = pipeline.describe(mod, list(constants))
         graph |= {"state": kept} if kept else {}
         if for_gpu:
             mod, graph["kernels"] = cuda.scheduled(mod, target)
         plan = {} if graph["sizes"] else None
         mod = pipeline.lowering(plan)(pipeline.bundle(mod))
         graph["memory"] = plan or memory(mod["main"])
+        return mod, graph, constants
+
+    with pass_lock, target:
+        mod, graph, constants = compiled(mod)
+        several = []
+        for number, (values, of_sizes) in enumerate(bound, start=1):
+            other, description, _ = compiled(of_sizes)
+            mod, functions = variants.join(mod, other, number)
+            several.append(variants.renamed(description, functions) | {"at": values})
+    tuned = {"tuned": str(lookup or "")}
+    graph |= tuned
+    if several:
+        graph["variants"] = [each | tuned for each in several]
+        constants = shared.by_name
     if for_gpu:
         executable = cuda_compiled.executable(mod, target)
         return cuda_compiled.CompiledForGPU(executable, graph, constants, target, opt_level)

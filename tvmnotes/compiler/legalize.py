@@ -10,7 +10,7 @@ from tvm import relax, tirx, topi
 from ..base.protocols import Lookup
 from ..base.relax import constant_array, known_shape, typical
 from ..base.tvm_seam import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
-from . import special_values
+from . import group_norm, open_kernels, special_values
 from .rules import row_reduction
 from .rules.base import elementwise
 from .rules.base.vector import Simd
@@ -30,6 +30,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     for a GPU.
     """
     corrected = special_values.legalizations() | {"relax.power": _power}
+    corrected |= dict.fromkeys(group_norm.OPERATORS, group_norm.legalize)
     corrected |= dict.fromkeys(elementwise.FUNCTIONS if v else (), _elementwise)
     if opt_level < 3:
         return corrected
@@ -76,13 +77,10 @@ def _power(bb, call):
 
 def _softmax(bb, call, v):
     shape = known_shape(call.ty)
-    if (
-        not shape
-        or not isinstance(shape[-1], int)
-        or str(call.ty.dtype) != "float32"
-        or int(call.attrs.axis) % len(shape) != len(shape) - 1
-    ):
+    if not shape or str(call.ty.dtype) != "float32" or int(call.attrs.axis) % len(shape) != len(shape) - 1:
         return default(bb, call)
+    if not isinstance(shape[-1], int):
+        return open_kernels.softmax(bb, call.args[0], v.lanes)
     return _fusable(bb, "softmax", row_reduction.softmax, call.args[0], v.lanes)
 
 

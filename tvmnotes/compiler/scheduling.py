@@ -33,6 +33,41 @@ def schedule_kernels(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.
     return run
 
 
+def begin_reductions() -> tvm.transform.Pass:
+    """Make the pass that initializes reductions over open axes before their loops.
+
+    TVM initializes a reduction in its first iteration, which an empty axis does not have.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="BeginReductions")
+    def run(mod, _context):
+        mod = mod.clone()
+        for var, func in mod.functions_items():
+            if isinstance(func, tvm.tirx.PrimFunc):
+                mod.update_func(var, _begun(func))
+        return mod
+
+    return run
+
+
+def _begun(func):
+    sch, changed = _begin(func.with_attr("global_symbol", "main")), False
+    try:
+        blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    except ScheduleError:  # a kernel that is not a nest of blocks
+        return func
+    for block in blocks:
+        node, loops = sch.get(block), sch.get_loops(block)
+        if node.init is None or len(loops) != len(node.iter_vars):  # scheduled by a rule
+            continue
+        axes = zip(loops, node.iter_vars, strict=True)
+        reduced = [loop for loop, axis in axes if int(axis.iter_type) != tvm.tirx.IterVar.DataPar]
+        if not all(isinstance(sch.get(loop).extent, tvm.tirx.IntImm) for loop in reduced):
+            sch.decompose_reduction(block, reduced[0])
+            changed = True
+    return sch.mod["main"].without_attr("global_symbol") if changed else func
+
+
 def _scheduled(func, name, simd, lookup):
     """Schedule a kernel by its annotation or by `lookup`; by the default rule if neither exists or fits."""
     main = func.with_attr("global_symbol", "main")  # a reference, or TVM modifies `func`

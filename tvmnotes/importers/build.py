@@ -11,7 +11,7 @@ from ..runtime.compiled import Compiled
 
 
 def build(
-    mod: Any, params: Any = None, target=None, opt_level: int = 3, records=None, state=None
+    mod: Any, params: Any = None, target=None, opt_level: int = 3, records=None, state=None, sizes=None
 ) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
 
@@ -19,10 +19,11 @@ def build(
         mod: An IRModule from an importer, or a model: a PyTorch module or ExportedProgram (`from_pytorch`),
             an ONNX file, its bytes or a ModelProto (`from_onnx`), or a Gluon HybridBlock (`from_mxnet`).
         params: The importer's parameters, name to array; for a model its inputs, as its importer takes them.
-        target: See `tvmnotes.compiler.build.build`, as for the next three.
+        target: See `tvmnotes.compiler.build.build`, as for all others.
         opt_level: 0 to 3.
         records: Tuning records: None for those that tvmnotes ships, False for none.
         state: Inputs that are fed from an output of the call before, `{"h": "output1"}`.
+        sizes: Values of open sizes to compile the network for, too, `[{"height": 480, "width": 640}]`.
 
     Returns:
         The compiled network.
@@ -33,7 +34,7 @@ def build(
     """
     if not isinstance(mod, tvm.IRModule):
         mod, params = _importer(mod)(mod, params)
-    return compiler.build(mod, params, target, opt_level, records, state)
+    return compiler.build(mod, params, target, opt_level, records, state, sizes)
 
 
 def _importer(model: Any):

@@ -271,6 +271,7 @@ def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = No
     if not lib.graph["kernels"]:
         raise ValueError("profile: this network calls no kernel, so there is nothing to measure")
     tensors = lib.input_tensors(lib.bind(inputs, {}))
+    lib = lib.serving(tensors)
     session = lib.session()
     return of_run(lib, lambda: session.run(tensors), seconds, calls, lib.open_sizes(tensors))
 
@@ -305,7 +306,8 @@ def memory(lib: Compiled, **sizes: int) -> env.Report:
 
     Values that are not live at the same time share a buffer. The sizes are in `lib.graph["memory"]`, in
     bytes. Memory that a kernel allocates while it runs is not included. `sizes` are the values of open sizes,
-    by name; one that is left out has its upper bound.
+    by name; one that is left out has its upper bound. Parameters are those of all variants, and the rest is
+    that of `lib` itself: `memory(lib.variants[0])` has that of the first one.
 
     Raises:
         ValueError: The value of an open size is missing or out of its bounds, or there is no such size.
@@ -313,14 +315,15 @@ def memory(lib: Compiled, **sizes: int) -> env.Report:
     plan, sizes = lib.graph["memory"], _values(lib, sizes)
     buffers = [evaluate(size, sizes) for size in plan["buffers"]]
     peak, unshared = (_largest(plan[name], sizes) for name in ("peak", "unshared"))
-    params = sum(int(np.prod(p.shape)) * bytes_of(p.dtype) for p in lib.params.values())
+    arrays = lib.arrays_of_all
+    params = sum(int(np.prod(p.shape)) * bytes_of(p.dtype) for p in arrays.values())
     inputs, state = (
         sum(int(np.prod(spec.at(sizes).shape)) * bytes_of(spec.dtype) for spec in specs)
         for specs in (lib.inputs, lib.state)
     )
     return env.Report(
         {
-            "parameters": f"{params / 1e6:.2f} MB in {len(lib.params)} arrays",
+            "parameters": f"{params / 1e6:.2f} MB in {len(arrays)} arrays",
             "inputs": f"{inputs / 1e6:.2f} MB",
             **({"state": f"{state / 1e6:.2f} MB"} if lib.state else {}),
             "values, each by itself": f"{unshared / 1e6:.2f} MB",

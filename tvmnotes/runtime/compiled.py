@@ -49,6 +49,8 @@ class Compiled:
             shape.
         outputs: A `TensorSpec` for each output of a call.
         state: A `TensorSpec` for each input that is kept inside, fed from an output of the call before.
+        variants: For each of the sizes that `tn.build` was given, the network compiled for these: a
+            `Compiled` in the same library. A call whose inputs have these sizes runs the first one that fits.
         graph: The content of graph.json.
         params: TVM tensors by the names of the folded parameters.
         opt_level: The build's opt level.
@@ -60,14 +62,25 @@ class Compiled:
         Args:
             library: A `codegen.Executable`, or the path of a lib.so.
             graph: The content of graph.json.
-            params: TVM tensors by name.
+            params: TVM tensors by name, those of its variants included.
             target: The build's target, or the manifest's description of it.
             opt_level: The build's opt level.
         """
-        self.graph = graph
-        self.params = params
         self.opt_level = opt_level
         self._build_info = target if isinstance(target, dict) else saved.build_info(target)
+        # As bytes, since the file may be replaced while the library is in use.
+        self._library = library.read_bytes() if isinstance(library, Path) else library
+        self._lock = threads.lock()
+        self._held = []
+        self._describe(graph, params)
+        self._main = None if saved.mismatch(self._build_info) else self._start(library)
+        self.variants = [self._variant(each, params) for each in graph.get("variants", ())]
+
+    def _describe(self, graph: dict, params: dict) -> None:
+        """Set what depends on the content of graph.json, and choose its parameters from all."""
+        self.graph = graph
+        self.params = {name: params[name] for name in graph["params"]}
+        self._params = tvm_ffi.convert(list(self.params.values()))
         sizes = {name: Size(name, *bounds) for name, bounds in graph.get("sizes", {}).items()}
 
         def spec(name, tensor):
@@ -82,19 +95,21 @@ class Compiled:
         self._is_state = [each.name in kept for each in inputs]
         self._fed = [kept[each.name] for each in self.state]
         self._several = len(self.outputs) != 1 or (graph["tuple"] and not kept)
-        self._held = []
-        # As bytes, since the file may be replaced while the library is in use.
-        self._library = library.read_bytes() if isinstance(library, Path) else library
-        self._params = tvm_ffi.convert(list(params.values()))
-        self._lock = threads.lock()
-        self._main = None if saved.mismatch(self._build_info) else self._start(library)
+
+    def _variant(self, graph: dict, params: dict) -> "Compiled":
+        """Return the network for some sizes, which shares all but what `_describe` sets, and its function."""
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, variants=[])
+        made._describe(graph, params)
+        made._main = self._main and self._vm.function(graph["function"])
+        return made
 
     def _start(self, library):
-        """Return `main` of the virtual machine that runs the library."""
+        """Return the function of the virtual machine that runs the library."""
         module = _open_library(library) if isinstance(library, Path) else library.jit()
         machine = start_machine(module, tvm_ffi.DLDeviceType.kDLCPU)
-        self._vm = SimpleNamespace(set_instrument=machine["set_instrument"])
-        return machine["main"]
+        self._vm = SimpleNamespace(set_instrument=machine["set_instrument"], function=machine.__getitem__)
+        return machine[self.graph.get("function", "main")]
 
     @functools.cached_property
     def target(self) -> "tvm.target.Target":
@@ -156,8 +171,9 @@ class Compiled:
         if self._main is None:
             reason = saved.mismatch(self._build_info)
             raise RuntimeError(f"this library cannot run here: {reason}. Save it, and load it where it can.")
-        weights = tvm_ffi.convert(list({**self.params, **params}.values())) if params else self._params
-        return self._advance(partial(threads.run, self._main), tensors, weights, held)
+        chosen = self if params else self.serving(tensors)
+        weights = tvm_ffi.convert(list({**self.params, **params}.values())) if params else chosen._params
+        return self._advance(partial(threads.run, chosen._main), tensors, weights, held)
 
     def _advance(self, main, tensors: list, weights, held: list | None) -> list[tvm_ffi.Tensor]:
         """Call `main` with the state, replace that by the state after the call; return the other outputs.
@@ -195,6 +211,24 @@ class Compiled:
         """Check a list of inputs, and make each a tensor that kernels can read."""
         known = {}
         return [input_tensor(value, spec, known) for value, spec in zip(values, self.inputs, strict=True)]
+
+    def serving(self, values: list) -> "Compiled":
+        """Return what a call with these inputs, which fit, runs: a variant, or the network itself."""
+
+        def fits(variant):
+            pairs = zip(values, variant.inputs, strict=True)
+            return all(
+                isinstance(size, Size) or n == size
+                for value, spec in pairs
+                for n, size in zip(value.shape, spec.shape, strict=True)
+            )
+
+        return next(filter(fits, self.variants), self)
+
+    @property
+    def arrays_of_all(self) -> dict:
+        """The parameters of the network and of its variants, by name."""
+        return {name: array for each in (self, *self.variants) for name, array in each.params.items()}
 
     def open_sizes(self, values: list) -> dict[str, int]:
         """Return the value of each open size, by name, in a call with these inputs, which fit."""
@@ -288,11 +322,12 @@ class Compiled:
         """
         from .stopwatch import Stopwatch, of_kernels  # for speed: it imports TVM
 
-        values = self.bind(inputs, {})
-        session = self.session()
-        watch = Stopwatch(self, lambda: session.run(values))
+        values = self.input_tensors(self.bind(inputs, {}))
+        serving = self.serving(values)
+        session = serving.session()
+        watch = Stopwatch(serving, lambda: session.run(values))
         watch()
-        return [(call.name, call.end - call.begin) for call in of_kernels(watch.take()[0], self)]
+        return [(call.name, call.end - call.begin) for call in of_kernels(watch.take()[0], serving)]
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
@@ -300,7 +335,9 @@ class Compiled:
         tuned = f"; {self.tuned}" if self.tuned else ""
         kernels = f"{len(self.graph['kernels'])} kernels, opt level {self.opt_level}, {cpu}"
         state = f"; state {', '.join(map(str, self.state))}" if self.state else ""
-        return f"Compiled({inputs} -> {outputs}{state}; {kernels}{tuned})"
+        given = [", ".join(f"{n} {size}" for n, size in each.graph["at"].items()) for each in self.variants]
+        variants = f"; also for {'; '.join(given)}" if given else ""
+        return f"Compiled({inputs} -> {outputs}{state}; {kernels}{tuned}{variants})"
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write the network to a folder, or to one file if `path` ends in .zip, atomically; see `saved`.
@@ -309,7 +346,8 @@ class Compiled:
         one. State is not saved: a loaded network starts from zeros. A program that calls `main` of lib.so
         itself passes all inputs of graph.json and gets all outputs: it keeps the state, zeros at first, and
         passes as each input under "state" the output of the call before that has the number there. `main` may
-        write to the memory of these inputs.
+        write to the memory of these inputs. `main` takes the arrays of params.bin that graph.json lists under
+        "params"; a variant's function, its name, its sizes and its arrays are under "variants".
 
         Returns:
             `path`.
@@ -335,7 +373,7 @@ class Compiled:
                 str(lib), workspace_dir=str(folder.parent), **saved.linker(self._build_info)
             )
         graph.write_text(json.dumps(self.graph, indent=1))
-        function("SaveParamsToFile")(self.params, str(params))
+        function("SaveParamsToFile")(self.arrays_of_all, str(params))
 
 
 def load(path: str | os.PathLike) -> Compiled:
@@ -362,7 +400,8 @@ def load(path: str | os.PathLike) -> Compiled:
             family, _, config = text.partition(" ")
             graph["kernels"][name] = {"family": family, **json.loads(config or "{}")}
         arrays = function("LoadParamsFromFile")(str(folder / "params.bin"))
-        params = {name: arrays[name] for name in graph["params"]}
+        names = [name for each in (graph, *graph.get("variants", ())) for name in each["params"]]
+        params = {name: arrays[name] for name in names}
         library = (folder / "lib.so").resolve()
         try:
             return Compiled(library, graph, params, saved.build_info_in(manifest), manifest["opt_level"])

@@ -2,6 +2,7 @@
 
 import contextlib
 import time as clock
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
@@ -13,6 +14,7 @@ from ..base.table import Table
 from ..compiler import records
 from ..compiler.build import build, resolve_target
 from ..compiler.records import Record
+from ..compiler.variants import at_sizes
 from ..compiler.workloads.base import Workload
 from ..measuring import measure
 from ..measuring.profiling import schedule_text
@@ -42,6 +44,7 @@ def tune(
     transfer: bool = True,
     tasks: list[Task] | None = None,
     seed: int | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> "Tuning":
     """Search for faster configs of a network's kernels by measuring; `tn.build(…, records=…)` then uses them.
 
@@ -63,6 +66,9 @@ def tune(
         transfer: whether each task's cost model learns from the other tasks, those in the records included.
         tasks: some of `tn.tuning.tasks(mod, params, target)`; None means all.
         seed: for the tuner's choices, which metaschedule then makes on one core.
+        sizes: values of open sizes, by name, at which kernels are measured. The records serve every build of
+            the network at these sizes, that of `tn.build(…, sizes=[…])` too, and those kernels for open sizes
+            that compute the same; state all open sizes, for a kernel that keeps one is not tuned.
 
     Returns:
         The result as a table: seconds of each task's kernel before and after, and of the network.
@@ -80,6 +86,7 @@ def tune(
         if value is not None and value < 1:
             raise ValueError(f"{name}: expected 1 or more, or None; got {value}")
     target = resolve_target(target)
+    mod = mod if sizes is None else at_sizes(mod, sizes)
     if runner is None and (reason := cannot_run(target)):
         raise ValueError(
             f"this machine cannot measure for {target}: {reason}; give runner=tn.tuning.RpcRunner(…)"

@@ -6,18 +6,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import tvm
-from tvm import relax, topi
+from tvm import relax
 from tvm.relax import op as R
 
-from ...base.relax import constant_array, fixed_shape, on_each_function
+from ...base.relax import constant_array, known_shape, on_each_function, written
+from ..open_kernels import OpenSizes
+from ..open_kernels import call as call_kernel
+from ..open_sizes import open_sizes
 from ..rules.base.vector import Simd
-from .loops import OPERATORS, Sizes, Step, Tile, kernel, panels
+from .loops import OPERATORS, Sizes, Step, Tile, kernel, pad_keys, panels
 
 _FEW_QUERIES, _FEW_KEYS = 8, 16  # up to so many, single kernels are as fast
 
 
 def fuse_attention(simd: Simd) -> tvm.transform.Pass:
-    """Make the pass, for attention of float32 with fixed sizes, to run after constants are folded.
+    """Make the pass, for attention of float32, to run after constants are folded.
 
     Between the first product and the softmax, scores may be scaled, and masks added or applied. Products of
     few queries or keys, and values that are not whole vectors, are left as they are.
@@ -53,6 +56,7 @@ class _Fuser(relax.PyExprMutator):
 
     def visit_function_(self, func):
         self.bound = relax.analysis.get_var2val(func)
+        self.open = open_sizes(func)
         self.uses = Counter()
         for value in (*self.bound.values(), func.body.body):
             relax.analysis.post_order_visit(value, self._count)
@@ -63,8 +67,10 @@ class _Fuser(relax.PyExprMutator):
             self.uses[expr] += 1
 
     def visit_call_(self, call):
+        if _name(call) == "broadcast_to" and _same(known_shape(call.args[0].ty), known_shape(call.ty)):
+            return self.visit_expr(call.args[0])  # TVM drops those of fixed sizes itself
         found = self._match(call)
-        return super().visit_call_(call) if found is None else self._fused(found, fixed_shape(call.ty))
+        return super().visit_call_(call) if found is None else self._fused(found, known_shape(call.ty))
 
     # ------------------------------------------------------------ what is found
 
@@ -92,7 +98,7 @@ class _Fuser(relax.PyExprMutator):
             softmax, empty = self._safe(weights), 1.0
         if softmax is None:
             return None
-        scores, shape = softmax.args[0], fixed_shape(softmax.ty)
+        scores, shape = softmax.args[0], known_shape(softmax.ty)
         if shape is None or len(shape) < 3 or int(softmax.attrs.axis) % len(shape) != len(shape) - 1:
             return None
         steps = []
@@ -103,20 +109,27 @@ class _Fuser(relax.PyExprMutator):
             if scores is None:
                 return None
         batch = shape[:-2]
-        shapes = [fixed_shape(tensor.ty) for tensor in (*product.args, values, call)]
+        shapes = [known_shape(tensor.ty) for tensor in (*product.args, values, call)]
         if None in shapes or min(map(len, shapes)) < 2:
             return None
-        if any(math.prod(each[:-2]) != math.prod(batch) for each in shapes):
+        if any(not _alike(each[:-2], batch) for each in shapes):
             return None
         (*_, queries, depth), (*_, keys), (*_, width), _ = shapes
-        few = queries <= _FEW_QUERIES or keys <= _FEW_KEYS
+        few = self._at_most(queries, _FEW_QUERIES) or self._at_most(keys, _FEW_KEYS)
         dtypes = {str(tensor.ty.dtype) for tensor in (*product.args, product)}
-        if few or width % self.simd.lanes or dtypes != {"float32"}:
+        if few or not isinstance(depth, int) or not isinstance(width, int):
+            return None
+        if width % self.simd.lanes or dtypes != {"float32"}:
             return None
         found = _Attention([*product.args, values], Sizes(batch, queries, keys, depth, width), empty)
         for step in reversed(steps):
             found.steps.append(self._step(step, shape, found))
         return found
+
+    def _at_most(self, size, number: int) -> bool:
+        """Return whether a size, or the upper bound of an open one, is not larger than a number."""
+        largest = size if isinstance(size, int) else getattr(self.open.get(written(size)), "upper", None)
+        return largest is not None and largest <= number
 
     def _safe(self, weights):
         """Return the softmax of weights that are 0 where all scores of a query are -infinity; else None."""
@@ -141,16 +154,16 @@ class _Fuser(relax.PyExprMutator):
             condition, left, right = args
             flipped = _number(left) is not None
             scores, other = (right, left) if flipped else (left, right)
-            known = _number(other) is not None and fixed_shape(value.ty) == shape
+            known = _number(other) is not None and _same(known_shape(value.ty), shape)
             return scores if known and self._broadcasts(condition, shape) else None
         if name not in OPERATORS:
             return None
         scores, other = args if self._leads_to_scores(args[0], shape) else args[::-1]
-        own = fixed_shape(value.ty) or ()
-        known, number = self._broadcasts(other, shape) and own == shape, _number(other)
+        own = known_shape(value.ty) or ()
+        known, number = self._broadcasts(other, shape) and _same(own, shape), _number(other)
         if number == 0 and name in ("multiply", "divide"):  # TVM's simplifier drops it, and with it a NaN
             return None
-        scaled = number is not None and math.prod(own) == math.prod(shape)
+        scaled = number is not None and _alike(own, shape)
         return scores if known or scaled else None
 
     def _leads_to_scores(self, arg, shape) -> bool:
@@ -162,14 +175,14 @@ class _Fuser(relax.PyExprMutator):
                 continue
             seen.add(arg)
             value = self._value(arg, None)
-            if _name(value) == "matmul" and math.prod(fixed_shape(value.ty) or ()) == math.prod(shape):
+            if _name(value) == "matmul" and _alike(known_shape(value.ty) or (), shape):
                 return True
             if _name(value) in (*OPERATORS, "where"):
                 remaining.extend(value.args)
         return False
 
     def _broadcasts(self, tensor, shape) -> bool:
-        own = fixed_shape(tensor.ty) if isinstance(getattr(tensor, "ty", None), relax.TensorType) else None
+        own = known_shape(tensor.ty) if isinstance(getattr(tensor, "ty", None), relax.TensorType) else None
         return own is not None and len(own) <= len(shape) and str(tensor.ty.dtype) in ("float32", "bool")
 
     def _step(self, value, shape, found: _Attention) -> Step:
@@ -190,40 +203,45 @@ class _Fuser(relax.PyExprMutator):
 
     # ------------------------------------------------------------ what takes its place
 
-    def _fused(self, found: _Attention, shape: tuple[int, ...]):
+    def _fused(self, found: _Attention, shape: tuple):
         emit, sizes = self.builder_.emit, found.sizes
         tile, batch = Tile.of(sizes, self.simd), math.prod(sizes.batch)
         flat = [
-            emit(R.reshape(self.visit_expr(tensor), (batch, *fixed_shape(tensor.ty)[-2:])))
+            emit(R.reshape(self.visit_expr(tensor), (batch, *known_shape(tensor.ty)[-2:])))
             for tensor in found.operands
         ]
         packed = self.builder_.call_te(lambda keys: panels(keys, tile), flat[1], primfunc_name_hint="panels")
         flat[1] = emit(packed)
         length = tile.panels(sizes.keys) * tile.lanes
         inputs = {name: self._padded(tensor, sizes.keys, length) for name, tensor in found.inputs.items()}
-        shapes = {name: fixed_shape(tensor.ty) for name, tensor in inputs.items()}
-        made = kernel(sizes, tile, found.steps, shapes, found.empty)
-        ty = relax.TensorType((batch, sizes.queries, sizes.width), "float32")
-        result = relax.call_tir(self.builder_.add_func(made, "attention"), [*flat, *inputs.values()], ty)
-        return R.reshape(emit(result), shape)
+        shapes = {name: known_shape(tensor.ty) for name, tensor in inputs.items()}
+        own = OpenSizes(shape, sizes.batch, (sizes.queries, sizes.keys), *shapes.values())
+        inner = Sizes(
+            own.inside(sizes.batch), *own.inside((sizes.queries, sizes.keys)), sizes.depth, sizes.width
+        )
+        shapes = {name: own.inside(each) for name, each in shapes.items()}
+        made = kernel(inner, tile, found.steps, shapes, found.empty, own)
+        result = (batch, sizes.queries, sizes.width)
+        call = call_kernel(self.builder_, made, "attention", [*flat, *inputs.values()], own, result)
+        return R.reshape(emit(call), shape)
 
-    def _padded(self, tensor, keys: int, length: int):
+    def _padded(self, tensor, keys, length):
         """Return an input of steps as float32, with zeros up to `length` keys."""
-        array, own = constant_array(tensor), fixed_shape(tensor.ty) or (1,)
-        missing = [0] * len(own)
-        if own and own[-1] == keys > 1:
-            missing[-1] = length - keys
+        array, own = constant_array(tensor), known_shape(tensor.ty) or (1,)
+        along_keys = not _same(own[-1:], (1,)) and _same(own[-1:], (keys,))
         if array is not None:
             array = array.astype("float32").reshape(own)
-            return relax.const(np.pad(array, [(0, after) for after in missing]))
+            return relax.const(
+                np.pad(array, [(0, 0)] * (len(own) - 1) + [(0, length - keys if along_keys else 0)])
+            )
         tensor = self.visit_expr(tensor)
-        if not fixed_shape(tensor.ty):
+        if not known_shape(tensor.ty):
             tensor = self.builder_.emit(R.reshape(tensor, own))
         if str(tensor.ty.dtype) == "bool":
             tensor = self.builder_.emit(R.astype(tensor, "float32"))
-        if not any(missing):
+        if not along_keys or _same((length,), (keys,)):
             return tensor
-        padded = self.builder_.call_te(topi.nn.pad, tensor, [0] * len(own), missing, primfunc_name_hint="pad")
+        padded = self.builder_.call_te(pad_keys, tensor, length, primfunc_name_hint="pad")
         return self.builder_.emit(padded)
 
 
@@ -235,10 +253,26 @@ def _keeps_matrices(value) -> bool:
     """Return whether a call reshapes the batch of its matrices, and nothing else."""
     if _name(value) not in ("reshape", "broadcast_to"):
         return False
-    before, after = fixed_shape(value.args[0].ty), fixed_shape(value.ty)
-    if before is None or after is None or math.prod(before) != math.prod(after):
+    before, after = known_shape(value.args[0].ty), known_shape(value.ty)
+    if before is None or after is None or not _alike(before, after):
         return False
-    return len(before) >= 2 and before[-2:] == after[-2:]
+    return len(before) >= 2 and _same(before[-2:], after[-2:])
+
+
+def _same(a: tuple | None, b: tuple | None) -> bool:
+    """Return whether two shapes are known and the same, whatever the open sizes are."""
+    return (
+        a is not None
+        and b is not None
+        and len(a) == len(b)
+        and all(_alike((m,), (n,)) for m, n in zip(a, b, strict=True))
+    )
+
+
+def _alike(a: tuple, b: tuple) -> bool:
+    """Return whether arrays of two shapes have as many elements, whatever the open sizes are."""
+    first, second = (written(math.prod(shape)) for shape in (a, b))
+    return first is not None and first == second
 
 
 def _number(expr) -> float | None:

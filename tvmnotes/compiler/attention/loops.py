@@ -17,13 +17,15 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from ...base.integers import ceildiv
-from ...base.relax import plain_sizes
+from ...base.relax import of_one_type, plain_sizes
 from ...base.tvm_seam import OPAQUE
+from ..open_kernels import OpenSizes
 from ..rules.base import elementwise
 from ..rules.base.vector import Simd
 
 _BYTES = 32 << 10  # of a block's keys and values, at most: they stay in the L1 cache
 _TILES = 8  # tiles of queries that use a block of keys one after the other, at most
+_MANY = 1024  # keys for which a tile is chosen if their number is open
 _ROWS = 6  # queries in registers
 _LANES = 8  # of the vector that has a number for each of them
 OPERATORS = {
@@ -55,9 +57,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of attention: axes of its batch, queries, keys, numbers of a key, numbers of a value."""
+    """The sizes of attention: axes of its batch, queries, keys, numbers of a key, numbers of a value.
 
-    batch: tuple[int, ...]
+    The first three may be open, expressions of TVM.
+    """
+
+    batch: tuple
     queries: int
     keys: int
     depth: int
@@ -84,18 +89,18 @@ class Tile:
 
     @staticmethod
     def of(sizes: Sizes, simd: Simd) -> "Tile":
-        """Choose the tile for some sizes, whose values are whole vectors."""
+        """Choose the tile for some sizes, whose values are whole vectors; for open ones, that of many."""
         choices = (4, 3) if simd.registers >= 32 else (2,)
-        vectors = ceildiv(sizes.keys, simd.lanes)
+        vectors = ceildiv(sizes.keys if isinstance(sizes.keys, int) else _MANY, simd.lanes)
         keys = min(choices, key=lambda n: ceildiv(vectors, n) * n)
         values = max(n for n in range(1, choices[0] + 1) if sizes.width // simd.lanes % n == 0)
         tiles = ceildiv(vectors, keys)
         fit = max(1, _BYTES // (4 * (sizes.depth + sizes.width) * keys * simd.lanes))
         block = ceildiv(tiles, ceildiv(tiles, fit))
-        rows = ceildiv(sizes.queries, _ROWS)
+        rows = ceildiv(sizes.queries, _ROWS) if isinstance(sizes.queries, int) else _TILES
         return Tile(simd.lanes, keys, values, block, ceildiv(rows, ceildiv(rows, _TILES)))
 
-    def panels(self, keys: int) -> int:
+    def panels(self, keys):
         """Return how many vectors of keys whole tiles have."""
         return ceildiv(keys, self.lanes * self.keys) * self.keys
 
@@ -108,12 +113,25 @@ def panels(keys, tile: Tile):
     def element(b, p, d, c):
         key = p * width + c
         value = keys[b, d, key]
-        return value if tiles * width == count else te.if_then_else(key < count, value, 0.0)
+        whole = isinstance(count, int) and tiles * width == count
+        return value if whole else te.if_then_else(key < count, value, 0.0)
 
-    return te.compute((batch, tiles, depth, width), element, name="panels")
+    return te.compute(of_one_type(batch, tiles, depth, width), element, name="panels")
 
 
-def kernel(sizes: Sizes, tile: Tile, steps: list[Step], inputs: dict, empty: float) -> tvm.tirx.PrimFunc:
+def pad_keys(mask, length):
+    """Return a tensor with zeros at the end of its last axis, up to a length."""
+    *others, keys = plain_sizes(mask.shape)
+
+    def element(*at):
+        return te.if_then_else(at[-1] < keys, mask[at], 0.0)
+
+    return te.compute(of_one_type(*others, length), element, name="pad")
+
+
+def kernel(
+    sizes: Sizes, tile: Tile, steps: list[Step], inputs: dict, empty: float, open_sizes: OpenSizes
+) -> tvm.tirx.PrimFunc:
     """Make the kernel, of queries (batch, queries, depth), `panels` of keys, and values (batch, keys, width).
 
     Args:
@@ -124,10 +142,11 @@ def kernel(sizes: Sizes, tile: Tile, steps: list[Step], inputs: dict, empty: flo
             has as many elements as the panels.
         empty: The sum by which the result of a query is divided if all its scores are -infinity: 0 makes it
             NaN, and 1 makes it 0.
+        open_sizes: The open sizes of all shapes.
     """
     with IRBuilder() as builder, T.prim_func(is_private=True):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
-        _Kernel(sizes, tile, steps, inputs, empty).emit()
+        _Kernel(sizes, tile, steps, inputs, empty, open_sizes).emit()
     return builder.get()
 
 
@@ -143,8 +162,9 @@ def _larger(a, b):
 class _Kernel:
     """A kernel that is being written, inside the frame of its function."""
 
-    def __init__(self, sizes: Sizes, tile: Tile, steps: list[Step], inputs: dict, empty: float):
+    def __init__(self, sizes, tile, steps, inputs, empty, open_sizes):
         self.sizes, self.tile, self.steps, self.empty = sizes, tile, steps, empty
+        self.whole = open_sizes.whole
         batch, self.panels = math.prod(sizes.batch), tile.panels(sizes.keys)
         shapes = {
             "query": (batch, sizes.queries, sizes.depth),
@@ -153,6 +173,7 @@ class _Kernel:
             **inputs,
         }
         self.given = {name: T.arg(name, T.buffer(shape, "float32")) for name, shape in shapes.items()}
+        open_sizes.declare()
         self.result = T.arg("result", T.buffer((batch, sizes.queries, sizes.width), "float32"))
 
     def emit(self) -> None:
@@ -161,18 +182,21 @@ class _Kernel:
         tiles = ceildiv(s.queries, _ROWS)
         groups, key_tiles = ceildiv(tiles, t.group), self.panels // t.keys
         rows = t.group * _ROWS
-        with T.parallel(math.prod(s.batch) * groups) as task:
+        with T.parallel(self.whole(math.prod(s.batch) * groups)) as task:
             self.batch, first = task // groups, task % groups * t.group
             self.first = first * _ROWS
             self.sums = T.alloc_buffer((rows, s.width), "float32", scope="local")
             self.totals = T.alloc_buffer((rows, t.lanes), "float32", scope="local")
             self.largest = T.alloc_buffer((t.group, _LANES), "float32", scope="local")
-            with T.serial(t.group) as tile, T.vectorized(_LANES) as lane:
+            with T.serial(self.whole(t.group)) as tile, T.vectorized(self.whole(_LANES)) as lane:
                 T.buffer_store(self.largest, _number(-math.inf), [tile, lane])
-            with T.serial(rows) as row:
-                with T.vectorized(t.lanes) as lane:
+            with T.serial(self.whole(rows)) as row:
+                with T.vectorized(self.whole(t.lanes)) as lane:
                     T.buffer_store(self.totals, _number(0), [row, lane])
-                with T.serial(s.width // t.lanes) as vector, T.vectorized(t.lanes) as lane:
+                with (
+                    T.serial(self.whole(s.width // t.lanes)) as vector,
+                    T.vectorized(self.whole(t.lanes)) as lane,
+                ):
                     T.buffer_store(self.sums, _number(0), [row, vector * t.lanes + lane])
             count = tirx.min(t.group, tiles - first)
             with T.serial(ceildiv(key_tiles, t.block)) as block, T.serial(count) as tile:
@@ -187,7 +211,7 @@ class _Kernel:
         self.best = T.alloc_buffer((_ROWS, t.lanes), "float32", scope="local")
         self.shifts = T.alloc_buffer((_LANES,), "float32", scope="local")
         self.factors = T.alloc_buffer((_LANES,), "float32", scope="local")
-        with T.unroll(_ROWS) as r, T.vectorized(t.lanes) as lane:
+        with T.unroll(self.whole(_ROWS)) as r, T.vectorized(self.whole(t.lanes)) as lane:
             T.buffer_store(self.best, _number(-math.inf), [r, lane])
         with T.serial(count) as tile:
             self._product(row, first + tile, tile * t.keys * t.lanes)
@@ -203,7 +227,11 @@ class _Kernel:
         sums = T.alloc_buffer((_ROWS, t.keys, t.lanes), "float32", scope="local")
 
         def each(statement):
-            with T.unroll(_ROWS) as r, T.unroll(t.keys) as q, T.vectorized(t.lanes) as lane:
+            with (
+                T.unroll(self.whole(_ROWS)) as r,
+                T.unroll(self.whole(t.keys)) as q,
+                T.vectorized(self.whole(t.lanes)) as lane,
+            ):
                 statement(r, q, lane)
 
         def add(r, q, lane):
@@ -216,7 +244,7 @@ class _Kernel:
             score = sums[r, q, lane]
             for step in self.steps:
                 score = self._apply(step, score, self._inside(row + r), key)
-            if self.panels * t.lanes != s.keys:
+            if not isinstance(s.keys, int) or self.panels * t.lanes != s.keys:
                 score = tirx.Select(key < s.keys, score, _number(-math.inf))
             T.buffer_store(self.scores, score, [r, at + q * t.lanes + lane])
 
@@ -225,7 +253,7 @@ class _Kernel:
             T.buffer_store(self.best, _larger(score, self.best[r, lane]), [r, lane])
 
         each(lambda *index: T.buffer_store(sums, _number(0), index))
-        with T.serial(s.depth) as k:
+        with T.serial(self.whole(s.depth)) as k:
             each(add)
         each(end)
         each(note)
@@ -233,7 +261,8 @@ class _Kernel:
     def _inside(self, row):
         """Return the query of a row, or the last one for a row that is there to complete a tile."""
         query = self.first + row
-        return query if self.sizes.queries % _ROWS == 0 else tirx.min(query, self.sizes.queries - 1)
+        queries = self.sizes.queries
+        return query if isinstance(queries, int) and queries % _ROWS == 0 else tirx.min(query, queries - 1)
 
     def _apply(self, step: Step, score, query, key):
         """Return a score after a step."""
@@ -247,29 +276,31 @@ class _Kernel:
     def _batch_index(self) -> list:
         sizes = self.sizes.batch
         steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-        return [self.batch // step % size for size, step in zip(sizes, steps, strict=True)]
+        index = [self.batch // step % size for size, step in zip(sizes, steps, strict=True)]
+        return [self.batch // steps[0], *index[1:]] if sizes else []
 
     def _input(self, name: str, at: list):
         """Return an element of an input that broadcasts to the scores."""
         shape = plain_sizes(self.given[name].shape)
         own = at[len(at) - len(shape) :]
-        return self.given[name][tuple(0 if n == 1 else i for n, i in zip(shape, own, strict=True))]
+        fixed = (isinstance(n, int) and n == 1 for n in shape)
+        return self.given[name][tuple(0 if one else i for one, i in zip(fixed, own, strict=True))]
 
     def _reduce(self, lanes, combine, at):
         """Combine the lanes of each row into the first one."""
         width = self.tile.lanes // 2
         while width:
-            with T.unroll(_ROWS) as r, T.vectorized(width) as lane:
+            with T.unroll(self.whole(_ROWS)) as r, T.vectorized(self.whole(width)) as lane:
                 T.buffer_store(lanes, combine(lanes[at(r), lane], lanes[at(r), lane + width]), [at(r), lane])
             width //= 2
 
     def _subtract(self, queries):
         """Note the largest score so far, and the factors for what was summed before."""
-        with T.vectorized(_LANES) as lane:
+        with T.vectorized(self.whole(_LANES)) as lane:
             T.buffer_store(self.shifts, _number(-math.inf), [lane])
-        with T.unroll(_ROWS) as r:
+        with T.unroll(self.whole(_ROWS)) as r:
             T.buffer_store(self.shifts, self.best[r, 0], [r])
-        with T.vectorized(_LANES) as lane:
+        with T.vectorized(self.whole(_LANES)) as lane:
             T.buffer_store(self.factors, self.largest[queries, lane], [lane])
             largest = _larger(self.shifts[lane], self.factors[lane])
             T.buffer_store(self.largest, largest, [queries, lane])
@@ -283,10 +314,14 @@ class _Kernel:
     def _exponentials(self, row, vectors):
         """Replace the scores by their exponentials, and add these up."""
         lanes = self.tile.lanes
-        with T.unroll(_ROWS) as r, T.vectorized(lanes) as lane:
+        with T.unroll(self.whole(_ROWS)) as r, T.vectorized(self.whole(lanes)) as lane:
             total = self.totals[row + r, lane] * self.factors[r]
             T.buffer_store(self.totals, total, [row + r, lane])
-        with T.serial(vectors) as vector, T.unroll(_ROWS) as r, T.vectorized(lanes) as lane:
+        with (
+            T.serial(self.whole(vectors)) as vector,
+            T.unroll(self.whole(_ROWS)) as r,
+            T.vectorized(self.whole(lanes)) as lane,
+        ):
             score = self.scores[r, vector * lanes + lane]
             weight = elementwise.exp_to_one(score - self.shifts[r])
             T.buffer_store(self.scores, weight, [r, vector * lanes + lane])
@@ -296,11 +331,15 @@ class _Kernel:
     def _values(self, row, first, count):
         """Add the values of `count` keys from `first` on, each times its weight."""
         s, t = self.sizes, self.tile
-        with T.serial(s.width // t.lanes // t.values) as chunk:
+        with T.serial(self.whole(s.width // t.lanes // t.values)) as chunk:
             sums = T.alloc_buffer((_ROWS, t.values, t.lanes), "float32", scope="local")
 
             def each(statement):
-                with T.unroll(_ROWS) as r, T.unroll(t.values) as q, T.vectorized(t.lanes) as lane:
+                with (
+                    T.unroll(self.whole(_ROWS)) as r,
+                    T.unroll(self.whole(t.values)) as q,
+                    T.vectorized(self.whole(t.lanes)) as lane,
+                ):
                     statement(r, q, lane, (chunk * t.values + q) * t.lanes + lane)
 
             def begin(r, q, lane, at):
@@ -319,7 +358,7 @@ class _Kernel:
         """Divide the sums of a tile by the sums of its weights."""
         s, lanes, row = self.sizes, self.tile.lanes, queries * _ROWS
         self._reduce(self.totals, lambda a, b: a + b, lambda r: row + r)
-        with T.serial(_ROWS) as r:
+        with T.serial(self.whole(_ROWS)) as r:
             total = self.totals[row + r, 0]
             if self.empty:
                 total = tirx.Select(self.largest[queries, r] > _number(-math.inf), total, _number(self.empty))
@@ -327,7 +366,7 @@ class _Kernel:
             with ExitStack() as stack:
                 stack.enter_context(T.If(self.first + row + r < s.queries))
                 stack.enter_context(T.Then())
-                vector = stack.enter_context(T.serial(s.width // lanes))
-                at = vector * lanes + stack.enter_context(T.vectorized(lanes))
+                vector = stack.enter_context(T.serial(self.whole(s.width // lanes)))
+                at = vector * lanes + stack.enter_context(T.vectorized(self.whole(lanes)))
                 result = self.sums[row + r, at] * self.totals[row + r, 0]
                 T.buffer_store(self.result, result, [self.batch, self.first + row + r, at])

@@ -1,0 +1,155 @@
+"""`tn.build(…, sizes=[…])` and `tn.tune(…, sizes=…)`: kernels for stated values of open sizes, in one library."""
+
+import numpy as np
+import pytest
+import torch
+from fake_runner import FakeRunner
+from torch import nn
+
+import tvmnotes as tn
+from tvmnotes import profiling
+
+
+class Net(nn.Module):
+    """Convolutions, a map that is upsampled, a dense layer, and softmax over an axis of open length."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.down = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 24, 3, 2, 1)
+        self.dense = nn.Linear(24, 10)
+
+    def forward(self, x):
+        x = torch.relu(self.down(torch.relu(self.stem(x))))
+        return self.dense(x.mean((2, 3))), x.flatten(2).softmax(-1)
+
+
+BOUNDS = {"h": tn.Size("h", 4, 64), "w": tn.Size("w", 4, 64)}
+STATED = [{"batch": 1, "h": 16, "w": 24}, {"h": 16, "w": 24}, {"batch": 1, "h": 32, "w": 32}]
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture(scope="module")
+def imported(net):
+    return tn.from_pytorch(net, {"x": ("batch", 3, *BOUNDS.values())})
+
+
+@pytest.fixture(scope="module")
+def lib(imported):
+    return tn.build(*imported, records=False, sizes=STATED)
+
+
+def agree(lib, net, rng):
+    """Compare a network with PyTorch's at the stated sizes, and at others."""
+    for batch, height, width in ((1, 16, 24), (3, 16, 24), (1, 32, 32), (2, 32, 32), (1, 24, 16), (2, 5, 63)):
+        x = rng.standard_normal((batch, 3, height, width)).astype("float32")
+        with torch.no_grad():
+            wanted = net(torch.from_numpy(x))
+        for got, want in zip(lib(x), wanted, strict=True):
+            np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def chosen(lib, *shape):
+    """Return the number of the variant that an image of this shape runs; None if it is the open network."""
+    serving = lib.serving([np.zeros(shape, "float32")])
+    return None if serving is lib else lib.variants.index(serving)
+
+
+def test_a_call_runs_the_first_entry_that_fits(lib, net, rng):
+    shapes = ((1, 3, 16, 24), (3, 3, 16, 24), (1, 3, 32, 32), (2, 3, 32, 32), (1, 3, 24, 16))
+    assert [chosen(lib, *shape) for shape in shapes] == [0, 1, 2, None, None]
+    assert "also for batch 1, h 16, w 24; h 16, w 24; batch 1, h 32, w 32" in repr(lib)
+    agree(lib, net, rng)
+
+
+def test_the_kernels_of_an_entry_are_those_of_a_build_for_that_size(lib, net):
+    fixed = tn.build(*tn.from_pytorch(net, {"x": (1, 3, 32, 32)}), records=False)
+    assert list(lib.variants[2].graph["kernels"].values()) == list(fixed.graph["kernels"].values())
+    assert lib.variants[2].graph["memory"] == fixed.graph["memory"]
+
+
+def test_what_a_bad_shape_says(lib):
+    with pytest.raises(ValueError, match="expected a h of 4 to 64, got 65"):
+        lib(np.zeros((1, 3, 65, 24), "float32"))
+
+
+def test_a_saved_network_keeps_its_entries(lib, net, rng, tmp_path):
+    loaded = tn.load(lib.save(tmp_path / "net.zip"))
+    assert [each.graph["at"] for each in loaded.variants] == STATED
+    agree(loaded, net, rng)
+    one = tn.load(lib.variants[2].save(tmp_path / "one"))
+    x = rng.standard_normal((1, 3, 32, 32)).astype("float32")
+    assert np.array_equal(one(x)[0], lib(x)[0])
+
+
+def test_weights_are_kept_once(lib, imported):
+    dense = [array for array in lib.arrays_of_all.values() if 10 in array.shape]
+    assert len(dense) == 1  # the bias, which no kernel packs
+    alone = tn.build(*imported, records=False)
+    assert sum(a.numpy().nbytes for a in lib.arrays_of_all.values()) <= 4 * sum(
+        a.numpy().nbytes for a in alone.params.values()
+    )
+    tn.profiling.memory(lib, batch=1)
+
+
+def test_a_profile_is_that_of_the_entry(lib):
+    x = np.zeros((1, 3, 32, 32), "float32")
+    profile = tn.profile(lib, x, calls=1)
+    assert profile.compiled is lib.variants[2]
+    assert set(profile.kernels) == set(lib.variants[2].graph["kernels"])
+    assert {name for name, _ in lib.timed(x)} == set(profile.kernels)
+    assert profiling.alive(lib.variants[2])
+    name = next(iter(profile.kernels))
+    assert name in lib.variants[2].source(name)
+
+
+def test_state_is_shared_by_the_entries(rng):
+    class Sum(nn.Module):
+        def forward(self, x, total):
+            total = total + x.sum(0)
+            return x * 2, total
+
+    lib = tn.build(
+        *tn.from_pytorch(Sum().eval(), {"x": ("n", 4), "total": (4,)}), state={"total": "output1"}, sizes=[{"n": 3}]
+    )
+    several = [rng.standard_normal((n, 4)).astype("float32") for n in (3, 2, 3)]
+    session = lib.session()
+    for x in several:
+        lib(x)
+        session(x)
+    for held in (lib._held, session._held):
+        np.testing.assert_allclose(held[0].numpy(), np.concatenate(several).sum(0), rtol=1e-5)
+
+
+def test_lower_levels(imported, net, rng):
+    agree(tn.build(*imported, opt_level=0, sizes=STATED[2:]), net, rng)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"h": 16}, [{"height": 16}], [{"h": 65}], [{"h": "16"}], [{}], [16]],
+    ids=["no list", "unknown", "beyond", "text", "empty", "number"],
+)
+def test_sizes_that_are_none(imported, sizes):
+    with pytest.raises(ValueError, match=r"sizes: expected .*; got"):
+        tn.build(*imported, sizes=sizes)
+
+
+def test_a_network_of_fixed_sizes(net):
+    with pytest.raises(ValueError, match="the network has none"):
+        tn.build(*tn.from_pytorch(net, {"x": (1, 3, 16, 16)}), sizes=[{"h": 16}])
+
+
+def test_tuning_at_a_size_serves_a_build_for_it(imported, tmp_path):
+    records, at = tmp_path / "tuning.jsonl", {"batch": 1, "h": 16, "w": 24}
+    tn.tune(*imported, trials=12, seed=0, records=records, runner=FakeRunner(), sizes=at)
+    lib = tn.build(*imported, records=records, sizes=[at])
+    plain = tn.build(*imported, records=False, sizes=[at])
+    configs = [[*each.variants[0].graph["kernels"].values()] for each in (lib, plain)]
+    assert configs[0] != configs[1]
+    with pytest.raises(ValueError, match="sizes: expected values of open sizes by name"):
+        tn.tune(*imported, records=records, runner=FakeRunner(), sizes={"h": 1})
