@@ -1,5 +1,6 @@
 """Open sizes as PyTorch's exporter sees them, and what its captures take: examples, modules of scripts."""
 
+import functools
 import inspect
 import itertools
 import operator
@@ -145,8 +146,8 @@ _CONDITION = re.compile(
     r".*?Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*)\."
 )
 _RELATIONS = {
-    "==": operator.eq,
-    "!=": operator.ne,
+    "==": sympy.Eq,
+    "!=": sympy.Ne,
     "<=": operator.le,
     ">=": operator.ge,
     "<": operator.lt,
@@ -164,14 +165,25 @@ def _exception(line: str, sizes: dict[str, Size]) -> dict[str, int] | None:
     if len(sides) != 3 or found[1] not in sizes:
         return None
     name, size = found[1], sizes[found[1]]
+    holds = functools.partial(_holds, *sides, name)
     for value in range(max(2, size.lower), min(size.upper or _SEARCHED, _SEARCHED) + 1):
         try:
-            left, right = (evaluate(side.strip(), {name: value}) for side in (sides[0], sides[2]))
+            if not holds(value):
+                return {name: value}
         except (ValueError, KeyError):
             return None
-        if not _RELATIONS[sides[1]](left, right):
-            return {name: value}
-    return {name: size.lower} if size.upper is not None and size.upper <= _SEARCHED else None
+    if size.upper is not None and size.upper <= _SEARCHED:
+        return {name: size.lower}
+    try:
+        return {name: size.lower} if holds(sympy.Symbol(name, integer=True, positive=True)) else None
+    except TypeError:  # it depends on the value, as far as SymPy knows
+        return None
+
+
+def _holds(left: str, relation: str, right: str, name: str, value: int | sympy.Symbol) -> bool:
+    """Evaluate a condition on a size."""
+    sides = (evaluate(side.strip(), {name: value}) for side in (left, right))
+    return bool(_RELATIONS[relation](*sides))
 
 
 def zeros(specs: list[TensorSpec]) -> tuple[torch.Tensor, ...]:
