@@ -15,7 +15,8 @@ from tvm.runtime.module import BenchmarkResult
 
 from ..base.spec import dtype_of, require_dense
 from ..measuring import profiling
-from ..runtime.compiled import Compiled, plain
+from ..runtime.compiled import Compiled
+from ..runtime.tensors import plain
 
 
 class GraphModule:

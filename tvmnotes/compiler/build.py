@@ -6,7 +6,8 @@ from ..base import env, errors
 from ..base.relax import array_key, fixed_shape
 from ..base.spec import require_dense, shorten
 from ..base.workarounds import keep_interrupt, pass_lock
-from ..runtime.compiled import Compiled, cannot_run, plain
+from ..runtime.compiled import Compiled, cannot_run
+from ..runtime.tensors import plain
 from . import codegen, cuda, cuda_compiled, pipeline, variants
 from .memory import memory
 from .open_sizes import check_inputs, open_sizes

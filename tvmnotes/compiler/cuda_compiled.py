@@ -13,7 +13,8 @@ from tvm import relax
 from ..base import env
 from ..base.spec import dtype_of
 from ..base.workarounds import cuda_headers
-from ..runtime.compiled import Compiled, input_tensor
+from ..runtime.compiled import Compiled
+from ..runtime.tensors import input_tensor
 from . import special_values
 from .cuda import cannot_run
 

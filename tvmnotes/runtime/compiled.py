@@ -9,7 +9,6 @@ import contextlib
 import functools
 import json
 import os
-import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -20,12 +19,12 @@ import numpy as np
 
 from ..base import env, folders
 from ..base.sizes import Size, fit
-from ..base.spec import TensorSpec, dtype_of, require_dense, shorten
+from ..base.spec import TensorSpec, shorten
 from ..base.tvm_seam import start_machine
 from ..base.workarounds import import_tvm_ffi
 from . import saved, threads
 from .session import Session, shapes_of_state
-from .tensors import copied, empty, function, to_numpy, zeros
+from .tensors import copied, function, input_tensor, to_numpy, zeros
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 tvm_ffi = import_tvm_ffi()
 
-_ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
 # Given this as its instrument, the virtual machine has none from then on.
 tvm_ffi.register_global_func("tvmnotes.no_instrument", lambda: None, override=True)
 
@@ -440,45 +438,3 @@ def _open_library(file: Path):
         link = folder / file.name
         link.symlink_to(file)
         return tvm_ffi.load_module(str(link))  # tvm.runtime.load_module would follow the link first
-
-
-def input_tensor(value, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
-    """Return `value` as a TVM tensor on the CPU, without a copy if its memory is contiguous and aligned.
-
-    `known` is that of `sizes.fit`.
-    """
-    torch = sys.modules.get("torch")
-    if not isinstance(value, np.ndarray | tvm_ffi.Tensor) and not (torch and isinstance(value, torch.Tensor)):
-        raise TypeError(
-            f"input {spec.name!r}: expected a NumPy array, torch tensor or TVM tensor; "
-            f"got {type(value).__name__}"
-        )
-    require_dense(value, f"input {spec.name!r}")
-    shape, dtype = tuple(value.shape), dtype_of(value)
-    fit(spec.name, shape, spec.shape, known)
-    if dtype != spec.dtype:
-        raise ValueError(
-            f"input {spec.name!r}: expected the dtype {spec.dtype}, got {dtype}; convert it first"
-        )
-    if 0 in shape:  # its strides may be anything, and kernels check them
-        return empty(shape, dtype)
-    if isinstance(value, tvm_ffi.Tensor):
-        return plain(value)
-    if isinstance(value, np.ndarray):
-        usable = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % _ALIGNMENT == 0
-        usable &= value.dtype.kind in "iuf"  # NumPy's DLPack has no bfloat16, and NumPy 1's no bool
-        return _from_dlpack(value) if usable else copied(value)
-    value = value.detach().cpu().contiguous()  # a torch tensor
-    return _from_dlpack(value if value.data_ptr() % _ALIGNMENT == 0 else value.clone())
-
-
-def plain(tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
-    """Return `tensor`, or a copy, as kernels read it: contiguous and aligned, in the CPU's memory."""
-    on_cpu = tensor.device == tvm_ffi.device("cpu", tensor.device.index)
-    if on_cpu and tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0:
-        return tensor
-    return copied(np.from_dlpack(tensor) if on_cpu else to_numpy(tensor))
-
-
-def _from_dlpack(value) -> tvm_ffi.Tensor:
-    return tvm_ffi.from_dlpack(value, require_alignment=_ALIGNMENT, require_contiguous=True)

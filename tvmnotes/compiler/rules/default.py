@@ -15,7 +15,7 @@ from .base.rule import ScheduleRule
 from .base.vector import Simd
 
 _SMALL = 1 << 13  # iterations of a loop nest that are too few to wake other threads
-_OPEN = 64  # what open sizes are taken to be for that
+_OPEN = 64  # what open sizes are taken to be for these
 _SHARED = 64  # iterations that suffice to parallelize
 _UNROLLED = 25  # iterations: a pool's window
 _INLINED = 4096  # nodes of an expression that inlining may write, if it is written more than once
@@ -113,10 +113,14 @@ def _extent(sch, loop, size: int = 1) -> int:
 
 
 def _first(sch, loops) -> list:
-    """Return the outermost loops that give the threads enough iterations; unfused loops are cheaper."""
+    """Return the outermost loops that give the threads enough iterations; unfused loops are cheaper.
+
+    An open size is taken to be 1 for the first loop, which may be a batch. The index of a loop that is fused
+    of several others of open sizes takes TVM long to simplify.
+    """
     iterations = 1
     for count, loop in enumerate(loops, start=1):
-        iterations *= _extent(sch, loop)
+        iterations *= _extent(sch, loop, 1 if count == 1 else _OPEN)
         if iterations >= _SHARED:
             return loops[:count]
     return loops

@@ -322,14 +322,15 @@ def _inputs(sch, outer):
     if outer is not None:
         sch.compute_at("transformed", outer, True)
     b, ty, tx, p, q, i, row, column, c = sch.get_loops("transformed")[-9:]
-    sch.reorder(b, ty, tx, i, row, column, p, q, c)
+    is_open = any(not isinstance(sch.get(loop).extent, tirx.IntImm) for loop in (ty, tx))
+    sch.reorder(*((b, i, ty, tx) if is_open else (b, ty, tx, i)), row, column, p, q, c)
     for name in ("half_transformed", "patch"):
         sch.compute_at(name, column, True)
         sch.set_scope(name, 0, "local")
         _unroll_all(sch, sch.get_loops(name)[-3:])
     _unroll_all(sch, [p, q, c])
-    if outer is None:
-        parallel(sch, [b, ty, tx, i])
+    if outer is None:  # the index of fused loops of open sizes takes TVM long to simplify
+        parallel(sch, [b, i] if is_open else [b, ty, tx, i])
 
 
 def _unroll_all(sch, loops):
