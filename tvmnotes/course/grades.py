@@ -84,7 +84,7 @@ class Grades(Table):
         """Return all verdicts as CSV, a line for each student, notebook and exercise."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(Verdict._fields)
+        writer.writerow(["student", "notebook", "exercise", "verdict", "problem"])
         writer.writerows([_safe(field) for field in each] for each in sorted(self.verdicts))
         return text.getvalue()
 
@@ -115,7 +115,7 @@ def read(folder: Path, seconds: float | None = None) -> Grades:
     ]
     if not paths:
         raise FileNotFoundError(
-            f"{folder}: expected students' notebooks, NAME/*.ipynb or *.ipynb; found none"
+            f"{folder}: found no notebook; expected a subfolder of notebooks for each student, or notebooks"
         )
     verdicts = []
     for path in paths:
