@@ -81,10 +81,10 @@ def from_onnx(
             of the run.
     """
     proto = _load(model)
-    _fix_values(proto.graph, values)
     check_dtypes(proto.graph)
     check_functions(proto)
     check_widths(proto.graph)
+    _fix_values(proto.graph, values)
     specs = _settle_inputs(proto.graph, inputs)
 
     operands = {}  # of comparisons, by the inputs

@@ -158,12 +158,16 @@ def _condition(
         [constants[name] for name in needed if name in constants],
     )
     state = {name: first[name] for name in carried}
+    try:
+        evaluator = ReferenceEvaluator(graph, opsets=opsets)
+    except Exception:  # it lacks an operator
+        return None
 
     def decide(step: int) -> bool | None:
         feed = {inputs[0]: np.array(step, "int64"), inputs[1]: np.array(True), **state}
         try:
-            results = ReferenceEvaluator(graph, opsets=opsets).run(None, feed)
-        except Exception:  # it lacks an operator
+            results = evaluator.run(None, feed)
+        except Exception:  # it lacks a version of an operator
             return None
         results = dict(zip((value.name for value in graph.output), results, strict=True))
         state.update((name, results[output]) for name, output in carried.items())

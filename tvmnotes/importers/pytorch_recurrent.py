@@ -108,7 +108,8 @@ class WholeLayers(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         """Run a function of PyTorch, or the decomposition of a layer."""
-        is_layer = func in _CALLED and isinstance(args[3], int)  # of packed sequences, these are the weights
+        # Packed sequences have their weights in place of the flag.
+        is_layer = func in _CALLED and len(args) > 3 and isinstance(args[3], int)
         result = _CALLED[func](*args, **(kwargs or {})) if is_layer else NotImplemented
         return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
