@@ -118,11 +118,10 @@ def test_half_floats(rng):
     np.testing.assert_allclose(lib(*xs), wanted, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("scale", [1, 4])
-def test_bfloat16_is_as_exact_as_pytorchs(scale):
-    """The two differ by up to a unit of the last of 8 digits: 3.2e-2 for results from 4 to 8."""
+def test_bfloat16_is_as_exact_as_pytorchs():
+    """The two differ by up to a unit of the last of 8 binary digits: 3.2e-2 for results from 4 to 8."""
     net = Function(F.scaled_dot_product_attention).eval()
-    xs = [(scale * torch.randn(1, 2, 140, 16)).bfloat16() for _ in range(3)]
+    xs = [(4 * torch.randn(1, 2, 140, 16)).bfloat16() for _ in range(3)]
     exact = net(*(x.double() for x in xs))
     ours, pytorchs = tn.build(*tn.from_pytorch(net, tuple(xs)))(*xs), net(*xs)
     errors = [np.abs(np.asarray(each).astype("float64") - exact.numpy()).max() for each in (ours, pytorchs.float())]

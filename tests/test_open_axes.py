@@ -263,9 +263,8 @@ def test_embeddings_of_flat_indices(rng):
         lib(np.full((2, 4), 50))
 
 
-@pytest.mark.parametrize(("shifts", "dims"), [((2, -5), (0, 1)), (3, None)])
-def test_rolls_by_more_than_the_size(shifts, dims, rng):
-    net = Function(lambda x: torch.roll(x, shifts, dims))
+def test_rolls_by_more_than_the_size(rng):
+    net = Function(lambda x: (x.roll((2, -5), (0, 1)), x.roll(3)))
     lib = compiled(net, {"x": ("n", "m")})
     for shape in ((1, 1), (1, 2), (2, 3), (3, 70)):
         agree(lib, net, rng.standard_normal(shape).astype("float32"))
@@ -344,13 +343,12 @@ def test_networks_that_compare_two_sizes(function, sizes, values):
     ("function", "message"),
     [
         (lambda x: x * 2 if x.shape[2] == 40 and x.shape[3] == 80 else x, "another way where 'h', 'w' is 40, 80"),
-        (lambda x: x * 2 if x.shape[2] == 3 and x.shape[3] > 3 else x, "'w' open in this network where h is 3:"),
         (
             lambda x: F.conv2d(x * 2 if 2 * x.shape[2] == x.shape[3] + 3 else x, torch.ones(1, 2, 3, 3), None, 2),
             "where h is",
         ),
     ],
-    ids=["and", "least", "beside a convolution"],
+    ids=["and", "beside a convolution"],
 )
 def test_conditions_on_two_sizes_beside_those_on_one(function, message):
     sizes = tn.Size("h", 3), tn.Size("w", 3)

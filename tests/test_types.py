@@ -78,6 +78,17 @@ def test_scalars_take_the_dtype_that_pytorch_gives_them(rng, quick):
         np.testing.assert_allclose(ours, theirs.numpy(), tolerance, 1e-6, err_msg=str(index))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+def test_orders_of_short_whole_numbers(dtype, rng):
+    net = Function(lambda x: (*x.sort(1, stable=True), *x.sort(1, True, stable=True), *x.topk(3, 1), x.argsort(0)))
+    info = np.iinfo(dtype)
+    x = rng.permutation(np.linspace(info.min, info.max, 32).astype(dtype)).reshape(4, 8)
+    lib = tn.build(*tn.from_pytorch(net.eval(), {"x": (x.shape, dtype)}))
+    for number, (got, want) in enumerate(zip(lib(x), net(torch.from_numpy(x)), strict=True)):
+        assert str(got.dtype) == str(want.dtype).removeprefix("torch.")
+        np.testing.assert_array_equal(got, want, err_msg=str(number))
+
+
 def test_powers_of_whole_numbers_to_unknown_ones_are_refused():
     with pytest.raises(NotImplementedError, match=r"aten\.pow of torch\.int64 with exponents of torch\.int64"):
         tn.from_pytorch(Function(lambda x: 2**x).eval(), [torch.arange(4)])

@@ -329,12 +329,13 @@ def _index_of_extreme(bb, call):
 
 
 _SORTS = ("relax.sort", "relax.argsort", "relax.topk", "relax.median")
+_SHORT = ("bool", "int8", "uint8", "int16", "uint16")
 
 
 def sort_by_keys() -> tvm.transform.Pass:
     """Make the pass that sorts floats by integer keys, in PyTorch's order: NaN is largest, zeros are equal.
 
-    TVM sorts by `<`, which leaves the elements around a NaN unordered.
+    TVM sorts by `<`, which leaves the elements around a NaN unordered, and no integers of 8 or 16 bits.
     """
     return on_each_function("SortByKeys", _SortByKeys, adds_kernels=True)
 
@@ -344,12 +345,16 @@ class _SortByKeys(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "")
-        if name not in _SORTS or not _is_float(call.args[0]):
+        is_short = name in _SORTS[:3] and str(call.args[0].ty.dtype) in _SHORT
+        if name not in _SORTS or not (is_short or _is_float(call.args[0])):
             return call
         x, attrs = call.args[0], call.attrs
         if name == "relax.median":
             return self._median(x, [int(axis) for axis in attrs.axis or ()], attrs.keepdims, call.ty)
-        keys = self.builder_.emit_te(_keys, x, primfunc_name_hint="sort_keys")
+        if is_short:
+            keys = self.builder_.emit(relax.op.astype(x, "int32"))
+        else:
+            keys = self.builder_.emit_te(_keys, x, primfunc_name_hint="sort_keys")
         if name == "relax.argsort":
             return relax.op.argsort(keys, attrs.axis, attrs.descending, attrs.dtype)
         if name == "relax.sort":

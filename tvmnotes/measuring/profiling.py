@@ -101,10 +101,11 @@ class Profile(Table):
         graph, shapes = self.compiled.graph, {}
         for node in graph["nodes"]:
             shapes.setdefault(node["kernel"], node["makes"][0]["shape"])
-        kernels, functions = [], self.compiled.functions
+        kernels = []
+        functions = self.compiled.functions if self.sizes else {}
         for name, calls in spent[0].items():
             counts = graph["costs"][name]
-            if self.sizes and name in functions:
+            if name in functions:
                 counts = counts | costs.count(functions[name], self.sizes)
             flops, reads, writes = (
                 evaluate(counts[each], self.sizes) for each in ("flops", "reads", "writes")
