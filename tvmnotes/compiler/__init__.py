@@ -12,7 +12,6 @@ decompose       functions that TVM gets wrong, or lacks for float64, made of oth
 bools           booleans compared and reduced as bytes
 recurrent       LSTM, GRU and RNN: a kernel for all steps
 conv_transpose  transposed convolutions as plain ones
-flattened       linear layers on a sequence, without the reshapes around them
 attention       softmax between two matrix products: a kernel for all three
 few_rows        products of few rows with a matrix that is a view, without a copy of it
 layout          NCHW to the blocked layout NCHW[x]c; convolutions become kernels

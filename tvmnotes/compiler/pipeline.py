@@ -20,7 +20,6 @@ from .cuda import has_threads
 from .decompose import decompose_functions
 from .detection.nms_cuda import parallelize_detection
 from .few_rows import products_of_few_rows
-from .flattened import products_of_one_batch
 from .fold import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .indices import checks_to_kernels
 from .layout import block_layouts
@@ -50,7 +49,7 @@ def passes(
     half_sums = [(0, sums_in_float32())] if simd else []  # a GPU's tensor cores do so by themselves
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
     blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
-    products = [products_of_one_batch(), fuse_attention(simd), products_of_few_rows(simd)] if simd else []
+    attention = [(3, fuse_attention(simd)), (3, products_of_few_rows(simd))] if simd else []
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
     writes = writes_to_kernels() if simd else writes_to_operators()
     scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `cuda.scheduled` does it
@@ -70,7 +69,7 @@ def passes(
         (3, transposed_to_plain()),
         (3, t.EliminateCommonSubexpr()),
         (3, fold_affine()),  # batch norms that no convolution precedes
-        *((3, step) for step in products),
+        *attention,
         (3, t.DeadCodeElimination()),
         *blocked,
         (3, t.CanonicalizeBindings()),
