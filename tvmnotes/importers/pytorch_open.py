@@ -51,10 +51,14 @@ def check_open(model: Any, specs: list[TensorSpec]) -> list[dict[str, int]]:
         found = [_exception(line, sizes) for line in failed]
         if found and None not in found:
             return found
+        unbounded = ", ".join(
+            f"Size({name!r}, {size.lower}, 1024)" for name, size in sizes.items() if size.upper is None
+        )
+        way_out = f"upper bounds, such as {unbounded}, or " if failed and unbounded else ""
         reasons = [*failed, *(line for line in lines if "specialized" in line or "must be" in line), *lines]
         raise NotImplementedError(
             f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network: "
-            f"{reasons[0].strip(' -')}; give whole numbers there"
+            f"{reasons[0].strip(' -')}; give {way_out}whole numbers there"
         ) from error
     return _relations(program, specs)
 
