@@ -227,6 +227,22 @@ def test_norms_of_groups_and_parts_of_channels(rng):
         agree(lib, net, rng.standard_normal((shape[0], 6, *shape[1:])).astype("float32"))
 
 
+def test_windows_and_crops(rng):
+    def cropped(x):
+        inner = F.max_pool2d(x, 3, 1)
+        top = (x.shape[2] - inner.shape[2]) // 2
+        return x[:, :, top : top + inner.shape[2], top : top + inner.shape[3]] + inner
+
+    net = Function(lambda x: (F.max_pool2d(x, 3, 2, ceil_mode=True), F.unfold(x, 3, padding=1), cropped(x)))
+    with pytest.raises(
+        NotImplementedError, match=r"give upper bounds, such as Size\('height', 8, 1024\), .*, or whole"
+    ):
+        compiled(net, {"x": (1, 2, tn.Size("height", 8), tn.Size("width", 8))})
+    lib = compiled(net, {"x": (1, 2, tn.Size("height", 8, 128), tn.Size("width", 8, 128))})
+    for shape in ((8, 8), (9, 12), (32, 31)):
+        agree(lib, net, rng.standard_normal((1, 2, *shape)).astype("float32"))
+
+
 # Sizes
 
 

@@ -4,6 +4,7 @@ Numbers, names and calls that TVM does not export are defined here. Private name
 belong to an object or a base class of TVM's or torch's, stay in these files, and in no other:
 
     compiler/codegen.py                _collect_from_import_tree
+    compiler/variants.py               _update_type
     importers/onnx_node.py             _get_convert_map: TVM's converters of ONNX operators
     importers/onnx_operators.py        _get_convert_map, replaced in the whole process
     importers/pytorch.py               torch's _split_decomp_table_to_cia_and_python_decomp,

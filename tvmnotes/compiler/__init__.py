@@ -20,6 +20,8 @@ writes          writes of a few elements, as kernels
 state           inputs fed from outputs: checked; writes to them in place
 detection       a detector's last steps: the k best scores and non-maximum suppression, for CPU and GPU
 legalize        the remaining operators become kernels
+group_norm      norms of groups of channels, of images of open size
+open_kernels    softmax over an axis of open length; what kernels written as loops need for open sizes
 operator_notes  the operators that each kernel fuses
 special_values  NaN, infinities, signed zeros and denormals, in kernels and in operators
 quotients       integers divided by data, and LLVM's remainders
@@ -30,6 +32,7 @@ costs           flops and bytes of each kernel
 buffers         buffers that values share, where sizes are open
 memory          memory of a run
 open_sizes      sizes that stay open: their bounds, and costs that depend on them
+variants        the network for stated values of open sizes, in the same library
 codegen         machine code for a CPU, each kernel compiled once
 cuda            targets and schedules for an NVIDIA GPU
 cuda_compiled   code for it, and the `Compiled` that runs there

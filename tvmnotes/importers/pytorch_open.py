@@ -86,9 +86,11 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
             fixes = [line for line in lines if "specialized" in line or "must be" in line]
             reason = [*failed, *fixes, *lines][0].strip(" -")
             where = " and ".join(f"{name} is {n}" for name, n in values.items())
+            unbounded = [f"Size({name!r}, {n.lower}, 1024)" for name, n in sizes.items() if n.upper is None]
+            way_out = f"upper bounds, such as {', '.join(unbounded)}, or " if failed and unbounded else ""
             raise NotImplementedError(
                 f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network"
-                f"{where and f' where {where}'}: {reason}; give whole numbers there"
+                f"{where and f' where {where}'}: {reason}; give {way_out}whole numbers there"
             ) from error
         # Without names, PyTorch takes what it has just reported for true, and the other conditions are known.
         limits = {name: (size.lower, size.upper) for name, size in sizes.items()}

@@ -4,6 +4,6 @@ compiled    `Compiled`, a network that runs, and `load`
 session     `Session`: another state of the same network
 saved       the files of a saved network: writing, checking, reading
 stopwatch   the times of all calls in a run
-tensors     TVM tensors in the CPU's memory
+tensors     TVM tensors in the CPU's memory; inputs as kernels read them
 threads     runs in children of a fork
 """

@@ -68,7 +68,7 @@ def tune(
         seed: for the tuner's choices, which metaschedule then makes on one core.
         sizes: values of open sizes, by name, at which kernels are measured. The records serve every build of
             the network at these sizes, that of `tn.build(…, sizes=[…])` too, and those kernels for open sizes
-            that compute the same; state all open sizes, for a kernel that keeps one is not tuned.
+            whose workload is the same.
 
     Returns:
         The result as a table: seconds of each task's kernel before and after, and of the network.
