@@ -13,6 +13,7 @@ tvm_ffi = import_tvm_ffi()
 
 
 _CPU = tvm_ffi.device("cpu", 0)
+_shape_of_tvm = functools.lru_cache(1024)(tvm_ffi.Shape)
 _dtype_of_tvm = functools.cache(tvm_ffi.dtype)
 
 
@@ -24,7 +25,7 @@ def function(name: str):
 
 def empty(shape: tuple[int, ...], dtype: str) -> tvm_ffi.Tensor:
     """Allocate a tensor, uninitialized."""
-    return function("TVMTensorAllocWithScope")(tvm_ffi.Shape(shape), _dtype_of_tvm(dtype), _CPU, None)
+    return function("TVMTensorAllocWithScope")(_shape_of_tvm(tuple(shape)), _dtype_of_tvm(dtype), _CPU, None)
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> tvm_ffi.Tensor:
