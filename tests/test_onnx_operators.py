@@ -139,7 +139,7 @@ ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two"
 @pytest.mark.parametrize(
     ("node", "words"),
     [
-        ("Expand(x, two)", "Expand 'y': its input 'two' has to be known before the run.*make that a constant"),
+        ("Expand(x, two)", "Expand 'y': its input 'two' has to be known before the run.*give that in"),
         ("TopK(x, many)", "TopK 'y,z': its input 'many'"),
         ("NonZero(x)", "NonZero 'y': the values of its input decide how large its output is"),
         ("DFT(x, n)", "DFT 'y': its input 'n'"),

@@ -47,7 +47,7 @@ from .open_sizes import with_open_sizes
 
 
 def from_onnx(
-    model: str | os.PathLike | bytes | onnx.ModelProto, inputs: Any = None, values: Any = None
+    model: str | os.PathLike | bytes | onnx.ModelProto, inputs: Any = None, *, values: Any = None
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     """Import an ONNX model (format: https://onnx.ai/onnx/repo-docs/IR.html).
 

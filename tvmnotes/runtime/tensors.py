@@ -17,6 +17,7 @@ _ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
 
 
 _CPU = tvm_ffi.device("cpu", 0)
+_shape_of_tvm = functools.lru_cache(1024)(tvm_ffi.Shape)
 _dtype_of_tvm = functools.cache(tvm_ffi.dtype)
 
 
@@ -28,7 +29,7 @@ def function(name: str):
 
 def empty(shape: tuple[int, ...], dtype: str) -> tvm_ffi.Tensor:
     """Allocate a tensor, uninitialized."""
-    return function("TVMTensorAllocWithScope")(tvm_ffi.Shape(shape), _dtype_of_tvm(dtype), _CPU, None)
+    return function("TVMTensorAllocWithScope")(_shape_of_tvm(tuple(shape)), _dtype_of_tvm(dtype), _CPU, None)
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> tvm_ffi.Tensor:
