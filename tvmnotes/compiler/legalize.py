@@ -29,7 +29,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     Below level 3 these are only those that correct TVM's results. `v` is a CPU's vector registers, or None
     for a GPU.
     """
-    corrected = special_values.legalizations() | {"relax.power": _power}
+    corrected = special_values.legalizations() | {"relax.power": _power, "relax.arange": _arange}
     corrected |= dict.fromkeys(group_norm.OPERATORS, group_norm.legalize)
     corrected |= dict.fromkeys(elementwise.FUNCTIONS if v else (), _elementwise)
     if opt_level < 3:
@@ -73,6 +73,15 @@ def _power(bb, call):
     if exponent is None or exponent.ndim or exponent < 3 or "float" not in str(call.ty.dtype):
         return default(bb, call)
     return bb.call_te(topi.power, *call.args)
+
+
+def _arange(bb, call):
+    """Keep a number that is an open size by itself: TVM does not fuse two of them that no tensor has."""
+    result, start = default(bb, call), getattr(call.args[0], "value", call.args[0])
+    if not isinstance(start, int | float):
+        kernel = result.args[0]
+        bb.update_func(kernel, bb.get()[kernel].with_attr("op_pattern", OPAQUE))
+    return result
 
 
 def _softmax(bb, call, v):
