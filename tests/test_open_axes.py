@@ -205,6 +205,14 @@ def test_upsampling(rng):
         agree(lib, net, rng.standard_normal((1, 2, height, 5)).astype("float32"))
 
 
+def test_the_nearest_pixels_of_a_size_for_an_open_one(rng):
+    net = Function(lambda x, y: F.interpolate(x, size=y.shape[-1:]))
+    lib = compiled(net, {"x": (1, 2, "n"), "y": (1, "m")})
+    for n, m in ((1, 1), (7, 3), (4, 9), (33, 70)):
+        x, y = rng.standard_normal((1, 2, n)).astype("float32"), np.zeros((1, m), "float32")
+        assert np.array_equal(lib(x, y), net(*map(torch.from_numpy, (x, y))).numpy())
+
+
 # Sizes
 
 
