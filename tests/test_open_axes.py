@@ -206,10 +206,10 @@ def test_upsampling(rng):
 
 
 def test_the_nearest_pixels_of_a_size_for_an_open_one(rng):
-    net = Function(lambda x, y: F.interpolate(x, size=y.shape[-1:]))
-    lib = compiled(net, {"x": (1, 2, "n"), "y": (1, "m")})
+    net = Function(lambda x, y: F.interpolate(x, size=y.shape))
+    lib = compiled(net, {"x": (1, 2, "n", 5), "y": ("m", 4)})
     for n, m in ((1, 1), (7, 3), (4, 9), (33, 70)):
-        x, y = rng.standard_normal((1, 2, n)).astype("float32"), np.zeros((1, m), "float32")
+        x, y = rng.standard_normal((1, 2, n, 5)).astype("float32"), np.zeros((m, 4), "float32")
         assert np.array_equal(lib(x, y), net(*map(torch.from_numpy, (x, y))).numpy())
 
 
