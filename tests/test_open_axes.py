@@ -243,6 +243,14 @@ def test_windows_and_crops(rng):
         agree(lib, net, rng.standard_normal((1, 2, *shape)).astype("float32"))
 
 
+def test_the_nearest_pixels_of_a_size_for_an_open_one(rng):
+    net = Function(lambda x, y: F.interpolate(x, size=y.shape))
+    lib = compiled(net, {"x": (1, 2, "n", 5), "y": ("m", 4)})
+    for n, m in ((1, 1), (7, 3), (4, 9), (33, 70)):
+        x, y = rng.standard_normal((1, 2, n, 5)).astype("float32"), np.zeros((m, 4), "float32")
+        assert np.array_equal(lib(x, y), net(*map(torch.from_numpy, (x, y))).numpy())
+
+
 # Sizes
 
 
