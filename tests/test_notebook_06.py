@@ -4,6 +4,7 @@ The builds are for CPUs that need not be this one, so that the counts are the sa
 code: only what is known of the kernels before LLVM compiles them is read.
 """
 
+import ast
 import json
 from collections import Counter
 from pathlib import Path
@@ -130,7 +131,8 @@ def test_the_lessons_own_functions_add_up(lib, small, monkeypatch):
     names = {"pd": pd, "tn": tn}
     for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
         if cell.cell_type == "code" and cell.source.startswith("def "):
-            exec(cell.source.partition("\n\n\nrows")[0], names)
+            defined = [part for part in ast.parse(cell.source).body if isinstance(part, ast.FunctionDef)]
+            exec(compile(ast.Module(defined, []), NOTEBOOK.name, "exec"), names)
     profile = tn.profile(lib, small.x, calls=3)
     frame = profile.frame()
     assert names["by_kind"](profile).sum() == pytest.approx(frame["ms"].sum())

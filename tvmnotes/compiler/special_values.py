@@ -288,9 +288,14 @@ def _from_infinity(bb, call):
                 return constant
             return tirx.FloatImm(dtype, np.copysign(np.inf, constant.value))
 
-        body = tvm_ffi.structural_map(func.body, (tirx.FloatImm, infinite))
-        # Added, as the builder has each kernel once.
-        return relax.call_tir(bb.add_func(func.with_body(body), kernel.name_hint), result.args[1], call.ty)
+        func = func.with_body(tvm_ffi.structural_map(func.body, (tirx.FloatImm, infinite)))
+        # The builder does not know a kernel that was updated, so it makes another one of equal calls.
+        name = kernel.name_hint.rstrip("0123456789")
+        others = ((var, each) for var, each in bb.get().functions_items() if var.name_hint.startswith(name))
+        for var, each in others:
+            if tvm_ffi.structural_equal(each, func):
+                return relax.call_tir(var, result.args[1], call.ty)
+        bb.update_func(kernel, func)
     return result
 
 
