@@ -53,6 +53,11 @@ def test_the_line_that_check_prints_is_the_one_that_is_read(monkeypatch, tmp_pat
     assert said == {"right": "right", "wrong": "wrong", "not": "not answered"}
 
 
+def test_each_exercise_of_the_course_is_read(tmp_path):
+    hand_in(tmp_path, it=[checked(number, "right") for number in EXERCISES])
+    assert grades.read(tmp_path).by_student() == {"it": dict.fromkeys(sorted(EXERCISES), "right")}
+
+
 def test_the_best_verdict_counts_whoever_the_folder_or_the_file_is_named_after(tmp_path):
     hand_in(
         tmp_path,

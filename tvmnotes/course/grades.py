@@ -19,8 +19,8 @@ from ..base.errors import one_line
 from ..base.table import Table
 from . import lessons
 
-_CALL = re.compile(r"""^[^#\n]*\bcheck\(\s*["'](\d\d\w?\.\d)["']""", re.M)
-_LINE = re.compile(r"^(\d\d\w?\.\d): (right|wrong|not answered)\b", re.M)
+_CALL = re.compile(r"""^[^#\n]*\bcheck\(\s*["'](\w+\.\d+)["']""", re.M)
+_LINE = re.compile(r"^(\w+\.\d+): (right|wrong|not answered)\b", re.M)
 _BEST = ("right", "wrong", "not answered")  # of several verdicts on an exercise, the first of these counts
 _SKIPPED = {"solutions", ".ipynb_checkpoints", "__MACOSX"}
 
