@@ -123,10 +123,11 @@ def _shown(output: dict) -> str:
 
 def _first_rows(table: str) -> str:
     """Return an HTML table with its first rows, and the number of those left out."""
-    rows = [row for row in re.findall(r"<tr.*?</tr>", table) if "<td" in row]
-    for row in rows[ROWS:]:
-        table = table.replace(row, "", 1)
-    return table if len(rows) <= ROWS else f"{table}\n<p>… and {len(rows) - ROWS} more rows in the lesson</p>"
+    rows = [row for row in re.finditer(r"<tr.*?</tr>", table) if "<td" in row[0]]
+    if len(rows) <= ROWS:
+        return table
+    table = table[: rows[ROWS].start()] + table[rows[-1].end() :]
+    return f"{table}\n<p>… and {len(rows) - ROWS} more rows in the lesson</p>"
 
 
 def _drawing(name: str, alt: str) -> str:
