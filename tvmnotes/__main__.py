@@ -53,7 +53,7 @@ def bench(
     networks: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Names that tn.models.load knows, or, where the package transformers is installed, of "
+            help="Names that tn.models.load knows and, where the package transformers is installed, "
             "bert_base, bert_base_512, gpt2 and whisper_tiny_encoder; none: resnet18.",
             show_default=False,
         ),
@@ -249,7 +249,7 @@ def write(
 @app.command()
 def check(
     folder: Annotated[
-        Path, typer.Argument(exists=True, file_okay=False, help="A subfolder or notebook for each student.")
+        Path, typer.Argument(exists=True, file_okay=False, help="Has a subfolder or notebook per student.")
     ],
     table: Annotated[
         Path | None,

@@ -65,8 +65,8 @@ def build(
     Raises:
         ValueError: An unknown opt level or target, parameters that do not fit the module, an input or
             intermediate value whose shape is not known, or depends on more than the open sizes, state that is
-            not an input and an output of the same shape and dtype, or `sizes` that are no open sizes or out
-            of their bounds.
+            not an input and an output of the same shape and dtype, or `sizes` that are not a list, name no
+            open size or are out of its bounds.
         TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
         IndexError: An index that is evaluated at compile time is out of range.
     """

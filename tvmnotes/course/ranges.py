@@ -19,6 +19,7 @@ FILE = Path(__file__).with_name("ranges.json")
 PAGE = lessons.ROOT / "TEACHING.md"  # shows `table`, in a checkout
 TAG = "nbval-ignore-output"  # the tag of cells whose output depends on the machine
 SLACK = 1.25  # a value is within a range if it is at most by this factor below or above it
+VERDICTS = ("within", "above", "below", "not measured here")
 MACHINE = re.compile(r"^(.+, \d+ cores?, target \S+), TVM \S+$", re.M)
 _UNITS = r"ms|µs|s|GFLOP/s|GB/s|%|times|tokens per second"
 _NUMBER = re.compile(rf"(?<![\w.,/])(\d[\d,]*(?:\.\d+)?) ?({_UNITS})(?![\w/])")
@@ -153,9 +154,6 @@ class Ranges(Table):
         ]
         head = f"{'':3}  {'cell':20} {'known':>17}  {'here':>9}  {'':7} figure"
         return "\n".join([head, *lines, self.summary])
-
-
-VERDICTS = ("within", "above", "below", "not measured here")
 
 
 def verdict(value: float | None, low: float, high: float) -> str:

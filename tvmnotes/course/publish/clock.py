@@ -22,7 +22,7 @@ WORD = 60 / 130  # of text, read aloud
 CELL = 15  # of code, read
 LINE = 15  # of a code cell that is typed, and explained
 QUESTION = 180  # "Predict before you run.": an answer written down, then reasons
-ROOM = 1.25  # times the minutes of the text: for people's questions and mistakes
+ROOM = 1.25  # times the sum: for people's questions and mistakes
 
 
 class Part(NamedTuple):
