@@ -96,6 +96,16 @@ def test_a_loop_ends_where_its_steps_or_its_condition_say(rng, most):
     agree(parse(LOOP), feed, {"most": most})
 
 
+ROW = """g (float[3] x) => (float[3] y, float[a, b] s) <int64[1] most = {3}, bool[1] yes = {1}, int64[1] end = {2}> {
+    y, s = Loop(most, yes, x) <
+        body = b (int64[1] step, bool[1] before, float[3] v) => (bool[1] on, float[3] w, float[1] part)
+            { less = Less(step, end) on = And(less, before) w = Add(v, v) part = Gather(v, step) }> }"""
+
+
+def test_a_loop_whose_step_has_an_axis(rng):
+    agree(parse(ROW), {"x": rng.standard_normal(3).astype("float32")})
+
+
 NESTED = """g (float[3] x) => (float[3] y) <int64 two = {2}, int64 three = {3}, bool yes = {1}> {
     y = Loop(three, yes, x) <body = b (int64 i, bool c, float[3] v) => (bool on, float[3] w) {
         on = Identity(c)

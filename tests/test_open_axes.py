@@ -386,6 +386,41 @@ def test_a_condition_where_one_of_two_sizes_is_1():
         tn.from_pytorch(net.eval(), {"x": ("n", "m")})
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "a = Equal(h, forty) b = Equal(w, three) d = And(a, b)",
+        "a = Equal(h, forty) b = Equal(w, h) d = And(a, b)",
+        "a = Mod(h, forty) d = Equal(a, three)",
+        "a = Sub(h, forty) d = Cast<to = 9>(a)",
+    ],
+)
+def test_files_that_compare_two_sizes(what):
+    numbers = " ".join(
+        f"{name} = Constant<value = int64 {{{number}}}>()"
+        for name, number in (("zero", 0), ("one", 1), ("three", 3), ("forty", 40))
+    )
+    text = f"""<ir_version: 9, opset_import: ["": 17]>
+        g (float[h, w] x) => (float[h, w] y) <float p = {{1}}, float q = {{2}}> {{
+            {numbers} s = Shape(x) h = Gather(s, zero) w = Gather(s, one) {what} f = Where(d, p, q) y = Mul(x, f) }}"""
+    sizes = tn.Size("h", 2), tn.Size("w", 2)
+    message = "another way where 'h', 'w' is|cannot leave 'h', 'w' open: the operands"
+    with pytest.raises(NotImplementedError, match=message):
+        tn.from_onnx(parser.parse_model(text), {"x": sizes})
+
+
+def test_a_file_whose_comparison_is_the_same_at_all_sizes(rng):
+    model = parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 17]> g (float[h, w] x) => (float[h, w] y) <float p = {1}, float q = {2}> {
+        none = Constant<value = int64 {-1}>() s = Shape(x) n = Size(x) e = Equal(s, none) a = Equal(n, none)
+        c = Cast<to = 6>(e) b = ReduceMax<keepdims = 0>(c) g = Cast<to = 9>(b) d = Or(a, g) f = Where(d, q, p)
+        y = Mul(x, f) }"""
+    )
+    lib = tn.build(*tn.from_onnx(model), records=False, opt_level=0)
+    x = rng.standard_normal((3, 5)).astype("float32")
+    np.testing.assert_array_equal(lib(x), x)
+
+
 def test_an_error_at_a_size_that_was_not_asked_for_says_so():
     model = parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 2, H, 8] x) => (float[1, 2, A, 6] y)

@@ -96,7 +96,7 @@ def from_onnx(
             copy.CopyFrom(proto)
         return _import(copy, fixed, operands.setdefault(tuple(fixed), {}))
 
-    return with_open_sizes(import_at, specs, compared=lambda: compared(specs, operands))
+    return with_open_sizes(import_at, specs, compared=lambda made: compared(specs, made, operands))
 
 
 def _import(

@@ -77,10 +77,7 @@ def _of_loop(
     collected = [[] for _ in copies.graph.output[1 + len(states) :]]
     step = 0
     while goes_on and (count is None or step < count):
-        given = {
-            inputs[0]: copies.constant(np.array(step, "int64")),
-            inputs[1]: copies.constant(np.array(True)),
-        }
+        given = {name: copies.constant(value) for name, value in _numbers(copies.graph, step).items()}
         given |= zip(inputs[2:], states, strict=True)
         _, *results = copies.add(given)
         states = results[: len(states)]
@@ -164,7 +161,7 @@ def _condition(
         return None
 
     def decide(step: int) -> bool | None:
-        feed = {inputs[0]: np.array(step, "int64"), inputs[1]: np.array(True), **state}
+        feed = _numbers(body, step) | state
         try:
             results = evaluator.run(None, feed)
         except Exception:  # it lacks a version of an operator
@@ -174,6 +171,14 @@ def _condition(
         return bool(np.asarray(results[outputs[0]]).reshape(-1)[0])
 
     return decide
+
+
+def _numbers(body: onnx.GraphProto, step: int) -> dict[str, np.ndarray]:
+    """Return the first inputs of a Loop's body, of one axis if it is written so, as ONNX Runtime does."""
+    ranks = [len(value.type.tensor_type.shape.dim) for value in body.input[:2]]
+    values = np.array(step, "int64"), np.array(True)
+    pairs = zip(body.input[:2], values, ranks, strict=True)
+    return {declared.name: value.reshape((1,) * rank) for declared, value, rank in pairs}
 
 
 def _read(node: onnx.NodeProto) -> list[str]:

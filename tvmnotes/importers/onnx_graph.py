@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ..base.errors import one_line
 from .onnx_branches import taken, unrolled
-from .onnx_open import COMPARISONS
+from .onnx_open import operands
 from .onnx_operators import converters
 
 # Results with more elements than this are left for the compiler to fold: importing must not enlarge a model.
@@ -238,10 +238,7 @@ def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple]) -> bool:
         if results is None:
             nodes.append(node)
             continue
-        operands = [values.get(name) for name in node.input]
-        if node.op_type in COMPARISONS and operands[0].dtype.kind in "iuf":
-            others = [value for value in operands[1:] if value is not None]
-            compared |= {f"{node.output[0]} {n}": (operands[0], other) for n, other in enumerate(others)}
+        compared |= operands(node, [values.get(name) for name in node.input])
         values.update(results)
         folded |= node.op_type != "Constant"
         for name, value in results.items():

@@ -1,51 +1,157 @@
-"""Open sizes that an ONNX file compares with numbers, which a few imports at other sizes do not show."""
+"""Open sizes that an ONNX file compares, which a few imports at other sizes do not show."""
 
 import math
 
 import numpy as np
+import onnx
 
-from ..base.sizes import Size
+from ..base.sizes import evaluate
 from ..base.spec import TensorSpec
+from .union import Refused, Union
 
-_FEW = 8  # floats of a comparison that are of sizes, and not of positions
-COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Min", "Max", "Clip")
+_FEW = 8  # numbers that are of sizes, and not of positions
+_POINTS = 1 << 16  # values of the open sizes, about, at which comparisons are evaluated
+_MOST = 32  # of these that are imported
+_PAST = 1 << 62  # what stands for any number beyond it
+_COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Min", "Max", "Clip")
+_WITH_0 = ("Abs", "Sign", "Relu")
+_EXTREMES = ("ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK")
 
 
-def compared(specs: list[TensorSpec], several: dict[tuple, dict[str, tuple]]) -> list[dict[str, int]]:
-    """Return open sizes with the numbers at which the result of a comparison may be another one.
+def operands(node: onnx.NodeProto, inputs: list[np.ndarray | None]) -> dict[str, tuple]:
+    """Return the pairs of numbers that a folded node compares, by its operator, output and their place."""
+    if not inputs or inputs[0] is None or inputs[0].dtype.kind not in "iuf":
+        return {}
+    x, *others = inputs
+    pairs = []
+    if node.op_type in _COMPARISONS:
+        pairs = [(x, other) for other in others if other is not None]
+    elif node.op_type in _WITH_0 or (node.op_type == "Cast" and _makes_bool(node)):
+        pairs = [(x, np.zeros_like(x))]
+    elif node.op_type in _EXTREMES and x.size <= _FEW:
+        pairs = [(x.reshape(-1, 1), x.reshape(-1))]
+    return {f"{node.op_type} {node.output[0]} {n}": pair for n, pair in enumerate(pairs)}
+
+
+def _makes_bool(cast: onnx.NodeProto) -> bool:
+    return any(each.name == "to" and each.i == onnx.TensorProto.BOOL for each in cast.attribute)
+
+
+def compared(
+    specs: list[TensorSpec], made: Union, several: dict[tuple, dict[str, tuple]]
+) -> list[dict[str, int]]:
+    """Return open sizes with numbers at which the result of a comparison is, or may be, another one.
 
     Args:
         specs: The inputs, with open sizes.
-        several: By the inputs of fixed sizes of an import: the operands of its comparisons of constants, by
-            the name of the result. The first import is the one that the others are compared with.
+        made: The union of the imports.
+        several: By the inputs of fixed sizes of an import: the operands of its comparisons of constants, as
+            `operands` lists them.
+
+    Raises:
+        NotImplementedError: Operands depend on the sizes in an unknown way, or there are too many results.
     """
-    found = set()
-    samples = [(_sizes(specs, fixed), operands) for fixed, operands in several.items()]
-    first, before = samples[0]
-    for sizes, after in samples[1:]:
-        changed = [name for name, value in sizes.items() if value != first[name]]
-        for result in before.keys() & after.keys() if len(changed) == 1 else ():
-            name = changed[0]
-            here, there = (_difference(*each[result]) for each in (before, after))
-            if here.shape != there.shape or (here.dtype == "float64" and here.size > _FEW):
+    samples = [several[tuple(spec.at(sample) for spec in specs)] for sample in made.samples]
+    found, differences = [], []
+    near = {name: [] for name in made.sizes}
+    for result in samples[0]:
+        pairs = [np.broadcast_arrays(*each[result]) for each in samples if result in each]
+        is_float = any(side.dtype.kind == "f" for side in pairs[0])
+        if len(pairs) < len(samples) or len({a.shape for a, _ in pairs}) > 1:
+            continue
+        if is_float and pairs[0][0].size > _FEW:
+            continue
+        sides = ([pair[k].reshape(-1).tolist() for pair in pairs] for k in (0, 1))
+        a_side, b_side = (list(zip(*side, strict=True)) for side in sides)
+        for a, b in dict.fromkeys(zip(a_side, b_side, strict=True)):
+            difference = [x - y for x, y in zip(a, b, strict=True)]
+            if not all(map(math.isfinite, difference)) or len(set(difference)) == 1:
                 continue
-            for start, end in zip(here.reshape(-1).tolist(), there.reshape(-1).tolist(), strict=True):
-                if start != end and abs(start) < math.inf and abs(end) < math.inf:
-                    number = int(first[name] - start * (sizes[name] - first[name]) // (end - start))
-                    found |= {(name, number), (name, number + 1)}
-    bounds = {size.name: size for spec in specs for size in spec.shape if isinstance(size, Size)}
-    return [{name: number} for name, number in sorted(found) if bounds[name].takes(number)]
+            roots = _roots(made, difference)
+            for name, number in roots:
+                near[name].append(number)
+            texts = None
+            if all(float(n).is_integer() for n in a + b):
+                texts = _text(made, a), _text(made, b)
+            if texts is not None and None not in texts:
+                differences.append((result.startswith(("Equal", "Cast")), *texts))
+            elif is_float:
+                found += [{name: number} for name, number in roots]
+            else:
+                operator, _, output = result.rpartition(" ")[0].partition(" ")
+                raise NotImplementedError(
+                    f"this network cannot leave {', '.join(map(repr, made.sizes))} open: the operands of "
+                    f"{operator} {output!r} are no sums or products of these and of the sizes before; give "
+                    "whole numbers there"
+                )
+    return [*found, *_others(made, list(dict.fromkeys(differences)), near)]
 
 
-def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    dtype = "float64" if "f" in (a.dtype.kind, b.dtype.kind) else "int64"
-    return np.subtract(*np.broadcast_arrays(a, b), dtype=dtype, casting="unsafe")
+def _text(made: Union, numbers: tuple) -> int | str | None:
+    try:
+        return made.text(tuple(max(-_PAST, min(int(n), _PAST)) for n in numbers))
+    except Refused:
+        return None
 
 
-def _sizes(specs: list[TensorSpec], fixed: tuple[TensorSpec, ...]) -> dict[str, int]:
-    pairs = [
-        pair
-        for spec, own in zip(specs, fixed, strict=True)
-        for pair in zip(spec.shape, own.shape, strict=True)
-    ]
-    return {size.name: number for size, number in pairs if isinstance(size, Size)}
+def _roots(made: Union, difference: list) -> list[tuple[str, int]]:
+    """Return open sizes with the numbers around which operands are equal, if they are linear."""
+    first, found = made.samples[0], set()
+    for sample, end in zip(made.samples[1:], difference[1:], strict=True):
+        changed = [name for name, value in sample.items() if value != first[name]]
+        if len(changed) == 1 and end != difference[0]:
+            name = changed[0]
+            distance = sample[name] - first[name]
+            number = int(first[name] - difference[0] * distance // (end - difference[0]))
+            found |= {(name, n) for n in (number, number + 1) if made.sizes[name].takes(n)}
+    return sorted(found)
+
+
+def _others(
+    made: Union, differences: list[tuple[bool, str, str]], near: dict[str, list[int]]
+) -> list[dict[str, int]]:
+    """Return values of the open sizes where comparisons have other results than in the samples.
+
+    Args:
+        made: The union of the imports.
+        differences: By comparison: whether it asks for equality alone, and both operands.
+        near: Numbers to try, by open size.
+    """
+    if not differences:
+        return []
+    axes = []
+    for name, size in made.sizes.items():
+        several = (made.samples[0][name], *near[name], *range(size.lower, size.lower + _POINTS))
+        axes.append([n for n in dict.fromkeys(several) if size.takes(n)])
+    while math.prod(map(len, axes)) > 2 * _POINTS:
+        longest = max(axes, key=len)
+        del longest[-1 - len(longest) // 64 :]
+    grids = (grid.reshape(-1) for grid in np.meshgrid(*axes, indexing="ij"))
+    values = {
+        name: np.append([sample[name] for sample in made.samples], grid)
+        for name, grid in zip(made.sizes, grids, strict=True)
+    }
+    results = []
+    for is_equality, a, b in differences:
+        difference = _evaluated(a, values) - _evaluated(b, values)
+        result = difference == 0 if is_equality else np.sign(difference)
+        if (result != result[0]).any():
+            results.append(result.astype("int8"))
+    if not results:
+        return []
+    places = np.sort(np.unique(np.stack(results), axis=1, return_index=True)[1]).tolist()
+    places = [place for place in places if place >= len(made.samples)]
+    if len(places) > _MOST:
+        raise NotImplementedError(
+            f"this network cannot leave {', '.join(map(repr, made.sizes))} open: it compares sizes, with "
+            f"{len(places)} different results; give whole numbers there"
+        )
+    return [{name: int(several[place]) for name, several in values.items()} for place in places]
+
+
+def _evaluated(text: int | str, values: dict[str, np.ndarray]) -> np.ndarray | int:
+    try:
+        return evaluate(text, values)
+    except ValueError:  # max and min take single numbers
+        points = zip(*values.values(), strict=True)
+        return np.array([evaluate(text, dict(zip(values, point, strict=True))) for point in points])

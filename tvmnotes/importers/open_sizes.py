@@ -29,7 +29,7 @@ def with_open_sizes(
     import_at: Callable[[list[TensorSpec]], Model],
     specs: list[TensorSpec],
     steps_at: Callable[[list[TensorSpec]], list] | None = None,
-    compared: Callable[[], list[dict[str, int]]] | None = None,
+    compared: Callable[[Union], list[dict[str, int]]] | None = None,
 ) -> Model:
     """Import a model for inputs that may have open sizes.
 
@@ -39,7 +39,7 @@ def with_open_sizes(
         steps_at: Lists what the model's framework computes for inputs of fixed sizes, before the importer
             rewrites it: integers, and texts that do not depend on sizes. None if that is not known.
         compared: Lists values of one or several open sizes, by name, for which the network may compute in
-            another way. It may also refuse the network.
+            another way than in the imports of a union. It may also refuse the network.
 
     Returns:
         The model. `main` has the open sizes as variables of its shapes, and their bounds in the attribute
@@ -85,7 +85,7 @@ def with_open_sizes(
         raise NotImplementedError(
             f"this network cannot leave {names} open: {reason}; give whole numbers there"
         ) from None
-    special = [lowest, equal, *({**first, **values} for values in (compared() if compared else ()))]
+    special = [lowest, equal, *({**first, **values} for values in (compared(made) if compared else ()))]
     for values in special:
         if values in made.samples:
             continue

@@ -69,9 +69,13 @@ class Union:
         """Whether a size is a quotient of open ones, which few samples do not tell from another one."""
         return any("//" in text for text in self.texts.values())
 
+    def text(self, numbers: tuple[int, ...]) -> int | str | None:
+        """Return the size with these values in the samples, as `written` has it."""
+        return written(self._size(numbers))
+
     def number(self, numbers: tuple[int, ...], values: dict[str, int]) -> int:
         """Return what a size with these values in the samples is at other values of the open sizes."""
-        return evaluate(written(self._size(numbers)), values)
+        return evaluate(self.text(numbers), values)
 
     def _module(self) -> tvm.IRModule:
         """Return the union."""
