@@ -116,7 +116,7 @@ def test_a_language_model_at_every_length(lib, language, rng):
     assert [str(spec) for spec in lib.outputs] == ["output0: float32[batch, length, 50]", "output1: float32[batch, 32]"]
 
 
-@pytest.mark.parametrize("opt_level", [0, 2])
+@pytest.mark.parametrize("opt_level", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_lower_levels(language, rng, opt_level):
     lib = compiled(language, {"ids": ((2, tn.Size("length", 1, 64)), "int64")}, opt_level=opt_level)
     for length in (1, 9):
