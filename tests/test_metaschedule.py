@@ -136,6 +136,24 @@ def test_the_same_call_goes_on(tuned, imported, tmp_path, monkeypatch):
     assert len({records.key(each.config) for each in trials}) == len(trials), "a trace was measured twice"
 
 
+def test_a_choice_that_is_known_adds_no_trials(tuned, imported, tmp_path, monkeypatch):
+    monkeypatch.setattr(session.Session, "finish", lambda *_: None)  # what follows the search
+    (task,) = metaschedule.tasks(*imported)
+
+    def chosen(config):
+        """Return the trace that the seed chooses after those of `tuned` and a failure of `config`."""
+        path = tmp_path / "chosen.jsonl"
+        failed = records.new_record(task.workload, task.target, config, error="it failed")
+        path.write_text(f"{tuned[0].read_text()}{failed}\n")
+        tn.tune(*imported, tuner="metaschedule", trials=TRIALS + 2, records=path, seed=SEED)
+        trials = [each for each in records.read(path) if not each.final]
+        assert len(trials) == TRIALS + 2
+        return trials[-1].config
+
+    first = chosen({"family": "metaschedule", "trace": "no trace"})
+    assert chosen(first) != first
+
+
 def test_a_trace_that_does_not_fit_leaves_the_kernel_as_it_is_without(imported, net):
     (task,) = metaschedule.tasks(*imported)
     for trace in ([[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []], "no trace"):
