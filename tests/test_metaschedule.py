@@ -15,6 +15,7 @@ from tvmnotes.compiler.workloads.kernel import Kernel
 from tvmnotes.tuning import log, metaschedule, session, tasks
 
 TRIALS = 4
+UNFIT = {"family": "metaschedule", "trace": [[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []]}
 
 
 class Upward(nn.Module):
@@ -122,8 +123,7 @@ def test_the_same_call_goes_on(tuned, imported, tmp_path, monkeypatch):
     monkeypatch.setattr(session.Session, "finish", lambda *_: None)  # what follows the search
     path = tmp_path / "again.jsonl"
     (task,) = metaschedule.tasks(*imported)
-    config = {"family": "metaschedule", "trace": [[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []]}
-    unfit = records.new_record(task.workload, task.target, config, (1e-6,))
+    unfit = records.new_record(task.workload, task.target, UNFIT, (1e-6,))
     path.write_text(f"{tuned[0].read_text()}{unfit}\n")
     before = records.read(path)
     tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path, seed=SEED)
@@ -150,7 +150,7 @@ def test_a_choice_that_is_known_adds_no_trials(tuned, imported, tmp_path, monkey
         assert len(trials) == TRIALS + 2
         return trials[-1].config
 
-    first = chosen({"family": "metaschedule", "trace": "no trace"})
+    first = chosen(UNFIT)
     assert chosen(first) != first
 
 
