@@ -15,6 +15,7 @@ from tvmnotes.compiler.workloads.kernel import Kernel
 from tvmnotes.tuning import log, metaschedule, session, tasks
 
 TRIALS = 4
+UNFIT = {"family": "metaschedule", "trace": [[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []]}
 
 
 class Upward(nn.Module):
@@ -122,8 +123,7 @@ def test_the_same_call_goes_on(tuned, imported, tmp_path, monkeypatch):
     monkeypatch.setattr(session.Session, "finish", lambda *_: None)  # what follows the search
     path = tmp_path / "again.jsonl"
     (task,) = metaschedule.tasks(*imported)
-    config = {"family": "metaschedule", "trace": [[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []]}
-    unfit = records.new_record(task.workload, task.target, config, (1e-6,))
+    unfit = records.new_record(task.workload, task.target, UNFIT, (1e-6,))
     path.write_text(f"{tuned[0].read_text()}{unfit}\n")
     before = records.read(path)
     tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path, seed=SEED)
@@ -134,6 +134,24 @@ def test_the_same_call_goes_on(tuned, imported, tmp_path, monkeypatch):
     trials = [each for each in found if not each.final]
     assert summary.rows[0][1] == TRIALS + 2 == len(trials)
     assert len({records.key(each.config) for each in trials}) == len(trials), "a trace was measured twice"
+
+
+def test_a_choice_that_is_known_adds_no_trials(tuned, imported, tmp_path, monkeypatch):
+    monkeypatch.setattr(session.Session, "finish", lambda *_: None)  # what follows the search
+    (task,) = metaschedule.tasks(*imported)
+
+    def chosen(config):
+        """Return the trace that the seed chooses after those of `tuned` and a failure of `config`."""
+        path = tmp_path / "chosen.jsonl"
+        failed = records.new_record(task.workload, task.target, config, error="it failed")
+        path.write_text(f"{tuned[0].read_text()}{failed}\n")
+        tn.tune(*imported, tuner="metaschedule", trials=TRIALS + 2, records=path, seed=SEED)
+        trials = [each for each in records.read(path) if not each.final]
+        assert len(trials) == TRIALS + 2
+        return trials[-1].config
+
+    first = chosen(UNFIT)
+    assert chosen(first) != first
 
 
 def test_a_trace_that_does_not_fit_leaves_the_kernel_as_it_is_without(imported, net):

@@ -251,6 +251,11 @@ def test_the_nearest_pixels_of_a_size_for_an_open_one(rng):
         assert np.array_equal(lib(x, y), net(*map(torch.from_numpy, (x, y))).numpy())
 
 
+def test_a_norm_of_groups_without_an_image(rng):
+    net = nn.GroupNorm(2, 8).eval()
+    agree(compiled(net, {"x": ("batch", 8)}), net, rng.standard_normal((3, 8)).astype("float32"))
+
+
 # Sizes
 
 

@@ -5,9 +5,11 @@ import pytest
 import torch
 from fake_runner import FakeRunner
 from torch import nn
+from tvm import relax, te, topi
 
 import tvmnotes as tn
 from tvmnotes import profiling
+from tvmnotes.compiler import variants
 
 
 class Net(nn.Module):
@@ -127,6 +129,19 @@ def test_state_is_shared_by_the_entries(rng):
 
 def test_lower_levels(imported, net, rng):
     agree(tn.build(*imported, opt_level=0, sizes=STATED[2:]), net, rng)
+
+
+def test_two_kernels_never_get_one_name():
+    def module(*kernels):
+        builder, x = relax.BlockBuilder(), te.placeholder((4,), name="x")
+        for name, factor in kernels:
+            func = te.create_prim_func([x, topi.multiply(x, factor)])
+            builder.add_func(func.with_attr("global_symbol", name), name)
+        return builder.finalize()
+
+    mod, names = variants.join(module(("scale", 2.0)), module(("scale", 3.0), ("scale_1", 4.0)), 1)
+    assert len({*names.values()} - {"scale"}) == 2
+    assert len(mod.functions_items()) == 3
 
 
 @pytest.mark.parametrize(

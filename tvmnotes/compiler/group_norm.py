@@ -12,13 +12,13 @@ OPERATORS = ("relax.nn.group_norm", "relax.nn.instance_norm")
 
 
 def legalize(bb, call):
-    """Lower a norm; of fixed sizes, or of another layout than (N, C, …), as TVM does."""
+    """Lower a norm; of fixed sizes, of no image, or of another layout than (N, C, …), as TVM does."""
     x, attrs = call.args[0], call.attrs
     shape = known_shape(x.ty)
     if shape is None or fixed_shape(x.ty) is not None or str(x.ty.dtype) != "float32":
         return default(bb, call)
     axes = [int(axis) % len(shape) for axis in attrs.axes]
-    if int(attrs.channel_axis) % len(shape) != 1 or axes != list(range(2, len(shape))):
+    if not axes or int(attrs.channel_axis) % len(shape) != 1 or axes != list(range(2, len(shape))):
         return default(bb, call)
     groups = int(attrs.num_groups) if call.op.name == OPERATORS[0] else shape[1]
     return bb.call_te(group_norm, *call.args, groups, float(attrs.epsilon), primfunc_name_hint="group_norm")

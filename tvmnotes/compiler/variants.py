@@ -106,12 +106,13 @@ def join(mod: tvm.IRModule, other: tvm.IRModule, number: int) -> tuple[tvm.IRMod
         one for a kernel whose name is taken.
     """
     taken = {var.name_hint: func for var, func in mod.functions_items()}
+    own = {var.name_hint for var in other.get_global_vars()}
     names, new = {}, {}
     for var, func in other.functions_items():
         name = var.name_hint
         if name in taken and not tvm_ffi.structural_equal(func, taken[name]):
             name = f"{name}_{number}"
-            while name in taken:
+            while name in taken or name in own:
                 name += "_"
         names[var.name_hint] = name
         new[var] = next((old for old in mod.get_global_vars() if old.name_hint == name), None)

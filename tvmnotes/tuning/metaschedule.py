@@ -7,6 +7,7 @@ ResNet. Here each batch is written at once, and the next search starts from the 
 import contextlib
 import json
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import tvm
@@ -99,11 +100,16 @@ def as_config(trace) -> dict:
 
 @derived_object
 class _Search(ms.search_strategy.PySearchStrategy):
-    """MetaSchedule's evolution of traces, without those of earlier records, which it may choose again."""
+    """MetaSchedule's evolution of traces, without those of earlier records, which it may choose again.
 
-    def __init__(self, known: set[str]):
+    TVM asks for a whole batch after one that was not full, and ends after the batch that reaches the number
+    of trials. So all searches take from `left`, an iterator with an element for each trial.
+    """
+
+    def __init__(self, known: set[str], left: Iterator):
         super().__init__()
-        self.known, self.evolution = known, ms.search_strategy.EvolutionarySearch(population_size=_POPULATION)
+        self.known, self.left = known, left
+        self.evolution = ms.search_strategy.EvolutionarySearch(population_size=_POPULATION)
 
     def _initialize_with_tune_context(self, context):
         self.evolution._initialize_with_tune_context(context)
@@ -117,17 +123,20 @@ class _Search(ms.search_strategy.PySearchStrategy):
         self.evolution.post_tuning()
 
     def generate_measure_candidates(self):
-        """Return the evolution's candidates that are not known; None at the end."""
+        """Return the evolution's candidates that are not known, while trials are left; None at the end."""
         found = self.evolution.generate_measure_candidates()
-        return found and [each for each in found if records.key(as_config(each.sch.trace)) not in self.known]
+        if found is None:
+            return None
+        fresh = [each for each in found if records.key(as_config(each.sch.trace)) not in self.known]
+        return [each for each, _ in zip(fresh, self.left, strict=False)]
 
     def notify_runner_results(self, *given):
         """Pass on to the evolution."""
         self.evolution.notify_runner_results(*given)
 
     def clone(self):
-        """Return a new search with the same known traces."""
-        return _Search(self.known)
+        """Return a new search with the same known traces, which takes from the same trials."""
+        return _Search(self.known, self.left)
 
 
 @derived_object
@@ -157,6 +166,12 @@ def search(session, runner: Runner, seed: int | None) -> None:
     search derives another seed, or it would find the same traces.
     """
     seeds = random.Random(seed if seed is None else f"{seed}, {session.earlier}")
+    measured = []  # for each task, its records from before
+    for task, state in zip(session.tasks, session.states, strict=True):
+        measured.append([r for r in session.known if r.workload == task.workload and not r.final])
+        if measured[-1]:
+            state.update([record.call_seconds for record in measured[-1]])
+    left = iter(range(session.trials - session.done))
     with lazy_tensor_intrinsics():
         contexts = []
         for task in session.tasks:
@@ -167,20 +182,17 @@ def search(session, runner: Runner, seed: int | None) -> None:
                 task_name=task.workload.name,
                 space_generator=_space(),
                 num_threads=env.usable_cores() if seed is None else 1,
-                search_strategy=_Search(known),
+                search_strategy=_Search(known, left),
                 rand_state=seeds.randrange(1, 2**31),
             )
             contexts.append(context.clone())
     database = ms.database.MemoryDatabase()
-    for task, state, context in zip(session.tasks, session.states, contexts, strict=True):
-        known = [r for r in session.known if r.workload == task.workload and not r.final]
+    for known, context in zip(measured, contexts, strict=True):
         for record in known:
             if record.seconds:
                 with contextlib.suppress(ScheduleError):  # the trace does not fit, from another TVM say
                     tuning_record = _as_tuning_record(record, context, database, session.target)
                     database.commit_tuning_record(tuning_record)
-        if known:
-            state.update([record.call_seconds for record in known])
     with contextlib.ExitStack() as stack:
         bars = stack.enter_context(Bars(session.states, session.trials))
         if session.done >= session.trials:
