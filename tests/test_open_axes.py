@@ -345,10 +345,11 @@ def test_sizes_are_arithmetic():
     ("function", "message"),
     [
         (lambda x: x if x.shape[1] != 57 else x * 2, r"another way where 'n' is 57 .*; give whole"),
+        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] > 100 else x, "another way where 'n' is"),
         (lambda x: x.repeat(1, 3, 1)[:, : x.shape[1] // 2 + 1], "'n' open"),
         (lambda x: x.tile((x.shape[1], 1, 1)), "'n' open|depends on it"),
     ],
-    ids=["equality", "half", "tile"],
+    ids=["equality", "multiples", "half", "tile"],
 )
 def test_networks_that_depend_on_a_length(function, message):
     with pytest.raises(NotImplementedError, match=message):

@@ -19,6 +19,7 @@ from ..base.spec import TensorSpec
 from .open_sizes import usual
 
 SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
+_TOO_LARGE = 2_000  # for a network to be imported only to see whether it is another one there
 _SEARCHED = 10_000  # values of an open size at which a condition is evaluated
 _MOST_RELATED = 3  # open sizes in a condition
 _TRIED = 8  # values of each of these but one
@@ -81,8 +82,8 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
     except Exception as error:
         lines = errors.lines(error)
         failed = [line for line in lines if line.lstrip(" -").startswith("Not all values of")]
-        found = [_exception(line, sizes) for line in failed]
-        if not found or None in found:
+        read = [_exceptions_in(line, sizes) for line in failed]
+        if not read or None in read:
             fixes = [line for line in lines if "specialized" in line or "must be" in line]
             reason = [*failed, *fixes, *lines][0].strip(" -")
             where = " and ".join(f"{name} is {n}" for name, n in values.items())
@@ -92,6 +93,7 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
                 f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network"
                 f"{where and f' where {where}'}: {reason}; give {way_out}whole numbers there"
             ) from error
+        found = list(itertools.chain(*read))
         # Without names, PyTorch takes what it has just reported for true, and the other conditions are known.
         limits = {name: (size.lower, size.upper) for name, size in sizes.items()}
         exported = program({name: torch.export.Dim.AUTO(min=n, max=m) for name, (n, m) in limits.items()})
@@ -157,9 +159,10 @@ _RELATIONS = {
 }
 
 
-def _exception(line: str, sizes: dict[str, Size]) -> dict[str, int] | None:
-    """Return an open size with its least value for which a condition in PyTorch's message does not hold.
+def _exceptions_in(line: str, sizes: dict[str, Size]) -> list[dict[str, int]] | None:
+    """Return an open size with values for which a condition in PyTorch's message does not hold.
 
+    They are the least one and, as other conditions may be tested only there, one of each further magnitude.
     If it holds for all values, one of these. None if the message is another one, or there are too many.
     """
     found = _CONDITION.fullmatch(line)
@@ -168,16 +171,21 @@ def _exception(line: str, sizes: dict[str, Size]) -> dict[str, int] | None:
         return None
     name, size = found[1], sizes[found[1]]
     holds = functools.partial(_holds, *sides, name)
-    for value in range(max(2, size.lower), min(size.upper or _SEARCHED, _SEARCHED) + 1):
+    failing, least = [], max(2, size.lower)
+    for value in range(least, min(size.upper or _SEARCHED, _SEARCHED) + 1):
         try:
-            if not holds(value):
-                return {name: value}
+            if value >= least and not holds(value):
+                failing.append({name: value})
+                least = 10 * value if 10 * value <= _TOO_LARGE else _SEARCHED + 1
         except (ValueError, KeyError):
             return None
+    if failing:
+        return failing
     if size.upper is not None and size.upper <= _SEARCHED:
-        return {name: size.lower}
+        return [{name: size.lower}]
     try:
-        return {name: size.lower} if holds(sympy.Symbol(name, integer=True, positive=True)) else None
+        always = holds(sympy.Symbol(name, integer=True, positive=True))
+        return [{name: size.lower}] if always else None
     except TypeError:  # it depends on the value, as far as SymPy knows
         return None
 
