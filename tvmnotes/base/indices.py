@@ -13,7 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from .relax import constant_array, fixed_shape, plain_sizes
+from .relax import constant_array, fixed_shape, op_name, plain_sizes
 
 NAME = "tvmnotes.checked_indices"
 
@@ -64,8 +64,7 @@ def arguments(call: relax.Expr) -> tuple | None:
 
     None for any other call. A size is an integer where it is fixed.
     """
-    name = getattr(getattr(call, "op", None), "name", "")
-    if name != "relax.call_pure_packed" or getattr(call.args[0], "global_symbol", "") != NAME:
+    if op_name(call) != "call_pure_packed" or getattr(call.args[0], "global_symbol", "") != NAME:
         return None
     _, indices, text, *check = call.args
     return indices, str(text.value), *plain_sizes(getattr(n, "value", n) for n in check)

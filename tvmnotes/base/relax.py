@@ -142,6 +142,11 @@ def field_of_tuple(mutator: relax.PyExprMutator, item: relax.TupleGetItem) -> re
     return value.fields[item.index] if isinstance(value, relax.Tuple) else item
 
 
+def op_name(expr) -> str:
+    """Return the name of the operator that an expression calls, without "relax."; "" if it calls none."""
+    return getattr(getattr(expr, "op", None), "name", "").removeprefix("relax.")
+
+
 def constant_array(expr) -> np.ndarray | None:
     """Return the array of a constant; None for any other expression."""
     is_array = isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.value, tvm.runtime.Tensor)

@@ -11,7 +11,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from .relax import plain_sizes
+from .relax import op_name, plain_sizes
 
 NAME = "tvmnotes.written"
 
@@ -39,8 +39,7 @@ def arguments(call: relax.Expr) -> tuple | None:
 
     Where a first element depends on open sizes, it is TVM's expression of these.
     """
-    name = getattr(getattr(call, "op", None), "name", "")
-    if name != "relax.call_pure_packed" or getattr(call.args[0], "global_symbol", "") != NAME:
+    if op_name(call) != "call_pure_packed" or getattr(call.args[0], "global_symbol", "") != NAME:
         return None
     _, x, values, index, *numbers = call.args
     axis, *starts = plain_sizes(getattr(n, "value", n) for n in numbers)

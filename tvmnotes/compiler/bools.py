@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ..base.relax import known_shape, on_each_function
+from ..base.relax import known_shape, on_each_function, op_name
 
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _COMBINATIONS = ("add", "multiply", "maximum", "minimum", "max", "min")  # as "or" and "and"
@@ -27,7 +27,7 @@ def bools_as_bytes() -> tvm.transform.Pass:
 class _AsBytes(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
-        name = getattr(call.op, "name", "").removeprefix("relax.")
+        name = op_name(call)
         if name == "mean" and "int" in str(call.ty.dtype) and known_shape(call.args[0].ty) is not None:
             return self._mean(call)
         known = any(name in table for table in (_COMPARISONS, _COMBINATIONS, _REDUCTIONS, _SCANS))

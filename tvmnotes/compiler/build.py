@@ -47,11 +47,11 @@ def build(
             the records that tvmnotes ships, False none.
         state: Inputs that are fed from an output of the call before, by the names that `inputs` and `outputs`
             of the result have without it: `{"h": "output1", "c": "output2"}`. They are neither passed nor
-            returned, but kept inside, from zeros on; see `Compiled.reset` and `Compiled.session`. A size
-            of such an input may be open if an input that is passed has it too; the first call decides it,
-            until a reset. On a CPU, a
-            network of PyTorch that replaces a few elements of such an input (`cache[:, :, position] = k`,
-            index_copy, a slice), and does not use the old ones afterwards, writes to the same memory.
+            returned, but kept inside, from zeros on; see `Compiled.reset` and `Compiled.session`. A size of
+            such an input may be open if an input that is passed has it too; the first call decides it, until
+            a reset. On a CPU, a network of PyTorch that replaces a few elements of such an input
+            (`cache[:, :, position] = k`, index_copy, a slice), and does not use the old ones afterwards,
+            writes to the same memory.
         sizes: Values of open sizes that matter most, a list such as `[{"height": 480, "width": 640}]`: the
             network is compiled for each of them too, with the kernels that a build for that size has. A call
             at these sizes runs these, the first entry that fits if one leaves sizes out; a call at any other

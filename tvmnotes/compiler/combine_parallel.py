@@ -14,14 +14,13 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax import transform as t
 
-from ..base.relax import constant_array, fixed_shape, on_each_function
+from ..base.relax import constant_array, fixed_shape, on_each_function, op_name
 from .build import bind
 from .conv_call import match
 from .fold import fold_batch_norm, fold_with_numpy
 
-_PER_CHANNEL = {f"relax.{name}" for name in ("add", "subtract", "multiply", "divide")}  # with a constant
-_ACTIVATIONS = ("clip", "sigmoid", "tanh", "nn.gelu", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu")
-_UNARY = {f"relax.{name}" for name in _ACTIVATIONS}
+_PER_CHANNEL = {"add", "subtract", "multiply", "divide"}  # with a constant
+_UNARY = {"clip", "sigmoid", "tanh", "nn.gelu", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu"}
 
 
 def combine_parallel_ops() -> tvm.transform.Pass:
@@ -67,7 +66,7 @@ class _Branch:
 
     def takes(self, call) -> bool:
         """Tell whether a call may be merged as the branch's next step."""
-        name = getattr(getattr(call, "op", None), "name", "")
+        name = op_name(call)
         if name not in _PER_CHANNEL:
             return name in _UNARY
         bias = _operand(call)
@@ -78,7 +77,7 @@ class _Branch:
         """Tell whether both do the same in a step, up to the constants for their channels."""
         mine, its = self.steps[step].value, other.steps[step].value
         same = [(mine.attrs, its.attrs)]
-        if mine.op.name not in _PER_CHANNEL:
+        if op_name(mine) not in _PER_CHANNEL:
             same.append((mine.args[1:], its.args[1:]))
         return mine.op == its.op and all(tvm_ffi.structural_equal(*pair) for pair in same)
 
@@ -97,7 +96,7 @@ def _groups(func) -> list[list[_Branch]]:
         key = _key(call)
         if key is None:
             continue
-        channel_axis, rank = (0, 4) if call.op.name == "relax.nn.conv2d" else (1, 1)
+        channel_axis, rank = (0, 4) if op_name(call) == "nn.conv2d" else (1, 1)
         branch = _Branch(fixed_shape(call.args[1].ty)[channel_axis], rank, [binding])
         while len(following := readers.get(branch.steps[-1].var, [])) == 1:
             if following[0] not in inside or not branch.takes(inside[following[0]].value):
@@ -109,8 +108,8 @@ def _groups(func) -> list[list[_Branch]]:
 
 def _key(call):
     """Return a key that is equal for calls that can be merged; None for a call that cannot."""
-    name = getattr(getattr(call, "op", None), "name", "")
-    if name == "relax.matmul":
+    name = op_name(call)
+    if name == "matmul":
         weight = constant_array(call.args[1])
         if weight is None or weight.ndim != 2:
             return None
@@ -128,7 +127,7 @@ def _key(call):
 def _operand(call) -> np.ndarray | None:
     """Return the constant operand of an operator; None if it has none."""
     right = constant_array(call.args[1])
-    commutes = call.op.name in ("relax.add", "relax.multiply")
+    commutes = op_name(call) in ("add", "multiply")
     return constant_array(call.args[0]) if right is None and commutes else right
 
 
@@ -163,7 +162,7 @@ class _Merge(relax.PyExprMutator):
         for step in range(steps):
             call = lead.steps[step].value
             operands = call.args[1:]
-            if step == 0 or call.op.name in _PER_CHANNEL:
+            if step == 0 or op_name(call) in _PER_CHANNEL:
                 arrays = [_operand(b.steps[step].value) for b in branches]
                 axis = weight_axis if step == 0 else min(1, arrays[0].ndim - 1)
                 operands = [relax.const(np.concatenate(arrays, axis))]

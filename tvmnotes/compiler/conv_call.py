@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 
-from ..base.relax import constant_array, known_shape
+from ..base.relax import constant_array, known_shape, op_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +36,9 @@ def match(call, transposed: bool = False, lookup: Callable | None = None) -> Con
         transposed: Describe a call of `nn.conv2d_transpose` or `nn.conv1d_transpose` instead.
         lookup: A builder's `lookup_binding`, to find weights that a variable is bound to.
     """
-    name = getattr(getattr(call, "op", None), "name", "")
+    name = op_name(call)
     kind = "_transpose" if transposed else ""
-    if name not in (f"relax.nn.conv1d{kind}", f"relax.nn.conv2d{kind}"):
+    if name not in (f"nn.conv1d{kind}", f"nn.conv2d{kind}"):
         return None
     is_line = "conv1d" in name
     axes = "W" if is_line else "HW"

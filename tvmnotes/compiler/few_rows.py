@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ..base.relax import fixed_shape, on_each_function
+from ..base.relax import fixed_shape, on_each_function, op_name
 from ..base.tvm_seam import OUT_EWISE_FUSABLE
 from .rules.base.vector import Simd
 from .rules.few_rows import View, product, tile
@@ -34,7 +34,7 @@ class _FewRows(relax.PyExprMutator):
         return super().visit_function_(func)
 
     def visit_call_(self, call):
-        found = self._match(call) if _name(call) == "matmul" else None
+        found = self._match(call) if op_name(call) == "matmul" else None
         if found is None:
             return super().visit_call_(call)
         source, view = found
@@ -79,13 +79,9 @@ class _FewRows(relax.PyExprMutator):
                 tensor, moves = value.args[0], [move, *moves]
 
 
-def _name(value) -> str:
-    return getattr(getattr(value, "op", None), "name", "").removeprefix("relax.")
-
-
 def _move(value):
     """Return what a call does to an array, if it moves elements only; else None."""
-    name = _name(value)
+    name = op_name(value)
     if name not in ("reshape", "broadcast_to", "squeeze", "expand_dims", "permute_dims", "strided_slice"):
         return None
     before, after = fixed_shape(value.args[0].ty), fixed_shape(value.ty)

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 
 from ..base import indices
-from ..base.relax import constant_array, fixed_shape, known_shape, on_each_function, shape_text
+from ..base.relax import constant_array, fixed_shape, known_shape, on_each_function, op_name, shape_text
 from .conv_call import match
 
 # NumPy functions by operator, of the arrays of its tensors; those of `_OTHERS` take the call first.
@@ -170,8 +170,7 @@ class _FoldBatchNorm(relax.PyExprMutator):
         if not isinstance(var, relax.Var) or (once and self.uses[var] != 1):
             return None
         value = self.bound.get(var)
-        name = getattr(getattr(value, "op", None), "name", "")
-        return value if name.removeprefix("relax.") in names else None
+        return value if op_name(value) in names else None
 
 
 def _by_channel(array: np.ndarray | None, shape: tuple | None) -> np.ndarray | None:
@@ -238,7 +237,7 @@ def _moderate(array) -> bool:
 class _Fold(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
-        name = getattr(call.op, "name", "").removeprefix("relax.")
+        name = op_name(call)
         if check := indices.arguments(call):
             array, limits = self._value(check[0]), check[1:]
             known = array is not None and isinstance(check[2], int)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
-from ..base.relax import fixed_shape, shape_text
+from ..base.relax import fixed_shape, op_name, shape_text
 from . import writes
 
 
@@ -155,14 +155,14 @@ class _Graph:
 def _may_share(binding, var: relax.Var) -> bool:
     """Return whether a result may lie in the memory of an operand: a kernel may turn out to be a view."""
     shape, own = fixed_shape(binding.var.ty), fixed_shape(var.ty)
-    if getattr(getattr(binding.value, "op", None), "name", "") != "relax.call_tir" or None in (shape, own):
+    if op_name(binding.value) != "call_tir" or None in (shape, own):
         return True
     return math.prod(shape) == math.prod(own)
 
 
 def is_write(mod: tvm.IRModule, call) -> bool:
     """Return whether an expression calls a kernel that writes to a copy of its first argument."""
-    if getattr(getattr(call, "op", None), "name", "") != "relax.call_tir":
+    if op_name(call) != "call_tir":
         return False
     return writes.PLACE in (mod[call.args[0]].attrs or {})
 

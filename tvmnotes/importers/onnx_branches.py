@@ -42,8 +42,8 @@ def unrolled(
         NotImplementedError: There are too many steps, or none, so that the sizes of an output are not known.
     """
     copies = _Copies(node, "body", used)
-    steps = _of_loop if node.op_type == "Loop" else _of_scan
-    made = steps(node, copies, values, shapes, opsets)
+    is_loop = node.op_type == "Loop"
+    made = _of_loop(node, copies, values, opsets) if is_loop else _of_scan(node, copies, shapes)
     if made is None:
         return None
     states, collected, axes, directions = made
@@ -61,9 +61,7 @@ def unrolled(
     return copies.nodes + nodes
 
 
-def _of_loop(
-    node: onnx.NodeProto, copies: "_Copies", values: dict, shapes: dict, opsets: dict
-) -> tuple | None:
+def _of_loop(node: onnx.NodeProto, copies: "_Copies", values: dict, opsets: dict) -> tuple | None:
     """Add the steps of a Loop; return what `unrolled` needs of the results."""
     limit, condition, *states = [*node.input, "", ""][: max(2, len(node.input))]
     if any(name and name not in values for name in (limit, condition)):
@@ -90,9 +88,7 @@ def _of_loop(
     return states, collected, [0] * len(collected), [0] * len(collected)
 
 
-def _of_scan(
-    node: onnx.NodeProto, copies: "_Copies", _values: dict, shapes: dict, _opsets: dict
-) -> tuple | None:
+def _of_scan(node: onnx.NodeProto, copies: "_Copies", shapes: dict) -> tuple | None:
     """Add the steps of a Scan; return what `unrolled` needs of the results."""
     attributes = {each.name: each for each in node.attribute}
     scanned = attributes["num_scan_inputs"].i

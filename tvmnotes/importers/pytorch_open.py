@@ -171,14 +171,19 @@ def _exceptions_in(line: str, sizes: dict[str, Size]) -> list[dict[str, int]] | 
         return None
     name, size = found[1], sizes[found[1]]
     holds = functools.partial(_holds, *sides, name)
-    failing, least = [], max(2, size.lower)
-    for value in range(least, min(size.upper or _SEARCHED, _SEARCHED) + 1):
-        try:
-            if value >= least and not holds(value):
-                failing.append({name: value})
-                least = 10 * value if 10 * value <= _TOO_LARGE else _SEARCHED + 1
-        except (ValueError, KeyError):
-            return None
+    last = min(size.upper or _SEARCHED, _SEARCHED)
+
+    def failing_from(least):
+        return next((value for value in range(least, last + 1) if not holds(value)), None)
+
+    failing = []
+    try:
+        value = failing_from(max(2, size.lower))
+        while value is not None:
+            failing.append({name: value})
+            value = failing_from(10 * value) if 10 * value <= _TOO_LARGE else None
+    except (ValueError, KeyError):
+        return None
     if failing:
         return failing
     if size.upper is not None and size.upper <= _SEARCHED:

@@ -14,8 +14,6 @@ from ..base.workarounds import import_tvm_ffi
 tvm_ffi = import_tvm_ffi()
 
 _ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
-
-
 _CPU = tvm_ffi.device("cpu", 0)
 _shape_of_tvm = functools.lru_cache(1024)(tvm_ffi.Shape)
 _dtype_of_tvm = functools.cache(tvm_ffi.dtype)

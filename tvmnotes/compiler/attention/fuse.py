@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ...base.relax import constant_array, known_shape, on_each_function, written
+from ...base.relax import constant_array, known_shape, on_each_function, op_name, written
 from ..open_kernels import OpenSizes
 from ..open_kernels import call as call_kernel
 from ..open_sizes import open_sizes
@@ -67,7 +67,7 @@ class _Fuser(relax.PyExprMutator):
             self.uses[expr] += 1
 
     def visit_call_(self, call):
-        if _name(call) == "broadcast_to" and _same(known_shape(call.args[0].ty), known_shape(call.ty)):
+        if op_name(call) == "broadcast_to" and _same(known_shape(call.args[0].ty), known_shape(call.ty)):
             return self.visit_expr(call.args[0])  # TVM drops those of fixed sizes itself
         found = self._match(call)
         return super().visit_call_(call) if found is None else self._fused(found, known_shape(call.ty))
@@ -87,10 +87,10 @@ class _Fuser(relax.PyExprMutator):
     def _call(self, var, name: str):
         """Return the call of an operator that a variable, which is read once, is bound to; else None."""
         value = self._value(var)
-        return value if _name(value) == name else None
+        return value if op_name(value) == name else None
 
     def _match(self, call) -> _Attention | None:
-        if _name(call) != "matmul" or str(call.ty.dtype) != "float32":
+        if op_name(call) != "matmul" or str(call.ty.dtype) != "float32":
             return None
         weights, values = call.args
         softmax, empty = self._call(weights, "nn.softmax"), 0.0
@@ -103,7 +103,7 @@ class _Fuser(relax.PyExprMutator):
             return None
         steps = []
         uses = 2 if empty else 1
-        while _name(product := self._value(scores, uses)) != "matmul":
+        while op_name(product := self._value(scores, uses)) != "matmul":
             steps.append(product)
             scores, uses = self._source(product, shape), 1
             if scores is None:
@@ -149,7 +149,7 @@ class _Fuser(relax.PyExprMutator):
 
     def _source(self, value, shape):
         """Return the scores that a step reads; None if it is no such step."""
-        name, args = _name(value), list(getattr(value, "args", ()))
+        name, args = op_name(value), list(getattr(value, "args", ()))
         if name == "where":
             condition, left, right = args
             flipped = _number(left) is not None
@@ -175,9 +175,9 @@ class _Fuser(relax.PyExprMutator):
                 continue
             seen.add(arg)
             value = self._value(arg, None)
-            if _name(value) == "matmul" and _alike(known_shape(value.ty) or (), shape):
+            if op_name(value) == "matmul" and _alike(known_shape(value.ty) or (), shape):
                 return True
-            if _name(value) in (*OPERATORS, "where"):
+            if op_name(value) in (*OPERATORS, "where"):
                 remaining.extend(value.args)
         return False
 
@@ -186,7 +186,7 @@ class _Fuser(relax.PyExprMutator):
         return own is not None and len(own) <= len(shape) and str(tensor.ty.dtype) in ("float32", "bool")
 
     def _step(self, value, shape, found: _Attention) -> Step:
-        name, args = _name(value), list(value.args)
+        name, args = op_name(value), list(value.args)
         if name == "where":
             condition, left, right = args
             flipped = _number(left) is not None
@@ -245,13 +245,9 @@ class _Fuser(relax.PyExprMutator):
         return self.builder_.emit(padded)
 
 
-def _name(value) -> str:
-    return getattr(getattr(value, "op", None), "name", "").removeprefix("relax.")
-
-
 def _keeps_matrices(value) -> bool:
     """Return whether a call reshapes the batch of its matrices, and nothing else."""
-    if _name(value) not in ("reshape", "broadcast_to"):
+    if op_name(value) not in ("reshape", "broadcast_to"):
         return False
     before, after = known_shape(value.args[0].ty), known_shape(value.ty)
     if before is None or after is None or not _alike(before, after):
