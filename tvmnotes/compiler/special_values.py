@@ -229,7 +229,7 @@ def legalizations() -> dict:
         **dict.fromkeys(("relax.max", "relax.min", *_MAX_POOLS), _from_infinity),
         "relax.argmax": _index_of_extreme,
         "relax.argmin": _index_of_extreme,
-        "relax.full": _filled,
+        **dict.fromkeys(_FULL, _filled),
     }
 
 
@@ -302,19 +302,21 @@ def _from_infinity(bb, call):
 def _filled(bb, call):
     """Fill with an infinity or NaN, on which TVM 0.27 fails, because it takes a dtype for a string."""
     array = constant_array(call.args[1])
-    if array is None or np.isfinite(array) or not isinstance(call.args[0], relax.ShapeExpr):
-        return _FULL(bb, call)
+    shape = call.args[0].ty.shape if call.op.name == "relax.full_like" else call.args[0]
+    if array is None or np.isfinite(array) or not isinstance(shape, relax.ShapeExpr):
+        return _FULL[call.op.name](bb, call)
     value = tirx.FloatImm(str(call.ty.dtype), float(array))
 
-    def compute(shape):
-        return te.compute(shape, lambda *_: value, "full")
+    def compute(sizes):
+        return te.compute(sizes, lambda *_: value, "full")
 
-    return bb.call_te(compute, call.args[0], primfunc_name_hint="full")
+    return bb.call_te(compute, shape, primfunc_name_hint="full")
 
 
 # Registered for FoldConstant, as _ARITHMETIC.
-_FULL = tvm.ir.Op.get("relax.full").get_attr("FLegalize")
-tvm.ir.register_op_attr("relax.full", "FLegalize", _filled, level=11)
+_FULL = {name: tvm.ir.Op.get(name).get_attr("FLegalize") for name in ("relax.full", "relax.full_like")}
+for _name in _FULL:
+    tvm.ir.register_op_attr(_name, "FLegalize", _filled, level=11)
 
 
 def _index_of_extreme(bb, call):

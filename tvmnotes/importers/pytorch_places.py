@@ -34,6 +34,15 @@ def _sort_stable(x: Tensor, *, stable: bool | None = None, dim: int = -1, descen
     return aten.sort.default(x, dim, descending)
 
 
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """Sort in either case: without `sorted` any order will do."""
+    return (
+        NotImplemented
+        if sorted
+        else tuple(part.narrow(dim, 0, k) for part in torch.sort(x, dim=dim, descending=largest))
+    )
+
+
 def _kth(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     parts = (part.narrow(dim, k - 1, 1) for part in torch.sort(x, dim=dim, stable=True))
     return tuple(part if keepdim else part.squeeze(dim) for part in parts)
@@ -285,6 +294,7 @@ PLACES: dict[Any, Callable] = {
     aten.min.dim: _min_along,
     aten.aminmax.default: _aminmax,
     aten.sort.stable: _sort_stable,
+    aten.topk.default: _topk,
     aten.kthvalue.default: _kth,
     aten.median.dim: _median,
     aten.nanmedian.dim: partial(_median, ignore_nan=True),
