@@ -57,6 +57,7 @@ def of_many(x, y):
         *(each(x.sum(), 0) for each in (torch.softmax, torch.log_softmax, torch.cumsum)),
         *(F.interpolate(x, scale_factor=1.5), F.interpolate(x, scale_factor=0.37, mode="bilinear")),
         F.interpolate(x, (5, 9), mode="bicubic", antialias=True, align_corners=False),
+        F.interpolate(x, (1, 9), mode="bilinear", align_corners=True),
         *(
             F.interpolate(x[None], (4, 5, 6), mode="trilinear"),
             F.interpolate(x[0], 11, mode="linear", align_corners=True),
