@@ -15,8 +15,6 @@ tvm_ffi = import_tvm_ffi()
 
 _ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
 _CPU = tvm_ffi.device("cpu", 0)
-_PLACE = (int(tvm_ffi.DLDeviceType.kDLCPU), 0)  # the same, as DLPack has it
-_OF_DLPACK = "iuf"  # kinds of dtypes: NumPy's DLPack has no bfloat16, and NumPy 1's no bool
 _shape_of_tvm = functools.lru_cache(1024)(tvm_ffi.Shape)
 _dtype_of_tvm = functools.cache(tvm_ffi.dtype)
 
@@ -49,12 +47,12 @@ def copied(array: np.ndarray) -> tvm_ffi.Tensor:
 
 def to_numpy(tensor: tvm_ffi.Tensor) -> np.ndarray:
     """Copy a tensor to a NumPy array."""
-    dtype = _dtype_of_numpy(tensor.dtype)
-    if dtype.kind in _OF_DLPACK and tensor.__dlpack_device__() == _PLACE:  # for speed
-        return np.from_dlpack(tensor).copy()
-    array = np.empty(tensor.shape, dtype)
-    _copy("To", tensor, array)
-    return array
+    try:
+        return np.from_dlpack(tensor).copy()  # for speed
+    except (RuntimeError, BufferError):  # on a GPU, or of a dtype that NumPy's DLPack lacks
+        array = np.empty(tensor.shape, _dtype_of_numpy(str(tensor.dtype)))
+        _copy("To", tensor, array)
+        return array
 
 
 @functools.cache
@@ -82,10 +80,11 @@ def input_tensor(value, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
     if isinstance(value, tvm_ffi.Tensor):
         return plain(value)
     if isinstance(value, np.ndarray):
-        usable = value.flags.carray and value.dtype.kind in _OF_DLPACK
-        return _aligned(tvm_ffi.from_dlpack(value)) if usable else copied(value)
+        usable = value.flags.carray
+        usable &= value.dtype.kind in "iuf"  # NumPy's DLPack has no bfloat16, and NumPy 1's no bool
+        return _aligned(tvm_ffi.from_dlpack(value), spec.dtype) if usable else copied(value)
     value = value.detach().cpu().contiguous()  # a torch tensor
-    return _aligned(tvm_ffi.from_dlpack(value))
+    return _aligned(tvm_ffi.from_dlpack(value), spec.dtype)
 
 
 def _check(value, spec: TensorSpec, known: dict) -> None:
@@ -105,11 +104,11 @@ def _check(value, spec: TensorSpec, known: dict) -> None:
         )
 
 
-def _aligned(tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
+def _aligned(tensor: tvm_ffi.Tensor, dtype: str) -> tvm_ffi.Tensor:
     """Return a contiguous tensor, or a copy if its address is none that kernels expect."""
     if tensor.data_ptr() % _ALIGNMENT == 0:
         return tensor
-    result = empty(tensor.shape, tensor.dtype)
+    result = empty(tensor.shape, dtype)
     function("TVMTensorCopyFromTo")(tensor, result)
     return result
 
