@@ -214,10 +214,9 @@ class Compiled:
         """Return what a call with these inputs, which fit, runs: a variant, or the network itself."""
 
         def fits(variant):
-            pairs = zip(values, variant.inputs, strict=True)
             return all(
                 isinstance(size, Size) or n == size
-                for value, spec in pairs
+                for value, spec in zip(values, variant.inputs, strict=True)
                 for n, size in zip(value.shape, spec.shape, strict=True)
             )
 
@@ -324,8 +323,7 @@ class Compiled:
 
         values = self.input_tensors(self.bind(inputs, {}))
         serving = self.serving(values)
-        session = serving.session()
-        watch = Stopwatch(serving, lambda: session.run(values))
+        watch = Stopwatch(serving, partial(serving.session().run, values))
         watch()
         return [(call.name, call.end - call.begin) for call in of_kernels(watch.take()[0], serving)]
 
