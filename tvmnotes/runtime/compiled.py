@@ -99,7 +99,7 @@ class Compiled:
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__, variants=[])
         made._describe(graph, params)
-        made._main = self._main and self._vm.function(graph["function"])
+        made._main = self._main and partial(threads.run, self._vm.function(graph["function"]))
         return made
 
     def _start(self, library):
@@ -107,7 +107,7 @@ class Compiled:
         module = _open_library(library) if isinstance(library, Path) else library.jit()
         machine = start_machine(module, tvm_ffi.DLDeviceType.kDLCPU)
         self._vm = SimpleNamespace(set_instrument=machine["set_instrument"], function=machine.__getitem__)
-        return machine[self.graph.get("function", "main")]
+        return partial(threads.run, machine[self.graph.get("function", "main")])
 
     @functools.cached_property
     def target(self) -> "tvm.target.Target":
@@ -169,9 +169,9 @@ class Compiled:
         if self._main is None:
             reason = saved.mismatch(self._build_info)
             raise RuntimeError(f"this library cannot run here: {reason}. Save it, and load it where it can.")
-        chosen = self if params else self.serving(tensors)
+        chosen = self.serving(tensors) if self.variants and not params else self
         weights = tvm_ffi.convert(list({**self.params, **params}.values())) if params else chosen._params
-        return self._advance(partial(threads.run, chosen._main), tensors, weights, held)
+        return self._advance(chosen._main, tensors, weights, held)
 
     def _advance(self, main, tensors: list, weights, held: list | None) -> list[tvm_ffi.Tensor]:
         """Call `main` with the state, replace that by the state after the call; return the other outputs.
@@ -214,10 +214,9 @@ class Compiled:
         """Return what a call with these inputs, which fit, runs: a variant, or the network itself."""
 
         def fits(variant):
-            pairs = zip(values, variant.inputs, strict=True)
             return all(
                 isinstance(size, Size) or n == size
-                for value, spec in pairs
+                for value, spec in zip(values, variant.inputs, strict=True)
                 for n, size in zip(value.shape, spec.shape, strict=True)
             )
 
@@ -237,6 +236,8 @@ class Compiled:
 
     def bind(self, args: tuple, kwargs: dict) -> list:
         """Return the arguments of a call in the order of `inputs`; raises TypeError if they do not fit."""
+        if not kwargs and len(args) == len(self.inputs):  # for speed
+            return list(args)
         names = [spec.name for spec in self.inputs]
         unknown = [name for name in kwargs if name not in names]
         twice = [name for name in names[: len(args)] if name in kwargs]
@@ -322,8 +323,7 @@ class Compiled:
 
         values = self.input_tensors(self.bind(inputs, {}))
         serving = self.serving(values)
-        session = serving.session()
-        watch = Stopwatch(serving, lambda: session.run(values))
+        watch = Stopwatch(serving, partial(serving.session().run, values))
         watch()
         return [(call.name, call.end - call.begin) for call in of_kernels(watch.take()[0], serving)]
 

@@ -47,9 +47,12 @@ def copied(array: np.ndarray) -> tvm_ffi.Tensor:
 
 def to_numpy(tensor: tvm_ffi.Tensor) -> np.ndarray:
     """Copy a tensor to a NumPy array."""
-    array = np.empty(tensor.shape, _dtype_of_numpy(str(tensor.dtype)))
-    _copy("To", tensor, array)
-    return array
+    try:
+        return np.from_dlpack(tensor).copy()  # for speed
+    except (RuntimeError, BufferError):  # on a GPU, or of a dtype that NumPy's DLPack lacks
+        array = np.empty(tensor.shape, _dtype_of_numpy(str(tensor.dtype)))
+        _copy("To", tensor, array)
+        return array
 
 
 @functools.cache
@@ -69,6 +72,23 @@ def input_tensor(value, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
 
     `known` is that of `sizes.fit`.
     """
+    fits = type(value) is np.ndarray and value.shape == spec.shape and dtype_of(value) == spec.dtype
+    if not fits:  # for speed: most do
+        _check(value, spec, known)
+    if 0 in value.shape:  # its strides may be anything, and kernels check them
+        return empty(tuple(value.shape), spec.dtype)
+    if isinstance(value, tvm_ffi.Tensor):
+        return plain(value)
+    if isinstance(value, np.ndarray):
+        usable = value.flags.carray
+        usable &= value.dtype.kind in "iuf"  # NumPy's DLPack has no bfloat16, and NumPy 1's no bool
+        return _aligned(tvm_ffi.from_dlpack(value), spec.dtype) if usable else copied(value)
+    value = value.detach().cpu().contiguous()  # a torch tensor
+    return _aligned(tvm_ffi.from_dlpack(value), spec.dtype)
+
+
+def _check(value, spec: TensorSpec, known: dict) -> None:
+    """Raise what a call does if an input does not fit its spec."""
     torch = sys.modules.get("torch")
     if not isinstance(value, np.ndarray | tvm_ffi.Tensor) and not (torch and isinstance(value, torch.Tensor)):
         raise TypeError(
@@ -82,16 +102,15 @@ def input_tensor(value, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
         raise ValueError(
             f"input {spec.name!r}: expected the dtype {spec.dtype}, got {dtype}; convert it first"
         )
-    if 0 in shape:  # its strides may be anything, and kernels check them
-        return empty(shape, dtype)
-    if isinstance(value, tvm_ffi.Tensor):
-        return plain(value)
-    if isinstance(value, np.ndarray):
-        usable = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % _ALIGNMENT == 0
-        usable &= value.dtype.kind in "iuf"  # NumPy's DLPack has no bfloat16, and NumPy 1's no bool
-        return _from_dlpack(value) if usable else copied(value)
-    value = value.detach().cpu().contiguous()  # a torch tensor
-    return _from_dlpack(value if value.data_ptr() % _ALIGNMENT == 0 else value.clone())
+
+
+def _aligned(tensor: tvm_ffi.Tensor, dtype: str) -> tvm_ffi.Tensor:
+    """Return a contiguous tensor, or a copy if its address is none that kernels expect."""
+    if tensor.data_ptr() % _ALIGNMENT == 0:
+        return tensor
+    result = empty(tensor.shape, dtype)
+    function("TVMTensorCopyFromTo")(tensor, result)
+    return result
 
 
 def plain(tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
@@ -100,7 +119,3 @@ def plain(tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
     if on_cpu and tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0:
         return tensor
     return copied(np.from_dlpack(tensor) if on_cpu else to_numpy(tensor))
-
-
-def _from_dlpack(value) -> tvm_ffi.Tensor:
-    return tvm_ffi.from_dlpack(value, require_alignment=_ALIGNMENT, require_contiguous=True)
