@@ -116,7 +116,7 @@ class Depthwise(ScheduleRule):
         if window <= _WINDOW_UNROLLED:
             sch.unroll(kh)
         if "pad" in names:
-            if all(isinstance(sch.get(each).extent, tirx.IntImm) for each in sch.get_loops("pad")):
+            if all(isinstance(sch.get(each).extent, tirx.IntImm) for each in sch.get_loops("pad")[1:]):
                 sch.compute_inline("pad")
                 padding.mark(sch, kh, columns=(3, 6), axis=3)
             else:
