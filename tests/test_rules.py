@@ -15,10 +15,12 @@ from torch import nn
 import tvmnotes as tn
 from tvmnotes import env, records
 from tvmnotes.compiler import codegen
+from tvmnotes.compiler.costs import count
 from tvmnotes.compiler.rules import RULES, ScheduleRule
 from tvmnotes.compiler.rules.base import annotations
 from tvmnotes.compiler.rules.base.vector import Simd, simd_of
 from tvmnotes.compiler.workloads.base import Workload
+from tvmnotes.compiler.workloads.conv2d import Convolution
 from tvmnotes.compiler.workloads.dense import Dense
 from tvmnotes.tuning import Candidate, tasks, trial
 from tvmnotes.tuning.features import features
@@ -81,6 +83,23 @@ def test_the_kernels_of_a_rule_compute_what_numpy_does(rule, workload, quick):
         np.testing.assert_allclose(result, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max(), err_msg=str(config))
     record = records.new_record(workload, TARGET, others[-1], (1e-3,))
     assert records.parse(str(record)) == record
+
+
+def test_a_depthwise_convolution_copies_no_rows():
+    """Its padding is not in memory, and it computes nothing for rows outside of the image."""
+    workload = RULES["depthwise"].EXAMPLES[0]
+    kernel = trial.kernel(Candidate(workload, workload.default_config(HERE), TARGET))["main"]
+    (buffer,) = kernel.body.block.alloc_buffers
+    assert buffer.scope() == "local"
+    _, blocks, height, width, lanes = workload.packed_input_shape(HERE.lanes)
+    products = (3 * height - 2) * 3 * width  # of the rows inside the image
+    assert count(kernel)["flops"] <= 2 * blocks * lanes * products
+
+
+def test_a_small_panel_of_weights_leaves_no_register_of_a_tile_unused():
+    for window, wanted in (((72, 24, 1, 1), 5), ((72, 512, 1, 1), 2)):
+        workload = Convolution((1, window[1], 56, 56), window, (1, 1), (0, 0, 0, 0), (1, 1), 1, True)
+        assert RULES["pointwise"].default(workload, Simd(16, 32)).tile_oc == wanted
 
 
 @pytest.mark.parametrize("change", [{"pixels": 7}, {"tile_m": None}], ids=["unknown", "missing"])

@@ -119,6 +119,7 @@ OF_CONVOLUTIONS = {  # level 3 fills up 5 and 20 channels to whole registers, an
     "infinite factor": lambda p, q: _conv(torch.clamp(_conv(p, 5, 1), max=1.0) * INF, 6, 1),
     "pooled": lambda p, q: F.max_pool2d(F.relu(_norm(_conv(p, 5, 3, padding=1))), 3, 2, 1),
     "depthwise": lambda p, q: _conv(F.hardswish(_conv(p, 5, 3, groups=5)), 6, 1),
+    "padded depthwise": lambda p, q: _conv(q, 16, 3, padding=1, groups=16),
     "4 groups": lambda p, q: _conv(q, 16, 3, padding=1, groups=4),
     "4 groups of 1x1": lambda p, q: _conv(q, 32, 1, groups=4),
 }

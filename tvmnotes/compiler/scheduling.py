@@ -5,7 +5,7 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from ..base.protocols import Lookup
 from .rules import RULES
-from .rules.base import annotations, prefetch
+from .rules.base import annotations
 from .rules.base.vector import Simd
 from .workloads.kernel import Kernel
 
@@ -75,13 +75,14 @@ def _scheduled(func, name, simd, lookup):
     fallback = annotations.attribute({"family": "default", "lanes": simd.lanes})
     for annotation in (*found, *fallback.values()):
         sch = _begin(main)
-        config = annotations.parse(annotation)["schedule"]
-        rule = RULES[config["family"]]
+        given = annotations.parse(annotation)["schedule"]
+        rule = RULES[given["family"]]
         try:
-            rule.schedule(sch, rule.config(config))
+            config = rule.config(given)
+            rule.schedule(sch, config)
         except ScheduleError:
             continue
-        scheduled = prefetch.insert(sch.mod["main"]) if config.get("prefetch") else sch.mod["main"]
+        scheduled = rule.finish(sch.mod["main"], config)
         scheduled = scheduled.without_attr("global_symbol")  # "main", set above
         for key, value in func.attrs.items():
             scheduled = scheduled.with_attr(key, value)

@@ -1,21 +1,23 @@
 """Depthwise convolution in NCHW[x]c: a register holds x channels of one pixel; no reduction across lanes.
 
 A tile of `tile_ow` accumulators slides over the window; neighbouring pixels share loads. The kernel is bound
-by memory, so the padding is not written to memory: `tile_oh` rows at a time are copied, with their padding,
-into a buffer that stays in the cache.
+by memory, so the padding is not written there: what lies outside of the image is not read (base/padding.py).
+Of images of open size, `tile_oh` rows at a time are copied, with their padding, into a buffer that stays in
+the cache.
 """
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
-from tvm import te
+from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
 from ...base.relax import of_one_type, plain_sizes
 from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution, pack
+from .base import padding
 from .base.epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
 from .base.rule import Loops, ScheduleRule
 from .base.vector import Simd
@@ -31,11 +33,11 @@ class Depthwise(ScheduleRule):
 
     @dataclass(frozen=True)
     class Config:
-        """The rows that are computed from one buffer, and the register tile.
+        """The rows of a task, and the register tile.
 
         Attributes:
-            tile_oh: Output rows computed from one buffer. Searched: the height in equal parts: few parts, or
-                few rows in a part.
+            tile_oh: Output rows of a task, computed from one buffer if there is one. Searched: the height in
+                equal parts: few parts, or few rows in a part.
             tile_ow: Pixels of a row in the register tile. Searched: 1 to min(width, registers / 2).
         """
 
@@ -114,10 +116,18 @@ class Depthwise(ScheduleRule):
         if window <= _WINDOW_UNROLLED:
             sch.unroll(kh)
         if "pad" in names:
-            sch.compute_at("pad", loop)
-            sch.vectorize(sch.get_loops("pad")[-1])
+            if all(isinstance(sch.get(each).extent, tirx.IntImm) for each in sch.get_loops("pad")[1:]):
+                sch.compute_inline("pad")
+                padding.mark(sch, kh, columns=(3, 6), axis=3)
+            else:
+                sch.compute_at("pad", loop)
+                sch.vectorize(sch.get_loops("pad")[-1])
         init = sch.decompose_reduction("depthwise", kh)
         vectorize(sch, sch.get_loops(init)[-2:])
+
+    def finish(self, func: tirx.PrimFunc, config: Config) -> tirx.PrimFunc:
+        """Leave out what the window finds outside of the image."""
+        return padding.skip(func)
 
     def loops(self, workload: Convolution, config: Config, lanes: int) -> Loops:
         """Return the sizes of the kernel's loops: a product for each row of each image."""

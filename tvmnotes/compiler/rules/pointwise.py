@@ -59,8 +59,9 @@ class Pointwise(direct_conv.DirectConv):
 
     def default(self, workload: Convolution, simd: Simd) -> Config:
         """Choose the register tile with the fewest cycles, the block and the outer loop."""
-        pixels, outs = math.prod(workload.out_size), workload.group_channels(simd.lanes)[1]
-        tile_m, tile_oc = register_tile(pixels, ceildiv(outs, simd.lanes), simd, direct_conv.CROP)
+        pixels, (ins, outs) = math.prod(workload.out_size), workload.group_channels(simd.lanes)
+        depth = ins if pixels > simd.registers else None  # a single tile uses its weights once
+        tile_m, tile_oc = register_tile(pixels, ceildiv(outs, simd.lanes), simd, direct_conv.CROP, depth)
         tiles = ceildiv(pixels, tile_m)
         # At most 2 % padding.
         block_m = max(b for b in range(1, _LARGEST_BLOCK + 1) if (round_up(tiles, b) - tiles) * 50 <= tiles)

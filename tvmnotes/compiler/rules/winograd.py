@@ -209,6 +209,10 @@ class Winograd(ScheduleRule):
         _products(sch, config)
         _inputs(sch, outer)
 
+    def finish(self, func: tirx.PrimFunc, config: Config) -> tirx.PrimFunc:
+        """Insert the prefetches of weights."""
+        return prefetch.insert(func) if config.prefetch else func
+
     def loops(self, workload: Convolution, config: Config, lanes: int) -> Loops:
         """Return the sizes of the kernel's loops: a product for each element of a tile of inputs."""
         images, n = workload.data[0], ceildiv(workload.weight[0], lanes)

@@ -5,6 +5,7 @@ annotations  the annotation of a kernel: its schedule (family and config) and it
 vector       the registers of a target, the register tile that uses them best
 epilogue     operators fused after a kernel; vector and parallel loops
 prefetch     software prefetch of weights
+padding      windows over an image whose padding is not in memory
 elementwise  exp, tanh and others in vectorizable arithmetic
 trace        what a trace of MetaSchedule's may do
 """

@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import numpy as np
+from tvm import tirx
 from tvm.s_tir import Schedule
 
 from .annotations import attribute
@@ -131,6 +132,10 @@ class ScheduleRule(abc.ABC):
         Raises:
             ScheduleError: The kernel does not fit; it gets the default schedule then.
         """
+
+    def finish(self, func: tirx.PrimFunc, config) -> tirx.PrimFunc:
+        """Rewrite a scheduled kernel as no primitive of TVM's schedules does; most rules need none."""
+        return func
 
     def loops(self, workload, config, lanes: int) -> Loops:
         """Return the sizes of the kernel's loops."""

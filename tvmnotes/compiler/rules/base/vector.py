@@ -10,6 +10,8 @@ import tvm
 from ....base import env
 from ....base.integers import ceildiv
 
+_NEAR = 16 << 10  # bytes of weights that stay in a core's L1 cache beside the data
+
 
 @dataclass(frozen=True)
 class Simd:
@@ -23,34 +25,38 @@ class Simd:
         return rows * blocks + blocks + 1 <= self.registers
 
 
-def step_cycles(rows: int, blocks: int) -> float:
+def step_cycles(rows: int, blocks: int, near: bool = False) -> float:
     """Estimate the cycles of one reduction step over a tile of `rows` times `blocks` vector accumulators.
 
     The largest of four, and one more cycle for the loop: the multiply-adds at two per cycle; the loads at
-    somewhat fewer than two; the weights, a vector per block, at one in three cycles, as L2 delivers them; and
-    4 cycles, the latency of an accumulator.
+    somewhat fewer than two; the weights, a vector per block, at one in three cycles, as L2 delivers them,
+    unless they are `near`, in L1; and 4 cycles, the latency of an accumulator.
     """
-    return max(rows * blocks, 1.3 * (rows + blocks), 6 * blocks, 8) / 2 + 1
+    return max(rows * blocks, 1.3 * (rows + blocks), 0 if near else 6 * blocks, 8) / 2 + 1
 
 
-def fastest_tile(tiles: Iterable[tuple], steps: Callable, simd: Simd) -> tuple:
+def fastest_tile(tiles: Iterable[tuple], steps: Callable, simd: Simd, depth: int | None = None) -> tuple:
     """Choose the tile with the fewest cycles, the first of several, among those that fit into the registers.
 
     A tile is one or several sizes in pixels (or rows), and then its blocks; `steps(*tile)` gives, as factors,
-    how many tiles there are to compute.
+    how many tiles there are to compute. `depth` is the number of reduction steps if several tiles in a row
+    use the same weights.
     """
 
     def cycles(tile):
-        return math.prod(steps(*tile), start=step_cycles(math.prod(tile[:-1]), tile[-1]))
+        near = depth is not None and depth * tile[-1] * simd.lanes * 4 <= _NEAR
+        return math.prod(steps(*tile), start=step_cycles(math.prod(tile[:-1]), tile[-1], near))
 
     return min((tile for tile in tiles if simd.fits(math.prod(tile[:-1]), tile[-1])), key=cycles)
 
 
-def register_tile(rows: int, blocks: int, simd: Simd, waste: float = 1.0) -> tuple[int, int]:
+def register_tile(
+    rows: int, blocks: int, simd: Simd, waste: float = 1.0, depth: int | None = None
+) -> tuple[int, int]:
     """Choose the tile (rows, blocks) with the fewest cycles for `rows` x `blocks` vectors.
 
     Of equal ones, the largest. Accumulators of the last tiles may be unused; `waste` is the factor that this
-    costs along the rows.
+    costs along the rows. `depth` is as in `fastest_tile`.
     """
     tiles = [
         (r, b) for b in range(1, min(blocks, 8) + 1) for r in range(1, min(max(1, rows), simd.registers) + 1)
@@ -59,7 +65,7 @@ def register_tile(rows: int, blocks: int, simd: Simd, waste: float = 1.0) -> tup
     def steps(r, b):
         return ceildiv(rows, r) * ceildiv(blocks, b), waste if rows % r else 1.0
 
-    return fastest_tile(sorted(tiles, key=lambda tile: -math.prod(tile)), steps, simd)
+    return fastest_tile(sorted(tiles, key=lambda tile: -math.prod(tile)), steps, simd, depth)
 
 
 def simd_of(target: tvm.target.Target) -> Simd:
