@@ -346,10 +346,13 @@ def test_sizes_are_arithmetic():
     [
         (lambda x: x if x.shape[1] != 57 else x * 2, r"another way where 'n' is 57 .*; give whole"),
         (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] > 100 else x, "another way where 'n' is"),
+        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] == 1232 else x, "another way where 'n' is 1232"),
+        (lambda x: x * 2 if x.shape[1] % 8 == 3 and x.shape[1] % 7 == 3 else x, "another way where 'n' is 3"),
+        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] > 3000 else x, "another way where 'n' is 3008"),
         (lambda x: x.repeat(1, 3, 1)[:, : x.shape[1] // 2 + 1], "'n' open"),
         (lambda x: x.tile((x.shape[1], 1, 1)), "'n' open|depends on it"),
     ],
-    ids=["equality", "multiples", "half", "tile"],
+    ids=["equality", "multiples", "a multiple", "remainders", "large multiples", "half", "tile"],
 )
 def test_networks_that_depend_on_a_length(function, message):
     with pytest.raises(NotImplementedError, match=message):
@@ -375,7 +378,7 @@ def test_networks_that_compare_two_sizes(function, sizes, values):
         (lambda x: x * 2 if x.shape[2] == 40 and x.shape[3] == 80 else x, "another way where 'h', 'w' is 40, 80"),
         (
             lambda x: F.conv2d(x * 2 if 2 * x.shape[2] == x.shape[3] + 3 else x, torch.ones(1, 2, 3, 3), None, 2),
-            "where h is",
+            "where [hw] is",
         ),
     ],
     ids=["and", "beside a convolution"],

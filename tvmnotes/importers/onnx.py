@@ -90,17 +90,17 @@ def from_onnx(
     operands = {}  # of comparisons, by the inputs
 
     def import_at(fixed):
-        copy = proto
-        if merged(spec.shape for spec in specs):
+        copy, open_sizes = proto, bool(merged(spec.shape for spec in specs))
+        if open_sizes:
             copy = onnx.ModelProto()
             copy.CopyFrom(proto)
-        return _import(copy, fixed, operands.setdefault(tuple(fixed), {}))
+        return _import(copy, fixed, operands.setdefault(tuple(fixed), {}), open_sizes)
 
     return with_open_sizes(import_at, specs, compared=lambda made: compared(specs, made, operands))
 
 
 def _import(
-    proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict[str, tuple]
+    proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict[str, tuple], open_sizes: bool
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     """Import a model, which is changed, for inputs of fixed sizes.
 
@@ -108,6 +108,7 @@ def _import(
         proto: The model.
         specs: The inputs.
         operands: Gets the operands of comparisons, see `fold_constants`.
+        open_sizes: Whether some sizes are open in the end.
     """
     for value, spec in zip(proto.graph.input, specs, strict=True):
         value.CopyFrom(make_tensor_value_info(spec.name, value.type.tensor_type.elem_type, spec.shape))
@@ -119,7 +120,7 @@ def _import(
     require_operators(proto)
     proto = modernize(proto)
     as_constants(proto.graph)
-    proto = fold_constants(proto, operands)
+    proto = fold_constants(proto, operands, open_sizes)
     require_known(proto.graph)
     check_shapes(proto.graph)
     check_sizes(proto.graph)

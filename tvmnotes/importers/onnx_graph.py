@@ -174,7 +174,9 @@ def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def fold_constants(proto: onnx.ModelProto, compared: dict[str, tuple]) -> onnx.ModelProto:
+def fold_constants(
+    proto: onnx.ModelProto, compared: dict[str, tuple], open_sizes: bool = False
+) -> onnx.ModelProto:
     """Infer all shapes and fold what depends on shapes and constants alone, until nothing is left to fold.
 
     Inference copies the model each time, so inputs of their shape replace large weights meanwhile.
@@ -182,6 +184,7 @@ def fold_constants(proto: onnx.ModelProto, compared: dict[str, tuple]) -> onnx.M
     Args:
         proto: The model.
         compared: Gets the operands of the comparisons of numbers that are folded, by the name of the result.
+        open_sizes: Whether sizes are open: then arrays of one float are made in each run.
     """
     weights, count = list(proto.graph.initializer), len(proto.graph.input)
     outputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in proto.graph.output]
@@ -195,7 +198,7 @@ def fold_constants(proto: onnx.ModelProto, compared: dict[str, tuple]) -> onnx.M
     while folded:
         proto = _with_shapes(proto)
         check_widths(proto.graph)
-        folded = _fold_once(proto, compared)
+        folded = _fold_once(proto, compared, open_sizes)
 
     replace(proto.graph.initializer, weights)
     del proto.graph.input[count:]
@@ -205,7 +208,7 @@ def fold_constants(proto: onnx.ModelProto, compared: dict[str, tuple]) -> onnx.M
     return proto
 
 
-def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple]) -> bool:
+def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple], open_sizes: bool) -> bool:
     """Replace nodes with constant inputs by Constant nodes, in place; return whether there were any.
 
     An If with a constant condition becomes the branch that it takes, and a Loop or Scan of a known number of
@@ -234,7 +237,8 @@ def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple]) -> bool:
             nodes += inner
             folded = True
             continue
-        results = _evaluate(node, values, shapes, opsets)
+        kept = open_sizes and _fills(node, types, shapes)
+        results = None if kept else _evaluate(node, values, shapes, opsets)
         if results is None:
             nodes.append(node)
             continue
@@ -245,6 +249,15 @@ def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple]) -> bool:
             nodes.append(make_node("Constant", [], [name], value=numpy_helper.from_array(value, name)))
     replace(graph.node, nodes)
     return folded
+
+
+def _fills(node: onnx.NodeProto, types: dict, shapes: dict) -> bool:
+    """Return whether a node makes a matrix, or more, of one float, such as the first state of an LSTM."""
+    name, x = node.output[0], node.input[0] if node.input else ""
+    if node.op_type not in ("ConstantOfShape", "Expand") or len(shapes.get(name, ())) < 2:
+        return False
+    is_one = node.op_type == "ConstantOfShape" or math.prod(shapes.get(x, (0,))) == 1
+    return is_one and tensor_dtype_to_np_dtype(types.get(name, onnx.TensorProto.BOOL)).kind == "f"
 
 
 def _unfolded(

@@ -5,9 +5,11 @@ import inspect
 import itertools
 import operator
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import sympy
 import torch
 from torch._export.converter import TS2EPConverter
@@ -23,6 +25,12 @@ _TOO_LARGE = 2_000  # for a network to be imported only to see whether it is ano
 _SEARCHED = 10_000  # values of an open size at which a condition is evaluated
 _MOST_RELATED = 3  # open sizes in a condition
 _TRIED = 8  # values of each of these but one
+_PROGRAMS = 16  # that the values of one size may have
+_NUMPY = {  # PyTorch's functions in conditions
+    **dict.fromkeys(("Mod", "PythonMod"), np.mod),
+    **dict.fromkeys(("FloorDiv", "CleanDiv"), np.floor_divide),
+    **{"Max": np.maximum, "Min": np.minimum},
+}
 
 
 def check_open(model: Any, specs: list[TensorSpec]) -> list[dict[str, int]]:
@@ -58,7 +66,8 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
     """
     sizes = merged(spec.shape for spec in specs)
     dims = {name: torch.export.Dim(name, min=size.lower, max=size.upper) for name, size in sizes.items()}
-    examples = zeros([spec.at(usual(specs, sizes)) for spec in specs])
+    first = usual(specs, sizes)
+    examples = zeros([spec.at(first) for spec in specs])
     if isinstance(model, ExportedProgram):
         model = model.module()
     elif isinstance(model, SCRIPTED):
@@ -66,7 +75,7 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
     kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
     is_tuple = inspect.Parameter.VAR_POSITIONAL in kinds  # its inputs are a tuple of their own
 
-    def program(dims):
+    def program(dims, examples=examples):
         shapes = tuple(
             {axis: dims[size.name] for axis, size in enumerate(spec.shape) if isinstance(size, Size)}
             for spec in specs
@@ -96,8 +105,73 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
         found = list(itertools.chain(*read))
         # Without names, PyTorch takes what it has just reported for true, and the other conditions are known.
         limits = {name: (size.lower, size.upper) for name, size in sizes.items()}
-        exported = program({name: torch.export.Dim.AUTO(min=n, max=m) for name, (n, m) in limits.items()})
+        dims = {name: torch.export.Dim.AUTO(min=n, max=m) for name, (n, m) in limits.items()}
+        exported = program(dims)
+
+        def export_at(values):
+            return program(dims, zeros([spec.at(values) for spec in specs]))
+
+        for name in {name: None for each in found for name in each}:
+            found += _others(exported, export_at, specs, first, sizes[name])
     return found + _relations(exported, specs)
+
+
+def _others(
+    program: ExportedProgram, export_at: Callable, specs: list[TensorSpec], first: dict[str, int], size: Size
+) -> list[dict[str, int]]:
+    """Return values of a size for which the network's code may take another course, one for each course.
+
+    The conditions that PyTorch notes while it exports at one value tell at which others the same happens; it
+    is exported again at the least value that is left, until none is.
+
+    Args:
+        program: The network, exported at `first`.
+        export_at: Exports it at other values of its sizes.
+        specs: The inputs.
+        first: The usual values of the sizes.
+        size: One of them.
+    """
+    left = np.arange(max(2, size.lower), min(size.upper or _SEARCHED, _SEARCHED) + 1)
+    values, found = first, []
+    while True:
+        left = left[~_same_course(program, specs, values, size.name, left)]
+        if not left.size:
+            return found
+        if len(found) == _PROGRAMS:
+            raise NotImplementedError(
+                f"PyTorch cannot leave {size.name!r} open in this network: its Python code takes more than "
+                f"{_PROGRAMS} courses, as it is tested; give bounds, Size({size.name!r}, lower, upper), "
+                "within which it takes fewer, or whole numbers"
+            )
+        values = {**first, size.name: int(left[0])}
+        found.append({size.name: int(left[0])})
+        try:
+            program = export_at(values)
+        except Exception:  # raised again when the network is captured there
+            return found
+
+
+def _same_course(
+    program: ExportedProgram, specs: list[TensorSpec], values: dict[str, int], name: str, tried: np.ndarray
+) -> np.ndarray:
+    """Return at which values of a size all conditions hold that a program was exported with at `values`."""
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    symbols, guards = {}, {}  # by symbol; by text
+    for spec, place in zip(specs, program.graph_signature.user_inputs, strict=True):
+        for size, number in zip(spec.shape, nodes[place].meta["val"].shape, strict=True):
+            if isinstance(size, Size) and isinstance(number, torch.SymInt) and number.node.expr.is_Symbol:
+                symbols[number.node.expr] = size.name
+                guards |= {str(guard.expr): guard.expr for guard in number.node.shape_env.guards}
+    own = next((symbol for symbol, known in symbols.items() if known == name), None)
+    if own is None:  # a condition fixes it
+        return tried == values[name]
+    others = {symbol: values[known] for symbol, known in symbols.items() if known != name}
+    holds = np.ones(tried.shape, bool)
+    for guard in guards.values():
+        condition = guard.xreplace({symbol: sympy.Integer(number) for symbol, number in others.items()})
+        if condition.free_symbols == {own}:
+            holds &= sympy.lambdify([own], condition, [_NUMPY, "numpy"])(tried)
+    return holds
 
 
 def _relations(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[str, int]]:

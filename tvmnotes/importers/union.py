@@ -15,6 +15,8 @@ from ..base.errors import one_line
 from ..base.relax import constant_array, shape_text, written
 from ..base.sizes import Size, evaluate
 from ..base.spec import TensorSpec
+from ..compiler.recurrent.cell import Cell
+from ..compiler.recurrent.emit import call as recurrent_call
 
 _EXACT = 1 << 24  # the largest of the whole numbers that float32 has
 _MOST_FACTORS = 3  # of a product of sizes before
@@ -89,6 +91,7 @@ class Union:
         if upper := {name: size.upper for name, size in self.sizes.items() if size.upper is not None}:
             attrs["tir_var_upper_bound"] = upper
         builder, refusal = relax.BlockBuilder(), None
+        self.builder = builder
         with builder.function("main", params, attrs):
             with builder.dataflow():
                 try:
@@ -101,13 +104,21 @@ class Union:
             builder.emit_func_output(result)
         if refusal is not None:
             raise refusal
-        mod = self.mods[0].clone()
-        mod["main"] = builder.get()["main"]
+        mod, made = self.mods[0].clone(), builder.get()
+        for var in [var for var, func in mod.functions_items() if Cell.of(func)]:
+            del mod[var]
+        for var, func in made.functions_items():
+            if var.name_hint != "main":
+                mod[var] = func
+        mod["main"] = made["main"]
         return mod
 
     def _same_functions(self, mod) -> None:
         first = self.mods[0]
-        names = [sorted(var.name_hint for var in each.get_global_vars()) for each in (first, mod)]
+        names = [  # kernels of recurrent layers are made anew
+            sorted(var.name_hint for var, func in each.functions_items() if not Cell.of(func))
+            for each in (first, mod)
+        ]
         if names[0] != names[1]:
             raise Refused("its kernels depend on it")
         for name in names[0]:
@@ -241,6 +252,9 @@ class Union:
         checks = [indices.arguments(call) for call in calls]
         if all(checks):
             return self._check(calls, checks)
+        layers = [Cell.of_call(mod, call) for mod, call in zip(self.mods, calls, strict=True)]
+        if all(layers):
+            return self._layer(layers)
         for other in others:
             same = _name(first) == _name(other) and len(first.args) == len(other.args)
             if not same or not tvm_ffi.structural_equal(first.attrs, other.attrs):
@@ -280,6 +294,14 @@ class Union:
         ]
         types = [self._type(several) for several in together(call.ty_args for call in calls)]
         return tvm.ir.Call(calls[0].op, args, calls[0].attrs, types)
+
+    def _layer(self, layers: list):
+        """Return the union of layers of a recurrent network, as `Cell.of_call` lists them."""
+        cell, given = layers[0]
+        if any(other != cell or list(values) != list(given) for other, values in layers[1:]):
+            raise Refused("a recurrent layer depends on it")
+        values = {name: self._expr([each[name] for _, each in layers]) for name in given}
+        return recurrent_call(self.builder, cell, values)
 
     def _slice(self, x, axes, begins, ends, *strides):
         """Return a slice whose bounds are shown to be within its tensor at all sizes, or None.

@@ -72,8 +72,9 @@ class Cell:
             return None
         func = mod[call.args[0]]
         cell = Cell.of(func)
-        names = [param.name for param in func.params]  # of the inputs, and then of the results
-        return None if cell is None else (cell, dict(zip(names, call.args[1].fields, strict=False)))
+        given = zip(func.params, call.args[1].fields, strict=False)  # the results come last
+        inputs = {param.name: arg for param, arg in given if isinstance(param.ty, tirx.BufferType)}
+        return None if cell is None else (cell, inputs)
 
 
 def _sigmoid(x, alpha, beta):

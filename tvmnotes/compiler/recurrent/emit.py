@@ -5,7 +5,7 @@ from tvm import relax
 from tvm.relax import op as R
 
 from ...base.indices import checked
-from ...base.relax import fixed_shape
+from ...base.relax import fixed_shape, known_shape
 from .cell import Cell
 from .loops import Sizes, kernel
 
@@ -59,20 +59,36 @@ def emit(
         parts[number] = relax.const(np.zeros(units), dtype)
         second = builder.emit(R.concat(parts))
     values["bias"] = builder.emit(R.add(first, second))
-    results = {"h": (batch, sizes.outputs)} | ({"c": (batch, units)} if cell.kind == "lstm" else {})
-    for (name, shape), state in zip(results.items(), states, strict=False):
-        values[name] = relax.const(np.zeros(shape), dtype) if state is None else state
+    shapes = {"h": (batch, sizes.outputs)} | ({"c": (batch, units)} if cell.kind == "lstm" else {})
+    for (name, shape), state in zip(shapes.items(), states, strict=False):
+        values[name] = builder.emit(R.zeros(shape, dtype)) if state is None else state
     values |= {name: value for name, value in optional.items() if value is not None}
     if "lengths" in values:
         wanted = f"{cell.kind.upper()}: expected lengths of sequences from 0 to {steps}, got "
         values["lengths"] = checked(values["lengths"], [steps + 1], wanted, False, builder)
     names = cell.inputs(*(name in values for name in _OPTIONAL))
     _check_shapes(cell, sizes, {name: fixed_shape(values[name].ty) for name in names})
-    function = builder.add_func(kernel(cell, names, sizes, dtype), f"{cell.kind}_loops")
-    types = [relax.TensorType((steps, batch, sizes.outputs), dtype)]
-    types += [relax.TensorType(shape, dtype) for shape in results.values()]
-    result = builder.emit(relax.call_tir(function, [values[name] for name in names], types))
-    return [builder.emit(relax.TupleGetItem(result, n)) for n in range(len(types))]
+    result = builder.emit(call(builder, cell, {name: values[name] for name in names}))
+    return [builder.emit(relax.TupleGetItem(result, n)) for n in range(1 + len(shapes))]
+
+
+def call(builder: relax.BlockBuilder, cell: Cell, values: dict[str, relax.Expr]) -> relax.Call:
+    """Call the plain kernel of a cell.
+
+    Args:
+        builder: Gets the kernel.
+        cell: What it computes.
+        values: The kernel's inputs, as `Cell.inputs` lists them. The steps and the batch of x may be open.
+    """
+    steps, batch, width = known_shape(values["x"].ty)
+    rows, outputs = fixed_shape(values["recurrent"].ty)
+    sizes = Sizes(steps, batch, width, rows // len(cell.gates), outputs)
+    dtype = str(values["x"].ty.dtype)
+    function = builder.add_func(kernel(cell, list(values), sizes, dtype), f"{cell.kind}_loops")
+    shapes = [(steps, batch, outputs), (batch, outputs)]
+    shapes += [(batch, sizes.units)] if cell.kind == "lstm" else []
+    types = [relax.TensorType(shape, dtype) for shape in shapes]
+    return relax.call_tir(function, [*values.values(), *sizes.open.outer], types)
 
 
 def _check_shapes(cell: Cell, sizes: Sizes, shapes: dict[str, tuple[int, ...]]) -> None:

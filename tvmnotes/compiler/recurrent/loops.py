@@ -9,7 +9,7 @@ every step: small cells are faster on one.
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import tirx
@@ -18,18 +18,27 @@ from tvm.tirx.script.builder import ir as T
 
 from ...base.integers import ceildiv, round_up
 from ...base.tvm_seam import OPAQUE
+from ..open_kernels import OpenSizes
 from .cell import Cell, Step
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a kernel; `outputs` are those that a projection makes of the units, or the units."""
+    """The sizes of a kernel; `outputs` are those that a projection makes of the units, or the units.
 
-    steps: int
-    batch: int
+    The steps and the batch may be open.
+    """
+
+    steps: int | tvm.ir.Expr
+    batch: int | tvm.ir.Expr
     input: int
     units: int
     outputs: int
+
+    @property
+    def open(self) -> OpenSizes:
+        """The open sizes, which a call passes after the inputs."""
+        return OpenSizes((self.steps, self.batch))
 
 
 @dataclass(frozen=True)
@@ -82,18 +91,29 @@ class _Kernel:
     """A kernel that is being written, inside the frame of its function."""
 
     def __init__(self, cell: Cell, names: list[str], sizes: Sizes, dtype: str, tile: Tile | None):
-        self.cell, self.sizes = cell, sizes
+        self.cell = cell
+        self.open = sizes.open
+        steps, batch = self.open.inside((sizes.steps, sizes.batch))
+        self.sizes = replace(sizes, steps=steps, batch=batch)
         self.packed = tile is not None
         self.tile = tile or Tile()
         self.dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
         self.width, self.out_width = self.tile.padded(sizes.units), self.tile.padded(sizes.outputs)
-        self.rows = round_up(sizes.batch, self.tile.rows)
+        rows = self.tile.rows
+        if isinstance(batch, int):
+            self.rows = round_up(batch, rows)  # some complete a tile
+            self.tiles = [(rows, self.rows // rows, 0)]
+        else:
+            self.rows = batch
+            self.tiles = [(rows, batch // rows, 0), (1, batch % rows, batch // rows * rows)][: 1 + (rows > 1)]
+        self.pads = isinstance(batch, int) and self.rows != batch
         shapes = self._shapes()
         self.given = {
             name: T.arg(name, T.buffer(shapes[name], "int32" if name == "lengths" else dtype))
             for name in names
         }
-        self.y = T.arg("y", T.buffer((sizes.steps, sizes.batch, sizes.outputs), dtype))
+        self.open.declare()
+        self.y = T.arg("y", T.buffer((steps, batch, sizes.outputs), dtype))
         self.last = {"h": T.arg("h_last", T.buffer(shapes["h"], dtype))}
         if cell.kind == "lstm":
             self.last["c"] = T.arg("c_last", T.buffer(shapes["c"], dtype))
@@ -132,19 +152,19 @@ class _Kernel:
         if kind == "lstm":
             states["c"] = (lambda row, unit: [row, unit], self.c, s.units)
         for name, (at, state, size) in states.items():
-            with T.grid(self.rows, state.shape[-1]) as (row, unit):
+            with T.grid(*map(self.open.whole, (self.rows, int(state.shape[-1])))) as (row, unit):
                 given = self._read(name, tirx.min(row, s.batch - 1), tirx.min(unit, size - 1))
                 inside = tirx.all(row < s.batch, unit < size)
                 T.buffer_store(state, tirx.Select(inside, given, tirx.const(0, self.dtype)), at(row, unit))
         with ExitStack() as stack:
             if self.tile.threads:  # they start once, and each runs all steps
                 stack.enter_context(T.attr(0, "pragma_parallel_launch_point", 1))
-            step = stack.enter_context(T.serial(s.steps))
+            step = stack.enter_context(T.serial(self.open.whole(s.steps)))
             self.step = step
             self.before, self.after = step % 2, (step + 1) % 2
             {"lstm": self._lstm, "gru": self._gru, "rnn": self._rnn}[kind]()
         for name, (_, state, size) in states.items():
-            with T.grid(s.batch, size) as (row, unit):
+            with T.grid(*map(self.open.whole, (s.batch, size))) as (row, unit):
                 value = state[s.steps % 2, row, unit] if name == "h" else state[row, unit]
                 if "lengths" in self.given:  # ONNX Runtime has no state of an empty sequence
                     value = tirx.Select(self.given["lengths"][row] > 0, value, tirx.const(0, self.dtype))
@@ -232,7 +252,7 @@ class _Kernel:
 
     def _inside(self, row):
         """Return a row of the batch for one that is there to complete a tile."""
-        return row if self.rows == self.sizes.batch else tirx.min(row, self.sizes.batch - 1)
+        return tirx.min(row, self.sizes.batch - 1) if self.pads else row
 
     def _from_input(self, gate, row, unit):
         """Return what the input and the bias add to a gate; of plain loops, the bias alone."""
@@ -279,19 +299,16 @@ class _Kernel:
         # Plain loops keep what the input adds to a GRU's candidate apart from what the state does.
         slots = len(letters) + (self.cell.reset_after and not self.packed)
         weight = weight or self._weight
-        with ExitStack() as stack:
-            chunks = T.serial(tile.chunks(width))
-            if tile.threads:
-                stack.enter_context(T.attr(0, "pragma_parallel_barrier_when_finish", 1))
-                chunks = T.parallel(tile.chunks(width))
-            chunk = stack.enter_context(chunks)
-            first = stack.enter_context(T.serial(self.rows // tile.rows)) * tile.rows
-            shape = (tile.rows, tile.blocks, slots, tile.lanes)
-            accumulators = T.alloc_buffer(shape, self.dtype, scope="local")
+
+        def on_tile(rows, chunk, first):
+            accumulators = T.alloc_buffer((rows, tile.blocks, slots, tile.lanes), self.dtype, scope="local")
 
             def each(statements):
                 """Write statements on each element of the tile."""
-                with T.unroll(tile.rows) as r, T.unroll(tile.blocks) as q, T.vectorized(tile.lanes) as lane:
+                extents = map(self.open.whole, (rows, tile.blocks, tile.lanes))
+                loops = map(lambda loop, extent: loop(extent), (T.unroll, T.unroll, T.vectorized), extents)
+                with ExitStack() as stack:
+                    r, q, lane = (stack.enter_context(loop) for loop in loops)
                     statements(r, q, lane, first + r, (chunk * tile.blocks + q) * tile.lanes + lane)
 
             def add(at, value):
@@ -322,20 +339,32 @@ class _Kernel:
 
             each(start)
             if not self.packed and not projects:
-                with T.serial(s.input) as k:
+                with T.serial(self.open.whole(s.input)) as k:
                     each(add_input)
-            with T.serial(depth) as k:
+            with T.serial(self.open.whole(depth)) as k:
                 each(add_state)
             each(end)
             if results:
-                self._store_outputs(chunk, first, width)
+                self._store_outputs(chunk, first, rows, width)
 
-    def _store_outputs(self, chunk, first, width: int):
+        with ExitStack() as stack:
+            chunks = T.serial(self.open.whole(tile.chunks(width)))
+            if tile.threads:
+                stack.enter_context(T.attr(0, "pragma_parallel_barrier_when_finish", 1))
+                chunks = T.parallel(self.open.whole(tile.chunks(width)))
+            chunk = stack.enter_context(chunks)
+            for rows, count, before in self.tiles:
+                with T.serial(self.open.whole(count)) as number:
+                    on_tile(rows, chunk, number * rows + before)
+
+    def _store_outputs(self, chunk, first, rows: int, width: int):
         """Copy a tile of the step's result to the output, without what completes tiles."""
-        tile, each = self.tile, self.tile.lanes * self.tile.blocks
-        with T.serial(tile.rows) as r, T.serial(each) as n, ExitStack() as stack:
+        each = self.tile.lanes * self.tile.blocks
+        extents = map(self.open.whole, (rows, each))
+        with ExitStack() as stack:
+            r, n = (stack.enter_context(T.serial(extent)) for extent in extents)
             row, unit = first + r, chunk * each + n
-            conditions = [row < self.sizes.batch] if self.rows != self.sizes.batch else []
+            conditions = [row < self.sizes.batch] if self.pads else []
             conditions += [unit < width] if width % each else []
             if conditions:
                 stack.enter_context(T.If(tirx.all(*conditions)))

@@ -8,12 +8,13 @@ from tvm import relax
 from tvm.relax import op as R
 
 from ...base.integers import ceildiv
-from ...base.relax import fixed_shape, on_each_function
+from ...base.relax import fixed_shape, known_shape, on_each_function
 from ..rules.base.vector import Simd, fastest_tile
 from .cell import Cell
 from .loops import Sizes, Tile, kernel
 
 _SHARED = 1 << 16  # multiply-adds of a step that are worth another thread
+_OPEN_BATCH = 8  # as which an open batch counts in the choice of a tile; for threads it counts as 1
 
 
 def pack_recurrent(simd: Simd) -> tvm.transform.Pass:
@@ -25,17 +26,17 @@ def tile_of(cell: Cell, sizes: Sizes, simd: Simd) -> Tile:
     """Choose how a kernel is computed."""
     gates = len(cell.gates)
     vectors = ceildiv(sizes.units, simd.lanes)
+    is_open = not isinstance(sizes.batch, int)
+    batch = _OPEN_BATCH if is_open else sizes.batch
     tiles = [
-        (r, q * gates)
-        for q in range(1, min(vectors, 8) + 1)
-        for r in range(1, min(max(1, sizes.batch), 8) + 1)
+        (r, q * gates) for q in range(1, min(vectors, 8) + 1) for r in range(1, min(max(1, batch), 8) + 1)
     ]
 
     def steps(rows, blocks):
-        return ceildiv(sizes.batch, rows), ceildiv(vectors, blocks // gates)
+        return ceildiv(batch, rows), ceildiv(vectors, blocks // gates)
 
     rows, blocks = fastest_tile(tiles, steps, simd)
-    work = sizes.batch * sizes.units * sizes.outputs * gates
+    work = (1 if is_open else batch) * sizes.units * sizes.outputs * gates
     return Tile(simd.lanes, rows, blocks // gates, work >= _SHARED)
 
 
@@ -54,7 +55,7 @@ class _Packer(relax.PyExprMutator):
 
     def _packed(self, cell: Cell, given: dict, call):
         emit, gates = self.builder_.emit, len(cell.gates)
-        steps, batch, width = fixed_shape(given["x"].ty)
+        steps, batch, width = known_shape(given["x"].ty)
         rows, outputs = fixed_shape(given["recurrent"].ty)
         units = rows // gates
         sizes = Sizes(steps, batch, width, units, outputs)
@@ -85,7 +86,8 @@ class _Packer(relax.PyExprMutator):
             parts = emit(R.reshape(parts, (tile.chunks(outputs), blocks, lanes, units)))
             given["projection"] = emit(R.permute_dims(parts, (0, 3, 1, 2)))
         function = self.builder_.add_func(kernel(cell, list(given), sizes, "float32", tile), cell.kind)
-        return relax.call_tir(function, list(given.values()), list(call.ty_args[0].fields))
+        args = [*given.values(), *sizes.open.outer]
+        return relax.call_tir(function, args, list(call.ty_args[0].fields))
 
     def _padded(self, x, axis: int, size: int):
         """Return a tensor with zeros at the end of an axis, up to a size."""

@@ -1,0 +1,116 @@
+"""LSTM, GRU and RNN of an open batch, an open number of steps, or both: one kernel for all of them."""
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from onnx import numpy_helper, parser
+from torch import nn
+
+import tvmnotes as tn
+
+BATCHES = (1, 3, 16, 21)
+STEPS = (1, 2, 7, 32)
+
+
+class Layers(nn.Module):
+    """Layers with directions, projections, states that are passed, and units that fill no vector."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(5, 19, bidirectional=True, batch_first=True)
+        self.projected = nn.LSTM(38, 33, proj_size=7)
+        self.gru = nn.GRU(38, 16, bidirectional=True)
+        self.rnn = nn.RNN(32, 9, nonlinearity="relu")
+
+    def forward(self, x, h, c):
+        y, lstm = self.lstm(x)
+        y = y.transpose(0, 1)
+        gru = self.gru(y)
+        return (y, *lstm, *self.projected(y, (h, c))[1], *gru, *self.rnn(gru[0]))
+
+
+def agree(lib, net, *inputs, **tolerance):
+    with torch.inference_mode():
+        wanted = net(*map(torch.from_numpy, inputs))
+    for got, want in zip(lib(*inputs), wanted, strict=True):
+        assert got.shape == tuple(want.shape)
+        np.testing.assert_allclose(got, want.numpy(), **{"rtol": 1e-5, "atol": 2e-6} | tolerance)
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "levels"),
+    [("batch", 4, (3,)), (3, "steps", (0,)), (tn.Size("batch", 1, 21), tn.Size("steps", 1, 32), (0, 3))],
+    ids=["batch", "steps", "both"],
+)
+def test_layers_of_pytorch(rng, batch, steps, levels):
+    net = Layers().eval()
+    mod, params = tn.from_pytorch(net, {"x": (batch, steps, 5), "h": (1, batch, 7), "c": (1, batch, 33)})
+    sizes = [*zip(BATCHES, STEPS, strict=True), (21, 1), (1, 32)]
+    for level in levels:
+        lib = tn.build(mod, params, opt_level=level, records=False)
+        for n, m in sizes:
+            n = n if batch != 3 else 3
+            m = m if steps != 4 else 4
+            shapes = (n, m, 5), (1, n, 7), (1, n, 33)
+            agree(lib, net, *(rng.standard_normal(shape).astype("float32") for shape in shapes))
+
+
+NODES = {
+    "LSTM": """zeros = ConstantOfShape(states) first = Expand(one, states)
+        y, h, c = LSTM<hidden_size = 6, direction = "bidirectional">(x, W, R, B, lengths, zeros, first)""",
+    "GRU": """y, h = GRU<hidden_size = 6, direction = "bidirectional">(x, W, R, B, lengths)
+        z = Identity(h) c = Mul(z, one)""",
+    "RNN": """y, h = RNN<hidden_size = 6, direction = "bidirectional">(x, W, R, B, lengths) c = Mul(h, one)""",
+}
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_layers_of_onnx(rng, kind, gates):
+    """With lengths of sequences, and states that the file fills; ONNX Runtime is the reference."""
+    model = parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 17]> g (float[7, N, 4] x, int32[N] lengths)
+        => (float[7, 2, N, 6] y, float[2, N, 6] h, float[2, N, 6] c) {{
+        shape = Shape<start = 1, end = 2>(x) two = Constant<value = int64[1] {{2}}>()
+        six = Constant<value = int64[1] {{6}}>() one = Constant<value = float {{1.0}}>()
+        states = Concat<axis = 0>(two, shape, six) {NODES[kind]} }}"""
+    )
+    for name, shape in {"W": (gates * 6, 4), "R": (gates * 6, 6), "B": (gates * 12,)}.items():
+        weight = rng.standard_normal((2, *shape)).astype("float32")
+        model.graph.initializer.append(numpy_helper.from_array(weight, name))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    mod, params = tn.from_onnx(model)
+    for level in (0, 3):
+        lib = tn.build(mod, params, opt_level=level, records=False)
+        assert str(lib.inputs[0]) == "x: float32[7, N, 4]"
+        for n in BATCHES:
+            x = rng.standard_normal((7, n, 4)).astype("float32")
+            feed = {"x": x, "lengths": rng.integers(0, 8, n).astype("int32")}
+            for got, want in zip(lib(*feed.values()), session.run(None, feed), strict=True):
+                np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+    feed["lengths"][-1] = 8
+    with pytest.raises(IndexError, match=f"{kind}: expected lengths of sequences from 0 to 7, got 8"):
+        lib(*feed.values())
+
+
+def test_threads_share_the_units_of_an_open_batch(rng):
+    net = nn.LSTM(8, 200).eval()
+    lib = tn.build(*tn.from_pytorch(net, {"x": (3, "batch", 8)}), records=False)
+    for n in BATCHES:
+        x = rng.standard_normal((3, n, 8)).astype("float32")
+        with torch.inference_mode():
+            y, (h, c) = net(torch.from_numpy(x))
+        for got, want in zip(lib(x), (y, h, c), strict=True):
+            np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=2e-6)
+
+
+def test_an_open_batch_among_sizes_that_are_stated(rng):
+    """One build holds the kernel of a size beside that of all sizes."""
+    net = nn.GRU(5, 16).eval()
+    lib = tn.build(*tn.from_pytorch(net, {"x": (3, "batch", 5)}), records=False, sizes=[{"batch": 4}])
+    for n in (4, 5):
+        x = rng.standard_normal((3, n, 5)).astype("float32")
+        with torch.inference_mode():
+            wanted = net(torch.from_numpy(x))
+        for got, want in zip(lib(x), wanted, strict=True):
+            np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=2e-6)
