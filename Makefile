@@ -104,6 +104,7 @@ suites: $(READY)  ## Compare ONNX's and PyTorch's samples, and whole model zoos,
 	$(QUIET) $(BIN)/python tests/test_gluon_zoo.py
 	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore tests/test_transformers.py
 	$(QUIET) $(BIN)/python -W ignore tests/slow_kernels.py
+	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore tests/compile_suite.py
 	$(QUIET) $(PASSIVE) $(BIN)/python tests/torch_suite.py 0
 	$(QUIET) $(PASSIVE) $(BIN)/python tests/torch_suite.py 3
 

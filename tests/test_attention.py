@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from tvm import relax
 
 import tvmnotes as tn
+from tvmnotes.compiler.attention import fuse
 
 
 def built(function, shapes):
@@ -126,6 +127,13 @@ def test_bfloat16_is_as_exact_as_pytorchs():
     ours, pytorchs = tn.build(*tn.from_pytorch(net, tuple(xs)))(*xs), net(*xs)
     errors = [np.abs(np.asarray(each).astype("float64") - exact.numpy()).max() for each in (ours, pytorchs.float())]
     assert errors[0] <= max(1.5 * errors[1], 2**-8 * exact.abs().max().item())
+
+
+def test_tensors_that_an_int32_does_not_index_are_left_to_single_kernels(rng, monkeypatch):
+    shapes = (2, 20, 16), (2, 140, 16), (2, 140, 16)
+    for largest, fused in ((2 * 140 * 16, True), (2 * 140 * 16 - 1, False)):
+        monkeypatch.setattr(fuse, "_LARGEST", largest)
+        held(single, *shapes, rng=rng, fused=fused)
 
 
 @pytest.mark.parametrize("halves", [False, True])

@@ -97,6 +97,8 @@ def test_a_file_that_is_no_notebook_is_named_and_the_others_are_read(tmp_path, t
     found = grades.read(tmp_path)
     assert found.by_student() == {"bad": {}, "good": {"04.1": "right"}}
     assert "bad.ipynb: not readable: " in str(found)
+    (tmp_path / "bad.ipynb").unlink()
+    assert grades.read(tmp_path).summary == "1 student, 1 notebook."
 
 
 def test_names_reach_neither_the_terminal_nor_a_spreadsheet_as_commands(tmp_path):

@@ -87,6 +87,14 @@ def test_runs_widen_the_range_of_their_machine_and_another_machine_is_a_column(k
     assert {row["verdict"] for row in rows} == {"not measured here"}
 
 
+def test_one_lesson_alone_is_added(known):
+    path = known / "04_conv2d_by_hand.ipynb"
+    path.with_name("06_profiling.ipynb").write_text(path.read_text())
+    done = CliRunner().invoke(app, ["ranges", str(known), "--add", "--lesson", "06"])
+    assert done.exit_code == 0 and done.output.startswith("2 figures of ")
+    assert ranges.load()["figures"].keys() == {"06"}
+
+
 def test_what_cannot_be_added_is_refused(known, tmp_path):
     ranges.add(known, "AVX-512")
     store(tmp_path / "mixed", text="step 1 1 ms 2 GFLOP/s\nB CPU, 8 cores, target skylake, TVM 0.27.0")
@@ -96,6 +104,8 @@ def test_what_cannot_be_added_is_refused(known, tmp_path):
         ([other, "--add", "--name", "AVX-512"], "AVX-512 is A CPU, 2 cores, target znver5"),
         ([tmp_path, "--add"], "expected lessons such as 00_start_here.ipynb, found none"),
         ([known, "--lesson", "99"], "lesson: expected one of 00, 01"),
+        ([known, "--add", "--lesson", "99"], "lesson: expected one of 00, 01"),
+        ([known, "--add", "--lesson", "05"], "expected lessons such as 05_tuning.ipynb, found none"),
     ):
         done = CliRunner().invoke(app, ["ranges", *map(str, words)], env={"COLUMNS": "400"})
         assert done.exit_code == 2 and message in done.output

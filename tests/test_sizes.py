@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import tvm
 from fake_runner import FakeRunner
 from torch import nn
 from tvm import relax, te, topi
@@ -129,6 +130,13 @@ def test_state_is_shared_by_the_entries(rng):
 
 def test_lower_levels(imported, net, rng):
     agree(tn.build(*imported, opt_level=0, sizes=STATED[2:]), net, rng)
+
+
+def test_an_array_is_never_named_like_an_input():
+    arrays = variants.Arrays({"x", "weight_"})
+    one, other, third = (tvm.runtime.tensor(np.full(3, n, "float32")) for n in range(3))
+    named = [arrays.name(array, "weight") for array in (one, other, one)]
+    assert named == ["weight", "weight__", "weight"] and arrays.name(third, "x") == "x_"
 
 
 def test_two_kernels_never_get_one_name():

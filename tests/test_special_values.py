@@ -58,6 +58,7 @@ OF_PAIRS = {
     **{name: lambda x, y, name=name: getattr(torch, name)(x) for name in (
         "abs", "neg", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "square", "tanh", "atanh", "erf", "sigmoid",
         "sign", "round", "floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "nan_to_num", "relu",
+        "frac",
     )},
     **{name: lambda x, y, name=name: getattr(F, name)(x) for name in (
         "relu6", "leaky_relu", "elu", "selu", "celu", "silu", "mish", "hardtanh", "hardswish", "hardsigmoid",
@@ -153,7 +154,7 @@ def assert_same(name: str, ours: np.ndarray, theirs: np.ndarray):
 FUNCTIONS = OF_PAIRS | OF_ROWS | OF_IMAGES | {f"{name}, wide": f for name, f in OF_IMAGES.items()} | OF_CONVOLUTIONS
 FEW = ("relu", "clamp", "maximum", "isfinite", "times 0", "x == x", "x - x", "amax", "argmin", "largest and where",
        "argmax of columns in vectors", "sort", "median", "max pool", "4 groups", "infinite factor", "atanh",
-       "remainder", "floor_divide")  # fmt: skip
+       "remainder", "floor_divide", "frac")  # fmt: skip
 FEWER = ("relu", "maximum", "x - x", "amax", "sort", "max pool")
 
 

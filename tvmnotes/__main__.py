@@ -305,7 +305,7 @@ def ranges(
 
     here = folder or lessons.ROOT / "notebooks"
     try:
-        typer.echo(ranges.add(here, name) if add else ranges.compare(here, lesson))
+        typer.echo(ranges.add(here, name, lesson) if add else ranges.compare(here, lesson))
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
 

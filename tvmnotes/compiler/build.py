@@ -84,7 +84,7 @@ def build(
         )
     lookup = resolve_records(records, target)
     bound = variants.resolved(mod, sizes)
-    shared = variants.Arrays() if bound else None
+    shared = variants.Arrays({param.name for param in mod["main"].params}) if bound else None
     names = {array_key(array): name for name, array in arrays.items()}
 
     def compiled(mod):

@@ -48,12 +48,16 @@ def resolved(mod: tvm.IRModule, sizes: Sequence[Mapping[str, int]] | None) -> li
 class Arrays:
     """The parameters of several networks, in which arrays of the same content share a name.
 
+    Args:
+        taken: Names that no array gets: those of the networks' inputs.
+
     Attributes:
         by_name: The arrays.
     """
 
-    def __init__(self):
+    def __init__(self, taken: set[str]):
         self.by_name = {}
+        self._taken = taken
         self._names = {}  # by content
 
     def name(self, array: tvm.runtime.Tensor, name: str) -> str:
@@ -61,7 +65,7 @@ class Arrays:
         content = array.numpy()
         key = content.shape, str(array.dtype), hashlib.sha256(content.tobytes()).digest()
         if key not in self._names:
-            while name in self.by_name:
+            while name in self.by_name or name in self._taken:
                 name += "_"
             self._names[key] = name
             self.by_name[name] = array

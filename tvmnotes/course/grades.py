@@ -43,8 +43,8 @@ class Grades(Table):
 
     def __init__(self, verdicts: list[Verdict]):
         self.verdicts = verdicts
-        count = len({each.notebook for each in verdicts})
-        self.summary = f"{len({each.student for each in verdicts})} students, {count} notebooks."
+        students = _counted(len({each.student for each in verdicts}), "student")
+        self.summary = f"{students}, {_counted(len({each.notebook for each in verdicts}), 'notebook')}."
 
     def by_student(self) -> dict[str, dict[str, str]]:
         """Return the best verdict on each exercise, by the student's name."""
@@ -87,6 +87,10 @@ class Grades(Table):
         writer.writerow(["student", "notebook", "exercise", "verdict", "problem"])
         writer.writerows([_safe(field) for field in each] for each in sorted(self.verdicts))
         return text.getvalue()
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _safe(field: str) -> str:

@@ -102,21 +102,26 @@ def tabled(shown: str) -> dict[str, float]:
     return found
 
 
-def read(folder: Path) -> tuple[dict[Figure, float], set[str]]:
+def read(folder: Path, lesson: str | None = None) -> tuple[dict[Figure, float], set[str]]:
     """Read the figures and the machines that the executed lessons in a folder print.
 
     Args:
         folder: A folder with copies of lessons; other notebooks in it are not read.
+        lesson: The number of the only lesson to read; None: all.
 
     Raises:
-        FileNotFoundError: It has no lesson.
+        FileNotFoundError: It has no lesson, or not that one.
+        ValueError: There is no such lesson.
     """
+    if lesson is not None and lesson not in lessons.BY_NUMBER:
+        raise ValueError(f"lesson: expected one of {', '.join(lessons.BY_NUMBER)}; got {lesson}")
+    read = [each for each in lessons.LESSONS if lesson in (None, each.number)]
     figures = {}
     machines = set()
-    paths = [folder / f"{lesson.name}.ipynb" for lesson in lessons.LESSONS]
+    paths = [folder / f"{each.name}.ipynb" for each in read]
     if not any(path.is_file() for path in paths):
         raise FileNotFoundError(f"{folder}: expected lessons such as {paths[0].name}, found none")
-    for lesson, path in zip(lessons.LESSONS, paths, strict=True):
+    for each, path in zip(read, paths, strict=True):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.is_file() else []
         for cell in cells:
             for output in cell.get("outputs", []):
@@ -125,7 +130,7 @@ def read(folder: Path) -> tuple[dict[Figure, float], set[str]]:
                 machines |= set(MACHINE.findall(text))
                 if TAG in cell["metadata"].get("tags", []):
                     for words, value in {**printed(text), **tabled(shown)}.items():
-                        figures[Figure(lesson.number, cell["id"], words)] = value
+                        figures[Figure(each.number, cell["id"], words)] = value
     return figures, machines
 
 
@@ -213,7 +218,7 @@ def _figures(known: dict) -> dict[Figure, dict[str, list[float]]]:
     }
 
 
-def add(folder: Path, name: str | None = None) -> str:
+def add(folder: Path, name: str | None = None, lesson: str | None = None) -> str:
     """Add figures of executed lessons to ranges.json and TEACHING.md; return what was added, as a sentence.
 
     The file keeps to the figures that the stored lessons of the checkout print too.
@@ -221,12 +226,14 @@ def add(folder: Path, name: str | None = None) -> str:
     Args:
         folder: The folder of the executed lessons.
         name: What to call the machine; None: as before if it is known, else as it calls itself.
+        lesson: The number of the only lesson whose figures to add; None: all.
 
     Raises:
-        FileNotFoundError: The folder has no lesson.
-        ValueError: The lessons were executed on several machines, or the name is another machine's.
+        FileNotFoundError: The folder has no lesson, or not that one.
+        ValueError: There is no such lesson, the lessons were executed on several machines, or the name is
+            another machine's.
     """
-    found, machines = read(folder)
+    found, machines = read(folder, lesson)
     if len(machines) != 1:
         raise ValueError(
             f"{folder}: expected lessons of one machine, got {sorted(machines)}; run all of them on one"

@@ -240,6 +240,7 @@ COMPOSITES: dict[Any, Callable] = {
     aten.clamp_max.default: lambda x, most: _clamp_to_scalars(x, None, most),
     aten.clamp_min.Tensor: torch.maximum,
     aten.clamp_max.Tensor: torch.minimum,
+    aten.frac.default: lambda x: x - torch.trunc(x),
     aten.hypot.default: _hypot,
     aten.signbit.default: _signbit,
     aten.copysign.Tensor: _copysign,

@@ -16,6 +16,7 @@ from ..open_sizes import open_sizes
 from ..rules.base.vector import Simd
 from .loops import OPERATORS, Sizes, Step, Tile, kernel, pad_keys, panels
 
+_LARGEST = (1 << 31) - 1  # of a tensor of fixed size: the kernel's indices are int32
 _FEW_QUERIES, _FEW_KEYS = 8, 16  # up to so many, single kernels are as fast
 
 
@@ -23,7 +24,8 @@ def fuse_attention(simd: Simd) -> tvm.transform.Pass:
     """Make the pass, for attention of float32, to run after constants are folded.
 
     Between the first product and the softmax, scores may be scaled, and masks added or applied. Products of
-    few queries or keys, and values that are not whole vectors, are left as they are.
+    few queries or keys, values that are not whole vectors, and tensors of 2**31 elements are left as they
+    are.
     """
     return on_each_function("FuseAttention", lambda mod: _Fuser(mod, simd), adds_kernels=True)
 
@@ -115,6 +117,8 @@ class _Fuser(relax.PyExprMutator):
         if any(not _alike(each[:-2], batch) for each in shapes):
             return None
         (*_, queries, depth), (*_, keys), (*_, width), _ = shapes
+        if any(map(_is_large, shapes)):
+            return None
         few = self._at_most(queries, _FEW_QUERIES) or self._at_most(keys, _FEW_KEYS)
         dtypes = {str(tensor.ty.dtype) for tensor in (*product.args, product)}
         if few or not isinstance(depth, int) or not isinstance(width, int):
@@ -253,6 +257,11 @@ def _keeps_matrices(value) -> bool:
     if before is None or after is None or not _alike(before, after):
         return False
     return len(before) >= 2 and _same(before[-2:], after[-2:])
+
+
+def _is_large(shape: tuple) -> bool:
+    """Return whether a tensor of fixed size has elements that an int32 does not reach."""
+    return all(isinstance(n, int) for n in shape) and math.prod(shape) > _LARGEST
 
 
 def _same(a: tuple | None, b: tuple | None) -> bool:
