@@ -60,7 +60,8 @@ class Pointwise(direct_conv.DirectConv):
     def default(self, workload: Convolution, simd: Simd) -> Config:
         """Choose the register tile with the fewest cycles, the block and the outer loop."""
         pixels, (ins, outs) = math.prod(workload.out_size), workload.group_channels(simd.lanes)
-        depth = ins if pixels > simd.registers else None  # a single tile uses its weights once
+        # A single tile uses its weights once; small tiles gain nothing by it.
+        depth = ins if pixels > simd.registers >= 32 else None
         tile_m, tile_oc = register_tile(pixels, ceildiv(outs, simd.lanes), simd, direct_conv.CROP, depth)
         tiles = ceildiv(pixels, tile_m)
         # At most 2 % padding.
