@@ -10,11 +10,13 @@ import pytest
 import torch
 from conftest import imported
 from hypothesis import given, strategies
+from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import tvmnotes as tn
 from tvmnotes import language, models
 from tvmnotes.__main__ import app
+from tvmnotes.base.spec import TensorSpec
 from tvmnotes.course import tokens
 from tvmnotes.course.tokens import BytePairs
 
@@ -161,6 +163,58 @@ def test_a_text_ends_where_the_cache_is_full(net, lib, tokenizer):
     assert text == greedy(net, tokenizer, "def", LENGTH + 1 - given)
 
 
+class Several(language.Step):
+    """A step of any number of tokens, which are written into the caches before they attend to these."""
+
+    def forward(self, token, position, keys, values):
+        net, keys, values = self.decoder, keys.clone(), values.clone()
+        x, angles = net.embed(token), (net.cos[position], net.sin[position])
+        seen = net.positions <= position[:, None]
+        for layer, block in enumerate(net.blocks):
+            attention = block.attention
+            q, k, v = attention.project(block.norm1(x), *angles)
+            keys[layer] = keys[layer].index_copy(2, position, k)
+            values[layer] = values[layer].index_copy(2, position, v)
+            several = attention.heads // attention.kv_heads
+            k, v = (each[layer].repeat_interleave(several, dim=1) for each in (keys, values))
+            x = x + attention.out(F.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2))
+            x = x + block.hidden(block.norm2(x))
+        return F.linear(net.norm(x), net.embed.weight), keys, values
+
+
+@pytest.fixture(scope="module")
+def several(net):
+    new, step = tn.Size("new", 1, LENGTH), Several(net)
+    inputs = step.inputs | {"token": ((1, new), "int64"), "position": ((new,), "int64")}
+    return tn.build(*tn.from_pytorch(step, inputs), state=step.state, records=False)
+
+
+def reader(lib, size: int | tn.Size, counts: list[int]) -> SimpleNamespace:
+    """A language model that takes `size` tokens, and notes how many it gets."""
+    session = lib.session()
+
+    def run(token, position):
+        counts.append(token.shape[1])
+        return session(token, position)
+
+    inputs = [TensorSpec("token", (1, size), "int64"), TensorSpec("position", (size,), "int64")]
+    return SimpleNamespace(inputs=inputs, outputs=lib.outputs, state=lib.state, session=lambda: run)
+
+
+@pytest.mark.parametrize(("most", "calls"), [(None, [7]), (LENGTH, [7]), (3, [3, 3, 1]), (1, [1] * 7)])
+def test_a_prompt_is_read_in_as_few_calls_as_the_inputs_allow(lib, several, tokenizer, most, calls):
+    counts = []
+    for temperature in (0, 1.0):
+        model = reader(several, tn.Size("new", 1, most), counts)
+        texts = [tn.generate(each, "3141592", 4, temperature, 1, tokenizer, io.StringIO()) for each in (model, lib)]
+        assert texts[0] == texts[1]
+    assert counts == 2 * [*calls, 1, 1, 1]
+
+
+def test_several_tokens_are_written_into_the_caches_in_place(net, several):
+    assert sum(bool(node.get("in_place")) for node in several.graph["nodes"]) == 2 * len(net.blocks)
+
+
 def test_a_seed_repeats_a_text_whatever_the_state(lib, tokenizer):
     def write(seed):
         return tn.generate(lib, "def", 9, 1.0, seed, tokenizer, io.StringIO())
@@ -201,6 +255,8 @@ def test_a_network_that_is_no_language_model_is_refused(lib):
             tn.generate(other, "def")
     with pytest.raises(TypeError, match="the logits of 1024 tokens"):
         tn.generate(lib, "def")
+    with pytest.raises(TypeError, match="an open size from 1 on"):
+        tn.generate(reader(lib, tn.Size("new", 2), []), "def", tokenizer=BytePairs([(100, 101)] * 24))
 
 
 # ---------------------------------------------------------------- the command line

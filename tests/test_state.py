@@ -157,6 +157,7 @@ def test_a_cache_of_an_open_length_is_written_in_place(rng):
     length = tn.Size("length", 2, 64)
     shapes = {"mask": (length,), "position": ((1,), "int64"), "k": (2, 1, 4), "cache": (2, length, 4)}
     lib = build(step, shapes, {"cache": "output1"})
+    assert any(node.get("in_place") for node in lib.graph["nodes"])
     for size in (5, 16):
         session, cache = lib.session(), torch.zeros(2, size, 4)
         for position in (3, 0, -1 % size):
@@ -247,7 +248,11 @@ def writes_what_it_reads(cache, position, k):
     return k, cache.index_copy(3, position, cache[:, :, :, 1:2] + k.unsqueeze(3))
 
 
-NEEDED = [returns_the_old, returns_it_twice, reads_the_old_later, writes_what_it_reads]
+def returns_a_view_of_the_old(cache, position, k):
+    return cache.transpose(0, 1), cache.index_copy(3, position, k.unsqueeze(3))
+
+
+NEEDED = [returns_the_old, returns_it_twice, reads_the_old_later, writes_what_it_reads, returns_a_view_of_the_old]
 
 
 @pytest.mark.parametrize(("write", "level"), [(returns_it_twice, 0), *((write, 3) for write in NEEDED)])
@@ -265,6 +270,32 @@ def test_a_cache_that_is_still_needed_is_right(write, level, rng):
             np.testing.assert_array_equal(tensor.numpy(), value)
         last += [(tensor, tensor.numpy().copy()) for tensor in got]
         np.testing.assert_allclose(lib._held[0].numpy(), cache, rtol=1e-4, atol=1e-4)
+
+
+def test_caches_of_an_open_length_that_are_still_needed_are_right(rng):
+    def step(mask, position, k, *caches):
+        several = [write(cache, position, k) for write, cache in zip(NEEDED, caches, strict=True)]
+        others = [each for before, _, *after in several for each in (before, *after)]
+        return *(new for _, new, *_ in several), mask * 2, *others
+
+    length = tn.Size("length", 2, 64)
+    caches = dict.fromkeys("abcde", (*CACHE[:3], length, DIM))
+    shapes = {"mask": (length,), "position": ((1,), "int64"), "k": SHAPES["k"], **caches}
+    lib = build(step, shapes, {name: f"output{n}" for n, name in enumerate(caches)})
+    for size in (5, 16):
+        session, caches, last = lib.session(), [torch.zeros(*CACHE[:3], size, DIM)] * len(NEEDED), []
+        for position in (3, 0, 3):
+            mask, k, position = random(rng, size), random(rng, *SHAPES["k"]), np.array([position])
+            wanted = step(*map(torch.from_numpy, (mask, position, k)), *caches)
+            caches = wanted[: len(NEEDED)]
+            got = session.run([mask, position, k])
+            for one, want in zip(got, wanted[len(NEEDED) :], strict=True):
+                np.testing.assert_allclose(one.numpy(), want, rtol=1e-4, atol=1e-4)
+            for tensor, value in last:  # an earlier result is the caller's own
+                np.testing.assert_array_equal(tensor.numpy(), value)
+            last += [(tensor, tensor.numpy().copy()) for tensor in got]
+            for held, cache in zip(session._held, caches, strict=True):
+                np.testing.assert_allclose(held.numpy(), cache, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "uint8"])

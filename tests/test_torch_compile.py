@@ -8,6 +8,7 @@ import re
 import warnings
 from dataclasses import dataclass
 
+import forked
 import numpy as np
 import pytest
 import test_networks
@@ -283,6 +284,30 @@ def test_weights_made_in_inference_mode(builds):
             net.weight.add_(1)
             assert_equal(fast(x), net(x))
     assert len(builds()) == 1
+
+
+RESIDENT = """
+import gc, torch
+from tvmnotes.importers.pytorch_backend import backend
+def resident():
+    gc.collect()
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+@torch.no_grad()
+def called(width):
+    net = torch.nn.Linear(width, width, bias=False).eval()
+    fast, before = torch.compile(net, backend=backend), resident()
+    fast(torch.ones(4, width))
+    return fast, net, (resident() - before) / net.weight.nbytes
+called(64)
+print(called(5000)[-1])
+"""
+
+
+def test_a_build_keeps_one_copy_of_the_weights():
+    """Packed for its kernels; those of PyTorch and of the importer are not kept."""
+    done = forked.run("-W", "ignore", "-c", RESIDENT)
+    assert done.returncode == 0, done.stderr
+    assert 0.9 < float(done.stdout) < 1.5
 
 
 def test_weights_that_a_graph_holds_itself_are_left_to_pytorch():

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
-from ..base.relax import fixed_shape, op_name, shape_text
+from ..base.relax import known_shape, op_name, shape_text, written
 from . import writes
 
 
@@ -153,11 +153,16 @@ class _Graph:
 
 
 def _may_share(binding, var: relax.Var) -> bool:
-    """Return whether a result may lie in the memory of an operand: a kernel may turn out to be a view."""
-    shape, own = fixed_shape(binding.var.ty), fixed_shape(var.ty)
-    if op_name(binding.value) != "call_tir" or None in (shape, own):
+    """Return whether a result may lie in the memory of an operand: a kernel may turn out to be a view.
+
+    It can be one of a tensor that has as many elements whatever the open sizes are. Their counts are compared
+    as sums of products; one that holds a quotient, in parentheses, may be equal to another in another form.
+    """
+    shapes = [known_shape(each.ty) for each in (binding.var, var)]
+    if op_name(binding.value) != "call_tir" or None in shapes:
         return True
-    return math.prod(shape) == math.prod(own)
+    own, other = (written(math.prod(shape)) for shape in shapes)
+    return None in (own, other) or own == other or "(" in f"{own}{other}"
 
 
 def is_write(mod: tvm.IRModule, call) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.sizes import Size
 from .tokens import BytePairs, bundled
 
 
@@ -24,8 +25,9 @@ def generate(
 
     Args:
         lib: What `tn.build` makes of `language.Step` with its `state`, or a network with the same inputs: a
-            token, int64 (1, 1), and its position, int64 (1,). Its own state is left alone.
-        prompt: The text to continue. The model reads it token by token.
+            token, int64 (1, 1), and its position, int64 (1,). Or several tokens, (1, new), and theirs,
+            (new,), where `new` is an open size from 1 on. Its own state is left alone.
+        prompt: The text to continue. The model reads it in as few calls as its inputs allow.
         tokens: How many tokens to write, at most: the text also ends where the cache is full.
         temperature: 0 takes the most probable token each time; 1 draws with the model's probabilities; in
             between, probable tokens are drawn more often.
@@ -42,7 +44,7 @@ def generate(
             below 0.
     """
     tokenizer = tokenizer or bundled()
-    length = _cache_length(lib, len(tokenizer.tokens))
+    length, most = _lengths(lib, len(tokenizer.tokens))
     if not prompt:
         raise ValueError("prompt: expected some text to continue, such as 'def '; got none")
     if tokens < 0:
@@ -61,42 +63,52 @@ def generate(
     parts = []
     shown = stream or sys.stdout
     flush = shown.isatty()  # a notebook shows what there is several times a second, and stores each flush
-    for part in itertools.chain([prompt], tokenizer.stream(_continued(lib.session(), given, count, pick))):
+    written = _continued(lib.session(), given, most, count, pick)
+    for part in itertools.chain([prompt], tokenizer.stream(written)):
         parts.append(part)
         print(part, end="", file=shown, flush=flush)
     print(file=shown)
     return "".join(parts)
 
 
-def _cache_length(lib: Any, vocabulary: int) -> int:
-    """Return the number of positions in the cache of a language model; raise TypeError for anything else."""
+def _lengths(lib: Any, vocabulary: int) -> tuple[int, int]:
+    """Return the number of positions in the cache of a language model, and of tokens that a call may read.
+
+    Raises TypeError for anything else.
+    """
     inputs = [(spec.shape, spec.dtype) for spec in getattr(lib, "inputs", ())]
-    state = list(getattr(lib, "state", ()))
+    caches = [spec.shape for spec in getattr(lib, "state", ())]
     outputs = [spec.shape[-1:] for spec in getattr(lib, "outputs", ())]
-    one_token = inputs == [((1, 1), "int64"), ((1,), "int64")] and outputs == [(vocabulary,)]
-    if not (one_token and state and hasattr(lib, "session")):
+    new = inputs[-1][0][-1] if inputs and inputs[-1][0] else None
+    is_open = isinstance(new, Size) and new.lower == 1
+    reads_tokens = inputs == [((1, new), "int64"), ((new,), "int64")] and (new == 1 or is_open)
+    length = caches[0][-2] if caches and len(caches[0]) > 1 else None
+    has_cache = isinstance(length, int) and hasattr(lib, "session")
+    if not (reads_tokens and has_cache and outputs == [(vocabulary,)]):
         raise TypeError(
-            "lib: expected a compiled language model: inputs token int64[1, 1] and position int64[1], caches "
-            f"as state, and one output, the logits of {vocabulary} tokens. language.Step is one: "
+            "lib: expected a compiled language model: inputs token int64[1, 1] and position int64[1], or "
+            "int64[1, new] and int64[new] with an open size from 1 on, caches as state, and one output, the "
+            f"logits of {vocabulary} tokens. language.Step is one: "
             f"tn.build(*tn.from_pytorch(step, step.inputs), state=step.state). Got {lib!r:.300}"
         )
-    return state[0].shape[-2]
+    return length, (new.upper or length) if is_open else 1
 
 
-def _continued(step: Callable, given: list[int], count: int, pick: Callable) -> Iterator[int]:
-    """Read the given tokens, one call each, then yield `count` more, each computed from all before it."""
-    for position, token in enumerate(given):
-        logits = _logits(step, token, position)
+def _continued(step: Callable, given: list[int], most: int, count: int, pick: Callable) -> Iterator[int]:
+    """Read the given tokens, at most `most` in a call, then yield `count` more, each from all before it."""
+    for position in range(0, len(given), most):
+        logits = _logits(step, given[position : position + most], position)
     for position in range(len(given), len(given) + count):
         token = pick(logits)
         yield token
         if position + 1 < len(given) + count:
-            logits = _logits(step, token, position)
+            logits = _logits(step, [token], position)
 
 
-def _logits(step: Callable, token: int, position: int) -> np.ndarray:
-    """Run one step; the lib's own caches hold what came before."""
-    return step(np.array([[token]], "int64"), np.array([position], "int64")).reshape(-1)
+def _logits(step: Callable, tokens: list[int], position: int) -> np.ndarray:
+    """Read tokens from a position on, and return the last one's logits; caches hold what came before."""
+    logits = step(np.array([tokens], "int64"), np.arange(position, position + len(tokens), dtype="int64"))
+    return logits.reshape(-1, logits.shape[-1])[-1]
 
 
 def _pick(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
