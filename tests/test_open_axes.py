@@ -263,7 +263,8 @@ def test_the_nearest_pixels_of_a_size_for_an_open_one(rng):
 def test_the_samples_of_a_size_for_an_open_one(resize, rng):
     lib = compiled(Function(resize), {"x": (1, 2, "n"), "y": ("m",)})
     for n, m in ((1, 1), (7, 3), (33, 70)):
-        agree(lib, Function(resize), rng.standard_normal((1, 2, n)).astype("float32"), np.zeros(m, "float32"))
+        x, y = rng.standard_normal((1, 2, n)).astype("float32"), np.zeros(m, "float32")
+        np.testing.assert_allclose(lib(x, y), resize(torch.from_numpy(x), torch.from_numpy(y)), atol=1e-6)
 
 
 def test_a_norm_of_groups_without_an_image(rng):
