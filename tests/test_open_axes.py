@@ -251,6 +251,22 @@ def test_the_nearest_pixels_of_a_size_for_an_open_one(rng):
         assert np.array_equal(lib(x, y), net(*map(torch.from_numpy, (x, y))).numpy())
 
 
+@pytest.mark.parametrize(
+    "resize",
+    [
+        lambda x, y: F.interpolate(x, size=y.shape),
+        lambda x, y: F.interpolate(x, size=y.shape, mode="linear"),
+        lambda x, y: F.interpolate(x[None, None], (2, 3, y.shape[0])),
+    ],
+    ids=["nearest", "linear", "nearest of three axes"],
+)
+def test_the_samples_of_a_size_for_an_open_one(resize, rng):
+    lib = compiled(Function(resize), {"x": (1, 2, "n"), "y": ("m",)})
+    for n, m in ((1, 1), (7, 3), (33, 70)):
+        x, y = rng.standard_normal((1, 2, n)).astype("float32"), np.zeros(m, "float32")
+        np.testing.assert_allclose(lib(x, y), resize(torch.from_numpy(x), torch.from_numpy(y)), atol=1e-6)
+
+
 def test_a_norm_of_groups_without_an_image(rng):
     net = nn.GroupNorm(2, 8).eval()
     agree(compiled(net, {"x": ("batch", 8)}), net, rng.standard_normal((3, 8)).astype("float32"))

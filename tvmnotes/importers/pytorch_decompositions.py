@@ -195,7 +195,8 @@ _NEED_AN_AXIS = (
 # rolls and resampling into indices of single elements.
 _KEPT = (
     *(aten.one_hot.default, aten.index_add.default, aten.index_copy.default, aten.roll.default),
-    *(aten.upsample_linear1d.vec, aten.upsample_trilinear3d.vec, aten.upsample_bicubic2d.vec),
+    *(aten.upsample_nearest1d.vec, aten.upsample_nearest3d.vec, aten.upsample_linear1d.vec),
+    *(aten.upsample_trilinear3d.vec, aten.upsample_bicubic2d.vec),
     *(aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec),
 )
 

@@ -216,6 +216,20 @@ def _resize(method: str) -> Callable:
             for axis, (size, length) in enumerate(zip(before, after, strict=True), 2):
                 x = _nearest(importer, x, axis, size, length, scales[axis - 2] if given else None)
             return x
+        if (
+            filter_ == "linear"
+            and len(before) == 1
+            and importer.leaves_sizes_open
+            and not given
+            and not corners
+        ):
+            row = relax.op.image.resize2d(
+                importer.block_builder.emit(relax.op.expand_dims(x, 2)),
+                (1, *after),
+                method=method,
+                coordinate_transformation_mode="half_pixel",
+            )
+            return importer.block_builder.emit(relax.op.squeeze(importer.block_builder.emit(row), 2))
         if not given:
             scales = [m / n for n, m in zip(before, after, strict=True)]
         whole = not given or all(n * s == m for n, s, m in zip(before, scales, after, strict=True))
@@ -392,7 +406,7 @@ CONVERTERS: dict[str, Callable] = {
     "index_copy.default": _index_along(summed=False),
     "one_hot.default": _one_hot,
     "roi_align.default": _roi_align,
-    "upsample_nearest2d.vec": _resize("nearest_neighbor"),
+    **{f"upsample_nearest{n}d.vec": _resize("nearest_neighbor") for n in (1, 2, 3)},
     "upsample_linear1d.vec": _resize("linear"),
     "upsample_bilinear2d.vec": _resize("linear"),
     "upsample_trilinear3d.vec": _resize("linear"),
