@@ -200,6 +200,7 @@ OF_X = [
         S.UpSampling(X, S.var("weight"), scale=2, sample_type="bilinear", num_filter=3),
         (1, 3, 4, 5),
     ),
+    ("bilinear resize to a row", S.contrib.BilinearResize2D(X, height=1, width=7), (1, 3, 4, 5)),
     ("bilinear resize", S.contrib.BilinearResize2D(X, height=9, width=7), (1, 3, 4, 5)),
     (
         "bilinear resize, half pixels",

@@ -2,6 +2,7 @@
 
 import importlib
 import random
+import re
 import sys
 from dataclasses import astuple
 
@@ -94,6 +95,13 @@ def test_a_depthwise_convolution_copies_no_rows():
     _, blocks, height, width, lanes = workload.packed_input_shape(HERE.lanes)
     products = (3 * height - 2) * 3 * width  # of the rows inside the image
     assert count(kernel)["flops"] <= 2 * blocks * lanes * products
+
+
+def test_a_depthwise_convolution_reads_nothing_outside_of_the_image():
+    """Also where TVM knows the test that decides whether a product counts."""
+    workload = Convolution((1, 16, 5, 9), (16, 1, 7, 2), (1, 1), (3, 3, 1, 2), (1, 1), 16, True)
+    kernel = trial.kernel(Candidate(workload, {"family": "depthwise", "tile_oh": 3, "tile_ow": 7}, TARGET))
+    assert re.search(r"data\[.*T\.max\(T\.min\(.*, 8\), 0\)", tvm.tirx.transform.StmtSimplify()(kernel).script())
 
 
 def test_a_small_panel_of_weights_leaves_no_register_of_a_tile_unused():

@@ -113,7 +113,9 @@ def test_nan_and_infinity_pass_through(weigh):
 
 def test_a_scalar_input(compile_function):
     lib = compile_function(lambda x: x + 1, {"x": ()})
-    for x in (np.array(2, "float32"), torch.tensor(2.0)):
+    negative_view = torch.tensor(-2j).conj().imag  # 2, of which the memory has -2
+    assert negative_view.is_neg() and negative_view.is_contiguous()
+    for x in (np.array(2, "float32"), torch.tensor(2.0), negative_view):
         assert lib(x) == 3 and lib(x).shape == ()
 
 

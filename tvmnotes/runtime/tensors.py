@@ -83,7 +83,7 @@ def input_tensor(value, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
         usable = value.flags.carray
         usable &= value.dtype.kind in "iuf"  # NumPy's DLPack has no bfloat16, and NumPy 1's no bool
         return _aligned(tvm_ffi.from_dlpack(value), spec.dtype) if usable else copied(value)
-    value = value.detach().cpu().contiguous()  # a torch tensor
+    value = value.detach().cpu().resolve_neg().contiguous()  # a torch tensor
     return _aligned(tvm_ffi.from_dlpack(value), spec.dtype)
 
 

@@ -47,10 +47,11 @@ def _skipped(loop):
         tests[not of_columns.isdisjoint(tirx.analysis.undefined_vars(test))].append(test)
     value = total + load * product.b
     if tests[True]:
-        place = list(load.indices)
-        place[axis] = tirx.max(tirx.min(place[axis], load.source.shape[axis] - 1), 0)
+        place, column = list(load.indices), load.indices[axis]
+        place[axis] = tirx.max(tirx.min(column, load.source.shape[axis] - 1), 0)
         added = total + tirx.BufferLoad(load.source, place) * product.b
-        value = tirx.Select(reduce(tirx.And, tests[True]), added, total)
+        # Under the tests themselves, TVM would simplify the index to `column`, and read outside of the image.
+        value = tirx.Select(tirx.EQ(place[axis], column), added, total)
     changed = tirx.BufferStore(store.buffer, value, store.indices)
     body = tvm_ffi.structural_map(loop.body, (tirx.BufferStore, lambda _: changed))
     if tests[False]:

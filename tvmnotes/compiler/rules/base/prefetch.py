@@ -7,7 +7,8 @@ while scheduling, and the prefetches are inserted afterwards.
 
 import operator
 
-from tvm import s_tir, tirx
+import tvm_ffi
+from tvm import tirx
 from tvm.s_tir import Schedule
 
 _NOTE = "tvmnotes.prefetch"
@@ -29,23 +30,15 @@ def mark(sch: Schedule, loop, blocks: int) -> None:
 
 def insert(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return the kernel with prefetches in its marked loops."""
-    return func.with_body(_inserted(func.body))
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, _inserted)))
 
 
-def _inserted(stmt):
-    if isinstance(stmt, tirx.SeqStmt):
-        return tirx.SeqStmt([_inserted(one) for one in stmt.seq])
-    if isinstance(stmt, s_tir.SBlockRealize):
-        b = stmt.block
-        kept = b.init, b.alloc_buffers, b.match_buffers, b.annotations
-        block = s_tir.SBlock(b.iter_vars, b.reads, b.writes, b.name_hint, _inserted(b.body), *kept)
-        return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, block)
-    if not isinstance(stmt, tirx.For):
-        return stmt
-    notes, body = dict(stmt.annotations), _inserted(stmt.body)
-    if _NOTE in notes:
-        body = tirx.SeqStmt([*_prefetches(stmt.body, int(notes.pop(_NOTE))), body])
-    return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, notes)
+def _inserted(loop):
+    notes = dict(loop.annotations)
+    if _NOTE not in notes:
+        return loop
+    body = tirx.SeqStmt([*_prefetches(loop.body, int(notes.pop(_NOTE))), loop.body])
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, notes)
 
 
 def _prefetches(body, blocks: int) -> list:
