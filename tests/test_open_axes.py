@@ -349,14 +349,23 @@ def test_sizes_are_arithmetic():
         (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] == 1232 else x, "another way where 'n' is 1232"),
         (lambda x: x * 2 if x.shape[1] % 8 == 3 and x.shape[1] % 7 == 3 else x, "another way where 'n' is 3"),
         (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] > 3000 else x, "another way where 'n' is 3008"),
+        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] / 2 == 616 else x, "another way where 'n' is 1232"),
         (lambda x: x.repeat(1, 3, 1)[:, : x.shape[1] // 2 + 1], "'n' open"),
         (lambda x: x.tile((x.shape[1], 1, 1)), "'n' open|depends on it"),
     ],
-    ids=["equality", "multiples", "a multiple", "remainders", "large multiples", "half", "tile"],
+    ids=["equality", "multiples", "a multiple", "remainders", "large multiples", "quotient", "half", "tile"],
 )
 def test_networks_that_depend_on_a_length(function, message):
     with pytest.raises(NotImplementedError, match=message):
         tn.from_pytorch(Function(function).eval(), {"x": (1, "n", 3)})
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_conditions_on_a_size_that_two_inputs_have(number):
+    """PyTorch has a symbol for each of them."""
+    net = Function(lambda *xs: xs[0] * 2 if xs[number].shape[0] % 8 == 0 and xs[number].shape[0] == 1232 else xs[0])
+    with pytest.raises(NotImplementedError, match="another way where 'n' is 1232"):
+        tn.from_pytorch(net.eval(), {"x": ("n", 4), "y": ("n", 5)})
 
 
 @pytest.mark.parametrize(

@@ -155,23 +155,48 @@ def _same_course(
     program: ExportedProgram, specs: list[TensorSpec], values: dict[str, int], name: str, tried: np.ndarray
 ) -> np.ndarray:
     """Return at which values of a size all conditions hold that a program was exported with at `values`."""
+    symbols, fixed, conditions = _conditions(program, specs)
+    own = symbols.get(name)
+    if name in fixed or [*symbols.values()].count(own) != 1:  # a condition fixes it
+        return tried == values[name]
+    others = {symbol: sympy.Integer(values[known]) for known, symbol in symbols.items() if known != name}
+    holds = np.ones(tried.shape, bool)
+    for condition in conditions:
+        condition = condition.xreplace(others)
+        if condition.free_symbols == {own}:
+            holds &= _evaluated(condition, own, tried)
+    return holds
+
+
+def _evaluated(condition: sympy.Basic, symbol: sympy.Symbol, tried: np.ndarray) -> np.ndarray:
+    """Return at which values of a symbol a condition holds."""
+    try:
+        return sympy.lambdify([symbol], condition, [_NUMPY, "numpy"])(tried)
+    except (NameError, TypeError, ValueError):  # PyTorch's functions that NumPy does not have: one by one
+        results = [condition.xreplace({symbol: sympy.Integer(n)}) for n in tried.tolist()]
+        return np.array([result == sympy.true for result in results], bool)
+
+
+def _conditions(
+    program: ExportedProgram, specs: list[TensorSpec]
+) -> tuple[dict[str, sympy.Symbol], dict[str, Any], list[sympy.Basic]]:
+    """Return the symbols of the open sizes, what stands for others in some shape, and PyTorch's conditions.
+
+    The first two are by name. Where several inputs have a size, PyTorch may have a symbol for each of them:
+    the conditions returned have the first one.
+    """
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    symbols, guards = {}, {}  # by symbol; by text
+    symbols, fixed, same, guards = {}, {}, {}, {}
     for spec, place in zip(specs, program.graph_signature.user_inputs, strict=True):
         for size, number in zip(spec.shape, nodes[place].meta["val"].shape, strict=True):
-            if isinstance(size, Size) and isinstance(number, torch.SymInt) and number.node.expr.is_Symbol:
-                symbols[number.node.expr] = size.name
-                guards |= {str(guard.expr): guard.expr for guard in number.node.shape_env.guards}
-    own = next((symbol for symbol, known in symbols.items() if known == name), None)
-    if own is None:  # a condition fixes it
-        return tried == values[name]
-    others = {symbol: values[known] for symbol, known in symbols.items() if known != name}
-    holds = np.ones(tried.shape, bool)
-    for guard in guards.values():
-        condition = guard.xreplace({symbol: sympy.Integer(number) for symbol, number in others.items()})
-        if condition.free_symbols == {own}:
-            holds &= sympy.lambdify([own], condition, [_NUMPY, "numpy"])(tried)
-    return holds
+            if not isinstance(size, Size):
+                continue
+            if not isinstance(number, torch.SymInt) or not number.node.expr.is_Symbol:
+                fixed[size.name] = number
+                continue
+            same[number.node.expr] = symbols.setdefault(size.name, number.node.expr)
+            guards |= {str(guard.expr): guard.expr for guard in number.node.shape_env.guards}
+    return symbols, fixed, [guard.xreplace(same) for guard in guards.values()]
 
 
 def _relations(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[str, int]]:
@@ -179,20 +204,15 @@ def _relations(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[s
 
     Its exporter reports conditions on one size alone.
     """
-    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    sizes, conditions = {}, {}  # by symbol; by text
-    for spec, name in zip(specs, program.graph_signature.user_inputs, strict=True):
-        for size, number in zip(spec.shape, nodes[name].meta["val"].shape, strict=True):
-            if not isinstance(size, Size):
-                continue
-            if not isinstance(number, torch.SymInt) or not number.node.expr.is_Symbol:
-                raise NotImplementedError(
-                    f"PyTorch cannot leave {size.name!r} open in this network, where it is {number}; give a "
-                    "whole number there"
-                )
-            sizes[number.node.expr] = size
-            conditions |= {str(guard.expr): guard.expr for guard in number.node.shape_env.guards}
-    several = [each for each in conditions.values() if 1 < len(each.free_symbols) <= _MOST_RELATED]
+    symbols, fixed, conditions = _conditions(program, specs)
+    for name, number in fixed.items():
+        raise NotImplementedError(
+            f"PyTorch cannot leave {name!r} open in this network, where it is {number}; give a whole number "
+            "there"
+        )
+    known = merged(spec.shape for spec in specs)
+    sizes = {symbol: known[name] for name, symbol in symbols.items()}
+    several = [each for each in conditions if 1 < len(each.free_symbols) <= _MOST_RELATED]
     own = ({symbol: sizes.get(symbol) for symbol in each.free_symbols} for each in several)
     found = [values for values in map(_unrelated, several, own) if values]
     return [values for number, values in enumerate(found) if values not in found[:number]]
