@@ -21,7 +21,6 @@ from ..base.spec import TensorSpec
 from .open_sizes import usual
 
 SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
-_TOO_LARGE = 2_000  # for a network to be imported only to see whether it is another one there
 _SEARCHED = 10_000  # values of an open size at which a condition is evaluated
 _MOST_RELATED = 3  # open sizes in a condition
 _TRIED = 8  # values of each of these but one
@@ -91,8 +90,8 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
     except Exception as error:
         lines = errors.lines(error)
         failed = [line for line in lines if line.lstrip(" -").startswith("Not all values of")]
-        read = [_exceptions_in(line, sizes) for line in failed]
-        if not read or None in read:
+        found = [_exception_in(line, sizes) for line in failed]
+        if not found or None in found:
             fixes = [line for line in lines if "specialized" in line or "must be" in line]
             reason = [*failed, *fixes, *lines][0].strip(" -")
             where = " and ".join(f"{name} is {n}" for name, n in values.items())
@@ -102,7 +101,6 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
                 f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network"
                 f"{where and f' where {where}'}: {reason}; give {way_out}whole numbers there"
             ) from error
-        found = list(itertools.chain(*read))
         # Without names, PyTorch takes what it has just reported for true, and the other conditions are known.
         limits = {name: (size.lower, size.upper) for name, size in sizes.items()}
         dims = {name: torch.export.Dim.AUTO(min=n, max=m) for name, (n, m) in limits.items()}
@@ -111,7 +109,7 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
         def export_at(values):
             return program(dims, zeros([spec.at(values) for spec in specs]))
 
-        for name in {name: None for each in found for name in each}:
+        for name in dict.fromkeys(itertools.chain(*found)):
             found += _others(exported, export_at, specs, first, sizes[name])
     return found + _relations(exported, specs)
 
@@ -253,10 +251,9 @@ _RELATIONS = {
 }
 
 
-def _exceptions_in(line: str, sizes: dict[str, Size]) -> list[dict[str, int]] | None:
-    """Return an open size with values for which a condition in PyTorch's message does not hold.
+def _exception_in(line: str, sizes: dict[str, Size]) -> dict[str, int] | None:
+    """Return an open size with the least value for which a condition in PyTorch's message does not hold.
 
-    They are the least one and, as other conditions may be tested only there, one of each further magnitude.
     If it holds for all values, one of these. None if the message is another one, or there are too many.
     """
     found = _CONDITION.fullmatch(line)
@@ -265,26 +262,18 @@ def _exceptions_in(line: str, sizes: dict[str, Size]) -> list[dict[str, int]] | 
         return None
     name, size = found[1], sizes[found[1]]
     holds = functools.partial(_holds, *sides, name)
-    last = min(size.upper or _SEARCHED, _SEARCHED)
-
-    def failing_from(least):
-        return next((value for value in range(least, last + 1) if not holds(value)), None)
-
-    failing = []
+    tried = range(max(2, size.lower), min(size.upper or _SEARCHED, _SEARCHED) + 1)
     try:
-        value = failing_from(max(2, size.lower))
-        while value is not None:
-            failing.append({name: value})
-            value = failing_from(10 * value) if 10 * value <= _TOO_LARGE else None
+        failing = next((value for value in tried if not holds(value)), None)
     except (ValueError, KeyError):
         return None
-    if failing:
-        return failing
+    if failing is not None:
+        return {name: failing}
     if size.upper is not None and size.upper <= _SEARCHED:
-        return [{name: size.lower}]
+        return {name: size.lower}
     try:
         always = holds(sympy.Symbol(name, integer=True, positive=True))
-        return [{name: size.lower}] if always else None
+        return {name: size.lower} if always else None
     except TypeError:  # it depends on the value, as far as SymPy knows
         return None
 
