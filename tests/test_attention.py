@@ -130,10 +130,16 @@ def test_bfloat16_is_as_exact_as_pytorchs():
 
 
 def test_tensors_that_an_int32_does_not_index_are_left_to_single_kernels(rng, monkeypatch):
+    """In whole tiles of 64 keys: the values, and a mask that is larger."""
     shapes = (2, 20, 16), (2, 140, 16), (2, 140, 16)
-    for largest, fused in ((2 * 140 * 16, True), (2 * 140 * 16 - 1, False)):
-        monkeypatch.setattr(fuse, "_LARGEST", largest)
-        held(single, *shapes, rng=rng, fused=fused)
+    for function, more, most in (
+        (single, (), 2 * 140 * 64),
+        (lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v, [(160, 140)], 160 * 192),
+    ):
+        shapes = (2, 160 if more else 20, 16), *shapes[1:]
+        for largest, fused in ((most, True), (most - 1, False)):
+            monkeypatch.setattr(fuse, "_LARGEST", largest)
+            held(function, *shapes, *more, rng=rng, fused=fused)
 
 
 @pytest.mark.parametrize("halves", [False, True])

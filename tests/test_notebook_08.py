@@ -99,6 +99,21 @@ def test_the_cpp_program_prints_pythons_top_5(classify, folder, lib):
 
 @pytest.mark.alone
 @NEEDS_GCC
+def test_the_cpp_program_runs_a_library_of_several_functions(classify, folder):
+    """It calls `main`, which takes pictures in any number, with the parameters of `main`."""
+    mod, params = tn.from_pytorch(tn.models.load("digits"), {"image": ("batch", 1, 32, 32)})
+    several = tn.build(mod, params, sizes=[{"batch": 4}, {"batch": 1}])
+    several.save(folder / "several")
+    assert len(several.params) < len(several.arrays_of_all)
+    done = run(folder, classify, "several", "picture.f32")
+    assert done.returncode == 0, done.stderr
+    table = tn.vision.top_k(several(PICTURE))
+    assert [digit for digit, _ in top5(done.stdout)] == list(table["class"])
+    assert np.allclose([p for _, p in top5(done.stdout)], table["probability"], atol=6e-7)
+
+
+@pytest.mark.alone
+@NEEDS_GCC
 def test_the_cpp_program_says_what_is_wrong(classify, folder):
     for command, message in (
         ((), "usage: classify FOLDER PICTURE"),

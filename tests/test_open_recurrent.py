@@ -65,31 +65,31 @@ NODES = {
 }
 
 
-@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
-def test_layers_of_onnx(rng, kind, gates):
+@pytest.mark.parametrize(("kind", "gates", "steps"), [("LSTM", 4, 7), ("GRU", 3, 7), ("RNN", 1, "T")])
+def test_layers_of_onnx(rng, kind, gates, steps):
     """With lengths of sequences, and states that the file fills; ONNX Runtime is the reference."""
     model = parser.parse_model(
-        f"""<ir_version: 9, opset_import: ["": 17]> g (float[7, N, 4] x, int32[N] lengths)
-        => (float[7, 2, N, 6] y, float[2, N, 6] h, float[2, N, 6] c) {{
+        f"""<ir_version: 9, opset_import: ["": 17]> g (float[{steps}, N, 4] x, int32[N] lengths)
+        => (float[{steps}, 2, N, 6] y, float[2, N, 6] h, float[2, N, 6] c) {{
         shape = Shape<start = 1, end = 2>(x) two = Constant<value = int64[1] {{2}}>()
         six = Constant<value = int64[1] {{6}}>() one = Constant<value = float {{1.0}}>()
         states = Concat<axis = 0>(two, shape, six) {NODES[kind]} }}"""
     )
     for name, shape in {"W": (gates * 6, 4), "R": (gates * 6, 6), "B": (gates * 12,)}.items():
-        weight = rng.standard_normal((2, *shape)).astype("float32")
+        weight = rng.standard_normal((2, *shape)).astype("float32") / 2
         model.graph.initializer.append(numpy_helper.from_array(weight, name))
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     mod, params = tn.from_onnx(model)
     for level in (0, 3):
         lib = tn.build(mod, params, opt_level=level, records=False)
-        assert str(lib.inputs[0]) == "x: float32[7, N, 4]"
-        for n in BATCHES:
-            x = rng.standard_normal((7, n, 4)).astype("float32")
-            feed = {"x": x, "lengths": rng.integers(0, 8, n).astype("int32")}
+        assert str(lib.inputs[0]) == f"x: float32[{steps}, N, 4]"
+        for n, count in zip(BATCHES, STEPS if steps == "T" else [7] * len(BATCHES), strict=True):
+            x = rng.standard_normal((count, n, 4)).astype("float32")
+            feed = {"x": x, "lengths": rng.integers(0, count + 1, n).astype("int32")}
             for got, want in zip(lib(*feed.values()), session.run(None, feed), strict=True):
                 np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
-    feed["lengths"][-1] = 8
-    with pytest.raises(IndexError, match=f"{kind}: expected lengths of sequences from 0 to 7, got 8"):
+    feed["lengths"][-1] = count + 1
+    with pytest.raises(IndexError, match=f"{kind}: expected lengths of sequences from 0 to {steps}, got {count + 1}"):
         lib(*feed.values())
 
 

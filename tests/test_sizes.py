@@ -124,8 +124,18 @@ def test_state_is_shared_by_the_entries(rng):
     for x in several:
         lib(x)
         session(x)
+    tn.compare({"network": lib, "entry": lib.variants[0]}, several[0], calls=1)  # in sessions of their own
     for held in (lib._held, session._held):
         np.testing.assert_allclose(held[0].numpy(), np.concatenate(several).sum(0), rtol=1e-5)
+
+
+def test_a_comparison_runs_the_entry(lib):
+    entry, names = lib.variants[2], set()
+    with lib.instrumented(lambda _f, name, *_: names.add(str(name))):
+        timings = tn.compare({"network": lib, "entry": entry}, np.zeros((1, 3, 32, 32), "float32"), calls=2)
+    assert [len(timing.seconds) for timing in timings.values()] == [2, 2]
+    kernels = [set(each.graph["kernels"]) for each in (lib, *lib.variants)]
+    assert names & set.union(*kernels) == kernels[3]
 
 
 def test_lower_levels(imported, net, rng):

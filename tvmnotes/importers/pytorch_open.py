@@ -21,7 +21,6 @@ from ..base.spec import TensorSpec
 from .open_sizes import usual
 
 SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
-_TOO_LARGE = 2_000  # for a network to be imported only to see whether it is another one there
 _SEARCHED = 10_000  # values of an open size at which a condition is evaluated
 _MOST_RELATED = 3  # open sizes in a condition
 _TRIED = 8  # values of each of these but one
@@ -91,8 +90,8 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
     except Exception as error:
         lines = errors.lines(error)
         failed = [line for line in lines if line.lstrip(" -").startswith("Not all values of")]
-        read = [_exceptions_in(line, sizes) for line in failed]
-        if not read or None in read:
+        found = [_exception_in(line, sizes) for line in failed]
+        if not found or None in found:
             fixes = [line for line in lines if "specialized" in line or "must be" in line]
             reason = [*failed, *fixes, *lines][0].strip(" -")
             where = " and ".join(f"{name} is {n}" for name, n in values.items())
@@ -102,7 +101,6 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
                 f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network"
                 f"{where and f' where {where}'}: {reason}; give {way_out}whole numbers there"
             ) from error
-        found = list(itertools.chain(*read))
         # Without names, PyTorch takes what it has just reported for true, and the other conditions are known.
         limits = {name: (size.lower, size.upper) for name, size in sizes.items()}
         dims = {name: torch.export.Dim.AUTO(min=n, max=m) for name, (n, m) in limits.items()}
@@ -111,7 +109,7 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
         def export_at(values):
             return program(dims, zeros([spec.at(values) for spec in specs]))
 
-        for name in {name: None for each in found for name in each}:
+        for name in dict.fromkeys(itertools.chain(*found)):
             found += _others(exported, export_at, specs, first, sizes[name])
     return found + _relations(exported, specs)
 
@@ -155,23 +153,48 @@ def _same_course(
     program: ExportedProgram, specs: list[TensorSpec], values: dict[str, int], name: str, tried: np.ndarray
 ) -> np.ndarray:
     """Return at which values of a size all conditions hold that a program was exported with at `values`."""
+    symbols, fixed, conditions = _conditions(program, specs)
+    own = symbols.get(name)
+    if name in fixed or [*symbols.values()].count(own) != 1:  # a condition fixes it
+        return tried == values[name]
+    others = {symbol: sympy.Integer(values[known]) for known, symbol in symbols.items() if known != name}
+    holds = np.ones(tried.shape, bool)
+    for condition in conditions:
+        condition = condition.xreplace(others)
+        if condition.free_symbols == {own}:
+            holds &= _evaluated(condition, own, tried)
+    return holds
+
+
+def _evaluated(condition: sympy.Basic, symbol: sympy.Symbol, tried: np.ndarray) -> np.ndarray:
+    """Return at which values of a symbol a condition holds."""
+    try:
+        return sympy.lambdify([symbol], condition, [_NUMPY, "numpy"])(tried)
+    except (NameError, TypeError, ValueError):  # PyTorch's functions that NumPy does not have: one by one
+        results = [condition.xreplace({symbol: sympy.Integer(n)}) for n in tried.tolist()]
+        return np.array([result == sympy.true for result in results], bool)
+
+
+def _conditions(
+    program: ExportedProgram, specs: list[TensorSpec]
+) -> tuple[dict[str, sympy.Symbol], dict[str, Any], list[sympy.Basic]]:
+    """Return the symbols of the open sizes, what stands for others in some shape, and PyTorch's conditions.
+
+    The first two are by name. Where several inputs have a size, PyTorch may have a symbol for each of them:
+    the conditions returned have the first one.
+    """
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    symbols, guards = {}, {}  # by symbol; by text
+    symbols, fixed, same, guards = {}, {}, {}, {}
     for spec, place in zip(specs, program.graph_signature.user_inputs, strict=True):
         for size, number in zip(spec.shape, nodes[place].meta["val"].shape, strict=True):
-            if isinstance(size, Size) and isinstance(number, torch.SymInt) and number.node.expr.is_Symbol:
-                symbols[number.node.expr] = size.name
-                guards |= {str(guard.expr): guard.expr for guard in number.node.shape_env.guards}
-    own = next((symbol for symbol, known in symbols.items() if known == name), None)
-    if own is None:  # a condition fixes it
-        return tried == values[name]
-    others = {symbol: values[known] for symbol, known in symbols.items() if known != name}
-    holds = np.ones(tried.shape, bool)
-    for guard in guards.values():
-        condition = guard.xreplace({symbol: sympy.Integer(number) for symbol, number in others.items()})
-        if condition.free_symbols == {own}:
-            holds &= sympy.lambdify([own], condition, [_NUMPY, "numpy"])(tried)
-    return holds
+            if not isinstance(size, Size):
+                continue
+            if not isinstance(number, torch.SymInt) or not number.node.expr.is_Symbol:
+                fixed[size.name] = number
+                continue
+            same[number.node.expr] = symbols.setdefault(size.name, number.node.expr)
+            guards |= {str(guard.expr): guard.expr for guard in number.node.shape_env.guards}
+    return symbols, fixed, [guard.xreplace(same) for guard in guards.values()]
 
 
 def _relations(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[str, int]]:
@@ -179,20 +202,15 @@ def _relations(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[s
 
     Its exporter reports conditions on one size alone.
     """
-    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    sizes, conditions = {}, {}  # by symbol; by text
-    for spec, name in zip(specs, program.graph_signature.user_inputs, strict=True):
-        for size, number in zip(spec.shape, nodes[name].meta["val"].shape, strict=True):
-            if not isinstance(size, Size):
-                continue
-            if not isinstance(number, torch.SymInt) or not number.node.expr.is_Symbol:
-                raise NotImplementedError(
-                    f"PyTorch cannot leave {size.name!r} open in this network, where it is {number}; give a "
-                    "whole number there"
-                )
-            sizes[number.node.expr] = size
-            conditions |= {str(guard.expr): guard.expr for guard in number.node.shape_env.guards}
-    several = [each for each in conditions.values() if 1 < len(each.free_symbols) <= _MOST_RELATED]
+    symbols, fixed, conditions = _conditions(program, specs)
+    for name, number in fixed.items():
+        raise NotImplementedError(
+            f"PyTorch cannot leave {name!r} open in this network, where it is {number}; give a whole number "
+            "there"
+        )
+    known = merged(spec.shape for spec in specs)
+    sizes = {symbol: known[name] for name, symbol in symbols.items()}
+    several = [each for each in conditions if 1 < len(each.free_symbols) <= _MOST_RELATED]
     own = ({symbol: sizes.get(symbol) for symbol in each.free_symbols} for each in several)
     found = [values for values in map(_unrelated, several, own) if values]
     return [values for number, values in enumerate(found) if values not in found[:number]]
@@ -233,10 +251,9 @@ _RELATIONS = {
 }
 
 
-def _exceptions_in(line: str, sizes: dict[str, Size]) -> list[dict[str, int]] | None:
-    """Return an open size with values for which a condition in PyTorch's message does not hold.
+def _exception_in(line: str, sizes: dict[str, Size]) -> dict[str, int] | None:
+    """Return an open size with the least value for which a condition in PyTorch's message does not hold.
 
-    They are the least one and, as other conditions may be tested only there, one of each further magnitude.
     If it holds for all values, one of these. None if the message is another one, or there are too many.
     """
     found = _CONDITION.fullmatch(line)
@@ -245,26 +262,18 @@ def _exceptions_in(line: str, sizes: dict[str, Size]) -> list[dict[str, int]] | 
         return None
     name, size = found[1], sizes[found[1]]
     holds = functools.partial(_holds, *sides, name)
-    last = min(size.upper or _SEARCHED, _SEARCHED)
-
-    def failing_from(least):
-        return next((value for value in range(least, last + 1) if not holds(value)), None)
-
-    failing = []
+    tried = range(max(2, size.lower), min(size.upper or _SEARCHED, _SEARCHED) + 1)
     try:
-        value = failing_from(max(2, size.lower))
-        while value is not None:
-            failing.append({name: value})
-            value = failing_from(10 * value) if 10 * value <= _TOO_LARGE else None
+        failing = next((value for value in tried if not holds(value)), None)
     except (ValueError, KeyError):
         return None
-    if failing:
-        return failing
+    if failing is not None:
+        return {name: failing}
     if size.upper is not None and size.upper <= _SEARCHED:
-        return [{name: size.lower}]
+        return {name: size.lower}
     try:
         always = holds(sympy.Symbol(name, integer=True, positive=True))
-        return [{name: size.lower}] if always else None
+        return {name: size.lower} if always else None
     except TypeError:  # it depends on the value, as far as SymPy knows
         return None
 

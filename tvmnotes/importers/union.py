@@ -23,6 +23,7 @@ _MOST_FACTORS = 3  # of a product of sizes before
 _UNBOUNDED = 1 << 31  # as the upper bound of a size that has none
 _PAST = 1 << 62  # a bound beyond this is past each end of an axis
 _LIMITS = re.compile(re.escape(indices.limits("@", "#", "#")).replace("@", "(.*)").replace(r"\#", r"-?\d+"))
+_LENGTHS = re.compile(r"(.*: expected lengths of sequences from 0 to )\d+(, got )")
 
 
 class Refused(Exception):
@@ -279,13 +280,7 @@ class Union:
         message = None
         texts = [text for _, text, *_ in checks]
         if len(set(texts)) > 1:
-            operator = _LIMITS.fullmatch(texts[0])
-            if operator is None:
-                raise Refused("a check of indices depends on it")
-            size = str(written(self._size(check[2] for check in checks)))
-            size = size if size.isidentifier() else f"({size})"
-            first = f"-{size}" if checks[0][3] else "0"
-            message = tvm.ir.StringImm(indices.limits(operator[1], first, f"{size} - 1"))
+            message = tvm.ir.StringImm(self._limits(texts[0], checks))
         args = [
             message
             if message is not None and isinstance(several[0], tvm.ir.StringImm)
@@ -294,6 +289,17 @@ class Union:
         ]
         types = [self._type(several) for several in together(call.ty_args for call in calls)]
         return tvm.ir.Call(calls[0].op, args, calls[0].attrs, types)
+
+    def _limits(self, text: str, checks: list) -> str:
+        """Return the message of checks, of which `text` is the first one's, with the size in it."""
+        if lengths := _LENGTHS.fullmatch(text):
+            return f"{lengths[1]}{written(self._size(check[2] - 1 for check in checks))}{lengths[2]}"
+        operator = _LIMITS.fullmatch(text)
+        if operator is None:
+            raise Refused("a check of indices depends on it")
+        size = str(written(self._size(check[2] for check in checks)))
+        size = size if size.isidentifier() else f"({size})"
+        return indices.limits(operator[1], f"-{size}" if checks[0][3] else "0", f"{size} - 1")
 
     def _layer(self, layers: list):
         """Return the union of layers of a recurrent network, as `Cell.of_call` lists them."""

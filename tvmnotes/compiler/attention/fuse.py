@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
+from ...base.integers import round_up
 from ...base.relax import constant_array, known_shape, on_each_function, op_name, written
 from ..open_kernels import OpenSizes
 from ..open_kernels import call as call_kernel
@@ -17,6 +18,7 @@ from ..rules.base.vector import Simd
 from .loops import OPERATORS, Sizes, Step, Tile, kernel, pad_keys, panels
 
 _LARGEST = (1 << 31) - 1  # of a tensor of fixed size: the kernel's indices are int32
+_TILE = 64  # keys of the widest tile
 _FEW_QUERIES, _FEW_KEYS = 8, 16  # up to so many, single kernels are as fast
 
 
@@ -128,7 +130,8 @@ class _Fuser(relax.PyExprMutator):
         found = _Attention([*product.args, values], Sizes(batch, queries, keys, depth, width), empty)
         for step in reversed(steps):
             found.steps.append(self._step(step, shape, found))
-        return found
+        masks = [known_shape(tensor.ty) or () for tensor in found.inputs.values()]
+        return None if any(map(_is_large, masks)) else found
 
     def _at_most(self, size, number: int) -> bool:
         """Return whether a size, or the upper bound of an open one, is not larger than a number."""
@@ -260,8 +263,10 @@ def _keeps_matrices(value) -> bool:
 
 
 def _is_large(shape: tuple) -> bool:
-    """Return whether a tensor of fixed size has elements that an int32 does not reach."""
-    return all(isinstance(n, int) for n in shape) and math.prod(shape) > _LARGEST
+    """Return whether a tensor of fixed size, in whole tiles, has elements that an int32 does not reach."""
+    if not shape or not all(isinstance(n, int) for n in shape):
+        return False
+    return math.prod(shape[:-1]) * round_up(shape[-1], _TILE) > _LARGEST
 
 
 def _same(a: tuple | None, b: tuple | None) -> bool:
