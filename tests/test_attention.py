@@ -138,7 +138,7 @@ def test_tensors_that_an_int32_does_not_index_are_left_to_single_kernels(rng, mo
     ):
         shapes = (2, 160 if more else 20, 16), *shapes[1:]
         for largest, fused in ((most, True), (most - 1, False)):
-            monkeypatch.setattr(fuse, "_LARGEST", largest)
+            monkeypatch.setattr(fuse, "INT32_MAX", largest)
             held(function, *shapes, *more, rng=rng, fused=fused)
 
 

@@ -1,5 +1,7 @@
 """Division and rounding up, for Python integers and TVM expressions."""
 
+INT32_MAX = (1 << 31) - 1  # elements of a tensor of fixed size that a kernel's indices, int32, reach
+
 
 def ceildiv(a, b):
     """Divide and round up."""

@@ -8,6 +8,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
+from ..base.integers import INT32_MAX
 from ..base.relax import fixed_shape, on_each_function, op_name
 from ..base.tvm_seam import OUT_EWISE_FUSABLE
 from .rules.base.vector import Simd
@@ -15,7 +16,6 @@ from .rules.few_rows import View, product, tile
 
 _FEW = 8  # rows
 _LARGE = 1 << 12  # elements of a matrix whose copy would take long
-_LARGEST = (1 << 31) - 1  # of a tensor: an index of its elements is an int32
 
 
 def products_of_few_rows(simd: Simd) -> tvm.transform.Pass:
@@ -114,7 +114,7 @@ def _slices(call, rank: int) -> tuple[slice, ...] | None:
 
 def _view(shape: tuple[int, ...], moves: list, wanted: tuple[int, ...]) -> View | None:
     """Return what moves make of a tensor, broadcast to the shape `wanted`; None if that needs a copy."""
-    if math.prod(shape) > _LARGEST:
+    if math.prod(shape) > INT32_MAX:
         return None
     base = np.empty(shape, np.int8)
     array = base

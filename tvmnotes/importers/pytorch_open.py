@@ -203,7 +203,8 @@ def _relations(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[s
     Its exporter reports conditions on one size alone.
     """
     symbols, fixed, conditions = _conditions(program, specs)
-    for name, number in fixed.items():
+    if fixed:
+        name, number = next(iter(fixed.items()))
         raise NotImplementedError(
             f"PyTorch cannot leave {name!r} open in this network, where it is {number}; give a whole number "
             "there"

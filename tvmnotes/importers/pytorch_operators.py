@@ -216,33 +216,23 @@ def _resize(method: str) -> Callable:
             for axis, (size, length) in enumerate(zip(before, after, strict=True), 2):
                 x = _nearest(importer, x, axis, size, length, scales[axis - 2] if given else None)
             return x
-        if (
-            filter_ == "linear"
-            and len(before) == 1
-            and importer.leaves_sizes_open
-            and not given
-            and not corners
-        ):
-            row = relax.op.image.resize2d(
-                importer.block_builder.emit(relax.op.expand_dims(x, 2)),
-                (1, *after),
-                method=method,
-                coordinate_transformation_mode="half_pixel",
-            )
-            return importer.block_builder.emit(relax.op.squeeze(importer.block_builder.emit(row), 2))
         if not given:
             scales = [m / n for n, m in zip(before, after, strict=True)]
         whole = not given or all(n * s == m for n, s, m in zip(before, scales, after, strict=True))
         # TVM divides by the number of pixels less one where corners are aligned.
         fits = not any(isinstance(n, int) and n == 1 for n in after) if corners else whole
-        if len(before) == 2 and filter_ == method and fits:
+        is_row = len(before) == 1 and importer.leaves_sizes_open and not corners
+        if (len(before) == 2 or is_row) and filter_ == method and fits:
             mode = "align_corners" if corners else "half_pixel"
             mode = "asymmetric" if method == "nearest_neighbor" else mode
             rounding = "floor" if method == "nearest_neighbor" else "round"
+            if is_row:
+                x, after = importer.block_builder.emit(relax.op.expand_dims(x, 2)), [1, *after]
             x = relax.op.image.resize2d(
                 x, after, method=method, coordinate_transformation_mode=mode, rounding_method=rounding
             )
-            return importer.block_builder.emit(x)
+            x = importer.block_builder.emit(x)
+            return importer.block_builder.emit(relax.op.squeeze(x, 2)) if is_row else x
         for axis, (size, scale, length) in enumerate(zip(before, scales, after, strict=True), 2):
             indices = np.arange(length)
             if method == "nearest_neighbor":

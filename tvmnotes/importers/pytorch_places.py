@@ -35,12 +35,10 @@ def _sort_stable(x: Tensor, *, stable: bool | None = None, dim: int = -1, descen
 
 
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """Sort in either case: without `sorted` any order will do."""
-    return (
-        NotImplemented
-        if sorted
-        else tuple(part.narrow(dim, 0, k) for part in torch.sort(x, dim=dim, descending=largest))
-    )
+    """Sort what may be in any order; TVM has the other."""
+    if sorted:
+        return NotImplemented
+    return tuple(part.narrow(dim, 0, k) for part in torch.sort(x, dim=dim, descending=largest))
 
 
 def _kth(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:

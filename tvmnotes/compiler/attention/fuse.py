@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ...base.integers import round_up
+from ...base.integers import INT32_MAX, round_up
 from ...base.relax import constant_array, known_shape, on_each_function, op_name, written
 from ..open_kernels import OpenSizes
 from ..open_kernels import call as call_kernel
@@ -17,7 +17,6 @@ from ..open_sizes import open_sizes
 from ..rules.base.vector import Simd
 from .loops import OPERATORS, Sizes, Step, Tile, kernel, pad_keys, panels
 
-_LARGEST = (1 << 31) - 1  # of a tensor of fixed size: the kernel's indices are int32
 _TILE = 64  # keys of the widest tile
 _FEW_QUERIES, _FEW_KEYS = 8, 16  # up to so many, single kernels are as fast
 
@@ -266,7 +265,7 @@ def _is_large(shape: tuple) -> bool:
     """Return whether a tensor of fixed size, in whole tiles, has elements that an int32 does not reach."""
     if not shape or not all(isinstance(n, int) for n in shape):
         return False
-    return math.prod(shape[:-1]) * round_up(shape[-1], _TILE) > _LARGEST
+    return math.prod(shape[:-1]) * round_up(shape[-1], _TILE) > INT32_MAX
 
 
 def _same(a: tuple | None, b: tuple | None) -> bool:

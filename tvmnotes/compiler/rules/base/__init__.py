@@ -4,6 +4,7 @@ rule         what a rule provides, and the registry of rules
 annotations  the annotation of a kernel: its schedule (family and config) and its workload
 vector       the registers of a target, the register tile that uses them best
 epilogue     operators fused after a kernel; vector and parallel loops
+marked       loops that a schedule marks, and that are rewritten afterwards
 prefetch     software prefetch of weights
 padding      windows over an image whose padding is not in memory
 elementwise  exp, tanh and others in vectorizable arithmetic

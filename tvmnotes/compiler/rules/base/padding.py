@@ -9,8 +9,10 @@ TVM has no schedule primitive for it: a loop is marked while scheduling, and rew
 from functools import reduce
 
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.s_tir import Schedule
+
+from . import marked
 
 _NOTE = "tvmnotes.window"
 
@@ -29,15 +31,12 @@ def mark(sch: Schedule, loop, columns: tuple[int, ...], axis: int) -> None:
 
 def skip(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return the kernel with its marked loops rewritten."""
-    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, _skipped)))
+    return marked.rewrite(func, _NOTE, _skipped)
 
 
-def _skipped(loop):
-    notes = dict(loop.annotations)
-    if _NOTE not in notes:
-        return loop
-    axis, *columns = map(int, notes.pop(_NOTE))
-    realize = _innermost(loop)
+def _skipped(body, note):
+    axis, *columns = map(int, note)
+    realize, _ = marked.innermost(body)
     store, axes = realize.block.body, realize.block.iter_vars
     total, product = store.value.a, store.value.b
     inside, load, _ = product.a.args
@@ -53,19 +52,13 @@ def _skipped(loop):
         # Under the tests themselves, TVM would simplify the index to `column`, and read outside of the image.
         value = tirx.Select(tirx.EQ(place[axis], column), added, total)
     changed = tirx.BufferStore(store.buffer, value, store.indices)
-    body = tvm_ffi.structural_map(loop.body, (tirx.BufferStore, lambda _: changed))
+    body = tvm_ffi.structural_map(body, (tirx.BufferStore, lambda _: changed))
     if tests[False]:
         values = dict(zip((each.var for each in axes), realize.iter_values, strict=True))
         test = reduce(tirx.And, tests[False])
         test = tvm_ffi.structural_map(test, (tirx.Var, lambda var: values.get(var, var)))
-        body = tirx.IfThenElse(test, body, None)
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, notes)
-
-
-def _innermost(stmt):
-    while not isinstance(stmt, s_tir.SBlockRealize):
-        stmt = stmt.body
-    return stmt
+        return tirx.IfThenElse(test, body, None)
+    return body
 
 
 def _tests(condition) -> list:

@@ -7,9 +7,10 @@ while scheduling, and the prefetches are inserted afterwards.
 
 import operator
 
-import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
+
+from . import marked
 
 _NOTE = "tvmnotes.prefetch"
 # Arguments of LLVM's intrinsic.
@@ -30,19 +31,13 @@ def mark(sch: Schedule, loop, blocks: int) -> None:
 
 def insert(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return the kernel with prefetches in its marked loops."""
-    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, _inserted)))
-
-
-def _inserted(loop):
-    notes = dict(loop.annotations)
-    if _NOTE not in notes:
-        return loop
-    body = tirx.SeqStmt([*_prefetches(loop.body, int(notes.pop(_NOTE))), loop.body])
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, notes)
+    return marked.rewrite(
+        func, _NOTE, lambda body, blocks: tirx.SeqStmt([*_prefetches(body, int(blocks)), body])
+    )
 
 
 def _prefetches(body, blocks: int) -> list:
-    realize, inner = _innermost(body, [])
+    realize, inner = marked.innermost(body)
     (weight,) = (region for region in realize.block.reads if len(region.source.shape) == 6)
     values = {var.var: value for var, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
     first, p, q, i = (values[dim.min] for dim in weight.region[:4])
@@ -55,13 +50,6 @@ def _prefetches(body, blocks: int) -> list:
             call = tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(next_panel), *how)
             prefetches.append(tirx.Evaluate(call))
     return prefetches
-
-
-def _innermost(stmt, loops: list):
-    """Return the block inside nested loops, and the variables of these loops."""
-    while isinstance(stmt, tirx.For):
-        loops, stmt = [*loops, stmt.loop_var], stmt.body
-    return stmt, loops
 
 
 def _at_start(expr, loops: list):
