@@ -104,6 +104,15 @@ def test_a_depthwise_convolution_reads_nothing_outside_of_the_image():
     assert re.search(r"data\[.*T\.max\(T\.min\(.*, 8\), 0\)", tvm.tirx.transform.StmtSimplify()(kernel).script())
 
 
+def test_a_grouped_convolution_pads_in_the_loop_over_its_tiles():
+    """No two of them read the same input, and narrow groups of small images fill the registers with rows."""
+    workload = Convolution((1, 128, 7, 7), (128, 16, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 8, True)
+    config = RULES["conv2d"].default(workload, Simd(16, 32))
+    assert (config.tile_oh, config.tile_ow, config.tile_oc) == (4, 7, 1)
+    kernel = trial.kernel(Candidate(workload, workload.default_config(HERE), TARGET))["main"]
+    assert kernel.script().count("T.parallel") == 1
+
+
 def test_a_small_panel_of_weights_leaves_no_register_of_a_tile_unused():
     for window, wanted in (((72, 24, 1, 1), 5), ((72, 512, 1, 1), 2)):
         workload = Convolution((1, window[1], 56, 56), window, (1, 1), (0, 0, 0, 0), (1, 1), 1, True)

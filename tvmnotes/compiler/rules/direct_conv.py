@@ -22,12 +22,13 @@ from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution, pack
 from .base.epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
 from .base.rule import Loops, ScheduleRule
-from .base.vector import Simd, pad_to, register_tile
+from .base.vector import Simd, fastest_tile, pad_to, register_tile
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the images
 _CACHED_IMAGE = 1 << 20  # bytes of an image that stays there beside some weights
 _REDUCED = ("i", "kh", "kw", "ii")  # the axes of the reduction
 CROP = 1.1  # factor of the cycles if pixels are cropped
+_CROPPED_GROUP = 1.05  # the same for each axis of a group's small images
 
 
 class DirectConv(ScheduleRule):
@@ -71,12 +72,18 @@ class DirectConv(ScheduleRule):
         return isinstance(workload, Convolution) and not (workload.is_depthwise or workload.is_pointwise)
 
     def default(self, workload: Convolution, simd: Simd) -> Config:
-        """Choose the register tile with the fewest cycles, and the outer loop."""
+        """Choose the register tile with the fewest cycles, and the outer loop.
+
+        Groups have few channels: their tiles take registers for several rows.
+        """
         height, width = workload.out_size
-        outs = workload.group_channels(simd.lanes)[1]
-        tile_ow, tile_oc = register_tile(width, ceildiv(outs, simd.lanes), simd, CROP)
-        loop_order = outer_loop(workload, simd.lanes, height, ceildiv(outs, simd.lanes * tile_oc))
-        return self.Config(tile_ow=tile_ow, tile_oc=tile_oc, loop_order=loop_order)
+        blocks = ceildiv(workload.group_channels(simd.lanes)[1], simd.lanes)
+        if workload.kernel_groups(simd.lanes) == 1:
+            tile_oh, (tile_ow, tile_oc) = 1, register_tile(width, blocks, simd, CROP)
+        else:
+            tile_oh, tile_ow, tile_oc = _tall_tile(height, width, blocks, simd)
+        loop_order = outer_loop(workload, simd.lanes, height, ceildiv(blocks, tile_oc))
+        return self.Config(tile_oh=tile_oh, tile_ow=tile_ow, tile_oc=tile_oc, loop_order=loop_order)
 
     def space(self, workload: Convolution, simd: Simd) -> list[Config]:
         """List the configs that `Config` describes."""
@@ -153,6 +160,7 @@ class DirectConv(ScheduleRule):
         oo, oi = sch.split(o, [None, config.tile_oc])
         wo, wi = sch.split(w, [None, config.tile_ow])
         ho, hi = sch.split(h, [None, config.tile_oh])
+        own_channels = "pad" in names and _reads_own_channels(sch, oo, i)
         if config.tile_ic:
             reduction, i = sch.split(i, [None, config.tile_ic])
             outer, end = [n, oo], oo
@@ -164,13 +172,16 @@ class DirectConv(ScheduleRule):
         fuse_epilogue(sch, "conv2d", end, stages=("pad",))
         if is_line and not config.tile_ic:
             outer.append(wo)  # threads share a line's tiles
-        parallel(sch, outer)
+        loop = parallel(sch, outer)
         vectorize(sch, [hi, wi, oi, c])
         if "pad" in names:
             loops = sch.get_loops("pad")
-            parallel(sch, loops[:-2])
+            if own_channels:
+                sch.compute_at("pad", loop)
+            else:
+                parallel(sch, loops[:-2])
             if len(loops) == 5:
-                sch.vectorize(loops[-1])
+                sch.vectorize(sch.get_loops("pad")[-1])
         init = sch.decompose_reduction("conv2d", reduction)
         vectorize(sch, sch.get_loops(init)[-4:])
 
@@ -248,6 +259,25 @@ def loops_of(workload: Convolution, config, lanes: int, blocks: int, **sizes: in
         k_block=config.tile_ic or (ceildiv(ins, lanes) if workload.blocked else 1),
         stride=workload.strides[0],
     )
+
+
+def _tall_tile(height: int, width: int, blocks: int, simd: Simd) -> tuple[int, int, int]:
+    """Choose the rows, pixels and blocks of a tile in an image of one group."""
+    heights = [oh for oh in (1, 2, 3, 4) if oh <= height]
+    widths = range(1, min(width, simd.registers) + 1)
+    tiles = itertools.product(heights, widths, range(1, min(blocks, 8) + 1))
+
+    def steps(oh, ow, oc):
+        waste = [_CROPPED_GROUP for size, tile in ((height, oh), (width, ow)) if size % tile]
+        return ceildiv(height, oh), ceildiv(width, ow), ceildiv(blocks, oc), *waste
+
+    return fastest_tile(sorted(tiles, key=lambda tile: -math.prod(tile)), steps, simd)
+
+
+def _reads_own_channels(sch: Schedule, oo, i) -> bool:
+    """Return whether no two tiles of output channels read the same input: each can pad its rows itself."""
+    channels = sch.get(sch.get_loops("pad")[1]).extent
+    return int(sch.get(oo).extent) * int(sch.get(i).extent) == int(channels)
 
 
 def _runs_once(loop) -> bool:
