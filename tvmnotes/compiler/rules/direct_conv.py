@@ -22,13 +22,12 @@ from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution, pack
 from .base.epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
 from .base.rule import Loops, ScheduleRule
-from .base.vector import Simd, fastest_tile, pad_to, register_tile
+from .base.vector import Simd, pad_to, register_tile
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the images
 _CACHED_IMAGE = 1 << 20  # bytes of an image that stays there beside some weights
 _REDUCED = ("i", "kh", "kw", "ii")  # the axes of the reduction
 CROP = 1.1  # factor of the cycles if pixels are cropped
-_CROPPED_GROUP = 1.05  # the same for each axis of a group's small images
 
 
 class DirectConv(ScheduleRule):
@@ -74,15 +73,15 @@ class DirectConv(ScheduleRule):
     def default(self, workload: Convolution, simd: Simd) -> Config:
         """Choose the register tile with the fewest cycles, and the outer loop.
 
-        Groups have few channels: their tiles take registers for several rows.
+        A tile of all channels of a group takes several rows into the registers that are left.
         """
         height, width = workload.out_size
         blocks = ceildiv(workload.group_channels(simd.lanes)[1], simd.lanes)
-        if workload.kernel_groups(simd.lanes) == 1:
-            tile_oh, (tile_ow, tile_oc) = 1, register_tile(width, blocks, simd, CROP)
-        else:
-            tile_oh, tile_ow, tile_oc = _tall_tile(height, width, blocks, simd)
+        tile_ow, tile_oc = register_tile(width, blocks, simd, CROP)
         loop_order = outer_loop(workload, simd.lanes, height, ceildiv(blocks, tile_oc))
+        tile_oh = 1
+        if workload.kernel_groups(simd.lanes) > 1 and tile_oc == blocks:
+            tile_oh = max(oh for oh in (1, 2, 4) if oh <= height and simd.fits(oh * tile_ow, tile_oc))
         return self.Config(tile_oh=tile_oh, tile_ow=tile_ow, tile_oc=tile_oc, loop_order=loop_order)
 
     def space(self, workload: Convolution, simd: Simd) -> list[Config]:
@@ -259,19 +258,6 @@ def loops_of(workload: Convolution, config, lanes: int, blocks: int, **sizes: in
         k_block=config.tile_ic or (ceildiv(ins, lanes) if workload.blocked else 1),
         stride=workload.strides[0],
     )
-
-
-def _tall_tile(height: int, width: int, blocks: int, simd: Simd) -> tuple[int, int, int]:
-    """Choose the rows, pixels and blocks of a tile in an image of one group."""
-    heights = [oh for oh in (1, 2, 3, 4) if oh <= height]
-    widths = range(1, min(width, simd.registers) + 1)
-    tiles = itertools.product(heights, widths, range(1, min(blocks, 8) + 1))
-
-    def steps(oh, ow, oc):
-        waste = [_CROPPED_GROUP for size, tile in ((height, oh), (width, ow)) if size % tile]
-        return ceildiv(height, oh), ceildiv(width, ow), ceildiv(blocks, oc), *waste
-
-    return fastest_tile(sorted(tiles, key=lambda tile: -math.prod(tile)), steps, simd)
 
 
 def _reads_own_channels(sch: Schedule, oo, i) -> bool:
