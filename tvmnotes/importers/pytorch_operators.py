@@ -219,10 +219,8 @@ def _resize(method: str) -> Callable:
         if not given:
             scales = [m / n for n, m in zip(before, after, strict=True)]
         whole = not given or all(n * s == m for n, s, m in zip(before, scales, after, strict=True))
-        # TVM divides by the number of pixels less one where corners are aligned.
-        fits = not any(isinstance(n, int) and n == 1 for n in after) if corners else whole
-        is_row = len(before) == 1 and importer.leaves_sizes_open and not corners
-        if (len(before) == 2 or is_row) and filter_ == method and fits:
+        is_row = len(before) == 1 and importer.leaves_sizes_open
+        if (len(before) == 2 or is_row) and filter_ == method and (corners or whole):
             mode = "align_corners" if corners else "half_pixel"
             mode = "asymmetric" if method == "nearest_neighbor" else mode
             rounding = "floor" if method == "nearest_neighbor" else "round"
