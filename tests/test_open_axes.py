@@ -260,9 +260,11 @@ def test_the_nearest_pixels_of_a_size_for_an_open_one(rng):
     [
         lambda x, y: F.interpolate(x, size=y.shape),
         lambda x, y: F.interpolate(x, size=y.shape, mode="linear"),
+        lambda x, y: F.interpolate(x, size=y.shape, mode="linear", align_corners=True),
+        lambda x, y: F.interpolate(x[None], (y.shape[0], 3), mode="bicubic", align_corners=True),
         lambda x, y: F.interpolate(x[None, None], (2, 3, y.shape[0])),
     ],
-    ids=["nearest", "linear", "nearest of three axes"],
+    ids=["nearest", "linear", "corners", "cubic corners", "nearest of three axes"],
 )
 def test_the_samples_of_a_size_for_an_open_one(resize, rng):
     lib = compiled(Function(resize), {"x": (1, 2, "n"), "y": ("m",)})
@@ -386,6 +388,19 @@ def test_conditions_on_a_size_that_two_inputs_have(number):
     net = Function(lambda *xs: xs[0] * 2 if xs[number].shape[0] % 8 == 0 and xs[number].shape[0] == 1232 else xs[0])
     with pytest.raises(NotImplementedError, match="another way where 'n' is 1232"):
         tn.from_pytorch(net.eval(), {"x": ("n", 4), "y": ("n", 5)})
+
+
+def test_courses_after_one_that_pytorch_cannot_export():
+    def net(x):
+        length = x.shape[1]
+        if length % 8 == 5:
+            length.to_bytes(4, "little")  # which PyTorch's sizes lack
+        return x * 2 if length % 8 == 0 and length > 3000 else x
+
+    message = r"more than 16 courses, .* cannot be exported where 'n' is \d+: .*to_bytes.*; give bounds"
+    with pytest.raises(NotImplementedError, match=message):
+        tn.from_pytorch(Function(net).eval(), {"x": (1, "n", 3)})
+    tn.from_pytorch(Function(net).eval(), {"x": (1, tn.Size("n", 2, 64), 3)})
 
 
 @pytest.mark.parametrize(
