@@ -340,6 +340,8 @@ NETWORK = {
     "image.resize": (lambda v: relay.image.resize(v.x, (16, 5), method="bilinear",
     coordinate_transformation_mode="align_corners"),
                      lambda: F.interpolate(T("x"), (16, 5), mode="bilinear", align_corners=True)),
+    "image.resize: one row": (lambda v: relay.image.resize(v.x, (1, 7), coordinate_transformation_mode="align_corners"),
+                              lambda: F.interpolate(T("x"), (1, 7), mode="bilinear", align_corners=True)),
     "nn.lrn": (lambda v: nn.lrn(v.x, size=3, axis=1, bias=1.5, alpha=0.1, beta=0.75),
                lambda: F.local_response_norm(T("x"), 3, alpha=0.1, beta=0.75, k=1.5)),
     "nn.l2_normalize": (lambda v: nn.l2_normalize(v.x, eps=1e-6, axis=[1]), lambda: F.normalize(T("x"), dim=1)),

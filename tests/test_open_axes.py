@@ -1,5 +1,7 @@
 """Networks whose length, height or width stays open: right at each size, what is inferred, what is refused."""
 
+import itertools
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -231,6 +233,14 @@ def test_norms_of_groups_and_parts_of_channels(rng):
         agree(lib, net, rng.standard_normal((shape[0], 6, *shape[1:])).astype("float32"))
 
 
+def test_groups_of_channels_at_a_padded_height(rng):
+    torch.manual_seed(0)
+    net = nn.Conv2d(2, 4, (1, 6), padding=(3, 5), groups=2)
+    lib = compiled(net, {"x": ("batch", 2, tn.Size("height", 24, 128), 25)})
+    for n, height in ((1, 24), (3, 65)):
+        agree(lib, net, rng.standard_normal((n, 2, height, 25)).astype("float32"))
+
+
 def test_windows_and_crops(rng):
     def cropped(x):
         inner = F.max_pool2d(x, 3, 1)
@@ -260,9 +270,11 @@ def test_the_nearest_pixels_of_a_size_for_an_open_one(rng):
     [
         lambda x, y: F.interpolate(x, size=y.shape),
         lambda x, y: F.interpolate(x, size=y.shape, mode="linear"),
+        lambda x, y: F.interpolate(x, size=y.shape, mode="linear", align_corners=True),
+        lambda x, y: F.interpolate(x[None], (y.shape[0], 3), mode="bicubic", align_corners=True),
         lambda x, y: F.interpolate(x[None, None], (2, 3, y.shape[0])),
     ],
-    ids=["nearest", "linear", "nearest of three axes"],
+    ids=["nearest", "linear", "corners", "cubic corners", "nearest of three axes"],
 )
 def test_the_samples_of_a_size_for_an_open_one(resize, rng):
     lib = compiled(Function(resize), {"x": (1, 2, "n"), "y": ("m",)})
@@ -388,6 +400,19 @@ def test_conditions_on_a_size_that_two_inputs_have(number):
         tn.from_pytorch(net.eval(), {"x": ("n", 4), "y": ("n", 5)})
 
 
+def test_courses_after_one_that_pytorch_cannot_export():
+    def net(x):
+        length = x.shape[1]
+        if length % 8 == 5:
+            length.to_bytes(4, "little")  # which PyTorch's sizes lack
+        return x * 2 if length % 8 == 0 and length > 3000 else x
+
+    message = r"more than 16 courses, .* cannot be exported where 'n' is \d+: .*to_bytes.*; give bounds"
+    with pytest.raises(NotImplementedError, match=message):
+        tn.from_pytorch(Function(net).eval(), {"x": (1, "n", 3)})
+    tn.from_pytorch(Function(net).eval(), {"x": (1, tn.Size("n", 2, 64), 3)})
+
+
 @pytest.mark.parametrize(
     ("function", "sizes", "values"),
     [
@@ -445,6 +470,45 @@ def test_files_that_compare_two_sizes(what):
     message = "another way where 'h', 'w' is|cannot leave 'h', 'w' open: the operands"
     with pytest.raises(NotImplementedError, match=message):
         tn.from_onnx(parser.parse_model(text), {"x": sizes})
+
+
+FLOATS = {
+    "halves": ("a = Mul(h, half) d = Greater(a, limit)", (2, None), (2, None), False),
+    "halves from 32": ("a = Mul(h, half) d = Greater(a, limit)", (32, None), (2, None), True),
+    "tenths from 150": ("a = Mul(h, tenth) d = Greater(a, limit)", (150, None), (2, None), True),
+    "rounded tenths": ("a = Mul(h, tenth) b = Floor(a) d = Less(b, limit)", (2, 110), (2, None), False),
+    "rounded tenths to 80": ("a = Mul(h, tenth) b = Floor(a) d = Less(b, limit)", (2, 80), (2, None), True),
+    "two halves": ("a = Mul(h, half) b = Mul(w, half) d = Less(a, b)", (71, 80), (60, 70), True),
+    "a product": ("c = Mul(h, w) a = Mul(c, half) d = Greater(a, many)", (2, 600), (2, 600), False),
+    "a product to 256": ("c = Mul(h, w) a = Mul(c, half) d = Greater(a, many)", (2, 256), (2, 600), True),
+    "a whole product": ("c = Mul(h, w) d = Greater(c, many)", (2, 500), (2, 500), False),
+    "a product of tenths": ("c = Mul(h, w) a = Mul(c, tenth) d = Greater(a, limit)", (60, 600), (60, 600), False),
+    "a ratio": ("a = Div(h, w) d = Greater(a, limit)", (2, 600), (50, 100), False),
+}
+
+
+@pytest.mark.parametrize(("what", "height", "width", "served"), FLOATS.values(), ids=FLOATS)
+def test_files_that_compare_floats(rng, what, height, width, served):
+    numbers = " ".join(
+        f"{name} = Constant<value = float {{{number}}}>()"
+        for name, number in (("half", 0.5), ("tenth", 0.1), ("limit", 10.25), ("many", 100000.5))
+    )
+    text = f"""<ir_version: 9, opset_import: ["": 17]>
+        g (float[h, w] x) => (float[h, w] y) <float p = {{1}}, float q = {{2}}> {{
+            {numbers} s = Shape(x) e = Cast<to = 1>(s) zero = Constant<value = int64 {{0}}>()
+            one = Constant<value = int64 {{1}}>() h = Gather(e, zero) w = Gather(e, one) {what}
+            f = Where(d, p, q) y = Mul(x, f) }}"""
+    sizes = tn.Size("h", *height), tn.Size("w", *width)
+    model = parser.parse_model(text)
+    if not served:
+        with pytest.raises(NotImplementedError, match="another way where 'h', 'w' is|cannot leave 'h', 'w' open"):
+            tn.from_onnx(model, {"x": sizes})
+        return
+    lib = tn.build(*tn.from_onnx(model, {"x": sizes}), records=False, opt_level=0)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for shape in itertools.product(*((each[0], each[1] or 300) for each in (height, width))):
+        x = rng.standard_normal(shape).astype("float32")
+        assert np.array_equal(lib(x), session.run(None, {"x": x})[0])
 
 
 def test_a_file_whose_comparison_is_the_same_at_all_sizes(rng):

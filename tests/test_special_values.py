@@ -105,6 +105,7 @@ OF_ROWS = {
     "sort": lambda r: torch.sort(r, 1)[0],
     "sort down": lambda r: torch.sort(r, 1, descending=True)[0],
     "top": lambda r: torch.topk(r, 5)[0],
+    "running sum": lambda r: torch.cumsum(torch.where(r == r, -0.0, r), 1),
     "least": lambda r: torch.topk(r, 5, largest=False)[0],
     "median": lambda r: torch.median(r, 1)[0],
     "any": lambda r: (r != r).any(1),

@@ -22,7 +22,14 @@ class OutOfRange(IndexError):
     """An index is out of range."""
 
 
-def checked(indices: relax.Expr, sizes: Sequence[int], operator: str, negative: bool, bb=None) -> relax.Expr:
+def checked(
+    indices: relax.Expr,
+    sizes: Sequence[int],
+    operator: str,
+    negative: bool,
+    bb=None,
+    expected: str = "an index",
+) -> relax.Expr:
     """Return `indices` as an expression that checks them and maps them to the range 0 to size - 1.
 
     A run raises IndexError for an index out of range, with the operator, the range and the index.
@@ -34,6 +41,7 @@ def checked(indices: relax.Expr, sizes: Sequence[int], operator: str, negative: 
             before the index.
         negative: Whether indices from -size to -1 count from the end.
         bb: Block builder that binds the result to a variable, if given.
+        expected: What the indices are, for the error message.
 
     Raises:
         OutOfRange: At once, if `indices` is a constant and has an index out of range.
@@ -42,7 +50,7 @@ def checked(indices: relax.Expr, sizes: Sequence[int], operator: str, negative: 
     for column, size in enumerate(sizes if 0 not in (fixed_shape(ty) or ()) else ()):
         text = operator
         if not operator.endswith(" "):
-            text = limits(operator, str(-size if negative else 0), str(size - 1))
+            text = f"{operator}: expected {expected}{limits(-size if negative else 0, size - 1)}"
         check = (size, int(negative), column, len(sizes))
         array = constant_array(indices)
         if array is not None:
@@ -54,9 +62,9 @@ def checked(indices: relax.Expr, sizes: Sequence[int], operator: str, negative: 
     return indices
 
 
-def limits(operator: str, first: str, last: str) -> str:
-    """Return the error message for an index that is not from `first` to `last`, up to the index."""
-    return f"{operator}: expected an index from {first} to {last}, got "
+def limits(first: int | str, last: int | str) -> str:
+    """Return how an error message says that an index is not from `first` to `last`, up to the index."""
+    return f" from {first} to {last}, got "
 
 
 def arguments(call: relax.Expr) -> tuple | None:

@@ -5,7 +5,7 @@ gets wrong for special values.
 """
 
 import tvm
-from tvm import relax, tirx, topi
+from tvm import relax, te, tirx, topi
 
 from ..base.protocols import Lookup
 from ..base.relax import constant_array, known_shape, typical
@@ -73,6 +73,35 @@ def _power(bb, call):
     if exponent is None or exponent.ndim or exponent < 3 or "float" not in str(call.ty.dtype):
         return default(bb, call)
     return bb.call_te(topi.power, *call.args)
+
+
+def _resize2d(bb, call):
+    """Align the corners of a single row or column, too: TVM divides by their number less one."""
+    attrs = call.attrs
+    if attrs.coordinate_transformation_mode != "align_corners":
+        return _RESIZE2D(bb, call)
+
+    def compute(x, sizes, shape):
+        return topi.image.resize2d(
+            x,
+            attrs.roi,
+            # A maximum would let TVM 0.27 compute bounds of a float, on which it fails.
+            [te.if_then_else(size > 1, size, 2) for size in sizes],
+            attrs.layout,
+            attrs.method,
+            attrs.coordinate_transformation_mode,
+            attrs.rounding_method,
+            attrs.cubic_alpha,
+            attrs.cubic_exclude,
+            output_shape=shape,
+        )
+
+    return bb.call_te(compute, *call.args, call.ty.shape, primfunc_name_hint="resize2d")
+
+
+# Registered in TVM's own table, because FoldConstant uses that.
+_RESIZE2D = tvm.ir.Op.get("relax.image.resize2d").get_attr("FLegalize")
+tvm.ir.register_op_attr("relax.image.resize2d", "FLegalize", _resize2d, level=11)
 
 
 def _arange(bb, call):

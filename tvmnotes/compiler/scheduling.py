@@ -80,7 +80,7 @@ def _scheduled(func, name, simd, lookup):
         try:
             config = rule.config(given)
             rule.schedule(sch, config)
-        except ScheduleError:
+        except (ScheduleError, tvm.error.InternalError):  # the latter where it fuses some open sizes
             continue
         scheduled = rule.finish(sch.mod["main"], config)
         scheduled = scheduled.without_attr("global_symbol")  # "main", set above

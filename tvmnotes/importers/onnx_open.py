@@ -1,6 +1,7 @@
 """Open sizes that an ONNX file compares, which a few imports at other sizes do not show."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import onnx
@@ -13,6 +14,8 @@ _FEW = 8  # numbers that are of sizes, and not of positions
 _POINTS = 1 << 16  # values of the open sizes, about, at which comparisons are evaluated
 _MOST = 32  # of these that are imported
 _PAST = 1 << 62  # what stands for any number beyond it
+_SCALED = 1 << 40  # the most that a fraction is multiplied to
+_UNSURE = 8  # values of an open size, at most, at which rounded numbers may be equal
 _COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Min", "Max", "Clip")
 _WITH_0 = ("Abs", "Sign", "Relu")
 _EXTREMES = ("ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK")
@@ -50,6 +53,7 @@ def compared(
 
     Raises:
         NotImplementedError: Operands depend on the sizes in an unknown way, or there are too many results.
+            Rounded numbers are known if they depend on one size alone, and linearly.
     """
     samples = [several[tuple(spec.at(sample) for spec in specs)] for sample in made.samples]
     found, differences = [], []
@@ -67,16 +71,12 @@ def compared(
             difference = [x - y for x, y in zip(a, b, strict=True)]
             if not all(map(math.isfinite, difference)) or len(set(difference)) == 1:
                 continue
-            roots = _roots(made, difference)
-            for name, number in roots:
-                near[name].append(number)
-            texts = None
-            if all(float(n).is_integer() for n in a + b):
-                texts = _text(made, a), _text(made, b)
-            if texts is not None and None not in texts:
+            if (texts := _texts(made, a, b)) is not None:
                 differences.append((result.startswith(("Equal", "Cast")), *texts))
-            elif is_float:
-                found += [{name: number} for name, number in roots]
+                for name, number in _roots(made, difference):
+                    near[name].append(number)
+            elif is_float and (unsure := _unsure(made, difference)) is not None:
+                found += unsure
             else:
                 operator, _, output = result.rpartition(" ")[0].partition(" ")
                 raise NotImplementedError(
@@ -94,16 +94,58 @@ def _text(made: Union, numbers: tuple) -> int | str | None:
         return None
 
 
+def _texts(made: Union, a: tuple, b: tuple) -> tuple | None:
+    """Return operands, times a power of 2 that makes them whole, as sizes are written; None if unknown."""
+    scale = max(Fraction(n).denominator for n in a + b)
+    a, b = ([int(Fraction(n) * scale) for n in side] for side in (a, b))
+    if scale > 1 and max(map(abs, a + b)) > _SCALED:
+        return None
+    texts = _text(made, a), _text(made, b)
+    return None if None in texts else texts
+
+
+def _unsure(made: Union, difference: list) -> list[dict[str, int]] | None:
+    """Return the values of the one open size around which rounded operands may be equal.
+
+    None if they depend on several sizes, or are too far from linear ones.
+    """
+    names = {name for name, _ in _steps(made, difference)}
+    if len(names) != 1:
+        return None
+    name = names.pop()
+    distances = [sample[name] - made.samples[0][name] for sample in made.samples]
+    farthest = max(range(len(distances)), key=lambda place: abs(distances[place]))
+    slope = (difference[farthest] - difference[0]) / distances[farthest]
+    if not slope:
+        return None
+    rest = max(
+        abs(each - difference[0] - slope * distance)
+        for each, distance in zip(difference, distances, strict=True)
+    )
+    root, width = made.samples[0][name] - difference[0] / slope, 2 * rest / abs(slope)
+    first, last = math.floor(root - width), math.floor(root + width) + 1
+    size = made.sizes[name]
+    values = range(max(first, size.lower), min(last, size.upper or last) + 1)
+    return [{name: n} for n in values] if len(values) <= _UNSURE else None
+
+
+def _steps(made: Union, difference: list) -> list[tuple[str, int]]:
+    """Return the open sizes that alone change a difference, each with the number of such a sample."""
+    first, found = made.samples[0], []
+    for place, sample in enumerate(made.samples):
+        changed = [name for name, value in sample.items() if value != first[name]]
+        if len(changed) == 1 and difference[place] != difference[0]:
+            found.append((changed[0], place))
+    return found
+
+
 def _roots(made: Union, difference: list) -> list[tuple[str, int]]:
     """Return open sizes with the numbers around which operands are equal, if they are linear."""
     first, found = made.samples[0], set()
-    for sample, end in zip(made.samples[1:], difference[1:], strict=True):
-        changed = [name for name, value in sample.items() if value != first[name]]
-        if len(changed) == 1 and end != difference[0]:
-            name = changed[0]
-            distance = sample[name] - first[name]
-            number = int(first[name] - difference[0] * distance // (end - difference[0]))
-            found |= {(name, n) for n in (number, number + 1) if made.sizes[name].takes(n)}
+    for name, place in _steps(made, difference):
+        distance = made.samples[place][name] - first[name]
+        number = int(first[name] - difference[0] * distance // (difference[place] - difference[0]))
+        found |= {(name, n) for n in (number, number + 1) if made.sizes[name].takes(n)}
     return sorted(found)
 
 
@@ -121,7 +163,8 @@ def _others(
         return []
     axes = []
     for name, size in made.sizes.items():
-        several = (made.samples[0][name], *near[name], *range(size.lower, size.lower + _POINTS))
+        first = made.samples[0][name], *near[name], size.upper or size.lower
+        several = *first, *range(size.lower, size.lower + _POINTS)
         axes.append([n for n in dict.fromkeys(several) if size.takes(n)])
     while math.prod(map(len, axes)) > 2 * _POINTS:
         longest = max(axes, key=len)

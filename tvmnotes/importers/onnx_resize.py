@@ -49,9 +49,9 @@ _COORDINATES = ("coordinate_transformation_mode", "half_pixel")
 
 def _is_right(n: Node, scales, sizes, mode: str) -> bool:
     """Return whether TVM's Resize matches ONNX: images, by integer factors, or linearly to integer sizes."""
-    if len(n.shape) != 4 or scales[:2] != [1, 1] or n.get("antialias", 0) or min(sizes) < 2:
+    if len(n.shape) != 4 or scales[:2] != [1, 1] or n.get("antialias", 0):
         return False
-    if n.text(*_COORDINATES) == "tf_crop_and_resize":
+    if n.text(*_COORDINATES) in ("tf_crop_and_resize", "half_pixel_symmetric"):
         return False
     triples = zip(scales, n.shape, sizes, strict=True)
     if not all(abs(scale * size - result) < 1e-3 for scale, size, result in triples):
@@ -89,7 +89,7 @@ def _positions(mode: str, before: int, scale: float, size: int, crop) -> np.ndar
     elif mode == "align_corners":
         positions = indices * (before - 1) / (width - 1) if width != 1 else 0 * indices
     elif mode == "pytorch_half_pixel" and width == 1:
-        positions = 0 * indices - 0.5
+        positions = 0 * indices
     elif mode == "half_pixel_symmetric":
         positions += before / 2 * (1 - size / width)
     elif mode == "tf_crop_and_resize":

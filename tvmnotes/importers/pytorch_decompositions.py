@@ -188,7 +188,7 @@ _NEED_AN_AXIS = (
     aten.softmax.int, aten.log_softmax.int, aten.gather.default, aten.index_select.default,
     aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
     aten.index_reduce.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default,
-    aten.scatter_reduce.two,
+    aten.scatter_reduce.two, aten.topk.default,
 )  # fmt: skip
 
 # PyTorch decomposes the first into assertions, the next two into indices that may count from the end, and

@@ -120,7 +120,8 @@ def _others(
     """Return values of a size for which the network's code may take another course, one for each course.
 
     The conditions that PyTorch notes while it exports at one value tell at which others the same happens; it
-    is exported again at the least value that is left, until none is.
+    is exported again at the least value that is left, until none is. A value at which it cannot be exported
+    stands for itself alone.
 
     Args:
         program: The network, exported at `first`.
@@ -130,23 +131,27 @@ def _others(
         size: One of them.
     """
     left = np.arange(max(2, size.lower), min(size.upper or _SEARCHED, _SEARCHED) + 1)
-    values, found = first, []
+    values, found, failure = first, [], ""
     while True:
-        left = left[~_same_course(program, specs, values, size.name, left)]
+        if program is None:
+            left = left[1:]
+        else:
+            left = left[~_same_course(program, specs, values, size.name, left)]
         if not left.size:
             return found
         if len(found) == _PROGRAMS:
             raise NotImplementedError(
                 f"PyTorch cannot leave {size.name!r} open in this network: its Python code takes more than "
-                f"{_PROGRAMS} courses, as it is tested; give bounds, Size({size.name!r}, lower, upper), "
-                "within which it takes fewer, or whole numbers"
+                f"{_PROGRAMS} courses, as it is tested{failure}; give bounds, Size({size.name!r}, lower, "
+                "upper), within which it takes fewer, or whole numbers"
             )
         values = {**first, size.name: int(left[0])}
         found.append({size.name: int(left[0])})
         try:
             program = export_at(values)
-        except Exception:  # raised again when the network is captured there
-            return found
+        except Exception as error:  # raised again where the network is captured, if it fails there, too
+            program = None
+            failure = f", and cannot be exported where {size.name!r} is {left[0]}: {errors.one_line(error)}"
 
 
 def _same_course(

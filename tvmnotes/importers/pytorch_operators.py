@@ -219,10 +219,8 @@ def _resize(method: str) -> Callable:
         if not given:
             scales = [m / n for n, m in zip(before, after, strict=True)]
         whole = not given or all(n * s == m for n, s, m in zip(before, scales, after, strict=True))
-        # TVM divides by the number of pixels less one where corners are aligned.
-        fits = not any(isinstance(n, int) and n == 1 for n in after) if corners else whole
-        is_row = len(before) == 1 and importer.leaves_sizes_open and not corners
-        if (len(before) == 2 or is_row) and filter_ == method and fits:
+        is_row = len(before) == 1 and importer.leaves_sizes_open
+        if (len(before) == 2 or is_row) and filter_ == method and (corners or whole):
             mode = "align_corners" if corners else "half_pixel"
             mode = "asymmetric" if method == "nearest_neighbor" else mode
             rounding = "floor" if method == "nearest_neighbor" else "round"
@@ -353,6 +351,17 @@ def _in_float32(usual: str | Callable, product: bool = False) -> Callable:
     return convert
 
 
+def _cumsum(node: fx.Node, importer: Any) -> relax.Var:
+    """Sum from 0 on, which -0 does not change; TVM starts with the first element."""
+    own = importer.env[node.args[0]]
+    if node.args[0].meta["val"].dtype.is_floating_point:
+        zero = relax.const(0, own.ty.dtype)
+        importer.env[node.args[0]] = importer.block_builder.emit(relax.op.add(own, zero))
+    result = getattr(importer, _method("cumsum"))(node)
+    importer.env[node.args[0]] = own
+    return result
+
+
 def _matmul(node: fx.Node, importer: Any) -> relax.Var:
     a, b = (importer.env[arg] for arg in node.args)
     return importer.block_builder.emit(relax.op.matmul(a, b))
@@ -365,7 +374,7 @@ _PRODUCTS = (
     *("conv_transpose1d.default", "conv_transpose2d.input"),
 )
 _SUMS = (
-    *("sum.default", "sum.dim_IntList", "mean.dim", "mean.default", "cumsum.default", "var.correction"),
+    *("sum.default", "sum.dim_IntList", "mean.dim", "mean.default", "var.correction"),
     *("softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default"),
     *("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default"),
     *("avg_pool2d.default", "avg_pool3d.default"),
@@ -379,6 +388,7 @@ def _method(key: str) -> str:
 CONVERTERS: dict[str, Callable] = {
     **{key: _in_float32(_method(key), product=True) for key in _PRODUCTS},
     **{key: _in_float32(_method(key)) for key in _SUMS},
+    "cumsum.default": _in_float32(_cumsum),
     **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _matmul),
     "amax.default": _reduce(relax.op.max),
     "amin.default": _reduce(relax.op.min),

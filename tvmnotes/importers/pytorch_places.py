@@ -35,8 +35,8 @@ def _sort_stable(x: Tensor, *, stable: bool | None = None, dim: int = -1, descen
 
 
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """Sort what may be in any order; TVM has the other."""
-    if sorted:
+    """Sort what may be in any order, or be none; TVM has the others."""
+    if sorted and k:
         return NotImplemented
     return tuple(part.narrow(dim, 0, k) for part in torch.sort(x, dim=dim, descending=largest))
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -22,8 +21,6 @@ _EXACT = 1 << 24  # the largest of the whole numbers that float32 has
 _MOST_FACTORS = 3  # of a product of sizes before
 _UNBOUNDED = 1 << 31  # as the upper bound of a size that has none
 _PAST = 1 << 62  # a bound beyond this is past each end of an axis
-_LIMITS = re.compile(re.escape(indices.limits("@", "#", "#")).replace("@", "(.*)").replace(r"\#", r"-?\d+"))
-_LENGTHS = re.compile(r"(.*: expected lengths of sequences from 0 to )\d+(, got )")
 
 
 class Refused(Exception):
@@ -262,13 +259,6 @@ class Union:
                 raise Refused(f"{_name(first)} depends on it in another way than by the shape that it reads")
         args = [self._expr(several) for several in together(call.args for call in calls)]
         types = [self._type(several) for several in together(call.ty_args for call in calls)]
-        resized = _name(first) == "image.resize2d" and not all(
-            isinstance(n, tirx.IntImm) for n in args[1].values
-        )
-        if resized and first.attrs.coordinate_transformation_mode == "align_corners":
-            raise Refused(
-                "it resizes to an open size with aligned corners, which is undefined for a size of 1"
-            )
         grouped = _name(first) in ("nn.group_norm", "nn.instance_norm")
         if grouped and not isinstance(args[0].ty.shape[1], tirx.IntImm):
             raise Refused(f"{_name(first)} of an open number of channels")
@@ -292,14 +282,15 @@ class Union:
 
     def _limits(self, text: str, checks: list) -> str:
         """Return the message of checks, of which `text` is the first one's, with the size in it."""
-        if lengths := _LENGTHS.fullmatch(text):
-            return f"{lengths[1]}{written(self._size(check[2] - 1 for check in checks))}{lengths[2]}"
-        operator = _LIMITS.fullmatch(text)
-        if operator is None:
+        _, _, count, negative, *_ = checks[0]
+        expected = text.removesuffix(indices.limits(-count if negative else 0, count - 1))
+        if expected == text:
             raise Refused("a check of indices depends on it")
-        size = str(written(self._size(check[2] for check in checks)))
-        size = size if size.isidentifier() else f"({size})"
-        return indices.limits(operator[1], f"-{size}" if checks[0][3] else "0", f"{size} - 1")
+        size = self._size(check[2] for check in checks)
+        name, last = str(written(size)), str(written(size - 1))
+        name = name if name.isidentifier() else f"({name})"
+        last = last if last.isidentifier() else f"{name} - 1"
+        return expected + indices.limits(f"-{name}" if negative else 0, last)
 
     def _layer(self, layers: list):
         """Return the union of layers of a recurrent network, as `Cell.of_call` lists them."""

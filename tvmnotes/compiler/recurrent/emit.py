@@ -64,8 +64,8 @@ def emit(
         values[name] = builder.emit(R.zeros(shape, dtype)) if state is None else state
     values |= {name: value for name, value in optional.items() if value is not None}
     if "lengths" in values:
-        wanted = f"{cell.kind.upper()}: expected lengths of sequences from 0 to {steps}, got "
-        values["lengths"] = checked(values["lengths"], [steps + 1], wanted, False, builder)
+        kind, expected = cell.kind.upper(), "lengths of sequences"
+        values["lengths"] = checked(values["lengths"], [steps + 1], kind, False, builder, expected)
     names = cell.inputs(*(name in values for name in _OPTIONAL))
     _check_shapes(cell, sizes, {name: fixed_shape(values[name].ty) for name in names})
     result = builder.emit(call(builder, cell, {name: values[name] for name in names}))

@@ -283,12 +283,8 @@ def _bilinear_resize(c: Call):
             size = int(scale * height), int(c.need("scale_width") * width)
     else:
         raise NotImplementedError(f"mode={mode}")
-    corners = c.get("align_corners", True)
-    mode = "align_corners" if corners else "half_pixel"
-    # TVM divides by the number of pixels less one where corners are aligned.
-    larger = tuple(max(n, 2) for n in size) if corners else size
-    x = op.image.resize2d(c.x, larger, method="linear", coordinate_transformation_mode=mode)
-    return x if larger == tuple(size) else op.strided_slice(x, [2, 3], [0, 0], size)
+    mode = "align_corners" if c.get("align_corners", True) else "half_pixel"
+    return op.image.resize2d(c.x, size, method="linear", coordinate_transformation_mode=mode)
 
 
 @converts("Crop")
