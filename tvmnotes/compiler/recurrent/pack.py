@@ -1,6 +1,6 @@
 """The pass that computes recurrent layers of float32 on packed weights.
 
-One product serves the inputs of all steps; a single step has it in its kernel.
+One product serves the inputs of all steps; a single step of few rows has it in its kernel.
 """
 
 from dataclasses import replace
@@ -18,6 +18,7 @@ from .cell import Cell
 from .loops import Sizes, Tile, kernel
 
 _SHARED = 1 << 16  # multiply-adds of a step that are worth another thread
+_FEW = 8  # rows of a single step up to which one kernel is faster than a product and a kernel
 _OPEN_BATCH = 8  # as which an open batch counts in the choice of a tile; for threads it counts as 1
 
 
@@ -48,8 +49,9 @@ def tile_of(cell: Cell, sizes: Sizes, simd: Simd) -> Tile:
 
 
 def _is_single(sizes: Sizes) -> bool:
-    """Return whether the kernel multiplies the input itself."""
-    return isinstance(sizes.steps, int) and sizes.steps == 1
+    """Return whether the kernel multiplies the input itself: for one step of few rows."""
+    fixed = isinstance(sizes.steps, int) and isinstance(sizes.batch, int)
+    return fixed and sizes.steps == 1 and sizes.batch <= _FEW
 
 
 @relax.expr_functor.mutator
