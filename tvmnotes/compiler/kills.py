@@ -18,24 +18,27 @@ def drop_needless_kills() -> tvm.transform.Pass:
     def run(mod, _context):
         main = mod["main"]
         bindings = [binding for block in main.body.blocks for binding in block.bindings]
-        kills = [n for n, binding in enumerate(bindings) if op_name(binding.value) == "vm.kill_object"]
-        allocations = [
-            n for n, binding in enumerate(bindings) if op_name(binding.value) == "vm.alloc_storage"
-        ]
-        last = max(allocations, default=0)
         owners = _owners(main, bindings)
-        held = {owners.get(var) for var in [*main.params, *_results(main, bindings)]}
-        needless = {n for n in kills if n > last or owners.get(bindings[n].value.args[0]) in held - {None}}
-        remaining = [(n, binding) for n, binding in enumerate(bindings) if n not in kills]
-        read = {var for _, binding in remaining for var in relax.analysis.free_vars(binding.value)}
-        read.update(relax.analysis.free_vars(main.body.body))
-        needless |= {
-            n
-            for n, binding in remaining
-            if isinstance(binding.value, relax.Tuple) and binding.var not in read
-        }
-        block = relax.BindingBlock([binding for n, binding in enumerate(bindings) if n not in needless])
-        body = relax.SeqExpr([block], main.body.body)
+        killed, allocations, read = {}, [0], {*relax.analysis.free_vars(main.body.body)}
+        for n, binding in enumerate(bindings):
+            name = op_name(binding.value)
+            if name == "vm.kill_object":
+                (var,) = binding.value.args
+                killed[n] = owners.get(var, var)
+                continue
+            if name == "vm.alloc_storage":
+                allocations.append(n)
+            read.update(relax.analysis.free_vars(binding.value))
+        held = {owners.get(var, var) for var in [*main.params, *_results(main, bindings)]}
+        late = {owner for n, owner in killed.items() if n > allocations[-1]}
+
+        def is_needed(n, binding):
+            if isinstance(binding.value, relax.Tuple):
+                return binding.var in read or binding.var in killed.values()
+            return n not in killed or killed[n] not in held | late
+
+        bindings = [binding for n, binding in enumerate(bindings) if is_needed(n, binding)]
+        body = relax.SeqExpr([relax.BindingBlock(bindings)], main.body.body)
         mod = mod.clone()
         mod["main"] = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
         return mod
@@ -44,7 +47,7 @@ def drop_needless_kills() -> tvm.transform.Pass:
 
 
 def _owners(main: relax.Function, bindings: list) -> dict:
-    """Return, by variable, the input, parameter or buffer whose memory it is in, if that is known."""
+    """Return, by variable, what holds its memory: an input, the parameters, a buffer, or another value."""
     owners = {param: param for param in main.params}
     for binding in bindings:
         value = binding.value
@@ -52,11 +55,11 @@ def _owners(main: relax.Function, bindings: list) -> dict:
         if name == "vm.alloc_storage":
             owners[binding.var] = binding.var
         elif name in ("vm.alloc_tensor", "vm.builtin.reshape"):
-            owners[binding.var] = owners.get(value.args[0])
+            owners[binding.var] = owners.get(value.args[0], value.args[0])
         elif isinstance(value, relax.TupleGetItem):
-            owners[binding.var] = owners.get(value.tuple_value)
+            owners[binding.var] = owners.get(value.tuple_value, value.tuple_value)
         elif isinstance(value, relax.Var):
-            owners[binding.var] = owners.get(value)
+            owners[binding.var] = owners.get(value, value)
     return owners
 
 
