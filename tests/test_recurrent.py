@@ -163,9 +163,11 @@ def test_tiles_fit_into_the_registers():
     for simd in (Simd(4, 16), Simd(8, 16), Simd(16, 32)):
         for gates in ("ifgo", "rzn", "n"):
             for batch, units in ((1, 1), (1, 512), (7, 100), (64, 256)):
-                cell, sizes = Cell("rnn", gates, (("tanh", 0.0, 0.0),)), Sizes(3, batch, 4, units, units)
-                tile = tile_of(cell, sizes, simd)
-                assert simd.fits(tile.rows, tile.blocks * len(gates))
+                cell = Cell("rnn", gates, (("tanh", 0.0, 0.0),), reset_after=gates == "rzn")
+                for steps in (1, 3):
+                    tile = tile_of(cell, Sizes(steps, batch, 4, units, units), simd)
+                    single = steps == 1 and batch <= 8 and cell.reset_after
+                    assert simd.fits(tile.rows, tile.blocks * (len(gates) + single))
 
 
 # ---------------------------------------------------------------- ONNX
