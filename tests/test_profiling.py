@@ -180,6 +180,27 @@ def test_the_planned_buffers_are_those_that_a_run_allocates(small, level):
     assert plan["peak"] < plan["unshared"] <= sum(values), "less those that are views"
 
 
+def names_of_calls(lib, *inputs) -> list[str]:
+    """Return what the virtual machine calls in a run, in order."""
+    names = []
+    with lib.instrumented(lambda _function, name, before, *_: names.append(str(name)) if before else None):
+        lib(*inputs)
+    return names
+
+
+def test_values_are_killed_where_that_frees_memory_for_others(rng):
+    """Of three in a row, the first, by two variables, before the result is allocated; nothing needs the second's."""
+    x = rng.standard_normal((1, 4, 8, 8)).astype("float32")
+    net = nn.Sequential(*(nn.MaxPool2d(3, 1, 1) for _ in range(3))).eval()
+    names = names_of_calls(tn.build(net, {"x": x.shape}), x)
+    *_, last = (n for n, name in enumerate(names) if name == "vm.builtin.alloc_storage")
+    kills = [n for n, name in enumerate(names) if name == "vm.builtin.null_value"]
+    assert len(kills) == 2 and kills[-1] < last
+    step = rng.standard_normal((1, 1, 8)).astype("float32")
+    names = names_of_calls(tn.build(nn.LSTM(8, 8).eval(), {"x": step.shape}), step)
+    assert "vm.builtin.null_value" not in names and names.count("vm.builtin.make_tuple") == 1
+
+
 def test_the_peak_is_what_is_held_at_once():
     """x1 is made from x, x2 from x1, x3 from x2: two at a time, in two buffers."""
 

@@ -1,18 +1,23 @@
 """LSTM, GRU and RNN of PyTorch, ONNX and MXNet: one kernel for all steps, held against the framework."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+import tvm_ffi
 from conftest import Function
 from emulated_gpu import run_emulated
 from onnx import numpy_helper, parser
 from torch import nn
+from tvm import ir, tirx
 
 import tvmnotes as tn
-from tvmnotes.compiler.recurrent.cell import Cell
-from tvmnotes.compiler.recurrent.loops import Sizes
+from tvmnotes.compiler.recurrent import loops
+from tvmnotes.compiler.recurrent.cell import OF_CUDNN, Cell
+from tvmnotes.compiler.recurrent.loops import Sizes, Tile
 from tvmnotes.compiler.recurrent.pack import tile_of
 from tvmnotes.compiler.rules.base.vector import Simd
 
@@ -98,6 +103,52 @@ def test_threads_share_the_units(rng, batch):
     assert kernels[0] == kernels[1]
 
 
+def test_threads_where_all_units_are_one_chunk(rng):
+    """Of the cell, or of its projection, whose step ends at a barrier too."""
+    for net, batch in ((nn.LSTM(8, 16), 64), (nn.GRU(8, 16), 90), (nn.LSTM(8, 200, proj_size=7), 12)):
+        x = torch.from_numpy(rng.standard_normal((9, batch, 8)).astype("float32"))
+        agree(net.eval(), x, levels=(3,))
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_single_step_is_one_kernel(rng, batch):
+    for net in (nn.LSTM(9, 40), nn.LSTM(9, 40, proj_size=7), nn.GRU(9, 150), nn.RNN(9, 40, bias=False)):
+        x = torch.from_numpy(rng.standard_normal((1, batch, 9)).astype("float32"))
+        graph = agree(net.eval(), x, levels=(3,)).graph
+        assert sum(1 for node in graph["nodes"] if graph["costs"][node["kernel"]]["flops"]) == 1
+
+
+INT64 = (  # sizes of which some tensor has more elements than an int32 reaches
+    Sizes(steps=(1 << 19) + 1, batch=64, input=64, units=16, outputs=16),  # what the input adds to the gates
+    Sizes(steps=1, batch=1 << 23, input=1, units=128, outputs=128),  # the state before and after a step
+    Sizes(steps=2, batch=1, input=1 << 25, units=16, outputs=16),  # plain loops: the weights
+)
+
+
+@pytest.mark.parametrize("tile", [None, Tile(16, 2, 1, True)], ids=["plain", "packed"])
+def test_indices_of_large_tensors_are_int64(tile):
+    for kind, cell in OF_CUDNN.items():
+        for sizes in INT64 if kind == "lstm" else INT64[:2]:
+            cell = replace(cell, reverse=not cell.reverse)
+            names = cell.inputs()
+            if tile and sizes.steps > 1:
+                names = ["from_input", *(name for name in names if name not in ("x", "weight", "bias"))]
+            found = []
+            body = loops.kernel(cell, names, sizes, "float32", tile).body
+            tvm_ffi.structural_walk(body, ((ir.TensorLoad, tirx.BufferStore), found.append))
+            indices = [index for each in found for index in each.indices if not isinstance(index, tirx.IntImm)]
+            assert indices and {str(index.ty.dtype) for index in indices} == {"int64"}
+
+
+def test_kernels_with_int64_indices_agree(rng, monkeypatch):
+    monkeypatch.setattr(loops, "INT32_MAX", 10)
+    layers = nn.LSTM(3, 19, num_layers=2, bidirectional=True), nn.GRU(3, 21, bidirectional=True), nn.RNN(3, 5)
+    net = Function(lambda x: [layer(x) for layer in layers])
+    net.layers = nn.ModuleList(layers)
+    for steps in (1, 4):
+        agree(net.eval(), torch.from_numpy(rng.standard_normal((steps, 6, 3)).astype("float32")))
+
+
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
 def test_many_steps_are_imported_at_once(kind):
     """Step by step, PyTorch would export these for minutes."""
@@ -112,9 +163,11 @@ def test_tiles_fit_into_the_registers():
     for simd in (Simd(4, 16), Simd(8, 16), Simd(16, 32)):
         for gates in ("ifgo", "rzn", "n"):
             for batch, units in ((1, 1), (1, 512), (7, 100), (64, 256)):
-                cell, sizes = Cell("rnn", gates, (("tanh", 0.0, 0.0),)), Sizes(3, batch, 4, units, units)
-                tile = tile_of(cell, sizes, simd)
-                assert simd.fits(tile.rows, tile.blocks * len(gates))
+                cell = Cell("rnn", gates, (("tanh", 0.0, 0.0),), reset_after=gates == "rzn")
+                for steps in (1, 3):
+                    tile = tile_of(cell, Sizes(steps, batch, 4, units, units), simd)
+                    single = steps == 1 and batch <= 8 and cell.reset_after
+                    assert simd.fits(tile.rows, tile.blocks * (len(gates) + single))
 
 
 # ---------------------------------------------------------------- ONNX
@@ -124,19 +177,19 @@ WIDTH, UNITS = 4, 6
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
-def onnx_model(rng, nodes: list[tuple[str, str]]) -> tuple[onnx.ModelProto, dict]:
+def onnx_model(rng, nodes: list[tuple[str, str]], steps: int = STEPS) -> tuple[onnx.ModelProto, dict]:
     """Make a model of nodes, each an operator with attributes and the inputs after R; and its inputs.
 
     Inputs are named by kind: B and P, the biases and peepholes; h and c, the states; lengths.
     """
     feed = {
-        "x": rng.standard_normal((STEPS, BATCH, WIDTH)),
-        "xb": rng.standard_normal((BATCH, STEPS, WIDTH)),
+        "x": rng.standard_normal((steps, BATCH, WIDTH)),
+        "xb": rng.standard_normal((BATCH, steps, WIDTH)),
         **{f"{name}{d}": rng.standard_normal((d, BATCH, UNITS)) for name in "hc" for d in (1, 2)},
         "hb": rng.standard_normal((BATCH, 1, UNITS)),
     }
     feed = {name: value.astype("float32") for name, value in feed.items()}
-    feed["lengths"] = np.array([5, 2, 3], "int32")
+    feed["lengths"] = np.minimum(np.array([5, 2, 3], "int32"), steps)
     body, outputs = [], []
     weights = {}
     for n, (node, others) in enumerate(nodes):
@@ -178,8 +231,9 @@ ONNX_NODES = [
 ]
 
 
-def test_all_attributes_of_onnx(rng):
-    model, feed = onnx_model(rng, ONNX_NODES)
+@pytest.mark.parametrize("steps", [STEPS, 1])
+def test_all_attributes_of_onnx(rng, steps):
+    model, feed = onnx_model(rng, ONNX_NODES, steps)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     wanted = session.run(None, feed)
     mod, params = tn.from_onnx(model)

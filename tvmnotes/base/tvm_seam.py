@@ -25,7 +25,8 @@ Public names that are replaced or read in an unusual way, which the test cannot 
     classic/patches.py                 methods of `tvm.IRModule`, `GlobalVar.__call__`
     classic/relay/lift.py              `_METHODS`: what `dir` of an operator's attributes lists besides these
     compiler/special_values.py         what `compilation_pipeline.get_tir_pipeline` returns
-    runtime/tensors.py                 functions of the runtime that are found by name, "runtime.…"
+    runtime/tensors.py                 functions of the runtime that are found by name, "runtime.…" and
+                                       "ffi.ArrayGetItem"
 """
 
 # OpPatternKind in tvm/relax/op_attr_types.h, a header that the package of TVM does not include.

@@ -30,6 +30,7 @@ rules           a schedule for each kind of workload
 scheduling      the pass that schedules each kernel
 costs           flops and bytes of each kernel
 buffers         buffers that values share, where sizes are open
+kills           instructions between kernels that change nothing, dropped
 memory          memory of a run
 open_sizes      sizes that stay open: their bounds, and costs that depend on them
 variants        the network for stated values of open sizes, in the same library

@@ -24,6 +24,7 @@ class OpenSizes:
 
     Attributes:
         outer: The variables of the network, in order.
+        large: Whether a tensor may have more elements than an int32 reaches.
     """
 
     def __init__(self, *shapes: tuple):
@@ -31,6 +32,7 @@ class OpenSizes:
         sizes = [size for shape in shapes for size in shape if not isinstance(size, int)]
         found = {var.name: var for size in sizes for var in tirx.analysis.undefined_vars(size)}
         self.outer = list(found.values())
+        self.large = bool(found)
         self._own = [tirx.Var(var.name, str(var.ty.dtype)) for var in self.outer]
 
     def inside(self, shape: tuple) -> tuple:
@@ -45,8 +47,8 @@ class OpenSizes:
             T.arg(var.name, var)
 
     def whole(self, number: int):
-        """Return a number of iterations: of the type of open sizes, if there are any."""
-        return tirx.IntImm("int64", number) if self.outer and isinstance(number, int) else number
+        """Return a number, as an int64 if indices have to be."""
+        return tirx.IntImm("int64", number) if self.large and isinstance(number, int) else number
 
 
 def call(builder: relax.BlockBuilder, kernel, name: str, tensors: list, sizes: OpenSizes, shape: tuple):

@@ -22,6 +22,7 @@ from .detection.nms_cuda import parallelize_detection
 from .few_rows import products_of_few_rows
 from .fold import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .indices import checks_to_kernels
+from .kills import drop_needless_kills
 from .layout import block_layouts
 from .legalize import legalizations
 from .memory import memory
@@ -116,6 +117,7 @@ def lowering(plan: dict | None = None) -> tvm.transform.Pass:
             t.LowerAllocTensor(),
             t.KillAfterLastUse(),
             t.LowerRuntimeBuiltin(),
+            drop_needless_kills(),
             *([] if plan is None else [note]),
             t.ComputePrimValue(),
             t.VMShapeLower(),

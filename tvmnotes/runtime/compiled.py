@@ -24,7 +24,7 @@ from ..base.tvm_seam import start_machine
 from ..base.workarounds import import_tvm_ffi
 from . import saved, threads
 from .session import Session, shapes_of_state
-from .tensors import copied, function, input_tensor, to_numpy, zeros
+from .tensors import copied, function, input_tensor, outputs_in, to_numpy, zeros
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,7 +182,7 @@ class Compiled:
         if not self._fed:  # for speed: a call without state does none of the below
             with self._lock:
                 result = main(*tensors, weights)
-            return list(result) if self.graph["tuple"] else [result]
+            return outputs_in(result, self.graph)
         held = self._held if held is None else held
         taken = {tensor.data_ptr() for tensor in tensors}
         with self._lock:
@@ -191,7 +191,7 @@ class Compiled:
             state = iter(held or [self._on_device(zeros(shape, spec.dtype)) for shape, spec in begins])
             given = iter(tensors)
             result = main(*(next(state if is_state else given) for is_state in self._is_state), weights)
-            outputs = list(result) if self.graph["tuple"] else [result]
+            outputs = outputs_in(result, self.graph)
             fed = [outputs[n] for n in self._fed]
             held[:] = [self._copied(tensor, taken) for tensor in fed]
             kept = {tensor.data_ptr() for tensor in held}

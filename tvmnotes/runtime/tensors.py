@@ -17,6 +17,7 @@ _ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
 _CPU = tvm_ffi.device("cpu", 0)
 _shape_of_tvm = functools.lru_cache(1024)(tvm_ffi.Shape)
 _dtype_of_tvm = functools.cache(tvm_ffi.dtype)
+_element = tvm_ffi.get_global_func("ffi.ArrayGetItem")
 
 
 @functools.cache  # for speed, as other caches here: a call of a small network is as short as these lookups
@@ -43,6 +44,13 @@ def copied(array: np.ndarray) -> tvm_ffi.Tensor:
     tensor = empty(array.shape, dtype_of(array))
     _copy("From", tensor, array)
     return tensor
+
+
+def outputs_in(result, graph: dict) -> list[tvm_ffi.Tensor]:
+    """Return the outputs in what the `main` of a graph.json returned."""
+    if not graph["tuple"]:
+        return [result]
+    return [_element(result, n) for n in range(len(graph["outputs"]))]  # for speed: its iterator is slow
 
 
 def to_numpy(tensor: tvm_ffi.Tensor) -> np.ndarray:
@@ -82,9 +90,8 @@ def input_tensor(value, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
     if isinstance(value, np.ndarray):
         usable = value.flags.carray
         usable &= value.dtype.kind in "iuf"  # NumPy's DLPack has no bfloat16, and NumPy 1's no bool
-        return _aligned(tvm_ffi.from_dlpack(value), spec.dtype) if usable else copied(value)
-    value = value.detach().cpu().resolve_neg().contiguous()  # a torch tensor
-    return _aligned(tvm_ffi.from_dlpack(value), spec.dtype)
+        return _aligned(value, spec.dtype) if usable else copied(value)
+    return _aligned(value.detach().cpu().resolve_neg().contiguous(), spec.dtype)  # a torch tensor
 
 
 def _check(value, spec: TensorSpec, known: dict) -> None:
@@ -104,11 +111,12 @@ def _check(value, spec: TensorSpec, known: dict) -> None:
         )
 
 
-def _aligned(tensor: tvm_ffi.Tensor, dtype: str) -> tvm_ffi.Tensor:
-    """Return a contiguous tensor, or a copy if its address is none that kernels expect."""
+def _aligned(value, dtype: str) -> tvm_ffi.Tensor:
+    """Return a contiguous array as a tensor, or a copy if its address is none that kernels expect."""
+    tensor = tvm_ffi.from_dlpack(value)
     if tensor.data_ptr() % _ALIGNMENT == 0:
         return tensor
-    result = empty(tensor.shape, dtype)
+    result = empty(value.shape, dtype)  # the tensor would make a tuple of its shape
     function("TVMTensorCopyFromTo")(tensor, result)
     return result
 

@@ -7,16 +7,18 @@ cache; so do all weights from step to step, where the threads divide the chunks.
 every step: small cells are faster on one.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 import tvm
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from ...base.integers import ceildiv, round_up
+from ...base.integers import INT32_MAX, ceildiv, round_up
 from ...base.tvm_seam import OPAQUE
 from ..open_kernels import OpenSizes
 from .cell import Cell, Step
@@ -73,9 +75,9 @@ def kernel(
 
     Args:
         cell: What it computes.
-        names: Its inputs, as `Cell.inputs` lists them; `emit` has their shapes. With a tile, "from_input" in
-            place of "x", "weight" and "bias": (steps, batch, vectors of units, gates, lanes), and the other
-            weights packed as `pack` does.
+        names: Its inputs, as `Cell.inputs` lists them; `emit` has their shapes. With a tile, the weights are
+            packed as `pack` does, and "from_input", (steps, batch, vectors of units, gates, lanes), may be in
+            place of "x", "weight" and "bias".
         sizes: Its sizes.
         dtype: That of all tensors; halves are computed in float32.
         tile: How it computes; None: in plain loops.
@@ -96,6 +98,7 @@ class _Kernel:
         steps, batch = self.open.inside((sizes.steps, sizes.batch))
         self.sizes = replace(sizes, steps=steps, batch=batch)
         self.packed = tile is not None
+        self.multiplies = "x" in names  # the input by its weights
         self.tile = tile or Tile()
         self.dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
         self.width, self.out_width = self.tile.padded(sizes.units), self.tile.padded(sizes.outputs)
@@ -108,12 +111,15 @@ class _Kernel:
             self.tiles = [(rows, batch // rows, 0), (1, batch % rows, batch // rows * rows)][: 1 + (rows > 1)]
         self.pads = isinstance(batch, int) and self.rows != batch
         shapes = self._shapes()
+        if not self.open.large:
+            self.open.large = any(math.prod(shape) > INT32_MAX for shape in shapes.values())
+        self.shapes = shapes = {name: tuple(map(self.open.whole, shape)) for name, shape in shapes.items()}
         self.given = {
             name: T.arg(name, T.buffer(shapes[name], "int32" if name == "lengths" else dtype))
             for name in names
         }
         self.open.declare()
-        self.y = T.arg("y", T.buffer((steps, batch, sizes.outputs), dtype))
+        self.y = T.arg("y", T.buffer(shapes["y"], dtype))
         self.last = {"h": T.arg("h_last", T.buffer(shapes["h"], dtype))}
         if cell.kind == "lstm":
             self.last["c"] = T.arg("c_last", T.buffer(shapes["c"], dtype))
@@ -125,17 +131,21 @@ class _Kernel:
             "x": (s.steps, s.batch, s.input),
             "weight": (gates * s.units, s.input),
             "recurrent": (gates * s.units, s.outputs),
-            "bias": (gates * s.units,),
+            "bias": (gates * self.width,),
             "inner": (self.width,),
             "h": (s.batch, s.outputs),
             "c": (s.batch, s.units),
             "peepholes": (3, self.width),
             "projection": (s.outputs, s.units),
             "lengths": (s.batch,),
+            "y": (s.steps, s.batch, s.outputs),
+            "results": (2, self.rows, self.out_width),  # before and after a step
+            "units": (self.rows, self.width),
         }
         if self.packed:
             blocks = tile.blocks, gates, tile.lanes
             shapes["from_input"] = (s.steps, s.batch, self.width // tile.lanes, gates, tile.lanes)
+            shapes["weight"] = (tile.chunks(s.units), s.input, *blocks)
             shapes["recurrent"] = (tile.chunks(s.units), s.outputs, *blocks)
             shapes["projection"] = (tile.chunks(s.outputs), s.units, tile.blocks, tile.lanes)
         return shapes
@@ -143,11 +153,11 @@ class _Kernel:
     def emit(self) -> None:
         """Write the body."""
         s, kind = self.sizes, self.cell.kind
-        self.h = T.alloc_buffer((2, self.rows, self.out_width), self.dtype)  # before and after a step
-        self.c = T.alloc_buffer((self.rows, self.width), self.dtype) if kind == "lstm" else None
+        self.h = T.alloc_buffer(self.shapes["results"], self.dtype)
+        self.c = T.alloc_buffer(self.shapes["units"], self.dtype) if kind == "lstm" else None
         two_phases = "projection" in self.given or (kind == "gru" and not self.cell.reset_after)
-        self.middle = T.alloc_buffer((self.rows, self.width), self.dtype) if two_phases else None
-        self.z = T.alloc_buffer((self.rows, self.width), self.dtype) if kind == "gru" and two_phases else None
+        self.middle = T.alloc_buffer(self.shapes["units"], self.dtype) if two_phases else None
+        self.z = T.alloc_buffer(self.shapes["units"], self.dtype) if kind == "gru" and two_phases else None
         states = {"h": (lambda row, unit: [0, row, unit], self.h, s.outputs)}
         if kind == "lstm":
             states["c"] = (lambda row, unit: [row, unit], self.c, s.units)
@@ -255,16 +265,18 @@ class _Kernel:
         return tirx.min(row, self.sizes.batch - 1) if self.pads else row
 
     def _from_input(self, gate, row, unit):
-        """Return what the input and the bias add to a gate; of plain loops, the bias alone."""
+        """Return what the input and the bias add to a gate; where the kernel multiplies, the bias alone."""
         number, lanes = self.cell.gates.index(gate), self.tile.lanes
         row = self._inside(row)
-        if self.packed:
-            return self._read("from_input", self._time(row), row, unit // lanes, number, unit % lanes)
-        return self._read("bias", number * self.sizes.units + unit)
+        if self.multiplies:
+            return self._read("bias", number * self.width + unit)
+        return self._read("from_input", self._time(row), row, unit // lanes, number, unit % lanes)
 
     def _input_of_n(self, step, row, unit):
         """Return what the input adds to the candidate of a GRU that resets after its product."""
-        return self._from_input("n", row, unit) if self.packed else step.gates[step.at(len(self.cell.gates))]
+        if self.multiplies:
+            return step.gates[step.at(len(self.cell.gates))]
+        return self._from_input("n", row, unit)
 
     def _before(self, row, unit):
         return self.h[self.before, row, unit]
@@ -273,9 +285,9 @@ class _Kernel:
         state = tirx.Select(self._runs(row), value, self._before(row, unit))
         T.buffer_store(self.h, state, [self.after, row, unit])
 
-    def _weight(self, chunk, k, q, number, lane, unit):
+    def _weight(self, name, chunk, k, q, number, lane, unit):
         at = (chunk, k, q, number, lane) if self.packed else (number * self.sizes.units + unit, k)
-        return self._read("recurrent", *at)
+        return self._read(name, *at)
 
     # ------------------------------------------------------------ loops
 
@@ -296,9 +308,9 @@ class _Kernel:
         letters = gates if projects else self.cell.gates
         depth = s.units if projects else s.outputs
         width = s.outputs if projects else s.units
-        # Plain loops keep what the input adds to a GRU's candidate apart from what the state does.
-        slots = len(letters) + (self.cell.reset_after and not self.packed)
-        weight = weight or self._weight
+        # What the input adds to a GRU's candidate is kept apart from what the state does.
+        slots = len(letters) + (self.cell.reset_after and self.multiplies)
+        weight = weight or partial(self._weight, "recurrent")
 
         def on_tile(rows, chunk, first):
             accumulators = T.alloc_buffer((rows, tile.blocks, slots, tile.lanes), self.dtype, scope="local")
@@ -319,15 +331,15 @@ class _Kernel:
                     inner = self.cell.reset_after and gate == "n"
                     value = self._read("inner", unit) if inner else begin(gate, row, unit)
                     T.buffer_store(accumulators, value, [r, q, letters.index(gate), lane])
-                    if inner and not self.packed:
+                    if inner and self.multiplies:
                         T.buffer_store(accumulators, begin(gate, row, unit), [r, q, len(letters), lane])
 
             def add_input(r, q, lane, row, unit):
                 for gate in gates:
                     number = letters.index(gate)
                     slot = len(letters) if self.cell.reset_after and gate == "n" else number
-                    value = self._read("x", self._time(row), row, k)
-                    add([r, q, slot, lane], value * self._read("weight", number * s.units + unit, k))
+                    value = self._read("x", self._time(row), self._inside(row), k)
+                    add([r, q, slot, lane], value * self._weight("weight", chunk, k, q, number, lane, unit))
 
             def add_state(r, q, lane, row, unit):
                 for gate in gates:
@@ -338,7 +350,7 @@ class _Kernel:
                 finish(Step(self.cell, accumulators, lambda number: (r, q, number, lane)), row, unit)
 
             each(start)
-            if not self.packed and not projects:
+            if self.multiplies and not projects:
                 with T.serial(self.open.whole(s.input)) as k:
                     each(add_input)
             with T.serial(self.open.whole(depth)) as k:
@@ -351,7 +363,8 @@ class _Kernel:
             chunks = T.serial(self.open.whole(tile.chunks(width)))
             if tile.threads:
                 stack.enter_context(T.attr(0, "pragma_parallel_barrier_when_finish", 1))
-                chunks = T.parallel(self.open.whole(tile.chunks(width)))
+                # Without an annotation, TVM drops a loop of one iteration, and its barrier.
+                chunks = T.parallel(self.open.whole(tile.chunks(width)), annotations={"barrier": True})
             chunk = stack.enter_context(chunks)
             for rows, count, before in self.tiles:
                 with T.serial(self.open.whole(count)) as number:

@@ -1,5 +1,9 @@
-"""The pass that computes recurrent layers of float32 on packed weights, with one product for all inputs."""
+"""The pass that computes recurrent layers of float32 on packed weights.
 
+One product serves the inputs of all steps; a single step of few rows has it in its kernel.
+"""
+
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,6 +18,7 @@ from .cell import Cell
 from .loops import Sizes, Tile, kernel
 
 _SHARED = 1 << 16  # multiply-adds of a step that are worth another thread
+_FEW = 8  # rows of a single step up to which one kernel is faster than a product and a kernel
 _OPEN_BATCH = 8  # as which an open batch counts in the choice of a tile; for threads it counts as 1
 
 
@@ -24,7 +29,8 @@ def pack_recurrent(simd: Simd) -> tvm.transform.Pass:
 
 def tile_of(cell: Cell, sizes: Sizes, simd: Simd) -> Tile:
     """Choose how a kernel is computed."""
-    gates = len(cell.gates)
+    single = _is_single(sizes)
+    gates = len(cell.gates) + (single and cell.reset_after)  # accumulators of a unit
     vectors = ceildiv(sizes.units, simd.lanes)
     is_open = not isinstance(sizes.batch, int)
     batch = _OPEN_BATCH if is_open else sizes.batch
@@ -36,8 +42,16 @@ def tile_of(cell: Cell, sizes: Sizes, simd: Simd) -> Tile:
         return ceildiv(batch, rows), ceildiv(vectors, blocks // gates)
 
     rows, blocks = fastest_tile(tiles, steps, simd)
-    work = (1 if is_open else batch) * sizes.units * sizes.outputs * gates
-    return Tile(simd.lanes, rows, blocks // gates, work >= _SHARED)
+    depth = sizes.outputs + (sizes.input if single else 0)
+    work = (1 if is_open else batch) * sizes.units * depth * len(cell.gates)
+    tile = Tile(simd.lanes, rows, blocks // gates)
+    return replace(tile, threads=work >= _SHARED and tile.chunks(sizes.units) > 1)
+
+
+def _is_single(sizes: Sizes) -> bool:
+    """Return whether the kernel multiplies the input itself: for one step of few rows."""
+    fixed = isinstance(sizes.steps, int) and isinstance(sizes.batch, int)
+    return fixed and sizes.steps == 1 and sizes.batch <= _FEW
 
 
 @relax.expr_functor.mutator
@@ -67,16 +81,24 @@ class _Packer(relax.PyExprMutator):
             """Return a weight or bias as (gates, units, …), with zeros for units that complete a chunk."""
             return self._padded(R.reshape(given.pop(name), (gates, units, *last)), 1, padded)
 
-        weight = R.reshape(by_gate("weight", width), (gates, padded // lanes, lanes, width))
-        weight = R.reshape(emit(R.permute_dims(emit(weight), (3, 1, 0, 2))), (width, padded * gates))
-        bias = R.reshape(by_gate("bias"), (gates, padded // lanes, lanes))
-        bias = R.reshape(emit(R.permute_dims(emit(bias), (1, 0, 2))), (padded * gates,))
-        x = R.reshape(given.pop("x"), (steps * batch, width))
-        from_input = R.add(emit(R.matmul(emit(x), emit(weight))), emit(bias))
-        from_input = emit(R.reshape(emit(from_input), (steps, batch, padded // lanes, gates, lanes)))
-        recurrent = R.reshape(by_gate("recurrent", outputs), (gates, chunks, blocks, lanes, outputs))
-        recurrent = emit(R.permute_dims(emit(recurrent), (1, 4, 2, 0, 3)))
-        given = {"from_input": from_input, "recurrent": recurrent} | given
+        def by_chunk(name, depth):
+            """Return weights in the order in which a kernel reads them."""
+            parts = R.reshape(by_gate(name, depth), (gates, chunks, blocks, lanes, depth))
+            return emit(R.permute_dims(emit(parts), (1, 4, 2, 0, 3)))
+
+        if _is_single(sizes):
+            bias = emit(R.reshape(by_gate("bias"), (gates * padded,)))
+            own = {"x": given.pop("x"), "weight": by_chunk("weight", width), "bias": bias}
+        else:
+            weight = R.reshape(by_gate("weight", width), (gates, padded // lanes, lanes, width))
+            weight = R.reshape(emit(R.permute_dims(emit(weight), (3, 1, 0, 2))), (width, padded * gates))
+            bias = R.reshape(by_gate("bias"), (gates, padded // lanes, lanes))
+            bias = R.reshape(emit(R.permute_dims(emit(bias), (1, 0, 2))), (padded * gates,))
+            x = R.reshape(given.pop("x"), (steps * batch, width))
+            from_input = R.add(emit(R.matmul(emit(x), emit(weight))), emit(bias))
+            shape = (steps, batch, padded // lanes, gates, lanes)
+            own = {"from_input": emit(R.reshape(emit(from_input), shape))}
+        given = own | {"recurrent": by_chunk("recurrent", outputs)} | given
         if "inner" in given:
             given["inner"] = self._padded(given["inner"], 0, padded)
         if "peepholes" in given:
