@@ -95,7 +95,7 @@ class Matmul(ScheduleRule):
             tails.mark(sch, inner[-1], config.tile_m)
 
     def finish(self, func: tirx.PrimFunc, config: Config) -> tirx.PrimFunc:
-        """Have the last tile of an open number of rows compute few, if few are left."""
+        """Compute few rows where few of an open number are left in a tile."""
         return tails.shorten(func)
 
     def loops(self, workload: Dense, config: Config, lanes: int) -> Loops:
