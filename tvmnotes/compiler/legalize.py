@@ -18,8 +18,7 @@ from .special_values import default
 from .workloads.batch_matmul import BatchMatmul
 from .workloads.dense import Dense
 
-_OPEN_ROWS = 4  # rows of a product's workload, at least, if their number is open
-_OPEN_TOKENS = 8  # likewise, if they are the tokens of a text of open length
+_OPEN_ROWS = 8  # rows of a product's workload, at least, if their number is open
 _OPEN_LENGTH = 64  # that of open sizes of the matrices of two activations
 
 
@@ -53,9 +52,7 @@ def _matmul(bb, call, v, lookup):
     if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
         rows = a[-2]
         if not isinstance(rows, int):
-            rows = max(
-                typical(rows), _OPEN_ROWS if len(a) == 2 and isinstance(rows, tirx.Var) else _OPEN_TOKENS
-            )
+            rows = max(typical(rows), _OPEN_ROWS)
         dense = Dense(rows, *b)
         config = dense.config(lookup, v)
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))

@@ -9,13 +9,14 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
-from tvm import te
+from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
 from ...base.relax import plain_sizes
 from ..workloads.base import Workload
 from ..workloads.dense import Dense
+from .base import tails
 from .base.epilogue import crop, fuse_epilogue, parallel, vectorize
 from .base.rule import Loops, ScheduleRule
 from .base.vector import Simd, pad_to, register_tile
@@ -88,7 +89,14 @@ class Matmul(ScheduleRule):
         """Schedule a kernel that `compute` made and what was fused after it."""
         b, mo, no, tile = split_loops(sch, config)
         outer, inner = ([b, mo], [no]) if config.loop_order == "rows" else ([no], [b, mo])
+        is_open = not isinstance(sch.get(mo).extent, tirx.IntImm)
         order_loops(sch, outer, inner, tile)
+        if is_open and config.tile_m > 1:
+            tails.mark(sch, inner[-1], config.tile_m)
+
+    def finish(self, func: tirx.PrimFunc, config: Config) -> tirx.PrimFunc:
+        """Compute few rows where few of an open number are left in a tile."""
+        return tails.shorten(func)
 
     def loops(self, workload: Dense, config: Config, lanes: int) -> Loops:
         """Return the sizes of the kernel's loops."""

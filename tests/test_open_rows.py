@@ -1,0 +1,118 @@
+"""Products of an open number of rows: right at every number, computing few rows where few are left."""
+
+import ctypes
+import mmap
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from torch import nn
+
+import tvmnotes as tn
+from tvmnotes import env
+from tvmnotes.compiler import codegen
+from tvmnotes.compiler.costs import count
+
+COUNTS = (*range(1, 10), 15, 16, 17, 63, 64, 65, 511)
+PAGE = mmap.PAGESIZE
+
+
+class Block(nn.Module):
+    """Two products with a bias, GELU and a residual, whose columns are no whole tiles."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(48, 200), nn.Linear(200, 48, bias=False)
+
+    def forward(self, x):
+        return x + self.narrow(nn.functional.gelu(self.wide(x)))
+
+
+def compiled(net, shape, **options):
+    return tn.build(*tn.from_pytorch(net.eval(), {"x": shape}), records=False, **options)
+
+
+def hold(lib, net, x):
+    """Compare with PyTorch, in whose result a row that is not finite has no effect on the others."""
+    with torch.no_grad():
+        wanted = net(torch.from_numpy(x)).numpy()
+    got = lib(x)
+    assert got.shape == wanted.shape
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(wanted))
+    finite = np.isfinite(wanted)
+    assert np.abs(got[finite] - wanted[finite]).max(initial=0) <= 1e-5 * np.abs(wanted[finite]).max(initial=1)
+
+
+@pytest.mark.parametrize("target", [None, {"kind": "llvm", "mcpu": "haswell"}], ids=["this CPU", "AVX2"])
+def test_every_number_of_rows(rng, target):
+    if target and (
+        env.platform.machine() != "x86_64"
+        or not set(env.target_instruction_sets(target)) <= set(env.instruction_sets())
+    ):
+        pytest.skip("this CPU does not run code with AVX2")
+    net = Block()
+    lib = compiled(net, (tn.Size("n", 1, 600), 48), target=target)
+    assert {schedule["family"] for schedule in lib.graph["kernels"].values()} >= {"matmul"}
+    for rows in COUNTS:
+        x = rng.standard_normal((rows, 48)).astype("float32")
+        hold(lib, net, x)
+        x[rng.integers(rows)] = np.nan
+        x[rng.integers(rows), 3] = np.inf
+        hold(lib, net, x)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 70), (40, 1)], ids=str)
+def test_matrices_of_one_row_or_column(rng, sizes):
+    net = nn.Sequential(nn.Linear(*sizes), nn.ReLU())
+    lib = compiled(net, (tn.Size("n", 1, 20), sizes[0]))
+    assert {schedule["family"] for schedule in lib.graph["kernels"].values()} == {"matmul"}
+    for rows in range(1, 18):
+        hold(lib, net, rng.standard_normal((rows, sizes[0])).astype("float32"))
+
+
+def test_several_texts_of_every_length(rng):
+    net = Block()
+    lib = compiled(net, ("batch", "length", 48))
+    for rows in (1, 2, 3, 5, 8, 9, 17):
+        hold(lib, net, rng.standard_normal((3, rows, 48)).astype("float32"))
+
+
+def products(lib):
+    """The kernels of a library that multiply, by name."""
+    kernels = {var.name_hint: func for var, func in lib._library.kernels.items()}
+    return {name: kernels[name] for name, each in lib.graph["kernels"].items() if each["family"] == "matmul"}
+
+
+def test_few_rows_are_not_computed_as_a_tile():
+    lib = compiled(nn.Linear(64, 96, bias=False), (tn.Size("n", 1, 600), 64))
+    (kernel,) = products(lib).values()
+    for rows, computed in {1: 1, 2: 2, 3: 4, 4: 4, 9: 9, 10: 10}.items():
+        assert count(kernel, {"n": rows})["flops"] == 2 * computed * 64 * 96
+
+
+def guarded(array: np.ndarray) -> np.ndarray:
+    """Copy an array to the end of memory behind which nothing can be read or written."""
+    size = -(-array.nbytes // PAGE) * PAGE
+    memory = mmap.mmap(-1, size + PAGE)
+    behind = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + size
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(behind), ctypes.c_size_t(PAGE), 0) == 0
+    copy = np.frombuffer(memory, array.dtype, array.size, size - array.nbytes).reshape(array.shape)
+    copy[:] = array
+    return copy
+
+
+def test_nothing_outside_of_the_rows_is_read_or_written(rng):
+    net = nn.Linear(64, 96, bias=False)
+    lib = compiled(net, (tn.Size("n", 1, 600), 64))
+    ((name, kernel),) = products(lib).items()
+    library = codegen.compile_kernels({tvm.ir.GlobalVar(name): kernel}, lib._library.target, runs_here=True)
+    (weight,) = lib.params.values()
+    weight = guarded(weight.numpy())
+    for rows in COUNTS:
+        x = guarded(rng.standard_normal((rows, 64)).astype("float32"))
+        result = guarded(np.full((rows, 96), np.nan, "float32"))
+        library[name](*map(tvm.runtime.from_dlpack, (x, weight, result)))
+        with torch.no_grad():
+            wanted = net(torch.from_numpy(x)).numpy()
+        assert np.abs(result - wanted).max() < 1e-5
