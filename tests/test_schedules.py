@@ -458,6 +458,10 @@ def test_root_mean_square_norms_are_found(name):
     assert name in OTHERS or sum("norm" in node["kernel"] for node in lib.graph["nodes"]) == 1
 
 
+def test_numbers_made_of_several():
+    assert_same(lambda x: (x.sum() * x[0] + x[1] * x[2] - x[3]).exp() * x[0], (4,), family="default")
+
+
 def test_norms_of_an_open_number_of_rows(rng):
     lib = tn.build(*tn.from_pytorch(Function(NORMS["operator"]).eval(), {"x": ("batch", "length", 37)}))
     assert set(lib.kernels.family) == {"row_reduction"}

@@ -173,6 +173,8 @@ def _turns(sch, block) -> bool:
         return False
     while len(consumers := sch.get_consumers(block)) == 1:
         buffer, consumer = sch.get(block).writes[0].source, sch.get(consumers[0])
+        if not buffer.shape or not consumer.iter_vars:  # a number
+            return False
         row = consumer.iter_vars[-1].var
         steps = [_step(read.region[-1].min, row) for read in consumer.reads if read.source.same_as(buffer)]
         if 0 in steps and plain_sizes(buffer.shape)[-1:] != (1,):
