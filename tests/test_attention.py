@@ -202,3 +202,29 @@ def test_open_lengths(name, rng):
 
 def test_few_keys_of_open_number_are_left_to_single_kernels(rng):
     assert not is_fused(built(single, [(2, tn.Size("l", 1, 16), 16)] * 3))
+
+
+def rotated(x):
+    """A tensor (…, tokens, dim) with rotary positions."""
+    tokens, dim = x.shape[-2:]
+    angles = torch.arange(tokens)[:, None] * 100 ** -(torch.arange(0, dim, 2) / dim)
+    cos, sin = (torch.cat([part, part], -1) for part in (angles.cos(), angles.sin()))
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat([-b, a], -1) * sin
+
+
+@pytest.mark.parametrize("length", [70, "l"])
+def test_rotated_keys_are_stored_before_they_are_transposed(length, rng):
+    def function(query, key, value):
+        key, value = (each.repeat_interleave(2, dim=1) for each in (rotated(key), value))
+        return F.scaled_dot_product_attention(rotated(query), key, value, is_causal=True)
+
+    shapes = [(1, heads, length, 32) for heads in (4, 2, 2)]
+    lib = built(function, shapes)
+    assert is_fused(lib)
+    for tokens in (70,) if length == 70 else (1, 6, 70):
+        xs = [rng.standard_normal([1, shape[1], tokens, 32], "float32") for shape in shapes]
+        np.testing.assert_allclose(lib(*xs), function(*map(torch.from_numpy, xs)), rtol=0, atol=5e-6)
+    if length == 70:
+        (packed,) = (func for name, func in lib.functions.items() if name.endswith("panels"))
+        assert packed.script().count("sblock_alloc_buffer") == 1

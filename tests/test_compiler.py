@@ -10,10 +10,11 @@ import pytest
 import torch
 import tvm
 import tvm_ffi
-from conftest import Case, sampled
+from conftest import Case, Function, sampled
 from torch import nn
 from tvm import relax
 
+import tvmnotes as tn
 from tvmnotes import build, env, from_pytorch, models
 from tvmnotes.compiler.build import resolve_target
 
@@ -378,3 +379,30 @@ def test_rows_that_repeat(compile_function, opt_level):
     lib = compile_function(lambda x: x.repeat(7, 6, 4, 2), {"x": (2, 3, 4, 5)}, opt_level=opt_level)
     x = np.random.default_rng(0).random((2, 3, 4, 5), "float32")
     np.testing.assert_array_equal(lib(x), np.tile(x, (7, 6, 4, 2)))
+
+
+RESHAPED = {
+    "of a product": (lambda x, w: (x @ w).reshape(5, 4), True),
+    "twice": (lambda x, w: (x @ w).reshape(5, 4).reshape(2, 2, 5), True),
+    "of an input": (lambda x, w: x.reshape(3, 4), False),
+    "of what may be an input": (lambda x, w: x.reshape(12).reshape(3, 4), False),
+    "of a product as large as the input": (lambda x, w: (x @ w[:, :3]).reshape(12), False),
+}
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("name", RESHAPED)
+def test_a_reshaped_result_is_a_view_unless_it_may_be_one_of_an_input(name, level, rng):
+    function, is_view = RESHAPED[name]
+    w = torch.from_numpy(rng.standard_normal((3, 5), "float32"))
+    mod, params = from_pytorch(Function(lambda x: function(x, w)).eval(), {"x": (4, 3)})
+    lib = build(mod, params, opt_level=level)
+    x = torch.from_numpy(rng.standard_normal((4, 3), "float32"))
+    last = lib.graph["nodes"][-1]["kernel"]
+    assert (last not in tn.profile(lib, x, calls=1).kernels) == is_view, last
+    (first,), (second,) = (map(torch.from_dlpack, lib.run([x])) for _ in range(2))
+    wanted = function(x, w).clone()
+    assert len({first.data_ptr(), second.data_ptr(), x.data_ptr()}) == 3
+    x += 1
+    for result in (first, second):
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)

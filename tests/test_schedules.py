@@ -416,10 +416,58 @@ def test_reductions_over_any_axis(kind, others, size, axis, dtype):
 
 
 @drawn(8)
-@given(others, sizes, st.booleans(), after)
-def test_softmax_and_layer_norm_of_rows(others, size, norm, tail):
-    layer = nn.LayerNorm(size) if norm else nn.Softmax(-1)
+@given(others, sizes, st.sampled_from([nn.LayerNorm, nn.RMSNorm, nn.Softmax]), after)
+def test_softmax_and_norms_of_rows(others, size, layer, tail):
+    layer = layer(-1 if layer is nn.Softmax else size)
     assert_same(then(layer, tail), (*others, size), family="row_reduction")
+
+
+def mean_square(x):
+    return (x * x).mean(-1, keepdim=True) + 1e-5
+
+
+WEIGHT = torch.linspace(-1, 2, 37)
+# Root mean square norms as networks write them; each is one kernel.
+NORMS = {
+    "operator": lambda x: F.rms_norm(x, x.shape[-1:], WEIGHT, 1e-5),
+    "weight first": lambda x: WEIGHT * (torch.rsqrt(mean_square(x)) * x),
+    "power, no weight": lambda x: x * torch.rsqrt(1e-5 + x.pow(2).mean(2, True)),
+    "quotient": lambda x: x / mean_square(x).sqrt() * (1 + WEIGHT),
+    "of a sum": lambda x: F.rms_norm(x + WEIGHT, x.shape[-1:], WEIGHT, 1e-5) + x,
+    "in float32": lambda x: WEIGHT.half() * F.rms_norm(x.half().float(), x.shape[-1:], None, 1e-5).half(),
+}
+OTHERS = {
+    "another axis": lambda x: x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-5),
+    "two axes": lambda x: x * torch.rsqrt((x * x).mean((1, 2), keepdim=True) + 1e-5),
+    "another tensor": lambda x: torch.relu(x) * torch.rsqrt(mean_square(x)),
+    "a sum": lambda x: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-5),
+    "a cube": lambda x: x * torch.rsqrt((x * x * x.abs()).mean(-1, keepdim=True) + 1e-5),
+    "an epsilon for each channel": lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + WEIGHT.abs()),
+    "the root itself": lambda x: x * mean_square(x).sqrt(),
+    "the norm's inverse": lambda x: mean_square(x).sqrt() / x.abs().clamp(0.5),
+}
+
+
+@pytest.mark.parametrize("name", [*NORMS, *OTHERS])
+def test_root_mean_square_norms_are_found(name):
+    function, shape = (NORMS | OTHERS)[name], (2, 5, 37)
+    tolerance = PRECISION["float16"] if name == "in float32" else TOLERANCE
+    assert_same(function, shape, tolerance=tolerance, family="row_reduction" if name in NORMS else "default")
+    lib = tn.build(*tn.from_pytorch(Function(function).eval(), {"x": shape}))
+    assert ("row_reduction" in set(lib.kernels.family)) == (name in NORMS)
+    assert name in OTHERS or sum("norm" in node["kernel"] for node in lib.graph["nodes"]) == 1
+
+
+def test_numbers_made_of_several():
+    assert_same(lambda x: (x.sum() * x[0] + x[1] * x[2] - x[3]).exp() * x[0], (4,), family="default")
+
+
+def test_norms_of_an_open_number_of_rows(rng):
+    lib = tn.build(*tn.from_pytorch(Function(NORMS["operator"]).eval(), {"x": ("batch", "length", 37)}))
+    assert set(lib.kernels.family) == {"row_reduction"}
+    for shape in ((1, 1, 37), (2, 70, 37)):
+        x = rng.standard_normal(shape, "float32")
+        np.testing.assert_allclose(lib(x), NORMS["operator"](torch.from_numpy(x)), rtol=1e-5, atol=1e-6)
 
 
 # By name: the least number to which a result of the function is right.
@@ -452,6 +500,7 @@ PLAIN = {
 FLOATING = {
     **{kind: FUNCTIONS[kind] for kind in ("exp", "sigmoid", "tanh", "erf", "silu", "gelu", "softmax")},
     "layer norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "rms norm": lambda x: F.rms_norm(x, x.shape[-1:]),
     "mean": lambda x: x.mean((2, 3)),
     "max pool": lambda x: F.max_pool2d(x, 2),
     "avg pool": lambda x: F.avg_pool2d(x, 2),
@@ -463,6 +512,7 @@ FLOATING = {
 @given(st.sampled_from(list(FLOATING)), halves, channels)
 @example("silu", "bfloat16", 1)
 @example("layer norm", "bfloat16", 3)
+@example("rms norm", "bfloat16", 3)
 def test_functions_in_half_precision(kind, dtype, count):
     assert_same(FLOATING[kind], random_tensor((2, count, 4, 17), dtype), tolerance=PRECISION[dtype])
 

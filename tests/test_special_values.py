@@ -112,6 +112,7 @@ OF_ROWS = {
     "all": lambda r: (r == r).all(1),
     "softmax of columns": lambda r: F.softmax(r, 0),
     "layer norm": lambda r: F.layer_norm(r, r.shape[1:]),
+    "rms norm": lambda r: F.rms_norm(r, r.shape[1:], eps=1e-6),
     "linear": lambda r: F.relu(F.linear(r, torch.eye(37)[:20])),
     "product": lambda r: r @ r.T,
 }  # fmt: skip

@@ -14,6 +14,7 @@ recurrent       LSTM, GRU and RNN: a kernel for all steps
 conv_transpose  transposed convolutions as plain ones
 attention       softmax between two matrix products: a kernel for all three
 few_rows        products of few rows with a matrix that is a view, without a copy of it
+rms_norm        root mean square norms, whose steps become one kernel
 layout          NCHW to the blocked layout NCHW[x]c; convolutions become kernels
 indices         checks of indices, as kernels for a CPU
 writes          writes of a few elements, as kernels
@@ -29,6 +30,7 @@ workloads       what kernels have to compute, and their configs
 rules           a schedule for each kind of workload
 scheduling      the pass that schedules each kernel
 costs           flops and bytes of each kernel
+views           a result that is a view of the last kernel's, where it would be copied to another shape
 buffers         buffers that values share, where sizes are open
 kills           instructions between kernels that change nothing, dropped
 memory          memory of a run

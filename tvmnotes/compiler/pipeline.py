@@ -31,9 +31,11 @@ from .operator_notes import note_operators, operators
 from .precision import sums_in_float32
 from .recurrent.pack import pack_recurrent
 from .recurrent.unroll import unroll_recurrent
+from .rms_norm import fuse_rms_norms
 from .rules.base import annotations
 from .rules.base.vector import simd_of
 from .scheduling import schedule_kernels
+from .views import result_as_view
 from .writes import writes_to_kernels, writes_to_operators
 
 OPT_LEVELS = (0, 1, 2, 3)
@@ -50,7 +52,7 @@ def passes(
     half_sums = [(0, sums_in_float32())] if simd else []  # a GPU's tensor cores do so by themselves
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
     blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
-    attention = [(3, fuse_attention(simd)), (3, products_of_few_rows(simd))] if simd else []
+    attention = [(3, fuse_attention(simd)), (3, products_of_few_rows(simd)), (3, fuse_rms_norms(simd))]
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
     writes = writes_to_kernels() if simd else writes_to_operators()
     scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `cuda.scheduled` does it
@@ -70,7 +72,7 @@ def passes(
         (3, transposed_to_plain()),
         (3, t.EliminateCommonSubexpr()),
         (3, fold_affine()),  # batch norms that no convolution precedes
-        *attention,
+        *(attention if simd else []),
         (3, t.DeadCodeElimination()),
         *blocked,
         (3, t.CanonicalizeBindings()),
@@ -106,6 +108,7 @@ def lowering(plan: dict | None = None) -> tvm.transform.Pass:
 
     return tvm.transform.Sequential(
         [
+            result_as_view(),
             t.RewriteDataflowReshape(),  # a reshape becomes a view if possible
             t.ToNonDataflow(),
             t.RemovePurityChecking(),

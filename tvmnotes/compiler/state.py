@@ -145,14 +145,14 @@ class _Graph:
             read = [var for expr in reads for var in _variables(expr) if var in ends]
             if any(is_writer or place > ends[var] for var in read):
                 return []
-            if any(_may_share(binding, var) for var in read):
+            if any(may_share(binding, var) for var in read):
                 ends[binding.var] = min(ends[var] for var in read)
         others = [head for n, head in enumerate(self.heads) if n != output]
         shared = any(var in ends for head in others for var in _variables(head))
         return [] if shared else values[1:]
 
 
-def _may_share(binding, var: relax.Var) -> bool:
+def may_share(binding, var: relax.Var) -> bool:
     """Return whether a result may lie in the memory of an operand: a kernel may turn out to be a view.
 
     It can be one of a tensor that has as many elements whatever the open sizes are. Their counts are compared

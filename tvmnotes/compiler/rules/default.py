@@ -19,6 +19,7 @@ _OPEN = 64  # what open sizes are taken to be for these
 _SHARED = 64  # iterations that suffice to parallelize
 _UNROLLED = 25  # iterations: a pool's window
 _INLINED = 4096  # nodes of an expression that inlining may write, if it is written more than once
+_TURNED = 4  # elements read for one of a block that is transposed afterwards, from which on it is stored
 _SPATIAL = tvm.tirx.IterVar.DataPar  # an axis that is not reduced
 
 
@@ -53,6 +54,8 @@ class Default(ScheduleRule):
         inlined = [] if "bfloat16" in sch.mod.script() else sch.get_child_blocks(root)[:-1]
         for block in inlined:
             if _reduces(sch, block) or _tests_padding(sch, block, config.lanes) or _explodes(sch, block):
+                continue
+            if _turns(sch, block):
                 continue
             with contextlib.suppress(ScheduleError):  # two outputs need it, for example
                 sch.compute_inline(block)
@@ -156,6 +159,28 @@ def _explodes(sch, block) -> bool:
     nodes = []
     tvm_ffi.structural_walk(node.body, nodes.append)
     return len(nodes) * reads > _INLINED
+
+
+def _turns(sch, block) -> bool:
+    """Return whether a block reads many elements for each of its own, and is transposed afterwards.
+
+    Inlined, as a rotary embedding of keys would be, it is computed element by element: neighbours of the
+    result read strided memory.
+    """
+    loads = []
+    tvm_ffi.structural_walk(sch.get(block).body, (tvm.ir.TensorLoad, loads.append))
+    if len(loads) < _TURNED:
+        return False
+    while len(consumers := sch.get_consumers(block)) == 1:
+        buffer, consumer = sch.get(block).writes[0].source, sch.get(consumers[0])
+        if not buffer.shape or not consumer.iter_vars:  # a number
+            return False
+        row = consumer.iter_vars[-1].var
+        steps = [_step(read.region[-1].min, row) for read in consumer.reads if read.source.same_as(buffer)]
+        if 0 in steps and plain_sizes(buffer.shape)[-1:] != (1,):
+            return True
+        block = consumers[0]
+    return False
 
 
 def _reduces(sch, block) -> bool:

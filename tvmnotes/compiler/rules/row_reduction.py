@@ -1,4 +1,4 @@
-"""Softmax and layer norm over the last axis: a thread runs all stages of a row while the row is in its cache.
+"""Softmax and norms over the last axis: a thread runs all stages of a row while the row is in its cache.
 
 A sum over a row is first one accumulator per lane of a register, over every x-th element, then the sum of the
 lanes and the remaining elements: compilers may not reorder a floating-point sum, so it is written that way.
@@ -49,6 +49,17 @@ def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
     return te.compute(x.shape, normal, name="layer_norm", attrs=_ANNOTATION)
 
 
+def rms_norm(x, epsilon: float, lanes: int):
+    """Compute x / sqrt(mean(x * x) + epsilon) along the last axis of a float32 tensor."""
+    count = float(int(x.shape[-1]))
+    squares = _reduce(x, lambda *at: x[at] * x[at], te.sum, lanes, 0)
+
+    def normal(*at):
+        return x[at] * (1.0 / te.sqrt(squares[at[:-1]] / count + epsilon))
+
+    return te.compute(x.shape, normal, name="rms_norm", attrs=_ANNOTATION)
+
+
 def _reduce(x, element, combine, lanes, number):
     """Reduce `element(*index)`, of the shape of x, by `combine` over the last axis."""
     *rows, depth = plain_sizes(x.shape)
@@ -78,7 +89,7 @@ class RowReduction(ScheduleRule):
     name = _NAME
 
     def schedule(self, sch: Schedule, config) -> None:
-        """Schedule a kernel that `softmax` or `layer_norm` made and what was fused after it."""
+        """Schedule a kernel that one of the functions above made and what was fused after it."""
         names = block_names(sch)
         for name in names[:-1]:
             if name not in _STAGES:
