@@ -5,7 +5,7 @@ gets wrong for special values.
 """
 
 import tvm
-from tvm import relax, te, tirx, topi
+from tvm import relax, te, topi
 
 from ..base.protocols import Lookup
 from ..base.relax import constant_array, known_shape, typical
