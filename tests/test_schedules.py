@@ -443,6 +443,7 @@ OTHERS = {
     "a sum": lambda x: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-5),
     "a cube": lambda x: x * torch.rsqrt((x * x * x.abs()).mean(-1, keepdim=True) + 1e-5),
     "an epsilon for each channel": lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + WEIGHT.abs()),
+    "an epsilon of higher rank": lambda x: x / ((x * x).mean(-1, keepdim=True) + torch.full((1, 1, 1, 1), 1e-5)).sqrt(),
     "the root itself": lambda x: x * mean_square(x).sqrt(),
     "the norm's inverse": lambda x: mean_square(x).sqrt() / x.abs().clamp(0.5),
 }
