@@ -241,6 +241,14 @@ def test_groups_of_channels_at_a_padded_height(rng):
         agree(lib, net, rng.standard_normal((n, 2, height, 25)).astype("float32"))
 
 
+def test_groups_of_one_channel_with_several_results(rng):
+    torch.manual_seed(0)
+    net = nn.Conv2d(4, 12, 3, padding=1, groups=4)
+    lib = compiled(net, {"x": ("batch", 4, "height", "width")})
+    for n, height, width in ((1, 1, 1), (3, 5, 33)):
+        agree(lib, net, rng.standard_normal((n, 4, height, width)).astype("float32"))
+
+
 def test_windows_and_crops(rng):
     def cropped(x):
         inner = F.max_pool2d(x, 3, 1)

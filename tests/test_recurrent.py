@@ -12,7 +12,7 @@ from conftest import Function
 from emulated_gpu import run_emulated
 from onnx import numpy_helper, parser
 from torch import nn
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
 
 import tvmnotes as tn
 from tvmnotes.compiler.recurrent import loops
@@ -138,6 +138,20 @@ def test_indices_of_large_tensors_are_int64(tile):
             tvm_ffi.structural_walk(body, ((ir.TensorLoad, tirx.BufferStore), found.append))
             indices = [index for each in found for index in each.indices if not isinstance(index, tirx.IntImm)]
             assert indices and {str(index.ty.dtype) for index in indices} == {"int64"}
+
+
+def test_rows_that_complete_a_tile_have_the_length_of_the_last_sequence():
+    for cell in OF_CUDNN.values():
+        cell = replace(cell, reverse=True)
+        names = cell.inputs(lengths=True)
+        body = loops.kernel(cell, names, Sizes(1, 3, 4, 16, 16), "float32", Tile(16, 2, 1)).body
+        found, loads = [], []
+        tvm_ffi.structural_walk(body, [(tirx.For, found.append), (ir.TensorLoad, loads.append)])
+        analyzer = sym.Analyzer()
+        for loop in found:
+            analyzer.bind(loop.loop_var, ir.Range(0, loop.extent))
+        rows = [load.indices[0] for load in loads if load.source.name == "lengths"]
+        assert {analyzer.const_int_bound(row).max_value for row in rows} == {2}
 
 
 def test_kernels_with_int64_indices_agree(rng, monkeypatch):

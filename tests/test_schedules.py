@@ -443,6 +443,7 @@ OTHERS = {
     "a sum": lambda x: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-5),
     "a cube": lambda x: x * torch.rsqrt((x * x * x.abs()).mean(-1, keepdim=True) + 1e-5),
     "an epsilon for each channel": lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + WEIGHT.abs()),
+    "an epsilon of higher rank": lambda x: x / ((x * x).mean(-1, keepdim=True) + torch.full((1, 1, 1, 1), 1e-5)).sqrt(),
     "the root itself": lambda x: x * mean_square(x).sqrt(),
     "the norm's inverse": lambda x: mean_square(x).sqrt() / x.abs().clamp(0.5),
 }
@@ -456,6 +457,21 @@ def test_root_mean_square_norms_are_found(name):
     lib = tn.build(*tn.from_pytorch(Function(function).eval(), {"x": shape}))
     assert ("row_reduction" in set(lib.kernels.family)) == (name in NORMS)
     assert name in OTHERS or sum("norm" in node["kernel"] for node in lib.graph["nodes"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "stored"),
+    [
+        (lambda a, b, c, d: (a * b + c * d).permute(0, 2, 3, 1), (1, 64, 32, 32), 1),
+        (lambda a, b, c, d: (a * b + c * d)[..., 3], (1, 64, 32, 32), 0),  # the other elements are not needed
+    ],
+)
+def test_products_are_stored_if_they_are_transposed_as_a_whole(function, shape, stored, rng):
+    xs = [rng.standard_normal(shape, "float32") for _ in range(4)]
+    lib = tn.build(*tn.from_pytorch(Function(function).eval(), dict.fromkeys("abcd", shape)), records=False)
+    np.testing.assert_allclose(lib(*xs), function(*map(torch.from_numpy, xs)), rtol=0, atol=1e-5)
+    (kernel,) = (lib.functions[name] for name in lib.kernels.index)
+    assert kernel.script().count("sblock_alloc_buffer") == stored
 
 
 def test_numbers_made_of_several():

@@ -50,6 +50,8 @@ class _Fuser(relax.PyExprMutator):
             shape = known_shape(x.ty)
             if total is None or not shape or not isinstance(shape[-1], int) or str(x.ty.dtype) != "float32":
                 continue
+            if call.ty.ndim > len(shape):  # by a number of higher rank
+                continue
             epsilon = self._epsilon(total, x, len(shape))
             if epsilon is not None:
                 return x, epsilon

@@ -335,10 +335,11 @@ class _Kernel:
                         T.buffer_store(accumulators, begin(gate, row, unit), [r, q, len(letters), lane])
 
             def add_input(r, q, lane, row, unit):
+                row = self._inside(row)
                 for gate in gates:
                     number = letters.index(gate)
                     slot = len(letters) if self.cell.reset_after and gate == "n" else number
-                    value = self._read("x", self._time(row), self._inside(row), k)
+                    value = self._read("x", self._time(row), row, k)
                     add([r, q, slot, lane], value * self._weight("weight", chunk, k, q, number, lane, unit))
 
             def add_state(r, q, lane, row, unit):

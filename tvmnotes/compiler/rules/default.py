@@ -111,8 +111,12 @@ def _is_fixed(sch, loop) -> bool:
 
 def _extent(sch, loop, size: int = 1) -> int:
     """Return the iterations of a loop, where all open sizes have a value."""
-    extent = sch.get(loop).extent
-    return size if written(extent) is None else typical(extent, size)
+    return _count([sch.get(loop).extent], size)
+
+
+def _count(sizes, value: int = _OPEN) -> int:
+    """Return the product of sizes, where all open ones have a value."""
+    return math.prod(value if written(size) is None else typical(size, value) for size in sizes)
 
 
 def _first(sch, loops) -> list:
@@ -162,14 +166,19 @@ def _explodes(sch, block) -> bool:
 
 
 def _turns(sch, block) -> bool:
-    """Return whether a block reads many elements for each of its own, and is transposed afterwards.
+    """Return whether a block reads many elements for each of its own, and is then transposed as a whole.
 
     Inlined, as a rotary embedding of keys would be, it is computed element by element: neighbours of the
-    result read strided memory.
+    result read strided memory. What the block reads transposed, as a resize between blocked layouts does, is
+    not counted.
     """
-    loads = []
-    tvm_ffi.structural_walk(sch.get(block).body, (tvm.ir.TensorLoad, loads.append))
-    if len(loads) < _TURNED:
+    node, loads = sch.get(block), []
+    tvm_ffi.structural_walk(node.body, (tvm.ir.TensorLoad, loads.append))
+    if not node.iter_vars:
+        return False
+    row = node.iter_vars[-1].var
+    along = [load for load in loads if len(load.indices) and _step(load.indices[-1], row) != 0]
+    if len(along) < _TURNED:
         return False
     while len(consumers := sch.get_consumers(block)) == 1:
         buffer, consumer = sch.get(block).writes[0].source, sch.get(consumers[0])
@@ -178,7 +187,7 @@ def _turns(sch, block) -> bool:
         row = consumer.iter_vars[-1].var
         steps = [_step(read.region[-1].min, row) for read in consumer.reads if read.source.same_as(buffer)]
         if 0 in steps and plain_sizes(buffer.shape)[-1:] != (1,):
-            return True
+            return _count(axis.dom.extent for axis in consumer.iter_vars) >= _count(buffer.shape)
         block = consumers[0]
     return False
 

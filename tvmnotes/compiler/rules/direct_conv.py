@@ -176,7 +176,7 @@ class DirectConv(ScheduleRule):
         if "pad" in names:
             loops = sch.get_loops("pad")
             if own_channels:
-                sch.compute_at("pad", loop)
+                sch.compute_at("pad", loop, preserve_unit_loops=True)
             else:
                 parallel(sch, loops[:-2])
             if len(loops) == 5:
