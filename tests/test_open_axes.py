@@ -484,7 +484,7 @@ FLOATS = {
     "a whole product": ("c = Mul(h, w) d = Greater(c, many)", (2, 500), (2, 500), False),
     "a product of tenths": ("c = Mul(h, w) a = Mul(c, tenth) d = Greater(a, limit)", (60, 600), (60, 600), False),
     "a ratio": ("a = Div(h, w) d = Greater(a, limit)", (2, 600), (50, 100), False),
-    "many rounded halves": ("a = Mul(h, half) b = Floor(a) d = Greater(b, many)", (2, None), (2, None), False),
+    "many rounded halves": ("a = Mul(h, half) b = Floor(a) d = Greater(b, many)", (3, None), (2, None), False),
     "half floats": (
         "a = Cast<to = 10>(h) b = Div(many, limit) c = Cast<to = 10>(b) d = Greater(a, c)",
         *((2, None), (2, None), False),

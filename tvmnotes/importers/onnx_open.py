@@ -127,8 +127,9 @@ def _texts(made: Union, a: tuple, b: tuple) -> tuple | None:
 
 def _ends(a: tuple, b: tuple) -> Iterator[tuple]:
     """Yield operands that are equal where a quotient, rounded the same in all samples, is another one."""
-    wholes = {abs(x) // abs(y) for x, y in zip(a, b, strict=True)} if all(b) else ()
-    if len(wholes) == 1:
+    parts = [divmod(abs(x), abs(y)) for x, y in zip(a, b, strict=True)] if all(b) else []
+    wholes = {whole for whole, _ in parts}
+    if len(wholes) == 1 and any(rest for _, rest in parts):
         (whole,) = wholes
         for factor in (whole, whole + 1, -whole, -whole - 1):
             yield a, tuple(factor * y for y in b)
@@ -160,8 +161,8 @@ def _unsure(made: Union, a: tuple, b: tuple, error: float) -> list[dict[str, int
     root = start - difference[0] / slope
     # Beyond the samples, errors of the slope grow with the distance.
     reach = abs(min(max(root, size.lower), largest) - start)
-    rest = max(2 * rest, is_whole) + error * max(map(abs, a + b))
-    width = rest * max(1, reach / abs(distances[farthest])) / abs(slope)
+    rest = max(2 * rest, is_whole) * max(1, reach / abs(distances[farthest]))
+    width = (rest + error * max(map(abs, a + b))) / abs(slope)
     first, last = max(root - width, size.lower), min(root + width, largest)
     if first > last:
         return []
