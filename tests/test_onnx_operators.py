@@ -56,6 +56,7 @@ WINDOWS = [
     'ya = Resize<mode = "nearest", axes = [1, 0], nearest_mode = "ceil">(x, , , two) | ya float 4',
     'yk = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(x, , , row) | yk float 4',
     'yl = Resize<mode = "cubic", coordinate_transformation_mode = "pytorch_half_pixel">(x, , , row) | yl float 4',
+    'yo = Resize<mode = "linear", coordinate_transformation_mode = "pytorch_half_pixel">(x, , fifth) | yo float 4',
     "yb = Col2Im<strides = [2, 1], pads = [1, 0, 2, 1], dilations = [2, 3]>(columns, seven, block) | yb float 4",
     "yc = Det(square) | yc float 1",
     'yd = BitShift<direction = "LEFT">(bytes, nine) | yd uint8 1',
@@ -93,7 +94,8 @@ def test_windows_and_corrections(rng, level):
     feed["classes"] = rng.integers(-5, 5, (2, 3))
     feed["doubles"], feed["halves"] = rng.standard_normal(9), rng.standard_normal(9).astype("float16")
     weights = """<int64[4] sizes = {2, 4, 5, 9}, int64[2] two = {4, 9}, float[4] thirds = {1.0, 1.0, 0.6, 0.7},
-        int64[4] row = {2, 3, 1, 9}, int64[2] seven = {7, 8}, int64[2] block = {2, 3}, uint8[1] nine = {9},
+        float[4] fifth = {1.0, 1.0, 0.2, 0.7}, int64[4] row = {2, 3, 1, 9}, int64[2] seven = {7, 8},
+        int64[2] block = {2, 3}, uint8[1] nine = {9},
         float depth = {5.0}, float[2] offon = {-1.0, 2.0}, float[6] ones = {1.0, 1.0, 1.0, 1.0, 1.0, 1.0}>"""
     agree(model_of(feed, weights, WINDOWS, 18), feed, level=level, rtol=2e-3, atol=1e-5)  # of half floats, one rounding
 

@@ -492,6 +492,27 @@ FLOATS = {
     "a whole product": ("c = Mul(h, w) d = Greater(c, many)", (2, 500), (2, 500), False),
     "a product of tenths": ("c = Mul(h, w) a = Mul(c, tenth) d = Greater(a, limit)", (60, 600), (60, 600), False),
     "a ratio": ("a = Div(h, w) d = Greater(a, limit)", (2, 600), (50, 100), False),
+    "many rounded halves": ("a = Mul(h, half) b = Floor(a) d = Greater(b, many)", (3, None), (2, None), False),
+    "half floats": (
+        "a = Cast<to = 10>(h) b = Div(many, limit) c = Cast<to = 10>(b) d = Greater(a, c)",
+        *((2, None), (2, None), False),
+    ),
+    "the largest of three": ("c = Max(half, h, w) d = Equal(c, h)", (5000, None), (2, None), False),
+    "up to the largest float": ("a = Clip(h, half, most) d = Equal(a, h)", (2, None), (2, None), True),
+    "up to the largest integer": ("i = Gather(s, zero) a = Min(i, last) d = Equal(a, i)", (2, None), (2, None), True),
+    "parts": ("i = Gather(s, zero) a = Div(i, far) d = Equal(a, zero)", (2, None), (2, None), False),
+    "parts from 0 on": (
+        "i = Gather(s, zero) j = Sub(i, far) a = Div(j, far) d = Equal(a, zero)",
+        (2, None),
+        (2, None),
+        False,
+    ),
+    "parts to 9000": ("i = Gather(s, zero) a = Div(i, far) d = Equal(a, zero)", (2, 9000), (2, None), True),
+    "remainders": ("i = Gather(s, zero) a = Mod(i, far) d = Equal(a, i)", (2, None), (2, None), False),
+    "parts of floats": ("a = Div(h, many) b = Floor(a) d = Greater(b, half)", (2, None), (2, None), False),
+    "round parts of floats": ("a = Div(h, many) b = Round(a) d = Greater(b, half)", (2, 60000), (2, None), False),
+    "round parts to 50000": ("a = Div(h, many) b = Round(a) d = Greater(b, half)", (2, 50000), (2, None), True),
+    "whole parts of floats": ("a = Div(h, many) b = Cast<to = 7>(a) d = Equal(b, zero)", (2, None), (2, None), False),
 }
 
 
@@ -499,12 +520,15 @@ FLOATS = {
 def test_files_that_compare_floats(rng, what, height, width, served):
     numbers = " ".join(
         f"{name} = Constant<value = float {{{number}}}>()"
-        for name, number in (("half", 0.5), ("tenth", 0.1), ("limit", 10.25), ("many", 100000.5))
+        for name, number in (("half", 0.5), ("tenth", 0.1), ("limit", 10.25), ("many", 100000.5), ("most", 3.4e38))
+    )
+    integers = " ".join(
+        f"{name} = Constant<value = int64 {{{number}}}>()"
+        for name, number in (("zero", 0), ("one", 1), ("far", 10000), ("last", 2**63 - 1))
     )
     text = f"""<ir_version: 9, opset_import: ["": 17]>
         g (float[h, w] x) => (float[h, w] y) <float p = {{1}}, float q = {{2}}> {{
-            {numbers} s = Shape(x) e = Cast<to = 1>(s) zero = Constant<value = int64 {{0}}>()
-            one = Constant<value = int64 {{1}}>() h = Gather(e, zero) w = Gather(e, one) {what}
+            {numbers} {integers} s = Shape(x) e = Cast<to = 1>(s) h = Gather(e, zero) w = Gather(e, one) {what}
             f = Where(d, p, q) y = Mul(x, f) }}"""
     sizes = tn.Size("h", *height), tn.Size("w", *width)
     model = parser.parse_model(text)
@@ -514,7 +538,7 @@ def test_files_that_compare_floats(rng, what, height, width, served):
         return
     lib = tn.build(*tn.from_onnx(model, {"x": sizes}), records=False, opt_level=0)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    for shape in itertools.product(*((each[0], each[1] or 300) for each in (height, width))):
+    for shape in itertools.product(*((each[0], min(each[1] or 300, 9000)) for each in (height, width))):
         x = rng.standard_normal(shape).astype("float32")
         assert np.array_equal(lib(x), session.run(None, {"x": x})[0])
 

@@ -1,6 +1,8 @@
-"""Open sizes that an ONNX file compares, which a few imports at other sizes do not show."""
+"""Open sizes that an ONNX file compares or rounds, which a few imports at other sizes do not show."""
 
+import itertools
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -14,26 +16,38 @@ _FEW = 8  # numbers that are of sizes, and not of positions
 _POINTS = 1 << 16  # values of the open sizes, about, at which comparisons are evaluated
 _MOST = 32  # of these that are imported
 _PAST = 1 << 62  # what stands for any number beyond it
+_LARGEST = 1 << 31  # value of an open size that is tried
 _SCALED = 1 << 40  # the most that a fraction is multiplied to
 _UNSURE = 8  # values of an open size, at most, at which rounded numbers may be equal
 _COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Min", "Max", "Clip")
 _WITH_0 = ("Abs", "Sign", "Relu")
+_DIVISIONS = ("Div", "Mod")
+_ROUNDINGS = ("Floor", "Ceil", "Round", "Cast")
 _EXTREMES = ("ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK")
 
 
 def operands(node: onnx.NodeProto, inputs: list[np.ndarray | None]) -> dict[str, tuple]:
-    """Return the pairs of numbers that a folded node compares, by its operator, output and their place."""
+    """Return the pairs of numbers that a folded node compares, by its operator, output and their place.
+
+    If the node rounds, these are what it rounds and the distance of the results, and the place is "rounded".
+    """
     if not inputs or inputs[0] is None or inputs[0].dtype.kind not in "iuf":
         return {}
-    x, *others = inputs
-    pairs = []
+    x, given = inputs[0], [each for each in inputs if each is not None]
+    makes_bool = node.op_type == "Cast" and _makes_bool(node)
+    pairs, places = [], itertools.count()
     if node.op_type in _COMPARISONS:
-        pairs = [(x, other) for other in others if other is not None]
-    elif node.op_type in _WITH_0 or (node.op_type == "Cast" and _makes_bool(node)):
+        pairs = itertools.combinations(given, 2)
+    elif node.op_type in _WITH_0 or makes_bool:
         pairs = [(x, np.zeros_like(x))]
     elif node.op_type in _EXTREMES and x.size <= _FEW:
         pairs = [(x.reshape(-1, 1), x.reshape(-1))]
-    return {f"{node.op_type} {node.output[0]} {n}": pair for n, pair in enumerate(pairs)}
+    elif node.op_type in _DIVISIONS and (node.op_type, x.dtype.kind) != ("Div", "f"):
+        pairs, places = [given], ["rounded"]
+    elif node.op_type in _ROUNDINGS:
+        x = x + x.dtype.type(0.5) if node.op_type == "Round" else x
+        pairs, places = [(x, np.ones_like(x))], ["rounded"]
+    return {f"{node.op_type} {node.output[0]} {n}": pair for n, pair in zip(places, pairs, strict=False)}
 
 
 def _makes_bool(cast: onnx.NodeProto) -> bool:
@@ -60,22 +74,29 @@ def compared(
     near = {name: [] for name in made.sizes}
     for result in samples[0]:
         pairs = [np.broadcast_arrays(*each[result]) for each in samples if result in each]
-        is_float = any(side.dtype.kind == "f" for side in pairs[0])
+        errors = [np.finfo(side.dtype).eps for side in pairs[0] if side.dtype.kind == "f"]
+        is_rounded = result.endswith(" rounded")
         if len(pairs) < len(samples) or len({a.shape for a, _ in pairs}) > 1:
             continue
-        if is_float and pairs[0][0].size > _FEW:
+        if (errors or is_rounded) and pairs[0][0].size > _FEW:
             continue
         sides = ([pair[k].reshape(-1).tolist() for pair in pairs] for k in (0, 1))
         a_side, b_side = (list(zip(*side, strict=True)) for side in sides)
-        for a, b in dict.fromkeys(zip(a_side, b_side, strict=True)):
+        both = zip(a_side, b_side, strict=True)
+        if is_rounded:
+            both = itertools.chain.from_iterable(itertools.starmap(_ends, both))
+        for a, b in dict.fromkeys(both):
             difference = [x - y for x, y in zip(a, b, strict=True)]
             if not all(map(math.isfinite, difference)) or len(set(difference)) == 1:
                 continue
             if (texts := _texts(made, a, b)) is not None:
-                differences.append((result.startswith(("Equal", "Cast")), *texts))
+                is_equality = result.startswith(("Equal", "Cast")) and not is_rounded
+                differences.append((is_equality, *texts))
                 for name, number in _roots(made, difference):
                     near[name].append(number)
-            elif is_float and (unsure := _unsure(made, difference)) is not None:
+            elif (errors or is_rounded) and (
+                unsure := _unsure(made, a, b, max(errors, default=0))
+            ) is not None:
                 found += unsure
             else:
                 operator, _, output = result.rpartition(" ")[0].partition(" ")
@@ -104,16 +125,29 @@ def _texts(made: Union, a: tuple, b: tuple) -> tuple | None:
     return None if None in texts else texts
 
 
-def _unsure(made: Union, difference: list) -> list[dict[str, int]] | None:
+def _ends(a: tuple, b: tuple) -> Iterator[tuple]:
+    """Yield operands that are equal where a quotient, rounded the same in all samples, is another one."""
+    parts = [divmod(abs(x), abs(y)) for x, y in zip(a, b, strict=True)] if all(b) else []
+    wholes = {whole for whole, _ in parts}
+    if len(wholes) == 1 and any(rest for _, rest in parts):
+        (whole,) = wholes
+        for factor in (whole, whole + 1, -whole, -whole - 1):
+            yield a, tuple(factor * y for y in b)
+
+
+def _unsure(made: Union, a: tuple, b: tuple, error: float) -> list[dict[str, int]] | None:
     """Return the values of the one open size around which rounded operands may be equal.
 
-    None if they depend on several sizes, or are too far from linear ones.
+    None if they depend on several sizes, or are too far from linear ones. `error` is the relative error of
+    their dtype.
     """
+    difference = [x - y for x, y in zip(a, b, strict=True)]
     names = {name for name, _ in _steps(made, difference)}
     if len(names) != 1:
         return None
     name = names.pop()
-    distances = [sample[name] - made.samples[0][name] for sample in made.samples]
+    size, start = made.sizes[name], made.samples[0][name]
+    distances = [sample[name] - start for sample in made.samples]
     farthest = max(range(len(distances)), key=lambda place: abs(distances[place]))
     slope = (difference[farthest] - difference[0]) / distances[farthest]
     if not slope:
@@ -122,10 +156,17 @@ def _unsure(made: Union, difference: list) -> list[dict[str, int]] | None:
         abs(each - difference[0] - slope * distance)
         for each, distance in zip(difference, distances, strict=True)
     )
-    root, width = made.samples[0][name] - difference[0] / slope, 2 * rest / abs(slope)
-    first, last = math.floor(root - width), math.floor(root + width) + 1
-    size = made.sizes[name]
-    values = range(max(first, size.lower), min(last, size.upper or last) + 1)
+    is_whole = any(len(set(side)) > 1 and all(float(n).is_integer() for n in side) for side in (a, b))
+    largest = size.upper or _LARGEST
+    root = start - difference[0] / slope
+    # Beyond the samples, errors of the slope grow with the distance.
+    reach = abs(min(max(root, size.lower), largest) - start)
+    rest = max(2 * rest, is_whole) * max(1, reach / abs(distances[farthest]))
+    width = (rest + error * max(map(abs, a + b))) / abs(slope)
+    first, last = max(root - width, size.lower), min(root + width, largest)
+    if first > last:
+        return []
+    values = range(math.floor(first), min(math.floor(last) + 1, largest) + 1)
     return [{name: n} for n in values] if len(values) <= _UNSURE else None
 
 
@@ -145,7 +186,8 @@ def _roots(made: Union, difference: list) -> list[tuple[str, int]]:
     for name, place in _steps(made, difference):
         distance = made.samples[place][name] - first[name]
         number = int(first[name] - difference[0] * distance // (difference[place] - difference[0]))
-        found |= {(name, n) for n in (number, number + 1) if made.sizes[name].takes(n)}
+        several = (n for n in (number, number + 1) if made.sizes[name].takes(n) and n <= _LARGEST)
+        found |= {(name, n) for n in several}
     return sorted(found)
 
 

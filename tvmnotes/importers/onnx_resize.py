@@ -88,7 +88,7 @@ def _positions(mode: str, before: int, scale: float, size: int, crop) -> np.ndar
         positions = indices / scale
     elif mode == "align_corners":
         positions = indices * (before - 1) / (width - 1) if width != 1 else 0 * indices
-    elif mode == "pytorch_half_pixel" and width == 1:
+    elif mode == "pytorch_half_pixel" and size == 1:
         positions = 0 * indices
     elif mode == "half_pixel_symmetric":
         positions += before / 2 * (1 - size / width)
