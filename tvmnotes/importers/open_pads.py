@@ -52,18 +52,18 @@ def split(before: tuple, after: tuple, total, is_natural: Callable) -> tuple:
     if len(set(before)) == len(set(after)) == 1:
         return before[0], after[0]
     halves = tuple((a + b) // 2 for a, b in zip(before, after, strict=True))
-    found = [before[0]] if len(set(before)) == 1 else []
-    found += [total - after[0]] if len(set(after)) == 1 else []
-    found += [total // 2] if before == halves else []
-    found += [total - total // 2] if after == halves else []
-    same = [is_natural(a - b) and is_natural(b - a) for a, b in itertools.pairwise(found)]
+    found = [(before[0], total - before[0])] if len(set(before)) == 1 else []
+    found += [(total - after[0], after[0])] if len(set(after)) == 1 else []
+    natural = list(itertools.chain(*found)) or [total]  # which makes its halves natural, too
+    found += [(total // 2, total - total // 2)] if before == halves else []
+    found += [(total - total // 2, total // 2)] if after == halves else []
+    same = [is_natural(a - b) and is_natural(b - a) for (a, _), (b, _) in itertools.pairwise(found)]
     if not found or not all(same):
         raise Refused(f"a pad of {written(total)} elements is split between both ends in an unknown way")
-    widths = found[0], total - found[0]
-    for width in widths:
+    for width in natural:
         if not is_natural(width):
             raise Refused(f"a pad is {written(width)}, which may be below 0 as far as is known")
-    return widths
+    return found[0]
 
 
 def is_natural(width, sizes: dict[str, Size], analyzer: tvm.sym.Analyzer) -> bool:
