@@ -7,7 +7,8 @@ attribute `tvmnotes.sizes` holds the bounds of open sizes.
 
 build                  `tn.build`: import a model if need be, and compile it
 model                  `as_model`, the last step of every importer
-open_sizes             networks with open sizes, from imports at a few fixed ones; union: how these are merged
+open_sizes             networks with open sizes, from imports at a few fixed ones; union, with graphs and
+                       open_pads: how these are merged
 onnx                   `from_onnx`; onnx_branches, onnx_graph, onnx_limits, onnx_open and onnx_values:
                        the steps before TVM's frontend
 onnx_operators         converters of ONNX operators, with onnx_corrections, onnx_indices, onnx_node (how to

@@ -10,7 +10,8 @@ import onnx
 
 from ..base.sizes import evaluate
 from ..base.spec import TensorSpec
-from .union import Refused, Union
+from .graphs import Refused
+from .union import Union
 
 _FEW = 8  # numbers that are of sizes, and not of positions
 _POINTS = 1 << 16  # values of the open sizes, about, at which comparisons are evaluated

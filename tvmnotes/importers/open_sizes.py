@@ -14,7 +14,8 @@ import tvm
 from ..base.indices import OutOfRange
 from ..base.sizes import Size, merged
 from ..base.spec import TensorSpec
-from .union import Refused, Union, same_array, together
+from .graphs import Refused, together
+from .union import Union, same_array
 
 Model = tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]
 _USUAL = 2  # the size of the first import: many operators treat 1 in another way
@@ -127,7 +128,7 @@ def _compare_programs(made: "Union", several: list[list], values: dict[str, int]
     for steps in together(several):
         known = [step for step in steps if step is not None]
         if all(type(step) is int for step in known):
-            if len(known) == len(steps) and made.number(steps[:-1], values) != steps[-1]:
+            if len(known) == len(steps) and not made.agrees(steps[:-1], values, steps[-1]):
                 raise Refused("its program depends on it")
         elif len(set(known)) > 1:
             raise Refused("its program depends on it")

@@ -1,5 +1,6 @@
 """The union of modules that were imported at a few sizes: one module, with variables for these sizes."""
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable
@@ -16,15 +17,13 @@ from ..base.sizes import Size, evaluate
 from ..base.spec import TensorSpec
 from ..compiler.recurrent.cell import Cell
 from ..compiler.recurrent.emit import call as recurrent_call
+from . import open_pads
+from .graphs import Refused, together
 
 _EXACT = 1 << 24  # the largest of the whole numbers that float32 has
 _MOST_FACTORS = 3  # of a product of sizes before
 _UNBOUNDED = 1 << 31  # as the upper bound of a size that has none
 _PAST = 1 << 62  # a bound beyond this is past each end of an axis
-
-
-class Refused(Exception):
-    """The imported graphs differ in more than sizes."""
 
 
 def same_array(a: np.ndarray, b: np.ndarray) -> bool:
@@ -56,6 +55,7 @@ class Union:
         # Expressions of open sizes by their values in the samples, and as text.
         self.known = {tuple(each[name] for each in samples): var for name, var in self.vars.items()}
         self.texts = {key: written(var) for key, var in self.known.items()}
+        self.pads = {}  # likewise, as text: all widths of pads with these values
         self.plain, self.analyzer = tvm.sym.Analyzer(), tvm.sym.Analyzer()  # without and with bounds
         for name, size in sizes.items():
             bounds = (size.lower, (size.upper or _UNBOUNDED) + 1)
@@ -67,15 +67,16 @@ class Union:
     @property
     def divides(self) -> bool:
         """Whether a size is a quotient of open ones, which few samples do not tell from another one."""
-        return any("//" in text for text in self.texts.values())
+        return any("//" in text for text in (*self.texts.values(), *itertools.chain(*self.pads.values())))
 
     def text(self, numbers: tuple[int, ...]) -> int | str | None:
         """Return the size with these values in the samples, as `written` has it."""
         return written(self._size(numbers))
 
-    def number(self, numbers: tuple[int, ...], values: dict[str, int]) -> int:
-        """Return what a size with these values in the samples is at other values of the open sizes."""
-        return evaluate(self.text(numbers), values)
+    def agrees(self, numbers: tuple[int, ...], values: dict[str, int], number: int) -> bool:
+        """Return whether a size with these values in the samples is `number` at other open sizes."""
+        texts = self.pads.get(numbers) or [self.text(numbers)]
+        return any(evaluate(text, values) == number for text in texts)
 
     def _module(self) -> tvm.IRModule:
         """Return the union."""
@@ -253,6 +254,8 @@ class Union:
         layers = [Cell.of_call(mod, call) for mod, call in zip(self.mods, calls, strict=True)]
         if all(layers):
             return self._layer(layers)
+        if open_pads.differ(calls):
+            return self._pad(calls)
         for other in others:
             same = _name(first) == _name(other) and len(first.args) == len(other.args)
             if not same or not tvm_ffi.structural_equal(first.attrs, other.attrs):
@@ -299,6 +302,20 @@ class Union:
             raise Refused("a recurrent layer depends on it")
         values = {name: self._expr([each[name] for _, each in layers]) for name in given}
         return recurrent_call(self.builder, cell, values)
+
+    def _pad(self, calls: list):
+        """Return the union of pads whose widths differ."""
+        fill, x = open_pads.fill(calls), self._expr([call.args[0] for call in calls])
+        pads = together(map(int, call.attrs.pad_width) for call in calls)
+        is_natural = functools.partial(open_pads.is_natural, sizes=self.sizes, analyzer=self.analyzer)
+        made = []
+        for axis, several in enumerate(together(call.ty.shape for call in calls)):
+            total = self._size(several) - x.ty.shape[axis]
+            made.append(open_pads.split(*pads[2 * axis : 2 * axis + 2], total, is_natural))
+        for numbers, width in zip(pads, itertools.chain(*made), strict=True):
+            if not isinstance(width, int):
+                self.pads.setdefault(numbers, []).append(written(width))
+        return open_pads.padded(self.builder, x, made, fill)
 
     def _slice(self, x, axes, begins, ends, *strides):
         """Return a slice whose bounds are shown to be within its tensor at all sizes, or None.
@@ -401,14 +418,6 @@ class Union:
                 if factor and all(factor * p == n for p, n in zip(products, numbers, strict=True)):
                     return math.prod(several, start=tirx.IntImm("int64", factor))
         return None
-
-
-def together(several: Iterable) -> list[tuple]:
-    """Return the first elements of all, then the second ones; refuse lists of several lengths."""
-    lists = [list(each) for each in several]
-    if len({len(each) for each in lists}) > 1:
-        raise Refused("the graph depends on it")
-    return list(zip(*lists, strict=True))
 
 
 def _bindings(main) -> list:

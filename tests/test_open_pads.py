@@ -1,0 +1,150 @@
+"""Pads whose widths depend on open sizes: as in a U-Net, their kinds, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import tvm
+from conftest import Function
+from tvm import tirx
+
+import tvmnotes as tn
+from tvmnotes.base.sizes import Size, evaluate
+from tvmnotes.importers import open_pads
+from tvmnotes.importers.graphs import Refused
+
+
+def to_size(x, skip):
+    """Pad a map to the size of another one, as U-Nets do, and concatenate them."""
+    rows, columns = (skip.shape[axis] - x.shape[axis] for axis in (2, 3))
+    x = F.pad(x, [columns // 2, columns - columns // 2, rows // 2, rows - rows // 2])
+    return torch.cat([skip, x], 1)
+
+
+def builds(function, inputs):
+    imported = tn.from_pytorch(Function(function).eval(), inputs)
+    return [tn.build(*imported, records=False, opt_level=level) for level in (0, 3)]
+
+
+def agree(libs, function, *inputs, tolerance=0):
+    wanted = function(*map(torch.from_numpy, inputs))
+    wanted = [each.numpy() for each in (wanted if isinstance(wanted, tuple) else (wanted,))]
+    for lib in libs:
+        made = lib(*inputs)
+        for got, want in zip(made if isinstance(made, tuple) else (made,), wanted, strict=True):
+            assert got.dtype == want.dtype
+            np.testing.assert_allclose(got, want, rtol=0, atol=tolerance)
+
+
+def test_maps_of_two_levels(rng):
+    def net(x):
+        small = F.max_pool2d(x, 2)
+        smaller = F.interpolate(F.max_pool2d(small, 2), scale_factor=2.0)
+        return to_size(F.conv_transpose2d(to_size(smaller, small), weight, stride=2), x)
+
+    weight = torch.from_numpy(rng.standard_normal((4, 3, 2, 2)).astype("float32"))
+    libs = builds(net, {"x": (1, 2, tn.Size("h", 4, 64), 9)})
+    for height in (4, 5, 6, 7, 33, 63, 64):
+        agree(libs, net, rng.standard_normal((1, 2, height, 9)).astype("float32"), tolerance=1e-5)
+
+
+def test_maps_of_open_height_and_width(rng):
+    def net(x):
+        return to_size(F.interpolate(F.max_pool2d(x, 2), scale_factor=2.0), x)
+
+    libs = builds(net, {"x": (1, 2, tn.Size("h", 2, 40), tn.Size("w", 2, 40))})
+    for sides in ((2, 2), (3, 2), (5, 7), (16, 32), (40, 39)):
+        agree(libs, net, rng.standard_normal((1, 2, *sides)).astype("float32"))
+
+
+def test_maps_of_two_inputs(rng):
+    libs = builds(to_size, {"x": (1, 2, tn.Size("n", 1, 8), 5), "skip": (1, 3, tn.Size("m", 8, 64), 7)})
+    for n, m in ((1, 8), (8, 8), (3, 33), (8, 64), (1, 64)):
+        x, skip = (rng.standard_normal(shape).astype("float32") for shape in ((1, 2, n, 5), (1, 3, m, 7)))
+        agree(libs, to_size, x, skip)
+
+
+def test_values_and_types(rng):
+    def net(x, y, length):
+        width = length.shape[0] - x.shape[1]
+        return F.pad(x, [0, width], value=-torch.inf), F.pad(x, [width, 1], value=0.1), F.pad(y, [2, width], value=-3)
+
+    inputs = {"x": (2, tn.Size("n", 1, 8)), "y": ((2, "n"), "int64"), "length": (tn.Size("m", 9, 40),)}
+    libs = builds(net, inputs)
+    for n, m in ((1, 9), (8, 9), (5, 40)):
+        x, y = rng.standard_normal((2, n)).astype("float32"), rng.integers(-(2**40), 2**40, (2, n))
+        agree(libs, net, x, y, np.zeros(m, "float32"))
+
+
+@pytest.mark.parametrize("mode", ["replicate", "reflect"])
+def test_other_modes(rng, mode):
+    def net(x, y):
+        return F.pad(x, [2, y.shape[0] - x.shape[2]], mode=mode)
+
+    libs = builds(net, {"x": (1, 2, tn.Size("n", 40, 60)), "y": (tn.Size("m", 60, 79),)})
+    for n, m in ((40, 79), (60, 60), (51, 78)):
+        agree(libs, net, rng.standard_normal((1, 2, n)).astype("float32"), np.zeros(m, "float32"))
+
+
+@pytest.mark.parametrize(
+    ("pad", "message"),
+    [
+        (lambda x, d: F.pad(x, [0, 40 - x.shape[2]]), r"a pad is -1\*n \+ 40|a pad is 40 \+ -1\*n"),
+        (lambda x, d: F.pad(x, [d // 3, d - d // 3]), "split between both ends in an unknown way"),
+    ],
+    ids=["crop", "thirds"],
+)
+def test_what_is_refused(pad, message):
+    net = Function(lambda x, y: pad(x, y.shape[0] - x.shape[2])).eval()
+    with pytest.raises(NotImplementedError, match=message):
+        tn.from_pytorch(net, {"x": (1, 2, tn.Size("n", 30, 60)), "y": (tn.Size("m", 61, 80),)})
+
+
+@pytest.fixture
+def natural():
+    """Return a check of an expression of n, 5 or more, and of m, 1 to 9; and these variables."""
+    sizes, analyzer = {"n": Size("n", 5), "m": Size("m", 1, 9)}, tvm.sym.Analyzer()
+    variables = {name: tirx.Var(name, "int64") for name in sizes}
+    for name, size in sizes.items():
+        ends = (tirx.IntImm("int64", end) for end in (size.lower, (size.upper or 1 << 31) + 1))
+        analyzer.bind(variables[name], tvm.ir.Range(*ends))
+    return lambda make: open_pads.is_natural(make(**variables), sizes, analyzer), variables
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (lambda n, m: n - n // 2 * 2, True),
+        (lambda n, m: n // 4 - n // 8 * 2, True),
+        (lambda n, m: (n - 1) // 2 - n // 2, False),
+        (lambda n, m: (n + 1) // 2 + n // 3 - n // 2, True),
+        (lambda n, m: n - m, False),
+        (lambda n, m: n + 5 - m, True),
+        (lambda n, m: n - 5, True),
+        (lambda n, m: n - 6, False),
+        (lambda n, m: 200 - tirx.max(n, m * 0 + 100), False),
+        (lambda n, m: n // 3 - n // 2 + 40, False),
+        (lambda n, m: n // 3 - n // 3, True),
+    ],
+)
+def test_numbers_that_are_never_negative(natural, make, wanted):
+    assert natural[0](make) == wanted
+
+
+def test_a_pad_is_split_in_one_way_only(natural):
+    """One element may be a half of two or less, and the rest of one."""
+    n = natural[1]["n"]
+
+    def split(before, after, total):
+        return open_pads.split(before, after, total, lambda width: natural[0](lambda **_: width))
+
+    first, last = split((0, 0), (0, 1), n - n // 2 * 2)
+    assert first == 0
+    assert evaluate(str(open_pads.written(last)), {"n": 7}) == 1
+    for before, after, total in (
+        ((0, 0), (0, 1), n - n // 4 * 4),  # the second end, or both
+        ((1, 3), (1, 3), n + 1),  # the larger half may be at either end
+        ((1, 2), (4, 8), n),  # fifths
+    ):
+        with pytest.raises(Refused, match="split between both ends"):
+            split(before, after, total)
