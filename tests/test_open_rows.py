@@ -29,6 +29,17 @@ class Block(nn.Module):
         return x + self.narrow(nn.functional.gelu(self.wide(x)))
 
 
+class Sum(nn.Module):
+    """A product to which an input is added."""
+
+    def __init__(self, product):
+        super().__init__()
+        self.product = product
+
+    def forward(self, x, y):
+        return self.product(x) + y
+
+
 def compiled(net, shape, **options):
     return tn.build(*tn.from_pytorch(net.eval(), {"x": shape}), records=False, **options)
 
@@ -89,6 +100,17 @@ def test_few_rows_are_not_computed_as_a_tile():
     (kernel,) = products(lib).values()
     for rows, computed in {1: 1, 2: 2, 3: 4, 4: 4, 9: 9, 10: 10}.items():
         assert count(kernel, {"n": rows})["flops"] == 2 * computed * 64 * 96
+
+
+def test_an_epilogue_may_have_an_open_axis_of_its_own(rng):
+    net = nn.Linear(48, 96)
+    lib = tn.build(*tn.from_pytorch(Sum(net).eval(), {"x": ("n", 48), "y": ("m", "n", 96)}), records=False)
+    assert [schedule["family"] for schedule in lib.graph["kernels"].values()] == ["matmul"]
+    for n, m in ((1, 1), (3, 2), (9, 5)):
+        x, y = (rng.standard_normal(shape).astype("float32") for shape in ((n, 48), (m, n, 96)))
+        with torch.no_grad():
+            wanted = net(torch.from_numpy(x)).numpy() + y
+        np.testing.assert_allclose(lib(x, y), wanted, rtol=0, atol=1e-5)
 
 
 def guarded(array: np.ndarray) -> np.ndarray:

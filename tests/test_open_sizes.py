@@ -337,6 +337,18 @@ def test_a_constant_of_one_size_is_refused():
         tn.from_pytorch(net.eval(), {"x": ("batch", 2)})
 
 
+def test_indices_of_extremes(rng):
+    def function(x):
+        return x.argmax(-1), (x * 2).relu().argmin(0)
+
+    lib = tn.build(*tn.from_pytorch(Function(function).eval(), {"x": ("n", 48)}))
+    for n in (1, 2, 9):
+        x = rng.standard_normal((n, 48)).astype("float32")
+        x[-1, 5] = np.nan
+        for result, wanted in zip(lib(x), function(torch.from_numpy(x)), strict=True):
+            np.testing.assert_array_equal(result, wanted)
+
+
 def test_indices_beyond_a_byte(rng):
     net = Function(lambda x: torch.eye(x.shape[0]) + x)
     lib = compiled(net, {"x": ("batch", 1)})

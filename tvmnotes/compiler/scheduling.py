@@ -2,6 +2,7 @@
 
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir.transform import ConvertSSA
 
 from ..base.protocols import Lookup
 from .rules import RULES
@@ -51,7 +52,9 @@ def begin_reductions() -> tvm.transform.Pass:
 
 
 def _begun(func):
-    sch, changed = _begin(func.with_attr("global_symbol", "main")), False
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    main = ConvertSSA()(mod)["main"]  # inlining writes an expression's `Let` several times
+    sch, changed = _begin(main), False
     try:
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
     except ScheduleError:  # a kernel that is not a nest of blocks

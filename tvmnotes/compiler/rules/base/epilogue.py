@@ -64,7 +64,10 @@ def vectorize(sch: Schedule, loops: list) -> None:
     sch.vectorize(loops[-1])
     iterations = 1
     for loop in reversed(loops[:-1]):
-        iterations *= int(sch.get(loop).extent)
+        extent = sch.get(loop).extent
+        if not isinstance(extent, tirx.IntImm):  # an open size that only the epilogue has
+            return
+        iterations *= int(extent)
         if iterations > _MOST_UNROLLED:
             return
         sch.unroll(loop)
