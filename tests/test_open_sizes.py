@@ -349,6 +349,15 @@ def test_indices_of_extremes(rng):
             np.testing.assert_array_equal(result, wanted)
 
 
+def test_slices_of_axes_counted_from_the_end(rng):
+    net = Function(lambda x: (x.narrow(-1, 1, 2), x.select(-1, -1), x.diff(prepend=x[:, :1], dim=-1)))
+    for shape in (("n", 8), (3, tn.Size("n", 6))):
+        lib = compiled(net, {"x": shape})
+        x = rng.standard_normal((3, 8)).astype("float32")
+        for result, wanted in zip(lib(x), net(torch.from_numpy(x)), strict=True):
+            np.testing.assert_array_equal(result, wanted)
+
+
 def test_indices_beyond_a_byte(rng):
     net = Function(lambda x: torch.eye(x.shape[0]) + x)
     lib = compiled(net, {"x": ("batch", 1)})

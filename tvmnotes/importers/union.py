@@ -326,8 +326,9 @@ class Union:
         if any(field is None for field in fields) or getattr(x.ty, "shape", None) is None:
             return None
         first, last, shape = [], [], list(x.ty.shape)
-        for axis, begin, end in zip(*fields, strict=True):
-            extent = shape[int(axis)]
+        axes = [int(axis) % len(shape) for axis in axes.fields]  # TVM's kernel knows no negative ones
+        for axis, begin, end in zip(axes, *fields[1:], strict=True):
+            extent = shape[axis]
             end = extent if isinstance(end, tirx.IntImm) and end.value > _PAST else end
             if any(isinstance(n, tirx.IntImm) and abs(n.value) > _PAST for n in (begin, end)):
                 return None  # its sum with a size may be beyond int64
