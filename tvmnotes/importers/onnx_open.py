@@ -90,14 +90,15 @@ def compared(
             difference = [x - y for x, y in zip(a, b, strict=True)]
             if not all(map(math.isfinite, difference)) or len(set(difference)) == 1:
                 continue
-            if (texts := _texts(made, a, b)) is not None:
+            texts, unsure = _texts(made, a, b), None
+            if texts is None and (errors or is_rounded):
+                unsure = _unsure(made, a, b, max(errors, default=0))
+            if texts is not None:
                 is_equality = result.startswith(("Equal", "Cast")) and not is_rounded
                 differences.append((is_equality, *texts))
                 for name, number in _roots(made, difference):
                     near[name].append(number)
-            elif (errors or is_rounded) and (
-                unsure := _unsure(made, a, b, max(errors, default=0))
-            ) is not None:
+            elif unsure is not None:
                 found += unsure
             else:
                 operator, _, output = result.rpartition(" ")[0].partition(" ")

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op as R
 
-from ..base.relax import written
+from ..base.relax import op_name, written
 from ..base.sizes import Size, evaluate
 from .graphs import Refused
 
@@ -22,7 +22,7 @@ _PERIODS = 6  # compared: products of few sizes would differ between them
 
 def differ(calls: list) -> bool:
     """Return whether calls are pads, and their widths differ."""
-    if any(getattr(call.op, "name", "") != "relax.nn.pad" for call in calls):
+    if any(op_name(call) != "nn.pad" for call in calls):
         return False
     return len({tuple(map(int, call.attrs.pad_width)) for call in calls}) > 1
 

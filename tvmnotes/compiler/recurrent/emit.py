@@ -33,7 +33,7 @@ def emit(
         biases: Added to the products with `weight` and with `recurrent`, (gates * units,); None: 0.
         states: The first result, (batch, outputs), and an LSTM's first state, (batch, units); None: 0.
         optional: "peepholes", (3, units), for gates i, o, f; "projection", (outputs, units), which makes the
-            results of the units; "lengths", (batch,), how many steps each sequence has, 1 to steps: the
+            results of the units; "lengths", (batch,), how many steps each sequence has, 0 to steps: the
             results of others are 0. They may be None.
 
     Returns:
