@@ -10,8 +10,8 @@ from tvm import relax, tirx
 from tvm.s_tir import SBlock
 
 import tvmnotes as tn
-from tvmnotes.base.workarounds import cuda_headers
-from tvmnotes.compiler import cuda, pipeline
+from tvmnotes.base.workarounds import cuda_headers, exact_cuda
+from tvmnotes.compiler import cuda, pipeline, special_values
 from tvmnotes.compiler.build import bind, resolve_target
 
 TARGET = {"kind": "cuda", "arch": "sm_80"}
@@ -65,20 +65,22 @@ def run_emulated(mod, params, *inputs):
         mod, constants = pipeline.lift_constants(mod, {})
         mod = emulate_all(cuda.scheduled(mod, target)[0])
         mod = pipeline.lowering()(pipeline.bundle(mod))
-    machine = relax.VirtualMachine(relax.build(mod, here, relax_pipeline=None), tvm.cpu())
+    machine = relax.VirtualMachine(
+        relax.build(mod, here, relax_pipeline=None, tir_pipeline=special_values.LOWERING), tvm.cpu()
+    )
     tensors = [tvm.runtime.tensor(x) for x in inputs]
     result = machine["main"](*tensors, tvm_ffi.convert(list(constants.values())))
     return result.numpy() if isinstance(result, tvm.runtime.Tensor) else tuple(each.numpy() for each in result)
 
 
-def machine_code(lib) -> bytes:
+def machine_code(lib, target_format="cubin") -> bytes:
     """What CUDA's compiler, NVRTC, makes of a library's source; skips the test where that is not to be had."""
     pytest.importorskip("cuda.bindings.nvrtc")
     from tvm.support.nvcc import compile_cuda
 
     try:
-        with cuda_headers():
-            return bytes(compile_cuda(lib.source(), target_format="cubin", arch="sm_80", compiler="nvrtc"))
+        with cuda_headers(), exact_cuda():
+            return bytes(compile_cuda(lib.source(), target_format=target_format, arch="sm_80", compiler="nvrtc"))
     except RuntimeError as error:
         if "CUDA's headers" not in str(error):
             raise

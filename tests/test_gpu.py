@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 import tvm
+import tvm_ffi
 from emulated_gpu import TARGET, emulate, machine_code, run_emulated
 from torch import nn
 from tvm import tirx
-from tvm.s_tir import Schedule
+from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
@@ -151,7 +152,14 @@ def test_grids_cover_what_kernels_make(lib):
             assert math.prod(last["grid"]) == ceildiv(math.prod(shapes[kernel]), 1024)
         elif family == "matmul":
             _, channels, height, width = shapes[kernel]
-            assert last["grid"] == [ceildiv(height * width, 32), ceildiv(channels, 64), 1]
+            assert last == {"grid": [ceildiv(height * width, 8), ceildiv(channels, 32), 1], "block": [8, 16, 1]}
+
+
+def test_products_with_many_tiles_have_larger_ones():
+    for rows, tile, block in ((256, 8, [8, 16, 1]), (1024, 32, [16, 16, 1])):
+        lib = tn.build(nn.Linear(300, 256).eval(), {"x": (rows, 300)}, TARGET)
+        (launch,) = lib.kernels.launches.iloc[0]
+        assert launch == {"grid": [rows // tile, 8, 1], "block": block}
 
 
 def test_convolutions_are_products_and_few_summands_the_work_of_a_thread(lib):
@@ -174,6 +182,20 @@ def test_kernels_have_threads_at_every_opt_level(small, opt_level):
 def test_what_threads_do_one_after_another_is_what_pytorch_does(case):
     mod, params, x, wanted = case
     np.testing.assert_allclose(run_emulated(mod, params, x), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_integers_divided_by_zero_are_zero():
+    class Parts(nn.Module):
+        def forward(self, x, y):
+            return torch.floor_divide(x, y), torch.remainder(x, y)
+
+    x, y = np.arange(-6, 6), np.array([0, 1, -1, 3] * 3)
+    mod, params = tn.from_pytorch(Parts().eval(), {"x": ((12,), "int64"), "y": ((12,), "int64")})
+    quotient, rest = run_emulated(mod, params, x, y)
+    np.testing.assert_array_equal(quotient, np.where(y == 0, 0, x // np.where(y == 0, 1, y)))
+    np.testing.assert_array_equal(rest, np.where(y == 0, 0, x % np.where(y == 0, 1, y)))
+    source = tn.build(mod, params, TARGET).source()
+    assert len(re.findall(r"== \(int64_t\)0", source)) >= 2
 
 
 @T.prim_func(s_tir=True)
@@ -238,6 +260,30 @@ def test_tvms_sorts_come_with_their_threads():
     assert (lib.kernels.family[kernel], lib.kernels.launches[kernel]) == ("by_hand", [])
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.index_add(0, torch.tensor([1, 1, 3]), x[:3]),
+        lambda x: torch.sort(x, 0)[0],
+        lambda x: x.scatter_add(1, x.long() * 0, x),
+    ],
+)
+def test_the_cpu_runs_no_loop_of_a_kernel_that_tvm_has_bound(function):
+    class Network(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    lib = tn.build(Network().eval(), {"x": (7, 10)}, TARGET)
+    (kernel,) = (func for var, func in lib.functions.items() if lib.kernels.family[var] == "by_hand")
+    tvm_ffi.structural_walk(kernel.body, (tirx.For, assert_bound))
+
+
+def assert_bound(loop):
+    """A loop over blocks of computation is over threads, or within one over threads."""
+    if isinstance(loop.body, SBlockRealize):
+        assert loop.kind == tirx.ForKind.THREAD_BINDING
+
+
 def test_a_database_of_metaschedule_comes_before_dlight():
     mod, params = tn.from_pytorch(nn.Sequential(nn.ReLU()).eval(), {"x": (64, 64)})
     target = resolve_target(TARGET, ("cuda",))
@@ -267,6 +313,17 @@ def test_cudas_compiler_takes_the_source(lib):
     assert machine_code(lib)[:4] == b"\x7fELF"
 
 
+def test_cudas_compiler_keeps_denormals_and_rounds_divisions():
+    class Parts(nn.Module):
+        def forward(self, x, y):
+            return torch.sqrt(x) / y, torch.sign(x), torch.sin(y), torch.log(x)
+
+    lib = tn.build(Parts().eval(), {"x": (100,), "y": (100,)}, TARGET)
+    code = machine_code(lib, "ptx").decode()
+    assert "sqrt.rn.f32" in code and "div.rn.f32" in code
+    assert not re.findall(r"\b(?:div|sqrt|sin|lg2)\.approx|setp\.\w+\.ftz", code)
+
+
 def test_headers_that_are_not_there_are_asked_for_and_the_environment_is_left_alone(monkeypatch, tmp_path):
     before = dict(os.environ)
     include = tmp_path / "include"
@@ -284,11 +341,22 @@ def test_headers_that_are_not_there_are_asked_for_and_the_environment_is_left_al
         pass
 
 
-def test_cuda_graphs_are_captured_where_the_context_asks_for_them(small):
-    target = resolve_target(TARGET, ("cuda",))
+def test_cuda_graphs_are_captured_where_the_context_asks_for_them(case):
+    memory = {}
     for wanted in (False, True):
-        with target, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": wanted}):
-            mod = tvm.transform.Sequential(pipeline.passes(3, target))(bind(small.mod, small.params)[0])
-            mod, _ = pipeline.lift_constants(mod, {})
-            mod = pipeline.lowering()(pipeline.bundle(mod))
-        assert any("cuda_graph" in name.name_hint for name in mod.get_global_vars()) == wanted
+        with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": wanted}):
+            lib = tn.build(*case[:2], TARGET)
+        assert ("cuda_graph.run_or_capture" in lib._library.as_text()) == wanted
+        memory[wanted] = lib.graph["memory"]
+    assert memory[True]["unshared"] == memory[False]["unshared"]
+    assert memory[True]["peak"] >= memory[False]["peak"] > 0
+    assert memory[True]["peak"] <= sum(memory[True]["buffers"])
+
+
+def test_a_cuda_graph_keeps_its_parameters(monkeypatch, case):
+    with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
+        lib = tn.build(*case[:2], TARGET)
+    monkeypatch.setattr(lib, "device", tvm.cpu(1), raising=False)
+    monkeypatch.setattr(lib, "_main", lambda x, weights: x)
+    with pytest.raises(ValueError, match="keeps the parameters that it was recorded with"):
+        lib.run([case[2]], dict(lib.params))

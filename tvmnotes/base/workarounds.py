@@ -329,3 +329,28 @@ def cuda_headers():
         finally:
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@workaround("TVM 0.27", "tests/test_gpu.py::test_cudas_compiler_keeps_denormals_and_rounds_divisions")
+@contextlib.contextmanager
+def exact_cuda():
+    """Compile CUDA's code in a context without `--use_fast_math`.
+
+    TVM 0.27 always passes this option to NVRTC, and options after it revoke only parts of it: denormals are
+    read as 0, a quotient by a number above 2**126 is 0, and sines of large angles are wrong. Remove when TVM
+    asks.
+    """
+    from cuda.bindings import nvrtc
+
+    compile_program = nvrtc.nvrtcCompileProgram
+
+    def without_fast_math(program, _count, options):
+        options = [option for option in options if option != b"--use_fast_math"]
+        return compile_program(program, len(options), options)
+
+    with pass_lock:
+        nvrtc.nvrtcCompileProgram = without_fast_math
+        try:
+            yield
+        finally:
+            nvrtc.nvrtcCompileProgram = compile_program

@@ -101,7 +101,7 @@ def build(
             mod, graph["kernels"] = cuda.scheduled(mod, target)
         plan = {} if graph["sizes"] else None
         mod = pipeline.lowering(plan)(pipeline.bundle(mod))
-        graph["memory"] = plan or memory(mod["main"])
+        graph["memory"] = plan or memory(mod)
         return mod, graph, constants
 
     with pass_lock, target:

@@ -8,11 +8,11 @@ import re
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import relax
+from tvm import relax, tirx
 
 from ..base import env
 from ..base.spec import dtype_of
-from ..base.workarounds import cuda_headers
+from ..base.workarounds import cuda_headers, exact_cuda
 from ..runtime.compiled import Compiled
 from ..runtime.tensors import input_tensor
 from . import special_values
@@ -20,7 +20,14 @@ from .cuda import cannot_run
 
 
 class Executable(relax.VMExecutable):
-    """TVM's virtual machine executable with CUDA kernels, and access to their source."""
+    """TVM's virtual machine executable with CUDA kernels, and access to their source.
+
+    `kernels` maps variables to the scheduled functions.
+    """
+
+    def __init__(self, module: tvm.runtime.Module, kernels: dict):
+        super().__init__(module)
+        self.kernels = kernels
 
     def source(self, kernel: str | None) -> str:
         """Return the CUDA source of the functions that a kernel launches, or of all if `kernel` is None."""
@@ -49,9 +56,14 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target) -> Executable:
     Raises:
         RuntimeError: NVRTC is needed and CUDA's headers are not found.
     """
-    with target, cuda_headers() if tvm.cuda().exist else contextlib.nullcontext():
+    with contextlib.ExitStack() as compiler:
+        compiler.enter_context(target)
+        if tvm.cuda().exist:
+            compiler.enter_context(cuda_headers())
+            compiler.enter_context(exact_cuda())
         built = relax.build(mod, target=target, relax_pipeline=None, tir_pipeline=special_values.LOWERING)
-        return Executable(built.mod)
+    kernels = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
+    return Executable(built.mod, kernels)
 
 
 class CompiledForGPU(Compiled):
@@ -86,12 +98,18 @@ class CompiledForGPU(Compiled):
 
         Raises:
             RuntimeError: This machine cannot run the library.
+            ValueError: Parameters are passed to a network that is a CUDA graph.
         """
         placed = self.placed(values)
         if self._main is None:
             raise RuntimeError(f"this library cannot run here: {self._cannot}. Build it where it can.")
         weights = self._params
         if params:
+            if "vm.builtin.cuda_graph.run_or_capture" in self._library.as_text():
+                raise ValueError(
+                    "params: a CUDA graph keeps the parameters that it was recorded with; build the network "
+                    'without "relax.backend.use_cuda_graph" to pass others'
+                )
             arrays = dict(zip(self.params, self._params, strict=True))
             arrays |= {name: array.copyto(self.device) for name, array in params.items()}
             weights = tvm_ffi.convert(list(arrays.values()))

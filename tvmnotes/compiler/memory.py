@@ -8,11 +8,12 @@ from tvm import relax
 from ..base.relax import bytes_of, written
 
 
-def memory(main: relax.Function) -> dict:
-    """Sum up the memory that a run allocates, without inputs and parameters.
+def memory(mod: tvm.IRModule) -> dict:
+    """Sum up the memory that a run of `main` allocates, without inputs and parameters.
 
     Args:
-        main: The lowered function.
+        mod: The lowered module. Buffers that a CUDA graph keeps are allocated once, in functions of their
+            own.
 
     Returns:
         In bytes, "buffers": the size of each buffer, in order; "peak": the most that is allocated at once,
@@ -22,30 +23,41 @@ def memory(main: relax.Function) -> dict:
     sizes, references = {}, {}  # by buffer: its bytes, how many variables use it
     owner = {}  # by variable: its buffer
     unshared, peaks = 0, {0: None}
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            call, var = binding.value, binding.var
-            if not isinstance(call, tvm.ir.Call):
-                continue
-            name = str(getattr(call.op, "name", getattr(call.op, "global_symbol", "")))
+    functions = {
+        var.name_hint: func for var, func in mod.functions_items() if isinstance(func, relax.Function)
+    }
+    kept = [func for name, func in functions.items() if name.startswith("cuda_graph_alloc")]
+    recorded = [func for name, func in functions.items() if name.startswith("main_cuda_graph_capture")]
+    for func in [*kept, mod["main"], *recorded]:
+        for name, call, var in _calls(func):
+            of = call.args[0] if call.args else None
             if name == "relax.vm.alloc_storage":
                 owner[var] = var
                 sizes[var] = call.args[0].values[0]
                 references[var] = 1
                 peaks[written(_sum(size for buffer, size in sizes.items() if references[buffer]))] = None
-            elif name == "relax.vm.alloc_tensor" or (name == "vm.builtin.reshape" and call.args[0] in owner):
-                owner[var] = owner[call.args[0]]
+            elif name == "relax.vm.alloc_tensor":
+                unshared += math.prod(call.args[2].values, start=bytes_of(var.ty.dtype))
+            elif name == "relax.vm.kill_object" and of in owner and func not in kept:
+                references[owner[of]] -= 1
+            if name in ("relax.vm.alloc_tensor", "vm.builtin.reshape") and of in owner:
+                owner[var] = owner[of]
                 references[owner[var]] += 1
-                if name == "relax.vm.alloc_tensor":
-                    unshared += math.prod(call.args[2].values, start=bytes_of(var.ty.dtype))
-            elif name == "relax.vm.kill_object" and call.args[0] in owner:
-                references[owner[call.args[0]]] -= 1
     fixed = all(isinstance(peak, int) for peak in peaks)
     return {
         "buffers": [written(size) for size in sizes.values()],
         "peak": max(peaks) if fixed else [peak for peak in peaks if peak],
         "unshared": written(unshared),
     }
+
+
+def _calls(func: relax.Function):
+    """Yield each call that a function binds: the name of what it calls, the call, and its variable."""
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            call = binding.value
+            if isinstance(call, tvm.ir.Call):
+                yield str(getattr(call.op, "name", getattr(call.op, "global_symbol", ""))), call, binding.var
 
 
 def _sum(sizes):

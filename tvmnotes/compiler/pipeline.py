@@ -103,7 +103,7 @@ def lowering(plan: dict | None = None) -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="NoteMemory")
     def note(mod, _context):
-        plan.update(memory(mod["main"]))
+        plan.update(memory(mod))
         return mod
 
     return tvm.transform.Sequential(

@@ -1,4 +1,4 @@
-"""Quotients and remainders of integers, as kernels of a CPU compute them; special_values.py uses both."""
+"""Quotients and remainders of integers, as kernels compute them; special_values.py uses both."""
 
 import tvm
 import tvm_ffi
@@ -8,7 +8,8 @@ from tvm import tirx
 def by_data(node):
     """Make 0 of an integer that is divided by 0, and wrap the least one divided by -1, as NumPy does.
 
-    The processor would end the process. Sizes, and other divisors that are not data, are not 0.
+    A CPU would end the process, and a GPU give any number. Sizes, and other divisors that are not data, are
+    not 0.
     """
     dtype, found = str(node.ty.dtype), []
     if not dtype.startswith(("int", "uint")):

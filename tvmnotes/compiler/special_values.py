@@ -37,6 +37,7 @@ def _lowering() -> tuple:
         (tirx.Not, _not),
         (tirx.BufferStore, _sum_of_some),
         (tirx.For, _bools_one_by_one),
+        ((tirx.FloorDiv, tirx.Div, tirx.FloorMod, tirx.Mod), quotients.by_data),
     ]
     ieee = [
         (tirx.Max, lambda node: _extreme(node, tirx.GT)),
@@ -45,8 +46,7 @@ def _lowering() -> tuple:
     ]
     denormals = [(tirx.AttrStmt, _kernel_with_denormals), (tirx.For, _threads_with_denormals)]
     remainders = [((tirx.FloorMod, tirx.Mod), quotients.remainder)]
-    by_data = [((tirx.FloorDiv, tirx.Div, tirx.FloorMod, tirx.Mod), quotients.by_data)]
-    before = _on_each_kernel("OpaqueFloats", opaque, on_llvm=by_data)
+    before = _on_each_kernel("OpaqueFloats", opaque)
     after = _on_each_kernel("IEEEFloats", ieee, on_llvm=remainders, on_x86=denormals)
     return tvm.transform.Sequential([before, lower, after]), *finalize
 

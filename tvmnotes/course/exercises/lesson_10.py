@@ -5,18 +5,19 @@ from .exercise import exercise, require, require_keys
 
 @exercise(
     "10.1",
-    "A block computes a tile of 32 pixels by 64 channels. A tile that is only partly full is a block too.",
-    "Round both quotients up, and multiply: ceil(pictures * pixels / 32) * ceil(channels / 64).",
+    "A block computes a tile of 32 pixels by 32 channels. A tile that is only partly full is a block too.",
+    "Round both quotients up, and multiply: ceil(pictures * pixels / 32) * ceil(channels / 32). Below 256, "
+    "do it again with tiles of 8 pixels.",
     minutes=15,
     difficulty=2,
 )
 def blocks(answer):
     """The blocks of a convolution as a matrix product."""
-    cases = {(1, 49, 512): 16, (8, 49, 512): 104, (1, 196, 256): 28, (3, 49, 100): 10}
+    cases = {(1, 49, 512): 112, (8, 196, 256): 392, (8, 49, 512): 784, (3, 49, 100): 76}
     for (pictures, pixels, channels), wanted in cases.items():
         got = answer(pictures, pixels, channels)
         what = f"the blocks for {pictures} pictures of {pixels} pixels and {channels} channels"
-        do = "The pixels of all pictures are one axis, which is cut into tiles of 32; round up once."
+        do = "The pixels of all pictures are one axis, which is cut into tiles of 32, or of 8; round up once."
         require(got == wanted, what, wanted, got, do)
 
 
