@@ -112,6 +112,7 @@ NUMBERS = [
     "y4 = Sign(bytes) | y4 uint8 1",
     "y5 = ReduceLogSumExp(doubles, one) | y5 double 2",
     "y8 = ReduceSumSquare<noop_with_empty_axes = 1>(infinite) | y8 float 2",
+    "y9 = Slice(infinite, four, one) | y9 float 2",
     "y6, y7 = TopK(infinite, none) | y6 float 2 y7 int64 2",
 ]
 
@@ -125,7 +126,7 @@ def test_numbers(rng):
         "bytes": np.array([0, 1, 255], "uint8"),
     }
     feed["doubles"] = infinite.astype("float64")
-    weights = "<int64[1] one = {1}, int64 two = {2}, int64 three = {3}, int64[1] none = {0}>"
+    weights = "<int64[1] one = {1}, int64 two = {2}, int64 three = {3}, int64[1] four = {4}, int64[1] none = {0}>"
     agree(model_of(feed, weights, NUMBERS, 18), feed, rtol=1e-5)
 
 

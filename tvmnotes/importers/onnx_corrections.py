@@ -11,7 +11,7 @@ from onnx.helper import make_node
 from onnx.reference import ReferenceEvaluator
 from tvm import relax, te, tirx
 from tvm.relax import op as R
-from tvm.relax.frontend.onnx.onnx_frontend import get_type
+from tvm.relax.frontend.onnx.onnx_frontend import get_constant, get_type
 
 from ..base.indices import checked
 from ..base.relax import constant_array
@@ -145,7 +145,7 @@ def _pow(n: Node):
 
     Their squares and cubes do not, as in ONNX Runtime: those beyond the dtype wrap around.
     """
-    exponent = constant_array(n.inputs[1])
+    exponent = constant_array(get_constant(n.inputs[1], n.params))
     if "float" not in n.dtype and exponent is not None and exponent.shape == () and exponent in (2, 3):
         square = n.emit(R.multiply(n.x, n.x))
         return square if exponent == 2 else R.multiply(square, n.x)
@@ -214,6 +214,25 @@ def _split(n: Node):
     begins = [0, *ends[:-1]]
     bounds = zip(begins, ends, strict=True)
     return relax.Tuple([R.strided_slice(n.x, [axis], [begin], [end]) for begin, end in bounds])
+
+
+@converts("Slice")
+def _slice(n: Node):
+    """Slice; where nothing is within the bounds, TVM fails if the end lies before the begin."""
+    if not isinstance(n.inputs[0].ty, relax.TensorType):
+        return n.usual()
+    begins, ends, axes, steps = (n.known(i) for i in range(1, 5))
+    axes = np.arange(len(begins)) if axes is None else axes
+    steps = np.ones_like(begins) if steps is None else steps
+    none = [
+        not range(n.shape[axis])[begin:end:step]
+        for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True)
+    ]
+    if not any(none):
+        return n.usual()
+    bounds = (np.where(none, other, each) for other, each in ((0, begins), (0, ends), (1, steps)))
+    begins, ends, steps = map(n.const, bounds)
+    return n.usual(n.x, begins, ends, n.const(axes), steps)
 
 
 @converts("Compress")

@@ -254,12 +254,14 @@ def _crossings(made: Union, name: str, a: int | str, b: int | str) -> set[int]:
             difference = evaluate(a, values) - evaluate(b, values)
             return (difference > 0) - (difference < 0)
 
-        for low, high in itertools.pairwise([size.lower, *tried]):
-            before, after = order(low), order(high)
-            while before != after and high - low > 1:
+        for (low, high), least in itertools.product(itertools.pairwise([size.lower, *tried]), (0, 1)):
+            before = order(low) >= least
+            if (order(high) >= least) == before:
+                continue
+            while high - low > 1:
                 middle = (low + high) // 2
-                low, high = (middle, high) if order(middle) == before else (low, middle)
-            found |= {low, high} if before != after else set()
+                low, high = (middle, high) if (order(middle) >= least) == before else (low, middle)
+            found |= {low, high}
     return {n for n in found if size.takes(n)}
 
 

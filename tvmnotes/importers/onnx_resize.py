@@ -52,11 +52,9 @@ _OLD = "floor_or_ceil"  # of opset 10, as `onnx_graph.modernize` names it: ceil 
 def _is_right(n: Node, scales, sizes, mode: str) -> bool:
     """Return whether TVM's Resize matches ONNX: images, by integer factors, or linearly to integer sizes.
 
-    TVM interpolates float64 in float32.
+    TVM computes float64 in float32.
     """
-    if len(n.shape) != 4 or scales[:2] != [1, 1] or n.get("antialias", 0):
-        return False
-    if mode != "nearest" and n.dtype == "float64":
+    if len(n.shape) != 4 or scales[:2] != [1, 1] or n.get("antialias", 0) or n.dtype == "float64":
         return False
     if n.text(*_COORDINATES) in ("tf_crop_and_resize", "half_pixel_symmetric", "tf_half_pixel_for_nn"):
         return False

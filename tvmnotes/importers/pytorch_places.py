@@ -35,7 +35,12 @@ def _sort_stable(x: Tensor, *, stable: bool | None = None, dim: int = -1, descen
 
 
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """Sort what may be in any order, or be none; TVM has the others."""
+    """Sort what may be in any order, or be none; TVM has the others.
+
+    Of a tensor without axes, PyTorch returns the element even if k is 0.
+    """
+    if x.ndim == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     if sorted and k:
         return NotImplemented
     return tuple(part.narrow(dim, 0, k) for part in torch.sort(x, dim=dim, descending=largest))
@@ -69,10 +74,8 @@ def _searchsorted(
     x = _tensor(x)
     pairs = ordered.reshape([1] * x.ndim + [-1]) if ordered.ndim == 1 else ordered.unsqueeze(-2)
     x = x.unsqueeze(-1)
-    passed = pairs <= x if right or side == "right" else pairs < x
-    if x.is_floating_point():
-        passed = passed | torch.isnan(x)
-    return passed.sum(-1).to(torch.int32 if out_int32 else torch.int64)
+    beyond = pairs > x if right or side == "right" else pairs >= x  # NaN is not
+    return (~beyond).sum(-1).to(torch.int32 if out_int32 else torch.int64)
 
 
 def _isin(x: _Numbers, among: _Numbers, *, assume_unique: bool = False, invert: bool = False) -> Tensor:

@@ -167,10 +167,15 @@ _OF_A_NUMBER = {
     torch.bitwise_and: (aten.bitwise_and.Scalar_Tensor,),
     torch.bitwise_or: (aten.bitwise_or.Scalar_Tensor,),
     torch.bitwise_xor: (aten.bitwise_xor.Scalar_Tensor,),
-    torch.bitwise_left_shift: (aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor),
+    torch.bitwise_left_shift: (
+        aten.bitwise_left_shift.Tensor_Scalar,
+        aten.bitwise_left_shift.Scalar_Tensor,
+        aten.__lshift__.Scalar,
+    ),
     torch.bitwise_right_shift: (
         aten.bitwise_right_shift.Tensor_Scalar,
         aten.bitwise_right_shift.Scalar_Tensor,
+        aten.__rshift__.Scalar,
     ),
 }
 
