@@ -134,16 +134,13 @@ def test_running_sums_and_products_in_float64(compile_function):
         np.testing.assert_allclose(got, wanted, 2e-3 if wanted.dtype == torch.half else 1e-6)
 
 
-def test_shifts_of_bytes_and_places_beside_nan(compile_function):
-    x, by = torch.tensor([255, 1, 7], dtype=torch.uint8), torch.tensor([8, 9, 1], dtype=torch.uint8)
+def test_shifts_of_bytes(compile_function):
+    args = torch.tensor([255, 1, 7], dtype=torch.uint8), torch.tensor([8, 9, 1], dtype=torch.uint8)
 
-    def placed(x, by, ordered):
-        values = torch.tensor([math.inf, math.nan, 0.0])
-        places = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
-        return x >> by, x << 1, x >> 1, *places
+    def shifted(x, by):
+        return x >> by, x << by, x << 1, x >> 1, x >> 8
 
-    args = x, by, torch.tensor([0.0, 1, math.inf, math.nan])
-    for got, wanted in zip(compile_function(placed, args)(*args), placed(*args), strict=True):
+    for got, wanted in zip(compile_function(shifted, args)(*args), shifted(*args), strict=True):
         np.testing.assert_array_equal(got, wanted)
 
 
@@ -159,8 +156,8 @@ def test_resizing_float64(compile_function, rng):
     for got, wanted in zip(compile_function(resized, [x])(x), resized(x), strict=True):
         np.testing.assert_allclose(got, wanted, 1e-12, 1e-12)
     net = Function(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")).eval()
-    with pytest.raises(NotImplementedError, match="resize2d of float64: TVM .*; resize it as float32"):
-        tn.build(*tn.from_pytorch(net, [("x", ("n", 3, "h", 4), "float64")]))
+    with pytest.raises(NotImplementedError, match="float64 with open sizes, which TVM computes in float32"):
+        tn.from_pytorch(net, {"x": (("n", 3, "h", 4), "float64")})
 
 
 def test_powers(compile_function, rng, capfd):

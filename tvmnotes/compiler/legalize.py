@@ -76,13 +76,11 @@ def _power(bb, call):
 def _resize2d(bb, call):
     """Align the corners of a single row or column, too: TVM divides by their number less one.
 
-    Raises NotImplementedError for float64, which TVM computes in float32.
+    Raises an error for float64, which TVM computes in float32.
     """
     attrs = call.attrs
     if str(call.ty.dtype) == "float64":
-        raise NotImplementedError(
-            "image.resize2d of float64: TVM computes it in float32; resize it as float32"
-        )
+        raise ValueError("image.resize2d of float64: TVM computes it in float32; resize it as float32")
     if attrs.coordinate_transformation_mode != "align_corners":
         return _RESIZE2D(bb, call)
 

@@ -230,6 +230,8 @@ def _resize(method: str) -> Callable:
             mode = "align_corners" if corners else "half_pixel"
             mode = "asymmetric" if method == "nearest_neighbor" else mode
             rounding = "floor" if method == "nearest_neighbor" else "round"
+            if dtype == torch.float64:
+                raise ValueError(f"{node.target} of float64 with open sizes, which TVM computes in float32")
             if is_row:
                 x, after = importer.block_builder.emit(relax.op.expand_dims(x, 2)), [1, *after]
             x = relax.op.image.resize2d(

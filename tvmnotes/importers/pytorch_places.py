@@ -74,8 +74,10 @@ def _searchsorted(
     x = _tensor(x)
     pairs = ordered.reshape([1] * x.ndim + [-1]) if ordered.ndim == 1 else ordered.unsqueeze(-2)
     x = x.unsqueeze(-1)
-    beyond = pairs > x if right or side == "right" else pairs >= x  # NaN is not
-    return (~beyond).sum(-1).to(torch.int32 if out_int32 else torch.int64)
+    passed = pairs <= x if right or side == "right" else pairs < x
+    if x.is_floating_point():
+        passed = passed | torch.isnan(x)
+    return passed.sum(-1).to(torch.int32 if out_int32 else torch.int64)
 
 
 def _isin(x: _Numbers, among: _Numbers, *, assume_unique: bool = False, invert: bool = False) -> Tensor:

@@ -181,6 +181,8 @@ _OF_A_NUMBER = {
 
 OF_MIXED_TYPES: dict[Any, Callable] = {
     **{each: _with_tensors(operator) for operator, names in _OF_A_NUMBER.items() for each in names},
+    aten.__lshift__.Tensor: torch.bitwise_left_shift,
+    aten.__rshift__.Tensor: torch.bitwise_right_shift,
     aten.pow.Tensor_Tensor: _power_of_tensors,
     **dict.fromkeys((aten.fmod.Tensor, aten.fmod.Scalar), _fmod),
     aten.isnan.default: _of_floats(torch.isnan),
