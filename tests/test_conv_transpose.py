@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from conftest import SEED
+import torch.nn.functional as F
+from conftest import SEED, Function
 from torch import nn
 
 import tvmnotes as tn
@@ -58,6 +59,35 @@ def test_an_infinity_reaches_the_outputs_that_read_it(kernel, stride):
         wanted = net(torch.from_numpy(x)).numpy()
     made = tn.build(*tn.from_pytorch(net.eval(), {"x": x.shape}))(x)
     assert np.isinf(wanted).any() and not np.isnan(wanted).any()
+    np.testing.assert_allclose(made, wanted, atol=1e-5)
+
+
+def transposed_in_all_ways(x, w):
+    return (
+        *(F.conv_transpose2d(x, w, stride=2), F.conv_transpose2d(x, w, padding=1, dilation=2)),
+        *(F.conv_transpose2d(x, w, stride=2, groups=2), F.conv_transpose1d(x[..., 0], w[..., 0], stride=3)),
+    )
+
+
+@pytest.mark.parametrize("level", [1, 3])
+@pytest.mark.parametrize("held", [True, False], ids=["held", "given"])
+def test_weights_that_are_not_finite(level, held, rng):
+    x, w = (torch.from_numpy(rng.standard_normal(shape, "float32")) for shape in ((2, 4, 5, 6), (4, 8, 3, 2)))
+    w[1, 1, 1, 1], w[2, 0, 0, 0], w[3, 2, 2, 0] = np.inf, np.nan, -np.inf
+    inputs = {"x": x} if held else {"x": x, "w": w}
+    net = Function((lambda x: transposed_in_all_ways(x, w)) if held else transposed_in_all_ways)
+    made = tn.build(*tn.from_pytorch(net.eval(), inputs), opt_level=level)(*inputs.values())
+    for number, (got, want) in enumerate(zip(made, transposed_in_all_ways(x, w), strict=True)):
+        np.testing.assert_allclose(got, want.numpy(), atol=1e-5, err_msg=str(number))
+
+
+def test_an_infinity_in_a_dilated_one(rng):
+    net = nn.ConvTranspose2d(4, 8, 3, dilation=2)
+    x = rng.standard_normal((1, 4, 7, 6), "float32")
+    x[0, 1, 3, 3] = np.inf
+    with torch.inference_mode():
+        wanted = net(torch.from_numpy(x)).numpy()
+    made = tn.build(*tn.from_pytorch(net.eval(), {"x": x.shape}))(x)
     np.testing.assert_allclose(made, wanted, atol=1e-5)
 
 

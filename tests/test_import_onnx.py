@@ -218,6 +218,9 @@ def test_functions_of_the_model_are_inlined():
     assert result.numpy().tolist() == [2, 4]
 
 
+_OLD_RESIZE = "e = Constant<value = float[0] {}>() s = Constant<value = float[4] {1.0, 1.0, 0.7, 1.7}>()"
+
+
 @pytest.mark.parametrize(
     ("opset", "node"),
     [
@@ -226,6 +229,9 @@ def test_functions_of_the_model_are_inlined():
         (7, 'y = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 2.0]>(x)'),
         (9, "y = Slice<starts = [0, 1], ends = [2, 3]>(x)"),
         (10, 's = Constant<value = float[4] {1.0, 1.0, 1.5, 2.0}>() y = Resize<mode = "nearest">(x, s)'),
+        (10, 's = Constant<value = float[4] {1.0, 1.0, 0.7, 1.7}>() y = Resize<mode = "nearest">(x, s)'),
+        (10, 's = Constant<value = float[4] {1.0, 1.0, 2.0, 2.0}>() y = Resize<mode = "nearest">(x, s)'),
+        (11, f'{_OLD_RESIZE} y = Resize<coordinate_transformation_mode = "tf_half_pixel_for_nn">(x, e, s)'),
         (11, "a = ReduceMean<axes = [2, 3]>(x) y = Squeeze<axes = [2, 3]>(a)"),
     ],
 )

@@ -135,7 +135,8 @@ REGIONS = np.array([[1, 0, 0, 4, 3], [0, 1, 2, 5, 5]], "float32")  # each begins
 
 def test_regions_of_images_that_do_not_exist():
     def aligned(x, rois):
-        return roi_align(x, rois, 2, sampling_ratio=2), roi_align(x, rois, 2, sampling_ratio=2, aligned=True)
+        own = (roi_align(x, rois, 2, scale, 2, aligned) for scale in (1.0, 0.7) for aligned in (False, True))
+        return *own, roi_align(x, rois, (2, 1), 0.7, aligned=True)
 
     net = tn.build(*tn.from_pytorch(Function(aligned).eval(), [IMAGES, REGIONS]), opt_level=1)
     expected = aligned(torch.from_numpy(IMAGES), torch.from_numpy(REGIONS))
@@ -149,9 +150,10 @@ def test_regions_of_images_that_do_not_exist():
 def test_indices_of_onnx_that_count_images_and_elements():
     model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
         g (float[2, 1, 6, 6] x, float[2, 5] rois, int64[2] images, float[2, 1, 3, 3] small, int64[2, 1, 3, 3] maxima)
-        => (float[2, 1, 2, 2] a, float[2, 1, 2, 2] b, float[2, 1, 6, 6] c) {
+        => (float[2, 1, 2, 2] a, float[2, 1, 2, 2] b, float[2, 1, 6, 6] c, float[2, 1, 2, 2] d) {
             from = Constant<value_ints = [1]>() to = Constant<value_ints = [5]>() boxes = Slice(rois, from, to, from)
             a = RoiAlign<output_height = 2, output_width = 2, sampling_ratio = 2>(x, boxes, images)
+            d = RoiAlign<output_height = 2, output_width = 2, spatial_scale = 0.7>(x, boxes, images)
             b = MaxRoiPool<pooled_shape = [2, 2]>(x, rois)
             c = MaxUnpool<kernel_shape = [2, 2], strides = [2, 2]>(small, maxima) }""")
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -51,12 +51,16 @@ WINDOWS = [
     "y6, i6 = MaxPool<kernel_shape = [2, 2, 2], pads = [1, 0, 0, 0, 1, 0]>(box) | y6 float 5 i6 int64 5",
     "yj = MaxUnpool<kernel_shape = [2, 3], strides = [2, 1], pads = [1, 0, 0, 1]>(z0, j0) | yj float 4",
     "y7 = CenterCropPad(x, sizes) | y7 float 4",
+    "ys = LpPool<kernel_shape = [3, 2], strides = [2, 3], pads = [1, 0, 1, 1], ceil_mode = 1>(x) | ys float 4",
     "y8 = CenterCropPad<axes = [3, -2]>(x, two) | y8 float 4",
     'y9 = Resize<mode = "cubic", antialias = 1>(x, , thirds) | y9 float 4',
     'ya = Resize<mode = "nearest", axes = [1, 0], nearest_mode = "ceil">(x, , , two) | ya float 4',
     'yk = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(x, , , row) | yk float 4',
     'yl = Resize<mode = "cubic", coordinate_transformation_mode = "pytorch_half_pixel">(x, , , row) | yl float 4',
     'yo = Resize<mode = "linear", coordinate_transformation_mode = "pytorch_half_pixel">(x, , fifth) | yo float 4',
+    'yp = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(x, , thirds) | yp float 4',
+    'yq = Resize<mode = "cubic", coordinate_transformation_mode = "align_corners">(x, , thirds) | yq float 4',
+    'yr = Resize<coordinate_transformation_mode = "align_corners", mode = "nearest">(x, , thirds) | yr float 4',
     "yb = Col2Im<strides = [2, 1], pads = [1, 0, 2, 1], dilations = [2, 3]>(columns, seven, block) | yb float 4",
     "yc = Det(square) | yc float 1",
     'yd = BitShift<direction = "LEFT">(bytes, nine) | yd uint8 1',
@@ -98,6 +102,32 @@ def test_windows_and_corrections(rng, level):
         int64[2] block = {2, 3}, uint8[1] nine = {9},
         float depth = {5.0}, float[2] offon = {-1.0, 2.0}, float[6] ones = {1.0, 1.0, 1.0, 1.0, 1.0, 1.0}>"""
     agree(model_of(feed, weights, WINDOWS, 18), feed, level=level, rtol=2e-3, atol=1e-5)  # of half floats, one rounding
+
+
+NUMBERS = [
+    "y0 = ReduceLogSumExp<keepdims = 0>(infinite, one) | y0 float 1",
+    "y1 = ReduceLogSumExp(infinite) | y1 float 2",
+    "y2 = Pow(large, two) | y2 int64 1",
+    "y3 = Pow(large, three) | y3 int64 1",
+    "y4 = Sign(bytes) | y4 uint8 1",
+    "y5 = ReduceLogSumExp(doubles, one) | y5 double 2",
+    "y8 = ReduceSumSquare<noop_with_empty_axes = 1>(infinite) | y8 float 2",
+    "y9 = Slice(infinite, four, one) | y9 float 2",
+    "y6, y7 = TopK(infinite, none) | y6 float 2 y7 int64 2",
+]
+
+
+def test_numbers(rng):
+    infinite = rng.standard_normal((4, 5), "float32")
+    infinite[0, 1], infinite[1], infinite[2, 2] = np.inf, -np.inf, -np.inf
+    feed = {
+        "infinite": infinite,
+        "large": np.array([-(2**62), 2**40 + 1, 3, -5]),
+        "bytes": np.array([0, 1, 255], "uint8"),
+    }
+    feed["doubles"] = infinite.astype("float64")
+    weights = "<int64[1] one = {1}, int64 two = {2}, int64 three = {3}, int64[1] four = {4}, int64[1] none = {0}>"
+    agree(model_of(feed, weights, NUMBERS, 18), feed, rtol=1e-5)
 
 
 SIGNALS = [

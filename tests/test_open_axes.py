@@ -13,6 +13,7 @@ from torch import nn
 
 import tvmnotes as tn
 from tvmnotes.base.sizes import evaluate
+from tvmnotes.importers.onnx_open import _evaluated
 
 LENGTHS = (1, 2, 7, 33, 64)
 SIDES = ((32, 32), (33, 47), (64, 41), (97, 33))
@@ -390,10 +391,11 @@ def test_sizes_are_arithmetic():
         (lambda x: x * 2 if x.shape[1] % 8 == 3 and x.shape[1] % 7 == 3 else x, "another way where 'n' is 3"),
         (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] > 3000 else x, "another way where 'n' is 3008"),
         (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] / 2 == 616 else x, "another way where 'n' is 1232"),
+        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] > 20000 else x, "another course where it is 32768"),
         (lambda x: x.repeat(1, 3, 1)[:, : x.shape[1] // 2 + 1], "'n' open"),
         (lambda x: x.tile((x.shape[1], 1, 1)), "'n' open|depends on it"),
     ],
-    ids=["equality", "multiples", "a multiple", "remainders", "large multiples", "quotient", "half", "tile"],
+    ids=["equality", "multiples", "a multiple", "remainders", "large multiples", "quotient", "far", "half", "tile"],
 )
 def test_networks_that_depend_on_a_length(function, message):
     with pytest.raises(NotImplementedError, match=message):
@@ -508,6 +510,10 @@ FLOATS = {
         False,
     ),
     "parts to 9000": ("i = Gather(s, zero) a = Div(i, far) d = Equal(a, zero)", (2, 9000), (2, None), True),
+    "far squares": (
+        "i = Gather(s, zero) a = Mul(i, i) b = Mul(i, beyond) d = Greater(a, b)",
+        *((2, None), (2, None), False),
+    ),
     "remainders": ("i = Gather(s, zero) a = Mod(i, far) d = Equal(a, i)", (2, None), (2, None), False),
     "parts of floats": ("a = Div(h, many) b = Floor(a) d = Greater(b, half)", (2, None), (2, None), False),
     "round parts of floats": ("a = Div(h, many) b = Round(a) d = Greater(b, half)", (2, 60000), (2, None), False),
@@ -524,7 +530,7 @@ def test_files_that_compare_floats(rng, what, height, width, served):
     )
     integers = " ".join(
         f"{name} = Constant<value = int64 {{{number}}}>()"
-        for name, number in (("zero", 0), ("one", 1), ("far", 10000), ("last", 2**63 - 1))
+        for name, number in (("zero", 0), ("one", 1), ("far", 10000), ("beyond", 70000), ("last", 2**63 - 1))
     )
     text = f"""<ir_version: 9, opset_import: ["": 17]>
         g (float[h, w] x) => (float[h, w] y) <float p = {{1}}, float q = {{2}}> {{
@@ -553,6 +559,12 @@ def test_a_file_whose_comparison_is_the_same_at_all_sizes(rng):
     lib = tn.build(*tn.from_onnx(model), records=False, opt_level=0)
     x = rng.standard_normal((3, 5)).astype("float32")
     np.testing.assert_array_equal(lib(x), x)
+
+
+def test_comparisons_beyond_64_bits():
+    sizes = {name: np.array([3, 1 << 31]) for name in "abc"}
+    assert _evaluated("2*a*b*c + -1", sizes).tolist() == [53, 2**94 - 1]
+    assert _evaluated("2*a*b + -1*c", sizes).tolist() == [15, 2**63 - 2**31]
 
 
 def test_an_error_at_a_size_that_was_not_asked_for_says_so():

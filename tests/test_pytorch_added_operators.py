@@ -34,7 +34,8 @@ def of_order(x, y):
         *(torch.scatter_reduce(rows, 1, (rows > 0).long(), rows, how) for how in ("amax", "sum")),
         *(torch.erfc(x), torch.special.erfcx(x.clamp(-3, 1e4)), torch.full((2,), -math.inf) + x[..., :2]),
         *(torch.full_like(x, math.nan), torch.topk(x, 2, sorted=False)[0].sort()[0]),
-        *(*torch.topk(rows, 0), *torch.topk(x.amax(), 1, sorted=False)),
+        *(*torch.topk(rows, 0), *torch.topk(x.amax(), 1, sorted=False), *torch.topk(x.amax(), 0)),
+        *torch.sort(x.amax()),
     )
 
 
@@ -100,6 +101,60 @@ def test_operators_that_tvm_lacks(function, special, rng):
         wanted = wanted.numpy()
         assert (number, got.shape, got.dtype) == (number, wanted.shape, wanted.dtype)
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5, err_msg=str(number))
+
+
+def test_spreads_of_huge_and_tiny_numbers(compile_function):
+    x = torch.tensor([[1e20, -1e20, 3e20], [1e-24, -2e-24, 5e-24], [3e38, 3e38, -3e38], [1e4, 10001, 10003]])
+
+    def spreads(x):
+        return (
+            *(x.std(1), x.std(1, correction=0), x.var(1, keepdim=True), x.var(), x.var(1, correction=4)),
+            *(
+                *torch.std_mean(x, (0, 1)),
+                *torch.var_mean(x, 0, keepdim=True),
+                x[:3].bfloat16().std(1),
+                x.double().var(0),
+            ),
+        )
+
+    for number, (got, wanted) in enumerate(zip(compile_function(spreads, [x])(x), spreads(x), strict=True)):
+        assert str(got.dtype) == tn.base.spec.dtype_of(wanted), number
+        got, wanted = np.asarray(got).astype("float64"), wanted.double().numpy()
+        np.testing.assert_allclose(got, wanted, 1e-2 if number == 9 else 1e-6, err_msg=str(number))
+
+
+def test_running_sums_and_products_in_float64(compile_function):
+    x = torch.full((70_000,), 0.1)
+    x[:6] = torch.tensor([1e30, 1e30, 1e-30, 1e-30, 1e-30, 1e30])
+
+    def running(x):
+        return x.cumprod(0)[:40], x[6:].cumsum(0), x[6:].half().cumsum(0)[:100], (x[:7] > 1).cumsum(0)
+
+    for got, wanted in zip(compile_function(running, [x])(x), running(x), strict=True):
+        np.testing.assert_allclose(got, wanted, 2e-3 if wanted.dtype == torch.half else 1e-6)
+
+
+def test_shifts_of_bytes(compile_function):
+    args = torch.tensor([255, 1, 7], dtype=torch.uint8), torch.tensor([8, 9, 1], dtype=torch.uint8)
+
+    def shifted(x, by):
+        return x >> by, x << by, x << 1, x >> 1, x >> 8
+
+    for got, wanted in zip(compile_function(shifted, args)(*args), shifted(*args), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_resizing_float64(compile_function, rng):
+    x = torch.from_numpy(rng.standard_normal((2, 3, 5, 4)))
+
+    def resized(x):
+        return (
+            *(F.interpolate(x, (9, 7), mode=mode) for mode in ("bilinear", "bicubic", "nearest")),
+            *(F.interpolate(x, scale_factor=2, mode=mode, align_corners=True) for mode in ("bilinear", "bicubic")),
+        )
+
+    for got, wanted in zip(compile_function(resized, [x])(x), resized(x), strict=True):
+        np.testing.assert_allclose(got, wanted, 1e-12, 1e-12)
 
 
 def test_powers(compile_function, rng, capfd):
@@ -244,3 +299,9 @@ def test_a_bag_of_embeddings():
         np.testing.assert_allclose(got, bag(rows, offsets).detach().numpy(), rtol=1e-6, err_msg=bag.mode)
     with pytest.raises(IndexError, match="expected an index from -10 to 9, got 10"):
         lib(np.full(6, 10), offsets.numpy())
+
+
+def test_resizing_float64_to_open_sizes_is_refused():
+    net = Function(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")).eval()
+    with pytest.raises(NotImplementedError, match="float64 with open sizes, which TVM computes in float32"):
+        tn.from_pytorch(net, {"x": (("n", 3, "h", 4), "float64")})

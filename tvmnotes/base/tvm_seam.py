@@ -12,7 +12,7 @@ belong to an object or a base class of TVM's or torch's, stay in these files, an
     importers/pytorch_backend.py       torch's _C, _set_grad_enabled, _enter_inference_mode,
                                        _exit_inference_mode, _enter_autocast; a tensor's _version
     importers/pytorch_linalg.py        _convert_data_type
-    importers/pytorch_operators.py     _convert_data_type, _torchvision_roi_align, and torch's _overloadname
+    importers/pytorch_operators.py     _convert_data_type, and torch's _overloadname
     importers/pytorch_outputs.py       a tensor's _version, and its storage's _cdata
     tuning/metaschedule.py             _cls, _initialize_with_tune_context
     tuning/server.py                   _serve_loop, _ffi_api

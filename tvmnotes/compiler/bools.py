@@ -14,6 +14,7 @@ from ..base.relax import known_shape, on_each_function, op_name
 
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _COMBINATIONS = ("add", "multiply", "maximum", "minimum", "max", "min")  # as "or" and "and"
+_PLACES = ("argmax", "argmin")
 _REDUCTIONS = {"sum": R.max, "prod": R.min}  # equivalent for booleans, and no byte overflows
 _SCANS = {"cumsum": R.cumsum, "cumprod": R.cumprod}
 
@@ -30,7 +31,7 @@ class _AsBytes(relax.PyExprMutator):
         name = op_name(call)
         if name == "mean" and "int" in str(call.ty.dtype) and known_shape(call.args[0].ty) is not None:
             return self._mean(call)
-        known = any(name in table for table in (_COMPARISONS, _COMBINATIONS, _REDUCTIONS, _SCANS))
+        known = any(name in table for table in (_COMPARISONS, _COMBINATIONS, _PLACES, _REDUCTIONS, _SCANS))
         if not known or str(getattr(call.args[0].ty, "dtype", "")) != "bool":
             return call
         if name in _SCANS:
@@ -43,7 +44,9 @@ class _AsBytes(relax.PyExprMutator):
             result = _REDUCTIONS[name](*args, call.attrs.axis, call.attrs.keepdims)
         else:
             result = tvm.ir.Call(call.op, args, call.attrs)
-        return result if name in _COMPARISONS else R.astype(self.builder_.normalize(result), "bool")
+        if name in _COMPARISONS or name in _PLACES:
+            return result
+        return R.astype(self.builder_.normalize(result), "bool")
 
     def _mean(self, call):
         total = R.sum(R.astype(call.args[0], "int64"), call.attrs.axis, call.attrs.keepdims)

@@ -10,7 +10,7 @@ from tvm import relax, te, topi
 from ..base.protocols import Lookup
 from ..base.relax import constant_array, known_shape, typical
 from ..base.tvm_seam import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
-from . import group_norm, open_kernels, special_values
+from . import conv_transpose, group_norm, open_kernels, special_values
 from .rules import row_reduction
 from .rules.base import elementwise
 from .rules.base.vector import Simd
@@ -30,6 +30,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     """
     corrected = special_values.legalizations() | {"relax.power": _power, "relax.arange": _arange}
     corrected |= dict.fromkeys(group_norm.OPERATORS, group_norm.legalize)
+    corrected |= dict.fromkeys(conv_transpose.OPERATORS, conv_transpose.legalize)
     corrected |= dict.fromkeys(elementwise.FUNCTIONS if v else (), _elementwise)
     if opt_level < 3:
         return corrected
@@ -73,8 +74,13 @@ def _power(bb, call):
 
 
 def _resize2d(bb, call):
-    """Align the corners of a single row or column, too: TVM divides by their number less one."""
+    """Align the corners of a single row or column, too: TVM divides by their number less one.
+
+    Raises an error for float64, which TVM computes in float32.
+    """
     attrs = call.attrs
+    if str(call.ty.dtype) == "float64":
+        raise ValueError("image.resize2d of float64: TVM computes it in float32; resize it as float32")
     if attrs.coordinate_transformation_mode != "align_corners":
         return _RESIZE2D(bb, call)
 

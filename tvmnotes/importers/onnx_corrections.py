@@ -11,9 +11,10 @@ from onnx.helper import make_node
 from onnx.reference import ReferenceEvaluator
 from tvm import relax, te, tirx
 from tvm.relax import op as R
-from tvm.relax.frontend.onnx.onnx_frontend import get_type
+from tvm.relax.frontend.onnx.onnx_frontend import get_constant, get_type
 
 from ..base.indices import checked
+from ..base.relax import constant_array
 from . import matrices
 from .onnx_node import Node, converts
 
@@ -140,9 +141,22 @@ def _conv_transpose(n: Node):
 
 @converts("Pow")
 def _pow(n: Node):
-    """Raise to a power in the base's dtype, whatever the exponent's; integers go through float64."""
+    """Raise to a power in the base's dtype, whatever the exponent's; integers go through float64.
+
+    Their squares and cubes do not, as in ONNX Runtime: those beyond the dtype wrap around.
+    """
+    exponent = constant_array(get_constant(n.inputs[1], n.params))
+    if "float" not in n.dtype and exponent is not None and exponent.shape == () and exponent in (2, 3):
+        square = n.emit(R.multiply(n.x, n.x))
+        return square if exponent == 2 else R.multiply(square, n.x)
     wide = n.dtype if n.dtype.startswith(("float", "bfloat")) else "float64"
     return R.astype(R.power(*(R.astype(x, wide) for x in (n.x, n.inputs[1]))), n.dtype)
+
+
+@converts("Sign")
+def _sign(n: Node):
+    """Convert unsigned integers, too, which have no -1 to compare with."""
+    return R.minimum(n.x, n.const(1)) if n.dtype.startswith("uint") else n.usual()
 
 
 @converts("Mod")
@@ -166,6 +180,30 @@ def _extreme(n: Node):
     return R.astype(n.usual(n.emit(R.astype(n.x, "uint8")), *n.inputs[1:]), "bool")
 
 
+@converts("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare")
+def _of_no_axes(n: Node):
+    """Apply the function of each element where no axes are reduced; TVM returns the input."""
+    axes = n.known(1) if n.get("noop_with_empty_axes", 0) else [0]
+    if axes is not None and len(axes):
+        return n.usual()
+    return {"ReduceLogSum": R.log, "ReduceSumSquare": R.square}.get(n.op, R.abs)(n.x)
+
+
+@converts("ReduceLogSumExp")
+def _log_sum_exp(n: Node):
+    """Subtract the largest element first, if it is finite; TVM's difference of two infinities is NaN."""
+    axes = n.get("axes") if n.opset < 18 else n.known(1)
+    axes = None if axes is None or not len(axes) else [int(axis) for axis in axes]
+    is_kept = axes is None and n.get("noop_with_empty_axes", 0)
+    if is_kept or not n.shape or n.dtype not in ("float32", "float64"):
+        return n.usual()
+    largest = n.emit(R.max(n.x, axes, keepdims=True))
+    largest = n.emit(R.where(R.isinf(largest), n.const(0), largest))
+    total = R.sum(R.exp(R.subtract(n.x, largest)), axes, keepdims=True)
+    result = n.emit(R.add(R.log(total), largest))
+    return result if n.get("keepdims", 1) else R.squeeze(result, axes)
+
+
 @converts("Split")
 def _split(n: Node):
     """Split into parts, of which TVM allows only the last one to be empty."""
@@ -176,6 +214,25 @@ def _split(n: Node):
     begins = [0, *ends[:-1]]
     bounds = zip(begins, ends, strict=True)
     return relax.Tuple([R.strided_slice(n.x, [axis], [begin], [end]) for begin, end in bounds])
+
+
+@converts("Slice")
+def _slice(n: Node):
+    """Slice; where nothing is within the bounds, TVM fails if the end lies before the begin."""
+    if not isinstance(n.inputs[0].ty, relax.TensorType):
+        return n.usual()
+    begins, ends, axes, steps = (n.known(i) for i in range(1, 5))
+    axes = np.arange(len(begins)) if axes is None else axes
+    steps = np.ones_like(begins) if steps is None else steps
+    none = [
+        not range(n.shape[axis])[begin:end:step]
+        for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True)
+    ]
+    if not any(none):
+        return n.usual()
+    bounds = (np.where(none, other, each) for other, each in ((0, begins), (0, ends), (1, steps)))
+    begins, ends, steps = map(n.const, bounds)
+    return n.usual(n.x, begins, ends, n.const(axes), steps)
 
 
 @converts("Compress")
@@ -208,7 +265,11 @@ def _one_hot(n: Node):
 def _top_k(n: Node):
     if n.dtype == "uint64":
         raise NotImplementedError("TopK of uint64: TVM sorts no such numbers; cast them to int64 before")
-    return n.usual()
+    count = n.get("k") if n.opset < 10 else n.known(1).item()
+    if count == 0:  # TVM's k for all
+        none = n.emit(R.strided_slice(n.x, [n.get("axis", -1)], [0], [0]))
+        return relax.Tuple([none, R.astype(none, "int64")])
+    return n.usual(*n.inputs, sorted=1)  # of elements in any order, too
 
 
 @converts("CumProd")

@@ -169,7 +169,8 @@ def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
     for node in _all_nodes(proto.graph):
         if node.op_type == "Resize":
             # The behaviour of Upsample, and of Resize up to opset 10; the converter does not write it out.
-            old = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            # The latter takes the nearest pixel, in ONNX Runtime, in a way that later opsets do not name.
+            old = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor_or_ceil"}
             node.attribute.extend(make_attribute(name, value) for name, value in old.items())
     return proto
 

@@ -47,9 +47,16 @@ def _embeddings(n: Node):
 
 @converts("RoiAlign")
 def _roi_align(n: Node):
-    """Refuse mode "max": ONNX takes the maximum before summing a point's weighted neighbours, TVM after."""
+    """Refuse mode "max": ONNX takes the maximum before summing a point's weighted neighbours, TVM after.
+
+    The corners of half pixels lie half a pixel of the scaled image further up; TVM's frontend takes one of
+    the regions' image.
+    """
     if n.text("mode", "avg") == "max":
         raise NotImplementedError("RoiAlign with mode 'max': TVM's takes the maximum of interpolated points")
+    usual = "half_pixel" if n.opset >= 16 else "output_half_pixel"
+    if n.text("coordinate_transformation_mode", usual) == "half_pixel":
+        n.inputs[1] = n.emit(R.add(n.inputs[1], n.const(0.5 - 0.5 / n.get("spatial_scale", 1.0))))
     return _checked(n, {2: n.shape[:1]}, negative=False)
 
 

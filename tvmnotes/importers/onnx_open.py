@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -205,9 +206,10 @@ def _others(
     """
     if not differences:
         return []
-    axes = []
+    axes, first_sample = [], made.samples[0]
     for name, size in made.sizes.items():
-        first = made.samples[0][name], *near[name], size.upper or size.lower
+        near[name] += {n for _, *sides in differences for n in _crossings(made, name, *sides)}
+        first = first_sample[name], *near[name], size.upper or size.lower
         several = *first, *range(size.lower, size.lower + _POINTS)
         axes.append([n for n in dict.fromkeys(several) if size.takes(n)])
     while math.prod(map(len, axes)) > 2 * _POINTS:
@@ -236,7 +238,37 @@ def _others(
     return [{name: int(several[place]) for name, several in values.items()} for place in places]
 
 
+def _crossings(made: Union, name: str, a: int | str, b: int | str) -> set[int]:
+    """Return values of an open size, beyond those that are all tried, around which operands are equal.
+
+    The other sizes are the usual ones, or the least. Operands are taken to cross once between powers of 2.
+    """
+    size, found = made.sizes[name], set()
+    largest = min(size.upper or _LARGEST, _LARGEST)
+    tried = [*(n for n in (1 << bit for bit in range(32)) if size.lower < n < largest), largest]
+
+    for others in (made.samples[0], {other: each.lower for other, each in made.sizes.items()}):
+
+        def order(n, others=others):
+            values = {**others, name: n}
+            difference = evaluate(a, values) - evaluate(b, values)
+            return (difference > 0) - (difference < 0)
+
+        for (low, high), least in itertools.product(itertools.pairwise([size.lower, *tried]), (0, 1)):
+            before = order(low) >= least
+            if (order(high) >= least) == before:
+                continue
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if (order(middle) >= least) == before else (low, middle)
+            found |= {low, high}
+    return {n for n in found if size.takes(n)}
+
+
 def _evaluated(text: int | str, values: dict[str, np.ndarray]) -> np.ndarray | int:
+    magnitude = re.sub("//|%", "*", str(text)).replace("-", "")
+    if evaluate(magnitude, {name: int(several.max()) for name, several in values.items()}) > _PAST:
+        values = {name: several.astype(object) for name, several in values.items()}
     try:
         return evaluate(text, values)
     except ValueError:  # max and min take single numbers

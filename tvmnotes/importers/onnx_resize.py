@@ -32,7 +32,7 @@ def _resize(n: Node):
     if mode != "nearest" and not floats:
         raise NotImplementedError(f"Resize of {n.dtype} with mode {mode!r}: only floats are interpolated")
     if "axes" not in n.attributes and floats and _is_right(n, scales, sizes, mode):
-        return n.usual()
+        return n.usual(*n.inputs, nearest_mode=b"floor") if n.text(*_ROUNDING) == _OLD else n.usual()
     x = n.x
     for i, (axis, scale, size) in enumerate(zip(axes, scales, sizes, strict=True)):
         if n.text(*_COORDINATES) == "tf_crop_and_resize":
@@ -45,13 +45,18 @@ def _resize(n: Node):
 # Attributes and their defaults.
 _POLICY = ("keep_aspect_ratio_policy", "stretch")
 _COORDINATES = ("coordinate_transformation_mode", "half_pixel")
+_ROUNDING = ("nearest_mode", "round_prefer_floor")
+_OLD = "floor_or_ceil"  # of opset 10, as `onnx_graph.modernize` names it: ceil for fewer elements, else floor
 
 
 def _is_right(n: Node, scales, sizes, mode: str) -> bool:
-    """Return whether TVM's Resize matches ONNX: images, by integer factors, or linearly to integer sizes."""
-    if len(n.shape) != 4 or scales[:2] != [1, 1] or n.get("antialias", 0):
+    """Return whether TVM's Resize matches ONNX: images, by integer factors, or linearly to integer sizes.
+
+    TVM computes float64 in float32.
+    """
+    if len(n.shape) != 4 or scales[:2] != [1, 1] or n.get("antialias", 0) or n.dtype == "float64":
         return False
-    if n.text(*_COORDINATES) in ("tf_crop_and_resize", "half_pixel_symmetric"):
+    if n.text(*_COORDINATES) in ("tf_crop_and_resize", "half_pixel_symmetric", "tf_half_pixel_for_nn"):
         return False
     triples = zip(scales, n.shape, sizes, strict=True)
     if not all(abs(scale * size - result) < 1e-3 for scale, size, result in triples):
@@ -63,7 +68,9 @@ def _resampled(n: Node, x, axis: int, scale: float, size: int, mode: str, crop=N
     before = n.shape[axis]
     positions = _positions(n.text(*_COORDINATES), before, scale, size, crop)
     if mode == "nearest":
-        rounded = _ROUNDED[n.text("nearest_mode", "round_prefer_floor")](positions)
+        rounding = n.text(*_ROUNDING)
+        rounding = ("ceil" if scale < 1 else "floor") if rounding == _OLD else rounding
+        rounded = _ROUNDED[rounding](positions)
         x = R.take(x, n.const(np.clip(rounded, 0, before - 1).astype("int64")), axis)
     else:
         a, inside = n.get("cubic_coeff_a", -0.75), bool(n.get("exclude_outside", 0))
@@ -79,28 +86,34 @@ def _resampled(n: Node, x, axis: int, scale: float, size: int, mode: str, crop=N
 def _positions(mode: str, before: int, scale: float, size: int, crop) -> np.ndarray:
     """Return the position of each element of the result among those before.
 
-    In float32, as in ONNX Runtime: 6.5 / 1.3 - 0.5 is then a tie, which `nearest_mode` decides.
+    In float32, as in ONNX Runtime: 6.5 / 1.3 - 0.5 is then a tie, which `nearest_mode` decides. And as there,
+    in PyTorch and by the specification's words, corners are those of the resized tensor; ONNX's reference
+    aligns them at `scale * before`, which no tensor has if it is no whole number.
     """
     indices = np.arange(size, dtype="float32")
-    width, scale = scale * before, np.float32(scale)
+    width, last = scale * before, size - 1
+    scale = np.float32(scale)
     positions = (indices + np.float32(0.5)) / scale - np.float32(0.5)  # half_pixel
     if mode == "asymmetric":
         positions = indices / scale
+    elif mode == "tf_half_pixel_for_nn":
+        positions = (indices + np.float32(0.5)) / scale
     elif mode == "align_corners":
-        positions = indices * (before - 1) / (width - 1) if width != 1 else 0 * indices
+        positions = indices * (before - 1) / last if last else 0 * indices
     elif mode == "pytorch_half_pixel" and size == 1:
         positions = 0 * indices
     elif mode == "half_pixel_symmetric":
         positions += before / 2 * (1 - size / width)
     elif mode == "tf_crop_and_resize":
         begin, length = crop[0] * (before - 1), (crop[1] - crop[0]) * (before - 1)
-        positions = begin + (indices * length / (width - 1) if width != 1 else length / 2 + 0 * indices)
+        positions = begin + (indices * length / last if last else length / 2 + 0 * indices)
     return positions
 
 
 _ROUNDED = {
     "round_prefer_floor": lambda positions: np.ceil(positions - 0.5),
-    "round_prefer_ceil": lambda positions: np.floor(positions + 0.5),
+    # A tie in float32, such as 2 / (4 / 7), may be the number below.
+    "round_prefer_ceil": lambda positions: np.floor(np.nextafter(positions, np.float32(np.inf)) + 0.5),
     "floor": np.floor,
     "ceil": np.ceil,
 }

@@ -1,6 +1,6 @@
 """Converters of ONNX operators on windows and signals.
 
-MaxPool with its indices, Col2Im, DeformConv, DFT, STFT, TfIdfVectorizer.
+MaxPool with its indices, LpPool, Col2Im, DeformConv, DFT, STFT, TfIdfVectorizer.
 """
 
 import math
@@ -9,6 +9,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.relax import op as R
 
+from ..base.integers import ceildiv
 from ..base.relax import fixed_shape
 from .composites import deformed
 from .fourier import transformed
@@ -49,6 +50,22 @@ def _max_pool(n: Node):
     index = R.add(best, n.const(np.arange(len(taps)) * taps.shape[1]))
     index = R.add(R.take(n.const(taps.reshape(-1)), index, 0), n.const(np.arange(planes)[:, None] * volume))
     return relax.Tuple([usual, R.reshape(index, (batch, channels, *outputs))])
+
+
+@converts("LpPool")
+def _lp_pool(n: Node):
+    """Pad for ceil_mode: TVM multiplies means by the size of a window, also where its end is left out."""
+    rank = len(n.shape) - 2
+    if not n.get("ceil_mode", 0) or n.text("auto_pad", "NOTSET") != "NOTSET":
+        return n.usual()
+    ones, kernel, pads = [1] * rank, n.get("kernel_shape"), list(n.get("pads", [0] * 2 * rank))
+    strides, dilations = n.get("strides", ones), n.get("dilations", ones)
+    for i, size in enumerate(n.shape[2:]):
+        span, total = (kernel[i] - 1) * dilations[i] + 1, size + pads[i] + pads[rank + i]
+        steps = ceildiv(total - span, strides[i])
+        if steps * strides[i] < size + pads[i]:  # a window starts before the padding behind
+            pads[rank + i] += steps * strides[i] + span - total
+    return n.usual(*n.inputs, pads=pads, ceil_mode=0)
 
 
 @converts("Col2Im")

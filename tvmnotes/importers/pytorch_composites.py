@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
+from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 
@@ -162,9 +163,25 @@ def _cdist(a: Tensor, b: Tensor, p: float, _mode: int | None) -> Any:
     return torch.linalg.vector_norm(differences, p, -1)
 
 
-def _var_mean(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
-    dims = list(range(x.ndim)) if dim in (None, []) else dim
-    return torch.var(x, dims, correction=correction, keepdim=keepdim), x.mean(dims, keepdim)
+def _spread(finish: Callable) -> Callable:
+    """Compute variances in float64, as PyTorch does: squares of 1e20 are no float32.
+
+    `finish` takes the variances and the means, in float64.
+    """
+
+    def decomposed(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False):
+        dims = list(range(x.ndim)) if dim in (None, []) else dim
+        mean = x.double().mean(dims, True)
+        centred = x.double() - mean
+        variance = (centred * centred).mean(dims, keepdim)
+        count = math.prod(x.shape[axis] for axis in dims)
+        degrees = max(count - (1 if correction is None else correction), 0)
+        if count != degrees:
+            variance = variance * (count / degrees if degrees else math.inf)
+        results = finish(variance, mean.reshape(variance.shape))
+        return pytree.tree_map(lambda each: each.to(x.dtype), results)
+
+    return decomposed
 
 
 def _scanned(parts: list[Tensor], dim: int, joined: Callable) -> list[Tensor]:
@@ -253,7 +270,10 @@ COMPOSITES: dict[Any, Callable] = {
     aten._trilinear.default: _trilinear,
     aten.linalg_vector_norm.default: _vector_norm,
     aten._cdist_forward.default: _cdist,
-    aten.var_mean.correction: _var_mean,
+    aten.var.correction: _spread(lambda variance, _: variance),
+    aten.std.correction: _spread(lambda variance, _: torch.sqrt(variance)),
+    aten.var_mean.correction: _spread(lambda variance, mean: (variance, mean)),
+    aten.std_mean.correction: _spread(lambda variance, mean: (torch.sqrt(variance), mean)),
     aten.instance_norm.default: _instance_norm,
     aten.cummax.default: _running(torch.gt),
     aten.cummin.default: _running(torch.lt),

@@ -132,12 +132,15 @@ def _others(
     """
     left = np.arange(max(2, size.lower), min(size.upper or _SEARCHED, _SEARCHED) + 1)
     values, found, failure = first, [], ""
+    courses = []
     while True:
         if program is None:
             left = left[1:]
         else:
             left = left[~_same_course(program, specs, values, size.name, left)]
+            courses.append((program, values))
         if not left.size:
+            _require_known_beyond(courses, specs, size)
             return found
         if len(found) == _PROGRAMS:
             raise NotImplementedError(
@@ -152,6 +155,26 @@ def _others(
         except Exception as error:  # raised again where the network is captured, if it fails there, too
             program = None
             failure = f", and cannot be exported where {size.name!r} is {left[0]}: {errors.one_line(error)}"
+
+
+def _require_known_beyond(courses: list[tuple], specs: list[TensorSpec], size: Size) -> None:
+    """Raise NotImplementedError if the code may take another course at values that are not all searched.
+
+    These are powers of 2 and what is next to a number that a condition has.
+    """
+    conditions = [each for program, _ in courses for each in _conditions(program, specs)[2]]
+    numbers = {int(n) for each in conditions for n in each.atoms(sympy.Integer)}
+    tried = {n + step for n in numbers for step in (-1, 0, 1)} | {1 << bit for bit in range(31)}
+    tried |= {size.upper or 1 << 31}
+    left = np.array(sorted(n for n in tried if n > _SEARCHED and size.takes(n)), object)
+    for program, values in courses:
+        left = left[~_same_course(program, specs, values, size.name, left)]
+    if left.size:
+        raise NotImplementedError(
+            f"PyTorch cannot leave {size.name!r} open in this network: its Python code may take another "
+            f"course where it is {left[0]}, and {_SEARCHED:,} values are searched; give an upper bound, "
+            f"Size({size.name!r}, {size.lower}, {_SEARCHED}), or whole numbers"
+        )
 
 
 def _same_course(

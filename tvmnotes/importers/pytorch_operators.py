@@ -186,12 +186,16 @@ def _one_hot(node: fx.Node, importer: Any) -> relax.Var:
 
 
 def _roi_align(node: fx.Node, importer: Any) -> relax.Var:
-    x, rois = node.args[:2]
-    own = importer.env[rois]
-    importer.env[rois] = regions(own, _shape(x)[0], "roi_align", importer.block_builder)
-    result = importer._torchvision_roi_align(node)
-    importer.env[rois] = own
-    return result
+    """Move aligned regions by half a pixel of the scaled image; TVM moves them by one of theirs."""
+    x, rois, scale, *size, samples, aligned = node.args
+    rois = regions(importer.env[rois], _shape(x)[0], "roi_align", importer.block_builder)
+    if aligned:
+        rois = relax.op.subtract(rois, relax.const([0, *[0.5 / scale] * 4], rois.ty.dtype))
+    return importer.block_builder.emit(
+        relax.op.vision.roi_align(
+            importer.env[x], rois, size, scale, samples, aligned, layout="NCHW", mode="avg"
+        )
+    )
 
 
 def _resize(method: str) -> Callable:
@@ -220,10 +224,14 @@ def _resize(method: str) -> Callable:
             scales = [m / n for n, m in zip(before, after, strict=True)]
         whole = not given or all(n * s == m for n, s, m in zip(before, scales, after, strict=True))
         is_row = len(before) == 1 and importer.leaves_sizes_open
-        if (len(before) == 2 or is_row) and filter_ == method and (corners or whole):
+        # TVM's passes through float32.
+        is_exact = dtype in (torch.float32, torch.float16, torch.bfloat16) or importer.leaves_sizes_open
+        if (len(before) == 2 or is_row) and filter_ == method and (corners or whole) and is_exact:
             mode = "align_corners" if corners else "half_pixel"
             mode = "asymmetric" if method == "nearest_neighbor" else mode
             rounding = "floor" if method == "nearest_neighbor" else "round"
+            if dtype == torch.float64:
+                raise ValueError(f"{node.target} of float64 with open sizes, which TVM computes in float32")
             if is_row:
                 x, after = importer.block_builder.emit(relax.op.expand_dims(x, 2)), [1, *after]
             x = relax.op.image.resize2d(
@@ -295,9 +303,10 @@ def _shift(left: bool) -> Callable:
         zero, last = relax.const(0, dtype), relax.const(width - 1, dtype)
         inside = emit(relax.op.logical_and(relax.op.greater_equal(by, zero), relax.op.less_equal(by, last)))
         by = emit(relax.op.where(inside, by, last))
-        if not left:
-            return emit(relax.op.right_shift(x, by))
-        return emit(relax.op.where(inside, emit(relax.op.left_shift(x, by)), zero))
+        shifted = emit((relax.op.left_shift if left else relax.op.right_shift)(x, by))
+        if not left and dtype.startswith("int"):  # its sign remains
+            return shifted
+        return emit(relax.op.where(inside, shifted, zero))
 
     return convert
 
@@ -351,15 +360,19 @@ def _in_float32(usual: str | Callable, product: bool = False) -> Callable:
     return convert
 
 
-def _cumsum(node: fx.Node, importer: Any) -> relax.Var:
-    """Sum from 0 on, which -0 does not change; TVM starts with the first element."""
-    own = importer.env[node.args[0]]
-    if node.args[0].meta["val"].dtype.is_floating_point:
-        zero = relax.const(0, own.ty.dtype)
-        importer.env[node.args[0]] = importer.block_builder.emit(relax.op.add(own, zero))
-    result = getattr(importer, _method("cumsum"))(node)
-    importer.env[node.args[0]] = own
-    return result
+def _running(op: Callable) -> Callable:
+    """Convert cumsum or cumprod; float32 accumulates in float64, as in PyTorch on a CPU."""
+
+    def convert(node: fx.Node, importer: Any) -> relax.Var:
+        emit, dtype = importer.block_builder.emit, node.meta["val"].dtype
+        x, is_single = importer.env[node.args[0]], dtype == torch.float32
+        x = emit(relax.op.astype(x, "float64")) if is_single else x
+        if op is relax.op.cumsum and dtype.is_floating_point:
+            x = relax.op.add(x, relax.const(0, x.ty.dtype))  # PyTorch starts from 0, which -0 does not change
+        result = emit(op(x, node.args[1]))
+        return emit(relax.op.astype(result, "float32")) if is_single else result
+
+    return convert
 
 
 def _matmul(node: fx.Node, importer: Any) -> relax.Var:
@@ -388,7 +401,8 @@ def _method(key: str) -> str:
 CONVERTERS: dict[str, Callable] = {
     **{key: _in_float32(_method(key), product=True) for key in _PRODUCTS},
     **{key: _in_float32(_method(key)) for key in _SUMS},
-    "cumsum.default": _in_float32(_cumsum),
+    "cumsum.default": _in_float32(_running(relax.op.cumsum)),
+    "cumprod.default": _in_float32(_running(relax.op.cumprod)),
     **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _matmul),
     "amax.default": _reduce(relax.op.max),
     "amin.default": _reduce(relax.op.min),

@@ -35,7 +35,12 @@ def _sort_stable(x: Tensor, *, stable: bool | None = None, dim: int = -1, descen
 
 
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """Sort what may be in any order, or be none; TVM has the others."""
+    """Sort what may be in any order, or be none; TVM has the others.
+
+    Of a tensor without axes, PyTorch returns the element even if k is 0.
+    """
+    if x.ndim == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     if sorted and k:
         return NotImplemented
     return tuple(part.narrow(dim, 0, k) for part in torch.sort(x, dim=dim, descending=largest))

@@ -167,15 +167,22 @@ _OF_A_NUMBER = {
     torch.bitwise_and: (aten.bitwise_and.Scalar_Tensor,),
     torch.bitwise_or: (aten.bitwise_or.Scalar_Tensor,),
     torch.bitwise_xor: (aten.bitwise_xor.Scalar_Tensor,),
-    torch.bitwise_left_shift: (aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor),
+    torch.bitwise_left_shift: (
+        aten.bitwise_left_shift.Tensor_Scalar,
+        aten.bitwise_left_shift.Scalar_Tensor,
+        aten.__lshift__.Scalar,
+    ),
     torch.bitwise_right_shift: (
         aten.bitwise_right_shift.Tensor_Scalar,
         aten.bitwise_right_shift.Scalar_Tensor,
+        aten.__rshift__.Scalar,
     ),
 }
 
 OF_MIXED_TYPES: dict[Any, Callable] = {
     **{each: _with_tensors(operator) for operator, names in _OF_A_NUMBER.items() for each in names},
+    aten.__lshift__.Tensor: torch.bitwise_left_shift,
+    aten.__rshift__.Tensor: torch.bitwise_right_shift,
     aten.pow.Tensor_Tensor: _power_of_tensors,
     **dict.fromkeys((aten.fmod.Tensor, aten.fmod.Scalar), _fmod),
     aten.isnan.default: _of_floats(torch.isnan),

@@ -39,7 +39,11 @@ def matrix(
 
 
 def combined(bb, x: relax.Expr, axis: int, weights: np.ndarray) -> relax.Expr:
-    """Return `x` resampled along an axis with the `weights` of `matrix`."""
+    """Return `x` resampled along an axis with the `weights` of `matrix`; halves are summed in float32."""
+    own = x.ty.dtype.dtype
+    if own in ("float16", "bfloat16"):
+        wide = bb.normalize(R.astype(x, "float32"))
+        return bb.normalize(R.astype(combined(bb, wide, axis, weights), own))
     dtype, rank = x.ty.dtype.dtype, len(fixed_shape(x.ty))
     taps = int((weights != 0).sum(1).max())
     if taps > _MOST_TAPS:
