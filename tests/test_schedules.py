@@ -422,6 +422,20 @@ def test_softmax_and_norms_of_rows(others, size, layer, tail):
     assert_same(then(layer, tail), (*others, size), family="row_reduction")
 
 
+def test_norms_of_groups():
+    """Of one group, of several, of one channel each; whole vectors and others; sums that are far from 0."""
+    shapes = [(2, 8, 12, 12), (1, 6, 5, 7), (3, 32, 4)]
+    for shape in shapes:
+        x = random_tensor(shape) + 100
+        weight, bias = random_tensor(shape[1:2], seed=2), random_tensor(shape[1:2], seed=3)
+
+        def net(x, weight=weight, bias=bias):
+            norms = [F.group_norm(x, n, weight, bias, 1e-3).relu() + x for n in (1, 2, x.shape[1])]
+            return *norms, F.instance_norm(x)
+
+        assert_same(net, x, tolerance=1e-4)
+
+
 def mean_square(x):
     return (x * x).mean(-1, keepdim=True) + 1e-5
 
