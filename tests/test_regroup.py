@@ -48,6 +48,17 @@ def test_parts_of_blocks(parts, target):
     assert "regroup" in set(lib.kernels.family)
 
 
+@pytest.mark.parametrize("shape", [("n", 3, 9, 7), ("n", 3, "height", "width")], ids=["batch", "all"])
+def test_parts_of_blocks_of_open_sizes(shape):
+    net = tn.models.seeded(lambda: Mixed(12, 8, 20), 9).eval()
+    lib = tn.build(*tn.from_pytorch(net, {"x": shape}), records=False)
+    for n in (1, 3):
+        x = torch.randn(n, 3, 9, 7)
+        with torch.no_grad():
+            wanted = net(x).numpy()
+        np.testing.assert_allclose(lib(x.numpy()), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_infinities_of_a_part_stay_there():
     first, last = nn.Conv2d(3, 24, 1), nn.Conv2d(24, 4, 1)
 

@@ -12,7 +12,7 @@ from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
 from ...base.integers import ceildiv
-from ...base.relax import plain_sizes
+from ...base.relax import of_one_type, plain_sizes
 from .base.annotations import attribute
 from .base.epilogue import block_names, parallel
 from .base.rule import ScheduleRule
@@ -56,7 +56,8 @@ def _regrouped(tensors, borders, pick):
         return value if channels % lanes == 0 else te.if_then_else(granule < channels // each, value, 0.0)
 
     attrs = attribute({"family": _NAME, "width": each})
-    return te.compute((n, ceildiv(channels, lanes), h, w, lanes), element, name=_NAME, attrs=attrs)
+    shape = of_one_type(ceildiv(channels, lanes), h, w, lanes)
+    return te.compute((n, *shape), element, name=_NAME, attrs=attrs)
 
 
 class Regroup(ScheduleRule):
