@@ -436,6 +436,27 @@ def test_norms_of_groups():
         assert_same(net, x, tolerance=1e-4)
 
 
+def test_extremes_of_rows():
+    """Of rows with a NaN, of infinities alone, of a size that vectors do not divide; with what follows."""
+    for shape in [(3, 5, 37), (64,), (1, 1, 48), (2, 2, 8, 160)]:
+        x = random_tensor(shape)
+        rows = x.view(-1, shape[-1])
+        rows[-1, 35] = math.nan
+        if len(rows) > 1:
+            rows[0] = -math.inf
+
+        def net(x):
+            largest = x.amax(-1, keepdim=True)
+            return largest, (largest == -math.inf).float() + x, x.amin(-1), -x.amax(-1)
+
+        with torch.no_grad():
+            wanted = net(x)
+        lib = tn.build(*tn.from_pytorch(Function(net).eval(), {"x": shape}))
+        for mine, theirs in zip(lib(x.numpy()), wanted, strict=True):
+            np.testing.assert_array_equal(mine, theirs.numpy())
+        assert "row_reduction" in set(lib.kernels.family)
+
+
 def mean_square(x):
     return (x * x).mean(-1, keepdim=True) + 1e-5
 

@@ -40,6 +40,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
         "relax.nn.softmax": lambda bb, call: _softmax(bb, call, v),
         "relax.nn.layer_norm": lambda bb, call: _layer_norm(bb, call, v),
         "relax.concat": _concat,
+        **dict.fromkeys(row_reduction.EXTREMES, lambda bb, call: _extreme(bb, call, v)),
         **dict.fromkeys(group_norm.OPERATORS, lambda bb, call: group_norm.legalize(bb, call, v.lanes)),
     }
 
@@ -133,6 +134,15 @@ def _layer_norm(bb, call, v):
     if not last or str(call.ty.dtype) != "float32" or not (attrs.center and attrs.scale):
         return default(bb, call)
     return _fusable(bb, "layer_norm", row_reduction.layer_norm, *call.args, float(attrs.epsilon), v.lanes)
+
+
+def _extreme(bb, call, v):
+    shape, axes = fixed_shape(call.args[0].ty), call.attrs.axis
+    of_rows = shape and axes is not None and [int(axis) % len(shape) for axis in axes] == [len(shape) - 1]
+    if not of_rows or str(call.ty.dtype) != "float32" or shape[-1] < 2 * v.lanes or 0 in shape:
+        return special_values.legalizations()[call.op.name](bb, call)
+    found = _fusable(bb, "extreme", row_reduction.extreme, call.args[0], call.op.name, v.lanes)
+    return found if call.attrs.keepdims else relax.op.reshape(bb.emit(found), call.ty.shape)
 
 
 def _fusable(bb, name: str, compute, *args):
