@@ -84,10 +84,17 @@ class _Blocker(relax.PyExprMutator):
         self.blocked: dict[relax.Var, _Blocked] = {}  # by the network's variable
         self.plain: dict[relax.Var, relax.Expr] = {}  # the same values in NCHW, if an operator needs them
         self.several: dict[relax.Var, list[_Blocked]] = {}  # the results of splits
+        self.readers: dict[relax.Var, set[str]] = {}  # operators, by a variable that they read
+        for value in relax.analysis.get_var2val(mod["main"]).values():
+            for arg in _variables(value) if isinstance(value, tvm.ir.Call) else ():
+                if isinstance(arg, relax.Var):
+                    self.readers.setdefault(arg, set()).add(getattr(value.op, "name", ""))
+        self.bound = None  # the variable whose value is rewritten
 
     # ------------------------------------------------------------ bindings and variables
 
     def visit_var_binding_(self, binding):
+        self.bound = binding.var
         var, value = binding.var, self._rewrite(binding.value)
         is_output = not isinstance(var, relax.DataflowVar)
         if value is None or (isinstance(value, list) and is_output):
@@ -266,6 +273,8 @@ class _Blocker(relax.PyExprMutator):
             return None
         whole = not any((_image_shape(part.ty) or (0, 1))[1] % self.lanes for part in parts)
         if not whole and not all(part in self.blocked for part in parts):
+            return None
+        if not whole and self.readers.get(self.bound, set()) <= _RESHAPES:  # of a shuffle, for example
             return None
         blocks = [self._block(part) for part in parts]
         if None in blocks:
