@@ -422,6 +422,41 @@ def test_softmax_and_norms_of_rows(others, size, layer, tail):
     assert_same(then(layer, tail), (*others, size), family="row_reduction")
 
 
+def test_norms_of_groups():
+    """Of one group, of several, of one channel each; whole vectors and others; sums that are far from 0."""
+    shapes = [(2, 8, 12, 12), (1, 6, 5, 7), (3, 32, 4)]
+    for shape in shapes:
+        x = random_tensor(shape) + 100
+        weight, bias = random_tensor(shape[1:2], seed=2), random_tensor(shape[1:2], seed=3)
+
+        def net(x, weight=weight, bias=bias):
+            norms = [F.group_norm(x, n, weight, bias, 1e-3).relu() + x for n in (1, 2, x.shape[1])]
+            return *norms, F.instance_norm(x)
+
+        assert_same(net, x, tolerance=1e-4)
+
+
+def test_extremes_of_rows():
+    """Of rows with a NaN, of infinities alone, of a size that vectors do not divide; with what follows."""
+    for shape in [(3, 5, 37), (64,), (1, 1, 48), (2, 2, 8, 160)]:
+        x = random_tensor(shape)
+        rows = x.view(-1, shape[-1])
+        rows[-1, 35] = math.nan
+        if len(rows) > 1:
+            rows[0] = -math.inf
+
+        def net(x):
+            largest = x.amax(-1, keepdim=True)
+            return largest, (largest == -math.inf).float() + x, x.amin(-1), -x.amax(-1)
+
+        with torch.no_grad():
+            wanted = net(x)
+        lib = tn.build(*tn.from_pytorch(Function(net).eval(), {"x": shape}))
+        for mine, theirs in zip(lib(x.numpy()), wanted, strict=True):
+            np.testing.assert_array_equal(mine, theirs.numpy())
+        assert "row_reduction" in set(lib.kernels.family)
+
+
 def mean_square(x):
     return (x * x).mean(-1, keepdim=True) + 1e-5
 

@@ -1,37 +1,73 @@
-"""Group norm and instance norm of images of open size.
+"""Group norm and instance norm of images.
 
-Their axes are not joined, for TVM's index arithmetic on joined axes of open sizes takes minutes to compile.
+Of open sizes, their axes are not joined, for TVM's index arithmetic on joined axes of open sizes takes
+minutes to compile. Of fixed sizes, the elements of a group, neighbours in memory, are read as vectors.
 """
 
-from tvm import te
+import math
+
+from tvm import relax, te
 
 from ..base.relax import fixed_shape, known_shape, plain_sizes
+from ..base.tvm_seam import OUT_EWISE_FUSABLE
 from .special_values import default
 
 OPERATORS = ("relax.nn.group_norm", "relax.nn.instance_norm")
+_TASKS = 16  # parts of a group that threads share, at most
 
 
-def legalize(bb, call):
-    """Lower a norm; of fixed sizes, of no image, or of another layout than (N, C, …), as TVM does."""
+def legalize(bb, call, lanes: int | None = None):
+    """Lower a norm; of no image, or of another layout than (N, C, …), as TVM does.
+
+    So is one of fixed sizes without `lanes`, those of the target's vectors, or of groups that these do not
+    divide.
+    """
     x, attrs = call.args[0], call.attrs
     shape = known_shape(x.ty)
-    if shape is None or fixed_shape(x.ty) is not None or str(x.ty.dtype) != "float32":
+    if shape is None or str(x.ty.dtype) != "float32":
         return default(bb, call)
     axes = [int(axis) % len(shape) for axis in attrs.axes]
     if not axes or int(attrs.channel_axis) % len(shape) != 1 or axes != list(range(2, len(shape))):
         return default(bb, call)
     groups = int(attrs.num_groups) if call.op.name == OPERATORS[0] else shape[1]
-    return bb.call_te(group_norm, *call.args, groups, float(attrs.epsilon), primfunc_name_hint="group_norm")
+    norm = groups, float(attrs.epsilon)
+    if fixed_shape(x.ty) is None:
+        return bb.call_te(group_norm, *call.args, *norm, primfunc_name_hint="group_norm")
+    count = math.prod(shape[1:]) // groups
+    if not lanes or not shape[0] or not count or count % lanes:
+        return default(bb, call)
+    tasks = math.gcd(count // lanes, _TASKS)
+    vectors = relax.op.reshape(x, (shape[0], groups, tasks, count // lanes // tasks, lanes))
+    pattern = {"op_pattern": OUT_EWISE_FUSABLE}
+    args = *call.args, *norm, bb.emit(vectors)
+    return bb.call_te(group_norm, *args, primfunc_name_hint="group_norm", primfunc_attrs=pattern)
 
 
-def group_norm(x, gamma, beta, groups: int, epsilon: float):
-    """Compute (x - mean) / sqrt(variance + epsilon) * gamma + beta, each for a group of channels of x."""
+def group_norm(x, gamma, beta, groups: int, epsilon: float, vectors=None):
+    """Compute (x - mean) / sqrt(variance + epsilon) * gamma + beta, each for a group of channels of x.
+
+    `vectors` is x as (N, groups, tasks, vectors of a task, lanes), if that is known.
+    """
     batch, channels, *image = plain_sizes(x.shape)
     each = channels // groups
     count = each
     for size in image:
         count = count * size
     count = float(count) if isinstance(count, int) else count.astype("float32")
+
+    def mean_of_vectors(element, name):
+        """Return the mean of `element(*index)` over each group: of lanes, and then of these."""
+        _, _, tasks, depth, lanes = plain_sizes(vectors.shape)
+        k, *others = (te.reduce_axis((0, size), f"r{size}") for size in (depth, tasks, lanes))
+        by_lane = te.compute(
+            (batch, groups, tasks, lanes),
+            lambda n, g, task, lane: te.sum(element(n, g, task, k, lane), axis=[k]),
+            name=f"{name}_lanes",
+        )
+        total = te.compute(
+            (batch, groups), lambda n, g: te.sum(by_lane[(n, g, *others)], axis=others), name=f"{name}_sum"
+        )
+        return te.compute((batch, groups), lambda n, g: total[n, g] / count, name=name)
 
     def mean(element, name):
         """Return the mean of `element(*index)` over each group: of rows, and then of these."""
@@ -49,13 +85,15 @@ def group_norm(x, gamma, beta, groups: int, epsilon: float):
         )
         return te.compute((batch, groups), lambda n, g: total[n, g] / count, name=name)
 
-    average = mean(lambda *at: x[at], "mean")
+    mean_of = mean if vectors is None else mean_of_vectors
+    source = x if vectors is None else vectors
+    average = mean_of(lambda *at: source[at], "mean")
 
     def square(n, c, *at):
-        difference = x[(n, c, *at)] - average[n, c // each]
+        difference = source[(n, c, *at)] - average[n, c // each if vectors is None else c]
         return difference * difference
 
-    variance = mean(square, "variance")
+    variance = mean_of(square, "variance")
     scale = te.compute((batch, groups), lambda n, g: 1.0 / te.sqrt(variance[n, g] + epsilon), name="scale")
 
     def normal(n, c, *at):

@@ -22,8 +22,9 @@ from tvm import relax, te, tirx
 from ..base.integers import ceildiv
 from ..base.protocols import Lookup
 from ..base.relax import constant_array, known_shape, plain_sizes, shape_text
-from ..base.tvm_seam import OUT_EWISE_FUSABLE
+from ..base.tvm_seam import CONCATENATE, OUT_EWISE_FUSABLE
 from .conv_call import as_images, match
+from .rules import regroup
 from .rules.base.vector import Simd, pad_to
 from .workloads import conv2d
 from .workloads.conv2d import Convolution, one_image
@@ -83,10 +84,17 @@ class _Blocker(relax.PyExprMutator):
         self.blocked: dict[relax.Var, _Blocked] = {}  # by the network's variable
         self.plain: dict[relax.Var, relax.Expr] = {}  # the same values in NCHW, if an operator needs them
         self.several: dict[relax.Var, list[_Blocked]] = {}  # the results of splits
+        self.readers: dict[relax.Var, set[str]] = {}  # operators, by a variable that they read
+        for value in relax.analysis.get_var2val(mod["main"]).values():
+            for arg in _variables(value) if isinstance(value, tvm.ir.Call) else ():
+                if isinstance(arg, relax.Var):
+                    self.readers.setdefault(arg, set()).add(getattr(value.op, "name", ""))
+        self.bound = None  # the variable whose value is rewritten
 
     # ------------------------------------------------------------ bindings and variables
 
     def visit_var_binding_(self, binding):
+        self.bound = binding.var
         var, value = binding.var, self._rewrite(binding.value)
         is_output = not isinstance(var, relax.DataflowVar)
         if value is None or (isinstance(value, list) and is_output):
@@ -263,13 +271,21 @@ class _Blocker(relax.PyExprMutator):
         of_channels = call.attrs.axis is not None and int(call.attrs.axis) % rank == 1
         if not parts or not of_channels or _image_shape(call.ty) is None:
             return None
-        if any((_image_shape(part.ty) or (0, 1))[1] % self.lanes for part in parts):
+        whole = not any((_image_shape(part.ty) or (0, 1))[1] % self.lanes for part in parts)
+        if not whole and not all(part in self.blocked for part in parts):
+            return None
+        if not whole and self.readers.get(self.bound, set()) <= _RESHAPES:  # of a shuffle, for example
             return None
         blocks = [self._block(part) for part in parts]
         if None in blocks:
             return None
-        joined = relax.op.concat([b.expr for b in blocks], axis=1)
-        return _Blocked(joined, sum(b.channels for b in blocks), rank)
+        channels = [b.channels for b in blocks]
+        if whole:
+            joined = relax.op.concat([b.expr for b in blocks], axis=1)
+        else:
+            args = regroup.concat, [b.expr for b in blocks], channels
+            joined = self.builder_.call_te(*args, primfunc_name_hint=CONCATENATE)
+        return _Blocked(joined, sum(channels), rank)
 
     def _split(self, call):
         block = self.blocked[call.args[0]]
@@ -281,11 +297,15 @@ class _Blocker(relax.PyExprMutator):
             ends = [min(each * (i + 1), block.channels) for i in range(int(parts))]
         else:
             ends = [*(int(i) for i in parts), block.channels]
-        if any(end % self.lanes for end in ends) or ends != sorted(set(ends)):
+        if ends != sorted(set(ends)):
             return None
         several = []
         for begin, end in itertools.pairwise([0, *ends]):
-            part = relax.op.strided_slice(block.expr, [1], [begin // self.lanes], [end // self.lanes])
+            if begin % self.lanes or end % self.lanes:
+                args = regroup.part, block.expr, begin, end - begin
+                part = self.builder_.call_te(*args, primfunc_name_hint="part")
+            else:
+                part = relax.op.strided_slice(block.expr, [1], [begin // self.lanes], [end // self.lanes])
             several.append(_Blocked(self.builder_.emit(part), end - begin, block.rank))
         return several
 

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax, te, topi
 
 from ..base.protocols import Lookup
-from ..base.relax import constant_array, known_shape, typical
+from ..base.relax import constant_array, fixed_shape, known_shape, typical
 from ..base.tvm_seam import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
 from . import conv_transpose, group_norm, open_kernels, special_values
 from .rules import row_reduction
@@ -41,6 +41,8 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
         "relax.nn.softmax": lambda bb, call: _softmax(bb, call, v),
         "relax.nn.layer_norm": lambda bb, call: _layer_norm(bb, call, v),
         "relax.concat": _concat,
+        **dict.fromkeys(row_reduction.EXTREMES, lambda bb, call: _extreme(bb, call, v)),
+        **dict.fromkeys(group_norm.OPERATORS, lambda bb, call: group_norm.legalize(bb, call, v.lanes)),
     }
 
 
@@ -118,8 +120,13 @@ def _arange(bb, call):
 
 def _softmax(bb, call, v):
     shape = known_shape(call.ty)
-    if not shape or str(call.ty.dtype) != "float32" or int(call.attrs.axis) % len(shape) != len(shape) - 1:
+    if not shape or str(call.ty.dtype) != "float32":
         return default(bb, call)
+    axis = int(call.attrs.axis) % len(shape)
+    if axis != len(shape) - 1:
+        if fixed_shape(call.ty) is None:
+            return default(bb, call)
+        return _fusable(bb, "softmax", elementwise.softmax, call.args[0], axis)
     if not isinstance(shape[-1], int):
         return open_kernels.softmax(bb, call.args[0], v.lanes)
     return _fusable(bb, "softmax", row_reduction.softmax, call.args[0], v.lanes)
@@ -133,6 +140,15 @@ def _layer_norm(bb, call, v):
     if not last or str(call.ty.dtype) != "float32" or not (attrs.center and attrs.scale):
         return default(bb, call)
     return _fusable(bb, "layer_norm", row_reduction.layer_norm, *call.args, float(attrs.epsilon), v.lanes)
+
+
+def _extreme(bb, call, v):
+    shape, axes = fixed_shape(call.args[0].ty), call.attrs.axis
+    of_rows = shape and axes is not None and [int(axis) % len(shape) for axis in axes] == [len(shape) - 1]
+    if not of_rows or str(call.ty.dtype) != "float32" or shape[-1] < 2 * v.lanes or 0 in shape:
+        return special_values.legalizations()[call.op.name](bb, call)
+    found = _fusable(bb, "extreme", row_reduction.extreme, call.args[0], call.op.name, v.lanes)
+    return found if call.attrs.keepdims else relax.op.reshape(bb.emit(found), call.ty.shape)
 
 
 def _fusable(bb, name: str, compute, *args):

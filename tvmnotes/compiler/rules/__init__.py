@@ -8,6 +8,7 @@ matmul          products with a weight known at compile time
 batch_matmul    products of two activations
 few_rows        products of a few rows with a matrix that is a view
 row_reduction   softmax and layer norm
+regroup         channels of blocked tensors put together and taken apart
 default         every other kernel
 metaschedule    kernels as TVM's own search found them
 

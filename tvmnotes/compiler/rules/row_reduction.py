@@ -1,11 +1,13 @@
-"""Softmax and norms over the last axis: a thread runs all stages of a row while the row is in its cache.
+"""Softmax, norms, extremes over the last axis: a thread runs all stages of a row while it is in its cache.
 
 A sum over a row is first one accumulator per lane of a register, over every x-th element, then the sum of the
 lanes and the remaining elements: compilers may not reorder a floating-point sum, so it is written that way.
 Its configs are empty.
 """
 
-from tvm import te
+import math
+
+from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from ...base.relax import plain_sizes
@@ -18,10 +20,13 @@ _NAME = "row_reduction"
 _ANNOTATION = attribute({"family": _NAME})
 _STAGES = ("lanes0", "reduced0", "lanes1", "reduced1", "exp", "rest0", "rest1")
 
+# One instruction: a NaN need not be kept, as the exponential function keeps it.
+_LARGER = te.comm_reducer(lambda a, b: tirx.Select(a > b, a, b), te.min_value)
+
 
 def softmax(x, lanes: int):
     """Compute exp(x - max) / sum(exp(x - max)) along the last axis of a float32 tensor of any shape."""
-    largest = _reduce(x, lambda *at: x[at], te.max, lanes, 0)
+    largest = _reduce(x, lambda *at: x[at], _LARGER, lanes, 0)
     exp = te.compute(x.shape, lambda *at: elementwise.exp(x[at] - largest[at[:-1]]), name="exp")
     total = _reduce(exp, lambda *at: exp[at], te.sum, lanes, 1)
 
@@ -60,6 +65,19 @@ def rms_norm(x, epsilon: float, lanes: int):
     return te.compute(x.shape, normal, name="rms_norm", attrs=_ANNOTATION)
 
 
+EXTREMES = {
+    "relax.max": te.comm_reducer(lambda a, b: te.max(a, b), lambda dtype: tirx.const(-math.inf, dtype)),
+    "relax.min": te.comm_reducer(lambda a, b: te.min(a, b), lambda dtype: tirx.const(math.inf, dtype)),
+}
+
+
+def extreme(x, name: str, lanes: int):
+    """Return the extreme of each row of a float32 tensor, by one of EXTREMES; the last axis is then 1."""
+    found = _reduce(x, lambda *at: x[at], EXTREMES[name], lanes, 0)
+    shape = (*plain_sizes(x.shape)[:-1], 1)
+    return te.compute(shape, lambda *at: found[at[:-1]], name="extreme", attrs=_ANNOTATION)
+
+
 def _reduce(x, element, combine, lanes, number):
     """Reduce `element(*index)`, of the shape of x, by `combine` over the last axis."""
     *rows, depth = plain_sizes(x.shape)
@@ -95,7 +113,10 @@ class RowReduction(ScheduleRule):
             if name not in _STAGES:
                 sch.compute_inline(name)
         loops = sch.get_loops(names[-1])
-        row = parallel(sch, loops[:-1]) if len(loops) > 1 else sch.add_unit_loop(loops[0])
+        if len(loops) > 1:
+            row = parallel(sch, loops[:-1])
+        else:
+            row = sch.add_unit_loop(loops[0] if loops else sch.get_sblock(names[-1]))
         for name in reversed([n for n in names[:-1] if n in _STAGES]):
             sch.compute_at(name, row)
             if name.startswith("lanes"):

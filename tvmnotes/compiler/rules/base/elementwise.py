@@ -126,6 +126,26 @@ def _named(value, use):
     return tirx.Let(name, value, use(name))
 
 
+def softmax(x, axis: int):
+    """Compute softmax along an axis of a float32 tensor that is not its last."""
+
+    def reduced(element, combine, name):
+        r = te.reduce_axis((0, x.shape[axis]), "r")
+        shape = [*x.shape[:axis], *x.shape[axis + 1 :]]
+        return te.compute(
+            shape, lambda *at: combine(element((*at[:axis], r, *at[axis:])), axis=[r]), name=name
+        )
+
+    largest = reduced(lambda at: x[at], te.max, "largest")
+    powers = te.compute(x.shape, lambda *at: exp(x[at] - largest[(*at[:axis], *at[axis + 1 :])]), name="exp")
+    total = reduced(lambda at: powers[at], te.sum, "total")
+
+    def normal(*at):
+        return powers[at] * (1.0 / total[(*at[:axis], *at[axis + 1 :])])
+
+    return te.compute(x.shape, normal, name="softmax")
+
+
 def concat(tensors, axis: int):
     """Concatenate tensors along `axis`; an element finds its tensor by bisection, not by a linear scan."""
     begins = [0, *itertools.accumulate(int(x.shape[axis]) for x in tensors)]
