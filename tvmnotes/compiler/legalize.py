@@ -10,7 +10,7 @@ from tvm import relax, te, topi
 from ..base.protocols import Lookup
 from ..base.relax import constant_array, known_shape, typical
 from ..base.tvm_seam import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
-from . import group_norm, open_kernels, special_values
+from . import group_norm, open_kernels, open_reshapes, special_values
 from .rules import row_reduction
 from .rules.base import elementwise
 from .rules.base.vector import Simd
@@ -40,6 +40,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
         "relax.nn.softmax": lambda bb, call: _softmax(bb, call, v),
         "relax.nn.layer_norm": lambda bb, call: _layer_norm(bb, call, v),
         "relax.concat": _concat,
+        "relax.reshape": open_reshapes.legalize,
     }
 
 

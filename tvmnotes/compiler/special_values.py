@@ -16,7 +16,7 @@ from tvm.ir import PointerType, PrimType
 from tvm.tirx import compilation_pipeline
 
 from ..base.relax import constant_array, fixed_shape, known_shape, on_each_function
-from . import quotients
+from . import one_thread, quotients
 
 # ---------------------------------------------------------------- kernels, when they are lowered
 
@@ -48,7 +48,7 @@ def _lowering() -> tuple:
     by_data = [((tirx.FloorDiv, tirx.Div, tirx.FloorMod, tirx.Mod), quotients.by_data)]
     before = _on_each_kernel("OpaqueFloats", opaque, on_llvm=by_data)
     after = _on_each_kernel("IEEEFloats", ieee, on_llvm=remainders, on_x86=denormals)
-    return tvm.transform.Sequential([before, lower, after]), *finalize
+    return tvm.transform.Sequential([before, lower, one_thread.few_by_one_thread(), after]), *finalize
 
 
 LOWERING = "tvmnotes"  # TVM looks its pipelines up by name
