@@ -15,26 +15,13 @@ _FEW = 1 << 13  # elements that are too few to wake other threads
 _OPEN = 64  # iterations that an inner loop of an open length is taken to have
 
 
-def few_by_one_thread() -> tvm.transform.Pass:
-    """Make the pass, for the lowered kernels of a CPU, whose vectors and unrolled loops are expanded."""
-
-    @tvm.transform.module_pass(opt_level=0, name="FewByOneThread")
-    def run(mod, _context):
-        changed = {}
-        for var, func in mod.functions_items():
-            if func.attrs["target"].kind.name != "llvm":
-                continue
-            body = tvm_ffi.structural_map(func.body, (tirx.For, _by_number))
-            if not body.same_as(func.body):
-                changed[var] = func.with_body(body)
-        if not changed:
-            return mod
-        mod = mod.clone()
-        for var, func in changed.items():
-            mod.update_func(var, func)
-        return ConvertSSA()(mod)  # the copies have loops and buffers of their own
-
-    return run
+def few_by_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a kernel for a CPU, in which vectors and unrolled loops are expanded, with both loops."""
+    body = tvm_ffi.structural_map(func.body, (tirx.For, _by_number))
+    if body.same_as(func.body):
+        return func
+    # The copies get variables and buffers of their own.
+    return ConvertSSA()(tvm.IRModule({"main": func.with_body(body)}))["main"]
 
 
 def _by_number(loop):

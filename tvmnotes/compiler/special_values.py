@@ -16,7 +16,8 @@ from tvm.ir import PointerType, PrimType
 from tvm.tirx import compilation_pipeline
 
 from ..base.relax import constant_array, fixed_shape, known_shape, on_each_function
-from . import one_thread, quotients
+from . import quotients
+from .one_thread import few_by_one_thread
 
 # ---------------------------------------------------------------- kernels, when they are lowered
 
@@ -24,10 +25,10 @@ from . import one_thread, quotients
 def _lowering() -> tuple:
     """Return TVM's lowering of kernels between two passes of ours, and its finalizing passes.
 
-    The first of ours hides floats from the simplifier. The second makes `!=` true for NaN, for which TVM's
-    LLVM code is false, and makes maxima and minima keep a NaN. That is free if one operand is a constant, as
-    in a ReLU, because x86's maximum returns its second operand if either is NaN. Otherwise it adds a
-    comparison and a blend.
+    The first of ours hides floats from the simplifier. The second lets one thread run short loops. It makes
+    `!=` true for NaN, for which TVM's LLVM code is false, and makes maxima and minima keep a NaN. That is
+    free if one operand is a constant, as in a ReLU, because x86's maximum returns its second operand if
+    either is NaN. Otherwise it adds a comparison and a blend.
     """
     lower, *finalize = compilation_pipeline.get_tir_pipeline("s_tir")
     comparisons = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -47,21 +48,26 @@ def _lowering() -> tuple:
     remainders = [((tirx.FloorMod, tirx.Mod), quotients.remainder)]
     by_data = [((tirx.FloorDiv, tirx.Div, tirx.FloorMod, tirx.Mod), quotients.by_data)]
     before = _on_each_kernel("OpaqueFloats", opaque, on_llvm=by_data)
-    after = _on_each_kernel("IEEEFloats", ieee, on_llvm=remainders, on_x86=denormals)
-    return tvm.transform.Sequential([before, lower, one_thread.few_by_one_thread(), after]), *finalize
+    after = _on_each_kernel("IEEEFloats", ieee, few_by_one_thread, on_llvm=remainders, on_x86=denormals)
+    return tvm.transform.Sequential([before, lower, after]), *finalize
 
 
 LOWERING = "tvmnotes"  # TVM looks its pipelines up by name
 compilation_pipeline.register_tir_pipeline(LOWERING, _lowering)
 
 
-def _on_each_kernel(name: str, changes: list, on_llvm: list = (), on_x86: list = ()) -> tvm.transform.Pass:
+def _on_each_kernel(
+    name: str, changes: list, first=lambda func: func, on_llvm: list = (), on_x86: list = ()
+) -> tvm.transform.Pass:
+    """Make the pass of changes to all kernels; those of a CPU go through `first` before."""
+
     @tirx.transform.prim_func_pass(opt_level=0, name=name)
     def run(func, _mod, _context):
         target = func.attrs["target"]
         applied = list(changes)
         if target.kind.name == "llvm":
             applied += on_llvm
+            func = first(func)
         if _is_x86(target):
             applied += on_x86
         return func.with_body(tvm_ffi.structural_map(func.body, applied))
