@@ -11,12 +11,17 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir.transform import ConvertSSA
 
+LAUNCH = "pragma_parallel_launch_point"  # what a kernel writes that starts its threads itself
 _FEW = 1 << 13  # elements that are too few to wake other threads
 _OPEN = 64  # iterations that an inner loop of an open length is taken to have
 
 
 def few_by_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a kernel for a CPU, in which vectors and unrolled loops are expanded, with both loops."""
+    attributes = set()
+    tvm_ffi.structural_walk(func.body, (tirx.AttrStmt, lambda node: attributes.add(node.attr_key)))
+    if LAUNCH in attributes:  # each of the threads that it starts would run the serial loop
+        return func
     body = tvm_ffi.structural_map(func.body, (tirx.For, _by_number))
     if body.same_as(func.body):
         return func

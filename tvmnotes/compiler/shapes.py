@@ -13,19 +13,20 @@ def share_shapes() -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="ShareShapes")
     def run(mod, _context):
         main = mod["main"]
-        made, same, bindings = {}, {}, []  # a shape's variable by its numbers, and by others for the same
+        made, same = {}, {}  # a shape's variable by its numbers, and by other variables for it
+        bindings = []
         for binding in (binding for block in main.body.blocks for binding in block.bindings):
-            call = binding.value
-            if str(getattr(getattr(call, "op", None), "global_symbol", "")) == _MAKE:
+            value = binding.value
+            if str(getattr(getattr(value, "op", None), "global_symbol", "")) == _MAKE:
                 # After the heap, what each size is and where it is found.
-                numbers = tuple(int(each.value) for each in call.args[1:])
+                numbers = tuple(int(each.value) for each in value.args[1:])
                 first = made.setdefault(numbers, binding.var)
                 if not first.same_as(binding.var):
                     same[binding.var] = first
                     continue
-            elif isinstance(call, tvm.ir.Call) and any(arg in same for arg in call.args):
-                call = tvm_ffi.structural_map(call, (relax.Var, lambda var: same.get(var, var)))
-                binding = relax.VarBinding(binding.var, call)
+            elif any(var in same for var in relax.analysis.free_vars(value)):
+                value = tvm_ffi.structural_map(value, (relax.Var, lambda var: same.get(var, var)))
+                binding = relax.VarBinding(binding.var, value)
             bindings.append(binding)
         body = relax.SeqExpr([relax.BindingBlock(bindings)], main.body.body)
         mod = mod.clone()

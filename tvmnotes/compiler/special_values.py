@@ -17,7 +17,7 @@ from tvm.tirx import compilation_pipeline
 
 from ..base.relax import constant_array, fixed_shape, known_shape, on_each_function
 from . import quotients
-from .one_thread import few_by_one_thread
+from .one_thread import LAUNCH, few_by_one_thread
 
 # ---------------------------------------------------------------- kernels, when they are lowered
 
@@ -78,8 +78,7 @@ def _on_each_kernel(
 # ---- x86's control register
 
 _FLUSH = 0x8040  # flush-to-zero and denormals-are-zero: denormals are written and read as 0
-_LAUNCH = "pragma_parallel_launch_point"
-_INSIDE = [(tirx.AttrStmt, lambda node: node.body if node.attr_key == _LAUNCH else node)]
+_INSIDE = [(tirx.AttrStmt, lambda node: node.body if node.attr_key == LAUNCH else node)]
 
 
 def _is_x86(target) -> bool:
@@ -92,8 +91,8 @@ def _kernel_with_denormals(node):
 
     A kernel that starts its threads itself has loops for them inside, which start none.
     """
-    if node.attr_key == _LAUNCH:
-        return tirx.AttrStmt(node.node, _LAUNCH, node.value, tvm_ffi.structural_map(node.body, _INSIDE))
+    if node.attr_key == LAUNCH:
+        return tirx.AttrStmt(node.node, LAUNCH, node.value, tvm_ffi.structural_map(node.body, _INSIDE))
     if node.attr_key != "compute_scope":
         return node
     before, clear, restore = _control()
@@ -107,7 +106,7 @@ def _threads_with_denormals(loop):
         return loop
     before, clear, _ = _control()
     share = tirx.SeqStmt([*before, clear, loop])
-    return tirx.AttrStmt(loop.loop_var, _LAUNCH, tirx.const(1, "int32"), share)
+    return tirx.AttrStmt(loop.loop_var, LAUNCH, tirx.const(1, "int32"), share)
 
 
 def _control() -> tuple:
