@@ -23,8 +23,10 @@ detection       a detector's last steps: the k best scores and non-maximum suppr
 legalize        the remaining operators become kernels
 group_norm      norms of groups of channels, of images of open size
 open_kernels    softmax over an axis of open length; what kernels written as loops need for open sizes
+open_reshapes   reshapes of open sizes, which fuse as those of fixed sizes do
 operator_notes  the operators that each kernel fuses
 special_values  NaN, infinities, signed zeros and denormals, in kernels and in operators
+one_thread      parallel loops of open length, run by one thread where that is short
 quotients       integers divided by data, and LLVM's remainders
 workloads       what kernels have to compute, and their configs
 rules           a schedule for each kind of workload
@@ -33,6 +35,7 @@ costs           flops and bytes of each kernel
 views           a result that is a view of the last kernel's, where it would be copied to another shape
 buffers         buffers that values share, where sizes are open
 kills           instructions between kernels that change nothing, dropped
+shapes          shapes of open sizes, each made once in a run
 memory          memory of a run
 open_sizes      sizes that stay open: their bounds, and costs that depend on them
 variants        the network for stated values of open sizes, in the same library

@@ -2,9 +2,9 @@
 
 LLVM takes most of a build's time. Its result for a kernel is kept as an object file in the cache folder
 "kernels", under a hash of everything that it depends on: the kernel's TensorIR, the target, the pass context,
-TVM's version, this module, `special_values` and `quotients`. A network that is built again, or differs in a
-few kernels, then waits only for the linker, some 50 ms. The cache is used only if nobody else may write to
-it, and the least recently used files make room for new ones; see base/kept.py.
+TVM's version, this module, `special_values`, `one_thread` and `quotients`. A network that is built again, or
+differs in a few kernels, then waits only for the linker, some 50 ms. The cache is used only if nobody else
+may write to it, and the least recently used files make room for new ones; see base/kept.py.
 
 Kernels are compiled without the argument checks that TVM puts into each, two thirds of the code: `Compiled`
 checks the inputs, and the result of one kernel fits the next.
@@ -25,7 +25,7 @@ import tvm
 from tvm import tirx
 
 from ..base import data, env, folders, kept
-from . import quotients, special_values
+from . import one_thread, quotients, special_values
 
 _PART = re.compile(r"\w+-(\d+)-\d+\.part")  # an unfinished object, with the process that writes it
 
@@ -187,6 +187,6 @@ def _key(target, text: str) -> str:
 
 @cache
 def _toolchain() -> str:
-    modules = sys.modules[__name__], special_values, quotients
+    modules = sys.modules[__name__], special_values, one_thread, quotients
     source = "".join(Path(module.__file__).read_text() for module in modules)
     return f"{tvm.__version__} {tvm.target.codegen.llvm_version_major()} {source}"

@@ -10,7 +10,7 @@ from tvm import relax, te, topi
 from ..base.protocols import Lookup
 from ..base.relax import constant_array, fixed_shape, known_shape, typical
 from ..base.tvm_seam import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
-from . import conv_transpose, group_norm, open_kernels, special_values
+from . import conv_transpose, group_norm, open_kernels, open_reshapes, special_values
 from .rules import row_reduction
 from .rules.base import elementwise
 from .rules.base.vector import Simd
@@ -43,6 +43,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
         "relax.concat": _concat,
         **dict.fromkeys(row_reduction.EXTREMES, lambda bb, call: _extreme(bb, call, v)),
         **dict.fromkeys(group_norm.OPERATORS, lambda bb, call: group_norm.legalize(bb, call, v.lanes)),
+        "relax.reshape": open_reshapes.legalize,
     }
 
 

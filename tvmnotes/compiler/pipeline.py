@@ -35,6 +35,7 @@ from .rms_norm import fuse_rms_norms
 from .rules.base import annotations
 from .rules.base.vector import simd_of
 from .scheduling import schedule_kernels
+from .shapes import share_shapes
 from .views import result_as_view
 from .writes import writes_to_kernels, writes_to_operators
 
@@ -124,6 +125,7 @@ def lowering(plan: dict | None = None) -> tvm.transform.Pass:
             *([] if plan is None else [note]),
             t.ComputePrimValue(),
             t.VMShapeLower(),
+            *([] if plan is None else [share_shapes()]),
             t.AttachGlobalSymbol(),
         ],
         name="lowering",

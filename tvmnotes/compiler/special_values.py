@@ -17,6 +17,7 @@ from tvm.tirx import compilation_pipeline
 
 from ..base.relax import constant_array, fixed_shape, known_shape, on_each_function
 from . import quotients
+from .one_thread import LAUNCH, few_by_one_thread
 
 # ---------------------------------------------------------------- kernels, when they are lowered
 
@@ -24,10 +25,10 @@ from . import quotients
 def _lowering() -> tuple:
     """Return TVM's lowering of kernels between two passes of ours, and its finalizing passes.
 
-    The first of ours hides floats from the simplifier. The second makes `!=` true for NaN, for which TVM's
-    LLVM code is false, and makes maxima and minima keep a NaN. That is free if one operand is a constant, as
-    in a ReLU, because x86's maximum returns its second operand if either is NaN. Otherwise it adds a
-    comparison and a blend.
+    The first of ours hides floats from the simplifier. The second lets one thread run short loops. It makes
+    `!=` true for NaN, for which TVM's LLVM code is false, and makes maxima and minima keep a NaN. That is
+    free if one operand is a constant, as in a ReLU, because x86's maximum returns its second operand if
+    either is NaN. Otherwise it adds a comparison and a blend.
     """
     lower, *finalize = compilation_pipeline.get_tir_pipeline("s_tir")
     comparisons = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -47,7 +48,7 @@ def _lowering() -> tuple:
     denormals = [(tirx.AttrStmt, _kernel_with_denormals), (tirx.For, _threads_with_denormals)]
     remainders = [((tirx.FloorMod, tirx.Mod), quotients.remainder)]
     before = _on_each_kernel("OpaqueFloats", opaque)
-    after = _on_each_kernel("IEEEFloats", ieee, on_llvm=remainders, on_x86=denormals)
+    after = _on_each_kernel("IEEEFloats", ieee, few_by_one_thread, on_llvm=remainders, on_x86=denormals)
     return tvm.transform.Sequential([before, lower, after]), *finalize
 
 
@@ -55,13 +56,18 @@ LOWERING = "tvmnotes"  # TVM looks its pipelines up by name
 compilation_pipeline.register_tir_pipeline(LOWERING, _lowering)
 
 
-def _on_each_kernel(name: str, changes: list, on_llvm: list = (), on_x86: list = ()) -> tvm.transform.Pass:
+def _on_each_kernel(
+    name: str, changes: list, first=lambda func: func, on_llvm: list = (), on_x86: list = ()
+) -> tvm.transform.Pass:
+    """Make the pass of changes to all kernels; those of a CPU go through `first` before."""
+
     @tirx.transform.prim_func_pass(opt_level=0, name=name)
     def run(func, _mod, _context):
         target = func.attrs["target"]
         applied = list(changes)
         if target.kind.name == "llvm":
             applied += on_llvm
+            func = first(func)
         if _is_x86(target):
             applied += on_x86
         return func.with_body(tvm_ffi.structural_map(func.body, applied))
@@ -72,8 +78,7 @@ def _on_each_kernel(name: str, changes: list, on_llvm: list = (), on_x86: list =
 # ---- x86's control register
 
 _FLUSH = 0x8040  # flush-to-zero and denormals-are-zero: denormals are written and read as 0
-_LAUNCH = "pragma_parallel_launch_point"
-_INSIDE = [(tirx.AttrStmt, lambda node: node.body if node.attr_key == _LAUNCH else node)]
+_INSIDE = [(tirx.AttrStmt, lambda node: node.body if node.attr_key == LAUNCH else node)]
 
 
 def _is_x86(target) -> bool:
@@ -86,8 +91,8 @@ def _kernel_with_denormals(node):
 
     A kernel that starts its threads itself has loops for them inside, which start none.
     """
-    if node.attr_key == _LAUNCH:
-        return tirx.AttrStmt(node.node, _LAUNCH, node.value, tvm_ffi.structural_map(node.body, _INSIDE))
+    if node.attr_key == LAUNCH:
+        return tirx.AttrStmt(node.node, LAUNCH, node.value, tvm_ffi.structural_map(node.body, _INSIDE))
     if node.attr_key != "compute_scope":
         return node
     before, clear, restore = _control()
@@ -101,7 +106,7 @@ def _threads_with_denormals(loop):
         return loop
     before, clear, _ = _control()
     share = tirx.SeqStmt([*before, clear, loop])
-    return tirx.AttrStmt(loop.loop_var, _LAUNCH, tirx.const(1, "int32"), share)
+    return tirx.AttrStmt(loop.loop_var, LAUNCH, tirx.const(1, "int32"), share)
 
 
 def _control() -> tuple:
