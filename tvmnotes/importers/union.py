@@ -1,9 +1,9 @@
 """The union of modules that were imported at a few sizes: one module, with variables for these sizes."""
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import tvm
@@ -20,6 +20,8 @@ from ..compiler.recurrent.emit import call as recurrent_call
 from . import open_pads
 from .graphs import Refused, together
 
+_DIVISORS = range(2, 9)  # of a size before
+_NEAR = 512  # values of an open size, at most, at which two quotients are compared
 _EXACT = 1 << 24  # the largest of the whole numbers that float32 has
 _MOST_FACTORS = 3  # of a product of sizes before
 _UNBOUNDED = 1 << 31  # as the upper bound of a size that has none
@@ -56,6 +58,7 @@ class Union:
         self.known = {tuple(each[name] for each in samples): var for name, var in self.vars.items()}
         self.texts = {key: written(var) for key, var in self.known.items()}
         self.pads = {}  # likewise, as text: all widths of pads with these values
+        self.doubts = {}  # likewise, as text: quotients of which the samples leave several
         self.plain, self.analyzer = tvm.sym.Analyzer(), tvm.sym.Analyzer()  # without and with bounds
         for name, size in sizes.items():
             bounds = (size.lower, (size.upper or _UNBOUNDED) + 1)
@@ -69,9 +72,28 @@ class Union:
         """Whether a size is a quotient of open ones, which few samples do not tell from another one."""
         return any("//" in text for text in (*self.texts.values(), *itertools.chain(*self.pads.values())))
 
+    def undecided(self) -> dict[str, int] | None:
+        """Return a sample that tells quotients apart between which those there are leave the choice."""
+        return next(filter(None, map(self._difference, self.doubts.values())), None)
+
+    def _difference(self, texts: list[str]) -> dict[str, int] | None:
+        """Return open sizes at which expressions differ, of which one is not that of the first sample."""
+        first = self.samples[0]
+        for name, size in self.sizes.items() if texts else ():
+            end = size.lower + _NEAR if size.upper is None else min(size.upper, size.lower + _NEAR)
+            tried = np.arange(size.lower, end + 1)
+            values = [evaluate(text, {**first, name: tried}) + 0 * tried for text in texts]
+            differ = (np.stack(values) != values[0]).any(0)
+            if differ.any():
+                return {**first, name: int(tried[differ.argmax()])}
+        return None
+
     def text(self, numbers: tuple[int, ...]) -> int | str | None:
         """Return the size with these values in the samples, as `written` has it."""
-        return written(self._size(numbers))
+        text = written(self._size(numbers))
+        if self._difference(self.doubts.get(numbers, [])):
+            raise Refused(f"a size is {text}, or another quotient")
+        return text
 
     def agrees(self, numbers: tuple[int, ...], values: dict[str, int], number: int) -> bool:
         """Return whether a size with these values in the samples is `number` at other open sizes."""
@@ -256,6 +278,8 @@ class Union:
             return self._layer(layers)
         if open_pads.differ(calls):
             return self._pad(calls)
+        if all(_name(call) == "split" for call in calls) and _is_open(calls):
+            return self._split(calls)
         for other in others:
             same = _name(first) == _name(other) and len(first.args) == len(other.args)
             if not same or not tvm_ffi.structural_equal(first.attrs, other.attrs):
@@ -307,15 +331,35 @@ class Union:
         """Return the union of pads whose widths differ."""
         fill, x = open_pads.fill(calls), self._expr([call.args[0] for call in calls])
         pads = together(map(int, call.attrs.pad_width) for call in calls)
-        is_natural = functools.partial(open_pads.is_natural, sizes=self.sizes, analyzer=self.analyzer)
         made = []
         for axis, several in enumerate(together(call.ty.shape for call in calls)):
             total = self._size(several) - x.ty.shape[axis]
-            made.append(open_pads.split(*pads[2 * axis : 2 * axis + 2], total, is_natural))
+            made.append(open_pads.split(*pads[2 * axis : 2 * axis + 2], total, self._is_natural))
         for numbers, width in zip(pads, itertools.chain(*made), strict=True):
             if not isinstance(width, int):
                 self.pads.setdefault(numbers, []).append(written(width))
         return open_pads.padded(self.builder, x, made, fill)
+
+    def _is_natural(self, number) -> bool:
+        return open_pads.is_natural(number, self.sizes, self.analyzer)
+
+    def _split(self, calls: list):
+        """Return the union of splits of an axis that is open, as slices."""
+        x, axis = self._expr([call.args[0] for call in calls]), int(calls[0].attrs.axis)
+        counts = list(dict.fromkeys(len(call.ty.fields) for call in calls))
+        if len(counts) > 1:
+            raise Refused(f"it is split into {' or '.join(map(str, counts))} parts")
+        parts, ends = [], [0] * len(calls)
+        for several in together(call.ty.fields for call in calls):
+            begins, ends = ends, [n + int(ty.shape[axis]) for n, ty in zip(ends, several, strict=True)]
+            begin, end = (self._size(each) for each in (begins, ends))
+            sizes = tuple(n - m for n, m in zip(ends, begins, strict=True))
+            if len(set(sizes)) > 1 and sizes not in self.known:
+                self._know(sizes, end - begin)
+            bounds = [relax.Tuple([relax.prim_value(n)]) for n in (axis, begin, end)]
+            part = self._slice(x, *bounds)
+            parts.append(self.builder.emit(relax.op.strided_slice(x, *bounds) if part is None else part))
+        return relax.Tuple(parts)
 
     def _slice(self, x, axes, begins, ends, *strides):
         """Return a slice whose bounds are shown to be within its tensor at all sizes, or None.
@@ -336,7 +380,7 @@ class Union:
                 n + extent if isinstance(n, tirx.IntImm) and n.value < 0 else n for n in (begin, end)
             )
             end = extent if self.analyzer.can_prove(end >= extent) else end
-            if not self.analyzer.can_prove(tirx.all(begin >= 0, begin <= end, end <= extent)):
+            if not all(map(self._is_natural, (begin, end - begin, extent - end))):
                 return None
             first.append(begin)
             last.append(end)
@@ -376,7 +420,9 @@ class Union:
         yield self._line(numbers)
         yield self._product(numbers, list(self.vars.values()), 2 * len(self.vars))
         yield self._multiple(numbers)
+        yield self._quotient(numbers)
         yield self._product(numbers, list(self.known.values()), _MOST_FACTORS)
+        yield self._remainder(numbers)
 
     def _line(self, numbers: tuple):
         """Return the sum of multiples of open sizes that has these values in the samples, or None.
@@ -407,6 +453,42 @@ class Union:
                 return size * factor + constant
         return None
 
+    def _quotient(self, numbers: tuple):
+        """Return one of the sizes before, plus a constant, over a small number, rounded down, as `_line`.
+
+        It may be multiplied again, as a size that is padded to a multiple.
+        """
+        found, sizes = [], self._plain()
+        for divisor in _DIVISORS:
+            factors = (1, divisor) if len({n % divisor for n in numbers}) == 1 else (1,)
+            for (values, size), factor in itertools.product(sizes.items(), factors):
+                rest = numbers[0] % factor
+                least = [n // factor * divisor - value for n, value in zip(numbers, values, strict=True)]
+                found += [
+                    (size + constant) // divisor * factor + rest
+                    for constant in range(max(least), min(least) + divisor)
+                ]
+        return self._first(numbers, found)
+
+    def _remainder(self, numbers: tuple):
+        """Return the difference of two of the sizes before, as `_line`."""
+        found = [
+            size - part
+            for (values, size), (parts, part) in itertools.permutations(self._plain().items(), 2)
+            if all(value - other == n for value, other, n in zip(values, parts, numbers, strict=True))
+        ]
+        return self._first(numbers, found)
+
+    def _plain(self) -> dict[tuple, Any]:
+        """Return the sizes before that are made of sums, products and quotients alone."""
+        return {key: size for key, size in self.known.items() if _is_plain(self.texts[key])}
+
+    def _first(self, numbers: tuple, found: list):
+        """Return the first of several expressions with these values in the samples, or None."""
+        if len(found) > 1:
+            self.doubts[numbers] = [written(each) for each in found]
+        return found[0] if found else None
+
     def _product(self, numbers: tuple, sizes: list, most: int):
         """Return the multiple of a product of 2 to `most` of some sizes, as `_line`."""
         values = {written(size): values for values, size in self.known.items()}
@@ -423,6 +505,15 @@ class Union:
 
 def _bindings(main) -> list:
     return [binding for block in main.body.blocks for binding in block.bindings]
+
+
+def _is_plain(text: str | None) -> bool:
+    return text is not None and "max(" not in text and "min(" not in text
+
+
+def _is_open(splits: list) -> bool:
+    """Return whether the axis that calls split is of several sizes."""
+    return len({int(call.args[0].ty.shape[int(call.attrs.axis)]) for call in splits}) > 1
 
 
 def _name(call) -> str:
