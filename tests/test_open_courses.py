@@ -55,24 +55,15 @@ def asks_late(x):
     return y * 2 if y.shape[2] == 40 and y.shape[3] == 80 else y
 
 
-def asks_for_what_a_slice_leaves(x):
-    rows, columns = x[:, :, :100].shape[2], x[..., :50].shape[3]
-    return x * 2 if rows == 100 and columns == 50 else x
-
-
 def asks_what_an_operator_has_asked(x):
     y = F.pad(x, [0, 0, 0, 40 - torch.sym_min(x.shape[2], 40)])
     tall = bool(x.shape[2] < 40)
     return y * 2 if tall and x.shape[3] == 80 else y
 
 
-@pytest.mark.parametrize(
-    ("net", "values"),
-    [(asks_first, "40, 80"), (asks_late, "40, 80"), (asks_for_what_a_slice_leaves, r"1\d\d, \d+")],
-    ids=["first", "late", "slice"],
-)
-def test_conditions_of_code_are_tried_together(net, values):
-    with pytest.raises(NotImplementedError, match=f"another way where 'h', 'w' is {values}"):
+@pytest.mark.parametrize("net", [asks_first, asks_late])
+def test_conditions_of_code_are_tried_together(net):
+    with pytest.raises(NotImplementedError, match="another way where 'h', 'w' is 40, 80"):
         tn.from_pytorch(Function(net).eval(), {"x": SIZES})
 
 
@@ -81,10 +72,10 @@ def test_a_condition_that_an_operator_asks_for_first():
         tn.from_pytorch(Function(asks_what_an_operator_has_asked).eval(), {"x": SIZES})
 
 
-def test_a_batch_of_one_is_tried_once(exports, rng):
+def test_a_batch_of_one_is_tried_alone(exports, rng):
     net = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3, 2, 1), torch.nn.ReLU(), torch.nn.MaxPool2d(2)).eval()
     lib = tn.build(*tn.from_pytorch(net, {"x": ("batch", *SIZES[1:])}), records=False)
-    assert sum(exports) <= 3
+    assert sum(exports) <= 5
     for shape in ((1, 8, 8), (3, 33, 127)):
         x = rng.standard_normal((shape[0], 2, *shape[1:])).astype("float32")
         with torch.no_grad():

@@ -158,7 +158,7 @@ def test_pads_of_open_axes_in_files(rng, mode):
         agree_with_file(text, {"x": (2, *sizes)}, [{"x": (2, *each)} for each in shapes], rng, opset=19)
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("int64", 2**60 + 1), ("int64", -3), ("bool", 1), ("float16", 0.1)])
+@pytest.mark.parametrize(("dtype", "value"), [("int64", 2**60 + 1), ("int64", -3), ("bool", 1)])
 def test_pads_of_other_types_in_files(dtype, value):
     text = f"""({dtype} [2, 3] x) => ({dtype} [a, b] y) {{ pads = Constant<value_ints = [1, 0, -1, 2]>()
         value = Constant<value = {dtype} {{{value}}}>() y = Pad(x, pads, value) }}"""

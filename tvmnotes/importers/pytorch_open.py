@@ -113,8 +113,8 @@ def _exceptions(
         own = [each[name] for each in reported if name in each]
         others = _others(base, course_at, sizes[name])
         plain = all(each for _, each in others)
-        known = base.holds(name, tuple(own)) if plain else [True] * len(own)
-        found += [({name: n}, False) for n, is_new in zip(own, known, strict=True) if is_new]
+        alone = base.holds(name, tuple(own)) if plain else [True] * len(own)  # not among `others`
+        found += [({name: n}, False) for n, is_alone in zip(own, alone, strict=True) if is_alone]
         found += [({name: n}, each) for n, each in others]
     several = len(sizes) + len(values) > 1  # else 1, which PyTorch leaves out, is imported anyway
     for name in [name for name, size in sizes.items() if several and size.lower == 1]:
@@ -215,7 +215,8 @@ def _unrelated(condition: sympy.Basic, sizes: dict[sympy.Symbol, Size | None]) -
 
 
 _CONDITION = re.compile(
-    r".*?Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*)\."
+    r".*?Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*?)\."
+    r"(?:Specializations unexpectedly required.*)?"
 )
 _RELATIONS = {
     "==": sympy.Eq,

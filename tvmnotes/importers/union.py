@@ -464,10 +464,10 @@ class Union:
             for (values, size), factor in itertools.product(sizes.items(), factors):
                 rest = numbers[0] % factor
                 least = [n // factor * divisor - value for n, value in zip(numbers, values, strict=True)]
-                found += [
-                    (size + constant) // divisor * factor + rest
-                    for constant in range(max(least), min(least) + divisor)
-                ]
+                constants = range(max(least), min(least) + divisor)
+                if factor > 1:  # most often rounded up
+                    constants = reversed(constants)
+                found += [(size + constant) // divisor * factor + rest for constant in constants]
         return self._first(numbers, found)
 
     def _remainder(self, numbers: tuple):
