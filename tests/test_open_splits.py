@@ -62,7 +62,6 @@ def test_queries_keys_and_values(rng):
         "turned",
         "halves of tensor_split",
         "thirds",
-        "a third",
         "sizes",
         "twice",
         "three",

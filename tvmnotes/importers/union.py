@@ -58,7 +58,8 @@ class Union:
         self.known = {tuple(each[name] for each in samples): var for name, var in self.vars.items()}
         self.texts = {key: written(var) for key, var in self.known.items()}
         self.pads = {}  # likewise, as text: all widths of pads with these values
-        self.doubts = {}  # likewise, as text: quotients of which the samples leave several
+        self.doubts = {}  # likewise, as text: quotients and differences of which the samples leave several
+        self.quotients = set()  # values in the samples of those that are guessed
         self.plain, self.analyzer = tvm.sym.Analyzer(), tvm.sym.Analyzer()  # without and with bounds
         for name, size in sizes.items():
             bounds = (size.lower, (size.upper or _UNBOUNDED) + 1)
@@ -468,6 +469,8 @@ class Union:
                 if factor > 1:  # most often rounded up
                     constants = reversed(constants)
                 found += [(size + constant) // divisor * factor + rest for constant in constants]
+        if found:
+            self.quotients.add(numbers)
         return self._first(numbers, found)
 
     def _remainder(self, numbers: tuple):
