@@ -1,9 +1,6 @@
 """The union of modules that were imported at a few sizes: one module, with variables for these sizes."""
 
 import itertools
-import math
-from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import tvm
@@ -19,11 +16,9 @@ from ..compiler.recurrent.cell import Cell
 from ..compiler.recurrent.emit import call as recurrent_call
 from . import open_pads
 from .graphs import Refused, together
+from .open_guesses import Guesses
 
-_DIVISORS = range(2, 9)  # of a size before
-_NEAR = 512  # values of an open size, at most, at which two quotients are compared
 _EXACT = 1 << 24  # the largest of the whole numbers that float32 has
-_MOST_FACTORS = 3  # of a product of sizes before
 _UNBOUNDED = 1 << 31  # as the upper bound of a size that has none
 _PAST = 1 << 62  # a bound beyond this is past each end of an axis
 
@@ -47,19 +42,14 @@ def _agree(ty, fixed, values) -> bool:
     return all(evaluate(size, values) == number for size, number in zip(sizes, numbers, strict=True))
 
 
-class Union:
+class Union(Guesses):
     """The union of modules that were imported at the sizes `samples`."""
 
     def __init__(self, specs: list[TensorSpec], sizes: dict[str, Size], samples: list[dict], mods: list):
-        self.specs, self.sizes, self.samples, self.mods = specs, sizes, samples, mods
+        super().__init__(sizes, samples)
+        self.specs, self.mods = specs, mods
         self.mains = [mod["main"] for mod in mods]
-        self.vars = {name: tirx.Var(name, "int64") for name in sizes}
-        # Expressions of open sizes by their values in the samples, and as text.
-        self.known = {tuple(each[name] for each in samples): var for name, var in self.vars.items()}
-        self.texts = {key: written(var) for key, var in self.known.items()}
-        self.pads = {}  # likewise, as text: all widths of pads with these values
-        self.doubts = {}  # likewise, as text: quotients and differences of which the samples leave several
-        self.quotients = set()  # values in the samples of those that are guessed
+        self.pads = {}  # by values in the samples: all widths of pads with these, as text
         self.plain, self.analyzer = tvm.sym.Analyzer(), tvm.sym.Analyzer()  # without and with bounds
         for name, size in sizes.items():
             bounds = (size.lower, (size.upper or _UNBOUNDED) + 1)
@@ -72,22 +62,6 @@ class Union:
     def divides(self) -> bool:
         """Whether a size is a quotient of open ones, which few samples do not tell from another one."""
         return any("//" in text for text in (*self.texts.values(), *itertools.chain(*self.pads.values())))
-
-    def undecided(self) -> dict[str, int] | None:
-        """Return a sample that tells quotients apart between which those there are leave the choice."""
-        return next(filter(None, map(self._difference, self.doubts.values())), None)
-
-    def _difference(self, texts: list[str]) -> dict[str, int] | None:
-        """Return open sizes at which expressions differ, of which one is not that of the first sample."""
-        first = self.samples[0]
-        for name, size in self.sizes.items() if texts else ():
-            end = size.lower + _NEAR if size.upper is None else min(size.upper, size.lower + _NEAR)
-            tried = np.arange(size.lower, end + 1)
-            values = [evaluate(text, {**first, name: tried}) + 0 * tried for text in texts]
-            differ = (np.stack(values) != values[0]).any(0)
-            if differ.any():
-                return {**first, name: int(tried[differ.argmax()])}
-        return None
 
     def text(self, numbers: tuple[int, ...]) -> int | str | None:
         """Return the size with these values in the samples, as `written` has it."""
@@ -211,10 +185,6 @@ class Union:
         if isinstance(a, int) or isinstance(b, int):
             return written(a) == written(b)
         return bool(self.plain.can_prove_equal(a, b))
-
-    def _know(self, numbers: tuple, size) -> None:
-        self.known[numbers] = size
-        self.texts[numbers] = written(size)
 
     def _expr(self, exprs: list):
         """Return the union of expressions."""
@@ -400,118 +370,9 @@ class Union:
             raise Refused("the graph depends on it")
         return first
 
-    def _size(self, sizes: Iterable):
-        """Return an integer if the sizes are the same in all samples, else an expression of the open ones."""
-        numbers = tuple(int(size) for size in sizes)
-        if len(set(numbers)) == 1:
-            return numbers[0]
-        if numbers not in self.known:
-            found = next((size for size in self._guesses(numbers) if size is not None), None)
-            if found is None:
-                where = ", ".join("x".join(map(str, sample.values())) for sample in self.samples)
-                raise Refused(
-                    f"a size is {', '.join(map(str, numbers))} where it is {where}, and no sum or product of "
-                    "these and of the sizes before"
-                )
-            self._know(numbers, found)
-        return self.known[numbers]
-
-    def _guesses(self, numbers: tuple):
-        """Yield expressions that have these values in the samples, or None, the simplest ones first."""
-        yield self._line(numbers)
-        yield self._product(numbers, list(self.vars.values()), 2 * len(self.vars))
-        yield self._multiple(numbers)
-        yield self._quotient(numbers)
-        yield self._product(numbers, list(self.known.values()), _MOST_FACTORS)
-        yield self._remainder(numbers)
-
-    def _line(self, numbers: tuple):
-        """Return the sum of multiples of open sizes that has these values in the samples, or None.
-
-        The first sample is the usual one, the next ones differ from it in one size each, and others check.
-        """
-        usual, total = self.samples[0], tirx.IntImm("int64", 0)
-        constant, factors = numbers[0], {}
-        for name, sample, number in zip(usual, self.samples[1:], numbers[1:], strict=False):
-            factors[name], rest = divmod(number - numbers[0], sample[name] - usual[name])
-            constant -= factors[name] * usual[name]
-            if rest:
-                return None
-        for sample, number in zip(self.samples, numbers, strict=True):
-            if constant + sum(factor * sample[name] for name, factor in factors.items()) != number:
-                return None
-        for name, factor in factors.items():
-            total = total + self.vars[name] * factor
-        return total + constant
-
-    def _multiple(self, numbers: tuple):
-        """Return the multiple of one of the sizes before, and a constant, as `_line`."""
-        for values, size in self.known.items():
-            place = next(i for i, value in enumerate(values) if value != values[0])
-            factor, rest = divmod(numbers[place] - numbers[0], values[place] - values[0])
-            constant = numbers[0] - factor * values[0]
-            if not rest and all(factor * v + constant == n for v, n in zip(values, numbers, strict=True)):
-                return size * factor + constant
-        return None
-
-    def _quotient(self, numbers: tuple):
-        """Return one of the sizes before, plus a constant, over a small number, rounded down, as `_line`.
-
-        It may be multiplied again, as a size that is padded to a multiple.
-        """
-        found, sizes = [], self._plain()
-        for divisor in _DIVISORS:
-            factors = (1, divisor) if len({n % divisor for n in numbers}) == 1 else (1,)
-            for (values, size), factor in itertools.product(sizes.items(), factors):
-                rest = numbers[0] % factor
-                least = [n // factor * divisor - value for n, value in zip(numbers, values, strict=True)]
-                constants = range(max(least), min(least) + divisor)
-                if factor > 1:  # most often rounded up
-                    constants = reversed(constants)
-                found += [(size + constant) // divisor * factor + rest for constant in constants]
-        if found:
-            self.quotients.add(numbers)
-        return self._first(numbers, found)
-
-    def _remainder(self, numbers: tuple):
-        """Return the difference of two of the sizes before, as `_line`."""
-        found = [
-            size - part
-            for (values, size), (parts, part) in itertools.permutations(self._plain().items(), 2)
-            if all(value - other == n for value, other, n in zip(values, parts, numbers, strict=True))
-        ]
-        return self._first(numbers, found)
-
-    def _plain(self) -> dict[tuple, Any]:
-        """Return the sizes before that are made of sums, products and quotients alone."""
-        return {key: size for key, size in self.known.items() if _is_plain(self.texts[key])}
-
-    def _first(self, numbers: tuple, found: list):
-        """Return the first of several expressions with these values in the samples, or None."""
-        if len(found) > 1:
-            self.doubts[numbers] = [written(each) for each in found]
-        return found[0] if found else None
-
-    def _product(self, numbers: tuple, sizes: list, most: int):
-        """Return the multiple of a product of 2 to `most` of some sizes, as `_line`."""
-        values = {written(size): values for values, size in self.known.items()}
-        for count in range(2, most + 1):
-            for several in itertools.combinations_with_replacement(sizes, count):
-                products = [
-                    math.prod(each) for each in zip(*(values[written(s)] for s in several), strict=True)
-                ]
-                factor = numbers[0] // (products[0] or 1)
-                if factor and all(factor * p == n for p, n in zip(products, numbers, strict=True)):
-                    return math.prod(several, start=tirx.IntImm("int64", factor))
-        return None
-
 
 def _bindings(main) -> list:
     return [binding for block in main.body.blocks for binding in block.bindings]
-
-
-def _is_plain(text: str | None) -> bool:
-    return text is not None and "max(" not in text and "min(" not in text
 
 
 def _is_open(splits: list) -> bool:
