@@ -243,3 +243,14 @@ FILES = [
 def test_the_files_of_silero(rng, name, rate):
     file = Path(SILERO.submodule_search_locations[0]) / "data" / name
     stream(str(file), rate, 576 if rate == 16000 else 288, 128, rng)
+
+
+@pytest.mark.skipif(SILERO is None, reason="silero_vad is not installed")
+def test_a_file_of_silero_with_an_open_length(rng):
+    file = Path(SILERO.submodule_search_locations[0]) / "data" / "silero_vad_16k_sequence.onnx"
+    session, lib = session_of(str(file)), tn.build(*tn.from_onnx(file))
+    h, c = rng.standard_normal((2, 1, 1, 128)).astype("float32")
+    for length in (1, 2, 7, 50):
+        x = (rng.standard_normal((length, 576)) / 3).astype("float32")
+        for got, want in zip(lib(x, h, c), session.run(None, {"input": x, "h": h, "c": c}), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

@@ -1,11 +1,13 @@
 """Pads whose widths depend on open sizes: as in a U-Net, their kinds, and what is refused."""
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
 import tvm
 from conftest import Function
+from onnx import parser
 from tvm import tirx
 
 import tvmnotes as tn
@@ -98,6 +100,85 @@ def test_what_is_refused(pad, message):
     net = Function(lambda x, y: pad(x, y.shape[0] - x.shape[2])).eval()
     with pytest.raises(NotImplementedError, match=message):
         tn.from_pytorch(net, {"x": (1, 2, tn.Size("n", 30, 60)), "y": (tn.Size("m", 61, 80),)})
+
+
+# ONNX
+
+
+def agree_with_file(text, inputs, shapes, rng, opset=18):
+    """Compare a file with one input x, and perhaps one whose shape alone counts, with ONNX Runtime."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {text}')
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    imported = tn.from_onnx(model, inputs)
+    libs = [tn.build(*imported, records=False, opt_level=level) for level in (0, 3)]
+    for several in shapes:
+        given = {name: rng.standard_normal(shape).astype("float32") for name, shape in several.items()}
+        (want,) = session.run(None, given)
+        for lib in libs:
+            np.testing.assert_array_equal(lib(*given.values()), want)
+
+
+def test_a_file_that_pads_to_the_size_of_another_map(rng):
+    text = """(float[1, 2, h, w] x) => (float[1, 4, H, W] y) {
+        two = Constant<value_ints = [2]>() none = Constant<value_ints = [0]>() most = Constant<value_ints = [9]>()
+        from = Constant<value_ints = [2]>() small = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x)
+        scales = Constant<value_floats = [1.0, 1.0, 2.0, 2.0]>()
+        up = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">
+            (small, , scales)
+        all = Shape(x) whole = Slice(all, from, most) part = Shape(up) here = Slice(part, from, most)
+        missing = Sub(whole, here) before = Div(missing, two) after = Sub(missing, before)
+        zeros = Constant<value_ints = [0, 0]>() pads = Concat<axis = 0>(zeros, before, zeros, after)
+        wide = Pad(up, pads) y = Concat<axis = 1>(x, wide) }"""
+    inputs = {"x": (1, 2, tn.Size("h", 2, 40), tn.Size("w", 2, 40))}
+    sides = ((2, 2), (3, 2), (5, 7), (16, 32), (40, 39))
+    agree_with_file(text, inputs, [{"x": (1, 2, *each)} for each in sides], rng)
+
+
+def test_a_file_that_pads_to_a_multiple(rng):
+    text = """(float[1, n] x) => (float[1, m] y) {
+        eight = Constant<value_ints = [8]>() none = Constant<value_ints = [0]>() at = Constant<value_ints = [1]>()
+        all = Shape(x) n = Gather(all, at) less = Neg(n) missing = Mod(less, eight)
+        pads = Concat<axis = 0>(none, none, none, missing) y = Pad(x, pads) }"""
+    for size in (tn.Size("n"), tn.Size("n", 1, 40)):
+        agree_with_file(text, {"x": (1, size)}, [{"x": (1, n)} for n in (1, 7, 8, 9, 31, 33, 40)], rng)
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
+def test_pads_of_open_axes_in_files(rng, mode):
+    """Their widths are random, and below 0 in a crop."""
+    for _ in range(3):
+        before, after = (rng.integers(0, 5, 2) for _ in range(2))
+        amounts = [0, *before, 0, *after]
+        if mode == "constant":
+            amounts[rng.integers(6)] = -1
+        text = f"""(float[2, n, m] x) => (float[a, b, c] y) {{ pads = Constant<value_ints = {[*map(int, amounts)]}>()
+            y = Pad<mode = "{mode}">(x, pads) }}"""
+        sizes = (tn.Size("n", 6), tn.Size("m", 6, 30))
+        shapes = ((6, 6), (7, 30), (19, 6), tuple(rng.integers(6, 31, 2).tolist()))
+        agree_with_file(text, {"x": (2, *sizes)}, [{"x": (2, *each)} for each in shapes], rng, opset=19)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("int64", 2**60 + 1), ("int64", -3), ("bool", 1)])
+def test_pads_of_other_types_in_files(dtype, value):
+    text = f"""({dtype} [2, 3] x) => ({dtype} [a, b] y) {{ pads = Constant<value_ints = [1, 0, -1, 2]>()
+        value = Constant<value = {dtype} {{{value}}}>() y = Pad(x, pads, value) }}"""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g {text}')
+    x = np.array([[1, 0, 1], [0, 0, 1]], dtype)
+    wanted = np.pad(x[:1], ((1, 0), (0, 2)), constant_values=np.array(value, dtype))
+    made = tn.build(*tn.from_onnx(model), records=False)(x)
+    assert made.dtype == wanted.dtype
+    np.testing.assert_array_equal(made, wanted)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge"])
+def test_widths_of_other_modes_in_files(rng, mode):
+    text = f"""(float[1, 2, n] x, float[m] y) => (float[1, 2, k] z) {{
+        at = Constant<value_ints = [2]>() zeros = Constant<value_ints = [0, 0, 1, 0, 0]>()
+        all = Shape(x) n = Gather(all, at) m = Shape(y) missing = Sub(m, n)
+        pads = Concat<axis = 0>(zeros, missing) z = Pad<mode = "{mode}">(x, pads) }}"""
+    inputs = {"x": (1, 2, tn.Size("n", 40, 60)), "y": (tn.Size("m", 60, 79),)}
+    shapes = [{"x": (1, 2, n), "y": (m,)} for n, m in ((40, 79), (60, 60), (51, 78))]
+    agree_with_file(text, inputs, shapes, rng)
 
 
 @pytest.fixture

@@ -265,8 +265,8 @@ def test_branches_of_an_onnx_file():
     model = parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[M, 4] y) {
             shape = Shape(x) zero = Constant<value = int64[1] {0}>() one = Constant<value = int64[1] {1}>()
-            four = Constant<value = int64[1] {4}>() n = Slice(shape, zero, one, zero)
-            half = Div(n, four) y = Slice(x, half, n, zero) }"""
+            nine = Constant<value = int64[1] {9}>() n = Slice(shape, zero, one, zero)
+            ninth = Div(n, nine) y = Slice(x, ninth, n, zero) }"""
     )
     onnx.checker.check_model(model)
     with pytest.raises(NotImplementedError, match="cannot leave 'N' open"):

@@ -7,8 +7,8 @@ attribute `tvmnotes.sizes` holds the bounds of open sizes.
 
 build                  `tn.build`: import a model if need be, and compile it
 model                  `as_model`, the last step of every importer
-open_sizes             networks with open sizes, from imports at a few fixed ones; union, with graphs and
-                       open_pads: how these are merged
+open_sizes             networks with open sizes, from imports at a few fixed ones; union, with graphs,
+                       open_guesses and open_pads: how these are merged
 onnx                   `from_onnx`; onnx_branches, onnx_graph, onnx_limits, onnx_open and onnx_values:
                        the steps before TVM's frontend
 onnx_operators         converters of ONNX operators, with onnx_corrections, onnx_indices, onnx_node (how to
@@ -19,7 +19,7 @@ pytorch                `from_pytorch`; pytorch_complex, pytorch_inline, pytorch_
 pytorch_backend        `torch.compile(net, backend="tvmnotes")`, with pytorch_outputs
 pytorch_decompositions operators expressed in other PyTorch operators, with pytorch_attention,
                        pytorch_composites, pytorch_linalg, pytorch_places and pytorch_recurrent
-pytorch_open           open sizes as PyTorch's exporter sees them
+pytorch_open           open sizes as PyTorch's exporter sees them; pytorch_courses: what its conditions say
 pytorch_steps          what a program computes, to compare with other input sizes
 pytorch_operators      converters of PyTorch operators to Relax
 mxnet                  `from_mxnet`, in a folder of its own

@@ -14,9 +14,11 @@ from tvm.relax import op as R
 from tvm.relax.frontend.onnx.onnx_frontend import get_constant, get_type
 
 from ..base.indices import checked
-from ..base.relax import constant_array
+from ..base.relax import constant_array, fixed_shape
 from . import matrices
 from .onnx_node import Node, converts
+
+_EXACT = 1 << 53  # the largest of the whole numbers that float64 has
 
 
 @converts("LpNormalization")
@@ -233,6 +235,42 @@ def _slice(n: Node):
     bounds = (np.where(none, other, each) for other, each in ((0, begins), (0, ends), (1, steps)))
     begins, ends, steps = map(n.const, bounds)
     return n.usual(n.x, begins, ends, n.const(axes), steps)
+
+
+@converts("Pad")
+def _pad(n: Node):
+    """Pad, or crop where a width is below 0, with operators of any size; TVM makes a kernel of one size."""
+    mode, rank = n.text("mode", "constant"), len(n.shape)
+    axes = list(range(rank)) if n.inputs[3] is None else (n.known(3).reshape(-1) % rank).tolist()
+    ends = n.known(1).reshape(2, -1).tolist()
+    x, widths = n.x, dict(zip(axes, zip(*ends, strict=True), strict=True))
+    if min(0, *ends[0], *ends[1]) < 0:
+        first = [max(-before, 0) for before, _ in widths.values()]
+        last = [n.shape[axis] + min(after, 0) for axis, (_, after) in widths.items()]
+        x = n.emit(R.strided_slice(x, axes, first, last))
+        widths = {axis: (max(before, 0), max(after, 0)) for axis, (before, after) in widths.items()}
+    if mode == "constant":
+        value = 0 if n.inputs[2] is None else n.known(2).item()
+        if abs(value) > _EXACT and n.dtype in ("int64", "uint64"):  # an attribute is a float64
+            return n.usual()
+        return R.nn.pad(x, [width for axis in range(rank) for width in widths.get(axis, (0, 0))], mode, value)
+    for axis, (before, after) in widths.items():
+        if before or after:
+            x = n.emit(R.take(x, n.emit(_places(fixed_shape(x.ty)[axis], before, after, mode)), axis, "clip"))
+    return x
+
+
+def _places(size: int, before: int, after: int, mode: str) -> relax.Expr:
+    """Return which elements of an axis a padded one has, as NumPy's modes edge, reflect and wrap do."""
+    places = R.arange(-before, size + after, 1, "int64")
+    last = relax.const(size - 1, "int64")
+    if mode == "edge":
+        return R.minimum(R.maximum(places, relax.const(0, "int64")), last)
+    if mode == "wrap":
+        return R.floor_mod(places, relax.const(size, "int64"))
+    period = relax.const(max(2 * size - 2, 1), "int64")
+    places = R.floor_mod(places, period)
+    return R.minimum(places, R.subtract(period, places)) if size > 1 else places
 
 
 @converts("Compress")

@@ -112,10 +112,12 @@ def compared(
 
 
 def _text(made: Union, numbers: tuple) -> int | str | None:
+    numbers = tuple(max(-_PAST, min(int(n), _PAST)) for n in numbers)
     try:
-        return made.text(tuple(max(-_PAST, min(int(n), _PAST)) for n in numbers))
+        text = made.text(numbers)
     except Refused:
         return None
+    return None if numbers in made.quotients else text  # whose equal operands are hard to find
 
 
 def _texts(made: Union, a: tuple, b: tuple) -> tuple | None:

@@ -23,6 +23,7 @@ _INNER = 67  # that of an axis other than the first: strides that halve it five 
 _FAR = 211  # from there to the other one: a prime, so that a rounded quotient gives no whole factor
 _NEAR = 5  # to another one, for sizes that are no multiple of it and a constant
 _BEYOND = 4099  # to a third one, for importers that see no program: a file may compare a size with a number
+_DECIDED = 8  # the most samples that tell quotients apart
 _MORE = (29, 60)  # to others, for graphs that divide sizes: 96 and 127, with both extreme remainders of 32
 
 
@@ -82,6 +83,12 @@ def with_open_sizes(
         made = union(chosen[: -len(_MORE)])
         if made.divides:
             made = union(chosen)
+        for _ in range(_DECIDED):
+            if (another := made.undecided()) is None:
+                break
+            made = union([*made.samples, another])
+        else:
+            raise Refused("its sizes are rounded in too many ways")
     except Refused as reason:
         raise NotImplementedError(
             f"this network cannot leave {names} open: {reason}; give whole numbers there"

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import sympy
 import torch
 from torch._export.converter import TS2EPConverter
@@ -19,17 +18,13 @@ from ..base import errors
 from ..base.sizes import Size, evaluate, merged
 from ..base.spec import TensorSpec
 from .open_sizes import usual
+from .pytorch_courses import Course, asked, covered, is_plain, noted
 
 SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
 _SEARCHED = 10_000  # values of an open size at which a condition is evaluated
 _MOST_RELATED = 3  # open sizes in a condition
 _TRIED = 8  # values of each of these but one
 _PROGRAMS = 16  # that the values of one size may have
-_NUMPY = {  # PyTorch's functions in conditions
-    **dict.fromkeys(("Mod", "PythonMod"), np.mod),
-    **dict.fromkeys(("FloorDiv", "CleanDiv"), np.floor_divide),
-    **{"Max": np.maximum, "Min": np.minimum},
-}
 
 
 def check_open(model: Any, specs: list[TensorSpec]) -> list[dict[str, int]]:
@@ -39,17 +34,18 @@ def check_open(model: Any, specs: list[TensorSpec]) -> list[dict[str, int]]:
         Values of one or several open sizes for which the code, or PyTorch's own, may compute in another way
         than for the usual ones. Conditions on the other sizes that are tested at these values alone count.
     """
-    found, pending = [], [{}]
+    found, pending, done = [], [{}], []
     while pending:
         values = pending.pop()
+        done.append(values)
         fixed = [replace(spec, shape=tuple(_fixed(size, values) for size in spec.shape)) for spec in specs]
-        if not (sizes := merged(spec.shape for spec in fixed)):
+        if not merged(spec.shape for spec in fixed):
             continue
-        several = len(sizes) + len(values) > 1  # else 1, which PyTorch leaves out, is imported anyway
-        ones = [{name: 1} for name, size in sizes.items() if several and size.lower == 1]
-        for others in (*_exceptions(model, fixed, values), *ones):
-            if (each := {**values, **others}) not in found:
+        for others, plain in _exceptions(model, fixed, values):
+            each = {**values, **others}
+            if each not in found:
                 found.append(each)
+            if not plain and each not in (*pending, *done):
                 pending.append(each)
     return found
 
@@ -58,13 +54,18 @@ def _fixed(size: int | Size, values: dict[str, int]) -> int | Size:
     return values.get(size.name, size) if isinstance(size, Size) else size
 
 
-def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> list[dict[str, int]]:
+def _exceptions(
+    model: Any, specs: list[TensorSpec], values: dict[str, int]
+) -> list[tuple[dict[str, int], bool]]:
     """Return values of open sizes for which a condition has another result than for the usual ones.
 
+    Each comes with whether it is `plain`: then conditions on the other sizes are the usual ones there.
     `values` are those of the sizes that are open in the network, but not in `specs`.
     """
     sizes = merged(spec.shape for spec in specs)
     dims = {name: torch.export.Dim(name, min=size.lower, max=size.upper) for name, size in sizes.items()}
+    # Without names, PyTorch takes what it would report for true.
+    unnamed = {name: torch.export.Dim.AUTO(min=size.lower, max=size.upper) for name, size in sizes.items()}
     first = usual(specs, sizes)
     examples = zeros([spec.at(first) for spec in specs])
     if isinstance(model, ExportedProgram):
@@ -74,7 +75,7 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
     kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
     is_tuple = inspect.Parameter.VAR_POSITIONAL in kinds  # its inputs are a tuple of their own
 
-    def program(dims, examples=examples):
+    def program(dims, examples):
         shapes = tuple(
             {axis: dims[size.name] for axis, size in enumerate(spec.shape) if isinstance(size, Size)}
             for spec in specs
@@ -82,16 +83,21 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
         if is_tuple:
             named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
             shapes = (*shapes[:named], shapes[named:])
-        return torch.export.export(model, examples, dynamic_shapes=shapes)
+        with asked() as conditions:
+            return torch.export.export(model, examples, dynamic_shapes=shapes), conditions
 
-    found = []
+    def course_at(values):
+        exported, conditions = program(unnamed, zeros([spec.at(values) for spec in specs]))
+        return Course(exported, specs, values, conditions)
+
+    found, reported = [], []
     try:
-        exported = program(dims)
+        exported, conditions = program(dims, examples)
     except Exception as error:
         lines = errors.lines(error)
         failed = [line for line in lines if line.lstrip(" -").startswith("Not all values of")]
-        found = [_exception_in(line, sizes) for line in failed]
-        if not found or None in found:
+        reported = [_exception_in(line, sizes) for line in failed]
+        if not reported or None in reported:
             fixes = [line for line in lines if "specialized" in line or "must be" in line]
             reason = [*failed, *fixes, *lines][0].strip(" -")
             where = " and ".join(f"{name} is {n}" for name, n in values.items())
@@ -101,22 +107,31 @@ def _exceptions(model: Any, specs: list[TensorSpec], values: dict[str, int]) -> 
                 f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network"
                 f"{where and f' where {where}'}: {reason}; give {way_out}whole numbers there"
             ) from error
-        # Without names, PyTorch takes what it has just reported for true, and the other conditions are known.
-        limits = {name: (size.lower, size.upper) for name, size in sizes.items()}
-        dims = {name: torch.export.Dim.AUTO(min=n, max=m) for name, (n, m) in limits.items()}
-        exported = program(dims)
+        exported, conditions = program(unnamed, examples)
+    base = Course(exported, specs, first, conditions)
+    for name in dict.fromkeys(itertools.chain(*reported)):
+        own = [each[name] for each in reported if name in each]
+        others = _others(base, course_at, sizes[name])
+        plain = all(each for _, each in others)
+        alone = base.holds(name, tuple(own)) if plain else [True] * len(own)  # not among `others`
+        found += [({name: n}, False) for n, is_alone in zip(own, alone, strict=True) if is_alone]
+        found += [({name: n}, each) for n, each in others]
+    several = len(sizes) + len(values) > 1  # else 1, which PyTorch leaves out, is imported anyway
+    for name in [name for name, size in sizes.items() if several and size.lower == 1]:
+        found.append(({name: 1}, _is_plain_at(base, course_at, name, 1)))
+    return found + [(values, False) for values in _relations(exported, specs)]
 
-        def export_at(values):
-            return program(dims, zeros([spec.at(values) for spec in specs]))
 
-        for name in dict.fromkeys(itertools.chain(*found)):
-            found += _others(exported, export_at, specs, first, sizes[name])
-    return found + _relations(exported, specs)
+def _is_plain_at(base: Course, course_at: Callable, name: str, value: int) -> bool:
+    if len(base.values) == 1:  # there are no other sizes
+        return True
+    try:
+        return is_plain(base, course_at({**base.values, name: value}), name)
+    except Exception:  # raised again where the network is captured, if it fails there, too
+        return False
 
 
-def _others(
-    program: ExportedProgram, export_at: Callable, specs: list[TensorSpec], first: dict[str, int], size: Size
-) -> list[dict[str, int]]:
+def _others(base: Course, course_at: Callable, size: Size) -> list[tuple[int, bool]]:
     """Return values of a size for which the network's code may take another course, one for each course.
 
     The conditions that PyTorch notes while it exports at one value tell at which others the same happens; it
@@ -124,105 +139,61 @@ def _others(
     stands for itself alone.
 
     Args:
-        program: The network, exported at `first`.
-        export_at: Exports it at other values of its sizes.
-        specs: The inputs.
-        first: The usual values of the sizes.
+        base: The usual course.
+        course_at: Exports the network at other values of its sizes.
         size: One of them.
+
+    Returns:
+        The values, each with whether its course is plain.
     """
-    left = np.arange(max(2, size.lower), min(size.upper or _SEARCHED, _SEARCHED) + 1)
-    values, found, failure = first, [], ""
-    courses = []
-    while True:
-        if program is None:
-            left = left[1:]
-        else:
-            left = left[~_same_course(program, specs, values, size.name, left)]
-            courses.append((program, values))
-        if not left.size:
-            _require_known_beyond(courses, specs, size)
-            return found
+    tried = range(max(2, size.lower), min(size.upper or _SEARCHED, _SEARCHED) + 1)
+    left = ~base.holds(size.name, tried)
+    courses, plain, found, failure = [base], [base], [], ""
+    while left.any():
         if len(found) == _PROGRAMS:
             raise NotImplementedError(
                 f"PyTorch cannot leave {size.name!r} open in this network: its Python code takes more than "
                 f"{_PROGRAMS} courses, as it is tested{failure}; give bounds, Size({size.name!r}, lower, "
                 "upper), within which it takes fewer, or whole numbers"
             )
-        values = {**first, size.name: int(left[0])}
-        found.append({size.name: int(left[0])})
+        value = tried[left.argmax()]
+        left[left.argmax()] = False
         try:
-            program = export_at(values)
+            course = course_at({**base.values, size.name: value})
         except Exception as error:  # raised again where the network is captured, if it fails there, too
-            program = None
-            failure = f", and cannot be exported where {size.name!r} is {left[0]}: {errors.one_line(error)}"
+            found.append((value, False))
+            failure = f", and cannot be exported where {size.name!r} is {value}: {errors.one_line(error)}"
+            continue
+        courses.append(course)
+        found.append((value, is_plain(base, course, size.name)))
+        left &= ~course.holds(size.name, tried)
+        if found[-1][1]:
+            plain.append(course)
+            left &= ~covered(plain, size.name, tried)
+    _require_known_beyond(courses, plain, size)
+    return found
 
 
-def _require_known_beyond(courses: list[tuple], specs: list[TensorSpec], size: Size) -> None:
+def _require_known_beyond(courses: list[Course], plain: list[Course], size: Size) -> None:
     """Raise NotImplementedError if the code may take another course at values that are not all searched.
 
     These are powers of 2 and what is next to a number that a condition has.
     """
-    conditions = [each for program, _ in courses for each in _conditions(program, specs)[2]]
-    numbers = {int(n) for each in conditions for n in each.atoms(sympy.Integer)}
+    numbers = {int(n) for each in courses for one in each.conditions for n in one.atoms(sympy.Integer)}
     tried = {n + step for n in numbers for step in (-1, 0, 1)} | {1 << bit for bit in range(31)}
     tried |= {size.upper or 1 << 31}
-    left = np.array(sorted(n for n in tried if n > _SEARCHED and size.takes(n)), object)
-    for program, values in courses:
-        left = left[~_same_course(program, specs, values, size.name, left)]
-    if left.size:
+    tried = tuple(sorted(n for n in tried if n > _SEARCHED and size.takes(n)))
+    if not tried:
+        return
+    left = ~covered(plain, size.name, tried) if len(plain) > 1 else ~courses[0].holds(size.name, tried)
+    for course in courses:
+        left &= ~course.holds(size.name, tried)
+    if left.any():
         raise NotImplementedError(
             f"PyTorch cannot leave {size.name!r} open in this network: its Python code may take another "
-            f"course where it is {left[0]}, and {_SEARCHED:,} values are searched; give an upper bound, "
-            f"Size({size.name!r}, {size.lower}, {_SEARCHED}), or whole numbers"
+            f"course where it is {tried[left.argmax()]}, and {_SEARCHED:,} values are searched; give an "
+            f"upper bound, Size({size.name!r}, {size.lower}, {_SEARCHED}), or whole numbers"
         )
-
-
-def _same_course(
-    program: ExportedProgram, specs: list[TensorSpec], values: dict[str, int], name: str, tried: np.ndarray
-) -> np.ndarray:
-    """Return at which values of a size all conditions hold that a program was exported with at `values`."""
-    symbols, fixed, conditions = _conditions(program, specs)
-    own = symbols.get(name)
-    if name in fixed or [*symbols.values()].count(own) != 1:  # a condition fixes it
-        return tried == values[name]
-    others = {symbol: sympy.Integer(values[known]) for known, symbol in symbols.items() if known != name}
-    holds = np.ones(tried.shape, bool)
-    for condition in conditions:
-        condition = condition.xreplace(others)
-        if condition.free_symbols == {own}:
-            holds &= _evaluated(condition, own, tried)
-    return holds
-
-
-def _evaluated(condition: sympy.Basic, symbol: sympy.Symbol, tried: np.ndarray) -> np.ndarray:
-    """Return at which values of a symbol a condition holds."""
-    try:
-        return sympy.lambdify([symbol], condition, [_NUMPY, "numpy"])(tried)
-    except (NameError, TypeError, ValueError):  # PyTorch's functions that NumPy does not have: one by one
-        results = [condition.xreplace({symbol: sympy.Integer(n)}) for n in tried.tolist()]
-        return np.array([result == sympy.true for result in results], bool)
-
-
-def _conditions(
-    program: ExportedProgram, specs: list[TensorSpec]
-) -> tuple[dict[str, sympy.Symbol], dict[str, Any], list[sympy.Basic]]:
-    """Return the symbols of the open sizes, what stands for others in some shape, and PyTorch's conditions.
-
-    The first two are by name. Where several inputs have a size, PyTorch may have a symbol for each of them:
-    the conditions returned have the first one.
-    """
-    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    symbols, fixed, same, guards = {}, {}, {}, {}
-    for spec, place in zip(specs, program.graph_signature.user_inputs, strict=True):
-        for size, number in zip(spec.shape, nodes[place].meta["val"].shape, strict=True):
-            if not isinstance(size, Size):
-                continue
-            if not isinstance(number, torch.SymInt) or not number.node.expr.is_Symbol:
-                fixed[size.name] = number
-                continue
-            same[number.node.expr] = symbols.setdefault(size.name, number.node.expr)
-            guards |= {str(guard.expr): guard.expr for guard in number.node.shape_env.guards}
-    return symbols, fixed, [guard.xreplace(same) for guard in guards.values()]
 
 
 def _relations(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[str, int]]:
@@ -230,7 +201,7 @@ def _relations(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[s
 
     Its exporter reports conditions on one size alone.
     """
-    symbols, fixed, conditions = _conditions(program, specs)
+    symbols, fixed, _, conditions = noted(program, specs)
     if fixed:
         name, number = next(iter(fixed.items()))
         raise NotImplementedError(
@@ -268,7 +239,8 @@ def _unrelated(condition: sympy.Basic, sizes: dict[sympy.Symbol, Size | None]) -
 
 
 _CONDITION = re.compile(
-    r".*?Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*)\."
+    r".*?Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*?)\."
+    r"(?:Specializations unexpectedly required.*)?"
 )
 _RELATIONS = {
     "==": sympy.Eq,

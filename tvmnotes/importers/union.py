@@ -1,9 +1,6 @@
 """The union of modules that were imported at a few sizes: one module, with variables for these sizes."""
 
-import functools
 import itertools
-import math
-from collections.abc import Iterable
 
 import numpy as np
 import tvm
@@ -19,9 +16,9 @@ from ..compiler.recurrent.cell import Cell
 from ..compiler.recurrent.emit import call as recurrent_call
 from . import open_pads
 from .graphs import Refused, together
+from .open_guesses import Guesses
 
 _EXACT = 1 << 24  # the largest of the whole numbers that float32 has
-_MOST_FACTORS = 3  # of a product of sizes before
 _UNBOUNDED = 1 << 31  # as the upper bound of a size that has none
 _PAST = 1 << 62  # a bound beyond this is past each end of an axis
 
@@ -45,17 +42,14 @@ def _agree(ty, fixed, values) -> bool:
     return all(evaluate(size, values) == number for size, number in zip(sizes, numbers, strict=True))
 
 
-class Union:
+class Union(Guesses):
     """The union of modules that were imported at the sizes `samples`."""
 
     def __init__(self, specs: list[TensorSpec], sizes: dict[str, Size], samples: list[dict], mods: list):
-        self.specs, self.sizes, self.samples, self.mods = specs, sizes, samples, mods
+        super().__init__(sizes, samples)
+        self.specs, self.mods = specs, mods
         self.mains = [mod["main"] for mod in mods]
-        self.vars = {name: tirx.Var(name, "int64") for name in sizes}
-        # Expressions of open sizes by their values in the samples, and as text.
-        self.known = {tuple(each[name] for each in samples): var for name, var in self.vars.items()}
-        self.texts = {key: written(var) for key, var in self.known.items()}
-        self.pads = {}  # likewise, as text: all widths of pads with these values
+        self.pads = {}  # by values in the samples: all widths of pads with these, as text
         self.plain, self.analyzer = tvm.sym.Analyzer(), tvm.sym.Analyzer()  # without and with bounds
         for name, size in sizes.items():
             bounds = (size.lower, (size.upper or _UNBOUNDED) + 1)
@@ -71,7 +65,10 @@ class Union:
 
     def text(self, numbers: tuple[int, ...]) -> int | str | None:
         """Return the size with these values in the samples, as `written` has it."""
-        return written(self._size(numbers))
+        text = written(self._size(numbers))
+        if self._difference(self.doubts.get(numbers, [])):
+            raise Refused(f"a size is {text}, or another quotient")
+        return text
 
     def agrees(self, numbers: tuple[int, ...], values: dict[str, int], number: int) -> bool:
         """Return whether a size with these values in the samples is `number` at other open sizes."""
@@ -189,10 +186,6 @@ class Union:
             return written(a) == written(b)
         return bool(self.plain.can_prove_equal(a, b))
 
-    def _know(self, numbers: tuple, size) -> None:
-        self.known[numbers] = size
-        self.texts[numbers] = written(size)
-
     def _expr(self, exprs: list):
         """Return the union of expressions."""
         first = exprs[0]
@@ -256,6 +249,8 @@ class Union:
             return self._layer(layers)
         if open_pads.differ(calls):
             return self._pad(calls)
+        if all(_name(call) == "split" for call in calls) and _is_open(calls):
+            return self._split(calls)
         for other in others:
             same = _name(first) == _name(other) and len(first.args) == len(other.args)
             if not same or not tvm_ffi.structural_equal(first.attrs, other.attrs):
@@ -307,15 +302,35 @@ class Union:
         """Return the union of pads whose widths differ."""
         fill, x = open_pads.fill(calls), self._expr([call.args[0] for call in calls])
         pads = together(map(int, call.attrs.pad_width) for call in calls)
-        is_natural = functools.partial(open_pads.is_natural, sizes=self.sizes, analyzer=self.analyzer)
         made = []
         for axis, several in enumerate(together(call.ty.shape for call in calls)):
             total = self._size(several) - x.ty.shape[axis]
-            made.append(open_pads.split(*pads[2 * axis : 2 * axis + 2], total, is_natural))
+            made.append(open_pads.split(*pads[2 * axis : 2 * axis + 2], total, self._is_natural))
         for numbers, width in zip(pads, itertools.chain(*made), strict=True):
             if not isinstance(width, int):
                 self.pads.setdefault(numbers, []).append(written(width))
         return open_pads.padded(self.builder, x, made, fill)
+
+    def _is_natural(self, number) -> bool:
+        return open_pads.is_natural(number, self.sizes, self.analyzer)
+
+    def _split(self, calls: list):
+        """Return the union of splits of an axis that is open, as slices."""
+        x, axis = self._expr([call.args[0] for call in calls]), int(calls[0].attrs.axis)
+        counts = list(dict.fromkeys(len(call.ty.fields) for call in calls))
+        if len(counts) > 1:
+            raise Refused(f"it is split into {' or '.join(map(str, counts))} parts")
+        parts, ends = [], [0] * len(calls)
+        for several in together(call.ty.fields for call in calls):
+            begins, ends = ends, [n + int(ty.shape[axis]) for n, ty in zip(ends, several, strict=True)]
+            begin, end = (self._size(each) for each in (begins, ends))
+            sizes = tuple(n - m for n, m in zip(ends, begins, strict=True))
+            if len(set(sizes)) > 1 and sizes not in self.known:
+                self._know(sizes, end - begin)
+            bounds = [relax.Tuple([relax.prim_value(n)]) for n in (axis, begin, end)]
+            part = self._slice(x, *bounds)
+            parts.append(self.builder.emit(relax.op.strided_slice(x, *bounds) if part is None else part))
+        return relax.Tuple(parts)
 
     def _slice(self, x, axes, begins, ends, *strides):
         """Return a slice whose bounds are shown to be within its tensor at all sizes, or None.
@@ -336,7 +351,7 @@ class Union:
                 n + extent if isinstance(n, tirx.IntImm) and n.value < 0 else n for n in (begin, end)
             )
             end = extent if self.analyzer.can_prove(end >= extent) else end
-            if not self.analyzer.can_prove(tirx.all(begin >= 0, begin <= end, end <= extent)):
+            if not all(map(self._is_natural, (begin, end - begin, extent - end))):
                 return None
             first.append(begin)
             last.append(end)
@@ -355,74 +370,14 @@ class Union:
             raise Refused("the graph depends on it")
         return first
 
-    def _size(self, sizes: Iterable):
-        """Return an integer if the sizes are the same in all samples, else an expression of the open ones."""
-        numbers = tuple(int(size) for size in sizes)
-        if len(set(numbers)) == 1:
-            return numbers[0]
-        if numbers not in self.known:
-            found = next((size for size in self._guesses(numbers) if size is not None), None)
-            if found is None:
-                where = ", ".join("x".join(map(str, sample.values())) for sample in self.samples)
-                raise Refused(
-                    f"a size is {', '.join(map(str, numbers))} where it is {where}, and no sum or product of "
-                    "these and of the sizes before"
-                )
-            self._know(numbers, found)
-        return self.known[numbers]
-
-    def _guesses(self, numbers: tuple):
-        """Yield expressions that have these values in the samples, or None, the simplest ones first."""
-        yield self._line(numbers)
-        yield self._product(numbers, list(self.vars.values()), 2 * len(self.vars))
-        yield self._multiple(numbers)
-        yield self._product(numbers, list(self.known.values()), _MOST_FACTORS)
-
-    def _line(self, numbers: tuple):
-        """Return the sum of multiples of open sizes that has these values in the samples, or None.
-
-        The first sample is the usual one, the next ones differ from it in one size each, and others check.
-        """
-        usual, total = self.samples[0], tirx.IntImm("int64", 0)
-        constant, factors = numbers[0], {}
-        for name, sample, number in zip(usual, self.samples[1:], numbers[1:], strict=False):
-            factors[name], rest = divmod(number - numbers[0], sample[name] - usual[name])
-            constant -= factors[name] * usual[name]
-            if rest:
-                return None
-        for sample, number in zip(self.samples, numbers, strict=True):
-            if constant + sum(factor * sample[name] for name, factor in factors.items()) != number:
-                return None
-        for name, factor in factors.items():
-            total = total + self.vars[name] * factor
-        return total + constant
-
-    def _multiple(self, numbers: tuple):
-        """Return the multiple of one of the sizes before, and a constant, as `_line`."""
-        for values, size in self.known.items():
-            place = next(i for i, value in enumerate(values) if value != values[0])
-            factor, rest = divmod(numbers[place] - numbers[0], values[place] - values[0])
-            constant = numbers[0] - factor * values[0]
-            if not rest and all(factor * v + constant == n for v, n in zip(values, numbers, strict=True)):
-                return size * factor + constant
-        return None
-
-    def _product(self, numbers: tuple, sizes: list, most: int):
-        """Return the multiple of a product of 2 to `most` of some sizes, as `_line`."""
-        values = {written(size): values for values, size in self.known.items()}
-        for count in range(2, most + 1):
-            for several in itertools.combinations_with_replacement(sizes, count):
-                products = [
-                    math.prod(each) for each in zip(*(values[written(s)] for s in several), strict=True)
-                ]
-                factor = numbers[0] // (products[0] or 1)
-                if factor and all(factor * p == n for p, n in zip(products, numbers, strict=True)):
-                    return math.prod(several, start=tirx.IntImm("int64", factor))
-        return None
-
 
 def _bindings(main) -> list:
     return [binding for block in main.body.blocks for binding in block.bindings]
+
+
+def _is_open(splits: list) -> bool:
+    """Return whether the axis that calls split is of several sizes."""
+    return len({int(call.args[0].ty.shape[int(call.attrs.axis)]) for call in splits}) > 1
 
 
 def _name(call) -> str:

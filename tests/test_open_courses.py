@@ -1,0 +1,82 @@
+"""Which exports tell that a network's code does the same at all of its open sizes."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Function
+
+import tvmnotes as tn
+
+SIZES = (1, 2, tn.Size("h", 8, 128), tn.Size("w", 8, 128))
+
+
+def to_size(x, skip):
+    rows, columns = (skip.shape[axis] - x.shape[axis] for axis in (2, 3))
+    return skip + F.pad(x, [columns // 2, columns - columns // 2, rows // 2, rows - rows // 2])
+
+
+def small_unet(x):
+    """Two levels, whose pads depend on both sizes."""
+    small = F.max_pool2d(x, 2)
+    smaller = F.interpolate(F.max_pool2d(small, 2), scale_factor=2.0)
+    return to_size(F.interpolate(to_size(smaller, small), scale_factor=2.0), x)
+
+
+@pytest.fixture
+def exports(monkeypatch):
+    """Return a list that gets whether sizes are open, for each export."""
+    listed, export = [], torch.export.export
+
+    def counted(*args, dynamic_shapes=None, **options):
+        listed.append(bool(dynamic_shapes))
+        return export(*args, dynamic_shapes=dynamic_shapes, **options)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    return listed
+
+
+def test_conditions_of_operators_are_tried_for_each_size_alone(exports, rng):
+    """Each of two sizes is even or not, and so is its half: 16 courses, of which 3 of each size tell all."""
+    lib = tn.build(*tn.from_pytorch(Function(small_unet).eval(), {"x": SIZES}), records=False)
+    assert sum(exports) <= 8
+    for sides in ((8, 8), (9, 12), (10, 11), (33, 127), (128, 65)):
+        x = rng.standard_normal((1, 2, *sides)).astype("float32")
+        np.testing.assert_allclose(lib(x), small_unet(torch.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def asks_first(x):
+    tall, wide = (bool(x.shape[axis] == number) for axis, number in ((2, 40), (3, 80)))
+    return x * 2 if tall and wide else x
+
+
+def asks_late(x):
+    y = small_unet(x)
+    return y * 2 if y.shape[2] == 40 and y.shape[3] == 80 else y
+
+
+def asks_what_an_operator_has_asked(x):
+    y = F.pad(x, [0, 0, 0, 40 - torch.sym_min(x.shape[2], 40)])
+    tall = bool(x.shape[2] < 40)
+    return y * 2 if tall and x.shape[3] == 80 else y
+
+
+@pytest.mark.parametrize("net", [asks_first, asks_late])
+def test_conditions_of_code_are_tried_together(net):
+    with pytest.raises(NotImplementedError, match="another way where 'h', 'w' is 40, 80"):
+        tn.from_pytorch(Function(net).eval(), {"x": SIZES})
+
+
+def test_a_condition_that_an_operator_asks_for_first():
+    with pytest.raises(NotImplementedError, match="cannot leave|another way"):
+        tn.from_pytorch(Function(asks_what_an_operator_has_asked).eval(), {"x": SIZES})
+
+
+def test_a_batch_of_one_is_tried_alone(exports, rng):
+    net = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3, 2, 1), torch.nn.ReLU(), torch.nn.MaxPool2d(2)).eval()
+    lib = tn.build(*tn.from_pytorch(net, {"x": ("batch", *SIZES[1:])}), records=False)
+    assert sum(exports) <= 5
+    for shape in ((1, 8, 8), (3, 33, 127)):
+        x = rng.standard_normal((shape[0], 2, *shape[1:])).astype("float32")
+        with torch.no_grad():
+            np.testing.assert_allclose(lib(x), net(torch.from_numpy(x)).numpy(), rtol=1e-4, atol=1e-5)

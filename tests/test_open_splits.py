@@ -1,0 +1,110 @@
+"""Splits where sizes are open: of another axis, and of the open one, whose parts are rounded."""
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Function
+from onnx import parser
+
+import tvmnotes as tn
+
+IMAGE = (2, 12, tn.Size("h", 2, 64), 5)
+LENGTH = (2, tn.Size("n", 2, 64), 12)
+
+
+def agree(net, shape, lengths, rng):
+    """Compare a network with an open size with PyTorch."""
+    lib = tn.build(*tn.from_pytorch(Function(net).eval(), {"x": shape}), records=False)
+    for length in lengths:
+        x = rng.standard_normal([n if isinstance(n, int) else 3 if n == "batch" else length for n in shape]).astype(
+            "float32"
+        )
+        made, wanted = lib(x), net(torch.from_numpy(x))
+        made, wanted = (each if isinstance(each, tuple | list) else (each,) for each in (made, wanted))
+        for got, want in zip(made, wanted, strict=True):
+            np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_parts_of_fixed_axes(rng):
+    def channels(x):
+        halves = torch.cat(x.chunk(2, 1)[::-1], 1)
+        others = (x.unbind(-3)[2], x.hsplit(3)[1], F.glu(x, 1))
+        return *x.split(5, -3), *x.tensor_split(5, 1), *x.tensor_split((3, 7), 1), *halves.chunk(5, 1), *others
+
+    agree(channels, IMAGE, (2, 33, 64), rng)
+
+
+def test_queries_keys_and_values(rng):
+    def net(x):
+        heads = x.reshape(*x.shape[:2], 3, 2, 2).permute(2, 0, 3, 1, 4)
+        return *x.chunk(3, -1), *heads.unbind(0), F.glu(x, -1)
+
+    agree(net, LENGTH, (2, 33, 64), rng)
+
+
+@pytest.mark.parametrize(
+    ("net", "least"),
+    [
+        (lambda x: x.chunk(2, 1), 2),
+        (lambda x: torch.cat([part.softmax(1) for part in x.chunk(2, 1)[::-1]], 1), 2),
+        (lambda x: x.tensor_split(2, 1), 2),
+        (lambda x: x.chunk(3, 1), 5),
+        (lambda x: x.split([x.shape[1] // 2, x.shape[1] - x.shape[1] // 2], 1), 2),
+        (lambda x: torch.cat([x, x + 1], 1).chunk(2, 1), 2),
+        (lambda x: torch.cat([x, x + 1, x], 1).split(x.shape[1], -2), 2),
+        (lambda x: (x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]), 2),
+        (lambda x: x[:, : x.shape[1] // 4 + 1].relu(), 2),
+    ],
+    ids=[
+        "halves",
+        "turned",
+        "halves of tensor_split",
+        "thirds",
+        "sizes",
+        "twice",
+        "three",
+        "slices",
+        "quarter",
+    ],
+)
+def test_parts_of_an_open_axis(rng, net, least):
+    agree(net, (2, tn.Size("n", least, 64), 12), (least, *range(7, 15), 33, 63, 64), rng)
+
+
+def test_halves_of_a_length_in_an_open_batch(rng):
+    agree(lambda x: [part * 2 for part in x.chunk(2, 1)], ("batch", tn.Size("n", 2, 1024), 3), (2, 3, 7, 501), rng)
+
+
+def test_halves_of_a_length_without_a_bound():
+    with pytest.raises(NotImplementedError, match=r"give upper bounds, such as Size\('n', 2, 1024\)"):
+        tn.from_pytorch(Function(lambda x: x.chunk(2, 1)).eval(), {"x": (2, tn.Size("n", 2), 3)})
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (lambda x: x.split(x.shape[1] // 2, 1)[:2], "it is split into [23] or [23] parts"),
+        (lambda x: x.split(7, 1)[0], "it is split into .* parts"),
+        (lambda x: x.unbind(1)[0], "'n' open"),
+        (lambda x: x.tensor_split(3, 1)[1], "'n' open: a size is"),
+    ],
+    ids=["two or three", "sevens", "unbind", "a third of tensor_split"],
+)
+def test_parts_that_are_refused(net, message):
+    with pytest.raises(NotImplementedError, match=message):
+        tn.from_pytorch(Function(net).eval(), {"x": LENGTH})
+
+
+def test_halves_of_an_even_length_in_a_file(rng):
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[n, 3] x) => (float[n, 3] y, float[n, 3] z) {
+            twice = Concat<axis = 0>(x, x) negative = Neg(twice) y, z = Split<axis = 0>(negative) }"""
+    )
+    lib = tn.build(*tn.from_onnx(model), records=False)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for n in (1, 2, 7, 70):
+        x = rng.standard_normal((n, 3)).astype("float32")
+        for got, want in zip(lib(x), session.run(None, {"x": x}), strict=True):
+            np.testing.assert_array_equal(got, want)

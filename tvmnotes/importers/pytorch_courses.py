@@ -1,0 +1,212 @@
+"""Courses that a network's Python code takes at open sizes, and the conditions that PyTorch notes on each.
+
+A condition is asked for by Python code outside of operators, which may then call others, or by an operator of
+PyTorch while it works out a shape. The latter is told by its result alone: where the shapes that the network
+has are those of another course, as expressions of the open sizes, and its Python code takes the same
+branches, the course is `plain`. One that is plain has to be looked at once, and not together with others.
+"""
+
+import contextlib
+import functools
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import sympy
+import torch
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ..base.sizes import Size
+from ..base.spec import TensorSpec
+from .pytorch_steps import steps
+
+_NUMPY = {  # PyTorch's functions in conditions
+    **dict.fromkeys(("Mod", "PythonMod"), np.mod),
+    **dict.fromkeys(("FloorDiv", "CleanDiv"), np.floor_divide),
+    **{"Max": np.maximum, "Min": np.minimum},
+}
+_WIDE = 1 << 15  # numbers up to which a product of four fits into 64 bits
+_TORCH = str(Path(torch.__file__).parent)
+_MACHINERY = tuple(
+    f"{_TORCH}/{name}"
+    for name in ("__init__.py", "fx/experimental/symbolic_shapes.py", "fx/experimental/sym_node.py")
+)
+_OF_NODES = f"{_TORCH}/fx/experimental/sym_node.py"  # what operators in C++ call first
+_OPERATORS = tuple(
+    f"{_TORCH}/{name}"
+    for name in (
+        *(
+            "_decomp/",
+            "_refs/",
+            "_prims/",
+            "_prims_common/",
+            "_meta_registrations.py",
+            "_library/",
+            "_ops.py",
+        ),
+        *("_subclasses/", "_functorch/", "_dispatch/", "fx/", "utils/", "_export/"),
+    )
+)
+
+
+class Noted(NamedTuple):
+    """What PyTorch notes of open sizes while it exports a program.
+
+    Attributes:
+        symbols: A symbol for each size, by name.
+        fixed: What stands for a size, by name, where it is none.
+        same: By symbol, the one in `symbols`: where several inputs have a size, each may have its own.
+        conditions: Those that hold, of the symbols in `symbols`.
+    """
+
+    symbols: dict[str, sympy.Symbol]
+    fixed: dict[str, Any]
+    same: dict[sympy.Symbol, sympy.Symbol]
+    conditions: list[sympy.Basic]
+
+
+def noted(program: ExportedProgram, specs: list[TensorSpec]) -> Noted:
+    """Return what PyTorch has noted of the open sizes of `specs`, the inputs of a program."""
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    symbols, fixed, same, guards = {}, {}, {}, {}
+    for spec, place in zip(specs, program.graph_signature.user_inputs, strict=True):
+        for size, number in zip(spec.shape, nodes[place].meta["val"].shape, strict=True):
+            if not isinstance(size, Size):
+                continue
+            if not isinstance(number, torch.SymInt) or not number.node.expr.is_Symbol:
+                fixed[size.name] = number
+                continue
+            same[number.node.expr] = symbols.setdefault(size.name, number.node.expr)
+            guards |= {str(guard.expr): guard.expr for guard in number.node.shape_env.guards}
+    return Noted(symbols, fixed, same, [guard.xreplace(same) for guard in guards.values()])
+
+
+@contextlib.contextmanager
+def asked() -> Iterator[dict[sympy.Basic, None]]:
+    """Collect the conditions that Python code outside of operators asks this thread's exports for."""
+    found, evaluate = {}, ShapeEnv.evaluate_expr
+    thread = threading.get_ident()
+
+    def watched(self, expr, *args, **options):
+        if threading.get_ident() == thread and _is_of_python(sys._getframe(1)):
+            found[expr] = None
+        return evaluate(self, expr, *args, **options)
+
+    ShapeEnv.evaluate_expr = watched
+    try:
+        yield found
+    finally:
+        ShapeEnv.evaluate_expr = evaluate
+
+
+def _is_of_python(frame) -> bool:
+    """Return whether code outside of operators asks for a condition, given the frame that evaluates it."""
+    file = last = frame.f_code.co_filename
+    while file in _MACHINERY and frame.f_back is not None:
+        frame, last = frame.f_back, file
+        file = frame.f_code.co_filename
+    return last != _OF_NODES and not file.startswith(_OPERATORS)
+
+
+class Course:
+    """A program that was exported with open sizes at some values, as its steps and conditions.
+
+    Attributes:
+        values: The sizes, by name.
+        free: The names of those that no condition fixes.
+        conditions: What holds wherever the code takes this course, of symbols with the names of sizes.
+        asked: The conditions among them that Python code asks for, before they hold or not.
+    """
+
+    def __init__(
+        self, program: ExportedProgram, specs: list[TensorSpec], values: dict[str, int], found: dict
+    ):
+        known, self.values = noted(program, specs), values
+        count = Counter(known.symbols.values())
+        self.free = {name for name, n in known.symbols.items() if count[n] == 1 and name not in known.fixed}
+        own = {symbol: _symbol(name) for name, symbol in known.symbols.items()}
+        names = {symbol: own[first] for symbol, first in known.same.items()}
+        self.conditions = {condition.xreplace(own) for condition in known.conditions}
+        self.asked = {condition.xreplace(names) for condition in found}
+        self.steps = [
+            step.xreplace(names) if isinstance(step, sympy.Basic) else step for step in steps(program, True)
+        ]
+
+    def holds(self, name: str, tried: Sequence[int]) -> np.ndarray:
+        """Return at which values of a size all its conditions hold."""
+        if name not in self.free:
+            return np.array(tried) == self.values[name]
+        result = np.ones(len(tried), bool)
+        for condition in self.conditions:
+            result &= self.evaluated(condition, name, tried)
+        return result
+
+    def evaluated(self, condition: sympy.Basic, name: str, tried: Sequence[int]) -> np.ndarray | bool:
+        """Return at which values of a size a condition holds; True if it depends on none, or on others."""
+        others = {_symbol(each): sympy.Integer(n) for each, n in self.values.items() if each != name}
+        condition = condition.xreplace(others)
+        if condition.free_symbols != {_symbol(name)}:
+            return True
+        return _evaluated(condition, _symbol(name), tried)
+
+
+def _symbol(name: str) -> sympy.Symbol:
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+def is_plain(usual: Course, other: Course, name: str) -> bool:
+    """Return whether another value of a size changes nothing but conditions in PyTorch's operators."""
+    at = [{_symbol(each): sympy.Integer(n) for each, n in course.values.items()} for course in (usual, other)]
+    if usual.free - other.free - {each for each, n in other.values.items() if n == 1}:
+        return False
+    own = _symbol(name)
+    if any(own in each.free_symbols and len(each.free_symbols) > 1 for each in usual.asked):
+        return False
+    if any(each.xreplace(at[0]) != each.xreplace(at[1]) for each in usual.asked):
+        return False
+    if any(each.free_symbols - {own} and each not in usual.conditions for each in other.conditions):
+        return False
+    if len(usual.steps) != len(other.steps):
+        return False
+    pairs = {pair for pair in zip(usual.steps, other.steps, strict=True) if pair[0] != pair[1]}
+    return all(_at(a, at[1]) == _at(b, at[1]) for a, b in pairs)
+
+
+def _at(step: Any, values: dict) -> Any:
+    return step.xreplace(values) if isinstance(step, sympy.Basic) else step
+
+
+def covered(plain: list[Course], name: str, tried: Sequence[int]) -> np.ndarray:
+    """Return at which values of a size each condition has a result that it has in one of several courses.
+
+    Args:
+        plain: The usual course, and those that are plain beside it.
+        name: The size.
+        tried: Its values.
+    """
+    usual = plain[0]
+    result = np.ones(len(tried), bool)
+    for condition in usual.asked:
+        here = usual.evaluated(condition, name, (usual.values[name],))
+        result &= usual.evaluated(condition, name, tried) == here
+    seen = set().union(*(course.conditions for course in plain))
+    for condition in seen:
+        if sympy.Not(condition) not in seen:
+            result &= usual.evaluated(condition, name, tried)
+    return result
+
+
+@functools.lru_cache(maxsize=1024)
+def _evaluated(condition: sympy.Basic, symbol: sympy.Symbol, tried: Sequence[int]) -> np.ndarray:
+    """Return at which values of a symbol a condition holds."""
+    values = np.array(tried, object if max(tried) > _WIDE else int)
+    try:
+        return np.array(sympy.lambdify([symbol], condition, [_NUMPY, "numpy"])(values), bool)
+    except (NameError, TypeError, ValueError):  # PyTorch's functions that NumPy does not have: one by one
+        results = [condition.xreplace({symbol: sympy.Integer(n)}) for n in tried]
+        return np.array([result == sympy.true for result in results], bool)
