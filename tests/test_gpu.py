@@ -231,7 +231,8 @@ def plain_runs(x: T.Buffer((500,), "int32"), lengths: T.Buffer((500,), "int32"),
 def test_loops_that_no_rule_knows_are_the_work_of_one_thread(kernel):
     x = np.random.default_rng(0).integers(0, 2, 500).astype("int32")
     lengths, longest = np.zeros(500, "int32"), np.zeros(1, "int32")
-    run_kernel(kernel, x, lengths, longest)
+    once = {"grid": [1, 1, 1], "block": [1, 1, 1]}
+    assert run_kernel(kernel, x, lengths, longest) == {"family": "one_thread", "launches": [once]}
     wanted = [1]
     for before, now in itertools.pairwise(x):
         wanted.append(wanted[-1] + 1 if before == now else 1)
@@ -240,14 +241,14 @@ def test_loops_that_no_rule_knows_are_the_work_of_one_thread(kernel):
 
 
 def run_kernel(func, *arrays):
-    """Run a kernel on arrays, which it changes, scheduled for a GPU, and in turn."""
+    """Run a kernel on arrays, which it changes, scheduled for a GPU, and in turn; return its schedule."""
     mod, schedules = cuda.scheduled(tvm.IRModule({"main": func}), resolve_target(TARGET, ("cuda",)))
-    assert schedules == {"main": {"family": "one_thread", "launches": [{"grid": [1, 1, 1], "block": [1, 1, 1]}]}}
     func = emulate(mod["main"]).without_attr("tirx.is_scheduled")
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), tn.env.host_target())(*tensors)
     for array, tensor in zip(arrays, tensors, strict=True):
         array[...] = tensor.numpy()
+    return schedules["main"]
 
 
 def test_tvms_sorts_come_with_their_threads():
@@ -276,6 +277,29 @@ def test_the_cpu_runs_no_loop_of_a_kernel_that_tvm_has_bound(function):
     lib = tn.build(Network().eval(), {"x": (7, 10)}, TARGET)
     (kernel,) = (func for var, func in lib.functions.items() if lib.kernels.family[var] == "by_hand")
     tvm_ffi.structural_walk(kernel.body, (tirx.For, assert_bound))
+
+
+@T.prim_func(s_tir=True)
+def sum_beside(x: T.Buffer((300,), "float32"), total: T.Buffer((1,), "float32"), y: T.Buffer((300,), "float32")):
+    T.func_attr({"tirx.noalias": True})
+    for i in range(300):
+        with T.sblock("total"):
+            at = T.axis.reduce(300, i)
+            with T.init():
+                total[0] = T.float32(0)
+            total[0] = total[0] + x[at]
+    for i in T.thread_binding(300, thread="threadIdx.x"):
+        with T.sblock("y"):
+            at = T.axis.spatial(300, i)
+            y[at] = x[at] * T.float32(2)
+
+
+def test_a_sum_beside_such_loops_is_the_work_of_one_thread():
+    x, total, y = np.arange(300, dtype="float32"), np.zeros(1, "float32"), np.zeros(300, "float32")
+    launched = run_kernel(sum_beside, x, total, y)
+    assert launched["family"] == "by_hand" and [math.prod(each["block"]) for each in launched["launches"]] == [1, 300]
+    assert total == x.sum()
+    np.testing.assert_array_equal(y, 2 * x)
 
 
 def assert_bound(loop):

@@ -162,7 +162,10 @@ def _all_with_threads(func) -> tirx.PrimFunc:
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
         loops = schedule.get_loops(block)
         if loops and not _threads(schedule.get(loops[0])):
-            blocks, threads = schedule.split(schedule.fuse(*loops), [None, _THREADS])
+            axes = schedule.get(block).iter_vars
+            is_parallel = all(axis.iter_type == tirx.IterVar.DataPar for axis in axes)
+            shared = schedule.fuse(*loops) if is_parallel else schedule.add_unit_loop(loops[0])
+            blocks, threads = schedule.split(shared, [None, _THREADS if is_parallel else 1])
             schedule.bind(blocks, "blockIdx.x")
             schedule.bind(threads, "threadIdx.x")
     return func.with_body(schedule.mod["main"].body)
