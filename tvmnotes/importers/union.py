@@ -75,6 +75,16 @@ class Union(Guesses):
         texts = self.pads.get(numbers) or [self.text(numbers)]
         return any(evaluate(text, values) == number for text in texts)
 
+    def allows(self, numbers: tuple, values: dict[str, int], number: float | None) -> bool:
+        """Return whether what has these values in the samples may be `number` at other open sizes.
+
+        It may not if it is a constant or a size of the union, which is another one there.
+        """
+        if len(set(numbers)) == 1:
+            return number == numbers[0]
+        texts = self.pads.get(numbers) or [self.texts.get(numbers)]
+        return None in texts or any(evaluate(text, values) == number for text in texts)
+
     def _module(self) -> tvm.IRModule:
         """Return the union."""
         for mod in self.mods[1:]:
