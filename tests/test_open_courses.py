@@ -72,6 +72,49 @@ def test_a_condition_that_an_operator_asks_for_first():
         tn.from_pytorch(Function(asks_what_an_operator_has_asked).eval(), {"x": SIZES})
 
 
+@pytest.mark.parametrize(
+    "holds",
+    [
+        lambda x: (x.shape[2] == 40) | (x.shape[3] == 80),
+        lambda x: (x.shape[2] > 100) & (x.shape[3] > 100),
+        lambda x: x.numel() > 30_000,
+    ],
+    ids=["either", "both", "elements"],
+)
+def test_conditions_on_both_sizes(holds):
+    net = Function(lambda x: x * 2 if holds(x) else x).eval()
+    with pytest.raises(NotImplementedError, match="another way where 'h', 'w' is"):
+        tn.from_pytorch(net, {"x": SIZES})
+
+
+def test_a_condition_on_four_sizes():
+    net = Function(lambda x: x * 2 if x.numel() > 2000 else x).eval()
+    with pytest.raises(NotImplementedError, match="another way where 'a', 'b', 'c', 'd' is"):
+        tn.from_pytorch(net, {"x": tuple(tn.Size(name, 2, 7) for name in "abcd")})
+
+
+@pytest.mark.parametrize(
+    ("net", "value"),
+    [
+        (lambda x: x + x.shape[1] // 1000, 1000),
+        (lambda x: x * (x.shape[1] % 1000), 1000),
+        (lambda x: x * torch.sym_min(x.shape[1], 1000), 1001),
+        (lambda x: x * torch.sym_ite(x.shape[1] == 40, 2, 1), 40),
+        (lambda x: torch.cond(x.shape[1] > 1000, lambda x: x.sin(), lambda x: x.cos(), (x,)), 1001),
+    ],
+    ids=["quotient", "remainder", "smaller", "choice", "branch"],
+)
+def test_numbers_that_few_sizes_do_not_tell_apart(rng, net, value):
+    """They depend on a size without a condition, and the usual sizes show a constant or the size itself."""
+    with pytest.raises(NotImplementedError, match=f"another way where 'n' is {value} "):
+        tn.from_pytorch(Function(net).eval(), {"x": (2, tn.Size("n", 2))})
+    size = tn.Size("n", 50, value - 1) if value > 50 else tn.Size("n", 50)
+    lib = tn.build(*tn.from_pytorch(Function(net).eval(), {"x": (2, size)}), records=False, opt_level=0)
+    for n in (50, 300, 511):
+        x = rng.standard_normal((2, n)).astype("float32")
+        np.testing.assert_allclose(lib(x), net(torch.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-6)
+
+
 def test_a_batch_of_one_is_tried_alone(exports, rng):
     net = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3, 2, 1), torch.nn.ReLU(), torch.nn.MaxPool2d(2)).eval()
     lib = tn.build(*tn.from_pytorch(net, {"x": ("batch", *SIZES[1:])}), records=False)

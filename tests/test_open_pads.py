@@ -158,6 +158,19 @@ def test_pads_of_open_axes_in_files(rng, mode):
         agree_with_file(text, {"x": (2, *sizes)}, [{"x": (2, *each)} for each in shapes], rng, opset=19)
 
 
+@pytest.mark.parametrize(
+    "pool",
+    [
+        'MaxPool<kernel_shape = [2, 2], strides = [4, 1], auto_pad = "SAME_UPPER">(x)',
+        "LpPool<kernel_shape = [2, 2], strides = [4, 1], ceil_mode = 1>(x)",
+    ],
+)
+def test_a_pool_that_pads_at_one_remainder_alone(pool):
+    text = f'<ir_version: 8, opset_import: ["": 18]> g (float[1, 2, n, 8] x) => (float[1, 2, m, k] y) {{ y = {pool} }}'
+    with pytest.raises(NotImplementedError, match="cannot leave 'n' open: .* depends on it"):
+        tn.from_onnx(parser.parse_model(text), {"x": (1, 2, tn.Size("n", 8, 200), 8)})
+
+
 @pytest.mark.parametrize(("dtype", "value"), [("int64", 2**60 + 1), ("int64", -3), ("bool", 1)])
 def test_pads_of_other_types_in_files(dtype, value):
     text = f"""({dtype} [2, 3] x) => ({dtype} [a, b] y) {{ pads = Constant<value_ints = [1, 0, -1, 2]>()

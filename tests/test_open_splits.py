@@ -108,3 +108,23 @@ def test_halves_of_an_even_length_in_a_file(rng):
         x = rng.standard_normal((n, 3)).astype("float32")
         for got, want in zip(lib(x), session.run(None, {"x": x}), strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+def sliced(end):
+    return parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]> g (float[2, n] x) => (float[2, m] y) {{
+            begin = Constant<value_ints = [0]>() end = Constant<value_ints = [{end}]>()
+            axis = Constant<value_ints = [1]>() part = Slice(x, begin, end, axis) y = Mul(part, part) }}"""
+    )
+
+
+def test_a_slice_up_to_the_largest_number_in_a_file(rng):
+    lib = tn.build(*tn.from_onnx(sliced(2**31 - 1)), records=False, opt_level=0)
+    for n in (1, 70):
+        x = rng.standard_normal((2, n)).astype("float32")
+        np.testing.assert_array_equal(lib(x), x * x)
+
+
+def test_a_slice_that_some_lengths_end_before_in_a_file():
+    with pytest.raises(NotImplementedError, match="cannot leave 'n' open: a size is .*5000"):
+        tn.from_onnx(sliced(5000))

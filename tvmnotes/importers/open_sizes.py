@@ -25,6 +25,7 @@ _NEAR = 5  # to another one, for sizes that are no multiple of it and a constant
 _BEYOND = 4099  # to a third one, for importers that see no program: a file may compare a size with a number
 _DECIDED = 8  # the most samples that tell quotients apart
 _MORE = (29, 60)  # to others, for graphs that divide sizes: 96 and 127, with both extreme remainders of 32
+_MORE_OF_FILES = (*_MORE, 30)  # 97 too, with the one that is padded most: no program has the result's size
 
 
 def with_open_sizes(
@@ -59,7 +60,8 @@ def with_open_sizes(
     if steps_at is None:
         far += [{**first, name: _far(first[name], size, _BEYOND)} for name, size in sizes.items()]
     chosen = [first, *far]
-    for distance in (_NEAR, *_MORE):
+    more = _MORE if steps_at else _MORE_OF_FILES
+    for distance in (_NEAR, *more):
         taken = {name: {sample[name] for sample in chosen} for name in sizes}
         chosen.append(
             {name: _another(first[name], size, distance, taken[name]) for name, size in sizes.items()}
@@ -80,7 +82,7 @@ def with_open_sizes(
 
     names = ", ".join(map(repr, sizes))
     try:
-        made = union(chosen[: -len(_MORE)])
+        made = union(chosen[: -len(more)])
         if made.divides:
             made = union(chosen)
         for _ in range(_DECIDED):

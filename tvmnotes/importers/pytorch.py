@@ -96,9 +96,9 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
                 captured(fixed)
         return listed[tuple(fixed)]
 
-    def compared_at(_made):
+    def compared_at(made):
         with pass_lock, quiet(), WholeLayers():
-            return check_open(model, specs)
+            return check_open(model, specs, made)
 
     return with_open_sizes(lambda fixed: _import(captured, specs, fixed), specs, steps_at, compared_at)
 

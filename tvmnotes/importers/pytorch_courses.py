@@ -8,28 +8,35 @@ branches, the course is `plain`. One that is plain has to be looked at once, and
 
 import contextlib
 import functools
+import itertools
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import sympy
 import torch
+from sympy.core.function import Application
+from sympy.logic.boolalg import Boolean, BooleanAtom
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..base.sizes import Size
 from ..base.spec import TensorSpec
 from .pytorch_steps import steps
+from .union import Union
 
 _NUMPY = {  # PyTorch's functions in conditions
     **dict.fromkeys(("Mod", "PythonMod"), np.mod),
     **dict.fromkeys(("FloorDiv", "CleanDiv"), np.floor_divide),
     **{"Max": np.maximum, "Min": np.minimum},
 }
+_NOT_LINEAR = (Application, Boolean, sympy.Piecewise)
+_NEAR = 32  # the least values of a size that are tried, for all remainders
+_MOST = 1 << 31  # the largest one
 _WIDE = 1 << 15  # numbers up to which a product of four fits into 64 bits
 _TORCH = str(Path(torch.__file__).parent)
 _MACHINERY = tuple(
@@ -148,11 +155,23 @@ class Course:
 
     def evaluated(self, condition: sympy.Basic, name: str, tried: Sequence[int]) -> np.ndarray | bool:
         """Return at which values of a size a condition holds; True if it depends on none, or on others."""
-        others = {_symbol(each): sympy.Integer(n) for each, n in self.values.items() if each != name}
-        condition = condition.xreplace(others)
+        condition = self._alone(condition, name)
         if condition.free_symbols != {_symbol(name)}:
             return True
         return _evaluated(condition, _symbol(name), tried)
+
+    def computed(self, expression: sympy.Basic, name: str, tried: Sequence[int]) -> list:
+        """Return what an expression is at values of a size."""
+        expression = self._alone(expression, name)
+        if not expression.free_symbols:
+            return [_number(expression, {})] * len(tried)
+        return list(_computed(expression, _symbol(name), tried))
+
+    def _alone(self, expression: sympy.Basic, name: str) -> sympy.Basic:
+        """Return an expression with the values of all sizes but one."""
+        return expression.xreplace(
+            {_symbol(each): sympy.Integer(n) for each, n in self.values.items() if each != name}
+        )
 
 
 def _symbol(name: str) -> sympy.Symbol:
@@ -201,12 +220,71 @@ def covered(plain: list[Course], name: str, tried: Sequence[int]) -> np.ndarray:
     return result
 
 
+def telling(expressions: Iterable[sympy.Basic], size: Size) -> set[int]:
+    """Return values of a size that tell expressions apart: powers of 2, and what is next to their numbers."""
+    numbers = {int(n) for each in expressions for n in each.atoms(sympy.Integer)}
+    tried = {n + step for n in numbers for step in (-1, 0, 1)} | {1 << bit for bit in range(31)}
+    return {n for n in tried | {size.upper or _MOST} if size.takes(n)}
+
+
+def unlike(usual: Course, course: Course, made: Union, most: int) -> Iterator[tuple[str, int]]:
+    """Yield open sizes with values at which a course computes other numbers from them than a union.
+
+    The imports of a union do not show that a number such as `length // 1000` is not always 0.
+
+    Args:
+        usual: The usual course.
+        course: It, or one that is plain beside it.
+        made: The union.
+        most: The largest value, unless the union was imported in this course alone.
+    """
+    samples = [{_symbol(name): sympy.Integer(n) for name, n in sample.items()} for sample in made.samples]
+    if all(each.xreplace(sample) == sympy.true for each in course.conditions for sample in samples):
+        most = _MOST
+    for first, step in dict.fromkeys(zip(usual.steps, course.steps, strict=True)):
+        if first == step and not (isinstance(step, sympy.Basic) and step.has(*_NOT_LINEAR)):
+            continue
+        names = {symbol.name for symbol in step.free_symbols} if isinstance(step, sympy.Basic) else set()
+        if not names or not names <= course.free:
+            continue
+        numbers = tuple(_number(sympy.sympify(first), sample) for sample in samples)
+        for name in sorted(names):
+            size = made.sizes[name]
+            near = {n for n in range(size.lower, size.lower + _NEAR) if size.takes(n)}
+            tried = tuple(n for n in sorted(telling([step], size) | near) if 1 < n <= most)
+            if not tried:
+                continue
+            results, holds = usual.computed(step, name, tried), course.holds(name, tried)
+            for n, result in itertools.compress(zip(tried, results, strict=True), holds):
+                if not made.allows(numbers, {**usual.values, name: n}, result):
+                    yield name, n
+                    break
+
+
 @functools.lru_cache(maxsize=1024)
 def _evaluated(condition: sympy.Basic, symbol: sympy.Symbol, tried: Sequence[int]) -> np.ndarray:
     """Return at which values of a symbol a condition holds."""
+    return np.array(_computed(condition, symbol, tried), bool)
+
+
+def _computed(expression: sympy.Basic, symbol: sympy.Symbol, tried: Sequence[int]) -> np.ndarray | list:
+    """Return what an expression is at values of a symbol."""
     values = np.array(tried, object if max(tried) > _WIDE else int)
     try:
-        return np.array(sympy.lambdify([symbol], condition, [_NUMPY, "numpy"])(values), bool)
-    except (NameError, TypeError, ValueError):  # PyTorch's functions that NumPy does not have: one by one
-        results = [condition.xreplace({symbol: sympy.Integer(n)}) for n in tried]
-        return np.array([result == sympy.true for result in results], bool)
+        results = sympy.lambdify([symbol], expression, [_NUMPY, "numpy"])(values)
+        return np.broadcast_to(results, len(tried))
+    except (NameError, TypeError, ValueError, ZeroDivisionError):  # PyTorch's own functions: one by one
+        return [_number(expression, {symbol: sympy.Integer(n)}) for n in tried]
+
+
+def _number(expression: sympy.Basic, values: dict) -> bool | int | float | None:
+    """Return the number that an expression is at values of its symbols; None if there is none."""
+    try:
+        value = expression.xreplace(values)
+    except ZeroDivisionError:
+        return None
+    if isinstance(value, BooleanAtom):
+        return bool(value)
+    if value.is_Integer:
+        return int(value)
+    return float(value) if value.is_number else None

@@ -18,17 +18,23 @@ from ..base import errors
 from ..base.sizes import Size, evaluate, merged
 from ..base.spec import TensorSpec
 from .open_sizes import usual
-from .pytorch_courses import Course, asked, covered, is_plain, noted
+from .pytorch_courses import Course, asked, covered, is_plain, noted, telling, unlike
+from .union import Union
 
 SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
 _SEARCHED = 10_000  # values of an open size at which a condition is evaluated
-_MOST_RELATED = 3  # open sizes in a condition
-_TRIED = 8  # values of each of these but one
+_TRIED = 8  # values of each open size in a condition on several, beside its upper bound
+_COMBINED = 1024  # of these, at most
 _PROGRAMS = 16  # that the values of one size may have
 
 
-def check_open(model: Any, specs: list[TensorSpec]) -> list[dict[str, int]]:
+def check_open(model: Any, specs: list[TensorSpec], made: Union) -> list[dict[str, int]]:
     """Raise NotImplementedError if PyTorch finds that the network's Python code fixes an open size.
+
+    Args:
+        model: The network.
+        specs: Its inputs.
+        made: The union of its imports at a few sizes.
 
     Returns:
         Values of one or several open sizes for which the code, or PyTorch's own, may compute in another way
@@ -41,7 +47,7 @@ def check_open(model: Any, specs: list[TensorSpec]) -> list[dict[str, int]]:
         fixed = [replace(spec, shape=tuple(_fixed(size, values) for size in spec.shape)) for spec in specs]
         if not merged(spec.shape for spec in fixed):
             continue
-        for others, plain in _exceptions(model, fixed, values):
+        for others, plain in _exceptions(model, fixed, values, None if values else made):
             each = {**values, **others}
             if each not in found:
                 found.append(each)
@@ -55,12 +61,13 @@ def _fixed(size: int | Size, values: dict[str, int]) -> int | Size:
 
 
 def _exceptions(
-    model: Any, specs: list[TensorSpec], values: dict[str, int]
+    model: Any, specs: list[TensorSpec], values: dict[str, int], made: Union | None
 ) -> list[tuple[dict[str, int], bool]]:
     """Return values of open sizes for which a condition has another result than for the usual ones.
 
     Each comes with whether it is `plain`: then conditions on the other sizes are the usual ones there.
-    `values` are those of the sizes that are open in the network, but not in `specs`.
+    `values` are those of the sizes that are open in the network, but not in `specs`. `made` is the union of
+    imports, or None if there are such sizes.
     """
     sizes = merged(spec.shape for spec in specs)
     dims = {name: torch.export.Dim(name, min=size.lower, max=size.upper) for name, size in sizes.items()}
@@ -109,9 +116,13 @@ def _exceptions(
             ) from error
         exported, conditions = program(unnamed, examples)
     base = Course(exported, specs, first, conditions)
+    for name, number in dict.fromkeys(unlike(base, base, made, _SEARCHED)) if made else ():
+        if number > _SEARCHED:
+            raise _beyond(sizes[name], number)
+        found.append(({name: number}, True))
     for name in dict.fromkeys(itertools.chain(*reported)):
         own = [each[name] for each in reported if name in each]
-        others = _others(base, course_at, sizes[name])
+        others = _others(base, course_at, sizes[name], made)
         plain = all(each for _, each in others)
         alone = base.holds(name, tuple(own)) if plain else [True] * len(own)  # not among `others`
         found += [({name: n}, False) for n, is_alone in zip(own, alone, strict=True) if is_alone]
@@ -131,7 +142,7 @@ def _is_plain_at(base: Course, course_at: Callable, name: str, value: int) -> bo
         return False
 
 
-def _others(base: Course, course_at: Callable, size: Size) -> list[tuple[int, bool]]:
+def _others(base: Course, course_at: Callable, size: Size, made: Union | None) -> list[tuple[int, bool]]:
     """Return values of a size for which the network's code may take another course, one for each course.
 
     The conditions that PyTorch notes while it exports at one value tell at which others the same happens; it
@@ -142,13 +153,15 @@ def _others(base: Course, course_at: Callable, size: Size) -> list[tuple[int, bo
         base: The usual course.
         course_at: Exports the network at other values of its sizes.
         size: One of them.
+        made: The union of imports, whose sizes are compared with those of plain courses. None if there are
+            sizes that are open in it and not in the courses.
 
     Returns:
         The values, each with whether its course is plain.
     """
     tried = range(max(2, size.lower), min(size.upper or _SEARCHED, _SEARCHED) + 1)
     left = ~base.holds(size.name, tried)
-    courses, plain, found, failure = [base], [base], [], ""
+    courses, plain, found, doubtful, failure = [base], [base], [], [], ""
     while left.any():
         if len(found) == _PROGRAMS:
             raise NotImplementedError(
@@ -170,30 +183,31 @@ def _others(base: Course, course_at: Callable, size: Size) -> list[tuple[int, bo
         if found[-1][1]:
             plain.append(course)
             left &= ~covered(plain, size.name, tried)
+            several = dict(unlike(base, course, made, _SEARCHED)) if made else {}
+            doubtful += [(n, True) for name, n in several.items() if name == size.name and n <= _SEARCHED]
     _require_known_beyond(courses, plain, size)
-    return found
+    return found + doubtful
 
 
 def _require_known_beyond(courses: list[Course], plain: list[Course], size: Size) -> None:
-    """Raise NotImplementedError if the code may take another course at values that are not all searched.
-
-    These are powers of 2 and what is next to a number that a condition has.
-    """
-    numbers = {int(n) for each in courses for one in each.conditions for n in one.atoms(sympy.Integer)}
-    tried = {n + step for n in numbers for step in (-1, 0, 1)} | {1 << bit for bit in range(31)}
-    tried |= {size.upper or 1 << 31}
-    tried = tuple(sorted(n for n in tried if n > _SEARCHED and size.takes(n)))
+    """Raise NotImplementedError if the code may take another course at values that are not all searched."""
+    conditions = itertools.chain(*(each.conditions for each in courses))
+    tried = tuple(sorted(n for n in telling(conditions, size) if n > _SEARCHED))
     if not tried:
         return
     left = ~covered(plain, size.name, tried) if len(plain) > 1 else ~courses[0].holds(size.name, tried)
     for course in courses:
         left &= ~course.holds(size.name, tried)
     if left.any():
-        raise NotImplementedError(
-            f"PyTorch cannot leave {size.name!r} open in this network: its Python code may take another "
-            f"course where it is {tried[left.argmax()]}, and {_SEARCHED:,} values are searched; give an "
-            f"upper bound, Size({size.name!r}, {size.lower}, {_SEARCHED}), or whole numbers"
-        )
+        raise _beyond(size, tried[left.argmax()])
+
+
+def _beyond(size: Size, value: int) -> NotImplementedError:
+    return NotImplementedError(
+        f"PyTorch cannot leave {size.name!r} open in this network: its Python code may take another course "
+        f"where it is {value}, and {_SEARCHED:,} values are searched; give an upper bound, "
+        f"Size({size.name!r}, {size.lower}, {_SEARCHED}), or whole numbers"
+    )
 
 
 def _relations(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[str, int]]:
@@ -210,30 +224,38 @@ def _relations(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[s
         )
     known = merged(spec.shape for spec in specs)
     sizes = {symbol: known[name] for name, symbol in symbols.items()}
-    several = [each for each in conditions if 1 < len(each.free_symbols) <= _MOST_RELATED]
+    related = [each for each in conditions if len(each.free_symbols) > 1]
+    several = [part for each in related for part in sympy.And.make_args(each)]
     own = ({symbol: sizes.get(symbol) for symbol in each.free_symbols} for each in several)
     found = [values for values in map(_unrelated, several, own) if values]
     return [values for number, values in enumerate(found) if values not in found[:number]]
 
 
 def _unrelated(condition: sympy.Basic, sizes: dict[sympy.Symbol, Size | None]) -> dict[str, int] | None:
-    """Return small values of open sizes for which a condition does not hold; None if none are found."""
-    if None in sizes.values() or not isinstance(condition, sympy.core.relational.Relational):
+    """Return a few open sizes for which a condition does not hold; None if none are found."""
+    if None in sizes.values():
         return None
     *others, last = sorted(sizes, key=str)
-    difference = condition.lhs - condition.rhs
-    least = {symbol: max(2, size.lower) for symbol, size in sizes.items()}
-    for steps in itertools.product(range(_TRIED), repeat=len(others)):
-        values = {
-            symbol: sympy.Integer(least[symbol] + step) for symbol, step in zip(others, steps, strict=True)
-        }
-        here, there = (difference.xreplace({**values, last: sympy.Integer(least[last] + n)}) for n in (0, 1))
-        root = least[last] - (here // (there - here) if there != here else 0)  # if it is linear
-        near = range(least[last], least[last] + _TRIED)  # if not
-        for value in (root, root - 1, root + 1, *near):
+    is_relation = isinstance(condition, sympy.core.relational.Relational)
+    numbers = () if is_relation else map(int, condition.atoms(sympy.Integer))
+    near = {n + step for n in numbers for step in (-1, 0, 1)}
+    axes = {}
+    for symbol, size in sizes.items():
+        low = max(2, size.lower)
+        tried = dict.fromkeys((low, size.upper or low, *range(low, low + _TRIED), *sorted(near)))
+        axes[symbol] = [n for n in tried if n >= low and size.takes(n)]
+    for several in itertools.islice(itertools.product(*(axes[each] for each in others)), _COMBINED):
+        values = dict(zip(others, map(sympy.Integer, several), strict=True))
+        roots = ()
+        if is_relation:  # perhaps a linear one
+            low = max(2, sizes[last].lower)
+            difference = (condition.lhs - condition.rhs).xreplace(values)
+            here, there = (difference.xreplace({last: sympy.Integer(low + n)}) for n in (0, 1))
+            root = low - (here // (there - here) if there != here else 0)
+            roots = (n for n in (root, root - 1, root + 1) if n >= low and sizes[last].takes(n))
+        for value in (*roots, *axes[last]):
             values[last] = sympy.Integer(value)
-            taken = all(least[symbol] <= n and sizes[symbol].takes(n) for symbol, n in values.items())
-            if taken and condition.xreplace(values) == sympy.false:
+            if condition.xreplace(values) == sympy.false:
                 return {sizes[symbol].name: int(n) for symbol, n in values.items()}
     return None
 

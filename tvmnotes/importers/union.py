@@ -19,7 +19,7 @@ from .graphs import Refused, together
 from .open_guesses import Guesses
 
 _EXACT = 1 << 24  # the largest of the whole numbers that float32 has
-_UNBOUNDED = 1 << 31  # as the upper bound of a size that has none
+_UNBOUNDED = (1 << 31) - 1  # as the upper bound of a size that has none; files have it as the end of slices
 _PAST = 1 << 62  # a bound beyond this is past each end of an axis
 
 
@@ -74,6 +74,16 @@ class Union(Guesses):
         """Return whether a size with these values in the samples is `number` at other open sizes."""
         texts = self.pads.get(numbers) or [self.text(numbers)]
         return any(evaluate(text, values) == number for text in texts)
+
+    def allows(self, numbers: tuple, values: dict[str, int], number: float | None) -> bool:
+        """Return whether what has these values in the samples may be `number` at other open sizes.
+
+        It may not if it is a constant or a size of the union, which is another one there.
+        """
+        if len(set(numbers)) == 1:
+            return number == numbers[0]
+        texts = self.pads.get(numbers) or [self.texts.get(numbers)]
+        return None in texts or any(evaluate(text, values) == number for text in texts)
 
     def _module(self) -> tvm.IRModule:
         """Return the union."""
@@ -177,7 +187,11 @@ class Union(Guesses):
                 sizes.append(size)
                 continue
             same = self._size(several)
-            differ |= text is None or not self._same(size, same)
+            is_other = size is not None and not self._same(size, same)
+            if is_other and any(var.same_as(same) for var in tirx.analysis.undefined_vars(size)):
+                # TVM would replace the variable by the expression that has it, without end
+                raise Refused(f"a size is {size}, and {same} at the sizes that were tried")
+            differ |= text is None or is_other
             sizes.append(same)
         return builder.match_cast(var, relax.TensorType(sizes, types[0].dtype)) if differ else var
 
