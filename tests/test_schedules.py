@@ -436,6 +436,20 @@ def test_norms_of_groups():
         assert_same(net, x, tolerance=1e-4)
 
 
+@pytest.mark.parametrize("level", [0, 3])
+def test_norms_of_numbers_far_from_zero(level):
+    """TVM's own kernel leaves no digit of the variance, or a negative number."""
+    for shape in [(2, 6, 5, 7), (1, 4, 9), (1, 2, 3, 5, 4)]:
+        x = random_tensor(shape) + 10_000
+
+        def net(x):
+            return F.group_norm(x, 2), F.instance_norm(x)
+
+        lib = tn.build(*tn.from_pytorch(Function(net).eval(), {"x": shape}), opt_level=level)
+        for mine, theirs in zip(lib(x.numpy()), net(x), strict=True):
+            np.testing.assert_allclose(mine, theirs.numpy(), atol=1e-2)
+
+
 def test_extremes_of_rows():
     """Of rows with a NaN, of infinities alone, of a size that vectors do not divide; with what follows."""
     for shape in [(3, 5, 37), (64,), (1, 1, 48), (2, 2, 8, 160)]:

@@ -21,7 +21,7 @@ writes          writes of a few elements, as kernels
 state           inputs fed from outputs: checked; writes to them in place
 detection       a detector's last steps: the k best scores and non-maximum suppression, for CPU and GPU
 legalize        the remaining operators become kernels
-group_norm      norms of groups of channels, of images of open size
+group_norm      norms of groups of channels
 open_kernels    softmax over an axis of open length; what kernels written as loops need for open sizes
 open_reshapes   reshapes of open sizes, which fuse as those of fixed sizes do
 operator_notes  the operators that each kernel fuses

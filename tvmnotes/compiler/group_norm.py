@@ -1,7 +1,9 @@
 """Group norm and instance norm of images.
 
-Of open sizes, their axes are not joined, for TVM's index arithmetic on joined axes of open sizes takes
-minutes to compile. Of fixed sizes, the elements of a group, neighbours in memory, are read as vectors.
+TVM computes a variance as the mean of the squares less the square of the mean, which leaves no digit of one
+that is a millionth of these, or a negative number. Axes are not joined, for its index arithmetic on joined
+axes of open sizes takes minutes to compile. Where whole vectors make up a group, whose elements are
+neighbours in memory, they are read as vectors.
 """
 
 import math
@@ -17,10 +19,9 @@ _TASKS = 16  # parts of a group that threads share, at most
 
 
 def legalize(bb, call, lanes: int | None = None):
-    """Lower a norm; of no image, or of another layout than (N, C, …), as TVM does.
+    """Lower a norm; of no element, of no image, or of another layout than (N, C, …), as TVM does.
 
-    So is one of fixed sizes without `lanes`, those of the target's vectors, or of groups that these do not
-    divide.
+    `lanes` are those of the target's vectors, to read such.
     """
     x, attrs = call.args[0], call.attrs
     shape = known_shape(x.ty)
@@ -30,12 +31,12 @@ def legalize(bb, call, lanes: int | None = None):
     if not axes or int(attrs.channel_axis) % len(shape) != 1 or axes != list(range(2, len(shape))):
         return default(bb, call)
     groups = int(attrs.num_groups) if call.op.name == OPERATORS[0] else shape[1]
-    norm = groups, float(attrs.epsilon)
-    if fixed_shape(x.ty) is None:
-        return bb.call_te(group_norm, *call.args, *norm, primfunc_name_hint="group_norm")
-    count = math.prod(shape[1:]) // groups
-    if not lanes or not shape[0] or not count or count % lanes:
+    norm, fixed = (groups, float(attrs.epsilon)), fixed_shape(x.ty)
+    if fixed and 0 in fixed:
         return default(bb, call)
+    count = fixed and math.prod(fixed[1:]) // groups
+    if not count or not lanes or count % lanes:
+        return bb.call_te(group_norm, *call.args, *norm, primfunc_name_hint="group_norm")
     tasks = math.gcd(count // lanes, _TASKS)
     vectors = relax.op.reshape(x, (shape[0], groups, tasks, count // lanes // tasks, lanes))
     pattern = {"op_pattern": OUT_EWISE_FUSABLE}
