@@ -18,10 +18,11 @@ OPERATORS = ("relax.nn.group_norm", "relax.nn.instance_norm")
 _TASKS = 16  # parts of a group that threads share, at most
 
 
-def legalize(bb, call, lanes: int | None = None):
+def legalize(bb, call, lanes: int | None = None, for_gpu: bool = False):
     """Lower a norm; of no element, of no image, or of another layout than (N, C, …), as TVM does.
 
-    `lanes` are those of the target's vectors, to read such.
+    `lanes` are those of the target's vectors, to read such. For a GPU there are three kernels, since a block
+    of threads computes each sum, and a thread each element.
     """
     x, attrs = call.args[0], call.attrs
     shape = known_shape(x.ty)
@@ -35,6 +36,11 @@ def legalize(bb, call, lanes: int | None = None):
     if fixed and 0 in fixed:
         return default(bb, call)
     count = fixed and math.prod(fixed[1:]) // groups
+    if count and for_gpu:
+        rows = bb.emit(relax.op.reshape(x, (shape[0], groups, count)))
+        mean = bb.emit_te(_mean_of_rows, rows, primfunc_name_hint="mean")
+        variance = bb.emit_te(_mean_of_rows, rows, mean, primfunc_name_hint="variance")
+        return bb.call_te(_normal, *call.args, mean, variance, norm[1], primfunc_name_hint="group_norm")
     if not count or not lanes or count % lanes:
         return bb.call_te(group_norm, *call.args, *norm, primfunc_name_hint="group_norm")
     tasks = math.gcd(count // lanes, _TASKS)
@@ -42,6 +48,31 @@ def legalize(bb, call, lanes: int | None = None):
     pattern = {"op_pattern": OUT_EWISE_FUSABLE}
     args = *call.args, *norm, bb.emit(vectors)
     return bb.call_te(group_norm, *args, primfunc_name_hint="group_norm", primfunc_attrs=pattern)
+
+
+def _mean_of_rows(rows, mean=None):
+    """Return the means of the last axis, or of the squares of its differences to `mean`."""
+    *shape, count = plain_sizes(rows.shape)
+    k = te.reduce_axis((0, count), "k")
+
+    def element(*at):
+        if mean is None:
+            return rows[(*at, k)]
+        difference = rows[(*at, k)] - mean[at]
+        return difference * difference
+
+    total = te.compute(shape, lambda *at: te.sum(element(*at), axis=k), name="total")
+    return te.compute(shape, lambda *at: total[at] / float(count), name="mean")
+
+
+def _normal(x, gamma, beta, mean, variance, epsilon: float):
+    each = int(x.shape[1]) // int(mean.shape[1])
+
+    def normal(n, c, *at):
+        scale = gamma[c] / te.sqrt(variance[n, c // each] + epsilon)
+        return (x[(n, c, *at)] - mean[n, c // each]) * scale + beta[c]
+
+    return te.compute(x.shape, normal, name="group_norm")
 
 
 def group_norm(x, gamma, beta, groups: int, epsilon: float, vectors=None):

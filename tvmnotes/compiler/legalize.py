@@ -4,6 +4,8 @@ At opt level 3 these are the computations that `rules` has schedules for; at eve
 gets wrong for special values.
 """
 
+from functools import partial
+
 import tvm
 from tvm import relax, te, topi
 
@@ -29,7 +31,8 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     for a GPU.
     """
     corrected = special_values.legalizations() | {"relax.power": _power, "relax.arange": _arange}
-    corrected |= dict.fromkeys(group_norm.OPERATORS, group_norm.legalize)
+    norm = partial(group_norm.legalize, for_gpu=v is None)
+    corrected |= dict.fromkeys(group_norm.OPERATORS, norm)
     corrected |= dict.fromkeys(conv_transpose.OPERATORS, conv_transpose.legalize)
     corrected |= dict.fromkeys(elementwise.FUNCTIONS if v else (), _elementwise)
     if opt_level < 3:
