@@ -192,7 +192,8 @@ def test_norms_of_images_are_sums_by_blocks_and_elements_by_threads(norm):
     with torch.no_grad():
         np.testing.assert_allclose(run_emulated(mod, params, x.numpy()), norm(x), atol=1e-3)
     families = tn.build(mod, params, TARGET).kernels.family
-    assert families["mean"] == families["variance"] == "reduction"
+    sums = [family for name, family in families.items() if "mean" in name or "variance" in name]
+    assert sums == ["reduction", "reduction"]
 
 
 def test_integers_divided_by_zero_are_zero():
@@ -314,7 +315,7 @@ def test_a_sum_beside_such_loops_is_the_work_of_one_thread():
 
 
 def assert_bound(loop):
-    """A loop over blocks of computation is over threads, or within one over threads."""
+    """A loop right around a block of computation is over threads."""
     if isinstance(loop.body, SBlockRealize):
         assert loop.kind == tirx.ForKind.THREAD_BINDING
 
