@@ -22,7 +22,10 @@ def _resize(n: Node):
     before = [n.shape[axis] for axis in axes]
     mode, policy = n.text("mode", "nearest"), n.text(*_POLICY)
     if scales:
-        sizes = [int(np.floor(size * scale)) for size, scale in zip(before, scales, strict=True)]
+        # In float32, as in ONNX Runtime: 10 * 0.7 is then 7.
+        sizes = [
+            int(np.float32(size) * np.float32(scale)) for size, scale in zip(before, scales, strict=True)
+        ]
     else:
         scales = [after / size for size, after in zip(before, sizes, strict=True)]
         if policy != "stretch":
@@ -32,7 +35,8 @@ def _resize(n: Node):
     if mode != "nearest" and not floats:
         raise NotImplementedError(f"Resize of {n.dtype} with mode {mode!r}: only floats are interpolated")
     if "axes" not in n.attributes and floats and _is_right(n, scales, sizes, mode):
-        return n.usual(*n.inputs, nearest_mode=b"floor") if n.text(*_ROUNDING) == _OLD else n.usual()
+        rounding = {"nearest_mode": b"floor"} if n.text(*_ROUNDING) == _OLD else {}
+        return n.usual(n.x, n.inputs[1], None, n.const(np.array(sizes)), **rounding)
     x = n.x
     for i, (axis, scale, size) in enumerate(zip(axes, scales, sizes, strict=True)):
         if n.text(*_COORDINATES) == "tf_crop_and_resize":
