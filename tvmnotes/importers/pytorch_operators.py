@@ -419,7 +419,7 @@ CONVERTERS: dict[str, Callable] = {
     "index_add.default": _index_along(summed=True),
     "index_copy.default": _index_along(summed=False),
     "one_hot.default": _one_hot,
-    "roi_align.default": _roi_align,
+    "roi_align.default": _in_float32(_roi_align),
     **{f"upsample_nearest{n}d.vec": _resize("nearest_neighbor") for n in (1, 2, 3)},
     "upsample_linear1d.vec": _resize("linear"),
     "upsample_bilinear2d.vec": _resize("linear"),
