@@ -55,6 +55,8 @@ WINDOWS = [
     'yu = LpPool<kernel_shape = [2], strides = [2], auto_pad = "VALID", ceil_mode = 1>(line) | yu float 3',
     "yv = Resize(ten, , sevenths) | yv float 1",
     "yw = Sign(signs) | yw float 1",
+    'yx = Resize<coordinate_transformation_mode = "half_pixel_symmetric", nearest_mode = "floor">(five, , sevenths)'
+    " | yx float 1",
     "y8 = CenterCropPad<axes = [3, -2]>(x, two) | y8 float 4",
     'y9 = Resize<mode = "cubic", antialias = 1>(x, , thirds) | y9 float 4',
     'ya = Resize<mode = "nearest", axes = [1, 0], nearest_mode = "ceil">(x, , , two) | ya float 4',
@@ -95,7 +97,7 @@ def test_ngrams(rng):
 @pytest.mark.parametrize("level", sampled([0, 3], [0]))
 def test_windows_and_corrections(rng, level):
     shapes = {"x": (2, 3, 7, 6), "line": (1, 2, 9), "box": (1, 2, 3, 4, 3), "columns": (2, 12, 12), "square": (4, 9, 9)}
-    shapes["ten"] = (10,)
+    shapes |= {"five": (5,), "ten": (10,)}
     # ties too: the first maximum counts
     feed = {name: rng.integers(-4, 5, shape).astype("float32") for name, shape in shapes.items()}
     feed["bytes"] = rng.integers(0, 256, 5).astype("uint8")

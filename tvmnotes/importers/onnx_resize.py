@@ -95,8 +95,7 @@ def _positions(mode: str, before: int, scale: float, size: int, crop) -> np.ndar
     aligns them at `scale * before`, which no tensor has if it is no whole number.
     """
     indices = np.arange(size, dtype="float32")
-    width, last = scale * before, size - 1
-    scale = np.float32(scale)
+    last, scale = size - 1, np.float32(scale)
     positions = (indices + np.float32(0.5)) / scale - np.float32(0.5)  # half_pixel
     if mode == "asymmetric":
         positions = indices / scale
@@ -107,7 +106,8 @@ def _positions(mode: str, before: int, scale: float, size: int, crop) -> np.ndar
     elif mode == "pytorch_half_pixel" and size == 1:
         positions = 0 * indices
     elif mode == "half_pixel_symmetric":
-        positions += before / 2 * (1 - size / width)
+        moved = np.float32(before / 2) * (np.float32(1) - np.float32(size) / (scale * np.float32(before)))
+        positions = moved + (indices + np.float32(0.5)) / scale - np.float32(0.5)
     elif mode == "tf_crop_and_resize":
         begin, length = crop[0] * (before - 1), (crop[1] - crop[0]) * (before - 1)
         positions = begin + (indices * length / last if last else length / 2 + 0 * indices)
