@@ -140,6 +140,9 @@ def test_regions_of_images_that_do_not_exist():
 
     net = tn.build(*tn.from_pytorch(Function(aligned).eval(), [IMAGES, REGIONS]), opt_level=1)
     expected = aligned(torch.from_numpy(IMAGES), torch.from_numpy(REGIONS))
+    flat = REGIONS.copy()
+    flat[1, 4] = flat[1, 2]
+    assert not net(IMAGES, flat)[4][1].any()  # as in PyTorch, if it counts the samples itself
     for output, wanted in zip(net(IMAGES, REGIONS), expected, strict=True):
         assert output.dtype == wanted.numpy().dtype
         np.testing.assert_allclose(output, wanted, 1e-3 if output.dtype == "float16" else 1e-5)
