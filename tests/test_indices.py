@@ -136,12 +136,16 @@ REGIONS = np.array([[1, 0, 0, 4, 3], [0, 1, 2, 5, 5]], "float32")  # each begins
 def test_regions_of_images_that_do_not_exist():
     def aligned(x, rois):
         own = (roi_align(x, rois, 2, scale, 2, aligned) for scale in (1.0, 0.7) for aligned in (False, True))
-        return *own, roi_align(x, rois, (2, 1), 0.7, aligned=True)
+        return *own, roi_align(x, rois, (2, 1), 0.7, aligned=True), roi_align(x.half(), rois.half(), 2, 0.5, 2)
 
     net = tn.build(*tn.from_pytorch(Function(aligned).eval(), [IMAGES, REGIONS]), opt_level=1)
     expected = aligned(torch.from_numpy(IMAGES), torch.from_numpy(REGIONS))
+    flat = REGIONS.copy()
+    flat[1, 4] = flat[1, 2]
+    assert not net(IMAGES, flat)[4][1].any()  # as in PyTorch, if it counts the samples itself
     for output, wanted in zip(net(IMAGES, REGIONS), expected, strict=True):
-        np.testing.assert_allclose(output, wanted, 1e-5)
+        assert output.dtype == wanted.numpy().dtype
+        np.testing.assert_allclose(output, wanted, 1e-3 if output.dtype == "float16" else 1e-5)
     for wrong in (-1, 2, 10**6):
         with pytest.raises(IndexError, match=f"^roi_align: expected an index from 0 to 1, got {wrong}$"):
             net(IMAGES, np.concatenate([REGIONS[:1], REGIONS[1:] + np.array([wrong, 0, 0, 0, 0], "float32")]))

@@ -52,6 +52,11 @@ WINDOWS = [
     "yj = MaxUnpool<kernel_shape = [2, 3], strides = [2, 1], pads = [1, 0, 0, 1]>(z0, j0) | yj float 4",
     "y7 = CenterCropPad(x, sizes) | y7 float 4",
     "ys = LpPool<kernel_shape = [3, 2], strides = [2, 3], pads = [1, 0, 1, 1], ceil_mode = 1>(x) | ys float 4",
+    'yu = LpPool<kernel_shape = [2], strides = [2], auto_pad = "VALID", ceil_mode = 1>(line) | yu float 3',
+    "yv = Resize(ten, , sevenths) | yv float 1",
+    "yw = Sign(signs) | yw float 1",
+    'yx = Resize<coordinate_transformation_mode = "half_pixel_symmetric", nearest_mode = "floor">(five, , sevenths)'
+    " | yx float 1",
     "y8 = CenterCropPad<axes = [3, -2]>(x, two) | y8 float 4",
     'y9 = Resize<mode = "cubic", antialias = 1>(x, , thirds) | y9 float 4',
     'ya = Resize<mode = "nearest", axes = [1, 0], nearest_mode = "ceil">(x, , , two) | ya float 4',
@@ -60,6 +65,7 @@ WINDOWS = [
     'yo = Resize<mode = "linear", coordinate_transformation_mode = "pytorch_half_pixel">(x, , fifth) | yo float 4',
     'yp = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(x, , thirds) | yp float 4',
     'yq = Resize<mode = "cubic", coordinate_transformation_mode = "align_corners">(x, , thirds) | yq float 4',
+    'yt = Resize<keep_aspect_ratio_policy = "not_larger">(x, , , large) | yt float 4',
     'yr = Resize<coordinate_transformation_mode = "align_corners", mode = "nearest">(x, , thirds) | yr float 4',
     "yb = Col2Im<strides = [2, 1], pads = [1, 0, 2, 1], dilations = [2, 3]>(columns, seven, block) | yb float 4",
     "yc = Det(square) | yc float 1",
@@ -68,7 +74,7 @@ WINDOWS = [
     "yf = OneHot<axis = 1>(classes, depth, offon) | yf float 3",
     "yh = Elu<alpha = 0.5>(doubles) | yh double 1",
     "yi = Selu(halves) | yi float16 1",
-    "yg, ym, yv = LayerNormalization(x, ones) | yg float 4 ym float 4 yv float 4",
+    "yg, ym, yz = LayerNormalization(x, ones) | yg float 4 ym float 4 yz float 4",
 ]
 
 
@@ -91,6 +97,7 @@ def test_ngrams(rng):
 @pytest.mark.parametrize("level", sampled([0, 3], [0]))
 def test_windows_and_corrections(rng, level):
     shapes = {"x": (2, 3, 7, 6), "line": (1, 2, 9), "box": (1, 2, 3, 4, 3), "columns": (2, 12, 12), "square": (4, 9, 9)}
+    shapes |= {"five": (5,), "ten": (10,)}
     # ties too: the first maximum counts
     feed = {name: rng.integers(-4, 5, shape).astype("float32") for name, shape in shapes.items()}
     feed["bytes"] = rng.integers(0, 256, 5).astype("uint8")
@@ -98,6 +105,7 @@ def test_windows_and_corrections(rng, level):
     feed["classes"] = rng.integers(-5, 5, (2, 3))
     feed["doubles"], feed["halves"] = rng.standard_normal(9), rng.standard_normal(9).astype("float16")
     weights = """<int64[4] sizes = {2, 4, 5, 9}, int64[2] two = {4, 9}, float[4] thirds = {1.0, 1.0, 0.6, 0.7},
+        int64[4] large = {2, 3, 14, 18}, float[1] sevenths = {0.7},
         float[4] fifth = {1.0, 1.0, 0.2, 0.7}, int64[4] row = {2, 3, 1, 9}, int64[2] seven = {7, 8},
         int64[2] block = {2, 3}, uint8[1] nine = {9},
         float depth = {5.0}, float[2] offon = {-1.0, 2.0}, float[6] ones = {1.0, 1.0, 1.0, 1.0, 1.0, 1.0}>"""
@@ -114,6 +122,11 @@ NUMBERS = [
     "y8 = ReduceSumSquare<noop_with_empty_axes = 1>(infinite) | y8 float 2",
     "y9 = Slice(infinite, four, one) | y9 float 2",
     "y6, y7 = TopK(infinite, none) | y6 float 2 y7 int64 2",
+    "ya = Slice(infinite, below, least, none, backwards) | ya float 2",
+    "yb = Slice(infinite, none, four, none, most) | yb float 2",
+    "yc = Pow(large, twice) | yc int64 1",
+    "yd = Pad(infinite, crops) | yd float 2",
+    "ye = Pad(infinite, empty, , empty) | ye float 2",
 ]
 
 
@@ -126,7 +139,9 @@ def test_numbers(rng):
         "bytes": np.array([0, 1, 255], "uint8"),
     }
     feed["doubles"] = infinite.astype("float64")
-    weights = "<int64[1] one = {1}, int64 two = {2}, int64 three = {3}, int64[1] four = {4}, int64[1] none = {0}>"
+    weights = "<int64[1] one = {1}, int64 two = {2}, int64 three = {3}, int64[1] four = {4}, int64[1] none = {0}, "
+    weights += "int64[1] below = {-9}, int64[1] least = {-9223372036854775808}, int64[1] most = {9223372036854775807}, "
+    weights += "int64[1] backwards = {-1}, int64[1] twice = {2}, int64[4] crops = {-5, 0, 4, 0}, int64[0] empty = {}>"
     agree(model_of(feed, weights, NUMBERS, 18), feed, rtol=1e-5)
 
 
@@ -177,6 +192,8 @@ ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two"
         ("TopK(x, many)", "TopK 'y,z': its input 'many'"),
         ("NonZero(x)", "NonZero 'y': the values of its input decide how large its output is"),
         ("DFT(x, n)", "DFT 'y': its input 'n'"),
+        ('Pad<mode = "symmetric">(x, ends)', "Pad with mode 'symmetric': expected constant, edge, reflect or wrap"),
+        ('Pad<mode = "edge">(x, crops)', "Pad with mode 'edge' of an axis without elements"),
         ("Dropout(x, half, yes)", "training mode"),
         ("Cast<to = 17>(x)", "Cast 'y': 'y' is of FLOAT8E4M3FN"),
         ("RandomNormalLike(x)", r"no counterpart of 1 operator.*RandomNormalLike"),
@@ -184,10 +201,11 @@ ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two"
 )
 def test_what_cannot_be_is_refused_by_name(node, words):
     outputs = "y, z" if node.startswith("TopK") else "y"
-    given = "float[1, 4, 5] x" if node.startswith(("Cast", "RandomNormalLike", "NonZero", "Dropout")) else ONE
+    given = "float[1, 4, 5] x" if node.startswith(("Cast", "RandomNormalLike", "NonZero", "Dropout", "Pad")) else ONE
     model = parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21]> g ({given}) => ({_typed(node, outputs)}) '
-        f"<float half = {{0.5}}, bool yes = {{1}}> {{ {outputs} = {node} }}"
+        f"<float half = {{0.5}}, bool yes = {{1}}, int64[6] ends = {{0, 0, 1, 0, 0, 1}}, "
+        f"int64[6] crops = {{0, 0, -5, 0, 0, 2}}> {{ {outputs} = {node} }}"
     )
     with pytest.raises(NotImplementedError, match=words):
         from_onnx(model)

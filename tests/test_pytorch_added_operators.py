@@ -242,6 +242,8 @@ def test_complex_numbers_are_refused_where_tvm_would_meet_them():
         tn.from_pytorch(Function(torch.fft.rfft).eval(), {"x": (4,)})
     with pytest.raises(NotImplementedError, match=r"complex numbers: tvmnotes lacks aten\.tanh\.default of them"):
         tn.from_pytorch(Function(lambda x: torch.fft.rfft(x).tanh().real).eval(), {"x": (4,)})
+    with pytest.raises(NotImplementedError, match=r"complex numbers: tvmnotes lacks aten\.var\.correction of them"):
+        tn.from_pytorch(Function(lambda x: torch.fft.rfft(x).var().abs()).eval(), {"x": (4,)})
 
 
 def of_matrices(x, y):

@@ -68,6 +68,18 @@ def _transposed(x: relax.Expr) -> relax.Expr:
     return R.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2])
 
 
+def of_whole_regions(result: relax.Expr, rois: relax.Expr, bb) -> relax.Expr:
+    """Return 0 for regions without area, whose aligned result TVM leaves unwritten if it counts the samples.
+
+    `rois` ends with the corners of each region.
+    """
+    last = int(rois.ty.shape[1])
+    begins, ends = (bb.normalize(R.strided_slice(rois, [1], [i - 2], [i])) for i in (last - 2, last))
+    least = bb.normalize(R.min(bb.normalize(R.subtract(ends, begins)), 1))
+    is_whole = R.greater(R.expand_dims(least, [1, 2, 3]), relax.const(0, rois.ty.dtype))
+    return R.where(bb.normalize(is_whole), result, relax.const(0, result.ty.dtype))
+
+
 def regions(rois: relax.Expr, images: int, operator: str, bb: relax.BlockBuilder) -> relax.Expr:
     """Return rows of (image index, four corners), all of them floats, with the indices checked."""
     indices = bb.emit(R.astype(R.strided_slice(rois, [1], [0], [1]), "int64"))

@@ -19,6 +19,7 @@ from . import matrices
 from .onnx_node import Node, converts
 
 _EXACT = 1 << 53  # the largest of the whole numbers that float64 has
+_LONGEST = (1 << 31) - 1  # a step of a slice
 
 
 @converts("LpNormalization")
@@ -148,7 +149,8 @@ def _pow(n: Node):
     Their squares and cubes do not, as in ONNX Runtime: those beyond the dtype wrap around.
     """
     exponent = constant_array(get_constant(n.inputs[1], n.params))
-    if "float" not in n.dtype and exponent is not None and exponent.shape == () and exponent in (2, 3):
+    is_one = exponent is not None and exponent.size == 1 and exponent.ndim <= len(n.shape)
+    if "float" not in n.dtype and is_one and exponent in (2, 3):
         square = n.emit(R.multiply(n.x, n.x))
         return square if exponent == 2 else R.multiply(square, n.x)
     wide = n.dtype if n.dtype.startswith(("float", "bfloat")) else "float64"
@@ -157,8 +159,10 @@ def _pow(n: Node):
 
 @converts("Sign")
 def _sign(n: Node):
-    """Convert unsigned integers, too, which have no -1 to compare with."""
-    return R.minimum(n.x, n.const(1)) if n.dtype.startswith("uint") else n.usual()
+    """Convert unsigned integers, too, which have no -1 to compare with; NaN has TVM's sign 0, not ONNX's."""
+    if n.dtype.startswith("uint"):
+        return R.minimum(n.x, n.const(1))
+    return R.where(R.isnan(n.x), n.x, n.usual()) if n.dtype.startswith("float") else n.usual()
 
 
 @converts("Mod")
@@ -220,19 +224,23 @@ def _split(n: Node):
 
 @converts("Slice")
 def _slice(n: Node):
-    """Slice; where nothing is within the bounds, TVM fails if the end lies before the begin."""
+    """Slice; where nothing is within the bounds, TVM fails if the end lies before the begin.
+
+    TVM adds the step to a size, in 64 bits, and does not move the begin of a negative step into the axis.
+    """
     if not isinstance(n.inputs[0].ty, relax.TensorType):
         return n.usual()
     begins, ends, axes, steps = (n.known(i) for i in range(1, 5))
     axes = np.arange(len(begins)) if axes is None else axes
-    steps = np.ones_like(begins) if steps is None else steps
+    steps = np.ones_like(begins) if steps is None else np.clip(steps, -_LONGEST, _LONGEST)
+    first = [-n.shape[axis] for axis in axes]
+    begins = np.where(steps < 0, np.maximum(begins, first), begins)
     none = [
         not range(n.shape[axis])[begin:end:step]
         for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True)
     ]
-    if not any(none):
-        return n.usual()
-    bounds = (np.where(none, other, each) for other, each in ((0, begins), (0, ends), (1, steps)))
+    pairs = (0, begins), (0, ends), (1, steps)
+    bounds = (np.where(none, other, each).astype("int64") for other, each in pairs)
     begins, ends, steps = map(n.const, bounds)
     return n.usual(n.x, begins, ends, n.const(axes), steps)
 
@@ -241,9 +249,14 @@ def _slice(n: Node):
 def _pad(n: Node):
     """Pad, or crop where a width is below 0, with operators of any size; TVM makes a kernel of one size."""
     mode, rank = n.text("mode", "constant"), len(n.shape)
+    if mode not in ("constant", "edge", "reflect", "wrap"):
+        raise NotImplementedError(f"Pad with mode {mode!r}: expected constant, edge, reflect or wrap")
     axes = list(range(rank)) if n.inputs[3] is None else (n.known(3).reshape(-1) % rank).tolist()
     ends = n.known(1).reshape(2, -1).tolist()
-    x, widths = n.x, dict(zip(axes, zip(*ends, strict=True), strict=True))
+    if not axes:
+        return n.x
+    x, pairs = n.x, zip(axes, *ends, strict=True)
+    widths = {axis: _within(n.shape[axis], before, after) for axis, before, after in pairs}
     if min(0, *ends[0], *ends[1]) < 0:
         first = [max(-before, 0) for before, _ in widths.values()]
         last = [n.shape[axis] + min(after, 0) for axis, (_, after) in widths.items()]
@@ -260,8 +273,15 @@ def _pad(n: Node):
     return x
 
 
+def _within(size: int, before: int, after: int) -> tuple[int, int]:
+    """Return the widths of an axis, where one that crops more than there is crops the other's padding."""
+    return max(before, -size) + min(after + size, 0), max(after, -size) + min(before + size, 0)
+
+
 def _places(size: int, before: int, after: int, mode: str) -> relax.Expr:
     """Return which elements of an axis a padded one has, as NumPy's modes edge, reflect and wrap do."""
+    if not size:
+        raise NotImplementedError(f"Pad with mode {mode!r} of an axis without elements: use mode 'constant'")
     places = R.arange(-before, size + after, 1, "int64")
     last = relax.const(size - 1, "int64")
     if mode == "edge":

@@ -8,7 +8,7 @@ from tvm.relax import op as R
 
 from ..base.indices import checked
 from ..base.relax import fixed_shape
-from .composites import regions
+from .composites import of_whole_regions, regions
 from .onnx_node import Node, converts
 
 
@@ -54,9 +54,15 @@ def _roi_align(n: Node):
     """
     if n.text("mode", "avg") == "max":
         raise NotImplementedError("RoiAlign with mode 'max': TVM's takes the maximum of interpolated points")
+    if n.dtype == "float16":
+        raise NotImplementedError(
+            "RoiAlign of float16, which TVM computes in float32: cast to float32 before"
+        )
     usual = "half_pixel" if n.opset >= 16 else "output_half_pixel"
     if n.text("coordinate_transformation_mode", usual) == "half_pixel":
         n.inputs[1] = n.emit(R.add(n.inputs[1], n.const(0.5 - 0.5 / n.get("spatial_scale", 1.0))))
+        rois, result = n.inputs[1], _checked(n, {2: n.shape[:1]}, negative=False)
+        return result if n.get("sampling_ratio", 0) > 0 else of_whole_regions(result, rois, n.builder)
     return _checked(n, {2: n.shape[:1]}, negative=False)
 
 

@@ -22,7 +22,10 @@ def _resize(n: Node):
     before = [n.shape[axis] for axis in axes]
     mode, policy = n.text("mode", "nearest"), n.text(*_POLICY)
     if scales:
-        sizes = [int(np.floor(size * scale)) for size, scale in zip(before, scales, strict=True)]
+        # In float32, as in ONNX Runtime: 10 * 0.7 is then 7.
+        sizes = [
+            int(np.float32(size) * np.float32(scale)) for size, scale in zip(before, scales, strict=True)
+        ]
     else:
         scales = [after / size for size, after in zip(before, sizes, strict=True)]
         if policy != "stretch":
@@ -32,7 +35,8 @@ def _resize(n: Node):
     if mode != "nearest" and not floats:
         raise NotImplementedError(f"Resize of {n.dtype} with mode {mode!r}: only floats are interpolated")
     if "axes" not in n.attributes and floats and _is_right(n, scales, sizes, mode):
-        return n.usual(*n.inputs, nearest_mode=b"floor") if n.text(*_ROUNDING) == _OLD else n.usual()
+        rounding = {"nearest_mode": b"floor"} if n.text(*_ROUNDING) == _OLD else {}
+        return n.usual(n.x, n.inputs[1], None, n.const(np.array(sizes)), **rounding)
     x = n.x
     for i, (axis, scale, size) in enumerate(zip(axes, scales, sizes, strict=True)):
         if n.text(*_COORDINATES) == "tf_crop_and_resize":
@@ -91,8 +95,7 @@ def _positions(mode: str, before: int, scale: float, size: int, crop) -> np.ndar
     aligns them at `scale * before`, which no tensor has if it is no whole number.
     """
     indices = np.arange(size, dtype="float32")
-    width, last = scale * before, size - 1
-    scale = np.float32(scale)
+    last, scale = size - 1, np.float32(scale)
     positions = (indices + np.float32(0.5)) / scale - np.float32(0.5)  # half_pixel
     if mode == "asymmetric":
         positions = indices / scale
@@ -103,7 +106,8 @@ def _positions(mode: str, before: int, scale: float, size: int, crop) -> np.ndar
     elif mode == "pytorch_half_pixel" and size == 1:
         positions = 0 * indices
     elif mode == "half_pixel_symmetric":
-        positions += before / 2 * (1 - size / width)
+        moved = np.float32(before / 2) * (np.float32(1) - np.float32(size) / (scale * np.float32(before)))
+        positions = moved + (indices + np.float32(0.5)) / scale - np.float32(0.5)
     elif mode == "tf_crop_and_resize":
         begin, length = crop[0] * (before - 1), (crop[1] - crop[0]) * (before - 1)
         positions = begin + (indices * length / last if last else length / 2 + 0 * indices)

@@ -56,16 +56,18 @@ def _max_pool(n: Node):
 def _lp_pool(n: Node):
     """Pad for ceil_mode: TVM multiplies means by the size of a window, also where its end is left out."""
     rank = len(n.shape) - 2
-    if not n.get("ceil_mode", 0) or n.text("auto_pad", "NOTSET") != "NOTSET":
+    auto_pad = n.text("auto_pad", "NOTSET")
+    if not n.get("ceil_mode", 0) or auto_pad.startswith("SAME"):
         return n.usual()
-    ones, kernel, pads = [1] * rank, n.get("kernel_shape"), list(n.get("pads", [0] * 2 * rank))
+    ones, kernel, none = [1] * rank, n.get("kernel_shape"), [0] * 2 * rank
+    pads = none if auto_pad == "VALID" else list(n.get("pads", none))
     strides, dilations = n.get("strides", ones), n.get("dilations", ones)
     for i, size in enumerate(n.shape[2:]):
         span, total = (kernel[i] - 1) * dilations[i] + 1, size + pads[i] + pads[rank + i]
         steps = ceildiv(total - span, strides[i])
         if steps * strides[i] < size + pads[i]:  # a window starts before the padding behind
             pads[rank + i] += steps * strides[i] + span - total
-    return n.usual(*n.inputs, pads=pads, ceil_mode=0)
+    return n.usual(*n.inputs, pads=pads, ceil_mode=0, auto_pad=b"NOTSET")
 
 
 @converts("Col2Im")

@@ -170,6 +170,8 @@ def _spread(finish: Callable) -> Callable:
     """
 
     def decomposed(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False):
+        if x.is_complex():
+            return NotImplemented
         dims = list(range(x.ndim)) if dim in (None, []) else dim
         mean = x.double().mean(dims, True)
         centred = x.double() - mean

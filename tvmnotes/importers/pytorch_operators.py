@@ -16,7 +16,7 @@ from torch import fx
 from tvm import relax, tirx, topi
 
 from ..base.indices import checked
-from .composites import regions
+from .composites import of_whole_regions, regions
 from .pytorch_linalg import CONVERTERS as LINALG
 from .pytorch_recurrent import CONVERTERS as RECURRENT
 from .pytorch_writes import CONVERTERS as WRITES
@@ -188,14 +188,12 @@ def _one_hot(node: fx.Node, importer: Any) -> relax.Var:
 def _roi_align(node: fx.Node, importer: Any) -> relax.Var:
     """Move aligned regions by half a pixel of the scaled image; TVM moves them by one of theirs."""
     x, rois, scale, *size, samples, aligned = node.args
-    rois = regions(importer.env[rois], _shape(x)[0], "roi_align", importer.block_builder)
+    own, bb = importer.env[rois], importer.block_builder
+    rois = regions(own, _shape(x)[0], "roi_align", bb)
     if aligned:
         rois = relax.op.subtract(rois, relax.const([0, *[0.5 / scale] * 4], rois.ty.dtype))
-    return importer.block_builder.emit(
-        relax.op.vision.roi_align(
-            importer.env[x], rois, size, scale, samples, aligned, layout="NCHW", mode="avg"
-        )
-    )
+    result = bb.emit(relax.op.vision.roi_align(importer.env[x], rois, size, scale, samples, aligned))
+    return bb.emit(of_whole_regions(result, own, bb)) if aligned and samples <= 0 else result
 
 
 def _resize(method: str) -> Callable:
@@ -419,7 +417,7 @@ CONVERTERS: dict[str, Callable] = {
     "index_add.default": _index_along(summed=True),
     "index_copy.default": _index_along(summed=False),
     "one_hot.default": _one_hot,
-    "roi_align.default": _roi_align,
+    "roi_align.default": _in_float32(_roi_align),
     **{f"upsample_nearest{n}d.vec": _resize("nearest_neighbor") for n in (1, 2, 3)},
     "upsample_linear1d.vec": _resize("linear"),
     "upsample_bilinear2d.vec": _resize("linear"),
