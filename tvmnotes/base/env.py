@@ -112,6 +112,12 @@ def cpu_name() -> str:
     return line.group(1).strip() if line else platform.processor() or platform.machine()
 
 
+def architecture(triple: str = "") -> str:
+    """Return the processor of a triple, or of this machine, by one name: "x86_64", "aarch64"."""
+    name = (triple.partition("-")[0] or platform.machine()).lower()
+    return {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)
+
+
 @functools.cache
 def instruction_sets() -> tuple[str, ...]:
     """Return the instruction sets of this CPU that compiled kernels may use, by LLVM's names.
@@ -175,13 +181,16 @@ def target_json(target) -> str:
 def checked_target(described):
     """Make a TVM target from a description that may come from an untrusted source.
 
+    A CPU of `COMPILED_AS` becomes the one that LLVM compiles for in its place.
+
     Args:
         described: A kind, a dictionary, a line of JSON, or a target.
 
     Raises:
         Forbidden: A ValueError, for options that do more than name a machine ("cl-opt" makes LLVM write
             files) and for triples whose processor LLVM may not know, which would end the process.
-        ValueError: LLVM does not know the CPU or an attribute, or an option's value is no word or number.
+        UnknownCpu: A ValueError, as LLVM does not know the CPU or an attribute.
+        ValueError: An option's value is no word or number.
         Exception: Whatever TVM raises for a description that is no target.
     """
     import tvm  # for speed: `import tvmnotes` loads no library
@@ -193,8 +202,12 @@ def checked_target(described):
     options = json.loads(target_json(target))
     _check_triple(options)
     _check_options(options)
-    if target.kind.name == "llvm":
-        _check_cpu(target, options)
+    if target.kind.name != "llvm":
+        return target
+    if options.get("mcpu") in COMPILED_AS:
+        options["mcpu"] = COMPILED_AS[options["mcpu"]]
+        target = tvm.target.Target(options)
+    _check_cpu(target, options)
     return target
 
 
@@ -229,18 +242,19 @@ def _check_options(options: dict) -> None:
 
 
 def _check_cpu(target, options: dict) -> None:
-    """Raise ValueError for a CPU or attribute unknown to LLVM, which would substitute or ignore it."""
-    from tvm.target import codegen  # for speed: `import tvmnotes` loads no library
+    """Raise UnknownCpu for a CPU or attribute unknown to LLVM, which would substitute or ignore it."""
+    from tvm.target import Target, codegen  # for speed: `import tvmnotes` loads no library
 
     cpu = options.get("mcpu")
-    cpus = [str(name) for name in codegen.llvm_get_cpu_archlist(target)]
+    any_cpu = Target({name: options[name] for name in ("kind", "mtriple") if name in options})  # no warning
+    cpus = [str(name) for name in codegen.llvm_get_cpu_archlist(any_cpu)]
     if cpu is not None and cpu not in cpus:
         near = difflib.get_close_matches(cpu, cpus, n=3) or sorted(cpus)[:3]
-        raise ValueError(f"LLVM knows no CPU {cpu!r}; near names: {', '.join(near)}")
+        raise errors.UnknownCpu(f"LLVM knows no CPU {cpu!r}; near names: {', '.join(near)}")
     known = {str(name) for name in codegen.llvm_get_cpu_features(target)}
     for attribute in [name for names in options.get("mattr", ()) for name in names.split(",")]:
         if attribute[:1] not in ("+", "-") or (attribute[0] == "+" and attribute[1:] not in known):
-            raise ValueError(
+            raise errors.UnknownCpu(
                 f"LLVM knows no attribute {attribute!r} of such a CPU; expected one such as '+avx2'"
             )
 
