@@ -1,6 +1,7 @@
 """env: cores, threads, instruction sets, target, report and problems, on made-up machines and on this one."""
 
 import inspect
+import json
 import os
 import re
 
@@ -12,10 +13,11 @@ from conftest import sampled
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
-from tvmnotes import env
+from tvmnotes import build, env, records
 from tvmnotes.__main__ import app
 from tvmnotes.base import errors, kept, workarounds
 from tvmnotes.compiler.build import resolve_target
+from tvmnotes.tuning import tasks
 
 ALONE = {cpu: str(cpu) for cpu in range(4)}  # four cores without hyper-threads
 PAIRS = {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}  # four cores of two hyper-threads
@@ -242,6 +244,22 @@ def test_no_cpu_keeps_a_tile_of_sums_in_memory(forget, monkeypatch, compile_func
     inner = min(inner_loops(lib.source(kernel, "asm")), key=len)
     assert sum("vfmadd" in line for line in inner) >= 12, "a tile"
     assert not [line for line in inner if "(%rsp)" in line]
+
+
+@pytest.mark.parametrize(("cpu", "listed"), [("apple-m1", "a14"), ("apple-m2", "a15"), ("apple-m3", "a16")])
+def test_a_cpu_that_llvm_does_not_list_is_the_one_that_it_is_another_name_of(forget, monkeypatch, small, cpu, listed):
+    listed = f"apple-{listed}"
+    monkeypatch.setattr("tvm.target.codegen.llvm_get_system_cpu", lambda: cpu)
+    assert env._llvm_cpu() == listed
+    target = {"kind": "llvm", "mtriple": "arm64-apple-darwin", "mcpu": cpu, "num-cores": 4}
+    lib = build(small.mod, small.params, target, opt_level=1)
+    assert (lib.target.attrs["mcpu"], lib.target.attrs["num-cores"]) == (listed, 4)
+    assert env.target_instruction_sets(lib.target) == env.target_instruction_sets({**target, "mcpu": listed})
+    found = tasks(small.mod, small.params, target)
+    assert {json.loads(task.target)["mcpu"] for task in found} == {listed}
+    for task in found:
+        record = records.new_record(task.workload, json.dumps(target), task.default, (1e-3,))
+        assert records.parse(str(record)).target == task.target
 
 
 # ---------------------------------------------------------------- report and problems
