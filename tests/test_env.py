@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+from types import SimpleNamespace
 
 import forked
 import pytest
@@ -42,7 +43,7 @@ def machine(tmp_path, monkeypatch):
 @pytest.fixture
 def forget():
     """Have env look at the machine anew, in the test and after it."""
-    known = [env.cpu_name, env.instruction_sets, env.host_target, env._llvm_cpu]
+    known = [env.cpu_name, env.instruction_sets, env.host_target, env._system_cpu]
     for function in known:
         function.cache_clear()
     yield
@@ -108,8 +109,21 @@ def test_cpu_quotas_bound_the_cores(machine, quota):
     assert env.usable_cores(machine(ALONE, files)) == cores
 
 
+@pytest.mark.parametrize(("failed", "cores"), [(0, 6), (-1, 10)])
+def test_of_an_apple_chip_the_performance_cores_count(tmp_path, monkeypatch, failed, cores):
+    def sysctlbyname(name, value, size, *_):
+        assert (name, size._obj.value) == (b"hw.perflevel0.physicalcpu", 4)
+        value._obj.value = 6
+        return failed
+
+    monkeypatch.setattr(env.ctypes, "CDLL", lambda name: SimpleNamespace(sysctlbyname=sysctlbyname))
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 10)
+    assert env.usable_cores(tmp_path) == cores
+
+
 @pytest.mark.parametrize(("physical", "cores"), [(3, 3), (None, 2)])
 def test_without_sys_psutil_counts(tmp_path, monkeypatch, physical, cores):
+    monkeypatch.setattr(env, "_performance_cores", lambda: None)
     monkeypatch.setattr("psutil.cpu_count", lambda logical: physical)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     assert env.usable_cores(tmp_path) == cores
@@ -187,15 +201,14 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd asimdhp asimddp i8mm\n"
 def test_the_kernels_flags_become_llvms_names(forget, monkeypatch, cpuinfo, sets):
     monkeypatch.setattr(env, "_read", lambda path: cpuinfo)
     assert env.instruction_sets() == sets
-    if "model name" in cpuinfo:
-        assert env.cpu_name() == "Fine CPU"
+    monkeypatch.setattr("tvm.target.codegen.llvm_get_system_cpu", lambda: "neoverse-n1")
+    assert env.cpu_name() == ("Fine CPU" if "model name" in cpuinfo else "neoverse-n1")
 
 
 def test_without_the_kernels_list_llvm_says_what_the_cpu_has(forget, monkeypatch):
     monkeypatch.setattr(env, "_read", lambda path: "")
     monkeypatch.setattr(env, "_llvm_cpu", lambda: "haswell")
     assert env.instruction_sets() == ("sse4.2", "avx", "f16c", "fma", "avx2", "bmi", "bmi2")
-    assert env.cpu_name()
 
 
 def test_the_host_target_names_the_cpu_and_its_cores():

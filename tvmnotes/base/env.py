@@ -4,6 +4,7 @@
 tvmnotes doctor` their `report` and `problems`. Only the standard library is imported at the top.
 """
 
+import ctypes
 import difflib
 import functools
 import html
@@ -47,7 +48,8 @@ def usable_cores(root: str | os.PathLike = "/") -> int:
     """Count the physical cores that this process may keep busy: at least 1.
 
     These are the CPUs of the affinity mask, with hyper-threads of one core counted once, limited by the CPU
-    quota of the process's cgroup (version 1 or 2) and of its ancestors. `root` contains /proc and /sys.
+    quota of the process's cgroup (version 1 or 2) and of its ancestors. `root` contains /proc and /sys. Of an
+    Apple chip the performance cores count: a kernel waits for its slowest thread.
     """
     root = Path(root)
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
@@ -59,8 +61,19 @@ def usable_cores(root: str | os.PathLike = "/") -> int:
     if not devices.exists():  # macOS, Windows
         import psutil  # for speed: Linux does without
 
-        return max(1, psutil.cpu_count(logical=False) or len(cores))
+        return max(1, _performance_cores() or psutil.cpu_count(logical=False) or len(cores))
     return max(1, min(len(cores), int(_cgroup_quota(root))))
+
+
+def _performance_cores() -> int | None:
+    """Return the number of an Apple chip's performance cores; None elsewhere."""
+    count, size = ctypes.c_int32(), ctypes.c_size_t(4)
+    name = b"hw.perflevel0.physicalcpu"
+    try:
+        failed = ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(count), ctypes.byref(size), None, 0)
+    except (AttributeError, OSError, TypeError):  # another system has no such function
+        return None
+    return None if failed else count.value
 
 
 def _cgroup_quota(root: Path) -> float:
@@ -107,15 +120,23 @@ def cap_if_quick(amount, cap):
 
 @functools.cache
 def cpu_name() -> str:
-    """Return the processor's name as its vendor writes it."""
+    """Return the processor's name as its vendor writes it; LLVM's where the system gives none, as on ARM."""
     line = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
-    return line.group(1).strip() if line else platform.processor() or platform.machine()
+    return line.group(1).strip() if line else _system_cpu()
 
 
 def architecture(triple: str = "") -> str:
     """Return the processor of a triple, or of this machine, by one name: "x86_64", "aarch64"."""
     name = (triple.partition("-")[0] or platform.machine()).lower()
     return {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)
+
+
+def system(triple: str = "") -> str:
+    """Return the operating system of a triple, or of this machine: "Linux", "macOS" or "Windows"."""
+    if not triple:
+        return {"Darwin": "macOS"}.get(platform.system(), platform.system())
+    found = re.search("(apple|darwin|macos)|(windows|win32|mingw)", triple)
+    return ("macOS" if found[1] else "Windows") if found else "Linux"
 
 
 @functools.cache
@@ -144,12 +165,16 @@ def _plain(flag: str) -> str:
 
 
 @functools.cache
-def _llvm_cpu() -> str:
+def _system_cpu() -> str:
+    """Return LLVM's name of this machine's CPU."""
     import tvm  # for speed: `import tvmnotes` loads no library
 
     with tvm.target.Target("llvm"):
-        cpu = tvm.target.codegen.llvm_get_system_cpu()
-    return COMPILED_AS.get(cpu, cpu)
+        return tvm.target.codegen.llvm_get_system_cpu()
+
+
+def _llvm_cpu() -> str:
+    return COMPILED_AS.get(_system_cpu(), _system_cpu())
 
 
 @functools.cache
