@@ -7,6 +7,7 @@ import re
 from types import SimpleNamespace
 
 import forked
+import numpy as np
 import pytest
 import torch
 import tvm
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from tvmnotes import build, env, records
 from tvmnotes.__main__ import app
 from tvmnotes.base import errors, kept, workarounds
+from tvmnotes.compiler import selftest
 from tvmnotes.compiler.build import resolve_target
 from tvmnotes.tuning import tasks
 
@@ -379,6 +381,23 @@ def test_doctor(monkeypatch, pins, code, words):
     assert words in result.output and env.cpu_name() in result.output
     (line,) = [line for line in result.output.splitlines() if line.startswith("kernel cache")]
     assert line.endswith("  so many kernels")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "told"),
+    [
+        (records, "shipped", r"\(AttributeError: 'str' object has no attribute 'error'\)"),
+        (selftest, "_reference", r"\(a difference of \de[-+]\d\d\)"),
+    ],
+    ids=["the build fails", "the result is wrong"],
+)
+def test_doctor_builds_a_convolution_and_a_product_with_the_default_records(monkeypatch, module, name, told):
+    wrong = {"shipped": lambda: ["of another format"], "_reference": lambda x, w, v: np.ones((1, 10))}
+    monkeypatch.setattr(module, name, wrong[name])
+    monkeypatch.setattr(env, "_pins", dict)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1 and "All is well" not in result.output
+    assert re.search(f"problem: tn.build does not compile and run a convolution .* {told}", result.output)
 
 
 def test_quick_script_gives_the_same_function_without_a_look_at_the_callers(monkeypatch):
