@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import tvm
 from conftest import sampled
 
 import tvmnotes as tn
@@ -248,6 +249,62 @@ def test_without_a_cross_compiler_one_error_says_what_to_install(arm, tmp_path, 
         "(Debian, Ubuntu: apt install g++-aarch64-linux-gnu), or build on a machine of that kind"
     )
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("triple", "architecture", "system"),
+    [
+        ("arm64-apple-darwin", "aarch64", "macOS"),
+        ("arm64-apple-macosx14.0", "aarch64", "macOS"),
+        ("x86_64-pc-windows-msvc", "x86_64", "Windows"),
+        ("aarch64-linux-gnu", "aarch64", "Linux"),
+        ("aarch64", "aarch64", "Linux"),  # LLVM writes ELF
+    ],
+)
+def test_a_triple_names_a_processor_and_a_system(triple, architecture, system):
+    assert (env.architecture(triple), env.system(triple)) == (architecture, system)
+
+
+@pytest.mark.parametrize("triple", ["arm64-apple-darwin", "x86_64-pc-windows-msvc"])
+def test_a_library_for_another_system_is_not_linked_here(small, tmp_path, triple):
+    lib = tn.build(small.mod, small.params, target={"kind": "llvm", "mtriple": triple})
+    system = env.system(triple)
+    with pytest.raises(RuntimeError, match=f"that of a network for {system} is linked there: build it on a machine"):
+        lib.save(tmp_path / "net")
+    with pytest.raises(RuntimeError, match="this library cannot run here: it is built for"):
+        lib(small.x)
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ({"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, "it is built for Linux, this machine is macOS"),
+        ({"mtriple": "x86_64-linux-gnu"}, "it is built for x86_64, this machine is aarch64"),
+        ({"mtriple": "arm64-apple-darwin"}, None),
+    ],
+)
+def test_a_mac_knows_what_is_for_arm_linux_from_its_own(monkeypatch, target, reason):
+    monkeypatch.setattr(env.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(env.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(env, "instruction_sets", lambda: ("neon", "fullfp16", "dotprod"))
+    info = saved.build_info(tvm.target.Target({"kind": "llvm", **target}))
+    assert saved.mismatch(info) == reason
+    if reason is None:
+        assert saved.linker(info) == {}
+    else:
+        monkeypatch.setenv("PATH", "")
+        with pytest.raises(RuntimeError, match="takes a cross compiler"):
+            saved.linker(info)
+
+
+def test_a_network_that_was_saved_before_manifests_named_its_system_still_loads(lib, small, folder, tmp_path):
+    copy = Path(shutil.copytree(folder, tmp_path / "net"))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    assert manifest.pop("system") == env.system()
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    again = load(copy)
+    np.testing.assert_array_equal(again(small.x), lib(small.x))
+    assert again.save(tmp_path / "again").is_dir()
 
 
 @pytest.mark.skipif(env.platform.machine() == "aarch64", reason="it is this machine's")

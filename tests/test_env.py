@@ -1,10 +1,13 @@
 """env: cores, threads, instruction sets, target, report and problems, on made-up machines and on this one."""
 
 import inspect
+import json
 import os
 import re
+from types import SimpleNamespace
 
 import forked
+import numpy as np
 import pytest
 import torch
 import tvm
@@ -12,10 +15,12 @@ from conftest import sampled
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
-from tvmnotes import env
+from tvmnotes import build, env, records
 from tvmnotes.__main__ import app
 from tvmnotes.base import errors, kept, workarounds
+from tvmnotes.compiler import selftest
 from tvmnotes.compiler.build import resolve_target
+from tvmnotes.tuning import tasks
 
 ALONE = {cpu: str(cpu) for cpu in range(4)}  # four cores without hyper-threads
 PAIRS = {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}  # four cores of two hyper-threads
@@ -40,7 +45,7 @@ def machine(tmp_path, monkeypatch):
 @pytest.fixture
 def forget():
     """Have env look at the machine anew, in the test and after it."""
-    known = [env.cpu_name, env.instruction_sets, env.host_target, env._llvm_cpu]
+    known = [env.cpu_name, env.instruction_sets, env.host_target, env._system_cpu]
     for function in known:
         function.cache_clear()
     yield
@@ -106,8 +111,21 @@ def test_cpu_quotas_bound_the_cores(machine, quota):
     assert env.usable_cores(machine(ALONE, files)) == cores
 
 
+@pytest.mark.parametrize(("failed", "cores"), [(0, 6), (-1, 10)])
+def test_of_an_apple_chip_the_performance_cores_count(tmp_path, monkeypatch, failed, cores):
+    def sysctlbyname(name, value, size, *_):
+        assert (name, size._obj.value) == (b"hw.perflevel0.physicalcpu", 4)
+        value._obj.value = 6
+        return failed
+
+    monkeypatch.setattr(env.ctypes, "CDLL", lambda name: SimpleNamespace(sysctlbyname=sysctlbyname))
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 10)
+    assert env.usable_cores(tmp_path) == cores
+
+
 @pytest.mark.parametrize(("physical", "cores"), [(3, 3), (None, 2)])
 def test_without_sys_psutil_counts(tmp_path, monkeypatch, physical, cores):
+    monkeypatch.setattr(env, "_performance_cores", lambda: None)
     monkeypatch.setattr("psutil.cpu_count", lambda logical: physical)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     assert env.usable_cores(tmp_path) == cores
@@ -185,15 +203,14 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd asimdhp asimddp i8mm\n"
 def test_the_kernels_flags_become_llvms_names(forget, monkeypatch, cpuinfo, sets):
     monkeypatch.setattr(env, "_read", lambda path: cpuinfo)
     assert env.instruction_sets() == sets
-    if "model name" in cpuinfo:
-        assert env.cpu_name() == "Fine CPU"
+    monkeypatch.setattr("tvm.target.codegen.llvm_get_system_cpu", lambda: "neoverse-n1")
+    assert env.cpu_name() == ("Fine CPU" if "model name" in cpuinfo else "neoverse-n1")
 
 
 def test_without_the_kernels_list_llvm_says_what_the_cpu_has(forget, monkeypatch):
     monkeypatch.setattr(env, "_read", lambda path: "")
     monkeypatch.setattr(env, "_llvm_cpu", lambda: "haswell")
     assert env.instruction_sets() == ("sse4.2", "avx", "f16c", "fma", "avx2", "bmi", "bmi2")
-    assert env.cpu_name()
 
 
 def test_the_host_target_names_the_cpu_and_its_cores():
@@ -242,6 +259,22 @@ def test_no_cpu_keeps_a_tile_of_sums_in_memory(forget, monkeypatch, compile_func
     inner = min(inner_loops(lib.source(kernel, "asm")), key=len)
     assert sum("vfmadd" in line for line in inner) >= 12, "a tile"
     assert not [line for line in inner if "(%rsp)" in line]
+
+
+@pytest.mark.parametrize(("cpu", "listed"), [("apple-m1", "a14"), ("apple-m2", "a15"), ("apple-m3", "a16")])
+def test_a_cpu_that_llvm_does_not_list_is_the_one_that_it_is_another_name_of(forget, monkeypatch, small, cpu, listed):
+    listed = f"apple-{listed}"
+    monkeypatch.setattr("tvm.target.codegen.llvm_get_system_cpu", lambda: cpu)
+    assert env._llvm_cpu() == listed
+    target = {"kind": "llvm", "mtriple": "arm64-apple-darwin", "mcpu": cpu, "num-cores": 4}
+    lib = build(small.mod, small.params, target, opt_level=1)
+    assert (lib.target.attrs["mcpu"], lib.target.attrs["num-cores"]) == (listed, 4)
+    assert env.target_instruction_sets(lib.target) == env.target_instruction_sets({**target, "mcpu": listed})
+    found = tasks(small.mod, small.params, target)
+    assert {json.loads(task.target)["mcpu"] for task in found} == {listed}
+    for task in found:
+        record = records.new_record(task.workload, json.dumps(target), task.default, (1e-3,))
+        assert records.parse(str(record)).target == task.target
 
 
 # ---------------------------------------------------------------- report and problems
@@ -348,6 +381,23 @@ def test_doctor(monkeypatch, pins, code, words):
     assert words in result.output and env.cpu_name() in result.output
     (line,) = [line for line in result.output.splitlines() if line.startswith("kernel cache")]
     assert line.endswith("  so many kernels")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "told"),
+    [
+        (records, "shipped", r"\(AttributeError: 'str' object has no attribute 'error'\)"),
+        (selftest, "_reference", r"\(a difference of \de[-+]\d\d\)"),
+    ],
+    ids=["the build fails", "the result is wrong"],
+)
+def test_doctor_builds_a_convolution_and_a_product_with_the_default_records(monkeypatch, module, name, told):
+    wrong = {"shipped": lambda: ["of another format"], "_reference": lambda x, w, v: np.ones((1, 10))}
+    monkeypatch.setattr(module, name, wrong[name])
+    monkeypatch.setattr(env, "_pins", dict)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1 and "All is well" not in result.output
+    assert re.search(f"problem: tn.build does not compile and run a convolution .* {told}", result.output)
 
 
 def test_quick_script_gives_the_same_function_without_a_look_at_the_callers(monkeypatch):

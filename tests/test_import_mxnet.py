@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import importlib.util
 import json
 
 import numpy as np
@@ -13,7 +12,7 @@ import tvmnotes as tn
 from tvmnotes.base.integers import ceildiv
 from tvmnotes.importers.mxnet.call import CONVERTERS
 
-if importlib.util.find_spec("mxnet") is None:
+if not tn.gluon.installed():
     pytest.skip("the mxnet extra is not installed", allow_module_level=True)
 
 import mxnet as mx

@@ -1,13 +1,11 @@
 """from_mxnet: what Gluon blocks in NumPy mode and functions of `mx.np` become, against MXNet."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 
 import tvmnotes as tn
 
-if importlib.util.find_spec("mxnet") is None:
+if not tn.gluon.installed():
     pytest.skip("the mxnet extra is not installed", allow_module_level=True)
 
 import mxnet as mx

@@ -6,19 +6,21 @@ import random
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import numpy as np
 import pytest
 import torch
 import tvm
-from conftest import sampled
+from conftest import imported, sampled
 from fake_runner import TARGET, WORKLOADS, task
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tvmnotes as tn
 from tvmnotes import data, env, records
+from tvmnotes.base import errors
 from tvmnotes.compiler.build import resolve_target
 from tvmnotes.compiler.records import Record
 from tvmnotes.compiler.workloads.batch_matmul import BatchMatmul
@@ -108,6 +110,7 @@ def changed(**entries) -> str:
         (changed(workload={"op": "dense", "rows": "1", "depth": 2, "columns": 3}), "of another format"),
         (changed(workload=None), "of another format"),
         (changed(target={"kind": "llvm", "mcpu": 3}), "of another format"),
+        (changed(target={"kind": "llvm", "mcpu": "no-such-cpu"}), "of CPUs that LLVM does not know here"),
         (changed(seconds=["fast"]), "of another format"),
         (changed(seconds=[float("nan")]), "of another format"),
         (changed(seconds=[0.0]), "of another format"),
@@ -182,7 +185,9 @@ def test_any_line_is_a_record_or_says_why_not(keys, value):
         again = records.parse(str(found))
         assert again == found and records.best([found, again])
     else:
-        assert found in ("of another format", "of configs that no longer exist")
+        assert found in (
+            "of another format", "of configs that no longer exist", "of CPUs that LLVM does not know here"
+        )  # fmt: skip
 
 
 # ---------------------------------------------------------------- files
@@ -354,6 +359,101 @@ def test_the_shipped_records_are_of_todays_configs():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert records.shipped() == records.read(*data.bundled("records", "*.jsonl")) != []
+
+
+def refuse(names):
+    """`env.checked_target` of a machine whose LLVM knows no CPU of these names for its own architecture."""
+    checked = env.checked_target
+
+    def as_there(described):
+        if described.get("mcpu") in names and "mtriple" not in described:
+            raise errors.UnknownCpu(f"LLVM knows no CPU {described['mcpu']!r}; near names: a64fx, ampere1")
+        return checked(described)
+
+    return as_there
+
+
+@pytest.fixture
+def other_machine(monkeypatch):
+    """As on ARM: LLVM knows the CPUs of the shipped records, and of this machine, by their triple alone."""
+    caches = records.shipped, records._canonical
+    for cache in caches:
+        cache.cache_clear()
+    mcpus = {json.loads(line)["target"]["mcpu"] for line in all_shipped()} | {env.host_target().attrs["mcpu"]}
+    monkeypatch.setattr(env, "checked_target", refuse(mcpus))
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def all_shipped() -> list[str]:
+    return [line for file in data.bundled("records", "*.jsonl") for line in file.read_text().splitlines()]
+
+
+def test_shipped_records_are_read_on_another_architecture_as_their_targets_have_a_triple(other_machine):
+    assert len(records.shipped()) == len(all_shipped())
+
+
+def test_a_build_leaves_out_shipped_records_of_cpus_that_llvm_does_not_know(
+    small, other_machine, monkeypatch, tmp_path
+):
+    lines = [json.loads(line) for line in all_shipped()[:3]]
+    for line in lines:
+        del line["target"]["mtriple"]
+    monkeypatch.setattr(data, "bundled", lambda *_: [write(tmp_path / "theirs.jsonl", *map(json.dumps, lines))])
+    assert records.shipped() == []
+    lib = tn.build(small.mod, small.params)
+    assert lib.tuned == "shipped records: none for this network and target"
+    assert np.abs(lib(small.x) - small.wanted).max() <= 1e-5 * np.abs(small.wanted).max()
+
+
+def test_records_of_a_cpu_that_llvm_does_not_know_are_left_out_with_the_reason(other_machine, tmp_path):
+    path = write(tmp_path / "theirs.jsonl", record(), record("dense"))
+    with pytest.warns(UserWarning, match=r"left out 2 lines \(2 of CPUs that LLVM does not know here\)"):
+        assert records.read(path) == []
+
+
+NEON = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
+
+
+def test_records_of_an_arm_cpu_are_made_and_found_like_those_of_x86(small, monkeypatch, tmp_path):
+    """The path of data/records/make.py on such a machine, but for the measuring."""
+    script = imported(HERE.parent / "data" / "records" / "make.py")
+    n1 = {"mcpu": "neoverse-n1", "num-cores": 4}
+    monkeypatch.setattr(script, "__file__", str(tmp_path / "make.py"))
+    monkeypatch.setattr(script, "load", lambda network: (small.mod, small.params))
+    with monkeypatch.context() as on_arm:
+        on_arm.setattr(env.platform, "machine", lambda: "aarch64")
+        on_arm.setattr(env, "host_target", lambda: tvm.target.Target({**NEON, **n1}))
+        measured = []
+
+        def tune(mod, params, target, trials, records):
+            found = tasks(mod, params, target)
+            assert trials == script.TRIALS * len(found)
+            measured.extend(tn.records.new_record(t.workload, t.target, t.space[-1], (1e-3,)) for t in found)
+            write(records, *measured)
+            return SimpleNamespace(interrupted=False)
+
+        on_arm.setattr(tn, "tune", tune)
+        on_arm.setattr(data, "writable_cache", lambda: tmp_path)
+        (tmp_path / "records").mkdir()
+        script.main("neon", "digits")
+        with pytest.raises(SystemExit, match="is not one for avx512.jsonl"):
+            script.main("avx512", "digits")
+
+    monkeypatch.setattr(data, "bundled", lambda *_: [tmp_path / "neon.jsonl"])
+    records.shipped.cache_clear()
+    try:
+        count = len(measured)
+        for cpu, told in [
+            (n1, f"{count} of this target"),
+            ({"mcpu": "cortex-a72"}, f"{count} near (another CPU with the same vector registers)"),
+            ({"mcpu": "apple-m1"}, f"{count} near (another CPU with the same vector registers)"),
+        ]:
+            lib = tn.build(small.mod, small.params, {**NEON, **cpu})
+            assert lib.tuned == f"shipped records: {told}"
+    finally:
+        records.shipped.cache_clear()
 
 
 # ---------------------------------------------------------------- the best

@@ -22,17 +22,21 @@ app = typer.Typer(
 
 @app.command()
 def doctor():
-    """Describe this machine, and check that TVM compiles and runs a kernel on it.
+    """Describe this machine, and check that TVM compiles and runs a kernel and a small network on it.
 
     Exits with 1 if there is a problem.
     """
+    from .compiler import selftest  # for speed: --help loads nothing
+
     typer.echo(env.Report(env.report() | {"kernel cache": kept.status()}))
     problems = env.problems()
+    if wrong := selftest.problem():
+        problems.append(f"{wrong}: report it, with all of the above")
     for problem in problems:
         typer.secho(f"\nproblem: {problem}", fg="red", err=True)
     if problems:
         raise typer.Exit(1)
-    typer.echo("\nAll is well: the pinned versions are there, and a kernel compiles and runs.")
+    typer.echo("\nAll is well: the pinned versions are there, and a small network compiles and runs.")
 
 
 def _writable(out: Path | None) -> Path | None:

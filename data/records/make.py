@@ -2,6 +2,7 @@
 
     python data/records/make.py avx512
     python data/records/make.py avx2
+    python data/records/make.py neon                                        # on a CPU of 64-bit ARM
     python data/records/make.py avx512 resnet18 ssd_512_resnet50_v1_voc     # of these networks alone
 
 GluonCV's networks need the extra "mxnet". All trials go to one file in tvmnotes's cache, which a second start goes on
@@ -9,6 +10,7 @@ with; the best of each workload, together with what is shipped already for other
 avx2.jsonl beside this script.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from tvmnotes.compiler.build import resolve_target
 NETWORKS = ("digits", "resnet18", "squeezenet1_1", "mobilenet_v2", "resnet50", "vgg11", "densenet121")
 GLUON = ("cifar_resnet20_v1", "resnet101_v1d", "ssd_512_resnet50_v1_voc")
 TRIALS = 24  # for each task
-TARGETS = {"avx512": None, "avx2": {"kind": "llvm", "mcpu": "core-avx2", "num-cores": tn.env.usable_cores()}}
+ISA = {"avx512": "avx512f", "avx2": "avx2", "neon": "neon"}  # the widest vectors of a file's targets
 
 
 def load(network: str) -> tuple:
@@ -29,11 +31,20 @@ def load(network: str) -> tuple:
     return tn.from_pytorch(net, {"data": net.input_shape})
 
 
+def target_of(name: str):
+    """Return this machine's target, or that of any CPU with AVX2; with a triple, as other machines read the records."""
+    target = json.loads(tn.env.target_json(tn.env.host_target()))
+    if name == "avx2":
+        target = {"kind": "llvm", "mcpu": "core-avx2", "num-cores": tn.env.usable_cores()}
+    return resolve_target({**target, "mtriple": f"{tn.env.architecture()}-linux-gnu"})
+
+
 def main(name: str = "", *networks: str) -> None:
-    if name not in TARGETS or not {*networks} <= {*NETWORKS, *GLUON}:
-        sys.exit(f"expected one of {', '.join(TARGETS)}, and of the networks {', '.join(NETWORKS + GLUON)} or none")
-    target = resolve_target(TARGETS[name])
-    if ("avx512f" in tn.env.target_instruction_sets(target)) != (name == "avx512"):
+    if name not in ISA or not {*networks} <= {*NETWORKS, *GLUON}:
+        sys.exit(f"expected one of {', '.join(ISA)}, and of the networks {', '.join(NETWORKS + GLUON)} or none")
+    target = target_of(name)
+    sets = tn.env.target_instruction_sets(target)
+    if next((isa for isa in ISA.values() if isa in sets), None) != ISA[name]:
         sys.exit(f"this machine's target, {target}, is not one for {name}.jsonl")
     log = tn.data.writable_cache() / "records" / f"{name}.jsonl"
     for network in networks or NETWORKS + GLUON:

@@ -4,6 +4,7 @@
 tvmnotes doctor` their `report` and `problems`. Only the standard library is imported at the top.
 """
 
+import ctypes
 import difflib
 import functools
 import html
@@ -47,7 +48,8 @@ def usable_cores(root: str | os.PathLike = "/") -> int:
     """Count the physical cores that this process may keep busy: at least 1.
 
     These are the CPUs of the affinity mask, with hyper-threads of one core counted once, limited by the CPU
-    quota of the process's cgroup (version 1 or 2) and of its ancestors. `root` contains /proc and /sys.
+    quota of the process's cgroup (version 1 or 2) and of its ancestors. `root` contains /proc and /sys. Of an
+    Apple chip the performance cores count: a kernel waits for its slowest thread.
     """
     root = Path(root)
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
@@ -59,8 +61,19 @@ def usable_cores(root: str | os.PathLike = "/") -> int:
     if not devices.exists():  # macOS, Windows
         import psutil  # for speed: Linux does without
 
-        return max(1, psutil.cpu_count(logical=False) or len(cores))
+        return max(1, _performance_cores() or psutil.cpu_count(logical=False) or len(cores))
     return max(1, min(len(cores), int(_cgroup_quota(root))))
+
+
+def _performance_cores() -> int | None:
+    """Return the number of an Apple chip's performance cores; None elsewhere."""
+    count, size = ctypes.c_int32(), ctypes.c_size_t(4)
+    name = b"hw.perflevel0.physicalcpu"
+    try:
+        failed = ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(count), ctypes.byref(size), None, 0)
+    except (AttributeError, OSError, TypeError):  # another system has no such function
+        return None
+    return None if failed else count.value
 
 
 def _cgroup_quota(root: Path) -> float:
@@ -107,9 +120,23 @@ def cap_if_quick(amount, cap):
 
 @functools.cache
 def cpu_name() -> str:
-    """Return the processor's name as its vendor writes it."""
+    """Return the processor's name as its vendor writes it; LLVM's where the system gives none, as on ARM."""
     line = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
-    return line.group(1).strip() if line else platform.processor() or platform.machine()
+    return line.group(1).strip() if line else _system_cpu()
+
+
+def architecture(triple: str = "") -> str:
+    """Return the processor of a triple, or of this machine, by one name: "x86_64", "aarch64"."""
+    name = (triple.partition("-")[0] or platform.machine()).lower()
+    return {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)
+
+
+def system(triple: str = "") -> str:
+    """Return the operating system of a triple, or of this machine: "Linux", "macOS" or "Windows"."""
+    if not triple:
+        return {"Darwin": "macOS"}.get(platform.system(), platform.system())
+    found = re.search("(apple|darwin|macos)|(windows|win32|mingw)", triple)
+    return ("macOS" if found[1] else "Windows") if found else "Linux"
 
 
 @functools.cache
@@ -138,12 +165,16 @@ def _plain(flag: str) -> str:
 
 
 @functools.cache
-def _llvm_cpu() -> str:
+def _system_cpu() -> str:
+    """Return LLVM's name of this machine's CPU."""
     import tvm  # for speed: `import tvmnotes` loads no library
 
     with tvm.target.Target("llvm"):
-        cpu = tvm.target.codegen.llvm_get_system_cpu()
-    return COMPILED_AS.get(cpu, cpu)
+        return tvm.target.codegen.llvm_get_system_cpu()
+
+
+def _llvm_cpu() -> str:
+    return COMPILED_AS.get(_system_cpu(), _system_cpu())
 
 
 @functools.cache
@@ -175,13 +206,16 @@ def target_json(target) -> str:
 def checked_target(described):
     """Make a TVM target from a description that may come from an untrusted source.
 
+    A CPU of `COMPILED_AS` becomes the one that LLVM compiles for in its place.
+
     Args:
         described: A kind, a dictionary, a line of JSON, or a target.
 
     Raises:
         Forbidden: A ValueError, for options that do more than name a machine ("cl-opt" makes LLVM write
             files) and for triples whose processor LLVM may not know, which would end the process.
-        ValueError: LLVM does not know the CPU or an attribute, or an option's value is no word or number.
+        UnknownCpu: A ValueError, as LLVM does not know the CPU or an attribute.
+        ValueError: An option's value is no word or number.
         Exception: Whatever TVM raises for a description that is no target.
     """
     import tvm  # for speed: `import tvmnotes` loads no library
@@ -193,8 +227,12 @@ def checked_target(described):
     options = json.loads(target_json(target))
     _check_triple(options)
     _check_options(options)
-    if target.kind.name == "llvm":
-        _check_cpu(target, options)
+    if target.kind.name != "llvm":
+        return target
+    if options.get("mcpu") in COMPILED_AS:
+        options["mcpu"] = COMPILED_AS[options["mcpu"]]
+        target = tvm.target.Target(options)
+    _check_cpu(target, options)
     return target
 
 
@@ -229,18 +267,19 @@ def _check_options(options: dict) -> None:
 
 
 def _check_cpu(target, options: dict) -> None:
-    """Raise ValueError for a CPU or attribute unknown to LLVM, which would substitute or ignore it."""
-    from tvm.target import codegen  # for speed: `import tvmnotes` loads no library
+    """Raise UnknownCpu for a CPU or attribute unknown to LLVM, which would substitute or ignore it."""
+    from tvm.target import Target, codegen  # for speed: `import tvmnotes` loads no library
 
     cpu = options.get("mcpu")
-    cpus = [str(name) for name in codegen.llvm_get_cpu_archlist(target)]
+    any_cpu = Target({name: options[name] for name in ("kind", "mtriple") if name in options})  # no warning
+    cpus = [str(name) for name in codegen.llvm_get_cpu_archlist(any_cpu)]
     if cpu is not None and cpu not in cpus:
         near = difflib.get_close_matches(cpu, cpus, n=3) or sorted(cpus)[:3]
-        raise ValueError(f"LLVM knows no CPU {cpu!r}; near names: {', '.join(near)}")
+        raise errors.UnknownCpu(f"LLVM knows no CPU {cpu!r}; near names: {', '.join(near)}")
     known = {str(name) for name in codegen.llvm_get_cpu_features(target)}
     for attribute in [name for names in options.get("mattr", ()) for name in names.split(",")]:
         if attribute[:1] not in ("+", "-") or (attribute[0] == "+" and attribute[1:] not in known):
-            raise ValueError(
+            raise errors.UnknownCpu(
                 f"LLVM knows no attribute {attribute!r} of such a CPU; expected one such as '+avx2'"
             )
 

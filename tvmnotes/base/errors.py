@@ -1,8 +1,12 @@
-"""The package's own exception, and exceptions as short messages, including those without a text."""
+"""The package's own exceptions, and exceptions as short messages, including those without a text."""
 
 
 class Forbidden(ValueError):
     """A file contains something that would do more than such a file is for."""
+
+
+class UnknownCpu(ValueError):
+    """LLVM lists no such CPU, or attribute, for the architecture of a target."""
 
 
 def lines(error: Exception | str) -> list[str]:

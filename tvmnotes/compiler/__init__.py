@@ -42,6 +42,7 @@ variants        the network for stated values of open sizes, in the same library
 codegen         machine code for a CPU, each kernel compiled once
 cuda            targets and schedules for an NVIDIA GPU
 cuda_compiled   code for it, and the `Compiled` that runs there
+selftest        a small network, built and run, for the doctor
 
 combine_parallel, horizontal fusion, is a pass that `build` does not run by itself.
 """

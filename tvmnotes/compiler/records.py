@@ -20,7 +20,7 @@ from importlib import metadata
 import tvm
 
 from ..base import data, env
-from ..base.errors import Forbidden
+from ..base.errors import Forbidden, UnknownCpu
 from .rules.base.vector import Simd, simd_of
 from .workloads.base import Workload
 from .workloads.base import key as key
@@ -141,10 +141,13 @@ def parse(line: str | bytes, check: bool = True) -> Record | str:
     if not isinstance(given, dict) or given.get("format") not in (1, _FORMAT):
         return "of another format"
     try:
+        target = _canonical(json.dumps(given["target"]))
+        if target is None:
+            return "of CPUs that LLVM does not know here"
         config = given["config"] if given["format"] == _FORMAT else renamed(given["config"])
         record = Record(
             workload=Workload.from_dict(given["workload"]),
-            target=_canonical(json.dumps(given["target"])),
+            target=target,
             config=config,
             seconds=tuple(map(float, given["seconds"])),
             error=given["error"],
@@ -180,8 +183,15 @@ def _is_sound(record: Record) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _canonical(target: str) -> str:
-    checked = env.checked_target(json.loads(target))
+def _canonical(target: str) -> str | None:
+    """Return a target as `env.target_json` gives it; None if LLVM does not know its CPU.
+
+    A target without a triple is taken for one of this machine's architecture, wherever it comes from.
+    """
+    try:
+        checked = env.checked_target(json.loads(target))
+    except UnknownCpu:
+        return None
     if checked.kind.name != "llvm":
         raise ValueError(f"records are of CPUs; got one of {checked.kind.name}")
     return env.target_json(checked)
@@ -191,6 +201,15 @@ def _canonical(target: str) -> str:
 def simd_of_key(target: str) -> Simd:
     """Return the vector registers of a target, given as `env.target_json` gives it."""
     return simd_of(tvm.target.Target(json.loads(target)))
+
+
+@functools.lru_cache(maxsize=64)
+def _any_system(target: str) -> dict:
+    """Return what matters of a target: its options, and the architecture for the triple that it may have."""
+    options = json.loads(target)
+    triple = options.pop("mtriple", "")
+    told = {name: options[name] for name in options if name != "keys" and not name.startswith("feature.")}
+    return told | {"architecture": env.architecture(triple)}
 
 
 @contextlib.contextmanager
@@ -336,7 +355,7 @@ class ConfigLookup:
         self._asked = set()
         target = env.target_json(target)
         for (workload, measured_for), record in best(records).items():
-            if measured_for == target:
+            if _any_system(measured_for) == _any_system(target):
                 self._exact[workload] = record
             elif simd_of_key(measured_for) == simd_of_key(target):
                 self._near[workload] = record
@@ -365,9 +384,13 @@ class ConfigLookup:
 
 @functools.cache
 def shipped() -> list[Record]:
-    """Read the records that come with the package, in data/records/: the best for the course's networks."""
+    """Read the records that come with the package, in data/records/: the best for the course's networks.
+
+    Those of CPUs that LLVM does not know here are left out.
+    """
     files = data.bundled("records", "*.jsonl")
-    return [parse(line, check=False) for file in files for line in file.read_bytes().splitlines()]
+    parsed = [parse(line, check=False) for file in files for line in file.read_bytes().splitlines()]
+    return [record for record in parsed if isinstance(record, Record)]
 
 
 def resolve_records(records, target: tvm.target.Target) -> ConfigLookup | None:

@@ -15,7 +15,6 @@ import errno
 import glob
 import io
 import json
-import platform
 import shutil
 import tarfile
 import zipfile
@@ -96,20 +95,27 @@ def _replaceable(path: Path) -> bool:
 
 def build_info(target: "tvm.target.Target") -> dict:
     """Return a manifest's description of the target that a network is built for."""
+    triple = str(target.attrs.get("mtriple") or "")
     return {
         "target": json.loads(env.target_json(target)),
-        "architecture": _machine(str(target.attrs.get("mtriple") or platform.machine()).split("-")[0]),
+        "architecture": env.architecture(triple),
         "instruction_sets": list(env.target_instruction_sets(target)),
+        "system": env.system(triple),
     }
 
 
 def linker(build_info: dict) -> dict:
     """Return the options of `export_library` for a target. Raises RuntimeError if nothing here can link."""
     architecture, triple = build_info["architecture"], build_info["target"].get("mtriple")
-    if architecture == _machine(platform.machine()):
+    if not _elsewhere(build_info):
         if not env.cpp_compiler():
             raise RuntimeError("saving links a library and needs a C++ compiler: install g++ or clang++")
         return {}
+    if build_info["system"] != "Linux":
+        raise RuntimeError(
+            f"saving links a library, and that of a network for {build_info['system']} is linked there: "
+            "build it on a machine of that kind"
+        )
     names = [f"{architecture}-linux-gnu-g++", f"{triple}-g++"]
     compiler = next(filter(shutil.which, names), None)
     if compiler is None:
@@ -217,20 +223,27 @@ def _read_manifest(folder: Path, name: Path) -> dict:
 
 def build_info_in(manifest: dict) -> dict:
     """Return the `build_info` in a manifest."""
-    return {key: manifest[key] for key in _BUILD_INFO}
+    return {key: manifest[key] for key in (*_BUILD_INFO, "system") if key in manifest}
 
 
 def mismatch(build_info: dict) -> str | None:
     """Say why this machine cannot run what was built for a target; None if it can."""
-    here = _machine(platform.machine())
-    if build_info["architecture"] != here:
-        return f"it is built for {build_info['architecture']}, this machine is {here}"
+    if elsewhere := _elsewhere(build_info):
+        return elsewhere
     missing = [str(isa) for isa in build_info["instruction_sets"] if isa not in env.instruction_sets()]
     return f"it uses {', '.join(missing)}, which this CPU ({env.cpu_name()}) lacks" if missing else None
 
 
-def _machine(name: str) -> str:
-    return {"arm64": "aarch64", "amd64": "x86_64"}.get(name.lower(), name.lower())
+def _elsewhere(build_info: dict) -> str | None:
+    """Say that a target is of another kind of processor or system; None if it is of this machine's.
+
+    A network that was saved before manifests named its system has that of its triple.
+    """
+    system = build_info.get("system") or env.system(str(build_info["target"].get("mtriple") or ""))
+    for built_for, here in ((build_info["architecture"], env.architecture()), (system, env.system())):
+        if built_for != here:
+            return f"it is built for {built_for}, this machine is {here}"
+    return None
 
 
 def versions() -> dict[str, str]:

@@ -4,6 +4,7 @@ The only file that imports mxnet.
 """
 
 import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...base import data
+from ...base import data, errors
 from ...base.workarounds import pass_lock, without_torch
 
 _SEED = 233
@@ -30,9 +31,31 @@ _SIZES = {
 }
 
 
+@functools.cache
+def why_not() -> str | None:
+    """Say why MXNet and GluonCV cannot be used here, and what to do; None if they can.
+
+    They are the extra "mxnet", for Python 3.10 and 3.11 on x86-64.
+    """
+    if not all(importlib.util.find_spec(name) for name in ("mxnet", "gluoncv")):
+        return (
+            "MXNet and GluonCV are not installed: pip install 'tvmnotes[mxnet]', on Python 3.10 or 3.11 "
+            "and x86-64"
+        )
+    try:
+        import mxnet  # noqa: F401  # for speed: it takes seconds, and is an extra
+    except Exception as error:  # on ARM Linux, libraries that its wheel lacks; NumPy from 1.24 on
+        reason = f"{type(error).__name__}: {errors.lines(error)[-1]}"
+        return (
+            f"MXNet is installed, but cannot be imported ({reason}): pip uninstall mxnet gluoncv, "
+            "and do without it"
+        )
+    return None
+
+
 def installed() -> bool:
-    """Return whether MXNet and GluonCV are installed: the extra "mxnet", for Python 3.10 and 3.11."""
-    return all(importlib.util.find_spec(name) for name in ("mxnet", "gluoncv"))
+    """Return whether MXNet and GluonCV can be used here; `why_not` says the rest."""
+    return why_not() is None
 
 
 def shape_of(name: str) -> tuple[int, int, int, int]:
@@ -53,13 +76,11 @@ def network(name: str):
         those of a random batch.
 
     Raises:
-        ModuleNotFoundError: MXNet or GluonCV is not installed.
+        ModuleNotFoundError: MXNet or GluonCV cannot be used here, as `why_not` says.
         ValueError: The zoo has no such network.
     """
     if not installed():
-        raise ModuleNotFoundError(
-            "MXNet and GluonCV are not installed: pip install 'tvmnotes[mxnet]', on Python 3.10 or 3.11"
-        )
+        raise ModuleNotFoundError(why_not())
     with without_torch():
         from gluoncv.model_zoo import get_model, model_store  # for speed: as MXNet, which it imports
     root = Path(os.environ.get("MXNET_HOME") or "~/.mxnet").expanduser() / "models"
