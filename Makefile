@@ -188,13 +188,13 @@ wheels: $(SITE_READY)  ## Collect all packages in wheels/, for `make lab WHEELS=
 	$(SITE_PYTHON) -m pip wheel --disable-pip-version-check $(PIP_ARGS) --group site --wheel-dir $(TO)
 
 COMPILE = $(SITE_PYTHON) -m uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate \
-  --custom-compile-command "make lock" $(RENEW) pyproject.toml --group build --extra mxnet
+  --custom-compile-command "make lock" pyproject.toml --group build --extra mxnet
 # The second lock leaves out what the first one has. Each Python and platform must do without building anything.
 lock: $(SITE_READY)  ## Renew the lock: the newest releases that pyproject.toml allows, with hashes
 	$(SITE_PIP) --upgrade uv
-	$(COMPILE) --output-file $(LOCK)
-	mkdir -p .cache && cp $(LOCK) .cache/lock.txt
-	$(COMPILE) --extra dev --constraint $(LOCK) --output-file .cache/lock.txt
+	mkdir -p .cache && cat $(LOCK) $(TESTS_LOCK) > .cache/lock.txt
+	$(COMPILE) --extra dev $(RENEW) --output-file .cache/lock.txt
+	$(COMPILE) --constraint .cache/lock.txt --output-file $(LOCK)
 	awk 'NR == FNR { seen[$$0]; next } /^[a-z]/ { skip = $$0 in seen } !skip' $(LOCK) .cache/lock.txt > $(TESTS_LOCK)
 	for python in $(sort $(PYTHONS:python%=%)); do \
 	  for platform in x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin; do \
