@@ -210,4 +210,4 @@ bench: $(READY)  ## Time the notes' networks against PyTorch and ONNX Runtime
 	$(BIN)/python -m tvmnotes bench resnet18 resnet50 mobilenet_v2
 
 clean:  ## Remove the environments, what quick tests have compiled, and what was made for readers and classes
-	rm -rf $(VENV) $(SITE_VENV) .cache site slides handout.zip
+	rm -rf $(VENV) $(SITE_VENV) .venv-newest .cache site slides handout.zip
