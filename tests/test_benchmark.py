@@ -181,6 +181,13 @@ def test_a_wrong_result_is_no_time(quick, tmp_path):
     assert rows["digits", "compile"]["error"] == "ValueError: its result, or PyTorch's, is not finite"
 
 
+def test_torch_compile_is_no_peer_where_it_cannot_build(quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark.env, "torch_compile_lacks", lambda: "there is no Python.h")
+    code, _, rows = bench_to(tmp_path / "figures.json", "digits", "--against", "compile")
+    assert code == 0 and rows["digits", "TVM"]["error"] is None
+    assert rows["digits", "compile"]["error"] == "RuntimeError: there is no Python.h"
+
+
 def test_a_difference_is_relative_to_the_largest_magnitude():
     assert benchmark._difference(np.array([1.0, -7.0]), np.array([1.0, -8.0])) == 1 / 8
     assert benchmark._difference(np.array([1e-9, 0.0]), np.zeros(2)) is None

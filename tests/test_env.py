@@ -303,6 +303,28 @@ def test_the_report_has_a_row_for_each_fact():
         assert name in html
 
 
+@pytest.mark.parametrize(
+    ("compiler", "header", "lacks"),
+    [
+        ("/usr/bin/g++", True, None),
+        (
+            "/usr/bin/g++",
+            False,
+            r"no Python\.h: install python3\.\d+-dev \(Debian, Ubuntu\) or python3-devel \(Fedora\)",
+        ),
+        (None, True, r"needs g\+\+ or clang\+\+, and there is neither"),
+    ],
+)
+def test_what_torch_compile_lacks_is_a_sentence_and_in_the_report(tmp_path, monkeypatch, compiler, header, lacks):
+    if header:
+        (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(env, "cpp_compiler", lambda: compiler)
+    monkeypatch.setattr(env.sysconfig, "get_path", lambda name: str(tmp_path))
+    said, row = env.torch_compile_lacks(), env.report()["C++ compiler"]
+    assert said is None if lacks is None else re.search(lacks, said)
+    assert row.startswith("found" if compiler else "none: Compiled.save") and (header or row.endswith(f"; but {said}"))
+
+
 def test_pins_are_the_exact_ones_that_apply_here(monkeypatch):
     lines = ["a==1.0", "b>=2", "c==3; extra == 'mxnet'", "d==4; python_version < '3'", "e==5.*", "f>=1,<2", "g"]
     monkeypatch.setattr(env.metadata, "requires", lambda package: lines)
