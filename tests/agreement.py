@@ -118,6 +118,11 @@ def _kind(array) -> str:
     return {"f": "float", "c": "complex", "b": "bool", "i": "int", "u": "uint"}[array.dtype.kind]
 
 
+def terms_of(params) -> int:
+    """How many terms the layers of a network sum, one after another, by its weights: what an output of each reads."""
+    return sum(math.prod(weight.shape[1:]) for weight in params.values() if len(weight.shape) > 1)
+
+
 # ---------------------------------------------------------------- PyTorch in double precision
 
 
