@@ -60,7 +60,7 @@ def hold_against_onnxruntime(model, inputs=None, seed: int = 0):
     results = [each.numpy() for each in ([result] if len(expected) == 1 else result)]
     assert [got.dtype for got in results] == [want.dtype for want in expected]
     # What an output sums is at most a whole input, or what its weights read.
-    close(results, expected, max(map(np.size, feed.values())) + terms_of(params), rounded=True)
+    close(results, expected, max(map(np.size, feed.values()), default=1) + terms_of(params), rounded=True)
     return mod, params
 
 

@@ -76,7 +76,8 @@ def test_a_score_depends_on_the_distance_alone(names, rng):
 
 def test_the_head_in_numpy_is_the_networks_own(names):
     weights = names["weights"]
-    close(names["head"], names["own"], 32 + names["dim"] + len(weights), rounded=True)
+    terms = 32 + names["dim"] + len(weights)  # the projections, the scores, the weighted values
+    close(names["own"], names["head"].astype("float64"), terms)
     close(weights.sum(1), np.ones(len(weights)), len(weights))
     assert weights[0, 0] == 1 and not weights[np.triu_indices_from(weights, 1)].any()
 
