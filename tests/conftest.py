@@ -350,19 +350,20 @@ class Case(NamedTuple):
     mod: object
     params: dict
     x: np.ndarray
-    wanted: np.ndarray
+    wanted: np.ndarray | None = None  # PyTorch's own result
+    exact: agreement.Reference | None = None
 
 
 @pytest.fixture(scope="session")
 def small() -> Case:
-    """`SmallNet`, imported, with an input "image" and PyTorch's result for it."""
+    """`SmallNet`, imported, with an input "image" and PyTorch's result for it, in double precision and its own."""
     from tvmnotes import from_pytorch, models
 
     net = models.seeded(SmallNet, 8)
     x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         wanted = net(x).numpy()
-    return Case(*from_pytorch(net, {"image": (1, 3, 8, 8)}), x.numpy(), wanted)
+    return Case(*from_pytorch(net, {"image": (1, 3, 8, 8)}), x.numpy(), wanted, agreement.reference(net, x))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
-import torch
 import tvm
 from agreement import close, reference
 from fake_runner import TARGET
@@ -83,7 +82,8 @@ def test_the_kernels_of_a_rule_compute_what_numpy_does(rule, workload, quick):
         (tensors,) = trial.arguments(candidate, tvm.cpu())
         library["main"](*tensors)
         result = workload.unpack_output(tensors[-1].numpy(), candidate.lanes)
-        close(result, wanted, workload.macs // wanted.size)
+        terms = workload.macs // wanted.size
+        close(result, wanted, terms * (4 if rule.name == "winograd" else 1))  # Winograd's transforms sum too
     record = records.new_record(workload, TARGET, others[-1], (1e-3,))
     assert records.parse(str(record)) == record
 
