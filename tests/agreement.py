@@ -123,6 +123,11 @@ def _kind(array) -> str:
     return {"f": "float", "c": "complex", "b": "bool", "i": "int", "u": "uint"}[array.dtype.kind]
 
 
+def terms_of(params) -> int:
+    """How many terms the layers of a network sum, one after another, by its weights: what an output of each reads."""
+    return sum(math.prod(weight.shape[1:]) for weight in params.values() if len(weight.shape) > 1)
+
+
 # ---------------------------------------------------------------- PyTorch in double precision
 
 
@@ -204,6 +209,8 @@ class _Double(TorchDispatchMode):
             terms = _terms(packet, args, result)
             squares = packet(*(x.abs() ** 2 if isinstance(x, torch.Tensor) else x for x in args), **kwargs).sqrt()
             sizes = torch.maximum(sizes, squares / math.sqrt(terms) if packet is _aten.mean else squares)
+        if not result.is_complex():
+            sizes *= result != result.round()  # whole numbers, such as indices that are computed, stay whole
         error = sizes * max(self.eps * (4 if packet in _FUNCTIONS else 1), self.summed * math.sqrt(terms))
         random = 2 * torch.rand(error.shape, generator=self.random, dtype=torch.float64) - 1
         result += (error * (random + random.sign()) / 2).nan_to_num_(0, 0, 0)

@@ -1,6 +1,5 @@
 """Channels that are put together or taken apart within blocks: PyTorch's results, in the blocked layout."""
 
-import numpy as np
 import pytest
 import torch
 from agreement import close, reference

@@ -125,7 +125,7 @@ def test_state_is_shared_by_the_entries(rng):
     tn.compare({"network": lib, "entry": lib.variants[0]}, several[0], calls=1)  # in sessions of their own
     rows = np.concatenate(several).astype("float64")
     for held in (lib._held, session._held):
-        close(held[0], rows.sum(0), len(rows), scale=np.abs(rows).sum(0))
+        close(held[0].numpy(), rows.sum(0), len(rows), scale=np.abs(rows).sum(0))
 
 
 def test_a_comparison_runs_the_entry(lib):

@@ -1,6 +1,5 @@
 """The configs that tuning chooses from, and NumPy's convolution, with which a trial compares."""
 
-import numpy as np
 import pytest
 import torch
 from agreement import close
