@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from agreement import close, reference
+from agreement import Reference, close, reference
 from conftest import Function
 from onnx import parser
 from torch import nn
@@ -83,7 +83,10 @@ def lib(convolutions):
 def test_convolutions_at_every_size(lib, convolutions, rng):
     families = {schedule["family"] for schedule in lib.graph["kernels"].values()}
     assert families >= {"conv2d", "depthwise", "pointwise", "winograd", "matmul"}
-    hold(lib, convolutions, SHAPE, rng, sizes=range(1, 18))
+    x = rng.standard_normal((17, *SHAPE)).astype("float32")
+    wanted = reference(convolutions, x)
+    for n in range(1, 18):
+        close(lib(x[:n]), Reference([each[:n] for each in wanted.values], wanted.moved))
 
 
 @pytest.mark.parametrize("opt_level", [0, 1, 2])

@@ -1,6 +1,7 @@
 """Operators that TVM's importer of PyTorch lacks, said with others: all in one network, held against PyTorch."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def of_order_too(x, _):
     )
 
 
-def of_many(x, y):
+def of_many(x, y, view=torch.Tensor.view):
     rows, row = x[0, 0], y[0, 0, 0]
     return (
         torch.cdist(x[0], y[0]),
@@ -69,7 +70,7 @@ def of_many(x, y):
         F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=3),
         *(torch.histc(x, 5, -1, 1), torch.cat([torch.zeros(0), x])),
         # of which PyTorch's own kernel returns other strides than the steps it stands for
-        F.scaled_dot_product_attention(x, x, x).transpose(1, 2).reshape(2, 8, -1).view(-1, 24),
+        view(F.scaled_dot_product_attention(x, x, x).transpose(1, 2).reshape(2, 8, -1), (-1, 24)),
     )
 
 
@@ -98,11 +99,13 @@ def test_operators_that_tvm_lacks(function, special, rng):
         x.view(-1)[:64], y.view(-1)[:64] = (
             n.reshape(-1) for n in torch.meshgrid(*[torch.tensor(values)] * 2, indexing="ij")
         )
-    wanted = reference(function, x, y)
+    steps = partial(of_many, view=torch.reshape) if function is of_many else function
+    wanted = reference(steps, x, y)
     if not special:
         return close(lib(x.numpy(), y.numpy()), wanted)
     for got, theirs in zip(lib(x.numpy(), y.numpy()), wanted.values, strict=True):
-        close(got, theirs, terms=8, scale=np.abs(theirs))  # each element by itself, as they are of all sizes
+        # Each by itself, as they are of all sizes; but for the special ones the inputs are up to 4.
+        close(got, theirs, terms=8, scale=np.maximum(np.abs(theirs), 4))
 
 
 def test_spreads_of_huge_and_tiny_numbers(compile_function):
@@ -126,7 +129,7 @@ def test_spreads_of_huge_and_tiny_numbers(compile_function):
 
 
 def test_running_sums_and_products_in_float64(compile_function):
-    x = torch.full((70_000,), 0.1)
+    x = torch.full((70_000,), 0.1).half().float()
     x[:6] = torch.tensor([1e30, 1e30, 1e-30, 1e-30, 1e-30, 1e30])
 
     def running(x):
@@ -178,8 +181,8 @@ def test_roots_of_halves(compile_function):
     def roots(x):
         return x**0.5, x**-0.5
 
-    for got, wanted in zip(compile_function(roots, [x])(x), reference(roots, x).values, strict=True):
-        close(got, wanted, scale=np.abs(wanted))
+    for got, wanted in zip(compile_function(roots, [x])(x), roots(x), strict=True):  # in float64 -inf has another root
+        close(got, wanted, scale=np.abs(wanted.numpy()), rounded=True)
         np.testing.assert_array_equal(np.signbit(got[wanted == 0]), np.signbit(wanted[wanted == 0]))
 
 
