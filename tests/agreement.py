@@ -24,20 +24,25 @@ from torch.utils._pytree import tree_leaves
 shares = defaultdict(float)  # by test: the largest share of its tolerance that an error had
 
 _RUNS = 3  # with errors
-_LOW = (torch.float32, torch.float16, torch.bfloat16)
+_WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64) | {
+    torch.complex64: torch.complex128
+}
 _aten = torch.ops.aten
 _SUMS = {_aten.mm, _aten.bmm, _aten.convolution, _aten.sum, _aten.mean, _aten.cumsum}
+_FFT = {_aten._fft_r2c, _aten._fft_c2r, _aten._fft_c2c}
 # Operators of several steps, each of which rounds.
 _STEPS = {getattr(_aten, name) for name in (
     "addmm", "addmv", "addbmm", "baddbmm", "mv", "dot", "native_layer_norm", "native_group_norm", "native_batch_norm",
     "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_fused_rms_norm", "linalg_vector_norm",
     "_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "_scaled_dot_product_flash_attention_for_cpu",
-    "gelu", "silu", "mish", "softplus", "elu", "grid_sampler_2d", "upsample_bilinear2d", "upsample_bicubic2d",
+    "gelu", "silu", "mish", "softplus", "elu", "grid_sampler_2d",
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
 )}  # fmt: skip
 # Functions that libraries compute to some units in the last place only: OpenCL's table allows 3 to 16.
 _FUNCTIONS = {getattr(_aten, name + end) for end in ("", "_") for name in (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "sin", "cos", "tan", "sinh", "cosh", "tanh",
     "asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "rsqrt",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
 ) if hasattr(_aten, name + end)}  # fmt: skip
 # What chooses or moves numbers, and rounds none.
 _EXACT = {getattr(_aten, name) for name in (
@@ -171,10 +176,10 @@ def _distance(runs: np.ndarray, largest: float) -> float:
 def _doubled(x):
     """Tensors of floats, and names of their types, as float64: alone, in lists, or among other arguments."""
     if isinstance(x, torch.Tensor):
-        return x.double() if x.dtype in _LOW else x
+        return x.to(_WIDE.get(x.dtype, x.dtype))
     if isinstance(x, list | tuple):
         return [_doubled(each) for each in x] if type(x) is list else tuple(map(_doubled, x))
-    return torch.float64 if isinstance(x, torch.dtype) and x in _LOW else x
+    return _WIDE.get(x, x) if isinstance(x, torch.dtype) else x
 
 
 class _Double(TorchDispatchMode):
@@ -207,13 +212,19 @@ class _Double(TorchDispatchMode):
         sizes, terms = result.abs(), 1
         if packet in _SUMS:
             terms = _terms(packet, args, result)
-            squares = packet(*(x.abs() ** 2 if isinstance(x, torch.Tensor) else x for x in args), **kwargs).sqrt()
+            powers = (x.abs() ** 2 if isinstance(x, torch.Tensor) and x.dtype != torch.bool else x for x in args)
+            squares = packet(*powers, **kwargs).sqrt()
             sizes = torch.maximum(sizes, squares / math.sqrt(terms) if packet is _aten.mean else squares)
-        if not result.is_complex():
+        elif packet in _FFT:
+            terms = math.prod(args[0].shape[axis] for axis in args[1])
+            sizes = torch.maximum(sizes, sizes.square().mean().sqrt())
+        parts = torch.view_as_real(result) if result.is_complex() else result
+        if parts is result:
             sizes *= result != result.round()  # whole numbers, such as indices that are computed, stay whole
         error = sizes * max(self.eps * (4 if packet in _FUNCTIONS else 1), self.summed * math.sqrt(terms))
-        random = 2 * torch.rand(error.shape, generator=self.random, dtype=torch.float64) - 1
-        result += (error * (random + random.sign()) / 2).nan_to_num_(0, 0, 0)
+        error = error if parts is result else error[..., None]
+        random = 2 * torch.rand(parts.shape, generator=self.random, dtype=torch.float64) - 1
+        parts += (error * (random + random.sign()) / 2).nan_to_num_(0, 0, 0)
 
 
 def _terms(packet, args, result) -> float:
@@ -224,5 +235,5 @@ def _terms(packet, args, result) -> float:
         winograd = weight.shape[2:] == (3, 3) and set(stride) == {1}  # may double the error
         return weight[0].numel() * (4 if winograd else 1)
     if packet is _aten.cumsum:
-        return args[0].shape[args[1]]
+        return (args[0].shape or (1,))[args[1]]
     return args[0].numel() / max(result.numel(), 1)
