@@ -9,8 +9,8 @@ may write to it, and the least recently used files make room for new ones; see b
 Kernels are compiled without the argument checks that TVM puts into each, two thirds of the code: `Compiled`
 checks the inputs, and the result of one kernel fits the next.
 
-Each library that is linked contains runtime/pool.cc, the threads on which its parallel loops run. Code that is
-generated in memory runs on TVM's threads.
+Each library that is linked contains runtime/pool.cc, the threads on which its parallel loops run. Code that
+is generated in memory runs on TVM's threads.
 """
 
 import contextlib
@@ -146,6 +146,7 @@ def _threads(compiler: str, folder: Path) -> str:
         )
     if objects:
         objects.put(key, lambda part: shutil.copy(made, part))
+        kept.make_room(objects.folder)
     return str(made)
 
 

@@ -1,8 +1,8 @@
 """Parallel loops as threads share them: in even chunks, or on one thread where there is too little to share.
 
-A thread takes a chunk at a time; see runtime/pool.cc. TVM divides a loop into as many parts as it is told, each of
-as many iterations as the first, so that the last ones may have none: 14 iterations in 8 parts are 7 parts of 2. A
-loop over even chunks comes out even for two threads.
+A thread takes a chunk at a time; see runtime/pool.cc. TVM's code divides a loop into parts of the same length,
+rounded up, so that the last ones may be empty: 14 iterations in 8 parts are 7 parts of 2, of which one thread
+of two gets 4. A loop over chunks of 1 or 2 iterations gives each thread 7 iterations.
 
 To wake the other threads takes as long as some thousand elements. For fixed sizes the rules decide whether a
 loop is parallel; of an open one there are two, and the kernel decides each time it runs.
@@ -52,7 +52,8 @@ def _in_chunks(loop, chunks: int):
         return loop
     chunk = tirx.Var("chunk", "int64")
     first, last = (
-        (number * extent.astype("int64") // chunks).astype(str(extent.ty.dtype)) for number in (chunk, chunk + 1)
+        (number * extent.astype("int64") // chunks).astype(str(extent.ty.dtype))
+        for number in (chunk, chunk + 1)
     )
     inside = tirx.For(loop.loop_var, loop.min + first, last - first, tirx.ForKind.SERIAL, loop.body)
     zero, count = (tirx.IntImm("int64", number) for number in (0, chunks))

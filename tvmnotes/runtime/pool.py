@@ -42,21 +42,21 @@ def _adopt(path: str) -> bool:
     """Make an open library start its loops on the process's threads; tell whether it can."""
     global _first
     library = ctypes.CDLL(path)
+    own = hasattr(library, "tvmnotes_pool_launch")
     with _opening:
-        if _first is None and hasattr(library, "tvmnotes_pool_launch"):
+        if own and _first is None:
             _configure(library)
             _first = library
-        own = hasattr(library, "tvmnotes_pool_launch")
-        if own:
-            launch = ctypes.cast(_first.tvmnotes_pool_launch, ctypes.c_void_p)
-            ctypes.c_void_p.in_dll(library, _LAUNCH).value = launch.value
+    if own and hasattr(library, _LAUNCH):  # it has parallel loops
+        launch = ctypes.cast(_first.tvmnotes_pool_launch, ctypes.c_void_p)
+        ctypes.c_void_p.in_dll(library, _LAUNCH).value = launch.value
     if library is not _first:
         _ctypes.dlclose(library._handle)  # the module holds it open
     return own
 
 
 def _configure(library: ctypes.CDLL) -> None:
-    """Set the number of threads: no more than there are CPUs, as waiting ones would hold up those that run."""
+    """Set the number of threads, and that they sleep at once where they are more than the cores."""
     cores = env.usable_cores()
     count = min(env.threads(), os.cpu_count() or 1)
     bound = os.environ.get("TVM_BIND_THREADS", "0") != "0"
