@@ -1,8 +1,8 @@
 """Parallel loops as threads share them: in even chunks, or on one thread where there is too little to share.
 
-A thread takes a chunk at a time; see runtime/pool.cc. TVM's code divides a loop into parts of the same length,
-rounded up, so that the last ones may be empty: 14 iterations in 8 parts are 7 parts of 2, of which one thread
-of two gets 4. A loop over chunks of 1 or 2 iterations gives each thread 7 iterations.
+A thread takes a chunk at a time; see runtime/pool.cc. TVM's code divides a loop into parts of the same
+length, rounded up, so that the last ones may be empty: 14 iterations in 8 parts are 7 parts of 2, of which
+one thread of two gets 4. A loop over chunks of 1 or 2 iterations gives each thread 7 iterations.
 
 To wake the other threads takes as long as some thousand elements. For fixed sizes the rules decide whether a
 loop is parallel; of an open one there are two, and the kernel decides each time it runs.
