@@ -64,7 +64,7 @@ def check(lib, small):
 def test_a_kernel_is_compiled_once(small, compiled, cache):
     first = tn.build(small.mod, small.params)
     assert sorted(compiled) == sorted(set(compiled)) and len(compiled) == len(first.kernels) - 1 > 2
-    assert len(list(cache.iterdir())) == len(compiled)
+    assert len(list(cache.iterdir())) == len(compiled) + 1  # and the threads
     compiled.clear()
     second = tn.build(small.mod, small.params)
     assert compiled == []
@@ -84,7 +84,7 @@ def test_another_process_finds_the_code(small, cache, tmp_path):
     )
     done = forked.run("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == len(before) + 1
+    assert int(done.stdout) == len(before)  # one of them has the threads, and TVM compiles one kernel
     assert sorted(cache.iterdir()) == before
 
 
