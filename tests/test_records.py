@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import forked
+import numpy as np
 import pytest
 import tvm
 from agreement import close, reference
