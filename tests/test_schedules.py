@@ -419,7 +419,10 @@ def test_norms_of_groups():
             norms = [F.group_norm(x, n, weight, bias, 1e-3).relu() + x for n in (1, 2, x.shape[1])]
             return *norms, F.instance_norm(x)
 
-        assert_same(net, x)
+        lib = tn.build(*tn.from_pytorch(Function(net).eval(), {"x": shape}))
+        # A kernel multiplies x by a factor and adds a number, as PyTorch's do: it rounds at the size of the product.
+        largest = float(x.abs().max() * weight.abs().max())
+        close(lib(x.numpy()), reference(net, x).values, terms=x[0, 0].numel(), scale=largest)
 
 
 @pytest.mark.parametrize("level", [0, 3])
@@ -432,7 +435,7 @@ def test_norms_of_numbers_far_from_zero(level):
             return F.group_norm(x, 2), F.instance_norm(x)
 
         lib = tn.build(*tn.from_pytorch(Function(net).eval(), {"x": shape}), opt_level=level)
-        close(lib(x.numpy()), reference(net, x))
+        close(lib(x.numpy()), reference(net, x).values, terms=x[0, 0].numel(), scale=float(x.max()))
 
 
 def test_extremes_of_rows():
