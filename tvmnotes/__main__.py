@@ -57,8 +57,8 @@ def bench(
     networks: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Names that tn.models.load knows and, where the package transformers is installed, "
-            "bert_base, bert_base_512, gpt2 and whisper_tiny_encoder; none: resnet18.",
+            help="Names that tn.models.load knows, lstm_256 and, where the package transformers is "
+            "installed, bert_base, bert_base_512, gpt2 and whisper_tiny_encoder; none: resnet18.",
             show_default=False,
         ),
     ] = None,
@@ -77,6 +77,7 @@ def bench(
         list[Path] | None,
         typer.Option(exists=True, help="Tuning records for TVM; none: those that tvmnotes ships."),
     ] = None,
+    busy: Annotated[int, typer.Option(help="Processes that compute beside them all the time.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -91,7 +92,7 @@ def bench(
     """
     if not 0 < seconds < math.inf:
         raise typer.BadParameter(f"expected a number above 0, got {seconds}", param_hint="--seconds")
-    for option, value, least in (("--threads", threads, 0), ("--batch", batch, 1)):
+    for option, value, least in (("--threads", threads, 0), ("--batch", batch, 1), ("--busy", busy, 0)):
         if value < least:
             raise typer.BadParameter(f"expected {least} or more, got {value}", param_hint=option)
     if threads > 0:
@@ -103,7 +104,7 @@ def bench(
         benchmark.check(names, peers)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    report = benchmark.run(names, peers, batch, seconds, typer.echo, records or None)
+    report = benchmark.run(names, peers, batch, seconds, typer.echo, records or None, busy)
     if out is not None:
         data.atomic_write(out, json.dumps(report, indent=1))
     if any(row["runtime"] == "TVM" and row["error"] for row in report["results"]):

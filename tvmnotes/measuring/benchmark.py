@@ -4,8 +4,11 @@ Every candidate runs on the same number of threads, on the same random input, fl
 compared with PyTorch. If a runtime fails on a network, only that row is lost: the run continues.
 """
 
+import contextlib
 import functools
 import statistics
+import subprocess
+import sys
 import tempfile
 import textwrap
 import time as clock
@@ -40,7 +43,7 @@ def check(networks: list[str], against: list[str]) -> None:
     if "openvino" in against and find_spec("openvino") is None:
         raise ValueError("the peer openvino is not installed: pip install openvino")
     for name in networks:
-        if name in transformer_nets.NETWORKS:
+        if name in (*transformer_nets.NETWORKS, transformer_nets.LSTM):
             transformer_nets.require(name)
         else:
             models.require_pictures(name)
@@ -53,6 +56,7 @@ def run(
     seconds: float,
     echo: Callable[[str], None],
     records=None,
+    busy: int = 0,
 ) -> dict:
     """Measure networks, and print a table with `echo`, the rows of each network at once.
 
@@ -65,6 +69,7 @@ def run(
         seconds: Timed seconds per candidate.
         echo: Prints a text.
         records: As for `tn.build`.
+        busy: Processes that compute beside the timed ones, each without a pause.
 
     Returns:
         A dictionary with "machine" (see `describe_machine`) and "results", a dictionary per network and
@@ -82,16 +87,17 @@ def run(
     head = (
         f"{machine['cpu']}, {machine['threads']} {noun}, {', '.join(machine['isa'][-3:])}, "
         f"measured FMA peak {machine['peak_gflops']:.0f} GFLOP/s, batch {batch}"
+        + (f", beside {busy} busy {'process' if busy == 1 else 'processes'}" if busy else "")
     )
     echo(f"{textwrap.fill(head, _WIDTH)}\n\n{_head()}")
     results = []
     for name in networks:
-        rows = _measure(name, against, batch, seconds, machine["peak_gflops"], records)
+        rows = _measure(name, against, batch, seconds, machine["peak_gflops"], records, busy)
         results += rows
         echo("\n".join(_line(row, "" if i else name) for i, row in enumerate(rows)))
     if len(networks) > 1 and against:
         echo("\n".join(["", *(_summary(peer, results) for peer in against)]))
-    return {"machine": machine, "results": results}
+    return {"machine": machine | {"busy_processes": busy}, "results": results}
 
 
 def describe_machine() -> dict:
@@ -123,8 +129,21 @@ def count_flops(net: torch.nn.Module, x: torch.Tensor) -> int:
     return counter.get_total_flops()
 
 
+@contextlib.contextmanager
+def _busy(count: int):
+    """Run `count` processes that compute without a pause."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            spinning = "print(flush=True)\nwhile True: pass"
+            process = subprocess.Popen([sys.executable, "-c", spinning], stdout=subprocess.PIPE)
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            process.stdout.readline()  # it has begun
+        yield
+
+
 def _measure(
-    name: str, against: list[str], batch: int, seconds: float, peak_gflops: float, records
+    name: str, against: list[str], batch: int, seconds: float, peak_gflops: float, records, busy: int
 ) -> list[dict]:
     """Return the rows of a network: TVM's, and one for each peer."""
     rows = {
@@ -132,7 +151,8 @@ def _measure(
         for runtime in ("TVM", *against)
     }
     try:
-        net = (transformer_nets if name in transformer_nets.NETWORKS else models).load(name)
+        sequences = (*transformer_nets.NETWORKS, transformer_nets.LSTM)
+        net = (transformer_nets if name in sequences else models).load(name)
         x = _input(net, (batch, *net.input_shape[1:]))
         wanted, flops = _on_numpy(net)(x), batch * count_flops(net, torch.from_numpy(x[:1]))
     except Exception as error:  # without PyTorch's result there is nothing to compare the others with
@@ -148,15 +168,17 @@ def _measure(
                 candidates[runtime] = call
             except Exception as error:  # any error concerns this runtime alone
                 row["error"] = _reason(error)
-        timings = measure.compare(candidates, x, seconds=seconds) if candidates else {}
+        with _busy(busy):
+            timings = measure.compare(candidates, x, seconds=seconds) if candidates else {}
     for runtime, timing in timings.items():
         gflops = flops / timing.median / 1e9
         rows[runtime] |= {
             "median_ms": timing.median * 1e3,
             "iqr_ms": timing.iqr * 1e3,
+            "p95_ms": float(np.percentile(timing.seconds, 95)) * 1e3,
             "tvm_ratio": timings["TVM"].median / timing.median if "TVM" in timings else None,
-            "gflops": gflops,
-            "peak_share": gflops / peak_gflops,
+            "gflops": gflops or None,  # torch's counter knows no LSTM
+            "peak_share": gflops / peak_gflops or None,
         }
     return list(rows.values())
 
@@ -298,24 +320,24 @@ _RUNTIMES = {"TVM": _tvm, **_PEERS}
 
 _COLUMNS = {  # of the table, after network and runtime: head, width, format
     "median_ms": ("median ms", 10, ".2f"),
-    "iqr_ms": ("iqr ms", 8, ".2f"),
+    "p95_ms": ("95 % ms", 9, ".2f"),
     "tvm_ratio": ("TVM / it", 9, ".2f"),
     "difference": ("difference", 11, ".1e"),
     "gflops": ("GFLOP/s", 9, ".0f"),
     "peak_share": ("of peak", 8, ".0%"),
     "build_s": ("build s", 8, ".1f"),
 }
-_FACTS = ("weights", "input", *_COLUMNS, "error")
+_FACTS = ("weights", "input", "iqr_ms", *_COLUMNS, "error")
 
 
 def _head() -> str:
-    return f"{'network':19}{'runtime':12}" + "".join(
+    return f"{'network':21}{'runtime':12}" + "".join(
         f"{head:>{width}}" for head, width, _ in _COLUMNS.values()
     )
 
 
 def _line(row: dict, name: str) -> str:
-    left = f"{name:19}{row['runtime']:12}"
+    left = f"{name:21}{row['runtime']:12}"
     if row["error"] is not None:
         error, width = row["error"], _WIDTH - len(left) - 2
         return f"{left}— {error if len(error) <= width else error[: width - 1] + '…'}"

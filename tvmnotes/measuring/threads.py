@@ -14,7 +14,6 @@ import select
 import subprocess
 import sys
 import tempfile
-import time as clock
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from . import measure
 from .measure import Timing
 
 _LIMIT = 600  # seconds in which a process loads the network and runs its round
-_REST = 0.15  # seconds for which TVM's idle threads still spin, and so slow down those of another process
 
 
 class Threads(Table, dict):
@@ -100,7 +98,7 @@ def _worker(folder: str, count: int, bound: bool) -> subprocess.Popen:
 
 
 def _round(worker: subprocess.Popen) -> list[float]:
-    """Return the times of a worker's round, after its threads have stopped spinning."""
+    """Return the times of a worker's round."""
     try:
         worker.stdin.write("\n")
         worker.stdin.flush()
@@ -111,7 +109,6 @@ def _round(worker: subprocess.Popen) -> list[float]:
         worker.kill()
         said = errors.lines(worker.communicate()[1])[-1]
         raise RuntimeError(f"a process that was to time the network failed: {said}") from None
-    clock.sleep(_REST)
     return seconds
 
 

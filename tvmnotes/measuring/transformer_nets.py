@@ -1,4 +1,7 @@
-"""Transformers for the benchmark, with seeded weights, where the package transformers is installed."""
+"""Networks of sequences for the benchmark, with seeded weights: an LSTM, and transformers.
+
+Those are made by the package transformers, where it is installed.
+"""
 
 from importlib.util import find_spec
 
@@ -22,6 +25,17 @@ NETWORKS = {
         *("input_features", (1, 80, 3000)),
     ),
 }
+LSTM = "lstm_256"  # 32 steps of 256 units
+
+
+class _Lstm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(256, 256, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the results of all steps."""
+        return self.lstm(x)[0]
 
 
 class _FirstResult(nn.Module):
@@ -39,19 +53,23 @@ class _FirstResult(nn.Module):
 
 def require(name: str) -> None:
     """Raise ValueError if the package that makes the network is not installed."""
-    if find_spec("transformers") is None:
+    if name != LSTM and find_spec("transformers") is None:
         raise ValueError(
             f"{name} is made by the package transformers, which is not installed: pip install transformers"
         )
 
 
 def load(name: str) -> nn.Module:
-    """Make a network of NETWORKS, in evaluation mode.
+    """Make a network of NETWORKS, or the LSTM, in evaluation mode.
 
     Returns:
         A module with the attributes `weights_kind`, "seeded", and `input_shape`, the shape of its only input.
         If it reads tokens, int64, their number is the attribute `vocabulary`; else the input is float32.
     """
+    if name == LSTM:
+        net = models.seeded(_Lstm, 0, calibrate=False)
+        net.weights_kind, net.input_shape = "seeded", (1, 32, 256)
+        return net
     import transformers  # for speed: only where one of its networks is measured
 
     kind, fields, task, part, field, shape = NETWORKS[name]
