@@ -59,7 +59,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 SITE_PIP = $(SITE_PYTHON) -m pip install --quiet --disable-pip-version-check $(OFFLINE) $(PIP_ARGS)
 
 .PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade notebooks site slides handout clock wheels lint \
-  bench clean
+  bench clean smoke-arm
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -93,6 +93,9 @@ smoke: $(READY)  ## Run what shows in 3 minutes that an installation works
 	$(BIN)/python -m tvmnotes doctor
 	$(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) $(PARALLEL) $(NBVAL) $(wildcard notebooks/0[0-2]*.ipynb) \
 	  tests/test_import_pytorch.py tests/test_import_onnx.py tests/test_importers.py tests/test_runtime.py
+
+smoke-arm: $(READY)  ## Compile four networks for 64-bit ARM, and run them under QEMU where it is installed
+	$(QUIET) $(BIN)/python -W ignore tests/smoke_arm.py
 
 test-full: $(READY)  ## The same, all of it whole: networks, sweeps, readers' measuring times, processes from nothing
 	$(QUIET) $(PASSIVE) $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)
