@@ -1,16 +1,26 @@
 # Every target first brings its own environment, .venv, up to date. `make help` lists the targets.
 
-PYTHON ?= python3
+# The Python that environments are made with. Without PYTHON=… it is the first of PYTHONS that runs and can make one, else
+# one that uv brings. MXNet, which lesson 07 imports, runs on x86-64 Linux with 3.10 and 3.11 only: 3.11 comes first there.
+PYTHONS := $(shell uname -sm | grep -q '^Linux x86_64' && echo python3.11) \
+  python3.14 python3.13 python3.12 python3.11 python3.10
+PYTHON ?= $(shell for python in $(PYTHONS); do \
+  if $$python -c 'import ensurepip, venv' >/dev/null 2>&1; then echo $$python; exit; fi; done)
 VENV ?= .venv
 PORT ?= 8888
 # Started by root, as in a container, JupyterLab wants to be told that this is meant.
 LAB_ARGS ?= --no-browser $(if $(filter 0,$(shell id -u)),--allow-root)
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
-BIN := $(VENV)/bin
+BIN = $(VENV)/bin
+comma := ,
 READER := $(VENV)/reader
 READY := $(VENV)/ready
+# Exact releases with hashes, of `make lock`: what readers need, and what tests need on top of it. LOCK= installs what
+# pyproject.toml allows instead.
+LOCK ?= lock.txt
+TESTS_LOCK := lock-tests.txt
 # More arguments for pip. Who can reach PyTorch's own index takes its wheels for CPUs alone, some 4 GB less:
-# make lab PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu". It is not tested here.
+# make lab LOCK= PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu". It is not tested here.
 PIP_ARGS ?=
 # A folder of `make wheels` to install from, without a network.
 WHEELS ?=
@@ -20,9 +30,10 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 SITE_VENV ?= .venv-site
 SITE_PYTHON := $(SITE_VENV)/bin/python
 SITE_READY := $(SITE_VENV)/ready
-# Where `make wheels` puts wheels, and for what: what the two environments need, and what builds the package.
+# Where `make wheels` puts wheels: those of the lock, and what `make site` needs.
 TO ?= wheels
-PACKED ?= '.[mxnet]' --group site hatchling editables
+# What `make lock` renews: everything, or one package: make lock RENEW="--upgrade-package pillow".
+RENEW ?= --upgrade
 
 # Progress bars draw themselves into stored outputs; a test never waits for the network.
 QUIET := TQDM_DISABLE=1 TVMNOTES_OFFLINE=1
@@ -30,54 +41,76 @@ QUIET := TQDM_DISABLE=1 TVMNOTES_OFFLINE=1
 # Tests run in several processes, one more than there are cores, as some wait for servers. torch's threads should sleep,
 # not spin, while another process computes. conftest.py has the files that take longest come first.
 # Each takes up to 3 GiB with what it starts.
-TESTERS := $(shell $(PYTHON) -c "import os; memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') >> 30; \
+TESTERS = $$($(BIN)/python -c "import os; memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') >> 30; \
   cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1; \
   print(max(1, min(4, 1 + cores, memory // 3)))")
 PASSIVE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 1800 --nbval-kernel-startup-timeout 600
-PYTEST := $(BIN)/python -m pytest --file-times --durations 15
-PARALLEL := --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --file-times --durations 15
+PARALLEL = --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
+SMOKE = $(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) $(PARALLEL) $(NBVAL) $(wildcard notebooks/0[0-2]*.ipynb) \
+  tests/test_import_pytorch.py tests/test_import_onnx.py tests/test_importers.py tests/test_runtime.py
 ALL := $(NBVAL) $(NOTEBOOKS) tests --ignore tests/ui
 
 define PREFLIGHT
-import shutil, sys
+import platform, shutil, sys
 here = "%d.%d" % sys.version_info[:2]
-if not (3, 10) <= sys.version_info[:2] <= (3, 13):
-    sys.exit("tvmnotes needs Python 3.10 to 3.13; $(PYTHON) is %s. Name another: make PYTHON=python3.12 lab" % here)
+if not (3, 10) <= sys.version_info[:2] <= (3, 14):
+    sys.exit("tvmnotes needs Python 3.10 to 3.14; this is %s. Name another: make PYTHON=python3.12 lab" % here)
+system, processor = platform.system(), platform.machine()
+if (system, processor) == ("Darwin", "x86_64"):
+    sys.exit("TVM and PyTorch have no wheels for macOS on Intel: use a container, as .devcontainer/ describes it, "
+             "or on Apple silicon a Python for arm64")
+download, disk, needed = ("0.4 GB", "1.5 GB", 3) if system == "Darwin" else ("3.2 GB", "6.5 GB", 10)
 free = shutil.disk_usage(".").free / 2**30
-if free < 10:
-    sys.exit("tvmnotes needs 10 GiB of disk for its environment; here are %.1f GiB free" % free)
-print("Making $(VENV) with Python %s: some 6.5 GB of packages, a few minutes." % here)
-if sys.version_info[:2] > (3, 11):
-    print("MXNet and GluonCV need Python 3.10 or 3.11, so they are left out here; notebook 07 says what it does without.")
+if free < needed:
+    sys.exit("tvmnotes needs %d GiB of disk for its environment; here are %.1f GiB free" % (needed, free))
+print("Making $(VENV) with Python %s: %s to download, %s on disk, a few minutes." % (here, download, disk))
+if sys.version_info[:2] > (3, 11) or (system, processor) != ("Linux", "x86_64"):
+    print("MXNet and GluonCV need Python 3.10 or 3.11 on x86-64 Linux, so they are left out here; "
+          "notebook 07 says what it does without.")
 endef
-export PREFLIGHT
+define NO_PYTHON
+tvmnotes needs Python 3.10 to 3.14 with its module venv, and finds none. It is installed by
+  Debian, Ubuntu: sudo apt install python3 python3-venv python3-dev
+  Fedora: sudo dnf install python3 python3-devel
+  macOS: brew install python@3.13, or the installer of python.org
+  Windows: WSL 2 with Ubuntu (wsl --install), and there as on Ubuntu
+or, on any of them, by uv, which brings a Python of its own: make uses it where it is installed.
+endef
+export PREFLIGHT NO_PYTHON
 
-FRESH = $(PYTHON) -c "$$PREFLIGHT" && $(PYTHON) -m venv --clear $(VENV)
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt $(OFFLINE) \
-  $(PIP_ARGS)
+# $(call fresh,FOLDER) makes an environment without packages.
+fresh = python="$(PYTHON)"; if [ -n "$$python" ]; then $$python -m venv --clear $(1); \
+  elif uv --version >/dev/null 2>&1; then rm -rf $(1) && uv venv --quiet --seed --python 3.11 $(1); \
+  else echo "$$NO_PYTHON" >&2; exit 1; fi
+FRESH = { $(call fresh,$(VENV)); } && $(BIN)/python -c "$$PREFLIGHT"
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(OFFLINE) $(PIP_ARGS)
+# $(call install,LOCKS,EXTRAS) installs a lock, then the package itself, which has no hash.
+install = $(if $(LOCK),$(PIP) --require-hashes $(addprefix -r ,$(1)) && \
+  $(PIP) --no-deps --no-build-isolation --editable .,$(PIP) --editable '.[$(2)]')
 SITE_PIP = $(SITE_PYTHON) -m pip install --quiet --disable-pip-version-check $(OFFLINE) $(PIP_ARGS)
 
-.PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade notebooks site slides handout clock wheels lint \
-  bench clean smoke-arm
+.PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade newest notebooks site slides handout clock \
+  wheels lock lint bench clean smoke-arm
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What readers need; and the same with what tests need, on top of it where it is there.
-$(READER): pyproject.toml tests/constraints.txt
+$(READER): pyproject.toml $(LOCK)
 	$(FRESH)
-	$(PIP) --editable '.[mxnet]'
+	$(call install,$(LOCK),mxnet)
 	@touch $@
 
-$(READY): pyproject.toml tests/constraints.txt
-	@test $(READER) -nt pyproject.toml || { $(FRESH); }
-	$(PIP) --editable '.[dev,mxnet]'
+$(READY): pyproject.toml $(LOCK) $(TESTS_LOCK)
+	@test $(READER) -nt pyproject.toml $(addprefix -a $(READER) -nt ,$(LOCK)) || { $(FRESH); }
+	$(call install,$(LOCK) $(TESTS_LOCK),dev$(comma)mxnet)
 	@touch $(READER) $@
 
 $(SITE_READY): pyproject.toml
-	$(PYTHON) -m venv --clear $(SITE_VENV)
+	$(call fresh,$(SITE_VENV))
 	$(SITE_PIP) --upgrade 'pip>=25.1'
 	$(SITE_PIP) --group site
 	@touch $@
@@ -91,8 +124,7 @@ test: $(READY)  ## Run the package's tests and, under nbval, the notebooks
 
 smoke: $(READY)  ## Run what shows in 3 minutes that an installation works
 	$(BIN)/python -m tvmnotes doctor
-	$(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) $(PARALLEL) $(NBVAL) $(wildcard notebooks/0[0-2]*.ipynb) \
-	  tests/test_import_pytorch.py tests/test_import_onnx.py tests/test_importers.py tests/test_runtime.py
+	$(SMOKE)
 
 smoke-arm: $(READY)  ## Compile four networks for 64-bit ARM, and run them under QEMU where it is installed
 	$(QUIET) $(BIN)/python -W ignore tests/smoke_arm.py
@@ -120,6 +152,15 @@ test-ui: $(READY) site  ## Run every notebook in a real JupyterLab, and look at 
 tvm-upgrade: $(READY)  ## Leave out each workaround for TVM in turn, run its tests, and print which may go
 	$(QUIET) $(BIN)/python tests/tvm_upgrade.py
 
+newest: VENV := .venv-newest
+newest:  ## Try the newest of everything in .venv-newest: print what is newer than the lock, run the smoke set
+	$(FRESH)
+	sed -nE '/^(dependencies|dev) = \[/,/^\]/ s/^ *"([A-Za-z0-9._-]+)[^;"]*(;[^"]*)?".*/\1\2/p' pyproject.toml > $(VENV)/names
+	$(PIP) --upgrade -r $(VENV)/names
+	$(PIP) --no-deps --editable .
+	$(BIN)/python tests/newest.py
+	$(SMOKE)
+
 notebooks: $(READY)  ## Execute every notebook and store its outputs; write maps and times into README, TEACHING and 00
 	$(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 	  --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=300 $(NOTEBOOKS)
@@ -146,8 +187,23 @@ clock: $(READER)  ## Execute the lessons with a clock, and write what each part 
 	$(BIN)/python -m tvmnotes ranges .cache/clock
 
 wheels: $(SITE_READY)  ## Collect all packages in wheels/, for `make lab WHEELS=folder` without a network
-	$(SITE_PYTHON) -m pip wheel --disable-pip-version-check --constraint tests/constraints.txt $(PIP_ARGS) \
-	  --wheel-dir $(TO) $(PACKED)
+	$(SITE_PYTHON) -m pip download --disable-pip-version-check $(PIP_ARGS) --require-hashes -r $(LOCK) --dest $(TO)
+	$(SITE_PYTHON) -m pip wheel --disable-pip-version-check $(PIP_ARGS) --group site --wheel-dir $(TO)
+
+COMPILE = $(SITE_PYTHON) -m uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate \
+  --custom-compile-command "make lock" pyproject.toml --group build --extra mxnet
+# The second lock leaves out what the first one has. Each Python and platform must do without building anything.
+lock: $(SITE_READY)  ## Renew the lock: the newest releases that pyproject.toml allows, with hashes
+	$(SITE_PIP) --upgrade uv
+	mkdir -p .cache && cat $(LOCK) $(TESTS_LOCK) > .cache/lock.txt
+	$(COMPILE) --extra dev $(RENEW) --output-file .cache/lock.txt
+	$(COMPILE) --constraint .cache/lock.txt --output-file $(LOCK)
+	awk 'NR == FNR { seen[$$0]; next } /^[a-z]/ { skip = $$0 in seen } !skip' $(LOCK) .cache/lock.txt > $(TESTS_LOCK)
+	for python in $(sort $(PYTHONS:python%=%)); do \
+	  for platform in x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin; do \
+	    MACOSX_DEPLOYMENT_TARGET=14.0 $(SITE_PYTHON) -m uv pip install --quiet --dry-run --target .cache/lock --no-build \
+	      --python-version $$python --python-platform $$platform --require-hashes -r $(LOCK) -r $(TESTS_LOCK) || exit 1; \
+	  done; done
 
 lint: $(READY)  ## Check code and notebooks with ruff
 	$(BIN)/ruff check .
@@ -157,4 +213,4 @@ bench: $(READY)  ## Time the notes' networks against PyTorch and ONNX Runtime
 	$(BIN)/python -m tvmnotes bench resnet18 resnet50 mobilenet_v2
 
 clean:  ## Remove the environments, what quick tests have compiled, and what was made for readers and classes
-	rm -rf $(VENV) $(SITE_VENV) .cache site slides handout.zip
+	rm -rf $(VENV) $(SITE_VENV) .venv-newest .cache site slides handout.zip

@@ -1,8 +1,10 @@
 """What all tests share: no network, caches and a seed of their own, a small network with its results from PyTorch.
 
-`pytest --file-times` ends with a table of what each file took, as `make test` does.
+`pytest --file-times` ends with a table of what each file took, as `make test` does, and `pytest --margins` with how
+much of their tolerances the errors of computed numbers used. TESTS_LIMIT builds for less than this CPU has.
 """
 
+import functools
 import gc
 import importlib.util
 import json
@@ -20,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import agreement
 import forked
 import nbval.kernel
 import numpy as np
@@ -67,9 +70,22 @@ def pytest_sessionstart(session):
         (run / "cache" / "kernels").symlink_to(kernels)
         _start_fork_server(session)
     nbval.kernel.KernelManager = KernelOnFiles
+    if "TESTS_LIMIT" in os.environ:
+        _limit_target(os.environ["TESTS_LIMIT"])
     if forked.SOCKET in os.environ:
         forked.fork_workers()
         session.config.option.nbval_current_env = False  # else nbval takes no kernel of JUPYTER_PATH
+
+
+# Instruction sets that TESTS_LIMIT takes from the target of this machine, in the processes that run tests.
+_LIMITS = {"avx2": "avx512|avxvnni", "avx512-no-vnni": "avx512vnni|avx512bf16|avx512fp16|avxvnni"}
+
+
+def _limit_target(limit: str) -> None:
+    from tvmnotes import env
+
+    sets = tuple(isa for isa in env.instruction_sets() if not re.match(_LIMITS[limit], isa))
+    env.instruction_sets = functools.cache(lambda: sets)
 
 
 def _has_pidfds() -> bool:
@@ -176,6 +192,15 @@ def _show_second_tries(terminalreporter) -> None:
             terminalreporter.write_line(name)
 
 
+# ---------------------------------------------------------------- margins
+
+
+def _show_margins(terminalreporter) -> None:
+    terminalreporter.section("errors as shares of their tolerances, the largest of each test; ! is above a third")
+    for test, share in sorted(agreement.shares.items(), key=lambda row: -row[1]):
+        terminalreporter.write_line(f"{share:8.3f} {'!' if share > 1 / 3 else ' '} {test}")
+
+
 # ---------------------------------------------------------------- seconds by file
 
 _file_times = defaultdict(lambda: np.zeros(2))  # wall and processor seconds, by file
@@ -183,6 +208,7 @@ _file_times = defaultdict(lambda: np.zeros(2))  # wall and processor seconds, by
 
 def pytest_addoption(parser):
     parser.addoption("--file-times", action="store_true", help="show the wall and processor seconds of each file")
+    parser.addoption("--margins", action="store_true", help="show the largest share of its tolerance by test")
 
 
 def _clock() -> np.ndarray:
@@ -218,6 +244,7 @@ def pytest_collection(session):
 def pytest_sessionfinish(session):
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["file_times"] = {name: list(map(float, t)) for name, t in _file_times.items()}
+        session.config.workeroutput["shares"] = dict(agreement.shares)
     if len(_again) >= 3 and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -226,10 +253,13 @@ def pytest_sessionfinish(session):
 def pytest_testnodedown(node):
     for name, times in getattr(node, "workeroutput", {}).get("file_times", {}).items():
         _file_times[name] += times
+    agreement.shares.update(getattr(node, "workeroutput", {}).get("shares", {}))
 
 
 def pytest_terminal_summary(terminalreporter, config):
     _show_second_tries(terminalreporter)
+    if config.getoption("--margins"):
+        _show_margins(terminalreporter)
     if config.getoption("--file-times"):
         terminalreporter.section("seconds by file: wall, processor; ! is over the budget of CONTRIBUTING.md")
         budgets = _budgets(config.rootpath / "CONTRIBUTING.md")
@@ -320,19 +350,20 @@ class Case(NamedTuple):
     mod: object
     params: dict
     x: np.ndarray
-    wanted: np.ndarray
+    wanted: np.ndarray | None = None  # PyTorch's own result
+    exact: agreement.Reference | None = None
 
 
 @pytest.fixture(scope="session")
 def small() -> Case:
-    """`SmallNet`, imported, with an input "image" and PyTorch's result for it."""
+    """`SmallNet`, imported, with an input "image" and PyTorch's result for it, in double precision and its own."""
     from tvmnotes import from_pytorch, models
 
     net = models.seeded(SmallNet, 8)
     x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         wanted = net(x).numpy()
-    return Case(*from_pytorch(net, {"image": (1, 3, 8, 8)}), x.numpy(), wanted)
+    return Case(*from_pytorch(net, {"image": (1, 3, 8, 8)}), x.numpy(), wanted, agreement.reference(net, x))
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 All operators of a family are built as one function with a tuple of results; each result is then a test of its own.
 """
 
+import contextlib
 import functools
 import importlib
 import json
@@ -13,6 +14,7 @@ import pytest
 import torch
 import tvm
 import tvm.relax
+from agreement import close, reference, terms_of
 from conftest import sampled
 from torch.nn import functional as F
 
@@ -21,8 +23,7 @@ from tvmnotes.classic.relay import ir
 from tvmnotes.classic.relay import testing as networks
 from tvmnotes.classic.relay.ops import OPERATORS
 
-# All results are float32 sums of at most some hundred products of values near 1, in another order than NumPy's.
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+TERMS = 60  # of the longest sums of an operator
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,6 +71,15 @@ def _arrays() -> dict[str, np.ndarray]:
 
 
 A = SimpleNamespace(**_arrays())
+
+
+@contextlib.contextmanager
+def double_precision():
+    """The arrays of floats are of float64."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, array in list(vars(A).items()):
+            patch.setattr(A, name, array.astype("float64") if array.dtype == "float32" else array)
+        yield
 
 
 def T(name: str) -> torch.Tensor:
@@ -395,14 +405,16 @@ def family(name: str, way: str) -> dict[str, list[np.ndarray]]:
 @pytest.mark.parametrize("way", ["there", "back", pytest.param("back, plain", marks=pytest.mark.full)])
 @pytest.mark.parametrize(("of", "case"), [(of, case) for of, cases in FAMILIES.items() for case in cases])
 def test_an_operator_gives_what_numpy_or_pytorch_gives(of, case, way):
-    wanted = FAMILIES[of][case][1]()
-    wanted = wanted if isinstance(wanted, list | tuple) else [wanted]
+    write = FAMILIES[of][case][1]
+    with double_precision():
+        exact = arrays(write())
     results = family(of, way)[case]
-    assert len(results) == len(wanted)
-    for result, array in zip(results, wanted, strict=True):
-        array = np.asarray(array)
-        assert (result.shape, result.dtype) == (array.shape, array.dtype)
-        np.testing.assert_allclose(result, array, **TOLERANCE)
+    assert [result.dtype for result in results] == [array.dtype for array in arrays(write())]
+    close(results, [array.astype("float64") if array.dtype == "float32" else array for array in exact], TERMS)
+
+
+def arrays(results) -> list[np.ndarray]:
+    return [*map(np.asarray, results if isinstance(results, list | tuple) else [results])]
 
 
 def test_indices_outside_are_refused_by_operators_that_do_not_clip_them():
@@ -436,17 +448,16 @@ def test_each_operator_is_tested():
 def test_arithmetic_on_expressions():
     a, b = (relay.var(n, shape=(4, 6)) for n in "ab")
     i = relay.var("i", shape=(4, 6), dtype="int32")
-    x, y = A.p, A.n
-    k = A.i
+    x, y, k = A.p.astype("float64"), A.n.astype("float64"), A.i
     written = {
         a + b: x + y, a - 1.5: x - 1.5, 2 - a: 2 - x, a * b * 2: x * y * 2, a / b: x / y, 1.0 / a: 1 / x, -a: -x,
         a**2.0: x**2, i // 3: k // 3, i % 3: k % 3, a < b: x < y, a <= 1.0: x <= 1, a > b: x > y, i >= 2: k >= 2,
         i.astype("float32") + b: k + y,
     }  # fmt: skip
-    results = outputs_of(relay.Function([a, b, i], relay.Tuple(list(written))), a=x, b=y, i=k)
+    results = outputs_of(relay.Function([a, b, i], relay.Tuple(list(written))), a=A.p, b=A.n, i=k)
     for result, wanted in zip(results, written.values(), strict=True):
         assert result.dtype == (wanted.dtype if wanted.dtype != "float64" else "float32")
-        np.testing.assert_allclose(result, wanted, **TOLERANCE)
+        close(result, wanted, 2)
 
 
 def test_a_number_takes_the_dtype_of_the_expression_beside_it():
@@ -470,21 +481,31 @@ def small_net():
 
 @functools.cache
 def small_case():
-    """The module of `small_net`, its parameters with batch norms that do something, an input, and PyTorch's result."""
+    """The module of `small_net`, its parameters with batch norms that do something, an input, and the same in PyTorch.
+
+    This is a function of the input and the parameters.
+    """
     mod, params = testing.create_workload(small_net())
     rng = np.random.default_rng(3)
     for name in params:
         if "_bn_" in f"_{name}" or name.endswith("bias"):
             params[name] = tvm.nd.array(rng.uniform(0.5, 1.5, params[name].shape).astype("float32"))
-    x, p = (
-        torch.from_numpy(rng.standard_normal((1, 3, 8, 8)).astype("float32")),
-        {k: torch.from_numpy(v.numpy()) for k, v in params.items()},
-    )
-    y = F.conv2d(x, p["conv_weight"], padding=1)
-    y = F.relu(F.batch_norm(y, p["bn_moving_mean"], p["bn_moving_var"], p["bn_gamma"], p["bn_beta"]))
-    y = y + F.conv2d(y, p["w2_weight"], padding=1)
-    y = F.softmax(F.linear(F.max_pool2d(y, 2).flatten(1), p["fc_weight"], p["fc_bias"]), 1)
-    return mod, params, x.numpy(), y.numpy()
+
+    def same(x, *values):
+        p = dict(zip(params, values, strict=True))
+        y = F.conv2d(x, p["conv_weight"], padding=1)
+        y = F.relu(F.batch_norm(y, p["bn_moving_mean"], p["bn_moving_var"], p["bn_gamma"], p["bn_beta"]))
+        y = y + F.conv2d(y, p["w2_weight"], padding=1)
+        return F.softmax(F.linear(F.max_pool2d(y, 2).flatten(1), p["fc_weight"], p["fc_bias"]), 1)
+
+    return mod, params, rng.standard_normal((1, 3, 8, 8)).astype("float32"), same
+
+
+@functools.cache
+def small_result(dtype: str = "float32"):
+    """The result of `small_case` in double precision, each step of which rounds to a type."""
+    _, params, x, same = small_case()
+    return reference(same, *(array.astype(dtype) for array in (x, *(value.numpy() for value in params.values()))))
 
 
 def test_a_module_prints_as_relay_did():
@@ -573,9 +594,8 @@ def test_let_tuples_and_calls_of_functions():
     nested = relay.Tuple([relay.Tuple([a, b]), square(a) + square(b)])
     body = relay.Tuple([let, relay.TupleGetItem(relay.TupleGetItem(nested, 0), 1), nested[1], relay.split(a, 2)[1]])
     results = outputs_of(relay.Function([a, b], body), a=A.m, b=A.n)
-    total = A.m + A.n
-    for result, wanted in zip(results, (np.maximum(total, 0) * total, A.n, A.m**2 + A.n**2, A.m[2:]), strict=True):
-        np.testing.assert_allclose(result, wanted, **TOLERANCE)
+    m, n = A.m.astype("float64"), A.n.astype("float64")
+    close(results, [np.maximum(m + n, 0) * (m + n), n, m**2 + n**2, m[2:]], 3)
 
 
 def test_a_scope_builder_writes_lets_and_branches():
@@ -583,9 +603,8 @@ def test_a_scope_builder_writes_lets_and_branches():
     total = builder.let("total", x + x)
     positive = builder.let(("positive", relay.TensorType((4, 6))), nn.relu(total))
     builder.ret(positive - x)
-    np.testing.assert_allclose(
-        outputs_of(relay.Function([x], builder.get()), x=A.m)[0], np.maximum(2 * A.m, 0) - A.m, **TOLERANCE
-    )
+    m = A.m.astype("float64")
+    close(outputs_of(relay.Function([x], builder.get()), x=A.m), np.maximum(2 * m, 0) - m)
     builder, flag = relay.ScopeBuilder(), relay.var("flag", shape=(), dtype="bool")
     with pytest.raises(RuntimeError, match="else_scope follows"), builder.else_scope():
         pass
@@ -604,7 +623,7 @@ def test_functions_of_a_module_call_each_other():
     y = relay.var("y", shape=(4, 6))
     mod["main"] = relay.Function([y], mod.get_global_var("double")(y) * y)
     assert "@double(%y)" in str(mod)
-    np.testing.assert_allclose(outputs_of(mod, y=A.m)[0], 2 * A.m**2, **TOLERANCE)
+    close(outputs_of(mod, y=A.m), 2 * A.m.astype("float64") ** 2)
     assert "double" in mod and mod["double"].ret_type == relay.TensorType((4, 6))
 
 
@@ -675,26 +694,25 @@ PASSES = {
 
 @pytest.mark.parametrize("name", [*PASSES, "all but ToMixedPrecision"])
 def test_a_pass_keeps_the_result(name):
-    mod, params, x, wanted = small_case()
+    mod, params, x, _ = small_case()
     several = tvm.transform.Sequential([make() for known, make in PASSES.items() if not name.endswith(known)])
     with tvm.transform.PassContext(opt_level=3):
         passed = PASSES.get(name, lambda: several)()(mod)
-    result = outputs_of(passed, 0, params, data=x)[0]
-    tolerance = {"atol": 5e-3} if name == "ToMixedPrecision" else TOLERANCE  # float16 has eleven bits
-    np.testing.assert_allclose(result, wanted, **tolerance)
+    wanted = small_result("float16" if name == "ToMixedPrecision" else "float32")
+    close(outputs_of(passed, 0, params, data=x), wanted)
 
 
 @pytest.mark.parametrize("opt_level", sampled([0, 1, 2, 3], [0, 3]))
 def test_each_opt_level_gives_the_result(opt_level):
-    mod, params, x, wanted = small_case()
-    np.testing.assert_allclose(outputs_of(mod, opt_level, params, data=x)[0], wanted, **TOLERANCE)
+    mod, params, x, _ = small_case()
+    close(outputs_of(mod, opt_level, params, data=x), small_result())
 
 
 def test_bound_weights_are_constants():
-    mod, params, x, wanted = small_case()
+    mod, params, x, _ = small_case()
     bound = relay.build_module.bind_params_by_name(mod["main"], params)
     assert [p.name_hint for p in bound.params] == ["data"]
-    np.testing.assert_allclose(outputs_of(bound, 2, data=x)[0], wanted, **TOLERANCE)
+    close(outputs_of(bound, 2, data=x), small_result())
 
 
 def test_simplify_inference_takes_batch_norm_and_dropout_apart():
@@ -843,8 +861,8 @@ def test_a_script_writes_its_own_passes():
     tripled = ScaleConstants(relay.const(3.0))
     assert (tripled.name, tripled.opt_level, twice.info.name) == ("ScaleConstants", 1, "twice")
     changed = tvm.transform.Sequential([tripled, twice])(mod)  # twice is of level 3, and the level is 2
-    np.testing.assert_allclose(outputs_of(changed, a=A.m)[0], A.m + 4.5, **TOLERANCE)
-    np.testing.assert_allclose(outputs_of(twice(mod), a=A.m)[0], A.m + 3, **TOLERANCE)
+    close(outputs_of(changed, a=A.m), A.m.astype("float64") + 4.5)
+    close(outputs_of(twice(mod), a=A.m), A.m.astype("float64") + 3)
 
 
 def test_sequential_goes_by_the_pass_context():
@@ -896,8 +914,8 @@ TORCH = {
 
 
 @functools.cache
-def imported() -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
-    """By function of TORCH, pairs of what it gives as a Relay program and in PyTorch; all are one import, one build."""
+def imported() -> dict[str, tuple[list[np.ndarray], list[np.ndarray]]]:
+    """By function of TORCH, what it gives as a Relay program and in PyTorch; all are one import, one build."""
     from conftest import Function
 
     def each(x):
@@ -907,14 +925,16 @@ def imported() -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
     net = Function(lambda x: tuple(output for several in each(x).values() for output in several)).eval()
     mod, params = relay.frontend.from_pytorch(net, [("x", A.x.shape)])
     results = iter(outputs_of(mod, 1, params, x=A.x))
-    return {name: [(next(results), y.numpy()) for y in several] for name, several in each(T("x")).items()}
+    return {name: ([next(results) for _ in several], arrays(several)) for name, several in each(T("x")).items()}
 
 
 @pytest.mark.parametrize("case", TORCH)
 def test_an_imported_network_as_relay_gives_what_pytorch_gives(case):
-    for result, wanted in imported()[case]:
-        assert result.dtype == wanted.dtype
-        np.testing.assert_allclose(result, wanted, **TOLERANCE)
+    results, eager = imported()[case]
+    assert [result.dtype for result in results] == [array.dtype for array in eager]
+    x = A.x
+    with double_precision():
+        close(results, reference(TORCH[case], x))
 
 
 def test_an_imported_network_reads_as_relay_wrote_it():
@@ -934,16 +954,20 @@ def test_a_multilayer_perceptron_and_a_chain_of_lstm_cells_give_what_pytorch_giv
     rng = np.random.default_rng(5)
     mod, params = testing.mlp.get_workload(batch_size=2)
     x = rng.standard_normal((2, 1, 28, 28)).astype("float32")
-    p = {k: torch.from_numpy(v.numpy()) for k, v in params.items()}
-    y = torch.from_numpy(x).flatten(1)
-    for n in (1, 2):
-        y = F.relu(F.linear(y, p[f"fc{n}_weight"], p[f"fc{n}_bias"]))
-    wanted = F.softmax(F.linear(y, p["fc3_weight"], p["fc3_bias"]), 1).numpy()
-    np.testing.assert_allclose(outputs_of(mod, 3, params, data=x)[0], wanted, **TOLERANCE)
+
+    def perceptron(x, *values):
+        p = dict(zip(params, values, strict=True))
+        y = x.flatten(1)
+        for n in (1, 2):
+            y = F.relu(F.linear(y, p[f"fc{n}_weight"], p[f"fc{n}_bias"]))
+        return F.softmax(F.linear(y, p["fc3_weight"], p["fc3_bias"]), 1)
+
+    wanted = reference(perceptron, x, *(value.numpy() for value in params.values()))
+    close(outputs_of(mod, 3, params, data=x), wanted)
 
     mod, params = testing.lstm.get_workload(iterations=3, num_hidden=8, batch_size=2)
     inputs = {name: rng.standard_normal((2, 8)).astype("float32") for name in ("data", "data_1", "data_2")}
-    state = torch.zeros(2, 8), torch.zeros(2, 8)
+    state = torch.zeros(2, 8).double(), torch.zeros(2, 8).double()
     for n, step in enumerate(inputs.values()):
         cell = torch.nn.LSTMCell(8, 8)
         for theirs, ours in (("ih", "i2h"), ("hh", "h2h")):
@@ -951,8 +975,8 @@ def test_a_multilayer_perceptron_and_a_chain_of_lstm_cells_give_what_pytorch_giv
                 value = torch.from_numpy(params[f"{ours}_{n}_{kind}"].numpy())
                 setattr(cell, f"{kind}_{theirs}", torch.nn.Parameter(value))
         with torch.no_grad():
-            state = cell(torch.from_numpy(step), state)
-    np.testing.assert_allclose(outputs_of(mod, 3, params, **inputs)[0], state[0].numpy(), **TOLERANCE)
+            state = cell.double()(torch.from_numpy(step).double(), state)
+    close(outputs_of(mod, 3, params, **inputs)[0], state[0], 3 * (8 + 8))  # in each step of two vectors
 
 
 @pytest.mark.parametrize(
@@ -983,7 +1007,7 @@ def test_a_network_gives_the_same_at_every_opt_level(name, options, shape):
     plain, fast = (outputs_of(mod, level, params, data=x)[0] for level in (0, 3))
     assert plain.shape == shape
     assert plain.std() > 1e-3
-    np.testing.assert_allclose(fast, plain, rtol=1e-3, atol=1e-4)  # Winograd's rounding, layer upon layer
+    close(fast, plain, terms_of(params), rounded=True)
 
 
 # Parameters that are learned, of the same networks in torchvision and Keras (mobilenet), which count them as papers do.
@@ -1040,7 +1064,8 @@ def test_workloads_are_filled_as_tvm_filled_them():
     assert (params["bn1_gamma"].numpy() == 1).all()
     assert (params["fc1_bias"].numpy() == 0).all()
     ones = testing.create_workload(mod["main"], testing.init.Constant())[1]
-    assert np.isclose(ones["fc1_weight"].numpy().sum(), 1)
+    weight = ones["fc1_weight"].numpy()
+    close(weight.sum(), np.array(1.0), weight.size)
 
 
 def test_helpers_of_relay_testing():
@@ -1080,10 +1105,9 @@ def test_a_visitor_meets_each_part_once_and_a_mutator_rebuilds():
     Visitor().visit(function)
     assert seen == ["a", "b", "subtract", "nn.relu", "add", "split"]
     changed = Swap().visit(function)
-    x = A.m - A.n
+    x = A.m.astype("float64") - A.n
     x = np.where(x > 0, x, x / 2)
-    for result, wanted in zip(outputs_of(changed, a=A.m, b=A.n), (2 * x, x[:2]), strict=True):
-        np.testing.assert_allclose(result, wanted, **TOLERANCE)
+    close(outputs_of(changed, a=A.m, b=A.n), [2 * x, x[:2]])
     assert relay.ExprMutator().visit(function) is function
 
 

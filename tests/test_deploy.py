@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
+from agreement import close
 from conftest import sampled
 
 import tvmnotes as tn
@@ -325,7 +326,7 @@ def test_a_library_for_avx2_runs_here(small, tmp_path):
     lib = tn.build(small.mod, small.params, target={"kind": "llvm", "mcpu": "core-avx2"})
     again = load(lib.save(tmp_path / "net"))
     assert not any("512" in isa for isa in json.loads((tmp_path / "net/manifest.json").read_text())["instruction_sets"])
-    assert np.abs(again(small.x) - small.wanted).max() <= 1e-5 * np.abs(small.wanted).max()
+    close(again(small.x), small.exact)
 
 
 # ---------------------------------------------------------------- the runtime alone

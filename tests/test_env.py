@@ -168,22 +168,10 @@ def test_threads(monkeypatch, setting, threads):
     assert os.environ["TVM_NUM_THREADS"] == "2"
 
 
-@pytest.mark.parametrize(
-    ("before", "asked", "spins"),
-    [
-        ({}, 0, "1000"),
-        ({}, 2, "1000"),
-        ({}, 3, "0"),
-        ({"TVM_NUM_THREADS": "3"}, 0, "0"),
-        ({"TVM_THREAD_POOL_SPIN_COUNT": "1000"}, 3, "0"),
-        ({"TVM_THREAD_POOL_SPIN_COUNT": "7"}, 3, "7"),
-    ],
-)
-def test_tvms_threads_sleep_soon_after_their_work_and_at_once_where_they_are_too_many(
-    monkeypatch, before, asked, spins
-):
+@pytest.mark.parametrize(("before", "spins"), [({}, "0"), ({"TVM_THREAD_POOL_SPIN_COUNT": "7"}, "7")])
+def test_tvms_threads_sleep_at_once_where_nothing_else_is_set(monkeypatch, before, spins):
     monkeypatch.setattr(os, "environ", dict(before))
-    workarounds.set_tvm_threads(2, asked)
+    workarounds.set_tvm_threads(2)
     assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == spins
 
 
@@ -301,6 +289,28 @@ def test_the_report_has_a_row_for_each_fact():
     for line, (name, value) in zip(lines, report.items(), strict=True):
         assert line.startswith(name) and line.endswith(value)
         assert name in html
+
+
+@pytest.mark.parametrize(
+    ("compiler", "header", "lacks"),
+    [
+        ("/usr/bin/g++", True, None),
+        (
+            "/usr/bin/g++",
+            False,
+            r"no Python\.h: install python3\.\d+-dev \(Debian, Ubuntu\) or python3-devel \(Fedora\)",
+        ),
+        (None, True, r"needs g\+\+ or clang\+\+, and there is neither"),
+    ],
+)
+def test_what_torch_compile_lacks_is_a_sentence_and_in_the_report(tmp_path, monkeypatch, compiler, header, lacks):
+    if header:
+        (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(env, "cpp_compiler", lambda: compiler)
+    monkeypatch.setattr(env.sysconfig, "get_path", lambda name: str(tmp_path))
+    said, row = env.torch_compile_lacks(), env.report()["C++ compiler"]
+    assert said is None if lacks is None else re.search(lacks, said)
+    assert row.startswith("found" if compiler else "none: Compiled.save") and (header or row.endswith(f"; but {said}"))
 
 
 def test_pins_are_the_exact_ones_that_apply_here(monkeypatch):

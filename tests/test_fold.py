@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from agreement import close, reference
 from conftest import Function, sampled
 from torch import nn
 
@@ -40,8 +41,7 @@ def test_what_depends_on_constants_alone_is_folded(level):
     net, x = Table().eval(), torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
     lib = build(*from_pytorch(net, {"x": x}), opt_level=level)
     assert [node["kernel"] for node in lib.graph["nodes"]] == ["add"] * len(CONSTANTS)
-    for kind, output, wanted in zip(CONSTANTS, lib(x), net(x), strict=True):
-        np.testing.assert_allclose(output, wanted.numpy(), rtol=1e-6, atol=1e-6, err_msg=kind)
+    close(lib(x), reference(net, x))
 
 
 def test_a_batch_norm_without_convolution_is_one_multiplication_and_one_addition():
@@ -55,8 +55,7 @@ def test_a_batch_norm_without_convolution_is_one_multiplication_and_one_addition
     lib = build(*from_pytorch(net, {"x": x}))
     (kernel,) = lib.kernels.index
     assert "multiply" in kernel and "add" in kernel and "subtract" not in kernel and "divide" not in kernel
-    with torch.no_grad():
-        np.testing.assert_allclose(lib(x), net(x).numpy(), rtol=1e-5, atol=1e-5)
+    close(lib(x), reference(net, x))
 
 
 def test_a_chain_that_is_used_within_stays():
@@ -66,8 +65,7 @@ def test_a_chain_that_is_used_within_stays():
 
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
     lib = build(*from_pytorch(Function(function).eval(), {"x": x}))
-    for got, wanted in zip(lib(x), function(x), strict=True):
-        np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-6, atol=1e-6)
+    close(lib(x), reference(function, x))
 
 
 def normed(conv: nn.Conv2d, **options) -> nn.Sequential:
@@ -102,8 +100,7 @@ def test_a_batch_norm_behind_a_convolution_is_in_its_weights(pair):
     lib = build(*from_pytorch(net, {"x": x}))
     assert sum("conv2d" in kernel for kernel in lib.kernels.index) == 1
     assert not any("multiply" in kernel or "divide" in kernel for kernel in lib.kernels.index)
-    with torch.no_grad():
-        np.testing.assert_allclose(lib(x), net(x).numpy(), rtol=1e-4, atol=1e-4)
+    close(lib(x), reference(net, x))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -118,9 +115,7 @@ def test_a_convolution_that_others_read_keeps_its_weights(bias):
     net.conv, net.norm = conv, norm
     lib = build(*from_pytorch(net.eval(), {"x": x}))
     assert sum(node["kernel"].count("conv2d") for node in lib.graph["nodes"]) == 1
-    with torch.no_grad():
-        for output, wanted in zip(lib(x), net(x), strict=True):
-            np.testing.assert_allclose(output, wanted.numpy(), rtol=1e-4, atol=1e-4)
+    close(lib(x), reference(net, x))
 
 
 @pytest.mark.parametrize("shape", [(7, 7), (2, 8, 1, 1), (2, 1, 1, 1)], ids=str)
@@ -132,8 +127,7 @@ def test_a_sum_that_is_no_bias_is_not_folded(shape):
     net.register_buffer("each_element", each_element)
     x = torch.randn(2, 8, 9, 9, generator=torch.Generator().manual_seed(1))
     lib = build(*from_pytorch(net.eval(), {"x": x}))
-    with torch.no_grad():
-        np.testing.assert_allclose(lib(x), net(x).numpy(), rtol=1e-4, atol=1e-4)
+    close(lib(x), reference(net, x))
 
 
 def test_a_batch_norm_whose_scale_overflows_is_not_folded():
@@ -147,4 +141,4 @@ def test_a_batch_norm_whose_scale_overflows_is_not_folded():
     x = np.random.default_rng(1).normal(size=(1, 3, 5, 5)).astype("float32")
     folded, plain = (build(*mod, opt_level=level)(x) for level in (3, 0))
     assert np.isinf(plain).any()
-    np.testing.assert_allclose(folded, plain, rtol=1e-3)
+    close(folded, reference(net, x))

@@ -1,8 +1,7 @@
 """GluonCV's networks with seeded weights: TVM's result is MXNet's. Some here; `make suites` has all.
 
-Classifiers and segmenters are held to 1e-3 of the largest magnitude in an output. Detectors must have the same classes
-in the same order, scores within 1e-4, and corners within half a pixel; where two scores are closer to each other than
-that, their detections may stand in either order.
+Detectors must have the same classes in the same order; where two scores are closer to each other than 1e-4, their
+detections may stand in either order.
 """
 
 import re
@@ -11,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from agreement import close, terms_of
 from conftest import sampled
 
 import tvmnotes as tn
@@ -18,8 +18,8 @@ import tvmnotes as tn
 if not tn.gluon.installed():
     pytest.skip("the mxnet extra is not installed", allow_module_level=True)
 
-TOLERANCE = 1e-3
-SCORES = 1e-4  # their tolerance; those closer to each other may stand in either order
+SCORES = 1e-4  # those closer to each other may stand in either order, and these corners, in pixels, are of one box
+CORNERS = 0.5
 DETECTORS = r"ssd_|yolo3_|center_net_|faster_rcnn_"
 # Of other kinds: videos, key points of persons found before, masks, tracking, depth; networks of integers; and those
 # that want to be told their classes. MXNet's ROIAlign on CPUs does not write what is of no image, so where there are
@@ -48,7 +48,7 @@ SAMPLE = ("mobilenetv3_small", "cifar_resnet20_v1", "ssd_512_mobilenet1.0_voc", 
 
 
 def compare(name: str, size: int | None = None) -> dict:
-    """Import, build, and run a network on random images in both; what was found."""
+    """Import, build, and run a network on random images in both, and hold the results together; what was found."""
     import mxnet as mx
 
     net, shape = tn.gluon.network(name), tn.gluon.shape_of(name)
@@ -60,11 +60,10 @@ def compare(name: str, size: int | None = None) -> dict:
     x = np.random.default_rng(0).standard_normal(shape).astype("float32")
     there = mx.nd.array(x)
     wanted, outputs = flat(net(there)), flat(lib(x))
-    assert [a.shape for a in outputs] == [a.shape for a in wanted]
     if re.match(DETECTORS, name):
-        error = of_detections(outputs, wanted)
-    else:
-        error = max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(outputs, wanted, strict=True))
+        outputs, wanted = detections(outputs, wanted)
+    close(outputs, wanted, terms_of(params), rounded=True)
+    error = max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(outputs, wanted, strict=True))
     return {"error": float(error), "build": seconds, "mxnet": lambda: flat(net(there)), "tvm": lib, "x": x, "net": net}
 
 
@@ -73,16 +72,14 @@ def flat(outputs) -> list[np.ndarray]:
     return [each.asnumpy() if hasattr(each, "asnumpy") else np.asarray(each) for each in outputs]
 
 
-def of_detections(outputs, wanted) -> float:
-    """The largest difference between scores, where all else is as it must be."""
-    ours, (classes, scores, corners) = rows(outputs), rows(wanted)
-    found = classes >= 0
+def detections(outputs, wanted) -> tuple[list, list]:
+    """The scores and corners of what was found, ours in MXNet's order, where the classes are as they must be."""
+    ours, theirs = rows(outputs), rows(wanted)
+    found = theirs[0] >= 0
     assert found.any(), "no detections"
-    ours = [each[order_of(ours, classes, scores, corners)] for each in ours]
-    np.testing.assert_array_equal(ours[0], classes)
-    np.testing.assert_allclose(ours[1][found], scores[found], atol=SCORES)
-    np.testing.assert_allclose(ours[2][found], corners[found], atol=0.5)
-    return np.abs(ours[1][found] - scores[found]).max()
+    ours = [each[order_of(ours, *theirs)] for each in ours]
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    return [each[found] for each in ours[1:]], [each[found] for each in theirs[1:]]
 
 
 def rows(detections) -> list[np.ndarray]:
@@ -91,20 +88,20 @@ def rows(detections) -> list[np.ndarray]:
     return [classes.reshape(-1), scores.reshape(-1), corners.reshape(-1, 4)]
 
 
-def order_of(detections, classes, scores, corners) -> np.ndarray:
+def order_of(ours, classes, scores, corners) -> np.ndarray:
     """Our rows in MXNet's order: each in its place, or else where its equal is among the rows of nearly its score."""
-    off = (detections[0] != classes) | (np.abs(detections[2] - corners).max(axis=1) > 0.5)
+    off = (ours[0] != classes) | (np.abs(ours[2] - corners).max(axis=1) > CORNERS)
     order = np.arange(len(off))
     for row in np.flatnonzero(off):
-        near = off & (np.abs(detections[1] - scores[row]) < SCORES) & (detections[0] == classes[row])
-        same = near & (np.abs(detections[2] - corners[row]).max(axis=1) <= 0.5)
+        near = off & (np.abs(ours[1] - scores[row]) < SCORES) & (ours[0] == classes[row])
+        same = near & (np.abs(ours[2] - corners[row]).max(axis=1) <= CORNERS)
         order[row] = np.flatnonzero(same)[0] if same.any() else row
     return order if len(set(order)) == len(order) else np.arange(len(off))
 
 
 @pytest.mark.parametrize("name", sampled(NETWORKS, SAMPLE))
 def test_a_network_gives_mxnets_results(name):
-    assert compare(name, NETWORKS[name])["error"] < TOLERANCE
+    compare(name, NETWORKS[name])
 
 
 def names() -> list[str]:

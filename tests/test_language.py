@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from agreement import close, reference
 from conftest import imported
 from hypothesis import given, strategies
 from torch.nn import functional as F
@@ -107,13 +108,15 @@ def test_steps_give_the_logits_of_the_whole_sequence(net, rng):
     sent = sequence(rng)
     # Rows that no step may read before it has written them.
     keys, values = (torch.full(net.cache_shape, 1e3) for _ in range(2))
+    rows = []
     with torch.no_grad():
-        wanted = net(sent)
-        assert wanted.abs().max() > 1
         for i in range(LENGTH):
             logits, keys, values = net.step(sent[:, i : i + 1], torch.tensor([i]), keys, values)
-            torch.testing.assert_close(logits[0, 0], wanted[0, i], rtol=1e-4, atol=1e-4)
+            rows.append(logits)
             assert (keys[..., i + 1 :, :] == 1e3).all()
+    wanted = reference(net, sent)
+    assert np.abs(wanted.values[0]).max() > 1
+    close(torch.cat(rows, 1), wanted)
 
 
 def test_a_token_sees_no_later_ones(net, rng):
@@ -122,19 +125,19 @@ def test_a_token_sees_no_later_ones(net, rng):
     changed[0, 7:] = (sent[0, 7:] + 1) % 280
     with torch.no_grad():
         one, other = net(sent), net(changed)
-    torch.testing.assert_close(one[:, :7], other[:, :7])
+    wanted = reference(net, sent)
+    close(other[:, :7], wanted._replace(values=[wanted.values[0][:, :7]]))
     assert (one[:, 7:] - other[:, 7:]).abs().max() > 0.1
 
 
 def test_both_forms_compiled_agree_with_pytorch(net, lib, rng):
     sent = sequence(rng)
-    with torch.no_grad():
-        wanted = net(sent).numpy()
+    wanted = reference(net, sent)
     whole = tn.build(net, {"tokens": ((1, LENGTH), "int64")}, opt_level=0)
-    np.testing.assert_allclose(whole(sent), wanted, rtol=1e-4, atol=1e-4)
+    close(whole(sent), wanted)
     lib.reset()
     rows = [lib(sent[:, i : i + 1], torch.tensor([i])) for i in range(LENGTH)]
-    np.testing.assert_allclose(np.concatenate(rows, axis=1), wanted, rtol=1e-4, atol=1e-4)
+    close(np.concatenate(rows, axis=1), wanted)
     with pytest.raises(IndexError):
         lib(sent[:, :1], torch.tensor([LENGTH]))
 
@@ -231,7 +234,7 @@ def test_draws_have_the_probabilities_of_the_model():
     logits, rng = np.log(np.array([0.7, 0.2, 0.1], "float32")), np.random.default_rng(0)
     for temperature, wanted in ((1.0, [0.7, 0.2, 0.1]), (0.5, [49 / 54, 4 / 54, 1 / 54]), (1e-300, [1, 0, 0])):
         counts = np.bincount([_pick(logits, temperature, rng) for _ in range(4000)], minlength=3)
-        np.testing.assert_allclose(counts / 4000, wanted, atol=0.03)
+        np.testing.assert_allclose(counts / 4000, wanted, atol=0.03)  # an estimate: its deviation is 0.008 at most
 
 
 @pytest.mark.parametrize(
@@ -309,6 +312,7 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(script, sent, tmp
     with pytest.raises(KeyboardInterrupt):
         script.train(parts, sent, 3, 8, tmp_path / "checkpoint.pt", interrupt)
     parts = small(seed=1)
+    # Of a fitted network, not of an operator: PyTorch takes the same steps of training twice.
     assert script.train(parts, sent, 3, 8, tmp_path / "checkpoint.pt") == pytest.approx(losses[2:])
     for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(one, other)

@@ -6,8 +6,8 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
-import torch
 import tvm
+from agreement import close, reference
 
 import tvmnotes as tn
 from tvmnotes.compiler.rules import winograd
@@ -30,16 +30,14 @@ def run(name: str) -> dict:
 
 @pytest.fixture(scope="module")
 def by_hand():
-    return run("04_conv2d_by_hand")
+    names = run("04_conv2d_by_hand")
+    names["exact"] = reference(names["net"], names["x"])
+    return names
 
 
 @pytest.fixture(scope="module")
 def package():
     return run("04b_packages_schedule")
-
-
-def difference(result, reference):
-    return np.abs(result - reference).max() / np.abs(reference).max()
 
 
 def result(package, name):
@@ -49,22 +47,28 @@ def result(package, name):
 def test_every_step_runs_and_gives_pytorchs_results(by_hand):
     assert list(by_hand["steps"]) == STEPS
     for kernel in ("parallel_kernel", "vector_kernel"):
-        assert same(by_hand, kernel, by_hand["plain_arguments"], by_hand["reference"])
+        hold(by_hand, kernel, by_hand["plain_arguments"], by_hand["exact"])
     for kernel in ("layout_kernel", "tile_kernel", "fused_kernel"):
-        assert same(by_hand, kernel, by_hand["arguments"], by_hand["wanted"])
+        hold(by_hand, kernel, by_hand["arguments"], in_blocks(by_hand))
 
 
 @pytest.mark.parametrize(("pixels", "vectors"), [(7, 2), (4, 1), (14, 4)])
 def test_any_tile_gives_pytorchs_results(by_hand, pixels, vectors):
     by_hand["any_kernel"] = tvm.compile(by_hand["any_tile"](pixels, vectors).mod, target=by_hand["target"])
-    assert same(by_hand, "any_kernel", by_hand["arguments"], by_hand["wanted"])
+    hold(by_hand, "any_kernel", by_hand["arguments"], in_blocks(by_hand))
 
 
-def same(names, kernel, arguments, wanted) -> bool:
-    """Whether a kernel, run into a result full of NaN, computes what is wanted."""
-    empty = tvm.runtime.tensor(np.full_like(wanted, np.nan))
+def in_blocks(names):
+    """What is wanted, in the layout of blocks."""
+    exact = names["exact"]
+    return exact._replace(values=[names["to_blocks"](exact.values[0])])
+
+
+def hold(names, kernel, arguments, wanted):
+    """A kernel, run into a result full of NaN, computes what is wanted."""
+    empty = tvm.runtime.tensor(np.full_like(wanted.values[0], np.nan, "float32"))
     names[kernel](*arguments[:-1], empty)
-    return difference(empty.numpy(), wanted) < 1e-5
+    close(empty.numpy(), wanted)
 
 
 def test_a_copied_schedule_leaves_the_first_as_it_was(by_hand):
@@ -99,8 +103,9 @@ def test_the_inner_loop_is_made_of_multiply_adds_on_registers(by_hand):
 def test_winograds_kernels_give_pytorchs_results(package):
     names = [name for name in package["steps"] if name != "PyTorch"]
     assert names == ["tile of lesson 04", "default tile", "Winograd 2 × 2", "Winograd 4 × 4"]
+    wanted = reference(package["net"], package["x"])
     for name in names:
-        assert difference(result(package, name), package["reference"]) < 1e-5
+        close(result(package, name), wanted)
 
 
 def test_only_winograds_large_tile_rounds_more_than_the_direct_way(package):
@@ -120,7 +125,7 @@ def test_the_package_takes_winograds_method_for_this_convolution(package):
     conv = package["conv"]
     assert winograd.best_tile(conv) in (2, 4)
     assert "winograd" in set(package["lib"].kernels["family"])
-    assert difference(package["lib"](package["x"]), package["reference"]) < 1e-5
+    close(package["lib"](package["x"]), reference(package["net"], package["x"]))
 
 
 def test_the_default_config_serves_all_sizes_of_the_sweep(package):
@@ -129,7 +134,7 @@ def test_the_default_config_serves_all_sizes_of_the_sweep(package):
         net, x = package["layer"](conv)
         config = package["direct"].as_dict(package["direct"].default(conv, package["machine"]))
         output = package["result"](conv, package["run_tvm"](conv, config, net, x))
-        assert difference(output, package["run_pytorch"](net, torch.from_numpy(x))().numpy()) < 1e-5
+        close(output, reference(net, x))
 
 
 def test_the_capstones_kernels_give_pytorchs_results(capsys):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
+from agreement import close, reference, terms_of
 from conftest import sampled
 from tvm import relax
 
@@ -22,13 +23,13 @@ def files(name):
     return tn.data.path(f"mxnet/{name}-symbol.json"), tn.data.path(f"mxnet/{name}-0000.params")
 
 
-def difference(result, reference):
-    return np.abs(result - reference).max() / np.abs(reference).max()
-
-
 @pytest.fixture(scope="module")
 def ssd():
     return tn.build(*tn.from_mxnet(*files("digits_ssd"), {"data": PICTURE}))
+
+
+def ssd_params():
+    return tn.from_mxnet(*files("digits_ssd"), {"data": PICTURE})[1]
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +55,8 @@ def test_a_converter_by_hand_is_pytorchs_convolution_and_the_importers():
     vm = relax.VirtualMachine(tvm.compile(by_hand, target=tn.env.host_target()), tvm.cpu())
     x = digits.preprocess(digits.load_test_set()[0][:1])
     w = np.array(read_params(params_file)["stem_conv_weight"])
-    wanted = torch.conv2d(torch.from_numpy(x), torch.from_numpy(w), padding=1).numpy()
-    assert difference(vm["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w)).numpy(), wanted) < 1e-5
+    wanted = reference(lambda x, w: torch.conv2d(x, w, padding=1), x, w)
+    close(vm["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w)).numpy(), wanted)
     mod, _ = tn.from_mxnet(symbol_file, params_file, {"data": (1, 1, 32, 32)})
     assert "R.nn.conv2d(data, stem_conv_weight, strides=[1, 1], padding=[1, 1, 1, 1]" in mod.script()
 
@@ -63,7 +64,7 @@ def test_a_converter_by_hand_is_pytorchs_convolution_and_the_importers():
 def test_plain_loops_read_the_digits_as_the_schedules_do():
     x = digits.preprocess(digits.load_test_set()[0][:8])
     model = tn.from_mxnet(*files("digits_resnet20"), {"data": x.shape})
-    assert difference(tn.build(*model, opt_level=0)(x), tn.build(*model)(x)) < 1e-5
+    close(tn.build(*model, opt_level=0)(x), tn.build(*model)(x), terms_of(model[1]), rounded=True)
 
 
 @pytest.mark.parametrize(("attributes", "wanted"), [({}, 2.0), ({"fix_gamma": "False"}, 10.0)])
@@ -74,7 +75,7 @@ def test_a_batch_norm_ignores_its_scale_unless_told_otherwise(attributes, wanted
     values = {"gamma": 5.0, "beta": 0.0, "mean": 0.0, "var": 1.0}
     params = {name: np.array([value], "float32") for name, value in values.items()}
     lib = tn.build(*tn.from_mxnet(json.dumps({"nodes": nodes, "heads": [[5, 0]]}), params, {"data": (1, 1)}))
-    assert lib(np.full((1, 1), 2.0, "float32")).item() == pytest.approx(wanted, rel=1e-2)
+    close(lib(np.full((1, 1), 2.0, "float32")), np.array([[wanted]]) / np.sqrt(1 + 1e-3), 4)  # MXNet's own epsilon
 
 
 def test_the_shipped_detector_finds_nearly_all_digits_and_little_else(ssd, scenes):
@@ -87,10 +88,10 @@ def test_the_shipped_detector_finds_nearly_all_digits_and_little_else(ssd, scene
 
 @with_mxnet
 def test_mxnet_draws_the_same_boxes(ssd, scenes):
-    theirs = tn.gluon.runner(*files("digits_ssd"))
+    theirs, terms = tn.gluon.runner(*files("digits_ssd")), terms_of(ssd_params())
     for pixels, boxes in scenes[:20]:
         ours, wanted = ssd(pixels)[0], theirs(pixels)[0]
-        np.testing.assert_allclose(ours[:, 1], wanted[:, 1], atol=1e-4)  # rows of nearly equal scores may change places
+        close(ours[:, 1], wanted[:, 1], terms, rounded=True)  # rows of nearly equal scores may change places
         assert digits.found(ours, boxes) == digits.found(wanted, boxes)
 
 
@@ -102,7 +103,7 @@ def test_both_candidates_of_the_table_give_mxnets_results(name):
     wanted = tn.gluon.runner(*exported)(x)
     model = tn.from_mxnet(*exported, {"data": shape})
     for records in (False, None):
-        assert difference(tn.build(*model, records=records)(x), wanted) < 1e-4
+        close(tn.build(*model, records=records)(x), wanted, terms_of(model[1]), rounded=True)
 
 
 @with_mxnet
@@ -111,11 +112,11 @@ def test_mxnet_and_tvm_draw_the_same_boxes_of_the_large_detector():
     name = "ssd_512_resnet50_v1_voc"
     exported, shape = tn.gluon.exported(name)[:2], tn.gluon.shape_of(name)
     x = tn.vision.preprocess(tn.vision.open_picture(), shape[-1], shape[-1])
-    classes, scores, corners = tn.build(*tn.from_mxnet(*exported, {"data": shape}))(x)
+    mod, params = tn.from_mxnet(*exported, {"data": shape})
+    classes, scores, corners = tn.build(mod, params)(x)
     wanted = tn.gluon.runner(*exported)(x)
     np.testing.assert_array_equal(classes, wanted[0])
-    np.testing.assert_allclose(scores, wanted[1], atol=1e-4)
-    np.testing.assert_allclose(corners, wanted[2], atol=0.5)
+    close([scores, corners], list(wanted[1:]), terms_of(params), rounded=True)
 
 
 # ---------------------------------------------------------------- scenes

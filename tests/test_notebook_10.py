@@ -4,9 +4,9 @@ import math
 from pathlib import Path
 
 import nbformat
-import numpy as np
 import pytest
 import torch
+from agreement import close
 from emulated_gpu import TARGET
 from torch import nn
 from tvm import relax
@@ -88,7 +88,7 @@ def test_folded_and_merged_agree_with_pytorch(block, rng):
     x = rng.standard_normal((1, 64, 28, 28), dtype="float32")
     bound, *others = (tn.build(module, {}, opt_level=level)(x) for module, level in zip(block, (0, 3, 3), strict=True))
     for other in others:
-        assert np.abs(other - bound).max() <= 1e-5 * np.abs(bound).max()
+        close(other, bound, 64 + 48 * 3 * 3, rounded=True)  # the terms of the longest branch
 
 
 def test_dlight_gives_a_relu_256_blocks_of_1024_threads():

@@ -7,6 +7,8 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from agreement import Reference, close, reference
+from conftest import Function
 
 import tvmnotes as tn
 from tvmnotes import digits
@@ -24,10 +26,6 @@ def script(name):
     return source.removeprefix(head)
 
 
-def agree(result, reference, tolerance=1e-5):
-    return np.abs(result - reference).max() <= tolerance * np.abs(reference).max()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """What the scripts find: a network in two forms, pictures, themselves."""
@@ -42,9 +40,17 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def logits(folder):
-    with torch.inference_mode():
-        return tn.models.load("digits")(torch.from_numpy(np.load(folder / "pictures.npy"))).numpy()
+def exact(folder):
+    """PyTorch's scores and probabilities in double precision."""
+    both = Function(lambda x: (scores := both.net(x), torch.softmax(scores, 1)))
+    both.net = tn.models.load("digits")
+    whole = reference(both, np.load(folder / "pictures.npy"))
+    return [Reference([values], [moved]) for values, moved in zip(*whole, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def answers(exact):
+    return list(map(str, exact[0].values[0].argmax(axis=1)))
 
 
 def run(folder, *command):
@@ -57,16 +63,16 @@ def test_without_classic_a_script_ends_at_its_imports(folder):
     assert "cannot import name 'relay' from 'tvm'" in done.stderr
 
 
-def test_the_script_of_2019_gives_pytorchs_probabilities(folder, logits):
+def test_the_script_of_2019_gives_pytorchs_probabilities(folder, exact, answers):
     done = run(folder, "-m", "tvmnotes", "classic", "digits_2019.py", "digits.onnx", "pictures.npy")
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
-    assert done.stdout.split() == ["TVM", "reads:", *map(str, logits.argmax(axis=1))]
-    assert agree(np.load(folder / "2019.npy"), torch.softmax(torch.from_numpy(logits), dim=1).numpy())
+    assert done.stdout.split() == ["TVM", "reads:", *answers]
+    close(np.load(folder / "2019.npy"), exact[1])
 
 
 @pytest.mark.alone
-def test_the_script_of_2023_tunes_and_gives_pytorchs_scores(folder, logits):
+def test_the_script_of_2023_tunes_and_gives_pytorchs_scores(folder, exact, answers):
     command = ("-m", "tvmnotes", "classic", "digits_2023.py", "digits.pt", "pictures.npy", "--trials", "2")
     done = run(folder, *command)
     assert done.returncode == 0, done.stderr
@@ -75,19 +81,18 @@ def test_the_script_of_2023_tunes_and_gives_pytorchs_scores(folder, logits):
     assert lines[:2] == ["imported: 21 convolutions, 21 batch norms", "simplified: 21 convolutions, 0 batch norms"]
     assert [line.split("]")[0] for line in lines if "(2/2)" in line] == ["[Task  1/ 8", "[Task  2/ 8"]
     assert len((folder / "digits.log").read_text().splitlines()) == 4
-    assert ["TVM", "reads:", *map(str, logits.argmax(axis=1))] in [line.split() for line in lines]
+    assert ["TVM", "reads:", *answers] in [line.split() for line in lines]
     assert "Execution time summary:" in lines
-    assert agree(np.load(folder / "2023.npy"), logits)
+    close(np.load(folder / "2023.npy"), exact[0])
 
 
-def test_the_rewritten_script_gives_pytorchs_probabilities(folder, logits, capsys):
+def test_the_rewritten_script_gives_pytorchs_probabilities(folder, exact, answers, capsys):
     """The lesson's own cell."""
     (source,) = (source for source in SOURCES if source.startswith("data = np.load(folder"))
-    wanted = torch.softmax(torch.from_numpy(logits), dim=1).numpy()
-    found = {"np": np, "tn": tn, "folder": folder, "old": wanted, "largest_difference": lambda a, b: 0}
+    found = {"np": np, "tn": tn, "folder": folder, "old": None, "largest_difference": lambda a, b: 0}
     exec(source, found)
-    assert capsys.readouterr().out.splitlines()[0].split() == ["TVM", "reads:", *map(str, logits.argmax(axis=1))]
-    assert agree(found["out"], wanted)
+    assert capsys.readouterr().out.splitlines()[0].split() == ["TVM", "reads:", *answers]
+    close(found["out"], exact[1])
 
 
 def test_relay_build_compiles_as_tn_build_does(folder):

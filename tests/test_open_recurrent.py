@@ -1,9 +1,11 @@
 """LSTM, GRU and RNN of an open batch, an open number of steps, or both: one kernel for all of them."""
 
-import numpy as np
+from copy import deepcopy
+
 import onnxruntime
 import pytest
 import torch
+from agreement import close, reference
 from onnx import numpy_helper, parser
 from torch import nn
 
@@ -11,6 +13,7 @@ import tvmnotes as tn
 
 BATCHES = (1, 3, 16, 21)
 STEPS = (1, 2, 7, 32)
+TERMS = (5 + 19) + (38 + 7) + (38 + 16) + (32 + 9)  # of the sums of `Layers`: inputs and states
 
 
 class Layers(nn.Module):
@@ -30,14 +33,6 @@ class Layers(nn.Module):
         return (y, *lstm, *self.projected(y, (h, c))[1], *gru, *self.rnn(gru[0]))
 
 
-def agree(lib, net, *inputs, **tolerance):
-    with torch.inference_mode():
-        wanted = net(*map(torch.from_numpy, inputs))
-    for got, want in zip(lib(*inputs), wanted, strict=True):
-        assert got.shape == tuple(want.shape)
-        np.testing.assert_allclose(got, want.numpy(), **{"rtol": 1e-5, "atol": 2e-6} | tolerance)
-
-
 @pytest.mark.parametrize(
     ("batch", "steps", "levels"),
     [("batch", 4, (3,)), (3, "steps", (0,)), (tn.Size("batch", 1, 21), tn.Size("steps", 1, 32), (0, 3))],
@@ -45,15 +40,17 @@ def agree(lib, net, *inputs, **tolerance):
 )
 def test_layers_of_pytorch(rng, batch, steps, levels):
     net = Layers().eval()
+    double = deepcopy(net).double()
     mod, params = tn.from_pytorch(net, {"x": (batch, steps, 5), "h": (1, batch, 7), "c": (1, batch, 33)})
     sizes = [*zip(BATCHES, STEPS, strict=True), (21, 1), (1, 32)]
-    for level in levels:
-        lib = tn.build(mod, params, opt_level=level, records=False)
-        for n, m in sizes:
-            n = n if batch != 3 else 3
-            m = m if steps != 4 else 4
-            shapes = (n, m, 5), (1, n, 7), (1, n, 33)
-            agree(lib, net, *(rng.standard_normal(shape).astype("float32") for shape in shapes))
+    libs = [tn.build(mod, params, opt_level=level, records=False) for level in levels]
+    for n, m in sizes:
+        n = n if batch != 3 else 3
+        m = m if steps != 4 else 4
+        xs = [rng.standard_normal(shape).astype("float32") for shape in ((n, m, 5), (1, n, 7), (1, n, 33))]
+        wanted = [*double(*(torch.from_numpy(x).double() for x in xs))]
+        for lib in libs:
+            close(lib(*xs), wanted, TERMS)
 
 
 NODES = {
@@ -86,8 +83,7 @@ def test_layers_of_onnx(rng, kind, gates, steps):
         for n, count in zip(BATCHES, STEPS if steps == "T" else [7] * len(BATCHES), strict=True):
             x = rng.standard_normal((count, n, 4)).astype("float32")
             feed = {"x": x, "lengths": rng.integers(0, count + 1, n).astype("int32")}
-            for got, want in zip(lib(*feed.values()), session.run(None, feed), strict=True):
-                np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+            close(lib(*feed.values()), session.run(None, feed), terms=4 + 6, rounded=True)
     feed["lengths"][-1] = count + 1
     with pytest.raises(IndexError, match=f"{kind}: expected lengths of sequences from 0 to {steps}, got {count + 1}"):
         lib(*feed.values())
@@ -98,10 +94,7 @@ def test_threads_share_the_units_of_an_open_batch(rng):
     lib = tn.build(*tn.from_pytorch(net, {"x": (3, "batch", 8)}), records=False)
     for n in BATCHES:
         x = rng.standard_normal((3, n, 8)).astype("float32")
-        with torch.inference_mode():
-            y, (h, c) = net(torch.from_numpy(x))
-        for got, want in zip(lib(x), (y, h, c), strict=True):
-            np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=2e-6)
+        close(lib(x), reference(net, x))
 
 
 def test_an_open_batch_among_sizes_that_are_stated(rng):
@@ -110,7 +103,4 @@ def test_an_open_batch_among_sizes_that_are_stated(rng):
     lib = tn.build(*tn.from_pytorch(net, {"x": (3, "batch", 5)}), records=False, sizes=[{"batch": 4}])
     for n in (4, 5):
         x = rng.standard_normal((3, n, 5)).astype("float32")
-        with torch.inference_mode():
-            wanted = net(torch.from_numpy(x))
-        for got, want in zip(lib(x), wanted, strict=True):
-            np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=2e-6)
+        close(lib(x), reference(net, x))

@@ -2,8 +2,10 @@
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
+import newest
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -21,6 +23,8 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 REQUIREMENTS = [Requirement(line) for lines in (PROJECT["dependencies"], *EXTRAS.values()) for line in lines]
+SUPPORTED = [f"3.{minor}" for minor in range(30) if f"3.{minor}" in SpecifierSet(PROJECT["requires-python"])]
+MACHINES = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
 
 
 # ---------------------------------------------------------------- importing
@@ -80,14 +84,11 @@ def conda():
     return [entry for entry in entries if isinstance(entry, str)], pip
 
 
-def extras(text: str) -> list[set[str]]:
-    return [set(listed.split(",")) for listed in re.findall(r"(?:-e|--editable) '?\.\[([\w,]+)\]", text)]
-
-
-def test_conda_and_make_lab_install_the_same_extras_and_make_test_adds_dev():
-    readers, developers = extras((ROOT / "Makefile").read_text())
-    assert extras("\n".join(conda()[1])) == [readers]
-    assert developers == readers | {"dev"} <= EXTRAS.keys()
+def test_conda_and_make_lab_install_the_same_lock_and_make_test_adds_what_tests_need():
+    installs = re.findall(r"call install,(.*),(.*)\)$", (ROOT / "Makefile").read_text().replace("$(comma)", "+"), re.M)
+    assert installs == [("$(LOCK)", "mxnet"), ("$(LOCK) $(TESTS_LOCK)", "dev+mxnet")]
+    assert conda()[1] == ["-r lock.txt"]
+    assert {"dev", "mxnet"} == EXTRAS.keys()
 
 
 def test_the_python_of_conda_is_one_that_the_project_supports():
@@ -98,17 +99,153 @@ def test_the_python_of_conda_is_one_that_the_project_supports():
     assert mxnet.marker.evaluate({"python_version": version}), "notebook 07 runs in the conda environment too"
 
 
-def test_the_makefile_asks_for_the_python_that_the_project_supports():
-    low, high = re.search(
-        r"\((3, \d+)\) <= sys.version_info\[:2\] <= \((3, \d+)\)", (ROOT / "Makefile").read_text()
-    ).groups()
-    supported = [f"3.{minor}" for minor in range(30) if f"3.{minor}" in SpecifierSet(PROJECT["requires-python"])]
-    assert (low.replace(", ", "."), high.replace(", ", ".")) == (supported[0], supported[-1])
+def test_the_python_that_the_project_supports_is_the_same_everywhere():
+    low, high = SUPPORTED[0], SUPPORTED[-1]
+    makefile = (ROOT / "Makefile").read_text()
+    bounds = re.search(r"\((3, \d+)\) <= sys.version_info\[:2\] <= \((3, \d+)\)", makefile).groups()
+    assert [bound.replace(", ", ".") for bound in bounds] == [low, high]
+    assert set(re.findall(r"(?<=Python )3\.\d+ to 3\.\d+", makefile)) == {f"{low} to {high}"}
+    assert f"Python {low} to {high}" in (ROOT / "README.md").read_text()
+    assert set(re.findall(r"python(3\.\d+)", re.search(r"^PYTHONS := .*\n.*", makefile, re.M)[0])) == set(SUPPORTED)
+    assert f"for version in {high} " in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_workflow_runs_the_pythons_and_machines_that_the_project_supports():
+    """It never runs here: this says that it is whole, not that it passes."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    for name, job in jobs.items():
+        rows = job.get("strategy", {}).get("matrix", {}).get("include", [{}])
+        for row in rows:
+            assert row.keys() == set(re.findall(r"\$\{\{ matrix\.(\w+) \}\}", str(job))), name
+        (python,) = [step["with"]["python-version"] for step in job["steps"] if "setup-python" in step.get("uses", "")]
+        pythons = {row.get("python", python) for row in rows}
+        assert pythons <= set(SUPPORTED), name
+        if name == "smoke":
+            assert {SUPPORTED[0], SUPPORTED[-1]} < pythons
+            assert {re.sub(r"-(latest|[\d.]+)", "", row["machine"]) for row in rows} == {
+                "ubuntu",
+                "ubuntu-arm",
+                "macos",
+            }
+        assert jobs["newest"]["if"] == "github.event_name == 'schedule'"
+
+
+# ---------------------------------------------------------------- the lock
+
+
+def locked(name: str) -> list[Requirement]:
+    """The releases of a lock, each of which has its hashes."""
+    text = (ROOT / name).read_text()
+    blocks = re.findall(r"^(\S.*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.M)
+    assert len(blocks) > 20
+    rest = text
+    for line, hashes in blocks:
+        rest = rest.replace(f"{line} \\\n{hashes}", "", 1)
+    assert re.fullmatch("(#.*\n)*", rest), "only releases, hashes and comments: no index, no folder, no option"
+    return [Requirement(line) for line, _ in blocks]
+
+
+@pytest.mark.parametrize(("system", "processor"), MACHINES, ids="-".join)
+@pytest.mark.parametrize("version", SUPPORTED)
+def test_the_lock_has_one_release_of_all_that_is_asked_for(version, system, processor):
+    here = {"python_version": version, "python_full_version": version + ".5", "sys_platform": system, "extra": ""}
+    here |= {"platform_machine": processor, "os_name": "posix", "platform_system": system.capitalize()}
+
+    def applying(requirements):
+        return [r for r in requirements if not r.marker or r.marker.evaluate(here)]
+
+    readers, more = applying(locked("lock.txt")), applying(locked("lock-tests.txt"))
+    for releases, extras in ((readers, {"mxnet"}), (readers + more, EXTRAS.keys())):
+        by_name = {}
+        for release in releases:
+            by_name.setdefault(release.name, set()).add(next(iter(release.specifier)).version)
+        assert all(len(versions) == 1 for versions in by_name.values())
+        asked = [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
+        for requirement in applying(map(Requirement, [*asked, *PYPROJECT["dependency-groups"]["build"]])):
+            (release,) = by_name[requirement.name]
+            assert release in requirement.specifier, f"{requirement}: make lock"
+    assert "pytest" not in {release.name for release in readers}
+
+
+def test_what_builds_the_package_is_in_the_lock():
+    assert {Requirement(line).name for line in PYPROJECT["build-system"]["requires"]} <= {
+        Requirement(line).name for line in PYPROJECT["dependency-groups"]["build"]
+    }
+
+
+def test_newest_lists_what_is_newer_than_the_lock(monkeypatch, capsys):
+    monkeypatch.setattr(newest, "locked", lambda: {"packaging": "1.0", "pytest": "99999"})
+    newest.main()
+    rows = {row.split()[0]: row.split()[1:] for row in capsys.readouterr().out.splitlines()}
+    assert rows["packaging"] == ["1.0", newest.metadata.version("packaging")]
+    assert rows["numpy"][0] == "-" and not {"pytest", "pip", "tvmnotes"} & rows.keys()
+
+
+# ---------------------------------------------------------------- finding a Python
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """A folder that is all of PATH, with what make calls of a system; a function that adds a program to it."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name in ("grep", "sh"):
+        (folder / name).symlink_to(shutil.which(name))
+
+    def add(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    add("rm", "echo rm $*")
+    return add
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """Have make make an environment in a folder, with a PATH of the folder's programs alone."""
+    call = [shutil.which("make"), "--no-print-directory", f"VENV={folder}/env", *arguments, f"{folder}/env/reader"]
+    return subprocess.run(call, cwd=ROOT, env={"PATH": f"{folder}/programs"}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "there", "taken"),
+    [
+        ("Linux x86_64", ["3.10", "3.11", "3.14"], "3.11"),
+        ("Linux x86_64", ["3.10", "3.12", "3.13"], "3.13"),
+        ("Linux aarch64", ["3.11", "3.14"], "3.14"),
+        ("Darwin arm64", ["3.9", "3.10"], "3.10"),
+    ],
+)
+def test_make_takes_the_first_python_that_works(programs, tmp_path, machine, there, taken):
+    programs("uname", f"echo {machine}")
+    for version in SUPPORTED:
+        programs(f"python{version}", "exit 127")  # as pyenv's are for versions that are not chosen
+    for version in there:
+        programs(f"python{version}", f'[ "$1" = -c ] || {{ echo "{version}: $*"; exit 1; }}')
+    programs("uv", "echo uv")
+    assert make(tmp_path).stdout.splitlines()[-1] == f"{taken}: -m venv --clear {tmp_path}/env"
+
+
+def test_make_takes_the_python_that_is_named_even_if_another_works(programs, tmp_path):
+    programs("uname", "echo Linux x86_64")
+    programs("python3.11", "exit 0")
+    programs("mine", 'echo "mine: $*"; exit 1')
+    assert f"mine: -m venv --clear {tmp_path}/env" in make(tmp_path, "PYTHON=mine").stdout
+
+
+def test_without_a_python_that_works_make_asks_uv_and_else_says_what_to_install(programs, tmp_path):
+    programs("uname", "echo Darwin arm64")
+    programs("python3.12", "exit 1")  # Debian's without python3-venv
+    done = make(tmp_path)
+    assert done.returncode == 2
+    for system in ("Debian, Ubuntu", "Fedora", "macOS", "Windows"):
+        assert re.search(f"^  {system}: ", done.stderr, re.M)
+    programs("uv", '[ "$1" = --version ] || { echo "uv: $*"; exit 1; }')
+    assert make(tmp_path).stdout.splitlines()[-1] == f"uv: venv --quiet --seed --python 3.11 {tmp_path}/env"
 
 
 def test_environment_yml_pins_nothing_that_pyproject_does_not():
     entries, pip = conda()
-    for entry in [*entries, *(line for line in pip if not line.startswith("-e"))]:
+    for entry in [*entries, *(line for line in pip if not line.startswith("-r"))]:
         name, pin = re.fullmatch(r"([\w.-]+)\s*(.*)", entry).groups()
         if name != "python" and pin:
             assert pin.startswith("=") and pin.lstrip("=") in exact(name), f"{entry}: pyproject.toml pins {exact(name)}"

@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from agreement import close
 from conftest import Function
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -95,10 +96,12 @@ def check(calls):
     wrong = []
     for (name, _, _), ours, theirs in zip(calls, outputs, wanted, strict=True):
         dtype = str(theirs.dtype).removeprefix("torch.")
-        eps = torch.finfo(theirs.dtype).eps if theirs.is_floating_point() else 0
-        ours, theirs = (str(ours.dtype), np.asarray(ours).astype("float64")), theirs.double().numpy()
-        if ours[0] != dtype or not np.allclose(ours[1], theirs, 4 * eps, 4 * eps, equal_nan=True):
-            wrong.append(f"{name}: {ours[0]} {ours[1]}, expected {dtype} {theirs}")
+        theirs = theirs.double() if theirs.is_floating_point() else theirs
+        try:
+            assert str(ours.dtype) == dtype
+            close(ours, theirs, scale=np.abs(theirs.numpy()), rounded=True)
+        except AssertionError as error:
+            wrong.append(f"{name}: {ours.dtype} {ours}, expected {dtype} {theirs}: {error}")
     assert not wrong, "\n".join(wrong)
 
 

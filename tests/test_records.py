@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import forked
 import numpy as np
 import pytest
-import torch
 import tvm
+from agreement import close, reference
 from conftest import imported, sampled
 from fake_runner import TARGET, WORKLOADS, task
 from hypothesis import HealthCheck, given, settings
@@ -510,7 +510,7 @@ def assert_built_with(lib, found, small):
         config = {key: value for key, value in each.config.items() if key != "family"}
         schedule = each.config["family"], config
         assert schedule in [*zip(lib.kernels.family, lib.kernels.config, strict=True)], (schedule, lib.kernels)
-    np.testing.assert_allclose(lib(small.x), small.wanted, atol=1e-4 * np.abs(small.wanted).max())
+    close(lib(small.x), small.exact)
 
 
 def test_a_build_takes_a_file_several_or_a_list(small, small_tasks, tmp_path):
@@ -618,6 +618,4 @@ def test_whatever_the_configs_the_digits_are_read(seed):
     lib = tn.build(mod, params, records=found)
     images, _ = load_test_set()
     for x in preprocess(images[:20]):
-        with torch.no_grad():
-            wanted = net(torch.from_numpy(x[None])).numpy()
-        np.testing.assert_allclose(lib(x[None]), wanted, atol=1e-4 * np.abs(wanted).max())
+        close(lib(x[None]), reference(net, x[None]))

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from agreement import close, reference
 from conftest import Function
 from emulated_gpu import run_emulated
 from torch import nn
@@ -50,15 +51,16 @@ def test_state_is_neither_passed_nor_returned(summing, rng):
 
 def test_sessions_reset_and_what_is_loaded_start_from_zeros(rng, tmp_path):
     lib, xs = with_sum(), random(rng, 4, 2, 3)
+    sums = xs.astype("float64").cumsum(0)
     for n, x in enumerate(xs):
-        np.testing.assert_allclose(lib(x), xs[: n + 1].sum(0), rtol=1e-6)
+        close(lib(x), sums[n], terms=n + 1, scale=np.abs(sums).max())
     first, second = lib.session(), lib.session()
     np.testing.assert_array_equal(first(xs[0]), xs[0])
     np.testing.assert_array_equal(second(x=xs[1]), xs[1])
     np.testing.assert_array_equal(first(xs[2]), xs[0] + xs[2])
     first.reset()
     np.testing.assert_array_equal(first(xs[3]), xs[3])
-    np.testing.assert_allclose(lib(xs[0]), xs.sum(0) + xs[0], rtol=1e-6)
+    close(lib(xs[0]), sums[-1] + xs[0], terms=5, scale=np.abs(sums).max())
     loaded = tn.load(lib.save(tmp_path / "net.zip"))
     assert loaded.state == lib.state and loaded.inputs == lib.inputs
     np.testing.assert_array_equal(loaded(xs[0]), xs[0])
@@ -98,6 +100,7 @@ def test_measuring_leaves_the_state_as_it_is(rng):
 
 def test_each_thread_may_have_a_session(rng):
     lib, xs = with_sum(), random(rng, 30, 2, 3)
+    sums = xs.astype("float64").cumsum(0)
 
     def run(scale):
         session = lib.session()
@@ -105,7 +108,7 @@ def test_each_thread_may_have_a_session(rng):
 
     with ThreadPoolExecutor(4) as pool:
         for scale, results in enumerate(pool.map(run, range(4))):
-            np.testing.assert_allclose(results[-1], xs.sum(0) * scale, rtol=1e-4, atol=1e-4)
+            close(results[-1], sums[-1] * scale, terms=len(xs), scale=np.abs(sums * scale).max())
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def test_the_first_call_decides_an_open_size(rng, tmp_path):
                 x = random(rng, rows, 3)
                 sums[rows] += x
                 np.testing.assert_array_equal(session(x), 2 * x)
-                np.testing.assert_allclose(session._held[0].numpy(), sums[rows], rtol=1e-6)
+                np.testing.assert_array_equal(session._held[0].numpy(), sums[rows])  # exact: the same sums, in order
     with pytest.raises(ValueError, match=r"state 'total': it is of shape \(4, 3\) .* this one need \(2, 3\); reset"):
         sessions[4](x[:2])
     sessions[4].reset()
@@ -162,8 +165,9 @@ def test_a_cache_of_an_open_length_is_written_in_place(rng):
         session, cache = lib.session(), torch.zeros(2, size, 4)
         for position in (3, 0, -1 % size):
             mask, k = random(rng, size), random(rng, 2, 1, 4)
-            want, cache = step(*map(torch.from_numpy, (mask, np.array([position]), k)), cache)
-            np.testing.assert_allclose(session(mask, np.array([position]), k), want, rtol=1e-4, atol=1e-5)
+            want = reference(lambda *xs: step(*xs)[0], mask, np.array([position]), k, cache)
+            cache = step(*map(torch.from_numpy, (mask, np.array([position]), k)), cache)[1]
+            close(session(mask, np.array([position]), k), want)
             np.testing.assert_array_equal(session._held[0].numpy(), cache)
 
 
@@ -220,12 +224,12 @@ def test_a_write_to_a_cache_happens_in_place(write, level, rng):
     assert written
     assert all(costs["writes"] < size for costs in lib.graph["costs"].values())
     assert all(lib.graph["costs"][name]["reads"] < size / 2 for name in written)
-    cache, places = torch.zeros(CACHE), set()
+    cache, places = np.zeros(CACHE, "float32"), set()
     for position in (5, 0, 7, 5):
         k = random(rng, *SHAPES["k"])
-        wanted, cache = step(torch.tensor([position]), torch.from_numpy(k), cache)
-        np.testing.assert_allclose(lib(np.array([position]), k), wanted, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(lib._held[0].numpy(), cache, rtol=1e-4, atol=1e-4)
+        wanted = reference(step, np.array([position]), k, cache)
+        close([lib(np.array([position]), k), lib._held[0].numpy()], wanted)
+        cache = lib._held[0].numpy().copy()
         places.add(lib._held[0].data_ptr())
     assert len(places) == 1
 
@@ -258,18 +262,17 @@ NEEDED = [returns_the_old, returns_it_twice, reads_the_old_later, writes_what_it
 @pytest.mark.parametrize(("write", "level"), [(returns_it_twice, 0), *((write, 3) for write in NEEDED)])
 def test_a_cache_that_is_still_needed_is_right(write, level, rng):
     lib = build(lambda position, k, cache: write(cache, position, k), SHAPES, {"cache": "output1"}, opt_level=level)
-    cache, last = torch.zeros(CACHE), []
+    cache, last = np.zeros(CACHE, "float32"), []
     for position in (5, 0, 7, 5):
         k = random(rng, *SHAPES["k"])
-        wanted = write(cache, torch.tensor([position]), torch.from_numpy(k))
-        cache = wanted[1]
+        wanted = reference(write, cache, np.array([position]), k)
         got = lib.run([np.array([position]), k])
-        for got_one, want in zip(got, [wanted[0], *wanted[2:]], strict=True):
-            np.testing.assert_allclose(got_one.numpy(), want, rtol=1e-4, atol=1e-4)
+        first, *more = (each.numpy() for each in got)
+        close([first, lib._held[0].numpy(), *more], wanted)
+        cache = lib._held[0].numpy().copy()
         for tensor, value in last:  # an earlier result is the caller's own
             np.testing.assert_array_equal(tensor.numpy(), value)
         last += [(tensor, tensor.numpy().copy()) for tensor in got]
-        np.testing.assert_allclose(lib._held[0].numpy(), cache, rtol=1e-4, atol=1e-4)
 
 
 def test_caches_of_an_open_length_that_are_still_needed_are_right(rng):
@@ -283,19 +286,16 @@ def test_caches_of_an_open_length_that_are_still_needed_are_right(rng):
     shapes = {"mask": (length,), "position": ((1,), "int64"), "k": SHAPES["k"], **caches}
     lib = build(step, shapes, {name: f"output{n}" for n, name in enumerate(caches)})
     for size in (5, 16):
-        session, caches, last = lib.session(), [torch.zeros(*CACHE[:3], size, DIM)] * len(NEEDED), []
+        session, caches, last = lib.session(), [np.zeros((*CACHE[:3], size, DIM), "float32")] * len(NEEDED), []
         for position in (3, 0, 3):
             mask, k, position = random(rng, size), random(rng, *SHAPES["k"]), np.array([position])
-            wanted = step(*map(torch.from_numpy, (mask, position, k)), *caches)
-            caches = wanted[: len(NEEDED)]
+            wanted = reference(step, mask, position, k, *caches)
             got = session.run([mask, position, k])
-            for one, want in zip(got, wanted[len(NEEDED) :], strict=True):
-                np.testing.assert_allclose(one.numpy(), want, rtol=1e-4, atol=1e-4)
+            caches = [each.numpy().copy() for each in session._held]
+            close([*caches, *(each.numpy() for each in got)], wanted)
             for tensor, value in last:  # an earlier result is the caller's own
                 np.testing.assert_array_equal(tensor.numpy(), value)
             last += [(tensor, tensor.numpy().copy()) for tensor in got]
-            for held, cache in zip(session._held, caches, strict=True):
-                np.testing.assert_allclose(held.numpy(), cache, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "uint8"])
@@ -359,8 +359,7 @@ def test_writes_for_a_gpu(rng):
     net = Function(lambda position, k, cache: (k, put_into_layers(cache, position, k)))
     mod, params = tn.from_pytorch(net.eval(), SHAPES)
     position, k, cache = np.array([3]), random(rng, *SHAPES["k"]), random(rng, *CACHE)
-    wanted = net(*map(torch.from_numpy, (position, k, cache)))
-    np.testing.assert_allclose(run_emulated(mod, params, position, k, cache)[1], wanted[1], rtol=1e-4, atol=1e-4)
+    close(run_emulated(mod, params, position, k, cache), reference(net, position, k, cache))
 
 
 # ---------------------------------------------------------------- networks
@@ -374,10 +373,8 @@ def test_an_lstm_fed_step_by_step(rng):
     mod, params = tn.from_pytorch(net.eval(), shapes)
     lib = tn.build(mod, params, state={"h": "output1", "c": "output2"})
     x = random(rng, 50, 3, 5)
-    with torch.inference_mode():
-        wanted = lstm(torch.from_numpy(x))[0].numpy()
-    for step, want in zip(x, wanted, strict=True):
-        np.testing.assert_allclose(lib(step[None])[0], want, rtol=1e-5, atol=2e-6)
+    results = np.concatenate([lib(step[None])[0][None] for step in x])
+    close(results, lstm.double()(torch.from_numpy(x).double())[0], terms=2 * (7 + 7))
 
 
 class Decoder(nn.Module):
@@ -434,11 +431,8 @@ def test_a_decoder_with_a_cache_equals_all_tokens_at_once(rng):
     assert sum(bool(node.get("in_place")) for node in lib.graph["nodes"]) == 2 * LAYERS
     for session in (lib.session(), lib):
         tokens = rng.integers(0, 13, (1, LENGTH))
-        with torch.inference_mode():
-            wanted = decoder(torch.from_numpy(tokens)).numpy()
-        for position in range(LENGTH):
-            got = session(tokens[:, position : position + 1], np.array([position]))
-            np.testing.assert_allclose(got[:, 0], wanted[:, position], rtol=1e-4, atol=1e-5)
+        results = [session(tokens[:, place : place + 1], np.array([place])) for place in range(LENGTH)]
+        close(np.concatenate(results, 1), reference(decoder, tokens))
     frame = tn.profile(lib, tokens[:, :1], np.array([0]), calls=1).frame()
     rows = frame[frame.index.str.startswith("write_in_place")]
     assert len(rows) and (rows["MB"] * 1e6 / rows["calls"] < size / 4).all()

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import tvm
+from agreement import close
 from conftest import SmallNet, sampled
 from fake_runner import AVX512, TARGET, WORKLOADS, FakeRunner, seconds_of
 from torch import nn
@@ -110,27 +111,29 @@ def test_every_config_makes_pytorchs_convolution(name):
     generator = np.random.default_rng(0)
     data, weight = (generator.standard_normal(s, dtype="float32") for s in (workload.data, workload.weight))
     top, left, bottom, right = workload.padding
-    padded = F.pad(torch.from_numpy(data), (left, right, top, bottom))
-    wanted = F.conv2d(padded, torch.from_numpy(weight), None, workload.strides, 0, workload.dilation, workload.groups)
-    wanted = wanted.numpy()
-    tolerance = 1e-4 * np.abs(wanted).max()
-    np.testing.assert_allclose(workload.reference(data, weight), wanted, atol=tolerance)
+    padded, weights = (
+        F.pad(torch.from_numpy(data), (left, right, top, bottom)).double(),
+        torch.from_numpy(weight).double(),
+    )
+    wanted = F.conv2d(padded, weights, None, workload.strides, 0, workload.dilation, workload.groups)
+    terms = weight[0].size
+    close(workload.reference(data, weight), wanted, terms)
     space = workload.configs(HERE)
     by_family = {}
     for config in choose.sample(space, len(space)):
         by_family.setdefault((config["family"], config.get("tile_oh", 1) > 1), config)
     for config in [workload.default_config(HERE), *by_family.values()]:
-        np.testing.assert_allclose(run(workload, config, data, weight), wanted, atol=tolerance, err_msg=str(config))
+        close(run(workload, config, data, weight), wanted, terms)
 
 
 def test_every_config_makes_numpys_product():
     workload, choose = Dense(3, 17, 2 * LANES + 3), random.Random(0)
     generator = np.random.default_rng(0)
     data, weight = (generator.standard_normal(s, dtype="float32") for s in (workload.data, workload.weight))
-    wanted = data @ weight
-    np.testing.assert_allclose(workload.reference(data, weight), wanted, atol=1e-5)
+    wanted = data.astype("float64") @ weight
+    close(workload.reference(data, weight), wanted, len(weight))
     for config in [workload.default_config(HERE), *choose.sample(workload.configs(HERE), 4)]:
-        np.testing.assert_allclose(run(workload, config, data, weight), wanted, atol=1e-4, err_msg=str(config))
+        close(run(workload, config, data, weight), wanted, len(weight))
 
 
 def test_a_convolution_counts_its_multiplications():
@@ -637,7 +640,7 @@ def test_a_network_is_tuned_and_built_with_what_was_found(small, tmp_path, monke
     assert "the network takes" in str(summary)
     lib = tn.build(small.mod, small.params, records=path)
     assert lib.tuned == f"{path}: 3 of this target"
-    np.testing.assert_allclose(lib(small.x), small.wanted, atol=1e-4 * np.abs(small.wanted).max())
+    close(lib(small.x), small.exact)
     best = records.best(found)
     for each, _, before, winner in summary.rows:
         assert winner == best[each.workload, TARGET] and winner.final and before > 0

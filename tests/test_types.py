@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import close, reference
 from conftest import Function
 from tvm import relax
 from tvm.relax import op as R
@@ -50,9 +51,9 @@ def test_bools_and_whole_numbers(rng, level, dtypes):
         for _ in "xy"
     ]
     lib = tn.build(*tn.from_pytorch(Function(_of_all).eval(), pairs), opt_level=level)
-    for index, (ours, theirs) in enumerate(zip(lib(*pairs), _of_all(*pairs), strict=True)):
-        assert ours.dtype == theirs.numpy().dtype, index
-        np.testing.assert_allclose(ours, theirs.numpy(), 2e-6, err_msg=str(index))
+    results, wanted = lib(*pairs), _of_all(*pairs)
+    assert [x.dtype for x in results] == [x.numpy().dtype for x in wanted]
+    close(results, wanted, terms=16, rounded=True)
 
 
 def _with_scalars(x):
@@ -72,10 +73,10 @@ def test_scalars_take_the_dtype_that_pytorch_gives_them(rng, quick):
     inputs = [torch.from_numpy(rng.integers(0 if dtype == torch.uint8 else -9, 9, 40)).to(dtype) for dtype in dtypes]
     net = Function(lambda *xs: tuple(part for x in xs for part in _with_scalars(x))).eval()
     outputs = tn.build(*tn.from_pytorch(net, inputs), opt_level=0)(*inputs)
-    for index, (ours, theirs) in enumerate(zip(outputs, net(*inputs), strict=True)):
-        assert ours.dtype == theirs.numpy().dtype, index
-        tolerance = 2e-3 if ours.dtype == "float16" else 1e-6
-        np.testing.assert_allclose(ours, theirs.numpy(), tolerance, 1e-6, err_msg=str(index))
+    wanted = net(*inputs)
+    assert [x.dtype for x in outputs] == [x.numpy().dtype for x in wanted]
+    for ours, theirs in zip(outputs, wanted, strict=True):
+        close(ours, theirs, terms=4, scale=np.abs(theirs.numpy()), rounded=True)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
@@ -154,9 +155,7 @@ def test_sums_of_halves(dtype, level):
     x = torch.ones(1, 4, 5000, dtype=dtype)
     net = Function(lambda x: tuple(function(x) for function in OF_HALVES.values())).eval()
     lib = tn.build(*tn.from_pytorch(net, {"x": x}), opt_level=level)
-    for name, ours, theirs in zip(OF_HALVES, lib(x), net(x), strict=True):
-        ours = torch.as_tensor(np.asarray(ours).astype("float64"))
-        torch.testing.assert_close(ours, theirs.double(), rtol=torch.finfo(dtype).eps * 2, atol=1e-6, msg=name)
+    close(lib(x), reference(net, x))
 
 
 def test_masks_are_not_lost():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from agreement import close
 from PIL import Image, ImageFile
 from torchvision import transforms
 
@@ -18,6 +19,9 @@ def torchvisions(image: Image.Image, size: int, resize: int) -> np.ndarray:
     steps = [transforms.Resize(resize), transforms.CenterCrop(size), transforms.ToTensor()]
     steps.append(transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
     return transforms.Compose(steps)(image)[None].numpy()
+
+
+STEPS = 3  # of each pixel: it is divided, its mean is subtracted, and it is divided
 
 
 # ---------------------------------------------------------------- preprocessing
@@ -41,18 +45,18 @@ def test_preprocess_gives_torchvisions_results(sample, shape):
     image = sample.resize(SIZES[shape])
     x = vision.preprocess(image)
     assert (x.shape, x.dtype, x.flags.c_contiguous) == ((1, 3, 224, 224), np.float32, True)
-    np.testing.assert_allclose(x, torchvisions(image, 224, 256), rtol=0, atol=1e-5)
+    close(x, torchvisions(image, 224, 256), STEPS, rounded=True)
 
 
 def test_preprocess_for_other_sizes(sample):
-    np.testing.assert_allclose(vision.preprocess(sample, 299, 342), torchvisions(sample, 299, 342), rtol=0, atol=1e-5)
+    close(vision.preprocess(sample, 299, 342), torchvisions(sample, 299, 342), STEPS, rounded=True)
     assert vision.crop(sample, 64, 32).size == (64, 64)  # never smaller than the crop
 
 
 def test_preprocess_for_other_statistics(sample):
     x = vision.preprocess(sample, mean=0.5, std=[0.25, 0.5, 1])
-    pixels = np.asarray(vision.crop(sample), "float32").transpose(2, 0, 1)[None] / 255
-    np.testing.assert_allclose(x, (pixels - 0.5) / np.float32([0.25, 0.5, 1]).reshape(3, 1, 1), rtol=0, atol=1e-6)
+    pixels = np.asarray(vision.crop(sample), "float64").transpose(2, 0, 1)[None] / 255
+    close(x, (pixels - 0.5) / np.array([0.25, 0.5, 1]).reshape(3, 1, 1), STEPS)
     assert (x.dtype, x.flags.c_contiguous) == (np.float32, True)
 
 
@@ -130,7 +134,7 @@ def test_a_picture_of_too_many_pixels(monkeypatch):
 
 def test_softmax():
     logits = np.array([[0, np.log(3)], [1e4, -1e4]])
-    np.testing.assert_allclose(vision.softmax(logits), [[0.25, 0.75], [1, 0]], atol=1e-12)
+    close(vision.softmax(logits), np.array([[0.25, 0.75], [1, 0]]), terms=4)
     assert vision.softmax(logits.astype("float32")).dtype == np.float64
 
 
@@ -138,7 +142,7 @@ def test_top_k():
     logits = np.log(np.array([1, 5, 3, 1], "float32") / 10)
     table = vision.top_k(logits, 3, classes=["ant", "bee", "cat", "dog"])
     assert list(table["class"]) == ["bee", "cat", "ant"]  # of equal ones the first
-    np.testing.assert_allclose(table["probability"], [0.5, 0.3, 0.1], atol=1e-6)
+    close(table["probability"].to_numpy("float32"), np.array([0.5, 0.3, 0.1]), terms=4)  # of logits of float32
     assert list(table.index) == [1, 2, 3] and table.index.name == "rank"
     for same in (logits[None], torch.from_numpy(logits)):
         assert vision.top_k(same, 3, ["ant", "bee", "cat", "dog"]).equals(table)

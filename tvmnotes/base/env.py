@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import shutil
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 
@@ -298,6 +299,19 @@ def cpp_compiler() -> str | None:
     return shutil.which("g++") or shutil.which("clang++")
 
 
+def torch_compile_lacks() -> str | None:
+    """Say what `torch.compile` needs to build its code and lacks here; None if nothing is missing."""
+    if not cpp_compiler():
+        return "torch.compile needs g++ or clang++, and there is neither"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        version = platform.python_version_tuple()[1]
+        return (
+            "torch.compile needs Python's headers, and there is no Python.h: install "
+            f"python3.{version}-dev (Debian, Ubuntu) or python3-devel (Fedora)"
+        )
+    return None
+
+
 class Report(dict):
     """Facts by name that print as aligned text and show as a table in a notebook."""
 
@@ -321,6 +335,9 @@ def report() -> Report:
     packages = ("torch", "torchvision", "onnx", "onnxruntime", "numpy", "mxnet")
     versions = {name: _version(name) or "not installed" for name in packages}
     listed = os.cpu_count() or 1
+    compiler = "none: Compiled.save and torch.compile need g++ or clang++"
+    if cpp_compiler():
+        compiler = "; but ".join(filter(None, ["found", torch_compile_lacks()]))
     network = "off (TVMNOTES_OFFLINE)" if data.offline() else "used when a file is neither bundled nor cached"
     return Report(
         {
@@ -332,7 +349,7 @@ def report() -> Report:
             "cores": f"{usable_cores()} usable of {listed} listed by the kernel",
             "threads": f"{threads()} (TVM_NUM_THREADS={os.environ.get('TVM_NUM_THREADS', '')})",
             "target": target_json(host_target()),
-            "C++ compiler": "found" if cpp_compiler() else "none: Compiled.save needs g++ or clang++",
+            "C++ compiler": compiler,
             "GPU": "CUDA device 0" if tvm.cuda(0).exist else "none",
             "network": network,
             "cache": str(data.cache()).replace(str(Path.home()), "~", 1),

@@ -88,8 +88,6 @@ if not in_use(
 ):
     COMPILED_AS = {}
 
-_SPINS = "1000"  # how often one of TVM's threads looks for work before it sleeps
-
 
 # TVM 0.27's function builders and operator names are global state, and so is what torch.export patches: one
 # thread imports a network or runs passes at a time. A fork waits for the lock: the child would inherit
@@ -106,7 +104,7 @@ if hasattr(os, "register_at_fork"):
 @workaround(
     "TVM 0.27",
     "tests/test_env.py::test_tvm_runs_on_as_many_threads_as_there_are_cores",
-    reason="how soon idle threads sleep shows only in the time that a process takes to exit",
+    reason="how soon idle threads sleep shows only in times, beside other programs",
 )
 def set_tvm_threads(cores: int, threads: int = 0) -> None:
     """Make TVM start `threads` threads; if that is 0, TVM_NUM_THREADS, or `cores` if that is not set.
@@ -115,17 +113,16 @@ def set_tvm_threads(cores: int, threads: int = 0) -> None:
     without them, half of the cores stay idle. It reads the variable once, before its first parallel kernel.
     Remove when TVM counts cores.
 
-    An idle thread yields its core 300,000 times before it sleeps, even when the process is about to exit:
-    next to four busy processes, a process on two cores took 110 s to exit. With 1,000 times it takes 3 to 4
-    s. With more threads than cores, waiting threads take cores from working ones, so they sleep at once.
-    Remove when TVM's waiting threads check whether the process is about to exit.
+    An idle thread yields its core 300,000 times before it sleeps, even when the process is about to exit.
+    Each time that it yields to another program, it waits for a slice of the scheduler: beside one busy
+    process on two cores a network of 54 kernels took 216 ms instead of 4. So TVM's threads sleep at once.
+    Libraries of tvmnotes have threads of their own, which spin briefly: runtime/pool.cc. Remove when TVM's
+    threads wait without yielding.
     """
     if threads:
         os.environ["TVM_NUM_THREADS"] = str(threads)
-    count = os.environ.setdefault("TVM_NUM_THREADS", str(cores))
-    spins = "0" if count.isdigit() and int(count) > cores else _SPINS
-    if os.environ.get("TVM_THREAD_POOL_SPIN_COUNT") in (None, _SPINS):  # unset, or set here for another count
-        os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = spins
+    os.environ.setdefault("TVM_NUM_THREADS", str(cores))
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
 
 @workaround(

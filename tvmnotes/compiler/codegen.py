@@ -8,11 +8,17 @@ may write to it, and the least recently used files make room for new ones; see b
 
 Kernels are compiled without the argument checks that TVM puts into each, two thirds of the code: `Compiled`
 checks the inputs, and the result of one kernel fits the next.
+
+Each library that is linked contains runtime/pool.cc, the threads on which its parallel loops run. Code that
+is generated in memory runs on TVM's threads.
 """
 
+import contextlib
 import hashlib
 import os
 import re
+import shutil
+import subprocess
 import sys
 import threading
 import warnings
@@ -25,8 +31,10 @@ import tvm
 from tvm import tirx
 
 from ..base import data, env, folders, kept
+from ..runtime import pool
 from . import one_thread, quotients, special_values
 
+_POOL_OPTIONS = ("-O2", "-std=c++17", "-fPIC", "-pthread", "-c")
 _PART = re.compile(r"\w+-(\d+)-\d+\.part")  # an unfinished object, with the process that writes it
 
 
@@ -41,13 +49,26 @@ class Executable(tvm.relax.VMExecutable):
         self.kernels, self.target = kernels, target
 
     def jit(self):
-        """Return the module that runs, as TVM's method does; if killed here, it leaves no files for long."""
+        """Return the module that runs, as TVM's method does."""
+        return self.open()[0]
+
+    def open(self):
+        """Return the module that runs, and whether its loops run on the threads of `runtime.pool`.
+
+        If killed here, it leaves no files for long.
+        """
         if not self.mod._collect_from_import_tree(lambda module: module.kind in ("c", "static_library")):
-            return self.mod
+            return self.mod, False
         with folders.temporary("tvmnotes-build-") as folder:
             file = folder / "lib.so"
             self.export_library(str(file), workspace_dir=str(folder))
-            return tvm.runtime.load_module(str(file))
+            return pool.open_library(file)
+
+    def export_library(self, file_name: str, *, workspace_dir: str, cc: str | None = None):
+        """Link the library as TVM's method does, with the threads for its parallel loops."""
+        compiler = cc or env.cpp_compiler()
+        threads = _threads(compiler, Path(workspace_dir))
+        super().export_library(file_name, addons=[threads], workspace_dir=workspace_dir, cc=compiler)
 
     def source(self, kernel: str | None, fmt: str) -> str:
         """Return LLVM IR (`fmt` "ll") or assembly ("asm") of a kernel, or of all if it is None."""
@@ -106,6 +127,29 @@ def compile_kernels(kernels: dict, target, runs_here):
     return library
 
 
+def _threads(compiler: str, folder: Path) -> str:
+    """Compile runtime/pool.cc into a folder, or take it from the cache; return the object's path."""
+    source = pool.SOURCE.read_text()
+    objects = _kept_objects()
+    key = hashlib.sha256(chr(0).join((compiler, *_POOL_OPTIONS, source)).encode()).hexdigest()
+    made = folder / "pool.o"
+    if objects and (file := objects.path(key)):
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            return str(shutil.copy(file, made))
+    done = subprocess.run(
+        [compiler, *_POOL_OPTIONS, str(pool.SOURCE), "-o", str(made)], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"{compiler} does not compile {pool.SOURCE.name}, which takes C++17 and the headers of the "
+            f"system: {done.stderr.strip()}"
+        )
+    if objects:
+        objects.put(key, lambda part: shutil.copy(made, part))
+        kept.make_room(objects.folder)
+    return str(made)
+
+
 def _in_this_context(function):
     """Wrap a function to run on other threads in the pass context of this one."""
     context = tvm.transform.PassContext.current()
@@ -146,8 +190,8 @@ class _Objects:
             if not psutil.pid_exists(int(part[1])):  # the process was killed
                 (folder / part[0]).unlink(missing_ok=True)
 
-    def find(self, key: str, var):
-        """Load a kernel's object; None if it is missing or damaged, or others could have made it."""
+    def path(self, key: str) -> Path | None:
+        """Return the path of an object; None if it is missing or damaged, or others could have made it."""
         if key not in self._files:
             return None
         file = self.folder / self._files[key]
@@ -156,21 +200,34 @@ class _Objects:
                 file.unlink()
                 return None
             os.utime(file)  # mark it as used
-            return tvm.runtime.load_static_library(str(file), [var.name_hint])
-        except (OSError, RuntimeError):  # another process has removed it
+        except OSError:  # another process has removed it
             return None
+        return file
+
+    def put(self, key: str, write) -> Path | None:
+        """Store the object that `write(path)` makes, and return its path; None if the disk is full."""
+        part = self.folder / f"{key}-{os.getpid()}-{threading.get_ident()}.part"
+        try:
+            write(part)
+            return part.replace(self.folder / f"{key}-{data.checksum(part)}.o")
+        except (OSError, RuntimeError):
+            return None
+        finally:
+            part.unlink(missing_ok=True)
+
+    def find(self, key: str, var):
+        """Load a kernel's object; None as in `path`."""
+        return self._load(self.path(key), var)
 
     def keep(self, key: str, var, library):
         """Store what LLVM generated as an object and load that; return `library` if none can be stored."""
-        part = self.folder / f"{key}-{os.getpid()}-{threading.get_ident()}.part"
+        return self._load(self.put(key, lambda part: library.write_to_file(str(part), "o")), var) or library
+
+    def _load(self, file: Path | None, var):
         try:
-            library.write_to_file(str(part), "o")
-            file = part.replace(self.folder / f"{key}-{data.checksum(part)}.o")
-            return tvm.runtime.load_static_library(str(file), [var.name_hint])
-        except (OSError, RuntimeError):  # a full disk
-            return library
-        finally:
-            part.unlink(missing_ok=True)
+            return file and tvm.runtime.load_static_library(str(file), [var.name_hint])
+        except RuntimeError:  # another process has removed it
+            return None
 
 
 def _key(target, text: str) -> str:

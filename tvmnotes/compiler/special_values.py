@@ -17,7 +17,7 @@ from tvm.tirx import compilation_pipeline
 
 from ..base.relax import constant_array, fixed_shape, known_shape, on_each_function
 from . import quotients
-from .one_thread import LAUNCH, few_by_one_thread
+from .one_thread import share_loops
 
 # ---------------------------------------------------------------- kernels, when they are lowered
 
@@ -25,7 +25,7 @@ from .one_thread import LAUNCH, few_by_one_thread
 def _lowering() -> tuple:
     """Return TVM's lowering of kernels between two passes of ours, and its finalizing passes.
 
-    The first of ours hides floats from the simplifier. The second lets one thread run short loops. It makes
+    The first of ours hides floats from the simplifier. The second cuts parallel loops into chunks. It makes
     `!=` true for NaN, for which TVM's LLVM code is false, and makes maxima and minima keep a NaN. That is
     free if one operand is a constant, as in a ReLU, because x86's maximum returns its second operand if
     either is NaN. Otherwise it adds a comparison and a blend.
@@ -48,7 +48,7 @@ def _lowering() -> tuple:
     denormals = [(tirx.AttrStmt, _kernel_with_denormals), (tirx.For, _threads_with_denormals)]
     remainders = [((tirx.FloorMod, tirx.Mod), quotients.remainder)]
     before = _on_each_kernel("OpaqueFloats", opaque)
-    after = _on_each_kernel("IEEEFloats", ieee, few_by_one_thread, on_llvm=remainders, on_x86=denormals)
+    after = _on_each_kernel("IEEEFloats", ieee, share_loops, on_llvm=remainders, on_x86=denormals)
     return tvm.transform.Sequential([before, lower, after]), *finalize
 
 
@@ -78,7 +78,6 @@ def _on_each_kernel(
 # ---- x86's control register
 
 _FLUSH = 0x8040  # flush-to-zero and denormals-are-zero: denormals are written and read as 0
-_INSIDE = [(tirx.AttrStmt, lambda node: node.body if node.attr_key == LAUNCH else node)]
 
 
 def _is_x86(target) -> bool:
@@ -87,12 +86,7 @@ def _is_x86(target) -> bool:
 
 
 def _kernel_with_denormals(node):
-    """Make a kernel compute with denormals whatever its thread has set, and restore that setting.
-
-    A kernel that starts its threads itself has loops for them inside, which start none.
-    """
-    if node.attr_key == LAUNCH:
-        return tirx.AttrStmt(node.node, LAUNCH, node.value, tvm_ffi.structural_map(node.body, _INSIDE))
+    """Make a kernel compute with denormals whatever its thread has set, and restore that setting."""
     if node.attr_key != "compute_scope":
         return node
     before, clear, restore = _control()
@@ -106,7 +100,7 @@ def _threads_with_denormals(loop):
         return loop
     before, clear, _ = _control()
     share = tirx.SeqStmt([*before, clear, loop])
-    return tirx.AttrStmt(loop.loop_var, LAUNCH, tirx.const(1, "int32"), share)
+    return tirx.AttrStmt(loop.loop_var, "pragma_parallel_launch_point", tirx.const(1, "int32"), share)
 
 
 def _control() -> tuple:

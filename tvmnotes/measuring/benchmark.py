@@ -235,6 +235,8 @@ def _pytorch(net, x, folder):
 
 
 def _compile(net, x, folder):
+    if lacks := env.torch_compile_lacks():
+        raise RuntimeError(lacks)
     torch.compiler.reset()  # after some networks of one class, it would stop compiling them
     call = _on_numpy(torch.compile(net, dynamic=False))
     start = clock.perf_counter()

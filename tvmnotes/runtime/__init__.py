@@ -2,8 +2,9 @@
 
 compiled    `Compiled`, a network that runs, and `load`
 session     `Session`: another state of the same network
+pool        opens libraries, and runs their parallel loops on the threads of pool.cc
 saved       the files of a saved network: writing, checking, reading
 stopwatch   the times of all calls in a run
 tensors     TVM tensors in the CPU's memory; inputs as kernels read them
-threads     runs in children of a fork
+threads     runs on TVM's threads in children of a fork
 """

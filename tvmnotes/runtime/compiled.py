@@ -22,7 +22,7 @@ from ..base.sizes import Size, fit
 from ..base.spec import TensorSpec, shorten
 from ..base.tvm_seam import start_machine
 from ..base.workarounds import import_tvm_ffi
-from . import saved, threads
+from . import pool, saved, threads
 from .session import Session, shapes_of_state
 from .tensors import copied, function, input_tensor, outputs_in, to_numpy, zeros
 
@@ -99,15 +99,20 @@ class Compiled:
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__, variants=[])
         made._describe(graph, params)
-        made._main = self._main and partial(threads.run, self._vm.function(graph["function"]))
+        made._main = self._main and self._function(graph["function"])
         return made
 
     def _start(self, library):
         """Return the function of the virtual machine that runs the library."""
-        module = _open_library(library) if isinstance(library, Path) else library.jit()
+        module, self._on_pool = pool.open_library(library) if isinstance(library, Path) else library.open()
         machine = start_machine(module, tvm_ffi.DLDeviceType.kDLCPU)
         self._vm = SimpleNamespace(set_instrument=machine["set_instrument"], function=machine.__getitem__)
-        return partial(threads.run, machine[self.graph.get("function", "main")])
+        return self._function(self.graph.get("function", "main"))
+
+    def _function(self, name: str):
+        """Return a function of the virtual machine, which may run in a child of a fork."""
+        function = self._vm.function(name)
+        return function if self._on_pool else partial(threads.run, function)
 
     @functools.cached_property
     def target(self) -> "tvm.target.Target":
@@ -426,15 +431,3 @@ def cannot_run(target: "tvm.target.Target") -> str | None:
 
 def _config(schedule: dict) -> dict:
     return {knob: value for knob, value in schedule.items() if knob not in ("family", "launches")}
-
-
-def _open_library(file: Path):
-    """Return the module in a shared library, which is opened under a unique name.
-
-    For the name of a library that is open already, the system's loader would return that one again, even if
-    the file has been replaced since.
-    """
-    with folders.temporary("tvmnotes-load-") as folder:
-        link = folder / file.name
-        link.symlink_to(file)
-        return tvm_ffi.load_module(str(link))  # tvm.runtime.load_module would follow the link first

@@ -96,8 +96,9 @@ def register_cache_flush() -> None:
     """Let timers call "tvmnotes.sweep" before each repeat, so that a kernel finds the caches as in a network.
 
     There, other kernels have run since a kernel's weights were last read. The sweep reads other data, on all
-    threads.
+    threads. These are TVM's, which here wait for a timer's next call without sleeping, as a network's do.
     """
+    os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = "1000"
 
     @functools.cache
     def kernel():

@@ -166,10 +166,7 @@ class _Kernel:
                 given = self._read(name, tirx.min(row, s.batch - 1), tirx.min(unit, size - 1))
                 inside = tirx.all(row < s.batch, unit < size)
                 T.buffer_store(state, tirx.Select(inside, given, tirx.const(0, self.dtype)), at(row, unit))
-        with ExitStack() as stack:
-            if self.tile.threads:  # they start once, and each runs all steps
-                stack.enter_context(T.attr(0, "pragma_parallel_launch_point", 1))
-            step = stack.enter_context(T.serial(self.open.whole(s.steps)))
+        with T.serial(self.open.whole(s.steps)) as step:
             self.step = step
             self.before, self.after = step % 2, (step + 1) % 2
             {"lstm": self._lstm, "gru": self._gru, "rnn": self._rnn}[kind]()
@@ -360,13 +357,8 @@ class _Kernel:
             if results:
                 self._store_outputs(chunk, first, rows, width)
 
-        with ExitStack() as stack:
-            chunks = T.serial(self.open.whole(tile.chunks(width)))
-            if tile.threads:
-                stack.enter_context(T.attr(0, "pragma_parallel_barrier_when_finish", 1))
-                # Without an annotation, TVM drops a loop of one iteration, and its barrier.
-                chunks = T.parallel(self.open.whole(tile.chunks(width)), annotations={"barrier": True})
-            chunk = stack.enter_context(chunks)
+        loop = T.parallel if tile.threads else T.serial
+        with loop(self.open.whole(tile.chunks(width))) as chunk:
             for rows, count, before in self.tiles:
                 with T.serial(self.open.whole(count)) as number:
                     on_tile(rows, chunk, number * rows + before)

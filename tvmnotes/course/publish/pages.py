@@ -147,6 +147,7 @@ def write(folder: Path = FOLDER) -> None:
         (pages / path.name).write_text(prose(path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, source in (("index", "README"), ("teaching", "TEACHING")):
         text = (ROOT / f"{source}.md").read_text(encoding="utf-8").replace("](notebooks/", "](")
+        text = re.sub(r"^\[!\[.*\n", "", text, flags=re.M)  # badges, which are of GitHub
         (pages / f"{name}.md").write_text(prose(text), encoding="utf-8")
     (pages / "api.md").write_text(api(), encoding="utf-8")
     for drawing in NOTEBOOKS.glob("*.svg"):
