@@ -92,7 +92,7 @@ install = $(if $(LOCK),$(PIP) --require-hashes $(addprefix -r ,$(1)) && \
 SITE_PIP = $(SITE_PYTHON) -m pip install --quiet --disable-pip-version-check $(OFFLINE) $(PIP_ARGS)
 
 .PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade newest notebooks site slides handout clock \
-  wheels lock lint bench clean
+  wheels lock lint bench clean smoke-arm
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -125,6 +125,9 @@ test: $(READY)  ## Run the package's tests and, under nbval, the notebooks
 smoke: $(READY)  ## Run what shows in 3 minutes that an installation works
 	$(BIN)/python -m tvmnotes doctor
 	$(SMOKE)
+
+smoke-arm: $(READY)  ## Compile four networks for 64-bit ARM, and run them under QEMU where it is installed
+	$(QUIET) $(BIN)/python -W ignore tests/smoke_arm.py
 
 test-full: $(READY)  ## The same, all of it whole: networks, sweeps, readers' measuring times, processes from nothing
 	$(QUIET) $(PASSIVE) $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)

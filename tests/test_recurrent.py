@@ -20,7 +20,7 @@ from tvmnotes.compiler.recurrent import loops
 from tvmnotes.compiler.recurrent.cell import OF_CUDNN, Cell
 from tvmnotes.compiler.recurrent.loops import Sizes, Tile
 from tvmnotes.compiler.recurrent.pack import tile_of
-from tvmnotes.compiler.rules.base.vector import Simd
+from tvmnotes.compiler.rules.base.vector import NEON, Simd
 
 LEVELS = (0, 3)
 
@@ -172,7 +172,7 @@ def test_many_steps_are_imported_at_once(kind):
 
 
 def test_tiles_fit_into_the_registers():
-    for simd in (Simd(4, 16), Simd(8, 16), Simd(16, 32)):
+    for simd in (Simd(4, 16), NEON, Simd(8, 16), Simd(16, 32)):
         for gates in ("ifgo", "rzn", "n"):
             for batch, units in ((1, 1), (1, 512), (7, 100), (64, 256)):
                 cell = Cell("rnn", gates, (("tanh", 0.0, 0.0),), reset_after=gates == "rzn")

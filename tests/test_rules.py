@@ -19,7 +19,7 @@ from tvmnotes.compiler import codegen
 from tvmnotes.compiler.costs import count
 from tvmnotes.compiler.rules import RULES, ScheduleRule
 from tvmnotes.compiler.rules.base import annotations
-from tvmnotes.compiler.rules.base.vector import Simd, simd_of
+from tvmnotes.compiler.rules.base.vector import NEON, Simd, simd_of
 from tvmnotes.compiler.workloads.base import Workload
 from tvmnotes.compiler.workloads.conv2d import Convolution
 from tvmnotes.compiler.workloads.dense import Dense
@@ -46,7 +46,7 @@ def configs(rule, workload, simd) -> tuple[list[dict], list[dict]]:
 
 
 @OF_EACH
-@pytest.mark.parametrize("simd", [Simd(16, 32), Simd(8, 16), Simd(4, 32)], ids=str)
+@pytest.mark.parametrize("simd", [Simd(16, 32), Simd(8, 16), NEON], ids=str)
 def test_a_rule_describes_its_configs(rule, workload, simd):
     assert rule in workload.rules(simd)
     default, others = configs(rule, workload, simd)

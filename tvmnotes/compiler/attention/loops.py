@@ -90,7 +90,8 @@ class Tile:
     @staticmethod
     def of(sizes: Sizes, simd: Simd) -> "Tile":
         """Choose the tile for some sizes, whose values are whole vectors; for open ones, that of many."""
-        choices = (4, 3) if simd.registers >= 32 else (2,)
+        most = next((n for n in (4, 3) if simd.fits(_ROWS, n)), 2)
+        choices = range(most, max(1, most - 2), -1)
         vectors = ceildiv(sizes.keys if isinstance(sizes.keys, int) else _MANY, simd.lanes)
         keys = min(choices, key=lambda n: ceildiv(vectors, n) * n)
         values = max(n for n in range(1, choices[0] + 1) if sizes.width // simd.lanes % n == 0)

@@ -223,7 +223,7 @@ def tiles(pixels: int, blocks: int, simd: Simd) -> list[tuple[int, int]]:
 def _uses(pixels: int, blocks: int, simd: Simd) -> bool:
     """Return whether a tile fits into the registers and leaves not too many unused."""
     used = pixels * blocks + blocks + 1
-    return used <= simd.registers < 2 * (used + pixels * blocks)
+    return simd.fits(pixels, blocks) and simd.registers < 2 * (used + pixels * blocks)
 
 
 def orders(workload: Convolution, lanes: int) -> list[dict]:

@@ -117,7 +117,8 @@ class Winograd(ScheduleRule):
                 (1, 2, 3, 4), range(1, min(down, 8) + 1), range(1, min(across, 16) + 1)
             )
             for oc, oh, ow in shapes:
-                if outs % oc or not simd.registers / 2 < (oh * ow + 1) * oc + 1 <= simd.registers:
+                few = (oh * ow + 1) * oc + 1 <= simd.registers / 2
+                if outs % oc or few or not simd.fits(oh * ow, oc):
                     continue
                 blocks = (0, *(b for b in (1, 2, 4) if ceildiv(down, oh) % b == 0))
                 found += [self.Config(m, oh, ow, oc, block) for block in blocks]

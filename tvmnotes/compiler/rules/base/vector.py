@@ -15,14 +15,26 @@ _NEAR = 16 << 10  # bytes of weights that stay in a core's L1 cache beside the d
 
 @dataclass(frozen=True)
 class Simd:
-    """The vector registers of a target: `registers` of `lanes` float32 elements."""
+    """The vector registers of a target.
+
+    Attributes:
+        lanes: The float32 elements of a register.
+        registers: How many there are.
+        inputs: How many a tile has to leave for its inputs. One where a multiply-add or a load broadcasts an
+            element of memory. NEON's multiply-add takes an element of a register instead (by-element fmla),
+            and LLVM loads those of several rows ahead: tiles that leave fewer than 9 keep sums on the stack.
+    """
 
     lanes: int
     registers: int
+    inputs: int = 1
 
     def fits(self, rows: int, blocks: int) -> bool:
-        """Return whether a tile fits: accumulators, a vector of weights per block, and one input."""
-        return rows * blocks + blocks + 1 <= self.registers
+        """Return whether a tile fits: accumulators, a vector of weights per block, and the inputs."""
+        return rows * blocks + blocks + self.inputs <= self.registers
+
+
+NEON = Simd(4, 32, inputs=9)
 
 
 def step_cycles(rows: int, blocks: int, near: bool = False) -> float:
@@ -75,7 +87,7 @@ def simd_of(target: tvm.target.Target) -> Simd:
         return Simd(16, 32)
     if "avx" in sets:
         return Simd(8, 16)
-    return Simd(4, 32 if "neon" in sets else 16)
+    return NEON if "neon" in sets else Simd(4, 16)
 
 
 def pad_to(array: np.ndarray, shape) -> np.ndarray:
