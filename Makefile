@@ -51,6 +51,9 @@ PARALLEL = --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 SMOKE = $(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) $(PARALLEL) $(NBVAL) $(wildcard notebooks/0[0-2]*.ipynb) \
   tests/test_import_pytorch.py tests/test_import_onnx.py tests/test_importers.py tests/test_runtime.py
 ALL := $(NBVAL) $(NOTEBOOKS) tests --ignore tests/ui
+# Tests that compare computed numbers, and what moves their rounding: kernels for older CPUs, other sums in PyTorch.
+NUMERIC = $(shell grep -l '^from agreement import' tests/test_*.py)
+ROUNDINGS := TESTS_LIMIT=avx2 TESTS_LIMIT=avx512-no-vnni 'ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2'
 
 define PREFLIGHT
 import platform, shutil, sys
@@ -130,8 +133,11 @@ smoke-arm: $(READY)  ## Compile four networks for 64-bit ARM, and run them under
 	$(QUIET) $(BIN)/python -W ignore tests/smoke_arm.py
 
 test-full: $(READY)  ## The same, all of it whole: networks, sweeps, readers' measuring times, processes from nothing
-	$(QUIET) $(PASSIVE) $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)
-	$(QUIET) $(PASSIVE) $(PYTEST) -m alone $(ALL)
+	$(QUIET) $(PASSIVE) $(PYTEST) --margins $(PARALLEL) -m "not alone" $(ALL)
+	$(QUIET) $(PASSIVE) $(PYTEST) --margins -m alone $(ALL)
+	for rounding in $(ROUNDINGS); do echo "$$rounding"; \
+	  env $(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $$rounding $(PYTEST) --margins $(PARALLEL) -m "not alone" $(NUMERIC) || exit; \
+	done
 
 suites: $(READY)  ## Compare ONNX's and PyTorch's samples, and whole model zoos, with their makers
 	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore tests/test_onnx_suite.py

@@ -28,14 +28,15 @@ _WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.floa
     torch.complex64: torch.complex128
 }
 _aten = torch.ops.aten
-_SUMS = {_aten.mm, _aten.bmm, _aten.convolution, _aten.sum, _aten.mean, _aten.cumsum}
+_PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm}
+_SUMS = _PRODUCTS | {_aten.convolution, _aten.sum, _aten.mean, _aten.cumsum, torch.ops.prims.sum}
 _FFT = {_aten._fft_r2c, _aten._fft_c2r, _aten._fft_c2c}
 # Operators of several steps, each of which rounds.
 _STEPS = {getattr(_aten, name) for name in (
-    "addmm", "addmv", "addbmm", "baddbmm", "mv", "dot", "native_layer_norm", "native_group_norm", "native_batch_norm",
+    "addmv", "mv", "dot", "native_layer_norm", "native_group_norm", "native_batch_norm",
     "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_fused_rms_norm", "linalg_vector_norm",
     "_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "_scaled_dot_product_flash_attention_for_cpu",
-    "gelu", "silu", "mish", "softplus", "elu", "grid_sampler_2d",
+    "gelu", "silu", "mish", "softplus", "elu", "grid_sampler_2d", "var_mean",
     "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
 )}  # fmt: skip
 # Functions that libraries compute to some units in the last place only: OpenCL's table allows 3 to 16.
@@ -47,9 +48,10 @@ _FUNCTIONS = {getattr(_aten, name + end) for end in ("", "_") for name in (
 # What chooses or moves numbers, and rounds none.
 _EXACT = {getattr(_aten, name) for name in (
     "abs", "neg", "relu", "clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum", "max", "min", "amax",
-    "amin", "where", "masked_fill", "cat", "stack", "clone", "copy", "_to_copy", "lift_fresh", "index", "index_select",
-    "index_put", "gather", "scatter", "embedding", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "repeat",
-    "max_pool2d_with_indices", "sort", "topk", "median", "floor", "ceil", "round", "trunc", "sign", "flip", "arange",
+    "amin", "where", "masked_fill", "cat", "stack", "unsafe_split", "clone", "copy", "_to_copy", "lift_fresh",
+    "index", "index_select", "index_put", "gather", "scatter", "embedding", "constant_pad_nd", "reflection_pad1d",
+    "reflection_pad2d", "repeat", "max_pool2d_with_indices", "sort", "topk", "median", "floor", "ceil", "round",
+    "trunc", "sign", "flip", "arange",
 )}  # fmt: skip
 
 
@@ -215,21 +217,24 @@ class _Double(TorchDispatchMode):
             powers = (x.abs() ** 2 if isinstance(x, torch.Tensor) and x.dtype != torch.bool else x for x in args)
             squares = packet(*powers, **kwargs).sqrt()
             sizes = torch.maximum(sizes, squares / math.sqrt(terms) if packet is _aten.mean else squares)
+        elif packet in (_aten.add, _aten.add_):  # to a sum; it may be the first term of it
+            terms = max(getattr(x, "terms", 1) for x in args)
         elif packet in _FFT:
             terms = math.prod(args[0].shape[axis] for axis in args[1])
             sizes = torch.maximum(sizes, sizes.square().mean().sqrt())
-        parts = torch.view_as_real(result) if result.is_complex() else result
-        if parts is result:
-            sizes *= result != result.round()  # whole numbers, such as indices that are computed, stay whole
+        result.terms = terms
         error = sizes * max(self.eps * (4 if packet in _FUNCTIONS else 1), self.summed * math.sqrt(terms))
-        error = error if parts is result else error[..., None]
-        random = 2 * torch.rand(parts.shape, generator=self.random, dtype=torch.float64) - 1
-        parts += (error * (random + random.sign()) / 2).nan_to_num_(0, 0, 0)
+        if result.is_complex():
+            result, error = torch.view_as_real(result), error[..., None]
+        else:
+            error *= result != result.round()  # whole numbers, such as indices that are computed, stay whole
+        random = 2 * torch.rand(result.shape, generator=self.random, dtype=torch.float64) - 1
+        result += (error * (random + random.sign()) / 2).nan_to_num_(0, 0, 0)
 
 
 def _terms(packet, args, result) -> float:
-    if packet in (_aten.mm, _aten.bmm):
-        return args[0].shape[-1]
+    if packet in _PRODUCTS:
+        return args[-2].shape[-1]
     if packet is _aten.convolution:
         weight, stride = args[1], args[3]
         winograd = weight.shape[2:] == (3, 3) and set(stride) == {1}  # may double the error
