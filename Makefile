@@ -38,6 +38,9 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 1800 --nbval-kernel-st
 PYTEST := $(BIN)/python -m pytest --file-times --durations 15
 PARALLEL := --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 ALL := $(NBVAL) $(NOTEBOOKS) tests --ignore tests/ui
+# Tests that compare computed numbers, and what moves their rounding: kernels for older CPUs, other sums in PyTorch.
+NUMERIC = $(shell grep -l '^from agreement import' tests/test_*.py)
+ROUNDINGS := TESTS_LIMIT=avx2 TESTS_LIMIT=avx512-no-vnni 'ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2'
 
 define PREFLIGHT
 import shutil, sys
@@ -95,8 +98,11 @@ smoke: $(READY)  ## Run what shows in 3 minutes that an installation works
 	  tests/test_import_pytorch.py tests/test_import_onnx.py tests/test_importers.py tests/test_runtime.py
 
 test-full: $(READY)  ## The same, all of it whole: networks, sweeps, readers' measuring times, processes from nothing
-	$(QUIET) $(PASSIVE) $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)
-	$(QUIET) $(PASSIVE) $(PYTEST) -m alone $(ALL)
+	$(QUIET) $(PASSIVE) $(PYTEST) --margins $(PARALLEL) -m "not alone" $(ALL)
+	$(QUIET) $(PASSIVE) $(PYTEST) --margins -m alone $(ALL)
+	for rounding in $(ROUNDINGS); do echo "$$rounding"; \
+	  env $(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $$rounding $(PYTEST) --margins $(PARALLEL) -m "not alone" $(NUMERIC) || exit; \
+	done
 
 suites: $(READY)  ## Compare ONNX's and PyTorch's samples, and whole model zoos, with their makers
 	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore tests/test_onnx_suite.py

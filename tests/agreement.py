@@ -26,10 +26,11 @@ shares = defaultdict(float)  # by test: the largest share of its tolerance that 
 _RUNS = 3  # with errors
 _LOW = (torch.float32, torch.float16, torch.bfloat16)
 _aten = torch.ops.aten
-_SUMS = {_aten.mm, _aten.bmm, _aten.convolution, _aten.sum, _aten.mean, _aten.cumsum}
+_PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm}
+_SUMS = _PRODUCTS | {_aten.convolution, _aten.sum, _aten.mean, _aten.cumsum}
 # Operators of several steps, each of which rounds.
 _STEPS = {getattr(_aten, name) for name in (
-    "addmm", "addmv", "addbmm", "baddbmm", "mv", "dot", "native_layer_norm", "native_group_norm", "native_batch_norm",
+    "addmv", "mv", "dot", "native_layer_norm", "native_group_norm", "native_batch_norm",
     "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_fused_rms_norm", "linalg_vector_norm",
     "_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "_scaled_dot_product_flash_attention_for_cpu",
     "gelu", "silu", "mish", "softplus", "elu", "grid_sampler_2d", "upsample_bilinear2d", "upsample_bicubic2d",
@@ -42,9 +43,10 @@ _FUNCTIONS = {getattr(_aten, name + end) for end in ("", "_") for name in (
 # What chooses or moves numbers, and rounds none.
 _EXACT = {getattr(_aten, name) for name in (
     "abs", "neg", "relu", "clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum", "max", "min", "amax",
-    "amin", "where", "masked_fill", "cat", "stack", "clone", "copy", "_to_copy", "lift_fresh", "index", "index_select",
-    "index_put", "gather", "scatter", "embedding", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "repeat",
-    "max_pool2d_with_indices", "sort", "topk", "median", "floor", "ceil", "round", "trunc", "sign", "flip", "arange",
+    "amin", "where", "masked_fill", "cat", "stack", "unsafe_split", "clone", "copy", "_to_copy", "lift_fresh",
+    "index", "index_select", "index_put", "gather", "scatter", "embedding", "constant_pad_nd", "reflection_pad1d",
+    "reflection_pad2d", "repeat", "max_pool2d_with_indices", "sort", "topk", "median", "floor", "ceil", "round",
+    "trunc", "sign", "flip", "arange",
 )}  # fmt: skip
 
 
@@ -209,16 +211,19 @@ class _Double(TorchDispatchMode):
             terms = _terms(packet, args, result)
             squares = packet(*(x.abs() ** 2 if isinstance(x, torch.Tensor) else x for x in args), **kwargs).sqrt()
             sizes = torch.maximum(sizes, squares / math.sqrt(terms) if packet is _aten.mean else squares)
+        elif packet in (_aten.add, _aten.add_):  # to a sum; it may be the first term of it
+            terms = max(getattr(x, "terms", 1) for x in args)
         if not result.is_complex():
             sizes *= result != result.round()  # whole numbers, such as indices that are computed, stay whole
         error = sizes * max(self.eps * (4 if packet in _FUNCTIONS else 1), self.summed * math.sqrt(terms))
         random = 2 * torch.rand(error.shape, generator=self.random, dtype=torch.float64) - 1
+        result.terms = terms
         result += (error * (random + random.sign()) / 2).nan_to_num_(0, 0, 0)
 
 
 def _terms(packet, args, result) -> float:
-    if packet in (_aten.mm, _aten.bmm):
-        return args[0].shape[-1]
+    if packet in _PRODUCTS:
+        return args[-2].shape[-1]
     if packet is _aten.convolution:
         weight, stride = args[1], args[3]
         winograd = weight.shape[2:] == (3, 3) and set(stride) == {1}  # may double the error

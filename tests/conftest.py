@@ -84,7 +84,11 @@ _LIMITS = {"avx2": "avx512|avxvnni", "avx512-no-vnni": "avx512vnni|avx512bf16|av
 def _limit_target(limit: str) -> None:
     from tvmnotes import env
 
+    if limit not in _LIMITS:
+        raise pytest.UsageError(f"TESTS_LIMIT: expected one of {', '.join(_LIMITS)}; got {limit!r}")
     sets = tuple(isa for isa in env.instruction_sets() if not re.match(_LIMITS[limit], isa))
+    if sets == env.instruction_sets():
+        pytest.exit(f"TESTS_LIMIT={limit} takes nothing from this CPU", returncode=0)
     env.instruction_sets = functools.cache(lambda: sets)
 
 
