@@ -111,7 +111,7 @@ def test_few_iterations_are_left_to_one_thread(rng, width):
     net = nn.Sequential(nn.LayerNorm(width), nn.GELU())
     lib = compiled(net, input=("n", width))
     norm, *_ = (kinds for name, kinds in loops(lib).items() if "layer_norm" in name)
-    assert sorted(norm) == [tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL]
+    assert norm == [tirx.ForKind.SERIAL] * 2  # for few rows, and for those of a chunk of the parallel loop
     for n in (1, 2, 3, 8, 9, 100, 1000):
         hold(lib, net, rng.standard_normal((n, width)).astype("float32"))
 

@@ -177,7 +177,7 @@ def test_newest_lists_what_is_newer_than_the_lock(monkeypatch, capsys):
     monkeypatch.setattr(newest, "locked", lambda: {"packaging": "1.0", "pytest": "99999"})
     newest.main()
     rows = {row.split()[0]: row.split()[1:] for row in capsys.readouterr().out.splitlines()}
-    assert rows["packaging"] == ["1.0", newest.metadata.version("packaging")]
+    assert rows["packaging"][0] == "1.0"
     assert rows["numpy"][0] == "-" and not {"pytest", "pip", "tvmnotes"} & rows.keys()
 
 

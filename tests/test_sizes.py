@@ -101,8 +101,10 @@ def test_a_profile_is_that_of_the_entry(lib):
     x = np.zeros((1, 3, 32, 32), "float32")
     profile = tn.profile(lib, x, calls=1)
     assert profile.compiled is lib.variants[2]
-    assert set(profile.kernels) == set(lib.variants[2].graph["kernels"])
-    assert {name for name, _ in lib.timed(x)} == set(profile.kernels)
+    # A reshape may be a view: a kernel of the graph that no run calls.
+    called = set(profile.kernels)
+    assert called <= set(lib.variants[2].graph["kernels"]) and not called & set(lib.variants[0].graph["kernels"])
+    assert {name for name, _ in lib.timed(x)} == called
     assert profiling.alive(lib.variants[2])
     name = next(iter(profile.kernels))
     assert name in lib.variants[2].source(name)
@@ -134,7 +136,8 @@ def test_a_comparison_runs_the_entry(lib):
         timings = tn.compare({"network": lib, "entry": entry}, np.zeros((1, 3, 32, 32), "float32"), calls=2)
     assert [len(timing.seconds) for timing in timings.values()] == [2, 2]
     kernels = [set(each.graph["kernels"]) for each in (lib, *lib.variants)]
-    assert names & set.union(*kernels) == kernels[3]
+    called = names & set.union(*kernels)
+    assert called and called <= kernels[3]  # a reshape may be a view, which no run calls
 
 
 def test_lower_levels(imported, net, rng):
@@ -178,7 +181,7 @@ def test_a_network_of_fixed_sizes(net):
 
 def test_tuning_at_a_size_serves_a_build_for_it(imported, tmp_path):
     records, at = tmp_path / "tuning.jsonl", {"batch": 1, "h": 16, "w": 24}
-    tn.tune(*imported, trials=12, seed=0, records=records, runner=FakeRunner(), sizes=at)
+    tn.tune(*imported, trials=60, seed=0, records=records, runner=FakeRunner(), sizes=at)
     lib = tn.build(*imported, records=records, sizes=[at])
     plain = tn.build(*imported, records=False, sizes=[at])
     configs = [[*each.variants[0].graph["kernels"].values()] for each in (lib, plain)]

@@ -4,7 +4,6 @@ A library that `codegen` links contains pool.cc. The threads are those of the fi
 opens; the others are told to use them. TVM's own threads are left as they are, for libraries without them.
 """
 
-import _ctypes
 import ctypes
 import os
 import threading
@@ -41,7 +40,10 @@ def open_library(file: Path):
 def _adopt(path: str) -> bool:
     """Make an open library start its loops on the process's threads; tell whether it can."""
     global _first
-    library = ctypes.CDLL(path)
+    system = ctypes.CDLL(None)
+    system.dlopen.restype = ctypes.c_void_p
+    handle = system.dlopen(path.encode(), os.RTLD_NOW)
+    library = ctypes.CDLL(path, handle=handle)
     own = hasattr(library, "tvmnotes_pool_launch")
     with _opening:
         if own and _first is None:
@@ -51,7 +53,7 @@ def _adopt(path: str) -> bool:
         launch = ctypes.cast(_first.tvmnotes_pool_launch, ctypes.c_void_p)
         ctypes.c_void_p.in_dll(library, _LAUNCH).value = launch.value
     if library is not _first:
-        _ctypes.dlclose(library._handle)  # the module holds it open
+        system.dlclose(ctypes.c_void_p(handle))  # the module holds it open
     return own
 
 
