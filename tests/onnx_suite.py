@@ -13,9 +13,9 @@ import sys
 
 import numpy as np
 import onnx
+from agreement import close
 from onnx import compose, numpy_helper
 from onnx.backend.test.case import node as node_cases
-from onnx.backend.test.runner import Runner
 
 SECONDS = 120  # for one case
 _SLOW = {"averagepool", "lppool", "maxpool"}  # to make these cases takes nine seconds, all others two
@@ -63,15 +63,17 @@ def outcome(case, backend, **options) -> str:
 
 
 def require_equal(case, got, expected) -> None:
-    """Raise AssertionError where the results of a case are not those that ONNX expects, as near as it says."""
+    """Raise AssertionError where the results of a case are not those that ONNX expects, but for rounding."""
     expected = list(map(_array, expected))
     assert len(got) == len(expected), f"{len(got)} outputs for {len(expected)}"
-    floats = [np.abs(x[np.isfinite(x)], dtype="float64") for x in expected if x.dtype.kind == "f"]
-    largest = max((float(x.max()) for x in floats if x.size), default=0.0)
-    # What is 0 beside the largest number, a sum in another order may have as 1e-7 of it. The last bit of float16 is
-    # 0.001 of a number, and ONNX Runtime has another one here and there, too.
-    rtol = max(case.rtol, 0.002 if any(x.dtype == "float16" for x in expected) else 0)
-    Runner.assert_similar_outputs(expected, list(got), rtol, max(case.atol, 1e-6 * largest))
+    terms = max((_array(x).size for x in case.data_sets[0][0]), default=1)  # a sum of a whole input at most
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.dtype == theirs.dtype, f"expected {theirs.dtype}, got {ours.dtype}"
+        if theirs.dtype.kind in "fc" or theirs.dtype == "bfloat16":
+            close(ours, theirs, terms, rounded=True)
+        else:
+            assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def _array(x) -> np.ndarray:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import tvm
 import tvm_ffi
+from agreement import close, reference
 from emulated_gpu import TARGET, emulate, machine_code, run_emulated
 from torch import nn
 from tvm import tirx
@@ -47,8 +48,7 @@ class Net(nn.Module):
 def case():
     net = tn.models.seeded(Net, 14, calibrate=False)
     x = torch.randn(1, 12, 14, 14, generator=torch.Generator().manual_seed(2))
-    with torch.no_grad():
-        return *tn.from_pytorch(net, {"x": tuple(x.shape)}), x.numpy(), net(x).numpy()
+    return *tn.from_pytorch(net, {"x": tuple(x.shape)}), x.numpy(), reference(net, x)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def test_kernels_have_threads_at_every_opt_level(small, opt_level):
 
 def test_what_threads_do_one_after_another_is_what_pytorch_does(case):
     mod, params, x, wanted = case
-    np.testing.assert_allclose(run_emulated(mod, params, x), wanted, rtol=1e-4, atol=1e-6)
+    close(run_emulated(mod, params, x), wanted)
 
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm(2, 6), nn.InstanceNorm2d(6, affine=True), nn.InstanceNorm1d(6)])
@@ -189,8 +189,7 @@ def test_norms_of_images_are_sums_by_blocks_and_elements_by_threads(norm):
     shape = (2, 6, 40, 11)[: 3 if isinstance(norm, nn.InstanceNorm1d) else 4]
     x = 1000 + torch.randn(shape, generator=torch.Generator().manual_seed(0))
     mod, params = tn.from_pytorch(norm.eval(), {"x": shape})
-    with torch.no_grad():
-        np.testing.assert_allclose(run_emulated(mod, params, x.numpy()), norm(x), atol=1e-3)
+    close(run_emulated(mod, params, x.numpy()), reference(norm, x))
     families = tn.build(mod, params, TARGET).kernels.family
     sums = [family for name, family in families.items() if "mean" in name or "variance" in name]
     assert sums == ["reduction", "reduction"]

@@ -30,6 +30,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from agreement import close, reference
 from torch.utils import _pytree as pytree
 
 # The database's module wants expecttest's TestCase for PyTorch's own tests, none of which runs here.
@@ -41,11 +42,6 @@ import tvmnotes as tn  # noqa: E402
 REFUSED = json.loads(Path(__file__).with_suffix(".json").read_text())  # by operator, why it is not equal
 SAMPLES = 6
 SECONDS = 180  # for one operator
-TOLERANCE = {
-    torch.float32: (2e-5, 1e-5),
-    torch.float64: (1e-7, 1e-7),
-    torch.float16: (1e-3, 1e-5),
-}  # rtol, and atol where half the largest number is below 1
 _KINDS = (torch.float32, torch.int64, torch.bool)
 _CLEAR = (NotImplementedError, ValueError, IndexError)
 _NAMED = (
@@ -164,14 +160,9 @@ def check(found: list, opt_level: int = 0) -> None:
     got = got if isinstance(got, list | tuple) else [got]
     assert len(got) == len(wanted), f"{len(got)} outputs for {len(wanted)}"
     for index, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
-        ours = np.array(ours)
-        is_brain = ours.dtype == "bfloat16"
-        ours = torch.from_numpy(ours.astype("float32")).bfloat16() if is_brain else torch.from_numpy(ours)
-        assert ours.dtype == theirs.dtype, f"{ours.dtype} for {theirs.dtype}, of output {index}"
-        rtol, atol = TOLERANCE.get(theirs.dtype, (0, 0))
-        if atol and len(finite := theirs[theirs.isfinite()]):
-            atol *= max(1, finite.abs().max().item() / 2)
-        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, equal_nan=True)
+        dtype = str(theirs.dtype).removeprefix("torch.")
+        assert str(np.asarray(ours).dtype) == dtype, f"{ours.dtype} for {dtype}, of output {index}"
+    close(got, reference(network, *inputs))
 
 
 def outcomes(names: list[str], opt_level: int = 0) -> Iterator[tuple[str, str]]:
