@@ -67,13 +67,13 @@ def test_threads_import_and_build_at_once():
 
 
 def test_an_import_that_fails_tells_the_node_and_takes_nobodys_output(monkeypatch, capsys):
-    convert = onnx_frontend.from_onnx
+    convert = onnx_frontend.ONNXGraphImporter.from_onnx
 
     def while_another_thread_prints(*args, **options):
         print("of another thread")
         return convert(*args, **options)
 
-    monkeypatch.setattr(onnx_frontend, "from_onnx", while_another_thread_prints)
+    monkeypatch.setattr(onnx_frontend.ONNXGraphImporter, "from_onnx", while_another_thread_prints)
     with pytest.raises(NotImplementedError, match="cannot import operator Cast"):
         tn.from_onnx(onnx_model("Cast", onnx.TensorProto.STRING, to=onnx.TensorProto.STRING))
     assert capsys.readouterr().out == "of another thread\n"

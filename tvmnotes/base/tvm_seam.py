@@ -6,7 +6,8 @@ belong to an object or a base class of TVM's or torch's, stay in these files, an
     compiler/codegen.py                _collect_from_import_tree
     compiler/variants.py               _update_type
     importers/onnx_node.py             _get_convert_map: TVM's converters of ONNX operators
-    importers/onnx_operators.py        _get_convert_map, replaced in the whole process
+    importers/onnx_operators.py        _convert_operator, _check_for_unsupported_ops, overridden;
+                                       _nodes, _params
     importers/pytorch.py               torch's _split_decomp_table_to_cia_and_python_decomp,
                                        _special_op_to_preserve_cia, _decompose_exported_program
     importers/pytorch_backend.py       torch's _C, _set_grad_enabled, _enter_inference_mode,

@@ -19,6 +19,22 @@ files, where no table of tests is kept:
     tuning/workers.py, runner.py             workers import torch, hide a Ctrl-C, and leak a little memory
     tuning/server.py, tracker.py             untrusted messages, or a crash, leave TVM's server dead
     course/vision.py                         GluonCV makes Pillow read truncated images without an error
+
+A process that uses the package finds TVM as it is without it, but for these, which cannot be kept apart:
+
+    set_tvm_threads                          how many threads TVM starts, and how they wait
+    import_tvm_ffi                           tvm-ffi loads without torch if that is not imported yet, and
+                                             knows KeyboardInterrupt
+    base/indices.py                          tvm-ffi knows OutOfRange
+    pass_lock, runtime/threads.py, pool.py   what a fork waits for, and how its child ends
+    base/indices.py, base/writes.py, compiler/fold.py, compiler/special_values.py, runtime/compiled.py
+                                             entries of TVM's tables with names of ours, "tvmnotes" in each
+
+Another thread that uses TVM in the meantime meets what a context replaces for all threads:
+
+    lazy_tensor_intrinsics                   an empty package, in the first build for a GPU or by MetaSchedule
+    cuda_headers                             environment variables, in a build for a GPU
+    tuning/workers.py                        the pools of MetaSchedule's runners, while it tunes
 """
 
 import contextlib
@@ -262,7 +278,11 @@ def fast_tvmscript_parser():
     """
     from tvm.tirx.script.parser import entry  # for speed: `import tvmnotes` loads no library
 
+    thread = threading.get_ident()
+
     def stack():
+        if threading.get_ident() != thread:
+            return inspect.stack()[1:]
         frame, frames = sys._getframe(1), []
         while frame:
             frames.append(types.SimpleNamespace(frame=frame, code_context=None))
@@ -344,9 +364,11 @@ def exact_cuda():
     """
     from cuda.bindings import nvrtc
 
-    compile_program = nvrtc.nvrtcCompileProgram
+    compile_program, thread = nvrtc.nvrtcCompileProgram, threading.get_ident()
 
-    def without_fast_math(program, _count, options):
+    def without_fast_math(program, count, options):
+        if threading.get_ident() != thread:
+            return compile_program(program, count, options)
         options = [option for option in options if option != b"--use_fast_math"]
         return compile_program(program, len(options), options)
 

@@ -14,6 +14,7 @@ from tvm import relax
 from ..base import indices
 from ..base.relax import constant_array, fixed_shape, known_shape, on_each_function, op_name, shape_text
 from .conv_call import match
+from .legalize import OF_CONSTANTS
 
 # NumPy functions by operator, of the arrays of its tensors; those of `_OTHERS` take the call first.
 _SAME_NAME = (
@@ -74,9 +75,47 @@ def fold_the_rest() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="FoldTheRest")
     def fold(mod, _context):
-        return relax.transform.FoldConstant()(mod) if any(map(_of_constants, _calls(mod))) else mod
+        return fold_constant(mod) if any(map(_of_constants, _calls(mod))) else mod
 
     return fold
+
+
+def fold_constant(mod: tvm.IRModule) -> tvm.IRModule:
+    """Run TVM's FoldConstant with the legalizations of OF_CONSTANTS.
+
+    It takes no table of them: it legalizes each operator, also those of no constants, as TVM has registered.
+    So operators of ours, with these legalizations, stand in for TVM's while it runs.
+    """
+    folded = relax.transform.FoldConstant()(_with_operators(mod, _OURS))
+    return _with_operators(folded, {ours.name: tvm.ir.Op.get(name) for name, ours in _OURS.items()})
+
+
+def _with_operators(mod, operators: dict):
+    mod = mod.clone()
+    for var, func in mod.functions_items():
+        if isinstance(func, relax.Function):
+            mod.update_func(var, _WithOperators(operators).visit_expr(func))
+    return mod
+
+
+def _registered(name: str) -> tvm.ir.Op:
+    """Register an operator that differs from TVM's `name` in its legalization alone."""
+    ours = name.replace("relax.", "relax.tvmnotes.")
+
+    def of_tvm(call, builder):
+        return builder.normalize(tvm.ir.Call(tvm.ir.Op.get(name), call.args, call.attrs, call.ty_args))
+
+    attributes = {
+        "FPurity": True,
+        "FInferType": lambda call, builder: of_tvm(call, builder).ty,
+        "FLegalize": lambda builder, call: OF_CONSTANTS[name](builder, of_tvm(call, builder)),
+    }
+    for key, value in attributes.items():
+        tvm.ir.register_op_attr(ours, key, value)
+    return tvm.ir.Op.get(ours)
+
+
+_OURS = {name: _registered(name) for name in OF_CONSTANTS}
 
 
 def _calls(mod):
@@ -231,6 +270,20 @@ def _moderate(array) -> bool:
     """Tell whether constants are 0 or so moderate that no product of two overflows or vanishes in float32."""
     size = np.abs(array)
     return bool(((size == 0) | ((size > 1e-18) & (size < 1e18))).all())
+
+
+@relax.expr_functor.mutator
+class _WithOperators(relax.PyExprMutator):
+    """A mutator; its `operators` replace those of these names."""
+
+    def __init__(self, operators: dict):
+        super().__init__()
+        self.operators = operators
+
+    def visit_call_(self, call):
+        call = self.visit_expr_post_order(call)
+        operator = self.operators.get(getattr(call.op, "name", ""))
+        return call if operator is None else tvm.ir.Call(operator, call.args, call.attrs, call.ty_args)
 
 
 @relax.expr_functor.mutator

@@ -30,7 +30,8 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     Below level 3 these are only those that correct TVM's results. `v` is a CPU's vector registers, or None
     for a GPU.
     """
-    corrected = special_values.legalizations() | {"relax.power": _power, "relax.arange": _arange}
+    corrected = special_values.legalizations() | OF_CONSTANTS
+    corrected |= {"relax.power": _power, "relax.arange": _arange}
     norm = partial(group_norm.legalize, for_gpu=v is None)
     corrected |= dict.fromkeys(group_norm.OPERATORS, norm)
     corrected |= dict.fromkeys(conv_transpose.OPERATORS, conv_transpose.legalize)
@@ -88,7 +89,7 @@ def _resize2d(bb, call):
     if str(call.ty.dtype) == "float64":
         raise ValueError("image.resize2d of float64: TVM computes it in float32; resize it as float32")
     if attrs.coordinate_transformation_mode != "align_corners":
-        return _RESIZE2D(bb, call)
+        return default(bb, call)
 
     def compute(x, sizes, shape):
         return topi.image.resize2d(
@@ -108,9 +109,8 @@ def _resize2d(bb, call):
     return bb.call_te(compute, *call.args, call.ty.shape, primfunc_name_hint="resize2d")
 
 
-# Registered in TVM's own table, because FoldConstant uses that.
-_RESIZE2D = tvm.ir.Op.get("relax.image.resize2d").get_attr("FLegalize")
-tvm.ir.register_op_attr("relax.image.resize2d", "FLegalize", _resize2d, level=11)
+# Those that FoldConstant needs as well: see `fold.fold_constant`.
+OF_CONSTANTS = special_values.OF_CONSTANTS | {"relax.image.resize2d": _resize2d}
 
 
 def _arange(bb, call):

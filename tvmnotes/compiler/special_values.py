@@ -228,7 +228,6 @@ def legalizations() -> dict:
         **dict.fromkeys(("relax.max", "relax.min", *_MAX_POOLS), _from_infinity),
         "relax.argmax": _index_of_extreme,
         "relax.argmin": _index_of_extreme,
-        **dict.fromkeys(_FULL, _filled),
     }
 
 
@@ -243,7 +242,7 @@ def default(bb, call):
 def _with_zero(bb, call):
     """Hide a 0: TVM drops a factor of 0 and the sign of a sum with 0, and fails to divide by a constant 0."""
     if not any(_is_zero(arg) for arg in call.args):
-        return _ARITHMETIC[call.op.name](bb, call)
+        return default(bb, call)
     function = getattr(topi, call.op.name.rpartition(".")[2])
     left, right = call.args
     if _is_zero(right):
@@ -251,15 +250,6 @@ def _with_zero(bb, call):
         return bb.call_te(lambda x: function(x, zero), left, primfunc_name_hint=function.__name__)
     zero = _zero(left)
     return bb.call_te(lambda x: function(zero, x), right, primfunc_name_hint=function.__name__)
-
-
-# Registered in TVM's own table, because FoldConstant uses that and would fail as well.
-_ARITHMETIC = {
-    name: tvm.ir.Op.get(name).get_attr("FLegalize")
-    for name in ("relax.add", "relax.subtract", "relax.multiply", "relax.divide")
-}
-for _name in _ARITHMETIC:
-    tvm.ir.register_op_attr(_name, "FLegalize", _with_zero, level=11)
 
 
 def _zero(constant):
@@ -303,7 +293,7 @@ def _filled(bb, call):
     array = constant_array(call.args[1])
     shape = call.args[0].ty.shape if call.op.name == "relax.full_like" else call.args[0]
     if array is None or np.isfinite(array) or not isinstance(shape, relax.ShapeExpr):
-        return _FULL[call.op.name](bb, call)
+        return default(bb, call)
     value = tirx.FloatImm(str(call.ty.dtype), float(array))
 
     def compute(sizes):
@@ -312,10 +302,11 @@ def _filled(bb, call):
     return bb.call_te(compute, shape, primfunc_name_hint="full")
 
 
-# Registered for FoldConstant, as _ARITHMETIC.
-_FULL = {name: tvm.ir.Op.get(name).get_attr("FLegalize") for name in ("relax.full", "relax.full_like")}
-for _name in _FULL:
-    tvm.ir.register_op_attr(_name, "FLegalize", _filled, level=11)
+# Those that FoldConstant needs as well: see `fold.fold_constant`.
+OF_CONSTANTS = {
+    **dict.fromkeys(("relax.add", "relax.subtract", "relax.multiply", "relax.divide"), _with_zero),
+    **dict.fromkeys(("relax.full", "relax.full_like"), _filled),
+}
 
 
 def _index_of_extreme(bb, call):

@@ -6,9 +6,7 @@ from them, and whatever is then constant is folded here, before TVM sees the mod
 constant becomes its branch, a Loop or Scan of a known number of steps becomes these steps.
 """
 
-import contextlib
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from onnx import external_data_helper, inliner
 from onnx.helper import make_node, make_tensor_value_info, tensor_dtype_to_np_dtype
 from onnx.numpy_helper import from_array
 from tvm import relax
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from ..base.errors import one_line
 from ..base.indices import OutOfRange
@@ -42,6 +39,7 @@ from .onnx_graph import (
 )
 from .onnx_limits import check_dtypes, check_functions, check_sizes
 from .onnx_open import compared
+from .onnx_operators import Failed, Importer
 from .onnx_values import as_constants, require_known
 from .open_sizes import with_open_sizes
 
@@ -225,6 +223,10 @@ def _check(proto: onnx.ModelProto) -> None:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"onnx.checker refuses this model: {one_line(error)}") from error
+    if proto.ir_version < 3:
+        raise NotImplementedError(
+            f"the model is of IR version {proto.ir_version}, and TVM reads 3 and later; export it again"
+        )
     newest = onnx.defs.onnx_opset_version()
     opset = max(
         (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=newest
@@ -346,41 +348,27 @@ def _listed(declared: dict[str, tuple], names: Any = None) -> str:
 def _to_relax(
     proto: onnx.ModelProto, specs: list[TensorSpec]
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    printed = []
+    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    shapes = {spec.name: spec.shape for spec in specs}
+    dtypes = {spec.name: spec.dtype for spec in specs}
     try:
-        # TVM checks the model once more, after prepare_for_tvm.
-        with pass_lock, _printing_to(printed), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*marked single but has an empty string", UserWarning)
-            mod = onnx_frontend.from_onnx(
-                proto,
-                shape_dict={spec.name: spec.shape for spec in specs},
-                dtype_dict={spec.name: spec.dtype for spec in specs},
-                keep_params_in_input=True,
-                sanitize_input_names=False,
-            )
+        with pass_lock:
+            importer = Importer(shapes, dtypes, keep_params_in_input=True, sanitize=False)
+            mod = importer.from_onnx(proto.graph, opset)
     except OutOfRange:
         raise
-    except Exception as error:
-        where = "".join(printed).partition(", with inputs")[0].removeprefix("Error converting ")
+    except (Failed, Exception) as error:
+        failed = isinstance(error, Failed)
+        where, cause = (f"operator {error}", error.__cause__) if failed else ("this model", error)
         branches = any(node.op_type == "If" for node in proto.graph.node)
         way_out = "; if an input decides which branch an If takes, give it in `values`" if branches else ""
         raise NotImplementedError(
-            f"TVM {tvm.__version__} cannot import {where or 'this model'}: {one_line(error)}{way_out}"
-        ) from error
+            f"TVM {tvm.__version__} cannot import {where}: {one_line(cause)}{way_out}"
+        ) from cause
     main = mod["main"] = _SafeTake().visit_expr(mod["main"])
     names = (var.name for var in main.params[len(specs) :])
     arrays = dict(zip(names, main.attrs.get("params", []), strict=True))
     return as_model(mod, (spec.name for spec in specs), arrays)
-
-
-@contextlib.contextmanager
-def _printing_to(printed: list[str]):
-    """Append to a list what TVM's frontend prints, which is the node that it fails on."""
-    onnx_frontend.print = printed.append  # not sys.stdout, which all threads share
-    try:
-        yield
-    finally:
-        del onnx_frontend.print
 
 
 @relax.expr_functor.mutator

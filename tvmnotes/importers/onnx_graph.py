@@ -20,7 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from ..base.errors import one_line
 from .onnx_branches import taken, unrolled
 from .onnx_open import operands
-from .onnx_operators import converters
+from .onnx_operators import KNOWN
 
 # Results with more elements than this are left for the compiler to fold: importing must not enlarge a model.
 FOLD_LIMIT = 1 << 16
@@ -52,7 +52,7 @@ def _functions() -> frozenset[str]:
     """Return the ONNX operators that are expanded: those above, and functions without a converter."""
     schemas = [each for each in onnx.defs.get_all_schemas() if not each.domain]
     written = {each.name for each in schemas if each.has_function or each.has_context_dependent_function}
-    return frozenset(_WRONG | (written - set(converters()) - {"Bernoulli", "LinearAttention", "SequenceMap"}))
+    return frozenset(_WRONG | (written - KNOWN - {"Bernoulli", "LinearAttention", "SequenceMap"}))
 
 
 def _is_function(node: onnx.NodeProto) -> bool:
@@ -127,7 +127,7 @@ def _with_defaults(node: onnx.NodeProto, version: int) -> None:
 def require_operators(proto: onnx.ModelProto) -> None:
     """Raise NotImplementedError with every operator that has no converter; TVM itself compares names only."""
     opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
-    known = set(converters()) | {"If", "Loop", "Scan"}
+    known = KNOWN | {"If", "Loop", "Scan"}
     missing = set()
     for node in _all_nodes(proto.graph):
         domain = node.domain or "ai.onnx"

@@ -1,6 +1,6 @@
 """Converters of ONNX operators: functions of a `Node`, decorated with `@converts`.
 
-`CONVERTERS` holds them as classes, which TVM's frontend requires; `OF_TVM` holds TVM's own.
+`CONVERTERS` holds them by operator; `OF_TVM` holds TVM's own.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import OnnxOpConverter, get_constant,
 
 from ..base.relax import constant_array, fixed_shape
 
-CONVERTERS: dict[str, type[OnnxOpConverter]] = {}
+CONVERTERS: dict[str, Callable[["Node"], relax.Expr]] = {}
 OF_TVM: dict[str, type[OnnxOpConverter]] = onnx_frontend._get_convert_map()
 
 
@@ -72,15 +72,7 @@ def converts(*ops: str) -> Callable:
     """
 
     def register(function: Callable[[Node], relax.Expr]):
-        def converter_of(op):
-            def get_converter(_cls, opset):
-                return lambda builder, inputs, attributes, params: builder.normalize(
-                    function(Node(op, opset, builder, inputs, attributes, params))
-                )
-
-            return type(op, (OnnxOpConverter,), {"get_converter": classmethod(get_converter)})
-
-        CONVERTERS.update((op, converter_of(op)) for op in ops)
+        CONVERTERS.update(dict.fromkeys(ops, function))
         return function
 
     return register

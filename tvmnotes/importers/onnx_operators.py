@@ -1,12 +1,12 @@
 """Converters of ONNX operators that TVM 0.27's frontend lacks or gets wrong, from five modules.
 
-The table is merged into TVM's own in this process, so that a graph may mix both; an entry goes once TVM has
-the operator. To add one, write a function of an `onnx_node.Node` under `@converts`.
+An `Importer` prefers them to TVM's own, so a graph may mix both; an entry goes once TVM has the operator. To
+add one, write a function of an `onnx_node.Node` under `@converts`.
 """
 
-from tvm.relax.frontend.onnx import onnx_frontend
-from tvm.relax.frontend.onnx.onnx_frontend import OnnxOpConverter
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
+from ..base.indices import OutOfRange
 from . import (  # noqa: F401  (they fill CONVERTERS)
     onnx_corrections,
     onnx_indices,
@@ -14,12 +14,28 @@ from . import (  # noqa: F401  (they fill CONVERTERS)
     onnx_resize,
     onnx_windows,
 )
-from .onnx_node import CONVERTERS, OF_TVM
+from .onnx_node import CONVERTERS, OF_TVM, Node
+
+KNOWN = OF_TVM.keys() | CONVERTERS.keys()  # the operators that a graph may have, and those of control flow
 
 
-def converters() -> dict[str, type[OnnxOpConverter]]:
-    """Return TVM's converters and those of tvmnotes, by operator name."""
-    return {**OF_TVM, **CONVERTERS}
+class Failed(BaseException):
+    """Raised with the name of an operator whose converter raised the cause; TVM prints what it can catch."""
 
 
-onnx_frontend._get_convert_map = converters
+class Importer(ONNXGraphImporter):
+    """TVM's importer of graphs, with the converters of this package."""
+
+    def _check_for_unsupported_ops(self, graph):
+        """Accept the operators, which `onnx_graph.require_operators` has checked."""
+
+    def _convert_operator(self, op_name, inputs, attrs, opset):
+        try:
+            if op_name not in CONVERTERS:
+                return super()._convert_operator(op_name, inputs, attrs, opset)
+            node = Node(op_name, opset, self.bb, inputs, attrs, [self._nodes, self._params])
+            return self.bb.normalize(CONVERTERS[op_name](node))
+        except OutOfRange:
+            raise
+        except Exception as error:
+            raise Failed(op_name) from error

@@ -6,7 +6,7 @@ import warnings
 import tvm
 from tvm.relax import transform as t
 
-from ...compiler.fold import fold_with_numpy
+from ...compiler.fold import fold_constant, fold_with_numpy
 from ..context import PASSES, instruments
 from . import ir, rewrites
 from .lift import from_relax
@@ -190,7 +190,7 @@ def _precision(mixed_precision_type="float16", missing_op_mode=1):
     return t.ToMixedPrecision("float16")
 
 
-_relax("FoldConstant", fold_with_numpy, t.FoldConstant)
+_relax("FoldConstant", fold_with_numpy, lambda: fold_constant)
 _relax("DeadCodeElimination", lambda *_: t.DeadCodeElimination())
 _relax("CanonicalizeOps", t.CanonicalizeBindings)
 _relax("ConvertLayout", _layouts)
