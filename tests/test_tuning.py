@@ -24,7 +24,7 @@ from tvm import te
 
 import tvmnotes as tn
 from tvmnotes import env, records
-from tvmnotes.compiler.rules.base.vector import simd_of
+from tvmnotes.base.simd import simd_of
 from tvmnotes.compiler.workloads.conv2d import Convolution
 from tvmnotes.compiler.workloads.dense import Dense
 from tvmnotes.tuning import Candidate, LocalRunner, Task, tasks, trial
