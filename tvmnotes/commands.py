@@ -67,9 +67,9 @@ def bench(
     networks: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Names of torchvision's classifiers, or whatever tn.models.load knows, lstm_256 and, where "
-            "the package transformers is installed, bert_base, bert_base_512, gpt2 and whisper_tiny_encoder; "
-            "none: resnet18.",
+            help="Names of torchvision's classifiers (in the course, all that tn.models.load knows), "
+            "lstm_256 and, where the package transformers is installed, bert_base, bert_base_512, gpt2 and "
+            "whisper_tiny_encoder; none: resnet18.",
             show_default=False,
         ),
     ] = None,
@@ -126,7 +126,7 @@ def tune(
     network: Annotated[
         str,
         typer.Argument(
-            help="A classifier of torchvision's, or whatever tn.models.load knows; or an ONNX file."
+            help="A classifier of torchvision's (in the course, any name of tn.models.load), or an ONNX file."
         ),
     ],
     tuner: Annotated[str, typer.Option(help="grid, random, ga, xgb or metaschedule.")] = "xgb",
