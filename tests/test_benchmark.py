@@ -51,8 +51,8 @@ def test_the_file_says_what_ran_where(run):
     _, report = run
     assert set(report) == {"machine", "results"}
     machine = report["machine"]
-    assert set(machine) == {"cpu", "threads", "isa", "peak_gflops", "versions"}
-    assert machine["threads"] == 1 and machine["peak_gflops"] > 0
+    assert set(machine) == {"cpu", "threads", "isa", "peak_gflops", "versions", "busy_processes"}
+    assert machine["threads"] == 1 and machine["busy_processes"] == 0 and machine["peak_gflops"] > 0
     assert machine["versions"]["torch"] == torch.__version__.split("+")[0]
     assert machine["versions"]["onnxruntime"] == onnxruntime.__version__
     rows = report["results"]
@@ -151,7 +151,7 @@ def test_a_network_that_tvm_cannot_build_costs_its_row(quick, tmp_path):
     assert_failed(rows["digits", "TVM"], next(line for line in lines if line.startswith("digits")))
     other = rows["digits", "pytorch"]
     assert other["error"] is None and other["tvm_ratio"] is None and other["median_ms"] > 0
-    assert lines[-1].split()[:4] == ["pytorch", f"{other['median_ms']:.2f}", f"{other['iqr_ms']:.2f}", "—"]
+    assert lines[-1].split()[:4] == ["pytorch", f"{other['median_ms']:.2f}", f"{other['p95_ms']:.2f}", "—"]
 
 
 def test_a_network_that_a_peer_cannot_take_costs_its_row(quick, tmp_path):
