@@ -343,9 +343,9 @@ def vit():
 
 
 def bert():
-    from tvmnotes.measuring import transformer_nets
+    from tvmnotes.measuring import networks
 
-    return transformer_nets.load("bert_base")
+    return networks.load("bert_base")
 
 
 def a_picture(_net):

@@ -9,7 +9,7 @@ from torch import nn
 
 import tvmnotes as tn
 from tvmnotes import env, records
-from tvmnotes.compiler.rules.base.vector import simd_of
+from tvmnotes.base.simd import simd_of
 from tvmnotes.compiler.workloads.batch_matmul import BatchMatmul
 from tvmnotes.tuning import Task, tasks
 

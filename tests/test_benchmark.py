@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from tvmnotes import benchmark, models, peak
 from tvmnotes.__main__ import app
-from tvmnotes.measuring import transformer_nets
+from tvmnotes.measuring import networks
 
 NETWORKS, RUNTIMES = ("digits", "squeezenet1_1"), ("TVM", "pytorch", "onnxruntime")
 
@@ -51,8 +51,8 @@ def test_the_file_says_what_ran_where(run):
     _, report = run
     assert set(report) == {"machine", "results"}
     machine = report["machine"]
-    assert set(machine) == {"cpu", "threads", "isa", "peak_gflops", "versions"}
-    assert machine["threads"] == 1 and machine["peak_gflops"] > 0
+    assert set(machine) == {"cpu", "threads", "isa", "peak_gflops", "versions", "busy_processes"}
+    assert machine["threads"] == 1 and machine["busy_processes"] == 0 and machine["peak_gflops"] > 0
     assert machine["versions"]["torch"] == torch.__version__.split("+")[0]
     assert machine["versions"]["onnxruntime"] == onnxruntime.__version__
     rows = report["results"]
@@ -151,11 +151,11 @@ def test_a_network_that_tvm_cannot_build_costs_its_row(quick, tmp_path):
     assert_failed(rows["digits", "TVM"], next(line for line in lines if line.startswith("digits")))
     other = rows["digits", "pytorch"]
     assert other["error"] is None and other["tvm_ratio"] is None and other["median_ms"] > 0
-    assert lines[-1].split()[:4] == ["pytorch", f"{other['median_ms']:.2f}", f"{other['iqr_ms']:.2f}", "—"]
+    assert lines[-1].split()[:4] == ["pytorch", f"{other['median_ms']:.2f}", f"{other['p95_ms']:.2f}", "—"]
 
 
 def test_a_network_that_a_peer_cannot_take_costs_its_row(quick, tmp_path):
-    quick.setattr(models, "export_onnx", fail)
+    quick.setattr(networks, "export_onnx", fail)
     code, lines, rows = bench_to(tmp_path / "figures.json", "digits", "--against", "onnxruntime")
     assert code == 0
     assert_failed(rows["digits", "onnxruntime"], lines[-1])
@@ -196,7 +196,7 @@ def test_a_difference_is_relative_to_the_largest_magnitude():
     assert benchmark._difference(np.array([1e-9, 0.0]), np.zeros(2)) is None
 
 
-# ---------------------------------------------------------------- transformers, and OpenVINO
+# ---------------------------------------------------------------- other networks, and OpenVINO
 
 
 def test_busy_processes_run_while_networks_are_timed_and_no_longer(quick, tmp_path):
@@ -216,6 +216,17 @@ def test_busy_processes_run_while_networks_are_timed_and_no_longer(quick, tmp_pa
     assert json.loads((tmp_path / "figures.json").read_text())["machine"]["busy_processes"] == 2
 
 
+def test_networks_may_be_given_with_their_inputs(quick):
+    given = {"mine": (nn.Linear(4, 2).eval(), np.ones((3, 4), "float32"))}
+    lines = []
+    report = benchmark.run(given, ["pytorch", "onnxruntime"], seconds=0.01, echo=lines.append)
+    assert "batch" not in lines[0] and lines[1].startswith("mine ")
+    for row in report["results"]:
+        assert row["error"] is None and row["difference"] < 1e-6
+        assert row["input"] == [3, 4] and row["weights"] is None
+        assert row["gflops"] * row["median_ms"] == pytest.approx(3 * 2 * 4 * 2 / 1e6)
+
+
 SMALL_BERT = {
     **{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64},
     **{"vocab_size": 100},
@@ -227,21 +238,21 @@ def small_bert(quick):
     """The network "bert_base" is small, and reads 6 tokens."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     small = ("bert", SMALL_BERT, "AutoModel", "", "input_ids", (1, 6))
-    quick.setitem(transformer_nets.NETWORKS, "bert_base", small)
+    quick.setitem(networks.TRANSFORMERS, "bert_base", small)
 
 
 @pytest.mark.parametrize("name", ["bert_base", "gpt2", "whisper_tiny_encoder", "lstm_256"])
 def test_a_transformer_is_measured_by_name(small_bert, quick, tmp_path, name):
     if name == "gpt2":
         small = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 100, "use_cache": False}
-        quick.setitem(transformer_nets.NETWORKS, name, (name, small, "AutoModelForCausalLM", "", "input_ids", (1, 6)))
+        quick.setitem(networks.TRANSFORMERS, name, (name, small, "AutoModelForCausalLM", "", "input_ids", (1, 6)))
     elif name == "whisper_tiny_encoder":
         sizes = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}
         sizes |= {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 64}
         small = sizes | {"num_mel_bins": 8, "max_source_positions": 6, "vocab_size": 100}
         small |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
         network = ("whisper", small, "AutoModel", "encoder", "input_features", (1, 8, 12))
-        quick.setitem(transformer_nets.NETWORKS, name, network)
+        quick.setitem(networks.TRANSFORMERS, name, network)
     quick.setitem(benchmark._RUNTIMES, "TVM", benchmark._tvm)
     code, _, rows = bench_to(tmp_path / "figures.json", name, "--against", "onnxruntime", "--batch", 2)
     assert code == 0
@@ -262,7 +273,7 @@ def test_openvino_is_a_peer(small_bert, tmp_path):
 
 @pytest.mark.parametrize("args, package", [(["bert_base"], "transformers"), (["--against", "openvino"], "openvino")])
 def test_a_package_that_is_not_installed_is_named_before_any_work(monkeypatch, args, package):
-    for module in (benchmark, transformer_nets):
+    for module in (benchmark, networks):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     monkeypatch.setattr(benchmark, "run", fail)
     done = CliRunner().invoke(app, ["bench", *args], env={"COLUMNS": "300"})

@@ -12,7 +12,7 @@ from torch import nn
 
 import tvmnotes as tn
 from tvmnotes import env
-from tvmnotes.compiler.rules.base.vector import simd_of
+from tvmnotes.base.simd import simd_of
 
 CASES = [
     (kernel, stride, padding, extra)

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
-from tvmnotes.course import flowchart
+from tvmnotes import flowchart
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tvmnotes"
-PUBLIC = ("__init__", "__main__")  # they stand above the layers
+PUBLIC = ("__init__", "__main__", "commands")  # they stand above the layers
 FILES = {
     ".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f
     for f in sorted(PACKAGE.rglob("*.py"))
@@ -88,6 +88,18 @@ def test_imports_point_down():
     # `tvmnotes` itself is above all layers and may name what it re-exports; nothing below may import it.
     up = [str(each) for each in IMPORTS if height(each.importer) < height(each.imported)]
     assert not up
+
+
+def test_only_the_course_and_its_command_import_the_course():
+    # The course is the top layer; the engine's commands stand above the layers, and are the engine's.
+    imports = {each.importer for each in IMPORTS if each.imported.startswith("tvmnotes.course")}
+    assert {each for each in imports if not each.startswith("tvmnotes.course")} == {"tvmnotes.__main__"}
+    assert LAYERS[0] == "course"
+
+
+def test_only_its_command_imports_the_old_api():
+    imports = {each.importer for each in IMPORTS if each.imported.startswith("tvmnotes.classic")}
+    assert {each for each in imports if not each.startswith("tvmnotes.classic")} == {"tvmnotes.__main__"}
 
 
 def test_no_import_is_hidden_but_for_speed():

@@ -18,6 +18,7 @@ from PIL import Image
 from torch import nn
 
 from tvmnotes import data, models, vision
+from tvmnotes.measuring import networks
 
 NAME = "squeezenet1_1"  # small, and quickly made
 WEIGHTS = torchvision.models.get_model_weights(NAME).DEFAULT
@@ -77,7 +78,7 @@ def test_batch_norms_hold_the_statistics_of_what_they_see():
         assert norm.momentum == nn.BatchNorm2d(1).momentum
         norm.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], module)))
     with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(models._SEED)
+        torch.manual_seed(models.SEED)
         SmallNet()
         net(torch.randn(2, 3, 8, 8))
     for x, norm in seen:  # not exactly: while calibrating, the first divided by this batch's own variance
@@ -88,6 +89,12 @@ def test_batch_norms_hold_the_statistics_of_what_they_see():
 def test_without_calibration_batch_norm_is_as_made():
     net = models.seeded(SmallNet, 8, calibrate=False)
     assert torch.equal(net.bn1.running_mean, torch.zeros(8)) and torch.equal(net.bn1.running_var, torch.ones(8))
+
+
+def test_the_engine_makes_the_same_network(network):
+    assert equal(network, networks.load(NAME))
+    with pytest.raises(ValueError, match=r"unknown model 'digits'; near names: .*networks.names\(\) lists all"):
+        networks.load("digits")
 
 
 # ---------------------------------------------------------------- pretrained
@@ -215,7 +222,7 @@ def test_installed_weights_that_were_changed_are_refused(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("name", "size", "mean"), [("inception_v3", 299, None), ("efficientnet_v2_l", 480, 0.5)])
 def test_pictures_are_prepared_as_a_network_was_trained(monkeypatch, network, name, size, mean):
-    monkeypatch.setattr(models, "seeded", lambda make, size, calibrate: copy.deepcopy(network))
+    monkeypatch.setattr(networks, "seeded", lambda make, size, calibrate: copy.deepcopy(network))
     net = models.load(name, pretrained=False)
     x = vision.preprocess(Image.new("RGB", (600, 500), (255, 255, 255)), **net.preprocessing)
     assert x.shape == net.input_shape == (1, 3, size, size)

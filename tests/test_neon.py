@@ -7,8 +7,8 @@ import torch
 from conftest import sampled
 from torch.nn import functional as F
 
+from tvmnotes.base.simd import NEON, Simd
 from tvmnotes.compiler.attention.loops import Sizes, Tile
-from tvmnotes.compiler.rules.base.vector import NEON, Simd
 
 CPUS = ["neoverse-n1", "apple-a14", "cortex-a72"]
 KERNELS = {  # by family: the function, and the shape of its input

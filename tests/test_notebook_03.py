@@ -27,8 +27,8 @@ from tvm.relax.transform import (
 
 import tvmnotes as tn
 from tvmnotes import classic, digits, tracing
+from tvmnotes.base.simd import simd_of
 from tvmnotes.compiler.layout import block_layouts
-from tvmnotes.compiler.rules.base.vector import simd_of
 from tvmnotes.compiler.scheduling import schedule_kernels
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"

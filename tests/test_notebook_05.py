@@ -14,8 +14,8 @@ from agreement import close
 
 import tvmnotes as tn
 from tvmnotes import records
+from tvmnotes.base.simd import simd_of
 from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.rules.base.vector import simd_of
 from tvmnotes.compiler.workloads.conv2d import Convolution
 from tvmnotes.tuning import trial
 

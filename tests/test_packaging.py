@@ -49,6 +49,39 @@ def test_the_runtime_does_without_frameworks_compiler_and_figures(python):
     )
 
 
+WITHOUT_THE_COURSE = """
+import importlib, pkgutil, sys
+
+class Refuse:
+    def find_spec(name, path=None, target=None):
+        if name.startswith("tvmnotes.course"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Refuse)
+import numpy as np, torch, tvmnotes as tn
+
+for _, name, _ in pkgutil.walk_packages(tn.__path__, "tvmnotes."):
+    if not name.startswith(("tvmnotes.course", "tvmnotes.__main__")):
+        importlib.import_module(name)
+lib = tn.build(*tn.from_pytorch(torch.nn.ReLU().eval(), {"x": (4,)}))
+profile = tn.profile(lib, np.ones(4, "float32"), calls=1)
+print(len(profile.frame()), tn.commands.find_networks().__name__)
+try:
+    profile.plot()
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_the_engine_does_without_the_course(python):
+    found, said = python(WITHOUT_THE_COURSE).splitlines()
+    assert found == "1 tvmnotes.measuring.networks"
+    assert said == (
+        "cannot draw shares: figures come from the package tvmnotes (No module named 'tvmnotes.course'). "
+        "Install it (pip install tvmnotes) and import it, or take the numbers from frame()"
+    )
+
+
 def test_the_public_api():
     for name in tvmnotes.__all__:
         assert getattr(tvmnotes, name) is not None

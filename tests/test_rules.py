@@ -15,11 +15,11 @@ from torch import nn
 
 import tvmnotes as tn
 from tvmnotes import env, records
+from tvmnotes.base.simd import NEON, Simd, simd_of
 from tvmnotes.compiler import codegen
 from tvmnotes.compiler.costs import count
 from tvmnotes.compiler.rules import RULES, ScheduleRule
 from tvmnotes.compiler.rules.base import annotations
-from tvmnotes.compiler.rules.base.vector import NEON, Simd, simd_of
 from tvmnotes.compiler.workloads.base import Workload
 from tvmnotes.compiler.workloads.conv2d import Convolution
 from tvmnotes.compiler.workloads.dense import Dense

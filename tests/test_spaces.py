@@ -4,8 +4,8 @@ import pytest
 import torch
 from agreement import close
 
+from tvmnotes.base.simd import Simd
 from tvmnotes.compiler.rules import RULES
-from tvmnotes.compiler.rules.base.vector import Simd
 from tvmnotes.compiler.workloads.conv2d import Convolution
 from tvmnotes.tuning import trial
 

@@ -24,7 +24,7 @@ from tvm import te
 
 import tvmnotes as tn
 from tvmnotes import env, records
-from tvmnotes.compiler.rules.base.vector import simd_of
+from tvmnotes.base.simd import simd_of
 from tvmnotes.compiler.workloads.conv2d import Convolution
 from tvmnotes.compiler.workloads.dense import Dense
 from tvmnotes.tuning import Candidate, LocalRunner, Task, tasks, trial
@@ -681,10 +681,11 @@ def test_the_command_tunes_goes_on_and_tells(tmp_path):
 def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys, monkeypatch):
     from typer.testing import CliRunner
 
-    from tvmnotes import __main__ as command_line
+    from tvmnotes import commands
+    from tvmnotes.__main__ import app
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command_line, "_imported", functools.cache(command_line._imported))
+    monkeypatch.setattr(commands, "_imported", functools.cache(commands._imported))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     for args, message in [
@@ -699,7 +700,7 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys, monkeypatch):
         (["digits", "--tracker", f"127.0.0.1:{port}"], f"no RPC tracker answers at 127.0.0.1:{port}"),
         (["digits", "--tracker", "here"], "tracker: expected HOST:PORT"),
     ]:
-        result = CliRunner(env={"COLUMNS": "300"}).invoke(command_line.app, ["tune", *args])
+        result = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["tune", *args])
         assert result.exit_code == 2, (args, result.output)
         assert message in " ".join(result.output.replace("│", " ").split()), (args, result.output)
     assert list(tmp_path.iterdir()) == []

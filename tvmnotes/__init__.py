@@ -15,7 +15,7 @@ its first kernel (see `base/workarounds.py`).
 from importlib import import_module
 from threading import RLock
 
-from .base import env, workarounds
+from .base import env, table, workarounds
 
 __version__ = "0.1.0"
 
@@ -36,8 +36,10 @@ PUBLIC = {
 # The modules that notebooks use by name, such as `tn.plots`, and the layers that they belong to.
 MODULES = {
     **dict.fromkeys(("data", "spec"), "base"),
-    **dict.fromkeys(("asm", "digits", "language", "models", "plots", "sliders", "vision"), "course"),
-    **dict.fromkeys(("benchmark", "measure", "peak", "profiling", "threads", "tracing"), "measuring"),
+    **dict.fromkeys(
+        ("asm", "digits", "language", "models", "plots", "sliders", "threads", "vision"), "course"
+    ),
+    **dict.fromkeys(("benchmark", "flowchart", "measure", "peak", "profiling", "tracing"), "measuring"),
     "gluon": "importers.mxnet",
     "records": "compiler",
 }
@@ -67,4 +69,5 @@ def __dir__():
     return sorted(set(globals()) | set(__all__))
 
 
+table.finders.append(lambda: __getattr__("plots"))  # `.plot()` of a result draws with them
 workarounds.set_tvm_threads(env.usable_cores())

@@ -1,6 +1,40 @@
-"""Base class of comparisons, profiles, traces and tunings: how they print and show in a notebook."""
+"""Base class of comparisons, profiles, traces and tunings: how they print and show in a notebook; drawers.
 
-from typing import ClassVar
+A result hands its numbers to a drawer by name: a function that a module above has added to `drawers`.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+drawers: dict[str, Callable] = {}  # by name, each makes a figure
+finders: list[Callable] = []  # each imports a module that adds to `drawers`
+
+
+def drawer(function: Callable) -> Callable:
+    """Add a function to `drawers`, by its name."""
+    drawers[function.__name__] = function
+    return function
+
+
+def draw(name: str, *args) -> Any:
+    """Call a drawer; if there is none of this name, the finders are called first.
+
+    Raises ImportError, which says what to install, if that does not bring it.
+    """
+    reason = None
+    if name not in drawers:
+        try:
+            for find in finders:
+                find()
+        except ImportError as error:
+            reason = error
+    if name not in drawers:
+        why = f" ({reason})" if reason else ""
+        raise ImportError(
+            f"cannot draw {name}: figures come from the package tvmnotes{why}. "
+            "Install it (pip install tvmnotes) and import it, or take the numbers from frame()"
+        ) from reason
+    return drawers[name](*args)
 
 
 class Table:

@@ -40,11 +40,16 @@ def _tanh(x):
 
 
 def _atanh(x, zero, one, infinity):
-    """Compute log1p(2 x / (1 - x)) / 2; log1p as in Higham, Accuracy and Stability, 1.14.1 (Kahan's way)."""
-    x = (x + x) / (one - x)
-    total = x + one
+    """Compute log1p(2 |x| / (1 - |x|)) / 2 with the sign of x, as log1p is inexact near -1.
+
+    log1p as in Higham, Accuracy and Stability, 1.14.1 (Kahan's way).
+    """
+    size = R.abs(x)
+    y = (size + size) / (one - size)
+    total = y + one
     exact = R.logical_or(R.equal(total, one), R.equal(total, infinity))
-    return R.where(exact, x, R.log(total) * (x / (total - one))) / (one + one)
+    result = R.where(exact, y, R.log(total) * (y / (total - one))) / (one + one)
+    return R.where(R.less(x, zero), zero - result, R.where(R.equal(x, zero), x, result))
 
 
 def _floor_mod(x, y, zero, one, infinity):

@@ -10,8 +10,8 @@ from tvm.relax import op as R
 
 from ..base.integers import INT32_MAX
 from ..base.relax import fixed_shape, on_each_function, op_name
+from ..base.simd import Simd
 from ..base.tvm_seam import OUT_EWISE_FUSABLE
-from .rules.base.vector import Simd
 from .rules.few_rows import View, product, tile
 
 _FEW = 8  # rows

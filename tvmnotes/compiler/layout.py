@@ -22,10 +22,10 @@ from tvm import relax, te, tirx
 from ..base.integers import ceildiv
 from ..base.protocols import Lookup
 from ..base.relax import constant_array, known_shape, plain_sizes, shape_text
+from ..base.simd import Simd, pad_to
 from ..base.tvm_seam import CONCATENATE, OUT_EWISE_FUSABLE
 from .conv_call import as_images, match
 from .rules import regroup
-from .rules.base.vector import Simd, pad_to
 from .workloads import conv2d
 from .workloads.conv2d import Convolution, one_image
 

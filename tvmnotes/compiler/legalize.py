@@ -11,11 +11,11 @@ from tvm import relax, te, topi
 
 from ..base.protocols import Lookup
 from ..base.relax import constant_array, fixed_shape, known_shape, typical
+from ..base.simd import Simd
 from ..base.tvm_seam import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
 from . import conv_transpose, group_norm, open_kernels, open_reshapes, special_values
 from .rules import row_reduction
 from .rules.base import elementwise
-from .rules.base.vector import Simd
 from .special_values import default
 from .workloads.batch_matmul import BatchMatmul
 from .workloads.dense import Dense

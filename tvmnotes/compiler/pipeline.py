@@ -11,6 +11,7 @@ from tvm.relax import transform as t
 
 from ..base.protocols import Lookup
 from ..base.relax import array_key, shape_text
+from ..base.simd import simd_of
 from . import special_values
 from .attention.fuse import fuse_attention
 from .bools import bools_as_bytes
@@ -33,7 +34,6 @@ from .recurrent.pack import pack_recurrent
 from .recurrent.unroll import unroll_recurrent
 from .rms_norm import fuse_rms_norms
 from .rules.base import annotations
-from .rules.base.vector import simd_of
 from .scheduling import schedule_kernels
 from .shapes import share_shapes
 from .views import result_as_view

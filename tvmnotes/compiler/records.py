@@ -21,7 +21,7 @@ import tvm
 
 from ..base import data, env
 from ..base.errors import Forbidden, UnknownCpu
-from .rules.base.vector import Simd, simd_of
+from ..base.simd import Simd, simd_of
 from .workloads.base import Workload
 from .workloads.base import key as key
 

@@ -7,9 +7,9 @@ import tvm
 from tvm import relax
 
 from ..base.relax import constant_array, known_shape, on_each_function, op_name
+from ..base.simd import Simd
 from ..base.tvm_seam import OUT_EWISE_FUSABLE
 from .rules import row_reduction
-from .rules.base.vector import Simd
 
 
 def fuse_rms_norms(simd: Simd) -> tvm.transform.Pass:

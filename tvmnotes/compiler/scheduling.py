@@ -5,9 +5,9 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.transform import ConvertSSA
 
 from ..base.protocols import Lookup
+from ..base.simd import Simd
 from .rules import RULES
 from .rules.base import annotations
-from .rules.base.vector import Simd
 from .workloads.kernel import Kernel
 
 

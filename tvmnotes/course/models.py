@@ -1,13 +1,7 @@
-"""Networks by name: with pretrained weights if they are available, else with seeded ones.
+"""Networks by name: with pretrained weights if they are available, else with seeded ones; see `networks`."""
 
-Seeded weights are random but fixed, and the statistics of batch norm come from one fixed batch, so that the
-activations are as large as a trained network's and folding batch norm has something to fold.
-"""
-
-import difflib
 import functools
 import pickle
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +10,11 @@ import torchvision
 from torch import Tensor, nn
 
 from ..base import data, errors
+from ..measuring import networks
+from ..measuring.networks import SEED, export_onnx, seeded
 from . import language, tokens, vision
 from .digits import ResNet20
 
-_SEED = 20170812
 _RESNET50_V2 = {
     "url": "https://github.com/onnx/models/raw/main/validated/vision/classification/resnet/model/resnet50-v2-7.onnx",
     "sha256": "79102261eb6e5fd7af5d27f41316293e388c5cb691e5d25bfb035c4f64fefe31",
@@ -32,7 +27,7 @@ def names() -> tuple[str, ...]:
 
     The latter are "efficientnet_lite0", "digits", and "tiny_lm", a language model that writes Python.
     """
-    return (*torchvision.models.list_models(module=torchvision.models), *_INSTALLED)
+    return (*networks.names(), *_INSTALLED)
 
 
 def load(name: str, pretrained: bool = True) -> nn.Module:
@@ -62,22 +57,14 @@ def load(name: str, pretrained: bool = True) -> nn.Module:
         return _INSTALLED[name](pretrained)
     weights = torchvision.models.get_model_weights(name).DEFAULT
     transforms = weights.transforms.keywords
-    size = transforms["crop_size"]
     state = _pretrained_state(weights) if pretrained else None
-    with warnings.catch_warnings():
-        # From googlenet and inception_v3, whose initialization takes a while.
-        warnings.filterwarnings("ignore", message=".*initialization.*")
-        # Vision transformers learn the positions of an image of one size.
-        options = {"image_size": size} if name.startswith("vit_") else {}
-        net = seeded(
-            lambda: torchvision.models.get_model(name, weights=None, **options), size, calibrate=state is None
-        )
+    net = networks.classifier(name, calibrate=state is None)
     if state is not None:
         if name in ("googlenet", "inception_v3"):  # their weights expect another normalization, done inside
             net.transform_input = True
         net.load_state_dict(state)
-    net.weights_kind = "seeded" if state is None else "pretrained"
-    net.input_shape, net.classes = (1, 3, size, size), weights.meta["categories"]
+        net.weights_kind = "pretrained"
+    net.classes = weights.meta["categories"]
     theirs = {"size": "crop_size", "resize": "resize_size", "mean": "mean", "std": "std"}
     net.preprocessing = {ours: transforms[key] for ours, key in theirs.items() if key in transforms}
     return net.eval()
@@ -91,36 +78,7 @@ def require_pictures(name: str) -> None:
 
 
 def _require_known(name: str) -> None:
-    if name not in names():
-        near = difflib.get_close_matches(name, names(), n=3, cutoff=0.4) or names()[:3]
-        raise ValueError(f"unknown model {name!r}; near names: {', '.join(near)}. models.names() lists all.")
-
-
-def seeded(make, size: int, calibrate: bool = True) -> nn.Module:
-    """Return the network of `make()` with fixed random weights, in evaluation mode.
-
-    No weight matrix is all zeros. With `calibrate`, each batch norm's mean and variance are those of a fixed
-    random batch (2, 3, size, size). The caller's random state is not changed.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
-        net = make()
-        net.eval()
-        for weight in net.parameters():
-            if weight.ndim > 1 and not weight.any():  # a head that starts at zero, as in vision transformers
-                nn.init.trunc_normal_(weight, std=0.02)
-        norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)] if calibrate else []
-        momentum = [norm.momentum for norm in norms]
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # the plain average, here of one batch
-            norm.train()
-        if norms:
-            with torch.no_grad():
-                net(torch.randn(2, 3, size, size))
-        for norm, m in zip(norms, momentum, strict=True):
-            norm.momentum = m
-    return net.eval()
+    networks.require_known(name, names(), "models.names()")
 
 
 def _pretrained_state(weights) -> dict | None:
@@ -226,30 +184,12 @@ def onnx_file(name: str = "resnet50_v2") -> tuple[Path, str]:
     try:
         return data.path("onnx/resnet50-v2-7.onnx", **_RESNET50_V2), "pretrained"
     except FileNotFoundError:
-        file = data.writable_cache() / "onnx" / f"resnet50-v2-seeded-{_SEED}.onnx"
+        file = data.writable_cache() / "onnx" / f"resnet50-v2-seeded-{SEED}.onnx"
     if not file.is_file():
         file.parent.mkdir(exist_ok=True)
         with data.atomic_path(file) as part:
             export_onnx(seeded(ResNet50V2, 224), part)
     return file, "seeded"
-
-
-def export_onnx(
-    net: nn.Module, file: Path, shape: tuple[int, ...] = (1, 3, 224, 224), dtype: torch.dtype = torch.float32
-) -> None:
-    """Write `net` to an ONNX file, for `shape` and `dtype`: opset 17, input "data", symbolic batch size N."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own notices about this exporter
-        torch.onnx.export(
-            net,
-            (torch.zeros(shape, dtype=dtype),),
-            str(file),
-            opset_version=17,
-            input_names=["data"],
-            output_names=["logits"],
-            dynamic_axes={"data": {0: "N"}, "logits": {0: "N"}},
-            dynamo=False,  # the other exporter needs onnxscript
-        )
 
 
 class ResNet50V2(nn.Module):

@@ -1,6 +1,6 @@
 """All figures of the notebooks: a function draws one idea and returns the matplotlib figure.
 
-Colours are from the Okabe-Ito palette, which is readable with any colour vision.
+A result's `plot()` calls a drawer. Colours are from the Okabe-Ito palette, readable with any colour vision.
 """
 
 import json
@@ -11,14 +11,16 @@ import numpy as np
 from matplotlib.ticker import LogLocator
 
 from ..base.integers import ceildiv
+from ..base.table import drawer
 
 BLUE = "#0072B2"
 ORANGE = "#E69F00"
 GREEN = "#009E73"
 GREY = "#999999"
-SCOREBOARD = Path(__file__).with_name("scoreboard.json")  # written by measuring/scoreboard.py
+SCOREBOARD = Path(__file__).with_name("scoreboard.json")  # written by scoreboard.py
 
 
+@drawer
 def times(comparison):
     """Draw the medians of a `measure.Comparison` as bars, in ms, with the interquartile range on each bar."""
     names = list(comparison)
@@ -220,6 +222,7 @@ def by_size(curves: dict, label: str, peak: float):
     return figure
 
 
+@drawer
 def before_and_after(times: dict):
     """Draw bars in ms from pairs of seconds (before, after) by name, the longest first, with their ratios."""
     pairs = sorted(times.items(), key=lambda pair: -pair[1][0])
@@ -254,9 +257,7 @@ def best_so_far(runs: dict, operations: int):
         axes.step(trials, middle, where="post", color=color, label=name)
         longest = max(longest, len(trials))
     axes.set(xscale="log", xlabel="trials", ylabel="best so far (GFLOP/s)")
-    axes.set_xticks(
-        [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if tick <= longest], minor=False
-    )
+    axes.set_xticks([tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if tick <= longest])
     axes.set_xticks([], minor=True)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.legend(frameon=False, loc="upper left")
@@ -312,6 +313,7 @@ def heat(values, rows, columns, labels: tuple[str, str, str], marks: dict | None
     return figure
 
 
+@drawer
 def shares(timings: dict, most: int = 12):
     """Draw each name's share of the total time as a bar, the largest first, labelled with its median in ms.
 
@@ -336,6 +338,7 @@ def shares(timings: dict, most: int = 12):
     return figure
 
 
+@drawer
 def roofline(profiles: dict, flops: float, bandwidth: float):
     """Draw kernels as dots under the machine's roofline, on log axes: GFLOP/s against operations per byte.
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import textwrap
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,48 +28,50 @@ from tvm.s_tir import meta_schedule as ms
 
 from ..base import env, errors
 from ..compiler.build import build
-from ..course import models
 from ..importers.pytorch import from_pytorch
-from . import measure, peak, transformer_nets
+from . import measure, networks, peak
 
 _WIDTH = 100  # columns of the terminal
 
 
-def check(networks: list[str], against: list[str]) -> None:
+def check(names: Sequence[str], against: Sequence[str], source=networks) -> None:
     """Raise ValueError for a network or a peer that `run` does not take; the message lists those it takes."""
     unknown = [peer for peer in against if peer not in _PEERS]
     if unknown:
         raise ValueError(f"unknown peer {', '.join(map(repr, unknown))}; there are {', '.join(_PEERS)}")
     if "openvino" in against and find_spec("openvino") is None:
         raise ValueError("the peer openvino is not installed: pip install openvino")
-    for name in networks:
-        if name in (*transformer_nets.NETWORKS, transformer_nets.LSTM):
-            transformer_nets.require(name)
+    for name in names:
+        if name in networks.SEQUENCES:
+            networks.require_installed(name)
         else:
-            models.require_pictures(name)
+            source.require_pictures(name)
 
 
 def run(
-    networks: list[str],
-    against: list[str],
-    batch: int,
-    seconds: float,
-    echo: Callable[[str], None],
+    nets: Sequence[str] | Mapping[str, tuple[torch.nn.Module, np.ndarray]],
+    against: Sequence[str] = ("pytorch", "onnxruntime"),
+    batch: int = 1,
+    seconds: float = 2.0,
+    echo: Callable[[str], None] = print,
     records=None,
     busy: int = 0,
+    source=networks,
 ) -> dict:
     """Measure networks, and print a table with `echo`, the rows of each network at once.
 
     Args:
-        networks: Names that `models.load` or `transformer_nets.load` knows.
+        nets: Networks with their inputs, one array each, by name; or names that `networks.load` knows, which
+            get random inputs.
         against: Peers: "pytorch" (eager), "compile" (torch.compile), "onnxruntime", "openvino" (float32),
             "untuned" (TVM without tuning records), "plain" (`tvm.compile` as called), "pipeline" (the same
             with TVM's pipeline for CPUs, which folds and fuses); `check` knows all names.
-        batch: Size of the first axis of the inputs.
+        batch: Size of the first axis of the random inputs.
         seconds: Timed seconds per candidate.
         echo: Prints a text.
         records: As for `tn.build`.
         busy: Processes that compute beside the timed ones, each without a pause.
+        source: A module whose `load` makes the networks of pictures instead, such as `models`.
 
     Returns:
         A dictionary with "machine" (see `describe_machine`) and "results", a dictionary per network and
@@ -86,16 +88,24 @@ def run(
     noun = "threads" if machine["threads"] > 1 else "thread"
     head = (
         f"{machine['cpu']}, {machine['threads']} {noun}, {', '.join(machine['isa'][-3:])}, "
-        f"measured FMA peak {machine['peak_gflops']:.0f} GFLOP/s, batch {batch}"
+        f"measured FMA peak {machine['peak_gflops']:.0f} GFLOP/s"
+        + ("" if isinstance(nets, Mapping) else f", batch {batch}")
         + (f", beside {busy} busy {'process' if busy == 1 else 'processes'}" if busy else "")
     )
     echo(f"{textwrap.fill(head, _WIDTH)}\n\n{_head()}")
+
+    def make(name):
+        if isinstance(nets, Mapping):
+            return nets[name]
+        net = (networks if name in networks.SEQUENCES else source).load(name)
+        return net, _input(net, (batch, *net.input_shape[1:]))
+
     results = []
-    for name in networks:
-        rows = _measure(name, against, batch, seconds, machine["peak_gflops"], records, busy)
+    for name in nets:
+        rows = _measure(name, make, against, seconds, machine["peak_gflops"], records, busy)
         results += rows
         echo("\n".join(_line(row, "" if i else name) for i, row in enumerate(rows)))
-    if len(networks) > 1 and against:
+    if len(nets) > 1 and against:
         echo("\n".join(["", *(_summary(peer, results) for peer in against)]))
     return {"machine": machine | {"busy_processes": busy}, "results": results}
 
@@ -143,7 +153,13 @@ def _busy(count: int):
 
 
 def _measure(
-    name: str, against: list[str], batch: int, seconds: float, peak_gflops: float, records, busy: int
+    name: str,
+    make: Callable,
+    against: Sequence[str],
+    seconds: float,
+    peak_gflops: float,
+    records,
+    busy: int,
 ) -> list[dict]:
     """Return the rows of a network: TVM's, and one for each peer."""
     rows = {
@@ -151,16 +167,14 @@ def _measure(
         for runtime in ("TVM", *against)
     }
     try:
-        sequences = (*transformer_nets.NETWORKS, transformer_nets.LSTM)
-        net = (transformer_nets if name in sequences else models).load(name)
-        x = _input(net, (batch, *net.input_shape[1:]))
-        wanted, flops = _on_numpy(net)(x), batch * count_flops(net, torch.from_numpy(x[:1]))
+        net, x = make(name)
+        wanted, flops = _on_numpy(net)(x), len(x) * count_flops(net, torch.from_numpy(x[:1]))
     except Exception as error:  # without PyTorch's result there is nothing to compare the others with
         return [row | {"error": _reason(error)} for row in rows.values()]
     candidates = {}
     with tempfile.TemporaryDirectory() as folder:
         for runtime, row in rows.items():
-            row |= {"weights": net.weights_kind, "input": list(x.shape)}
+            row |= {"weights": getattr(net, "weights_kind", None), "input": list(x.shape)}
             try:
                 more = {"records": records} if records is not None and runtime == "TVM" else {}
                 call, build_s = _RUNTIMES[runtime](net, x, Path(folder), **more)
@@ -278,7 +292,7 @@ def _onnxruntime(net, x, folder):
     import onnxruntime  # for speed: only where it is a peer
 
     file = folder / "model.onnx"
-    models.export_onnx(net, file, x.shape, torch.from_numpy(x).dtype)
+    networks.export_onnx(net, file, x.shape, torch.from_numpy(x).dtype)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = env.threads()
     options.add_free_dimension_override_by_name("N", len(x))  # the others know the shape too
@@ -291,7 +305,7 @@ def _openvino(net, x, folder):
     import openvino  # for speed: only where it is a peer
 
     file = folder / "openvino.onnx"
-    models.export_onnx(net, file, x.shape, torch.from_numpy(x).dtype)
+    networks.export_onnx(net, file, x.shape, torch.from_numpy(x).dtype)
     settings = {
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": env.threads(),

@@ -15,7 +15,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..base import env
-from ..base.table import Table
+from ..base.table import Table, draw
 
 # A candidate's round has at least this many timed calls and seconds, and begins no call after the limit in
 # seconds.
@@ -88,9 +88,7 @@ class Comparison(Table, dict):
 
     def plot(self):
         """Draw the medians as bars with the interquartile range on each; see `plots.times`."""
-        from ..course import plots  # for speed: only where it is drawn
-
-        return plots.times(self)
+        return draw("times", self)
 
 
 def time(

@@ -14,8 +14,8 @@ import tvm
 from tvm.script import tirx as T
 
 from ..base import env
+from ..base.simd import simd_of
 from ..base.workarounds import fast_tvmscript_parser
-from ..compiler.rules.base.vector import simd_of
 from ..runtime.threads import run
 
 _STEPS = 1 << 17  # of a repetition: some 0.4 ms, short enough to run undisturbed even on a busy machine

@@ -8,8 +8,7 @@
 
 FLOPs and bytes of a kernel were counted in its TensorIR when it was built (`compiler.costs.count`), so a
 network that was loaded has the same table. For open sizes they are counted at those of the call, or, as a
-loaded network has no TensorIR, interpolated (`compiler.open_sizes.cost`). `memory` reports a run's memory;
-for threads see threads.py.
+loaded network has no TensorIR, interpolated (`compiler.open_sizes.cost`). `memory` reports a run's memory.
 """
 
 import os
@@ -23,7 +22,7 @@ from ..base import env
 from ..base.data import atomic_write
 from ..base.relax import bytes_of
 from ..base.sizes import evaluate, merged
-from ..base.table import Table
+from ..base.table import Table, draw
 from ..compiler import costs
 from ..runtime.compiled import Compiled
 from ..runtime.stopwatch import Call, Stopwatch, of_kernels
@@ -195,15 +194,11 @@ class Profile(Table):
 
     def plot(self, most: int = 12):
         """Draw the kernels' times as bars, those with the largest shares; see `plots.shares`."""
-        from ..course import plots  # for speed: only where it is drawn
-
-        return plots.shares({str(kernel): kernel.timing for kernel in self.kernels.values()}, most)
+        return draw("shares", {str(kernel): kernel.timing for kernel in self.kernels.values()}, most)
 
     def roofline(self):
         """Draw the kernels under the machine's roofline; see `plots.roofline`."""
-        from ..course import plots  # for speed: only where it is drawn
-
-        return plots.roofline({"kernels": self.dots}, peak.flops(), peak.bandwidth())
+        return draw("roofline", {"kernels": self.dots}, peak.flops(), peak.bandwidth())
 
     @property
     def dots(self) -> list[tuple[int, int, float]]:

@@ -32,7 +32,7 @@ from ..base.relax import fixed_shape
 from ..base.table import Table
 from ..base.tvm_seam import FUSED_PREFIX
 from ..compiler.build import build
-from ..course import flowchart
+from . import flowchart
 
 
 class Operation(NamedTuple):

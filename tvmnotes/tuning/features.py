@@ -3,8 +3,8 @@
 import math
 
 from ..base.integers import ceildiv, round_up
+from ..base.simd import Simd, step_cycles
 from ..compiler.rules import RULES
-from ..compiler.rules.base.vector import Simd, step_cycles
 from ..compiler.workloads.base import Workload
 
 

@@ -10,7 +10,7 @@ import tvm
 
 from ..base import env
 from ..base.protocols import Runner
-from ..base.table import Table
+from ..base.table import Table, draw
 from ..compiler import records
 from ..compiler.build import build, resolve_target
 from ..compiler.records import Record
@@ -309,11 +309,9 @@ class Tuning(Table):
 
     def plot(self):
         """Plot each task's time in a run of the network, before and after; see `plots.before_and_after`."""
-        from ..course import plots  # for speed: only where it is drawn
-
         times = {
             str(t): (t.count * before, t.count * best.call_seconds)
             for t, _, before, best in self.rows
             if before
         }
-        return plots.before_and_after(times)
+        return draw("before_and_after", times)

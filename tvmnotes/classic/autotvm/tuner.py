@@ -8,7 +8,7 @@ import warnings
 
 from ... import tuning
 from ...base import env
-from ...compiler.rules.base.vector import simd_of
+from ...base.simd import simd_of
 from ...tuning import tuners
 from ...tuning.features import features
 from .record import MeasureErrorNo, MeasureInput, MeasureResult, pick_best, seconds

@@ -11,10 +11,10 @@ from tvm.relax import op as R
 
 from ...base.integers import INT32_MAX, round_up
 from ...base.relax import constant_array, known_shape, on_each_function, op_name, written
+from ...base.simd import Simd
 from ..open_kernels import OpenSizes
 from ..open_kernels import call as call_kernel
 from ..open_sizes import open_sizes
-from ..rules.base.vector import Simd
 from .loops import OPERATORS, Sizes, Step, Tile, kernel, pad_keys, panels
 
 _TILE = 64  # keys of the widest tile

@@ -18,10 +18,10 @@ from tvm.tirx.script.builder import ir as T
 
 from ...base.integers import ceildiv
 from ...base.relax import of_one_type, plain_sizes
+from ...base.simd import Simd
 from ...base.tvm_seam import OPAQUE
 from ..open_kernels import OpenSizes
 from ..rules.base import elementwise
-from ..rules.base.vector import Simd
 
 _BYTES = 32 << 10  # of a block's keys and values, at most: they stay in the L1 cache
 _TILES = 8  # tiles of queries that use a block of keys one after the other, at most

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import tvm
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -22,6 +23,12 @@ from ...base.integers import INT32_MAX, ceildiv, round_up
 from ...base.tvm_seam import OPAQUE
 from ..open_kernels import OpenSizes
 from .cell import Cell, Step
+
+# Prefetches: the bytes of a cache line, how many bytes ahead of their use weights are fetched, and the
+# arguments of LLVM's intrinsic: to read, into the first level, data.
+_LINE = 64
+_AHEAD = 2048
+_TO_L1 = (0, 3, 1)
 
 
 @dataclass(frozen=True)
@@ -352,6 +359,8 @@ class _Kernel:
                 with T.serial(self.open.whole(s.input)) as k:
                     each(add_input)
             with T.serial(self.open.whole(depth)) as k:
+                if self.packed:
+                    self._prefetch("projection" if projects else "recurrent", chunk, k)
                 each(add_state)
             each(end)
             if results:
@@ -362,6 +371,16 @@ class _Kernel:
             for rows, count, before in self.tiles:
                 with T.serial(self.open.whole(count)) as number:
                     on_tile(rows, chunk, number * rows + before)
+
+    def _prefetch(self, name: str, chunk, k):
+        """Fetch the weights of a later `k`, which are those of the next chunk behind a chunk's last."""
+        weights = self.given[name]
+        inner = tuple(map(int, weights.shape[2:]))
+        later = k + ceildiv(_AHEAD, 4 * math.prod(inner))
+        for element in range(0, math.prod(inner), _LINE // 4):
+            at = weights[(chunk, later, *map(int, np.unravel_index(element, inner)))]
+            how = (tirx.const(value, "int32") for value in _TO_L1)
+            T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(at), *how))
 
     def _store_outputs(self, chunk, first, rows: int, width: int):
         """Copy a tile of the step's result to the output, without what completes tiles."""

@@ -13,7 +13,7 @@ from tvm.relax import op as R
 
 from ...base.integers import ceildiv
 from ...base.relax import fixed_shape, known_shape, on_each_function
-from ..rules.base.vector import Simd, fastest_tile
+from ...base.simd import Simd, fastest_tile
 from .cell import Cell
 from .loops import Sizes, Tile, kernel
 

@@ -12,12 +12,12 @@ from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
 from ...base.relax import of_one_type, plain_sizes
+from ...base.simd import Simd, register_tile
 from ..workloads.base import Workload
 from ..workloads.batch_matmul import BatchMatmul
 from . import matmul
 from .base.epilogue import crop, parallel
 from .base.rule import Loops, ScheduleRule
-from .base.vector import Simd, register_tile
 
 
 class BatchedMatmul(ScheduleRule):

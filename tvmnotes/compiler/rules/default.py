@@ -9,10 +9,10 @@ import tvm_ffi
 from tvm.s_tir import Schedule, ScheduleError
 
 from ...base.relax import plain_sizes, typical, written
+from ...base.simd import Simd
 from ..workloads.base import Workload
 from ..workloads.kernel import Kernel
 from .base.rule import ScheduleRule
-from .base.vector import Simd
 
 _SMALL = 1 << 13  # iterations of a loop nest that are too few to wake other threads
 _OPEN = 64  # what open sizes are taken to be for these

@@ -15,12 +15,12 @@ from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
 from ...base.relax import of_one_type, plain_sizes
+from ...base.simd import Simd
 from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution, pack
 from .base import padding
 from .base.epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
 from .base.rule import Loops, ScheduleRule
-from .base.vector import Simd
 
 _BUFFER = 128 << 10  # bytes of padded rows: a part of a core's L2 cache
 _WINDOW_UNROLLED = 25  # positions of the window; a larger one is unrolled along its rows only

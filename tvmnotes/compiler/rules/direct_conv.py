@@ -18,11 +18,11 @@ from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
 from ...base.relax import of_one_type, plain_sizes
+from ...base.simd import Simd, pad_to, register_tile
 from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution, pack
 from .base.epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
 from .base.rule import Loops, ScheduleRule
-from .base.vector import Simd, pad_to, register_tile
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache beside the images
 _CACHED_IMAGE = 1 << 20  # bytes of an image that stays there beside some weights

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from tvm import te
 from tvm.s_tir import Schedule
 
+from ...base.simd import Simd
 from .base.annotations import attribute
 from .base.epilogue import block_names, fuse_epilogue, parallel, vectorize
 from .base.rule import ScheduleRule
-from .base.vector import Simd
 
 _NAME = "few_rows"
 _COLUMNS = 8  # elements of a task, if columns are contiguous, at most

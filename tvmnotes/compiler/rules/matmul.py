@@ -14,12 +14,12 @@ from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
 from ...base.relax import plain_sizes
+from ...base.simd import Simd, pad_to, register_tile
 from ..workloads.base import Workload
 from ..workloads.dense import Dense
 from .base import tails
 from .base.epilogue import crop, fuse_epilogue, parallel, vectorize
 from .base.rule import Loops, ScheduleRule
-from .base.vector import Simd, pad_to, register_tile
 
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
 
+from ...base.simd import Simd
 from ..workloads.base import Workload
 from ..workloads.kernel import Kernel
 from .base import trace
 from .base.rule import ScheduleRule
-from .base.vector import Simd
 
 
 class MetaSchedule(ScheduleRule):

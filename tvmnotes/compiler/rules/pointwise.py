@@ -13,12 +13,12 @@ from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
 from ...base.relax import plain_sizes
+from ...base.simd import Simd, register_tile
 from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution
 from . import direct_conv
 from .base.epilogue import fuse_epilogue, parallel, vectorize
 from .base.rule import Loops
-from .base.vector import Simd, register_tile
 
 _LARGEST_BLOCK = 8  # tiles of pixels in a block of the default config
 

@@ -17,12 +17,12 @@ from tvm.s_tir import Schedule
 
 from ...base.integers import ceildiv, round_up
 from ...base.relax import of_one_type, plain_sizes
+from ...base.simd import Simd, fastest_tile, pad_to
 from ..workloads.base import Workload
 from ..workloads.conv2d import Convolution
 from .base import prefetch
 from .base.epilogue import block_names, parallel, vectorize
 from .base.rule import Loops, ScheduleRule
-from .base.vector import Simd, fastest_tile, pad_to
 
 
 def _of_four(a: float, b: float) -> tuple:

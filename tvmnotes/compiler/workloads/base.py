@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import ClassVar, get_args, get_origin, get_type_hints
 
 from ...base.protocols import Lookup
+from ...base.simd import Simd
 from ..rules.base.rule import RULES, Loops, ScheduleRule
-from ..rules.base.vector import Simd
 
 _LONGEST = 1 << 24  # indices of an axis
 

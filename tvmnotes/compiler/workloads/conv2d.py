@@ -8,8 +8,8 @@ from tvm import te, tirx, topi
 
 from ...base.integers import ceildiv
 from ...base.relax import of_one_type, plain_sizes, simplified, typical
+from ...base.simd import Simd, pad_to
 from ..rules.base.rule import RULES
-from ..rules.base.vector import Simd, pad_to
 from .base import Workload
 
 _OPEN_SIDE = 224  # height and width of a network's pictures, where these are open

@@ -6,8 +6,8 @@ from typing import ClassVar
 import tvm
 import tvm_ffi
 
+from ...base.simd import Simd
 from ..rules.base import trace
-from ..rules.base.vector import Simd
 from .base import Workload
 
 

@@ -2,7 +2,6 @@
 
 rule         what a rule provides, and the registry of rules
 annotations  the annotation of a kernel: its schedule (family and config) and its workload
-vector       the registers of a target, the register tile that uses them best
 epilogue     operators fused after a kernel; vector and parallel loops
 marked       loops that a schedule marks, and that are rewritten afterwards
 prefetch     software prefetch of weights

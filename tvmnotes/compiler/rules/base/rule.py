@@ -8,8 +8,8 @@ import numpy as np
 from tvm import tirx
 from tvm.s_tir import Schedule
 
+from ....base.simd import Simd
 from .annotations import attribute
-from .vector import Simd
 
 RULES: dict[str, "ScheduleRule"] = {}  # by name
 

@@ -21,9 +21,9 @@ import numpy as np
 
 from ..base import env, errors
 from ..base.table import Table
+from ..measuring import measure
+from ..measuring.measure import Timing
 from ..runtime.compiled import Compiled, load
-from . import measure
-from .measure import Timing
 
 _LIMIT = 600  # seconds in which a process loads the network and runs its round
 
@@ -45,7 +45,7 @@ class Threads(Table, dict):
 
     def plot(self):
         """Plot time against threads; see `plots.by_threads`."""
-        from ..course import plots  # for speed: only where it is drawn
+        from . import plots  # for speed: only where it is drawn
 
         return plots.by_threads(self)
 
@@ -92,7 +92,7 @@ def by_threads(lib: Compiled, *inputs, counts: Iterable[int] | None = None, turn
 
 def _worker(folder: str, count: int, bound: bool) -> subprocess.Popen:
     settings = {"TVM_NUM_THREADS": str(count), "TVM_BIND_THREADS": str(int(bound))}
-    command = [sys.executable, "-m", "tvmnotes.measuring.threads", folder]
+    command = [sys.executable, "-m", __name__, folder]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(command, env={**os.environ, **settings}, text=True, **pipes)
 

@@ -1,6 +1,6 @@
 """The course's scoreboard: ResNet-18 on one image, in every runtime, in one run.
 
-`python -m tvmnotes.measuring.scoreboard`, in a checkout, writes the run to course/scoreboard.json, which
+`python -m tvmnotes.course.scoreboard`, in a checkout, writes the run to scoreboard.json, which
 `plots.scoreboard` draws. A folder of MetaSchedule's records as an argument adds a row for them.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from ..base import data, env
-from ..course import models, plots, vision
-from . import benchmark, measure
+from ..measuring import benchmark, measure
+from . import models, plots, vision
 
 ROWS = {
     "PyTorch eager": "pytorch",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import tvm
 
-from ....base import env
-from ....base.integers import ceildiv
+from . import env
+from .integers import ceildiv
 
 _NEAR = 16 << 10  # bytes of weights that stay in a core's L1 cache beside the data
 
