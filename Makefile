@@ -28,7 +28,8 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 
 # Sites, slides, handouts and wheels are made in a small environment of their own, without torch and TVM.
 SITE_VENV ?= .venv-site
-SITE_PYTHON := $(SITE_VENV)/bin/python
+# The tools read the course and the engine's names; neither is installed there.
+SITE_PYTHON := PYTHONPATH=engine $(SITE_VENV)/bin/python
 SITE_READY := $(SITE_VENV)/ready
 # Where `make wheels` puts wheels: those of the lock, and what `make site` needs.
 TO ?= wheels
@@ -170,26 +171,26 @@ newest:  ## Try the newest of everything in .venv-newest: print what is newer th
 notebooks: $(READY)  ## Execute every notebook and store its outputs; write maps and times into README, TEACHING and 00
 	$(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 	  --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=300 $(NOTEBOOKS)
-	$(BIN)/python -m tvmnotes.course.lessons
+	$(BIN)/python -m tvmnotes.lessons
 	$(BIN)/python -m tvmnotes ranges --add
 
 site: $(SITE_READY)  ## Make the course, as it is stored, into pages with a search, in site/
-	$(SITE_PYTHON) -m tvmnotes.course.publish.pages
+	$(SITE_PYTHON) -m tools.pages
 	$(SITE_PYTHON) -m mkdocs build --quiet --clean --config-file .cache/site/mkdocs.yml
-	$(SITE_PYTHON) -m tvmnotes.course.publish.links site
+	$(SITE_PYTHON) -m tools.links site
 
 slides: $(SITE_READY)  ## Make slides of each lesson, in slides/
-	$(SITE_PYTHON) -m tvmnotes.course.publish.slides slides
+	$(SITE_PYTHON) -m tools.slides slides
 
 handout: $(SITE_READY)  ## Make handout.zip for a class: lessons without answers, with blanks where a teacher types
-	$(SITE_PYTHON) -m tvmnotes.course.publish.handout handout.zip
+	$(SITE_PYTHON) -m tools.handout handout.zip
 
 clock: $(READER)  ## Execute the lessons with a clock, and write what each part takes into TEACHING.md
 	rm -rf .cache/clock
 	TVMNOTES_OFFLINE=1 TVMNOTES_CACHE=$(CURDIR)/.cache/clock/cache $(BIN)/jupyter nbconvert --to notebook --execute \
 	  --ExecutePreprocessor.timeout=300 --output-dir .cache/clock \
 	  $(filter-out notebooks/solutions/%,$(NOTEBOOKS))
-	$(BIN)/python -m tvmnotes.course.publish.clock .cache/clock
+	$(BIN)/python -m tools.clock .cache/clock
 	$(BIN)/python -m tvmnotes ranges .cache/clock
 
 wheels: $(SITE_READY)  ## Collect all packages in wheels/, for `make lab WHEELS=folder` without a network

@@ -24,8 +24,8 @@ from test_transformers import network
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from tvmfast.backends.torch_compile import backend
 from tvmnotes import models
-from tvmnotes.importers.pytorch_backend import backend
 
 NOTICE, LEFT = "tvmnotes: compiled a graph", "tvmnotes leaves a graph to PyTorch"
 

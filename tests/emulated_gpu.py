@@ -1,6 +1,6 @@
 """Kernels for GPUs on a machine without one: run with their threads one after another, and compiled by CUDA's compiler.
 
-For the tests of what tvmnotes.compiler has for target "cuda".
+For the tests of what tvmfast.compiler has for target "cuda".
 """
 
 import pytest
@@ -10,9 +10,11 @@ from tvm import relax, tirx
 from tvm.s_tir import SBlock
 
 import tvmnotes as tn
-from tvmnotes.base.workarounds import cuda_headers, exact_cuda
-from tvmnotes.compiler import cuda, pipeline, special_values
-from tvmnotes.compiler.build import bind, resolve_target
+from tvmfast.compiler import pipeline
+from tvmfast.compiler.build import bind, resolve_target
+from tvmfast.compiler.cuda import gpu
+from tvmfast.compiler.legalize import ieee754
+from tvmfast.core.workarounds import cuda_headers, exact_cuda
 
 TARGET = {"kind": "cuda", "arch": "sm_80"}
 
@@ -63,10 +65,10 @@ def run_emulated(mod, params, *inputs):
     with target:
         mod = tvm.transform.Sequential(pipeline.passes(3, target))(mod)
         mod, constants = pipeline.lift_constants(mod, {})
-        mod = emulate_all(cuda.scheduled(mod, target)[0])
+        mod = emulate_all(gpu.scheduled(mod, target)[0])
         mod = pipeline.lowering()(pipeline.bundle(mod))
     machine = relax.VirtualMachine(
-        relax.build(mod, here, relax_pipeline=None, tir_pipeline=special_values.LOWERING), tvm.cpu()
+        relax.build(mod, here, relax_pipeline=None, tir_pipeline=ieee754.LOWERING), tvm.cpu()
     )
     tensors = [tvm.runtime.tensor(x) for x in inputs]
     result = machine["main"](*tensors, tvm_ffi.convert(list(constants.values())))

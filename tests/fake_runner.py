@@ -8,11 +8,11 @@ import sys
 
 import cloudpickle
 
+from tvmfast.compiler.build import resolve_target
+from tvmfast.compiler.schedule.workloads.conv2d import Convolution
+from tvmfast.compiler.schedule.workloads.dense import Dense
+from tvmfast.tuning import Task, Trial
 from tvmnotes import env
-from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.workloads.conv2d import Convolution
-from tvmnotes.compiler.workloads.dense import Dense
-from tvmnotes.tuning import Task, Trial
 
 TARGET = str(env.host_target())
 AVX512 = str(resolve_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}))

@@ -22,8 +22,8 @@ SOCKET = "TESTS_FORK_SERVER"  # the environment variable that names the server's
 _LIMIT = 1200  # seconds
 _IMPORTED = (
     "ipykernel.kernelapp", "torch", "torchvision", "pandas", "onnx", "tvm", "tvm.exec.popen_worker",
-    *(f"tvmnotes.{name}" for name in ("importers.pytorch", "importers.onnx", "compiler.build", "course.models",
-                                      "measuring.profiling", "tuning", "classic.modules")),
+    "tvmfast.frontends.pytorch.importer", "tvmfast.frontends.onnx.importer", "tvmfast.compiler.build",
+    "tvmnotes.models", "tvmfast.profiling.profiler", "tvmfast.tuning", "tvmclassic.modules",
 )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def run(*args, cwd=None, env=None) -> subprocess.CompletedProcess:
 
 def fork_workers() -> None:
     """Have a tuning of this process fork its workers, where there is a server."""
-    workers = importlib.import_module("tvmnotes.tuning.workers")
+    workers = importlib.import_module("tvmfast.tuning.workers")
     python, *args = workers.COMMAND
     workers.COMMAND = (python, __file__, *args)
 

@@ -78,8 +78,8 @@ def export(folder: Path) -> None:
     import mxnet as mx
 
     import tvmnotes as tn
-    from tvmnotes.base.workarounds import pass_lock
-    from tvmnotes.importers.mxnet import gluon
+    from tvmfast.core.workarounds import pass_lock
+    from tvmfast.frontends.mxnet import gluon
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in ZOO:
@@ -276,7 +276,7 @@ def compiled(lib) -> None:
     """Compile a library's source with NVRTC, as a build on a machine with a GPU does."""
     from tvm.support.nvcc import compile_cuda
 
-    from tvmnotes.base.workarounds import cuda_headers, exact_cuda
+    from tvmfast.core.workarounds import cuda_headers, exact_cuda
 
     with cuda_headers(), exact_cuda():
         compile_cuda(lib.source(), target_format="cubin", arch=ARCH["arch"], compiler="nvrtc")
@@ -343,7 +343,7 @@ def vit():
 
 
 def bert():
-    from tvmnotes.measuring import networks
+    from tvmfast.profiling import networks
 
     return networks.load("bert_base")
 

@@ -120,7 +120,7 @@ def _serve(options: dict, name: str) -> None:
     if name:
         import onnxruntime.backend as backend
     else:
-        from tvmnotes.importers import onnx_backend as backend
+        from tvmfast.backends import onnx_backend as backend
     for each in json.load(sys.stdin):
         print(json.dumps(outcome(every[each], backend, **options)), file=replies, flush=True)
 

@@ -11,7 +11,7 @@ import time
 import psutil
 from tvm.rpc import base
 
-from tvmnotes.tuning import server
+from tvmfast.tuning import server
 
 QUICK = {"timeout": 120, "number": 1, "repeat": 2}
 # The tests' process is patient with a tracker, which may be late on a busy machine.

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tvm import relax
 
 import tvmnotes as tn
-from tvmnotes.compiler.attention import fuse
+from tvmfast.compiler.graph import fuse_attention
 
 
 def built(function, shapes):
@@ -133,7 +133,7 @@ def test_tensors_that_an_int32_does_not_index_are_left_to_single_kernels(rng, mo
     ):
         shapes = (2, 160 if more else 20, 16), *shapes[1:]
         for largest, fused in ((most, True), (most - 1, False)):
-            monkeypatch.setattr(fuse, "INT32_MAX", largest)
+            monkeypatch.setattr(fuse_attention, "INT32_MAX", largest)
             held(function, *shapes, *more, rng=rng, fused=fused)
 
 

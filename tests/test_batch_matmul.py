@@ -8,10 +8,10 @@ from fake_runner import TARGET, FakeRunner
 from torch import nn
 
 import tvmnotes as tn
+from tvmfast.compiler.schedule.workloads.batch_matmul import BatchMatmul
+from tvmfast.core.simd import simd_of
+from tvmfast.tuning import Task, tasks
 from tvmnotes import env, records
-from tvmnotes.base.simd import simd_of
-from tvmnotes.compiler.workloads.batch_matmul import BatchMatmul
-from tvmnotes.tuning import Task, tasks
 
 HEADS = BatchMatmul((3, 5, 12), (3, 12, 21))
 

@@ -18,9 +18,9 @@ from agreement import close
 from torch import nn
 from typer.testing import CliRunner
 
+from tvmfast.profiling import networks
 from tvmnotes import benchmark, models, peak
 from tvmnotes.__main__ import app
-from tvmnotes.measuring import networks
 
 NETWORKS, RUNTIMES = ("digits", "squeezenet1_1"), ("TVM", "pytorch", "onnxruntime")
 
@@ -185,7 +185,7 @@ def test_a_wrong_result_is_no_time(quick, tmp_path):
 
 
 def test_torch_compile_is_no_peer_where_it_cannot_build(quick, tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark.env, "torch_compile_lacks", lambda: "there is no Python.h")
+    monkeypatch.setattr(benchmark.machine, "torch_compile_lacks", lambda: "there is no Python.h")
     code, _, rows = bench_to(tmp_path / "figures.json", "digits", "--against", "compile")
     assert code == 0 and rows["digits", "TVM"]["error"] is None
     assert rows["digits", "compile"]["error"] == "RuntimeError: there is no Python.h"

@@ -17,16 +17,16 @@ from fake_runner import FakeRunner
 from rpc_cluster import Cluster
 from torch import nn
 
-import tvmnotes.classic
+import tvmclassic
+from tvmfast.tuning import tuners
 from tvmnotes import env, records
-from tvmnotes.tuning import tuners
 
 
 @pytest.fixture(autouse=True, scope="module")
 def classic():
-    tvmnotes.classic.enable()
+    tvmclassic.enable()
     yield
-    tvmnotes.classic.disable()
+    tvmclassic.disable()
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import tvm
 
+import tvmfast
 import tvmnotes as tn
-from tvmnotes.classic import names, removed
-from tvmnotes.classic.relay import ir, lower, ops, transform
-from tvmnotes.classic.relay.ops.arithmetic import BINARY, UNARY
+from tvmclassic import names, removed
+from tvmclassic.relay import ir, lower, ops, transform
+from tvmclassic.relay.ops.arithmetic import BINARY, UNARY
 
 
 def test_every_served_name_has_a_row():
@@ -43,7 +44,7 @@ def test_the_page_of_names_is_what_the_code_knows():
     assert stored == names.page(), "write it anew: CONTRIBUTING.md says how"
 
 
-ROOTS = {"tvm": tvm, "tvmnotes": tn, "tn": tn, "relax": tvm.relax}
+ROOTS = {"tvm": tvm, "tvmfast": tvmfast, "tn": tn, "relax": tvm.relax}
 
 
 def resolve(path, lib):
@@ -93,7 +94,10 @@ def test_rows_that_a_reader_looks_for():
     assert row("relay.image.resize2d").new == "relax.op.image.resize2d"
     assert row("relay.nn.dropout").note == "the value itself"
     assert row("relay.transform.FuseOps").new == "relax.transform.FuseOps, relax.transform.FuseTIR"
-    assert row("relay.transform.FoldConstant").new.split(", ")[0] == "tvmnotes.compiler.fold.fold_with_numpy"
+    assert (
+        row("relay.transform.FoldConstant").new.split(", ")[0]
+        == "tvmfast.compiler.graph.fold_constants.fold_with_numpy"
+    )
     assert "tn.build chooses layouts" in row("relay.transform.AlterOpLayout").note
     assert row("relay.build").new == "tn.build"
     assert tuple(row("autotvm.tuner.XGBTuner")) == (

@@ -1,4 +1,4 @@
-"""Relay's operators, expressions, passes and networks of tvmnotes.classic, against NumPy and PyTorch.
+"""Relay's operators, expressions, passes and networks of tvmclassic, against NumPy and PyTorch.
 
 All operators of a family are built as one function with a tuple of results; each result is then a test of its own.
 """
@@ -18,10 +18,10 @@ from agreement import close, reference, terms_of
 from conftest import sampled
 from torch.nn import functional as F
 
-from tvmnotes import classic
-from tvmnotes.classic.relay import ir
-from tvmnotes.classic.relay import testing as networks
-from tvmnotes.classic.relay.ops import OPERATORS
+import tvmclassic
+from tvmclassic.relay import ir
+from tvmclassic.relay import testing as networks
+from tvmclassic.relay.ops import OPERATORS
 
 TERMS = 60  # of the longest sums of an operator
 
@@ -29,9 +29,9 @@ TERMS = 60  # of the longest sums of an operator
 @pytest.fixture(scope="module", autouse=True)
 def _relay():
     """The old API, in this module only."""
-    classic.enable()
+    tvmclassic.enable()
     yield
-    classic.disable()
+    tvmclassic.disable()
 
 
 class _Relay:
@@ -560,14 +560,14 @@ def test_expressions_print_as_relay_did():
 def test_a_program_is_shown_with_or_without_types(capsys):
     a, b = relay.var("a", shape=(2, 3)), relay.var("b", shape=(3,))
     mod = tvm.IRModule.from_expr(nn.relu(a + b))
-    classic.show(mod)
+    tvmclassic.show(mod)
     assert capsys.readouterr().out == str(mod)
-    classic.show(mod, types=False)
+    tvmclassic.show(mod, types=False)
     assert capsys.readouterr().out == "def @main(%a, %b) {\n  %0 = add(%a, %b);\n  nn.relu(%0)\n}\n"
-    classic.show(a + b, types=False)
+    tvmclassic.show(a + b, types=False)
     assert capsys.readouterr().out == "free_var %a;\nfree_var %b;\nadd(%a, %b)\n"
     with pytest.raises(TypeError, match=r"program: expected a module, function or expression of Relay; got str"):
-        classic.show("relu")
+        tvmclassic.show("relu")
 
 
 def test_a_function_has_params_body_and_types():

@@ -27,9 +27,10 @@ import tvm_ffi
 from agreement import Reference, close, reference, terms_of
 from conftest import SEED, sampled
 
+import tvmclassic
 import tvmnotes as tn
-from tvmnotes import classic, data, digits, gluon, models, vision
-from tvmnotes.classic import names
+from tvmclassic import names
+from tvmnotes import data, digits, gluon, models, vision
 
 SCRIPTS = Path(__file__).parent / "classic_scripts"
 
@@ -87,9 +88,9 @@ def script(home, tmp_path, without_torch):
 @pytest.fixture
 def enabled():
     """The old API in this process, for the length of a test."""
-    classic.enable()
-    yield classic
-    classic.disable()
+    tvmclassic.enable()
+    yield tvmclassic
+    tvmclassic.disable()
 
 
 def picture() -> np.ndarray:
@@ -410,17 +411,17 @@ def state_of_tvm():
 
 
 def test_disable_takes_back_all_that_enable_did():
-    classic.enable()
-    classic.disable()  # what it imports by the way is there from now on
+    tvmclassic.enable()
+    tvmclassic.disable()  # what it imports by the way is there from now on
     before = state_of_tvm()
-    classic.enable()
+    tvmclassic.enable()
     assert tvm.relay.__name__ == "tvm.relay" and state_of_tvm() != before
     enabled = state_of_tvm()
-    classic.enable()
+    tvmclassic.enable()
     assert state_of_tvm() == enabled
-    classic.disable()
+    tvmclassic.disable()
     assert state_of_tvm() == before
-    classic.disable()
+    tvmclassic.disable()
     assert state_of_tvm() == before and not hasattr(tvm, "relay")
     with pytest.raises(ImportError):
         from tvm import relay  # noqa: F401
@@ -428,10 +429,13 @@ def test_disable_takes_back_all_that_enable_did():
 
 
 @pytest.mark.parametrize(
-    "order", sampled(["import tvm; classic.enable()", "classic.enable(); import tvm"], ["classic.enable(); import tvm"])
+    "order",
+    sampled(
+        ["import tvm; tvmclassic.enable()", "tvmclassic.enable(); import tvm"], ["tvmclassic.enable(); import tvm"]
+    ),
 )
 def test_enable_before_and_after_importing_tvm(python, order, without_torch):
-    code = f"import tvmnotes.classic as classic, sys; print('tvm' in sys.modules); {order}; "
+    code = f"import tvmclassic, sys; print('tvm' in sys.modules); {order}; "
     code += "from tvm import relay; print(relay.const(1.0))"
     assert python(code, PYTHONPATH=str(without_torch)) == "False\n1f"
 
@@ -441,17 +445,17 @@ def test_a_tvm_that_has_relay_is_left_alone(python, tmp_path):
     (tmp_path / "tvm" / "__init__.py").write_text("__version__ = '0.12.0'\n")
     (tmp_path / "tvm" / "relay" / "__init__.py").write_text("own = True\n")
     code = (
-        "import sys; sys.stderr = sys.stdout; from tvmnotes import classic; classic.enable(); "
-        "from tvm import relay; print(relay.own); classic.disable()"
+        "import sys; sys.stderr = sys.stdout; import tvmclassic; tvmclassic.enable(); "
+        "from tvm import relay; print(relay.own); tvmclassic.disable()"
     )
     printed = python(code, PYTHONPATH=str(tmp_path)).splitlines()
-    assert printed == ["TVM 0.12.0 has Relay itself: tvmnotes.classic leaves it alone", "True"]
+    assert printed == ["TVM 0.12.0 has Relay itself: tvmclassic leaves it alone", "True"]
 
 
 @pytest.mark.parametrize(
     "path, words",
     [
-        ("relay.nn.conv2dd", "tvmnotes.classic serves no tvm.relay.nn.conv2dd; near names: conv2d"),
+        ("relay.nn.conv2dd", "tvmclassic serves no tvm.relay.nn.conv2dd; near names: conv2d"),
         ("relay.frontend.from_onx", "near names: from_onnx"),
         ("contrib.graph_executor.GraphModul", "near names: GraphModule"),
         ("autoscheduler", "no tvm.autoscheduler"),
@@ -612,7 +616,7 @@ def test_a_target_prints_as_of_old_and_is_read_back(enabled, config, text, recwa
             device = make(written, 1)
             assert (device.device_type, device.device_id) == (2 if config["kind"] == "cuda" else 1, 1)
     assert not [w for w in recwarn if "no longer exists" in str(w.message)]
-    classic.disable()
+    tvmclassic.disable()
     assert str(target) == as_json
 
 
@@ -646,7 +650,7 @@ def test_devices_answer_as_of_old(enabled):
         assert getattr(tvm.cpu(0), name) is None
     with pytest.raises(ValueError, match="abacus"):
         tvm.device("abacus", 0)
-    classic.disable()
+    tvmclassic.disable()
     assert str(tvm.cpu(0)) == "cpu:0" and not hasattr(tvm.cpu(0), "device_type")
 
 
@@ -689,9 +693,9 @@ def test_tvm_testing(enabled, python, without_torch):
         tvm.testing.assert_allclose(np.ones(3), np.zeros(3), rtol=1e-5)
     (without_torch / "pytest.py").write_text("raise ImportError('hidden by a test')\n")
     code = (
-        "from tvmnotes import classic; classic.enable(); import tvm.testing; from tvm.testing import utils; "
+        "import tvmclassic; tvmclassic.enable(); import tvm.testing; from tvm.testing import utils; "
         "utils.install_request_hook(depth=3); tvm.testing.assert_allclose([1.0], [1.0], 1e-5); "
-        "classic.disable(); print(hasattr(tvm, 'testing'))"
+        "tvmclassic.disable(); print(hasattr(tvm, 'testing'))"
     )
     assert python(code, PYTHONPATH=os.pathsep.join([str(without_torch), os.environ.get("PYTHONPATH", "")])) == "False"
 
@@ -746,13 +750,13 @@ def test_pass_contexts(enabled, recwarn):
 @pytest.fixture(scope="module")
 def small_lib(small):
     """`small`, as relay.build gives it, with its input and PyTorch's exact result."""
-    classic.enable()
+    tvmclassic.enable()
     from tvm import relay
 
-    from tvmnotes.classic.relay.lift import from_relax
+    from tvmclassic.relay.lift import from_relax
 
     lib = relay.build(from_relax(small.mod), "llvm", params=small.params)
-    classic.disable()
+    tvmclassic.disable()
     return lib, small.x, small.exact
 
 

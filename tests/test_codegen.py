@@ -14,8 +14,8 @@ from conftest import SEED, Case
 from torch import nn
 
 import tvmnotes as tn
-from tvmnotes.base import kept
-from tvmnotes.compiler import codegen
+from tvmfast.compiler import codegen
+from tvmfast.core import kernel_cache
 
 
 class FourKernels(nn.Module):
@@ -78,7 +78,7 @@ def test_another_process_finds_the_code(small, cache, tmp_path):
     (tmp_path / "module.json").write_text(tvm.ir.save_json(small.mod))
     np.savez(tmp_path / "params.npz", **{name: array.numpy() for name, array in small.params.items()})
     code = (
-        "import numpy, tvm, tvmnotes as tn; from tvmnotes.compiler import codegen; codegen.compile_kernels = None\n"
+        "import numpy, tvm, tvmnotes as tn; from tvmfast.compiler import codegen; codegen.compile_kernels = None\n"
         "mod = tvm.ir.load_json(open('module.json').read())\n"
         "print(len(tn.build(mod, dict(numpy.load('params.npz'))).kernels))"
     )
@@ -136,11 +136,11 @@ def test_the_cache_keeps_what_was_used_last(small, cache, monkeypatch):
     for file in cache.iterdir():
         os.utime(file, (0, 0))  # none was used lately
     monkeypatch.setenv("TVMNOTES_KERNELS_MB", str((sum(used.values()) + 1) / 1e6))
-    assert kept.status().startswith(f"{len(used) + len(plain)} kernels, ")
+    assert kernel_cache.status().startswith(f"{len(used) + len(plain)} kernels, ")
     tn.build(small.mod, small.params)  # uses the older ones again, and makes room
     assert plain and not any(file.exists() for file in plain)
     assert all(file.exists() for file in used)
-    assert kept.status().startswith(f"{len(used)} kernels")
+    assert kernel_cache.status().startswith(f"{len(used)} kernels")
 
 
 def test_a_cache_of_no_size_keeps_nothing(small, cache, monkeypatch):
@@ -148,7 +148,7 @@ def test_a_cache_of_no_size_keeps_nothing(small, cache, monkeypatch):
     check(tn.build(small.mod, small.params), small)
     assert not list(cache.iterdir())
     monkeypatch.setenv("TVMNOTES_KERNELS_MB", "some")
-    assert kept.status().startswith("not used: TVMNOTES_KERNELS_MB")
+    assert kernel_cache.status().startswith("not used: TVMNOTES_KERNELS_MB")
     with pytest.raises(ValueError, match="TVMNOTES_KERNELS_MB: expected megabytes, such as 256, .*; got 'some'"):
         tn.build(small.mod, small.params)
 
@@ -166,9 +166,9 @@ def test_several_processes_make_room_at_once(tmp_path, monkeypatch):
             os.remove(entry)
         return found
 
-    monkeypatch.setattr(kept.os, "scandir", removed_meanwhile)
-    kept.make_room(tmp_path)
-    assert not os.listdir(tmp_path) and kept.used(tmp_path) == (0, 0)
+    monkeypatch.setattr(kernel_cache.os, "scandir", removed_meanwhile)
+    kernel_cache.make_room(tmp_path)
+    assert not os.listdir(tmp_path) and kernel_cache.used(tmp_path) == (0, 0)
 
 
 # ---------------------------------------------------------------- who may write to the cache
@@ -198,7 +198,7 @@ def test_a_cache_that_others_can_write_is_not_used(small, compiled, cache):
     ["mode", "mode above", *(pytest.param(way, marks=as_root) for way in ("group", "owner", "owner above"))],
 )
 def test_ways_in_which_others_could_write(cache, way):
-    assert kept.status().startswith("0 kernels")
+    assert kernel_cache.status().startswith("0 kernels")
     folder = cache.parent if "above" in way else cache
     if "owner" in way:
         owned(folder, user=SOMEBODY, group=SOMEBODY)
@@ -207,34 +207,34 @@ def test_ways_in_which_others_could_write(cache, way):
     else:
         folder.chmod(0o777)
     wanted = f"belongs to another user (number {SOMEBODY})" if "owner" in way else "can be written by other users"
-    assert kept.status() == f"not used: {folder} {wanted}"
+    assert kernel_cache.status() == f"not used: {folder} {wanted}"
 
 
 def test_what_may_be_open_above_a_cache(tmp_path, monkeypatch, cache):
-    folder = kept.folder()
+    folder = kernel_cache.folder()
     assert folder == cache and folder.stat().st_mode & 0o777 == 0o700
-    assert kept.distrust(folder) is None
+    assert kernel_cache.distrust(folder) is None
     tmp_path.chmod(0o1777)  # as /tmp
-    assert kept.distrust(folder) is None
+    assert kernel_cache.distrust(folder) is None
     tmp_path.chmod(0o777)
-    assert kept.distrust(folder) == f"{tmp_path} can be written by other users"
+    assert kernel_cache.distrust(folder) == f"{tmp_path} can be written by other users"
     (tmp_path / "package").mkdir()  # a checkout beside the cache: whoever can move one can change the other
-    monkeypatch.setattr(kept, "_PACKAGE", tmp_path / "package")
-    assert kept.distrust(folder) is None
+    monkeypatch.setattr(kernel_cache, "_PACKAGE", tmp_path / "package")
+    assert kernel_cache.distrust(folder) is None
 
 
 @as_root
 def test_who_owns_the_package_may_write_to_the_cache(tmp_path, monkeypatch, cache):
-    folder, package = kept.folder(), tmp_path / "package"
+    folder, package = kernel_cache.folder(), tmp_path / "package"
     package.mkdir()
-    monkeypatch.setattr(kept, "_PACKAGE", package)
+    monkeypatch.setattr(kernel_cache, "_PACKAGE", package)
     for each in (cache, cache.parent, package):
         owned(each, user=SOMEBODY, group=SOMEBODY)
-    assert kept.distrust(folder) is None
+    assert kernel_cache.distrust(folder) is None
     owned(cache, 0o775)
-    assert kept.distrust(folder) == f"{cache} can be written by other users"
+    assert kernel_cache.distrust(folder) == f"{cache} can be written by other users"
     owned(package, 0o775)
-    assert kept.distrust(folder) is None
+    assert kernel_cache.distrust(folder) is None
 
 
 def test_a_file_that_others_could_write_is_made_again(small, compiled, cache):

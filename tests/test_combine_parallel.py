@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import conv2d
 
 import tvmnotes as tn
+from tvmfast.compiler import combine_parallel
 from tvmnotes import tracing
-from tvmnotes.compiler import combine_parallel
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((1, 8, 12, 12), dtype="float32")

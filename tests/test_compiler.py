@@ -13,8 +13,8 @@ from torch import nn
 from tvm import relax
 
 import tvmnotes as tn
+from tvmfast.compiler.build import resolve_target
 from tvmnotes import build, env, from_pytorch, models
-from tvmnotes.compiler.build import resolve_target
 
 
 def kernels(lib) -> int:

@@ -11,8 +11,8 @@ from conftest import SEED, Function
 from torch import nn
 
 import tvmnotes as tn
+from tvmfast.core.simd import simd_of
 from tvmnotes import env
-from tvmnotes.base.simd import simd_of
 
 CASES = [
     (kernel, stride, padding, extra)

@@ -15,11 +15,11 @@ from hypothesis.extra.numpy import arrays
 from tvm import relax
 
 import tvmnotes as tn
-from tvmnotes.compiler import pipeline
-from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.detection.nms_cpu import best_indices, suppressed
-from tvmnotes.compiler.detection.nms_cuda import parallelize_detection
-from tvmnotes.compiler.detection.spec import NmsSpec
+from tvmfast.compiler import pipeline
+from tvmfast.compiler.build import resolve_target
+from tvmfast.compiler.cuda.nms import parallelize_detection
+from tvmfast.kernels.detection.nms import best_indices, suppressed
+from tvmfast.kernels.detection.spec import NmsSpec
 
 RNG = np.random.default_rng(7)
 

@@ -88,7 +88,7 @@ def refused():
 
 def test_a_bundled_file_comes_before_all_others(cache, server):
     put(cache / "digits/test.npz", CONTENT)
-    assert data.path("digits/test.npz", server.url, SHA256) == data._BUNDLED / "digits/test.npz"
+    assert data.path("digits/test.npz", server.url, SHA256) == data.BUNDLED[0] / "digits/test.npz"
     assert server.asked == []
 
 

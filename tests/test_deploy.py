@@ -16,8 +16,8 @@ from agreement import close
 from conftest import sampled
 
 import tvmnotes as tn
+from tvmfast.runtime import saved
 from tvmnotes import env, load
-from tvmnotes.runtime import saved
 
 PARTS = ["manifest.json", "lib.so", "graph.json", "params.bin"]
 ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}

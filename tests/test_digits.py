@@ -11,7 +11,7 @@ import torch
 from agreement import close, terms_of
 from conftest import imported
 
-from tvmnotes.course.digits import ResNet20, load_test_set, preprocess
+from tvmnotes.digits import ResNet20, load_test_set, preprocess
 
 FOLDER = Path(__file__).parents[1] / "data" / "digits"
 

@@ -15,12 +15,12 @@ from conftest import sampled
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
+from tvmfast.compiler import selftest
+from tvmfast.compiler.build import resolve_target
+from tvmfast.core import errors, kernel_cache, workarounds
+from tvmfast.tuning import tasks
 from tvmnotes import build, env, records
 from tvmnotes.__main__ import app
-from tvmnotes.base import errors, kept, workarounds
-from tvmnotes.compiler import selftest
-from tvmnotes.compiler.build import resolve_target
-from tvmnotes.tuning import tasks
 
 ALONE = {cpu: str(cpu) for cpu in range(4)}  # four cores without hyper-threads
 PAIRS = {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}  # four cores of two hyper-threads
@@ -138,13 +138,13 @@ def test_this_machine_has_usable_cores():
 # ---------------------------------------------------------------- threads
 
 COUNT = """
-import os, psutil, tvmnotes
+import os, psutil, tvmfast
 threads = psutil.Process().num_threads
-tvmnotes.base.env.host_target()
+tvmfast.core.machine.host_target()
 before = threads()
-tvmnotes.base.env._compile_and_run()
+tvmfast.core.machine._compile_and_run()
 started = 1 + threads() - before
-print(os.environ.get("TVM_NUM_THREADS", started), started, tvmnotes.base.env.threads())
+print(os.environ.get("TVM_NUM_THREADS", started), started, tvmfast.core.machine.threads())
 """
 
 
@@ -385,7 +385,7 @@ def test_a_folder_that_is_not_installed_says_so(monkeypatch):
 @pytest.mark.parametrize(("pins", "code", "words"), [({}, 0, "All is well"), ({"numpy": "0.1"}, 1, "numpy==0.1")])
 def test_doctor(monkeypatch, pins, code, words):
     monkeypatch.setattr(env, "_pins", lambda: pins)
-    monkeypatch.setattr(kept, "status", lambda: "so many kernels")  # other tests add some meanwhile
+    monkeypatch.setattr(kernel_cache, "status", lambda: "so many kernels")  # other tests add some meanwhile
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == code
     assert words in result.output and env.cpu_name() in result.output

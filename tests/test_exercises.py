@@ -18,9 +18,9 @@ from torch import nn
 from tvm import te
 
 import tvmnotes as tn
-from tvmnotes.base import data
-from tvmnotes.course import lessons
-from tvmnotes.course.exercises import EXERCISES, verdict
+from tvmfast.core import data
+from tvmnotes import lessons
+from tvmnotes.exercises import EXERCISES, verdict
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -200,7 +200,7 @@ def test_a_wrong_answer_is_told_with_its_property(number):
     told = verdict(number, answer)
     assert told.startswith("wrong. ") and words in told
     assert re.search(r"expected .+, got .+\. .+[.?]$", told, re.S), "what to do is missing"
-    assert not tn.course.progress().solved
+    assert not tn.progress().solved
 
 
 def greedy(seconds, servers):
@@ -246,10 +246,10 @@ def test_an_answer_that_fails_is_wrong_and_says_how():
 
 def test_check_prints_the_verdict_and_progress_counts_what_is_solved(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    tn.course.check("08.2", "load")
-    tn.course.check("08.2", "first run")
+    tn.check("08.2", "load")
+    tn.check("08.2", "first run")
     assert capsys.readouterr().out.splitlines()[0] == "08.2: right"
-    table = tn.course.progress()
+    table = tn.progress()
     assert table.solved == {"08.2"} and f"1 of {len(EXERCISES)} exercises" in str(table)
     row = table.frame().set_index("lesson").loc["08_deploy"]
     assert (row["solved"], row["of"], row["open"]) == (1, 2, "08.1 ★★")
@@ -258,31 +258,31 @@ def test_check_prints_the_verdict_and_progress_counts_what_is_solved(capsys, mon
 def test_the_answers_themselves_count_for_nobody(monkeypatch):
     monkeypatch.chdir(NOTEBOOKS / "solutions")
     assert verdict("08.2", "load") == "right"
-    assert not tn.course.progress().solved
+    assert not tn.progress().solved
 
 
 def test_a_cache_that_cannot_be_written_changes_no_verdict(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path / "file"))
     assert verdict("08.2", "load").startswith("right; this was not noted: the cache ")
-    assert data.cache().is_file() and not tn.course.progress().solved
+    assert data.cache().is_file() and not tn.progress().solved
 
 
 def test_each_exercise_has_two_hints_that_grow_and_no_third(capsys):
     for number in EXERCISES:
-        tn.course.hint(number)
-        tn.course.hint(number, 2)
+        tn.hint(number)
+        tn.hint(number, 2)
     printed = capsys.readouterr().out.splitlines()
     assert printed[:2] == [f"00.1, hint {n + 1} of 2: {EXERCISES['00.1'].hints[n]}" for n in range(2)]
     assert len(printed) == 2 * len(EXERCISES) == len(set(printed))
     with pytest.raises(ValueError, match="which: expected a number from 1 to 2; got 3"):
-        tn.course.hint("00.1", 3)
+        tn.hint("00.1", 3)
 
 
 @pytest.mark.parametrize("folder", ["", "solutions", ".."])
 def test_a_solution_is_found_from_the_lesson_from_the_answers_and_from_elsewhere(folder, capsys, monkeypatch):
     monkeypatch.chdir(NOTEBOOKS / folder)
-    tn.course.solution("04.1")
+    tn.solution("04.1")
     shown = capsys.readouterr().out
     assert shown.startswith("## 1. A tile for AVX2") and "def compile_tile(pixels)" in shown
     assert 'check("04.1"' in shown and 'check("04.2"' not in shown and "## 2. " not in shown
@@ -292,14 +292,14 @@ def test_a_missing_notebook_of_solutions_is_named(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lessons, "ROOT", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no solutions/04_conv2d_by_hand.ipynb: looked in .*solutions"):
-        tn.course.solution("04.1")
+        tn.solution("04.1")
 
 
 def test_the_course_layer_loads_no_torch_and_no_tvm(python):
-    code = "import sys, tvmnotes.course; print(sorted({'torch', 'tvm'} & set(sys.modules)))"
+    code = "import sys, tvmnotes; print(sorted({'torch', 'tvm'} & set(sys.modules)))"
     assert python(code) == "[]"
     with pytest.raises(AttributeError, match="has no attribute 'chek'"):
-        tn.course.chek  # noqa: B018
+        tn.chek  # noqa: B018
 
 
 # ---------------------------------------------------------------- the notebooks
@@ -331,7 +331,7 @@ class TestLesson:
         source = cells_of(self.path(number))["your-answers"].source
         names = {"tvm": tvm, "nn": nn}
         exec(source, names)
-        checks = re.findall(r'^# tn\.course\.check\("([\w.]+)", (answer_\d)\)$', source, re.M)
+        checks = re.findall(r'^# tn\.check\("([\w.]+)", (answer_\d)\)$', source, re.M)
         assert [check for check, _ in checks] == [exercise.number for exercise in of_lesson(number)]
         for exercise, answer in checks:
             assert verdict(exercise, names[answer]).startswith("not answered yet."), exercise
@@ -339,7 +339,7 @@ class TestLesson:
     def test_has_answers_that_check_themselves_and_are_stored_as_right(self, number):
         found = {}
         for cell in cells_of(self.path(number, "solutions")).values():
-            for exercise in re.findall(r'tn\.course\.check\("([\w.]+)"', cell.source):
+            for exercise in re.findall(r'tn\.check\("([\w.]+)"', cell.source):
                 found[exercise] = "".join(output.get("text", "") for output in cell.outputs)
         assert found == {exercise.number: f"{exercise.number}: right\n" for exercise in of_lesson(number)}
 

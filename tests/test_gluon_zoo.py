@@ -14,6 +14,7 @@ from agreement import close, terms_of
 from conftest import sampled
 
 import tvmnotes as tn
+from tvmfast.core import workarounds
 
 if not tn.gluon.installed():
     pytest.skip("the mxnet extra is not installed", allow_module_level=True)
@@ -105,7 +106,7 @@ def test_a_network_gives_mxnets_results(name):
 
 
 def names() -> list[str]:
-    with tn.base.workarounds.without_torch():
+    with workarounds.without_torch():
         from gluoncv.model_zoo import get_model_list
     return sorted(name for name in get_model_list() if not re.match(OTHERS, name))
 

@@ -20,10 +20,11 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
 import tvmnotes as tn
-from tvmnotes.base.integers import ceildiv
-from tvmnotes.base.workarounds import cuda_headers
-from tvmnotes.compiler import cuda, pipeline
-from tvmnotes.compiler.build import bind, resolve_target
+from tvmfast.compiler import pipeline
+from tvmfast.compiler.build import bind, resolve_target
+from tvmfast.compiler.cuda import gpu
+from tvmfast.core.integers import ceildiv
+from tvmfast.core.workarounds import cuda_headers
 
 without_gpu = pytest.mark.skipif(tvm.cuda().exist, reason="this machine has a GPU")
 
@@ -67,7 +68,7 @@ def test_without_a_gpu_cuda_means_sm_80_and_the_host_is_this_machine():
     for given in ("cuda", {"kind": "cuda"}, {"kind": "cuda", "arch": "sm_90"}, "nvidia/nvidia-a100"):
         target = resolve_target(given, kinds=("cuda",))
         assert str(target.host) == str(tn.env.host_target())
-        named = given["arch"] if isinstance(given, dict) and "arch" in given else cuda.WITHOUT_GPU
+        named = given["arch"] if isinstance(given, dict) and "arch" in given else gpu.WITHOUT_GPU
         assert target.attrs["arch"] == named or tvm.cuda().exist
 
 
@@ -116,7 +117,7 @@ class Device:
 @pytest.mark.parametrize(("here", "runs"), [("8.0", True), ("8.6", True), ("7.5", False), ("9.0", False)])
 def test_a_library_runs_on_its_generation_of_gpus(monkeypatch, lib, here, runs):
     monkeypatch.setattr(tvm, "cuda", lambda: Device(here))
-    reason = cuda.cannot_run(lib.target)
+    reason = gpu.cannot_run(lib.target)
     assert reason is None if runs else f"this machine's GPU (a GPU) is sm_{here.replace('.', '')}" in reason
 
 
@@ -253,7 +254,7 @@ def test_loops_that_no_rule_knows_are_the_work_of_one_thread(kernel):
 
 def run_kernel(func, *arrays):
     """Run a kernel on arrays, which it changes, scheduled for a GPU, and in turn; return its schedule."""
-    mod, schedules = cuda.scheduled(tvm.IRModule({"main": func}), resolve_target(TARGET, ("cuda",)))
+    mod, schedules = gpu.scheduled(tvm.IRModule({"main": func}), resolve_target(TARGET, ("cuda",)))
     func = emulate(mod["main"]).without_attr("tirx.is_scheduled")
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), tn.env.host_target())(*tensors)

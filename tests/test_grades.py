@@ -6,10 +6,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from tvmnotes import grades
 from tvmnotes.__main__ import app
-from tvmnotes.course import grades
-from tvmnotes.course.exercises import verdict
-from tvmnotes.course.exercises.exercise import EXERCISES
+from tvmnotes.exercises import verdict
+from tvmnotes.exercises.exercise import EXERCISES
 
 
 def notebook(*cells):
@@ -23,7 +23,7 @@ def notebook(*cells):
 
 
 def checked(number, verdict):
-    return f'tn.course.check("{number}", answer_1)', f"{number}: {verdict}\n"
+    return f'tn.check("{number}", answer_1)', f"{number}: {verdict}\n"
 
 
 def hand_in(folder, **notebooks):
@@ -43,11 +43,11 @@ def test_the_line_that_check_prints_is_the_one_that_is_read(monkeypatch, tmp_pat
         raise OSError("the disk is full")
 
     said = {}
-    monkeypatch.setattr("tvmnotes.base.data.writable_cache", cannot_write)
+    monkeypatch.setattr("tvmfast.core.data.writable_cache", cannot_write)
     monkeypatch.setitem(EXERCISES, "04.1", EXERCISES["04.1"]._replace(test=lambda answer: answer()))
     for answer in (lambda: None, lambda: 1 / 0, None):
         text = f"04.1: {verdict('04.1', answer)}\n"
-        hand_in(tmp_path, it=[('tn.course.check("04.1", answer_1)', text)])
+        hand_in(tmp_path, it=[('tn.check("04.1", answer_1)', text)])
         (found,) = grades.read(tmp_path).verdicts
         said[text.split()[1].strip(";.")] = found.verdict
     assert said == {"right": "right", "wrong": "wrong", "not": "not answered"}
@@ -63,9 +63,7 @@ def test_the_best_verdict_counts_whoever_the_folder_or_the_file_is_named_after(t
         tmp_path,
         Ada__one=[checked("04.1", "wrong. The tile: …"), checked("04.2", "not answered yet. …")],
         Ada__two=[checked("04.1", "right; this was not noted: …")],
-        Bob__deep__three=[
-            ("#tn.course.check(\"04.3\", a)\ntn.course.check('04b.1', a)", "04b.1: right\n04.3: right\n")
-        ],
+        Bob__deep__three=[("#tn.check(\"04.3\", a)\ntn.course.check('04b.1', a)", "04b.1: right\n04.3: right\n")],
         **{"04_conv2d_by_hand-Cy": [("print('04.1: right')", "04.1: right\n")]},
         Ada__solutions__one=[checked("04.3", "right")],
     )

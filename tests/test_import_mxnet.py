@@ -10,8 +10,8 @@ from agreement import close, terms_of
 from conftest import SEED, sampled
 
 import tvmnotes as tn
-from tvmnotes.base.integers import ceildiv
-from tvmnotes.importers.mxnet.call import CONVERTERS
+from tvmfast.core.integers import ceildiv
+from tvmfast.frontends.mxnet.ops.call import CONVERTERS
 
 if not tn.gluon.installed():
     pytest.skip("the mxnet extra is not installed", allow_module_level=True)
@@ -629,7 +629,7 @@ def test_deformable_convolutions_equal_mxnets(groups):
 def test_the_best_indices_are_found_among_all_kinds_of_values(rng):
     import tvm
 
-    from tvmnotes.compiler.detection.nms_cpu import best_indices
+    from tvmfast.kernels.detection.nms import best_indices
 
     for shape, count in (((2, 1000), 1), ((2, 1000), 7), ((1, 9), 9)):
         kernel = tvm.compile(best_indices(*shape, count), "llvm")["main"]

@@ -17,7 +17,7 @@ from torch import nn
 from tvm import relax
 
 import tvmnotes as tn
-from tvmnotes.importers.onnx import from_onnx
+from tvmfast.frontends.onnx.importer import from_onnx
 
 
 def model_of(graph: str, opset: int = 17, ir: int = 8, domains: str = "") -> onnx.ModelProto:

@@ -15,8 +15,8 @@ from conftest import Function, sampled
 from torch import nn
 from tvm import relax
 
+from tvmfast.frontends.pytorch.dynamic import unscript
 from tvmnotes import from_pytorch
-from tvmnotes.importers.pytorch_open import unscript
 
 pytestmark = pytest.mark.filterwarnings(
     r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning",

@@ -15,11 +15,10 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import tvmnotes as tn
-from tvmnotes import language, models
+from tvmfast.core.specs import TensorSpec
+from tvmnotes import language, models, tokens
 from tvmnotes.__main__ import app
-from tvmnotes.base.spec import TensorSpec
-from tvmnotes.course import tokens
-from tvmnotes.course.tokens import BytePairs
+from tvmnotes.tokens import BytePairs
 
 FOLDER = Path(__file__).parents[1] / "data" / "lm"
 LENGTH = 12
@@ -229,7 +228,7 @@ def test_a_seed_repeats_a_text_whatever_the_state(lib, tokenizer):
 
 
 def test_draws_have_the_probabilities_of_the_model():
-    from tvmnotes.course.generate import _pick
+    from tvmnotes.generation import _pick
 
     logits, rng = np.log(np.array([0.7, 0.2, 0.1], "float32")), np.random.default_rng(0)
     for temperature, wanted in ((1.0, [0.7, 0.2, 0.1]), (0.5, [49 / 54, 4 / 54, 1 / 54]), (1e-300, [1, 0, 0])):
@@ -271,7 +270,7 @@ def command(*args):
 
 def test_write_continues_a_text(monkeypatch, net, tokenizer):
     monkeypatch.setattr(models, "load", lambda name: {"tiny_lm": net}[name])
-    monkeypatch.setattr("tvmnotes.course.generate.bundled", lambda: tokenizer)
+    monkeypatch.setattr("tvmnotes.generation.bundled", lambda: tokenizer)
     done = command("write", "def add(", "--tokens", 3, "--temperature", 0)
     assert done.exit_code == 0 and done.stdout == greedy(net, tokenizer, "def add(", 3) + "\n"
     done = command("write", "")

@@ -98,8 +98,8 @@ def test_only_the_course_and_its_command_import_the_course():
 
 
 def test_only_its_command_imports_the_old_api():
-    imports = {each.importer for each in IMPORTS if each.imported.startswith("tvmnotes.classic")}
-    assert {each for each in imports if not each.startswith("tvmnotes.classic")} == {"tvmnotes.__main__"}
+    imports = {each.importer for each in IMPORTS if each.imported.startswith("tvmclassic")}
+    assert {each for each in imports if not each.startswith("tvmclassic")} == {"tvmnotes.__main__"}
 
 
 def test_no_import_is_hidden_but_for_speed():
@@ -110,7 +110,7 @@ def test_no_import_is_hidden_but_for_speed():
 def test_modules_are_loaded_by_name_by_the_public_api_and_the_folder_of_rules_alone():
     loads = re.compile(r"import_module\(f?[\"'](?:\.|tvmnotes|\{__name__\})|__import__\(")
     by_name = [module for module, file in FILES.items() if loads.search(file.read_text())]
-    assert by_name == ["tvmnotes", "tvmnotes.compiler.rules"]  # the latter imports all files of its folder
+    assert by_name == ["tvmnotes", "tvmfast.compiler.schedule.rules"]  # the latter imports all files of its folder
 
 
 def test_there_is_no_circle():
@@ -135,8 +135,8 @@ def test_a_file_is_read_in_a_sitting():
 
 def test_the_reader_of_imports_sees_hidden_ones():
     text = "def f():\n    from ..base import env\n    from ..base import data  # for speed: it is slow\n"
-    found = imports_of("tvmnotes.course.plots", PACKAGE / "course/plots.py", text)
+    found = imports_of("tvmnotes.plots", PACKAGE / "tvmnotes/plots.py", text)
     assert [(a.imported, a.hidden, a.excused) for a in found] == [
-        ("tvmnotes.base.env", True, False),
-        ("tvmnotes.base.data", True, True),
+        ("tvmfast.core.machine", True, False),
+        ("tvmfast.core.data", True, True),
     ]

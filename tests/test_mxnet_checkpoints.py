@@ -247,7 +247,7 @@ def test_a_checkpoint_gives_mxnets_results(name, tmp_path, rng):
 LOAD = """
 import resource, sys, time
 import numpy, tvm, tvmnotes as tn
-tn.from_mxnet, tn.importers.mxnet
+tn.from_mxnet
 used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 before, start = used(), time.perf_counter()
 mod, params = tn.from_mxnet(sys.argv[1], sys.argv[2], {"data": (1, 3, 112, 112)})

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tvmnotes as tn
+from tvmfast.frontends.mxnet.files import read_params, read_symbol
 from tvmnotes import data, digits
-from tvmnotes.importers.mxnet.files import read_params, read_symbol
 
 DAMAGED = (1000 if QUICK else 10_000) * STORM  # files of a kind
 
@@ -50,7 +50,7 @@ def test_the_bundled_checkpoint_gives_pytorchs_probabilities():
 
 def test_relays_importer_stands_on_ours(rng):
     """With a kernel of our own in it, which Relay's words must carry."""
-    import tvmnotes.classic
+    import tvmclassic
 
     nodes = [{"op": "null", "name": "data", "inputs": []}, {"op": "null", "name": "shift", "inputs": []}]
     nodes.append({"op": "broadcast_add", "name": "add", "inputs": [[0, 0], [1, 0]]})
@@ -59,7 +59,7 @@ def test_relays_importer_stands_on_ours(rng):
     boxes = rng.uniform(0, 1, (1, 30, 6)).astype("float32")
     shift = np.zeros(6, "float32")
     wanted = tn.build(*tn.from_mxnet(text, {"shift": shift}, {"data": boxes.shape}))(boxes)
-    tvmnotes.classic.enable()
+    tvmclassic.enable()
     try:
         import tvm
         from tvm import relay
@@ -72,7 +72,7 @@ def test_relays_importer_stands_on_ours(rng):
         module.run(data=boxes)
         np.testing.assert_array_equal(module.get_output(0).numpy(), wanted)
     finally:
-        tvmnotes.classic.disable()
+        tvmclassic.disable()
 
 
 # ---------------------------------------------------------------- .params

@@ -7,8 +7,8 @@ import torch
 from conftest import sampled
 from torch.nn import functional as F
 
-from tvmnotes.base.simd import NEON, Simd
-from tvmnotes.compiler.attention.loops import Sizes, Tile
+from tvmfast.core.simd import NEON, Simd
+from tvmfast.kernels.attention import Sizes, Tile
 
 CPUS = ["neoverse-n1", "apple-a14", "cortex-a72"]
 KERNELS = {  # by family: the function, and the shape of its input

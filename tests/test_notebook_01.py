@@ -13,8 +13,8 @@ from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 
 import tvmnotes as tn
-from tvmnotes.course import scoreboard
-from tvmnotes.measuring import benchmark
+from tools import scoreboard
+from tvmfast.profiling import benchmark
 
 X = {"x": (1, 3, 8, 8)}
 

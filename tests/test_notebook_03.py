@@ -25,11 +25,12 @@ from tvm.relax.transform import (
     LegalizeOps,
 )
 
+import tvmclassic
 import tvmnotes as tn
-from tvmnotes import classic, digits, tracing
-from tvmnotes.base.simd import simd_of
-from tvmnotes.compiler.layout import block_layouts
-from tvmnotes.compiler.scheduling import schedule_kernels
+from tvmfast.compiler.graph.blocked_layout import block_layouts
+from tvmfast.compiler.schedule.apply import schedule_kernels
+from tvmfast.core.simd import simd_of
+from tvmnotes import digits, tracing
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 ELEMENTWISE = 0
@@ -258,11 +259,11 @@ def test_the_figure_has_a_bar_for_each_level(built):
 @pytest.fixture(scope="module")
 def relay():
     """Relay, in place for these tests."""
-    classic.enable()
+    tvmclassic.enable()
     from tvm import relay
 
     yield relay
-    classic.disable()
+    tvmclassic.disable()
 
 
 def table(heading: str) -> list[list[str]]:

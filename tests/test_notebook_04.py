@@ -10,8 +10,8 @@ import tvm
 from agreement import close, reference
 
 import tvmnotes as tn
-from tvmnotes.compiler.rules import winograd
-from tvmnotes.course import lessons
+from tvmfast.compiler.schedule.rules import winograd
+from tvmnotes import lessons
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 TIMED = ("tn.compare(", "tn.plots.")

@@ -13,11 +13,11 @@ import tvm
 from agreement import close
 
 import tvmnotes as tn
+from tvmfast.compiler.build import resolve_target
+from tvmfast.compiler.schedule.workloads.conv2d import Convolution
+from tvmfast.core.simd import simd_of
+from tvmfast.tuning import trial
 from tvmnotes import records
-from tvmnotes.base.simd import simd_of
-from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.workloads.conv2d import Convolution
-from tvmnotes.tuning import trial
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "05b_search.ipynb"
 TUNERS = ("grid", "random", "ga", "xgb")

@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 
 import tvmnotes as tn
+from tvmfast.compiler import codegen
+from tvmfast.runtime.compiled import Compiled
 from tvmnotes import peak
-from tvmnotes.compiler import codegen
-from tvmnotes.runtime.compiled import Compiled
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "06_profiling.ipynb"
 TARGETS = {

@@ -12,8 +12,8 @@ from conftest import sampled
 from tvm import relax
 
 import tvmnotes as tn
+from tvmfast.frontends.mxnet.files import read_params
 from tvmnotes import digits
-from tvmnotes.importers.mxnet.files import read_params
 
 with_mxnet = pytest.mark.skipif(not tn.gluon.installed(), reason="the mxnet extra is not installed")
 PICTURE = (1, 1, 96, 96)

@@ -15,8 +15,7 @@ import tvm_ffi
 from agreement import close, reference
 
 import tvmnotes as tn
-from tvmnotes import digits, env
-from tvmnotes.course import damage
+from tvmnotes import damage, digits, env
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = [FOLDER / "08_deploy.ipynb", FOLDER / "08b_deploy_elsewhere.ipynb"]

@@ -15,9 +15,9 @@ from conftest import SEED
 from rpc_cluster import QUICK, Cluster, wait_until
 
 import tvmnotes as tn
+from tvmfast.compiler.build import resolve_target
+from tvmnotes import processes
 from tvmnotes.__main__ import app
-from tvmnotes.compiler.build import resolve_target
-from tvmnotes.course import processes
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "09_distributed_tuning.ipynb"
 TEXT = "\n".join(cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "markdown")

@@ -12,9 +12,9 @@ from torch import nn
 from tvm import relax
 
 import tvmnotes as tn
+from tvmfast.compiler import combine_parallel
+from tvmfast.compiler.build import bind
 from tvmnotes import tracing
-from tvmnotes.compiler import combine_parallel
-from tvmnotes.compiler.build import bind
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "10_gpu.ipynb"
 

@@ -11,8 +11,8 @@ from agreement import Reference, close, reference
 from conftest import Function
 
 import tvmnotes as tn
+from tvmclassic import names
 from tvmnotes import digits
-from tvmnotes.classic import names
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "11_running_old_scripts.ipynb"
 SOURCES = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
@@ -102,14 +102,14 @@ def test_relay_build_compiles_as_tn_build_does(folder):
         "-c",
         (
             "import numpy as np, onnx, tvm, tvmnotes as tn\n"
-            "from tvmnotes import classic\n"
-            "classic.enable()\n"
+            "import tvmclassic\n"
+            "tvmclassic.enable()\n"
             "from tvm import relay\n"
             f"shape = ({COUNT}, 1, 32, 32)\n"
             "mod, params = relay.frontend.from_onnx(onnx.load('digits.onnx'), {'image': shape})\n"
             "with tvm.transform.PassContext(opt_level=3):\n"
             "    old = relay.build(mod, target='llvm', params=params).compiled\n"
-            "classic.disable()\n"
+            "tvmclassic.disable()\n"
             "assert not hasattr(tvm, 'relay')\n"
             "new = tn.build(*tn.from_onnx('digits.onnx', {'image': shape}))\n"
             "assert old.kernels.equals(new.kernels)\n"

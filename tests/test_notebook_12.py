@@ -15,7 +15,7 @@ from agreement import close, reference
 from tvm import relax
 
 import tvmnotes as tn
-from tvmnotes.importers.pytorch_operators import CONVERTERS
+from tvmfast.frontends.pytorch.ops.converters import CONVERTERS
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "12_your_own_model.ipynb"
 CELLS = {cell.id: cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells}

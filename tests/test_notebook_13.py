@@ -15,9 +15,8 @@ import torch
 from agreement import close, reference
 
 import tvmnotes as tn
-from tvmnotes import peak
-from tvmnotes.base.sizes import evaluate
-from tvmnotes.course import tokens
+from tvmfast.core.dims import evaluate
+from tvmnotes import peak, tokens
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "13_language_model.ipynb"
 CELLS = {cell.id: cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells}

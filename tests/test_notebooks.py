@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 import tvmnotes
-from tvmnotes.course import lessons
+from tvmnotes import lessons
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"), key=lambda path: path.stem.partition("_"))
@@ -87,7 +87,7 @@ class TestLesson:
         for words in ("**What you will learn:**", "**It takes**", "**It needs**"):
             assert words in first
         assert re.search(r"## Recap\n.*\n## Quick questions\n.*\n## Exercises\n\n1\. .*\n2\. ", end, re.S)
-        assert "# tn.course.check(" in answers
+        assert "# tn.check(" in answers
         assert last.startswith("## Further reading\n")
         assert len(read(path).cells) <= 45
 
@@ -182,7 +182,7 @@ def test_minutes_count_a_lesson_of_a_route_once():
 
 def test_the_cheat_sheet_names_each_call_of_the_package_and_only_what_exists():
     text = (ROOT / "notebooks" / "cheat_sheet.md").read_text(encoding="utf-8")
-    modules = {"tn": "tvmnotes", "lib": "tvmnotes.runtime.compiled.Compiled", "tvm": "tvm", "torch": "torch"}
+    modules = {"tn": "tvmnotes", "lib": "tvmfast.runtime.compiled.Compiled", "tvm": "tvm", "torch": "torch"}
     named = set(re.findall(r"\b(tn|lib|tvm|torch)\b((?:\.\w+)+)", text))
     assert not [first + rest for first, rest in named if pydoc.locate(modules[first] + rest) is None]
     assert {("tn", f".{call}") for call in tvmnotes.PUBLIC} <= named

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 from tvm import relax
 
 import tvmnotes as tn
-from tvmnotes.compiler.detection.spec import NmsSpec
+from tvmfast.kernels.detection.spec import NmsSpec
 
 if not tvm.cuda().exist:
     pytest.skip("this machine has no GPU", allow_module_level=True)

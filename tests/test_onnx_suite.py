@@ -16,7 +16,7 @@ import pytest
 from conftest import sampled
 from onnx.helper import make_node
 
-from tvmnotes.importers import onnx_backend
+from tvmfast.backends import onnx_backend
 
 # "refused" and "wrong" have the cases by reason, "mended" one of each kind that was wrong, unclear or missing once.
 LISTED = json.loads((Path(__file__).parent / "onnx_suite.json").read_text())

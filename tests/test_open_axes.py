@@ -13,8 +13,8 @@ from onnx import parser
 from torch import nn
 
 import tvmnotes as tn
-from tvmnotes.base.sizes import evaluate
-from tvmnotes.importers.onnx_open import _evaluated
+from tvmfast.core.dims import evaluate
+from tvmfast.frontends.onnx.dynamic import _evaluated
 
 LENGTHS = (1, 2, 7, 33, 64)
 SIDES = ((32, 32), (33, 47), (64, 41), (97, 33))

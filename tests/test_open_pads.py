@@ -12,9 +12,9 @@ from onnx import parser
 from tvm import tirx
 
 import tvmnotes as tn
-from tvmnotes.base.sizes import Size, evaluate
-from tvmnotes.importers import open_pads
-from tvmnotes.importers.graphs import Refused
+from tvmfast.core.dims import Size, evaluate
+from tvmfast.frontends.dynamic import padding
+from tvmfast.frontends.dynamic.graphs import Refused
 
 
 def to_size(x, skip):
@@ -207,7 +207,7 @@ def natural():
     for name, size in sizes.items():
         ends = (tirx.IntImm("int64", end) for end in (size.lower, (size.upper or 1 << 31) + 1))
         analyzer.bind(variables[name], tvm.ir.Range(*ends))
-    return lambda make: open_pads.is_natural(make(**variables), sizes, analyzer), variables
+    return lambda make: padding.is_natural(make(**variables), sizes, analyzer), variables
 
 
 @pytest.mark.parametrize(
@@ -235,11 +235,11 @@ def test_a_pad_is_split_in_one_way_only(natural):
     n = natural[1]["n"]
 
     def split(before, after, total):
-        return open_pads.split(before, after, total, lambda width: natural[0](lambda **_: width))
+        return padding.split(before, after, total, lambda width: natural[0](lambda **_: width))
 
     first, last = split((0, 0), (0, 1), n - n // 2 * 2)
     assert first == 0
-    assert evaluate(str(open_pads.written(last)), {"n": 7}) == 1
+    assert evaluate(str(padding.written(last)), {"n": 7}) == 1
     for before, after, total in (
         ((0, 0), (0, 1), n - n // 4 * 4),  # the second end, or both
         ((1, 3), (1, 3), n + 1),  # the larger half may be at either end

@@ -10,9 +10,9 @@ from torch import nn
 from tvm import tirx
 
 import tvmnotes as tn
+from tvmfast.compiler.legalize import ieee754
+from tvmfast.compiler.legalize.dynamic_reshape import _groups
 from tvmnotes import env
-from tvmnotes.compiler import special_values
-from tvmnotes.compiler.open_reshapes import _groups
 
 LENGTHS = (*range(1, 10), 15, 16, 17, 63, 64, 65, 511)
 B, N = (tirx.Var(name, "int64") for name in "bn")
@@ -95,7 +95,7 @@ def test_an_encoder_has_as_many_kernels_as_one_of_a_fixed_length(rng):
 
 def loops(lib):
     """The kinds of the loops over an open size in the lowered kernels of a library, by kernel."""
-    lower, *_ = tirx.get_tir_pipeline(special_values.LOWERING)
+    lower, *_ = tirx.get_tir_pipeline(ieee754.LOWERING)
     target = lib._library.target
     kernels = tvm.IRModule(lib._library.kernels)
     found = {}

@@ -10,9 +10,9 @@ from agreement import close, reference
 from torch import nn
 
 import tvmnotes as tn
+from tvmfast.compiler import codegen
+from tvmfast.compiler.costs import count
 from tvmnotes import env
-from tvmnotes.compiler import codegen
-from tvmnotes.compiler.costs import count
 
 COUNTS = (*range(1, 10), 15, 16, 17, 63, 64, 65, 511)
 PAGE = mmap.PAGESIZE

@@ -13,9 +13,9 @@ from onnx import parser
 from torch import nn
 
 import tvmnotes as tn
+from tvmclassic.relay import frontend
+from tvmfast.core.dims import evaluate
 from tvmnotes import profiling
-from tvmnotes.base.sizes import evaluate
-from tvmnotes.classic.relay import frontend
 
 SIZES = (1, 2, 3, 8, 17)
 SHAPE = (3, 16, 16)

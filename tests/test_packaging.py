@@ -43,10 +43,8 @@ def test_the_runtime_does_without_frameworks_compiler_and_figures(python):
         f"import sys; sys.modules.update(dict.fromkeys({frameworks})); import tvmnotes; tvmnotes.load; "
         "print(*sys.modules)"
     ).split()
-    assert "tvmnotes.runtime" in loaded
-    assert not {"tvmnotes.compiler", "tvmnotes.importers", "tvmnotes.course.models", "tvmnotes.course.plots"} & set(
-        loaded
-    )
+    assert "tvmfast.runtime" in loaded
+    assert not {"tvmfast.compiler", "tvmfast.frontends", "tvmnotes.models", "tvmnotes.plots"} & set(loaded)
 
 
 WITHOUT_THE_COURSE = """
@@ -75,7 +73,7 @@ except ImportError as error:
 
 def test_the_engine_does_without_the_course(python):
     found, said = python(WITHOUT_THE_COURSE).splitlines()
-    assert found == "1 tvmnotes.measuring.networks"
+    assert found == "1 tvmfast.profiling.networks"
     assert said == (
         "cannot draw shares: figures come from the package tvmnotes (No module named 'tvmnotes.course'). "
         "Install it (pip install tvmnotes) and import it, or take the numbers from frame()"
@@ -86,8 +84,8 @@ def test_the_public_api():
     for name in tvmnotes.__all__:
         assert getattr(tvmnotes, name) is not None
         assert name in dir(tvmnotes)
-    assert tvmnotes.build.__module__ == "tvmnotes.importers.build"
-    assert tvmnotes.load.__module__ == "tvmnotes.runtime.compiled"
+    assert tvmnotes.build.__module__ == "tvmfast.api"
+    assert tvmnotes.load.__module__ == "tvmfast.runtime.compiled"
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = tvmnotes.nonsense
 

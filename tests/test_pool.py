@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import tvmnotes as tn
+from tvmfast.compiler import codegen
+from tvmfast.runtime import pool
 from tvmnotes import env
-from tvmnotes.compiler import codegen
-from tvmnotes.runtime import pool
 
 # Kernels of Python would need its lock, so this one is of C++. It counts each chunk; chunk 5 may fail.
 KERNEL = r"""

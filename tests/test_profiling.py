@@ -1,4 +1,4 @@
-"""profiling.py, stopwatch.py, threads.py, the compiler's counts, held against formulas. No assertion is on a time."""
+"""profiler.py, stopwatch.py, threads.py, the compiler's counts, held against formulas. No assertion is on a time."""
 
 import io
 import json
@@ -18,12 +18,12 @@ from torch import nn
 from tvm.script import tirx as T
 
 import tvmnotes as tn
+from tvmfast.compiler import costs, pipeline
+from tvmfast.compiler.schedule.rules import winograd
+from tvmfast.core.integers import ceildiv
+from tvmfast.profiling.measure import Timing
+from tvmfast.runtime.stopwatch import Call, Stopwatch
 from tvmnotes import peak, plots, profiling, threads
-from tvmnotes.base.integers import ceildiv
-from tvmnotes.compiler import costs, pipeline
-from tvmnotes.compiler.rules import winograd
-from tvmnotes.measuring.measure import Timing
-from tvmnotes.runtime.stopwatch import Call, Stopwatch
 
 AVX512 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
 ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}

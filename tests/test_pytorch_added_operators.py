@@ -123,7 +123,7 @@ def test_spreads_of_huge_and_tiny_numbers(compile_function):
         )
 
     results = compile_function(spreads, [x])(x)
-    assert [str(got.dtype) for got in results] == [tn.base.spec.dtype_of(wanted) for wanted in spreads(x)]
+    assert [str(got.dtype) for got in results] == [tn.spec.dtype_of(wanted) for wanted in spreads(x)]
     for got, wanted in zip(results, reference(spreads, x).values, strict=True):
         close(got, wanted, terms=x.numel(), scale=np.abs(wanted))
 
@@ -169,7 +169,7 @@ def test_powers(compile_function, rng, capfd):
 
     x = torch.from_numpy(rng.normal(size=40)).bfloat16().float()  # numbers that each of the types has
     results = compile_function(powers, [x], opt_level=0)(x)
-    assert [str(got.dtype) for got in results] == [tn.base.spec.dtype_of(wanted) for wanted in powers(x)]
+    assert [str(got.dtype) for got in results] == [tn.spec.dtype_of(wanted) for wanted in powers(x)]
     for got, wanted in zip(results, reference(powers, x).values, strict=True):
         close(got, wanted, terms=8, scale=np.abs(wanted))
     assert capfd.readouterr().err == ""
@@ -198,7 +198,7 @@ def test_bfloat16(compile_function, rng):
 
     x = torch.from_numpy(rng.permutation(np.arange(-128, 128)).reshape(8, 32)).bfloat16()
     for number, (got, wanted) in enumerate(zip(compile_function(of_bfloat16, [x])(x), of_bfloat16(x), strict=True)):
-        assert str(got.dtype) == tn.base.spec.dtype_of(wanted), number
+        assert str(got.dtype) == tn.spec.dtype_of(wanted), number
         np.testing.assert_array_equal(np.asarray(got).astype("float32"), wanted.float().numpy(), str(number))
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import tvmnotes as tn
-from tvmnotes.importers.pytorch_operators import CONVERTERS
+from tvmfast.frontends.pytorch.ops.converters import CONVERTERS
 
 DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tools import ranges
+from tvmnotes import lessons
 from tvmnotes.__main__ import app
-from tvmnotes.course import lessons, ranges
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ROOT / "notebooks"

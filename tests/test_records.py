@@ -13,21 +13,22 @@ import numpy as np
 import pytest
 import tvm
 from agreement import close, reference
-from conftest import imported, sampled
+from conftest import sampled
 from fake_runner import TARGET, WORKLOADS, task
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tvmnotes as tn
+from tools import record_networks as script
+from tvmfast.compiler.build import resolve_target
+from tvmfast.compiler.records import Record
+from tvmfast.compiler.schedule.workloads.batch_matmul import BatchMatmul
+from tvmfast.compiler.schedule.workloads.kernel import Kernel
+from tvmfast.core import errors
+from tvmfast.tuning import tasks
+from tvmfast.tuning.log import Log
 from tvmnotes import data, env, records
-from tvmnotes.base import errors
-from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.records import Record
-from tvmnotes.compiler.workloads.batch_matmul import BatchMatmul
-from tvmnotes.compiler.workloads.kernel import Kernel
-from tvmnotes.course.digits import load_test_set, preprocess
-from tvmnotes.tuning import tasks
-from tvmnotes.tuning.log import Log
+from tvmnotes.digits import load_test_set, preprocess
 
 # Another target with this machine's vector registers.
 OTHER = str(tvm.target.Target({**json.loads(TARGET), "num-cores": env.usable_cores() + 7}))
@@ -277,7 +278,7 @@ FULL = """
 import os, resource, warnings
 from fake_runner import *
 from tvmnotes import records
-from tvmnotes.tuning.log import Log
+from tvmfast.tuning.log import Log
 warnings.simplefilter("error", UserWarning)
 log = Log(os.environ["RECORDS"])
 written = [records.new_record(WORKLOADS["conv"], TARGET, config, (1e-3,)) for config in task("conv").space[:40]]
@@ -330,7 +331,7 @@ APPEND = """
 import os
 from fake_runner import *
 from tvmnotes import records
-from tvmnotes.tuning.log import Log
+from tvmfast.tuning.log import Log
 configs = task("conv").space[:40]
 for name in "ab":
     if not os.fork():
@@ -358,7 +359,7 @@ def test_the_shipped_records_are_of_todays_configs():
     """They are not checked when they are used: a build would wait for it."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert records.shipped() == records.read(*data.bundled("records", "*.jsonl")) != []
+        assert records.shipped() == records.read(*records.FOLDER.glob("*.jsonl")) != []
 
 
 def refuse(names):
@@ -387,7 +388,7 @@ def other_machine(monkeypatch):
 
 
 def all_shipped() -> list[str]:
-    return [line for file in data.bundled("records", "*.jsonl") for line in file.read_text().splitlines()]
+    return [line for file in sorted(records.FOLDER.glob("*.jsonl")) for line in file.read_text().splitlines()]
 
 
 def test_shipped_records_are_read_on_another_architecture_as_their_targets_have_a_triple(other_machine):
@@ -400,7 +401,8 @@ def test_a_build_leaves_out_shipped_records_of_cpus_that_llvm_does_not_know(
     lines = [json.loads(line) for line in all_shipped()[:3]]
     for line in lines:
         del line["target"]["mtriple"]
-    monkeypatch.setattr(data, "bundled", lambda *_: [write(tmp_path / "theirs.jsonl", *map(json.dumps, lines))])
+    write(tmp_path / "theirs.jsonl", *map(json.dumps, lines))
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
     assert records.shipped() == []
     lib = tn.build(small.mod, small.params)
     assert lib.tuned == "shipped records: none for this network and target"
@@ -417,10 +419,9 @@ NEON = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
 
 
 def test_records_of_an_arm_cpu_are_made_and_found_like_those_of_x86(small, monkeypatch, tmp_path):
-    """The path of data/records/make.py on such a machine, but for the measuring."""
-    script = imported(HERE.parent / "data" / "records" / "make.py")
+    """The path of tools/record_networks.py on such a machine, but for the measuring."""
     n1 = {"mcpu": "neoverse-n1", "num-cores": 4}
-    monkeypatch.setattr(script, "__file__", str(tmp_path / "make.py"))
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
     monkeypatch.setattr(script, "load", lambda network: (small.mod, small.params))
     with monkeypatch.context() as on_arm:
         on_arm.setattr(env.platform, "machine", lambda: "aarch64")
@@ -441,7 +442,6 @@ def test_records_of_an_arm_cpu_are_made_and_found_like_those_of_x86(small, monke
         with pytest.raises(SystemExit, match="is not one for avx512.jsonl"):
             script.main("avx512", "digits")
 
-    monkeypatch.setattr(data, "bundled", lambda *_: [tmp_path / "neon.jsonl"])
     records.shipped.cache_clear()
     try:
         count = len(measured)

@@ -16,11 +16,11 @@ from torch import nn
 from tvm import ir, sym, tirx
 
 import tvmnotes as tn
-from tvmnotes.base.simd import NEON, Simd
-from tvmnotes.compiler.recurrent import loops
-from tvmnotes.compiler.recurrent.cell import OF_CUDNN, Cell
-from tvmnotes.compiler.recurrent.loops import Sizes, Tile
-from tvmnotes.compiler.recurrent.pack import tile_of
+from tvmfast.compiler.graph.pack_recurrent import tile_of
+from tvmfast.core.simd import NEON, Simd
+from tvmfast.kernels.recurrent import loops
+from tvmfast.kernels.recurrent.cell import OF_CUDNN, Cell
+from tvmfast.kernels.recurrent.loops import Sizes, Tile
 
 LEVELS = (0, 3)
 

@@ -26,9 +26,9 @@ from tvm import te
 from tvm.rpc import base
 
 import tvmnotes as tn
-from tvmnotes.tuning import secret as secrets
-from tvmnotes.tuning import server
-from tvmnotes.tuning.trial import KILLED, Candidate
+from tvmfast.tuning import secret as secrets
+from tvmfast.tuning import server
+from tvmfast.tuning.trial import KILLED, Candidate
 
 pytestmark = pytest.mark.alone
 HANGS = QUICK | {"timeout": 10, "build_timeout": 60}  # where a trial hangs

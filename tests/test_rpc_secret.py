@@ -2,7 +2,7 @@
 
 import pytest
 
-from tvmnotes.tuning import secret
+from tvmfast.tuning import secret
 
 
 @pytest.fixture(autouse=True)

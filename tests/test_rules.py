@@ -14,17 +14,17 @@ from fake_runner import AVX512, TARGET
 from torch import nn
 
 import tvmnotes as tn
+from tvmfast.compiler import codegen
+from tvmfast.compiler.costs import count
+from tvmfast.compiler.schedule.rules import RULES, ScheduleRule
+from tvmfast.compiler.schedule.workloads.conv2d import Convolution
+from tvmfast.compiler.schedule.workloads.dense import Dense
+from tvmfast.compiler.schedule.workloads.workload import Workload
+from tvmfast.core import annotations
+from tvmfast.core.simd import NEON, Simd, simd_of
+from tvmfast.tuning import Candidate, tasks, trial
+from tvmfast.tuning.features import features
 from tvmnotes import env, records
-from tvmnotes.base.simd import NEON, Simd, simd_of
-from tvmnotes.compiler import codegen
-from tvmnotes.compiler.costs import count
-from tvmnotes.compiler.rules import RULES, ScheduleRule
-from tvmnotes.compiler.rules.base import annotations
-from tvmnotes.compiler.workloads.base import Workload
-from tvmnotes.compiler.workloads.conv2d import Convolution
-from tvmnotes.compiler.workloads.dense import Dense
-from tvmnotes.tuning import Candidate, tasks, trial
-from tvmnotes.tuning.features import features
 
 HERE = simd_of(env.host_target())
 OF_EACH = pytest.mark.parametrize(
@@ -173,9 +173,9 @@ from dataclasses import dataclass
 
 from tvm import te
 
-from tvmnotes.compiler.rules import ScheduleRule
-from tvmnotes.compiler.rules.base.rule import Loops
-from tvmnotes.compiler.workloads.dense import Dense
+from tvmfast.compiler.schedule.rules import ScheduleRule
+from tvmfast.compiler.schedule.rule import Loops
+from tvmfast.compiler.schedule.workloads.dense import Dense
 
 
 class RowByRow(ScheduleRule):

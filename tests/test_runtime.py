@@ -13,9 +13,9 @@ import tvm_ffi
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tvmfast.core.specs import parse_inputs
+from tvmfast.runtime import compiled
 from tvmnotes import env, load
-from tvmnotes.base.spec import parse_inputs
-from tvmnotes.runtime import compiled
 
 FILES = {"lib.so", "graph.json", "params.bin", "manifest.json"}
 
@@ -235,7 +235,7 @@ def test_a_loaded_network_runs_in_a_process_without_frameworks(lib, small, saved
         "import numpy as np, tvmnotes\n"
         f"lib = tvmnotes.load({str(saved)!r})\n"
         f"np.save({str(tmp_path / 'y.npy')!r}, lib(np.load({str(tmp_path / 'x.npy')!r})))\n"
-        "assert 'tvmnotes.compiler' not in sys.modules"
+        "assert 'tvmfast.compiler' not in sys.modules"
     )
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), lib(small.x))
 

@@ -19,8 +19,8 @@ from agreement import close
 from conftest import SEED, STORM
 
 import tvmnotes as tn
-from tvmnotes.base import folders
-from tvmnotes.runtime import saved
+from tvmfast.core import folders
+from tvmfast.runtime import saved
 
 HERE = Path(__file__).parent  # where a process of its own finds `conftest`
 KILLS = 20 * STORM
@@ -208,7 +208,7 @@ BUILD = """
 import os, signal, sys, tempfile
 import conftest
 import tvmnotes as tn
-from tvmnotes.compiler import codegen
+from tvmfast.compiler import codegen
 tempfile.tempdir = sys.argv[1]
 mod, params = tn.from_pytorch(tn.models.seeded(conftest.SmallNet, 8), {"image": (1, 3, 8, 8)})
 export = codegen.Executable.export_library

@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import tvmnotes as tn
-from tvmnotes.base.integers import ceildiv
-from tvmnotes.compiler.rules import winograd
+from tvmfast.compiler.schedule.rules import winograd
+from tvmfast.core.integers import ceildiv
 
 
 def drawn(examples: int):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tvmnotes.course import lessons
-from tvmnotes.course.publish import clock, handout, links, pages, slides
+from tools import clock, handout, links, pages, slides
+from tvmnotes import lessons
 
 try:
     import tomllib

@@ -10,8 +10,8 @@ from torch import nn
 from tvm import relax, te, topi
 
 import tvmnotes as tn
+from tvmfast.compiler import shape_variants
 from tvmnotes import profiling
-from tvmnotes.compiler import variants
 
 
 class Net(nn.Module):
@@ -145,7 +145,7 @@ def test_lower_levels(imported, net, rng):
 
 
 def test_an_array_is_never_named_like_an_input():
-    arrays = variants.Arrays({"x", "weight_"})
+    arrays = shape_variants.Arrays({"x", "weight_"})
     one, other, third = (tvm.runtime.tensor(np.full(3, n, "float32")) for n in range(3))
     named = [arrays.name(array, "weight") for array in (one, other, one)]
     assert named == ["weight", "weight__", "weight"] and arrays.name(third, "x") == "x_"
@@ -159,7 +159,7 @@ def test_two_kernels_never_get_one_name():
             builder.add_func(func.with_attr("global_symbol", name), name)
         return builder.finalize()
 
-    mod, names = variants.join(module(("scale", 2.0)), module(("scale", 3.0), ("scale_1", 4.0)), 1)
+    mod, names = shape_variants.join(module(("scale", 2.0)), module(("scale", 3.0), ("scale_1", 4.0)), 1)
     assert len({*names.values()} - {"scale"}) == 2
     assert len(mod.functions_items()) == 3
 

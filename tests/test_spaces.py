@@ -4,10 +4,10 @@ import pytest
 import torch
 from agreement import close
 
-from tvmnotes.base.simd import Simd
-from tvmnotes.compiler.rules import RULES
-from tvmnotes.compiler.workloads.conv2d import Convolution
-from tvmnotes.tuning import trial
+from tvmfast.compiler.schedule.rules import RULES
+from tvmfast.compiler.schedule.workloads.conv2d import Convolution
+from tvmfast.core.simd import Simd
+from tvmfast.tuning import trial
 
 EXAMPLES = [workload for rule in RULES.values() for workload in rule.EXAMPLES]
 

@@ -18,9 +18,9 @@ from torch import nn
 from tvm.relax.frontend.onnx import onnx_frontend
 
 import tvmnotes as tn
+from tvmfast.compiler import codegen
+from tvmfast.core.workarounds import without_modules
 from tvmnotes import env
-from tvmnotes.base.workarounds import without_modules
-from tvmnotes.compiler import codegen
 
 V = np.array([-1, 0, 2], "float32")
 

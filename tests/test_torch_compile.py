@@ -21,9 +21,9 @@ from torch import fx, nn
 from torch._dynamo.backends import registry
 from torch.utils import _pytree as pytree
 
+from tvmfast.backends import torch_compile
+from tvmfast.backends.torch_compile import backend
 from tvmnotes import models
-from tvmnotes.importers import pytorch_backend
-from tvmnotes.importers.pytorch_backend import backend
 
 LEFT = "tvmnotes leaves a graph to PyTorch"
 
@@ -226,7 +226,7 @@ def test_scalars_are_told_apart_by_their_bits():
 
 
 def test_from_the_limit_on_further_sizes_run_in_pytorch(monkeypatch, builds):
-    monkeypatch.setattr(pytorch_backend, "_MOST_SETS", 2)
+    monkeypatch.setattr(torch_compile, "_MOST_SETS", 2)
     fast = compiled(torch.tanh, dynamic=True)
     with pytest.warns(UserWarning, match="built for 2 other sets of sizes"):
         for size in (2, 3, 4, 2, 4):
@@ -270,7 +270,7 @@ def test_a_weight_that_keeps_changing_becomes_an_input(builds):
     for _ in range(8):
         assert_equal(fast(x), net(x))
         net.weight.add_(1)
-    assert len(builds()) == 1 + pytorch_backend._MOST_CHANGES
+    assert len(builds()) == 1 + torch_compile._MOST_CHANGES
     net.bias.add_(1)
     assert_equal(fast(x), net(x))
 
@@ -287,7 +287,7 @@ def test_weights_made_in_inference_mode(builds):
 
 RESIDENT = """
 import gc, torch
-from tvmnotes.importers.pytorch_backend import backend
+from tvmfast.backends.torch_compile import backend
 def resident():
     gc.collect()
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))

@@ -1,4 +1,4 @@
-"""tracing.py: the tree, the times and the changes of a build, held against modules whose passes are known."""
+"""profiling/trace.py: the tree, the times and the changes of a build, held against modules whose passes are known."""
 
 import base64
 import json
@@ -7,8 +7,8 @@ import pytest
 import tvm
 from torch import nn
 
+from tvmfast.profiling.trace import Graph, Operation, Step, Trace
 from tvmnotes import build, from_pytorch, models, tracing
-from tvmnotes.measuring.tracing import Graph, Operation, Step, Trace
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
 import tvmnotes as tn
+from tvmfast.compiler.build import resolve_target
+from tvmfast.compiler.schedule import trace
+from tvmfast.compiler.schedule.rules import RULES
+from tvmfast.compiler.schedule.workloads.dense import Dense
+from tvmfast.compiler.schedule.workloads.kernel import Kernel
+from tvmfast.core.errors import Forbidden
 from tvmnotes import records
-from tvmnotes.base.errors import Forbidden
-from tvmnotes.compiler.build import resolve_target
-from tvmnotes.compiler.rules import RULES
-from tvmnotes.compiler.rules.base import trace
-from tvmnotes.compiler.workloads.dense import Dense
-from tvmnotes.compiler.workloads.kernel import Kernel
 
 # ---------------------------------------------------------------- a command in an annotation
 

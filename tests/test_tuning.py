@@ -23,14 +23,14 @@ from torch import nn
 from tvm import te
 
 import tvmnotes as tn
+from tvmfast.compiler.schedule.workloads.conv2d import Convolution
+from tvmfast.compiler.schedule.workloads.dense import Dense
+from tvmfast.core.simd import simd_of
+from tvmfast.tuning import Candidate, LocalRunner, Task, tasks, trial
+from tvmfast.tuning.features import features
+from tvmfast.tuning.task import Progress, expected_gain
+from tvmfast.tuning.tuners import GA, TUNERS, XGB, CostModel
 from tvmnotes import env, records
-from tvmnotes.base.simd import simd_of
-from tvmnotes.compiler.workloads.conv2d import Convolution
-from tvmnotes.compiler.workloads.dense import Dense
-from tvmnotes.tuning import Candidate, LocalRunner, Task, tasks, trial
-from tvmnotes.tuning.features import features
-from tvmnotes.tuning.task import Progress, expected_gain
-from tvmnotes.tuning.tuners import GA, TUNERS, XGB, CostModel
 
 HERE = simd_of(env.host_target())
 LANES = HERE.lanes
@@ -681,7 +681,7 @@ def test_the_command_tunes_goes_on_and_tells(tmp_path):
 def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys, monkeypatch):
     from typer.testing import CliRunner
 
-    from tvmnotes import commands
+    from tvmfast import commands
     from tvmnotes.__main__ import app
 
     monkeypatch.chdir(tmp_path)

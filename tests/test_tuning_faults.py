@@ -23,9 +23,9 @@ from fake_runner import TARGET, AsItIs, FakeRunner, known_to_workers, task
 from tvm import te
 
 import tvmnotes as tn
+from tvmfast.compiler.schedule.workloads.conv2d import Convolution
+from tvmfast.tuning import LocalRunner, Task, trial, workers
 from tvmnotes import records
-from tvmnotes.compiler.workloads.conv2d import Convolution
-from tvmnotes.tuning import LocalRunner, Task, trial, workers
 
 HERE = Path(__file__).parent  # where a process of its own finds `fake_runner` and `conftest`
 LIMIT = 600  # seconds: far more than anything here takes
@@ -36,7 +36,7 @@ TELLING = """
 import json, os, sys, time
 from fake_runner import *
 from tvmnotes import records, tune
-from tvmnotes.tuning import log, session
+from tvmfast.tuning import log, session
 
 class Telling(log.Log):
     def _read_new(self):
@@ -172,7 +172,7 @@ REAL = """
 import sys
 import conftest
 from tvmnotes import from_pytorch, models, tune
-from tvmnotes.tuning import log, session
+from tvmfast.tuning import log, session
 session.Session.finish = lambda *_: None  # what follows the search
 append = log.Log.append
 def telling(self, found):

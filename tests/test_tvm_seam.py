@@ -12,16 +12,16 @@ from tvm.s_tir import stmt as blocks
 from tvm.script import tirx as T
 from tvm.tirx import stmt as statements
 
-from tvmnotes.base import tvm_seam
-from tvmnotes.base.workarounds import REGISTERED
-from tvmnotes.compiler import costs
+from tvmfast.compiler import costs
+from tvmfast.core import compat
+from tvmfast.core.workarounds import REGISTERED
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tvmnotes"
 TREES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")}
 SEAM = {
     file: set(re.findall(r"\b_[A-Za-z]\w*", what))
-    for file, what in re.findall(r"^    (\w[\w/]*\.py) +(.+(?:\n {20,}.+)*)", tvm_seam.__doc__, re.M)
+    for file, what in re.findall(r"^    (\w[\w/]*\.py) +(.+(?:\n {20,}.+)*)", compat.__doc__, re.M)
 }
 PYTHONS = {"_exit", "_getframe", "_replace"}  # of os and the C library, sys, NamedTuple
 
@@ -58,7 +58,7 @@ def test_what_the_seam_declares_is_there():
 
 
 def test_the_allocator_is_tvms():
-    assert tvm_seam.POOLED_ALLOCATOR == tvm.runtime.vm.VirtualMachine.POOLED_ALLOCATOR
+    assert compat.POOLED_ALLOCATOR == tvm.runtime.vm.VirtualMachine.POOLED_ALLOCATOR
 
 
 @pytest.mark.parametrize("name", REGISTERED)

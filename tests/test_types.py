@@ -15,8 +15,8 @@ from tvm import relax
 from tvm.relax import op as R
 
 import tvmnotes as tn
-from tvmnotes.classic import graph_executor
-from tvmnotes.classic.relay import ir
+from tvmclassic import graph_executor
+from tvmclassic.relay import ir
 
 # Of two matrices of one dtype, whose rows LLVM takes as vectors.
 OF_TWO = (

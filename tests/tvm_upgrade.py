@@ -1,6 +1,6 @@
 """Which workarounds the installed TVM still needs; `make tvm-upgrade` runs this file.
 
-The tests of each workaround of `base/workarounds.py` run as the package is, and in another process without it. If they
+The tests of each workaround of `core/workarounds.py` run as the package is, and in another process without it. If they
 pass in both, it may go. A race shows only sometimes: repeat before `pass_lock` goes.
 """
 
@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 
-from tvmnotes.base.workarounds import REGISTERED
+from tvmfast.core.workarounds import REGISTERED
 
 
 def outcome(tests: tuple[str, ...], without: str = "") -> str:

@@ -7,58 +7,62 @@
     lib         = tn.build(mod, params)
     y           = lib(x)
 
-Every name of the public API is imported on first use, so that `import tvmnotes` costs nothing and loads
-neither torch nor tvm. It does one thing at once: set TVM's thread count, which TVM reads only once, before
-its first kernel (see `base/workarounds.py`).
+It hands on the verbs of the engine, `tvmfast`, so that a lesson needs one name: `tn.build is tvmfast.build`.
+Every name is imported on first use, so that `import tvmnotes` costs nothing and loads neither torch nor tvm.
 """
 
 from importlib import import_module
+from pathlib import Path
 from threading import RLock
 
-from .base import env, table, workarounds
+import tvmfast
+from tvmfast.core import data
 
 __version__ = "0.1.0"
 
 PUBLIC = {
-    "from_pytorch": "importers.pytorch",
-    "from_onnx": "importers.onnx",
-    "from_mxnet": "importers.mxnet.importer",
-    "Size": "base.sizes",
-    "build": "importers.build",
-    "load": "runtime.compiled",
-    "show": "course.show",
-    "generate": "course.generate",
-    "compare": "measuring.measure",
-    "profile": "measuring.profiling",
-    "trace_build": "measuring.tracing",
-    "tune": "tuning",
+    **dict.fromkeys(("check", "hint", "progress", "solution"), "tvmnotes.exercises"),
+    "generate": "tvmnotes.generation",
+    "show": "tvmnotes.tvmscript",
 }
-# The modules that notebooks use by name, such as `tn.plots`, and the layers that they belong to.
+# The modules that notebooks use by name, such as `tn.plots`: the helper's own, and the engine's.
 MODULES = {
-    **dict.fromkeys(("data", "spec"), "base"),
-    **dict.fromkeys(
-        ("asm", "digits", "language", "models", "plots", "sliders", "threads", "vision"), "course"
-    ),
-    **dict.fromkeys(("benchmark", "flowchart", "measure", "peak", "profiling", "tracing"), "measuring"),
-    "gluon": "importers.mxnet",
-    "records": "compiler",
+    "asm": "tvmnotes.asm",
+    "digits": "tvmnotes.digits",
+    "language": "tvmnotes.language",
+    "models": "tvmnotes.models",
+    "plots": "tvmnotes.plots",
+    "sliders": "tvmnotes.sliders",
+    "threads": "tvmnotes.threads",
+    "vision": "tvmnotes.vision",
+    "benchmark": "tvmfast.profiling.benchmark",
+    "data": "tvmfast.core.data",
+    "env": "tvmfast.core.machine",
+    "flowchart": "tvmfast.profiling.flowchart",
+    "gluon": "tvmfast.frontends.mxnet.gluon",
+    "measure": "tvmfast.profiling.measure",
+    "peak": "tvmfast.profiling.peak",
+    "profiling": "tvmfast.profiling.profiler",
+    "records": "tvmfast.compiler.records",
+    "spec": "tvmfast.core.specs",
+    "tracing": "tvmfast.profiling.trace",
+    "tuning": "tvmfast.tuning",
 }
-_LAYERS = ("base", "classic", "compiler", "course", "importers", "measuring", "runtime", "tuning")
 
 # torch and TVM have circular imports: of two threads that import them at once, one would get half a module.
 _importing = RLock()
 
-__all__ = ["env", *PUBLIC, *MODULES, *_LAYERS]
+__all__ = [*tvmfast.PUBLIC, *PUBLIC, *MODULES]
 
 
 def __getattr__(name: str):
     with _importing:
-        if name in PUBLIC:
-            value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
+        if name in tvmfast.PUBLIC:
+            value = getattr(tvmfast, name)
+        elif name in PUBLIC:
+            value = getattr(import_module(PUBLIC[name]), name)
         elif name in MODULES:
-            value = import_module(f"{__name__}.{MODULES[name]}.{name}")
-        elif name in _LAYERS:
-            value = import_module(f"{__name__}.{name}")
+            value = import_module(MODULES[name])
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
@@ -69,5 +73,7 @@ def __dir__():
     return sorted(set(globals()) | set(__all__))
 
 
-table.finders.append(lambda: __getattr__("plots"))  # `.plot()` of a result draws with them
-workarounds.set_tvm_threads(env.usable_cores())
+_here = Path(__file__).resolve().parent
+data.BUNDLED.append(
+    _here / "_data" if (_here / "_data").is_dir() else _here.parent / "data"
+)  # in a wheel, a checkout

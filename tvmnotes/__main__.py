@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from . import commands
-from .base import data
+from tvmfast import commands
+from tvmfast.core import data
 
 app = typer.Typer(
     help="tvmnotes: a course on compiling neural networks with TVM.",
@@ -18,7 +18,7 @@ app.add_typer(commands.app)
 
 
 def _networks():
-    from .course import models  # for speed: --help loads nothing
+    from . import models  # for speed: --help loads nothing
 
     return models
 
@@ -64,11 +64,11 @@ def check(
     ] = False,
     seconds: Annotated[float, typer.Option(min=1, help="With --run, the limit for a notebook.")] = 600.0,
 ):
-    """Say who passed which exercise: the stored outputs of tn.course.check in notebooks handed in.
+    """Say who passed which exercise: the stored outputs of tn.check in notebooks handed in.
 
     Nothing of a notebook runs without --run. A stored output is text that its student could have written.
     """
-    from .course import grades  # for speed: --help loads nothing
+    from . import grades  # for speed: --help loads nothing
 
     if run:
         typer.secho(
@@ -103,7 +103,9 @@ def ranges(
     ] = None,
 ):
     """Compare the times and speeds in executed lessons with those of known machines."""
-    from .course import lessons, ranges  # for speed: --help loads nothing
+    from tools import ranges  # for speed: --help loads nothing
+
+    from . import lessons  # for speed: --help loads nothing
 
     here = folder or lessons.ROOT / "notebooks"
     try:
@@ -127,7 +129,7 @@ def classic(
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as for python -m.")] = False,
 ):
     """Run a script written for Relay, AutoTVM or the graph executor, as `python SCRIPT` would."""
-    from .classic import runner  # for speed: --help loads nothing
+    from tvmclassic import runner  # for speed: --help loads nothing
 
     try:
         runner.run(name, context.args, as_module=module)

@@ -25,7 +25,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional as F
 
-from tvmnotes.course.digits import ResNet20, preprocess
+from tvmnotes.digits import ResNet20, preprocess
 
 HERE = Path(__file__).parent
 SEED = 0

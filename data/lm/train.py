@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tvmnotes import data
-from tvmnotes.course.language import Decoder
-from tvmnotes.course.tokens import BytePairs
+from tvmnotes.language import Decoder
+from tvmnotes.tokens import BytePairs
 
 HERE = Path(__file__).parent
 CHECKPOINT = HERE.parents[1] / "out" / "lm_checkpoint.pt"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tvmnotes.course import lessons
+from tvmnotes import lessons
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.ui

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tvmnotes.course import lessons
-from tvmnotes.course.publish import slides
+from tools import slides
+from tvmnotes import lessons
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.ui

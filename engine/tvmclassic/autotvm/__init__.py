@@ -1,0 +1,58 @@
+"""AutoTVM: tasks, tuners, measuring, callbacks and logs, for the workloads and configs of tvmnotes.
+
+task      tasks of a network, and their config spaces
+record    logs, and builds with their best configs
+tuner     measuring, the four tuners, the progress line, the graph tuners
+"""
+
+from tvmfast.compiler.records import shipped
+
+from . import record, task, tuner
+
+
+def _templates_are_gone(*_args, **_kwargs):
+    raise NotImplementedError(
+        "autotvm.template: templates were TE schedules, which TVM 0.20 dropped; write the kernel in "
+        "TensorIR and tune it with tvm.s_tir.meta_schedule, or tune a network with tn.tune"
+    )
+
+
+def _tophub(target, extra_files=None) -> record.ApplyHistoryBest:
+    """Apply the records shipped with tvmnotes, the default of every build, and those of `extra_files`."""
+    return record.ApplyHistoryBest([*shipped(), *(extra_files or ())])
+
+
+def _of(module, *names) -> dict:
+    return {name: getattr(module, name) for name in names}
+
+
+_TUNERS = _of(tuner, "XGBTuner", "GATuner", "RandomTuner", "GridSearchTuner", "Tuner")
+_MEASURE = {
+    **_of(tuner, "measure_option", "LocalBuilder", "LocalRunner", "RPCRunner"),
+    **_of(record, "MeasureInput", "MeasureResult", "MeasureErrorNo"),
+}
+_TASK = _of(task, "extract_from_program", "extract_from_multiple_program", "create", "Task")
+_SPACE = _of(task, "ConfigSpace", "ConfigEntity")
+_CALLBACKS = {**_of(tuner, "progress_bar"), **_of(record, "log_to_file")}
+_RECORD = _of(record, "encode", "decode", "load_from_file", "pick_best")
+_GRAPH = dict.fromkeys(["DPTuner", "PBQPTuner"], tuner.GraphTuner)
+_APPLY = dict.fromkeys(
+    ["apply_history_best", "ApplyHistoryBest", "apply_graph_best", "ApplyGraphBest"], record.ApplyHistoryBest
+)
+_NOT_SERVED = dict.fromkeys(
+    ["template", "get_config", "register_topi_compute", "register_topi_schedule"], _templates_are_gone
+)
+
+NAMESPACES = {
+    "tvm.autotvm": {**_MEASURE, **_APPLY, **_NOT_SERVED, **_RECORD, **_of(task, "create", "Task")},
+    "tvm.autotvm.task": {**_TASK, **_SPACE, **_APPLY, "template": _templates_are_gone},
+    "tvm.autotvm.task.space": _SPACE,
+    "tvm.autotvm.task.dispatcher": _APPLY,
+    "tvm.autotvm.tuner": _TUNERS,
+    "tvm.autotvm.tuner.callback": _CALLBACKS,
+    "tvm.autotvm.callback": _CALLBACKS,
+    "tvm.autotvm.measure": _MEASURE,
+    "tvm.autotvm.record": _RECORD,
+    "tvm.autotvm.graph_tuner": _GRAPH,
+    "tvm.autotvm.tophub": {"context": _tophub},
+}

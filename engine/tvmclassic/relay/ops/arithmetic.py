@@ -1,0 +1,162 @@
+"""Elementwise operators, and reductions over axes."""
+
+import math
+from functools import partial
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op as R
+
+from tvmfast.frontends.ops.composites import logarithm, reduced_axes
+
+from ..ir import Expr, const
+from .operator import OPERATORS, axis_list, dtype_of, known_shape, operator, relax_function
+
+
+def _unary(name, function, relax_names):
+    def body(data, /):
+        return function(data)
+
+    return operator(name, relax=relax_names)(body)
+
+
+def _binary(name, function, relax_name):
+    def body(lhs, rhs, /):
+        return function(lhs, rhs)
+
+    return operator(name, relax=relax_name)(body)
+
+
+UNARY = (
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitwise_not", "ceil", "cos", "cosh", "erf",
+    "exp", "floor", "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "ones_like", "round",
+    "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "zeros_like",
+    "nn.relu", "nn.batch_flatten",
+)  # fmt: skip
+BINARY = (
+    "add", "subtract", "multiply", "divide", "power", "mod", "floor_divide", "floor_mod", "maximum",
+    "minimum", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and",
+    "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift",
+    "atan2",
+)  # fmt: skip
+
+
+for _name in UNARY:
+    _unary(_name, relax_function(_name), _name)
+for _name in BINARY:
+    _binary(_name, relax_function(_name), _name)
+for _name in ("exp", "tanh", "erf"):
+    _unary(f"fast_{_name}", relax_function(_name), _name)
+for _name in ("copy", "identity", "annotation.stop_fusion"):
+    _unary(_name, lambda x: x, "")
+for _base in (2, 10):
+    _unary(f"log{_base}", partial(logarithm, base=_base), "log multiply")
+
+
+@operator("shape_of", relax="const")
+def shape_of(data, /, dtype="int32"):
+    return relax.const(np.asarray(known_shape(data), dtype))
+
+
+for (_name, _relax), _body in {
+    ("full", "full"): lambda fill_value, /, shape=(), dtype="": R.full(
+        list(shape), fill_value, dtype or None
+    ),
+    ("full_like", "full_like"): lambda data, fill_value, /: R.full_like(data, fill_value),
+    ("zeros", "zeros"): lambda shape, dtype="float32": R.zeros(list(shape), dtype),
+    ("ones", "ones"): lambda shape, dtype="float32": R.ones(list(shape), dtype),
+    ("where", "where astype"): lambda condition, x, y, /: R.where(R.astype(condition, "bool"), x, y),
+    ("cast", "astype"): lambda data, /, dtype: R.astype(data, dtype),
+    ("cast_like", "astype"): lambda data, dtype_like, /: R.astype(data, dtype_of(dtype_like)),
+    ("clip", "clip"): lambda a, /, a_min, a_max: R.clip(a, a_min, a_max),
+    ("cumsum", "cumsum"): lambda data, /, axis=None, dtype=None, exclusive=None: R.cumsum(
+        data, axis, dtype, bool(exclusive)
+    ),
+    ("cumprod", "cumprod"): lambda data, /, axis=None, dtype=None, exclusive=None: R.cumprod(
+        data, axis, dtype, bool(exclusive)
+    ),
+}.items():
+    operator(_name, relax=_relax)(_body)
+
+
+# ---------------------------------------------------------------- reductions
+
+
+def _reduced(data, axis, exclude) -> list[int]:
+    return reduced_axes(len(known_shape(data)), axis_list(axis) or [], exclude)
+
+
+def _reduction(name, function, relax_name):
+    def body(data, /, axis=None, keepdims=False, exclude=False):
+        return function(data, _reduced(data, axis, exclude), keepdims)
+
+    return operator(name, relax=relax_name)(body)
+
+
+for _name in ("sum", "max", "min", "mean", "prod", "std"):
+    _reduction(_name, relax_function(_name), _name)
+_reduction("all", lambda x, axes, keep: R.astype(R.min(R.astype(x, "int32"), axes, keep), "bool"), "min")
+_reduction("any", lambda x, axes, keep: R.astype(R.max(R.astype(x, "int32"), axes, keep), "bool"), "max")
+
+
+@operator("variance", relax="variance multiply")
+def variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
+    axes = _reduced(data, axis, exclude)
+    count = math.prod(known_shape(data)[a] for a in axes)
+    biased = R.variance(data, axes, keepdims)
+    return R.multiply(biased, relax.const(count / (count - 1), dtype_of(data))) if unbiased else biased
+
+
+@operator("mean_variance", 2, relax="mean")
+def mean_variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
+    mean = R.mean(data, _reduced(data, axis, exclude), keepdims)
+    return relax.Tuple([mean, variance.body(data, axis, keepdims, exclude, unbiased)])
+
+
+@operator("logsumexp", relax="max add log sum exp subtract squeeze")
+def logsumexp(data, /, axis=None, keepdims=False):
+    largest = R.max(data, axis_list(axis), True)
+    total = R.add(R.log(R.sum(R.exp(R.subtract(data, largest)), axis_list(axis), True)), largest)
+    return total if keepdims else R.squeeze(total, axis_list(axis))
+
+
+def _argument(name, function):
+    def body(data, /, axis=None, keepdims=False, exclude=False, select_last_index=False):
+        axes = _reduced(data, axis, exclude)
+        if (axis is not None and len(axes) != 1) or select_last_index:
+            raise ValueError(f"expected one axis, and the first index of it; got axis={axis}")
+        return R.astype(function(data, axes[0] if axis is not None else None, keepdims), "int32")
+
+    operator(name, relax=name)(body)
+
+
+_argument("argmax", R.argmax)
+_argument("argmin", R.argmin)
+
+
+# ---------------------------------------------------------------- Python's operators
+
+
+def _method(name: str, swapped: bool = False):
+    """Return a method of `Expr` that calls an operator; a Python number becomes a constant."""
+
+    def method(self, other):
+        if isinstance(other, int | float):
+            other, number = const(other), other
+            other.number = number
+        return OPERATORS[name](*((other, self) if swapped else (self, other)))
+
+    return method
+
+
+_OF_PYTHON = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "pow": "power",
+    "mod": "floor_mod", "floordiv": "floor_divide", "lt": "less", "le": "less_equal",
+    "gt": "greater", "ge": "greater_equal",
+}  # fmt: skip
+for _short, _name in _OF_PYTHON.items():
+    setattr(Expr, f"__{_short}__", _method(_name))
+    if _short in ("add", "sub", "mul", "truediv"):
+        setattr(Expr, f"__r{_short}__", _method(_name, swapped=True))
+Expr.__neg__ = lambda self: OPERATORS["negative"](self)
+Expr.astype = lambda self, dtype: OPERATORS["cast"](self, dtype)

@@ -1,0 +1,183 @@
+"""Operators on images: pooling, padding, resizing, depth to space and back."""
+
+from tvm.relax import op as R
+
+from tvmfast.frontends.ops.composites import padded
+
+from .operator import known_shape, numbers_of, operator, relax_function
+
+
+def _pool(name):
+    function, dims = relax_function(f"nn.{name}"), int(name[-2])
+    layout = "NC" + "DHW"[-dims:]
+    average = name.startswith("avg")
+
+    def body(
+        data,
+        /,
+        pool_size=(1,) * dims,
+        strides=(1,) * dims,
+        dilation=(1,) * dims,
+        padding=(0,) * dims,
+        layout=layout,
+        out_layout="",
+        ceil_mode=False,
+        count_include_pad=False,
+    ):
+        window = pool_size, strides, padding, dilation
+        return function(data, *window, ceil_mode, count_include_pad, layout, out_layout or None)
+
+    def largest(
+        data,
+        /,
+        pool_size=(1,) * dims,
+        strides=(1,) * dims,
+        dilation=(1,) * dims,
+        padding=(0,) * dims,
+        layout=layout,
+        out_layout="",
+        ceil_mode=False,
+    ):
+        window = pool_size, strides, padding, dilation
+        return function(data, *window, ceil_mode, False, layout, out_layout or None)
+
+    operator(f"nn.{name}", relax=f"nn.{name}")(body if average else largest)
+
+
+for _name in ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"):
+    _pool(_name)
+
+
+def _spatial(layout: str) -> list[int]:
+    return [axis for axis, letter in enumerate(layout) if letter not in "NC"]
+
+
+def _whole_pools(spatial: str):
+    """Register global pooling, and average pooling to a given output size, over the axes `spatial`."""
+    dims, plain = len(spatial), "NC" + spatial
+
+    def average(data, /, layout=plain, out_layout=""):
+        return R.mean(data, _spatial(layout), True)
+
+    def largest(data, /, layout=plain, out_layout=""):
+        return R.max(data, _spatial(layout), True)
+
+    def adaptive(data, /, output_size=None, layout=plain, out_layout=""):
+        size = _many(output_size, dims) if output_size else None
+        return relax_function(f"nn.adaptive_avg_pool{dims}d")(data, size, layout, out_layout or None)
+
+    operator(f"nn.global_avg_pool{dims}d", relax="mean")(average)
+    operator(f"nn.global_max_pool{dims}d", relax="max")(largest)
+    operator(f"nn.adaptive_avg_pool{dims}d", relax=f"nn.adaptive_avg_pool{dims}d")(adaptive)
+
+
+for _axes_of in ("W", "HW", "DHW"):
+    _whole_pools(_axes_of)
+
+
+@operator("nn.adaptive_max_pool2d", relax="nn.max_pool2d")
+def adaptive_max_pool2d(data, /, output_size=None, layout="NCHW", out_layout=""):
+    size = [known_shape(data)[axis] for axis in _spatial(layout)]
+    wanted = _many(output_size, 2) if output_size else size
+    if any(a % b for a, b in zip(size, wanted, strict=True)):
+        raise NotImplementedError(
+            f"relay.nn.adaptive_max_pool2d of {size} to {list(wanted)}: only whole windows"
+        )
+    window = tuple(a // b for a, b in zip(size, wanted, strict=True))
+    return R.nn.max_pool2d(data, window, window, layout=layout)
+
+
+@operator("nn.pad", relax="nn.pad")
+def pad(data, /, pad_width, pad_value=0, pad_mode="constant"):
+    if pad_mode != "constant":
+        return padded(data, pad_width, pad_mode)
+    return R.nn.pad(data, numbers_of(pad_width), "constant", numbers_of(pad_value)[0])
+
+
+@operator("nn.mirror_pad", relax="take")
+def mirror_pad(data, /, pad_width, mode="SYMMETRIC"):
+    return padded(data, pad_width, mode.lower())
+
+
+@operator("nn.upsampling", relax="image.resize2d")
+def upsampling(data, /, scale_h=1, scale_w=1, layout="NCHW", method="nearest_neighbor", align_corners=False):
+    size = [
+        int(known_shape(data)[axis] * s) for axis, s in zip(_spatial(layout), (scale_h, scale_w), strict=True)
+    ]
+    kind = "align_corners" if align_corners else "asymmetric"
+    return _resized(data, size, layout, method, kind, "floor")
+
+
+@operator("image.resize2d", relax="image.resize2d")
+def resize2d(
+    data,
+    /,
+    size,
+    roi=None,
+    layout="NCHW",
+    method="linear",
+    coordinate_transformation_mode="half_pixel",
+    rounding_method="",
+    cubic_alpha=-0.5,
+    cubic_exclude=0,
+    extrapolation_value=0.0,
+    out_dtype=None,
+):
+    return _resized(
+        data, _many(size, 2), layout, method, coordinate_transformation_mode, rounding_method, cubic_alpha
+    )
+
+
+@operator("image.resize", relax="image.resize2d")
+def resize(
+    data,
+    /,
+    size,
+    layout="NCHW",
+    method="bilinear",
+    coordinate_transformation_mode="half_pixel",
+    rounding_method="",
+    bicubic_alpha=-0.5,
+    bicubic_exclude=0,
+    out_dtype=None,
+):
+    return _resized(
+        data, _many(size, 2), layout, method, coordinate_transformation_mode, rounding_method, bicubic_alpha
+    )
+
+
+def _resized(data, size, layout, method, mode, rounding, alpha=-0.5):
+    method = {"bilinear": "linear", "bicubic": "cubic"}.get(method, method)
+    rounding = rounding or ("round" if method != "nearest_neighbor" or mode != "asymmetric" else "floor")
+    return R.image.resize2d(data, tuple(int(s) for s in size), None, layout, method, mode, rounding, alpha)
+
+
+def _many(value, count) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,) * count
+
+
+@operator("nn.depth_to_space", relax="permute_dims reshape")
+def depth_to_space(data, /, block_size, layout="NCHW", mode="DCR"):
+    n, c, h, w = _channels_first(data, layout)
+    b, inner = block_size, c // block_size**2
+    if mode == "DCR":
+        blocks = R.permute_dims(R.reshape(data, (n, b, b, inner, h, w)), [0, 3, 4, 1, 5, 2])
+    else:
+        blocks = R.permute_dims(R.reshape(data, (n, inner, b, b, h, w)), [0, 1, 4, 2, 5, 3])
+    return R.reshape(blocks, (n, inner, h * b, w * b))
+
+
+@operator("nn.space_to_depth", relax="permute_dims reshape")
+def space_to_depth(data, /, block_size, layout="NCHW"):
+    n, c, h, w = _channels_first(data, layout)
+    b = block_size
+    blocks = R.permute_dims(R.reshape(data, (n, c, h // b, b, w // b, b)), [0, 3, 5, 1, 2, 4])
+    return R.reshape(blocks, (n, c * b * b, h // b, w // b))
+
+
+def _channels_first(data, layout) -> tuple[int, ...]:
+    if layout != "NCHW":
+        raise NotImplementedError(
+            f"expected the layout NCHW, got {layout}: transpose the data before and after"
+        )
+    return known_shape(data)

@@ -1,0 +1,53 @@
+"""Networks from PyTorch, ONNX and MXNet, compiled with Apache TVM to code that is fast from the first call.
+
+    import tvmfast
+
+    mod, params = tvmfast.from_pytorch(net, {"x": (1, 3, 224, 224)})
+    lib         = tvmfast.build(mod, params)
+    y           = lib(x)
+
+Every name of the public API is imported on first use, so that `import tvmfast` costs nothing and loads
+neither torch nor tvm. It does one thing at once: set TVM's thread count, which TVM reads only once, before
+its first kernel (see `core/workarounds.py`).
+"""
+
+from importlib import import_module
+from threading import RLock
+
+from .core import machine, workarounds
+
+__version__ = "0.1.0"
+
+PUBLIC = {
+    "from_pytorch": "frontends.pytorch.importer",
+    "from_onnx": "frontends.onnx.importer",
+    "from_mxnet": "frontends.mxnet.importer",
+    "Size": "core.dims",
+    "build": "api",
+    "load": "runtime.compiled",
+    "compare": "profiling.measure",
+    "profile": "profiling.profiler",
+    "trace_build": "profiling.trace",
+    "tune": "tuning",
+}
+
+# torch and TVM have circular imports: of two threads that import them at once, one would get half a module.
+_importing = RLock()
+
+__all__ = list(PUBLIC)
+
+
+def __getattr__(name: str):
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with _importing:
+        value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted(set(globals()) | set(__all__))
+
+
+workarounds.set_tvm_threads(machine.usable_cores())

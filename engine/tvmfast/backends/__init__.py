@@ -1,0 +1,5 @@
+"""Interfaces that other projects define.
+
+torch_compile  `torch.compile(net, backend="tvmnotes")`
+onnx_backend   the interface of ONNX's own test suites
+"""

@@ -1,0 +1,18 @@
+"""The compiler: `build.build` turns a module from a frontend into a `runtime.compiled.Compiled`.
+
+build             checks the module and its parameters, resolves the target, runs everything below
+pipeline          the passes of each opt level, the lowering after them, the graph as data for graph.json
+records           tuning records, and the lookup of the best config for a workload
+dynamic           sizes that stay open: their bounds, and costs that depend on them
+shape_variants    the network for stated values of open sizes, in the same library
+costs             flops and bytes of each kernel
+codegen           machine code for a CPU, each kernel compiled once
+combine_parallel  horizontal fusion, which `build` does not run by itself
+selftest          a small network, built and run, for the doctor
+
+graph             passes over the graph of operators
+legalize          operators become kernels
+schedule          a schedule for each kernel: rules and workloads
+memory            buffers, views and shapes of a run
+cuda              targets, kernels and code for an NVIDIA GPU
+"""

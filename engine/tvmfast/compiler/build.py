@@ -1,0 +1,214 @@
+"""`build`: compile `(IRModule, params)` from an importer into a `Compiled` that runs on a target."""
+
+import tvm
+
+from ..core import errors, machine
+from ..core.relax import array_key, fixed_shape
+from ..core.specs import require_dense, shorten
+from ..core.workarounds import keep_interrupt, pass_lock
+from ..runtime.compiled import Compiled, cannot_run
+from ..runtime.tensors import plain
+from . import codegen, pipeline, shape_variants
+from .cuda import codegen as cuda_codegen
+from .cuda import gpu
+from .dynamic import check_inputs, open_sizes
+from .memory.state import resolve_state, write_in_place
+from .memory.usage import memory
+from .records import resolve_records
+from .schedule.apply import begin_reductions
+
+
+@keep_interrupt()
+def build(
+    mod: tvm.IRModule,
+    params: dict,
+    target=None,
+    opt_level: int = 3,
+    records=None,
+    state=None,
+    sizes=None,
+) -> Compiled:
+    """Compile a network for a CPU or an NVIDIA GPU.
+
+    The parameters are bound at compile time, so levels 2 and 3 evaluate whatever depends on them alone. The
+    machine code of each kernel is cached for later builds (see codegen.py).
+
+    Args:
+        mod: A module whose `main` takes the network's inputs and then one parameter per entry of `params`, as
+            every importer of tvmnotes returns it.
+        params: Arrays by parameter name.
+        target: None for this machine, a `tvm.target.Target`, or what makes one: a kind ("llvm") or a
+            dictionary (`{"kind": "llvm", "mcpu": "core-avx2"}`). Kind "cuda" is for GPUs, with an "arch" such
+            as "sm_80" unless it is this machine's GPU; cuda/gpu.py says what differs.
+        opt_level: As in Relay: 0 only lowers, each kernel as the plainest loop on one core; 1 adds operator
+            fusion; 2 constant folding; 3 folding of batch norm, common subexpression elimination, blocked
+            layouts (NCHW[x]c) and a schedule for each kernel (see `pipeline.passes`).
+        records: Records of `tn.tune` for level 3: a file, a list of files or of `records.Record`, or a
+            `records.ConfigLookup` for the target. A kernel measured for this target, or else for another CPU
+            with the same vector registers, gets its best config; `tuned` of the result counts them. None uses
+            the records that tvmnotes ships, False none.
+        state: Inputs that are fed from an output of the call before, by the names that `inputs` and `outputs`
+            of the result have without it: `{"h": "output1", "c": "output2"}`. They are neither passed nor
+            returned, but kept inside, from zeros on; see `Compiled.reset` and `Compiled.session`. A size of
+            such an input may be open if an input that is passed has it too; the first call decides it, until
+            a reset. On a CPU, a network of PyTorch that replaces a few elements of such an input
+            (`cache[:, :, position] = k`, index_copy, a slice), and does not use the old ones afterwards,
+            writes to the same memory.
+        sizes: Values of open sizes that matter most, a list such as `[{"height": 480, "width": 640}]`: the
+            network is compiled for each of them too, with the kernels that a build for that size has. A call
+            at these sizes runs these, the first entry that fits if one leaves sizes out; a call at any other
+            size runs the kernels for open sizes. It is one library. Arrays that several of them read are
+            kept once; a weight that they pack in different ways is kept in each, so that memory may grow by
+            the network's weights for each entry. Ignored by a program that calls `main` of a saved library.
+
+    Returns:
+        A `Compiled`; for kind "cuda" a `cuda_codegen.CompiledForGPU`.
+
+    Raises:
+        ValueError: An unknown opt level or target, parameters that do not fit the module, an input or
+            intermediate value whose shape is not known, or depends on more than the open sizes, state that is
+            not an input and an output of the same shape and dtype, or `sizes` that are not a list, name no
+            open size or are out of its bounds.
+        TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
+        IndexError: An index that is evaluated at compile time is out of range.
+    """
+    if opt_level not in pipeline.OPT_LEVELS:
+        raise ValueError(
+            f"opt_level: expected one of {', '.join(map(str, pipeline.OPT_LEVELS))}; got {opt_level!r}"
+        )
+    target = resolve_target(target, kinds=("llvm", "cuda"))
+    for_gpu = target.kind.name == "cuda"
+    mod, arrays = bind(mod, params)
+    kept = resolve_state(mod["main"], state)
+    if for_gpu and open_sizes(mod["main"]):
+        raise ValueError(
+            "a build for a GPU needs fixed sizes: import the model with whole numbers for every axis"
+        )
+    lookup = resolve_records(records, target)
+    bound = shape_variants.resolved(mod, sizes)
+    shared = shape_variants.Arrays({param.name for param in mod["main"].params}) if bound else None
+    names = {array_key(array): name for name, array in arrays.items()}
+
+    def compiled(mod):
+        """Return a lowered module, its description, and its parameters."""
+        mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)
+        mod = write_in_place(kept)(mod) if kept else mod
+        mod = begin_reductions()(mod) if open_sizes(mod["main"]) else mod
+        mod, constants = pipeline.lift_constants(mod, names)
+        if shared:
+            mod, constants = shape_variants.rename_params(mod, constants, shared)
+        graph = pipeline.describe(mod, list(constants))
+        graph |= {"state": kept} if kept else {}
+        if for_gpu:
+            mod, graph["kernels"] = gpu.scheduled(mod, target)
+        plan = {} if graph["sizes"] else None
+        mod = pipeline.lowering(plan)(pipeline.bundle(mod))
+        graph["memory"] = plan or memory(mod)
+        return mod, graph, constants
+
+    with pass_lock, target:
+        mod, graph, constants = compiled(mod)
+        several = []
+        for number, (values, of_sizes) in enumerate(bound, start=1):
+            other, description, _ = compiled(of_sizes)
+            mod, functions = shape_variants.join(mod, other, number)
+            several.append(shape_variants.renamed(description, functions) | {"at": values})
+    tuned = {"tuned": str(lookup or "")}
+    graph |= tuned
+    if several:
+        graph["variants"] = [each | tuned for each in several]
+        constants = shared.by_name
+    if for_gpu:
+        executable = cuda_codegen.executable(mod, target)
+        return cuda_codegen.CompiledForGPU(executable, graph, constants, target, opt_level)
+    executable = codegen.executable(mod, target, runs_here=cannot_run(target) is None)
+    return Compiled(executable, graph, constants, target, opt_level)
+
+
+def bind(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Bind the parameters of a module as constants.
+
+    Returns:
+        The module, and the parameters' arrays by name.
+
+    Raises:
+        TypeError, ValueError: As `build` does for `mod` and `params`.
+    """
+    weights = _check(mod, params)
+    for name, array in params.items():
+        require_dense(array, f"params: {name!r}")
+    arrays = {
+        name: plain(array) if isinstance(array, tvm.runtime.Tensor) else tvm.runtime.tensor(array)
+        for name, array in params.items()
+    }
+    for var in weights:
+        shape, dtype = tuple(arrays[var.name].shape), arrays[var.name].dtype
+        wanted = fixed_shape(var.ty), str(var.ty.dtype)
+        if wanted != (shape, dtype):
+            raise ValueError(
+                f"params: {var.name!r} must be of shape {wanted[0]} and {wanted[1]}; got {shape}, {dtype}"
+            )
+    return tvm.relax.transform.BindParams("main", arrays)(mod), arrays
+
+
+def resolve_target(target=None, kinds=("llvm",)) -> tvm.target.Target:
+    """Return the TVM target that `target`, as in `build`, describes.
+
+    Args:
+        target: See `build`.
+        kinds: Accepted kinds of targets.
+
+    Raises:
+        ValueError: TVM or tvmnotes cannot serve the target, or its kind is not in `kinds`.
+    """
+    if target is None:
+        return machine.host_target()
+    if isinstance(target, str) and " -" in target:
+        raise ValueError(
+            f"target {target!r}: TVM no longer reads options in a string; "
+            "give a dictionary such as {'kind': 'llvm', 'mcpu': 'core-avx2', 'num-cores': 4}"
+        )
+    try:
+        resolved = machine.checked_target(gpu.with_arch(target))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"unknown target {target!r} ({errors.lines(error)[0]}); expected None for this machine, 'llvm', "
+            "or a dictionary such as {'kind': 'llvm', 'mcpu': 'core-avx2'}"
+        ) from error
+    if resolved.kind.name not in kinds:
+        described = {"llvm": "'llvm' (CPUs)", "cuda": "'cuda' (GPUs)"}
+        expected = " or ".join(described[kind] for kind in kinds)
+        raise ValueError(f"target {target!r} is of kind {resolved.kind.name!r}; expected kind {expected}")
+    if resolved.kind.name == "cuda":
+        return gpu.resolved(resolved)
+    return resolved
+
+
+def _check(mod, params) -> list[tvm.relax.Var]:
+    """Raise what `build` says of `mod` and `params`; return the weights among `main`'s variables."""
+    if not isinstance(mod, tvm.IRModule):
+        raise TypeError(
+            f"mod: expected a tvm.IRModule, as tn.from_pytorch and tn.from_onnx return with its params; "
+            f"got {type(mod).__name__}"
+        )
+    if not isinstance(params, dict):
+        raise TypeError(f"params: expected a dictionary from name to array, got {type(params).__name__}")
+    if "main" not in mod or not isinstance(mod["main"], tvm.relax.Function):
+        listed = ", ".join(v.name_hint for v in mod.get_global_vars()) or "none"
+        raise ValueError(f"mod: expected a Relax function named 'main'; its functions: {listed}")
+    main = mod["main"]
+    inputs = int((main.attrs or {}).get("num_input", len(main.params) - len(params)))
+    weights = [p.name for p in main.params[inputs:]]
+    missing, unexpected = set(weights) - set(params), set(params) - set(weights)
+    if missing or unexpected:
+        raise ValueError(
+            "params: expected one array for each weight of the module; "
+            f"missing: {shorten(missing)}; not in the module: {shorten(unexpected)}"
+        )
+    check_inputs(main, main.params[:inputs])
+    outputs = main.ret_ty.fields if isinstance(main.ret_ty, tvm.ir.TupleType) else [main.ret_ty]
+    if not all(isinstance(output, tvm.relax.TensorType) for output in outputs):
+        raise ValueError(
+            f"mod: expected main to return a tensor or a tuple of tensors, it returns {main.ret_ty}"
+        )
+    return list(main.params[inputs:])

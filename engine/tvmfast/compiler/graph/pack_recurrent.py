@@ -1,0 +1,122 @@
+"""The pass that computes recurrent layers of float32 on packed weights.
+
+One product serves the inputs of all steps; a single step of few rows has it in its kernel.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import op as R
+
+from ...core.integers import ceildiv
+from ...core.relax import fixed_shape, known_shape, on_each_function
+from ...core.simd import Simd, fastest_tile
+from ...kernels.recurrent.cell import Cell
+from ...kernels.recurrent.loops import Sizes, Tile, kernel
+
+_SHARED = 1 << 16  # multiply-adds of a step that are worth another thread
+_FEW = 8  # rows of a single step up to which one kernel is faster than a product and a kernel
+_OPEN_BATCH = 8  # as which an open batch counts in the choice of a tile; for threads it counts as 1
+
+
+def pack_recurrent(simd: Simd) -> tvm.transform.Pass:
+    """Make the pass; weights that are not constants are packed in each run."""
+    return on_each_function("PackRecurrent", partial(_Packer, simd=simd), adds_kernels=True, needs=Cell.of)
+
+
+def tile_of(cell: Cell, sizes: Sizes, simd: Simd) -> Tile:
+    """Choose how a kernel is computed."""
+    single = _is_single(sizes)
+    gates = len(cell.gates) + (single and cell.reset_after)  # accumulators of a unit
+    vectors = ceildiv(sizes.units, simd.lanes)
+    is_open = not isinstance(sizes.batch, int)
+    batch = _OPEN_BATCH if is_open else sizes.batch
+    tiles = [
+        (r, q * gates) for q in range(1, min(vectors, 8) + 1) for r in range(1, min(max(1, batch), 8) + 1)
+    ]
+
+    def steps(rows, blocks):
+        return ceildiv(batch, rows), ceildiv(vectors, blocks // gates)
+
+    rows, blocks = fastest_tile(tiles, steps, simd)
+    depth = sizes.outputs + (sizes.input if single else 0)
+    work = (1 if is_open else batch) * sizes.units * depth * len(cell.gates)
+    tile = Tile(simd.lanes, rows, blocks // gates)
+    return replace(tile, threads=work >= _SHARED and tile.chunks(sizes.units) > 1)
+
+
+def _is_single(sizes: Sizes) -> bool:
+    """Return whether the kernel multiplies the input itself: for one step of few rows."""
+    fixed = isinstance(sizes.steps, int) and isinstance(sizes.batch, int)
+    return fixed and sizes.steps == 1 and sizes.batch <= _FEW
+
+
+@relax.expr_functor.mutator
+class _Packer(relax.PyExprMutator):
+    def __init__(self, mod, simd):
+        super().__init__(mod)
+        self.mod, self.simd = mod, simd
+
+    def visit_call_(self, call):
+        call = self.visit_expr_post_order(call)
+        found = Cell.of_call(self.mod, call)
+        if found is None or str(found[1]["x"].ty.dtype) != "float32":
+            return call
+        return self._packed(*found, call)
+
+    def _packed(self, cell: Cell, given: dict, call):
+        emit, gates = self.builder_.emit, len(cell.gates)
+        steps, batch, width = known_shape(given["x"].ty)
+        rows, outputs = fixed_shape(given["recurrent"].ty)
+        units = rows // gates
+        sizes = Sizes(steps, batch, width, units, outputs)
+        tile = tile_of(cell, sizes, self.simd)
+        chunks, padded = tile.chunks(units), tile.padded(units)
+        lanes, blocks = tile.lanes, tile.blocks
+
+        def by_gate(name, *last):
+            """Return a weight or bias as (gates, units, …), with zeros for units that complete a chunk."""
+            return self._padded(R.reshape(given.pop(name), (gates, units, *last)), 1, padded)
+
+        def by_chunk(name, depth):
+            """Return weights in the order in which a kernel reads them."""
+            parts = R.reshape(by_gate(name, depth), (gates, chunks, blocks, lanes, depth))
+            return emit(R.permute_dims(emit(parts), (1, 4, 2, 0, 3)))
+
+        if _is_single(sizes):
+            bias = emit(R.reshape(by_gate("bias"), (gates * padded,)))
+            own = {"x": given.pop("x"), "weight": by_chunk("weight", width), "bias": bias}
+        else:
+            weight = R.reshape(by_gate("weight", width), (gates, padded // lanes, lanes, width))
+            weight = R.reshape(emit(R.permute_dims(emit(weight), (3, 1, 0, 2))), (width, padded * gates))
+            bias = R.reshape(by_gate("bias"), (gates, padded // lanes, lanes))
+            bias = R.reshape(emit(R.permute_dims(emit(bias), (1, 0, 2))), (padded * gates,))
+            x = R.reshape(given.pop("x"), (steps * batch, width))
+            from_input = R.add(emit(R.matmul(emit(x), emit(weight))), emit(bias))
+            shape = (steps, batch, padded // lanes, gates, lanes)
+            own = {"from_input": emit(R.reshape(emit(from_input), shape))}
+        given = own | {"recurrent": by_chunk("recurrent", outputs)} | given
+        if "inner" in given:
+            given["inner"] = self._padded(given["inner"], 0, padded)
+        if "peepholes" in given:
+            given["peepholes"] = self._padded(given["peepholes"], 1, padded)
+        if "projection" in given:
+            parts = self._padded(given["projection"], 0, tile.padded(outputs))
+            parts = emit(R.reshape(parts, (tile.chunks(outputs), blocks, lanes, units)))
+            given["projection"] = emit(R.permute_dims(parts, (0, 3, 1, 2)))
+        function = self.builder_.add_func(kernel(cell, list(given), sizes, "float32", tile), cell.kind)
+        args = [*given.values(), *sizes.open.outer]
+        return relax.call_tir(function, args, list(call.ty_args[0].fields))
+
+    def _padded(self, x, axis: int, size: int):
+        """Return a tensor with zeros at the end of an axis, up to a size."""
+        x = self.builder_.emit(x) if not isinstance(x, relax.Var | tvm.ir.GenericConst) else x
+        shape = list(fixed_shape(x.ty))
+        missing = size - shape[axis]
+        if not missing:
+            return x
+        shape[axis] = missing
+        return self.builder_.emit(R.concat([x, relax.const(np.zeros(shape, "float32"))], axis))

@@ -1,0 +1,191 @@
+"""Lower operators to kernels, in place of TVM's legalization.
+
+At opt level 3 these are the computations that `rules` has schedules for; at every level, those that TVM
+gets wrong for special values.
+"""
+
+from functools import partial
+
+import tvm
+from tvm import relax, te, topi
+
+from ...core.compat import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
+from ...core.protocols import Lookup
+from ...core.relax import constant_array, fixed_shape, known_shape, typical
+from ...core.simd import Simd
+from ...kernels import dynamic, elementwise
+from ..graph import conv_transpose
+from ..schedule.rules import row_reduction
+from ..schedule.workloads.batch_matmul import BatchMatmul
+from ..schedule.workloads.dense import Dense
+from . import dynamic_reshape, group_norm, ieee754
+from .ieee754 import default
+
+_OPEN_ROWS = 8  # rows of a product's workload, at least, if their number is open
+_OPEN_LENGTH = 64  # that of open sizes of the matrices of two activations
+
+
+def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict:
+    """Return the functions that `relax.transform.LegalizeOps` takes, by operator name.
+
+    Below level 3 these are only those that correct TVM's results. `v` is a CPU's vector registers, or None
+    for a GPU.
+    """
+    corrected = ieee754.legalizations() | OF_CONSTANTS
+    corrected |= {"relax.power": _power, "relax.arange": _arange}
+    norm = partial(group_norm.legalize, for_gpu=v is None)
+    corrected |= dict.fromkeys(group_norm.OPERATORS, norm)
+    corrected |= dict.fromkeys(conv_transpose.OPERATORS, conv_transpose.legalize)
+    corrected |= dict.fromkeys(elementwise.FUNCTIONS if v else (), _elementwise)
+    if opt_level < 3:
+        return corrected
+    if v is None:
+        return corrected | {"relax.concat": _concat}
+    return corrected | {
+        "relax.matmul": lambda bb, call: _matmul(bb, call, v, lookup),
+        "relax.nn.softmax": lambda bb, call: _softmax(bb, call, v),
+        "relax.nn.layer_norm": lambda bb, call: _layer_norm(bb, call, v),
+        "relax.concat": _concat,
+        **dict.fromkeys(row_reduction.EXTREMES, lambda bb, call: _extreme(bb, call, v)),
+        **dict.fromkeys(group_norm.OPERATORS, lambda bb, call: group_norm.legalize(bb, call, v.lanes)),
+        "relax.reshape": dynamic_reshape.legalize,
+    }
+
+
+def _matmul(bb, call, v, lookup):
+    left, right = call.args
+    a, b = known_shape(left.ty), known_shape(right.ty)
+    dtypes = {str(each.ty.dtype) for each in (left, right, call)}
+    if a is None or b is None or len(a) < 2 or len(b) < 2 or dtypes != {"float32"}:
+        return default(bb, call)
+    if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
+        rows = a[-2]
+        if not isinstance(rows, int):
+            rows = max(typical(rows), _OPEN_ROWS)
+        dense = Dense(rows, *b)
+        config = dense.config(lookup, v)
+        panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
+        return _fusable(bb, "dense", dense.compute, left, panels, config)
+    left_shape, right_shape = (
+        (*map(typical, shape[:-2]), *(typical(size, _OPEN_LENGTH) for size in shape[-2:])) for shape in (a, b)
+    )
+    product = BatchMatmul(left_shape, right_shape)
+    return _fusable(bb, "matmul", product.compute, left, right, product.config(lookup, v))
+
+
+def _power(bb, call):
+    """Pass a large exponent as an array; TVM warns of a number from 3 on."""
+    exponent = constant_array(call.args[1])
+    if exponent is None or exponent.ndim or exponent < 3 or "float" not in str(call.ty.dtype):
+        return default(bb, call)
+    return bb.call_te(topi.power, *call.args)
+
+
+def _resize2d(bb, call):
+    """Align the corners of a single row or column, too: TVM divides by their number less one.
+
+    Raises an error for float64, which TVM computes in float32.
+    """
+    attrs = call.attrs
+    if str(call.ty.dtype) == "float64":
+        raise ValueError("image.resize2d of float64: TVM computes it in float32; resize it as float32")
+    if attrs.coordinate_transformation_mode != "align_corners":
+        return default(bb, call)
+
+    def compute(x, sizes, shape):
+        return topi.image.resize2d(
+            x,
+            attrs.roi,
+            # A maximum would let TVM 0.27 compute bounds of a float, on which it fails.
+            [te.if_then_else(size > 1, size, 2) for size in sizes],
+            attrs.layout,
+            attrs.method,
+            attrs.coordinate_transformation_mode,
+            attrs.rounding_method,
+            attrs.cubic_alpha,
+            attrs.cubic_exclude,
+            output_shape=shape,
+        )
+
+    return bb.call_te(compute, *call.args, call.ty.shape, primfunc_name_hint="resize2d")
+
+
+# Those that FoldConstant needs as well: see `fold_constants.fold_constant`.
+OF_CONSTANTS = ieee754.OF_CONSTANTS | {"relax.image.resize2d": _resize2d}
+
+
+def _arange(bb, call):
+    """Keep a number that is an open size by itself: TVM does not fuse two of them that no tensor has."""
+    result, start = default(bb, call), getattr(call.args[0], "value", call.args[0])
+    if not isinstance(start, int | float):
+        kernel = result.args[0]
+        bb.update_func(kernel, bb.get()[kernel].with_attr("op_pattern", OPAQUE))
+    return result
+
+
+def _softmax(bb, call, v):
+    shape = known_shape(call.ty)
+    if not shape or str(call.ty.dtype) != "float32":
+        return default(bb, call)
+    axis = int(call.attrs.axis) % len(shape)
+    if axis != len(shape) - 1:
+        if fixed_shape(call.ty) is None:
+            return default(bb, call)
+        return _fusable(bb, "softmax", elementwise.softmax, call.args[0], axis)
+    if not isinstance(shape[-1], int):
+        return dynamic.softmax(bb, call.args[0], v.lanes)
+    return _fusable(bb, "softmax", row_reduction.softmax, call.args[0], v.lanes)
+
+
+def _layer_norm(bb, call, v):
+    shape, attrs = known_shape(call.ty), call.attrs
+    last = (
+        shape and isinstance(shape[-1], int) and [int(a) % len(shape) for a in attrs.axes] == [len(shape) - 1]
+    )
+    if not last or str(call.ty.dtype) != "float32" or not (attrs.center and attrs.scale):
+        return default(bb, call)
+    return _fusable(bb, "layer_norm", row_reduction.layer_norm, *call.args, float(attrs.epsilon), v.lanes)
+
+
+def _extreme(bb, call, v):
+    shape, axes = fixed_shape(call.args[0].ty), call.attrs.axis
+    of_rows = shape and axes is not None and [int(axis) % len(shape) for axis in axes] == [len(shape) - 1]
+    if not of_rows or str(call.ty.dtype) != "float32" or shape[-1] < 2 * v.lanes or 0 in shape:
+        return ieee754.legalizations()[call.op.name](bb, call)
+    found = _fusable(bb, "extreme", row_reduction.extreme, call.args[0], call.op.name, v.lanes)
+    return found if call.attrs.keepdims else relax.op.reshape(bb.emit(found), call.ty.shape)
+
+
+def _fusable(bb, name: str, compute, *args):
+    """Call a kernel whose epilogue may take elementwise operators."""
+    pattern = {"op_pattern": OUT_EWISE_FUSABLE}
+    return bb.call_te(compute, *args, primfunc_name_hint=name, primfunc_attrs=pattern)
+
+
+def _elementwise(bb, call):
+    if str(call.ty.dtype) != "float32" or known_shape(call.ty) is None:
+        return default(bb, call)
+    name = call.op.name.rpartition(".")[2]
+    return bb.call_te(elementwise.FUNCTIONS[call.op.name], call.args[0], primfunc_name_hint=name)
+
+
+def _concat(bb, call):
+    parts = call.args[0]
+    if not isinstance(parts, relax.Tuple) or len(parts.fields) < 3 or call.attrs.axis is None:
+        return default(bb, call)
+    axis = int(call.attrs.axis) % len(call.ty.shape)
+    if not isinstance(known_shape(call.ty)[axis], int):
+        return default(bb, call)
+    # Fused, nested concatenations would test for each element which of dozens of parts it comes from.
+    attrs = {"op_pattern": OPAQUE} if any(_is_concat(bb, part) for part in parts.fields) else None
+
+    def compute(*xs):
+        return elementwise.concat(xs, axis)
+
+    return bb.call_te(compute, *parts.fields, primfunc_name_hint=CONCATENATE, primfunc_attrs=attrs)
+
+
+def _is_concat(bb, part) -> bool:
+    value = bb.lookup_binding(part) if isinstance(part, relax.Var) else None
+    called = value.args[0] if isinstance(value, tvm.ir.Call) and value.args else None
+    return isinstance(called, tvm.ir.GlobalVar) and called.name_hint.startswith(CONCATENATE)

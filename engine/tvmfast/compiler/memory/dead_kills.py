@@ -1,0 +1,70 @@
+"""The pass that drops instructions between kernels that change nothing.
+
+KillAfterLastUse ends the life of each value after its last use. That frees no memory if something else holds
+the value, as the caller does inputs and parameters, and the result its fields; and if no allocation follows,
+the end of the run, which frees all, is early enough. CallTIRRewrite leaves tuples that nothing reads.
+"""
+
+import tvm
+from tvm import relax
+
+from ...core.relax import op_name
+
+
+def drop_needless_kills() -> tvm.transform.Pass:
+    """Make the pass, for a lowered network."""
+
+    @tvm.transform.module_pass(opt_level=0, name="DropNeedlessKills")
+    def run(mod, _context):
+        main = mod["main"]
+        bindings = [binding for block in main.body.blocks for binding in block.bindings]
+        owners = _owners(main, bindings)
+        killed, allocations, read = {}, [0], {*relax.analysis.free_vars(main.body.body)}
+        for n, binding in enumerate(bindings):
+            name = op_name(binding.value)
+            if name == "vm.kill_object":
+                (var,) = binding.value.args
+                killed[n] = owners.get(var, var)
+                continue
+            if name == "vm.alloc_storage":
+                allocations.append(n)
+            read.update(relax.analysis.free_vars(binding.value))
+        held = {owners.get(var, var) for var in [*main.params, *_results(main, bindings)]}
+        late = {owner for n, owner in killed.items() if n > allocations[-1]}
+
+        def is_needed(n, binding):
+            if isinstance(binding.value, relax.Tuple):
+                return binding.var in read or binding.var in killed.values()
+            return n not in killed or killed[n] not in held | late
+
+        bindings = [binding for n, binding in enumerate(bindings) if is_needed(n, binding)]
+        body = relax.SeqExpr([relax.BindingBlock(bindings)], main.body.body)
+        mod = mod.clone()
+        mod["main"] = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+        return mod
+
+    return run
+
+
+def _owners(main: relax.Function, bindings: list) -> dict:
+    """Return, by variable, what holds its memory: an input, the parameters, a buffer, or another value."""
+    owners = {param: param for param in main.params}
+    for binding in bindings:
+        value = binding.value
+        name = op_name(value) or str(getattr(getattr(value, "op", None), "global_symbol", ""))
+        if name == "vm.alloc_storage":
+            owners[binding.var] = binding.var
+        elif name in ("vm.alloc_tensor", "vm.builtin.reshape"):
+            owners[binding.var] = owners.get(value.args[0], value.args[0])
+        elif isinstance(value, relax.TupleGetItem):
+            owners[binding.var] = owners.get(value.tuple_value, value.tuple_value)
+        elif isinstance(value, relax.Var):
+            owners[binding.var] = owners.get(value, value)
+    return owners
+
+
+def _results(main: relax.Function, bindings: list) -> list:
+    """Return the variables that the function returns."""
+    bound = {binding.var: binding.value for binding in bindings}
+    value = bound.get(main.body.body, main.body.body)
+    return list(value.fields) if isinstance(value, relax.Tuple) else [main.body.body]

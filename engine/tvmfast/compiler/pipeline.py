@@ -1,0 +1,275 @@
+"""The passes of a build, by opt level, and the steps that separate the resulting parameters from the code.
+
+`build` runs `passes`, then `lift_constants`, `describe` and `bundle`, and hands `lowering()` to TVM.
+"""
+
+import itertools
+
+import tvm
+from tvm import relax
+from tvm.relax import transform as t
+
+from ..core import annotations
+from ..core.protocols import Lookup
+from ..core.relax import array_key, shape_text
+from ..core.simd import simd_of
+from .cuda.gpu import has_threads
+from .cuda.nms import parallelize_detection
+from .cuda.unroll_recurrent import unroll_recurrent
+from .dynamic import cost, open_sizes
+from .graph.blocked_layout import block_layouts
+from .graph.conv_transpose import transposed_to_plain
+from .graph.decompose import decompose_functions
+from .graph.fold_constants import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
+from .graph.fuse_attention import fuse_attention
+from .graph.operator_notes import note_operators, operators
+from .graph.pack_recurrent import pack_recurrent
+from .graph.partial_update import writes_to_kernels, writes_to_operators
+from .graph.rms_norm import fuse_rms_norms
+from .graph.skinny_gemm import products_of_few_rows
+from .legalize import ieee754
+from .legalize.accumulate import sums_in_float32
+from .legalize.bools import bools_as_bytes
+from .legalize.bounds_check import checks_to_kernels
+from .legalize.lower import legalizations
+from .memory.dead_kills import drop_needless_kills
+from .memory.dynamic_plan import share_buffers
+from .memory.output_alias import result_as_view
+from .memory.shape_cse import share_shapes
+from .memory.usage import memory
+from .schedule.apply import schedule_kernels
+
+OPT_LEVELS = (0, 1, 2, 3)
+
+
+def passes(
+    opt_level: int, target: tvm.target.Target, lookup: Lookup | None = None
+) -> list[tvm.transform.Pass]:
+    """List the graph passes of an opt level, in order, from an imported module to one kernel per fused group.
+
+    At level 3, `lookup` gives the configs of kernels.
+    """
+    simd = None if target.kind.name == "cuda" else simd_of(target)
+    half_sums = [(0, sums_in_float32())] if simd else []  # a GPU's tensor cores do so by themselves
+    recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
+    blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
+    attention = [(3, fuse_attention(simd)), (3, products_of_few_rows(simd)), (3, fuse_rms_norms(simd))]
+    checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
+    writes = writes_to_kernels() if simd else writes_to_operators()
+    scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `gpu.scheduled` does it
+    from_level = [
+        # the graph
+        (3, fold_batch_norm()),
+        (0, t.DecomposeOpsForInference()),
+        (0, t.ConvertToDataflow()),
+        *half_sums,
+        (0, decompose_functions()),
+        (0, bools_as_bytes()),
+        recurrent,
+        (0, t.CanonicalizeBindings()),
+        (2, fold_with_numpy()),
+        (2, t.CanonicalizeBindings()),
+        (3, fold_the_rest()),
+        (3, transposed_to_plain()),
+        (3, t.EliminateCommonSubexpr()),
+        (3, fold_affine()),  # batch norms that no convolution precedes
+        *(attention if simd else []),
+        (3, t.DeadCodeElimination()),
+        *blocked,
+        (3, t.CanonicalizeBindings()),
+        # from operators to kernels
+        (0, checks),
+        (0, writes),
+        (0, ieee754.sort_by_keys()),
+        (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
+        (0, t.LegalizeOps(legalizations(simd, lookup, opt_level))),
+        (0, t.AnnotateTIROpPattern()),
+        (2, t.FoldConstant()),
+        (1, t.FuseOps()),
+        (1, note_operators()),
+        (1, t.FuseTIR()),
+        *scheduled,
+        (0, t.DeadCodeElimination()),
+    ]
+    return [step for level, step in from_level if opt_level >= level]
+
+
+def lowering(plan: dict | None = None) -> tvm.transform.Pass:
+    """Make the pass that replaces `tvm.compile`'s default, which would fuse and fold at every opt level.
+
+    Args:
+        plan: For a network with open sizes, a dictionary that gets what `usage.memory` returns: after the
+            lowering such sizes are computed in code.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="NoteMemory")
+    def note(mod, _context):
+        plan.update(memory(mod))
+        return mod
+
+    return tvm.transform.Sequential(
+        [
+            result_as_view(),
+            t.RewriteDataflowReshape(),  # a reshape becomes a view if possible
+            t.ToNonDataflow(),
+            t.RemovePurityChecking(),
+            t.CallTIRRewrite(),  # kernels write into buffers that the caller allocates
+            t.StaticPlanBlockMemory()
+            if plan is None
+            else share_buffers(),  # buffers that are not alive together share memory
+            t.RewriteCUDAGraph(),  # for a GPU, if the pass context has "relax.backend.use_cuda_graph"
+            t.LowerAllocTensor(),
+            t.KillAfterLastUse(),
+            t.LowerRuntimeBuiltin(),
+            drop_needless_kills(),
+            *([] if plan is None else [note]),
+            t.ComputePrimValue(),
+            t.VMShapeLower(),
+            *([] if plan is None else [share_shapes()]),
+            t.AttachGlobalSymbol(),
+        ],
+        name="lowering",
+    )
+
+
+@relax.expr_functor.mutator
+class _LiftConstants(relax.PyExprMutator):
+    def __init__(self, names: dict[int, str], taken: set[str]):
+        super().__init__()
+        self.names = names
+        self.vars = {}  # by array key
+        self.arrays = {}  # by name
+        numbered = (f"const{n}" for n in itertools.count())
+        self.free = (name for name in numbered if name not in taken)
+
+    def visit_generic_const_(self, constant):
+        key = array_key(constant.value)
+        if key not in self.vars:
+            name = self.names.get(key) or next(self.free)
+            self.vars[key], self.arrays[name] = relax.Var(name, constant.ty), constant.value
+        return self.vars[key]
+
+
+def lift_constants(
+    mod: tvm.IRModule, names: dict[int, str]
+) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Turn constants of `main` into parameters after the inputs; return the module and the arrays by name.
+
+    So the library holds only code, and the parameters get a file of their own, folded or not. `names` are
+    parameter names by `array_key`: an array that no pass has changed keeps its name.
+    """
+    main = mod["main"]
+    lift = _LiftConstants(names, taken={*names.values(), *(p.name for p in main.params)})
+    main = lift.visit_expr(main)
+    params = [*main.params, *lift.vars.values()]
+    lifted = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
+    lifted = lifted.with_attr("num_input", len(main.params))  # read by `bundle`
+    mod = mod.clone()
+    mod.update_func(mod.get_global_var("main"), lifted)
+    return mod, lift.arrays
+
+
+def bundle(mod: tvm.IRModule) -> tvm.IRModule:
+    """Make `main` take its parameters as one tuple: one argument to check per call instead of hundreds."""
+    return t.BundleModelParams("params")(mod)
+
+
+def describe(mod: tvm.IRModule, params: list[str]) -> dict:
+    """Describe the graph of `main` as plain data, for graph.json.
+
+    Args:
+        mod: The module after `lift_constants`.
+        params: The names of the parameters, in order.
+
+    Returns:
+        "sizes", the least and the greatest value, or None, of each size that is open, by name;
+        "inputs", "params" and "outputs", with their shapes and dtypes; "nodes", the kernel calls; "heads",
+        the values that are the outputs; "tuple", whether the result is one; and by kernel name "kernels" (its
+        schedule), "costs" (see `dynamic.cost`, and the operators that it fuses) and "workloads" (only
+        kernels that have one). A node has the name of its result, its kernel (or the Relax operator that the
+        runtime serves), the values it reads, and the shape and dtype of its result; "in_place" is true if
+        that is the first value it reads, of which it replaces a part.
+
+    Raises:
+        ValueError: A value has no known shape.
+    """
+    main = mod["main"]
+    sizes = open_sizes(main)
+    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    casts = {}  # values by variables that are the same with another type
+    for binding in bindings:
+        if isinstance(binding, relax.MatchCast):
+            casts[binding.var] = casts.get(binding.value, binding.value)
+    result = main.ret_ty
+    several = isinstance(result, tvm.ir.TupleType)
+    kernels = [(var, func) for var, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
+    kernels.sort(key=lambda item: item[0].name_hint)
+    notes = {var.name_hint: annotations.of_function(func) for var, func in kernels}
+    return {
+        "sizes": {size.name: [size.lower, size.upper] for size in sizes.values()},
+        "inputs": [{"name": p.name, **_tensor(p.ty)} for p in main.params if p.name not in params],
+        "params": params,
+        "nodes": [_node(binding, casts) for binding in bindings if isinstance(binding.value, tvm.ir.Call)],
+        "outputs": [_tensor(field) for field in (result.fields if several else [result])],
+        "heads": _heads(main.body),
+        "tuple": several,
+        "kernels": {name: note["schedule"] for name, note in notes.items()},
+        "costs": {
+            var.name_hint: cost(func, sizes) | {"operators": operators(mod, var.name_hint)}
+            for var, func in kernels
+            if not has_threads(func)  # written for a GPU by hand
+        },
+        "workloads": {name: note["workload"] for name, note in notes.items() if note["workload"]},
+    }
+
+
+def _heads(body) -> list:
+    """Return each output as the name of a node or input, and its index among that node's results."""
+    bound = {binding.var: binding.value for block in body.blocks for binding in block.bindings}
+
+    def resolve(expr):
+        value = bound.get(expr) if isinstance(expr, relax.Var) else expr
+        return resolve(value) if isinstance(value, relax.Var) else (expr, value)
+
+    expr, value = resolve(body.body)
+    heads = []
+    for field in value.fields if isinstance(value, relax.Tuple) else [expr]:
+        expr, value = resolve(field)
+        position = 0
+        if isinstance(value, relax.TupleGetItem):
+            expr, position = resolve(value.tuple_value)[0], int(value.index)
+        if isinstance(expr, relax.Var):
+            heads.append([expr.name, position])
+    return heads
+
+
+def _is_size(arg) -> bool:
+    return not isinstance(arg.ty, relax.TensorType | tvm.ir.TupleType)
+
+
+def _node(binding, own: dict) -> dict:
+    call, result = binding.value, binding.var.ty
+    kernel = getattr(call.op, "name", str(call.op))
+    in_place = {"in_place": True} if kernel == "relax.call_tir_inplace" else {}
+    args = list(call.args)
+    if kernel in ("relax.call_tir", "relax.call_tir_inplace"):
+        kernel, args = args[0].name_hint, list(args[1].fields)
+    elif kernel == "relax.call_pure_packed":
+        kernel = str(args[0].global_symbol)
+    return {
+        "name": binding.var.name,
+        "kernel": kernel,
+        "reads": [own.get(arg, arg).name for arg in args if isinstance(arg, relax.Var) and not _is_size(arg)],
+        "makes": [_tensor(f) for f in (result.fields if isinstance(result, tvm.ir.TupleType) else [result])],
+        **in_place,
+    }
+
+
+def _tensor(ty) -> dict:
+    shape = shape_text(ty)
+    if isinstance(ty, relax.TensorType) and shape is None:
+        raise ValueError(
+            f"the network makes a {ty}, whose shape is known only when it runs: tn.build needs fixed shapes; "
+            "cut the network before that operator, or write that part with a fixed size and a mask"
+        )
+    return {"shape": None if shape is None else list(shape), "dtype": str(getattr(ty, "dtype", ty))}

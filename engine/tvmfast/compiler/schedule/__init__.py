@@ -1,0 +1,17 @@
+"""A schedule for each kernel of a CPU.
+
+apply         the pass that schedules each kernel
+workloads     what kernels have to compute, and their configs
+rules         a schedule for each kind of workload, a file each
+
+What rules share:
+
+rule          what a rule provides, and the registry of rules
+epilogue      operators fused after a kernel; vector and parallel loops
+parallel      parallel loops of open length, run by one thread where that is short
+post_rewrite  loops that a schedule marks, and that are rewritten afterwards
+prefetch      software prefetch of weights
+padding       windows over an image whose padding is not in memory
+remainder     tiles of rows whose number is open
+trace         what a trace of MetaSchedule's may do
+"""

@@ -1,0 +1,26 @@
+"""Schedule rules for CPUs, a file each, which register themselves in `RULES` when this package is imported.
+
+direct_conv      convolutions
+pointwise        1x1 convolutions of stride 1
+depthwise        depthwise convolutions
+winograd         3x3 convolutions of stride 1, with fewer multiplications
+matmul           products with a weight known at compile time
+batch_matmul     products of two activations
+skinny_gemm      products of a few rows with a matrix that is a view
+row_reduction    softmax and layer norm
+repack_channels  channels of blocked tensors put together and taken apart
+default          every other kernel
+metaschedule     kernels as TVM's own search found them
+
+What they share stands in the folder above.
+"""
+
+import importlib
+import pkgutil
+
+from ..rule import RULES, ScheduleRule
+
+__all__ = ["RULES", "ScheduleRule"]
+
+for _file in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_file.name}")

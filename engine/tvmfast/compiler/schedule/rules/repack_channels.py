@@ -1,0 +1,90 @@
+"""Channels of NCHW[x]c put together or taken apart where a block has channels of several tensors.
+
+Channels move in granules: `width` of them, which divides x and every border, are neighbours before and after.
+The loop over a row of pixels is inside of that over granules, so that no pixel tests where a granule lies.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from tvm import te
+from tvm.s_tir import Schedule, ScheduleError
+
+from ....core.annotations import attribute
+from ....core.integers import ceildiv
+from ....core.relax import of_one_type, plain_sizes
+from ..epilogue import block_names, parallel
+from ..rule import ScheduleRule
+
+_NAME = "regroup"
+
+
+def concat(tensors: list, channels: list[int]):
+    """Concatenate tensors (N, blocks, H, W, x), each of so many channels, along the channels."""
+    begins = [0, *itertools.accumulate(channels)]
+
+    def pick(element, granule, each):
+        value = element(len(tensors) - 1, granule - begins[-2] // each)
+        for n in reversed(range(len(tensors) - 1)):
+            inside = granule < begins[n + 1] // each
+            value = te.if_then_else(inside, element(n, granule - begins[n] // each), value)
+        return value
+
+    return _regrouped(tensors, begins, pick)
+
+
+def part(tensor, begin: int, channels: int):
+    """Return so many channels of a tensor (N, blocks, H, W, x), from the channel `begin` on."""
+    return _regrouped([tensor], [0, begin, channels], lambda element, k, each: element(0, k + begin // each))
+
+
+def _regrouped(tensors, borders, pick):
+    """Compute a tensor of `borders[-1]` channels, of which `pick` finds each granule."""
+    n, _, h, w, lanes = plain_sizes(tensors[0].shape)
+    channels = borders[-1]
+    each = math.gcd(lanes, *borders)
+    per_block = lanes // each
+
+    def element(b, k, y, x, c):
+        granule = k * per_block + c // each
+
+        def of(number, source):
+            return tensors[number][b, source // per_block, y, x, source % per_block * each + c % each]
+
+        value = pick(of, granule, each)
+        return value if channels % lanes == 0 else te.if_then_else(granule < channels // each, value, 0.0)
+
+    attrs = attribute({"family": _NAME, "width": each})
+    shape = of_one_type(ceildiv(channels, lanes), h, w, lanes)
+    return te.compute((n, *shape), element, name=_NAME, attrs=attrs)
+
+
+class Regroup(ScheduleRule):
+    """Granules of channels, a row of pixels each."""
+
+    name = _NAME
+
+    @dataclass(frozen=True)
+    class Config:
+        """The granule.
+
+        Attributes:
+            width: Its channels.
+        """
+
+        width: int
+
+    def schedule(self, sch: Schedule, config: Config) -> None:
+        """Schedule a kernel that a function above made and what was fused after it."""
+        names = block_names(sch)
+        loops = sch.get_loops(names[-1])
+        if len(loops) != 5:
+            raise ScheduleError("what follows is not blocked")
+        for name in names[:-1]:
+            sch.compute_inline(name)
+        n, k, y, x, c = loops
+        granule, c = sch.split(c, [None, config.width])
+        sch.reorder(n, y, k, granule, x, c)
+        parallel(sch, [n, y, k])
+        sch.vectorize(c)

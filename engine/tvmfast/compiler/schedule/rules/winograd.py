@@ -1,0 +1,345 @@
+"""Winograd's convolution for 3x3 windows of stride 1: 4 or 2.25 times fewer multiplications.
+
+A tile of 6x6 inputs and the 3x3 weights are transformed, multiplied elementwise, summed over the channels
+(which makes 36 matrix products), and transformed back to 4x4 outputs: Lavin and Gray, "Fast Algorithms for
+Convolutional Neural Networks" (CVPR 2016), F(4x4, 3x3); or 4x4 inputs to 2x2 outputs, F(2x2, 3x3). The
+weights are transformed at compile time. The largest error of F(4x4, 3x3) is two or three times that of direct
+convolution; that of F(2x2, 3x3) is as small. A NaN or an infinity reaches every output of the tiles that read
+it.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+
+from ....core.integers import ceildiv, round_up
+from ....core.relax import of_one_type, plain_sizes
+from ....core.simd import Simd, fastest_tile, pad_to
+from .. import prefetch
+from ..epilogue import block_names, parallel, vectorize
+from ..rule import Loops, ScheduleRule
+from ..workloads.conv2d import Convolution
+from ..workloads.workload import Workload
+
+
+def _of_four(a: float, b: float) -> tuple:
+    """Return the transforms of F(4x4, 3x3) for the points 0, a, -a, b, -b and infinity (Toom and Cook)."""
+    aa, bb = a * a, b * b
+    of_a, of_b = 2 * aa * (aa - bb), 2 * bb * (bb - aa)
+    return (
+        ((aa * bb, 0, -aa - bb, 0, 1, 0), (0, -a * bb, -bb, a, 1, 0), (0, a * bb, -bb, -a, 1, 0),
+         (0, -b * aa, -aa, b, 1, 0), (0, b * aa, -aa, -b, 1, 0), (0, aa * bb, 0, -aa - bb, 0, 1)),
+        ((1 / (aa * bb), 0, 0), (1 / of_a, a / of_a, aa / of_a), (1 / of_a, -a / of_a, aa / of_a),
+         (1 / of_b, b / of_b, bb / of_b), (1 / of_b, -b / of_b, bb / of_b), (0, 0, 1)),
+        ((1, 1, 1, 1, 1, 0), (0, a, -a, b, -b, 0), (0, aa, aa, bb, bb, 0),
+         (0, a * aa, -a * aa, b * bb, -b * bb, 1)),
+    )  # fmt: skip
+
+
+# Transforms of inputs, weights and outputs by the side of a tile of outputs. The larger one's points, 5/8
+# and 3/2, give a quarter of the error of the usual 1 and 2, because their powers stay closer to 1.
+_TRANSFORMS = {
+    2: (
+        ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
+        ((1, 0, 0), (1 / 2, 1 / 2, 1 / 2), (1 / 2, -1 / 2, 1 / 2), (0, 0, 1)),
+        ((1, 1, 1, 0), (0, 1, -1, -1)),
+    ),
+    4: _of_four(5 / 8, 3 / 2),
+}
+
+_READ = 24  # multiply-adds in the time that one weight takes from main memory
+_L2 = 512 << 10  # bytes of a core's cache for transformed inputs
+_L2_WEIGHTS = 1200 << 10  # bytes of transformed weights that are read repeatedly from there
+
+
+class Winograd(ScheduleRule):
+    """Winograd's convolution."""
+
+    name = "winograd"
+    priority = 10
+
+    @dataclass(frozen=True)
+    class Config:
+        """The tile of outputs, and the tiles whose products are computed together.
+
+        tile_oh * tile_ow * tile_oc vector accumulators are in registers: more than half of the registers are
+        in use. With block_oh 0 all inputs are transformed first, and the threads share the channels, for
+        weights that do not fit into the cache. `prefetch` loads the weights of the next element of a tile
+        while those of the current one are used.
+
+        Attributes:
+            m: Side of a tile of outputs, F(m x m, 3x3). Searched: 2, 4.
+            tile_oh: Tiles down in a block of tiles. Searched: 1 to min(tiles down, 8).
+            tile_ow: Tiles across in a block of tiles. Searched: 1 to min(tiles across, 16).
+            tile_oc: Blocks of x output channels per block of tiles. Searched: 1, 2, 3, 4 that divide the
+                channels' blocks.
+            block_oh: Rows of blocks of tiles that a thread transforms and multiplies while they are in its
+                cache. Searched: 0; 1, 2, 4 that divide the rows.
+            prefetch: Whether weights are prefetched. Searched: False; True with block_oh 0.
+        """
+
+        m: int
+        tile_oh: int
+        tile_ow: int
+        tile_oc: int
+        block_oh: int
+        prefetch: bool = False
+
+    EXAMPLES = (
+        Convolution((1, 32, 16, 16), (48, 32, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, True),
+        Convolution((2, 32, 9, 11), (40, 32, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, True),
+        Convolution(
+            (1, 16, 8, 8), (24, 16, 3, 3), (1, 1), (1, 0, 0, 2), (1, 1), 1, True
+        ),  # no default config
+    )
+
+    def applies(self, workload: Workload, simd: Simd) -> bool:
+        """Return whether it is a 3x3 convolution of stride 1, ungrouped and undilated, and blocked."""
+        if not isinstance(workload, Convolution) or not workload.blocked or workload.groups != 1:
+            return False
+        return workload.weight[2:] == (3, 3) and workload.strides == workload.dilation == (1, 1)
+
+    def default(self, workload: Convolution, simd: Simd) -> Config | None:
+        """Choose the default config; None if direct convolution is better."""
+        m = best_tile(workload)
+        return None if m is None else default_of_tile(workload, m, simd)
+
+    def space(self, workload: Convolution, simd: Simd) -> list[Config]:
+        """List the configs that `Config` describes."""
+        outs = ceildiv(workload.weight[0], simd.lanes)
+        found = []
+        for m in (2, 4):
+            down, across = (ceildiv(size, m) for size in workload.out_size)
+            shapes = itertools.product(
+                (1, 2, 3, 4), range(1, min(down, 8) + 1), range(1, min(across, 16) + 1)
+            )
+            for oc, oh, ow in shapes:
+                few = (oh * ow + 1) * oc + 1 <= simd.registers / 2
+                if outs % oc or few or not simd.fits(oh * ow, oc):
+                    continue
+                blocks = (0, *(b for b in (1, 2, 4) if ceildiv(down, oh) % b == 0))
+                found += [self.Config(m, oh, ow, oc, block) for block in blocks]
+                found.append(self.Config(m, oh, ow, oc, 0, prefetch=True))
+        return found
+
+    def packed_shape(self, workload: Convolution, config: Config, lanes: int) -> tuple[int, ...]:
+        """Return the shape of the packed weight; see `transform_weight`."""
+        outs, ins = (ceildiv(channels, lanes) for channels in workload.weight[:2])
+        return outs, config.m + 2, config.m + 2, ins, lanes, lanes
+
+    def pack(self, workload: Convolution, weight: np.ndarray, config: Config, lanes: int) -> np.ndarray:
+        """Transform and pack the weight (O, I, 3, 3)."""
+        return transform_weight(weight, config.m, lanes)
+
+    def compute(self, data, weight, workload: Convolution, config: Config):
+        """Return the convolution of data (N, blocks, H, W, x) with weights of `transform_weight`."""
+        n, sources, h, w, lanes = plain_sizes(data.shape)
+        outs = int(weight.shape[0])
+        (top, left, _, _), (out_h, out_w) = workload.padding, workload.out_size_of(h, w)
+        m, rows, columns = config.m, config.tile_oh, config.tile_ow
+        side = m + 2
+        of_input, _, of_output = _TRANSFORMS[m]
+        grid = n, ceildiv(out_h, m * rows), ceildiv(out_w, m * columns)  # blocks of tiles
+
+        def element(b, ty, tx, i, row, column, r, s, c):
+            y, x = (ty * rows + row) * m + r - top, (tx * columns + column) * m + s - left
+            return te.if_then_else(tirx.all(y >= 0, y < h, x >= 0, x < w), data[b, i, y, x, c], 0.0)
+
+        shape = of_one_type(*grid, sources, rows, columns, side, side, lanes)
+        patch = te.compute(shape, element, name="patch")
+
+        def half_input(*at):
+            return _transform(of_input, at[6], lambda r: patch[(*at[:6], r, *at[7:])])
+
+        half = te.compute(patch.shape, half_input, name="half_transformed")
+
+        def whole_input(b, ty, tx, p, q, i, row, column, c):
+            return _transform(of_input, q, lambda s: half[b, ty, tx, i, row, column, p, s, c])
+
+        shape = of_one_type(*grid, side, side, sources, rows, columns, lanes)
+        transformed = te.compute(shape, whole_input, name="transformed")
+        sums = of_one_type(sources, lanes, *grid[1:])
+        i, ii = te.reduce_axis((0, sums[0]), "i"), te.reduce_axis((0, sums[1]), "ii")
+
+        def multiplied(b, ty, tx, k, p, q, row, column, c):
+            taken = transformed[b, ty, tx, p, q, i, row, column, ii]
+            return te.sum(taken * weight[k, p, q, i, ii, c], axis=[i, ii])
+
+        shape = of_one_type(*grid, outs, side, side, rows, columns, lanes)
+        attrs = self.annotation(workload, config)
+        product = te.compute(shape, multiplied, name="winograd", attrs=attrs)
+
+        def half_output(b, ty, tx, k, row, column, r, q, c):
+            return _transform(of_output, r, lambda p: product[b, ty, tx, k, p, q, row, column, c])
+
+        shape = of_one_type(*grid, outs, rows, columns, m, side, lanes)
+        half_out = te.compute(shape, half_output, name="half_out")
+
+        def out(b, k, y, x, c):
+            ty, tx = tirx.floordiv(y, m), tirx.floordiv(x, m)
+            at = (b, ty // rows, tx // columns, k, ty % rows, tx % columns, y % m)
+            return _transform(of_output, x % m, lambda q: half_out[(*at, q, c)])
+
+        return te.compute(of_one_type(n, outs, out_h, out_w, lanes), out, name="out")
+
+    def schedule(self, sch: Schedule, config: Config) -> None:
+        """Schedule a kernel that `compute` made and what was fused after it."""
+        stages = ("patch", "half_transformed", "transformed", "winograd", "half_out")
+        *epilogue, last = [name for name in block_names(sch) if name not in stages]
+        for name in epilogue:
+            sch.compute_inline(name)
+        n, k, y, x, c = sch.get_loops(last)
+        ko, ki = sch.split(k, [None, config.tile_oc])
+        tb, ty, row, yi = sch.split(y, [None, config.block_oh or 1, config.tile_oh, config.m])
+        tx, column, xi = sch.split(x, [None, config.tile_ow, config.m])
+        if config.block_oh:
+            sch.reorder(n, tb, ko, ty, tx, ki, row, column, yi, xi, c)
+            outer = parallel(sch, [n, tb])
+        else:
+            sch.reorder(ko, n, tb, ty, tx, ki, row, column, yi, xi, c)
+            outer = None
+            sch.parallel(ko)
+        sch.compute_at("half_out", column, True)
+        sch.set_scope("half_out", 0, "local")
+        sch.compute_at("winograd", tx, True)
+        vectorize(sch, [yi, xi, c])
+        _unroll_all(sch, sch.get_loops("half_out")[-3:])
+        _products(sch, config)
+        _inputs(sch, outer)
+
+    def finish(self, func: tirx.PrimFunc, config: Config) -> tirx.PrimFunc:
+        """Insert the prefetches of weights."""
+        return prefetch.insert(func) if config.prefetch else func
+
+    def loops(self, workload: Convolution, config: Config, lanes: int) -> Loops:
+        """Return the sizes of the kernel's loops: a product for each element of a tile of inputs."""
+        images, n = workload.data[0], ceildiv(workload.weight[0], lanes)
+        elements = (config.m + 2) ** 2
+        down, across = (ceildiv(size, config.m) for size in workload.out_size)
+        rows = images * ceildiv(down, config.tile_oh)
+        return Loops(
+            tile_m=config.tile_oh * config.tile_ow,
+            tile_n=config.tile_oc,
+            m=round_up(across, config.tile_ow) * config.tile_oh,
+            n=n,
+            products=rows * elements,
+            rows=images * down * across * elements,
+            k=workload.data[1],
+            n_tasks=ceildiv(rows, config.block_oh) if config.block_oh else ceildiv(n, config.tile_oc),
+            block_m=config.tile_oh,
+            n_outer=config.tile_ow,
+            stride=workload.strides[0],
+        )
+
+
+def best_tile(workload: Convolution) -> int | None:
+    """Choose the side of the output tiles, 2 or 4; None if direct convolution is better.
+
+    Counted for each pair of an input and an output channel: the multiply-adds, and the weights that have to
+    be read.
+    """
+    images, (height, width) = workload.data[0], workload.out_size
+    outs, ins = workload.weight[:2]
+    costs = {None: 9 * (images * height * width + _READ)}
+    for m in _TRANSFORMS:
+        tiles = images * ceildiv(height, m) * ceildiv(width, m)
+        size = (m + 2) ** 2
+        transforms = 7 * size * (1 / outs + 1 / ins)  # of a tile, per channel
+        costs[m] = size * (tiles + _READ) + tiles * transforms
+    return min(costs, key=costs.get)
+
+
+def default_of_tile(workload: Convolution, m: int, simd: Simd) -> Winograd.Config:
+    """Choose the default config among those with output tiles of side `m`."""
+    images, (down, across) = workload.data[0], (ceildiv(size, m) for size in workload.out_size)
+    outs, sources = (ceildiv(channels, simd.lanes) for channels in workload.weight[:2])
+    tile_oh, tile_ow, tile_oc = _register_tile(images, down, across, outs, simd)
+    vectors = (m + 2) ** 2 * sources * simd.lanes * 4  # bytes of a transformed tile of inputs
+    weights = vectors * outs * simd.lanes
+    row = tile_oh * round_up(across, tile_ow) * vectors  # bytes of a row of blocks
+    rows = ceildiv(down, tile_oh)
+    block_oh = 0
+    if weights <= _L2_WEIGHTS and images * rows >= 4:
+        most = max(1, min(_L2 // row, rows // 4))
+        block_oh = next(b for b in range(most, 0, -1) if rows % b == 0)
+    return Winograd.Config(m, tile_oh, tile_ow, tile_oc, block_oh)
+
+
+def _register_tile(images: int, down: int, across: int, outs: int, simd: Simd) -> tuple[int, int, int]:
+    """Choose a block's tiles down and across, and its blocks of channels.
+
+    Two blocks of channels, or three: with one, the transformed inputs, with more, the weights are fetched
+    more often than a cache delivers. The shape in tiles is the one with the fewest cycles for images of
+    (down, across) tiles and outs blocks.
+    """
+    tile_oc = next(b for b in (2, 3, 1) if outs % b == 0)
+    rows, columns = (range(1, min(size, simd.registers) + 1) for size in (down, across))
+
+    def steps(oh, ow, _):
+        return images, ceildiv(down, oh), ceildiv(across, ow)
+
+    return fastest_tile(itertools.product(rows, columns, [tile_oc]), steps, simd)
+
+
+def transform_weight(weight: np.ndarray, m: int, lanes: int) -> np.ndarray:
+    """Transform and pack (O, I, 3, 3) into (O blocks, m + 2, m + 2, I blocks, i, x), zero-padded."""
+    out, ins = weight.shape[:2]
+    outs, sources = ceildiv(out, lanes), ceildiv(ins, lanes)
+    g = np.array(_TRANSFORMS[m][1])
+    padded = pad_to(weight, (outs * lanes, sources * lanes, 3, 3)).reshape(outs, lanes, sources, lanes, 9)
+    taps = padded.transpose(0, 4, 2, 3, 1).reshape(outs, 9, -1)
+    transformed = np.kron(g, g).astype("float32") @ taps  # G w Gᵀ, of each pair of channels
+    return transformed.reshape(outs, m + 2, m + 2, sources, lanes, lanes)
+
+
+def _transform(matrix, row, element):
+    """Multiply row `row` of `matrix`, the index of a loop to be unrolled, by (element(0), element(1), …)."""
+    selected = None
+    for index in reversed(range(len(matrix))):
+        total = None
+        for column, factor in enumerate(matrix[index]):
+            if factor:
+                term = element(column) * float(factor) if factor != 1 else element(column)
+                total = term if total is None else total + term
+        selected = total if selected is None else tirx.Select(row == index, total, selected)
+    return selected
+
+
+def _products(sch, config):
+    """Schedule the matrix products of one block of tiles and channels."""
+    stored = sch.cache_write("winograd", 0, "local")
+    k, p, q, row, column, c, i, ii = sch.get_loops("winograd")[-8:]
+    sch.reorder(p, q, i, ii, row, column, k, c)
+    sch.reverse_compute_at(stored, q, True)
+    vectorize(sch, sch.get_loops(stored)[-4:])
+    vectorize(sch, [row, column, k, c])
+    if config.prefetch:
+        prefetch.mark(sch, i, config.tile_oc)
+    init = sch.decompose_reduction("winograd", i)
+    vectorize(sch, sch.get_loops(init)[-4:])
+
+
+def _inputs(sch, outer):
+    """Schedule the transform of the inputs: within `outer`, or before everything else."""
+    if outer is not None:
+        sch.compute_at("transformed", outer, True)
+    b, ty, tx, p, q, i, row, column, c = sch.get_loops("transformed")[-9:]
+    is_open = any(not isinstance(sch.get(loop).extent, tirx.IntImm) for loop in (ty, tx))
+    sch.reorder(*((b, i, ty, tx) if is_open else (b, ty, tx, i)), row, column, p, q, c)
+    for name in ("half_transformed", "patch"):
+        sch.compute_at(name, column, True)
+        sch.set_scope(name, 0, "local")
+        _unroll_all(sch, sch.get_loops(name)[-3:])
+    _unroll_all(sch, [p, q, c])
+    if outer is None:  # the index of fused loops of open sizes takes TVM long to simplify
+        parallel(sch, [b, i] if is_open else [b, ty, tx, i])
+
+
+def _unroll_all(sch, loops):
+    *outer, lane = loops
+    sch.vectorize(lane)
+    for loop in outer:
+        sch.unroll(loop)

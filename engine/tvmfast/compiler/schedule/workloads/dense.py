@@ -1,0 +1,47 @@
+"""A matrix product with a weight that is known at compile time, as a workload."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from .workload import Workload
+
+
+@dataclass(frozen=True)
+class Dense(Workload):
+    """A float32 product (rows, depth) x (depth, columns) with a right matrix known at compile time."""
+
+    op: ClassVar[str] = "dense"
+
+    rows: int
+    depth: int
+    columns: int
+
+    @property
+    def label(self) -> str:
+        """The product in a few words."""
+        return f"dense {self.depth} to {self.columns}" + (f", {self.rows} rows" if self.rows > 1 else "")
+
+    @property
+    def data(self) -> tuple[int, int]:
+        """The shape of the left matrix."""
+        return self.rows, self.depth
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """The shape of the right matrix."""
+        return self.depth, self.columns
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of a call."""
+        return self.rows * self.depth * self.columns
+
+    def output_shape(self, config: dict, lanes: int) -> tuple[int, int]:
+        """Return the shape of the kernel's output, (rows, columns)."""
+        return self.rows, self.columns
+
+    def reference(self, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Compute the product with NumPy."""
+        return data @ weight

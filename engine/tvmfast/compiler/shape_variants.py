@@ -1,0 +1,143 @@
+"""Networks compiled for some values of their open sizes too: one library, which keeps each weight once.
+
+`build` compiles each as a network of its own, `join` puts its functions into the library's module, and
+graph.json describes it under "variants", in the order in which a call tries them.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from ..core.dims import Size
+from .dynamic import open_sizes
+
+
+def at_sizes(mod: tvm.IRModule, sizes: Mapping[str, int]) -> tvm.IRModule:
+    """Give open sizes of a network values, by name.
+
+    Raises:
+        ValueError: The network has no such open size, or it does not take that value.
+    """
+    known = open_sizes(mod["main"])
+    wanted = ", ".join(f"{name} ({size.bounds})" for name, size in known.items()) or "the network has none"
+    if not isinstance(sizes, Mapping) or not sizes or not all(_fits(known, *item) for item in sizes.items()):
+        raise ValueError(f"sizes: expected values of open sizes by name, {wanted}; got {sizes!r}")
+    mod = relax.transform.BindSymbolicVars({name: int(n) for name, n in sizes.items()}, "main")(mod)
+    return relax.transform.Normalize()(mod)
+
+
+def _fits(known: dict[str, Size], name: str, value: int) -> bool:
+    return name in known and type(value) is int and known[name].takes(value)
+
+
+def resolved(mod: tvm.IRModule, sizes: Sequence[Mapping[str, int]] | None) -> list[tuple[dict, tvm.IRModule]]:
+    """Return each of the stated sizes, once, and the network with these. Raises ValueError as `at_sizes`."""
+    if sizes is not None and (isinstance(sizes, str | Mapping) or not isinstance(sizes, Sequence)):
+        raise ValueError(f'sizes: expected a list, [{{"height": 480, "width": 640}}, …]; got {sizes!r}')
+    several = []
+    for each in sizes or ():
+        bound = at_sizes(mod, each)
+        if each not in [taken for taken, _ in several]:
+            several.append((dict(each), bound))
+    return several
+
+
+class Arrays:
+    """The parameters of several networks, in which arrays of the same content share a name.
+
+    Args:
+        taken: Names that no array gets: those of the networks' inputs.
+
+    Attributes:
+        by_name: The arrays.
+    """
+
+    def __init__(self, taken: set[str]):
+        self.by_name = {}
+        self._taken = taken
+        self._names = {}  # by content
+
+    def name(self, array: tvm.runtime.Tensor, name: str) -> str:
+        """Return the name of an array, which is this one, or a similar one if others have that."""
+        content = array.numpy()
+        key = content.shape, str(array.dtype), hashlib.sha256(content.tobytes()).digest()
+        if key not in self._names:
+            while name in self.by_name or name in self._taken:
+                name += "_"
+            self._names[key] = name
+            self.by_name[name] = array
+        return self._names[key]
+
+
+def rename_params(mod: tvm.IRModule, arrays: dict, shared: Arrays) -> tuple[tvm.IRModule, dict]:
+    """Rename the parameters of `main`, after `lift_constants`, as `shared` names them."""
+    main = mod["main"]
+    inputs = [param for param in main.params if param.name not in arrays]
+    new, weights = {}, {}  # by the old parameter, by name
+    for param in main.params[len(inputs) :]:
+        name = shared.name(arrays[param.name], param.name)
+        new[param] = weights.setdefault(name, relax.Var(name, param.ty))
+    body = _Replaced(new).visit_expr(main).body
+    mod = mod.clone()
+    main = relax.Function([*inputs, *weights.values()], body, main.ret_ty, main.is_pure, main.attrs)
+    mod.update_func(mod.get_global_var("main"), main)
+    return mod, {name: shared.by_name[name] for name in weights}
+
+
+@relax.expr_functor.mutator
+class _Replaced(relax.PyExprMutator):
+    """Puts expressions in the place of variables."""
+
+    def __init__(self, new: dict):
+        super().__init__()
+        self.new = new
+
+    def visit_var_(self, var):
+        return self.new[var] if var in self.new else super().visit_var_(var)
+
+    def visit_global_var_(self, var):
+        return self.new.get(var, var)
+
+
+def join(mod: tvm.IRModule, other: tvm.IRModule, number: int) -> tuple[tvm.IRModule, dict[str, str]]:
+    """Add the functions of another lowered module to a module.
+
+    Returns:
+        The module, and the names that functions of the other one have there: "main" and the number, another
+        one for a kernel whose name is taken.
+    """
+    taken = {var.name_hint: func for var, func in mod.functions_items()}
+    own = {var.name_hint for var in other.get_global_vars()}
+    names, new = {}, {}
+    for var, func in other.functions_items():
+        name = var.name_hint
+        if name in taken and not tvm_ffi.structural_equal(func, taken[name]):
+            name = f"{name}_{number}"
+            while name in taken or name in own:
+                name += "_"
+        names[var.name_hint] = name
+        new[var] = next((old for old in mod.get_global_vars() if old.name_hint == name), None)
+        if new[var] is None:
+            new[var] = tvm.ir.GlobalVar(name)
+            relax.expr._update_type(new[var], var.ty)
+    mod = mod.clone()
+    for var, func in other.functions_items():
+        if names[var.name_hint] in taken:
+            continue
+        if isinstance(func, relax.Function):
+            func = _Replaced(new).visit_expr(func)
+        mod.update_func(new[var], func.with_attr("global_symbol", names[var.name_hint]))
+    return mod, names
+
+
+def renamed(graph: dict, names: dict[str, str]) -> dict:
+    """Return graph.json's description of a network whose functions have other names."""
+    nodes = [node | {"kernel": names.get(node["kernel"], node["kernel"])} for node in graph["nodes"]]
+    tables = {
+        table: {names.get(kernel, kernel): each for kernel, each in graph[table].items()}
+        for table in ("kernels", "costs", "workloads")
+    }
+    return graph | tables | {"nodes": nodes, "function": names["main"]}

@@ -1,0 +1,191 @@
+"""Tensor specs: name, shape and dtype.
+
+Importers parse the user's inputs into `TensorSpec`s, `Compiled` checks arguments against them, and a saved
+network's graph.json stores them.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .dims import Size, evaluate, is_name, merged
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor's name, its `shape` in elements per axis, its `dtype` as NumPy and TVM spell it (bfloat16).
+
+    A size that is open is a `Size`, or the text of an expression of open sizes, see dims.py.
+    """
+
+    name: str
+    shape: tuple[int | Size | str, ...]
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    def at(self, values: Mapping[str, int]) -> "TensorSpec":
+        """Return the spec for these values of the open sizes."""
+        return TensorSpec(self.name, tuple(evaluate(size, values) for size in self.shape), self.dtype)
+
+
+def dtype_of(array: Any) -> str:
+    """Return the dtype of a NumPy array, a torch tensor or a TVM tensor, spelled as in `TensorSpec`."""
+    return _spelled(array.dtype)
+
+
+@functools.cache
+def _spelled(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def require_dense(array: Any, what: str, data: bool = True) -> None:
+    """Raise TypeError unless `array` is a dense array and nothing more.
+
+    Rejected are masked NumPy arrays, and torch tensors that are sparse, nested or in a oneDNN layout.
+
+    Args:
+        array: A NumPy array, or a torch or TVM tensor.
+        what: What the error message calls it.
+        data: Whether to reject torch tensors on the device "meta" too, which have no elements.
+    """
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"{what}: expected an array without a mask, got a masked array; fill it first: x.filled(0)"
+        )
+    if getattr(array, "is_nested", False):
+        raise TypeError(
+            f"{what}: expected a dense tensor, got a nested one; pad it first: x.to_padded_tensor(0)"
+        )
+    if str(getattr(array, "layout", "torch.strided")) != "torch.strided":
+        raise TypeError(
+            f"{what}: expected a dense tensor, got one of layout {array.layout}; convert it: x.to_dense()"
+        )
+    if data and getattr(array, "is_meta", False):
+        raise TypeError(
+            f"{what}: expected numbers, got a tensor on the device 'meta', which holds none; load them"
+        )
+
+
+def parse_inputs(
+    inputs: Any,
+    names: list[str] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    least: int = 1,
+    open_sizes: bool = False,
+) -> list[TensorSpec]:
+    """Parse a user's description of a model's inputs.
+
+    A shape without a dtype gets the one that `dtypes` has for its name, else float32.
+
+    Args:
+        inputs: Maps each name to a shape `(1, 3, 224, 224)`, to a pair of shape and dtype `((1, 64),
+            "int64")`, or to an example (NumPy array or torch tensor). Also a list of such (name, value)
+            pairs, as in Relay, or one example or a list of examples.
+        names: Names for examples without one; by default input0, input1, …
+        dtypes: Default dtype by name.
+        least: Smallest size of an axis.
+        open_sizes: Whether a shape may have names and `Size`s, ("batch", 3, 224, 224), for sizes that stay
+            open.
+
+    Raises:
+        TypeError: An entry is none of these; the message names it.
+        ValueError: A shape or dtype is not valid, there is no input, or a name occurs twice.
+    """
+    if hasattr(inputs, "items"):
+        pairs = list(inputs.items())
+    elif isinstance(inputs, list | tuple) and inputs and all(_is_pair(entry) for entry in inputs):
+        pairs = list(inputs)
+    elif hasattr(inputs, "dtype") or (
+        isinstance(inputs, list | tuple) and any(hasattr(x, "dtype") for x in inputs)
+    ):
+        examples = [inputs] if hasattr(inputs, "dtype") else list(inputs)
+        names = names or [f"input{i}" for i in range(len(examples))]
+        if len(names) != len(examples):
+            raise ValueError(
+                f"expected {len(names)} inputs ({', '.join(names)}), got {len(examples)} examples"
+            )
+        pairs = list(zip(names, examples, strict=True))
+    else:
+        raise TypeError(
+            "inputs: expected a dictionary from input name to shape, such as {'input0': (1, 3, 224, 224)}, "
+            f"or example arrays; got {type(inputs).__name__}: {inputs!r:.80}"
+        )
+    if not pairs:
+        raise ValueError(
+            "inputs: expected at least one input, such as {'input0': (1, 3, 224, 224)}; got none"
+        )
+    specs = [
+        _parse_one(name, value, (dtypes or {}).get(name, "float32"), least, open_sizes)
+        for name, value in pairs
+    ]
+    used = [spec.name for spec in specs]
+    if twice := sorted({name for name in used if used.count(name) > 1}):
+        raise ValueError(
+            f"inputs: expected a different name for each, but {twice[0]!r} comes {used.count(twice[0])} times"
+        )
+    return with_one_size_per_name(specs)
+
+
+def with_one_size_per_name(specs: list[TensorSpec]) -> list[TensorSpec]:
+    """Return the specs, with the bounds that they together give an open size wherever it occurs.
+
+    A size with only one value within its bounds is that number.
+    """
+    sizes = merged(spec.shape for spec in specs)
+    known = {name: size.lower if size.lower == size.upper else size for name, size in sizes.items()}
+    shapes = (tuple(known[n.name] if isinstance(n, Size) else n for n in spec.shape) for spec in specs)
+    return [TensorSpec(spec.name, shape, spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
+
+
+def _is_pair(entry: Any) -> bool:
+    return isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[0], str)
+
+
+def _parse_one(name: str, value: Any, dtype: str, least: int, open_sizes: bool) -> TensorSpec:
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"inputs: expected a non-empty string as the name of an input, got {name!r}")
+    require_dense(value, f"input {name!r}", data=False)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        value, dtype = tuple(value.shape), dtype_of(value)
+    elif isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], list | tuple):
+        value, dtype = value[0], str(value[1]).removeprefix("torch.")
+        if not _is_dtype(dtype):
+            raise ValueError(
+                f"input {name!r}: unknown dtype {dtype!r}; expected one such as 'float32' or 'int64'"
+            )
+    if open_sizes and isinstance(value, list | tuple):
+        value = tuple(Size(n) if is_name(n) else n for n in value)
+    if not isinstance(value, list | tuple) or not all(_is_size(n, least, open_sizes) for n in value):
+        wanted = "positive whole numbers" if least else "whole numbers from 0 on"
+        raise ValueError(
+            f"input {name!r}: expected a shape of {wanted} such as (1, 3, 224, 224), "
+            f"(shape, dtype), or an example array; got {value!r}"
+        )
+    return TensorSpec(name, tuple(n if isinstance(n, Size) else int(n) for n in value), dtype)
+
+
+def _is_size(n: Any, least: int, open_sizes: bool) -> bool:
+    if isinstance(n, Size):
+        return open_sizes
+    return isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= least
+
+
+def _is_dtype(name: str) -> bool:
+    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        return True
+    try:
+        return np.dtype(name).kind in "biuf"
+    except TypeError:
+        return False
+
+
+def shorten(names) -> str:
+    """Join the first five names in sorted order and the number of others for a message; "none" for none."""
+    listed = sorted(names)
+    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
+    return ", ".join(listed[:5]) + more or "none"

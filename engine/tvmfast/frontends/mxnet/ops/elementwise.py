@@ -1,0 +1,166 @@
+"""Converters of MXNet's elementwise operators (see call.py)."""
+
+import functools
+import math
+
+from tvm import relax
+from tvm.relax import op
+
+from ...ops.composites import logarithm
+from .call import Call, converts, dtype_of, shape_of
+
+
+def nonzero(x: relax.Expr) -> relax.Expr:
+    """Return whether each element differs from 0: bool."""
+    return op.not_equal(x, relax.const(0, dtype_of(x)))
+
+
+def _comparison(compare):
+    """Make a comparison that returns the operands' dtype, as MXNet's do."""
+    return lambda a, b: op.astype(compare(a, b), dtype_of(a))
+
+
+def _logical(combine):
+    return lambda a, b: op.astype(combine(nonzero(a), nonzero(b)), dtype_of(a))
+
+
+_BINARY = {
+    "plus": op.add,
+    "minus": op.subtract,
+    "mul": op.multiply,
+    "div": op.divide,
+    "mod": op.floor_mod,
+    "power": op.power,
+    "maximum": op.maximum,
+    "minimum": op.minimum,
+    "hypot": lambda a, b: op.sqrt(a * a + b * b),
+    **{name: _comparison(getattr(op, name)) for name in ("equal", "not_equal", "greater", "greater_equal")},
+    "lesser": _comparison(op.less),
+    "lesser_equal": _comparison(op.less_equal),
+    **{f"logical_{name}": _logical(getattr(op, f"logical_{name}")) for name in ("and", "or", "xor")},
+}
+
+
+def _register(name: str, function) -> None:
+    """Register `function` under MXNet's names for two arrays, array and scalar, and scalar and array."""
+    short, capital = {"plus": "add", "minus": "sub"}.get(name, name), name.title()
+    names = [f"_{name}", f"_{capital}", f"broadcast_{name}", f"_{short}", f"broadcast_{short}"]
+    names += [f"elemwise_{short}"] if short in ("add", "sub", "mul", "div") else []
+    converts(*names)(lambda c: function(*c.inputs))
+    scalar = f"{name}_scalar", f"{capital.replace('_', '')}Scalar"
+    converts(*(f"_{each}" for each in scalar))(lambda c: function(c.x, c.const(c.need("scalar"))))
+    if name in ("minus", "div", "mod", "power"):
+        converts(f"_r{scalar[0]}", f"_R{scalar[1]}")(lambda c: function(c.const(c.need("scalar")), c.x))
+
+
+for _name, _function in _BINARY.items():
+    _register(_name, _function)
+converts("_grad_add")(lambda c: op.add(*c.inputs))
+converts("add_n", "ElementWiseSum")(lambda c: functools.reduce(op.add, c.inputs))
+
+
+_SAME_NAME = (
+    *("abs", "ceil", "floor", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh"),
+    *("sigmoid", "sign", "negative", "erf", "square", "trunc"),
+)
+_UNARY = {
+    **{name: getattr(op, name) for name in _SAME_NAME},
+    **{f"arc{name}": getattr(op, f"a{name}") for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
+    "fix": op.trunc,
+    "rint": op.round,
+    "relu": op.nn.relu,
+    "log2": functools.partial(logarithm, base=2),
+    "log10": functools.partial(logarithm, base=10),
+}
+for _name, _function in _UNARY.items():
+    converts(_name)(lambda c, function=_function: function(c.x))
+converts("reciprocal")(lambda c: c.const(1) / c.x)
+converts("rcbrt")(lambda c: c.const(1) / _cbrt(c))
+converts("log1p")(lambda c: op.log(c.x + c.const(1)))
+converts("expm1")(lambda c: op.exp(c.x) - c.const(1))
+converts("degrees")(lambda c: c.x * c.const(180 / math.pi))
+converts("radians")(lambda c: c.x * c.const(math.pi / 180))
+converts("logical_not")(lambda c: op.astype(op.equal(c.x, c.const(0)), c.dtype))
+converts("clip")(lambda c: op.clip(c.x, float(c.need("a_min")), float(c.need("a_max"))))
+converts("_contrib_div_sqrt_dim")(lambda c: c.x / c.const(math.sqrt(c.shape[-1])))
+
+
+@converts("cbrt")
+def _cbrt(c: Call):
+    return op.sign(c.x) * op.power(op.abs(c.x), c.const(1 / 3))
+
+
+@converts("round")
+def _round(c: Call):
+    """Round halves away from zero."""
+    return op.sign(c.x) * op.floor(op.abs(c.x) + c.const(0.5))
+
+
+@converts("smooth_l1")
+def _smooth_l1(c: Call):
+    square = float(c.get("scalar", 1.0)) ** 2
+    distance = op.abs(c.x)
+    near, far = c.x * c.x * c.const(square / 2), distance - c.const(0.5 / square)
+    return op.where(op.less(distance, c.const(1 / square)), near, far)
+
+
+converts("Cast", "cast", "amp_cast")(lambda c: c.cast(c.x, c.need("dtype")))
+
+
+@converts("amp_multicast")
+def _multicast(c: Call):
+    order = ("float16", "bfloat16", "float32", "float64")
+    pick = min if c.get("cast_narrow", False) else max
+    dtype = pick((dtype_of(each) for each in c.inputs), key=order.index)
+    return [c.cast(each, dtype) for each in c.inputs]
+
+
+def _softrelu(c: Call):
+    """Compute log(1 + exp(x)) without overflow in exp(x)."""
+    return op.nn.relu(c.x) + op.log(op.exp(op.negative(op.abs(c.x))) + c.const(1))
+
+
+@converts("softsign")
+def _softsign(c: Call):
+    return c.x / (op.abs(c.x) + c.const(1))
+
+
+_ACTIVATIONS = {
+    "relu": lambda c: op.nn.relu(c.x),
+    "sigmoid": lambda c: op.sigmoid(c.x),
+    "tanh": lambda c: op.tanh(c.x),
+    "softrelu": _softrelu,
+    "softsign": _softsign,
+}
+
+
+@converts("Activation")
+def _activation(c: Call):
+    c.refuse(act_type=_ACTIVATIONS)
+    return _ACTIVATIONS[c.need("act_type")](c)
+
+
+@converts("LeakyReLU")
+def _leaky_relu(c: Call):
+    kind, slope = c.get("act_type", "leaky"), float(c.get("slope", 0.25))
+    if kind == "rrelu":  # in inference, the mean of its bounds
+        slope = (float(c.get("lower_bound", 0.125)) + float(c.get("upper_bound", 0.334))) / 2
+    if kind in ("leaky", "rrelu"):
+        return op.nn.leakyrelu(c.x, slope)
+    if kind == "gelu":
+        return op.nn.gelu(c.x)
+    c.refuse(act_type=("prelu", "elu", "selu"))
+    below = op.minimum(c.x, c.const(0))
+    if kind == "prelu":
+        is_shared = math.prod(shape_of(c.inputs[1])) == 1
+        positive = op.nn.relu(c.x)
+        slopes = op.reshape(c.inputs[1], [1] * c.rank) if is_shared else c.along(1, c.shape[1], 1)
+        return positive + below * slopes
+    scale, alpha = (1.0507009873554805, 1.6732632423543772) if kind == "selu" else (1.0, slope)
+    result = op.nn.relu(c.x) + (op.exp(below) - c.const(1)) * c.const(alpha)
+    return result if kind == "elu" else result * c.const(scale)
+
+
+@converts("hard_sigmoid")
+def _hard_sigmoid(c: Call):
+    return op.clip(c.x * c.const(c.get("alpha", 0.2)) + c.const(c.get("beta", 0.5)), 0, 1)

@@ -1,0 +1,340 @@
+"""Converters of MXNet's layers (see call.py): convolutions, products, norms, pooling, resizing, outputs."""
+
+import functools
+import math
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from ....core.integers import ceildiv
+from ...ops.composites import deformed, local_response_norm, padded, product
+from ..files import Node
+from .call import Call, converts, dtype_of, shape_of
+
+# ---------------------------------------------------------------- convolutions and products
+
+
+def _window(c: Call, axes: int):
+    """Return kernel, stride, dilation and padding."""
+    c.refuse(layout=("NCW", "NCHW", "NCDHW"))
+    if c.rank != axes + 2:
+        raise ValueError(f"a kernel of {axes} axes for an input of shape {c.shape}")
+    defaults = {"kernel": 1, "stride": 1, "dilate": 1, "pad": 0}
+    return [c.integers(name, axes, default) for name, default in defaults.items()]
+
+
+def _axes_of_kernel(c: Call) -> int:
+    kernel = c.need("kernel")
+    return 1 if isinstance(kernel, int) else len(kernel)
+
+
+def _biased(c: Call, result: relax.Expr, filters: int, number: int = 2, no_bias: bool = False) -> relax.Expr:
+    """Add the bias, which is the input of that number, unless there is none."""
+    return result if c.get("no_bias", no_bias) else op.add(result, c.along(number, filters, axis=1))
+
+
+@converts("Convolution", "Convolution_v1")
+def _convolution(c: Call):
+    axes = _axes_of_kernel(c)
+    kernel, stride, dilate, pad = _window(c, axes)
+    filters, groups = int(c.need("num_filter")), int(c.get("num_group", 1))
+    if c.shape[1] % groups or filters % groups:
+        raise ValueError(f"{c.shape[1]} channels to {filters} in {groups} groups")
+    weight = c.expect(1, filters, c.shape[1] // groups, *kernel)
+    convolve = (op.nn.conv1d, op.nn.conv2d, op.nn.conv3d)[axes - 1]
+    result = convolve(c.x, weight, strides=stride, padding=[*pad, *pad], dilation=dilate, groups=groups)
+    return _biased(c, result, filters)
+
+
+@converts("Deconvolution")
+def _deconvolution(c: Call):
+    axes = _axes_of_kernel(c)
+    if axes > 2:
+        raise NotImplementedError("a transposed convolution of three axes")
+    kernel, stride, dilate, pad = _window(c, axes)
+    adj = c.integers("adj", axes, 0)
+    filters, groups = int(c.need("num_filter")), int(c.get("num_group", 1))
+    if wanted := c.get("target_shape"):
+        wanted = [wanted] if isinstance(wanted, int) else wanted
+        if any(wanted):
+            sizes = zip(stride, c.shape[2:], dilate, kernel, strict=True)
+            full = [s * (n - 1) + d * (k - 1) + 1 for s, n, d, k in sizes]
+            if any(n > m for n, m in zip(wanted, full, strict=True)):
+                raise ValueError(f"target_shape={tuple(wanted)}, larger than {tuple(full)}")
+            excess = [m - n for n, m in zip(wanted, full, strict=True)]
+            pad, adj = [(n + 1) // 2 for n in excess], [n % 2 for n in excess]
+    weight = c.expect(1, c.shape[1], filters // groups, *kernel)
+    convolve = (op.nn.conv1d_transpose, op.nn.conv2d_transpose)[axes - 1]
+    options = {"strides": stride, "padding": [*pad, *pad], "output_padding": adj, "dilation": dilate}
+    if groups == 1:
+        return _biased(c, convolve(c.x, weight, **options), filters, no_bias=True)
+    # TVM's grouped transposed convolution expects other shapes, so each group becomes one of its own.
+    size, parts = c.shape[1] // groups, []
+    for n in range(0, c.shape[1], size):
+        x = op.strided_slice(c.x, [1], [n], [n + size])
+        part = op.strided_slice(weight, [0], [n], [n + size])
+        parts.append(convolve(x, part, **options))
+    return _biased(c, op.concat(parts, 1), filters, no_bias=True)
+
+
+@converts("FullyConnected")
+def _fully_connected(c: Call):
+    units = int(c.need("num_hidden"))
+    x, width = c.x, c.shape[-1]
+    if c.get("flatten", True):
+        width = math.prod(c.shape[1:])
+        x = op.reshape(x, (c.shape[0], width))
+    result = op.matmul(x, op.permute_dims(c.expect(1, units, width), [1, 0]))
+    return result if c.get("no_bias", False) else op.add(result, c.expect(2, units))
+
+
+@converts("dot")
+def _dot(c: Call):
+    """Sum over the last axis of one operand and the first of the other."""
+    a, b = c.inputs
+    if c.get("transpose_a", False):
+        a = c.emit(op.permute_dims(a, [*range(1, len(shape_of(a))), 0]))
+    if c.get("transpose_b", False):
+        b = c.emit(op.permute_dims(b, [len(shape_of(b)) - 1, *range(len(shape_of(b)) - 1)]))
+    shape_a, shape_b = shape_of(a), shape_of(b)
+    a = op.reshape(a, (math.prod(shape_a[:-1]), shape_a[-1]))
+    b = op.reshape(b, (shape_b[0], math.prod(shape_b[1:])))
+    return op.reshape(op.matmul(a, b), (*shape_a[:-1], *shape_b[1:]) or (1,))
+
+
+@converts("batch_dot", "linalg_gemm2", "_linalg_gemm2")
+def _batch_dot(c: Call):
+    a, b = c.inputs
+    result = product(a, b, c.get("transpose_a", False), c.get("transpose_b", False))
+    return result if (alpha := c.get("alpha", 1.0)) == 1 else result * c.const(alpha)
+
+
+@converts("_contrib_DeformableConvolution", "_contrib_ModulatedDeformableConvolution")
+def _deformable_convolution(c: Call):
+    """Interpolate the input at the offsets' positions into columns, and convolve these by 1x1."""
+    kernel, stride, dilate, pad = _window(c, 2)
+    modulated = c.node.op.startswith("_contrib_Modulated")
+    filters, groups = int(c.need("num_filter")), int(c.get("num_group", 1))
+    parts = int(c.get("num_deformable_group", 1))
+    size = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, p, d, k, s in zip(c.shape[2:], pad, dilate, kernel, stride, strict=True)
+    ]
+    taps = math.prod(kernel)
+    offset = c.expect(1, c.shape[0], 2 * parts * taps, *size)
+    mask = c.expect(2, c.shape[0], parts * taps, *size) if modulated else None
+    index = 3 if modulated else 2
+    weight = c.expect(index, filters, c.shape[1] // groups, *kernel)
+    how = {"kernel": kernel, "stride": stride, "dilate": dilate, "pad": pad, "parts": parts, "size": size}
+    columns = deformed(c.builder, c.x, offset, mask, **how)
+    weight = op.reshape(weight, (filters, c.shape[1] // groups * taps, 1, 1))
+    return _biased(c, op.nn.conv2d(columns, weight, groups=groups), filters, index + 1)
+
+
+# ---------------------------------------------------------------- normalization
+
+
+@converts("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_SyncBatchNorm")
+def _batch_norm(c: Call):
+    axis = int(c.get("axis", 1)) % c.rank
+    if c.get("output_mean_var", False):
+        raise NotImplementedError("output_mean_var=True")
+    gamma, beta, mean, variance = (c.expect(n, c.shape[axis]) for n in (1, 2, 3, 4))
+    if c.get("fix_gamma", True):
+        gamma = c.const(np.ones(c.shape[axis]), dtype_of(gamma))
+    # MXNet's SyncBatchNorm has no axis, and the default epsilon of all of them is 0.001.
+    epsilon = float(c.get("eps", 1e-3))
+    result = op.nn.batch_norm(c.x, gamma, beta, mean, variance, axis, epsilon, training=False)
+    return relax.TupleGetItem(result, 0)
+
+
+def _scaled(c: Call, x: relax.Expr, axis: int) -> relax.Expr:
+    """Multiply by gamma and add beta, which lie along an axis."""
+    gamma, beta = (c.along(n, c.shape[axis], axis) for n in (1, 2))
+    return x * gamma + beta
+
+
+def _normalized(c: Call, x: relax.Expr, axes: list[int], epsilon: float) -> relax.Expr:
+    """Give `x` mean 0 and variance 1 along some axes; `epsilon` is the default of the attribute eps."""
+    centred = op.subtract(x, op.mean(x, axes, keepdims=True))
+    variance = op.mean(centred * centred, axes, keepdims=True)
+    return centred / op.sqrt(variance + c.const(float(c.get("eps", epsilon))))
+
+
+converts("InstanceNorm")(lambda c: _scaled(c, _normalized(c, c.x, list(range(2, c.rank)), 1e-3), 1))
+
+
+@converts("LayerNorm")
+def _layer_norm(c: Call):
+    axis = int(c.get("axis", -1)) % c.rank
+    return _scaled(c, _normalized(c, c.x, [axis], 1e-5), axis)
+
+
+@converts("GroupNorm")
+def _group_norm(c: Call):
+    """Normalize; gamma and beta have one element per group or, in some versions, per channel."""
+    groups = int(c.get("num_groups", 1))
+    grouped = (c.shape[0], groups, math.prod(c.shape[1:]) // groups)
+    result = _normalized(c, op.reshape(c.x, grouped), [2], 1e-5)
+    size, trailing = groups, (1,)
+    if shape_of(c.inputs[1]) != (groups,):
+        result = op.reshape(result, c.shape)
+        size, trailing = c.shape[1], (1,) * (c.rank - 2)
+    gamma, beta = (op.reshape(c.expect(n, size), (1, size, *trailing)) for n in (1, 2))
+    return op.reshape(result * gamma + beta, c.shape)
+
+
+@converts("L2Normalization")
+def _l2_normalization(c: Call):
+    c.refuse(mode=("instance", "channel", "spatial"))
+    axes = {"instance": range(1, c.rank), "channel": [1], "spatial": range(2, c.rank)}
+    squares = op.sum(c.x * c.x, list(axes[c.get("mode", "instance")]), keepdims=True)
+    return c.x / op.sqrt(squares + c.const(c.get("eps", 1e-10)))
+
+
+@converts("LRN")
+def _lrn(c: Call):
+    bias, alpha = float(c.get("knorm", 2)), float(c.get("alpha", 1e-4))
+    beta = float(c.get("beta", 0.75))
+    return local_response_norm(c.x, int(c.need("nsize")), 1, bias, alpha, beta)
+
+
+# ---------------------------------------------------------------- pooling and resizing
+
+
+@converts("Pooling", "Pooling_v1")
+def _pooling(c: Call):
+    kind, axes = c.get("pool_type", "max"), c.rank - 2
+    c.refuse(layout=("NCW", "NCHW", "NCDHW"), pool_type=("max", "avg", "sum"))
+    c.refuse(pooling_convention=("valid", "full"))
+    plane = list(range(2, c.rank))
+    if c.get("global_pool", False):
+        reduce = {"max": op.max, "avg": op.mean, "sum": op.sum}[kind]
+        return reduce(c.x, plane, keepdims=True)
+    kernel, stride = c.integers("kernel", axes, 1), c.integers("stride", axes, 1)
+    pad = c.integers("pad", axes, 0)
+    excess = []  # how far the last window reaches beyond the padding
+    for n, k, s, p in zip(c.shape[2:], kernel, stride, pad, strict=True):
+        if n + 2 * p < k:
+            raise ValueError(f"a window of {k} on {n + 2 * p} pixels")
+        full = c.get("pooling_convention", "valid") == "full"
+        steps = ceildiv(n + 2 * p - k, s) if full else (n + 2 * p - k) // s
+        excess.append(max(0, steps * s + k - (n + 2 * p)))
+    padding = [*pad, *(p + e for p, e in zip(pad, excess, strict=True))]
+    options = {"strides": stride, "padding": padding}
+    if kind == "max":
+        return (op.nn.max_pool1d, op.nn.max_pool2d, op.nn.max_pool3d)[axes - 1](c.x, kernel, **options)
+    average = (op.nn.avg_pool1d, op.nn.avg_pool2d, op.nn.avg_pool3d)[axes - 1]
+    if kind == "avg" and not c.get("count_include_pad", True):
+        return average(c.x, kernel, count_include_pad=False, **options)
+    means = average(c.x, kernel, count_include_pad=True, **options)
+    if kind == "avg" and not any(excess):
+        return means
+    # The mean is over the part of the window on the pixels and their padding, the sum over all of it.
+    lengths = []
+    for n, k, s, p, e in zip(c.shape[2:], kernel, stride, pad, excess, strict=True):
+        begins = np.arange(-p, n + p + e - k + 1, s)
+        lengths.append(np.minimum(begins + k, n + p) - begins)
+    counts = np.ones(()) if kind == "sum" else np.prod(np.meshgrid(*lengths, indexing="ij"), axis=0)
+    return means * c.const(math.prod(kernel) / counts)
+
+
+converts("_contrib_AdaptiveAvgPooling2D")(
+    lambda c: op.nn.adaptive_avg_pool2d(c.x, c.integers("output_size", 2, 1))
+)
+
+
+@converts("UpSampling")
+def _up_sampling(c: Call):
+    scale, kind = int(c.need("scale")), c.get("sample_type", "nearest")
+    size = tuple(n * scale for n in c.shape[2:])
+    if kind == "bilinear":
+        kernel, pad = 2 * scale - scale % 2, math.ceil((scale - 1) / 2)
+        weight = c.expect(1, c.shape[1], 1, kernel, kernel)
+        square = {"kernel": kernel, "stride": scale, "pad": pad}
+        attrs = {name: f"({size}, {size})" for name, size in square.items()}
+        attrs |= {"num_filter": str(c.shape[1]), "num_group": str(c.shape[1]), "no_bias": "True"}
+        node = Node("Deconvolution", c.node.name, attrs)
+        return _deconvolution(Call(node, [c.x, weight], c.names, c.builder))
+    resize = functools.partial(
+        op.image.resize2d,
+        size=size,
+        method="nearest_neighbor",
+        coordinate_transformation_mode="asymmetric",
+        rounding_method="floor",
+    )
+    images = [resize(x) for x in c.inputs]
+    if len(images) == 1:
+        return images[0]
+    summed = c.get("multi_input_mode", "concat") == "sum"
+    return functools.reduce(op.add, images) if summed else op.concat(images, 1)
+
+
+@converts("_contrib_BilinearResize2D")
+def _bilinear_resize(c: Call):
+    mode = c.get("mode", "size")
+    height, width = c.shape[2:]
+    if mode == "like" or len(c.inputs) > 1:
+        size = shape_of(c.inputs[1])[2:]
+    elif mode == "size":
+        size = c.get("height", 1), c.get("width", 1)
+        if (scale := c.get("scale_height")) is not None:
+            size = int(scale * height), int(c.need("scale_width") * width)
+    else:
+        raise NotImplementedError(f"mode={mode}")
+    mode = "align_corners" if c.get("align_corners", True) else "half_pixel"
+    return op.image.resize2d(c.x, size, method="linear", coordinate_transformation_mode=mode)
+
+
+@converts("Crop")
+def _crop(c: Call):
+    size = shape_of(c.inputs[1])[2:] if len(c.inputs) > 1 else c.integers("h_w", 2, 0)
+    first = c.integers("offset", 2, 0)
+    if c.get("center_crop", False):
+        first = [(n - m) // 2 for n, m in zip(c.shape[2:], size, strict=True)]
+    return op.strided_slice(c.x, [2, 3], first, [a + n for a, n in zip(first, size, strict=True)])
+
+
+@converts("Pad", "pad")
+def _pad(c: Call):
+    width, mode = c.need("pad_width"), c.get("mode", "constant")
+    if mode == "constant":
+        return op.nn.pad(c.x, list(width), pad_value=float(c.get("constant_value", 0)))
+    c.refuse(mode=("edge", "reflect"))
+    return padded(c.x, list(zip(width[::2], width[1::2], strict=True)), mode)
+
+
+# ---------------------------------------------------------------- outputs
+
+
+@converts("softmax", "log_softmax", "softmin", "SoftmaxActivation")
+def _softmax(c: Call):
+    if c.get("use_length", False):
+        raise NotImplementedError("use_length=True")
+    axis, temperature = int(c.get("axis", -1)), c.get("temperature")
+    if c.node.op == "SoftmaxActivation":
+        axis = 1 if c.get("mode", "instance") == "channel" else -1
+    x = op.negative(c.x) if c.node.op == "softmin" else c.x
+    if temperature not in (None, 1, 1.0):
+        x = op.divide(x, c.const(temperature))
+    return (op.nn.log_softmax if c.node.op == "log_softmax" else op.nn.softmax)(x, axis)
+
+
+@converts("SoftmaxOutput", "Softmax")
+def _softmax_output(c: Call):
+    if c.get("multi_output", False):
+        return op.nn.softmax(c.x, 1)
+    if c.get("preserve_shape", False) or c.rank <= 2:
+        return op.nn.softmax(c.x, -1)
+    rows = op.reshape(c.x, (c.shape[0], math.prod(c.shape[1:])))
+    return op.reshape(op.nn.softmax(rows, 1), c.shape)
+
+
+converts("LogisticRegressionOutput")(lambda c: op.sigmoid(c.x))
+_IDENTITIES = (
+    *("identity", "_copy", "BlockGrad", "stop_gradient", "Dropout", "MakeLoss", "make_loss"),
+    *("LinearRegressionOutput", "MAERegressionOutput", "SVMOutput"),
+    *("_CrossDeviceCopy", "_identity_with_attr_like_rhs"),
+)
+converts(*_IDENTITIES)(lambda c: c.x)

@@ -1,0 +1,330 @@
+"""Converters of MXNet's array operators (see call.py): shapes, new arrays, indexing, ordering, reducing."""
+
+import functools
+import math
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.relax import op
+
+from ....core.bounds_check import checked
+from ...ops.composites import reduced_axes, reshaped
+from .call import Call, converts, dtype_of, shape_of
+from .elementwise import nonzero
+
+# ---------------------------------------------------------------- shapes
+
+
+converts("Flatten", "flatten")(lambda c: op.reshape(c.x, (c.shape[0], math.prod(c.shape[1:]))))
+converts("transpose")(lambda c: op.permute_dims(c.x, list(c.get("axes", ())) or None))
+converts("expand_dims")(lambda c: op.expand_dims(c.x, int(c.need("axis"))))
+converts("Concat", "concat", "_rnn_param_concat")(lambda c: op.concat(c.inputs, int(c.get("dim", 1))))
+converts("tile")(lambda c: op.tile(c.x, list(_as_tuple(c.need("reps")))))
+converts("reverse", "flip")(lambda c: functools.reduce(op.flip, c.axes(), c.x))
+converts("shape_array")(lambda c: c.const(c.shape, "int64"))
+converts("size_array")(lambda c: c.const([math.prod(c.shape)], "int64"))
+
+
+@converts("Reshape", "reshape")
+def _reshape(c: Call):
+    target = c.get("shape", ())
+    if not target and (target := c.get("target_shape")):  # before version 0.9
+        shape = [n or -1 for n in target]
+        if c.get("keep_highest", False):
+            shape[0] = c.shape[0]
+        return op.reshape(c.x, shape)
+    return op.reshape(c.x, reshaped(c.shape, _as_tuple(target), c.get("reverse", False)))
+
+
+@converts("reshape_like")
+def _reshape_like(c: Call):
+    """Give the axes from lhs_begin to lhs_end the sizes of the other's axes from rhs_begin to rhs_end."""
+
+    def bounds(side, shape):
+        begin, end = (c.get(f"{side}_{name}") for name in ("begin", "end"))
+        part = slice(None if begin is None else int(begin), None if end is None else int(end))
+        return part.indices(len(shape))[:2]
+
+    like = shape_of(c.inputs[1])
+    (first, last), (begin, end) = bounds("lhs", c.shape), bounds("rhs", like)
+    return op.reshape(c.x, reshaped(c.shape, [*c.shape[:first], *like[begin:end], *c.shape[last:]]))
+
+
+@converts("SwapAxis", "swapaxes")
+def _swap_axis(c: Call):
+    order, (a, b) = list(range(c.rank)), (int(c.get("dim1", 0)), int(c.get("dim2", 0)))
+    order[a], order[b] = order[b], order[a]
+    return op.permute_dims(c.x, order)
+
+
+@converts("squeeze")
+def _squeeze(c: Call):
+    axes = c.axes() or [axis for axis, n in enumerate(c.shape) if n == 1]
+    return op.reshape(c.x, [n for axis, n in enumerate(c.shape) if axis not in axes] or [1])
+
+
+@converts("stack")
+def _stack(c: Call):
+    axis = int(c.get("axis", 0)) % (c.rank + 1)
+    return op.concat([op.expand_dims(each, axis) for each in c.inputs], axis)
+
+
+@converts("SliceChannel", "split")
+def _split(c: Call):
+    axis, parts = int(c.get("axis", 1)) % c.rank, int(c.need("num_outputs"))
+    if c.shape[axis] % parts:
+        raise ValueError(f"axis {axis} of shape {c.shape} in {parts} parts")
+    return _cut(c, axis, range(0, c.shape[axis], c.shape[axis] // parts))
+
+
+@converts("_split_v2")
+def _split_v2(c: Call):
+    axis, sections = int(c.get("axis", 0)) % c.rank, int(c.get("sections", 0))
+    begins = list(c.get("indices", (0,)))
+    if sections:
+        begins = [n * (c.shape[axis] // sections) for n in range(sections)]
+    return _cut(c, axis, begins)
+
+
+def _cut(c: Call, axis: int, begins) -> list[relax.Expr]:
+    """Cut an axis into the parts that begin at `begins`."""
+    ends = [*begins[1:], c.shape[axis]]
+    parts = [op.strided_slice(c.x, [axis], [begin], [end]) for begin, end in zip(begins, ends, strict=True)]
+    return [op.squeeze(part, [axis]) for part in parts] if c.get("squeeze_axis", False) else parts
+
+
+@converts("slice", "crop")
+def _slice(c: Call):
+    begin, end, step = (_as_tuple(c.get(name, ())) for name in ("begin", "end", "step"))
+    step = step or (None,) * len(begin)
+    return _sliced(c, {axis: slice(*each) for axis, each in enumerate(zip(begin, end, step, strict=True))})
+
+
+def _as_tuple(value) -> tuple:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def _sliced(c: Call, slices: dict[int, slice]) -> relax.Expr:
+    x, forward = c.x, {}
+    for axis, each in slices.items():
+        if each.step == 0:
+            raise ValueError("a slice of step 0")
+        indices = range(*each.indices(c.shape[axis]))
+        if not indices:
+            raise ValueError(f"an empty slice of axis {axis} of shape {c.shape}")
+        if indices.step < 0:
+            x = op.take(x, c.const(list(indices), "int32"), axis, mode="clip")
+        elif len(indices) < c.shape[axis]:
+            forward[axis] = indices
+    if not forward:
+        return x
+    begins, ends, steps = zip(*((p.start, p[-1] + 1, p.step) for p in forward.values()), strict=True)
+    return op.strided_slice(x, list(forward), begins, ends, steps)
+
+
+@converts("slice_axis")
+def _slice_axis(c: Call):
+    return _sliced(c, {int(c.need("axis")) % c.rank: slice(c.get("begin"), c.get("end"))})
+
+
+@converts("slice_like")
+def _slice_like(c: Call):
+    like = shape_of(c.inputs[1])
+    return _sliced(c, {axis: slice(0, like[axis]) for axis in c.axes("axes") or range(c.rank)})
+
+
+@converts("repeat")
+def _repeat(c: Call):
+    axis = c.get("axis")
+    return op.repeat(_flat(c) if axis is None else c.x, int(c.need("repeats")), int(axis or 0))
+
+
+def _flat(c: Call) -> relax.Expr:
+    return op.reshape(c.x, [math.prod(c.shape)])
+
+
+@converts("broadcast_to")
+def _broadcast_to(c: Call):
+    return op.broadcast_to(c.x, [n or m for n, m in zip(c.need("shape"), c.shape, strict=True)])
+
+
+@converts("broadcast_axis", "broadcast_axes")
+def _broadcast_axis(c: Call):
+    shape = list(c.shape)
+    for axis, size in zip(_as_tuple(c.need("axis")), _as_tuple(c.need("size")), strict=True):
+        shape[axis] = size
+    return op.broadcast_to(c.x, shape)
+
+
+@converts("broadcast_like")
+def _broadcast_like(c: Call):
+    like, shape = shape_of(c.inputs[1]), list(c.shape)
+    own, others = (c.get(f"{side}_axes") for side in ("lhs", "rhs"))
+    own = range(c.rank) if own is None else _as_tuple(own)
+    others = range(c.rank) if others is None else _as_tuple(others)
+    for axis, other in zip(own, others, strict=True):
+        shape[axis] = like[other]
+    return op.broadcast_to(c.x, shape)
+
+
+# ---------------------------------------------------------------- new arrays
+
+
+@converts("_zeros", "_ones", "_full", "zeros_like", "ones_like")
+def _filled(c: Call):
+    like = bool(c.inputs)
+    shape = c.shape if like else _as_tuple(c.need("shape"))
+    dtype = c.get("dtype", c.dtype if like else "float32")
+    value = 0 if "zeros" in c.node.op else 1 if "ones" in c.node.op else c.get("value", 0)
+    return c.const(np.full(shape, value), dtype)
+
+
+@converts("_arange")
+def _arange(c: Call):
+    if c.get("infer_range", False):
+        raise NotImplementedError("infer_range=True")
+    start, stop = c.get("start", 0), c.get("stop")
+    start, stop = (0, start) if stop is None else (start, stop)
+    values = np.arange(start, stop, c.get("step", 1), c.get("dtype", "float32"))
+    return c.const(np.repeat(values, int(c.get("repeat", 1))), str(values.dtype))
+
+
+@converts("_contrib_arange_like")
+def _arange_like(c: Call):
+    axis, repeat = c.get("axis"), int(c.get("repeat", 1))
+    shape = c.shape if axis is None else (c.shape[int(axis)],)
+    steps = np.arange(math.prod(shape)) // repeat
+    return c.const((float(c.get("start", 0)) + float(c.get("step", 1)) * steps).reshape(shape))
+
+
+# ---------------------------------------------------------------- choosing elements
+
+
+def _in_range(c: Call, indices: relax.Expr, size: int, modes=("clip", "wrap")) -> relax.Expr:
+    """Return `indices` of any dtype as indices from 0 to size - 1, by the node's mode."""
+    c.refuse(mode=modes)
+    mode = c.get("mode", "clip")
+    floats = dtype_of(indices).startswith("float")
+    indices = c.emit(c.cast(indices, "int64" if floats or dtype_of(indices) == "int64" else "int32"))
+    if mode == "raise":
+        return checked(indices, [size], c.node.op, negative=False)
+    if mode == "wrap":
+        return op.floor_mod(indices, relax.const(size, dtype_of(indices)))
+    return op.clip(indices, 0, size - 1)
+
+
+@converts("take")
+def _take(c: Call):
+    axis = int(c.get("axis", 0)) % c.rank
+    indices = _in_range(c, c.inputs[1], c.shape[axis], modes=("clip", "wrap", "raise"))
+    return op.take(c.x, indices, axis, mode="clip")
+
+
+@converts("Embedding")
+def _embedding(c: Call):
+    weight = c.expect(1, int(c.need("input_dim")), int(c.need("output_dim")))
+    return op.take(weight, _in_range(c, c.x, shape_of(weight)[0]), 0, mode="clip")
+
+
+@converts("pick", "choose_element_0index")
+def _pick(c: Call):
+    axis = int(c.get("axis", -1)) % c.rank
+    indices = _in_range(c, c.inputs[1], c.shape[axis])
+    if len(shape_of(c.inputs[1])) < c.rank:
+        indices = op.expand_dims(indices, axis)
+    picked = op.gather_elements(c.x, indices, axis)
+    return picked if c.get("keepdims", False) else op.squeeze(picked, [axis])
+
+
+@converts("gather_nd")
+def _gather_nd(c: Call):
+    order = [*range(1, len(shape_of(c.inputs[1]))), 0]
+    indices = c.emit(op.permute_dims(c.cast(c.inputs[1], "int64"), order))
+    sizes = c.shape[: shape_of(indices)[-1]]
+    return op.gather_nd(c.x, checked(indices, sizes, c.node.op, negative=True))
+
+
+@converts("where")
+def _where(c: Call):
+    condition, x, y = c.inputs
+    rank, chosen = len(shape_of(x)), nonzero(condition)
+    if len(shape_of(condition)) == 1 < rank:
+        chosen = op.reshape(chosen, [*shape_of(condition), *[1] * (rank - 1)])
+    return op.where(chosen, x, y)
+
+
+@converts("one_hot")
+def _one_hot(c: Call):
+    """Return one-hot rows; an index out of range gives a row without the mark."""
+    dtype = c.get("dtype", "float32")
+    values = (tirx.const(c.get(name, usual), dtype) for name, usual in (("on_value", 1), ("off_value", 0)))
+    indices = c.x if dtype_of(c.x) == "int64" else c.cast(c.x, "int32")
+    return op.one_hot(indices, *values, int(c.need("depth")))
+
+
+# ---------------------------------------------------------------- ordering
+
+
+def _line(c: Call) -> tuple[relax.Expr, int]:
+    """Return what is ordered, and the axis: by default the last, for None the flattened array's."""
+    if c.node.attrs.get("axis", "").strip() == "None":
+        return c.emit(_flat(c)), 0
+    return c.x, int(c.get("axis", -1)) % c.rank
+
+
+@converts("topk")
+def _topk(c: Call):
+    kind, (x, axis) = c.get("ret_typ", "indices"), _line(c)
+    if kind == "mask":
+        raise NotImplementedError("ret_typ=mask")
+    count = int(c.get("k", 1)) or shape_of(x)[axis]
+    best = c.emit(op.topk(x, count, axis, "both", largest=not c.get("is_ascend", False), dtype="int32"))
+    values, indices = (c.emit(relax.TupleGetItem(best, n)) for n in (0, 1))
+    indices = c.cast(indices, c.get("dtype", "float32"))
+    return {"value": values, "indices": indices, "both": [values, indices]}[kind]
+
+
+@converts("sort", "argsort")
+def _sort(c: Call):
+    (x, axis), descending = _line(c), not c.get("is_ascend", True)
+    if c.node.op == "sort":
+        return op.sort(x, axis, descending)
+    return op.astype(op.argsort(x, axis, descending, "int32"), c.get("dtype", "float32"))
+
+
+@converts("argmax", "argmin", "argmax_channel")
+def _argmax(c: Call):
+    x, keep = c.x, c.get("keepdims", False)
+    axis = 1 if c.node.op == "argmax_channel" else c.get("axis")
+    if axis is None:
+        x, axis = _flat(c), 0
+        keep = True
+    indices = (op.argmin if c.node.op == "argmin" else op.argmax)(x, int(axis), keepdims=keep)
+    return op.astype(indices, "float32")
+
+
+# ---------------------------------------------------------------- reductions
+
+
+def _reduced(c: Call, reduce) -> relax.Expr:
+    """Reduce the axes that the node names; a scalar result gets one axis, as MXNet's arrays have."""
+    axes = reduced_axes(c.rank, c.axes() or [], c.get("exclude", False))
+    keep = bool(c.get("keepdims", False))
+    result = reduce(c.x, axes, keepdims=keep) if axes else c.x
+    return result if keep or len(axes) < c.rank else op.reshape(result, [1])
+
+
+converts("sum", "sum_axis")(functools.partial(_reduced, reduce=op.sum))
+converts("mean")(functools.partial(_reduced, reduce=op.mean))
+converts("max", "max_axis")(functools.partial(_reduced, reduce=op.max))
+converts("min", "min_axis")(functools.partial(_reduced, reduce=op.min))
+converts("prod")(functools.partial(_reduced, reduce=op.prod))
+
+
+@converts("norm")
+def _norm(c: Call):
+    if not c.dtype.startswith("float"):
+        raise NotImplementedError(f"numbers of {c.dtype}; cast them to float32 before")
+    if c.get("ord", 2) == 1:
+        return _reduced(c, lambda x, axes, keepdims: op.sum(op.abs(x), axes, keepdims))
+    return _reduced(c, lambda x, axes, keepdims: op.sqrt(op.sum(x * x, axes, keepdims)))

@@ -1,0 +1,48 @@
+"""Converters of ONNX operators that TVM 0.27's frontend lacks or gets wrong.
+
+The table is merged into TVM's own in this process, so that a graph may mix both; an entry goes once TVM has
+the operator. To add one, write a function of a `node.Node` under `@converts`.
+
+node       what a converter takes, and the table
+general    arithmetic, shapes, layers and others
+indexing   gathering, scattering, regions
+recurrent  LSTM, GRU and RNN
+resize     Resize
+windows    windows and spectra
+"""
+
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+from ....core.bounds_check import OutOfRange
+from . import (  # noqa: F401  (they fill CONVERTERS)
+    general,
+    indexing,
+    recurrent,
+    resize,
+    windows,
+)
+from .node import CONVERTERS, OF_TVM, Node
+
+KNOWN = OF_TVM.keys() | CONVERTERS.keys()  # the operators that a graph may have, and those of control flow
+
+
+class Failed(BaseException):
+    """Raised with the name of an operator whose converter raised the cause; TVM prints what it can catch."""
+
+
+class Importer(ONNXGraphImporter):
+    """TVM's importer of graphs, with the converters of this package."""
+
+    def _check_for_unsupported_ops(self, graph):
+        """Accept the operators, which `graph.require_operators` has checked."""
+
+    def _convert_operator(self, op_name, inputs, attrs, opset):
+        try:
+            if op_name not in CONVERTERS:
+                return super()._convert_operator(op_name, inputs, attrs, opset)
+            node = Node(op_name, opset, self.bb, inputs, attrs, [self._nodes, self._params])
+            return self.bb.normalize(CONVERTERS[op_name](node))
+        except OutOfRange:
+            raise
+        except Exception as error:
+            raise Failed(op_name) from error

@@ -1,0 +1,424 @@
+"""Converters of ONNX operators that TVM 0.27 lacks, or computes differently from ONNX's specification.
+
+What cannot be computed correctly raises NotImplementedError. tests/test_onnx_suite.py compares them with
+ONNX.
+"""
+
+import math
+
+import numpy as np
+from onnx.helper import make_node
+from onnx.reference import ReferenceEvaluator
+from tvm import relax, te, tirx
+from tvm.relax import op as R
+from tvm.relax.frontend.onnx.onnx_frontend import get_constant, get_type
+
+from ....core.bounds_check import checked
+from ....core.relax import constant_array, fixed_shape
+from ....kernels import linalg
+from .node import Node, converts
+
+_EXACT = 1 << 53  # the largest of the whole numbers that float64 has
+_LONGEST = (1 << 31) - 1  # a step of a slice
+
+
+@converts("LpNormalization")
+def _lp_normalization(n: Node):
+    """Divide by the L1 or L2 norm along an axis; a norm of 0 gives 0."""
+    axis, zero = n.get("axis", -1), n.const(0)
+    if n.get("p", 2) == 1:
+        norm = R.sum(R.abs(n.x), axis, keepdims=True)
+    else:
+        norm = R.sqrt(R.sum(R.multiply(n.x, n.x), axis, keepdims=True))
+    return R.where(R.equal(norm, zero), zero, R.divide(n.x, norm))
+
+
+@converts("LayerNormalization")
+def _layer_normalization(n: Node):
+    """Compute Mean and InvStdDev, which TVM returns as scalars of 0."""
+    axes = list(range(n.get("axis", -1) % len(n.shape), len(n.shape)))
+    output = n.emit(n.usual()).fields[0]
+    if n.outputs == 1:
+        return output
+    x = n.x if n.dtype == "float32" else R.astype(n.x, "float32")
+    variance = R.add(R.variance(x, axes, keepdims=True), relax.const(n.get("epsilon", 1e-5), "float32"))
+    return relax.Tuple([output, R.mean(x, axes, keepdims=True), R.rsqrt(variance)])
+
+
+@converts("Elu", "Selu")
+def _elu(n: Node):
+    """Convert all float dtypes; TVM converts float32 only."""
+    if n.dtype == "float32":
+        return n.usual()
+    alpha, gamma = (1.0, 1.0) if n.op == "Elu" else (1.6732632423543772, 1.0507009873554805)
+    below = R.multiply(n.const(n.get("alpha", alpha)), R.subtract(R.exp(n.x), n.const(1)))
+    return R.multiply(n.const(n.get("gamma", gamma)), R.where(R.less(n.x, n.const(0)), below, n.x))
+
+
+@converts("Clip")
+def _clip(n: Node):
+    """Clip with operators, which passes know; TVM makes a kernel of each bound. NaN is no bound."""
+    if n.opset < 11:
+        return n.usual()
+    result = n.x
+    for bound, apply, none in ((n.inputs[1], R.maximum, -math.inf), (n.inputs[2], R.minimum, math.inf)):
+        if bound is None:
+            continue
+        if "float" in n.dtype:
+            bound = R.where(R.isnan(bound), n.const(none), bound)
+        result = apply(result, bound)
+    return result
+
+
+@converts("BitShift")
+def _bit_shift(n: Node):
+    """Shift; by less than 0, or by the width or more, gives 0, or -1 for a negative element shifted right."""
+    by, signed = n.inputs[1], not n.dtype.startswith("u")
+    last = n.const(int(n.dtype.lstrip("uint")) - 1)
+    beyond = R.greater(by, last)
+    if signed:
+        beyond = R.logical_or(beyond, R.less(by, n.const(0)))
+    right = n.text("direction", "") == "RIGHT"
+    result = (R.right_shift if right else R.left_shift)(n.x, R.where(beyond, last, by))
+    return result if right and signed else R.where(beyond, n.const(0), result)
+
+
+@converts("IsInf")
+def _is_inf(n: Node):
+    found = R.isinf(n.x)
+    if not n.get("detect_positive", 1):
+        found = R.logical_and(found, R.less(n.x, n.const(0)))
+    if not n.get("detect_negative", 1):
+        found = R.logical_and(found, R.greater(n.x, n.const(0)))
+    return found
+
+
+@converts("SpaceToDepth")
+def _space_to_depth(n: Node):
+    (batch, channels, height, width), block = n.shape, n.get("blocksize")
+    x = R.reshape(n.x, (batch, channels, height // block, block, width // block, block))
+    x = R.permute_dims(x, [0, 1, 3, 5, 2, 4] if n.text("mode", "DCR") == "CRD" else [0, 3, 5, 1, 2, 4])
+    return R.reshape(x, (batch, channels * block * block, height // block, width // block))
+
+
+@converts("Dropout")
+def _dropout(n: Node):
+    """Pass the input on, with a mask of True, as in inference."""
+    training = n.known(2)
+    if training is not None and training.any() and (n.inputs[1] is None or n.known(1).any()):
+        raise NotImplementedError("Dropout in training mode draws random numbers; export with it off")
+    return n.x if n.outputs == 1 else relax.Tuple([n.x, R.full(n.shape, relax.const(True, "bool"), "bool")])
+
+
+@converts("BatchNormalization")
+def _batch_normalization(n: Node):
+    if n.get("training_mode", 0):
+        raise NotImplementedError(
+            "BatchNormalization with training_mode=1; export the model in inference mode"
+        )
+    return n.usual()
+
+
+@converts("ConvTranspose")
+def _conv_transpose(n: Node):
+    """Pad for the attribute output_shape, which TVM ignores."""
+    wanted, rank = list(n.get("output_shape", [])), len(n.shape) - 2
+    if not wanted:
+        return n.usual()
+    kernel = [int(size) for size in n.inputs[1].ty.shape][2:]
+    strides, dilations = n.get("strides", [1] * rank), n.get("dilations", [1] * rank)
+    extra = list(n.get("output_padding", [0] * rank))
+    begin, end = [], []
+    for i, size in enumerate(wanted[-rank:]):
+        total = strides[i] * (n.shape[2 + i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - size
+        extra[i] -= min(total, 0)
+        if extra[i] >= max(strides[i], dilations[i]):
+            raise NotImplementedError(
+                f"ConvTranspose to output_shape {wanted}: its strides do not reach that far"
+            )
+        half = max(total, 0) // 2
+        begin.append(half if n.text("auto_pad", "NOTSET") == "SAME_UPPER" else max(total, 0) - half)
+        end.append(max(total, 0) - begin[-1])
+    return n.usual(*n.inputs, auto_pad=b"NOTSET", pads=begin + end, output_padding=extra)
+
+
+@converts("Pow")
+def _pow(n: Node):
+    """Raise to a power in the base's dtype, whatever the exponent's; integers go through float64.
+
+    Their squares and cubes do not, as in ONNX Runtime: those beyond the dtype wrap around.
+    """
+    exponent = constant_array(get_constant(n.inputs[1], n.params))
+    is_one = exponent is not None and exponent.size == 1 and exponent.ndim <= len(n.shape)
+    if "float" not in n.dtype and is_one and exponent in (2, 3):
+        square = n.emit(R.multiply(n.x, n.x))
+        return square if exponent == 2 else R.multiply(square, n.x)
+    wide = n.dtype if n.dtype.startswith(("float", "bfloat")) else "float64"
+    return R.astype(R.power(*(R.astype(x, wide) for x in (n.x, n.inputs[1]))), n.dtype)
+
+
+@converts("Sign")
+def _sign(n: Node):
+    """Convert unsigned integers, too, which have no -1 to compare with; NaN has TVM's sign 0, not ONNX's."""
+    if n.dtype.startswith("uint"):
+        return R.minimum(n.x, n.const(1))
+    return R.where(R.isnan(n.x), n.x, n.usual()) if n.dtype.startswith("float") else n.usual()
+
+
+@converts("Mod")
+def _mod(n: Node):
+    """Compute the remainder, also for a divisor of infinity, with the divisor's sign, or x's with fmod."""
+    if not n.dtype.startswith(("float", "bfloat")):
+        return n.usual()
+    x, y = n.x, n.inputs[1]
+    remainder = R.where(R.logical_and(R.isinf(y), R.isfinite(x)), x, R.mod(x, y))
+    if n.get("fmod", 0):
+        return remainder
+    remainder = n.emit(remainder)
+    differ = R.less(R.multiply(R.sign(remainder), R.sign(y)), n.const(0))
+    return R.where(differ, R.add(remainder, y), remainder)
+
+
+@converts("ReduceMax", "ReduceMin")
+def _extreme(n: Node):
+    if n.dtype != "bool":
+        return n.usual()
+    return R.astype(n.usual(n.emit(R.astype(n.x, "uint8")), *n.inputs[1:]), "bool")
+
+
+@converts("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare")
+def _of_no_axes(n: Node):
+    """Apply the function of each element where no axes are reduced; TVM returns the input."""
+    axes = n.known(1) if n.get("noop_with_empty_axes", 0) else [0]
+    if axes is not None and len(axes):
+        return n.usual()
+    return {"ReduceLogSum": R.log, "ReduceSumSquare": R.square}.get(n.op, R.abs)(n.x)
+
+
+@converts("ReduceLogSumExp")
+def _log_sum_exp(n: Node):
+    """Subtract the largest element first, if it is finite; TVM's difference of two infinities is NaN."""
+    axes = n.get("axes") if n.opset < 18 else n.known(1)
+    axes = None if axes is None or not len(axes) else [int(axis) for axis in axes]
+    is_kept = axes is None and n.get("noop_with_empty_axes", 0)
+    if is_kept or not n.shape or n.dtype not in ("float32", "float64"):
+        return n.usual()
+    largest = n.emit(R.max(n.x, axes, keepdims=True))
+    largest = n.emit(R.where(R.isinf(largest), n.const(0), largest))
+    total = R.sum(R.exp(R.subtract(n.x, largest)), axes, keepdims=True)
+    result = n.emit(R.add(R.log(total), largest))
+    return result if n.get("keepdims", 1) else R.squeeze(result, axes)
+
+
+@converts("Split")
+def _split(n: Node):
+    """Split into parts, of which TVM allows only the last one to be empty."""
+    sizes = n.known(1) if n.opset >= 13 else None
+    if sizes is None or sizes.all():
+        return n.usual()
+    axis, ends = n.get("axis", 0) % len(n.shape), np.cumsum(sizes).tolist()
+    begins = [0, *ends[:-1]]
+    bounds = zip(begins, ends, strict=True)
+    return relax.Tuple([R.strided_slice(n.x, [axis], [begin], [end]) for begin, end in bounds])
+
+
+@converts("Slice")
+def _slice(n: Node):
+    """Slice; where nothing is within the bounds, TVM fails if the end lies before the begin.
+
+    TVM adds the step to a size, in 64 bits, and does not move the begin of a negative step into the axis.
+    """
+    if not isinstance(n.inputs[0].ty, relax.TensorType):
+        return n.usual()
+    begins, ends, axes, steps = (n.known(i) for i in range(1, 5))
+    axes = np.arange(len(begins)) if axes is None else axes
+    steps = np.ones_like(begins) if steps is None else np.clip(steps, -_LONGEST, _LONGEST)
+    first = [-n.shape[axis] for axis in axes]
+    begins = np.where(steps < 0, np.maximum(begins, first), begins)
+    none = [
+        not range(n.shape[axis])[begin:end:step]
+        for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True)
+    ]
+    pairs = (0, begins), (0, ends), (1, steps)
+    bounds = (np.where(none, other, each).astype("int64") for other, each in pairs)
+    begins, ends, steps = map(n.const, bounds)
+    return n.usual(n.x, begins, ends, n.const(axes), steps)
+
+
+@converts("Pad")
+def _pad(n: Node):
+    """Pad, or crop where a width is below 0, with operators of any size; TVM makes a kernel of one size."""
+    mode, rank = n.text("mode", "constant"), len(n.shape)
+    if mode not in ("constant", "edge", "reflect", "wrap"):
+        raise NotImplementedError(f"Pad with mode {mode!r}: expected constant, edge, reflect or wrap")
+    axes = list(range(rank)) if n.inputs[3] is None else (n.known(3).reshape(-1) % rank).tolist()
+    ends = n.known(1).reshape(2, -1).tolist()
+    if not axes:
+        return n.x
+    x, pairs = n.x, zip(axes, *ends, strict=True)
+    widths = {axis: _within(n.shape[axis], before, after) for axis, before, after in pairs}
+    if min(0, *ends[0], *ends[1]) < 0:
+        first = [max(-before, 0) for before, _ in widths.values()]
+        last = [n.shape[axis] + min(after, 0) for axis, (_, after) in widths.items()]
+        x = n.emit(R.strided_slice(x, axes, first, last))
+        widths = {axis: (max(before, 0), max(after, 0)) for axis, (before, after) in widths.items()}
+    if mode == "constant":
+        value = 0 if n.inputs[2] is None else n.known(2).item()
+        if abs(value) > _EXACT and n.dtype in ("int64", "uint64"):  # an attribute is a float64
+            return n.usual()
+        return R.nn.pad(x, [width for axis in range(rank) for width in widths.get(axis, (0, 0))], mode, value)
+    for axis, (before, after) in widths.items():
+        if before or after:
+            x = n.emit(R.take(x, n.emit(_places(fixed_shape(x.ty)[axis], before, after, mode)), axis, "clip"))
+    return x
+
+
+def _within(size: int, before: int, after: int) -> tuple[int, int]:
+    """Return the widths of an axis, where one that crops more than there is crops the other's padding."""
+    return max(before, -size) + min(after + size, 0), max(after, -size) + min(before + size, 0)
+
+
+def _places(size: int, before: int, after: int, mode: str) -> relax.Expr:
+    """Return which elements of an axis a padded one has, as NumPy's modes edge, reflect and wrap do."""
+    if not size:
+        raise NotImplementedError(f"Pad with mode {mode!r} of an axis without elements: use mode 'constant'")
+    places = R.arange(-before, size + after, 1, "int64")
+    last = relax.const(size - 1, "int64")
+    if mode == "edge":
+        return R.minimum(R.maximum(places, relax.const(0, "int64")), last)
+    if mode == "wrap":
+        return R.floor_mod(places, relax.const(size, "int64"))
+    period = relax.const(max(2 * size - 2, 1), "int64")
+    places = R.floor_mod(places, period)
+    return R.minimum(places, R.subtract(period, places)) if size > 1 else places
+
+
+@converts("Compress")
+def _compress(n: Node):
+    """Take the elements that a constant condition selects, along an axis, or of the flattened input."""
+    axis, taken = n.get("axis"), np.flatnonzero(n.known(1))
+    if axis is None:
+        x, axis = R.reshape(n.x, (-1,)), 0
+        size = math.prod(n.shape)
+    else:
+        x, size = n.x, n.shape[axis]
+    if len(taken) and taken[-1] >= size:
+        raise IndexError(f"Compress: its condition takes number {taken[-1]} of {size}")
+    return R.take(x, n.const(taken), axis)
+
+
+@converts("OneHot")
+def _one_hot(n: Node):
+    """Convert any depth and values; an index may be negative and then counts from the end."""
+    rank, depth = len(n.shape), int(n.known(1).reshape(()))
+    axis = n.get("axis", -1) % (rank + 1)
+    indices = R.expand_dims(R.astype(n.x, "int64"), axis)
+    positions = np.arange(depth).reshape([-1 if i == axis else 1 for i in range(rank + 1)])
+    is_hot = R.logical_or(R.equal(indices, n.const(positions)), R.equal(indices, n.const(positions - depth)))
+    off, on = (R.strided_slice(n.inputs[2], [0], [i], [i + 1]) for i in (0, 1))
+    return R.where(is_hot, on, off)
+
+
+@converts("TopK")
+def _top_k(n: Node):
+    if n.dtype == "uint64":
+        raise NotImplementedError("TopK of uint64: TVM sorts no such numbers; cast them to int64 before")
+    count = n.get("k") if n.opset < 10 else n.known(1).item()
+    if count == 0:  # TVM's k for all
+        none = n.emit(R.strided_slice(n.x, [n.get("axis", -1)], [0], [0]))
+        return relax.Tuple([none, R.astype(none, "int64")])
+    return n.usual(*n.inputs, sorted=1)  # of elements in any order, too
+
+
+@converts("CumProd")
+def _cum_prod(n: Node):
+    axis, back = int(n.known(1).reshape(())) % len(n.shape), n.get("reverse", 0)
+    product = R.cumprod(R.flip(n.x, axis) if back else n.x, axis, n.dtype, bool(n.get("exclusive", 0)))
+    return R.flip(product, axis) if back else product
+
+
+@converts("EyeLike")
+def _eye_like(n: Node):
+    dtype = get_type(n.get("dtype")) if n.get("dtype") else n.dtype
+    return n.const(np.eye(*n.shape, k=n.get("k", 0)).astype(dtype))
+
+
+@converts("MelWeightMatrix")
+def _of_constants(n: Node):
+    """Evaluate with ONNX's reference implementation, as all inputs are constants."""
+    arrays = {f"x{i}": n.known(i) for i in range(len(n.inputs))}
+    given = {name: value for name, value in n.attributes.items() if name != "tvm_custom"}
+    node = make_node(n.op, list(arrays), ["y"], **given)
+    (result,) = ReferenceEvaluator(node, opsets={"": n.opset}).run(None, arrays)
+    return n.const(result)
+
+
+@converts("BitCast")
+def _bit_cast(n: Node):
+    """Reinterpret the bits of each element as another dtype of the same width."""
+    dtype = get_type(n.get("to"))
+    if "bool" in (dtype, n.dtype):
+        raise NotImplementedError("BitCast of bool, which TVM keeps in one bit")
+
+    def bits(x):
+        return te.compute(x.shape, lambda *indices: tirx.reinterpret(dtype, x(*indices)), "bit_cast")
+
+    return n.builder.emit_te(bits, n.x)
+
+
+@converts("ReverseSequence")
+def _reverse_sequence(n: Node):
+    """Reverse the first elements of each sequence of a batch, as many as its length says."""
+    time, batch = n.get("time_axis", 0), n.get("batch_axis", 1)
+    lengths = checked(n.inputs[1], [n.shape[time] + 1], n.op, negative=False, bb=n.builder)
+    lengths = _along(R.astype(lengths, "int64"), n.shape, batch)
+    indices = _counter(n.shape, time)
+    mirrored = R.subtract(R.subtract(lengths, relax.const(1, "int64")), indices)
+    indices = n.emit(R.broadcast_to(R.where(R.less(indices, lengths), mirrored, indices), n.shape))
+    return R.gather_elements(n.x, indices, time)
+
+
+@converts("TensorScatter")
+def _tensor_scatter(n: Node):
+    """Write an update into a cache along an axis, at one start index for each sequence of a batch."""
+    update, begin = n.inputs[1], n.inputs[2]
+    axis = n.get("axis", -2) % len(n.shape)
+    count, size = int(update.ty.shape[axis]), n.shape[axis]
+    circular = n.text("mode", "linear") == "circular"
+    begin = relax.const(np.zeros(n.shape[0]), "int64") if begin is None else begin
+    begin = checked(begin, [size if circular else size - count + 1], n.op, negative=False, bb=n.builder)
+    indices = R.subtract(_counter(n.shape, axis), _along(begin, n.shape, 0))
+    if circular:
+        indices = R.floor_mod(indices, relax.const(size, "int64"))
+    zero, last = relax.const(0, "int64"), relax.const(count - 1, "int64")
+    indices = n.emit(R.broadcast_to(indices, n.shape))
+    clipped = n.emit(R.minimum(R.maximum(indices, zero), last))
+    return R.where(R.equal(indices, clipped), R.gather_elements(update, clipped, axis), n.x)
+
+
+def _counter(shape, axis: int) -> relax.Expr:
+    """Return 0, 1, … along an axis of tensors of this shape, of size 1 along all others: int64."""
+    sizes = [-1 if i == axis else 1 for i in range(len(shape))]
+    return relax.const(np.arange(shape[axis]).reshape(sizes), "int64")
+
+
+def _along(row, shape, axis: int) -> relax.Expr:
+    return R.reshape(row, [shape[i] if i == axis else 1 for i in range(len(shape))])
+
+
+@converts("Det")
+def _det(n: Node):
+    """Multiply, in float64, the pivots of the matrix's LU factors."""
+    count, size = math.prod(n.shape[:-2]), n.shape[-1]
+    flat = n.emit(R.reshape(R.astype(n.x, "float64"), (count, size, size)))
+    kernel = n.builder.add_func(linalg.lu(count, size, "float64").without_attr("global_symbol"), "lu")
+    types = (
+        ((count, size, size), "float64"),
+        ((count, size), "int64"),
+        ((count,), "float64"),
+        ((count,), "int32"),
+    )
+    factors = n.emit(relax.call_tir(kernel, [flat], [relax.TensorType(*each) for each in types]))
+    pivots = R.where(n.const(np.eye(size, dtype=bool)), factors[0], relax.const(1.0, "float64"))
+    result = R.multiply(R.prod(pivots, [1, 2]), factors[2])
+    return R.astype(R.reshape(result, n.shape[:-2]), n.dtype)

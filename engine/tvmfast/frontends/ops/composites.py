@@ -1,0 +1,159 @@
+"""Operators that MXNet and Relay share and Relax lacks, for the converters of both."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm.relax import op as R
+
+from ...core.bounds_check import checked
+from ...core.compat import OPAQUE
+from ...core.relax import fixed_shape
+
+
+def reshaped(
+    shape: Sequence[int], target: Sequence[int], reverse: bool = False, allowzero: bool = False
+) -> list[int]:
+    """Return the shape that the codes in `target` mean for a tensor of `shape`.
+
+    0 keeps an axis (with `allowzero` it is a size), -1 is inferred, -2 keeps all axes that follow, -3 joins
+    two axes, and -4 splits one into the two sizes that follow it. `reverse` reads both shapes from the right.
+    Raises ValueError if `target` has another number of elements, and IndexError if it names more axes than
+    there are.
+    """
+    step = -1 if reverse else 1
+    source, codes = list(shape)[::step], iter(list(target)[::step])
+    sizes, axis = [], 0
+    inferred = None
+    for code in codes:
+        if code == -2:
+            sizes += source[axis:]
+            axis = len(source)
+        elif code == -3:
+            sizes.append(source[axis] * source[axis + 1])
+            axis += 2
+        elif code == -4:
+            first, second = next(codes, None), next(codes, None)
+            if second is None:
+                raise ValueError(f"expected two numbers after -4, got the new shape {list(target)}")
+            first = source[axis] // second if first == -1 else first
+            sizes += [first, source[axis] // first if second == -1 else second]
+            axis += 1
+        else:
+            if code == -1:
+                inferred = len(sizes)
+            sizes.append(source[axis] if code == 0 and not allowzero else 1 if code == -1 else code)
+            axis += 1
+    if inferred is not None:
+        sizes[inferred] = math.prod(shape) // math.prod(sizes)
+    if math.prod(sizes) != math.prod(shape):
+        raise ValueError(f"shape={tuple(target)} for an input of shape {tuple(shape)}")
+    return sizes[::-1] if reverse else sizes
+
+
+def reduced_axes(rank: int, axes: Sequence[int], exclude: bool) -> list[int]:
+    """Return the axes that a reduction removes: `axes` (all if empty), or with `exclude` the others."""
+    named = {axis % rank for axis in axes}
+    return [axis for axis in range(rank) if not named or (axis in named) != bool(exclude)]
+
+
+def product(a: relax.Expr, b: relax.Expr, turn_a: bool, turn_b: bool, dtype: str | None = None) -> relax.Expr:
+    """Multiply two stacks of matrices, each optionally transposed first."""
+    return R.matmul(_transposed(a) if turn_a else a, _transposed(b) if turn_b else b, dtype)
+
+
+def _transposed(x: relax.Expr) -> relax.Expr:
+    rank = len(fixed_shape(x.ty))
+    return R.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2])
+
+
+def of_whole_regions(result: relax.Expr, rois: relax.Expr, bb) -> relax.Expr:
+    """Return 0 for regions without area, whose aligned result TVM leaves unwritten if it counts the samples.
+
+    `rois` ends with the corners of each region.
+    """
+    last = int(rois.ty.shape[1])
+    begins, ends = (bb.normalize(R.strided_slice(rois, [1], [i - 2], [i])) for i in (last - 2, last))
+    least = bb.normalize(R.min(bb.normalize(R.subtract(ends, begins)), 1))
+    is_whole = R.greater(R.expand_dims(least, [1, 2, 3]), relax.const(0, rois.ty.dtype))
+    return R.where(bb.normalize(is_whole), result, relax.const(0, result.ty.dtype))
+
+
+def regions(rois: relax.Expr, images: int, operator: str, bb: relax.BlockBuilder) -> relax.Expr:
+    """Return rows of (image index, four corners), all of them floats, with the indices checked."""
+    indices = bb.emit(R.astype(R.strided_slice(rois, [1], [0], [1]), "int64"))
+    indices = checked(indices, [images], operator, negative=False, bb=bb)
+    return bb.emit(R.concat([R.astype(indices, rois.ty.dtype), R.strided_slice(rois, [1], [1], [5])], 1))
+
+
+def padded(x: relax.Expr, widths: Sequence[tuple[int, int]], mode: str) -> relax.Expr:
+    """Pad `x` with its own elements, axis by axis, as NumPy's modes edge, reflect and symmetric do."""
+    for axis, ((before, after), size) in enumerate(zip(widths, fixed_shape(x.ty), strict=True)):
+        indices = np.pad(np.arange(size, dtype="int32"), (before, after), mode)
+        x = R.take(x, relax.const(indices), axis) if before or after else x
+    return x
+
+
+def logarithm(x: relax.Expr, base: int) -> relax.Expr:
+    """Return the logarithm of `x` to an integer `base`."""
+    return R.multiply(R.log(x), relax.const(1 / math.log(base), str(x.ty.dtype)))
+
+
+def local_response_norm(
+    x: relax.Expr, size: int, axis: int, bias: float, alpha: float, beta: float
+) -> relax.Expr:
+    """Compute x / (bias + alpha / size · sum of squares of `size` neighbours along an axis) ** beta."""
+    shape, half = fixed_shape(x.ty), size // 2
+    widths = [(half, half) if n == axis else (0, 0) for n in range(len(shape))]
+    squares = R.nn.pad(R.multiply(x, x), sum(widths, ()))
+    total = None
+    for first in range(size):
+        part = R.strided_slice(squares, [axis], [first], [first + shape[axis]])
+        total = part if total is None else R.add(total, part)
+    alpha, bias, beta = (relax.const(number, str(x.ty.dtype)) for number in (alpha / size, bias, beta))
+    return R.divide(x, R.power(R.add(R.multiply(total, alpha), bias), beta))
+
+
+def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts, size) -> relax.Expr:
+    """Return the columns (N, C * taps, *size) of a deformable convolution of data (N, C, H, W).
+
+    `data` is interpolated at the taps moved by `offset` (N, 2 * parts * taps, *size), and multiplied by
+    `mask` (N, parts * taps, *size). An element a pixel or more outside, or at NaN, is 0. All share one float
+    dtype.
+    """
+    (batch, channels, height, width), dtype = fixed_shape(data.ty), data.ty.dtype.dtype
+    taps = math.prod(kernel)
+
+    def sampled_positions(offset):
+        def position(n, number, y, x):
+            """Return the position read along one axis, or -2, outside, if the other axis is outside."""
+            tap, pair = number // 2 % taps, number // 2 * 2
+            at_y = y * stride[0] - pad[0] + tap // kernel[1] * dilate[0] + offset[n, pair, y, x]
+            at_x = x * stride[1] - pad[1] + tap % kernel[1] * dilate[1] + offset[n, pair + 1, y, x]
+            near = tirx.all(at_y > -1.0, at_y < height, at_x > -1.0, at_x < width)
+            return tirx.if_then_else(near, tirx.Select(number % 2 == 0, at_y, at_x), tirx.const(-2, dtype))
+
+        return te.compute((batch, 2 * parts * taps, *size), position, name="positions")
+
+    def columns(data, positions, mask=None):
+        def column(n, row, y, x):
+            channel, tap = row // taps, row % taps
+            number = channel // (channels // parts) * taps + tap
+            at_y, at_x = (positions[n, 2 * number + axis, y, x] for axis in (0, 1))
+            low_y, low_x = te.floor(at_y), te.floor(at_x)
+            total = tirx.const(0, dtype)
+            for right_y in (0, 1):
+                for right_x in (0, 1):
+                    y_, x_ = (low_y + right_y).astype("int32"), (low_x + right_x).astype("int32")
+                    weight = (1.0 - te.abs(at_y - low_y - right_y)) * (1.0 - te.abs(at_x - low_x - right_x))
+                    inside = tirx.all(y_ >= 0, y_ < height, x_ >= 0, x_ < width)
+                    element = data[n, channel, y_, x_] * weight
+                    total += tirx.if_then_else(inside, element, tirx.const(0, dtype))
+            return total * mask[n, number, y, x] if mask is not None else total
+
+        return te.compute((batch, channels * taps, *size), column, name="deformed")
+
+    unfused = {"op_pattern": OPAQUE}  # fused, every channel would compute the positions again
+    positions = bb.emit_te(sampled_positions, offset, primfunc_attrs=unfused)
+    return bb.emit_te(columns, data, positions, *([] if mask is None else [mask]))

@@ -1,0 +1,421 @@
+"""`from_pytorch`: import an nn.Module, a traced or scripted module or an ExportedProgram.
+
+The steps: capture (torch.export) -> decompose into core operators -> turn every weight, buffer and constant
+into a parameter -> TVM's importer -> give the parameters of main their names.
+"""
+
+import functools
+import inspect
+import logging
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import tvm
+from torch.export import ExportedProgram, exported_program
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from tvm import relax
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+from ...core import errors
+from ...core.bounds_check import OutOfRange
+from ...core.dims import merged
+from ...core.specs import TensorSpec, dtype_of, parse_inputs, require_dense
+from ...core.workarounds import hold_interrupt, pass_lock
+from ..contract import as_model
+from ..dynamic.probing import with_open_sizes
+from .complex import without_complex
+from .dynamic import SCRIPTED, check_open, unscript, zeros
+from .graph_signature import steps
+from .inline import foreign, used_results
+from .ops.converters import CONVERTERS
+from .ops.decompositions import DECOMPOSITIONS
+from .ops.recurrent import PACKED, WholeLayers, packs
+from .partial_update import combine, exported
+from .type_promotion import exact, promote
+
+# What PyTorch's batch norm and dropout become in a program that was captured in training mode.
+_TRAINING_OPS = {
+    *("_native_batch_norm_legit_functional.default", "native_dropout.default"),
+    *("bernoulli.p", "bernoulli.default"),
+}
+
+
+@hold_interrupt()
+def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Import a PyTorch network.
+
+    Args:
+        model: An nn.Module in eval mode, the result of torch.jit.trace, torch.jit.script or torch.jit.freeze,
+            or an ExportedProgram.
+        inputs: The inputs' shapes and dtypes, in the order of forward's arguments and in any form that
+            `tvmnotes.spec.parse_inputs` reads. A name in a shape, ("batch", 3, 224, 224), or a `Size` is a
+            size that stays open. None, for an ExportedProgram, takes the program's own.
+
+    Returns:
+        `(mod, params)` as `tvmfast.frontends` describes. `params` holds copies, in the order of `main`'s
+        parameters and under the weights' names in `state_dict()`; batch norm's statistics and constants of
+        the graph are included, weights that the graph does not use are not. Nested outputs become one flat
+        tuple, a single one a tensor. What forward writes into its own buffers is not kept.
+
+    Raises:
+        TypeError: `model` is of another kind, or a weight is not a dense tensor of numbers.
+        ValueError: The network is in training mode, or does not take these inputs.
+        NotImplementedError: TVM's importer lacks operators; the message names all of them. Or the network
+            cannot leave a size open.
+        IndexError: The network holds an index out of range. One that is passed in or computed is an
+            IndexError of the run.
+    """
+    _check_model(model)
+    own = isinstance(model, ExportedProgram) and inputs is None
+    specs = _program_inputs(model) if own else parse_inputs(inputs, open_sizes=True)
+    _check_inputs(model, specs)
+
+    listed = {}  # what the network computes, by its inputs
+
+    def captured(fixed):
+        program = _capture(model, fixed)
+        if merged(spec.shape for spec in specs):
+            listed[tuple(fixed)] = steps(program)
+        return program
+
+    def steps_at(fixed):
+        if tuple(fixed) not in listed:
+            with pass_lock, quiet():
+                captured(fixed)
+        return listed[tuple(fixed)]
+
+    def compared_at(made):
+        with pass_lock, quiet(), WholeLayers():
+            return check_open(model, specs, made)
+
+    return with_open_sizes(lambda fixed: _import(captured, specs, fixed), specs, steps_at, compared_at)
+
+
+def _import(
+    captured: Callable, inputs: list[TensorSpec], specs: list[TensorSpec]
+) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Import a network for inputs of fixed sizes.
+
+    Args:
+        captured: Makes the ExportedProgram for `specs`.
+        inputs: The inputs as the user gives them, with open sizes.
+        specs: The inputs, with numbers for these.
+    """
+    has_open_sizes = bool(merged(spec.shape for spec in inputs))
+    with pass_lock, quiet():
+        program = _decompose(captured(specs))
+        table = _decompositions()[1]
+        without_complex(program.graph, table)
+        used_results(program.graph, table)
+        foreign(program.graph, table)
+        combine(program, has_open_sizes)
+        _check_program(program)
+        promote(program.graph_module)
+        program, weights = _lift_weights(program)
+        try:
+            importer = ExportedProgramImporter()
+            importer.leaves_sizes_open = has_open_sizes  # for converters
+            mod = importer.from_exported_program(
+                program,
+                keep_params_as_input=True,
+                unwrap_unit_return_tuple=True,
+                no_bind_return_tuple=False,
+                custom_convert_map=exact(CONVERTERS, importer),
+            )
+        except OutOfRange:
+            raise
+        except Exception as error:
+            raise NotImplementedError(
+                f"TVM's importer fails on this network: {errors.lines(error)[0]}; {_WAY_OUT}"
+            ) from error
+    mod = relax.transform.DeadCodeElimination()(mod)  # such as max pooling's indices, if nothing reads them
+    # Copies of the weights, so that further training does not change what was built.
+    arrays = {
+        name: tvm.runtime.from_dlpack(tensor.cpu().clone(memory_format=torch.contiguous_format))
+        for name, tensor in weights.items()
+    }
+    return as_model(mod, (spec.name for spec in specs), arrays)
+
+
+_WAY_OUT = (
+    "write that part of the network with other operators, or export it with torch.onnx.export "
+    "and import the file with tvmnotes.from_onnx"
+)
+
+
+def _check_model(model: Any) -> None:
+    if isinstance(model, torch.jit.ScriptFunction):
+        return
+    if not isinstance(model, torch.nn.Module | ExportedProgram):
+        raise TypeError(
+            "model: expected an nn.Module, a module from torch.jit.trace or torch.jit.script, or an "
+            "ExportedProgram; got "
+            f"{'the class ' + model.__name__ if inspect.isclass(model) else type(model).__name__}"
+        )
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        require_dense(tensor, f"model: {name!r}")
+    modules = () if isinstance(model, ExportedProgram) else model.named_modules()
+    training = [name or "the network" for name, part in modules if getattr(part, "training", False)]
+    if training:
+        raise ValueError(
+            f"model: expected a network in eval mode, but {training[0]} is in training mode, where dropout "
+            "and batch norm behave differently; call net.eval() first (before tracing, if you trace)"
+        )
+
+
+def _check_inputs(model: Any, specs: list[TensorSpec]) -> None:
+    """Compare `specs` with what forward or the program takes: the count; a program's shapes and dtypes."""
+    if isinstance(model, ExportedProgram):
+        values = _input_values(model)
+        names = list(values)
+        least = most = len(values)
+    elif isinstance(model, SCRIPTED):
+        function = isinstance(model, torch.jit.ScriptFunction)
+        arguments = model.schema.arguments if function else model.forward.schema.arguments[1:]
+        names = [argument.name for argument in arguments]
+        least, most = sum(not argument.has_default_value() for argument in arguments), len(arguments)
+    else:
+        arguments = list(inspect.signature(model.forward).parameters.values())
+        positional = [a for a in arguments if a.kind in (a.POSITIONAL_ONLY, a.POSITIONAL_OR_KEYWORD)]
+        names = [argument.name for argument in arguments]
+        least = sum(a.default is a.empty for a in positional)
+        most = math.inf if any(a.kind is a.VAR_POSITIONAL for a in arguments) else len(positional)
+    if not least <= len(specs) <= most:
+        count = f"at least {least}" if most == math.inf else f"{least} to {most}"
+        count = str(least) if least == most else count
+        raise ValueError(
+            f"inputs: forward takes {count} ({', '.join(names)}), got {len(specs)}: {_listed(specs)}"
+        )
+    if isinstance(model, ExportedProgram):
+        for spec, (name, value) in zip(specs, values.items(), strict=True):
+            fixed = len(spec.shape) == value.dim() and all(
+                not isinstance(want, int) or got == want
+                for got, want in zip(spec.shape, value.shape, strict=True)
+            )
+            if not fixed or spec.dtype != dtype_of(value):
+                raise ValueError(
+                    f"input {spec.name!r}: the program was exported for {name}: {dtype_of(value)}"
+                    f"[{', '.join(map(str, value.shape))}], got {spec}; give these, or export the network "
+                    "anew"
+                )
+
+
+def _listed(specs: list[TensorSpec]) -> str:
+    return "; ".join(map(str, specs))
+
+
+def _input_values(program: ExportedProgram) -> dict[str, Any]:
+    """Return the inputs of `program` in order: name -> torch's fake tensor, with shape and dtype."""
+    kept = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
+    values = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            if not isinstance(spec.arg, TensorArgument):
+                raise ValueError(
+                    f"input {spec.arg.name!r}: expected every input of the program to be a tensor; this one "
+                    f"is {getattr(spec.arg, 'value', spec.arg)!r}; export the network with tensors alone"
+                )
+            values[spec.arg.name] = kept[spec.arg.name]
+    return values
+
+
+def _program_inputs(program: ExportedProgram) -> list[TensorSpec]:
+    specs = []
+    for name, value in _input_values(program).items():
+        if not all(isinstance(n, int) for n in value.shape):
+            raise ValueError(
+                f"input {name!r}: the program leaves its shape open ({', '.join(map(str, value.shape))}); "
+                "give the shapes to build for, such as {'x': (1, 3, 224, 224)}"
+            )
+        specs.append(TensorSpec(name, tuple(value.shape), dtype_of(value)))
+    return specs
+
+
+@functools.cache
+def _decompositions() -> tuple[dict, dict]:
+    """Return the decompositions of composite operators, and those of all others.
+
+    Composite operators that PyTorch decomposes by itself are not among them.
+    """
+    table = torch.export.default_decompositions()
+    table.update(DECOMPOSITIONS)
+    composite, others = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(table.items()))
+    kept = exported_program._special_op_to_preserve_cia
+    return {op: way for op, way in composite.items() if op in DECOMPOSITIONS or way is kept}, others
+
+
+def _decompose(program: ExportedProgram) -> ExportedProgram:
+    """Do what `program.run_decompositions` does, without reading PyTorch's 1,000 composite operators anew.
+
+    Reading them takes ten times as long as all else that it does to a small network.
+    """
+    composite, others = _decompositions()
+    return exported_program._decompose_exported_program(
+        program,
+        cia_to_decomp=composite,
+        python_decomp_table=others,
+        joint_loss_index=None,
+        decompose_custom_triton_ops=False,
+    )
+
+
+def _check_program(program: ExportedProgram) -> None:
+    """Raise the errors that a decomposed `program` shows before TVM's importer sees it."""
+    calls = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    if training := sorted({call.__name__ for call in calls} & _TRAINING_OPS):
+        raise ValueError(
+            f"model: it was captured in training mode ({training[0]}); call net.eval() before exporting or "
+            "tracing it"
+        )
+    tags = {call.__name__: getattr(call, "tags", ()) for call in calls}
+    if random := sorted(name for name in tags if torch.Tag.nondeterministic_seeded in tags[name]):
+        raise NotImplementedError(f"{random[0]} draws random numbers in each run: pass them as an input")
+    for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
+        x, offset = node.args[0].meta["val"], node.args[3] if len(node.args) > 3 else None
+        if not x.is_contiguous() or offset not in (None, x.storage_offset()):
+            raise NotImplementedError(
+                "as_strided reads the memory behind a tensor, and a compiled network has that of contiguous "
+                "tensors alone: write it with slices"
+            )
+    scalars = [
+        n.target for n in program.graph.nodes if isinstance(n.meta.get("val"), torch.SymFloat | torch.SymInt)
+    ]
+    if arithmetic := sorted(
+        {each.__name__ for each in scalars if getattr(each, "__module__", "") == "_operator"}
+    ):
+        raise NotImplementedError(
+            f"{arithmetic[0]} of a number that PyTorch takes from a tensor while it runs, and TVM has to "
+            "know before; leave out .item(), and compute with the tensor"
+        )
+    known = ExportedProgramImporter().convert_map.keys() | CONVERTERS.keys()
+    # TVM looks an operator up by its name alone; another library's relu need not be aten's
+    ours = ("aten", "higher_order", "torchvision", "tvmnotes")
+    foreign = {call for call in calls if getattr(call, "namespace", "aten") not in ours}
+    if missing := sorted({str(call) for call in calls if call.__name__ not in known or call in foreign}):
+        raise NotImplementedError(f"TVM's importer lacks these operators: {', '.join(missing)}; {_WAY_OUT}")
+    outputs = [
+        spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT
+    ]
+    if others := [getattr(arg, "value", arg) for arg in outputs if not isinstance(arg, TensorArgument)]:
+        raise ValueError(
+            f"model: expected the network to return tensors alone, but {others[0]!r} is among its outputs; "
+            "wrap it in a module that returns only tensors"
+        )
+
+
+def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
+    """Capture an ExportedProgram with fixed shapes; ValueError if the network does not take such inputs."""
+    examples = zeros(specs)
+    if isinstance(model, ExportedProgram):
+        if all(isinstance(n, int) for value in _input_values(model).values() for n in value.shape):
+            return model
+        model = model.module()
+    try:
+        with WholeLayers():
+            if isinstance(model, SCRIPTED):
+                return torch.export.export(unscript(model, examples), examples)
+            return exported(model, examples)
+    except Exception as error:
+        try:
+            with torch.no_grad():
+                model(*examples)
+        except Exception as cause:
+            raise ValueError(
+                f"the network does not take {_listed(specs)}; PyTorch says: {errors.lines(cause)[-1]}"
+            ) from cause
+        if holder := re.search(r"Found <class '([\w.]+)'> in output", str(error)):
+            raise ValueError(
+                f"model: it returns a {holder[1]}, which is no tensor; wrap it in a module that returns only "
+                "tensors, and have a network of transformers made with use_cache=False"
+            ) from error
+        if packs(error):
+            raise NotImplementedError(PACKED) from error
+        advice = (
+            "where its Python code branches on values, write it without, or trace it on an example "
+            "(torch.jit.trace) and import that"
+        )
+        raise NotImplementedError(
+            f"PyTorch cannot capture this network as a graph: {errors.lines(error)[0]}; "
+            f"{_WAY_OUT if isinstance(model, SCRIPTED) else advice}"
+        ) from error
+
+
+def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, torch.Tensor]]:
+    """Make everything that `program` holds a parameter of it, and drop what its outputs do not need.
+
+    TVM's importer takes only parameters as inputs of main; it embeds buffers and constants in the code. The
+    program's graph is changed in place. Returns the new program and its parameters, in order, by name.
+    """
+    # The graph returns new values of what forward writes to (a buffer, an input), then the network's outputs.
+    signature = program.graph_signature
+    output_specs = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    output = program.graph.output_node()
+    output.args = (output.args[0][len(signature.output_specs) - len(output_specs) :],)
+    output_specs = [
+        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(each.name), None) for each in output.args[0]
+    ]
+    program.graph.eliminate_dead_code()
+    placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    specs, weights = [], {}
+    state = {}
+    for spec in signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            specs.append(spec)
+        elif spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            raise NotImplementedError(
+                f"the network holds {spec.target!r}, which is no tensor ({spec.kind.name.lower()})"
+            )
+        elif not placeholders[spec.arg.name].users:
+            program.graph.erase_node(placeholders[spec.arg.name])
+        else:
+            held = program.constants if spec.target in program.constants else program.state_dict
+            tensor = held[spec.target]
+            tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+            # torch.jit.freeze names a weight self.conv.weight, and the converter adds its own prefix
+            weights[spec.target.removeprefix("lifted_tensor_self.")] = tensor.detach()
+            state[spec.target] = torch.nn.Parameter(tensor.detach(), requires_grad=False)
+            specs.append(InputSpec(InputKind.PARAMETER, spec.arg, spec.target))
+    lifted = ExportedProgram(
+        root=program.graph_module,
+        graph=program.graph,
+        graph_signature=ExportGraphSignature(specs, output_specs),
+        state_dict=state,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+    )
+    return lifted, weights
+
+
+_NOISE = (
+    r"Manually populate ",
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"The tensor attributes? .*_flat_weights",  # of a recurrent layer, which sets them anew
+    r"Pred is a Python constant",  # the `if` of a scripted functional, whose condition is known
+)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress what torch logs and warns of its own internals while it exports and converts."""
+    logger = logging.getLogger("torch._export.non_strict_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            for message in _NOISE:
+                warnings.filterwarnings("ignore", message=message)
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,79 @@
+"""Replacements of operators that need the whole graph.
+
+`inline` replaces a node by a function of PyTorch; `used_results` does so for nodes of which the network reads
+results that TVM's importer fills with zeros, and `foreign` for other libraries' operators.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import decomposition_table
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from .ops.composites import grouped_product
+from .ops.indexing import pooled_with_places
+
+aten = torch.ops.aten
+
+
+def inline(node: fx.Node, function: Callable, args: Any, kwargs: dict, table: dict) -> Any:
+    """Insert before `node` the nodes of a `function` of tensors, decomposed by a decomposition `table`.
+
+    `args` and `kwargs` hold nodes of the graph in place of tensors. Returns what the function returns, with
+    nodes in place of tensors; `node` itself stays.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    nodes, forms = [leaf for leaf in leaves if isinstance(leaf, fx.Node)], []
+
+    def flat(*values):
+        given = iter(values)
+        args, kwargs = pytree.tree_unflatten(
+            [next(given) if isinstance(leaf, fx.Node) else leaf for leaf in leaves], spec
+        )
+        results, form = pytree.tree_flatten(function(*args, **kwargs))
+        forms.append(form)
+        return results
+
+    with detect_fake_mode([each.meta.get("val") for each in node.graph.nodes]), torch.no_grad():
+        traced = make_fx(flat, decomposition_table=table)(*(each.meta["val"] for each in nodes)).graph
+    with node.graph.inserting_before(node):
+        results = node.graph.graph_copy(
+            traced, dict(zip(traced.find_nodes(op="placeholder"), nodes, strict=True))
+        )
+    return pytree.tree_unflatten(results, forms[-1])
+
+
+_NORMS = [aten.native_layer_norm.default, aten.native_group_norm.default]
+_NORMS += [aten._native_batch_norm_legit.no_stats]
+_WHOLE = {
+    aten.max_pool2d_with_indices.default: pooled_with_places,
+    aten.max_pool3d_with_indices.default: pooled_with_places,
+    **{each: decomposition_table[each] for each in _NORMS},
+}
+
+
+def used_results(graph: fx.Graph, table: dict) -> None:
+    """Replace, in place, operators with several results of which a later one is read."""
+    for node in list(graph.nodes):
+        if node.target in _WHOLE and any(user.args[1] for user in node.users):
+            results = inline(node, _WHOLE[node.target], node.args, node.kwargs, table)
+            for user in list(node.users):
+                user.replace_all_uses_with(results[user.args[1]])
+                graph.erase_node(user)
+            graph.erase_node(node)
+
+
+# Those of a library exist only where it is imported, hence the names.
+_FOREIGN = {"transformers.grouped_mm_fallback.default": grouped_product}
+
+
+def foreign(graph: fx.Graph, table: dict) -> None:
+    """Replace, in place, operators that another library registers with PyTorch."""
+    for node in list(graph.nodes):
+        if function := _FOREIGN.get(str(node.target)):
+            node.replace_all_uses_with(inline(node, function, node.args, node.kwargs, table))
+            graph.erase_node(node)

@@ -1,0 +1,127 @@
+"""PyTorch's LSTM, GRU and RNN: RECURRENT decomposes them into layers, which CONVERTERS turns into kernels."""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import TorchFunctionMode
+from tvm import relax
+
+from ....kernels.recurrent.cell import OF_CUDNN
+from ....kernels.recurrent.emit import emit
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("tvmnotes", "FRAGMENT")
+_library.define(
+    "recurrent(Tensor x, Tensor weight, Tensor recurrent, Tensor? bias, Tensor? inner, Tensor? projection, "
+    "Tensor h, Tensor c, str kind, bool reverse) -> (Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.register_fake("tvmnotes::recurrent")
+def _shapes(
+    x, weight, recurrent, bias, inner, projection, h, c, kind, reverse
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the results of all steps, the last one, and an LSTM's last state; of others the last result."""
+    return x.new_empty((*x.shape[:2], h.shape[-1])), torch.empty_like(h), torch.empty_like(c)
+
+
+def _decomposition(kind: str) -> Callable:
+    def layers(
+        x: Tensor,
+        hx: Any,
+        params: list[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
+        if train and dropout:
+            return NotImplemented
+        h, c = hx if kind == "lstm" else (hx, hx)
+        directions, projects = 1 + bidirectional, h.shape[-1] != c.shape[-1]
+        each = 2 + 2 * has_biases + projects
+        x = x.transpose(0, 1) if batch_first else x
+        last = []
+        for layer in range(num_layers):
+            results = []
+            for direction in range(directions):
+                number = layer * directions + direction
+                weight, recurrent, *others = params[number * each : (number + 1) * each]
+                bias, inner = others[:2] if has_biases else (None, None)
+                projection = others[-1] if projects else None
+                weights = weight, recurrent, bias, inner, projection
+                results.append(
+                    torch.ops.tvmnotes.recurrent(x, *weights, h[number], c[number], kind, direction == 1)
+                )
+            x = torch.cat([result[0] for result in results], -1) if bidirectional else results[0][0]
+            last += [result[1:] for result in results]
+        x = x.transpose(0, 1) if batch_first else x
+        states = [
+            torch.stack(parts) if len(parts) > 1 else parts[0][None] for parts in zip(*last, strict=True)
+        ]
+        return (x, *states) if kind == "lstm" else (x, states[0])
+
+    return layers
+
+
+PACKED = (
+    "pack_padded_sequence: the lengths of packed sequences decide sizes, which TVM has to know before a "
+    "run; pass the padded sequences to the layer, or export the network with torch.onnx.export, whose LSTM "
+    "takes lengths"
+)
+
+
+def packs(error: BaseException | None) -> bool:
+    """Return whether an error comes from packed sequences."""
+    while error is not None:
+        frames = traceback.walk_tb(error.__traceback__)
+        held = (value for frame, _ in frames for value in frame.f_locals.values())
+        if "_pack_padded_sequence" in str(error) or any(isinstance(each, PackedSequence) for each in held):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _packed(*_args, **_options):
+    raise NotImplementedError(PACKED)
+
+
+_LAYERS = {kind: _decomposition(kind) for kind in OF_CUDNN}
+RECURRENT = {getattr(aten, kind).input: layers for kind, layers in _LAYERS.items()}
+_CALLED = RECURRENT | {getattr(torch, kind): layers for kind, layers in _LAYERS.items()}
+RECURRENT |= {getattr(aten, kind).data: _packed for kind in OF_CUDNN}
+
+
+class WholeLayers(TorchFunctionMode):
+    """A context in which recurrent layers are exported as this module's operator.
+
+    PyTorch runs its own step by step while it exports, to find the shapes of the results.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Run a function of PyTorch, or the decomposition of a layer."""
+        # Packed sequences have their weights in place of the flag.
+        is_layer = func in _CALLED and len(args) > 3 and isinstance(args[3], int)
+        result = _CALLED[func](*args, **(kwargs or {})) if is_layer else NotImplemented
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
+
+
+def _recurrent(node: fx.Node, importer: Any) -> relax.Expr:
+    *tensors, kind, reverse = node.args
+    x, weight, recurrent, bias, inner, projection, h, c = (importer.env.get(each) for each in tensors)
+    cell = replace(OF_CUDNN[kind], reverse=reverse)
+    results = emit(
+        importer.block_builder, cell, x, weight, recurrent, (bias, inner), (h, c), projection=projection
+    )
+    return importer.block_builder.emit(relax.Tuple(results if kind == "lstm" else [*results, results[-1]]))
+
+
+CONVERTERS = {"recurrent.default": _recurrent}

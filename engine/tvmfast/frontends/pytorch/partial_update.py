@@ -1,0 +1,353 @@
+"""Writes to a few elements of an input, such as a cache, as one operator.
+
+PyTorch exports `cache[layer, :, :, position] = k` as views of the cache, an index_put of the innermost one,
+and copies of the views around it with the part put back. `combine` replaces them by one write to the cache,
+which core/partial_update.py describes; compiler/memory/state.py can let it happen in the memory of the cache.
+The same goes for index_copy, slices, and layers that stack or cat puts together again.
+"""
+
+import contextlib
+import io
+import logging
+import math
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.overrides import TorchFunctionMode
+from tvm import relax
+
+from ...core.bounds_check import checked
+from ...core.partial_update import written
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("tvmnotes", "FRAGMENT")
+_library.define(
+    "write(Tensor x, Tensor? index, Tensor values, int[] given, int[] sizes, int axis, int[] starts, "
+    "bool negative) -> Tensor"
+)
+_SAME = (aten.clone.default, aten.alias.default)
+_VIEWS = (*_SAME, aten.slice.Tensor, aten.squeeze.dims)
+_KINDS = (aten.index_put.default, aten.index_copy.default, aten.slice_scatter.default)
+
+
+@dataclass(frozen=True)
+class _Box:
+    """A part of a tensor: `sizes` elements from `starts` on; `axes` are those that a view of it has left."""
+
+    root: fx.Node
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.sizes == _shape(self.root) and len(self.axes) == len(self.sizes)
+
+    def narrowed(self, dim: int, start: int | None, end: int | None) -> "_Box":
+        """Return the slice from `start` to `end` along an axis of the view."""
+        axis = self.axes[dim]
+        start, end, _ = slice(start, end).indices(self.sizes[axis])
+        starts, sizes = list(self.starts), list(self.sizes)
+        starts[axis] += start
+        sizes[axis] = max(0, end - start)
+        return replace(self, starts=tuple(starts), sizes=tuple(sizes))
+
+
+@dataclass(frozen=True)
+class _Write:
+    """A write to a part of a tensor: at `index` along `axis` of it, or to all of the part.
+
+    Attributes:
+        node: The node that computes it, an operator on a view.
+        view: That view.
+        part: The part that is written.
+        outer: The view around that the part is put back into; `view` itself if there is none.
+        values: What is written.
+        given: The shape that the values take, as the operator has it.
+        index: Indices along `axis`; None: the values fill the part.
+        axis: An axis of the root.
+        negative: Whether indices may count from the end.
+    """
+
+    node: fx.Node
+    view: _Box
+    part: _Box
+    outer: _Box
+    values: fx.Node
+    given: tuple[int, ...]
+    index: fx.Node | None = None
+    axis: int = 0
+    negative: bool = False
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _is_fixed(node: fx.Node) -> bool:
+    """Return whether a node makes one tensor whose shape is known."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and all(type(n) is int for n in value.shape)
+
+
+def _box(node: fx.Node) -> _Box:
+    """Return the part of an earlier node's result that a node is a view, or a copy, of."""
+    x = node.args[0] if node.target in _VIEWS else None
+    if x is not None and _is_fixed(x) and _is_fixed(node):
+        if node.target in _SAME:
+            return _box(x)
+        if node.target is aten.slice.Tensor:
+            dim, start, end, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
+            if step == 1 and not any(isinstance(n, fx.Node) for n in (start, end)):
+                return _box(x).narrowed(dim, start, end)
+        else:
+            box, shape = _box(x), _shape(x)
+            dims = node.args[1] if shape else ()
+            dropped = {dim % len(shape) for dim in dims if shape[dim] == 1}
+            return replace(box, axes=tuple(a for dim, a in enumerate(box.axes) if dim not in dropped))
+    shape = _shape(node)
+    return _Box(node, (0,) * len(shape), shape, tuple(range(len(shape))))
+
+
+def _write(node: fx.Node) -> _Write | None:
+    """Return the write that a node is; None if it is none, or not one that `written` describes."""
+    if node.target not in _KINDS:
+        return None
+    x, values = node.args[0], node.args[1 if node.target is aten.slice_scatter.default else -1]
+    index, axis = None, 0
+    negative = node.target is aten.index_put.default
+    if node.target is aten.index_put.default:
+        indices, values, summed = (*node.args[1:], False)[:3]
+        picked = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+        if summed or len(picked) != 1 or picked[0][1].meta["val"].dtype in (torch.bool, torch.uint8):
+            return None
+        axis, index = picked[0]
+    elif node.target is aten.index_copy.default:
+        axis, index = node.args[1:3]
+    if not all(map(_is_fixed, filter(None, (x, values, index)))) or not _shape(x):
+        return None
+    dtype = x.meta["val"].dtype
+    if dtype == torch.bool or dtype.is_complex or values.meta["val"].dtype != dtype:
+        return None
+    view = _box(x)
+    if index is None:
+        return _slice(node, view, values)
+    axis %= len(_shape(x))
+    picked = _shape(index) if negative else (math.prod(_shape(index)),)
+    given = (*_shape(x)[:axis], *picked, *_shape(x)[axis + 1 :])
+    return _Write(node, view, view, view, values, given, index, view.axes[axis], negative)
+
+
+def _slice(node: fx.Node, view: _Box, values: fx.Node) -> _Write | None:
+    """Return the write of a slice_scatter, or the write to this slice that it puts back."""
+    dim, start, end, step = _of_slice(node)
+    if step != 1 or any(isinstance(n, fx.Node) for n in (start, end)):
+        return None
+    part = view.narrowed(dim, start, end)
+    inner = _write(_peeled(values))
+    if inner is not None and replace(inner.outer, axes=()) == replace(part, axes=()):
+        return replace(inner, outer=view)
+    if not math.prod(part.sizes) or part.sizes == view.sizes:
+        return None
+    return _Write(node, view, part, view, values, _shape(values))
+
+
+def _of_slice(node: fx.Node) -> tuple:
+    """Return dim, start, end and step of a slice_scatter."""
+    return (*node.args[2:], *(0, None, None, 1)[len(node.args) - 2 :])
+
+
+def _peeled(node: fx.Node) -> fx.Node:
+    """Return the node that a node is a copy of, or that with axes of size 1 around it."""
+    while True:
+        if node.target is aten.unsqueeze.default:
+            node = node.args[0]
+        elif node.target is aten.copy.default and _alike(*node.args[:2]):
+            node = node.args[1]
+        else:
+            return node
+
+
+def _alike(a: fx.Node, b: fx.Node) -> bool:
+    return (_shape(a), a.meta["val"].dtype) == (_shape(b), b.meta["val"].dtype)
+
+
+def _joined(node: fx.Node) -> list[_Write]:
+    """Return the writes to the parts of a tensor that a cat puts together again; none if it does not.
+
+    A stack is a cat along the first axis, and then a view.
+    """
+    cat = node.args[0] if node.target is aten.view.default else node
+    if cat.target is not aten.cat.default or not all(map(_is_fixed, (node, cat, *cat.args[0]))):
+        return []
+    shape, dim = _shape(node), (*cat.args, 0)[1]
+    if not shape or (cat is not node and dim != 0):
+        return []
+    dim %= len(shape)
+    offset = 0
+    writes, roots = [], []
+    for part in cat.args[0]:
+        write = _write(_peeled(part))
+        box = write.outer if write else _box(_peeled(part))
+        if len(box.sizes) != len(shape):
+            return []
+        starts = tuple(offset if axis == dim else 0 for axis in range(len(shape)))
+        if box.starts != starts or box.sizes != (*shape[:dim], box.sizes[dim], *shape[dim + 1 :]):
+            return []
+        offset += box.sizes[dim]
+        roots.append(box.root)
+        writes += [write] if write else []
+    return writes if len(set(roots)) == 1 and _shape(roots[0]) == shape and offset == shape[dim] else []
+
+
+def combine(program: ExportedProgram, has_open_sizes: bool) -> None:
+    """Replace, in place, the nodes that write to a part of an input by one that writes to the input.
+
+    With open sizes, slices stay as they are: where they begin and end may depend on these.
+    """
+    graph = program.graph
+    inputs = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
+    roots = {node for node in graph.find_nodes(op="placeholder") if node.name in inputs}
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if node.target in (aten.cat.default, aten.view.default):
+            writes = _joined(node)
+        else:
+            write = _write(node)
+            writes = [write] if write and write.outer.is_whole else []
+        places = [order[write.node] for write in writes]
+        if not writes or writes[0].part.root not in roots or places != sorted(set(places)):
+            continue
+        if has_open_sizes and any(write.index is None for write in writes):
+            continue
+        result = writes[0].part.root
+        for write in writes:
+            result = _emit(graph, write, result)
+            roots.add(result)
+        node.replace_all_uses_with(result)
+
+
+def _emit(graph: fx.Graph, write: _Write, root: fx.Node) -> fx.Node:
+    """Insert a write to `root` before the node that computes it, and let a view of it replace that node."""
+    view, part = write.view, write.part
+    with graph.inserting_before(write.node):
+        args = root, write.index, write.values, list(write.given), list(part.sizes)
+        args = (*args, write.axis, list(part.starts), write.negative)
+        result = shown = graph.call_function(torch.ops.tvmnotes.write.default, args)
+        result.meta["val"] = part.root.meta["val"]
+        for axis, (start, size) in enumerate(zip(view.starts, view.sizes, strict=True)):
+            if size != _shape(root)[axis]:
+                shown = _call(graph, aten.slice.Tensor, shown, axis, start, start + size)
+        dropped = [axis for axis in range(len(view.sizes)) if axis not in view.axes]
+        shown = _call(graph, aten.squeeze.dims, shown, dropped) if dropped else shown
+    write.node.replace_all_uses_with(shown)
+    return result
+
+
+def exported(model: torch.nn.Module, examples: tuple[Tensor, ...]) -> ExportedProgram:
+    """Export a module as torch.export does, also one with a tensor without axes as an index."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    said = io.StringIO()  # PyTorch logs the first error and prints its graph
+    logger.disabled = True
+    try:
+        with contextlib.redirect_stderr(said):
+            return torch.export.export(model, examples)
+    except GuardOnDataDependentSymNode:
+        said = io.StringIO()
+        with _TensorPositions():
+            return torch.export.export(model, examples)
+    finally:
+        logger.disabled = False
+        sys.stderr.write(said.getvalue())
+
+
+class _TensorPositions(TorchFunctionMode):
+    """A context in which a tensor without axes is an index like any other: x[:, position], and writing there.
+
+    PyTorch takes the number out of such a tensor, which it does not know while it exports.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Run a function of PyTorch, with an index of one axis in place of one without axes."""
+        if func not in (Tensor.__getitem__, Tensor.__setitem__):
+            return func(*args, **(kwargs or {}))
+        x, items, *values = args
+        items = list(items) if isinstance(items, tuple) else [items]
+        tensors = [place for place, item in enumerate(items) if isinstance(item, Tensor)]
+        place = tensors[0] if len(tensors) == 1 else None
+        is_only = all(type(item) in _PLAIN for item in items if not isinstance(item, Tensor))
+        if place is None or not is_only or items[place].ndim or items[place].dtype not in _INTEGERS:
+            return func(*args, **(kwargs or {}))
+        items[place] = items[place].reshape(1)
+        used = sum(item is not None and item is not Ellipsis for item in items)
+        after = sum(item is None or isinstance(item, slice) for item in items[place + 1 :])
+        if not any(item is Ellipsis for item in items[:place]):  # the axes that no item names
+            after += x.ndim - used
+        if not values:
+            result = func(x, tuple(items))
+            return result.squeeze(result.ndim - after - 1)
+        (value,) = values
+        if isinstance(value, Tensor):
+            value = value.to(x.dtype)
+            value = value.unsqueeze(value.ndim - after) if value.ndim > after else value
+        return func(x, tuple(items), value)
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+_PLAIN = (int, torch.SymInt, slice, type(None), type(...))  # items that are no list of indices
+
+
+def _call(graph: fx.Graph, target: Any, x: fx.Node, *args: Any) -> fx.Node:
+    node = graph.call_function(target, (x, *args))
+    node.meta["val"] = target(x.meta["val"], *args)
+    return node
+
+
+def select_scatter(x: Tensor, part: Tensor, dim: int, index: int) -> Tensor:
+    """Return x with x[index] set to part, as a slice of one."""
+    start = index % x.shape[dim]
+    return aten.slice_scatter.default(x, part.unsqueeze(dim), dim, start, start + 1)
+
+
+def _convert(node: fx.Node, importer: Any) -> relax.Var:
+    x, index, values, given, sizes, axis, starts, negative = node.args
+    bb = importer.block_builder
+    sizes = list(sizes)
+    if index is None:
+        index = relax.const(np.arange(sizes[axis]), "int64")
+    else:
+        name = "index_put" if negative else "index_copy"
+        index = checked(importer.env[index], [sizes[axis]], name, negative, bb)
+        sizes[axis] = math.prod(int(n) for n in index.ty.shape)
+        index = bb.emit(relax.op.reshape(relax.op.astype(index, "int64"), [sizes[axis]]))
+    values = bb.emit(relax.op.broadcast_to(importer.env[values], list(given)))
+    values = bb.emit(relax.op.reshape(values, sizes))
+    return bb.emit(written(importer.env[x], values, index, axis, list(starts)))
+
+
+def _slice_scatter(node: fx.Node, importer: Any) -> relax.Var:
+    """Join slices; TVM scatters element by element."""
+    dim, start, end, step = _of_slice(node)
+    if step != 1:
+        return importer._slice_scatter(node)
+    x, values = (importer.env[each] for each in node.args[:2])
+    bb, size = importer.block_builder, _shape(node)[dim]
+    start, end, _ = slice(start, end).indices(size)
+    if end <= start:
+        return x
+    parts = [bb.emit(relax.op.strided_slice(x, [dim], [0], [start]))] if start else []
+    parts.append(bb.emit(relax.op.astype(values, x.ty.dtype)))
+    if end < size:
+        parts.append(bb.emit(relax.op.strided_slice(x, [dim], [end], [sys.maxsize])))
+    return bb.emit(relax.op.concat(parts, dim))
+
+
+CONVERTERS = {"write.default": _convert, "slice_scatter.default": _slice_scatter}

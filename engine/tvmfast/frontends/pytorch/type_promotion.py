@@ -1,0 +1,194 @@
+"""PyTorch's type rules, which TVM 0.27's importer lacks: mixed dtypes, sums and functions of integers.
+
+`promote` makes the conversions that PyTorch does implicitly explicit. OF_MIXED_TYPES are decompositions, as
+in ops/decompositions.py, of operators that need more than that.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from tvm import relax
+
+from ...core.relax import fixed_shape
+from ...core.specs import dtype_of
+
+aten = torch.ops.aten
+
+# Operators whose operands take the result's dtype, besides those on elements, which PyTorch tags as such.
+_IN_THE_RESULTS_DTYPE = {
+    *("floor_divide", "softmax", "_softmax", "log_softmax", "_log_softmax", "cat"),
+    *("sum", "prod", "mean", "cumsum", "cumprod"),
+}
+
+
+def promote(module: fx.GraphModule) -> None:
+    """Insert, in place, the conversions that PyTorch's operators do implicitly, in branches too.
+
+    The operands of operators on elements get the dtype of the result. Where that is bool, as of a comparison,
+    they get the dtype to which they promote.
+    """
+    for graph in [each.graph for each in module.modules() if isinstance(each, fx.GraphModule)]:
+        for node in list(graph.nodes):
+            if node.op == "call_function" and isinstance(node.meta.get("val"), Tensor):
+                _promote(node)
+
+
+def _promote(node: fx.Node) -> None:
+    name = node.target.__name__.partition(".")[0]
+    if torch.Tag.pointwise not in getattr(node.target, "tags", ()) and name not in _IN_THE_RESULTS_DTYPE:
+        return
+    first = 1 if name == "where" else 0  # `where` has its condition first
+    operands, dtype = node.args[first:], node.meta["val"].dtype
+    if dtype is torch.bool and len(operands) == 2 and name != "cat":
+        dtype = torch.result_type(
+            *(each.meta["val"] if isinstance(each, fx.Node) else each for each in operands)
+        )
+    elif dtype is torch.bool:
+        return
+    operands = fx.node.map_arg(operands, lambda each: _converted(each, dtype, node))
+    node.args = (*node.args[:first], *operands)
+
+
+def _converted(operand: fx.Node, dtype: torch.dtype, before: fx.Node) -> fx.Node:
+    value = operand.meta["val"]
+    if not isinstance(value, Tensor) or value.dtype == dtype:
+        return operand
+    with before.graph.inserting_before(before):
+        converted = before.graph.call_function(aten._to_copy.default, (operand,), {"dtype": dtype})
+    converted.meta["val"] = value.to(dtype)
+    return converted
+
+
+def exact(converters: dict[str, Callable], importer: Any) -> dict[str, Callable]:
+    """Make each converter fail where its result has not the dtype and the shape that PyTorch gives it.
+
+    Args:
+        converters: Converters by name, each a function of a node and the importer.
+        importer: TVM's, whose converters, functions of a node, serve the other names.
+
+    Returns:
+        The converters of all names. They take a node alone, too, as TVM calls them in a branch.
+    """
+    given = {name: partial(convert, importer=importer) for name, convert in converters.items()}
+    return {name: partial(_checked, convert) for name, convert in (importer.convert_map | given).items()}
+
+
+def _checked(convert: Callable, node: fx.Node, *_: Any) -> Any:
+    result, value = convert(node), node.meta.get("val")
+    ty = getattr(result, "ty", None)
+    if isinstance(value, Tensor) and isinstance(ty, relax.TensorType):
+        found, wanted = (fixed_shape(ty), str(ty.dtype)), (tuple(value.shape), dtype_of(value))
+        if found != wanted:
+            texts = [f"{dtype}{shape}" for shape, dtype in (found, wanted)]
+            raise ValueError(f"it makes {texts[0]} of what is {texts[1]}: {node.target}")
+    return result
+
+
+def with_exact_numbers(operator: Callable, usual: Callable) -> Callable:
+    """Compute half precision with a scalar in float32, as PyTorch does; TVM would round the scalar first."""
+
+    def decomposed(a: Any, b: Any) -> Any:
+        dtype = torch.result_type(a, b)
+        has_scalar = any(not isinstance(n, Tensor) or not n.ndim for n in (a, b))
+        if dtype not in (torch.float16, torch.bfloat16) or not has_scalar:
+            return usual(a, b)
+        return operator(*(n.float() if isinstance(n, Tensor) else n for n in (a, b))).to(dtype)
+
+    return decomposed
+
+
+def _with_tensors(operator: Callable) -> Callable:
+    """Give a scalar the other operand's dtype, or a float one, as PyTorch does; TVM's choice differs."""
+
+    def decomposed(x: Tensor | float, y: Tensor | float, **options) -> Any:
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            return NotImplemented
+        tensor, dtype = (x if isinstance(x, Tensor) else y), torch.result_type(x, y)
+        x, y = (n.to(dtype) if n is tensor else torch.full_like(tensor, n, dtype=dtype) for n in (x, y))
+        return operator(x, y, **options)
+
+    return decomposed
+
+
+def _power_of_tensors(x: Tensor, y: Tensor) -> Any:
+    dtype = torch.result_type(x, y)
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.pow(x.float(), y.float()).to(dtype)
+    if dtype.is_floating_point:
+        return NotImplemented
+    raise NotImplementedError(
+        f"aten.pow of {x.dtype} with exponents of {y.dtype}: TVM has powers of floats; write x.double() ** y"
+    )
+
+
+def _fmod(x: Any, y: Any) -> Any:
+    """Compute bfloat16 in float32; TVM does not support it here."""
+    if torch.result_type(x, y) != torch.bfloat16:
+        return NotImplemented
+    return torch.fmod(*(n.float() if isinstance(n, Tensor) else n for n in (x, y))).bfloat16()
+
+
+def _of_floats(operator: Callable) -> Callable:
+    """Return False for integers, which are never NaN or infinite; TVM takes neither bools nor bfloat16."""
+
+    def decomposed(x: Tensor) -> Any:
+        if x.dtype == torch.bfloat16:
+            return operator(x.float())
+        return NotImplemented if x.is_floating_point() else torch.zeros_like(x, dtype=torch.bool)
+
+    return decomposed
+
+
+def _any(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """Reduce as PyTorch does; TVM returns the largest element, and has no `any` over all axes."""
+    if x.dtype == torch.bool and dim is not None:
+        return NotImplemented
+    dims = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else dim
+    result = aten.any.dims(x.to(torch.bool), dims, keepdim)
+    return result.to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
+
+
+def _all(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    dims = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else dim
+    none = torch.logical_not(aten.any.dims(torch.logical_not(x), dims, keepdim))
+    return none.to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
+
+
+_OF_A_NUMBER = {
+    torch.pow: (aten.pow.Scalar,),
+    torch.remainder: (aten.remainder.Scalar_Tensor,),
+    torch.floor_divide: (aten.floor_divide.default,),
+    torch.div: (aten.div.Tensor_mode,),
+    torch.copysign: (aten.copysign.Scalar,),
+    torch.xlogy: (aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other),
+    torch.bitwise_and: (aten.bitwise_and.Scalar_Tensor,),
+    torch.bitwise_or: (aten.bitwise_or.Scalar_Tensor,),
+    torch.bitwise_xor: (aten.bitwise_xor.Scalar_Tensor,),
+    torch.bitwise_left_shift: (
+        aten.bitwise_left_shift.Tensor_Scalar,
+        aten.bitwise_left_shift.Scalar_Tensor,
+        aten.__lshift__.Scalar,
+    ),
+    torch.bitwise_right_shift: (
+        aten.bitwise_right_shift.Tensor_Scalar,
+        aten.bitwise_right_shift.Scalar_Tensor,
+        aten.__rshift__.Scalar,
+    ),
+}
+
+OF_MIXED_TYPES: dict[Any, Callable] = {
+    **{each: _with_tensors(operator) for operator, names in _OF_A_NUMBER.items() for each in names},
+    aten.__lshift__.Tensor: torch.bitwise_left_shift,
+    aten.__rshift__.Tensor: torch.bitwise_right_shift,
+    aten.pow.Tensor_Tensor: _power_of_tensors,
+    **dict.fromkeys((aten.fmod.Tensor, aten.fmod.Scalar), _fmod),
+    aten.isnan.default: _of_floats(torch.isnan),
+    aten.isinf.default: _of_floats(torch.isinf),
+    aten.neg.default: lambda x: NotImplemented if x.dtype.is_signed else torch.zeros_like(x) - x,
+    aten.sign.default: lambda x: NotImplemented if x.dtype.is_signed else (x != 0).to(x.dtype),
+    **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), _any),
+    **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), _all),
+}

@@ -1,0 +1,10 @@
+"""Measuring: comparisons, profiles, the trace of a build, the machine's peaks, the benchmark.
+
+benchmark  `python -m tvmnotes bench`: TVM and other runtimes on any network
+networks   networks by name, with seeded weights
+flowchart  graphs as SVG
+measure    `compare`, the timing of several functions in one run
+peak       the machine's FLOP/s and memory bandwidth
+profiler   `profile`, the time of each kernel; memory
+trace      `trace_build`, what each pass changed and how long it took
+"""

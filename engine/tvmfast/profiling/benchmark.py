@@ -1,0 +1,375 @@
+"""`python -m tvmnotes bench`: TVM and other runtimes, measured in one run.
+
+Every candidate runs on the same number of threads, on the same random input, float32 or int64 tokens, and is
+compared with PyTorch. If a runtime fails on a network, only that row is lost: the run continues.
+"""
+
+import contextlib
+import functools
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time as clock
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+import tvm
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from tvm import relax
+from tvm.relax.frontend.torch import from_exported_program
+from tvm.s_tir import meta_schedule as ms
+
+from ..compiler.build import build
+from ..core import errors, machine
+from ..frontends.pytorch.importer import from_pytorch
+from . import measure, networks, peak
+
+_WIDTH = 100  # columns of the terminal
+
+
+def check(names: Sequence[str], against: Sequence[str], source=networks) -> None:
+    """Raise ValueError for a network or a peer that `run` does not take; the message lists those it takes."""
+    unknown = [peer for peer in against if peer not in _PEERS]
+    if unknown:
+        raise ValueError(f"unknown peer {', '.join(map(repr, unknown))}; there are {', '.join(_PEERS)}")
+    if "openvino" in against and find_spec("openvino") is None:
+        raise ValueError("the peer openvino is not installed: pip install openvino")
+    for name in names:
+        if name in networks.SEQUENCES:
+            networks.require_installed(name)
+        else:
+            source.require_pictures(name)
+
+
+def run(
+    nets: Sequence[str] | Mapping[str, tuple[torch.nn.Module, np.ndarray]],
+    against: Sequence[str] = ("pytorch", "onnxruntime"),
+    batch: int = 1,
+    seconds: float = 2.0,
+    echo: Callable[[str], None] = print,
+    records=None,
+    busy: int = 0,
+    source=networks,
+) -> dict:
+    """Measure networks, and print a table with `echo`, the rows of each network at once.
+
+    Args:
+        nets: Networks with their inputs, one array each, by name; or names that `networks.load` knows, which
+            get random inputs.
+        against: Peers: "pytorch" (eager), "compile" (torch.compile), "onnxruntime", "openvino" (float32),
+            "untuned" (TVM without tuning records), "plain" (`tvm.compile` as called), "pipeline" (the same
+            with TVM's pipeline for CPUs, which folds and fuses); `check` knows all names.
+        batch: Size of the first axis of the random inputs.
+        seconds: Timed seconds per candidate.
+        echo: Prints a text.
+        records: As for `tn.build`.
+        busy: Processes that compute beside the timed ones, each without a pause.
+        source: A module whose `load` makes the networks of pictures instead, such as `models`.
+
+    Returns:
+        A dictionary with "machine" (see `describe_machine`) and "results", a dictionary per network and
+        runtime: times in ms, the ratio of TVM's median to this runtime's, the largest difference from PyTorch
+        relative to the output's largest magnitude (None if that is 0), GFLOP/s (see `count_flops`), their
+        fraction of the machine's peak, and the build time in seconds: `tn.build` (less for cached kernels),
+        torch.compile's first call, ONNX Runtime's session, OpenVINO's compiled model. If a runtime failed,
+        "error" is the reason and its figures are None.
+    """
+    torch.set_num_threads(machine.threads())
+    here = describe_machine()
+    if "openvino" in against:
+        here["versions"]["openvino"] = metadata.version("openvino")
+    noun = "threads" if here["threads"] > 1 else "thread"
+    head = (
+        f"{here['cpu']}, {here['threads']} {noun}, {', '.join(here['isa'][-3:])}, "
+        f"measured FMA peak {here['peak_gflops']:.0f} GFLOP/s"
+        + ("" if isinstance(nets, Mapping) else f", batch {batch}")
+        + (f", beside {busy} busy {'process' if busy == 1 else 'processes'}" if busy else "")
+    )
+    echo(f"{textwrap.fill(head, _WIDTH)}\n\n{_head()}")
+
+    def make(name):
+        if isinstance(nets, Mapping):
+            return nets[name]
+        net = (networks if name in networks.SEQUENCES else source).load(name)
+        return net, _input(net, (batch, *net.input_shape[1:]))
+
+    results = []
+    for name in nets:
+        rows = _measure(name, make, against, seconds, here["peak_gflops"], records, busy)
+        results += rows
+        echo("\n".join(_line(row, "" if i else name) for i, row in enumerate(rows)))
+    if len(nets) > 1 and against:
+        echo("\n".join(["", *(_summary(peer, results) for peer in against)]))
+    return {"machine": here | {"busy_processes": busy}, "results": results}
+
+
+def describe_machine() -> dict:
+    """Collect CPU, threads, instruction sets, the measured peak in GFLOP/s, versions of the runtimes."""
+    return {
+        "cpu": machine.cpu_name(),
+        "threads": machine.threads(),
+        "isa": list(machine.instruction_sets()),
+        "peak_gflops": peak.flops() / 1e9,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the runtimes by name: tvm, torch, onnxruntime."""
+    packages = {"tvm": "apache-tvm", "torch": "torch", "onnxruntime": "onnxruntime"}
+    return {name: metadata.version(package) for name, package in packages.items()}
+
+
+def count_flops(net: torch.nn.Module, x: torch.Tensor) -> int:
+    """Count the multiplications and additions, 1 each, of a network's convolutions and matrix products.
+
+    The network is counted as in PyTorch, even for a runtime whose method needs fewer, such as Winograd's.
+    Torch's counter overlooks attention if it is one kernel on the CPU: with gradients on and the math
+    backend, it consists of matrix products.
+    """
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        net(x)
+    return counter.get_total_flops()
+
+
+@contextlib.contextmanager
+def _busy(count: int):
+    """Run `count` processes that compute without a pause."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            spinning = "print(flush=True)\nwhile True: pass"
+            process = subprocess.Popen([sys.executable, "-c", spinning], stdout=subprocess.PIPE)
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            process.stdout.readline()  # it has begun
+        yield
+
+
+def _measure(
+    name: str,
+    make: Callable,
+    against: Sequence[str],
+    seconds: float,
+    peak_gflops: float,
+    records,
+    busy: int,
+) -> list[dict]:
+    """Return the rows of a network: TVM's, and one for each peer."""
+    rows = {
+        runtime: {"network": name, "runtime": runtime, **dict.fromkeys(_FACTS)}
+        for runtime in ("TVM", *against)
+    }
+    try:
+        net, x = make(name)
+        wanted, flops = _on_numpy(net)(x), len(x) * count_flops(net, torch.from_numpy(x[:1]))
+    except Exception as error:  # without PyTorch's result there is nothing to compare the others with
+        return [row | {"error": _reason(error)} for row in rows.values()]
+    candidates = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for runtime, row in rows.items():
+            row |= {"weights": getattr(net, "weights_kind", None), "input": list(x.shape)}
+            try:
+                more = {"records": records} if records is not None and runtime == "TVM" else {}
+                call, build_s = _RUNTIMES[runtime](net, x, Path(folder), **more)
+                row |= {"difference": _difference(call(x), wanted), "build_s": build_s}
+                candidates[runtime] = call
+            except Exception as error:  # any error concerns this runtime alone
+                row["error"] = _reason(error)
+        with _busy(busy):
+            timings = measure.compare(candidates, x, seconds=seconds) if candidates else {}
+    for runtime, timing in timings.items():
+        gflops = flops / timing.median / 1e9
+        rows[runtime] |= {
+            "median_ms": timing.median * 1e3,
+            "iqr_ms": timing.iqr * 1e3,
+            "p95_ms": float(np.percentile(timing.seconds, 95)) * 1e3,
+            "tvm_ratio": timings["TVM"].median / timing.median if "TVM" in timings else None,
+            "gflops": gflops or None,  # torch's counter knows no LSTM
+            "peak_share": gflops / peak_gflops or None,
+        }
+    return list(rows.values())
+
+
+def _input(net: torch.nn.Module, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw an input: tokens, or numbers."""
+    rng, vocabulary = np.random.default_rng(), getattr(net, "vocabulary", None)
+    return rng.integers(vocabulary, size=shape) if vocabulary else rng.standard_normal(shape, dtype="float32")
+
+
+def candidate(runtime: str, net: torch.nn.Module, x: np.ndarray, folder: Path, **more) -> Callable:
+    """Make a runtime's function from an input array to an output array.
+
+    Args:
+        runtime: "TVM" or a peer of `run`.
+        net: The network.
+        x: An input of the shape and dtype to build for.
+        folder: For a model's file.
+        **more: TVM takes `records`.
+    """
+    return _RUNTIMES[runtime](net, x, folder, **more)[0]
+
+
+def with_metaschedule(net: torch.nn.Module, x: np.ndarray, records: str) -> Callable:
+    """Make the same of `tvm.compile` with MetaSchedule's records, a folder that its search wrote."""
+    target = machine.host_target()
+    with target, ms.database.JSONDatabase(work_dir=records):
+        # The pipeline folds, fuses, and applies the records of the database.
+        mod = relax.get_pipeline("zero")(_exported(net, x))
+    return _on_virtual_machine(tvm.compile(mod, target=target))
+
+
+def _difference(result: np.ndarray, wanted: np.ndarray) -> float | None:
+    """Return the largest difference, relative to the largest magnitude; None if that is 0.
+
+    Raises ValueError for NaN or infinity.
+    """
+    difference, scale = np.abs(result - wanted).max(), np.abs(wanted).max()
+    if not np.isfinite(difference):
+        raise ValueError("its result, or PyTorch's, is not finite")
+    return float(difference / scale) if scale > 0 else None
+
+
+def _reason(error: Exception) -> str:
+    return errors.one_line(f"{type(error).__name__}: {error}")[:500]
+
+
+# Each runtime returns a function from an array to an array, and its build time in seconds or None.
+
+
+def _tvm(net, x, folder, records=None):
+    mod, params = from_pytorch(net, {"data": (x.shape, str(x.dtype))})
+    start = clock.perf_counter()
+    return build(mod, params, records=records), clock.perf_counter() - start
+
+
+def _tvm_compile(net, x, folder, cpu_pipeline=False):
+    target, mod = machine.host_target(), _exported(net, x)
+    start = clock.perf_counter()
+    pipeline = relax.get_default_pipeline(target) if cpu_pipeline else "default"
+    executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)
+    return _on_virtual_machine(executable), clock.perf_counter() - start
+
+
+def _exported(net, x):
+    return from_exported_program(torch.export.export(net, (torch.from_numpy(x),)))
+
+
+def _on_virtual_machine(executable):
+    main = relax.VirtualMachine(executable, tvm.cpu())["main"]
+    return lambda x: main(tvm.runtime.tensor(x))[0].numpy()
+
+
+def _pytorch(net, x, folder):
+    return _on_numpy(net), None
+
+
+def _compile(net, x, folder):
+    if lacks := machine.torch_compile_lacks():
+        raise RuntimeError(lacks)
+    torch.compiler.reset()  # after some networks of one class, it would stop compiling them
+    call = _on_numpy(torch.compile(net, dynamic=False))
+    start = clock.perf_counter()
+    call(x)
+    return call, clock.perf_counter() - start
+
+
+def _on_numpy(net):
+    def call(x):
+        with torch.inference_mode():
+            return net(torch.from_numpy(x)).numpy()
+
+    return call
+
+
+def _onnxruntime(net, x, folder):
+    import onnxruntime  # for speed: only where it is a peer
+
+    file = folder / "model.onnx"
+    networks.export_onnx(net, file, x.shape, torch.from_numpy(x).dtype)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = machine.threads()
+    options.add_free_dimension_override_by_name("N", len(x))  # the others know the shape too
+    start = clock.perf_counter()
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    return lambda x: session.run(None, {"data": x})[0], clock.perf_counter() - start
+
+
+def _openvino(net, x, folder):
+    import openvino  # for speed: only where it is a peer
+
+    file = folder / "openvino.onnx"
+    networks.export_onnx(net, file, x.shape, torch.from_numpy(x).dtype)
+    settings = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": machine.threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    start = clock.perf_counter()
+    core = openvino.Core()
+    model = core.read_model(file)
+    model.reshape(list(x.shape))
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    spent = clock.perf_counter() - start
+    return lambda x: request.infer(x, share_inputs=True)[0], spent
+
+
+_PEERS = {
+    "pytorch": _pytorch,
+    "compile": _compile,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+    "untuned": functools.partial(_tvm, records=False),
+    "plain": _tvm_compile,
+    "pipeline": functools.partial(_tvm_compile, cpu_pipeline=True),
+}
+_RUNTIMES = {"TVM": _tvm, **_PEERS}
+
+
+_COLUMNS = {  # of the table, after network and runtime: head, width, format
+    "median_ms": ("median ms", 10, ".2f"),
+    "p95_ms": ("95 % ms", 9, ".2f"),
+    "tvm_ratio": ("TVM / it", 9, ".2f"),
+    "difference": ("difference", 11, ".1e"),
+    "gflops": ("GFLOP/s", 9, ".0f"),
+    "peak_share": ("of peak", 8, ".0%"),
+    "build_s": ("build s", 8, ".1f"),
+}
+_FACTS = ("weights", "input", "iqr_ms", *_COLUMNS, "error")
+
+
+def _head() -> str:
+    return f"{'network':21}{'runtime':12}" + "".join(
+        f"{head:>{width}}" for head, width, _ in _COLUMNS.values()
+    )
+
+
+def _line(row: dict, name: str) -> str:
+    left = f"{name:21}{row['runtime']:12}"
+    if row["error"] is not None:
+        error, width = row["error"], _WIDTH - len(left) - 2
+        return f"{left}— {error if len(error) <= width else error[: width - 1] + '…'}"
+    return left + "".join(
+        f"{'—' if row[key] is None else format(row[key], kind):>{width}}"
+        for key, (_, width, kind) in _COLUMNS.items()
+    )
+
+
+def _summary(peer: str, results: list[dict]) -> str:
+    """Format the geometric mean and the worst of a peer's ratios."""
+    ratios = {
+        row["network"]: row["tvm_ratio"] for row in results if row["runtime"] == peer and row["tvm_ratio"]
+    }
+    if not ratios:
+        return f"TVM / {peer}: no network ran in both"
+    worst = max(ratios, key=ratios.get)
+    return (
+        f"TVM / {peer}: geometric mean {statistics.geometric_mean(ratios.values()):.2f}, "
+        f"worst {ratios[worst]:.2f} ({worst}), {len(ratios)} network{'s' if len(ratios) > 1 else ''}"
+    )

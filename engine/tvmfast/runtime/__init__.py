@@ -1,0 +1,10 @@
+"""The runtime: runs, saves, loads and times compiled networks; only the stopwatch needs TVM's compiler.
+
+compiled    `Compiled`, a network that runs, and `load`
+session     `Session`: another state of the same network
+pool        opens libraries, and runs their parallel loops on the threads of pool.cc
+saved       the files of a saved network: writing, checking, reading
+stopwatch   the times of all calls in a run
+tensors     TVM tensors in the CPU's memory; inputs as kernels read them
+fork        runs on TVM's threads in children of a fork
+"""

@@ -1,0 +1,76 @@
+"""Open libraries of kernels, and run their parallel loops on the threads of `pool.cc`.
+
+A library that `codegen` links contains pool.cc. The threads are those of the first library that the process
+opens; the others are told to use them. TVM's own threads are left as they are, for libraries without them.
+"""
+
+import ctypes
+import os
+import threading
+from pathlib import Path
+
+from ..core import folders, machine
+from ..core.workarounds import import_tvm_ffi
+
+SOURCE = Path(__file__).with_name("pool.cc")
+CHUNKS = 4  # of a loop for each thread: more share the work better, and cost more claims
+_SPIN = 50_000  # nanoseconds for which a thread looks for work before it sleeps
+_LAUNCH = "__TVMBackendParallelLaunch"  # the pointer through which kernels start a loop
+
+_opening = threading.Lock()
+_first: ctypes.CDLL | None = None  # the library whose threads serve this process; it stays open
+
+
+def open_library(file: Path):
+    """Open a shared library of kernels under a unique name.
+
+    For the name of a library that is open already, the system's loader would return that one again, even if
+    the file has been replaced since.
+
+    Returns:
+        The module, and whether its loops run on the threads of `pool.cc`.
+    """
+    with folders.temporary("tvmnotes-load-") as folder:
+        link = folder / file.name
+        link.symlink_to(file.resolve())
+        # tvm.runtime.load_module would follow the link first.
+        return import_tvm_ffi().load_module(str(link)), _adopt(str(link))
+
+
+def _adopt(path: str) -> bool:
+    """Make an open library start its loops on the process's threads; tell whether it can."""
+    global _first
+    system = ctypes.CDLL(None)
+    system.dlopen.restype = ctypes.c_void_p
+    handle = system.dlopen(path.encode(), os.RTLD_NOW)
+    library = ctypes.CDLL(path, handle=handle)
+    own = hasattr(library, "tvmnotes_pool_launch")
+    with _opening:
+        if own and _first is None:
+            _configure(library)
+            _first = library
+    if own and hasattr(library, _LAUNCH):  # it has parallel loops
+        launch = ctypes.cast(_first.tvmnotes_pool_launch, ctypes.c_void_p)
+        ctypes.c_void_p.in_dll(library, _LAUNCH).value = launch.value
+    if library is not _first:
+        system.dlclose(ctypes.c_void_p(handle))  # the module holds it open
+    return own
+
+
+def _configure(library: ctypes.CDLL) -> None:
+    """Set the number of threads, and that they sleep at once where they are more than the cores."""
+    cores = machine.usable_cores()
+    count = min(machine.threads(), os.cpu_count() or 1)
+    bound = os.environ.get("TVM_BIND_THREADS", "0") != "0"
+    library.tvmnotes_pool_configure(count, CHUNKS, ctypes.c_int64(_SPIN if count <= cores else 0), bound)
+
+
+def _after_fork_in_child() -> None:
+    global _opening
+    _opening = threading.Lock()
+    if _first is not None:
+        _first.tvmnotes_pool_forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,317 @@
+"""`tn.tune`: the loop over a network's tasks, from the records to the best configs that the trials allow."""
+
+import contextlib
+import time as clock
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+import tvm
+
+from ..compiler import records
+from ..compiler.build import build, resolve_target
+from ..compiler.records import Record
+from ..compiler.schedule.workloads.workload import Workload
+from ..compiler.shape_variants import at_sizes
+from ..core import machine
+from ..core.protocols import Runner
+from ..core.table import Table, draw
+from ..profiling import measure
+from ..profiling.profiler import schedule_text
+from ..runtime.compiled import cannot_run
+from . import metaschedule, remeasurement
+from .bars import Bars
+from .log import Log
+from .runner import LocalRunner
+from .task import Progress, Task, expected_gain
+from .task import tasks as tasks_of
+from .tuners import TUNERS, CostModel, Tuner
+from .tuners import tuner as make_tuner
+
+_BATCH = 8
+_TRIALS = 32  # per task, unless the user says otherwise
+
+
+def tune(
+    mod: tvm.IRModule,
+    params: dict,
+    target=None,
+    tuner: str = "xgb",
+    trials: int | None = None,
+    early_stopping: int | None = None,
+    records="tuning.jsonl",
+    runner: Runner | None = None,
+    transfer: bool = True,
+    tasks: list[Task] | None = None,
+    seed: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> "Tuning":
+    """Search for faster configs of a network's kernels by measuring; `tn.build(…, records=…)` then uses them.
+
+    Each task starts with its default config, and the trials go to the tasks that promise the largest gain
+    (see `task.expected_gain`). At the end the best few configs of each task are measured alternately, inside
+    the network if this machine can run it. If the process is killed, the batch that was being measured is
+    lost; the same call continues from there. Ctrl-C ends the search and returns what was found.
+
+    Args:
+        mod: the network; mod, params and target are as for `tn.build`.
+        params: its parameters.
+        target: the target; None means this machine.
+        tuner: grid, random, ga, xgb, or metaschedule, which is for the kernels that tvmnotes has no schedule
+            for.
+        trials: configs to measure in total, including those in the records; None means 32 per task.
+        early_stopping: ends a task after this many trials in a row without improvement.
+        records: the file to continue from, and to append to after each batch.
+        runner: where to measure, such as `tn.tuning.RpcRunner(…)`; None means this machine.
+        transfer: whether each task's cost model learns from the other tasks, those in the records included.
+        tasks: some of `tn.tuning.tasks(mod, params, target)`; None means all.
+        seed: for the tuner's choices, which metaschedule then makes on one core.
+        sizes: values of open sizes, by name, at which kernels are measured. The records serve every build of
+            the network at these sizes, that of `tn.build(…, sizes=[…])` too, and those kernels for open sizes
+            whose workload is the same.
+
+    Returns:
+        The result as a table: seconds of each task's kernel before and after, and of the network.
+
+    Raises:
+        ValueError: for an unknown tuner, no tasks, or numbers below 1; and what `tn.build` raises.
+        OSError: if the records cannot be written.
+        ConnectionError: if all servers are gone.
+        RuntimeError: without a C++ compiler, or if all measuring processes are killed from outside, as a
+            system does that is out of memory.
+    """
+    if tuner not in (*TUNERS, "metaschedule"):
+        raise ValueError(f"tuner: expected one of {', '.join(TUNERS)}, metaschedule; got {tuner!r}")
+    for name, value in (("trials", trials), ("early_stopping", early_stopping)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}: expected 1 or more, or None; got {value}")
+    target = resolve_target(target)
+    mod = mod if sizes is None else at_sizes(mod, sizes)
+    if runner is None and (reason := cannot_run(target)):
+        raise ValueError(
+            f"this machine cannot measure for {target}: {reason}; give runner=tn.tuning.RpcRunner(…)"
+        )
+    with contextlib.ExitStack() as stack:
+        if runner is None:
+            runner = stack.enter_context(LocalRunner())
+        log = stack.enter_context(contextlib.closing(Log(records)))
+        find = metaschedule.tasks if tuner == "metaschedule" else tasks_of
+        tasks = list(find(mod, params, target) if tasks is None else tasks)
+        if not tasks:
+            raise ValueError("nothing to tune: the network has no kernels for this tuner")
+        trials = machine.cap_if_quick(trials or _TRIALS * len(tasks), 64)
+        session = Session(tasks, target, log, trials, early_stopping)
+        try:
+            if tuner == "metaschedule":
+                metaschedule.search(session, runner, seed)
+            else:
+                session.search(tuner, runner, transfer, seed)
+            session.finish(mod, params, runner)
+        except KeyboardInterrupt:
+            session.interrupted = True
+    return session.result()
+
+
+@dataclass
+class Session:
+    """A tuning in progress: its tasks, the state of each, and the file of records."""
+
+    tasks: list[Task]
+    target: tvm.target.Target
+    log: Log
+    trials: int
+    early_stopping: int | None = None
+    interrupted: bool = False
+    network: measure.Comparison | None = None
+    states: list[Progress] = field(init=False)
+    tuners: dict[Workload, Tuner] = field(default_factory=dict, init=False)  # of the search, by workload
+    started: float = field(default_factory=clock.monotonic)
+    known: list[Record] = field(default_factory=list)  # of the target, in the file and new
+    _lost: int = field(default=0, init=False)  # trials in a row that were killed from outside
+
+    def __post_init__(self):
+        self.states = [Progress(task) for task in self.tasks]
+        self._target_key = machine.target_json(self.target)  # as records have it
+        self._read(self.log.read_new())
+        self.earlier = len(self.known)  # records from before this session
+
+    def _read(self, fresh: list[Record]) -> list[Record]:
+        """Keep the records of this target."""
+        fresh = [record for record in fresh if record.target == self._target_key]
+        self.known += fresh
+        return fresh
+
+    @property
+    def done(self) -> int:
+        """Trials measured so far, of all tasks."""
+        return sum(state.trials for state in self.states)
+
+    # ------------------------------------------------------------ the search
+
+    def search(self, tuner: str, runner: Runner, transfer: bool, seed: int | None) -> None:
+        """Measure until the trials are used up, or nothing is left to try.
+
+        With `transfer`, the tasks share a cost model, which also learns from other workloads in the records.
+        """
+        shared = CostModel() if transfer and tuner == "xgb" else None
+        self.tuners = {task.workload: make_tuner(tuner, task, seed, model=shared) for task in self.tasks}
+        others = {}
+        for record in self.known if shared is not None else []:
+            elsewhere = record.workload not in self.tuners and not record.workload.by_metaschedule
+            if elsewhere and not record.final:
+                other = others.setdefault(record.workload, Task(record.workload, 1, record.target))
+                shared.add(record.workload, other.features(record.config), record.call_seconds)
+        self._take_in(self.known)
+        with Bars(self.states, self.trials) as bars:
+            while (number := self._next()) is not None:
+                self._take_in(self._batch(number, runner))
+                bars.update(number, self.states[number])
+
+    def _next(self) -> int | None:
+        """Return the number of the task that gets the next batch."""
+        if self.done >= self.trials:
+            return None
+        open_tasks = [n for n, state in enumerate(self.states) if self._is_open(state)]
+        fresh = [n for n in open_tasks if not self.states[n].best]
+        if fresh:
+            return fresh[0]
+        return max(open_tasks, key=lambda n: expected_gain(self.states[n], self.states), default=None)
+
+    def _is_open(self, state: Progress) -> bool:
+        stopped = self.early_stopping and state.trials - state.last_gain >= self.early_stopping
+        return bool(self.tuners[state.task.workload].left) and not stopped
+
+    def write(self, measured: list[Record]) -> list[Record]:
+        """Write records; return what is new in the file, including records of other processes."""
+        self.log.append(measured)
+        return self._read(self.log.read_new())
+
+    def _batch(self, number: int, runner: Runner) -> list[Record]:
+        """Measure a batch of a task's configs and write it; see `write`."""
+        state = self.states[number]
+        # At most half of the trials go to the tasks' first batches.
+        first = max(1, self.trials // (2 * len(self.tasks)))
+        size = min(_BATCH if state.best else min(_BATCH, first), self.trials - self.done)
+        if self.early_stopping:
+            size = min(size, self.early_stopping - (state.trials - state.last_gain))
+        chosen = self.tuners[state.task.workload].propose(size)
+        candidates = [state.task.candidate(state.task.space[n]) for n in chosen]
+        trials = runner.measure(candidates)
+        self._lost = self._lost + len(trials) if all(trial.lost for trial in trials) else 0
+        if self._lost >= _BATCH:
+            raise RuntimeError(
+                f"the processes of {self._lost} trials in a row were killed from outside, twice each, as a "
+                "system does that is out of memory; what was measured is kept. Free memory, and tune again"
+            )
+        measured = []
+        for c, trial in zip(candidates, trials, strict=True):
+            if not trial.lost:
+                result = trial.seconds, trial.error
+                machine = trial.machine or runner.machine
+                measured.append(records.new_record(c.workload, c.target, c.config, *result, machine=machine))
+        return self.write(measured)
+
+    def _take_in(self, fresh: list[Record]) -> None:
+        """Update tuners and states with measurements of this session, an earlier one, or another process."""
+        by_task = {}
+        for record in fresh:
+            tuner = self.tuners.get(record.workload)
+            number = tuner.number(record.config) if tuner and not record.final else None
+            if number is not None and number not in tuner.seconds:
+                tuner.update(number, record.call_seconds)
+                by_task.setdefault(record.workload, []).append(record.call_seconds)
+        for state in self.states:
+            if state.task.workload in by_task:
+                state.update(by_task[state.task.workload])
+
+    # ------------------------------------------------------------ the end
+
+    def finish(self, mod, params, runner: Runner) -> None:
+        """Measure the best few configs of each task alternately, write the records, and time the network."""
+        now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+        best = remeasurement.best_configs(self.tasks, self.known)
+        elsewhere = runner.machine is not None
+        libs = {} if elsewhere else {"before": remeasurement.variant(best, 0, mod, params, self.target)}
+        if len(self.known) > self.earlier or not any(record.final for record in self.known):
+            if elsewhere:
+                self.write(remeasurement.by_kernel(best, runner, now))
+            else:
+                self.write(remeasurement.in_network(best, libs["before"], mod, params, self.target, now))
+        if not elsewhere:
+            libs["after"] = build(mod, params, self.target, records=self.known)
+            self.network = measure.compare(libs, *remeasurement.random_inputs(libs["before"]))
+
+    def result(self) -> "Tuning":
+        """Return the result of the tuning so far."""
+        fastest, rows = records.best(self.known), []
+        for task, state in zip(self.tasks, self.states, strict=True):
+            best = fastest.get((task.workload, self._target_key))
+            same = [r for r in self.known if best and r.workload == task.workload and r.final == best.final]
+            default = [r.call_seconds for r in same if r.config == task.default]
+            rows.append((task, state.trials, min(default, default=None), best))
+        seconds = clock.monotonic() - self.started
+        return Tuning(rows, self.network, str(self.log.path), self.interrupted, seconds)
+
+
+@dataclass(repr=False)
+class Tuning(Table):
+    """The result of a tuning, shown as a table.
+
+    Attributes:
+        rows: for each task its trials, the seconds of the default config if measured, and the best record, if
+            any.
+        network: times of the whole network before and after, if this machine can run it.
+        records: the file of records.
+        interrupted: whether Ctrl-C ended the search.
+        seconds: the duration of the tuning.
+    """
+
+    rows: list[tuple[Task, int, float | None, Record | None]]
+    network: measure.Comparison | None
+    records: str
+    interrupted: bool
+    seconds: float
+
+    decimals = 3
+
+    def frame(self):
+        """Return a pandas DataFrame with a row per task."""
+        import pandas as pd  # for speed: only where a table is shown
+
+        rows = [
+            {
+                "kernels": task.count,
+                "trials": trials,
+                "before (ms)": None if before is None else before * 1e3,
+                "after (ms)": None if best is None else best.call_seconds * 1e3,
+                "ratio": None if best is None or not before else best.call_seconds / before,
+                "config": None if best is None else schedule_text(best.config),
+            }
+            for task, trials, before, best in self.rows
+        ]
+        return pd.DataFrame(rows, index=[str(task) for task, *_ in self.rows])
+
+    @property
+    def summary(self) -> str:
+        """The totals in one sentence."""
+        trials = sum(trials for _, trials, _, _ in self.rows)
+        told = f"{trials} trials in {self.records}, {self.seconds:.0f} s"
+        if self.interrupted:
+            return f"{told}; interrupted: the same call goes on from here"
+        if self.network is None:
+            return told
+        before, after = (self.network[name].median * 1e3 for name in ("before", "after"))
+        ratio = f"ratio {after / before:.2f}"
+        return f"{told}; the network takes {before:.2f} ms before, {after:.2f} ms after: {ratio}"
+
+    def _styled(self):
+        return super()._styled().set_table_styles([{"selector": "th", "props": "white-space: nowrap"}])
+
+    def plot(self):
+        """Plot each task's time in a run of the network, before and after; see `plots.before_and_after`."""
+        times = {
+            str(t): (t.count * before, t.count * best.call_seconds)
+            for t, _, before, best in self.rows
+            if before
+        }
+        return draw("before_and_after", times)

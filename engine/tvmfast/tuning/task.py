@@ -1,0 +1,163 @@
+"""What there is to tune in a network, a task for each distinct workload, and which task is next."""
+
+import functools
+from collections import Counter
+from dataclasses import dataclass, field
+
+import tvm
+
+from ..compiler import pipeline
+from ..compiler.build import bind, resolve_target
+from ..compiler.records import simd_of_key
+from ..compiler.schedule.workloads.workload import Workload
+from ..core import machine
+from ..core.workarounds import pass_lock
+from ..runtime.compiled import Compiled
+from .features import features
+from .trial import Candidate
+
+_RECENT = 3  # batches whose gain predicts the next one's
+_TRUST = 0.2  # weight of that prediction; the remaining weight is that of the most a task could gain
+_HOPE = 0.15  # share of its time that a batch may save even of the fastest kernel of its kind
+
+
+@dataclass(frozen=True)
+class Task:
+    """A workload to tune for a target.
+
+    Attributes:
+        workload: the workload.
+        count: how many kernels of the network compute it.
+        target: the target as text, from `machine.target_json`.
+    """
+
+    workload: Workload
+    count: int
+    target: str
+
+    @functools.cached_property
+    def space(self) -> list[dict]:
+        """The configs to choose from, the default one first; for MetaSchedule it is the only one."""
+        return self.workload.configs(simd_of_key(self.target))
+
+    @property
+    def default(self) -> dict:
+        """The config that runs without tuning."""
+        return self.space[0]
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of a call, counted 1 each, by the plain method."""
+        return 2 * self.workload.macs
+
+    @functools.cached_property
+    def _machine(self) -> tuple:
+        return simd_of_key(self.target), machine.threads()
+
+    def features(self, config: dict) -> list[float]:
+        """Return what a cost model sees of a config; see `features.features`."""
+        return features(self.workload, config, *self._machine)
+
+    def candidate(self, config: dict) -> Candidate:
+        """Return a config of this task as a candidate to measure."""
+        return Candidate(self.workload, config, self.target)
+
+    def __str__(self) -> str:
+        return self.workload.label
+
+
+def all_tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
+    """List the workloads of all kernels that `tn.build(mod, params, target)` makes; see `tasks`."""
+    target, counts = resolve_target(target), Counter()
+
+    def count(workload):
+        counts[workload] += 1
+
+    mod, _ = bind(mod, params)
+    with pass_lock, target:
+        tvm.transform.Sequential(pipeline.passes(3, target, lookup=count))(mod)
+    described = machine.target_json(target)
+    return [Task(workload, kernels, described) for workload, kernels in counts.items()]
+
+
+def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
+    """List what can be tuned in a network: its convolutions and matrix products, each distinct one once.
+
+    Args:
+        mod: the network; mod, params and target are as for `tn.build`.
+        params: its parameters.
+        target: the target; None means this machine.
+
+    Returns:
+        The tasks in the order of the network.
+    """
+    return [task for task in all_tasks(mod, params, target) if not task.workload.by_metaschedule]
+
+
+def tasks_by_kernel(lib: Compiled) -> dict[str, Task]:
+    """Map the kernels of a compiled network to their tasks.
+
+    Args:
+        lib: the compiled network.
+
+    Returns:
+        The task of each kernel that has one, by the kernel's name; `count` is the number of kernels that
+        share the workload. `tn.tune` takes some of these as its `tasks`.
+    """
+    found = {kernel: Workload.from_dict(described) for kernel, described in lib.graph["workloads"].items()}
+    counts = Counter(found[node["kernel"]] for node in lib.graph["nodes"] if node["kernel"] in found)
+    target = machine.target_json(lib.target)
+    return {
+        kernel: Task(workload, counts[workload], target)
+        for kernel, workload in found.items()
+        if not workload.by_metaschedule
+    }
+
+
+# ---------------------------------------------------------------- which task is next
+
+
+@dataclass
+class Progress:
+    """The state of a task's tuning.
+
+    Attributes:
+        best: the least seconds of a call after each batch; the first batch has the default config.
+        trials: configs measured so far.
+        last: seconds of the last trial.
+        last_gain: the last trial that improved on `best`.
+    """
+
+    task: Task
+    best: list[float] = field(default_factory=list)
+    trials: int = 0
+    last: float = float("inf")
+    last_gain: int = 0
+
+    def update(self, seconds: list[float]) -> None:
+        """Add a batch's seconds, infinite for failures."""
+        best = self.best[-1] if self.best else float("inf")
+        for one in seconds:
+            self.trials, self.last = self.trials + 1, one
+            if one < best:
+                best, self.last_gain = one, self.trials
+        self.best.append(best)
+
+
+def expected_gain(progress: Progress, all_of_them: list[Progress]) -> float:
+    """Estimate the seconds that a task's next batch may save per run of the network.
+
+    After Ansor's task scheduler (Zheng et al., OSDI 2020, section 6): a weighted sum of what each of the last
+    batches saved, and of the lesser of two guesses: that time falls as 1 / batches, and that a kernel of as
+    many operations cannot be faster than the best of its kind.
+    """
+    best, batches = progress.best[-1], len(progress.best)
+    if best == float("inf"):
+        return best if batches < _RECENT else 0.0
+    before = progress.best[max(0, batches - 1 - _RECENT)]
+    recent = (before - best) / min(batches, _RECENT) if before < float("inf") else 0.0
+    alike = [p for p in all_of_them if p.best and p.task.workload.kind == progress.task.workload.kind]
+    speeds = [p.task.operations / p.best[-1] for p in alike]
+    least = progress.task.operations / max(speeds)
+    guess = min(best / batches, max(best - least, _HOPE * best))
+    return progress.task.count * (_TRUST * recent + (1 - _TRUST) * guess)

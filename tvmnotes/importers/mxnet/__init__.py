@@ -1,7 +1,0 @@
-"""MXNet's symbols and Gluon's networks, with and without MXNet installed.
-
-importer                 `from_mxnet`
-files                    the two files that MXNet writes, read without MXNet
-call                     the table of converters, and the `Call` that each takes; *_operators: the converters
-gluon                    GluonCV's networks; the only file that imports mxnet
-"""
