@@ -90,9 +90,11 @@ fresh = python="$(PYTHON)"; if [ -n "$$python" ]; then $$python -m venv --clear 
   else echo "$$NO_PYTHON" >&2; exit 1; fi
 FRESH = { $(call fresh,$(VENV)); } && $(BIN)/python -c "$$PREFLIGHT"
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(OFFLINE) $(PIP_ARGS)
-# $(call install,LOCKS,EXTRAS) installs a lock, then the package itself, which has no hash.
+# $(call install,LOCKS,EXTRAS) installs a lock, then the two packages of this folder, which have no hash.
+PACKAGES := --editable ./engine --editable
 install = $(if $(LOCK),$(PIP) --require-hashes $(addprefix -r ,$(1)) && \
-  $(PIP) --no-deps --no-build-isolation --editable .,$(PIP) --editable '.[$(2)]')
+  $(PIP) --no-deps --no-build-isolation $(PACKAGES) .,$(PIP) $(PACKAGES) '.[$(2)]')
+PROJECTS := pyproject.toml engine/pyproject.toml
 SITE_PIP = $(SITE_PYTHON) -m pip install --quiet --disable-pip-version-check $(OFFLINE) $(PIP_ARGS)
 
 .PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade newest notebooks site slides handout clock \
@@ -103,13 +105,13 @@ help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What readers need; and the same with what tests need, on top of it where it is there.
-$(READER): pyproject.toml $(LOCK)
+$(READER): $(PROJECTS) $(LOCK)
 	$(FRESH)
 	$(call install,$(LOCK),mxnet)
 	@touch $@
 
-$(READY): pyproject.toml $(LOCK) $(TESTS_LOCK)
-	@test $(READER) -nt pyproject.toml $(addprefix -a $(READER) -nt ,$(LOCK)) || { $(FRESH); }
+$(READY): $(PROJECTS) $(LOCK) $(TESTS_LOCK)
+	@test -e $(READER) $(addprefix -a $(READER) -nt ,$(PROJECTS) $(LOCK)) || { $(FRESH); }
 	$(call install,$(LOCK) $(TESTS_LOCK),dev$(comma)mxnet)
 	@touch $(READER) $@
 
@@ -162,9 +164,10 @@ tvm-upgrade: $(READY)  ## Leave out each workaround for TVM in turn, run its tes
 newest: VENV := .venv-newest
 newest:  ## Try the newest of everything in .venv-newest: print what is newer than the lock, run the smoke set
 	$(FRESH)
-	sed -nE '/^(dependencies|dev) = \[/,/^\]/ s/^ *"([A-Za-z0-9._-]+)[^;"]*(;[^"]*)?".*/\1\2/p' pyproject.toml > $(VENV)/names
+	sed -nE '/^(dependencies|dev|torch|onnx|profile|tune|rpc|cli) = \[/,/^\]/ s/^ *"([A-Za-z0-9._-]+)[^;"]*(;[^"]*)?".*/\1\2/p' \
+	  $(PROJECTS) | grep -v '^tvmfast$$' > $(VENV)/names
 	$(PIP) --upgrade -r $(VENV)/names
-	$(PIP) --no-deps --editable .
+	$(PIP) --no-deps $(PACKAGES) .
 	$(BIN)/python tests/newest.py
 	$(SMOKE)
 
@@ -172,7 +175,7 @@ notebooks: $(READY)  ## Execute every notebook and store its outputs; write maps
 	$(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 	  --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=300 $(NOTEBOOKS)
 	$(BIN)/python -m tvmnotes.lessons
-	$(BIN)/python -m tvmnotes ranges --add
+	$(BIN)/python -m tools.ranges --add
 
 site: $(SITE_READY)  ## Make the course, as it is stored, into pages with a search, in site/
 	$(SITE_PYTHON) -m tools.pages
@@ -191,14 +194,14 @@ clock: $(READER)  ## Execute the lessons with a clock, and write what each part 
 	  --ExecutePreprocessor.timeout=300 --output-dir .cache/clock \
 	  $(filter-out notebooks/solutions/%,$(NOTEBOOKS))
 	$(BIN)/python -m tools.clock .cache/clock
-	$(BIN)/python -m tvmnotes ranges .cache/clock
+	$(BIN)/python -m tools.ranges .cache/clock
 
 wheels: $(SITE_READY)  ## Collect all packages in wheels/, for `make lab WHEELS=folder` without a network
 	$(SITE_PYTHON) -m pip download --disable-pip-version-check $(PIP_ARGS) --require-hashes -r $(LOCK) --dest $(TO)
 	$(SITE_PYTHON) -m pip wheel --disable-pip-version-check $(PIP_ARGS) --group site --wheel-dir $(TO)
 
 COMPILE = $(SITE_PYTHON) -m uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate \
-  --custom-compile-command "make lock" pyproject.toml --group build --extra mxnet
+  --custom-compile-command "make lock" --no-emit-package tvmfast pyproject.toml --group build --extra mxnet
 # The second lock leaves out what the first one has. Each Python and platform must do without building anything.
 lock: $(SITE_READY)  ## Renew the lock: the newest releases that pyproject.toml allows, with hashes
 	$(SITE_PIP) --upgrade uv
@@ -217,7 +220,7 @@ lint: $(READY)  ## Check code and notebooks with ruff
 	$(BIN)/ruff format --check .
 
 bench: $(READY)  ## Time the notes' networks against PyTorch and ONNX Runtime
-	$(BIN)/python -m tvmnotes bench resnet18 resnet50 mobilenet_v2
+	$(BIN)/python -m tvmfast bench resnet18 resnet50 mobilenet_v2
 
 clean:  ## Remove the environments, what quick tests have compiled, and what was made for readers and classes
 	rm -rf $(VENV) $(SITE_VENV) .venv-newest .cache site slides handout.zip

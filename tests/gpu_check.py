@@ -708,7 +708,8 @@ def lesson(options, out: Path, seconds: float) -> dict:
 
 
 def python_path(*more) -> str:
-    return os.pathsep.join(filter(None, [*map(str, more), str(ROOT), os.environ.get("PYTHONPATH")]))
+    folders = map(str, (*more, ROOT / "engine", ROOT))
+    return os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH")]))
 
 
 def machine() -> dict:

@@ -22,7 +22,9 @@ def main() -> None:
     before = locked()
     for package in sorted(metadata.distributions(), key=lambda package: canonicalize_name(package.name)):
         name = canonicalize_name(package.name)
-        if name not in ("pip", "tvmnotes") and (name not in before or Version(package.version) > Version(before[name])):
+        if name in ("pip", "tvmfast", "tvmnotes"):
+            continue
+        if name not in before or Version(package.version) > Version(before[name]):
             print(f"{name:32} {before.get(name, '-'):20} {package.version}")
 
 

@@ -54,7 +54,7 @@ class Cluster:
         if self.plain:
             self._start("tracker", "tvm.exec.rpc_tracker", *address, "--port-end", self.port + 1)
         else:
-            self._start("tracker", "tvmnotes", "tracker", *address)
+            self._start("tracker", "tvmfast", "tracker", *address)
         tracker = self.processes["tracker"]
         wait_until(lambda: tracker.poll() is not None or server.servers(self.tracker, "any") == [])
         return tracker.poll() is None
@@ -75,12 +75,12 @@ class Cluster:
             self.serve(name, key, wait=False)
         wait_until(lambda: self.free(key) == len(names))
 
-    def serve(self, name, key="k", module="tvmnotes", wait=True):
+    def serve(self, name, key="k", module="tvmfast", wait=True):
         """Start a server of ours, or one of TVM's own."""
         known = len(self.servers(key))
         port = free_port()
         options = ("--tracker", self.tracker, "--key", key, "--host", "127.0.0.1", "--port", port)
-        if module == "tvmnotes":
+        if module == "tvmfast":
             self._start(name, module, "serve", *options, "--threads", 1, "--name", name)
         else:
             self._start(name, module, *options, "--port-end", port + 100)

@@ -194,7 +194,7 @@ def test_open_lengths(name, rng):
 
 
 def test_few_keys_of_open_number_are_left_to_single_kernels(rng):
-    assert not is_fused(built(single, [(2, tn.Size("l", 1, 16), 16)] * 3))
+    assert not is_fused(built(single, [(2, tn.Dim("l", 1, 16), 16)] * 3))
 
 
 def rotated(x):

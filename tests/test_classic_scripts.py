@@ -1,4 +1,4 @@
-"""Scripts for the TVM of old, run whole: `python -m tvmnotes classic SCRIPT` in a process of its own.
+"""Scripts for the TVM of old, run whole: `python -m tvmclassic SCRIPT` in a process of its own.
 
 The scripts in classic_scripts/ make every call of the working notes that the course grew from, in the spellings of
 their years; their downloads are found in the folders where TVM and torch would have put them.
@@ -62,7 +62,7 @@ def without_torch(tmp_path):
 
 @pytest.fixture
 def script(home, tmp_path, without_torch):
-    """Run `python -m tvmnotes classic ARGS`, with torch where a script needs it; returns the finished process.
+    """Run `python -m tvmclassic ARGS`, with torch where a script needs it; returns the finished process.
 
     In a fork, where what matters is what the script computes, there is torch for all.
     """
@@ -74,7 +74,7 @@ def script(home, tmp_path, without_torch):
             "COLUMNS": "200",
             "PYTHONPATH": os.pathsep.join([str(tmp_path), *([] if torch else [str(without_torch)])]),
         }
-        command, env = ["-W", "ignore", "-m", "tvmnotes", "classic", *map(str, args)], {**os.environ, **changes}
+        command, env = ["-W", "ignore", "-m", "tvmclassic", *map(str, args)], {**os.environ, **changes}
         if fork:
             done = forked.run(*command, env=env)
         else:

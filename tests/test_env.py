@@ -315,8 +315,9 @@ def test_what_torch_compile_lacks_is_a_sentence_and_in_the_report(tmp_path, monk
 
 def test_pins_are_the_exact_ones_that_apply_here(monkeypatch):
     lines = ["a==1.0", "b>=2", "c==3; extra == 'mxnet'", "d==4; python_version < '3'", "e==5.*", "f>=1,<2", "g"]
+    lines += ["numpy==0.1; extra == 'torch'", "no-such-package==2; extra == 'onnx'"]
     monkeypatch.setattr(env.metadata, "requires", lambda package: lines)
-    assert env._pins() == {"a": "1.0"}
+    assert env._pins() == {"a": "1.0", "numpy": "0.1"}
 
 
 def test_no_problems_where_the_pins_are_met(monkeypatch):

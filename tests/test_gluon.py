@@ -29,7 +29,7 @@ print(net(mx.nd.ones((2, 3, 32, 32))).shape, torch.ones(2).sum().item())
 def test_a_classic_script_imports_gluoncv_beside_torch(first, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(first + SCRIPT)
-    command = [sys.executable, "-m", "tvmnotes", "classic", script]
+    command = [sys.executable, "-m", "tvmclassic", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "(2, 10) 2.0"

@@ -186,12 +186,12 @@ class Several(language.Step):
 
 @pytest.fixture(scope="module")
 def several(net):
-    new, step = tn.Size("new", 1, LENGTH), Several(net)
+    new, step = tn.Dim("new", 1, LENGTH), Several(net)
     inputs = step.inputs | {"token": ((1, new), "int64"), "position": ((new,), "int64")}
     return tn.build(*tn.from_pytorch(step, inputs), state=step.state, records=False)
 
 
-def reader(lib, size: int | tn.Size, counts: list[int]) -> SimpleNamespace:
+def reader(lib, size: int | tn.Dim, counts: list[int]) -> SimpleNamespace:
     """A language model that takes `size` tokens, and notes how many it gets."""
     session = lib.session()
 
@@ -207,7 +207,7 @@ def reader(lib, size: int | tn.Size, counts: list[int]) -> SimpleNamespace:
 def test_a_prompt_is_read_in_as_few_calls_as_the_inputs_allow(lib, several, tokenizer, most, calls):
     counts = []
     for temperature in (0, 1.0):
-        model = reader(several, tn.Size("new", 1, most), counts)
+        model = reader(several, tn.Dim("new", 1, most), counts)
         texts = [tn.generate(each, "3141592", 4, temperature, 1, tokenizer, io.StringIO()) for each in (model, lib)]
         assert texts[0] == texts[1]
     assert counts == 2 * [*calls, 1, 1, 1]
@@ -258,7 +258,7 @@ def test_a_network_that_is_no_language_model_is_refused(lib):
     with pytest.raises(TypeError, match="the logits of 1024 tokens"):
         tn.generate(lib, "def")
     with pytest.raises(TypeError, match="an open size from 1 on"):
-        tn.generate(reader(lib, tn.Size("new", 2), []), "def", tokenizer=BytePairs([(100, 101)] * 24))
+        tn.generate(reader(lib, tn.Dim("new", 2), []), "def", tokenizer=BytePairs([(100, 101)] * 24))
 
 
 # ---------------------------------------------------------------- the command line

@@ -15,9 +15,9 @@ from conftest import SEED
 from rpc_cluster import QUICK, Cluster, wait_until
 
 import tvmnotes as tn
+from tvmfast.commands import app
 from tvmfast.compiler.build import resolve_target
 from tvmnotes import processes
-from tvmnotes.__main__ import app
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "09_distributed_tuning.ipynb"
 TEXT = "\n".join(cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "markdown")
@@ -57,7 +57,7 @@ def test_a_tuning_loses_a_server_and_nothing_else_and_the_tracker_comes_back(sma
     wait_until(lambda: len(cluster.servers()) == 1)  # the server registers again by itself
 
 
-COMMANDS = re.findall(r"python -m tvmnotes (\w+) (.*)$", TEXT, re.M)
+COMMANDS = re.findall(r"python -m tvmfast (\w+) (.*)$", TEXT, re.M)
 
 
 def test_the_lesson_names_commands():

@@ -64,7 +64,7 @@ def test_without_classic_a_script_ends_at_its_imports(folder):
 
 
 def test_the_script_of_2019_gives_pytorchs_probabilities(folder, exact, answers):
-    done = run(folder, "-m", "tvmnotes", "classic", "digits_2019.py", "digits.onnx", "pictures.npy")
+    done = run(folder, "-m", "tvmclassic", "digits_2019.py", "digits.onnx", "pictures.npy")
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     assert done.stdout.split() == ["TVM", "reads:", *answers]
@@ -73,7 +73,7 @@ def test_the_script_of_2019_gives_pytorchs_probabilities(folder, exact, answers)
 
 @pytest.mark.alone
 def test_the_script_of_2023_tunes_and_gives_pytorchs_scores(folder, exact, answers):
-    command = ("-m", "tvmnotes", "classic", "digits_2023.py", "digits.pt", "pictures.npy", "--trials", "2")
+    command = ("-m", "tvmclassic", "digits_2023.py", "digits.pt", "pictures.npy", "--trials", "2")
     done = run(folder, *command)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr

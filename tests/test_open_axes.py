@@ -100,7 +100,7 @@ def language():
 
 @pytest.fixture(scope="module")
 def imported(language):
-    return tn.from_pytorch(language, {"ids": (("batch", tn.Size("length", 1, 64)), "int64")})
+    return tn.from_pytorch(language, {"ids": (("batch", tn.Dim("length", 1, 64)), "int64")})
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_a_profile_counts_lengths(lib, rng):
 def test_a_profile_counts_what_an_image_of_the_call_takes(rng):
     """Whole tiles of a convolution are counted as with fixed sizes, and not much more if some are in vain."""
     net = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU())
-    lib = compiled(net, {"x": (1, 3, tn.Size("h", 16), tn.Size("w", 16))})
+    lib = compiled(net, {"x": (1, 3, tn.Dim("h", 16), tn.Dim("w", 16))})
     for sides, in_vain in (((224, 224), 0), ((33, 47), 0.2)):
         x = rng.standard_normal((1, 3, *sides)).astype("float32")
         profiles = (tn.profile(each, x, calls=1) for each in (lib, compiled(net, {"x": x.shape})))
@@ -203,7 +203,7 @@ def pyramid():
 
 
 def test_a_detector_at_ragged_sizes(pyramid, rng):
-    height, width = (tn.Size(name, 32, 128) for name in ("height", "width"))
+    height, width = (tn.Dim(name, 32, 128) for name in ("height", "width"))
     lib = compiled(pyramid, {"x": (1, 3, height, width)})
     families = {schedule["family"] for schedule in lib.graph["kernels"].values()}
     assert families >= {"conv2d", "depthwise"}
@@ -222,7 +222,7 @@ def test_norms_of_groups_and_parts_of_channels(rng):
     torch.manual_seed(0)
     net = Function(lambda x: (net.norms(x), *x.chunk(2, 1), *x.split([1, 2, 3], 1), F.glu(x, 1)))
     net.norms = nn.Sequential(nn.GroupNorm(2, 6), nn.InstanceNorm2d(6, affine=True), nn.GroupNorm(6, 6, affine=False))
-    lib = compiled(net, {"x": ("batch", 6, tn.Size("height", 2), "width")})
+    lib = compiled(net, {"x": ("batch", 6, tn.Dim("height", 2), "width")})
     for shape in ((1, 2, 1), (2, 5, 7), (1, 17, 33)):
         agree(lib, net, rng.standard_normal((shape[0], 6, *shape[1:])).astype("float32"))
 
@@ -230,7 +230,7 @@ def test_norms_of_groups_and_parts_of_channels(rng):
 def test_groups_of_channels_at_a_padded_height(rng):
     torch.manual_seed(0)
     net = nn.Conv2d(2, 4, (1, 6), padding=(3, 5), groups=2)
-    lib = compiled(net, {"x": ("batch", 2, tn.Size("height", 24, 128), 25)})
+    lib = compiled(net, {"x": ("batch", 2, tn.Dim("height", 24, 128), 25)})
     for n, height in ((1, 24), (3, 65)):
         agree(lib, net, rng.standard_normal((n, 2, height, 25)).astype("float32"))
 
@@ -250,11 +250,9 @@ def test_windows_and_crops(rng):
         return x[:, :, top : top + inner.shape[2], top : top + inner.shape[3]] + inner
 
     net = Function(lambda x: (F.max_pool2d(x, 3, 2, ceil_mode=True), F.unfold(x, 3, padding=1), cropped(x)))
-    with pytest.raises(
-        NotImplementedError, match=r"give upper bounds, such as Size\('height', 8, 1024\), .*, or whole"
-    ):
-        compiled(net, {"x": (1, 2, tn.Size("height", 8), tn.Size("width", 8))})
-    lib = compiled(net, {"x": (1, 2, tn.Size("height", 8, 128), tn.Size("width", 8, 128))})
+    with pytest.raises(NotImplementedError, match=r"give upper bounds, such as Dim\('height', 8, 1024\), .*, or whole"):
+        compiled(net, {"x": (1, 2, tn.Dim("height", 8), tn.Dim("width", 8))})
+    lib = compiled(net, {"x": (1, 2, tn.Dim("height", 8, 128), tn.Dim("width", 8, 128))})
     for shape in ((8, 8), (9, 12), (32, 31)):
         agree(lib, net, rng.standard_normal((1, 2, *shape)).astype("float32"))
 
@@ -295,7 +293,7 @@ def test_a_norm_of_groups_without_an_image(rng):
 
 def test_quotients(rng):
     net = Function(lambda x: (x[:, ::2] * 2, x[:, :-1].reshape(-1), x[:, 1:3]))
-    lib = compiled(net, {"x": (2, tn.Size("n", 3))})
+    lib = compiled(net, {"x": (2, tn.Dim("n", 3))})
     for n in (3, 4, 5, 90):
         agree(lib, net, rng.standard_normal((2, n)).astype("float32"))
 
@@ -360,7 +358,7 @@ def test_numbers_that_are_sizes(rng):
 
 
 def test_two_values(rng):
-    lib = compiled(Function(lambda x: torch.relu(x)), {"x": (tn.Size("n", 1, 2), 4)})
+    lib = compiled(Function(lambda x: torch.relu(x)), {"x": (tn.Dim("n", 1, 2), 4)})
     for n in (1, 2):
         agree(lib, torch.relu, rng.standard_normal((n, 4)).astype("float32"))
 
@@ -413,14 +411,14 @@ def test_courses_after_one_that_pytorch_cannot_export():
     message = r"more than 16 courses, .* cannot be exported where 'n' is \d+: .*to_bytes.*; give bounds"
     with pytest.raises(NotImplementedError, match=message):
         tn.from_pytorch(Function(net).eval(), {"x": (1, "n", 3)})
-    tn.from_pytorch(Function(net).eval(), {"x": (1, tn.Size("n", 2, 64), 3)})
+    tn.from_pytorch(Function(net).eval(), {"x": (1, tn.Dim("n", 2, 64), 3)})
 
 
 @pytest.mark.parametrize(
     ("function", "sizes", "values"),
     [
-        (lambda x: x * 2 if 2 * x.shape[0] == x.shape[1] + 3 else x, (tn.Size("n", 2), tn.Size("m", 2)), r"\d+, \d+"),
-        (lambda x: x * 2 if x.shape[0] == x.shape[1] else x, (tn.Size("n", 2), tn.Size("m", 3)), "3, 3"),
+        (lambda x: x * 2 if 2 * x.shape[0] == x.shape[1] + 3 else x, (tn.Dim("n", 2), tn.Dim("m", 2)), r"\d+, \d+"),
+        (lambda x: x * 2 if x.shape[0] == x.shape[1] else x, (tn.Dim("n", 2), tn.Dim("m", 3)), "3, 3"),
     ],
     ids=["twice", "equal"],
 )
@@ -441,7 +439,7 @@ def test_networks_that_compare_two_sizes(function, sizes, values):
     ids=["and", "beside a convolution"],
 )
 def test_conditions_on_two_sizes_beside_those_on_one(function, message):
-    sizes = tn.Size("h", 3), tn.Size("w", 3)
+    sizes = tn.Dim("h", 3), tn.Dim("w", 3)
     with pytest.raises(NotImplementedError, match=message):
         tn.from_pytorch(Function(function).eval(), {"x": (1, 2, *sizes)})
 
@@ -469,7 +467,7 @@ def test_files_that_compare_two_sizes(what):
     text = f"""<ir_version: 9, opset_import: ["": 17]>
         g (float[h, w] x) => (float[h, w] y) <float p = {{1}}, float q = {{2}}> {{
             {numbers} s = Shape(x) h = Gather(s, zero) w = Gather(s, one) {what} f = Where(d, p, q) y = Mul(x, f) }}"""
-    sizes = tn.Size("h", 2), tn.Size("w", 2)
+    sizes = tn.Dim("h", 2), tn.Dim("w", 2)
     message = "another way where 'h', 'w' is|cannot leave 'h', 'w' open: the operands"
     with pytest.raises(NotImplementedError, match=message):
         tn.from_onnx(parser.parse_model(text), {"x": sizes})
@@ -529,7 +527,7 @@ def test_files_that_compare_floats(rng, what, height, width, served):
         g (float[h, w] x) => (float[h, w] y) <float p = {{1}}, float q = {{2}}> {{
             {numbers} {integers} s = Shape(x) e = Cast<to = 1>(s) h = Gather(e, zero) w = Gather(e, one) {what}
             f = Where(d, p, q) y = Mul(x, f) }}"""
-    sizes = tn.Size("h", *height), tn.Size("w", *width)
+    sizes = tn.Dim("h", *height), tn.Dim("w", *width)
     model = parser.parse_model(text)
     if not served:
         with pytest.raises(NotImplementedError, match="another way where 'h', 'w' is|cannot leave 'h', 'w' open"):
@@ -566,12 +564,12 @@ def test_an_error_at_a_size_that_was_not_asked_for_says_so():
             <float[2, 1, 3, 3] w = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
             y = Conv<group = 2>(x, w) }"""
     )
-    with pytest.raises(ValueError, match=r"tried with H 1: .* Size\('H', lower, upper\), or whole numbers"):
+    with pytest.raises(ValueError, match=r"tried with H 1: .* Dim\('H', lower, upper\), or whole numbers"):
         tn.from_onnx(model)
-    tn.from_onnx(model, {"x": (1, 2, tn.Size("H", 3), 8)})
+    tn.from_onnx(model, {"x": (1, 2, tn.Dim("H", 3), 8)})
 
 
 def test_a_length_of_1_may_be_another_network():
     net = Function(lambda x: x * 2 if x.shape[1] == 1 else x).eval()
-    with pytest.raises(NotImplementedError, match=r"another way where 'n' is 1 .*leave open Size\('n', 2\)"):
+    with pytest.raises(NotImplementedError, match=r"another way where 'n' is 1 .*leave open Dim\('n', 2\)"):
         tn.from_pytorch(net, {"x": (1, "n")})

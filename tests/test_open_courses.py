@@ -9,7 +9,7 @@ from conftest import Function
 
 import tvmnotes as tn
 
-SIZES = (1, 2, tn.Size("h", 8, 128), tn.Size("w", 8, 128))
+SIZES = (1, 2, tn.Dim("h", 8, 128), tn.Dim("w", 8, 128))
 
 
 def to_size(x, skip):
@@ -91,7 +91,7 @@ def test_conditions_on_both_sizes(holds):
 def test_a_condition_on_four_sizes():
     net = Function(lambda x: x * 2 if x.numel() > 2000 else x).eval()
     with pytest.raises(NotImplementedError, match="another way where 'a', 'b', 'c', 'd' is"):
-        tn.from_pytorch(net, {"x": tuple(tn.Size(name, 2, 7) for name in "abcd")})
+        tn.from_pytorch(net, {"x": tuple(tn.Dim(name, 2, 7) for name in "abcd")})
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_a_condition_on_four_sizes():
 def test_numbers_that_few_sizes_do_not_tell_apart(rng, net, value):
     """They depend on a size without a condition, and the usual sizes show a constant or the size itself."""
     with pytest.raises(NotImplementedError, match=f"another way where 'n' is {value} "):
-        tn.from_pytorch(Function(net).eval(), {"x": (2, tn.Size("n", 2))})
-    size = tn.Size("n", 50, value - 1) if value > 50 else tn.Size("n", 50)
+        tn.from_pytorch(Function(net).eval(), {"x": (2, tn.Dim("n", 2))})
+    size = tn.Dim("n", 50, value - 1) if value > 50 else tn.Dim("n", 50)
     lib = tn.build(*tn.from_pytorch(Function(net).eval(), {"x": (2, size)}), records=False, opt_level=0)
     for n in (50, 300, 511):
         x = rng.standard_normal((2, n)).astype("float32")

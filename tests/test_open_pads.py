@@ -12,7 +12,7 @@ from onnx import parser
 from tvm import tirx
 
 import tvmnotes as tn
-from tvmfast.core.dims import Size, evaluate
+from tvmfast.core.dims import Dim, evaluate
 from tvmfast.frontends.dynamic import padding
 from tvmfast.frontends.dynamic.graphs import Refused
 
@@ -47,7 +47,7 @@ def test_maps_of_two_levels(rng):
         return to_size(F.conv_transpose2d(to_size(smaller, small), weight, stride=2), x)
 
     weight = torch.from_numpy(rng.standard_normal((4, 3, 2, 2)).astype("float32"))
-    libs = builds(lambda x: net(x, weight), {"x": (1, 2, tn.Size("h", 4, 64), 9)})
+    libs = builds(lambda x: net(x, weight), {"x": (1, 2, tn.Dim("h", 4, 64), 9)})
     for height in (4, 5, 6, 7, 33, 63, 64):
         x = rng.standard_normal((1, 2, height, 9)).astype("float32")
         wanted = reference(net, x, weight)
@@ -59,13 +59,13 @@ def test_maps_of_open_height_and_width(rng):
     def net(x):
         return to_size(F.interpolate(F.max_pool2d(x, 2), scale_factor=2.0), x)
 
-    libs = builds(net, {"x": (1, 2, tn.Size("h", 2, 40), tn.Size("w", 2, 40))})
+    libs = builds(net, {"x": (1, 2, tn.Dim("h", 2, 40), tn.Dim("w", 2, 40))})
     for sides in ((2, 2), (3, 2), (5, 7), (16, 32), (40, 39)):
         agree(libs, net, rng.standard_normal((1, 2, *sides)).astype("float32"))
 
 
 def test_maps_of_two_inputs(rng):
-    libs = builds(to_size, {"x": (1, 2, tn.Size("n", 1, 8), 5), "skip": (1, 3, tn.Size("m", 8, 64), 7)})
+    libs = builds(to_size, {"x": (1, 2, tn.Dim("n", 1, 8), 5), "skip": (1, 3, tn.Dim("m", 8, 64), 7)})
     for n, m in ((1, 8), (8, 8), (3, 33), (8, 64), (1, 64)):
         x, skip = (rng.standard_normal(shape).astype("float32") for shape in ((1, 2, n, 5), (1, 3, m, 7)))
         agree(libs, to_size, x, skip)
@@ -76,7 +76,7 @@ def test_values_and_types(rng):
         width = length.shape[0] - x.shape[1]
         return F.pad(x, [0, width], value=-torch.inf), F.pad(x, [width, 1], value=0.1), F.pad(y, [2, width], value=-3)
 
-    inputs = {"x": (2, tn.Size("n", 1, 8)), "y": ((2, "n"), "int64"), "length": (tn.Size("m", 9, 40),)}
+    inputs = {"x": (2, tn.Dim("n", 1, 8)), "y": ((2, "n"), "int64"), "length": (tn.Dim("m", 9, 40),)}
     libs = builds(net, inputs)
     for n, m in ((1, 9), (8, 9), (5, 40)):
         x, y = rng.standard_normal((2, n)).astype("float32"), rng.integers(-(2**40), 2**40, (2, n))
@@ -88,7 +88,7 @@ def test_other_modes(rng, mode):
     def net(x, y):
         return F.pad(x, [2, y.shape[0] - x.shape[2]], mode=mode)
 
-    libs = builds(net, {"x": (1, 2, tn.Size("n", 40, 60)), "y": (tn.Size("m", 60, 79),)})
+    libs = builds(net, {"x": (1, 2, tn.Dim("n", 40, 60)), "y": (tn.Dim("m", 60, 79),)})
     for n, m in ((40, 79), (60, 60), (51, 78)):
         agree(libs, net, rng.standard_normal((1, 2, n)).astype("float32"), np.zeros(m, "float32"))
 
@@ -104,7 +104,7 @@ def test_other_modes(rng, mode):
 def test_what_is_refused(pad, message):
     net = Function(lambda x, y: pad(x, y.shape[0] - x.shape[2])).eval()
     with pytest.raises(NotImplementedError, match=message):
-        tn.from_pytorch(net, {"x": (1, 2, tn.Size("n", 30, 60)), "y": (tn.Size("m", 61, 80),)})
+        tn.from_pytorch(net, {"x": (1, 2, tn.Dim("n", 30, 60)), "y": (tn.Dim("m", 61, 80),)})
 
 
 # ONNX
@@ -134,7 +134,7 @@ def test_a_file_that_pads_to_the_size_of_another_map(rng):
         missing = Sub(whole, here) before = Div(missing, two) after = Sub(missing, before)
         zeros = Constant<value_ints = [0, 0]>() pads = Concat<axis = 0>(zeros, before, zeros, after)
         wide = Pad(up, pads) y = Concat<axis = 1>(x, wide) }"""
-    inputs = {"x": (1, 2, tn.Size("h", 2, 40), tn.Size("w", 2, 40))}
+    inputs = {"x": (1, 2, tn.Dim("h", 2, 40), tn.Dim("w", 2, 40))}
     sides = ((2, 2), (3, 2), (5, 7), (16, 32), (40, 39))
     agree_with_file(text, inputs, [{"x": (1, 2, *each)} for each in sides], rng)
 
@@ -144,7 +144,7 @@ def test_a_file_that_pads_to_a_multiple(rng):
         eight = Constant<value_ints = [8]>() none = Constant<value_ints = [0]>() at = Constant<value_ints = [1]>()
         all = Shape(x) n = Gather(all, at) less = Neg(n) missing = Mod(less, eight)
         pads = Concat<axis = 0>(none, none, none, missing) y = Pad(x, pads) }"""
-    for size in (tn.Size("n"), tn.Size("n", 1, 40)):
+    for size in (tn.Dim("n"), tn.Dim("n", 1, 40)):
         agree_with_file(text, {"x": (1, size)}, [{"x": (1, n)} for n in (1, 7, 8, 9, 31, 33, 40)], rng)
 
 
@@ -158,7 +158,7 @@ def test_pads_of_open_axes_in_files(rng, mode):
             amounts[rng.integers(6)] = -1
         text = f"""(float[2, n, m] x) => (float[a, b, c] y) {{ pads = Constant<value_ints = {[*map(int, amounts)]}>()
             y = Pad<mode = "{mode}">(x, pads) }}"""
-        sizes = (tn.Size("n", 6), tn.Size("m", 6, 30))
+        sizes = (tn.Dim("n", 6), tn.Dim("m", 6, 30))
         shapes = ((6, 6), (7, 30), (19, 6), tuple(rng.integers(6, 31, 2).tolist()))
         agree_with_file(text, {"x": (2, *sizes)}, [{"x": (2, *each)} for each in shapes], rng, opset=19)
 
@@ -173,7 +173,7 @@ def test_pads_of_open_axes_in_files(rng, mode):
 def test_a_pool_that_pads_at_one_remainder_alone(pool):
     text = f'<ir_version: 8, opset_import: ["": 18]> g (float[1, 2, n, 8] x) => (float[1, 2, m, k] y) {{ y = {pool} }}'
     with pytest.raises(NotImplementedError, match="cannot leave 'n' open: .* depends on it"):
-        tn.from_onnx(parser.parse_model(text), {"x": (1, 2, tn.Size("n", 8, 200), 8)})
+        tn.from_onnx(parser.parse_model(text), {"x": (1, 2, tn.Dim("n", 8, 200), 8)})
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("int64", 2**60 + 1), ("int64", -3), ("bool", 1)])
@@ -194,7 +194,7 @@ def test_widths_of_other_modes_in_files(rng, mode):
         at = Constant<value_ints = [2]>() zeros = Constant<value_ints = [0, 0, 1, 0, 0]>()
         all = Shape(x) n = Gather(all, at) m = Shape(y) missing = Sub(m, n)
         pads = Concat<axis = 0>(zeros, missing) z = Pad<mode = "{mode}">(x, pads) }}"""
-    inputs = {"x": (1, 2, tn.Size("n", 40, 60)), "y": (tn.Size("m", 60, 79),)}
+    inputs = {"x": (1, 2, tn.Dim("n", 40, 60)), "y": (tn.Dim("m", 60, 79),)}
     shapes = [{"x": (1, 2, n), "y": (m,)} for n, m in ((40, 79), (60, 60), (51, 78))]
     agree_with_file(text, inputs, shapes, rng)
 
@@ -202,7 +202,7 @@ def test_widths_of_other_modes_in_files(rng, mode):
 @pytest.fixture
 def natural():
     """Return a check of an expression of n, 5 or more, and of m, 1 to 9; and these variables."""
-    sizes, analyzer = {"n": Size("n", 5), "m": Size("m", 1, 9)}, tvm.sym.Analyzer()
+    sizes, analyzer = {"n": Dim("n", 5), "m": Dim("m", 1, 9)}, tvm.sym.Analyzer()
     variables = {name: tirx.Var(name, "int64") for name in sizes}
     for name, size in sizes.items():
         ends = (tirx.IntImm("int64", end) for end in (size.lower, (size.upper or 1 << 31) + 1))

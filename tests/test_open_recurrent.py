@@ -35,7 +35,7 @@ class Layers(nn.Module):
 
 @pytest.mark.parametrize(
     ("batch", "steps", "levels"),
-    [("batch", 4, (3,)), (3, "steps", (0,)), (tn.Size("batch", 1, 21), tn.Size("steps", 1, 32), (0, 3))],
+    [("batch", 4, (3,)), (3, "steps", (0,)), (tn.Dim("batch", 1, 21), tn.Dim("steps", 1, 32), (0, 3))],
     ids=["batch", "steps", "both"],
 )
 def test_layers_of_pytorch(rng, batch, steps, levels):

@@ -67,7 +67,7 @@ def test_reshapes_are_fused(rng, target):
     ):
         pytest.skip("this CPU does not run code with AVX2")
     net = Heads()
-    lib = compiled(net, target, x=(1, tn.Size("n", 1, 600), 48))
+    lib = compiled(net, target, x=(1, tn.Dim("n", 1, 600), 48))
     assert len(lib.graph["nodes"]) == 1
     for n in LENGTHS:
         x = rng.standard_normal((1, n, 48)).astype("float32")
@@ -84,7 +84,7 @@ def test_two_open_sizes(rng):
 
 def test_an_encoder_has_as_many_kernels_as_one_of_a_fixed_length(rng):
     net = nn.TransformerEncoderLayer(32, 2, 64, activation="gelu", batch_first=True)
-    lib = compiled(net, src=(1, tn.Size("n", 1, 600), 32))
+    lib = compiled(net, src=(1, tn.Dim("n", 1, 600), 32))
     fixed = compiled(net, src=(1, 64, 32))
     assert len(lib.graph["nodes"]) <= len(fixed.graph["nodes"])
     for n in LENGTHS:

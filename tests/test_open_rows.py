@@ -57,7 +57,7 @@ def test_every_number_of_rows(rng, target):
     ):
         pytest.skip("this CPU does not run code with AVX2")
     net = Block()
-    lib = compiled(net, (tn.Size("n", 1, 600), 48), target=target)
+    lib = compiled(net, (tn.Dim("n", 1, 600), 48), target=target)
     assert {schedule["family"] for schedule in lib.graph["kernels"].values()} >= {"matmul"}
     for rows in COUNTS:
         x = rng.standard_normal((rows, 48)).astype("float32")
@@ -70,7 +70,7 @@ def test_every_number_of_rows(rng, target):
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 70), (40, 1)], ids=str)
 def test_matrices_of_one_row_or_column(rng, sizes):
     net = nn.Sequential(nn.Linear(*sizes), nn.ReLU())
-    lib = compiled(net, (tn.Size("n", 1, 20), sizes[0]))
+    lib = compiled(net, (tn.Dim("n", 1, 20), sizes[0]))
     assert {schedule["family"] for schedule in lib.graph["kernels"].values()} == {"matmul"}
     for rows in range(1, 18):
         hold(lib, net, rng.standard_normal((rows, sizes[0])).astype("float32"))
@@ -90,7 +90,7 @@ def products(lib):
 
 
 def test_few_rows_are_not_computed_as_a_tile():
-    lib = compiled(nn.Linear(64, 96, bias=False), (tn.Size("n", 1, 600), 64))
+    lib = compiled(nn.Linear(64, 96, bias=False), (tn.Dim("n", 1, 600), 64))
     (kernel,) = products(lib).values()
     for rows, computed in {1: 1, 2: 2, 3: 4, 4: 4, 9: 9, 10: 10}.items():
         assert count(kernel, {"n": rows})["flops"] == 2 * computed * 64 * 96
@@ -118,7 +118,7 @@ def guarded(array: np.ndarray) -> np.ndarray:
 
 def test_nothing_outside_of_the_rows_is_read_or_written(rng):
     net = nn.Linear(64, 96, bias=False)
-    lib = compiled(net, (tn.Size("n", 1, 600), 64))
+    lib = compiled(net, (tn.Dim("n", 1, 600), 64))
     ((name, kernel),) = products(lib).items()
     library = codegen.compile_kernels({tvm.ir.GlobalVar(name): kernel}, lib._library.target, runs_here=True)
     (weight,) = lib.params.values()

@@ -103,7 +103,7 @@ def test_a_transformers_layer(rng):
 
 def test_dense_layers(rng):
     net = nn.Sequential(nn.Linear(40, 70), nn.ReLU(), nn.Linear(70, 33))
-    lib = compiled(net, {"x": (tn.Size("rows", 1, 20), 40)})
+    lib = compiled(net, {"x": (tn.Dim("rows", 1, 20), 40)})
     hold(lib, net, (40,), rng, sizes=range(1, 21))
 
 
@@ -121,14 +121,14 @@ def test_an_embedding_checks_its_indices(rng):
 def test_sizes_print_and_follow_the_call(lib):
     assert str(lib.inputs[0]) == "x: float32[batch, 3, 16, 16]"
     assert [str(spec) for spec in lib.outputs] == ["output0: float32[batch, 10]", "output1: float32[batch, 48]"]
-    assert lib.inputs[0].shape[0] == tn.Size("batch")
+    assert lib.inputs[0].shape[0] == tn.Dim("batch")
     assert [y.shape for y in lib(np.zeros((5, *SHAPE), "float32"))] == [(5, 10), (5, 48)]
 
 
 def test_several_inputs_have_one_size(rng):
     net = Function(lambda x, y: x * 2 + y)
-    lib = compiled(net, {"x": ("n", 3), "y": (tn.Size("n", 2, 6), 3)})
-    assert [spec.shape[0] for spec in lib.inputs] == [tn.Size("n", 2, 6)] * 2
+    lib = compiled(net, {"x": ("n", 3), "y": (tn.Dim("n", 2, 6), 3)})
+    assert [spec.shape[0] for spec in lib.inputs] == [tn.Dim("n", 2, 6)] * 2
     x, y = rng.standard_normal((2, 4, 3)).astype("float32")
     assert np.array_equal(lib(x, y), x * 2 + y)
     with pytest.raises(
@@ -154,7 +154,7 @@ def test_sums_and_multiples_of_a_size(rng):
 @pytest.mark.parametrize("bounds", [(1, 3), (1, 8), (2, 5)])
 def test_products_of_a_size_of_few_values(rng, bounds):
     net = Function(lambda x: (x @ x.T).reshape(-1) * 2)
-    lib = compiled(net, {"x": (tn.Size("n", *bounds), 3)})
+    lib = compiled(net, {"x": (tn.Dim("n", *bounds), 3)})
     hold(lib, net, (3,), rng, sizes=range(bounds[0], bounds[1] + 1))
 
 
@@ -168,7 +168,7 @@ def test_onnx_keeps_the_names_of_the_file(convolutions, rng):
     lib = tn.build(*tn.from_onnx(model), records=False)
     assert str(lib.inputs[0]) == "x: float32[N, 3, 16, 16]"
     hold(lib, convolutions, SHAPE, rng)
-    named = tn.from_onnx(model, {"x": (tn.Size("batch", 1, 8), *SHAPE)})[0]
+    named = tn.from_onnx(model, {"x": (tn.Dim("batch", 1, 8), *SHAPE)})[0]
     assert str(named["main"].params[0].ty.shape[0].name) == "batch"
     fixed = tn.from_onnx(model, {"x": (2, *SHAPE)})[0]
     assert int(fixed["main"].params[0].ty.shape[0]) == 2
@@ -198,10 +198,10 @@ def test_mxnet(rng):
 
 
 def test_a_saved_network_keeps_its_sizes(convolutions, rng, tmp_path):
-    lib = compiled(convolutions, {"x": (tn.Size("batch", 1, 64), *SHAPE)})
+    lib = compiled(convolutions, {"x": (tn.Dim("batch", 1, 64), *SHAPE)})
     loaded = tn.load(lib.save(tmp_path / "net"))
     assert loaded.inputs == lib.inputs
-    assert loaded.inputs[0].shape[0] == tn.Size("batch", 1, 64)
+    assert loaded.inputs[0].shape[0] == tn.Dim("batch", 1, 64)
     hold(loaded, convolutions, SHAPE, rng, sizes=(1, 5))
     with pytest.raises(ValueError, match=r"expected a batch of 1 to 64, got 65 in the shape \(65, 3, 16, 16\); import"):
         loaded(np.zeros((65, *SHAPE), "float32"))
@@ -248,7 +248,7 @@ def test_networks_that_depend_on_the_size(function, message):
 
 def test_a_size_of_1_may_be_another_network():
     net = Function(lambda x: x * 2 if x.shape[0] == 1 else x).eval()
-    with pytest.raises(NotImplementedError, match=r"another way where 'n' is 1 .*leave open Size\('n', 2\)"):
+    with pytest.raises(NotImplementedError, match=r"another way where 'n' is 1 .*leave open Dim\('n', 2\)"):
         tn.from_pytorch(net, {"x": ("n", 4)})
 
 
@@ -268,7 +268,7 @@ def test_branches_of_an_onnx_file():
     ("inputs", "error", "message"),
     [
         ({"x": ("2n", 4)}, ValueError, "input 'x': expected a shape of positive whole numbers"),
-        ({"x": (tn.Size("n", 4, 8), 4), "y": (tn.Size("n", 9), 4)}, ValueError, "bounds that overlap"),
+        ({"x": (tn.Dim("n", 4, 8), 4), "y": (tn.Dim("n", 9), 4)}, ValueError, "bounds that overlap"),
     ],
 )
 def test_sizes_that_cannot_be(inputs, error, message):
@@ -281,7 +281,7 @@ def test_sizes_that_cannot_be(inputs, error, message):
 )
 def test_bounds_that_cannot_be(name, bounds):
     with pytest.raises(ValueError, match="expected"):
-        tn.Size(name, *bounds)
+        tn.Dim(name, *bounds)
 
 
 @pytest.mark.parametrize(
@@ -318,13 +318,13 @@ def test_sizes_are_evaluated_without_running_code():
 
 def test_an_axis_that_is_dropped_where_it_is_1():
     net = Function(lambda x: x.squeeze(1).softmax(1).amax().reshape(1))
-    with pytest.raises(NotImplementedError, match=r"Size\('n', 2\)|'n' open"):
+    with pytest.raises(NotImplementedError, match=r"Dim\('n', 2\)|'n' open"):
         tn.from_pytorch(net.eval(), {"x": (2, "n", 3)})
 
 
 def test_a_constant_of_one_size_is_refused():
     net = Function(lambda x: x * torch.tensor(1.0 if x.shape[0] == 1 else 3.0))
-    with pytest.raises(NotImplementedError, match=r"leave open Size\('batch', 2\)"):
+    with pytest.raises(NotImplementedError, match=r"leave open Dim\('batch', 2\)"):
         tn.from_pytorch(net.eval(), {"x": ("batch", 2)})
 
 
@@ -342,7 +342,7 @@ def test_indices_of_extremes(rng):
 
 def test_slices_of_axes_counted_from_the_end(rng):
     net = Function(lambda x: (x.narrow(-1, 1, 2), x.select(-1, -1), x.diff(prepend=x[:, :1], dim=-1)))
-    for shape in (("n", 8), (3, tn.Size("n", 6))):
+    for shape in (("n", 8), (3, tn.Dim("n", 6))):
         lib = compiled(net, {"x": shape})
         x = rng.standard_normal((3, 8)).astype("float32")
         for result, wanted in zip(lib(x), net(torch.from_numpy(x)), strict=True):

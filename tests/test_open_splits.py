@@ -11,8 +11,8 @@ from onnx import parser
 
 import tvmnotes as tn
 
-IMAGE = (2, 12, tn.Size("h", 2, 64), 5)
-LENGTH = (2, tn.Size("n", 2, 64), 12)
+IMAGE = (2, 12, tn.Dim("h", 2, 64), 5)
+LENGTH = (2, tn.Dim("n", 2, 64), 12)
 
 
 def agree(net, shape, lengths, rng):
@@ -68,16 +68,16 @@ def test_queries_keys_and_values(rng):
     ],
 )
 def test_parts_of_an_open_axis(rng, net, least):
-    agree(net, (2, tn.Size("n", least, 64), 12), (least, *range(7, 15), 33, 63, 64), rng)
+    agree(net, (2, tn.Dim("n", least, 64), 12), (least, *range(7, 15), 33, 63, 64), rng)
 
 
 def test_halves_of_a_length_in_an_open_batch(rng):
-    agree(lambda x: [part * 2 for part in x.chunk(2, 1)], ("batch", tn.Size("n", 2, 1024), 3), (2, 3, 7, 501), rng)
+    agree(lambda x: [part * 2 for part in x.chunk(2, 1)], ("batch", tn.Dim("n", 2, 1024), 3), (2, 3, 7, 501), rng)
 
 
 def test_halves_of_a_length_without_a_bound():
-    with pytest.raises(NotImplementedError, match=r"give upper bounds, such as Size\('n', 2, 1024\)"):
-        tn.from_pytorch(Function(lambda x: x.chunk(2, 1)).eval(), {"x": (2, tn.Size("n", 2), 3)})
+    with pytest.raises(NotImplementedError, match=r"give upper bounds, such as Dim\('n', 2, 1024\)"):
+        tn.from_pytorch(Function(lambda x: x.chunk(2, 1)).eval(), {"x": (2, tn.Dim("n", 2), 3)})
 
 
 @pytest.mark.parametrize(

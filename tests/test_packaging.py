@@ -1,5 +1,6 @@
 """The package as a thing to install: a light import, the public API, and pins that agree wherever they are written."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+import tvmfast
 import tvmnotes
 
 try:
@@ -22,7 +24,20 @@ ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-REQUIREMENTS = [Requirement(line) for lines in (PROJECT["dependencies"], *EXTRAS.values()) for line in lines]
+ENGINE = tomllib.loads((ROOT / "engine" / "pyproject.toml").read_text())["project"]
+OPTIONAL = ENGINE["optional-dependencies"]
+
+
+def asked(extras=EXTRAS) -> list[Requirement]:
+    """What the two packages ask for; of the helper's extras with these, of the engine's with those that they name."""
+    lines = [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
+    engine = {extra for line in lines if (r := Requirement(line)).name == "tvmfast" for extra in r.extras}
+    engine |= {extra for line in OPTIONAL["all"] for extra in Requirement(line).extras}
+    lines += [*ENGINE["dependencies"], *(line for extra in sorted(engine) for line in OPTIONAL[extra])]
+    return [requirement for requirement in map(Requirement, lines) if requirement.name != "tvmfast"]
+
+
+REQUIREMENTS = asked()
 SUPPORTED = [f"3.{minor}" for minor in range(30) if f"3.{minor}" in SpecifierSet(PROJECT["requires-python"])]
 MACHINES = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
 
@@ -47,23 +62,24 @@ def test_the_runtime_does_without_frameworks_compiler_and_figures(python):
     assert not {"tvmfast.compiler", "tvmfast.frontends", "tvmnotes.models", "tvmnotes.plots"} & set(loaded)
 
 
-WITHOUT_THE_COURSE = """
+ALONE = """
 import importlib, pkgutil, sys
 
 class Refuse:
     def find_spec(name, path=None, target=None):
-        if name.startswith("tvmnotes.course"):
+        if name.partition(".")[0] in ("tvmnotes", "tools"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Refuse)
-import numpy as np, torch, tvmnotes as tn
+import numpy as np, torch, tvmclassic, tvmfast
 
-for _, name, _ in pkgutil.walk_packages(tn.__path__, "tvmnotes."):
-    if not name.startswith(("tvmnotes.course", "tvmnotes.__main__")):
-        importlib.import_module(name)
-lib = tn.build(*tn.from_pytorch(torch.nn.ReLU().eval(), {"x": (4,)}))
-profile = tn.profile(lib, np.ones(4, "float32"), calls=1)
-print(len(profile.frame()), tn.commands.find_networks().__name__)
+for package in (tvmfast, tvmclassic):
+    for _, name, _ in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not name.endswith("__main__"):
+            importlib.import_module(name)
+lib = tvmfast.build(*tvmfast.from_pytorch(torch.nn.ReLU().eval(), {"x": (4,)}))
+profile = tvmfast.profile(lib, np.ones(4, "float32"), calls=1)
+print(len(profile.frame()), tvmfast.commands.find_networks().__name__)
 try:
     profile.plot()
 except ImportError as error:
@@ -72,12 +88,39 @@ except ImportError as error:
 
 
 def test_the_engine_does_without_the_course(python):
-    found, said = python(WITHOUT_THE_COURSE).splitlines()
+    found, said = python(ALONE).splitlines()
     assert found == "1 tvmfast.profiling.networks"
     assert said == (
-        "cannot draw shares: figures come from the package tvmnotes (No module named 'tvmnotes.course'). "
+        "cannot draw shares: figures come from the package tvmnotes. "
         "Install it (pip install tvmnotes) and import it, or take the numbers from frame()"
     )
+
+
+@pytest.mark.parametrize(
+    ("verb", "package", "extra"),
+    [("from_pytorch", "torch", "torch"), ("from_onnx", "onnx", "onnx"), ("compare", "pandas", None)],
+)
+def test_a_verb_whose_extra_is_missing_says_which(python, verb, package, extra):
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\nimport tvmfast\n"
+        f"try: print(tvmfast.{verb}.__name__)\nexcept ModuleNotFoundError as error: print(error)"
+    )
+    needs = f"tvmfast.{verb} needs the package {package}: pip install 'tvmfast[{extra}]'"
+    assert python(code).splitlines()[-1] == (needs if extra else verb)
+
+
+def test_what_has_moved_says_where():
+    with pytest.raises(ImportError, match="tvmnotes.importers is no longer there: use tvmfast.frontends"):
+        from tvmnotes import importers  # noqa: F401
+
+
+def test_an_engine_of_another_version_is_refused(python):
+    code = (
+        "import tvmfast; tvmfast.__version__ = '0.0.9'\ntry: import tvmnotes\nexcept ImportError as error: print(error)"
+    )
+    said = python(code)
+    assert said.startswith(f"tvmnotes {tvmnotes.__version__} needs tvmfast {tvmnotes.__version__}, and finds 0.0.9 in ")
+    assert said.strip().endswith("pip install -e ./engine -e .")
 
 
 def test_the_public_api():
@@ -104,8 +147,11 @@ def test_packages_that_are_built_for_each_other_are_pinned_exactly(pair):
     assert all(len(exact(name)) == 1 for name in pair)
 
 
-def test_the_version_is_written_twice_and_agrees():
-    assert tvmnotes.__version__ == PROJECT["version"]
+def test_all_versions_agree():
+    assert {tvmnotes.__version__, tvmfast.__version__, ENGINE["version"]} == {PROJECT["version"]}
+    own = [Requirement(line) for lines in (PROJECT["dependencies"], *EXTRAS.values()) for line in lines]
+    assert {str(r.specifier) for r in own if r.name == "tvmfast"} == {f"=={PROJECT['version']}"}
+    assert ENGINE["requires-python"] == PROJECT["requires-python"]
 
 
 def conda():
@@ -191,8 +237,8 @@ def test_the_lock_has_one_release_of_all_that_is_asked_for(version, system, proc
         for release in releases:
             by_name.setdefault(release.name, set()).add(next(iter(release.specifier)).version)
         assert all(len(versions) == 1 for versions in by_name.values())
-        asked = [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
-        for requirement in applying(map(Requirement, [*asked, *PYPROJECT["dependency-groups"]["build"]])):
+        building = map(Requirement, PYPROJECT["dependency-groups"]["build"])
+        for requirement in applying([*asked(extras), *building]):
             (release,) = by_name[requirement.name]
             assert release in requirement.specifier, f"{requirement}: make lock"
     assert "pytest" not in {release.name for release in readers}
@@ -209,7 +255,7 @@ def test_newest_lists_what_is_newer_than_the_lock(monkeypatch, capsys):
     newest.main()
     rows = {row.split()[0]: row.split()[1:] for row in capsys.readouterr().out.splitlines()}
     assert rows["packaging"][0] == "1.0"
-    assert rows["numpy"][0] == "-" and not {"pytest", "pip", "tvmnotes"} & rows.keys()
+    assert rows["numpy"][0] == "-" and not {"pytest", "pip", "tvmnotes", "tvmfast"} & rows.keys()
 
 
 # ---------------------------------------------------------------- finding a Python
@@ -292,7 +338,7 @@ def test_an_installed_package_finds_its_data(python, tmp_path):
     shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "data", tmp_path / moves["data"])
     code = "import tvmnotes; print(tvmnotes.data.path('digits/test.npz'))"
-    found = python(code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    found = python(code, cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT / 'engine'}")
     assert Path(found) == tmp_path / moves["data"] / "digits/test.npz"
 
 

@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from tools import ranges
 from tvmnotes import lessons
-from tvmnotes.__main__ import app
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ROOT / "notebooks"
@@ -91,7 +90,7 @@ def test_runs_widen_the_range_of_their_machine_and_another_machine_is_a_column(k
 def test_one_lesson_alone_is_added(known):
     path = known / "04_conv2d_by_hand.ipynb"
     path.with_name("06_profiling.ipynb").write_text(path.read_text())
-    done = CliRunner().invoke(app, ["ranges", str(known), "--add", "--lesson", "06"])
+    done = CliRunner().invoke(ranges.app, [str(known), "--add", "--lesson", "06"])
     assert done.exit_code == 0 and done.output.startswith("2 figures of ")
     assert ranges.load()["figures"].keys() == {"06"}
 
@@ -108,13 +107,13 @@ def test_what_cannot_be_added_is_refused(known, tmp_path):
         ([known, "--add", "--lesson", "99"], "lesson: expected one of 00, 01"),
         ([known, "--add", "--lesson", "05"], "expected lessons such as 05_tuning.ipynb, found none"),
     ):
-        done = CliRunner().invoke(app, ["ranges", *map(str, words)], env={"COLUMNS": "400"})
+        done = CliRunner().invoke(ranges.app, [*map(str, words)], env={"COLUMNS": "400"})
         assert done.exit_code == 2 and message in done.output
 
 
 # ---------------------------------------------------------------- what is stored
 
-STALE = "`python -m tvmnotes ranges --add` after lessons were stored again; then see what ranges.json says under asked"
+STALE = "`python -m tools.ranges --add` after lessons were stored again; then see what ranges.json says under asked"
 
 
 def test_the_stored_lessons_are_known_and_teaching_shows_what_people_ask_about():

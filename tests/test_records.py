@@ -78,7 +78,7 @@ def test_a_line_names_all_that_was_asked_for():
     assert line["config"] == task("conv").default
     assert line["seconds"] == [2e-3, 1e-3]
     assert line["machine"] == {"cpu": env.cpu_name(), "threads": env.threads()}
-    assert set(line["versions"]) == {"apache-tvm", "tvmnotes"}
+    assert set(line["versions"]) == {"apache-tvm", "tvmfast"}
     assert line["time"].endswith("+00:00")
 
 

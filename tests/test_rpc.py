@@ -112,7 +112,7 @@ def test_a_tracker_that_does_not_answer_is_an_error_within_seconds(monkeypatch, 
         assert time.monotonic() - started < 15
     assert str(caught.value) == (
         f"no RPC tracker answers at 127.0.0.1:{port}: start one with "
-        f"python -m tvmnotes tracker --host 127.0.0.1 --port {port}"
+        f"python -m tvmfast tracker --host 127.0.0.1 --port {port}"
     )
 
 
@@ -127,7 +127,7 @@ def test_a_tracker_that_speaks_something_else_is_no_tracker():
 def test_a_tracker_without_a_server_of_the_key_says_how_to_start_one(cluster):
     with pytest.raises(ConnectionError) as caught:
         tn.tuning.RpcRunner(cluster.tracker, "pi")
-    assert f"knows no server of key 'pi': start one with python -m tvmnotes serve --tracker {cluster.tracker} " in str(
+    assert f"knows no server of key 'pi': start one with python -m tvmfast serve --tracker {cluster.tracker} " in str(
         caught.value
     )
 
@@ -340,7 +340,7 @@ def test_a_server_runs_nothing_for_who_knows_its_word_but_not_the_secret(cluster
 
 
 def serve(*options):
-    command = [sys.executable, "-m", "tvmnotes", "serve", *map(str, options)]
+    command = [sys.executable, "-m", "tvmfast", "serve", *map(str, options)]
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, env={**os.environ, "COLUMNS": "500"})
 
 
@@ -370,7 +370,7 @@ def test_serve_says_in_one_sentence_that_no_tracker_answers():
         port = taken.getsockname()[1]
         done = serve("--tracker", f"127.0.0.1:{port}")
     assert done.returncode == 2
-    assert f"no RPC tracker answers at 127.0.0.1:{port}: start one with python -m tvmnotes tracker" in done.stderr
+    assert f"no RPC tracker answers at 127.0.0.1:{port}: start one with python -m tvmfast tracker" in done.stderr
     assert "Traceback" not in done.stderr and not done.stdout
 
 
@@ -399,7 +399,7 @@ def session(cluster, key):
 
 @pytest.mark.full
 def test_serve_warns_on_a_network(cluster):
-    cluster._start("open", "tvmnotes", "serve", "--tracker", cluster.tracker, "--key", "open", "--host", "0.0.0.0")
+    cluster._start("open", "tvmfast", "serve", "--tracker", cluster.tracker, "--key", "open", "--host", "0.0.0.0")
     wait_until(lambda: cluster.servers("open"))
     cluster.unplug("open")
     assert "Warning: what goes to and from 0.0.0.0 is not encrypted." in cluster.text("open")
@@ -409,7 +409,7 @@ def test_serve_warns_on_a_network(cluster):
 @pytest.mark.full
 def test_serve_stays_on_its_cores(cluster):
     core = min(os.sched_getaffinity(0))
-    cluster._start("pinned", "tvmnotes", "serve", "--tracker", cluster.tracker, "--key", "pinned", "--cores", core)
+    cluster._start("pinned", "tvmfast", "serve", "--tracker", cluster.tracker, "--key", "pinned", "--cores", core)
     wait_until(lambda: cluster.servers("pinned"))
     _session = session(cluster, "pinned")
     running = psutil.Process(cluster.processes["pinned"].pid).children()

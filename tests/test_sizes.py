@@ -27,7 +27,7 @@ class Net(nn.Module):
         return self.dense(x.mean((2, 3))), x.flatten(2).softmax(-1)
 
 
-BOUNDS = {"h": tn.Size("h", 4, 64), "w": tn.Size("w", 4, 64)}
+BOUNDS = {"h": tn.Dim("h", 4, 64), "w": tn.Dim("w", 4, 64)}
 STATED = [{"batch": 1, "h": 16, "w": 24}, {"h": 16, "w": 24}, {"batch": 1, "h": 32, "w": 32}]
 
 

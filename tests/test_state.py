@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_told(state, error, text):
 
 
 def test_the_first_call_decides_an_open_size(rng, tmp_path):
-    shapes = {"x": (tn.Size("rows", 1, 9), 3), "total": (tn.Size("rows"), 3), "count": (1,)}
+    shapes = {"x": (tn.Dim("rows", 1, 9), 3), "total": (tn.Dim("rows"), 3), "count": (1,)}
     state = {"total": "output1", "count": "output2"}
     lib = build(lambda x, total, count: (2 * x, total + x, count + x.mean()), shapes, state)
     assert [str(spec) for spec in lib.state] == ["total: float32[rows, 3]", "count: float32[1]"]
@@ -157,7 +157,7 @@ def test_a_cache_of_an_open_length_is_written_in_place(rng):
         cache = cache.index_copy(1, position, k)
         return (cache * mask[None, :, None]).sum(1), cache
 
-    length = tn.Size("length", 2, 64)
+    length = tn.Dim("length", 2, 64)
     shapes = {"mask": (length,), "position": ((1,), "int64"), "k": (2, 1, 4), "cache": (2, length, 4)}
     lib = build(step, shapes, {"cache": "output1"})
     assert any(node.get("in_place") for node in lib.graph["nodes"])
@@ -172,7 +172,7 @@ def test_a_cache_of_an_open_length_is_written_in_place(rng):
 
 
 def test_an_open_size_that_no_input_has_gives_no_zeros():
-    shapes = {"x": (1, 3), "total": (tn.Size("batch", 1, 9), 3)}
+    shapes = {"x": (1, 3), "total": (tn.Dim("batch", 1, 9), 3)}
     with pytest.raises(ValueError, match=r"state: input 'total' is float32\[batch, 3\], .* number for 'batch'"):
         build(lambda x, total: (total + x, x), shapes, {"total": "output0"}, opt_level=0)
 
@@ -281,7 +281,7 @@ def test_caches_of_an_open_length_that_are_still_needed_are_right(rng):
         others = [each for before, _, *after in several for each in (before, *after)]
         return *(new for _, new, *_ in several), mask * 2, *others
 
-    length = tn.Size("length", 2, 64)
+    length = tn.Dim("length", 2, 64)
     caches = dict.fromkeys("abcde", (*CACHE[:3], length, DIM))
     shapes = {"mask": (length,), "position": ((1,), "int64"), "k": SHAPES["k"], **caches}
     lib = build(step, shapes, {name: f"output{n}" for n, name in enumerate(caches)})
@@ -349,7 +349,7 @@ def test_slices_of_an_open_size(rng):
         x[1:, 0] = x[:-1, 1]
         return x
 
-    lib = build(write, {"x": (tn.Size("rows", 3), 4), "y": (4,)}, None, opt_level=0)
+    lib = build(write, {"x": (tn.Dim("rows", 3), 4), "y": (4,)}, None, opt_level=0)
     for rows in (3, 8):
         x, y = random(rng, rows, 4), random(rng, 4)
         np.testing.assert_array_equal(lib(x, y), write(torch.from_numpy(x), torch.from_numpy(y)))

@@ -194,7 +194,7 @@ def test_a_network_gives_pytorchs_results(name, attention):
 @pytest.mark.parametrize(("name", "attention"), [("bert", "eager"), ("gpt2", "sdpa")])
 def test_a_network_leaves_its_length_open(name, attention):
     net, inputs = network(name, attention)
-    shape = ("batch", tn.Size("length", 1, SIZES["max_position_embeddings"]))
+    shape = ("batch", tn.Dim("length", 1, SIZES["max_position_embeddings"]))
     mod, params = tn.from_pytorch(net, [(f"in{place}", (shape, "int64")) for place in range(len(inputs))])
     lib = tn.build(mod, params, records=False)
     for length in (1, 2, 7, 64):

@@ -1,7 +1,7 @@
 """Which workarounds the installed TVM still needs; `make tvm-upgrade` runs this file.
 
-The tests of each workaround of `core/workarounds.py` run as the package is, and in another process without it. If they
-pass in both, it may go. A race shows only sometimes: repeat before `pass_lock` goes.
+The tests of each workaround of `tvmfast/core/workarounds.py` run as the engine is, and in another process without it.
+If they pass in both, it may go. A race shows only sometimes: repeat before `pass_lock` goes.
 """
 
 import os

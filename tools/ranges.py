@@ -2,14 +2,16 @@
 
 `ranges.json` holds, for each time, speed, ratio and share that a measured cell of a lesson prints, the least
 and the largest value on each machine. A figure is found by its lesson, its cell and the words around it. The
-file is written by `python -m tvmnotes ranges --add FOLDER --name NAME` from executed copies of the lessons.
+file is written by `python -m tools.ranges --add FOLDER --name NAME` from executed copies of the lessons.
 """
 
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import typer
 
 from tvmfast.core import data
 from tvmfast.core.table import Table
@@ -287,3 +289,36 @@ def table() -> str:
         values = figures.get(Figure(lesson, cell, words), {})
         lines.append([lesson, what, *(_span(*values[name]) if name in values else "" for name in names)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+
+
+@app.command()
+def main(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            exists=True, file_okay=False, help="Executed lessons; none: notebooks/.", show_default=False
+        ),
+    ] = None,
+    lesson: Annotated[
+        str | None, typer.Option(help="Only this lesson, such as 04.", show_default=False)
+    ] = None,
+    adds: Annotated[
+        bool, typer.Option("--add", help="Add these lessons' figures to the known ones.")
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option(help="With --add: what to call the machine.", show_default=False)
+    ] = None,
+):
+    """Compare the times and speeds in executed lessons with those of known machines."""
+    here = folder or lessons.ROOT / "notebooks"
+    try:
+        typer.echo(add(here, name, lesson) if adds else compare(here, lesson))
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+if __name__ == "__main__":
+    app()

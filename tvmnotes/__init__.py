@@ -20,6 +20,12 @@ from tvmfast.core import data
 
 __version__ = "0.1.0"
 
+if tvmfast.__version__ != __version__:
+    raise ImportError(
+        f"tvmnotes {__version__} needs tvmfast {__version__}, and finds {tvmfast.__version__} in "
+        f"{tvmfast.__path__[0]}: install both from one checkout, pip install -e ./engine -e ."
+    )
+
 PUBLIC = {
     **dict.fromkeys(("check", "hint", "progress", "solution"), "tvmnotes.exercises"),
     "generate": "tvmnotes.generation",
@@ -48,6 +54,17 @@ MODULES = {
     "tracing": "tvmfast.profiling.trace",
     "tuning": "tvmfast.tuning",
 }
+# Names that have gone, and what to write instead.
+_FORMER = {
+    "base": "tvmfast.core",
+    "classic": "tvmclassic",
+    "compiler": "tvmfast.compiler",
+    "course": "tn.check, tn.hint, tn.solution and tn.progress, or tvmnotes itself for its modules",
+    "importers": "tvmfast.frontends",
+    "measuring": "tvmfast.profiling",
+    "runtime": "tvmfast.runtime",
+    "Size": "tn.Dim",
+}
 
 # torch and TVM have circular imports: of two threads that import them at once, one would get half a module.
 _importing = RLock()
@@ -63,6 +80,10 @@ def __getattr__(name: str):
             value = getattr(import_module(PUBLIC[name]), name)
         elif name in MODULES:
             value = import_module(MODULES[name])
+        elif name in _FORMER:
+            raise ImportError(
+                f"tvmnotes.{name} is no longer there: use {_FORMER[name]}"
+            )  # which `from tvmnotes import` shows
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

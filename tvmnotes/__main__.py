@@ -1,4 +1,4 @@
-"""Command line: `python -m tvmnotes doctor | bench | tune | serve | tracker | write | check | ranges | …`."""
+"""Command line: `python -m tvmnotes write | check`; the engine's commands, with the course's networks."""
 
 from pathlib import Path
 from typing import Annotated
@@ -86,55 +86,17 @@ def check(
         data.atomic_write(table, found.csv())
 
 
-@app.command()
-def ranges(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(
-            exists=True, file_okay=False, help="Executed lessons; none: notebooks/.", show_default=False
-        ),
-    ] = None,
-    lesson: Annotated[
-        str | None, typer.Option(help="Only this lesson, such as 04.", show_default=False)
-    ] = None,
-    add: Annotated[bool, typer.Option("--add", help="Add these lessons' figures to the known ones.")] = False,
-    name: Annotated[
-        str | None, typer.Option(help="With --add: what to call the machine.", show_default=False)
-    ] = None,
-):
-    """Compare the times and speeds in executed lessons with those of known machines."""
-    from tools import ranges  # for speed: --help loads nothing
-
-    from . import lessons  # for speed: --help loads nothing
-
-    here = folder or lessons.ROOT / "notebooks"
-    try:
-        typer.echo(ranges.add(here, name, lesson) if add else ranges.compare(here, lesson))
-    except (ValueError, OSError) as error:
-        raise typer.BadParameter(str(error)) from None
+_ANY = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-@app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "allow_interspersed_args": False,
-    }
-)
-def classic(
-    context: typer.Context,
-    name: Annotated[
-        str, typer.Argument(metavar="SCRIPT [ARGS]...", help="The script, and what it is given.")
-    ],
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as for python -m.")] = False,
-):
-    """Run a script written for Relay, AutoTVM or the graph executor, as `python SCRIPT` would."""
-    from tvmclassic import runner  # for speed: --help loads nothing
+@app.command("classic", hidden=True, context_settings=_ANY)
+def _classic():
+    raise typer.BadParameter("it is now: python -m tvmclassic SCRIPT [ARGS]...")
 
-    try:
-        runner.run(name, context.args, as_module=module)
-    except FileNotFoundError as error:
-        raise typer.BadParameter(str(error)) from None
+
+@app.command("ranges", hidden=True, context_settings=_ANY)
+def _ranges():
+    raise typer.BadParameter("it is now, in a checkout: python -m tools.ranges [FOLDER]")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmfast.core.dims import Size
+from tvmfast.core.dims import Dim
 
 from .tokens import BytePairs, bundled
 
@@ -81,7 +81,7 @@ def _lengths(lib: Any, vocabulary: int) -> tuple[int, int]:
     caches = [spec.shape for spec in getattr(lib, "state", ())]
     outputs = [spec.shape[-1:] for spec in getattr(lib, "outputs", ())]
     new = inputs[-1][0][-1] if inputs and inputs[-1][0] else None
-    is_open = isinstance(new, Size) and new.lower == 1
+    is_open = isinstance(new, Dim) and new.lower == 1
     reads_tokens = inputs == [((1, new), "int64"), ((new,), "int64")] and (new == 1 or is_open)
     length = caches[0][-2] if caches and len(caches[0]) > 1 else None
     has_cache = isinstance(length, int) and hasattr(lib, "session")

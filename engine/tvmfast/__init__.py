@@ -22,13 +22,21 @@ PUBLIC = {
     "from_pytorch": "frontends.pytorch.importer",
     "from_onnx": "frontends.onnx.importer",
     "from_mxnet": "frontends.mxnet.importer",
-    "Size": "core.dims",
+    "Dim": "core.dims",
     "build": "api",
     "load": "runtime.compiled",
     "compare": "profiling.measure",
     "profile": "profiling.profiler",
     "trace_build": "profiling.trace",
     "tune": "tuning",
+}
+# The extras that bring packages which may be missing.
+_EXTRAS = {
+    **dict.fromkeys(("torch", "torchvision"), "torch"),
+    **dict.fromkeys(("onnx", "onnxruntime"), "onnx"),
+    **dict.fromkeys(("mxnet", "gluoncv"), "mxnet"),
+    **dict.fromkeys(("pandas", "jinja2"), "profile"),
+    **{"xgboost": "tune", "tornado": "rpc", "typer": "cli"},
 }
 
 # torch and TVM have circular imports: of two threads that import them at once, one would get half a module.
@@ -41,7 +49,16 @@ def __getattr__(name: str):
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _importing:
-        value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
+        try:
+            value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing not in _EXTRAS:
+                raise
+            raise ModuleNotFoundError(
+                f"tvmfast.{name} needs the package {missing}: pip install 'tvmfast[{_EXTRAS[missing]}]'",
+                name=missing,
+            ) from error
     globals()[name] = value
     return value
 

@@ -4,8 +4,8 @@
     package = tvmc.compile(model, target="llvm", package_path="model.tar")
     result = tvmc.run(package, device="cpu")          # result.outputs, result.times
 
-    python -m tvmnotes classic -m tvm.driver.tvmc compile --target llvm --output model.tar model.onnx
-    python -m tvmnotes classic -m tvm.driver.tvmc run --inputs x.npz --outputs y.npz --print-time model.tar
+    python -m tvmclassic -m tvm.driver.tvmc compile --target llvm --output model.tar model.onnx
+    python -m tvmclassic -m tvm.driver.tvmc run --inputs x.npz --outputs y.npz --print-time model.tar
 
 As before, a package is a .tar of the library mod.so, the graph mod.json and the parameters mod.params.
 """

@@ -3,7 +3,7 @@
 build             checks the module and its parameters, resolves the target, runs everything below
 pipeline          the passes of each opt level, the lowering after them, the graph as data for graph.json
 records           tuning records, and the lookup of the best config for a workload
-dynamic           sizes that stay open: their bounds, and costs that depend on them
+dynamic           sizes that stay open: what is refused, and costs that depend on them
 shape_variants    the network for stated values of open sizes, in the same library
 costs             flops and bytes of each kernel
 codegen           machine code for a CPU, each kernel compiled once

@@ -3,7 +3,7 @@
 import tvm
 
 from ..core import errors, machine
-from ..core.relax import array_key, fixed_shape
+from ..core.relax import array_key, fixed_shape, open_sizes
 from ..core.specs import require_dense, shorten
 from ..core.workarounds import keep_interrupt, pass_lock
 from ..runtime.compiled import Compiled, cannot_run
@@ -11,7 +11,7 @@ from ..runtime.tensors import plain
 from . import codegen, pipeline, shape_variants
 from .cuda import codegen as cuda_codegen
 from .cuda import gpu
-from .dynamic import check_inputs, open_sizes
+from .dynamic import check_inputs
 from .memory.state import resolve_state, write_in_place
 from .memory.usage import memory
 from .records import resolve_records

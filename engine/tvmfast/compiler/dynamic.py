@@ -1,4 +1,4 @@
-"""Open sizes in a build: their bounds, what is refused, and what a kernel costs at any of them."""
+"""Open sizes in a build: what is refused, and what a kernel costs at any of them."""
 
 import itertools
 import math
@@ -7,25 +7,13 @@ from fractions import Fraction
 
 from tvm import relax, tirx
 
-from ..core.dims import Size
+from ..core.dims import Dim
 from ..core.relax import plain_sizes, written
 from . import costs
 
 _STEP = 60  # between the sizes at which costs are counted
 _MOST_FACTORS = 3  # of an open size in a count
 _KINDS = ("flops", "reads", "writes")
-
-
-def open_sizes(main: relax.Function) -> dict[str, Size]:
-    """Return the open sizes of a network by name, in order, with the bounds that its importer noted."""
-    bounds = (main.attrs or {}).get("tvmnotes.sizes", {})
-    sizes = {}
-    for param in main.params:
-        for size in getattr(param.ty, "shape", None) or ():
-            if isinstance(size, tirx.Var):
-                lower, upper = (int(n) for n in bounds.get(size.name, (1, -1)))
-                sizes[size.name] = Size(size.name, lower, None if upper < 0 else upper)
-    return sizes
 
 
 def check_inputs(main: relax.Function, inputs: Sequence[relax.Var]) -> None:
@@ -43,7 +31,7 @@ def check_inputs(main: relax.Function, inputs: Sequence[relax.Var]) -> None:
                 raise ValueError(f"two open sizes of the model have one name, {size.name!r}: give them two")
 
 
-def cost(func: tirx.PrimFunc, sizes: dict[str, Size]) -> dict[str, int | str]:
+def cost(func: tirx.PrimFunc, sizes: dict[str, Dim]) -> dict[str, int | str]:
     """Return `costs.count` of a kernel, each count as in core/dims.py.
 
     A count that depends on open sizes is interpolated by a polynomial: it is exact at each size's least value
@@ -80,7 +68,7 @@ def _degree(size, name: str) -> int:
     return factors or int(any(var.name == name for var in tirx.analysis.undefined_vars(size)))
 
 
-def _polynomial(counts: dict[tuple[int, ...], int], sizes: list[Size]) -> int | str:
+def _polynomial(counts: dict[tuple[int, ...], int], sizes: list[Dim]) -> int | str:
     """Return the polynomial that has these values at steps from the least sizes (Newton's method)."""
     for axis in range(len(sizes)):
         for order in range(1, _MOST_FACTORS + 1):

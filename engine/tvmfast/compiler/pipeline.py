@@ -11,12 +11,12 @@ from tvm.relax import transform as t
 
 from ..core import annotations
 from ..core.protocols import Lookup
-from ..core.relax import array_key, shape_text
+from ..core.relax import array_key, open_sizes, shape_text
 from ..core.simd import simd_of
 from .cuda.gpu import has_threads
 from .cuda.nms import parallelize_detection
 from .cuda.unroll_recurrent import unroll_recurrent
-from .dynamic import cost, open_sizes
+from .dynamic import cost
 from .graph.blocked_layout import block_layouts
 from .graph.conv_transpose import transposed_to_plain
 from .graph.decompose import decompose_functions

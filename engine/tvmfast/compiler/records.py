@@ -59,7 +59,7 @@ class Record:
         final: Empty for a trial. At its end, a tuning measures the best few configs of each workload again,
             alternately; the records of those carry the time of that re-measurement.
         machine: "cpu" and "threads" of the machine that measured.
-        versions: The versions of apache-tvm and tvmnotes.
+        versions: The versions of apache-tvm and tvmfast (tvmnotes until 0.1).
         time: When the record was made, in ISO format.
     """
 
@@ -123,7 +123,7 @@ def _this_machine() -> dict:
 
 @functools.cache
 def _versions() -> dict:
-    return {name: metadata.version(name) for name in ("apache-tvm", "tvmnotes")}
+    return {name: metadata.version(name) for name in ("apache-tvm", "tvmfast")}
 
 
 def parse(line: str | bytes, check: bool = True) -> Record | str:

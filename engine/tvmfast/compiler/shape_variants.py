@@ -11,8 +11,8 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from ..core.dims import Size
-from .dynamic import open_sizes
+from ..core.dims import Dim
+from ..core.relax import open_sizes
 
 
 def at_sizes(mod: tvm.IRModule, sizes: Mapping[str, int]) -> tvm.IRModule:
@@ -29,7 +29,7 @@ def at_sizes(mod: tvm.IRModule, sizes: Mapping[str, int]) -> tvm.IRModule:
     return relax.transform.Normalize()(mod)
 
 
-def _fits(known: dict[str, Size], name: str, value: int) -> bool:
+def _fits(known: dict[str, Dim], name: str, value: int) -> bool:
     return name in known and type(value) is int and known[name].takes(value)
 
 

@@ -4,7 +4,7 @@ annotations     the annotation of a kernel: its schedule (rule and config) and i
 bounds_check    range checks of the indices that a network is given or computes
 compat          what the package knows of TVM's insides
 data            files by name: bundled, cached or downloaded; atomic writes; checksums
-dims            `Size`, a size that stays open; sizes in the description of a network
+dims            `Dim`, a size that stays open; sizes in the description of a network
 errors          the package's own exception, and exceptions as short messages
 folders         temporary folders, removed even after a kill; atomic replacement of files and folders
 integers        `ceildiv` and `round_up`

@@ -1,6 +1,6 @@
 """Sizes that a network leaves open until it is called.
 
-A size in the description of a network is an integer, a `Size`, or text in Python's notation of integers and
+A size in the description of a network is an integer, a `Dim`, or text in Python's notation of integers and
 the names of open sizes: "2*batch + 1", "((height + -1) // 2) + 1", "max(a, b)".
 """
 
@@ -19,7 +19,7 @@ _FUNCTIONS = {"max": max, "min": min}
 
 
 @dataclass(frozen=True)
-class Size:
+class Dim:
     """A size that stays open, by name; a call may give it any value from `lower` to `upper`.
 
     Attributes:
@@ -34,11 +34,11 @@ class Size:
 
     def __post_init__(self):
         if not is_name(self.name):
-            raise ValueError(f"Size: expected a name such as 'batch', a Python identifier; got {self.name!r}")
+            raise ValueError(f"Dim: expected a name such as 'batch', a Python identifier; got {self.name!r}")
         upper = self.lower if self.upper is None else self.upper
         if type(self.lower) is not int or type(upper) is not int or not 1 <= self.lower <= upper:
             raise ValueError(
-                f"Size {self.name!r}: expected whole numbers with 1 <= lower <= upper, or None as upper; got "
+                f"Dim {self.name!r}: expected whole numbers with 1 <= lower <= upper, or None as upper; got "
                 f"lower {self.lower!r}, upper {self.upper!r}"
             )
 
@@ -54,7 +54,7 @@ class Size:
         """Return whether a call may give it this value."""
         return self.lower <= value and (self.upper is None or value <= self.upper)
 
-    def within(self, other: "Size") -> "Size":
+    def within(self, other: "Dim") -> "Dim":
         """Return the size with the bounds of both. Raises ValueError if no value is within both."""
         lower = max(self.lower, other.lower)
         upper = min((each.upper for each in (self, other) if each.upper is not None), default=None)
@@ -62,7 +62,7 @@ class Size:
             raise ValueError(
                 f"size {self.name!r}: expected bounds that overlap; got {self.bounds} and {other.bounds}"
             )
-        return Size(self.name, lower, upper)
+        return Dim(self.name, lower, upper)
 
 
 def is_name(name) -> bool:
@@ -70,12 +70,12 @@ def is_name(name) -> bool:
     return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
-def merged(shapes: Iterable[tuple]) -> dict[str, Size]:
+def merged(shapes: Iterable[tuple]) -> dict[str, Dim]:
     """Return the open sizes of several shapes by name, each with all bounds that the shapes give it."""
     sizes = {}
     for shape in shapes:
         for size in shape:
-            if isinstance(size, Size):
+            if isinstance(size, Dim):
                 sizes[size.name] = size.within(sizes.get(size.name, size))
     return sizes
 
@@ -86,7 +86,7 @@ def fit(name: str, shape: tuple[int, ...], wanted: tuple, known: dict[str, tuple
     Args:
         name: The input's name.
         shape: Its shape.
-        wanted: The expected shape, with a `Size` where it is open.
+        wanted: The expected shape, with a `Dim` where it is open.
         known: By name of an open size, its value and the input that has it; new ones are added.
 
     Raises:
@@ -98,12 +98,12 @@ def fit(name: str, shape: tuple[int, ...], wanted: tuple, known: dict[str, tuple
         expected = f"({', '.join(map(str, wanted))}{comma})"
         raise ValueError(f"input {name!r}: expected the shape {expected}, got {shape}")
     for n, size in pairs:
-        if not isinstance(size, Size):
+        if not isinstance(size, Dim):
             continue
         if not size.takes(n):
             raise ValueError(
                 f"input {name!r}: expected a {size} of {size.bounds}, got {n} in the shape {shape}; import "
-                f"the network with other bounds, Size({size.name!r}, lower, upper), to serve it"
+                f"the network with other bounds, Dim({size.name!r}, lower, upper), to serve it"
             )
         value, owner = known.setdefault(size.name, (n, name))
         if n != value:
@@ -113,7 +113,7 @@ def fit(name: str, shape: tuple[int, ...], wanted: tuple, known: dict[str, tuple
             )
 
 
-def evaluate(size: int | Size | str, values: Mapping[str, int]) -> int:
+def evaluate(size: int | Dim | str, values: Mapping[str, int]) -> int:
     """Return the number that a size stands for, given the values of the open sizes by name."""
     return size if isinstance(size, int) else _value(_parsed(str(size)), values)
 

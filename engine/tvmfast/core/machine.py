@@ -36,6 +36,10 @@ _OPTIONS = (
     *("fast-math-ninf", "fast-math-nsz", "fast-math-arcp", "fast-math-contract", "fast-math-reassoc"),
 )
 _OPTION = re.compile(r"[\w./,:+-]*")
+_PINNING = (
+    "torch",
+    "onnx",
+)  # extras with exact versions that everybody has; MXNet's NumPy is for itself alone
 _PROCESSOR = re.compile(
     r"x86_64h?|amd64|i[3-6]86|aarch64|arm64e?|(arm|thumb)(v(4t|5te|6|6m|7|7a|7m|7em|7l|7s|8|8a|8l|8m\.main))?|"
     r"riscv(32|64)|mips(64)?(el)?|powerpc(64)?(le)?|ppc64(le)?|s390x|loongarch64|wasm(32|64)|hexagon"
@@ -378,20 +382,26 @@ def problems() -> list[str]:
 
 
 def _pins() -> dict[str, str]:
-    """Return the packages that tvmnotes pins exactly on this Python, with their versions; without extras."""
+    """Return the packages that tvmfast pins exactly on this Python, with their versions.
+
+    Of those that its extras bring, the ones that are installed count.
+    """
     from packaging.requirements import Requirement  # for speed: the doctor alone asks
 
     try:
-        listed = metadata.requires("tvmnotes") or []
+        listed = [*map(Requirement, metadata.requires("tvmfast") or [])]
     except metadata.PackageNotFoundError:
         raise SystemExit(
-            "tvmnotes runs from a folder without being installed: pip install -e .[dev]"
+            "tvmfast runs from a folder without being installed: pip install -e ./engine"
         ) from None
-    requirements = [
-        r for r in map(Requirement, listed) if r.marker is None or r.marker.evaluate({"extra": ""})
-    ]
-    exact = {r.name: next(iter(r.specifier)) for r in requirements if len(r.specifier) == 1}
-    return {name: s.version for name, s in exact.items() if s.operator == "==" and "*" not in s.version}
+    pins = {}
+    for extra in ("", *_PINNING):
+        for r in listed:
+            applies = (r.marker is None and not extra) or (r.marker and r.marker.evaluate({"extra": extra}))
+            exact = [s for s in r.specifier if s.operator == "==" and "*" not in s.version]
+            if applies and len(r.specifier) == 1 and exact and not (extra and _version(r.name) is None):
+                pins[r.name] = exact[0].version
+    return pins
 
 
 def _version(package: str) -> str | None:

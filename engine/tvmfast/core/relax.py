@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from .dims import evaluate
+from .dims import Dim, evaluate
 
 _SUMS = (tvm.tirx.Add, tvm.tirx.Sub, tvm.tirx.Mul)
 _FORMS = {
@@ -133,6 +133,18 @@ def _terms(size) -> dict | None:
         key = tuple(sorted(names))
         total[key] = total.get(key, 0) + factor
     return {names: total[names] for names in sorted(total) if total[names]}
+
+
+def open_sizes(main: relax.Function) -> dict[str, Dim]:
+    """Return the open sizes of a network by name, in order, with the bounds that its importer noted."""
+    bounds = (main.attrs or {}).get("tvmnotes.sizes", {})
+    sizes = {}
+    for param in main.params:
+        for size in getattr(param.ty, "shape", None) or ():
+            if isinstance(size, tvm.tirx.Var):
+                lower, upper = (int(n) for n in bounds.get(size.name, (1, -1)))
+                sizes[size.name] = Dim(size.name, lower, None if upper < 0 else upper)
+    return sizes
 
 
 def field_of_tuple(mutator: relax.PyExprMutator, item: relax.TupleGetItem) -> relax.Expr:

@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from .dims import Size, evaluate, is_name, merged
+from .dims import Dim, evaluate, is_name, merged
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """A tensor's name, its `shape` in elements per axis, its `dtype` as NumPy and TVM spell it (bfloat16).
 
-    A size that is open is a `Size`, or the text of an expression of open sizes, see dims.py.
+    A size that is open is a `Dim`, or the text of an expression of open sizes, see dims.py.
     """
 
     name: str
-    shape: tuple[int | Size | str, ...]
+    shape: tuple[int | Dim | str, ...]
     dtype: str = "float32"
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ def parse_inputs(
         names: Names for examples without one; by default input0, input1, …
         dtypes: Default dtype by name.
         least: Smallest size of an axis.
-        open_sizes: Whether a shape may have names and `Size`s, ("batch", 3, 224, 224), for sizes that stay
+        open_sizes: Whether a shape may have names and `Dim`s, ("batch", 3, 224, 224), for sizes that stay
             open.
 
     Raises:
@@ -138,7 +138,7 @@ def with_one_size_per_name(specs: list[TensorSpec]) -> list[TensorSpec]:
     """
     sizes = merged(spec.shape for spec in specs)
     known = {name: size.lower if size.lower == size.upper else size for name, size in sizes.items()}
-    shapes = (tuple(known[n.name] if isinstance(n, Size) else n for n in spec.shape) for spec in specs)
+    shapes = (tuple(known[n.name] if isinstance(n, Dim) else n for n in spec.shape) for spec in specs)
     return [TensorSpec(spec.name, shape, spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
 
 
@@ -159,18 +159,18 @@ def _parse_one(name: str, value: Any, dtype: str, least: int, open_sizes: bool) 
                 f"input {name!r}: unknown dtype {dtype!r}; expected one such as 'float32' or 'int64'"
             )
     if open_sizes and isinstance(value, list | tuple):
-        value = tuple(Size(n) if is_name(n) else n for n in value)
+        value = tuple(Dim(n) if is_name(n) else n for n in value)
     if not isinstance(value, list | tuple) or not all(_is_size(n, least, open_sizes) for n in value):
         wanted = "positive whole numbers" if least else "whole numbers from 0 on"
         raise ValueError(
             f"input {name!r}: expected a shape of {wanted} such as (1, 3, 224, 224), "
             f"(shape, dtype), or an example array; got {value!r}"
         )
-    return TensorSpec(name, tuple(n if isinstance(n, Size) else int(n) for n in value), dtype)
+    return TensorSpec(name, tuple(n if isinstance(n, Dim) else int(n) for n in value), dtype)
 
 
 def _is_size(n: Any, least: int, open_sizes: bool) -> bool:
-    if isinstance(n, Size):
+    if isinstance(n, Dim):
         return open_sizes
     return isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= least
 

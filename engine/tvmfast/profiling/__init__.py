@@ -1,6 +1,6 @@
 """Measuring: comparisons, profiles, the trace of a build, the machine's peaks, the benchmark.
 
-benchmark  `python -m tvmnotes bench`: TVM and other runtimes on any network
+benchmark  `python -m tvmfast bench`: TVM and other runtimes on any network
 networks   networks by name, with seeded weights
 flowchart  graphs as SVG
 measure    `compare`, the timing of several functions in one run

@@ -1,4 +1,4 @@
-"""`python -m tvmnotes bench`: TVM and other runtimes, measured in one run.
+"""`python -m tvmfast bench`: TVM and other runtimes, measured in one run.
 
 Every candidate runs on the same number of threads, on the same random input, float32 or int64 tokens, and is
 compared with PyTorch. If a runtime fails on a network, only that row is lost: the run continues.

@@ -1,6 +1,6 @@
 """Timings with their spread, and comparisons in one run.
 
-Notebooks and `python -m tvmnotes bench` measure here. A comparison alternates its candidates, since a
+Notebooks and `python -m tvmfast bench` measure here. A comparison alternates its candidates, since a
 machine's speed drifts; quote medians and ratios.
 """
 

@@ -1,6 +1,6 @@
 """The machine's peaks in computing and in reading memory, measured by two kernels.
 
-`python -m tvmnotes bench` compares what a network reaches with `flops`; compare a kernel that moves more than
+`python -m tvmfast bench` compares what a network reaches with `flops`; compare a kernel that moves more than
 it computes with `bandwidth`. The best of many repetitions counts, as other load on the machine can only slow
 one down.
 """

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..core import folders, machine
 from ..core.compat import start_machine
-from ..core.dims import Size, fit
+from ..core.dims import Dim, fit
 from ..core.specs import TensorSpec, shorten
 from ..core.workarounds import import_tvm_ffi
 from . import fork, pool, saved
@@ -43,7 +43,7 @@ class Compiled:
     Any thread may call it, and a child of a fork: one call runs at a time, on all of TVM's threads.
 
     Attributes:
-        inputs: A `TensorSpec` for each input of a call; a size that each call may choose is a `Size` in its
+        inputs: A `TensorSpec` for each input of a call; a size that each call may choose is a `Dim` in its
             shape.
         outputs: A `TensorSpec` for each output of a call.
         state: A `TensorSpec` for each input that is kept inside, fed from an output of the call before.
@@ -79,7 +79,7 @@ class Compiled:
         self.graph = graph
         self.params = {name: params[name] for name in graph["params"]}
         self._params = tvm_ffi.convert(list(self.params.values()))
-        sizes = {name: Size(name, *bounds) for name, bounds in graph.get("sizes", {}).items()}
+        sizes = {name: Dim(name, *bounds) for name, bounds in graph.get("sizes", {}).items()}
 
         def spec(name, tensor):
             return TensorSpec(name, tuple(sizes.get(n, n) for n in tensor["shape"]), tensor["dtype"])
@@ -128,7 +128,7 @@ class Compiled:
 
         Args:
             *args: NumPy arrays, torch tensors or TVM tensors of exactly the shapes and dtypes of `inputs`; a
-                `Size` there may have any value within its bounds, which is the same everywhere in a call.
+                `Dim` there may have any value within its bounds, which is the same everywhere in a call.
             **kwargs: The same, by the names of the inputs.
 
         Returns:
@@ -220,7 +220,7 @@ class Compiled:
 
         def fits(variant):
             return all(
-                isinstance(size, Size) or n == size
+                isinstance(size, Dim) or n == size
                 for value, spec in zip(values, variant.inputs, strict=True)
                 for n, size in zip(value.shape, spec.shape, strict=True)
             )

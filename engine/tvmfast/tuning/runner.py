@@ -157,7 +157,7 @@ class RpcRunner(LocalRunner):
         return len(server.servers(self.tracker, self.key, self._secret))
 
     def _how_to_serve(self) -> str:
-        return f"start one with python -m tvmnotes serve --tracker {self.tracker} --key {self.key}"
+        return f"start one with python -m tvmfast serve --tracker {self.tracker} --key {self.key}"
 
     def for_metaschedule(self) -> ms.runner.PyRunner:
         """Make MetaSchedule's runner for its own search."""

@@ -1,6 +1,6 @@
 """Machines that measure for others, on TVM's RPC: `serve` makes this one a server, `servers` lists them.
 
-A tracker (`python -m tvmnotes tracker`) knows the servers and hands out free ones. `python -m tvmnotes serve`
+A tracker (`python -m tvmfast tracker`) knows the servers and hands out free ones. `python -m tvmfast serve`
 runs `serve`; `runner.RpcRunner` is the client. All share a secret, see secret.py. Before each session a
 server tells the tracker a new word (a match key), as TVM's do; a client that sends that word and its proof
 gets the session, on the same connection. Anything else costs only its own connection, and nothing waits for a
@@ -85,7 +85,7 @@ def _connected(tracker: str, secret: str | None = None):
     except (OSError, ValueError, TypeError, LookupError) as error:  # the last three: not a tracker
         raise ConnectionError(
             f"no RPC tracker answers at {tracker}: start one with "
-            f"python -m tvmnotes tracker --host {host} --port {port}"
+            f"python -m tvmfast tracker --host {host} --port {port}"
         ) from error
 
 

@@ -1,6 +1,6 @@
 """The tracker that knows the servers: TVM's, for clients that share a secret; other input is ignored.
 
-`python -m tvmnotes tracker` calls `run`. A stranger's message is answered with [FAIL, NUMBER] until it is
+`python -m tvmfast tracker` calls `run`. A stranger's message is answered with [FAIL, NUMBER] until it is
 [PROOF, …], the proof of that number; then the protocol is TVM's. A connection with malformed input is closed.
 """
 

@@ -6,19 +6,18 @@ the same few k, and each of the s * s residues is a plain convolution of stride 
 size. One convolution computes those that have the same number of k, as channels of its result, and
 interleaving all gives the result: the sub-pixel convolution of Shi et al., "Is the deconvolution layer the
 same as a convolutional layer?", 2016. TVM's own kernel inserts zeros between the elements of x and multiplies
-by them, which makes NaN of an infinite weight; where the weights may be infinite or NaN, `legalize` computes
-each result from the elements that it has alone.
+by them, which makes NaN of an infinite weight; `legalize/conv_transpose.py` is for weights that may be
+infinite or NaN.
 """
 
 import math
 
 import numpy as np
 import tvm
-from tvm import relax, te, tirx
+from tvm import relax
 from tvm.relax import op
 
-from ...core.relax import constant_array, known_shape, on_each_function, plain_sizes
-from ..legalize.ieee754 import default
+from ...core.relax import known_shape, on_each_function
 from .conv_call import as_images, match
 
 
@@ -110,52 +109,3 @@ def split_by_residue(
     )
     split = array[:, :, rows[:, None, :, None], columns[None, :, None, :]]  # I, O, residues, taps
     return np.ascontiguousarray(split.transpose(2, 3, 1, 0, 4, 5)).reshape(-1, inputs, *taps)
-
-
-OPERATORS = tuple(f"relax.nn.conv{n}d_transpose" for n in (1, 2, 3))
-
-
-def legalize(bb, call):
-    """Lower a call to TVM's kernel, or to one without products of inserted zeros.
-
-    TVM inserts zeros into x, and into dilated weights.
-    """
-    (data, weight), attrs = call.args, call.attrs
-    array = constant_array(weight)
-    is_finite = str(call.ty.dtype).startswith("int") or (array is not None and np.isfinite(array).all())
-    rank = len(call.ty.shape) - 2
-    axes = "DHW"[-rank:]
-    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
-    strides, padding, dilation = (
-        [int(n) for n in each] for each in (attrs.strides, attrs.padding, attrs.dilation)
-    )
-    if (is_finite and {*dilation} == {1}) or layouts != (f"NC{axes}", f"IO{axes}", f"NC{axes}"):
-        return default(bb, call)
-    extra, groups, dtype = [int(n) for n in attrs.output_padding], int(attrs.groups), str(call.ty.dtype)
-
-    def summed(x, w):
-        (batch, channels, *sizes), (_, filters, *kernel) = plain_sizes(x.shape), plain_sizes(w.shape)
-        channels //= groups
-        outputs = [
-            (sizes[i] - 1) * strides[i] + (kernel[i] - 1) * dilation[i] + 1 - lost + extra[i]
-            for i, lost in enumerate(map(sum, zip(padding[:rank], padding[rank:], strict=True)))
-        ]
-        reduced = te.reduce_axis((0, channels), "channel")
-        taps = [te.reduce_axis((0, size), f"tap{i}") for i, size in enumerate(kernel)]
-
-        def element(n, filter_, *position):
-            inside, places = [], []
-            for i, tap in enumerate(taps):
-                begin = position[i] + padding[i] - tap * dilation[i]
-                place = tirx.floordiv(begin, strides[i])
-                inside += [tirx.floormod(begin, strides[i]) == 0, place >= 0, place < sizes[i]]
-                places.append(place)
-            channel = filter_ // filters * channels + reduced
-            product = x(n, channel, *places) * w(channel, filter_ % filters, *taps)
-            return te.sum(
-                tirx.if_then_else(tirx.all(*inside), product, tirx.const(0, dtype)), axis=[reduced, *taps]
-            )
-
-        return te.compute((batch, filters * groups, *outputs), element, "conv_transpose")
-
-    return bb.call_te(summed, data, weight, primfunc_name_hint=f"conv{rank}d_transpose")

@@ -10,12 +10,11 @@ from tvm import relax
 from tvm.relax import op as R
 
 from ...core.integers import INT32_MAX, round_up
-from ...core.relax import constant_array, known_shape, on_each_function, op_name, written
+from ...core.relax import constant_array, known_shape, on_each_function, op_name, open_sizes, written
 from ...core.simd import Simd
 from ...kernels.attention import OPERATORS, Sizes, Step, Tile, kernel, pad_keys, panels
 from ...kernels.dynamic import OpenSizes
 from ...kernels.dynamic import call as call_kernel
-from ..dynamic import open_sizes
 
 _TILE = 64  # keys of the widest tile
 _FEW_QUERIES, _FEW_KEYS = 8, 16  # up to so many, single kernels are as fast

@@ -14,11 +14,10 @@ from ...core.protocols import Lookup
 from ...core.relax import constant_array, fixed_shape, known_shape, typical
 from ...core.simd import Simd
 from ...kernels import dynamic, elementwise
-from ..graph import conv_transpose
 from ..schedule.rules import row_reduction
 from ..schedule.workloads.batch_matmul import BatchMatmul
 from ..schedule.workloads.dense import Dense
-from . import dynamic_reshape, group_norm, ieee754
+from . import conv_transpose, dynamic_reshape, group_norm, ieee754
 from .ieee754 import default
 
 _OPEN_ROWS = 8  # rows of a product's workload, at least, if their number is open

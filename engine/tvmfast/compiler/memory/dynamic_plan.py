@@ -11,8 +11,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import transform as t
 
-from ...core.relax import bytes_of, most, plain_sizes
-from ..dynamic import open_sizes
+from ...core.relax import bytes_of, most, open_sizes, plain_sizes
 
 _ALLOCATE = "relax.builtin.alloc_tensor"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ...core.dims import Size, evaluate
+from ...core.dims import Dim, evaluate
 from ...core.relax import written
 from .graphs import Refused
 
@@ -27,7 +27,7 @@ class Guesses:
         texts: The same, as `written` has them.
     """
 
-    def __init__(self, sizes: dict[str, Size], samples: list[dict[str, int]]):
+    def __init__(self, sizes: dict[str, Dim], samples: list[dict[str, int]]):
         self.sizes, self.samples = sizes, samples
         self.vars = {name: tirx.Var(name, "int64") for name in sizes}
         self.known = {tuple(each[name] for each in samples): var for name, var in self.vars.items()}

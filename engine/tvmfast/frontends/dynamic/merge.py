@@ -8,7 +8,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from ...core import bounds_check
-from ...core.dims import Size, evaluate
+from ...core.dims import Dim, evaluate
 from ...core.errors import one_line
 from ...core.relax import constant_array, shape_text, written
 from ...core.specs import TensorSpec
@@ -45,7 +45,7 @@ def _agree(ty, fixed, values) -> bool:
 class Union(Guesses):
     """The union of modules that were imported at the sizes `samples`."""
 
-    def __init__(self, specs: list[TensorSpec], sizes: dict[str, Size], samples: list[dict], mods: list):
+    def __init__(self, specs: list[TensorSpec], sizes: dict[str, Dim], samples: list[dict], mods: list):
         super().__init__(sizes, samples)
         self.specs, self.mods = specs, mods
         self.mains = [mod["main"] for mod in mods]
@@ -135,7 +135,7 @@ class Union(Guesses):
         shape, first = None, several[0]
         for spec in self.specs:
             if spec.name == first.name:
-                shape = [self.vars[n.name] if isinstance(n, Size) else n for n in spec.shape]
+                shape = [self.vars[n.name] if isinstance(n, Dim) else n for n in spec.shape]
         ty = first.ty if shape is None else relax.TensorType(shape, first.ty.dtype)
         var = relax.Var(first.name, ty)
         self._known(several, var)

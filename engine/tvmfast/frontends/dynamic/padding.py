@@ -10,7 +10,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op as R
 
-from ...core.dims import Size, evaluate
+from ...core.dims import Dim, evaluate
 from ...core.relax import op_name, written
 from .graphs import Refused
 
@@ -66,7 +66,7 @@ def split(before: tuple, after: tuple, total, is_natural: Callable) -> tuple:
     return found[0]
 
 
-def is_natural(width, sizes: dict[str, Size], analyzer: tvm.sym.Analyzer) -> bool:
+def is_natural(width, sizes: dict[str, Dim], analyzer: tvm.sym.Analyzer) -> bool:
     """Return whether a number is known to be 0 or more at all sizes.
 
     A sum of multiples of an open size, and of quotients of it, repeats itself: from one period to the next it

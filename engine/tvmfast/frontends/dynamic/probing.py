@@ -12,7 +12,7 @@ from collections.abc import Callable
 import tvm
 
 from ...core.bounds_check import OutOfRange
-from ...core.dims import Size, merged
+from ...core.dims import Dim, merged
 from ...core.specs import TensorSpec
 from .graphs import Refused, together
 from .merge import Union, same_array
@@ -108,7 +108,7 @@ def with_open_sizes(
         except Refused as reason:
             numbers = ", ".join(map(str, values.values()))
             small = {name: max(size.lower, _USUAL) for name, size in sizes.items()}
-            served = ", ".join(f"Size({name!r}, {number})" for name, number in small.items())
+            served = ", ".join(f"Dim({name!r}, {number})" for name, number in small.items())
             way_out = f"leave open {served}, or give" if values == lowest != small else "give"
             raise NotImplementedError(
                 f"this network computes in another way where {names} is {numbers} ({reason}); {way_out} "
@@ -125,7 +125,7 @@ def _tried(function: Callable, specs: list[TensorSpec], sample: dict[str, int]):
         if type(error) not in (ValueError, OutOfRange, NotImplementedError):
             raise
         sizes = " and ".join(f"{name} {value}" for name, value in sample.items())
-        bounds = ", ".join(f"Size({name!r}, lower, upper)" for name in sample)
+        bounds = ", ".join(f"Dim({name!r}, lower, upper)" for name in sample)
         raise type(error)(
             f"{error} (open sizes were tried with {sizes}: if that is the cause, give bounds, {bounds}, or "
             "whole numbers)"
@@ -143,9 +143,9 @@ def _compare_programs(made: "Union", several: list[list], values: dict[str, int]
             raise Refused("its program depends on it")
 
 
-def usual(specs: list[TensorSpec], sizes: dict[str, Size]) -> dict[str, int]:
+def usual(specs: list[TensorSpec], sizes: dict[str, Dim]) -> dict[str, int]:
     """Return a value for each size, within its bounds: 2 or more, if possible, and another one for each."""
-    inner = {size.name for spec in specs for size in spec.shape[1:] if isinstance(size, Size)}
+    inner = {size.name for spec in specs for size in spec.shape[1:] if isinstance(size, Dim)}
     values = {}
     for number, (name, size) in enumerate(sizes.items()):
         value = max(size.lower, (_INNER if name in inner else _USUAL) + number)
@@ -155,7 +155,7 @@ def usual(specs: list[TensorSpec], sizes: dict[str, Size]) -> dict[str, int]:
     return values
 
 
-def _far(value: int, size: Size, distance: int = _FAR) -> int:
+def _far(value: int, size: Dim, distance: int = _FAR) -> int:
     """Return a value of a size that is this far from its usual one, or as far as its bounds allow.
 
     The upper bound itself is left out if possible: a slice up to it is none.
@@ -165,7 +165,7 @@ def _far(value: int, size: Size, distance: int = _FAR) -> int:
     return next((n for n in (size.upper - 1, size.upper, size.lower) if n != value and size.takes(n)), value)
 
 
-def _another(value: int, size: Size, distance: int, taken: set[int]) -> int:
+def _another(value: int, size: Dim, distance: int, taken: set[int]) -> int:
     """Return a value of a size that is this far from its usual one, or that is not taken, if there is one."""
     if size.upper is None:
         return value + distance

@@ -46,7 +46,7 @@ def from_mxnet(
             `(arg_params, aux_params)`; a HybridBlock needs none.
         inputs: The shapes and dtypes of the inputs, in any form that `tvmnotes.spec.parse_inputs` reads;
             inputs whose shape the symbol holds may be left out. A name in a shape, ("batch", 3, 224, 224),
-            or a `Size` is a size that stays open.
+            or a `Dim` is a size that stays open.
 
     Returns:
         `(mod, params)` as `tvmfast.frontends` describes. A batch norm uses its moving averages.

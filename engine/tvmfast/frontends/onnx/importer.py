@@ -21,7 +21,7 @@ from onnx.numpy_helper import from_array
 from tvm import relax
 
 from ...core.bounds_check import OutOfRange
-from ...core.dims import Size, is_name, merged
+from ...core.dims import Dim, is_name, merged
 from ...core.errors import one_line
 from ...core.specs import TensorSpec, parse_inputs, with_one_size_per_name
 from ...core.workarounds import pass_lock
@@ -54,7 +54,7 @@ def from_onnx(
             (external data) are found next to it, so such a model must come as a path.
         inputs: The shapes and dtypes of the inputs, in any form that `tvmnotes.spec.parse_inputs` reads.
             Dtypes, and inputs whose shape the model fixes, may be left out. A name in a shape,
-            ("batch", 3, 224, 224), or a `Size` is a size that stays open, as does an axis that has a name in
+            ("batch", 3, 224, 224), or a `Dim` is a size that stays open, as does an axis that has a name in
             the model and no size here. A size of 0 in the model counts as open and without a name; in
             `inputs` it means an empty tensor.
         values: Inputs that become constants of the network, by name: `{"sr": 16000}`, or arrays. They are
@@ -286,7 +286,7 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     for name, (dims, dtype) in declared.items():
         known = ["?"] if dims is None else dims
         shape = wanted[name].shape if name in wanted else tuple(sizes.get(dim, (dim,))[0] for dim in known)
-        shape = tuple(Size(n) if is_name(n) else n for n in shape)
+        shape = tuple(Dim(n) if is_name(n) else n for n in shape)
         if not any(isinstance(n, str) for n in shape):
             specs.append(TensorSpec(name, shape, dtype))
         else:
@@ -300,7 +300,7 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
 
 
 def _match(
-    spec: TensorSpec, dims: list[int | str] | None, dtype: str, sizes: dict[str, tuple[int | Size, str]]
+    spec: TensorSpec, dims: list[int | str] | None, dtype: str, sizes: dict[str, tuple[int | Dim, str]]
 ) -> None:
     """Compare an input with its declaration; `sizes` maps a symbol to its size and the input that set it."""
     if spec.dtype != dtype:

@@ -15,7 +15,7 @@ from torch._export.converter import TS2EPConverter
 from torch.export import ExportedProgram
 
 from ...core import errors
-from ...core.dims import Size, evaluate, merged
+from ...core.dims import Dim, evaluate, merged
 from ...core.specs import TensorSpec
 from ..dynamic.merge import Union
 from ..dynamic.probing import usual
@@ -56,8 +56,8 @@ def check_open(model: Any, specs: list[TensorSpec], made: Union) -> list[dict[st
     return found
 
 
-def _fixed(size: int | Size, values: dict[str, int]) -> int | Size:
-    return values.get(size.name, size) if isinstance(size, Size) else size
+def _fixed(size: int | Dim, values: dict[str, int]) -> int | Dim:
+    return values.get(size.name, size) if isinstance(size, Dim) else size
 
 
 def _exceptions(
@@ -84,7 +84,7 @@ def _exceptions(
 
     def program(dims, examples):
         shapes = tuple(
-            {axis: dims[size.name] for axis, size in enumerate(spec.shape) if isinstance(size, Size)}
+            {axis: dims[size.name] for axis, size in enumerate(spec.shape) if isinstance(size, Dim)}
             for spec in specs
         )
         if is_tuple:
@@ -108,7 +108,7 @@ def _exceptions(
             fixes = [line for line in lines if "specialized" in line or "must be" in line]
             reason = [*failed, *fixes, *lines][0].strip(" -")
             where = " and ".join(f"{name} is {n}" for name, n in values.items())
-            unbounded = [f"Size({name!r}, {n.lower}, 1024)" for name, n in sizes.items() if n.upper is None]
+            unbounded = [f"Dim({name!r}, {n.lower}, 1024)" for name, n in sizes.items() if n.upper is None]
             way_out = f"upper bounds, such as {', '.join(unbounded)}, or " if failed and unbounded else ""
             raise NotImplementedError(
                 f"PyTorch cannot leave {', '.join(map(repr, sizes))} open in this network"
@@ -142,7 +142,7 @@ def _is_plain_at(base: Course, course_at: Callable, name: str, value: int) -> bo
         return False
 
 
-def _others(base: Course, course_at: Callable, size: Size, made: Union | None) -> list[tuple[int, bool]]:
+def _others(base: Course, course_at: Callable, size: Dim, made: Union | None) -> list[tuple[int, bool]]:
     """Return values of a size for which the network's code may take another course, one for each course.
 
     The conditions that PyTorch notes while it exports at one value tell at which others the same happens; it
@@ -166,7 +166,7 @@ def _others(base: Course, course_at: Callable, size: Size, made: Union | None) -
         if len(found) == _PROGRAMS:
             raise NotImplementedError(
                 f"PyTorch cannot leave {size.name!r} open in this network: its Python code takes more than "
-                f"{_PROGRAMS} courses, as it is tested{failure}; give bounds, Size({size.name!r}, lower, "
+                f"{_PROGRAMS} courses, as it is tested{failure}; give bounds, Dim({size.name!r}, lower, "
                 "upper), within which it takes fewer, or whole numbers"
             )
         value = tried[left.argmax()]
@@ -189,7 +189,7 @@ def _others(base: Course, course_at: Callable, size: Size, made: Union | None) -
     return found + doubtful
 
 
-def _require_known_beyond(courses: list[Course], plain: list[Course], size: Size) -> None:
+def _require_known_beyond(courses: list[Course], plain: list[Course], size: Dim) -> None:
     """Raise NotImplementedError if the code may take another course at values that are not all searched."""
     conditions = itertools.chain(*(each.conditions for each in courses))
     tried = tuple(sorted(n for n in telling(conditions, size) if n > _SEARCHED))
@@ -202,11 +202,11 @@ def _require_known_beyond(courses: list[Course], plain: list[Course], size: Size
         raise _beyond(size, tried[left.argmax()])
 
 
-def _beyond(size: Size, value: int) -> NotImplementedError:
+def _beyond(size: Dim, value: int) -> NotImplementedError:
     return NotImplementedError(
         f"PyTorch cannot leave {size.name!r} open in this network: its Python code may take another course "
         f"where it is {value}, and {_SEARCHED:,} values are searched; give an upper bound, "
-        f"Size({size.name!r}, {size.lower}, {_SEARCHED}), or whole numbers"
+        f"Dim({size.name!r}, {size.lower}, {_SEARCHED}), or whole numbers"
     )
 
 
@@ -231,7 +231,7 @@ def _relations(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[s
     return [values for number, values in enumerate(found) if values not in found[:number]]
 
 
-def _unrelated(condition: sympy.Basic, sizes: dict[sympy.Symbol, Size | None]) -> dict[str, int] | None:
+def _unrelated(condition: sympy.Basic, sizes: dict[sympy.Symbol, Dim | None]) -> dict[str, int] | None:
     """Return a few open sizes for which a condition does not hold; None if none are found."""
     if None in sizes.values():
         return None
@@ -274,7 +274,7 @@ _RELATIONS = {
 }
 
 
-def _exception_in(line: str, sizes: dict[str, Size]) -> dict[str, int] | None:
+def _exception_in(line: str, sizes: dict[str, Dim]) -> dict[str, int] | None:
     """Return an open size with the least value for which a condition in PyTorch's message does not hold.
 
     If it holds for all values, one of these. None if the message is another one, or there are too many.

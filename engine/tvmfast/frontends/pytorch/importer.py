@@ -60,7 +60,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
         model: An nn.Module in eval mode, the result of torch.jit.trace, torch.jit.script or torch.jit.freeze,
             or an ExportedProgram.
         inputs: The inputs' shapes and dtypes, in the order of forward's arguments and in any form that
-            `tvmnotes.spec.parse_inputs` reads. A name in a shape, ("batch", 3, 224, 224), or a `Size` is a
+            `tvmnotes.spec.parse_inputs` reads. A name in a shape, ("batch", 3, 224, 224), or a `Dim` is a
             size that stays open. None, for an ExportedProgram, takes the program's own.
 
     Returns:

@@ -24,7 +24,7 @@ from sympy.logic.boolalg import Boolean, BooleanAtom
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ...core.dims import Size
+from ...core.dims import Dim
 from ...core.specs import TensorSpec
 from ..dynamic.merge import Union
 from .graph_signature import steps
@@ -83,7 +83,7 @@ def noted(program: ExportedProgram, specs: list[TensorSpec]) -> Noted:
     symbols, fixed, same, guards = {}, {}, {}, {}
     for spec, place in zip(specs, program.graph_signature.user_inputs, strict=True):
         for size, number in zip(spec.shape, nodes[place].meta["val"].shape, strict=True):
-            if not isinstance(size, Size):
+            if not isinstance(size, Dim):
                 continue
             if not isinstance(number, torch.SymInt) or not number.node.expr.is_Symbol:
                 fixed[size.name] = number
@@ -220,7 +220,7 @@ def covered(plain: list[Course], name: str, tried: Sequence[int]) -> np.ndarray:
     return result
 
 
-def telling(expressions: Iterable[sympy.Basic], size: Size) -> set[int]:
+def telling(expressions: Iterable[sympy.Basic], size: Dim) -> set[int]:
     """Return values of a size that tell expressions apart: powers of 2, and what is next to their numbers."""
     numbers = {int(n) for each in expressions for n in each.atoms(sympy.Integer)}
     tried = {n + step for n in numbers for step in (-1, 0, 1)} | {1 << bit for bit in range(31)}
