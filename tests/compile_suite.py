@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from tvmfast.backends.torch_compile import backend
 from tvmnotes import models
 
-NOTICE, LEFT = "tvmnotes: compiled a graph", "tvmnotes leaves a graph to PyTorch"
+NOTICE, LEFT = "tvmfast: compiled a graph", "tvmfast leaves a graph to PyTorch"
 
 
 class Case(NamedTuple):

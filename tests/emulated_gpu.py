@@ -14,7 +14,7 @@ from tvmfast.compiler import pipeline
 from tvmfast.compiler.build import bind, resolve_target
 from tvmfast.compiler.cuda import gpu
 from tvmfast.compiler.legalize import ieee754
-from tvmfast.core.workarounds import cuda_headers, exact_cuda
+from tvmfast.core.compat import cuda_headers, exact_cuda
 
 TARGET = {"kind": "cuda", "arch": "sm_80"}
 

@@ -78,7 +78,7 @@ def export(folder: Path) -> None:
     import mxnet as mx
 
     import tvmnotes as tn
-    from tvmfast.core.workarounds import pass_lock
+    from tvmfast.core.compat import pass_lock
     from tvmfast.frontends.mxnet import gluon
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def export(folder: Path) -> None:
 
         options = {"pretrained_base": False} if name.startswith("ssd") else {}
         net, shape = get_model(name, pretrained=False, **options), tn.gluon.shape_of(name)
-        with pass_lock, gluon._plainly():
+        with pass_lock, gluon._quiet_unfused():
             net.initialize(mx.init.Uniform())
             net(mx.nd.zeros(shape))
             symbol, params = gluon.as_symbol(net)
@@ -276,7 +276,7 @@ def compiled(lib) -> None:
     """Compile a library's source with NVRTC, as a build on a machine with a GPU does."""
     from tvm.support.nvcc import compile_cuda
 
-    from tvmfast.core.workarounds import cuda_headers, exact_cuda
+    from tvmfast.core.compat import cuda_headers, exact_cuda
 
     with cuda_headers(), exact_cuda():
         compile_cuda(lib.source(), target_format="cubin", arch=ARCH["arch"], compiler="nvrtc")

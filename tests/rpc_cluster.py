@@ -37,10 +37,10 @@ def wait_until(true, seconds=300):
 class Cluster:
     """A tracker and its servers, each a group of processes, so that one can be unplugged; `with` ends them all."""
 
-    def __init__(self, folder, plain=False):
-        """`plain`: with TVM's own tracker, which asks for no secret."""
+    def __init__(self, folder, tvms_own=False):
+        """`tvms_own`: with TVM's own tracker, which asks for no secret."""
         self.folder, self.processes = folder, {}
-        self.plain = plain
+        self.tvms_own = tvms_own
         for _ in range(5):  # another process may take the port first
             self.port = free_port()
             self.tracker = f"127.0.0.1:{self.port}"
@@ -51,7 +51,7 @@ class Cluster:
     def start_tracker(self) -> bool:
         """Start the tracker, and wait for it; whether it got its port."""
         address = ("--host", "127.0.0.1", "--port", self.port)
-        if self.plain:
+        if self.tvms_own:
             self._start("tracker", "tvm.exec.rpc_tracker", *address, "--port-end", self.port + 1)
         else:
             self._start("tracker", "tvmfast", "tracker", *address)

@@ -1,4 +1,4 @@
-"""Attention as one kernel: PyTorch's numbers for all masks and sizes, special values, and what is left alone."""
+"""Attention as one kernel: PyTorch's numbers for all masks and shapes, NaN and infinities, and what is left alone."""
 
 import math
 
@@ -34,7 +34,7 @@ def held(function, *shapes, rng, change=lambda *xs: None, fused=True):
 
 
 def single(query, key, value):
-    """Attention in single steps."""
+    """Attention as single operators."""
     return (query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5).softmax(-1) @ value
 
 
@@ -172,16 +172,16 @@ def test_masks_of_many_steps_take_no_time_to_follow(rng):
     held(masked, *[SHAPE] * 3, (140, 140), rng=rng)
 
 
-OPEN = {
+DYNAMIC = {
     "causal": (MASKS["causal"][0], [("b", 3, "l", 16), ("b", 3, "l", 16), ("b", 3, "l", 32)]),
     "other queries": (F.scaled_dot_product_attention, [(1, 3, "m", 16), *[(1, 3, "l", 16)] * 2, ("m", "l")]),
     "of keys": (MASKS["of keys"][0], [*[("b", 2, "l", 16)] * 3, ("b", "l")]),
 }
 
 
-@pytest.mark.parametrize("name", OPEN)
-def test_open_lengths(name, rng):
-    function, shapes = OPEN[name]
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_dynamic_lengths(name, rng):
+    function, shapes = DYNAMIC[name]
     lib = built(function, shapes)
     assert is_fused(lib)
     for length, queries in ((1, 1), (2, 7), (63, 1), (64, 6), (65, 5), (255, 13), (257, 2)):
@@ -193,7 +193,7 @@ def test_open_lengths(name, rng):
         close(lib(*xs), reference(function, *xs))
 
 
-def test_few_keys_of_open_number_are_left_to_single_kernels(rng):
+def test_a_few_dynamic_keys_are_left_to_single_kernels(rng):
     assert not is_fused(built(single, [(2, tn.Dim("l", 1, 16), 16)] * 3))
 
 

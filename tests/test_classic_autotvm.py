@@ -355,11 +355,11 @@ def test_a_build_takes_the_best_of_a_log_within_its_context_only(network, progra
     log.write_text("".join(autotvm.record.encode(*pair) + "\n" for pair in pairs))
     with autotvm.apply_history_best(str(log)), tvm.transform.PassContext(opt_level=3):
         lib = relay.build(mod, target="llvm", params=params)
-    plain = relay.build(mod, target="llvm", params=params)
+    untuned = relay.build(mod, target="llvm", params=params)
     for task, index in chosen.items():
         config = {k: v for k, v in task.config_space.get(index).values.items() if k != "family"}
         assert config in list(lib.compiled.kernels.config), config
-        assert config not in list(plain.compiled.kernels.config), config
+        assert config not in list(untuned.compiled.kernels.config), config
 
     module = graph_executor.GraphModule(lib["default"](tvm.cpu()))
     x = rng.standard_normal((1, 3, 16, 16), dtype="float32")
@@ -380,11 +380,11 @@ def test_a_build_takes_the_records_of_today_within_the_same_context(program, tas
     with autotvm.apply_history_best([str(log), str(jsonl)]):
         lib = relay.build(mod, target="llvm", params=params)
     for config in (chosen[1], tasks[0].config_space[3].values):
-        plain = {k: v for k, v in config.items() if k != "family"}
-        assert plain in list(lib.compiled.kernels.config), config
+        values = {k: v for k, v in config.items() if k != "family"}
+        assert values in list(lib.compiled.kernels.config), config
     assert lib.compiled.tuned.startswith("autotvm.apply_history_best: 2 of this target, 5 workloads")
-    plain = relay.build(mod, target="llvm", params=params)
-    assert "apply_history_best" not in plain.compiled.tuned
+    untuned = relay.build(mod, target="llvm", params=params)
+    assert "apply_history_best" not in untuned.compiled.tuned
 
 
 def test_tophub_gives_the_shipped_records_and_those_of_more_files(program, tasks, tmp_path):

@@ -387,7 +387,7 @@ def outputs_of(program, opt_level=0, params=None, **inputs) -> list[np.ndarray]:
 @functools.cache
 def family(name: str, way: str) -> dict[str, list[np.ndarray]]:
     """The results of all operators of a family, from one build: as written, or as Relax and back, whose kernels are
-    mostly the same and found in the cache; "back, plain" is at opt level 0, the others at 3."""
+    mostly the same and found in the cache; "back, level 0" is at opt level 0, the others at 3."""
     variables, expressions = _variables(), {}
     for case, (write, _) in FAMILIES[name].items():
         written = write(variables)
@@ -398,11 +398,11 @@ def family(name: str, way: str) -> dict[str, list[np.ndarray]]:
     if way != "there":
         mod = transform.CanonicalizeOps()(mod)
     inputs = {p.name_hint: getattr(A, p.name_hint) for p in params}
-    results = iter(outputs_of(mod, 0 if way == "back, plain" else 3, **inputs))
+    results = iter(outputs_of(mod, 0 if way == "back, level 0" else 3, **inputs))
     return {case: [next(results) for _ in values] for case, values in expressions.items()}
 
 
-@pytest.mark.parametrize("way", ["there", "back", pytest.param("back, plain", marks=pytest.mark.full)])
+@pytest.mark.parametrize("way", ["there", "back", pytest.param("back, level 0", marks=pytest.mark.full)])
 @pytest.mark.parametrize(("of", "case"), [(of, case) for of, cases in FAMILIES.items() for case in cases])
 def test_an_operator_gives_what_numpy_or_pytorch_gives(of, case, way):
     write = FAMILIES[of][case][1]
@@ -1004,10 +1004,10 @@ def test_a_network_gives_the_same_at_every_opt_level(name, options, shape):
     }
     (data,) = (p for p in mod["main"].params if p.name_hint not in params)
     x = rng.standard_normal(data.checked_type.shape).astype("float32")
-    plain, fast = (outputs_of(mod, level, params, data=x)[0] for level in (0, 3))
-    assert plain.shape == shape
-    assert plain.std() > 1e-3
-    close(fast, plain, terms_of(params), rounded=True)
+    lowest, highest = (outputs_of(mod, level, params, data=x)[0] for level in (0, 3))
+    assert lowest.shape == shape
+    assert lowest.std() > 1e-3
+    close(highest, lowest, terms_of(params), rounded=True)
 
 
 # Parameters that are learned, of the same networks in torchvision and Keras (mobilenet), which count them as papers do.
@@ -1151,7 +1151,11 @@ def test_a_functor_says_which_method_it_lacks():
         (lambda x: nn.adaptive_max_pool2d(x, (3, 3)), NotImplementedError, "only whole windows"),
         (lambda x: nn.depth_to_space(x, 2, layout="NHWC"), NotImplementedError, "expected the layout NCHW"),
         (lambda x: relay.var("y", relay.TensorType((1,)), shape=(1,)), ValueError, "expected type_annotation or shape"),
-        (lambda x: nn.relu(relay.var("y", shape=(relay.Any(), 3))), NotImplementedError, "builds are for fixed shapes"),
+        (
+            lambda x: nn.relu(relay.var("y", shape=(relay.Any(), 3))),
+            NotImplementedError,
+            "builds are for static shapes",
+        ),
         (lambda x: relay.op.get("nn.convolution"), AttributeError, "no operator 'nn.convolution'; near names: nn.conv"),
         (lambda x: nn.conv2d(x, relay.var("w"), padding="SAME"), ValueError, "expected numbers as padding, got 'SAME'"),
         (lambda x: relay.reshape(x, (0, 0, -4, 2)), ValueError, "two numbers after -4"),

@@ -119,7 +119,7 @@ def small_onnx(tmp_path_factory) -> Path:
 
 
 def close_to_onnxruntime(output, x, path):
-    """With the sums of `small_onnx`: of a window, of 16 * 16 places, of 16 channels."""
+    """With the sums of `small_onnx`: of a window, of 16 * 16 pixels, of 16 channels."""
     wanted = onnxruntime.InferenceSession(path).run(None, {"image": x})
     close(output, wanted, 3 * 3 + 16 * 16 + 16, rounded=True)
     return wanted[0]
@@ -154,7 +154,7 @@ def test_note_b(script, tmp_path, network):
     if network == "custom":
         mx = pytest.importorskip("mxnet", reason="the mxnet extra is not installed")
         mx.random.seed(SEED)
-        with gluon._plainly():
+        with gluon._quiet_unfused():
             net = mx.gluon.nn.HybridSequential()
             net.add(
                 mx.gluon.nn.Conv2D(16, 3, padding=1, activation="relu"),
@@ -729,8 +729,8 @@ def test_pass_contexts(enabled, recwarn):
     w = np.ones((16, 16, 3, 3), "float32")
     mod = tvm.IRModule.from_expr(relay.Function([x, v], relay.nn.relu(relay.nn.conv2d(x, v, padding=(1, 1)))))
     assert [levels(opt_level=n).opt_level for n in (0, 1, 2, 3, 4)] == [0, 1, 2, 3, 3]
-    blocked, plain = levels(opt_level=3), levels(opt_level=3, disabled_pass=["AlterOpLayout"])
-    assert tuple(plain.params["w"].shape) == (16, 16, 3, 3)
+    blocked, unblocked = levels(opt_level=3), levels(opt_level=3, disabled_pass=["AlterOpLayout"])
+    assert tuple(unblocked.params["w"].shape) == (16, 16, 3, 3)
     assert [tuple(p.shape) for p in blocked.params.values()] != [(16, 16, 3, 3)]
     with tvm.transform.PassContext(3, config={"relay.backend.use_auto_scheduler": True, "tir.disable_vectorize": True}):
         assert tvm.transform.PassContext.current().opt_level == 3

@@ -1,4 +1,4 @@
-"""Machine code is made once for each kernel, kept in the cache, and never the wrong one."""
+"""Machine code is made once for each kernel, cached, and never the wrong one."""
 
 import os
 import threading
@@ -132,13 +132,13 @@ def test_the_cache_keeps_what_was_used_last(small, cache, monkeypatch):
     tn.build(small.mod, small.params)
     used = {file: file.stat().st_size for file in cache.iterdir()}
     tn.build(small.mod, small.params, opt_level=0)
-    plain = set(cache.iterdir()) - set(used)
+    level_0 = set(cache.iterdir()) - set(used)
     for file in cache.iterdir():
         os.utime(file, (0, 0))  # none was used lately
     monkeypatch.setenv("TVMNOTES_KERNELS_MB", str((sum(used.values()) + 1) / 1e6))
-    assert kernel_cache.status().startswith(f"{len(used) + len(plain)} kernels, ")
+    assert kernel_cache.status().startswith(f"{len(used) + len(level_0)} kernels, ")
     tn.build(small.mod, small.params)  # uses the older ones again, and makes room
-    assert plain and not any(file.exists() for file in plain)
+    assert level_0 and not any(file.exists() for file in level_0)
     assert all(file.exists() for file in used)
     assert kernel_cache.status().startswith(f"{len(used)} kernels")
 

@@ -300,7 +300,7 @@ def test_dtypes(compile_function, dtype):
 
 
 def test_a_build_leaves_the_module_as_it_is():
-    """Also a kernel that it holds itself, as importers make some: TVM's Schedule may write into what it is given."""
+    """Also a kernel that it holds itself, as frontends make some: TVM's Schedule may write into what it is given."""
     builder, x = relax.BlockBuilder(), tensor("x", (4, 64))
     with builder.function("main", [x]):
         with builder.dataflow():
@@ -359,7 +359,7 @@ def test_a_shape_that_depends_on_data_is_refused():
         with builder.dataflow():
             indices = builder.emit_output(relax.op.nonzero(x))
         builder.emit_func_output(indices)
-    with pytest.raises(ValueError, match="known only when it runs.*needs fixed shapes"):
+    with pytest.raises(ValueError, match="known only when it runs.*needs static shapes"):
         build(builder.get(), {})
 
 

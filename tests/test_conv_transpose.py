@@ -1,4 +1,4 @@
-"""Transposed convolutions as plain ones: PyTorch's results for all strides, kernels, paddings; what is left alone."""
+"""Transposed convolutions as ordinary ones: PyTorch's results for all strides, kernels, pads; what is left alone."""
 
 import itertools
 

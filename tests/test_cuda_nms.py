@@ -1,4 +1,4 @@
-"""A detector's last steps, by many threads of a GPU: the same as the loops for a CPU give, bit by bit.
+"""Top-k and NMS of a detector by many threads of a GPU: the same as the loops for a CPU give, bit by bit.
 
 The kernels run on the CPU, without a schedule or with that for a GPU and the threads one after another.
 """
@@ -39,7 +39,7 @@ def module(kernel):
 
 
 def both(mod):
-    """What runs the loops, and what runs the kernels that take their place, on this CPU."""
+    """What runs the loops, and what runs the kernels that replace them, on this CPU."""
     parallel = emulate_all(parallelize_detection()(mod))
     return tn.build(mod, {}, opt_level=0), tn.build(parallel, {}, opt_level=0)
 

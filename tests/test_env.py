@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tvmfast.compiler import selftest
 from tvmfast.compiler.build import resolve_target
-from tvmfast.core import errors, kernel_cache, workarounds
+from tvmfast.core import compat, errors, kernel_cache
 from tvmfast.tuning import tasks
 from tvmnotes import build, env, records
 from tvmnotes.__main__ import app
@@ -161,17 +161,17 @@ def test_tvm_runs_on_as_many_threads_as_set():
 def test_threads(monkeypatch, setting, threads):
     monkeypatch.setattr(env, "usable_cores", lambda: 2)
     monkeypatch.setattr(os, "environ", {"TVM_NUM_THREADS": setting})
-    workarounds.set_tvm_threads(env.usable_cores())
+    compat.set_tvm_threads(env.usable_cores())
     assert (env.threads(), os.environ["TVM_NUM_THREADS"]) == (threads, setting)
     del os.environ["TVM_NUM_THREADS"]
-    workarounds.set_tvm_threads(env.usable_cores())
+    compat.set_tvm_threads(env.usable_cores())
     assert os.environ["TVM_NUM_THREADS"] == "2"
 
 
 @pytest.mark.parametrize(("before", "spins"), [({}, "0"), ({"TVM_THREAD_POOL_SPIN_COUNT": "7"}, "7")])
 def test_tvms_threads_sleep_at_once_where_nothing_else_is_set(monkeypatch, before, spins):
     monkeypatch.setattr(os, "environ", dict(before))
-    workarounds.set_tvm_threads(2)
+    compat.set_tvm_threads(2)
     assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == spins
 
 
@@ -426,8 +426,8 @@ def test_quick_script_gives_the_same_function_without_a_look_at_the_callers(monk
 
     wanted = make(7)
     monkeypatch.setattr(inspect, "stack", lambda *_: pytest.fail("looked at the callers"))
-    with workarounds.fast_tvmscript_parser():
+    with compat.fast_tvmscript_parser():
         tvm.ir.assert_structural_equal(make(7), wanted)
-    tvm.ir.assert_structural_equal(workarounds.fast_tvmscript_parser()(make)(7), wanted)
+    tvm.ir.assert_structural_equal(compat.fast_tvmscript_parser()(make)(7), wanted)
     with pytest.raises(pytest.fail.Exception):
         make(7)

@@ -1,4 +1,4 @@
-"""Products of a few rows with a matrix where it lies: PyTorch's numbers for all views, and what is left alone."""
+"""Skinny GEMM with a strided view: PyTorch's numbers for all views, and what is left alone."""
 
 import numpy as np
 import pytest

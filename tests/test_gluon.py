@@ -10,7 +10,7 @@ from agreement import close, terms_of
 from conftest import sampled
 
 import tvmnotes as tn
-from tvmfast.core.workarounds import without_torch
+from tvmfast.core.compat import without_torch
 
 RELAY = "import tvm\nfrom tvm import relay\n"
 SCRIPT = """

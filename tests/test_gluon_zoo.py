@@ -14,7 +14,7 @@ from agreement import close, terms_of
 from conftest import sampled
 
 import tvmnotes as tn
-from tvmfast.core import workarounds
+from tvmfast.core import compat
 
 if not tn.gluon.installed():
     pytest.skip("the mxnet extra is not installed", allow_module_level=True)
@@ -106,7 +106,7 @@ def test_a_network_gives_mxnets_results(name):
 
 
 def names() -> list[str]:
-    with workarounds.without_torch():
+    with compat.without_torch():
         from gluoncv.model_zoo import get_model_list
     return sorted(name for name in get_model_list() if not re.match(OTHERS, name))
 

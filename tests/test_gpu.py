@@ -23,8 +23,8 @@ import tvmnotes as tn
 from tvmfast.compiler import pipeline
 from tvmfast.compiler.build import bind, resolve_target
 from tvmfast.compiler.cuda import gpu
-from tvmfast.core.integers import ceildiv
-from tvmfast.core.workarounds import cuda_headers
+from tvmfast.core.compat import cuda_headers
+from tvmfast.core.relax import ceildiv
 
 without_gpu = pytest.mark.skipif(tvm.cuda().exist, reason="this machine has a GPU")
 

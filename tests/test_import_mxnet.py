@@ -10,7 +10,7 @@ from agreement import close, terms_of
 from conftest import SEED, sampled
 
 import tvmnotes as tn
-from tvmfast.core.integers import ceildiv
+from tvmfast.core.relax import ceildiv
 from tvmfast.frontends.mxnet.ops.call import CONVERTERS
 
 if not tn.gluon.installed():

@@ -333,7 +333,7 @@ def test_checker_refuses(graph, message):
         ({"x": (2, 4, 4)}, r"the model takes float32\[N, 3, H\], got shape \(2, 4, 4\)"),
         ({"x": ((2, 3, 4), "float16")}, "input 'x': the model takes float32, got float16"),
         ({"x": np.zeros((2, 3, 4))}, "input 'x': the model takes float32, got float64"),
-        ({"x": (2, 3, -1)}, "whole numbers from 0 on"),
+        ({"x": (2, 3, -1)}, "integers from 0 on"),
     ],
 )
 def test_inputs_that_do_not_fit(inputs, message):

@@ -1,6 +1,6 @@
-"""from_pytorch: every way in gives PyTorch's results, names are kept, and what cannot be imported says why.
+"""from_pytorch: every kind of model gives PyTorch's results, names are preserved, and what is unsupported says why.
 
-The networks are small, so that plain TVM kernels do.
+The networks are small, so that TVM's own kernels do.
 """
 
 from collections import namedtuple
@@ -29,7 +29,7 @@ SHAPE = {"picture": (2, 3, 8, 8)}
 
 
 class Small(nn.Module):
-    """A parameter, a kept and an unkept buffer, a plain tensor and a constant: one of each."""
+    """A parameter, a persistent and a non-persistent buffer, a tensor attribute and a constant: one of each."""
 
     def __init__(self):
         super().__init__()
@@ -92,8 +92,8 @@ def random(*shape):
 @pytest.mark.parametrize(
     "way",
     sampled(
-        ["module", "traced", "scripted", "frozen", "frozen script", "exported", "open shapes"],
-        ["module", "traced", "frozen script", "open shapes"],
+        ["module", "traced", "scripted", "frozen", "frozen script", "exported", "dynamic shapes"],
+        ["module", "traced", "frozen script", "dynamic shapes"],
     ),
 )
 def test_every_way_in_gives_the_results_of_pytorch(way):
@@ -106,7 +106,9 @@ def test_every_way_in_gives_the_results_of_pytorch(way):
         "frozen": lambda: torch.jit.freeze(torch.jit.trace(network, example)),
         "frozen script": lambda: torch.jit.freeze(torch.jit.script(network)),
         "exported": lambda: torch.export.export(network, (example,)),
-        "open shapes": lambda: torch.export.export(network, (example,), dynamic_shapes=({0: auto, 2: auto, 3: auto},)),
+        "dynamic shapes": lambda: torch.export.export(
+            network, (example,), dynamic_shapes=({0: auto, 2: auto, 3: auto},)
+        ),
     }[way]()
     mod, params = assert_same(model, random(2, 3, 8, 8), eager=network)
     assert all(isinstance(n, tvm.tirx.IntImm) for n in mod["main"].ret_ty.shape)
@@ -127,7 +129,7 @@ def test_the_converter_internal_to_torch_gives_a_module_with_the_weights():
     assert torch.equal(module(random(2, 3, 8, 8)), network(random(2, 3, 8, 8)))
 
 
-def test_a_plain_function_that_was_traced_or_scripted():
+def test_a_function_that_was_traced_or_scripted():
     def function(x, y):
         return x * 2 + y
 
@@ -153,7 +155,7 @@ def test_a_scripted_branch_is_taken_at_run_time():
     model = torch.jit.script(Branch().eval())
     mod, params = from_pytorch(model, {"x": (3,)})
     for x in (np.ones(3, "float32"), -np.ones(3, "float32")):
-        # Exact: one sum of whole numbers.
+        # Exact: one sum of integers.
         np.testing.assert_array_equal(run(mod, params, x), model(torch.from_numpy(x)).numpy())
 
 
@@ -328,7 +330,7 @@ def small():
         (small, [("a", (1,)), ("a", (2,))], ValueError, "'a' comes 2 times"),
         (small, {"a": (2, 3, 8, 8), "b": (1,)}, ValueError, r"forward takes 1 \(x\), got 2: a: .*; b: float32\[1\]"),
         (lambda: torch.jit.script(small()), {"a": (1,), "b": (1,)}, ValueError, r"forward takes 1 \(x\), got 2"),
-        (lambda: apply(lambda x: x), {"bn.bias": (2,), "b": (0,)}, ValueError, "positive whole numbers"),
+        (lambda: apply(lambda x: x), {"bn.bias": (2,), "b": (0,)}, ValueError, "positive integers"),
         (small, {"bn.bias": (2, 3, 8, 8)}, ValueError, "'bn.bias': the network has a weight of this name"),
         (small, {"x": (2, 4, 8, 8)}, ValueError, r"does not take x: float32\[2, 4, 8, 8\]; PyTorch says: .*channels"),
         (small, {"x": (3,)}, ValueError, r"does not take x: float32\[3\]"),
@@ -390,7 +392,7 @@ def test_exported_programs_are_held_to_their_inputs():
     with pytest.raises(ValueError, match=r"forward takes 1 \(x\), got 2"):
         from_pytorch(program, {"x": (2, 3, 8, 8), "y": (1,)})
     program = torch.export.export(network, (example,), dynamic_shapes=({0: auto},))
-    with pytest.raises(ValueError, match="leaves its shape open"):
+    with pytest.raises(ValueError, match="has a dynamic shape"):
         from_pytorch(program)
     with pytest.raises(ValueError, match="got x: float32"):
         from_pytorch(program, {"x": (4, 4, 8, 8)})

@@ -1,4 +1,4 @@
-"""What every importer keeps to (frontends/__init__.py), on one small network in each framework's form."""
+"""What every frontend keeps to (frontends/__init__.py), on one small network in each framework's form."""
 
 import inspect
 import json

@@ -142,7 +142,7 @@ def test_a_network_on_a_gpu_finds_its_inputs_there_and_is_waited_for():
     class OnGPU:
         device = SimpleNamespace(sync=lambda: said.append("wait"))
 
-        def placed(self, inputs):
+        def to_device(self, inputs):
             said.append("place")
             return [f"{x} there" for x in inputs]
 

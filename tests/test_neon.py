@@ -8,7 +8,7 @@ from conftest import sampled
 from torch.nn import functional as F
 
 from tvmfast.core.simd import NEON, Simd
-from tvmfast.kernels.attention import Sizes, Tile
+from tvmfast.kernels.attention import Dims, Tile
 
 CPUS = ["neoverse-n1", "apple-a14", "cortex-a72"]
 KERNELS = {  # by family: the function, and the shape of its input
@@ -51,5 +51,5 @@ def test_neon_leaves_registers_for_inputs_and_others_leave_one():
 
 
 def test_attention_has_the_tile_that_fits():
-    sizes = {simd: Tile.of(Sizes((1, 8), 96, 96, 64, 96), simd) for simd in (Simd(16, 32), Simd(8, 16), NEON)}
+    sizes = {simd: Tile.of(Dims((1, 8), 96, 96, 64, 96), simd) for simd in (Simd(16, 32), Simd(8, 16), NEON)}
     assert all(simd.fits(6, tile.keys) and simd.fits(6, tile.values) for simd, tile in sizes.items())

@@ -1,4 +1,4 @@
-"""What notebook 02 claims, asserted: its graph, its results beside ONNX Runtime's, its statistics, open sizes."""
+"""What notebook 02 claims, asserted: its graph, its results beside ONNX Runtime's, its statistics, dynamic dims."""
 
 import re
 from pathlib import Path

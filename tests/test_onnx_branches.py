@@ -67,7 +67,7 @@ RNN = """g (float[{steps}, 2, 8] x, float[2, 8] h0) => (float[2, 8] h, float[a, 
         k = MatMul(before, R) i = MatMul(e, W) total = Add(k, i) t = Tanh(total) o = Identity(t) }}>(h0, x) }}"""
 
 
-def test_more_steps_are_few_more_kernels(rng):
+def test_more_iterations_are_few_more_kernels(rng):
     weights = {name: (rng.standard_normal((8, 8)) / 3).astype("float32") for name in "RW"}
     kernels = []
     for steps in (5, 15):
@@ -90,8 +90,8 @@ LOOP = """g (float[3] x, int64 most) => (float[3] y, float[a, b] s, int64[c] k) 
 
 
 @pytest.mark.parametrize("most", [3, 20])
-def test_a_loop_ends_where_its_steps_or_its_condition_say(rng, most):
-    """Twenty steps are not made: the condition ends it after five."""
+def test_a_loop_ends_at_its_trip_count_or_its_condition(rng, most):
+    """Twenty iterations are not unrolled: the condition ends it after five."""
     feed = {"x": rng.standard_normal(3).astype("float32"), "most": np.array(most)}
     agree(parse(LOOP), feed, {"most": most})
 
@@ -102,7 +102,7 @@ ROW = """g (float[3] x) => (float[3] y, float[a, b] s) <int64[1] most = {3}, boo
             { less = Less(step, end) on = And(less, before) w = Add(v, v) part = Gather(v, step) }> }"""
 
 
-def test_a_loop_whose_step_has_an_axis(rng):
+def test_a_loop_whose_iteration_number_has_an_axis(rng):
     agree(parse(ROW), {"x": rng.standard_normal(3).astype("float32")})
 
 
@@ -138,17 +138,17 @@ NEVER = """g (float[3] x) => (float[3] y, float[a, b] s) <int64 most = {0}> { y,
 @pytest.mark.parametrize(
     ("text", "values", "words"),
     [
-        (ENDLESS, None, "Loop 'y': it unfolds to more than 100,000 nodes"),
+        (ENDLESS, None, "Loop 'y': it unrolls to more than 100,000 nodes"),
         (
             BY_DATA,
             None,
             "Loop 'y': its input 'most' has to be known .* passed as 'most'; give that in `values`",
         ),
-        (BY_DATA, {"most": 3}, "Loop 'y': the data decide how many steps it runs"),
-        (NEVER, None, "Loop 'y,s': it runs no step, so that 's' has no sizes"),
+        (BY_DATA, {"most": 3}, "Loop 'y': its trip count depends on the data"),
+        (NEVER, None, "Loop 'y,s': its trip count is 0, so 's' has no shape"),
     ],
 )
-def test_loops_of_an_unknown_number_of_steps_are_refused(text, values, words):
+def test_loops_without_a_static_trip_count_are_refused(text, values, words):
     with pytest.raises(NotImplementedError, match=words):
         tn.from_onnx(parse(text), values=values)
 
@@ -250,7 +250,7 @@ def test_the_files_of_silero(rng, name, rate):
 
 
 @pytest.mark.skipif(SILERO is None, reason="silero_vad is not installed")
-def test_a_file_of_silero_with_an_open_length(rng):
+def test_a_file_of_silero_with_a_dynamic_length(rng):
     file = Path(SILERO.submodule_search_locations[0]) / "data" / "silero_vad_16k_sequence.onnx"
     session, lib = session_of(str(file)), tn.build(*tn.from_onnx(file))
     h, c = rng.standard_normal((2, 1, 1, 128)).astype("float32")

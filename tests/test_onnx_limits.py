@@ -1,4 +1,4 @@
-"""ONNX files that name sizes which no machine has, other dtypes than there are, functions without end: all refused."""
+"""ONNX files with shapes that no memory holds, other dtypes than there are, functions without end: all refused."""
 
 import itertools
 
@@ -56,8 +56,8 @@ def with_functions(*calls: str, own: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=8)
 
 
-def test_functions_that_unfold_without_end():
-    with pytest.raises(ValueError, match="functions unfold to 1,073,741,824 nodes"):
+def test_functions_that_expand_without_end():
+    with pytest.raises(ValueError, match="functions expand to 1,073,741,824 nodes"):
         tn.from_onnx(with_functions("f{}", "f{}", own=31))
     with pytest.raises(ValueError, match="functions call one another without end"):
         tn.from_onnx(with_functions("f1", own=2))

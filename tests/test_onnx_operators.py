@@ -191,7 +191,7 @@ ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two"
     [
         ("Expand(x, two)", "Expand 'y': its input 'two' has to be known before the run.*give that in"),
         ("TopK(x, many)", "TopK 'y,z': its input 'many'"),
-        ("NonZero(x)", "NonZero 'y': the values of its input decide how large its output is"),
+        ("NonZero(x)", "NonZero 'y': the shape of its output depends on the data"),
         ("DFT(x, n)", "DFT 'y': its input 'n'"),
         ('Pad<mode = "symmetric">(x, ends)', "Pad with mode 'symmetric': expected constant, edge, reflect or wrap"),
         ('Pad<mode = "edge">(x, crops)', "Pad with mode 'edge' of an axis without elements"),

@@ -1,4 +1,4 @@
-"""Networks whose length, height or width stays open: right at each size, what is inferred, what is refused."""
+"""Networks with a dynamic length, height or width: results, what is inferred, what is refused."""
 
 import itertools
 
@@ -44,7 +44,7 @@ class Language(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Layers of PyTorch's own, in which no step is written out."""
+    """PyTorch's own layers."""
 
     def __init__(self):
         super().__init__()
@@ -169,17 +169,17 @@ def test_a_profile_counts_lengths(lib, rng):
 
 
 def test_a_profile_counts_what_an_image_of_the_call_takes(rng):
-    """Whole tiles of a convolution are counted as with fixed sizes, and not much more if some are in vain."""
+    """Whole tiles of a convolution are counted as with static shapes, and not much more if some are in vain."""
     net = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU())
     lib = compiled(net, {"x": (1, 3, tn.Dim("h", 16), tn.Dim("w", 16))})
     for sides, in_vain in (((224, 224), 0), ((33, 47), 0.2)):
         x = rng.standard_normal((1, 3, *sides)).astype("float32")
         profiles = (tn.profile(each, x, calls=1) for each in (lib, compiled(net, {"x": x.shape})))
-        open_, fixed = (sum(kernel.flops for kernel in profile.kernels.values()) for profile in profiles)
-        assert fixed <= open_ <= (1 + in_vain) * fixed
+        dynamic, static = (sum(kernel.flops for kernel in profile.kernels.values()) for profile in profiles)
+        assert static <= dynamic <= (1 + in_vain) * static
 
 
-def test_onnx_leaves_named_lengths_open(rng):
+def test_onnx_keeps_named_lengths_dynamic(rng):
     model = parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]> g (float[N, L, 8] x) => (float[N, L, 8] y) {
             k = Transpose<perm = [0, 2, 1]>(x) s = MatMul(x, k) w = Softmax<axis = -1>(s) v = MatMul(w, x)
@@ -250,14 +250,14 @@ def test_windows_and_crops(rng):
         return x[:, :, top : top + inner.shape[2], top : top + inner.shape[3]] + inner
 
     net = Function(lambda x: (F.max_pool2d(x, 3, 2, ceil_mode=True), F.unfold(x, 3, padding=1), cropped(x)))
-    with pytest.raises(NotImplementedError, match=r"give upper bounds, such as Dim\('height', 8, 1024\), .*, or whole"):
+    with pytest.raises(NotImplementedError, match=r"give upper bounds, such as Dim\('height', 8, 1024\), .*, static"):
         compiled(net, {"x": (1, 2, tn.Dim("height", 8), tn.Dim("width", 8))})
     lib = compiled(net, {"x": (1, 2, tn.Dim("height", 8, 128), tn.Dim("width", 8, 128))})
     for shape in ((8, 8), (9, 12), (32, 31)):
         agree(lib, net, rng.standard_normal((1, 2, *shape)).astype("float32"))
 
 
-def test_the_nearest_pixels_of_a_size_for_an_open_one(rng):
+def test_the_nearest_pixels_of_a_dynamic_axis_for_another(rng):
     net = Function(lambda x, y: F.interpolate(x, size=y.shape))
     lib = compiled(net, {"x": (1, 2, "n", 5), "y": ("m", 4)})
     for n, m in ((1, 1), (7, 3), (4, 9), (33, 70)):
@@ -276,7 +276,7 @@ def test_the_nearest_pixels_of_a_size_for_an_open_one(rng):
     ],
     ids=["nearest", "linear", "corners", "cubic corners", "nearest of three axes"],
 )
-def test_the_samples_of_a_size_for_an_open_one(resize, rng):
+def test_samples_of_a_dynamic_axis_for_another(resize, rng):
     lib = compiled(Function(resize), {"x": (1, 2, "n"), "y": ("m",)})
     for n, m in ((1, 1), (7, 3), (33, 70)):
         x, y = rng.standard_normal((1, 2, n)).astype("float32"), np.zeros(m, "float32")
@@ -288,24 +288,24 @@ def test_a_norm_of_groups_without_an_image(rng):
     agree(compiled(net, {"x": ("batch", 8)}), net, rng.standard_normal((3, 8)).astype("float32"))
 
 
-# Sizes
+# Dims
 
 
-def test_quotients(rng):
+def test_floor_divisions(rng):
     net = Function(lambda x: (x[:, ::2] * 2, x[:, :-1].reshape(-1), x[:, 1:3]))
     lib = compiled(net, {"x": (2, tn.Dim("n", 3))})
     for n in (3, 4, 5, 90):
         agree(lib, net, rng.standard_normal((2, n)).astype("float32"))
 
 
-def test_indices_of_two_open_axes(rng):
+def test_indices_of_two_dynamic_axes(rng):
     net = Function(lambda x: x[torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1])] + x[-1])
     lib = compiled(net, {"x": ("n", "m")})
     for shape in ((1, 1), (3, 2), (4, 70)):
         agree(lib, net, rng.standard_normal(shape).astype("float32"))
 
 
-def test_an_index_out_of_an_open_axis(rng):
+def test_an_index_out_of_a_dynamic_axis(rng):
     net = Function(lambda x, i: torch.index_select(x, 1, i))
     lib = compiled(net, {"x": (2, "n"), "i": ((3,), "int64")})
     x = rng.standard_normal((2, 6)).astype("float32")
@@ -324,14 +324,14 @@ def test_embeddings_of_flat_indices(rng):
         lib(np.full((2, 4), 50))
 
 
-def test_rolls_by_more_than_the_size(rng):
+def test_rolls_by_more_than_the_dim(rng):
     net = Function(lambda x: (x.roll((2, -5), (0, 1)), x.roll(3)))
     lib = compiled(net, {"x": ("n", "m")})
     for shape in ((1, 1), (1, 2), (2, 3), (3, 70)):
         agree(lib, net, rng.standard_normal(shape).astype("float32"))
 
 
-def test_a_write_at_the_end_of_an_open_axis(rng):
+def test_a_partial_update_at_the_end_of_a_dynamic_axis(rng):
     def net(x, y, index):
         x = x.clone()
         x[-1, index] = y
@@ -350,7 +350,7 @@ def test_infinities(rng):
     agree(lib, net, rng.standard_normal((3, 4)).astype("float32"))
 
 
-def test_numbers_that_are_sizes(rng):
+def test_numbers_that_are_dims(rng):
     net = Function(lambda x: x.sum(1) / x.shape[1] + x.shape[0])
     lib = compiled(net, {"x": ("n", "m")})
     for shape in ((1, 1), (3, 50)):
@@ -363,7 +363,7 @@ def test_two_values(rng):
         agree(lib, torch.relu, rng.standard_normal((n, 4)).astype("float32"))
 
 
-def test_sizes_are_arithmetic():
+def test_dims_are_arithmetic():
     assert evaluate("((n + -1) // 2) + 1", {"n": 8}) == 4
     assert evaluate("max(n, 3*m) % 5", {"n": 8, "m": 3}) == 4
     with pytest.raises(ValueError, match="invalid literal"):
@@ -376,15 +376,18 @@ def test_sizes_are_arithmetic():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: x if x.shape[1] != 57 else x * 2, r"another way where 'n' is 57 .*; give whole"),
-        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] > 100 else x, "another way where 'n' is"),
-        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] == 1232 else x, "another way where 'n' is 1232"),
-        (lambda x: x * 2 if x.shape[1] % 8 == 3 and x.shape[1] % 7 == 3 else x, "another way where 'n' is 3"),
-        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] > 3000 else x, "another way where 'n' is 3008"),
-        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] / 2 == 616 else x, "another way where 'n' is 1232"),
-        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] > 20000 else x, "another course where it is 32768"),
-        (lambda x: x.repeat(1, 3, 1)[:, : x.shape[1] // 2 + 1], "'n' open"),
-        (lambda x: x.tile((x.shape[1], 1, 1)), "'n' open|depends on it"),
+        (lambda x: x if x.shape[1] != 57 else x * 2, r"something else where 'n' is 57 .*; give static"),
+        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] > 100 else x, "something else where 'n' is"),
+        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] == 1232 else x, "something else where 'n' is 1232"),
+        (lambda x: x * 2 if x.shape[1] % 8 == 3 and x.shape[1] % 7 == 3 else x, "something else where 'n' is 3"),
+        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] > 3000 else x, "something else where 'n' is 3008"),
+        (lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] / 2 == 616 else x, "something else where 'n' is 1232"),
+        (
+            lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] > 20000 else x,
+            "another specialization where it is 32768",
+        ),
+        (lambda x: x.repeat(1, 3, 1)[:, : x.shape[1] // 2 + 1], "'n' dynamic"),
+        (lambda x: x.tile((x.shape[1], 1, 1)), "'n' dynamic|depends on it"),
     ],
     ids=["equality", "multiples", "a multiple", "remainders", "large multiples", "quotient", "far", "half", "tile"],
 )
@@ -394,21 +397,21 @@ def test_networks_that_depend_on_a_length(function, message):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_conditions_on_a_size_that_two_inputs_have(number):
+def test_guards_on_a_dim_that_two_inputs_have(number):
     """PyTorch has a symbol for each of them."""
     net = Function(lambda *xs: xs[0] * 2 if xs[number].shape[0] % 8 == 0 and xs[number].shape[0] == 1232 else xs[0])
-    with pytest.raises(NotImplementedError, match="another way where 'n' is 1232"):
+    with pytest.raises(NotImplementedError, match="something else where 'n' is 1232"):
         tn.from_pytorch(net.eval(), {"x": ("n", 4), "y": ("n", 5)})
 
 
-def test_courses_after_one_that_pytorch_cannot_export():
+def test_specializations_after_one_that_pytorch_cannot_export():
     def net(x):
         length = x.shape[1]
         if length % 8 == 5:
-            length.to_bytes(4, "little")  # which PyTorch's sizes lack
+            length.to_bytes(4, "little")  # which PyTorch's SymInt lacks
         return x * 2 if length % 8 == 0 and length > 3000 else x
 
-    message = r"more than 16 courses, .* cannot be exported where 'n' is \d+: .*to_bytes.*; give bounds"
+    message = r"more than 16 specializations, .* cannot be exported where 'n' is \d+: .*to_bytes.*; give bounds"
     with pytest.raises(NotImplementedError, match=message):
         tn.from_pytorch(Function(net).eval(), {"x": (1, "n", 3)})
     tn.from_pytorch(Function(net).eval(), {"x": (1, tn.Dim("n", 2, 64), 3)})
@@ -423,14 +426,14 @@ def test_courses_after_one_that_pytorch_cannot_export():
     ids=["twice", "equal"],
 )
 def test_networks_that_compare_two_sizes(function, sizes, values):
-    with pytest.raises(NotImplementedError, match=f"another way where 'n', 'm' is {values}"):
+    with pytest.raises(NotImplementedError, match=f"something else where 'n', 'm' is {values}"):
         tn.from_pytorch(Function(function).eval(), {"x": sizes})
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: x * 2 if x.shape[2] == 40 and x.shape[3] == 80 else x, "another way where 'h', 'w' is 40, 80"),
+        (lambda x: x * 2 if x.shape[2] == 40 and x.shape[3] == 80 else x, "something else where 'h', 'w' is 40, 80"),
         (
             lambda x: F.conv2d(x * 2 if 2 * x.shape[2] == x.shape[3] + 3 else x, torch.ones(1, 2, 3, 3), None, 2),
             "where [hw] is",
@@ -446,7 +449,7 @@ def test_conditions_on_two_sizes_beside_those_on_one(function, message):
 
 def test_a_condition_where_one_of_two_sizes_is_1():
     net = Function(lambda x: x * 2 if x.shape[0] == 1 and x.shape[1] > 1 else x)
-    with pytest.raises(NotImplementedError, match="another way where 'n', 'm' is 1, 68"):
+    with pytest.raises(NotImplementedError, match="something else where 'n', 'm' is 1, 68"):
         tn.from_pytorch(net.eval(), {"x": ("n", "m")})
 
 
@@ -468,7 +471,7 @@ def test_files_that_compare_two_sizes(what):
         g (float[h, w] x) => (float[h, w] y) <float p = {{1}}, float q = {{2}}> {{
             {numbers} s = Shape(x) h = Gather(s, zero) w = Gather(s, one) {what} f = Where(d, p, q) y = Mul(x, f) }}"""
     sizes = tn.Dim("h", 2), tn.Dim("w", 2)
-    message = "another way where 'h', 'w' is|cannot leave 'h', 'w' open: the operands"
+    message = "something else where 'h', 'w' is|cannot keep 'h', 'w' dynamic: the operands"
     with pytest.raises(NotImplementedError, match=message):
         tn.from_onnx(parser.parse_model(text), {"x": sizes})
 
@@ -530,7 +533,7 @@ def test_files_that_compare_floats(rng, what, height, width, served):
     sizes = tn.Dim("h", *height), tn.Dim("w", *width)
     model = parser.parse_model(text)
     if not served:
-        with pytest.raises(NotImplementedError, match="another way where 'h', 'w' is|cannot leave 'h', 'w' open"):
+        with pytest.raises(NotImplementedError, match="something else where 'h', 'w' is|cannot keep 'h', 'w' dynamic"):
             tn.from_onnx(model, {"x": sizes})
         return
     lib = tn.build(*tn.from_onnx(model, {"x": sizes}), records=False, opt_level=0)
@@ -564,12 +567,12 @@ def test_an_error_at_a_size_that_was_not_asked_for_says_so():
             <float[2, 1, 3, 3] w = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
             y = Conv<group = 2>(x, w) }"""
     )
-    with pytest.raises(ValueError, match=r"tried with H 1: .* Dim\('H', lower, upper\), or whole numbers"):
+    with pytest.raises(ValueError, match=r"tried with H 1: .* Dim\('H', lower, upper\), or static dims"):
         tn.from_onnx(model)
     tn.from_onnx(model, {"x": (1, 2, tn.Dim("H", 3), 8)})
 
 
 def test_a_length_of_1_may_be_another_network():
     net = Function(lambda x: x * 2 if x.shape[1] == 1 else x).eval()
-    with pytest.raises(NotImplementedError, match=r"another way where 'n' is 1 .*leave open Dim\('n', 2\)"):
+    with pytest.raises(NotImplementedError, match=r"something else where 'n' is 1 .*use Dim\('n', 2\)"):
         tn.from_pytorch(net, {"x": (1, "n")})

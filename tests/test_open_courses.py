@@ -1,4 +1,4 @@
-"""Which exports tell that a network's code does the same at all of its open sizes."""
+"""How many specializations are exported, and which guards on dynamic dims are found."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def to_size(x, skip):
 
 
 def small_unet(x):
-    """Two levels, whose pads depend on both sizes."""
+    """Two levels, whose pads depend on both dims."""
     small = F.max_pool2d(x, 2)
     smaller = F.interpolate(F.max_pool2d(small, 2), scale_factor=2.0)
     return to_size(F.interpolate(to_size(smaller, small), scale_factor=2.0), x)
@@ -26,7 +26,7 @@ def small_unet(x):
 
 @pytest.fixture
 def exports(monkeypatch):
-    """Return a list that gets whether sizes are open, for each export."""
+    """Return a list that gets, for each export, whether it has dynamic dims."""
     listed, export = [], torch.export.export
 
     def counted(*args, dynamic_shapes=None, **options):
@@ -37,8 +37,8 @@ def exports(monkeypatch):
     return listed
 
 
-def test_conditions_of_operators_are_tried_for_each_size_alone(exports, rng):
-    """Each of two sizes is even or not, and so is its half: 16 courses, of which 3 of each size tell all."""
+def test_guards_of_operators_are_tried_for_each_dim_alone(exports, rng):
+    """Each of two dims is even or not, and so is its half: of 16 specializations, 3 of each dim are exported."""
     lib = tn.build(*tn.from_pytorch(Function(small_unet).eval(), {"x": SIZES}), records=False)
     assert sum(exports) <= 8
     for sides in ((8, 8), (9, 12), (10, 11), (33, 127), (128, 65)):
@@ -46,31 +46,31 @@ def test_conditions_of_operators_are_tried_for_each_size_alone(exports, rng):
         np.testing.assert_array_equal(lib(x), small_unet(torch.from_numpy(x)))  # exact: of each number, no or one sum
 
 
-def asks_first(x):
+def guards_first(x):
     tall, wide = (bool(x.shape[axis] == number) for axis, number in ((2, 40), (3, 80)))
     return x * 2 if tall and wide else x
 
 
-def asks_late(x):
+def guards_late(x):
     y = small_unet(x)
     return y * 2 if y.shape[2] == 40 and y.shape[3] == 80 else y
 
 
-def asks_what_an_operator_has_asked(x):
+def guards_as_an_operator_did(x):
     y = F.pad(x, [0, 0, 0, 40 - torch.sym_min(x.shape[2], 40)])
     tall = bool(x.shape[2] < 40)
     return y * 2 if tall and x.shape[3] == 80 else y
 
 
-@pytest.mark.parametrize("net", [asks_first, asks_late])
-def test_conditions_of_code_are_tried_together(net):
-    with pytest.raises(NotImplementedError, match="another way where 'h', 'w' is 40, 80"):
+@pytest.mark.parametrize("net", [guards_first, guards_late])
+def test_guards_of_code_are_tried_in_combination(net):
+    with pytest.raises(NotImplementedError, match="something else where 'h', 'w' is 40, 80"):
         tn.from_pytorch(Function(net).eval(), {"x": SIZES})
 
 
-def test_a_condition_that_an_operator_asks_for_first():
-    with pytest.raises(NotImplementedError, match="cannot leave|another way"):
-        tn.from_pytorch(Function(asks_what_an_operator_has_asked).eval(), {"x": SIZES})
+def test_a_guard_that_an_operator_has_first():
+    with pytest.raises(NotImplementedError, match="cannot keep|something else"):
+        tn.from_pytorch(Function(guards_as_an_operator_did).eval(), {"x": SIZES})
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,15 @@ def test_a_condition_that_an_operator_asks_for_first():
     ],
     ids=["either", "both", "elements"],
 )
-def test_conditions_on_both_sizes(holds):
+def test_guards_on_both_dims(holds):
     net = Function(lambda x: x * 2 if holds(x) else x).eval()
-    with pytest.raises(NotImplementedError, match="another way where 'h', 'w' is"):
+    with pytest.raises(NotImplementedError, match="something else where 'h', 'w' is"):
         tn.from_pytorch(net, {"x": SIZES})
 
 
-def test_a_condition_on_four_sizes():
+def test_a_guard_on_four_dims():
     net = Function(lambda x: x * 2 if x.numel() > 2000 else x).eval()
-    with pytest.raises(NotImplementedError, match="another way where 'a', 'b', 'c', 'd' is"):
+    with pytest.raises(NotImplementedError, match="something else where 'a', 'b', 'c', 'd' is"):
         tn.from_pytorch(net, {"x": tuple(tn.Dim(name, 2, 7) for name in "abcd")})
 
 
@@ -105,9 +105,9 @@ def test_a_condition_on_four_sizes():
     ],
     ids=["quotient", "remainder", "smaller", "choice", "branch"],
 )
-def test_numbers_that_few_sizes_do_not_tell_apart(rng, net, value):
-    """They depend on a size without a condition, and the usual sizes show a constant or the size itself."""
-    with pytest.raises(NotImplementedError, match=f"another way where 'n' is {value} "):
+def test_numbers_that_few_probes_do_not_separate(rng, net, value):
+    """They depend on a dim without a guard, and at the probes are a constant or the dim itself."""
+    with pytest.raises(NotImplementedError, match=f"something else where 'n' is {value} "):
         tn.from_pytorch(Function(net).eval(), {"x": (2, tn.Dim("n", 2))})
     size = tn.Dim("n", 50, value - 1) if value > 50 else tn.Dim("n", 50)
     lib = tn.build(*tn.from_pytorch(Function(net).eval(), {"x": (2, size)}), records=False, opt_level=0)

@@ -1,4 +1,4 @@
-"""Pads whose widths depend on open sizes: as in a U-Net, their kinds, and what is refused."""
+"""Pads with dynamic widths: as in a U-Net, their modes, and what is refused."""
 
 import numpy as np
 import onnxruntime
@@ -14,7 +14,7 @@ from tvm import tirx
 import tvmnotes as tn
 from tvmfast.core.dims import Dim, evaluate
 from tvmfast.frontends.dynamic import padding
-from tvmfast.frontends.dynamic.graphs import Refused
+from tvmfast.frontends.dynamic.graphs import UnsupportedDynamism
 
 
 def to_size(x, skip):
@@ -55,7 +55,7 @@ def test_maps_of_two_levels(rng):
             close(lib(x), wanted)
 
 
-def test_maps_of_open_height_and_width(rng):
+def test_maps_of_dynamic_height_and_width(rng):
     def net(x):
         return to_size(F.interpolate(F.max_pool2d(x, 2), scale_factor=2.0), x)
 
@@ -149,7 +149,7 @@ def test_a_file_that_pads_to_a_multiple(rng):
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
-def test_pads_of_open_axes_in_files(rng, mode):
+def test_pads_of_dynamic_axes_in_files(rng, mode):
     """Their widths are random, and below 0 in a crop."""
     for _ in range(3):
         before, after = (rng.integers(0, 5, 2) for _ in range(2))
@@ -172,7 +172,7 @@ def test_pads_of_open_axes_in_files(rng, mode):
 )
 def test_a_pool_that_pads_at_one_remainder_alone(pool):
     text = f'<ir_version: 8, opset_import: ["": 18]> g (float[1, 2, n, 8] x) => (float[1, 2, m, k] y) {{ y = {pool} }}'
-    with pytest.raises(NotImplementedError, match="cannot leave 'n' open: .* depends on it"):
+    with pytest.raises(NotImplementedError, match="cannot keep 'n' dynamic: .* depends on it"):
         tn.from_onnx(parser.parse_model(text), {"x": (1, 2, tn.Dim("n", 8, 200), 8)})
 
 
@@ -239,11 +239,11 @@ def test_a_pad_is_split_in_one_way_only(natural):
 
     first, last = split((0, 0), (0, 1), n - n // 2 * 2)
     assert first == 0
-    assert evaluate(str(padding.written(last)), {"n": 7}) == 1
+    assert evaluate(str(padding.dim_to_str(last)), {"n": 7}) == 1
     for before, after, total in (
         ((0, 0), (0, 1), n - n // 4 * 4),  # the second end, or both
         ((1, 3), (1, 3), n + 1),  # the larger half may be at either end
         ((1, 2), (4, 8), n),  # fifths
     ):
-        with pytest.raises(Refused, match="split between both ends"):
+        with pytest.raises(UnsupportedDynamism, match="split between both ends"):
             split(before, after, total)

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN of an open batch, an open number of steps, or both: one kernel for all of them."""
+"""LSTM, GRU and RNN with a dynamic batch, a dynamic number of time steps, or both: one kernel for all."""
 
 from copy import deepcopy
 
@@ -89,7 +89,7 @@ def test_layers_of_onnx(rng, kind, gates, steps):
         lib(*feed.values())
 
 
-def test_threads_share_the_units_of_an_open_batch(rng):
+def test_threads_share_the_units_of_a_dynamic_batch(rng):
     net = nn.LSTM(8, 200).eval()
     lib = tn.build(*tn.from_pytorch(net, {"x": (3, "batch", 8)}), records=False)
     for n in BATCHES:
@@ -97,8 +97,8 @@ def test_threads_share_the_units_of_an_open_batch(rng):
         close(lib(x), reference(net, x))
 
 
-def test_an_open_batch_among_sizes_that_are_stated(rng):
-    """One build holds the kernel of a size beside that of all sizes."""
+def test_a_dynamic_batch_among_shape_variants(rng):
+    """One build has a kernel for a static batch and one for all."""
     net = nn.GRU(5, 16).eval()
     lib = tn.build(*tn.from_pytorch(net, {"x": (3, "batch", 5)}), records=False, sizes=[{"batch": 4}])
     for n in (4, 5):

@@ -1,4 +1,4 @@
-"""Open sizes between kernels: reshapes that fuse, loops of one thread where they are short, shared shapes."""
+"""Dynamic dims between kernels: reshapes that fuse, short loops on one thread, shape CSE."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ class Heads(nn.Module):
 
 
 class Flat(nn.Module):
-    """Two open axes made one."""
+    """Two dynamic axes made one."""
 
     def forward(self, x):
         return torch.relu(x.reshape(-1, 6, 8).transpose(1, 2)) + 1
@@ -75,14 +75,14 @@ def test_reshapes_are_fused(rng, target):
         hold(lib, net, x)
 
 
-def test_two_open_sizes(rng):
+def test_two_dynamic_dims(rng):
     net = Flat()
     lib = compiled(net, x=("batch", "n", 48))
     for b, n in ((1, 1), (1, 5), (3, 1), (2, 17), (5, 64)):
         hold(lib, net, rng.standard_normal((b, n, 48)).astype("float32"))
 
 
-def test_an_encoder_has_as_many_kernels_as_one_of_a_fixed_length(rng):
+def test_an_encoder_has_as_many_kernels_as_one_of_a_static_length(rng):
     net = nn.TransformerEncoderLayer(32, 2, 64, activation="gelu", batch_first=True)
     lib = compiled(net, src=(1, tn.Dim("n", 1, 600), 32))
     fixed = compiled(net, src=(1, 64, 32))
@@ -94,7 +94,7 @@ def test_an_encoder_has_as_many_kernels_as_one_of_a_fixed_length(rng):
 
 
 def loops(lib):
-    """The kinds of the loops over an open size in the lowered kernels of a library, by kernel."""
+    """The kinds of the loops over a dynamic dim in the lowered kernels of a library, by kernel."""
     lower, *_ = tirx.get_tir_pipeline(ieee754.LOWERING)
     target = lib._library.target
     kernels = tvm.IRModule(lib._library.kernels)
@@ -103,7 +103,7 @@ def loops(lib):
         kinds = found.setdefault(var.name_hint, [])
         visit = (tirx.For, lambda loop, kinds=kinds: kinds.append((loop.kind, isinstance(loop.extent, tirx.IntImm))))
         tvm_ffi.structural_walk(func.body, visit)
-    return {name: [kind for kind, is_fixed in kinds if not is_fixed] for name, kinds in found.items()}
+    return {name: [kind for kind, is_static in kinds if not is_static] for name, kinds in found.items()}
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, 1000])
@@ -117,7 +117,7 @@ def test_few_iterations_are_left_to_one_thread(rng, width):
 
 
 def test_long_iterations_are_always_shared():
-    """The columns of a product, whose number is fixed, are shared; its open loop over rows is inside."""
+    """The columns of a product, of a static number, are shared; its dynamic loop over rows is inside."""
     lib = compiled(nn.Linear(512, 512), input=("n", 512))
     (kinds,) = (kinds for name, kinds in loops(lib).items() if "dense" in name)
     assert tirx.ForKind.PARALLEL not in kinds

@@ -1,4 +1,4 @@
-"""Products of an open number of rows: right at every number, computing few rows where few are left."""
+"""GEMM with a dynamic number of rows: results, and remainder tiles, which compute few rows where few are left."""
 
 import ctypes
 import mmap
@@ -96,7 +96,7 @@ def test_few_rows_are_not_computed_as_a_tile():
         assert count(kernel, {"n": rows})["flops"] == 2 * computed * 64 * 96
 
 
-def test_an_epilogue_may_have_an_open_axis_of_its_own(rng):
+def test_an_epilogue_may_have_a_dynamic_axis_of_its_own(rng):
     net = Sum(nn.Linear(48, 96)).eval()
     lib = tn.build(*tn.from_pytorch(net, {"x": ("n", 48), "y": ("m", "n", 96)}), records=False)
     assert [schedule["family"] for schedule in lib.graph["kernels"].values()] == ["matmul"]

@@ -1,4 +1,4 @@
-"""Networks whose batch stays open: right at each size, what a call checks, what is saved, what is refused."""
+"""Networks with a dynamic batch: results at each size, what a call checks, what is saved, what is refused."""
 
 import io
 import warnings
@@ -43,7 +43,7 @@ class Convolutions(nn.Module):
 
 
 class Attention(nn.Module):
-    """A layer of a transformer: its tokens are of a fixed number, its products of rows of an open one."""
+    """A transformer layer: a static number of tokens, products with a dynamic number of rows."""
 
     def __init__(self):
         super().__init__()
@@ -118,14 +118,14 @@ def test_an_embedding_checks_its_indices(rng):
         lib(x)
 
 
-def test_sizes_print_and_follow_the_call(lib):
+def test_dims_print_and_follow_the_call(lib):
     assert str(lib.inputs[0]) == "x: float32[batch, 3, 16, 16]"
     assert [str(spec) for spec in lib.outputs] == ["output0: float32[batch, 10]", "output1: float32[batch, 48]"]
     assert lib.inputs[0].shape[0] == tn.Dim("batch")
     assert [y.shape for y in lib(np.zeros((5, *SHAPE), "float32"))] == [(5, 10), (5, 48)]
 
 
-def test_several_inputs_have_one_size(rng):
+def test_several_inputs_have_one_dim(rng):
     net = Function(lambda x, y: x * 2 + y)
     lib = compiled(net, {"x": ("n", 3), "y": (tn.Dim("n", 2, 6), 3)})
     assert [spec.shape[0] for spec in lib.inputs] == [tn.Dim("n", 2, 6)] * 2
@@ -137,14 +137,14 @@ def test_several_inputs_have_one_size(rng):
         lib(x, y[:3])
 
 
-def test_two_sizes(rng):
+def test_two_dynamic_dims(rng):
     lib = compiled(Function(lambda x, y: (torch.relu(x), y + 1)), {"x": ("n", 3), "y": ("m", 2)})
     x, y = np.ones((4, 3), "float32"), np.ones((7, 2), "float32")
     assert [each.shape for each in lib(x, y)] == [(4, 3), (7, 2)]
 
 
-def test_sums_and_multiples_of_a_size(rng):
-    """Shapes of the results that are not the size itself."""
+def test_sums_and_multiples_of_a_dim(rng):
+    """Shapes of the results that are expressions of the dim."""
     net = Function(lambda x: (torch.cat([x, x, torch.zeros(3, 4)]), x.reshape(-1), x.reshape(-1, 2).sum(1)))
     lib = compiled(net, {"x": ("n", 4)})
     assert [spec.shape for spec in lib.outputs] == [("3 + 2*n", 4), ("4*n",), ("2*n",)]
@@ -152,7 +152,7 @@ def test_sums_and_multiples_of_a_size(rng):
 
 
 @pytest.mark.parametrize("bounds", [(1, 3), (1, 8), (2, 5)])
-def test_products_of_a_size_of_few_values(rng, bounds):
+def test_products_of_a_dim_of_few_values(rng, bounds):
     net = Function(lambda x: (x @ x.T).reshape(-1) * 2)
     lib = compiled(net, {"x": (tn.Dim("n", *bounds), 3)})
     hold(lib, net, (3,), rng, sizes=range(bounds[0], bounds[1] + 1))
@@ -197,7 +197,7 @@ def test_mxnet(rng):
         close(lib(x), run(x), terms=2 * 3 * 9, rounded=True)
 
 
-def test_a_saved_network_keeps_its_sizes(convolutions, rng, tmp_path):
+def test_a_saved_network_keeps_its_dims(convolutions, rng, tmp_path):
     lib = compiled(convolutions, {"x": (tn.Dim("batch", 1, 64), *SHAPE)})
     loaded = tn.load(lib.save(tmp_path / "net"))
     assert loaded.inputs == lib.inputs
@@ -225,7 +225,7 @@ def test_the_memory_of_a_run(lib, convolutions):
     report = profiling.memory(lib, batch=4)
     assert report["inputs"] == profiling.memory(fixed)["inputs"]
     assert profiling.alive(lib, batch=4)[0] == profiling.alive(fixed)[0]
-    with pytest.raises(ValueError, match=r"values of the open sizes, batch \(1 or more\); got none"):
+    with pytest.raises(ValueError, match=r"values of the dynamic dims, batch \(1 or more\); got none"):
         profiling.memory(lib)
 
 
@@ -241,14 +241,14 @@ def test_the_memory_of_a_run(lib, convolutions):
     ],
     ids=["even", "branch", "squeeze"],
 )
-def test_networks_that_depend_on_the_size(function, message):
+def test_networks_that_depend_on_the_dim(function, message):
     with pytest.raises((NotImplementedError, ValueError), match=message):
         compiled(Function(function), {"x": ("n", 4)})
 
 
-def test_a_size_of_1_may_be_another_network():
+def test_a_batch_of_1_may_be_another_network():
     net = Function(lambda x: x * 2 if x.shape[0] == 1 else x).eval()
-    with pytest.raises(NotImplementedError, match=r"another way where 'n' is 1 .*leave open Dim\('n', 2\)"):
+    with pytest.raises(NotImplementedError, match=r"something else where 'n' is 1 .*use Dim\('n', 2\)"):
         tn.from_pytorch(net, {"x": ("n", 4)})
 
 
@@ -260,18 +260,18 @@ def test_branches_of_an_onnx_file():
             ninth = Div(n, nine) y = Slice(x, ninth, n, zero) }"""
     )
     onnx.checker.check_model(model)
-    with pytest.raises(NotImplementedError, match="cannot leave 'N' open"):
+    with pytest.raises(NotImplementedError, match="cannot keep 'N' dynamic"):
         tn.from_onnx(model)
 
 
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
     [
-        ({"x": ("2n", 4)}, ValueError, "input 'x': expected a shape of positive whole numbers"),
+        ({"x": ("2n", 4)}, ValueError, "input 'x': expected a shape of positive integers"),
         ({"x": (tn.Dim("n", 4, 8), 4), "y": (tn.Dim("n", 9), 4)}, ValueError, "bounds that overlap"),
     ],
 )
-def test_sizes_that_cannot_be(inputs, error, message):
+def test_dims_that_cannot_be(inputs, error, message):
     with pytest.raises(error, match=message):
         tn.from_pytorch(Function(lambda x, y=None: torch.relu(x)).eval(), inputs)
 
@@ -298,18 +298,18 @@ def test_calls_that_do_not_fit(lib, x, message):
         lib(x)
 
 
-def test_what_takes_fixed_sizes_only(convolutions):
+def test_what_takes_static_shapes_only(convolutions):
     mod, params = tn.from_pytorch(convolutions, {"x": ("batch", *SHAPE)})
-    with pytest.raises(ValueError, match="a build for a GPU needs fixed sizes"):
+    with pytest.raises(ValueError, match="a build for a GPU needs static dims"):
         tn.build(mod, params, target={"kind": "cuda", "arch": "sm_80"})
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }'
     )
-    with pytest.raises(ValueError, match="a Relay module has fixed sizes, and these are open: N; give `shape`"):
+    with pytest.raises(ValueError, match="Relay module has static shapes, and these dims are dynamic: N; give `shape`"):
         frontend.from_onnx(model)
 
 
-def test_sizes_are_evaluated_without_running_code():
+def test_dims_are_evaluated_without_running_code():
     assert evaluate("3 + 2*n", {"n": 5}) == 13
     assert evaluate("n*m + -1*n", {"n": 2, "m": 4}) == 6
     with pytest.raises(ValueError, match="invalid literal"):
@@ -318,13 +318,13 @@ def test_sizes_are_evaluated_without_running_code():
 
 def test_an_axis_that_is_dropped_where_it_is_1():
     net = Function(lambda x: x.squeeze(1).softmax(1).amax().reshape(1))
-    with pytest.raises(NotImplementedError, match=r"Dim\('n', 2\)|'n' open"):
+    with pytest.raises(NotImplementedError, match=r"Dim\('n', 2\)|'n' dynamic"):
         tn.from_pytorch(net.eval(), {"x": (2, "n", 3)})
 
 
-def test_a_constant_of_one_size_is_refused():
+def test_a_constant_of_one_probe_is_refused():
     net = Function(lambda x: x * torch.tensor(1.0 if x.shape[0] == 1 else 3.0))
-    with pytest.raises(NotImplementedError, match=r"leave open Dim\('batch', 2\)"):
+    with pytest.raises(NotImplementedError, match=r"use Dim\('batch', 2\)"):
         tn.from_pytorch(net.eval(), {"x": ("batch", 2)})
 
 
@@ -356,13 +356,13 @@ def test_indices_beyond_a_byte(rng):
 
 
 @pytest.mark.parametrize("what", ["d = Less(n, many)", "d = Equal(n, many)", "d = Equal(m, many) m = Min(n, many)"])
-def test_a_file_that_compares_a_size_with_a_number_is_refused(what):
+def test_a_file_that_compares_a_dim_with_a_number_is_refused(what):
     *before, last = what.split(" m = ")
     text = f"""<ir_version: 9, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 2] y)
         <int64[1] many = {{500}}, int64[1] zero = {{0}}, float[1] one = {{1}}, float[1] two = {{2}}> {{
         s = Shape(x) n = Gather(s, zero) {f"m = {last}" if before else ""} {before[0] if before else what}
         f = Where(d, one, two) y = Mul(x, f) }}"""
-    with pytest.raises(NotImplementedError, match="cannot leave 'N' open|in another way where 'N' is 500"):
+    with pytest.raises(NotImplementedError, match="cannot keep 'N' dynamic|something else where 'N' is 500"):
         tn.from_onnx(parser.parse_model(text))
 
 
@@ -371,11 +371,11 @@ def test_a_file_that_compares_a_size_with_a_number_is_refused(what):
     ["h = Cast<to = 1>(n) d = Less(h, half)", "m = Clip(n, one, most) d = Less(m, n)"],
     ids=["float", "clip"],
 )
-def test_a_file_that_compares_a_size_with_a_large_number_is_refused(what):
+def test_a_file_that_compares_a_dim_with_a_large_number_is_refused(what):
     text = f"""<ir_version: 9, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 2] y)
         <int64[1] zero = {{0}}, float[1] first = {{1}}, float[1] second = {{2}}> {{
         half = Constant<value = float {{8000.5}}>() one = Constant<value = int64 {{1}}>()
         most = Constant<value = int64 {{8000}}>() s = Shape(x) n = Gather(s, zero) {what}
         f = Where(d, first, second) y = Mul(x, f) }}"""
-    with pytest.raises(NotImplementedError, match=r"in another way where 'N' is 800\d"):
+    with pytest.raises(NotImplementedError, match=r"something else where 'N' is 800\d"):
         tn.from_onnx(parser.parse_model(text))

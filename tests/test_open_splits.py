@@ -1,4 +1,4 @@
-"""Splits where sizes are open: of another axis, and of the open one, whose parts are rounded."""
+"""Splits with dynamic dims: of a static axis, and of a dynamic one, into parts that are floor divisions."""
 
 import numpy as np
 import onnxruntime
@@ -16,7 +16,7 @@ LENGTH = (2, tn.Dim("n", 2, 64), 12)
 
 
 def agree(net, shape, lengths, rng):
-    """Compare a network with an open size with PyTorch."""
+    """Compare a network with a dynamic dim with PyTorch."""
     lib = tn.build(*tn.from_pytorch(Function(net).eval(), {"x": shape}), records=False)
     for length in lengths:
         x = rng.standard_normal([n if isinstance(n, int) else 3 if n == "batch" else length for n in shape]).astype(
@@ -25,7 +25,7 @@ def agree(net, shape, lengths, rng):
         close(lib(x), reference(net, x))
 
 
-def test_parts_of_fixed_axes(rng):
+def test_parts_of_static_axes(rng):
     def channels(x):
         halves = torch.cat(x.chunk(2, 1)[::-1], 1)
         others = (x.unbind(-3)[2], x.hsplit(3)[1], F.glu(x, 1))
@@ -67,11 +67,11 @@ def test_queries_keys_and_values(rng):
         "quarter",
     ],
 )
-def test_parts_of_an_open_axis(rng, net, least):
+def test_parts_of_a_dynamic_axis(rng, net, least):
     agree(net, (2, tn.Dim("n", least, 64), 12), (least, *range(7, 15), 33, 63, 64), rng)
 
 
-def test_halves_of_a_length_in_an_open_batch(rng):
+def test_halves_of_a_length_in_a_dynamic_batch(rng):
     agree(lambda x: [part * 2 for part in x.chunk(2, 1)], ("batch", tn.Dim("n", 2, 1024), 3), (2, 3, 7, 501), rng)
 
 
@@ -85,8 +85,8 @@ def test_halves_of_a_length_without_a_bound():
     [
         (lambda x: x.split(x.shape[1] // 2, 1)[:2], "it is split into [23] or [23] parts"),
         (lambda x: x.split(7, 1)[0], "it is split into .* parts"),
-        (lambda x: x.unbind(1)[0], "'n' open"),
-        (lambda x: x.tensor_split(3, 1)[1], "'n' open: a size is"),
+        (lambda x: x.unbind(1)[0], "'n' dynamic"),
+        (lambda x: x.tensor_split(3, 1)[1], "'n' dynamic: a dim is"),
     ],
     ids=["two or three", "sevens", "unbind", "a third of tensor_split"],
 )
@@ -124,5 +124,5 @@ def test_a_slice_up_to_the_largest_number_in_a_file(rng):
 
 
 def test_a_slice_that_some_lengths_end_before_in_a_file():
-    with pytest.raises(NotImplementedError, match="cannot leave 'n' open: a size is .*5000"):
+    with pytest.raises(NotImplementedError, match="cannot keep 'n' dynamic: a dim is .*5000"):
         tn.from_onnx(sliced(5000))

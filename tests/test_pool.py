@@ -90,7 +90,7 @@ def test_each_chunk_runs_once(folder, threads, chunks, spin):
 
 
 def test_loops_of_several_threads_run_at_once(folder):
-    """More than there are places for: the rest run alone, on the thread that asked."""
+    """More than there are slots for: the rest run alone, on the thread that asked."""
     _, run = opened(folder, 3, 4)
     wrong = []
 

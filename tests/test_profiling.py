@@ -20,7 +20,7 @@ from tvm.script import tirx as T
 import tvmnotes as tn
 from tvmfast.compiler import costs, pipeline
 from tvmfast.compiler.schedule.rules import winograd
-from tvmfast.core.integers import ceildiv
+from tvmfast.core.relax import ceildiv
 from tvmfast.profiling.measure import Timing
 from tvmfast.runtime.stopwatch import Call, Stopwatch
 from tvmnotes import peak, plots, profiling, threads
@@ -54,7 +54,7 @@ def cost_of(net, *shapes, **options):
 # ---------------------------------------------------------------- counting
 
 
-@pytest.mark.parametrize("options", [{"opt_level": 0}, {"target": AVX512, "records": False}], ids=["plain", "fast"])
+@pytest.mark.parametrize("options", [{"opt_level": 0}, {"target": AVX512, "records": False}], ids=["level0", "level3"])
 def test_a_direct_convolution_counts_as_its_formula(options):
     """2 for each product and sum, for each output, input channel and position in the window; a byte of data once."""
     conv = nn.Conv2d(32, 48, 3, stride=2, padding=1, bias=False)

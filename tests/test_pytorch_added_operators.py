@@ -243,9 +243,9 @@ def test_fourier_transforms(make, shape):
 def test_complex_numbers_are_refused_where_tvm_would_meet_them():
     with pytest.raises(ValueError, match=r"it returns complex numbers, which TVM lacks; return torch\.view_as_real"):
         tn.from_pytorch(Function(torch.fft.rfft).eval(), {"x": (4,)})
-    with pytest.raises(NotImplementedError, match=r"complex numbers: tvmnotes lacks aten\.tanh\.default of them"):
+    with pytest.raises(NotImplementedError, match=r"complex numbers: tvmfast lacks aten\.tanh\.default of them"):
         tn.from_pytorch(Function(lambda x: torch.fft.rfft(x).tanh().real).eval(), {"x": (4,)})
-    with pytest.raises(NotImplementedError, match=r"complex numbers: tvmnotes lacks aten\.var\.correction of them"):
+    with pytest.raises(NotImplementedError, match=r"complex numbers: tvmfast lacks aten\.var\.correction of them"):
         tn.from_pytorch(Function(lambda x: torch.fft.rfft(x).var().abs()).eval(), {"x": (4,)})
 
 
@@ -307,7 +307,7 @@ def test_a_bag_of_embeddings():
         lib(np.full(6, 10), offsets.numpy())
 
 
-def test_resizing_float64_to_open_sizes_is_refused():
+def test_resizing_float64_to_dynamic_dims_is_refused():
     net = Function(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")).eval()
-    with pytest.raises(NotImplementedError, match="float64 with open sizes, which TVM computes in float32"):
+    with pytest.raises(NotImplementedError, match="float64 with dynamic dims, which TVM computes in float32"):
         tn.from_pytorch(net, {"x": (("n", 3, "h", 4), "float64")})

@@ -1,4 +1,4 @@
-"""PyTorch's types: what operators return of two dtypes, of a tensor and a number, and of sums of whole numbers."""
+"""PyTorch's types: what operators return of two dtypes, of a tensor and a number, and of sums of integers."""
 
 import math
 from itertools import product
@@ -63,7 +63,7 @@ def calls_of_two(rng, first, second):
     """Names, functions and operands: two arrays, and an array and an array without axes."""
     x, y = random_tensor(rng, first, -9, 9), random_tensor(rng, second, 1, 4)
     for (name, function), operand in product(OF_TWO.items(), (y, y[0])):
-        if name != "pow" or first.is_floating_point or second.is_floating_point:  # TVM lacks powers of whole numbers
+        if name != "pow" or first.is_floating_point or second.is_floating_point:  # TVM lacks powers of integers
             yield f"{name}, {first}, {second}, {operand.ndim} axes", function, (x, operand)
 
 

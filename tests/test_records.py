@@ -515,8 +515,8 @@ def assert_built_with(lib, found, small):
 
 def test_a_build_takes_a_file_several_or_a_list(small, small_tasks, tmp_path):
     found = chosen(small_tasks)
-    plain = tn.build(small.mod, small.params, records=False)
-    assert plain.tuned == "" and repr(plain).endswith(f"{env.host_target().attrs['mcpu']})")
+    without = tn.build(small.mod, small.params, records=False)
+    assert without.tuned == "" and repr(without).endswith(f"{env.host_target().attrs['mcpu']})")
     one, two = write(tmp_path / "one.jsonl", *found[:1]), write(tmp_path / "two.jsonl", *found[1:])
     count = len(found)
     for source, told in [
@@ -587,7 +587,7 @@ def test_below_level_3_nothing_is_tuned(small, small_tasks, level):
 
 @pytest.mark.parametrize("source", [[1], [None], b"path"])
 def test_what_are_no_records_is_refused(small, source):
-    with pytest.raises(TypeError, match="records: expected None, False, a file, or a list of files or of tvmnotes"):
+    with pytest.raises(TypeError, match="records: expected None, False, a file, or a list of files or of tvmfast"):
         tn.build(small.mod, small.params, records=source)
 
 

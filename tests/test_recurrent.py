@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN of PyTorch, ONNX and MXNet: one kernel for all steps, held against the framework."""
+"""LSTM, GRU and RNN of PyTorch, ONNX and MXNet: one kernel for all time steps, compared with the framework."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from tvmfast.compiler.graph.pack_recurrent import tile_of
 from tvmfast.core.simd import NEON, Simd
 from tvmfast.kernels.recurrent import loops
 from tvmfast.kernels.recurrent.cell import OF_CUDNN, Cell
-from tvmfast.kernels.recurrent.loops import Sizes, Tile
+from tvmfast.kernels.recurrent.loops import Dims, Tile
 
 LEVELS = (0, 3)
 
@@ -45,7 +45,7 @@ class Layers(nn.Module):
         self.lstm = nn.LSTM(5, 19, num_layers=2, bidirectional=True, batch_first=True, dropout=0.5)
         self.projected = nn.LSTM(38, 33, num_layers=2, proj_size=7)
         self.gru = nn.GRU(5, 16, bidirectional=True)
-        self.plain = nn.GRU(5, 40, bias=False, batch_first=True)
+        self.without_bias = nn.GRU(5, 40, bias=False, batch_first=True)
         self.rnn = nn.RNN(5, 9, bidirectional=True)
         self.relu = nn.RNN(9, 17, nonlinearity="relu", bias=False)
         self.single = nn.LSTM(19, 4)
@@ -53,7 +53,7 @@ class Layers(nn.Module):
     def forward(self, x, h, c):
         by_batch, lstm = self.lstm(x)
         return (
-            *(by_batch, lstm, self.projected(by_batch, (h, c)), self.gru(x), self.plain(x)),
+            *(by_batch, lstm, self.projected(by_batch, (h, c)), self.gru(x), self.without_bias(x)),
             *(self.rnn(x), self.relu(self.rnn(x)[0][..., :9]), self.single(by_batch[0, :, :19])),
         )
 
@@ -68,7 +68,7 @@ def test_all_layers_of_pytorch(rng):
 
 
 def test_special_values_and_the_largest_values():
-    """NaN and infinities of one row and step stay in it and in the steps after it, as in PyTorch."""
+    """NaN and infinities of one row and time step stay in it and in later ones, as in PyTorch."""
     x = torch.zeros(4, 6, 3)
     for row, value in enumerate((np.nan, np.inf, -np.inf, 3e38, 1e-42)):
         x[1, row, 1] = value
@@ -93,7 +93,7 @@ def test_other_dtypes(rng, dtype):
 
 @pytest.mark.parametrize("batch", [1, 5])
 def test_threads_share_the_units(rng, batch):
-    """Of a cell that is large enough, in tiles that the batch does not fill; more steps are no more kernels."""
+    """Of a cell that is large enough, in tiles that the batch does not fill; more time steps are no more kernels."""
     net, kernels = nn.LSTM(8, 200).eval(), []
     for steps in (2, 7):
         x = torch.from_numpy(rng.standard_normal((steps, batch, 8)).astype("float32"))
@@ -102,7 +102,7 @@ def test_threads_share_the_units(rng, batch):
 
 
 def test_threads_where_all_units_are_one_chunk(rng):
-    """Of the cell, or of its projection, whose step ends at a barrier too."""
+    """Of the cell, or of its projection, whose time step ends at a barrier too."""
     for net, batch in ((nn.LSTM(8, 16), 64), (nn.GRU(8, 16), 90), (nn.LSTM(8, 200, proj_size=7), 12)):
         x = torch.from_numpy(rng.standard_normal((9, batch, 8)).astype("float32"))
         agree(net.eval(), x, levels=(3,))
@@ -116,23 +116,23 @@ def test_a_single_step_is_one_kernel(rng, batch):
         assert sum(1 for node in graph["nodes"] if graph["costs"][node["kernel"]]["flops"]) == 1
 
 
-INT64 = (  # sizes of which some tensor has more elements than an int32 reaches
-    Sizes(steps=(1 << 19) + 1, batch=64, input=64, units=16, outputs=16),  # what the input adds to the gates
-    Sizes(steps=1, batch=1 << 23, input=1, units=128, outputs=128),  # the state before and after a step
-    Sizes(steps=2, batch=1, input=1 << 25, units=16, outputs=16),  # plain loops: the weights
+INT64 = (  # dims with which some tensor has more elements than an int32 reaches
+    Dims(steps=(1 << 19) + 1, batch=64, input=64, units=16, outputs=16),  # what the input adds to the gates
+    Dims(steps=1, batch=1 << 23, input=1, units=128, outputs=128),  # the state before and after a time step
+    Dims(steps=2, batch=1, input=1 << 25, units=16, outputs=16),  # unpacked: the weights
 )
 
 
-@pytest.mark.parametrize("tile", [None, Tile(16, 2, 1, True)], ids=["plain", "packed"])
+@pytest.mark.parametrize("tile", [None, Tile(16, 2, 1, True)], ids=["unpacked", "packed"])
 def test_indices_of_large_tensors_are_int64(tile):
     for kind, cell in OF_CUDNN.items():
-        for sizes in INT64 if kind == "lstm" else INT64[:2]:
+        for dims in INT64 if kind == "lstm" else INT64[:2]:
             cell = replace(cell, reverse=not cell.reverse)
             names = cell.inputs()
-            if tile and sizes.steps > 1:
+            if tile and dims.steps > 1:
                 names = ["from_input", *(name for name in names if name not in ("x", "weight", "bias"))]
             found = []
-            body = loops.kernel(cell, names, sizes, "float32", tile).body
+            body = loops.kernel(cell, names, dims, "float32", tile).body
             tvm_ffi.structural_walk(body, ((ir.TensorLoad, tirx.BufferStore), found.append))
             indices = [index for each in found for index in each.indices if not isinstance(index, tirx.IntImm)]
             assert indices and {str(index.ty.dtype) for index in indices} == {"int64"}
@@ -142,7 +142,7 @@ def test_rows_that_complete_a_tile_have_the_length_of_the_last_sequence():
     for cell in OF_CUDNN.values():
         cell = replace(cell, reverse=True)
         names = cell.inputs(lengths=True)
-        body = loops.kernel(cell, names, Sizes(1, 3, 4, 16, 16), "float32", Tile(16, 2, 1)).body
+        body = loops.kernel(cell, names, Dims(1, 3, 4, 16, 16), "float32", Tile(16, 2, 1)).body
         found, loads = [], []
         tvm_ffi.structural_walk(body, [(tirx.For, found.append), (ir.TensorLoad, loads.append)])
         analyzer = sym.Analyzer()
@@ -163,7 +163,7 @@ def test_kernels_with_int64_indices_agree(rng, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
 def test_many_steps_are_imported_at_once(kind):
-    """Step by step, PyTorch would export these for minutes."""
+    """Unrolled, PyTorch would export these for minutes."""
     net = nn.Sequential(getattr(nn, kind)(2, 3)).eval()
     traced = torch.jit.trace(net, torch.zeros(2, 1, 2))
     for model in (net, traced):
@@ -177,7 +177,7 @@ def test_tiles_fit_into_the_registers():
             for batch, units in ((1, 1), (1, 512), (7, 100), (64, 256)):
                 cell = Cell("rnn", gates, (("tanh", 0.0, 0.0),), reset_after=gates == "rzn")
                 for steps in (1, 3):
-                    tile = tile_of(cell, Sizes(steps, batch, 4, units, units), simd)
+                    tile = tile_of(cell, Dims(steps, batch, 4, units, units), simd)
                     single = steps == 1 and batch <= 8 and cell.reset_after
                     assert simd.fits(tile.rows, tile.blocks * (len(gates) + single))
 
@@ -186,7 +186,7 @@ def test_tiles_fit_into_the_registers():
 
 STEPS, BATCH = 5, 3
 WIDTH, UNITS = 4, 6
-TERMS = STEPS * (WIDTH + UNITS)  # the sums of all steps, each of which counts in the last
+TERMS = STEPS * (WIDTH + UNITS)  # the sums of all time steps, each of which counts in the last
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 

@@ -1,4 +1,4 @@
-"""Channels that are put together or taken apart within blocks: PyTorch's results, in the blocked layout."""
+"""Channel repacking: concatenations and slices within blocks give PyTorch's results, in the blocked layout."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_parts_of_blocks(parts, target):
 
 
 @pytest.mark.parametrize("shape", [("n", 3, 9, 7), ("n", 3, "height", "width")], ids=["batch", "all"])
-def test_parts_of_blocks_of_open_sizes(shape):
+def test_parts_of_blocks_with_dynamic_dims(shape):
     net = tn.models.seeded(lambda: Mixed(12, 8, 20), 9).eval()
     lib = tn.build(*tn.from_pytorch(net, {"x": shape}), records=False)
     for n in (1, 3):

@@ -251,9 +251,9 @@ def test_a_server_that_falls_silent_loses_its_trial_to_another(cluster, when):
 
 @pytest.mark.full
 def test_tvms_own_tracker_and_server_will_do(tmp_path):
-    with Cluster(tmp_path, plain=True) as cluster:
-        cluster.serve("plain", key="plain", module="tvm.exec.rpc_server")
-        with tn.tuning.RpcRunner(cluster.tracker, "plain", **HANGS) as runner:
+    with Cluster(tmp_path, tvms_own=True) as cluster:
+        cluster.serve("tvms", key="tvms", module="tvm.exec.rpc_server")
+        with tn.tuning.RpcRunner(cluster.tracker, "tvms", **HANGS) as runner:
             trials = runner.measure(planted("double", "nonsense", "hang", "double"))
     assert [trial.error for trial in trials] == [
         None,
@@ -320,14 +320,14 @@ def test_without_the_secret_a_tracker_says_nothing(cluster, secret):
 
 def test_a_server_runs_nothing_for_who_knows_its_word_but_not_the_secret(cluster):
     host, port, word = server.free_server(cluster.tracker, "k")
-    plain, _, proof = word.partition(" -proof=")
-    elsewhere = secrets.proof(secrets.find(), plain, host, port + 1)  # what a false server could pass on
+    match_key, _, proof = word.partition(" -proof=")
+    elsewhere = secrets.proof(secrets.find(), match_key, host, port + 1)  # what a false server could pass on
     for bad in (
-        plain,
-        f"{plain} -proof=",
-        f"{plain} -proof={'0' * 64}",
-        f"{plain} -proof={elsewhere}",
-        f"{plain}0 -proof={proof}",
+        match_key,
+        f"{match_key} -proof=",
+        f"{match_key} -proof={'0' * 64}",
+        f"{match_key} -proof={elsewhere}",
+        f"{match_key}0 -proof={proof}",
     ):
         with pytest.raises(Exception, match="(?i)match"):
             tvm.rpc.connect(host, port, bad)

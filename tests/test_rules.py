@@ -76,7 +76,7 @@ def test_the_kernels_of_a_rule_compute_what_numpy_does(rule, workload, quick):
     for config in [*default, *chosen]:
         candidate = Candidate(workload, config, TARGET)
         scheduled = trial.kernel(candidate)
-        # Where a schedule does not fit, the default one takes its place.
+        # Where a schedule does not fit, the default one replaces it.
         assert annotations.of_function(scheduled["main"])["schedule"] == config
         library = codegen.compile_kernels(dict(scheduled.functions_items()), env.host_target(), runs_here=False)
         (tensors,) = trial.arguments(candidate, tvm.cpu())

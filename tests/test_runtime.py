@@ -96,9 +96,9 @@ def test_tvm_tensors_that_kernels_cannot_read_are_copied(weigh, way):
 
 def test_results_are_the_callers_own(weigh, compile_function):
     first = weigh(X, Y)
-    kept = first.copy()
+    copy = first.copy()
     weigh(X + 1, Y)
-    np.testing.assert_array_equal(first, kept)
+    np.testing.assert_array_equal(first, copy)
     x = unaligned(X, 0)
     same = compile_function(lambda x: x, {"x": (3, 4)})(x)
     same[:] = 0

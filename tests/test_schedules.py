@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 import tvmnotes as tn
 from tvmfast.compiler.schedule.rules import winograd
-from tvmfast.core.integers import ceildiv
+from tvmfast.core.relax import ceildiv
 
 
 def drawn(examples: int):
@@ -226,12 +226,12 @@ def test_flattened_images(count, size, out):
     assert_same(network, (2, 3, *size), family="matmul")
 
 
-class Steps(nn.Module):
-    """Operators one after the other, as `steps` names them: each changes the last result, some with an earlier one."""
+class Chain(nn.Module):
+    """The operators that `operators` names, in order: each changes the last result, some with an earlier one."""
 
-    def __init__(self, steps):
+    def __init__(self, operators):
         super().__init__()
-        self.steps, self.weights = steps, nn.ParameterDict()
+        self.operators, self.weights = operators, nn.ParameterDict()
 
     def conv(self, x, out, size=1, groups=1):
         shape = (out, x.shape[1] // groups, size, size)
@@ -246,8 +246,8 @@ class Steps(nn.Module):
 
     def forward(self, x):
         outputs = [self.conv(x, 20, 3)]
-        for kind, back, k in self.steps:
-            outputs.append(STEPS[kind](self, outputs[-1], outputs[-1 - back % len(outputs)], k))
+        for kind, back, k in self.operators:
+            outputs.append(OPERATORS[kind](self, outputs[-1], outputs[-1 - back % len(outputs)], k))
         return outputs[-1], outputs[-2]
 
 
@@ -261,7 +261,7 @@ def attend(x):
     return (torch.softmax(tokens @ tokens.transpose(1, 2), -1) @ tokens).transpose(1, 2).reshape(x.shape)
 
 
-STEPS = {
+OPERATORS = {
     "conv": lambda net, x, other, k: net.conv(x, (5, 16, 24, 32)[k % 4], (1, 3, 5)[k % 3]),
     "depthwise": lambda net, x, other, k: net.conv(x, x.shape[1], 3, x.shape[1]),
     "grouped": lambda net, x, other, k: net.conv(x, 24, 3, math.gcd(x.shape[1], 4)),
@@ -280,13 +280,13 @@ STEPS = {
     "affine": lambda net, x, other, k: (x * 0.3 + 1) * torch.linspace(1, 2, x.shape[1])[:, None, None],
     "crop": lambda net, x, other, k: F.pad(x[:, :, 1:], (0, 1, 2, 0)),
 }
-steps = st.tuples(st.sampled_from(list(STEPS)), st.integers(0, 3), st.integers(0, 11))
+operators = st.tuples(st.sampled_from(list(OPERATORS)), st.integers(0, 3), st.integers(0, 11))
 
 
 @drawn(8)
-@given(st.lists(steps, min_size=3, max_size=10), st.integers(1, 2), st.sampled_from([(5, 9), (8, 8), (13, 17)]))
-def test_networks_of_many_operators(steps, batch, size):
-    network, x = Steps(steps), random_tensor((batch, 3, *size))
+@given(st.lists(operators, min_size=3, max_size=10), st.integers(1, 2), st.sampled_from([(5, 9), (8, 8), (13, 17)]))
+def test_networks_of_many_operators(operators, batch, size):
+    network, x = Chain(operators), random_tensor((batch, 3, *size))
     network(x)
     assert_same(network.requires_grad_(False), x)
 
@@ -353,7 +353,7 @@ def test_linear_layers(batch, count, depth, columns, bias, tail):
 @given(batches, st.lists(st.booleans(), min_size=5, max_size=5), rows, depths, rows, after)
 @example([2], [False] * 5, 1, 1, 1, "none")
 def test_products_of_two_inputs(batch, ones, count, depth, columns, tail):
-    """Batches broadcast: where `ones` says so, a side has 1 in place of an axis, or the right one lacks the first."""
+    """Batches broadcast: where `ones` says so, a side has 1 for an axis, or the right one lacks the first."""
     left = [1 if ones[i] else n for i, n in enumerate(batch)]
     right = [1 if ones[i + 2] else n for i, n in enumerate(batch)][ones[4] :]
     assert_same(lambda a, b: AFTER[tail](a @ b), (*left, count, depth), (*right, depth, columns), family="batch_matmul")
@@ -514,7 +514,7 @@ def test_numbers_made_of_several():
     assert_same(lambda x: (x.sum() * x[0] + x[1] * x[2] - x[3]).exp() * x[0], (4,), family="default")
 
 
-def test_norms_of_an_open_number_of_rows(rng):
+def test_norms_of_a_dynamic_number_of_rows(rng):
     lib = tn.build(*tn.from_pytorch(Function(NORMS["operator"]).eval(), {"x": ("batch", "length", 37)}))
     assert set(lib.kernels.family) == {"row_reduction"}
     for shape in ((1, 1, 37), (2, 70, 37)):
@@ -550,7 +550,7 @@ def test_functions_of_all_kinds_of_values():
 # ---------------------------------------------------------------- other dtypes, by TVM's own kernels
 
 halves = st.sampled_from(["float16", "bfloat16"])
-PLAIN = {
+ANY_DTYPE = {
     "add": lambda x: x + x.flip(-1),
     "clamp": lambda x: x.clamp(-3, 5) * 3,
     "concat": lambda x: torch.cat([x, torch.relu(x)], 1),
@@ -580,14 +580,14 @@ def test_functions_in_half_precision(kind, dtype, count):
 
 @drawn(8)
 @given(
-    st.sampled_from(list(PLAIN)),
+    st.sampled_from(list(ANY_DTYPE)),
     st.sampled_from(["float16", "bfloat16", "int8", "int32", "int64"]),
     channels,
     st.sampled_from([2, 16, 17]),
 )
 @example("max", "bfloat16", 5, 16)
 def test_functions_in_every_dtype(kind, dtype, count, width):
-    assert_same(PLAIN[kind], random_tensor((2, count, 4, width)).mul(5).to(getattr(torch, dtype)))
+    assert_same(ANY_DTYPE[kind], random_tensor((2, count, 4, width)).mul(5).to(getattr(torch, dtype)))
 
 
 @drawn(6)

@@ -1,4 +1,4 @@
-"""`tn.build(…, sizes=[…])` and `tn.tune(…, sizes=…)`: kernels for stated values of open sizes, in one library."""
+"""`tn.build(…, sizes=[…])` and `tn.tune(…, sizes=…)`: kernels for given values of dynamic dims, in one library."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tvmnotes import profiling
 
 
 class Net(nn.Module):
-    """Convolutions, a map that is upsampled, a dense layer, and softmax over an axis of open length."""
+    """Convolutions, a map that is upsampled, a dense layer, and softmax over a dynamic axis."""
 
     def __init__(self):
         super().__init__()
@@ -48,14 +48,14 @@ def lib(imported):
 
 
 def agree(lib, net, rng):
-    """Compare a network with PyTorch's at the stated sizes, and at others."""
+    """Compare a network with PyTorch's at the given dims, and at others."""
     for batch, height, width in ((1, 16, 24), (3, 16, 24), (1, 32, 32), (2, 32, 32), (1, 24, 16), (2, 5, 63)):
         x = rng.standard_normal((batch, 3, height, width)).astype("float32")
         close(lib(x), reference(net, x))
 
 
 def chosen(lib, *shape):
-    """Return the number of the variant that an image of this shape runs; None if it is the open network."""
+    """Return the number of the variant that an image of this shape runs; None if it is the dynamic network."""
     serving = lib.serving([np.zeros(shape, "float32")])
     return None if serving is lib else lib.variants.index(serving)
 
@@ -87,7 +87,7 @@ def test_a_saved_network_keeps_its_entries(lib, net, rng, tmp_path):
     assert np.array_equal(one(x)[0], lib(x)[0])
 
 
-def test_weights_are_kept_once(lib, imported):
+def test_weights_are_stored_once(lib, imported):
     dense = [array for array in lib.arrays_of_all.values() if 10 in array.shape]
     assert len(dense) == 1  # the bias, which no kernel packs
     alone = tn.build(*imported, records=False)
@@ -101,7 +101,7 @@ def test_a_profile_is_that_of_the_entry(lib):
     x = np.zeros((1, 3, 32, 32), "float32")
     profile = tn.profile(lib, x, calls=1)
     assert profile.compiled is lib.variants[2]
-    # A reshape may be a view: a kernel of the graph that no run calls.
+    # A reshape may be an output alias: a kernel of the graph that no run calls.
     called = set(profile.kernels)
     assert called <= set(lib.variants[2].graph["kernels"]) and not called & set(lib.variants[0].graph["kernels"])
     assert {name for name, _ in lib.timed(x)} == called
@@ -137,7 +137,7 @@ def test_a_comparison_runs_the_entry(lib):
     assert [len(timing.seconds) for timing in timings.values()] == [2, 2]
     kernels = [set(each.graph["kernels"]) for each in (lib, *lib.variants)]
     called = names & set.union(*kernels)
-    assert called and called <= kernels[3]  # a reshape may be a view, which no run calls
+    assert called and called <= kernels[3]  # a reshape may be an output alias, which no run calls
 
 
 def test_lower_levels(imported, net, rng):
@@ -174,7 +174,7 @@ def test_sizes_that_are_none(imported, sizes):
         tn.build(*imported, sizes=sizes)
 
 
-def test_a_network_of_fixed_sizes(net):
+def test_a_network_with_static_shapes(net):
     with pytest.raises(ValueError, match="the network has none"):
         tn.build(*tn.from_pytorch(net, {"x": (1, 3, 16, 16)}), sizes=[{"h": 16}])
 
@@ -183,8 +183,8 @@ def test_tuning_at_a_size_serves_a_build_for_it(imported, tmp_path):
     records, at = tmp_path / "tuning.jsonl", {"batch": 1, "h": 16, "w": 24}
     tn.tune(*imported, trials=60, seed=0, records=records, runner=FakeRunner(), sizes=at)
     lib = tn.build(*imported, records=records, sizes=[at])
-    plain = tn.build(*imported, records=False, sizes=[at])
-    configs = [[*each.variants[0].graph["kernels"].values()] for each in (lib, plain)]
+    untuned = tn.build(*imported, records=False, sizes=[at])
+    configs = [[*each.variants[0].graph["kernels"].values()] for each in (lib, untuned)]
     assert configs[0] != configs[1]
-    with pytest.raises(ValueError, match="sizes: expected values of open sizes by name"):
+    with pytest.raises(ValueError, match="sizes: expected values of dynamic dims by name"):
         tn.tune(*imported, records=records, runner=FakeRunner(), sizes={"h": 1})

@@ -1,4 +1,4 @@
-"""State that stays inside a network: caches that are written in place, recurrent networks fed step by step."""
+"""State: inputs that alias outputs, caches updated in place, recurrent networks called once per time step."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_told(state, error, text):
         tn.build(mod, params, state=state)
 
 
-def test_the_first_call_decides_an_open_size(rng, tmp_path):
+def test_the_first_call_fixes_a_dynamic_dim(rng, tmp_path):
     shapes = {"x": (tn.Dim("rows", 1, 9), 3), "total": (tn.Dim("rows"), 3), "count": (1,)}
     state = {"total": "output1", "count": "output2"}
     lib = build(lambda x, total, count: (2 * x, total + x, count + x.mean()), shapes, state)
@@ -150,7 +150,7 @@ def test_the_first_call_decides_an_open_size(rng, tmp_path):
     np.testing.assert_array_equal(sessions[4](x[:2]), 2 * x[:2])
 
 
-def test_a_cache_of_an_open_length_is_written_in_place(rng):
+def test_a_cache_of_dynamic_length_is_updated_in_place(rng):
     """The mask, which is passed, has its length."""
 
     def step(mask, position, k, cache):
@@ -171,7 +171,7 @@ def test_a_cache_of_an_open_length_is_written_in_place(rng):
             np.testing.assert_array_equal(session._held[0].numpy(), cache)
 
 
-def test_an_open_size_that_no_input_has_gives_no_zeros():
+def test_a_dynamic_dim_that_no_input_has_gives_no_zeros():
     shapes = {"x": (1, 3), "total": (tn.Dim("batch", 1, 9), 3)}
     with pytest.raises(ValueError, match=r"state: input 'total' is float32\[batch, 3\], .* number for 'batch'"):
         build(lambda x, total: (total + x, x), shapes, {"total": "output0"}, opt_level=0)
@@ -213,25 +213,25 @@ SHAPES = {"position": ((1,), "int64"), "k": CACHE[:3] + CACHE[4:], "cache": CACH
 
 
 @pytest.mark.parametrize(("write", "level"), [(copy_into_layers, 0), *((write, 3) for write in WRITES)])
-def test_a_write_to_a_cache_happens_in_place(write, level, rng):
+def test_a_partial_update_of_a_cache_happens_in_place(write, level, rng):
     def step(position, k, cache):
         cache = write(cache, position, k)
         return cache.sum((0, 1, 2)), cache
 
     lib = build(step, SHAPES, {"cache": "output1"}, opt_level=level)
     size = 4 * np.prod(CACHE)
-    written = {node["kernel"] for node in lib.graph["nodes"] if node.get("in_place")}
-    assert written
+    updating = {node["kernel"] for node in lib.graph["nodes"] if node.get("in_place")}
+    assert updating
     assert all(costs["writes"] < size for costs in lib.graph["costs"].values())
-    assert all(lib.graph["costs"][name]["reads"] < size / 2 for name in written)
-    cache, places = np.zeros(CACHE, "float32"), set()
+    assert all(lib.graph["costs"][name]["reads"] < size / 2 for name in updating)
+    cache, addresses = np.zeros(CACHE, "float32"), set()
     for position in (5, 0, 7, 5):
         k = random(rng, *SHAPES["k"])
         wanted = reference(step, np.array([position]), k, cache)
         close([lib(np.array([position]), k), lib._held[0].numpy()], wanted)
         cache = lib._held[0].numpy().copy()
-        places.add(lib._held[0].data_ptr())
-    assert len(places) == 1
+        addresses.add(lib._held[0].data_ptr())
+    assert len(addresses) == 1
 
 
 def returns_the_old(cache, position, k):
@@ -275,7 +275,7 @@ def test_a_cache_that_is_still_needed_is_right(write, level, rng):
         last += [(tensor, tensor.numpy().copy()) for tensor in got]
 
 
-def test_caches_of_an_open_length_that_are_still_needed_are_right(rng):
+def test_caches_of_dynamic_length_that_are_still_needed_are_right(rng):
     def step(mask, position, k, *caches):
         several = [write(cache, position, k) for write, cache in zip(NEEDED, caches, strict=True)]
         others = [each for before, _, *after in several for each in (before, *after)]
@@ -342,7 +342,7 @@ def test_a_value_of_another_dtype_at_a_position_without_axes(rng):
     np.testing.assert_array_equal(got, write(*map(torch.from_numpy, (cache, position, k))))
 
 
-def test_slices_of_an_open_size(rng):
+def test_slices_of_a_dynamic_dim(rng):
     def write(x, y):
         x = x.clone()
         x[-1] = y
@@ -382,7 +382,7 @@ class Decoder(nn.Module):
 
     def __init__(self, tokens=13, width=HEADS * DIM):
         super().__init__()
-        self.embed, self.places = nn.Embedding(tokens, width), nn.Embedding(LENGTH, width)
+        self.embed, self.positions = nn.Embedding(tokens, width), nn.Embedding(LENGTH, width)
         self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(LAYERS))
         self.mix = nn.ModuleList(nn.Linear(width, width) for _ in range(LAYERS))
         self.score = nn.Linear(width, tokens)
@@ -397,7 +397,7 @@ class Decoder(nn.Module):
 
     def forward(self, tokens):
         mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-        x = self.embed(tokens) + self.places.weight
+        x = self.embed(tokens) + self.positions.weight
         for layer in range(LAYERS):
             x = self.attend(layer, x, *self.heads(layer, x), mask)
         return self.score(x)
@@ -413,7 +413,7 @@ class Step(nn.Module):
     def forward(self, token, position, keys, values):
         decoder, keys, values = self.decoder, keys.clone(), values.clone()
         mask = (torch.arange(LENGTH) <= position)[None]
-        x = decoder.embed(token) + decoder.places(position)
+        x = decoder.embed(token) + decoder.positions(position)
         for layer in range(LAYERS):
             q, k, v = decoder.heads(layer, x)
             keys[layer, :, :, position] = k
@@ -431,7 +431,7 @@ def test_a_decoder_with_a_cache_equals_all_tokens_at_once(rng):
     assert sum(bool(node.get("in_place")) for node in lib.graph["nodes"]) == 2 * LAYERS
     for session in (lib.session(), lib):
         tokens = rng.integers(0, 13, (1, LENGTH))
-        results = [session(tokens[:, place : place + 1], np.array([place])) for place in range(LENGTH)]
+        results = [session(tokens[:, n : n + 1], np.array([n])) for n in range(LENGTH)]
         close(np.concatenate(results, 1), reference(decoder, tokens))
     frame = tn.profile(lib, tokens[:, :1], np.array([0]), calls=1).frame()
     rows = frame[frame.index.str.startswith("write_in_place")]

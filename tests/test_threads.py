@@ -19,7 +19,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 import tvmnotes as tn
 from tvmfast.compiler import codegen
-from tvmfast.core.workarounds import without_modules
+from tvmfast.core.compat import without_modules
 from tvmnotes import env
 
 V = np.array([-1, 0, 2], "float32")

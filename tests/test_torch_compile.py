@@ -25,7 +25,7 @@ from tvmfast.backends import torch_compile
 from tvmfast.backends.torch_compile import backend
 from tvmnotes import models
 
-LEFT = "tvmnotes leaves a graph to PyTorch"
+LEFT = "tvmfast leaves a graph to PyTorch"
 
 pytestmark = pytest.mark.filterwarnings(f"error:{LEFT}")
 
@@ -42,7 +42,7 @@ def dynamo():
 @pytest.fixture
 def builds(capfd):
     """The lines about builds since the last look."""
-    return lambda: [line for line in capfd.readouterr().err.splitlines() if line.startswith("tvmnotes: compiled")]
+    return lambda: [line for line in capfd.readouterr().err.splitlines() if line.startswith("tvmfast: compiled")]
 
 
 def compiled(function, **options):
@@ -99,7 +99,7 @@ def test_pytorch_finds_the_backend_by_its_entry_point(tmp_path, monkeypatch):
         ({"options": {"opt_level": 4}}, "opt_level of 0, 1, 2, 3; got 4"),
         ({"options": {"target": "nonsense"}}, "unknown target 'nonsense'"),
         ({"options": {"records": "missing.jsonl"}}, "missing.jsonl"),
-        ({"mode": "max-autotune"}, "mode: tvmnotes has none, got 'max-autotune'"),
+        ({"mode": "max-autotune"}, "mode: tvmfast has none, got 'max-autotune'"),
     ],
     ids=str,
 )
@@ -200,11 +200,11 @@ def test_autocast_is_left_to_pytorch():
         assert_same(net, x)
 
 
-# ---------------------------------------------------------------- sizes and numbers
+# ---------------------------------------------------------------- shapes and scalars
 
 
 @pytest.mark.parametrize("dynamic", [None, True, False])
-def test_every_size_has_its_own_build_which_is_kept(dynamic, builds):
+def test_every_shape_has_its_own_build_which_is_cached(dynamic, builds):
     net = nn.Linear(3, 2)
     fast = compiled(lambda x: (net(x).softmax(0), x.shape[0] * 2), dynamic=dynamic)
 
@@ -214,7 +214,7 @@ def test_every_size_has_its_own_build_which_is_kept(dynamic, builds):
             assert_equal(fast(x), (net(x).softmax(0), size * 2))
         return len(builds())
 
-    assert check([4, 6, 1, 4]) >= 3  # Dynamo records a graph anew when a size turns out to be open
+    assert check([4, 6, 1, 4]) >= 3  # Dynamo traces again when a dim turns out to be dynamic
     assert check([1, 4, 6]) == 0
 
 
@@ -225,10 +225,10 @@ def test_scalars_are_told_apart_by_their_bits():
         close(fast(x, n), 1 / (x.double() * n), terms=2)
 
 
-def test_from_the_limit_on_further_sizes_run_in_pytorch(monkeypatch, builds):
+def test_from_the_limit_on_further_shapes_run_in_pytorch(monkeypatch, builds):
     monkeypatch.setattr(torch_compile, "_MOST_SETS", 2)
     fast = compiled(torch.tanh, dynamic=True)
-    with pytest.warns(UserWarning, match="built for 2 other sets of sizes"):
+    with pytest.warns(UserWarning, match="built for 2 other sets of shapes"):
         for size in (2, 3, 4, 2, 4):
             x = torch.randn(size)
             assert_equal(fast(x), torch.tanh(x))

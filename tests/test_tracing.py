@@ -7,7 +7,7 @@ import pytest
 import tvm
 from torch import nn
 
-from tvmfast.profiling.trace import Graph, Operation, Step, Trace
+from tvmfast.profiling.trace import Graph, Operation, PassRun, Trace
 from tvmnotes import build, from_pytorch, models, tracing
 
 
@@ -113,7 +113,7 @@ def test_what_a_pass_changed_in_short(traces):
 
 def test_operators_keep_the_numbers_of_their_names():
     before = Graph({"main": [Operation("log2", "", ()), Operation("add1", "", ())]}, {"add": 1, "add1": 2}, [])
-    assert Step("s", before, Graph({"main": []}, {}, [])).changed == "-1 log2, -1 add, -2 kernels"
+    assert PassRun("s", before, Graph({"main": []}, {}, [])).changed == "-1 log2, -1 add, -2 kernels"
 
 
 def test_a_diff_has_the_operations_that_came_and_went(traces):
@@ -151,8 +151,8 @@ def test_a_mermaid_drawing_has_a_box_for_each_fused_group(traces):
     assert drawing._repr_svg_() == drawing.svg and drawing.svg.count("<rect x=") >= len(fused)
     encoded = drawing._repr_html_().partition("base64,")[2].partition('"')[0]
     assert base64.b64decode(encoded).decode() == drawing.svg
-    plain = tracing.graph(from_pytorch(models.seeded(lambda: nn.ReLU(), 8), {"x": (4,)})[0]).mermaid()
-    assert plain == 'flowchart TD\n    i0(["x"])\n    n0["nn.relu"]\n    i0 --> n0'
+    text = tracing.graph(from_pytorch(models.seeded(lambda: nn.ReLU(), 8), {"x": (4,)})[0]).mermaid()
+    assert text == 'flowchart TD\n    i0(["x"])\n    n0["nn.relu"]\n    i0 --> n0'
 
 
 def test_a_pass_is_found_by_name(traces):

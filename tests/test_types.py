@@ -99,7 +99,7 @@ OF_RELAX = ("bool", "int32")
 
 
 def test_sums_of_bools_that_stay_bools(rng):
-    """Of a module that no importer made: one bit would overflow; and the mean of whole numbers is one."""
+    """Of a module that no frontend made: one bit would overflow; and the mean of whole numbers is one."""
     builder, x, n = relax.BlockBuilder(), *(relax.Var(dtype, relax.TensorType((3, 16), dtype)) for dtype in OF_RELAX)
     with builder.function("main", [x, n]):
         with builder.dataflow():

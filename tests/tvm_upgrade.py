@@ -1,6 +1,6 @@
 """Which workarounds the installed TVM still needs; `make tvm-upgrade` runs this file.
 
-The tests of each workaround of `tvmfast/core/workarounds.py` run as the engine is, and in another process without it.
+The tests of each workaround of `tvmfast/core/compat.py` run as the engine is, and in another process without it.
 If they pass in both, it may go. A race shows only sometimes: repeat before `pass_lock` goes.
 """
 
@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 
-from tvmfast.core.workarounds import REGISTERED
+from tvmfast.core.compat import REGISTERED
 
 
 def outcome(tests: tuple[str, ...], without: str = "") -> str:
@@ -25,8 +25,8 @@ def verdict(name: str) -> str:
     tests = REGISTERED[name].tests
     if not tests:
         return "no test"
-    if (usual := outcome(tests)) != "pass":
-        return f"unknown: its tests {usual} with it, too"
+    if (baseline := outcome(tests)) != "pass":
+        return f"unknown: its tests {baseline} with it, too"
     return "may go" if outcome(tests, without=name) == "pass" else "needed"
 
 

@@ -76,9 +76,9 @@ def _joined(outputs: list[dict]) -> list[dict]:
 def _output(output: dict, stem: str, figures: dict[str, bytes]) -> str:
     """Write a cell's output as Markdown, its figure into `figures`."""
     if output["output_type"] == "stream":
-        return fenced(_plain("".join(output["text"])), "text .output")
+        return fenced(_without_colours("".join(output["text"])), "text .output")
     if output["output_type"] == "error":
-        return fenced(_plain("\n".join(output["traceback"])), "text .output")
+        return fenced(_without_colours("\n".join(output["traceback"])), "text .output")
     data = output["data"]
     drawing = figure_of(data)
     if drawing:
@@ -90,7 +90,7 @@ def _output(output: dict, stem: str, figures: dict[str, bytes]) -> str:
         return f'<div class="output">{table_of(shown)}</div>'
     if "<pre" in shown:  # a program that was highlighted, here in the colours of the page
         return fenced(html.unescape(re.sub("<[^>]*>", "", shown)), "python .output")
-    return fenced(_plain("".join(data["text/plain"])), "text .output")
+    return fenced(_without_colours("".join(data["text/plain"])), "text .output")
 
 
 def figure_of(data: dict) -> tuple[str, bytes] | None:
@@ -108,8 +108,7 @@ def table_of(shown: str) -> str:
     return re.sub(r"\s*\n\s*", " ", re.sub(r">\s+<", "><", shown)).strip()
 
 
-def _plain(text: str) -> str:
-    """Remove the escape codes of colours."""
+def _without_colours(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 

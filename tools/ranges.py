@@ -249,13 +249,13 @@ def add(folder: Path, name: str | None = None, lesson: str | None = None) -> str
         )
     stored, _ = read(lessons.ROOT / "notebooks")
     before = _figures(known)
-    kept = {figure: before.get(figure, {}) for figure in stored}
+    merged = {figure: before.get(figure, {}) for figure in stored}
     added = {figure: value for figure, value in found.items() if figure in stored}
     for figure, value in added.items():
-        low, high = kept[figure].get(name, (value, value))
-        kept[figure][name] = [min(low, value), max(high, value)]
+        low, high = merged[figure].get(name, (value, value))
+        merged[figure][name] = [min(low, value), max(high, value)]
     known["figures"] = {}
-    for figure, values in kept.items():
+    for figure, values in merged.items():
         if values:
             cells = known["figures"].setdefault(figure.lesson, {})
             cells.setdefault(figure.cell, {})[figure.words] = values

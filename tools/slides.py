@@ -132,7 +132,6 @@ def _first_rows(table: str) -> str:
 
 
 def _drawing(name: str, alt: str) -> str:
-    """Return a drawing from beside the notebooks."""
     return _image(Path(name).suffix, (pages.NOTEBOOKS / name).read_bytes(), alt)
 
 
@@ -145,8 +144,8 @@ def document(notebook: dict, number: str) -> str:
     """Return a lesson's slides as one HTML page."""
     found = slides(notebook)
     sections = [
-        f"<section>\n{slide}\n<footer>{number} · {place} of {len(found)}</footer>\n</section>"
-        for place, slide in enumerate(found, 1)
+        f"<section>\n{slide}\n<footer>{number} · {page} of {len(found)}</footer>\n</section>"
+        for page, slide in enumerate(found, 1)
     ]
     return _PAGE.format(title=html.escape(pages.title(notebook)), slides="\n".join(sections))
 

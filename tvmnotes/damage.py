@@ -25,6 +25,5 @@ def damaged_copies(saved: Path) -> list[Path]:
 
 
 def _change(folder: Path, entry: str, value) -> None:
-    """Change an entry of the manifest."""
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {entry: value}))

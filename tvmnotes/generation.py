@@ -27,7 +27,7 @@ def generate(
     Args:
         lib: What `tn.build` makes of `language.Step` with its `state`, or a network with the same inputs: a
             token, int64 (1, 1), and its position, int64 (1,). Or several tokens, (1, new), and theirs,
-            (new,), where `new` is an open size from 1 on. Its own state is left alone.
+            (new,), where `new` is a dynamic dim of 1 or more. Its own state is left alone.
         prompt: The text to continue. The model reads it in as few calls as its inputs allow.
         tokens: How many tokens to write, at most: the text also ends where the cache is full.
         temperature: 0 takes the most probable token each time; 1 draws with the model's probabilities; in
@@ -81,18 +81,18 @@ def _lengths(lib: Any, vocabulary: int) -> tuple[int, int]:
     caches = [spec.shape for spec in getattr(lib, "state", ())]
     outputs = [spec.shape[-1:] for spec in getattr(lib, "outputs", ())]
     new = inputs[-1][0][-1] if inputs and inputs[-1][0] else None
-    is_open = isinstance(new, Dim) and new.lower == 1
-    reads_tokens = inputs == [((1, new), "int64"), ((new,), "int64")] and (new == 1 or is_open)
+    is_dynamic = isinstance(new, Dim) and new.lower == 1
+    reads_tokens = inputs == [((1, new), "int64"), ((new,), "int64")] and (new == 1 or is_dynamic)
     length = caches[0][-2] if caches and len(caches[0]) > 1 else None
     has_cache = isinstance(length, int) and hasattr(lib, "session")
     if not (reads_tokens and has_cache and outputs == [(vocabulary,)]):
         raise TypeError(
             "lib: expected a compiled language model: inputs token int64[1, 1] and position int64[1], or "
-            "int64[1, new] and int64[new] with an open size from 1 on, caches as state, and one output, the "
-            f"logits of {vocabulary} tokens. language.Step is one: "
+            "int64[1, new] and int64[new] with a dynamic dim of 1 or more, caches as state, and one output, "
+            f"the logits of {vocabulary} tokens. language.Step is one: "
             f"tn.build(*tn.from_pytorch(step, step.inputs), state=step.state). Got {lib!r:.300}"
         )
-    return length, (new.upper or length) if is_open else 1
+    return length, (new.upper or length) if is_dynamic else 1
 
 
 def _continued(step: Callable, given: list[int], most: int, count: int, pick: Callable) -> Iterator[int]:

@@ -10,7 +10,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import LogLocator
 
-from tvmfast.core.integers import ceildiv
 from tvmfast.core.table import drawer
 
 BLUE = "#0072B2"
@@ -89,7 +88,7 @@ def top_k(tables: dict):
 
 def pictures(images, titles=None, columns: int = 10):
     """Show a grid of Pillow images or arrays (H, W), 0 black to 255 white, or (H, W, 3), with `titles`."""
-    rows = ceildiv(len(images), columns)
+    rows = -(-len(images) // columns)
     columns = min(columns, len(images))
     size = 3.2 if len(images) == 1 else 0.85
     height = size * rows * (1.0 if titles is None else 1.35)

@@ -98,7 +98,6 @@ def _worker(folder: str, count: int, bound: bool) -> subprocess.Popen:
 
 
 def _round(worker: subprocess.Popen) -> list[float]:
-    """Return the times of a worker's round."""
     try:
         worker.stdin.write("\n")
         worker.stdin.flush()

@@ -58,21 +58,21 @@ class BytePairs:
         counts = Counter(_PIECES.findall(text))
         pieces = [list(piece.encode(errors="replace")) for piece in counts]
         times = list(counts.values())
-        totals, places = Counter(), defaultdict(set)
+        totals, containing = Counter(), defaultdict(set)
         for i, piece in enumerate(pieces):
             for pair in itertools.pairwise(piece):
                 totals[pair] += times[i]
-                places[pair].add(i)
+                containing[pair].add(i)
         merges = []
         while len(merges) < vocabulary - _BYTES and any(totals.values()):
             best = max(totals, key=lambda pair: (totals[pair], pair))
-            for i in places.pop(best):
+            for i in containing.pop(best):
                 for pair in itertools.pairwise(pieces[i]):
                     totals[pair] -= times[i]
                 pieces[i] = _joined(pieces[i], best, _BYTES + len(merges))
                 for pair in itertools.pairwise(pieces[i]):
                     totals[pair] += times[i]
-                    places[pair].add(i)
+                    containing[pair].add(i)
             del totals[best]
             merges.append(best)
         return cls(merges)

@@ -3,7 +3,7 @@
     import tvmclassic
     tvmclassic.enable()         # from here on, `from tvm import relay` works; tvmclassic.disable() undoes it
 
-From a shell: `python -m tvmclassic SCRIPT [ARGS…]`. Scripts build and run through tvmnotes's importers
+From a shell: `python -m tvmclassic SCRIPT [ARGS…]`. Scripts build and run through tvmfast's frontends
 and pipeline: `relay.build` at opt level 3 is `tn.build`.
 
 relay           `tvm.relay`: expressions, operators, text format, passes, builds, networks

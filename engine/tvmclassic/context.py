@@ -32,13 +32,13 @@ def opt_level() -> int:
 def arguments(opt_level=2, required_pass=None, disabled_pass=None, instruments=None, config=None, **others):
     """Convert PassContext arguments to current TVM's: rename passes, drop unknown options with a warning."""
     options = {str(name) for name in tvm.transform.PassContext.list_configs()}
-    kept = {}
+    current_config = {}
     for name, value in (config or {}).items():
         current = name
         if name not in options and name.startswith("tir."):
             current = name.replace("tir.", "tirx.", 1)
         if current in options:
-            kept[current] = value
+            current_config[current] = value
         else:
             _warn(name)
     disabled = [new for old in disabled_pass or () for new in PASSES.get(old, [old])]
@@ -48,7 +48,7 @@ def arguments(opt_level=2, required_pass=None, disabled_pass=None, instruments=N
         "required_pass": required,
         "disabled_pass": disabled,
         "instruments": instruments,
-        "config": kept,
+        "config": current_config,
     }
 
 

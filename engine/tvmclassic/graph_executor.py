@@ -16,7 +16,7 @@ from tvm.runtime.module import BenchmarkResult
 from tvmfast.core.specs import dtype_of, require_dense
 from tvmfast.profiling import profiler
 from tvmfast.runtime.compiled import Compiled
-from tvmfast.runtime.tensors import plain
+from tvmfast.runtime.tensors import contiguous
 
 
 class GraphModule:
@@ -85,7 +85,7 @@ class GraphModule:
             ValueError: `value` is not a contiguous, aligned tensor of the input's shape and dtype.
         """
         self.set_input(key, value)
-        if not isinstance(value, tvm.runtime.Tensor) or plain(value) is not value:
+        if not isinstance(value, tvm.runtime.Tensor) or contiguous(value) is not value:
             raise ValueError(
                 f"input {key!r}: expected a tensor of tvm.nd, contiguous and aligned, to read in place"
             )
@@ -362,5 +362,5 @@ def params_of(values: Mapping) -> dict:
     for name, value in values.items():
         require_dense(value, f"params: {name!r}")
     return {
-        k: plain(v) if isinstance(v, tensor) else tvm.runtime.tensor(np.asarray(v)) for k, v in values.items()
+        k: contiguous(v) if isinstance(v, tensor) else tvm.runtime.tensor(np.asarray(v)) for k, v in values.items()
     }

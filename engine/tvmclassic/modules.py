@@ -161,7 +161,7 @@ def _infer_type(expr, mod=None):
 
 
 def _type_var(*_args, **_kwargs):
-    raise NotImplementedError("relay.TypeVar: types are inferred for fixed shapes now; leave it out")
+    raise NotImplementedError("relay.TypeVar: types are inferred for static shapes now; leave it out")
 
 
 # ---------------------------------------------------------------- arrays, files, tests
@@ -188,7 +188,7 @@ def load_module(path, fmt=""):
 
 
 def download_testdata(url: str, relpath: str, module=None, overwrite: bool = False) -> str:
-    """Return the path of a file in TVM's old cache folder, the bundled data or tvmnotes's cache.
+    """Return the path of a file in TVM's old cache folder, the bundled data or tvmfast's cache.
 
     Nothing is downloaded, because scripts give no checksum.
 

@@ -125,10 +125,10 @@ def served() -> dict[str, object]:
         f"{space}.{name}": value for space, names in modules.spaces().items() for name, value in names.items()
     }
     for owner, name, value in patches.patches():
-        written = _TVMS.get(owner, getattr(owner, "__name__", ""))
-        values[written if name.startswith("__") and owner in _TVMS else f"{written}.{name}"] = value
-    for ours, written in _OURS.items():
-        values.update({f"{written}.{name}": value for name, value in vars(ours).items()})
+        path = _TVMS.get(owner, getattr(owner, "__name__", ""))
+        values[path if name.startswith("__") and owner in _TVMS else f"{path}.{name}"] = value
+    for ours, path in _OURS.items():
+        values.update({f"{path}.{name}": value for name, value in vars(ours).items()})
     return {
         _short(name): value
         for name, value in values.items()
@@ -153,7 +153,7 @@ def _short(name: str) -> str:
 
 
 def _dotted(node) -> list[str]:
-    """Return the names in `a.b.c`; the first is "" unless the chain starts with a plain name."""
+    """Return the names in `a.b.c`; the first is "" unless the chain starts with a variable."""
     names = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -217,9 +217,9 @@ def _pass(name: str, make) -> tuple[str, str]:
         return row
     # Closure variables of the factories in `transform`; classes and decorators have none and kept their name.
     inside = inspect.getclosurevars(make).nonlocals if inspect.isfunction(make) else {}
-    steps = [*context.PASSES.get(name, ()), *(n for step in inside.get("passes", ()) for n in _calls(step))]
-    steps = steps if "name" in inside else [name]
-    paths = [path for path in map(_pass_path, dict.fromkeys(steps)) if path]
+    passes = [*context.PASSES.get(name, ()), *(n for each in inside.get("passes", ()) for n in _calls(each))]
+    passes = passes if "name" in inside else [name]
+    paths = [path for path in map(_pass_path, dict.fromkeys(passes)) if path]
     return ", ".join(dict.fromkeys(paths)), inside.get("why", "")
 
 
@@ -229,7 +229,7 @@ def _calls(function) -> list[str]:
 
 
 def _pass_path(name: str) -> str:
-    """Return the current path of the pass `name`: in Relax, in `tvm.transform` or in tvmnotes; "" if none."""
+    """Return the current path of the pass `name`: in Relax, in `tvm.transform` or in tvmfast; "" if none."""
     if hasattr(tvm.relax.transform, name):
         return f"relax.transform.{name}"
     if hasattr(tvm.transform, name):

@@ -118,7 +118,7 @@ def for_build(target=None, host=None):
         )
     if target.attrs.get("libs"):
         warnings.warn(f"target {target}: -libs is left out, as tn.build has kernels of its own", stacklevel=3)
-    # Tutorials mean this machine by plain "llvm"; TVM adds the machine's triple to it.
+    # Tutorials mean this machine by "llvm" without options; TVM adds the machine's triple to it.
     elsewhere = target.attrs.get("mtriple", "") not in ("", tvm.target.Target("llvm").attrs.get("mtriple"))
     return target if elsewhere or any(target.attrs.get(name) for name in ("mcpu", "mattr")) else None
 

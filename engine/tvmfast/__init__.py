@@ -8,13 +8,13 @@
 
 Every name of the public API is imported on first use, so that `import tvmfast` costs nothing and loads
 neither torch nor tvm. It does one thing at once: set TVM's thread count, which TVM reads only once, before
-its first kernel (see `core/workarounds.py`).
+its first kernel (see `core/compat.py`).
 """
 
 from importlib import import_module
 from threading import RLock
 
-from .core import machine, workarounds
+from .core import compat, machine
 
 __version__ = "0.1.0"
 
@@ -67,4 +67,4 @@ def __dir__():
     return sorted(set(globals()) | set(__all__))
 
 
-workarounds.set_tvm_threads(machine.usable_cores())
+compat.set_tvm_threads(machine.usable_cores())

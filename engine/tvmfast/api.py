@@ -16,21 +16,21 @@ def build(
     """Compile a network for a CPU or an NVIDIA GPU.
 
     Args:
-        mod: An IRModule from an importer, or a model: a PyTorch module or ExportedProgram (`from_pytorch`),
+        mod: An IRModule from a frontend, or a model: a PyTorch module or ExportedProgram (`from_pytorch`),
             an ONNX file, its bytes or a ModelProto (`from_onnx`), or a Gluon HybridBlock (`from_mxnet`).
-        params: The importer's parameters, name to array; for a model its inputs, as its importer takes them.
+        params: The frontend's parameters, name to array; for a model its inputs, as its frontend takes them.
         target: See `tvmfast.compiler.build.build`, as for all others.
         opt_level: 0 to 3.
-        records: Tuning records: None for those that tvmnotes ships, False for none.
+        records: Tuning records: None for those that tvmfast ships, False for none.
         state: Inputs that are fed from an output of the call before, `{"h": "output1"}`.
-        sizes: Values of open sizes to compile the network for, too, `[{"height": 480, "width": 640}]`.
+        sizes: Values of dynamic dims to specialize the network for, too, `[{"height": 480, "width": 640}]`.
 
     Returns:
         The compiled network.
 
     Raises:
         TypeError: `mod` is of another kind.
-        Exception: What the importer or `tvmfast.compiler.build.build` raises.
+        Exception: What the frontend or `tvmfast.compiler.build.build` raises.
     """
     if not isinstance(mod, tvm.IRModule):
         mod, params = _importer(mod)(mod, params)

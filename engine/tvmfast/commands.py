@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from .core import data, kernel_cache, machine
-from .core.workarounds import set_tvm_threads, without_torch
+from .core.compat import set_tvm_threads, without_torch
 
 app = typer.Typer(
     help="Compile networks with TVM, time and tune them.",
@@ -86,7 +86,7 @@ def bench(
     seconds: Annotated[float, typer.Option(help="Timed seconds for each.")] = 2.0,
     records: Annotated[
         list[Path] | None,
-        typer.Option(exists=True, help="Tuning records for TVM; none: those that tvmnotes ships."),
+        typer.Option(exists=True, help="Tuning records for TVM; none: those that tvmfast ships."),
     ] = None,
     busy: Annotated[int, typer.Option(help="Processes that compute beside them all the time.")] = 0,
     out: Annotated[

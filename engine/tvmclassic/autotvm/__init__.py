@@ -1,4 +1,4 @@
-"""AutoTVM: tasks, tuners, measuring, callbacks and logs, for the workloads and configs of tvmnotes.
+"""AutoTVM: tasks, tuners, measuring, callbacks and logs, for the workloads and configs of tvmfast.
 
 task      tasks of a network, and their config spaces
 record    logs, and builds with their best configs
@@ -18,7 +18,7 @@ def _templates_are_gone(*_args, **_kwargs):
 
 
 def _tophub(target, extra_files=None) -> record.ApplyHistoryBest:
-    """Apply the records shipped with tvmnotes, the default of every build, and those of `extra_files`."""
+    """Apply the records shipped with tvmfast, the default of every build, and those of `extra_files`."""
     return record.ApplyHistoryBest([*shipped(), *(extra_files or ())])
 
 

@@ -1,7 +1,7 @@
 """AutoTVM's log, one line of JSON per measurement, and builds with its best configs.
 
-A log names configs of tvmnotes's schedules; lines of TVM's own templates are skipped with a warning.
-`tvmnotes.records` decides which record is best and which config a build uses.
+A log names configs of tvmfast's schedules; lines of TVM's own templates are skipped with a warning.
+`tvmfast.compiler.records` decides which record is best and which config a build uses.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def seconds(result: MeasureResult) -> float:
 
 
 def as_record(inp: MeasureInput, result: MeasureResult) -> Record:
-    """Convert a measurement to a `Record` of tvmnotes."""
+    """Convert a measurement to a `Record` of tvmfast."""
     task = inp.task.today
     error = str(result.costs[0]) if result.error_no else None
     return Record(task.workload, task.target, inp.config.values, () if error else (seconds(result),), error)
@@ -68,7 +68,7 @@ def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | No
     except (ValueError, KeyError, TypeError, IndexError):
         return None
     if task.config_space.index(config.values) is None:
-        config.values = renamed(config.values)  # of a log from before tvmnotes's format 2 of records
+        config.values = renamed(config.values)  # of a log from before tvmfast's format 2 of records
     if task.config_space.index(config.values) is None:
         return None
     costs = tuple(RuntimeError(c) for c in costs) if error else tuple(costs)
@@ -116,8 +116,8 @@ def pick_best(in_file, out_file) -> None:
     pairs = list(load_from_file(in_file))
     measured = [as_record(*pair) for pair in pairs]
     picked = {id(record) for record in best(measured).values()}
-    kept = [pair for pair, record in zip(pairs, measured, strict=True) if id(record) in picked]
-    text = "".join(encode(*pair) + "\n" for pair in kept)
+    chosen = [pair for pair, record in zip(pairs, measured, strict=True) if id(record) in picked]
+    text = "".join(encode(*pair) + "\n" for pair in chosen)
     if hasattr(out_file, "write"):
         out_file.write(text)
     else:

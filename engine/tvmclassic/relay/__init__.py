@@ -6,7 +6,7 @@ ops            operators; importing Relay installs them, `text` and `lower` into
 text           the text format
 lower          from Relay to Relax, and type inference
 lift           from Relax to Relay
-frontend       `relay.frontend`: the importers
+frontend       `relay.frontend`: the frontends
 transform      `relay.transform`: passes
 rewrites       the passes that Relax lacks
 build          `relay.build` and its library, `relay.create_executor`

@@ -6,7 +6,7 @@ import tvm
 
 
 class Attrs:
-    """The attributes of a call or function, by name. A leading underscore marks tvmnotes's own."""
+    """The attributes of a call or function, by name. A leading underscore marks tvmfast's own."""
 
     def __init__(self, values=()):
         self.__dict__.update(values)

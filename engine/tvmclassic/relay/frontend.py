@@ -1,4 +1,4 @@
-"""`relay.frontend`: tvmnotes's importers under their old names, and errors for the removed ones."""
+"""`relay.frontend`: tvmfast's frontends under their old names, and errors for the removed ones."""
 
 from tvmfast.core.specs import TensorSpec
 from tvmfast.frontends.mxnet import importer
@@ -9,7 +9,7 @@ from .lift import from_relax
 
 
 def from_pytorch(script_module, input_infos, custom_convert_map=None, default_dtype="float32", **_options):
-    """Import a traced, scripted or plain PyTorch module; return a Relay module and its params by name.
+    """Import a traced, scripted or untraced PyTorch module; return a Relay module and its params by name.
 
     `input_infos` lists (name, shape) or (name, (shape, dtype)) of each input.
     """
@@ -51,17 +51,17 @@ def _both(imported: tuple) -> tuple[IRModule, dict]:
     mod, params = imported
     if sizes := (mod["main"].attrs or {}).get("tvmnotes.sizes"):
         raise ValueError(
-            f"a Relay module has fixed sizes, and these are open: {', '.join(map(str, sizes))}; give `shape` "
-            'with whole numbers, such as {"data": (1, 3, 224, 224)}'
+            f"a Relay module has static shapes, and these dims are dynamic: {', '.join(map(str, sizes))}; "
+            'give `shape` with numbers, such as {"data": (1, 3, 224, 224)}'
         )
     return from_relax(mod), params
 
 
 def _gone(path: str, instead: str):
-    def importer(*_args, **_kwargs):
-        raise NotImplementedError(f"{path}: TVM dropped this importer with Relay; today, {instead}")
+    def frontend(*_args, **_kwargs):
+        raise NotImplementedError(f"{path}: TVM dropped this frontend with Relay; today, {instead}")
 
-    return importer
+    return frontend
 
 
 NAMES = {"from_pytorch": from_pytorch, "from_onnx": from_onnx, "from_mxnet": from_mxnet}

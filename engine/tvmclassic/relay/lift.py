@@ -1,4 +1,4 @@
-"""Lifts an importer's Relax module to the graph of Relay calls that scripts inspect.
+"""Lifts a frontend's Relax module to the graph of Relay calls that scripts inspect.
 
 A Relax call becomes a call of the Relay operator, if there is one. Others keep their Relax name and store the
 original call, so that lowering restores it.
@@ -7,12 +7,12 @@ original call, so that lowering restores it.
 import tvm
 from tvm import relax
 
-from tvmfast.core.relax import array_key, constant_array, fixed_shape
+from tvmfast.core.relax import array_key, constant_array, static_shape
 
 from . import ir
 from .lower import relay_type
 from .ops import OPERATORS
-from .ops.operator import plain
+from .ops.operator import as_python
 from .ty import TensorType
 
 _RENAMED = {
@@ -30,7 +30,7 @@ def from_relax(mod: tvm.IRModule) -> ir.IRModule:
     main = mod["main"]
     lifting = _Lifting(dict(mod.functions_items()))
     for param in main.params:
-        lifting.values[param] = ir.Var(param.name, TensorType(fixed_shape(param.ty) or (), param.ty.dtype))
+        lifting.values[param] = ir.Var(param.name, TensorType(static_shape(param.ty) or (), param.ty.dtype))
     for block in main.body.blocks:
         for binding in block.bindings:
             lifting.bind(binding)
@@ -72,7 +72,7 @@ class _Lifting:
         if not isinstance(expr, tvm.ir.Call):
             return self.value(expr)
         name = getattr(expr.op, "name", "").removeprefix("relax.")
-        return self._special(name, expr) or self._same(name, expr) or self._kept(name, expr)
+        return self._special(name, expr) or self._same(name, expr) or self._preserved(name, expr)
 
     def _make(self, name: str, tensors, **attrs) -> ir.Expr:
         """Call the Relay operator `name` on Relax tensors."""
@@ -109,10 +109,10 @@ class _Lifting:
             case "expand_dims" if axes := _adjacent_axes(call):
                 return self._make(name, [x], axis=axes[0], num_newaxis=len(axes))
             case "reshape" | "expand_dims":
-                shape = fixed_shape(call.ty)
+                shape = static_shape(call.ty)
                 return self._make("reshape", [x], newshape=shape) if shape else None
             case "clip":
-                return self._make(name, [x], a_min=plain(call.args[1]), a_max=plain(call.args[2]))
+                return self._make(name, [x], a_min=as_python(call.args[1]), a_max=as_python(call.args[2]))
             case "astype":
                 return self._make("cast", [x], dtype=str(call.attrs.dtype))
             case "permute_dims":
@@ -134,10 +134,10 @@ class _Lifting:
                 del attrs["axes"]
                 return self._make(name, call.args, axis=attrs.pop("channel_axis"), **attrs)
             case "nn.batch_norm":
-                kept = ("axis", "epsilon", "center", "scale")
-                return self._make(name, call.args, **{key: attrs[key] for key in kept})
+                names = ("axis", "epsilon", "center", "scale")
+                return self._make(name, call.args, **{key: attrs[key] for key in names})
             case "strided_slice":
-                axes, begin, end, *strides = (plain(list(part.fields)) for part in call.args[1:])
+                axes, begin, end, *strides = (as_python(list(part.fields)) for part in call.args[1:])
                 return self._make(name, [x], begin=begin, end=end, strides=(strides or [None])[0], axes=axes)
             case "split":
                 return self._make(name, [x], **attrs)
@@ -146,7 +146,7 @@ class _Lifting:
     def _convolution(self, name, call, attrs) -> ir.Expr:
         """Call a convolution, with channels and kernel size, which Relax infers, as attributes."""
         attrs = {key: value for key, value in attrs.items() if key in OPERATORS[name].defaults}
-        shape = dict(zip(attrs["kernel_layout"], fixed_shape(call.args[1].ty), strict=True))
+        shape = dict(zip(attrs["kernel_layout"], static_shape(call.args[1].ty), strict=True))
         attrs["channels"] = shape["O"] * (attrs["groups"] if name.endswith("transpose") else 1)
         attrs["kernel_size"] = [size for axis, size in shape.items() if axis not in "OI"]
         attrs["out_layout"] = "" if attrs["out_layout"] == attrs["data_layout"] else attrs["out_layout"]
@@ -160,21 +160,21 @@ class _Lifting:
         out_dtype = str(call.ty.dtype) if str(call.ty.dtype) != str(left.ty.dtype) else ""
         is_dense = (
             _called(transposed) == "relax.permute_dims"
-            and len(fixed_shape(right.ty) or ()) == len(fixed_shape(left.ty) or ()) == 2
+            and len(static_shape(right.ty) or ()) == len(static_shape(left.ty) or ()) == 2
             and not isinstance(self.bound.get(transposed.args[0]), tvm.ir.Call)
         )
         if is_dense:
-            units = fixed_shape(call.ty)[-1]
+            units = static_shape(call.ty)[-1]
             return self._make("nn.dense", [left, transposed.args[0]], units=units, out_dtype=out_dtype)
         return self._make("nn.matmul", [left, right], out_dtype=out_dtype)
 
     def _bias(self, call) -> ir.Expr | None:
         """Call nn.bias_add for a vector reshaped to lie along one axis, or added to a matrix product."""
-        shape = fixed_shape(call.ty)
+        shape = static_shape(call.ty)
         for left, right in (call.args, reversed(call.args)):
-            if shape is None or fixed_shape(left.ty) != shape:
+            if shape is None or static_shape(left.ty) != shape:
                 continue
-            reshaped, sizes = self.bound.get(right), fixed_shape(right.ty)
+            reshaped, sizes = self.bound.get(right), static_shape(right.ty)
             axes = [axis for axis, size in enumerate(sizes) if size > 1]
             if len(sizes) == 1 and _called(self.bound.get(left)) == "relax.matmul":
                 return self._make("nn.bias_add", [left, right], axis=-1)
@@ -185,8 +185,8 @@ class _Lifting:
                 return self._make("nn.bias_add", [left, vector], axis=axes[0]) if is_vector else None
         return None
 
-    def _kept(self, name, call) -> ir.Expr:
-        """Keep a call under its Relax name, with a function `_again` that emits it, and its kernel, again."""
+    def _preserved(self, name, call) -> ir.Expr:
+        """Preserve a call under its Relax name, with a function `_again` that emits it and its kernel."""
         tensors = []
 
         def collect(arg):
@@ -217,7 +217,7 @@ def _attributes(call) -> dict:
     if call.attrs is None:
         return {}
     names = [n for n in dir(call.attrs) if n[0] != "_" and n not in _METHODS]
-    return {n: plain(getattr(call.attrs, n)) for n in names}
+    return {n: as_python(getattr(call.attrs, n)) for n in names}
 
 
 _METHODS = ("get_int", "get_int_tuple", "get_str", "id_", "is_", "same_as")

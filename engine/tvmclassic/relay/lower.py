@@ -4,8 +4,8 @@ import tvm
 from tvm import relax
 
 from tvmfast.core import errors
-from tvmfast.core.relax import fixed_shape
-from tvmfast.core.workarounds import pass_lock
+from tvmfast.core.compat import pass_lock
+from tvmfast.core.relax import static_shape
 
 from . import ir
 from .ops import OPERATORS
@@ -103,7 +103,7 @@ def _relax_type(annotation, name):
     if any(isinstance(axis, Any) for axis in annotation.shape):
         raise Unservable(
             f"%{name} has the shape {annotation.shape}: relay.Any() is of any length, and builds are for "
-            "fixed shapes now; write a number for it"
+            "static shapes now; write a number for it"
         )
     return relax.TensorType(annotation.shape, annotation.dtype)
 
@@ -113,7 +113,7 @@ def relay_type(ty):
     if isinstance(ty, tvm.ir.TupleType):
         return TupleType([relay_type(field) for field in ty.fields])
     if isinstance(ty, relax.TensorType):
-        shape = fixed_shape(ty)
+        shape = static_shape(ty)
         return TensorType(shape if shape is not None else [Any()] * int(ty.ndim), ty.dtype)
     return ty
 
@@ -186,7 +186,7 @@ class _Lowering:
         for position, arg in enumerate(call.args if isinstance(call.op, ir.Op) else ()):
             if self.values[arg] is None:
                 data = self.values[call.args[0]]
-                shape = None if data is None else _weight_shape(call, position, fixed_shape(data.ty))
+                shape = None if data is None else _weight_shape(call, position, static_shape(data.ty))
                 if shape is None:
                     raise ValueError(
                         f"%{arg.name_hint} has no type: give relay.var({arg.name_hint!r}, shape=…)"

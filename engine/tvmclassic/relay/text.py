@@ -76,11 +76,11 @@ class _Printer:
         return number
 
     def _let(self, node) -> str:
-        written = self.value(node.value)
+        value = self.value(node.value)
         name = self.names[node.var] = self._unique(node.var.name_hint)
         if isinstance(node.value, ir.Call):
             self.names[node.value] = name
-        self.lines.append(f"{self.pad}let {name}{self.annotated(node.var)} = {written};")
+        self.lines.append(f"{self.pad}let {name}{self.annotated(node.var)} = {value};")
         return self.value(node.body)
 
     def _operation(self, node) -> str:

@@ -74,21 +74,22 @@ class Sequential:
         context = _current()
         disabled = {str(p) for p in context.disabled_pass}
         required = {str(p) for p in context.required_pass}
-        for step in self.passes:
-            name = getattr(step, "name", "")
+        for each in self.passes:
+            name = getattr(each, "name", "")
             current = set(PASSES.get(name, [name]))  # PassContext stores the current names
-            wanted = getattr(step, "opt_level", 0) <= int(context.opt_level) or current <= required
+            wanted = getattr(each, "opt_level", 0) <= int(context.opt_level) or current <= required
             if wanted and not current <= disabled:
-                mod = step(mod) if isinstance(step, Pass | Sequential) else _run_tvm_pass(step, mod)
+                mod = each(mod) if isinstance(each, Pass | Sequential) else _run_tvm_pass(each, mod)
         return mod
 
 
-def _run_tvm_pass(step, mod):
+def _run_tvm_pass(tvm_pass, mod):
     if not isinstance(mod, ir.IRModule):
-        return step(mod)
-    if step.info.name != "PrintIR":
+        return tvm_pass(mod)
+    if tvm_pass.info.name != "PrintIR":
         raise TypeError(
-            f"Sequential: {step.info.name} is a pass of today and takes no Relay module; run it on its own"
+            f"Sequential: {tvm_pass.info.name} is a pass of today and takes no Relay module; run it on "
+            "its own"
         )
     print(mod, file=sys.stderr)
     return mod
@@ -113,8 +114,8 @@ def _relax(name, *passes):
     def make(*args, **kwargs):
         def run(mod):
             lowered, _ = to_relax(mod["main"], functions=mod.by_name())
-            for step in passes:
-                lowered = step(*args, **kwargs)(lowered)
+            for factory in passes:
+                lowered = factory(*args, **kwargs)(lowered)
             lowered = t.ConvertToDataflow()(lowered)
             return from_relax(t.CanonicalizeBindings()(lowered))
 
@@ -200,15 +201,15 @@ _relax("ToMixedPrecision", _precision)
 
 def _remove_unused_functions(entry_functions=("main",)):
     def run(mod):
-        kept = {}
+        used = {}
         pending = list(entry_functions)
         while pending:
             name = pending.pop()
-            if name not in kept:
-                kept[name] = mod[name]
+            if name not in used:
+                used[name] = mod[name]
                 called = [getattr(node, "op", None) for node in ir.post_order(mod[name].body)]
                 pending += [op.name_hint for op in called if isinstance(op, tvm.ir.GlobalVar)]
-        return ir.IRModule({v: f for v, f in mod.functions_items() if v.name_hint in kept})
+        return ir.IRModule({v: f for v, f in mod.functions_items() if v.name_hint in used})
 
     return Pass("RemoveUnusedFunctions", run)
 

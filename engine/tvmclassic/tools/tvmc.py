@@ -140,7 +140,7 @@ def load(path, model_format=None, shape_dict=None, **_options) -> TVMCModel:
 
     Raises:
         TVMCException: Unknown format, no such file, or no shapes.
-        NotImplementedError: A format whose importer TVM has dropped.
+        NotImplementedError: A format whose frontend TVM has dropped.
     """
     file = Path(path)
     kind = model_format or _FORMATS.get(file.suffix)

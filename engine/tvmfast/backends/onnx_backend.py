@@ -20,8 +20,8 @@ from ..frontends.onnx.importer import from_onnx
 class CompiledModel(BackendRep):
     """A model that is compiled once for each set of input shapes that it is run with.
 
-    TVM compiles for fixed sizes, so the values of inputs that decide sizes, axes or counts become constants
-    of the network, which is compiled once for each of these values too.
+    TVM compiles for static shapes, so inputs that determine shapes, axes or counts become constants of the
+    network, which is compiled once for each of their values too.
     """
 
     def __init__(self, model: onnx.ModelProto, opt_level: int):
@@ -30,7 +30,7 @@ class CompiledModel(BackendRep):
         weights = {tensor.name for tensor in model.graph.initializer}
         self._inputs = [value for value in model.graph.input if value.name not in weights]
         self._deciding = deciding_inputs(model.graph)
-        if not self._deciding and all(map(_is_fixed, self._inputs)):
+        if not self._deciding and all(map(_is_static, self._inputs)):
             self._compile({value.name: None for value in self._inputs}, {})
 
     def _compile(self, shapes: dict[str, tuple[int, ...] | None], constants: dict[str, np.ndarray]):
@@ -58,8 +58,8 @@ class CompiledModel(BackendRep):
             raise ValueError(f"the model takes {len(names)} inputs ({names}), got {len(values)}")
         arrays = dict(zip(names, map(np.asarray, values), strict=True))
         constants = {name: arrays.pop(name) for name in names if name in self._deciding}
-        fixed = {value.name: _is_fixed(value) for value in self._inputs}
-        shapes = {name: None if fixed[name] else array.shape for name, array in arrays.items()}
+        static = {value.name: _is_static(value) for value in self._inputs}
+        shapes = {name: None if static[name] else array.shape for name, array in arrays.items()}
         outputs = self._compile(shapes, constants)(*arrays.values())
         return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
 
@@ -69,7 +69,7 @@ class TVMBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", *, opt_level: int = 3) -> CompiledModel:
-        """Compile a model; one whose shapes are open, or decided by inputs, is compiled at its first run.
+        """Compile a model; one with dynamic shapes, or shapes that inputs set, is compiled at its first run.
 
         Raises ValueError for a device other than "CPU", and what `from_onnx` and `build` raise.
         """
@@ -122,9 +122,9 @@ def _on_cpu(device: str) -> None:
         raise ValueError(f"device: expected 'CPU', got {device!r}")
 
 
-def _is_fixed(value: onnx.ValueInfoProto) -> bool:
+def _is_static(value: onnx.ValueInfoProto) -> bool:
     tensor = value.type.tensor_type
-    # Old exporters wrote an open size as 0, and `from_onnx` reads it so.
+    # Old exporters wrote a dynamic dim as 0, and `from_onnx` reads it so.
     return tensor.HasField("shape") and all(dim.dim_value > 0 for dim in tensor.shape.dim)
 
 

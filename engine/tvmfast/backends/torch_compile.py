@@ -1,14 +1,14 @@
-"""`torch.compile(net, backend="tvmnotes")`: each graph that Dynamo records becomes a compiled network.
+"""`torch.compile(net, backend="tvmfast")`: each graph that Dynamo records becomes a compiled network.
 
 PyTorch finds `backend` by the entry point in pyproject.toml. Dynamo calls it once for each graph, with the
 weights among the graph's inputs, and calls what it returns with real tensors.
 
-Weights are constants of a build, so that they fold and pack. A graph is built anew where a call brings other
+Weights are constants of a build, so that they fold and pack. A graph is built again where a call has other
 weights, or weights that changed in place (PyTorch counts those changes in `_version`). What changes behind
 PyTorch's back, in NumPy or by `weight.data.copy_(…)`, is not seen until `torch._dynamo.reset()`.
 
-A graph's sizes are fixed, as are scalars: each new set of them costs a build, which is kept. From the 33rd
-set on, new ones run in PyTorch.
+Shapes and scalars are static: each new set of them costs a build, which is cached. From the 33rd set on, new
+ones run in PyTorch.
 """
 
 import operator
@@ -31,14 +31,14 @@ from ..compiler.build import build, resolve_target
 from ..compiler.pipeline import OPT_LEVELS
 from ..compiler.records import resolve_records
 from ..core import errors
+from ..core.compat import hold_interrupt, pass_lock
 from ..core.specs import dtype_of, require_dense
-from ..core.workarounds import hold_interrupt, pass_lock
 from ..frontends.pytorch.importer import from_pytorch, quiet
 from ..frontends.pytorch.output_aliases import Outputs
 from ..runtime.compiled import Compiled
 
 _OPTIONS = ("target", "opt_level", "records")
-_MOST_SETS = 32  # of sizes and scalars, for which a graph is built
+_MOST_SETS = 32  # of shapes and scalars, for which a graph is built
 _MOST_CHANGES = 3  # of a weight, after which it is an input: a build at each call would take seconds
 _GRAD_MODES = {torch._C._set_grad_enabled, grad_mode._enter_inference_mode, grad_mode._exit_inference_mode}
 
@@ -71,7 +71,7 @@ def backend(
     if unknown := sorted(options.keys() - set(_OPTIONS)):
         raise ValueError(f"options: expected {', '.join(_OPTIONS)}, as tn.build has them; got {unknown[0]!r}")
     if mode is not None:
-        raise ValueError(f"mode: tvmnotes has none, got {mode!r}; use options={{'opt_level': 0 to 3}}")
+        raise ValueError(f"mode: tvmfast has none, got {mode!r}; use options={{'opt_level': 0 to 3}}")
     if options.get("opt_level", 3) not in OPT_LEVELS:
         wanted = ", ".join(map(str, OPT_LEVELS))
         raise ValueError(f"options: expected an opt_level of {wanted}; got {options['opt_level']!r}")
@@ -80,7 +80,7 @@ def backend(
     values = [result.meta.get("example_value") for result in results if isinstance(result, fx.Node)]
     if any(isinstance(value, Tensor) and value.grad_fn is not None for value in values):
         raise ValueError(
-            "tvmnotes compiles for inference, and this call would compute gradients: call it in "
+            "tvmfast compiles for inference, and this call would compute gradients: call it in "
             "torch.no_grad() or torch.inference_mode()"
         )
     return _Graph(graph, options)
@@ -91,7 +91,7 @@ class _TrainingMode(ValueError):
 
 
 class _Graph:
-    """A graph of Dynamo, as a function: it is built for each set of sizes, scalars and weights that come."""
+    """A graph of Dynamo, as a function: it is built for each new set of shapes, scalars and weights."""
 
     def __init__(self, graph: fx.GraphModule, options: dict):
         self._graph = graph
@@ -100,22 +100,22 @@ class _Graph:
         self._scalars = {n for n, node in enumerate(placeholders) if _is_scalar(node)}
         self._weights = [n for n, node in enumerate(placeholders) if _is_weight(node)]
         self._others = [n for n in range(len(placeholders)) if n not in self._weights]
-        self._plain = _plain(graph, [placeholders[n].name for n in self._scalars])
-        self._operators = sum(node.op.startswith("call_") for node in self._plain.graph.nodes)
-        self._changes = Counter()  # of a weight, by its position
-        self._networks: dict[tuple, list] = {}  # by sizes and scalars
+        self._inference = _inference_graph(graph, [placeholders[n].name for n in self._scalars])
+        self._operators = sum(node.op.startswith("call_") for node in self._inference.graph.nodes)
+        self._changes = Counter()  # of a weight, by its index
+        self._networks: dict[tuple, list] = {}  # by shapes and scalars
         self._lock = threading.Lock()
         self._warned = False
 
     def __call__(self, *args):
-        sizes = tuple(self._size(n, args[n]) for n in self._others)
-        network = self._find(sizes, args)
+        key = tuple(self._key_of(n, args[n]) for n in self._others)
+        network = self._find(key, args)
         if network is None:
             with self._lock:
-                network = self._find(sizes, args) or self._add(sizes, args)
+                network = self._find(key, args) or self._add(key, args)
         return network(args)
 
-    def _size(self, n: int, arg: Any) -> Any:
+    def _key_of(self, n: int, arg: Any) -> Any:
         if not isinstance(arg, Tensor):
             return arg
         if n in self._scalars:
@@ -123,14 +123,14 @@ class _Graph:
         dense = arg.layout is torch.strided and not arg.is_nested
         return (arg.shape, arg.stride()) if dense else arg.layout
 
-    def _find(self, sizes: tuple, args: tuple) -> Callable | None:
-        return next((each for each in self._networks.get(sizes, ()) if each.fits(args)), None)
+    def _find(self, key: tuple, args: tuple) -> Callable | None:
+        return next((each for each in self._networks.get(key, ()) if each.fits(args)), None)
 
-    def _add(self, sizes: tuple, args: tuple) -> Callable:
+    def _add(self, key: tuple, args: tuple) -> Callable:
         self._forget_changed()
         try:
-            if sizes not in self._networks and len(self._networks) == _MOST_SETS:
-                raise NotImplementedError(f"it was built for {_MOST_SETS} other sets of sizes and scalars")
+            if key not in self._networks and len(self._networks) == _MOST_SETS:
+                raise NotImplementedError(f"it was built for {_MOST_SETS} other sets of shapes and scalars")
             network = self._built(args)
         except _TrainingMode as error:
             raise ValueError(str(error)) from None
@@ -139,12 +139,12 @@ class _Graph:
                 self._warned = True
                 reason = textwrap.shorten(errors.lines(error)[0], 300)
                 warnings.warn(
-                    f"tvmnotes leaves a graph to PyTorch (operators: {self._operators}): {reason}",
+                    f"tvmfast leaves a graph to PyTorch (operators: {self._operators}): {reason}",
                     stacklevel=3,
                 )
             network = _Eager(self._graph)
-        if sizes in self._networks or len(self._networks) < _MOST_SETS:
-            self._networks.setdefault(sizes, []).append(network)
+        if key in self._networks or len(self._networks) < _MOST_SETS:
+            self._networks.setdefault(key, []).append(network)
         return network
 
     def _forget_changed(self) -> None:
@@ -161,38 +161,38 @@ class _Graph:
     def _built(self, args: tuple) -> Callable:
         begin = time.perf_counter()
         args = [arg.item() if n in self._scalars else arg for n, arg in enumerate(args)]
-        _check(self._plain, args)
+        _check(self._inference, args)
         weights = [
             n for n in self._weights if self._changes[n] < _MOST_CHANGES and not args[n].is_inference()
         ]
-        noted = [_Weight(n, weakref.ref(args[n]), args[n]._version, args[n].data_ptr()) for n in weights]
+        frozen = [_Weight(n, weakref.ref(args[n]), args[n]._version, args[n].data_ptr()) for n in weights]
         inputs = [n for n, arg in enumerate(args) if isinstance(arg, Tensor) and n not in weights]
         with torch.inference_mode(False), torch.no_grad(), pass_lock:
-            outputs = Outputs(self._plain, args)
+            outputs = Outputs(self._inference, args)
             if not outputs.computed and not outputs.writes:
                 return _Eager(self._graph)
-            part = _Part(self._plain, args, weights, outputs.computed)
+            part = _Part(self._inference, args, weights, outputs.computed)
             program = _captured(part, tuple(args[n].detach() for n in inputs), outputs.writes)
             library = build(*from_pytorch(program), **self._options)
         outputs.check(library)
         specs = ", ".join(f"{dtype_of(args[n])}{list(args[n].shape)}" for n in inputs) or "none"
         seconds = time.perf_counter() - begin
         counts = f"operators: {self._operators}; inputs: {specs}; weights: {len(weights)}"
-        print(f"tvmnotes: compiled a graph ({counts}) in {seconds:.1f} s", file=sys.stderr)
-        return _Network(library, inputs, noted, outputs)
+        print(f"tvmfast: compiled a graph ({counts}) in {seconds:.1f} s", file=sys.stderr)
+        return _Network(library, inputs, frozen, outputs)
 
 
 def _is_scalar(node: fx.Node) -> bool:
-    """Whether a graph's input is a Python float, which Dynamo passes as a tensor and takes out of it."""
+    """Return whether a graph's input is a Python float, which Dynamo passes as a tensor."""
     return bool(node.users) and all(user.target == "item" for user in node.users)
 
 
 def _is_weight(node: fx.Node) -> bool:
-    """Whether a graph's input is a parameter, a buffer or another tensor that a module holds."""
+    """Return whether a graph's input is a parameter, a buffer or another tensor that a module holds."""
     return "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
 
 
-def _plain(graph: fx.GraphModule, scalars: list[str]) -> fx.GraphModule:
+def _inference_graph(graph: fx.GraphModule, scalars: list[str]) -> fx.GraphModule:
     """Copy a graph without changes of the grad mode, and with the inputs named `scalars` as numbers."""
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph.graph, {}))
@@ -206,7 +206,7 @@ def _plain(graph: fx.GraphModule, scalars: list[str]) -> fx.GraphModule:
 
 
 def _check(graph: fx.GraphModule, args: list) -> None:
-    """Refuse what a compiled network does not take."""
+    """Raise for what a compiled network does not support."""
     entered = any(node.target is torch.amp.autocast_mode._enter_autocast for node in graph.graph.nodes)
     if entered or torch.is_autocast_enabled("cpu"):
         raise NotImplementedError("autocast is on; convert the network instead, as by net.bfloat16()")
@@ -251,7 +251,7 @@ class _Part(nn.Module):
 
 @hold_interrupt()
 def _captured(part: _Part, inputs: tuple[Tensor, ...], writes: bool) -> ExportedProgram:
-    """Capture a part; refuse one that trains, or that writes to inputs or weights."""
+    """Capture a part; raise if it trains, or writes to inputs or weights."""
     refusal = NotImplementedError("it writes to its inputs or weights")
     try:
         with quiet():
@@ -272,19 +272,19 @@ def _captured(part: _Part, inputs: tuple[Tensor, ...], writes: bool) -> Exported
 
 
 def _trains(node: fx.Node) -> bool:
-    """Whether a call of an operator has a flag set that says that the network is in training mode."""
+    """Return whether a call of an operator has a flag of the training mode set."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return False
     given = {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)}
     given.update(node.kwargs)
-    # a batch norm that keeps no statistics takes those of its input in any mode
+    # a batch norm without running statistics computes those of its input in any mode
     is_set = given.get("train") is True or given.get("training") is True
     return is_set and given.get("running_mean", node) is not None
 
 
 class _Weight(NamedTuple):
-    """A weight as a build saw it."""
+    """A weight at the time of a build; `position` is its index among the graph's inputs."""
 
     position: int
     tensor: weakref.ref
@@ -338,7 +338,7 @@ class _Network:
         taken = self._constants | {tensor.data_ptr() for tensor in inputs}
         tensors = []
         for tensor in map(torch.from_dlpack, self._library.run(inputs)):
-            # where TVM left a copy out, the result lies in an input, a constant or another result
+            # where TVM eliminated a copy, the result aliases an input, a constant or another result
             tensors.append(tensor.clone() if tensor.data_ptr() in taken else tensor)
             taken.add(tensor.data_ptr())
-        return self._outputs.laid_out(tensors, args)
+        return self._outputs.with_aliases(tensors, args)

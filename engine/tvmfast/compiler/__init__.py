@@ -3,8 +3,8 @@
 build             checks the module and its parameters, resolves the target, runs everything below
 pipeline          the passes of each opt level, the lowering after them, the graph as data for graph.json
 records           tuning records, and the lookup of the best config for a workload
-dynamic           sizes that stay open: what is refused, and costs that depend on them
-shape_variants    the network for stated values of open sizes, in the same library
+dynamic           dynamic dims: checks of the inputs, and costs that depend on them
+shape_variants    the network specialized for given values of dynamic dims, in the same library
 costs             flops and bytes of each kernel
 codegen           machine code for a CPU, each kernel compiled once
 combine_parallel  horizontal fusion, which `build` does not run by itself
@@ -13,6 +13,6 @@ selftest          a small network, built and run, for the doctor
 graph             passes over the graph of operators
 legalize          operators become kernels
 schedule          a schedule for each kernel: rules and workloads
-memory            buffers, views and shapes of a run
+memory            memory planning, output aliasing, shape CSE, state
 cuda              targets, kernels and code for an NVIDIA GPU
 """

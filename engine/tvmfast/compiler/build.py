@@ -1,18 +1,18 @@
-"""`build`: compile `(IRModule, params)` from an importer into a `Compiled` that runs on a target."""
+"""`build`: compile `(IRModule, params)` from a frontend into a `Compiled` that runs on a target."""
 
 import tvm
 
 from ..core import errors, machine
-from ..core.relax import array_key, fixed_shape, open_sizes
+from ..core.compat import keep_interrupt, pass_lock
+from ..core.relax import array_key, dynamic_dims, static_shape
 from ..core.specs import require_dense, shorten
-from ..core.workarounds import keep_interrupt, pass_lock
 from ..runtime.compiled import Compiled, cannot_run
-from ..runtime.tensors import plain
+from ..runtime.tensors import contiguous
 from . import codegen, pipeline, shape_variants
 from .cuda import codegen as cuda_codegen
 from .cuda import gpu
 from .dynamic import check_inputs
-from .memory.state import resolve_state, write_in_place
+from .memory.state import resolve_state, update_in_place
 from .memory.usage import memory
 from .records import resolve_records
 from .schedule.apply import begin_reductions
@@ -35,30 +35,29 @@ def build(
 
     Args:
         mod: A module whose `main` takes the network's inputs and then one parameter per entry of `params`, as
-            every importer of tvmnotes returns it.
+            every frontend of tvmfast returns it.
         params: Arrays by parameter name.
         target: None for this machine, a `tvm.target.Target`, or what makes one: a kind ("llvm") or a
             dictionary (`{"kind": "llvm", "mcpu": "core-avx2"}`). Kind "cuda" is for GPUs, with an "arch" such
             as "sm_80" unless it is this machine's GPU; cuda/gpu.py says what differs.
-        opt_level: As in Relay: 0 only lowers, each kernel as the plainest loop on one core; 1 adds operator
+        opt_level: As in Relay: 0 only lowers, each kernel as TVM's loop nest on one core; 1 adds operator
             fusion; 2 constant folding; 3 folding of batch norm, common subexpression elimination, blocked
             layouts (NCHW[x]c) and a schedule for each kernel (see `pipeline.passes`).
         records: Records of `tn.tune` for level 3: a file, a list of files or of `records.Record`, or a
             `records.ConfigLookup` for the target. A kernel measured for this target, or else for another CPU
             with the same vector registers, gets its best config; `tuned` of the result counts them. None uses
-            the records that tvmnotes ships, False none.
+            the records that tvmfast ships, False none.
         state: Inputs that are fed from an output of the call before, by the names that `inputs` and `outputs`
             of the result have without it: `{"h": "output1", "c": "output2"}`. They are neither passed nor
-            returned, but kept inside, from zeros on; see `Compiled.reset` and `Compiled.session`. A size of
-            such an input may be open if an input that is passed has it too; the first call decides it, until
-            a reset. On a CPU, a network of PyTorch that replaces a few elements of such an input
-            (`cache[:, :, position] = k`, index_copy, a slice), and does not use the old ones afterwards,
-            writes to the same memory.
-        sizes: Values of open sizes that matter most, a list such as `[{"height": 480, "width": 640}]`: the
-            network is compiled for each of them too, with the kernels that a build for that size has. A call
-            at these sizes runs these, the first entry that fits if one leaves sizes out; a call at any other
-            size runs the kernels for open sizes. It is one library. Arrays that several of them read are
-            kept once; a weight that they pack in different ways is kept in each, so that memory may grow by
+            returned, but stay inside, zeros at first; see `Compiled.reset` and `Compiled.session`. A dim of
+            such an input may be dynamic if an input that is passed has it too; the first call fixes it, until
+            a reset. On a CPU, a partial update of such an input (`cache[:, :, position] = k`, index_copy, a
+            slice) in a network of PyTorch that does not read the old elements afterwards happens in place.
+        sizes: Values of dynamic dims that matter most, a list such as `[{"height": 480, "width": 640}]`: the
+            network is compiled for each of them too, with the kernels of a static build. A call with
+            these dims runs them, the first entry that fits if one leaves dims out; any other call runs the
+            kernels for dynamic dims. It is one library. Arrays that several of the specializations read are
+            stored once; a weight that they pack differently is stored for each, so that memory may grow by
             the network's weights for each entry. Ignored by a program that calls `main` of a saved library.
 
     Returns:
@@ -66,9 +65,9 @@ def build(
 
     Raises:
         ValueError: An unknown opt level or target, parameters that do not fit the module, an input or
-            intermediate value whose shape is not known, or depends on more than the open sizes, state that is
-            not an input and an output of the same shape and dtype, or `sizes` that are not a list, name no
-            open size or are out of its bounds.
+            intermediate value whose shape is not known, or depends on more than the dynamic dims, state that
+            is not an input and an output of the same shape and dtype, or `sizes` that are not a list, name no
+            dynamic dim or are out of its bounds.
         TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
         IndexError: An index that is evaluated at compile time is out of range.
     """
@@ -79,26 +78,24 @@ def build(
     target = resolve_target(target, kinds=("llvm", "cuda"))
     for_gpu = target.kind.name == "cuda"
     mod, arrays = bind(mod, params)
-    kept = resolve_state(mod["main"], state)
-    if for_gpu and open_sizes(mod["main"]):
-        raise ValueError(
-            "a build for a GPU needs fixed sizes: import the model with whole numbers for every axis"
-        )
+    aliases = resolve_state(mod["main"], state)
+    if for_gpu and dynamic_dims(mod["main"]):
+        raise ValueError("a build for a GPU needs static dims: import the model with a number for every axis")
     lookup = resolve_records(records, target)
-    bound = shape_variants.resolved(mod, sizes)
+    bound = shape_variants.variants_of(mod, sizes)
     shared = shape_variants.Arrays({param.name for param in mod["main"].params}) if bound else None
     names = {array_key(array): name for name, array in arrays.items()}
 
     def compiled(mod):
         """Return a lowered module, its description, and its parameters."""
         mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)
-        mod = write_in_place(kept)(mod) if kept else mod
-        mod = begin_reductions()(mod) if open_sizes(mod["main"]) else mod
+        mod = update_in_place(aliases)(mod) if aliases else mod
+        mod = begin_reductions()(mod) if dynamic_dims(mod["main"]) else mod
         mod, constants = pipeline.lift_constants(mod, names)
         if shared:
             mod, constants = shape_variants.rename_params(mod, constants, shared)
         graph = pipeline.describe(mod, list(constants))
-        graph |= {"state": kept} if kept else {}
+        graph |= {"state": aliases} if aliases else {}
         if for_gpu:
             mod, graph["kernels"] = gpu.scheduled(mod, target)
         plan = {} if graph["sizes"] else None
@@ -108,15 +105,15 @@ def build(
 
     with pass_lock, target:
         mod, graph, constants = compiled(mod)
-        several = []
-        for number, (values, of_sizes) in enumerate(bound, start=1):
-            other, description, _ = compiled(of_sizes)
+        variants = []
+        for number, (values, specialized) in enumerate(bound, start=1):
+            other, description, _ = compiled(specialized)
             mod, functions = shape_variants.join(mod, other, number)
-            several.append(shape_variants.renamed(description, functions) | {"at": values})
+            variants.append(shape_variants.rename_functions(description, functions) | {"at": values})
     tuned = {"tuned": str(lookup or "")}
     graph |= tuned
-    if several:
-        graph["variants"] = [each | tuned for each in several]
+    if variants:
+        graph["variants"] = [each | tuned for each in variants]
         constants = shared.by_name
     if for_gpu:
         executable = cuda_codegen.executable(mod, target)
@@ -138,12 +135,12 @@ def bind(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict[str, tvm.r
     for name, array in params.items():
         require_dense(array, f"params: {name!r}")
     arrays = {
-        name: plain(array) if isinstance(array, tvm.runtime.Tensor) else tvm.runtime.tensor(array)
+        name: contiguous(array) if isinstance(array, tvm.runtime.Tensor) else tvm.runtime.tensor(array)
         for name, array in params.items()
     }
     for var in weights:
         shape, dtype = tuple(arrays[var.name].shape), arrays[var.name].dtype
-        wanted = fixed_shape(var.ty), str(var.ty.dtype)
+        wanted = static_shape(var.ty), str(var.ty.dtype)
         if wanted != (shape, dtype):
             raise ValueError(
                 f"params: {var.name!r} must be of shape {wanted[0]} and {wanted[1]}; got {shape}, {dtype}"
@@ -159,7 +156,7 @@ def resolve_target(target=None, kinds=("llvm",)) -> tvm.target.Target:
         kinds: Accepted kinds of targets.
 
     Raises:
-        ValueError: TVM or tvmnotes cannot serve the target, or its kind is not in `kinds`.
+        ValueError: TVM or tvmfast cannot serve the target, or its kind is not in `kinds`.
     """
     if target is None:
         return machine.host_target()

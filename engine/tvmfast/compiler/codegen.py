@@ -1,8 +1,8 @@
 """Generate machine code for scheduled kernels, on all cores, and for each kernel only once.
 
-LLVM takes most of a build's time. Its result for a kernel is kept as an object file in the cache folder
+LLVM takes most of a build's time. Its result for a kernel is cached as an object file in the cache folder
 "kernels", under a hash of everything that it depends on: the kernel's TensorIR, the target, the pass context,
-TVM's version, this module, `special_values`, `one_thread` and `quotients`. A network that is built again, or
+TVM's version, this module, `ieee754`, `parallel` and `integer_division`. A network that is built again, or
 differs in a few kernels, then waits only for the linker, some 50 ms. The cache is used only if nobody else
 may write to it, and the least recently used files make room for new ones; see core/kernel_cache.py.
 
@@ -91,7 +91,7 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool) ->
     traced = bool(tvm.transform.PassContext.current().instruments)
     objects = None
     if not traced and (machine.cpp_compiler() or not runs_here):
-        objects = _kept_objects()
+        objects = _object_cache()
     texts = {var: tvm.ir.save_json(func) for var, func in kernels.items()}
     # The longest first, so that no core is left with it at the end. The shortest is left to TVM, which would
     # link an executable that has no kernel of its own through C.
@@ -132,7 +132,7 @@ def compile_kernels(kernels: dict, target, runs_here):
 def _threads(compiler: str, folder: Path) -> str:
     """Compile runtime/pool.cc into a folder, or take it from the cache; return the object's path."""
     source = pool.SOURCE.read_text()
-    objects = _kept_objects()
+    objects = _object_cache()
     key = hashlib.sha256(chr(0).join((compiler, *_POOL_OPTIONS, source)).encode()).hexdigest()
     made = folder / "pool.o"
     if objects and (file := objects.path(key)):
@@ -163,7 +163,7 @@ def _in_this_context(function):
     return run
 
 
-def _kept_objects() -> "_Objects | None":
+def _object_cache() -> "_Objects | None":
     """Return the object cache; None if it is not writable, or others could put code into it."""
     try:
         folder = kernel_cache.folder()

@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax import transform as t
 
-from ..core.relax import constant_array, fixed_shape, on_each_function, op_name
+from ..core.relax import constant_array, on_each_function, op_name, static_shape
 from .build import bind
 from .graph.conv_call import match
 from .graph.fold_constants import fold_batch_norm, fold_with_numpy
@@ -43,7 +43,7 @@ def prepared(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict]:
         TypeError, ValueError: As `tn.build` does for `mod` and `params`.
     """
     mod, _ = bind(mod, params)
-    steps = [
+    passes = [
         fold_batch_norm(),
         t.DecomposeOpsForInference(),
         t.ConvertToDataflow(),
@@ -53,7 +53,7 @@ def prepared(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict]:
         t.EliminateCommonSubexpr(),
         t.DeadCodeElimination(),
     ]
-    return tvm.transform.Sequential(steps)(mod), {}
+    return tvm.transform.Sequential(passes)(mod), {}
 
 
 @dataclass
@@ -62,10 +62,10 @@ class _Branch:
 
     channels: int
     rank: int
-    steps: list[relax.VarBinding]
+    chain: list[relax.VarBinding]
 
     def takes(self, call) -> bool:
-        """Tell whether a call may be merged as the branch's next step."""
+        """Tell whether a call may be merged as the next operator of the branch."""
         name = op_name(call)
         if name not in _PER_CHANNEL:
             return name in _UNARY
@@ -73,9 +73,9 @@ class _Branch:
         shape = (1, self.channels, 1, 1) if self.rank == 4 else (self.channels,)
         return bias is not None and bias.shape == shape
 
-    def like(self, other: "_Branch", step: int) -> bool:
-        """Tell whether both do the same in a step, up to the constants for their channels."""
-        mine, its = self.steps[step].value, other.steps[step].value
+    def like(self, other: "_Branch", n: int) -> bool:
+        """Tell whether the n-th operators of both are equal, except for the constants for their channels."""
+        mine, its = self.chain[n].value, other.chain[n].value
         same = [(mine.attrs, its.attrs)]
         if op_name(mine) not in _PER_CHANNEL:
             same.append((mine.args[1:], its.args[1:]))
@@ -97,11 +97,11 @@ def _groups(func) -> list[list[_Branch]]:
         if key is None:
             continue
         channel_axis, rank = (0, 4) if op_name(call) == "nn.conv2d" else (1, 1)
-        branch = _Branch(fixed_shape(call.args[1].ty)[channel_axis], rank, [binding])
-        while len(following := readers.get(branch.steps[-1].var, [])) == 1:
+        branch = _Branch(static_shape(call.args[1].ty)[channel_axis], rank, [binding])
+        while len(following := readers.get(branch.chain[-1].var, [])) == 1:
             if following[0] not in inside or not branch.takes(inside[following[0]].value):
                 break
-            branch.steps.append(inside[following[0]])
+            branch.chain.append(inside[following[0]])
         groups.setdefault(key, []).append(branch)
     return [branches for branches in groups.values() if len(branches) > 1]
 
@@ -140,7 +140,7 @@ class _Merge(relax.PyExprMutator):
         self.gone = set()  # variables whose bindings are dropped
 
     def visit_function_(self, func):
-        self.first.update((branches[0].steps[0].var, branches) for branches in _groups(func))
+        self.first.update((branches[0].chain[0].var, branches) for branches in _groups(func))
         return super().visit_function_(func)
 
     def visit_var_binding_(self, binding):
@@ -154,21 +154,21 @@ class _Merge(relax.PyExprMutator):
     def _merge(self, branches):
         """Emit the merged operators and a split; note the variables of its parts and those that go."""
         lead, *others = branches
-        steps = 1
-        while all(steps < len(b.steps) for b in branches) and all(b.like(lead, steps) for b in others):
-            steps += 1
+        merged = 1
+        while all(merged < len(b.chain) for b in branches) and all(b.like(lead, merged) for b in others):
+            merged += 1
         weight_axis, channel_axis = (0, 1) if lead.rank == 4 else (1, -1)
-        value = self.visit_expr(lead.steps[0].value.args[0])
-        for step in range(steps):
-            call = lead.steps[step].value
+        value = self.visit_expr(lead.chain[0].value.args[0])
+        for n in range(merged):
+            call = lead.chain[n].value
             operands = call.args[1:]
-            if step == 0 or op_name(call) in _PER_CHANNEL:
-                arrays = [_operand(b.steps[step].value) for b in branches]
-                axis = weight_axis if step == 0 else min(1, arrays[0].ndim - 1)
+            if n == 0 or op_name(call) in _PER_CHANNEL:
+                arrays = [_operand(b.chain[n].value) for b in branches]
+                axis = weight_axis if n == 0 else min(1, arrays[0].ndim - 1)
                 operands = [relax.const(np.concatenate(arrays, axis))]
             value = self.builder_.emit(tvm.ir.Call(call.op, [value, *operands], call.attrs, call.ty_args))
         ends = [int(n) for n in np.cumsum([b.channels for b in branches])[:-1]]
         parts = self.builder_.emit(relax.op.split(value, ends, axis=channel_axis % len(value.ty.shape)))
         for number, branch in enumerate(branches):
-            self.gone.update(step.var for step in branch.steps[: steps - 1])
-            self.parts[branch.steps[steps - 1].var] = self.builder_.emit(relax.TupleGetItem(parts, number))
+            self.gone.update(each.var for each in branch.chain[: merged - 1])
+            self.parts[branch.chain[merged - 1].var] = self.builder_.emit(relax.TupleGetItem(parts, number))

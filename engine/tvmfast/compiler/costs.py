@@ -47,7 +47,7 @@ _FIELDS = {  # by a node's class: the fields that count. `_Counter` has methods 
 _GRID = 1 << 22  # most values of the loop variables for which a condition is evaluated
 
 
-def count(func: tirx.PrimFunc, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+def count(func: tirx.PrimFunc, dims: Mapping[str, int] | None = None) -> dict[str, int]:
     """Count the operations of one call of a kernel, and the bytes that it reads and writes.
 
     Conditions on loop variables are evaluated exactly. If a condition depends on data, both branches count,
@@ -55,7 +55,7 @@ def count(func: tirx.PrimFunc, sizes: Mapping[str, int] | None = None) -> dict[s
 
     Args:
         func: The kernel as it is scheduled.
-        sizes: The values of the open sizes, by name.
+        dims: The values of the dynamic dims, by name.
 
     Returns:
         "flops": Each addition, subtraction, multiplication, division, minimum, maximum and mathematical
@@ -71,9 +71,9 @@ def count(func: tirx.PrimFunc, sizes: Mapping[str, int] | None = None) -> dict[s
     Raises:
         NotImplementedError: The kernel has a statement or an expression of a class that is not known.
     """
-    counter = _Counter(func, sizes or {})
+    counter = _Counter(func, dims or {})
     counter.stmt(func.body, _Scope())
-    elements = {buffer: math.prod(counter.size(n) for n in buffer.shape) for buffer in counter.arguments}
+    elements = {buffer: math.prod(counter.dim(n) for n in buffer.shape) for buffer in counter.arguments}
 
     def moved(accesses, excluded=()):
         total = 0
@@ -104,8 +104,8 @@ class _Unknown(Exception):
 
 
 class _Counter:
-    def __init__(self, func, sizes):
-        self.sizes = sizes
+    def __init__(self, func, dims):
+        self.dims = dims
         self.flops = 0
         self.loads, self.stores = Counter(), Counter()
         self.arguments = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
@@ -193,8 +193,8 @@ class _Counter:
             return scope
         return _Scope(scope.iterations, conditions, float(np.mean(holds)))
 
-    def size(self, expr) -> int:
-        """Evaluate a size of a buffer; 1 if it is none of the open sizes."""
+    def dim(self, expr) -> int:
+        """Evaluate a dim of a buffer; 1 if it depends on other variables than the dynamic dims."""
         try:
             return int(self._values(expr))
         except _Unknown:
@@ -208,8 +208,8 @@ class _Counter:
         if kind is tirx.Var:
             if expr in self._bound:
                 return self._values(self._bound[expr])
-            if expr.name in self.sizes and expr not in self._loops:
-                return self.sizes[expr.name]
+            if expr.name in self.dims and expr not in self._loops:
+                return self.dims[expr.name]
             if expr in self._loops:
                 first, extent, depth = self._loops[expr]
                 return np.arange(first, first + extent).reshape(extent, *[1] * depth)

@@ -1,4 +1,4 @@
-"""The passes of a build, by opt level, and the steps that separate the resulting parameters from the code.
+"""The passes of a build, by opt level, and what separates the resulting parameters from the code.
 
 `build` runs `passes`, then `lift_constants`, `describe` and `bundle`, and hands `lowering()` to TVM.
 """
@@ -11,31 +11,31 @@ from tvm.relax import transform as t
 
 from ..core import annotations
 from ..core.protocols import Lookup
-from ..core.relax import array_key, open_sizes, shape_text
+from ..core.relax import array_key, dynamic_dims, shape_text
 from ..core.simd import simd_of
 from .cuda.gpu import has_threads
 from .cuda.nms import parallelize_detection
 from .cuda.unroll_recurrent import unroll_recurrent
 from .dynamic import cost
 from .graph.blocked_layout import block_layouts
-from .graph.conv_transpose import transposed_to_plain
+from .graph.conv_transpose import conv_transpose_to_conv
 from .graph.decompose import decompose_functions
 from .graph.fold_constants import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .graph.fuse_attention import fuse_attention
 from .graph.operator_notes import note_operators, operators
 from .graph.pack_recurrent import pack_recurrent
-from .graph.partial_update import writes_to_kernels, writes_to_operators
+from .graph.partial_update import partial_updates_to_kernels, partial_updates_to_scatter
 from .graph.rms_norm import fuse_rms_norms
-from .graph.skinny_gemm import products_of_few_rows
+from .graph.skinny_gemm import lower_skinny_gemms
 from .legalize import ieee754
 from .legalize.accumulate import sums_in_float32
 from .legalize.bools import bools_as_bytes
 from .legalize.bounds_check import checks_to_kernels
 from .legalize.lower import legalizations
-from .memory.dead_kills import drop_needless_kills
-from .memory.dynamic_plan import share_buffers
-from .memory.output_alias import result_as_view
-from .memory.shape_cse import share_shapes
+from .memory.dead_kills import remove_dead_kills
+from .memory.dynamic_plan import plan_dynamic_memory
+from .memory.output_alias import alias_output
+from .memory.shape_cse import eliminate_common_shapes
 from .memory.usage import memory
 from .schedule.apply import schedule_kernels
 
@@ -53,9 +53,9 @@ def passes(
     half_sums = [(0, sums_in_float32())] if simd else []  # a GPU's tensor cores do so by themselves
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
     blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
-    attention = [(3, fuse_attention(simd)), (3, products_of_few_rows(simd)), (3, fuse_rms_norms(simd))]
+    attention = [(3, fuse_attention(simd)), (3, lower_skinny_gemms(simd)), (3, fuse_rms_norms(simd))]
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
-    writes = writes_to_kernels() if simd else writes_to_operators()
+    updates = partial_updates_to_kernels() if simd else partial_updates_to_scatter()
     scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `gpu.scheduled` does it
     from_level = [
         # the graph
@@ -70,7 +70,7 @@ def passes(
         (2, fold_with_numpy()),
         (2, t.CanonicalizeBindings()),
         (3, fold_the_rest()),
-        (3, transposed_to_plain()),
+        (3, conv_transpose_to_conv()),
         (3, t.EliminateCommonSubexpr()),
         (3, fold_affine()),  # batch norms that no convolution precedes
         *(attention if simd else []),
@@ -79,7 +79,7 @@ def passes(
         (3, t.CanonicalizeBindings()),
         # from operators to kernels
         (0, checks),
-        (0, writes),
+        (0, updates),
         (0, ieee754.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
         (0, t.LegalizeOps(legalizations(simd, lookup, opt_level))),
@@ -91,15 +91,15 @@ def passes(
         *scheduled,
         (0, t.DeadCodeElimination()),
     ]
-    return [step for level, step in from_level if opt_level >= level]
+    return [each for level, each in from_level if opt_level >= level]
 
 
 def lowering(plan: dict | None = None) -> tvm.transform.Pass:
     """Make the pass that replaces `tvm.compile`'s default, which would fuse and fold at every opt level.
 
     Args:
-        plan: For a network with open sizes, a dictionary that gets what `usage.memory` returns: after the
-            lowering such sizes are computed in code.
+        plan: For a network with dynamic dims, a dictionary that gets what `usage.memory` returns: after the
+            lowering such dims are computed in code.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="NoteMemory")
@@ -109,23 +109,23 @@ def lowering(plan: dict | None = None) -> tvm.transform.Pass:
 
     return tvm.transform.Sequential(
         [
-            result_as_view(),
+            alias_output(),
             t.RewriteDataflowReshape(),  # a reshape becomes a view if possible
             t.ToNonDataflow(),
             t.RemovePurityChecking(),
             t.CallTIRRewrite(),  # kernels write into buffers that the caller allocates
             t.StaticPlanBlockMemory()
             if plan is None
-            else share_buffers(),  # buffers that are not alive together share memory
+            else plan_dynamic_memory(),  # buffers that are not alive together share memory
             t.RewriteCUDAGraph(),  # for a GPU, if the pass context has "relax.backend.use_cuda_graph"
             t.LowerAllocTensor(),
             t.KillAfterLastUse(),
             t.LowerRuntimeBuiltin(),
-            drop_needless_kills(),
+            remove_dead_kills(),
             *([] if plan is None else [note]),
             t.ComputePrimValue(),
             t.VMShapeLower(),
-            *([] if plan is None else [share_shapes()]),
+            *([] if plan is None else [eliminate_common_shapes()]),
             t.AttachGlobalSymbol(),
         ],
         name="lowering",
@@ -175,26 +175,26 @@ def bundle(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def describe(mod: tvm.IRModule, params: list[str]) -> dict:
-    """Describe the graph of `main` as plain data, for graph.json.
+    """Describe the graph of `main` as JSON data, for graph.json.
 
     Args:
         mod: The module after `lift_constants`.
         params: The names of the parameters, in order.
 
     Returns:
-        "sizes", the least and the greatest value, or None, of each size that is open, by name;
+        "sizes", the lower and the upper bound, or None, of each dynamic dim, by name;
         "inputs", "params" and "outputs", with their shapes and dtypes; "nodes", the kernel calls; "heads",
         the values that are the outputs; "tuple", whether the result is one; and by kernel name "kernels" (its
         schedule), "costs" (see `dynamic.cost`, and the operators that it fuses) and "workloads" (only
         kernels that have one). A node has the name of its result, its kernel (or the Relax operator that the
         runtime serves), the values it reads, and the shape and dtype of its result; "in_place" is true if
-        that is the first value it reads, of which it replaces a part.
+        that is the first value it reads, which it updates in part.
 
     Raises:
         ValueError: A value has no known shape.
     """
     main = mod["main"]
-    sizes = open_sizes(main)
+    dims = dynamic_dims(main)
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
     casts = {}  # values by variables that are the same with another type
     for binding in bindings:
@@ -206,7 +206,7 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
     kernels.sort(key=lambda item: item[0].name_hint)
     notes = {var.name_hint: annotations.of_function(func) for var, func in kernels}
     return {
-        "sizes": {size.name: [size.lower, size.upper] for size in sizes.values()},
+        "sizes": {dim.name: [dim.lower, dim.upper] for dim in dims.values()},
         "inputs": [{"name": p.name, **_tensor(p.ty)} for p in main.params if p.name not in params],
         "params": params,
         "nodes": [_node(binding, casts) for binding in bindings if isinstance(binding.value, tvm.ir.Call)],
@@ -215,7 +215,7 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
         "tuple": several,
         "kernels": {name: note["schedule"] for name, note in notes.items()},
         "costs": {
-            var.name_hint: cost(func, sizes) | {"operators": operators(mod, var.name_hint)}
+            var.name_hint: cost(func, dims) | {"operators": operators(mod, var.name_hint)}
             for var, func in kernels
             if not has_threads(func)  # written for a GPU by hand
         },
@@ -269,7 +269,7 @@ def _tensor(ty) -> dict:
     shape = shape_text(ty)
     if isinstance(ty, relax.TensorType) and shape is None:
         raise ValueError(
-            f"the network makes a {ty}, whose shape is known only when it runs: tn.build needs fixed shapes; "
-            "cut the network before that operator, or write that part with a fixed size and a mask"
+            f"the network makes a {ty}, whose shape is known only when it runs: tn.build needs static shapes"
+            "; cut the network before that operator, or write that part with a static shape and a mask"
         )
     return {"shape": None if shape is None else list(shape), "dtype": str(getattr(ty, "dtype", ty))}

@@ -32,7 +32,7 @@ except ImportError:  # on Windows, only one process at a time should append to a
     fcntl = None
 
 _FORMAT = 2  # version of a line's format and of the meaning of configs
-_RENAMED = {  # the fields of configs by their names in format 1, by family
+_RENAMED = {  # the fields of configs by their names in format 1, by rule
     "conv2d": {"lines": "tile_oh", "pixels": "tile_ow", "blocks": "tile_oc", "outer": "loop_order",
                "chunk": "tile_ic"},
     "pointwise": {"pixels": "tile_m", "blocks": "tile_oc", "run": "block_m", "outer": "loop_order",
@@ -43,7 +43,7 @@ _RENAMED = {  # the fields of configs by their names in format 1, by family
     "matmul": {"rows": "tile_m", "blocks": "tile_n", "outer": "loop_order"},
     "batch_matmul": {"rows": "tile_m", "blocks": "tile_n", "outer": "loop_order"},
 }  # fmt: skip
-_EXPECTED = "records: expected None, False, a file, or a list of files or of tvmnotes.records.Record"
+_EXPECTED = "records: expected None, False, a file, or a list of files or of tvmfast.compiler.records.Record"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Record:
     Attributes:
         workload: What the kernel computes.
         target: As `machine.target_json` gives it.
-        config: The choices that the kernel's schedule leaves open.
+        config: The parameters of the kernel's schedule, and the name of its rule.
         seconds: One time per repeat; empty if the config failed.
         error: How it failed, or None.
         final: Empty for a trial. At its end, a tuning measures the best few configs of each workload again,

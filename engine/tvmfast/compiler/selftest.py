@@ -1,4 +1,4 @@
-"""A small network, built with the default records and run, for `python -m tvmnotes doctor`."""
+"""A small network, built with the default records and run, for `python -m tvmfast doctor`."""
 
 import numpy as np
 from tvm import relax

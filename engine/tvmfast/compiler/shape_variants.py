@@ -1,7 +1,8 @@
-"""Networks compiled for some values of their open sizes too: one library, which keeps each weight once.
+"""Shape variants: a network specialized for given values of its dynamic dims, in one library.
 
-`build` compiles each as a network of its own, `join` puts its functions into the library's module, and
-graph.json describes it under "variants", in the order in which a call tries them.
+`build` compiles each variant as a network of its own, `join` adds its functions to the library's module, and
+graph.json describes it under "variants", in the order in which a call tries them. A weight that variants
+share is stored once.
 """
 
 import hashlib
@@ -12,19 +13,19 @@ import tvm_ffi
 from tvm import relax
 
 from ..core.dims import Dim
-from ..core.relax import open_sizes
+from ..core.relax import dynamic_dims
 
 
-def at_sizes(mod: tvm.IRModule, sizes: Mapping[str, int]) -> tvm.IRModule:
-    """Give open sizes of a network values, by name.
+def specialize(mod: tvm.IRModule, sizes: Mapping[str, int]) -> tvm.IRModule:
+    """Bind dynamic dims of a network, by name, to values.
 
     Raises:
-        ValueError: The network has no such open size, or it does not take that value.
+        ValueError: The network has no such dynamic dim, or the value is out of its bounds.
     """
-    known = open_sizes(mod["main"])
-    wanted = ", ".join(f"{name} ({size.bounds})" for name, size in known.items()) or "the network has none"
+    known = dynamic_dims(mod["main"])
+    wanted = ", ".join(f"{name} ({dim.bounds})" for name, dim in known.items()) or "the network has none"
     if not isinstance(sizes, Mapping) or not sizes or not all(_fits(known, *item) for item in sizes.items()):
-        raise ValueError(f"sizes: expected values of open sizes by name, {wanted}; got {sizes!r}")
+        raise ValueError(f"sizes: expected values of dynamic dims by name, {wanted}; got {sizes!r}")
     mod = relax.transform.BindSymbolicVars({name: int(n) for name, n in sizes.items()}, "main")(mod)
     return relax.transform.Normalize()(mod)
 
@@ -33,23 +34,25 @@ def _fits(known: dict[str, Dim], name: str, value: int) -> bool:
     return name in known and type(value) is int and known[name].takes(value)
 
 
-def resolved(mod: tvm.IRModule, sizes: Sequence[Mapping[str, int]] | None) -> list[tuple[dict, tvm.IRModule]]:
-    """Return each of the stated sizes, once, and the network with these. Raises ValueError as `at_sizes`."""
+def variants_of(
+    mod: tvm.IRModule, sizes: Sequence[Mapping[str, int]] | None
+) -> list[tuple[dict, tvm.IRModule]]:
+    """Return each distinct entry of `sizes`, and the network specialized for it; raises as `specialize`."""
     if sizes is not None and (isinstance(sizes, str | Mapping) or not isinstance(sizes, Sequence)):
         raise ValueError(f'sizes: expected a list, [{{"height": 480, "width": 640}}, …]; got {sizes!r}')
-    several = []
+    found = []
     for each in sizes or ():
-        bound = at_sizes(mod, each)
-        if each not in [taken for taken, _ in several]:
-            several.append((dict(each), bound))
-    return several
+        bound = specialize(mod, each)
+        if each not in [taken for taken, _ in found]:
+            found.append((dict(each), bound))
+    return found
 
 
 class Arrays:
-    """The parameters of several networks, in which arrays of the same content share a name.
+    """The parameters of all variants; arrays of equal content share a name.
 
     Args:
-        taken: Names that no array gets: those of the networks' inputs.
+        taken: Names that no array may have: those of the networks' inputs.
 
     Attributes:
         by_name: The arrays.
@@ -61,7 +64,7 @@ class Arrays:
         self._names = {}  # by content
 
     def name(self, array: tvm.runtime.Tensor, name: str) -> str:
-        """Return the name of an array, which is this one, or a similar one if others have that."""
+        """Return the name of an array: `name`, with a suffix if another array has it."""
         content = array.numpy()
         key = content.shape, str(array.dtype), hashlib.sha256(content.tobytes()).digest()
         if key not in self._names:
@@ -80,7 +83,7 @@ def rename_params(mod: tvm.IRModule, arrays: dict, shared: Arrays) -> tuple[tvm.
     for param in main.params[len(inputs) :]:
         name = shared.name(arrays[param.name], param.name)
         new[param] = weights.setdefault(name, relax.Var(name, param.ty))
-    body = _Replaced(new).visit_expr(main).body
+    body = _Substitute(new).visit_expr(main).body
     mod = mod.clone()
     main = relax.Function([*inputs, *weights.values()], body, main.ret_ty, main.is_pure, main.attrs)
     mod.update_func(mod.get_global_var("main"), main)
@@ -88,9 +91,7 @@ def rename_params(mod: tvm.IRModule, arrays: dict, shared: Arrays) -> tuple[tvm.
 
 
 @relax.expr_functor.mutator
-class _Replaced(relax.PyExprMutator):
-    """Puts expressions in the place of variables."""
-
+class _Substitute(relax.PyExprMutator):
     def __init__(self, new: dict):
         super().__init__()
         self.new = new
@@ -106,8 +107,8 @@ def join(mod: tvm.IRModule, other: tvm.IRModule, number: int) -> tuple[tvm.IRMod
     """Add the functions of another lowered module to a module.
 
     Returns:
-        The module, and the names that functions of the other one have there: "main" and the number, another
-        one for a kernel whose name is taken.
+        The module, and by name in `other` the new name of each function: with a suffix, the number, if it is
+        taken.
     """
     taken = {var.name_hint: func for var, func in mod.functions_items()}
     own = {var.name_hint for var in other.get_global_vars()}
@@ -128,13 +129,13 @@ def join(mod: tvm.IRModule, other: tvm.IRModule, number: int) -> tuple[tvm.IRMod
         if names[var.name_hint] in taken:
             continue
         if isinstance(func, relax.Function):
-            func = _Replaced(new).visit_expr(func)
+            func = _Substitute(new).visit_expr(func)
         mod.update_func(new[var], func.with_attr("global_symbol", names[var.name_hint]))
     return mod, names
 
 
-def renamed(graph: dict, names: dict[str, str]) -> dict:
-    """Return graph.json's description of a network whose functions have other names."""
+def rename_functions(graph: dict, names: dict[str, str]) -> dict:
+    """Rename the functions in graph.json's description of a network."""
     nodes = [node | {"kernel": names.get(node["kernel"], node["kernel"])} for node in graph["nodes"]]
     tables = {
         table: {names.get(kernel, kernel): each for kernel, each in graph[table].items()}

@@ -1,4 +1,4 @@
-"""The annotation of a kernel: its schedule, which is a family with its config, and its workload, if any.
+"""The annotation of a kernel: its schedule, a rule's name ("family") and config, and its workload, if any.
 
 It is set on the kernel's main block; the pass that schedules the kernel moves it to the function.
 """
@@ -11,7 +11,7 @@ NAME = "tvmnotes.schedule"
 
 
 def parse(annotation: str) -> dict:
-    """Parse an annotation into {"schedule": {"family": …, **config}, "workload": plain data or None}."""
+    """Parse an annotation into {"schedule": {"family": …, **config}, "workload": its `as_dict` or None}."""
     return json.loads(annotation)
 
 

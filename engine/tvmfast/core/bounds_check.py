@@ -2,7 +2,7 @@
 
 Each is checked once, before the kernels that use it: those would read and write out of bounds.
 
-Importers emit `checked`, a call that opt levels 2 and 3 evaluate for constants and that
+Frontends emit `checked`, a call that opt levels 2 and 3 evaluate for constants and that
 `compiler/legalize/bounds_check.py` lowers to a kernel on CPUs. On a GPU, where a kernel cannot raise, it
 stays a call into this process.
 """
@@ -14,7 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from .relax import constant_array, fixed_shape, op_name, plain_sizes
+from .relax import constant_array, op_name, static_shape, unwrap_ints
 
 NAME = "tvmnotes.checked_indices"
 
@@ -48,7 +48,7 @@ def checked(
         OutOfRange: At once, if `indices` is a constant and has an index out of range.
     """
     ty = relax.BlockBuilder().normalize(indices).ty
-    for column, size in enumerate(sizes if 0 not in (fixed_shape(ty) or ()) else ()):
+    for column, size in enumerate(sizes if 0 not in (static_shape(ty) or ()) else ()):
         text = operator
         if not operator.endswith(" "):
             text = f"{operator}: expected {expected}{limits(-size if negative else 0, size - 1)}"
@@ -71,12 +71,12 @@ def limits(first: int | str, last: int | str) -> str:
 def arguments(call: relax.Expr) -> tuple | None:
     """Return the arguments of `within`, with an expression for the indices, of a call that `checked` made.
 
-    None for any other call. A size is an integer where it is fixed.
+    None for any other call. A static size is an integer.
     """
     if op_name(call) != "call_pure_packed" or getattr(call.args[0], "global_symbol", "") != NAME:
         return None
     _, indices, text, *check = call.args
-    return indices, str(text.value), *plain_sizes(getattr(n, "value", n) for n in check)
+    return indices, str(text.value), *unwrap_ints(getattr(n, "value", n) for n in check)
 
 
 def within(indices: np.ndarray, text: str, size: int, negative: int, column: int, columns: int) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Sizes that a network leaves open until it is called.
+"""Dynamic dims, whose values the inputs of a call have.
 
-A size in the description of a network is an integer, a `Dim`, or text in Python's notation of integers and
-the names of open sizes: "2*batch + 1", "((height + -1) // 2) + 1", "max(a, b)".
+A dim in the description of a network is an integer, a `Dim`, or an expression as text, in Python's notation
+of integers and the names of dynamic dims: "2*batch + 1", "((height + -1) // 2) + 1", "max(a, b)".
 """
 
 import ast
@@ -20,10 +20,10 @@ _FUNCTIONS = {"max": max, "min": min}
 
 @dataclass(frozen=True)
 class Dim:
-    """A size that stays open, by name; a call may give it any value from `lower` to `upper`.
+    """A dynamic dim, by name; a call may give it any value from `lower` to `upper`.
 
     Attributes:
-        name: A Python identifier; the same name is the same size everywhere.
+        name: A Python identifier; the same name is the same dim everywhere.
         lower: The least value, 1 or more.
         upper: The greatest value; None if there is none.
     """
@@ -38,7 +38,7 @@ class Dim:
         upper = self.lower if self.upper is None else self.upper
         if type(self.lower) is not int or type(upper) is not int or not 1 <= self.lower <= upper:
             raise ValueError(
-                f"Dim {self.name!r}: expected whole numbers with 1 <= lower <= upper, or None as upper; got "
+                f"Dim {self.name!r}: expected integers with 1 <= lower <= upper, or None as upper; got "
                 f"lower {self.lower!r}, upper {self.upper!r}"
             )
 
@@ -55,67 +55,67 @@ class Dim:
         return self.lower <= value and (self.upper is None or value <= self.upper)
 
     def within(self, other: "Dim") -> "Dim":
-        """Return the size with the bounds of both. Raises ValueError if no value is within both."""
+        """Return the dim with the bounds of both. Raises ValueError if no value is within both."""
         lower = max(self.lower, other.lower)
         upper = min((each.upper for each in (self, other) if each.upper is not None), default=None)
         if upper is not None and upper < lower:
             raise ValueError(
-                f"size {self.name!r}: expected bounds that overlap; got {self.bounds} and {other.bounds}"
+                f"dim {self.name!r}: expected bounds that overlap; got {self.bounds} and {other.bounds}"
             )
         return Dim(self.name, lower, upper)
 
 
 def is_name(name) -> bool:
-    """Return whether a size may have this name."""
+    """Return whether a dim may have this name."""
     return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
-def merged(shapes: Iterable[tuple]) -> dict[str, Dim]:
-    """Return the open sizes of several shapes by name, each with all bounds that the shapes give it."""
-    sizes = {}
+def dims_of(shapes: Iterable[tuple]) -> dict[str, Dim]:
+    """Return the dynamic dims of several shapes by name, each with all bounds that the shapes give it."""
+    dims = {}
     for shape in shapes:
-        for size in shape:
-            if isinstance(size, Dim):
-                sizes[size.name] = size.within(sizes.get(size.name, size))
-    return sizes
+        for dim in shape:
+            if isinstance(dim, Dim):
+                dims[dim.name] = dim.within(dims.get(dim.name, dim))
+    return dims
 
 
-def fit(name: str, shape: tuple[int, ...], wanted: tuple, known: dict[str, tuple[int, str]]) -> None:
+def check_shape(name: str, shape: tuple[int, ...], wanted: tuple, known: dict[str, tuple[int, str]]) -> None:
     """Check the shape of an input of a call.
 
     Args:
         name: The input's name.
         shape: Its shape.
-        wanted: The expected shape, with a `Dim` where it is open.
-        known: By name of an open size, its value and the input that has it; new ones are added.
+        wanted: The expected shape, with a `Dim` where it is dynamic.
+        known: By name of a dynamic dim, its value and the input that has it; new ones are added.
 
     Raises:
-        ValueError: It has another shape, a size is out of its bounds, or it differs from that in `known`.
+        ValueError: It has another shape, a dim is out of its bounds, or it differs from that in `known`.
     """
     pairs = list(zip(shape, wanted, strict=False))
-    if len(shape) != len(wanted) or any(isinstance(size, int) and n != size for n, size in pairs):
+    if len(shape) != len(wanted) or any(isinstance(dim, int) and n != dim for n, dim in pairs):
         comma = "," if len(wanted) == 1 else ""
         expected = f"({', '.join(map(str, wanted))}{comma})"
         raise ValueError(f"input {name!r}: expected the shape {expected}, got {shape}")
-    for n, size in pairs:
-        if not isinstance(size, Dim):
+    for n, dim in pairs:
+        if not isinstance(dim, Dim):
             continue
-        if not size.takes(n):
+        if not dim.takes(n):
             raise ValueError(
-                f"input {name!r}: expected a {size} of {size.bounds}, got {n} in the shape {shape}; import "
-                f"the network with other bounds, Dim({size.name!r}, lower, upper), to serve it"
+                f"input {name!r}: expected a {dim} of {dim.bounds}, got {n} in the shape {shape}; import "
+                f"the network with other bounds, Dim({dim.name!r}, lower, upper), to serve it"
             )
-        value, owner = known.setdefault(size.name, (n, name))
+        value, owner = known.setdefault(dim.name, (n, name))
         if n != value:
             raise ValueError(
-                f"input {name!r}: expected the {size} {value} that input {owner!r} has, got {n} in the shape "
+                f"input {name!r}: expected the {dim} {value} that input {owner!r} has, got {n} in the shape "
                 f"{shape}; give both the same"
             )
 
 
-def evaluate(size: int | Dim | str, values: Mapping[str, int]) -> int:
-    """Return the number that a size stands for, given the values of the open sizes by name."""
-    return size if isinstance(size, int) else _value(_parsed(str(size)), values)
+def evaluate(dim: int | Dim | str, values: Mapping[str, int]) -> int:
+    """Return the value of a dim, given those of the dynamic dims by name."""
+    return dim if isinstance(dim, int) else _value(_parsed(str(dim)), values)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -123,7 +123,7 @@ def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
     except SyntaxError:
-        raise ValueError(f"invalid literal for a size: {text!r}") from None
+        raise ValueError(f"invalid literal for a dim: {text!r}") from None
 
 
 def _value(node: ast.expr, values: Mapping[str, int]) -> int:
@@ -137,4 +137,4 @@ def _value(node: ast.expr, values: Mapping[str, int]) -> int:
         return _OPERATORS[type(node.op)](_value(node.left, values), _value(node.right, values))
     if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _FUNCTIONS and not node.keywords:
         return _FUNCTIONS[node.func.id](*(_value(each, values) for each in node.args))
-    raise ValueError(f"invalid literal for a size: {ast.unparse(node)!r}")
+    raise ValueError(f"invalid literal for a dim: {ast.unparse(node)!r}")

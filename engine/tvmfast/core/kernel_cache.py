@@ -1,7 +1,7 @@
 """The cache folder "kernels", which keeps machine code: who may write to it, and its size limit.
 
 Code from that folder runs without asking, so nobody may write there who could not run code here anyway.
-`codegen` keeps kernels in it, and `python -m tvmnotes doctor` reports on it.
+`codegen` keeps kernels in it, and `python -m tvmfast doctor` reports on it.
 """
 
 import functools
@@ -60,7 +60,7 @@ def distrust(folder: Path) -> str | None:
     As with ssh's keys, the folder and its parents must belong to this user or to root and must not be
     writable by others. A parent may be writable by all if only a file's owner may rename it (the sticky bit,
     as on /tmp). Two exceptions: a group may write if this user is its only member, and whoever can change
-    tvmnotes itself may write too. The latter are its owner, who need not be this user (a container's root,
+    tvmfast itself may write too. The latter are its owner, who need not be this user (a container's root,
     with another user's checkout), its group if that may write, and anyone who may write to a common parent of
     both.
     """

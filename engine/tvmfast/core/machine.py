@@ -1,7 +1,7 @@
 """This machine: usable cores, CPU, instruction set, target, and whether TVM works on it.
 
-`import tvmnotes` takes the thread count from here, `build` and `load` the target, notebook 00 and `python -m
-tvmnotes doctor` their `report` and `problems`. Only the standard library is imported at the top.
+`import tvmfast` takes the thread count from here, `build` and `load` the target, notebook 00 and `python -m
+tvmfast doctor` their `report` and `problems`. Only the standard library is imported at the top.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from . import data, errors
-from .workarounds import COMPILED_AS
+from .compat import COMPILED_AS
 
 # The instruction sets that LLVM uses in generated tensor code, by LLVM's names.
 _ISA = (
@@ -153,26 +153,26 @@ def instruction_sets() -> tuple[str, ...]:
     line = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
     if not line:
         return target_instruction_sets({"kind": "llvm", "mcpu": _llvm_cpu()})
-    flags = {_plain(flag) for flag in line.group(1).split()}
-    return tuple(isa for isa in _ISA if _plain(_KERNEL_NAMES.get(isa, isa)) in flags)
+    flags = {_normalized(flag) for flag in line.group(1).split()}
+    return tuple(isa for isa in _ISA if _normalized(_KERNEL_NAMES.get(isa, isa)) in flags)
 
 
 def target_instruction_sets(target) -> tuple[str, ...]:
     """Return the instruction sets, by LLVM's names, that code for a target (or a dictionary) may use."""
-    import tvm  # for speed: `import tvmnotes` loads no library
+    import tvm  # for speed: `import tvmfast` loads no library
 
     features = {str(f) for f in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(target))}
     return tuple(isa for isa in _ISA if isa in features)
 
 
-def _plain(flag: str) -> str:
+def _normalized(flag: str) -> str:
     return re.sub("[._]", "", flag)
 
 
 @functools.cache
 def _system_cpu() -> str:
     """Return LLVM's name of this machine's CPU."""
-    import tvm  # for speed: `import tvmnotes` loads no library
+    import tvm  # for speed: `import tvmfast` loads no library
 
     with tvm.target.Target("llvm"):
         return tvm.target.codegen.llvm_get_system_cpu()
@@ -188,7 +188,7 @@ def host_target():
 
     Instruction sets that the CPU's name implies but this machine lacks are disabled.
     """
-    import tvm  # for speed: `import tvmnotes` loads no library
+    import tvm  # for speed: `import tvmfast` loads no library
 
     spec = {"kind": "llvm", "mcpu": _llvm_cpu(), "num-cores": usable_cores()}
     missing = [isa for isa in target_instruction_sets(spec) if isa not in instruction_sets()]
@@ -203,7 +203,7 @@ def target_json(target) -> str:
     `str(target)` gives the same, except while `tvmclassic` makes targets print as they did in older
     TVMs.
     """
-    import tvm  # for speed: `import tvmnotes` loads no library
+    import tvm  # for speed: `import tvmfast` loads no library
 
     return str(tvm.get_global_func("target.TargetAsJSON")(target))
 
@@ -223,7 +223,7 @@ def checked_target(described):
         ValueError: An option's value is no word or number.
         Exception: Whatever TVM raises for a description that is no target.
     """
-    import tvm  # for speed: `import tvmnotes` loads no library
+    import tvm  # for speed: `import tvmfast` loads no library
 
     if isinstance(described, str) and described.lstrip().startswith("{"):
         described = json.loads(described)
@@ -273,7 +273,7 @@ def _check_options(options: dict) -> None:
 
 def _check_cpu(target, options: dict) -> None:
     """Raise UnknownCpu for a CPU or attribute unknown to LLVM, which would substitute or ignore it."""
-    from tvm.target import Target, codegen  # for speed: `import tvmnotes` loads no library
+    from tvm.target import Target, codegen  # for speed: `import tvmfast` loads no library
 
     cpu = options.get("mcpu")
     any_cpu = Target({name: options[name] for name in ("kind", "mtriple") if name in options})  # no warning
@@ -334,7 +334,7 @@ class Report(dict):
 
 def report() -> Report:
     """Collect versions, CPU, instruction set, cores, threads, target, GPU, network and cache."""
-    import tvm  # for speed: `import tvmnotes` loads no library
+    import tvm  # for speed: `import tvmfast` loads no library
 
     packages = ("torch", "torchvision", "onnx", "onnxruntime", "numpy", "mxnet")
     versions = {name: _version(name) or "not installed" for name in packages}
@@ -412,7 +412,7 @@ def _version(package: str) -> str | None:
 
 
 def _compile_and_run() -> None:
-    import numpy as np  # for speed: `import tvmnotes` loads no library
+    import numpy as np  # for speed: `import tvmfast` loads no library
     import tvm  # for speed
     from tvm import te  # for speed
 

@@ -1,7 +1,7 @@
-"""Writes of a few elements of a tensor, such as those of one position in a cache, as calls in a graph.
+"""Partial updates of a tensor, such as of one position in a cache of keys and values, as calls in a graph.
 
-Importers emit `written`, which compiler/graph/partial_update.py lowers to a kernel; compiler/memory/state.py
-makes it write in place where nothing needs the tensor as it was.
+Frontends emit `partial_update`, which compiler/graph/partial_update.py lowers to a kernel.
+compiler/memory/state.py makes it update in place where the old tensor is not needed any more.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from .relax import op_name, plain_sizes
+from .relax import op_name, unwrap_ints
 
 NAME = "tvmnotes.written"
 
 
-def written(
+def partial_update(
     x: relax.Expr, values: relax.Expr, index: relax.Expr, axis: int, starts: Sequence[int]
 ) -> relax.Expr:
     """Return `x` with the elements from `starts` on replaced by `values`.
@@ -35,23 +35,23 @@ def written(
 
 
 def arguments(call: relax.Expr) -> tuple | None:
-    """Return the arguments of a call that `written` made; None for any other call.
+    """Return the arguments of a call that `partial_update` made; None for any other call.
 
-    Where a first element depends on open sizes, it is TVM's expression of these.
+    A start that depends on dynamic dims is TVM's expression of these.
     """
     if op_name(call) != "call_pure_packed" or getattr(call.args[0], "global_symbol", "") != NAME:
         return None
     _, x, values, index, *numbers = call.args
-    axis, *starts = plain_sizes(getattr(n, "value", n) for n in numbers)
+    axis, *starts = unwrap_ints(getattr(n, "value", n) for n in numbers)
     return x, values, index, axis, starts
 
 
 def _on_any_device(x, values, index, axis, *starts):
     """Evaluate a call that no kernel has replaced."""
     result, values = x.numpy().copy(), values.numpy()
-    places = [slice(start, start + n) for start, n in zip(starts, values.shape, strict=True)]
-    places[axis] = starts[axis] + index.numpy()
-    result[tuple(places)] = values
+    target = [slice(start, start + n) for start, n in zip(starts, values.shape, strict=True)]
+    target[axis] = starts[axis] + index.numpy()
+    result[tuple(target)] = values
     return tvm.runtime.tensor(np.ascontiguousarray(result), x.device)
 
 

@@ -1,4 +1,4 @@
-"""Helpers on Relax for all layers above: shapes, constants, a pass over all functions."""
+"""Helpers on Relax for all layers above: shapes and dims, constants, a pass over all functions."""
 
 import functools
 import math
@@ -11,6 +11,7 @@ from tvm import relax
 
 from .dims import Dim, evaluate
 
+INT32_MAX = (1 << 31) - 1  # elements of a tensor of static shape that a kernel's indices, int32, reach
 _SUMS = (tvm.tirx.Add, tvm.tirx.Sub, tvm.tirx.Mul)
 _FORMS = {
     **{tvm.tirx.FloorDiv: "(({}) // ({}))", tvm.tirx.FloorMod: "(({}) % ({}))"},
@@ -18,39 +19,51 @@ _FORMS = {
 }
 
 
-def fixed_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
-    """Return a tensor type's shape as integers; None if it is not known before the network runs."""
+def static_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
+    """Return a tensor type's shape as integers; None if it has a dynamic dim or is unknown."""
     shape = getattr(ty, "shape", None)
-    fixed = shape is not None and all(isinstance(n, tvm.tirx.IntImm) for n in shape)
-    return tuple(int(n) for n in shape) if fixed else None
+    static = shape is not None and all(isinstance(n, tvm.tirx.IntImm) for n in shape)
+    return tuple(int(n) for n in shape) if static else None
 
 
 def known_shape(ty: tvm.ir.Type) -> tuple | None:
-    """Return a tensor type's shape, with an integer where a size is fixed and TVM's expression elsewhere."""
+    """Return a tensor type's shape, with an integer for a static dim and TVM's expression for another."""
     shape = getattr(ty, "shape", None)
-    return None if shape is None else plain_sizes(shape)
+    return None if shape is None else unwrap_ints(shape)
 
 
-def plain_sizes(shape) -> tuple:
-    """Return the sizes of a shape, with integers in place of TVM's constants."""
+def unwrap_ints(shape) -> tuple:
+    """Return the dims of a shape, with Python's integers in place of TVM's constants."""
     return tuple(int(n) if isinstance(n, int | tvm.tirx.IntImm) else n for n in shape)
 
 
-def simplified(size):
-    """Return a size in TVM's simplest form, in which the same sizes of two layers make one kernel."""
-    return size if isinstance(size, int) else plain_sizes([tvm.sym.Analyzer().simplify(size)])[0]
+def simplified(dim):
+    """Return a dim in TVM's simplest form, in which equal dims of two layers make one kernel."""
+    return dim if isinstance(dim, int) else unwrap_ints([tvm.sym.Analyzer().simplify(dim)])[0]
 
 
-def of_one_type(*sizes) -> tuple:
-    """Return sizes as they are if all are integers, else as expressions of int64, which mix without casts."""
-    if all(isinstance(size, int) for size in sizes):
-        return sizes
-    return tuple(tvm.tirx.IntImm("int64", size) if isinstance(size, int) else size for size in sizes)
+def of_one_type(*dims) -> tuple:
+    """Return dims as they are if all are integers, else as expressions of int64, which mix without casts."""
+    if all(isinstance(dim, int) for dim in dims):
+        return dims
+    return tuple(tvm.tirx.IntImm("int64", dim) if isinstance(dim, int) else dim for dim in dims)
 
 
-def written(size) -> int | str | None:
-    """Return a size as dims.py writes it; None if dims.py has no such operation."""
-    terms = _terms(size)
+def ceildiv(a, b):
+    """Divide Python's integers, or TVM's expressions, and round up."""
+    if isinstance(b, int) and b == 1:
+        return a
+    return -(-a // b) if isinstance(a, int) else (a + b - 1) // b
+
+
+def round_up(a, step):
+    """Round up to the next multiple of `step`."""
+    return ceildiv(a, step) * step
+
+
+def dim_to_str(dim) -> int | str | None:
+    """Return a dim as text in the notation of dims.py; None if it has an operation that dims.py lacks."""
+    terms = _terms(dim)
     if terms is None:
         return None
     if not set(terms) - {()}:
@@ -61,32 +74,35 @@ def written(size) -> int | str | None:
     return " + ".join("*".join(factors) for factors in products)
 
 
-def typical(size, value: int = 1) -> int:
-    """Return a size where all open sizes have a value. Raises ValueError if `written` does not write it."""
-    text = written(size)
+def dim_hint(dim, value: int = 1) -> int:
+    """Return the value of a dim if every dynamic dim has the given one.
+
+    Raises ValueError for an expression that `dim_to_str` does not support.
+    """
+    text = dim_to_str(dim)
     if text is None:
         raise ValueError(
-            f"the network makes an axis of {size} elements, and open sizes may only be added, multiplied and "
-            "divided by whole numbers: import it with whole numbers"
+            f"the network makes an axis of {dim} elements, and dynamic dims may only be added, multiplied, "
+            "and divided by integers: import it with static dims"
         )
     return evaluate(text, defaultdict(lambda: value))
 
 
 def shape_text(ty: tvm.ir.Type) -> tuple | None:
-    """Return a tensor type's shape as dims.py writes it, which compares; None if it is not known."""
+    """Return a tensor type's shape by `dim_to_str`, so that shapes compare; None if it is not known."""
     shape = getattr(ty, "shape", None)
-    sizes = None if shape is None else tuple(written(n) for n in shape)
-    return None if sizes is None or None in sizes else sizes
+    dims = None if shape is None else tuple(dim_to_str(n) for n in shape)
+    return None if dims is None or None in dims else dims
 
 
-def most(sizes: list):
-    """Return a size that is at least as large as each of several, whatever the open sizes are."""
+def upper_bound(dims: list):
+    """Return an expression that is at least as large as each of several dims, for all dynamic dims."""
     factors, variables = {}, {}
-    for size in sizes:
-        terms = _terms(size)
-        variables.update((var.name, var) for var in _variables(size))
+    for dim in dims:
+        terms = _terms(dim)
+        variables.update((var.name, var) for var in _variables(dim))
         if any(name not in variables for names in terms for name in names):
-            return functools.reduce(tvm.tirx.Max, _distinct(sizes))
+            return functools.reduce(tvm.tirx.Max, _distinct(dims))
         for names, factor in terms.items():
             factors[names] = max(factor, factors.get(names, 0))
     total = 0
@@ -95,38 +111,38 @@ def most(sizes: list):
     return total
 
 
-def _variables(size) -> list:
-    return [] if isinstance(size, int) else list(tvm.tirx.analysis.undefined_vars(size))
+def _variables(dim) -> list:
+    return [] if isinstance(dim, int) else list(tvm.tirx.analysis.undefined_vars(dim))
 
 
-def _distinct(sizes: list) -> list:
-    """Return the sizes as expressions of TVM, each once."""
-    by_text = {str(written(size)): size for size in sizes}
+def _distinct(dims: list) -> list:
+    """Return the dims as expressions of TVM, each once."""
+    by_text = {str(dim_to_str(dim)): dim for dim in dims}
     return [tvm.tirx.IntImm("int64", n) if isinstance(n, int) else n for n in by_text.values()]
 
 
-def _terms(size) -> dict | None:
-    """Return the factor of each product in a sum; None for an expression that dims.py does not write.
+def _terms(dim) -> dict | None:
+    """Return the factor of each product in a sum; None for an expression that dims.py lacks.
 
-    A product is the sorted names of open sizes, and in parentheses what cannot be multiplied out.
+    A product is the sorted names of dynamic dims, and in parentheses what cannot be multiplied out.
     """
-    if isinstance(size, int | tvm.tirx.IntImm):
-        return {(): int(size)} if int(size) else {}
-    if isinstance(size, tvm.tirx.Var):
-        return {(size.name,): 1}
-    if isinstance(size, tvm.tirx.Cast):
-        return _terms(size.value)
-    if not isinstance(size, _SUMS) and type(size) not in _FORMS:
+    if isinstance(dim, int | tvm.tirx.IntImm):
+        return {(): int(dim)} if int(dim) else {}
+    if isinstance(dim, tvm.tirx.Var):
+        return {(dim.name,): 1}
+    if isinstance(dim, tvm.tirx.Cast):
+        return _terms(dim.value)
+    if not isinstance(dim, _SUMS) and type(dim) not in _FORMS:
         return None
-    a, b = _terms(size.a), _terms(size.b)
+    a, b = _terms(dim.a), _terms(dim.b)
     if a is None or b is None:
         return None
-    if type(size) in _FORMS:
-        return {(_FORMS[type(size)].format(written(size.a), written(size.b)),): 1}
-    if isinstance(size, tvm.tirx.Mul):
+    if type(dim) in _FORMS:
+        return {(_FORMS[type(dim)].format(dim_to_str(dim.a), dim_to_str(dim.b)),): 1}
+    if isinstance(dim, tvm.tirx.Mul):
         products = [((*p, *q), f * g) for p, f in a.items() for q, g in b.items()]
     else:
-        sign = -1 if isinstance(size, tvm.tirx.Sub) else 1
+        sign = -1 if isinstance(dim, tvm.tirx.Sub) else 1
         products = [*a.items(), *((names, sign * factor) for names, factor in b.items())]
     total = {}
     for names, factor in products:
@@ -135,16 +151,16 @@ def _terms(size) -> dict | None:
     return {names: total[names] for names in sorted(total) if total[names]}
 
 
-def open_sizes(main: relax.Function) -> dict[str, Dim]:
-    """Return the open sizes of a network by name, in order, with the bounds that its importer noted."""
+def dynamic_dims(main: relax.Function) -> dict[str, Dim]:
+    """Return the dynamic dims of a network by name, in order, with the bounds that its frontend noted."""
     bounds = (main.attrs or {}).get("tvmnotes.sizes", {})
-    sizes = {}
+    dims = {}
     for param in main.params:
-        for size in getattr(param.ty, "shape", None) or ():
-            if isinstance(size, tvm.tirx.Var):
-                lower, upper = (int(n) for n in bounds.get(size.name, (1, -1)))
-                sizes[size.name] = Dim(size.name, lower, None if upper < 0 else upper)
-    return sizes
+        for dim in getattr(param.ty, "shape", None) or ():
+            if isinstance(dim, tvm.tirx.Var):
+                lower, upper = (int(n) for n in bounds.get(dim.name, (1, -1)))
+                dims[dim.name] = Dim(dim.name, lower, None if upper < 0 else upper)
+    return dims
 
 
 def field_of_tuple(mutator: relax.PyExprMutator, item: relax.TupleGetItem) -> relax.Expr:

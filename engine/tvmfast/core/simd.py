@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 
 from . import machine
-from .integers import ceildiv
+from .relax import ceildiv
 
 _NEAR = 16 << 10  # bytes of weights that stay in a core's L1 cache beside the data
 

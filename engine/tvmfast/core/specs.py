@@ -1,6 +1,6 @@
 """Tensor specs: name, shape and dtype.
 
-Importers parse the user's inputs into `TensorSpec`s, `Compiled` checks arguments against them, and a saved
+Frontends parse the user's inputs into `TensorSpec`s, `Compiled` checks arguments against them, and a saved
 network's graph.json stores them.
 """
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from .dims import Dim, evaluate, is_name, merged
+from .dims import Dim, dims_of, evaluate, is_name
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """A tensor's name, its `shape` in elements per axis, its `dtype` as NumPy and TVM spell it (bfloat16).
 
-    A size that is open is a `Dim`, or the text of an expression of open sizes, see dims.py.
+    A dynamic dim is a `Dim`, or the text of an expression of such, see dims.py.
     """
 
     name: str
@@ -29,8 +29,8 @@ class TensorSpec:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
 
     def at(self, values: Mapping[str, int]) -> "TensorSpec":
-        """Return the spec for these values of the open sizes."""
-        return TensorSpec(self.name, tuple(evaluate(size, values) for size in self.shape), self.dtype)
+        """Return the spec for these values of the dynamic dims."""
+        return TensorSpec(self.name, tuple(evaluate(dim, values) for dim in self.shape), self.dtype)
 
 
 def dtype_of(array: Any) -> str:
@@ -76,7 +76,7 @@ def parse_inputs(
     names: list[str] | None = None,
     dtypes: Mapping[str, str] | None = None,
     least: int = 1,
-    open_sizes: bool = False,
+    dynamic_dims: bool = False,
 ) -> list[TensorSpec]:
     """Parse a user's description of a model's inputs.
 
@@ -88,9 +88,8 @@ def parse_inputs(
             pairs, as in Relay, or one example or a list of examples.
         names: Names for examples without one; by default input0, input1, …
         dtypes: Default dtype by name.
-        least: Smallest size of an axis.
-        open_sizes: Whether a shape may have names and `Dim`s, ("batch", 3, 224, 224), for sizes that stay
-            open.
+        least: Smallest static dim.
+        dynamic_dims: Whether a shape may have names and `Dim`s, ("batch", 3, 224, 224), as dynamic dims.
 
     Raises:
         TypeError: An entry is none of these; the message names it.
@@ -120,7 +119,7 @@ def parse_inputs(
             "inputs: expected at least one input, such as {'input0': (1, 3, 224, 224)}; got none"
         )
     specs = [
-        _parse_one(name, value, (dtypes or {}).get(name, "float32"), least, open_sizes)
+        _parse_one(name, value, (dtypes or {}).get(name, "float32"), least, dynamic_dims)
         for name, value in pairs
     ]
     used = [spec.name for spec in specs]
@@ -128,16 +127,16 @@ def parse_inputs(
         raise ValueError(
             f"inputs: expected a different name for each, but {twice[0]!r} comes {used.count(twice[0])} times"
         )
-    return with_one_size_per_name(specs)
+    return unify_dims(specs)
 
 
-def with_one_size_per_name(specs: list[TensorSpec]) -> list[TensorSpec]:
-    """Return the specs, with the bounds that they together give an open size wherever it occurs.
+def unify_dims(specs: list[TensorSpec]) -> list[TensorSpec]:
+    """Return the specs, with all bounds of a dynamic dim wherever it occurs.
 
-    A size with only one value within its bounds is that number.
+    A dim with only one value within its bounds becomes static.
     """
-    sizes = merged(spec.shape for spec in specs)
-    known = {name: size.lower if size.lower == size.upper else size for name, size in sizes.items()}
+    dims = dims_of(spec.shape for spec in specs)
+    known = {name: dim.lower if dim.lower == dim.upper else dim for name, dim in dims.items()}
     shapes = (tuple(known[n.name] if isinstance(n, Dim) else n for n in spec.shape) for spec in specs)
     return [TensorSpec(spec.name, shape, spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
 
@@ -146,7 +145,7 @@ def _is_pair(entry: Any) -> bool:
     return isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[0], str)
 
 
-def _parse_one(name: str, value: Any, dtype: str, least: int, open_sizes: bool) -> TensorSpec:
+def _parse_one(name: str, value: Any, dtype: str, least: int, dynamic_dims: bool) -> TensorSpec:
     if not isinstance(name, str) or not name:
         raise TypeError(f"inputs: expected a non-empty string as the name of an input, got {name!r}")
     require_dense(value, f"input {name!r}", data=False)
@@ -158,10 +157,10 @@ def _parse_one(name: str, value: Any, dtype: str, least: int, open_sizes: bool) 
             raise ValueError(
                 f"input {name!r}: unknown dtype {dtype!r}; expected one such as 'float32' or 'int64'"
             )
-    if open_sizes and isinstance(value, list | tuple):
+    if dynamic_dims and isinstance(value, list | tuple):
         value = tuple(Dim(n) if is_name(n) else n for n in value)
-    if not isinstance(value, list | tuple) or not all(_is_size(n, least, open_sizes) for n in value):
-        wanted = "positive whole numbers" if least else "whole numbers from 0 on"
+    if not isinstance(value, list | tuple) or not all(_is_dim(n, least, dynamic_dims) for n in value):
+        wanted = "positive integers" if least else "integers from 0 on"
         raise ValueError(
             f"input {name!r}: expected a shape of {wanted} such as (1, 3, 224, 224), "
             f"(shape, dtype), or an example array; got {value!r}"
@@ -169,9 +168,9 @@ def _parse_one(name: str, value: Any, dtype: str, least: int, open_sizes: bool) 
     return TensorSpec(name, tuple(n if isinstance(n, Dim) else int(n) for n in value), dtype)
 
 
-def _is_size(n: Any, least: int, open_sizes: bool) -> bool:
+def _is_dim(n: Any, least: int, dynamic_dims: bool) -> bool:
     if isinstance(n, Dim):
-        return open_sizes
+        return dynamic_dims
     return isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= least
 
 

@@ -1,4 +1,4 @@
-"""`as_model`: the last step of every importer, which makes the result meet the importers' contract."""
+"""`as_model`: the last step of every frontend, which makes the result meet their contract."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,7 +6,7 @@ import tvm
 from tvm import relax
 
 from ..core import bounds_check
-from ..core.workarounds import import_tvm_ffi
+from ..core.compat import import_tvm_ffi
 
 import_tvm_ffi()  # so that Ctrl-C ends an import, too
 

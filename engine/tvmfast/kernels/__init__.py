@@ -2,9 +2,9 @@
 
 attention         softmax(q kᵀ + mask) v, with a running maximum and sum for each query
 detection         the k best scores and non-maximum suppression
-dynamic           softmax over an axis of open length; what kernels written as loops need for open sizes
+dynamic           dynamic dims of kernels that are emitted as loops; softmax over a dynamic axis
 elementwise       exp, tanh and others in vectorizable arithmetic
-integer_division  integers divided by data, and LLVM's remainders
+integer_division  x // 0 = 0 and INT_MIN // -1 = INT_MIN, and a workaround for LLVM's remainders
 linalg            matrix factorizations, on stacks of matrices
-recurrent         LSTM, GRU and RNN: one kernel for all steps
+recurrent         LSTM, GRU and RNN: one kernel for all time steps
 """

@@ -17,15 +17,14 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from ..core.compat import OPAQUE
-from ..core.integers import ceildiv
-from ..core.relax import of_one_type, plain_sizes
+from ..core.relax import ceildiv, of_one_type, unwrap_ints
 from ..core.simd import Simd
 from . import elementwise
-from .dynamic import OpenSizes
+from .dynamic import DynamicDims
 
 _BYTES = 32 << 10  # of a block's keys and values, at most: they stay in the L1 cache
 _TILES = 8  # tiles of queries that use a block of keys one after the other, at most
-_MANY = 1024  # keys for which a tile is chosen if their number is open
+_MANY = 1024  # keys for which a tile is chosen if their number is dynamic
 _ROWS = 6  # queries in registers
 _LANES = 8  # of the vector that has a number for each of them
 OPERATORS = {
@@ -37,16 +36,16 @@ OPERATORS = {
 
 
 @dataclass(frozen=True)
-class Step:
-    """What is done to the scores before the softmax.
+class ScoreOp:
+    """An elementwise operator on the scores, before the softmax.
 
     Attributes:
         operator: "add", "subtract", "multiply", "divide" or "where".
         operand: A number; the name of an input for a tensor that broadcasts to the scores; of "where", the
             number that replaces scores.
         flipped: Whether the operand is the left one.
-        condition: Of "where", the name of an input that is not 0 where scores are kept, or with `flipped`
-            replaced.
+        condition: Of "where", the name of an input that is not 0 where scores stay, or with `flipped` where
+            they are replaced.
     """
 
     operator: str
@@ -56,10 +55,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The sizes of attention: axes of its batch, queries, keys, numbers of a key, numbers of a value.
+class Dims:
+    """The dims of attention: its batch axes, queries, keys, elements of a key, elements of a value.
 
-    The first three may be open, expressions of TVM.
+    The first three may be dynamic, expressions of TVM.
     """
 
     batch: tuple
@@ -88,17 +87,17 @@ class Tile:
     group: int
 
     @staticmethod
-    def of(sizes: Sizes, simd: Simd) -> "Tile":
-        """Choose the tile for some sizes, whose values are whole vectors; for open ones, that of many."""
+    def of(dims: Dims, simd: Simd) -> "Tile":
+        """Choose the tile for dims whose values are whole vectors; dynamic ones are taken to be large."""
         most = next((n for n in (4, 3) if simd.fits(_ROWS, n)), 2)
         choices = range(most, max(1, most - 2), -1)
-        vectors = ceildiv(sizes.keys if isinstance(sizes.keys, int) else _MANY, simd.lanes)
+        vectors = ceildiv(dims.keys if isinstance(dims.keys, int) else _MANY, simd.lanes)
         keys = min(choices, key=lambda n: ceildiv(vectors, n) * n)
-        values = max(n for n in range(1, choices[0] + 1) if sizes.width // simd.lanes % n == 0)
+        values = max(n for n in range(1, choices[0] + 1) if dims.width // simd.lanes % n == 0)
         tiles = ceildiv(vectors, keys)
-        fit = max(1, _BYTES // (4 * (sizes.depth + sizes.width) * keys * simd.lanes))
+        fit = max(1, _BYTES // (4 * (dims.depth + dims.width) * keys * simd.lanes))
         block = ceildiv(tiles, ceildiv(tiles, fit))
-        rows = ceildiv(sizes.queries, _ROWS) if isinstance(sizes.queries, int) else _TILES
+        rows = ceildiv(dims.queries, _ROWS) if isinstance(dims.queries, int) else _TILES
         return Tile(simd.lanes, keys, values, block, ceildiv(rows, ceildiv(rows, _TILES)))
 
     def panels(self, keys):
@@ -108,7 +107,7 @@ class Tile:
 
 def panels(keys, tile: Tile):
     """Return keys (batch, depth, keys) in panels, (batch, tiles, depth, keys of a tile), zeros at the end."""
-    batch, depth, count = plain_sizes(keys.shape)
+    batch, depth, count = unwrap_ints(keys.shape)
     width, tiles = tile.keys * tile.lanes, tile.panels(count) // tile.keys
 
     def element(b, p, d, c):
@@ -122,7 +121,7 @@ def panels(keys, tile: Tile):
 
 def pad_keys(mask, length):
     """Return a tensor with zeros at the end of its last axis, up to a length."""
-    *others, keys = plain_sizes(mask.shape)
+    *others, keys = unwrap_ints(mask.shape)
 
     def element(*at):
         return te.if_then_else(at[-1] < keys, mask[at], 0.0)
@@ -131,23 +130,23 @@ def pad_keys(mask, length):
 
 
 def kernel(
-    sizes: Sizes, tile: Tile, steps: list[Step], inputs: dict, empty: float, open_sizes: OpenSizes
+    dims: Dims, tile: Tile, score_ops: list[ScoreOp], inputs: dict, empty: float, dynamic: DynamicDims
 ) -> tvm.tirx.PrimFunc:
     """Make the kernel, of queries (batch, queries, depth), `panels` of keys, and values (batch, keys, width).
 
     Args:
-        sizes: Its sizes; the batch is one axis of its inputs.
+        dims: Its dims; the batch is one axis of its inputs.
         tile: How it is computed.
-        steps: What is done to the scores.
-        inputs: The shapes of the inputs that steps name, of float32, which follow the values. An axis of keys
-            has as many elements as the panels.
+        score_ops: The operators on the scores, in order.
+        inputs: The shapes of the inputs that `score_ops` name, of float32, which follow the values. An axis
+            of keys has as many elements as the panels.
         empty: The sum by which the result of a query is divided if all its scores are -infinity: 0 makes it
             NaN, and 1 makes it 0.
-        open_sizes: The open sizes of all shapes.
+        dynamic: The dynamic dims of all shapes.
     """
     with IRBuilder() as builder, T.prim_func(is_private=True):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
-        _Kernel(sizes, tile, steps, inputs, empty, open_sizes).emit()
+        _Kernel(dims, tile, score_ops, inputs, empty, dynamic).emit()
     return builder.get()
 
 
@@ -156,30 +155,29 @@ def _number(value: float):
 
 
 def _larger(a, b):
-    """Return the larger of two scores; a NaN need not be kept, because the exponential function keeps it."""
+    """Return the larger of two scores; a NaN need not propagate here: the exponential function does that."""
     return tirx.Select(a > b, a, b)
 
 
 class _Kernel:
-    """A kernel that is being written, inside the frame of its function."""
+    """Emits the body of the kernel, inside the frame of its function."""
 
-    def __init__(self, sizes, tile, steps, inputs, empty, open_sizes):
-        self.sizes, self.tile, self.steps, self.empty = sizes, tile, steps, empty
-        self.whole = open_sizes.whole
-        batch, self.panels = math.prod(sizes.batch), tile.panels(sizes.keys)
+    def __init__(self, dims, tile, score_ops, inputs, empty, dynamic):
+        self.dims, self.tile, self.score_ops, self.empty = dims, tile, score_ops, empty
+        self.whole = dynamic.whole
+        batch, self.panels = math.prod(dims.batch), tile.panels(dims.keys)
         shapes = {
-            "query": (batch, sizes.queries, sizes.depth),
-            "key": (batch, self.panels // tile.keys, sizes.depth, tile.keys * tile.lanes),
-            "value": (batch, sizes.keys, sizes.width),
+            "query": (batch, dims.queries, dims.depth),
+            "key": (batch, self.panels // tile.keys, dims.depth, tile.keys * tile.lanes),
+            "value": (batch, dims.keys, dims.width),
             **inputs,
         }
         self.given = {name: T.arg(name, T.buffer(shape, "float32")) for name, shape in shapes.items()}
-        open_sizes.declare()
-        self.result = T.arg("result", T.buffer((batch, sizes.queries, sizes.width), "float32"))
+        dynamic.declare()
+        self.result = T.arg("result", T.buffer((batch, dims.queries, dims.width), "float32"))
 
     def emit(self) -> None:
-        """Write the body."""
-        s, t = self.sizes, self.tile
+        s, t = self.dims, self.tile
         tiles = ceildiv(s.queries, _ROWS)
         groups, key_tiles = ceildiv(tiles, t.group), self.panels // t.keys
         rows = t.group * _ROWS
@@ -220,11 +218,11 @@ class _Kernel:
         self._subtract(queries)
         self._exponentials(row, count * t.keys)
         key = first * t.keys * t.lanes
-        self._values(row, key, tirx.min(count * t.keys * t.lanes, self.sizes.keys - key))
+        self._values(row, key, tirx.min(count * t.keys * t.lanes, self.dims.keys - key))
 
     def _product(self, row, tile, at):
         """Compute the scores of a tile of keys, store them from `at` on, note the largest of each lane."""
-        s, t = self.sizes, self.tile
+        s, t = self.dims, self.tile
         sums = T.alloc_buffer((_ROWS, t.keys, t.lanes), "float32", scope="local")
 
         def each(statement):
@@ -243,8 +241,8 @@ class _Kernel:
         def end(r, q, lane):
             key = (tile * t.keys + q) * t.lanes + lane
             score = sums[r, q, lane]
-            for step in self.steps:
-                score = self._apply(step, score, self._inside(row + r), key)
+            for op in self.score_ops:
+                score = self._apply(op, score, self._inside(row + r), key)
             if not isinstance(s.keys, int) or self.panels * t.lanes != s.keys:
                 score = tirx.Select(key < s.keys, score, _number(-math.inf))
             T.buffer_store(self.scores, score, [r, at + q * t.lanes + lane])
@@ -260,29 +258,28 @@ class _Kernel:
         each(note)
 
     def _inside(self, row):
-        """Return the query of a row, or the last one for a row that is there to complete a tile."""
+        """Return the query of a row, or the last one for a row that only completes a tile."""
         query = self.first + row
-        queries = self.sizes.queries
+        queries = self.dims.queries
         return query if isinstance(queries, int) and queries % _ROWS == 0 else tirx.min(query, queries - 1)
 
-    def _apply(self, step: Step, score, query, key):
-        """Return a score after a step."""
+    def _apply(self, op: ScoreOp, score, query, key):
         at = [*self._batch_index(), query, key]
-        operand = self._input(step.operand, at) if isinstance(step.operand, str) else _number(step.operand)
-        left, right = (operand, score) if step.flipped else (score, operand)
-        if step.operator == "where":
-            return tirx.Select(self._input(step.condition, at) > _number(0.5), left, right)
-        return OPERATORS[step.operator](left, right)
+        operand = self._input(op.operand, at) if isinstance(op.operand, str) else _number(op.operand)
+        left, right = (operand, score) if op.flipped else (score, operand)
+        if op.operator == "where":
+            return tirx.Select(self._input(op.condition, at) > _number(0.5), left, right)
+        return OPERATORS[op.operator](left, right)
 
     def _batch_index(self) -> list:
-        sizes = self.sizes.batch
-        steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-        index = [self.batch // step % size for size, step in zip(sizes, steps, strict=True)]
-        return [self.batch // steps[0], *index[1:]] if sizes else []
+        dims = self.dims.batch
+        strides = [math.prod(dims[axis + 1 :]) for axis in range(len(dims))]
+        index = [self.batch // stride % dim for dim, stride in zip(dims, strides, strict=True)]
+        return [self.batch // strides[0], *index[1:]] if dims else []
 
     def _input(self, name: str, at: list):
         """Return an element of an input that broadcasts to the scores."""
-        shape = plain_sizes(self.given[name].shape)
+        shape = unwrap_ints(self.given[name].shape)
         own = at[len(at) - len(shape) :]
         fixed = (isinstance(n, int) and n == 1 for n in shape)
         return self.given[name][tuple(0 if one else i for one, i in zip(fixed, own, strict=True))]
@@ -331,7 +328,7 @@ class _Kernel:
 
     def _values(self, row, first, count):
         """Add the values of `count` keys from `first` on, each times its weight."""
-        s, t = self.sizes, self.tile
+        s, t = self.dims, self.tile
         with T.serial(self.whole(s.width // t.lanes // t.values)) as chunk:
             sums = T.alloc_buffer((_ROWS, t.values, t.lanes), "float32", scope="local")
 
@@ -357,7 +354,7 @@ class _Kernel:
 
     def _finish(self, queries):
         """Divide the sums of a tile by the sums of its weights."""
-        s, lanes, row = self.sizes, self.tile.lanes, queries * _ROWS
+        s, lanes, row = self.dims, self.tile.lanes, queries * _ROWS
         self._reduce(self.totals, lambda a, b: a + b, lambda r: row + r)
         with T.serial(self.whole(_ROWS)) as r:
             total = self.totals[row + r, 0]

@@ -1,4 +1,4 @@
-"""Kernels written as loops whose sizes may be open: how they declare these, and softmax over an open axis.
+"""Dynamic dims of kernels that are emitted as loops, and softmax over a dynamic axis.
 
 Softmax reads whole vectors of a row, and then its remaining elements one by one. As a tensor expression, the
 latter would be a reduction, which TVM initializes in its first iteration, and thus never where none remain.
@@ -14,24 +14,24 @@ from tvm.tirx.script.builder import ir as T
 
 from ..core import annotations
 from ..core.compat import OPAQUE
-from ..core.relax import plain_sizes
+from ..core.relax import unwrap_ints
 from . import elementwise
 
 _ANNOTATION = annotations.attribute({"family": "row_reduction"})
 
 
-class OpenSizes:
-    """The open sizes of a kernel, which a call passes after its tensors.
+class DynamicDims:
+    """The dynamic dims of a kernel, which a call passes after its tensors.
 
     Attributes:
         outer: The variables of the network, in order.
-        large: Whether a tensor may have more elements than an int32 reaches.
+        large: Whether a tensor may have more elements than an int32 counts.
     """
 
     def __init__(self, *shapes: tuple):
-        """Collect the variables of several shapes."""
-        sizes = [size for shape in shapes for size in shape if not isinstance(size, int)]
-        found = {var.name: var for size in sizes for var in tirx.analysis.undefined_vars(size)}
+        """Collect the variables in several shapes."""
+        dims = [dim for shape in shapes for dim in shape if not isinstance(dim, int)]
+        found = {var.name: var for dim in dims for var in tirx.analysis.undefined_vars(dim)}
         self.outer = list(found.values())
         self.large = bool(found)
         self._own = [tirx.Var(var.name, str(var.ty.dtype)) for var in self.outer]
@@ -48,51 +48,51 @@ class OpenSizes:
             T.arg(var.name, var)
 
     def whole(self, number: int):
-        """Return a number, as an int64 if indices have to be."""
+        """Return a number, as an int64 if indices have to be of that type."""
         return tirx.IntImm("int64", number) if self.large and isinstance(number, int) else number
 
 
-def call(builder: relax.BlockBuilder, kernel, name: str, tensors: list, sizes: OpenSizes, shape: tuple):
+def call(builder: relax.BlockBuilder, kernel, name: str, tensors: list, dynamic: DynamicDims, shape: tuple):
     """Call a kernel that returns a float32 tensor of a shape, in the network's variables."""
     ty = relax.TensorType(shape, "float32")
-    return relax.call_tir(builder.add_func(kernel, name), [*tensors, *sizes.outer], ty)
+    return relax.call_tir(builder.add_func(kernel, name), [*tensors, *dynamic.outer], ty)
 
 
 def softmax(builder: relax.BlockBuilder, x: relax.Expr, lanes: int) -> relax.Call:
-    """Call a kernel of softmax over the last axis, which is open, of a float32 tensor."""
-    shape = plain_sizes(x.ty.shape)
-    sizes = OpenSizes(shape)
-    return call(builder, _softmax(sizes.inside(shape), sizes, lanes), "softmax", [x], sizes, shape)
+    """Call a kernel of softmax over the last axis, which is dynamic, of a float32 tensor."""
+    shape = unwrap_ints(x.ty.shape)
+    dynamic = DynamicDims(shape)
+    return call(builder, _softmax(dynamic.inside(shape), dynamic, lanes), "softmax", [x], dynamic, shape)
 
 
-def _softmax(shape: tuple, sizes: OpenSizes, lanes: int) -> tvm.tirx.PrimFunc:
+def _softmax(shape: tuple, dynamic: DynamicDims, lanes: int) -> tvm.tirx.PrimFunc:
     with IRBuilder() as builder, T.prim_func(is_private=True):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE, **_ANNOTATION})
         x = T.arg("x", T.buffer(shape, "float32"))
-        sizes.declare()
+        dynamic.declare()
         result = T.arg("result", T.buffer(shape, "float32"))
         *rows, depth = shape
         # In a block, which TVM expects of a kernel whose result has as many elements as its input.
         with T.sblock("rows"):
-            everything = tuple(slice(0, size) for size in shape)
+            everything = tuple(slice(0, dim) for dim in shape)
             T.reads(x[everything])
             T.writes(result[everything])
-            with T.parallel(math.prod(rows, start=sizes.whole(1))) as row:
-                _row(x, result, _index(row, rows), depth // lanes, depth, sizes.whole(lanes))
+            with T.parallel(math.prod(rows, start=dynamic.whole(1))) as row:
+                _row(x, result, _index(row, rows), depth // lanes, depth, dynamic.whole(lanes))
     return builder.get()
 
 
-def _index(number, sizes: list) -> list:
-    """Return the index of an element by its number in an array."""
+def _index(number, shape: list) -> list:
+    """Return the multi-dimensional index of an element, given its flat index."""
     at = []
-    for size in reversed(sizes[1:]):
-        at.insert(0, number % size)
-        number = number // size
-    return [number, *at] if sizes else []
+    for dim in reversed(shape[1:]):
+        at.insert(0, number % dim)
+        number = number // dim
+    return [number, *at] if shape else []
 
 
 def _row(x, result, at: list, vectors, depth, lanes) -> None:
-    """Write the softmax of a row: exp(x - max), and then times 1 / sum."""
+    """Emit the softmax of a row: exp(x - max), and then times 1 / sum."""
     several = T.alloc_buffer((lanes,), "float32", scope="local")
     one = T.alloc_buffer((1,), "float32", scope="local")
 
@@ -118,16 +118,16 @@ def _row(x, result, at: list, vectors, depth, lanes) -> None:
             width //= 2
         T.buffer_store(one, combine(several[0], one[0]), [0])
 
-    def write(i, value):
+    def store(i, value):
         T.buffer_store(result, value, [*at, i])
 
     def exp(i, *_):
-        write(i, elementwise.exp(x[(*at, i)] - one[0]))
+        store(i, elementwise.exp(x[(*at, i)] - one[0]))
 
     def scale(i, *_):
-        write(i, result[(*at, i)] * one[0])
+        store(i, result[(*at, i)] * one[0])
 
-    # A NaN need not be kept as the largest: the exponential function keeps it.
+    # The maximum need not propagate a NaN: the exponential function does.
     reduce(lambda a, b: tirx.Select(a > b, a, b), tirx.FloatImm("float32", -math.inf), lambda i: x[(*at, i)])
     on_row(exp, exp)
     reduce(lambda a, b: a + b, tirx.FloatImm("float32", 0), lambda i: result[(*at, i)])

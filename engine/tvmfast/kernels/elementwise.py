@@ -1,4 +1,4 @@
-"""Transcendental functions in plain arithmetic, which vectorizes; the C library's take one element at a time.
+"""Transcendental functions as polynomials, which vectorize; the C library's take one element at a time.
 
 All of float32. The largest relative error is 1e-7 for exp and sigmoid, 3e-7 for tanh and erf; NaN gives NaN.
 Each function binds what it uses more than once, so that an expression inlined as its argument is evaluated

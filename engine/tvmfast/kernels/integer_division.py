@@ -1,4 +1,4 @@
-"""Quotients and remainders of integers, as kernels compute them; compiler/legalize/ieee754.py uses both."""
+"""Integer division and remainder in kernels; compiler/legalize/ieee754.py applies both functions."""
 
 import tvm
 import tvm_ffi
@@ -6,10 +6,10 @@ from tvm import tirx
 
 
 def by_data(node):
-    """Make 0 of an integer that is divided by 0, and wrap the least one divided by -1, as NumPy does.
+    """Define x // 0 = 0 and INT_MIN // -1 = INT_MIN, as NumPy does, for divisors that are data.
 
-    A CPU would end the process, and a GPU give any number. Sizes, and other divisors that are not data, are
-    not 0.
+    A CPU would raise SIGFPE, and a GPU give any number. Dims, and other divisors that are not data, are not
+    0.
     """
     dtype, found = str(node.ty.dtype), []
     if not dtype.startswith(("int", "uint")):

@@ -1,4 +1,4 @@
-"""CPU kernels of matrix factorizations, on stacks of `count` matrices, for the importers.
+"""CPU kernels of matrix factorizations, on stacks of `count` matrices, for the frontends.
 
 Textbook loops: Golub and Van Loan, Matrix Computations, sections 3.1, 3.4 and 4.2.
 """
@@ -6,8 +6,7 @@ Textbook loops: Golub and Van Loan, Matrix Computations, sections 3.1, 3.4 and 4
 import tvm
 from tvm.script import tirx as T
 
-from ..core.compat import OPAQUE
-from ..core.workarounds import fast_tvmscript_parser
+from ..core.compat import OPAQUE, fast_tvmscript_parser
 
 
 @fast_tvmscript_parser()

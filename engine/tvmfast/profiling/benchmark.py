@@ -198,7 +198,6 @@ def _measure(
 
 
 def _input(net: torch.nn.Module, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw an input: tokens, or numbers."""
     rng, vocabulary = np.random.default_rng(), getattr(net, "vocabulary", None)
     return rng.integers(vocabulary, size=shape) if vocabulary else rng.standard_normal(shape, dtype="float32")
 

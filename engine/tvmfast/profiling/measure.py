@@ -188,9 +188,9 @@ def _runner(call: Callable, inputs: tuple) -> Callable[[], object]:
     session = call
     if getattr(call, "state", None) and callable(getattr(call, "session", None)):
         session = call.session()
-    if not hasattr(call, "placed"):
+    if not hasattr(call, "to_device"):
         return lambda: session(*inputs)
-    values = call.placed(inputs)  # a network on a GPU
+    values = call.to_device(inputs)  # a network on a GPU
 
     def run():
         session.run(values)

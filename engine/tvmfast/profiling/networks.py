@@ -95,7 +95,7 @@ def seeded(make: Callable, size: int, calibrate: bool = True) -> nn.Module:
         momentum = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None  # the plain average, here of one batch
+            norm.momentum = None  # the cumulative average, here of one batch
             norm.train()
         if norms:
             with torch.no_grad():

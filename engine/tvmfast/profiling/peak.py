@@ -14,8 +14,8 @@ import tvm
 from tvm.script import tirx as T
 
 from ..core import machine
+from ..core.compat import fast_tvmscript_parser
 from ..core.simd import simd_of
-from ..core.workarounds import fast_tvmscript_parser
 from ..runtime.fork import run
 
 _STEPS = 1 << 17  # of a repetition: some 0.4 ms, short enough to run undisturbed even on a busy machine

@@ -7,8 +7,8 @@
     profile.to_chrome_trace("run.json")   # for https://ui.perfetto.dev
 
 FLOPs and bytes of a kernel were counted in its TensorIR when it was built (`compiler.costs.count`), so a
-network that was loaded has the same table. For open sizes they are counted at those of the call, or, as a
-loaded network has no TensorIR, interpolated (`compiler.dynamic.cost`). `memory` reports a run's memory.
+network that was loaded has the same table. With dynamic dims they are counted for those of the call, or, as
+a loaded network has no TensorIR, interpolated (`compiler.dynamic.cost`). `memory` reports a run's memory.
 """
 
 import os
@@ -21,7 +21,7 @@ import numpy as np
 from ..compiler import costs
 from ..core import machine
 from ..core.data import atomic_write
-from ..core.dims import evaluate, merged
+from ..core.dims import dims_of, evaluate
 from ..core.relax import bytes_of
 from ..core.table import Table, draw
 from ..runtime.compiled import Compiled
@@ -74,7 +74,7 @@ class Profile(Table):
         runs: For each run, every call of the virtual machine in order.
         unprofiled: Times of runs without the stopwatch.
         profiled: Times of runs with it.
-        sizes: The values of the network's open sizes in these runs, by name.
+        sizes: The values of the network's dynamic dims in these runs, by name.
         kernels: A `Kernel` by name.
     """
 
@@ -109,7 +109,7 @@ class Profile(Table):
             flops, reads, writes = (
                 evaluate(counts[each], self.sizes) for each in ("flops", "reads", "writes")
             )
-            shape = (evaluate(size, self.sizes) for size in shapes[name] or ())
+            shape = (evaluate(dim, self.sizes) for dim in shapes[name] or ())
             kernel = Kernel(
                 name,
                 len(calls),
@@ -173,7 +173,7 @@ class Profile(Table):
         """
         import pandas as pd  # for speed: only where a table is shown
 
-        nodes = iter(enumerate(self.compiled.graph["nodes"]))  # some became views of their inputs
+        nodes = iter(enumerate(self.compiled.graph["nodes"]))  # some became aliases of their inputs
         rows = []
         for calls in zip(*(of_kernels(run, self.compiled) for run in self.runs), strict=True):
             kernel = calls[0].name
@@ -185,10 +185,10 @@ class Profile(Table):
     @property
     def summary(self) -> str:
         """A line that compares runs without and with the stopwatch, and the kernels' sum."""
-        plain = self.unprofiled.median
+        median = self.unprofiled.median
         return (
-            f"a run {plain * 1e3:.2f} ms, with the stopwatch {self.profiled.median * 1e3:.2f} ms "
-            f"({self.overhead:+.1%}); kernels {self.sum * 1e3:.2f} ms, {self.sum / plain:.1%} of a run; "
+            f"a run {median * 1e3:.2f} ms, with the stopwatch {self.profiled.median * 1e3:.2f} ms "
+            f"({self.overhead:+.1%}); kernels {self.sum * 1e3:.2f} ms, {self.sum / median:.1%} of a run; "
             f"{len(self.runs)} runs profiled"
         )
 
@@ -269,7 +269,7 @@ def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = No
     tensors = lib.input_tensors(lib.bind(inputs, {}))
     lib = lib.serving(tensors)
     session = lib.session()
-    return of_run(lib, lambda: session.run(tensors), seconds, calls, lib.open_sizes(tensors))
+    return of_run(lib, lambda: session.run(tensors), seconds, calls, lib.dim_values(tensors))
 
 
 def of_run(
@@ -279,7 +279,7 @@ def of_run(
     calls: int | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Profile:
-    """Profile a function that runs `lib` once, as `profile` does; `sizes` are the open sizes' values."""
+    """Profile a function that runs `lib` once, as `profile` does; `sizes` are the dynamic dims' values."""
     run()
     watch = Stopwatch(lib, run)
     timings = measure.compare({"unprofiled": run, "profiled": watch}, seconds=seconds, calls=calls)
@@ -287,13 +287,13 @@ def of_run(
 
 
 def _values(lib: Compiled, sizes: dict[str, int]) -> dict[str, int]:
-    """Return the values of the open sizes: the given one, or else the upper bound."""
-    open_ = merged(spec.shape for spec in lib.inputs)
-    values = {name: sizes.get(name, size.upper) for name, size in open_.items()}
-    wrong = [size for name, size in open_.items() if values[name] is None or not size.takes(values[name])]
-    if wrong or set(sizes) - set(open_):
-        wanted = ", ".join(f"{name} ({size.bounds})" for name, size in open_.items()) or "none"
-        raise ValueError(f"expected values of the open sizes, {wanted}; got {sizes or 'none'}")
+    """Return the values of the dynamic dims: the given one, or else the upper bound."""
+    dims = dims_of(spec.shape for spec in lib.inputs)
+    values = {name: sizes.get(name, dim.upper) for name, dim in dims.items()}
+    wrong = [dim for name, dim in dims.items() if values[name] is None or not dim.takes(values[name])]
+    if wrong or set(sizes) - set(dims):
+        wanted = ", ".join(f"{name} ({dim.bounds})" for name, dim in dims.items()) or "none"
+        raise ValueError(f"expected values of the dynamic dims, {wanted}; got {sizes or 'none'}")
     return values
 
 
@@ -301,12 +301,12 @@ def memory(lib: Compiled, **sizes: int) -> machine.Report:
     """Tabulate the memory of a run, as planned by the compiler.
 
     Values that are not live at the same time share a buffer. The sizes are in `lib.graph["memory"]`, in
-    bytes. Memory that a kernel allocates while it runs is not included. `sizes` are the values of open sizes,
-    by name; one that is left out has its upper bound. Parameters are those of all variants, and the rest is
-    that of `lib` itself: `memory(lib.variants[0])` has that of the first one.
+    bytes. Memory that a kernel allocates while it runs is not included. `sizes` are the values of dynamic
+    dims, by name; one that is left out has its upper bound. Parameters are those of all shape variants, and
+    the rest is that of `lib` itself: `memory(lib.variants[0])` has that of the first one.
 
     Raises:
-        ValueError: The value of an open size is missing or out of its bounds, or there is no such size.
+        ValueError: The value of a dynamic dim is missing or out of its bounds, or there is no such dim.
     """
     plan, sizes = lib.graph["memory"], _values(lib, sizes)
     buffers = [evaluate(size, sizes) for size in plan["buffers"]]
@@ -337,8 +337,8 @@ def _largest(plan: int | str | list, sizes: dict[str, int]) -> int:
 def alive(lib: Compiled, **sizes: int) -> list[int]:
     """List, for each node of the graph in order, the bytes of the values that are live while it runs.
 
-    These are its outputs and the values that it or a later node reads, without inputs and parameters. A view
-    of another value counts as a value; parts of a node's several outputs count only while that node runs.
+    These are its outputs and the values that it or a later node reads, without inputs and parameters. An
+    alias of another value counts as a value; parts of a node's several outputs count only while it runs.
     `sizes` are as for `memory`.
     """
     sizes = _values(lib, sizes)

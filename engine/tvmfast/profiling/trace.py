@@ -30,7 +30,7 @@ from tvm_ffi import structural_hash
 from ..compiler.build import build
 from ..core.compat import FUSED_PREFIX
 from ..core.data import atomic_write
-from ..core.relax import fixed_shape
+from ..core.relax import static_shape
 from ..core.table import Table
 from . import flowchart
 
@@ -155,15 +155,15 @@ _CALLS = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_pure_packed", 
 
 
 def _type(ty) -> str:
-    fields = ty.fields if isinstance(ty, tvm.ir.TupleType) else [ty]
-    return ", ".join(f"{fixed_shape(f)} {f.dtype}" if isinstance(f, relax.TensorType) else "" for f in fields)
+    types = ty.fields if isinstance(ty, tvm.ir.TupleType) else [ty]
+    return ", ".join(f"{static_shape(t)} {t.dtype}" if isinstance(t, relax.TensorType) else "" for t in types)
 
 
 # ---------------------------------------------------------------- the trace
 
 
 @dataclass
-class Step:
+class PassRun:
     """One run of a pass: its time, the passes that it ran, the graph before and after.
 
     `seconds` includes those of `steps`; `begin` is in seconds from the beginning of the context.
@@ -173,7 +173,7 @@ class Step:
     before: Graph
     after: Graph | None = None  # None if the pass raised an error
     seconds: float = 0.0
-    steps: list["Step"] = field(default_factory=list)
+    steps: list["PassRun"] = field(default_factory=list)
     runs: int = 1  # more, if the tree shows several as one
     begin: float = 0.0
 
@@ -206,9 +206,9 @@ class Step:
 
 def _kind(name: str, within: Graph) -> str:
     """Return the name of a kernel or function without the numbers that TVM adds for other shapes."""
-    plain = re.sub(r"\d+(?=_|$)", "", name)
-    numbered = name.startswith(FUSED_PREFIX) or plain in within.kernels
-    return plain if numbered else name
+    base = re.sub(r"\d+(?=_|$)", "", name)
+    numbered = name.startswith(FUSED_PREFIX) or base in within.kernels
+    return base if numbered else name
 
 
 def _difference(before: Counter, after: Counter):
@@ -218,14 +218,14 @@ def _difference(before: Counter, after: Counter):
 
 @tvm.instrument.pass_instrument
 class Trace(Table):
-    """An instrument that records a `Step` for each pass, as above. A context restarts it."""
+    """An instrument that records a `PassRun` for each pass, as above. A context restarts it."""
 
     text_columns = "pass", "changed"
 
     def __init__(self):
-        self.steps: list[Step] = []
+        self.steps: list[PassRun] = []
         self.seconds = 0.0
-        self._open: list[Step] = []
+        self._open: list[PassRun] = []
         self._contexts = 0
         self._paused = 0.0
 
@@ -246,8 +246,8 @@ class Trace(Table):
             self.seconds = self._now() - self._begin
 
     def run_before_pass(self, mod, info):
-        """Start the step of a pass."""
-        step = Step(str(info.name), self._look(mod))
+        """Record the beginning of a pass."""
+        step = PassRun(str(info.name), self._look(mod))
         (self._open[-1].steps if self._open else self.steps).append(step)
         self._open.append(step)
         now = self._now()
@@ -255,7 +255,7 @@ class Trace(Table):
         step.seconds = -now  # until `_close` adds the time at the end
 
     def run_after_pass(self, mod, _info):
-        """End the step of a pass."""
+        """Record the end of a pass."""
         self._close(mod)
 
     def _close(self, mod) -> None:
@@ -274,11 +274,11 @@ class Trace(Table):
         finally:
             self._paused += time.perf_counter() - start
 
-    def walk(self) -> Iterator[tuple[int, Step]]:
-        """Yield all steps with their depth, in the order in which they began."""
+    def walk(self) -> Iterator[tuple[int, PassRun]]:
+        """Yield all runs of passes with their depth, in the order in which they began."""
         return _walk(self.steps, 0)
 
-    def __getitem__(self, name: str) -> Step:
+    def __getitem__(self, name: str) -> PassRun:
         """Return a pass's first run that changed something, else its first; KeyError if there is none."""
         runs = [step for _, step in self.walk() if step.name == name]
         if not runs:
@@ -313,8 +313,8 @@ class Trace(Table):
         """Draw the tree: each pass with its milliseconds, and equal passes over parts of the kernels once."""
         within = sum(step.seconds for step in self.steps)
         lines = [f"{'the whole context':60}{self.seconds * 1e3:10.1f} ms"]
-        outside = Step("(outside of passes)", Graph({}, {}, []), seconds=self.seconds - within)
-        for prefix, step in _branches([*_together(self.steps), outside]):
+        outside = PassRun("(outside of passes)", Graph({}, {}, []), seconds=self.seconds - within)
+        for prefix, step in _branches([*_merged(self.steps), outside]):
             name = prefix + step.name + (f" (x{step.runs})" if step.runs > 1 else "")
             lines.append(f"{name:60}{step.seconds * 1e3:10.1f}")
         return "\n".join(lines)
@@ -351,27 +351,27 @@ def write_chrome_trace(path: str | os.PathLike, events: list[tuple]) -> Path:
     return atomic_write(path, json.dumps({"traceEvents": written, "displayTimeUnit": "ms"}, indent=0))
 
 
-def _walk(steps: list[Step], depth: int):
+def _walk(steps: list[PassRun], depth: int):
     for step in steps:
         yield depth, step
         yield from _walk(step.steps, depth + 1)
 
 
-def _together(steps: list[Step]) -> list[Step]:
-    """Merge the steps of one name that have no graph to change, at the position of the first."""
+def _merged(steps: list[PassRun]) -> list[PassRun]:
+    """Merge the runs of one pass that have no graph to change, at the position of the first."""
     totals: dict = {}
     for index, step in enumerate(steps):
         key = index if step.before.functions else step.name
-        total = totals.setdefault(key, Step(step.name, step.before, step.after, runs=0))
+        total = totals.setdefault(key, PassRun(step.name, step.before, step.after, runs=0))
         total.seconds += step.seconds
         total.runs += 1
         total.steps = total.steps + step.steps
     return list(totals.values())
 
 
-def _branches(steps: list[Step], stem: str = ""):
-    """Yield each step with the lines of the tree before it."""
+def _branches(steps: list[PassRun], stem: str = ""):
+    """Yield each run of a pass with the lines of the tree before it."""
     for step in steps:
         last = step is steps[-1]
         yield stem + ("└─ " if last else "├─ "), step
-        yield from _branches(_together(step.steps), stem + ("   " if last else "│  "))
+        yield from _branches(_merged(step.steps), stem + ("   " if last else "│  "))

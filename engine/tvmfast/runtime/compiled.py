@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..core import folders, machine
-from ..core.compat import start_machine
-from ..core.dims import Dim, fit
+from ..core.compat import import_tvm_ffi, start_machine
+from ..core.dims import Dim, check_shape
 from ..core.specs import TensorSpec, shorten
-from ..core.workarounds import import_tvm_ffi
 from . import fork, pool, saved
 from .session import Session, shapes_of_state
 from .tensors import copied, function, input_tensor, outputs_in, to_numpy, zeros
@@ -43,12 +42,11 @@ class Compiled:
     Any thread may call it, and a child of a fork: one call runs at a time, on all of TVM's threads.
 
     Attributes:
-        inputs: A `TensorSpec` for each input of a call; a size that each call may choose is a `Dim` in its
-            shape.
+        inputs: A `TensorSpec` for each input of a call; a dynamic dim is a `Dim` in its shape.
         outputs: A `TensorSpec` for each output of a call.
-        state: A `TensorSpec` for each input that is kept inside, fed from an output of the call before.
-        variants: For each of the sizes that `tn.build` was given, the network compiled for these: a
-            `Compiled` in the same library. A call whose inputs have these sizes runs the first one that fits.
+        state: A `TensorSpec` for each input that the network holds itself, an output of the call before.
+        variants: Shape variants: for each of the `sizes` that `tn.build` was given, the network specialized
+            for these dims, a `Compiled` in the same library. A call runs the first that its inputs fit.
         graph: The content of graph.json.
         params: TVM tensors by the names of the folded parameters.
         opt_level: The build's opt level.
@@ -60,7 +58,7 @@ class Compiled:
         Args:
             library: A `codegen.Executable`, or the path of a lib.so.
             graph: The content of graph.json.
-            params: TVM tensors by name, those of its variants included.
+            params: TVM tensors by name, those of its shape variants included.
             target: The build's target, or the manifest's description of it.
             opt_level: The build's opt level.
         """
@@ -79,23 +77,23 @@ class Compiled:
         self.graph = graph
         self.params = {name: params[name] for name in graph["params"]}
         self._params = tvm_ffi.convert(list(self.params.values()))
-        sizes = {name: Dim(name, *bounds) for name, bounds in graph.get("sizes", {}).items()}
+        dims = {name: Dim(name, *bounds) for name, bounds in graph.get("sizes", {}).items()}
 
         def spec(name, tensor):
-            return TensorSpec(name, tuple(sizes.get(n, n) for n in tensor["shape"]), tensor["dtype"])
+            return TensorSpec(name, tuple(dims.get(n, n) for n in tensor["shape"]), tensor["dtype"])
 
         inputs = [spec(tensor["name"], tensor) for tensor in graph["inputs"]]
         outputs = [spec(f"output{n}", tensor) for n, tensor in enumerate(graph["outputs"])]
-        kept = graph.get("state", {})
-        self.inputs = [each for each in inputs if each.name not in kept]
-        self.outputs = [each for n, each in enumerate(outputs) if n not in kept.values()]
-        self.state = [each for each in inputs if each.name in kept]
-        self._is_state = [each.name in kept for each in inputs]
-        self._fed = [kept[each.name] for each in self.state]
-        self._several = len(self.outputs) != 1 or (graph["tuple"] and not kept)
+        state = graph.get("state", {})  # the number of an output, by the name of the input that it becomes
+        self.inputs = [each for each in inputs if each.name not in state]
+        self.outputs = [each for n, each in enumerate(outputs) if n not in state.values()]
+        self.state = [each for each in inputs if each.name in state]
+        self._is_state = [each.name in state for each in inputs]
+        self._fed = [state[each.name] for each in self.state]
+        self._several = len(self.outputs) != 1 or (graph["tuple"] and not state)
 
     def _variant(self, graph: dict, params: dict) -> "Compiled":
-        """Return the network for some sizes, which shares all but what `_describe` sets, and its function."""
+        """Return a shape variant, which shares all but what `_describe` sets, and its function."""
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__, variants=[])
         made._describe(graph, params)
@@ -199,8 +197,8 @@ class Compiled:
             outputs = outputs_in(result, self.graph)
             fed = [outputs[n] for n in self._fed]
             held[:] = [self._copied(tensor, taken) for tensor in fed]
-            kept = {tensor.data_ptr() for tensor in held}
-        return [self._copied(output, kept) for n, output in enumerate(outputs) if n not in self._fed]
+            own = {tensor.data_ptr() for tensor in held}
+        return [self._copied(output, own) for n, output in enumerate(outputs) if n not in self._fed]
 
     def _copied(self, tensor: tvm_ffi.Tensor, taken: set[int]) -> tvm_ffi.Tensor:
         """Return a tensor, or a copy of it if its address is among those taken."""
@@ -216,27 +214,27 @@ class Compiled:
         return [input_tensor(value, spec, known) for value, spec in zip(values, self.inputs, strict=True)]
 
     def serving(self, values: list) -> "Compiled":
-        """Return what a call with these inputs, which fit, runs: a variant, or the network itself."""
+        """Return what a call with these inputs, which fit, runs: a shape variant, or the network itself."""
 
         def fits(variant):
             return all(
-                isinstance(size, Dim) or n == size
+                isinstance(dim, Dim) or n == dim
                 for value, spec in zip(values, variant.inputs, strict=True)
-                for n, size in zip(value.shape, spec.shape, strict=True)
+                for n, dim in zip(value.shape, spec.shape, strict=True)
             )
 
         return next(filter(fits, self.variants), self)
 
     @property
     def arrays_of_all(self) -> dict:
-        """The parameters of the network and of its variants, by name."""
+        """The parameters of the network and of its shape variants, by name."""
         return {name: array for each in (self, *self.variants) for name, array in each.params.items()}
 
-    def open_sizes(self, values: list) -> dict[str, int]:
-        """Return the value of each open size, by name, in a call with these inputs, which fit."""
+    def dim_values(self, values: list) -> dict[str, int]:
+        """Return the value of each dynamic dim, by name, in a call with these inputs, which fit."""
         known = {}
         for value, spec in zip(values, self.inputs, strict=True):
-            fit(spec.name, tuple(value.shape), spec.shape, known)
+            check_shape(spec.name, tuple(value.shape), spec.shape, known)
         return {name: value for name, (value, _) in known.items()}
 
     def bind(self, args: tuple, kwargs: dict) -> list:
@@ -338,7 +336,7 @@ class Compiled:
         tuned = f"; {self.tuned}" if self.tuned else ""
         kernels = f"{len(self.graph['kernels'])} kernels, opt level {self.opt_level}, {cpu}"
         state = f"; state {', '.join(map(str, self.state))}" if self.state else ""
-        given = [", ".join(f"{n} {size}" for n, size in each.graph["at"].items()) for each in self.variants]
+        given = [", ".join(f"{n} {value}" for n, value in each.graph["at"].items()) for each in self.variants]
         variants = f"; also for {'; '.join(given)}" if given else ""
         return f"Compiled({inputs} -> {outputs}{state}; {kernels}{tuned}{variants})"
 
@@ -347,10 +345,10 @@ class Compiled:
 
         A saved network at `path` is replaced in one step: a concurrent reader gets the old one or the new
         one. State is not saved: a loaded network starts from zeros. A program that calls `main` of lib.so
-        itself passes all inputs of graph.json and gets all outputs: it keeps the state, zeros at first, and
+        itself passes all inputs of graph.json and gets all outputs: it holds the state, zeros at first, and
         passes as each input under "state" the output of the call before that has the number there. `main` may
         write to the memory of these inputs. `main` takes the arrays of params.bin that graph.json lists under
-        "params"; a variant's function, its name, its sizes and its arrays are under "variants".
+        "params"; a shape variant's function, its name, its dims and its arrays are under "variants".
 
         Returns:
             `path`.
@@ -392,7 +390,7 @@ def load(path: str | os.PathLike) -> Compiled:
         FileNotFoundError: The folder, or one of its files, is missing.
         ValueError: A file is not the one that was saved, the manifest cannot be read, or an archive contains
             anything else.
-        RuntimeError: The library was built by other versions of TVM or of tvmnotes's format, or for another
+        RuntimeError: The library was built by other versions of TVM or of tvmfast's format, or for another
             CPU, or the system does not open it.
     """
     path = Path(path)
@@ -417,7 +415,6 @@ def load(path: str | os.PathLike) -> Compiled:
 
 
 def _from_archive(content: bytes) -> Compiled:
-    """Load a pickled network."""
     with folders.temporary("tvmnotes-pickle-") as folder:
         file = folder / "net.zip"
         file.write_bytes(content)

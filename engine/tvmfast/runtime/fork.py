@@ -16,7 +16,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from weakref import WeakSet
 
-from ..core.workarounds import pass_lock
+from ..core.compat import pass_lock
 
 _pooled: set[int] = set()  # the threads that may have a pool
 _stranded: int | None = None  # in a child: the thread whose pool has lost its threads

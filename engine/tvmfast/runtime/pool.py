@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from ..core import folders, machine
-from ..core.workarounds import import_tvm_ffi
+from ..core.compat import import_tvm_ffi
 
 SOURCE = Path(__file__).with_name("pool.cc")
 CHUNKS = 4  # of a loop for each thread: more share the work better, and cost more claims

@@ -210,7 +210,7 @@ def _read_manifest(folder: Path, name: Path) -> dict:
     )
     if not sound or manifest.get("format") not in _READ:
         raise ValueError(
-            f"{name}/manifest.json is not of format {_FORMAT} of tvmnotes: build the network again"
+            f"{name}/manifest.json is not of format {_FORMAT} of tvmfast: build the network again"
         )
     if set(manifest["files"]) != set(FILES):
         raise ValueError(

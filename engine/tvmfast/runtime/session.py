@@ -35,7 +35,7 @@ class Session:
 
     @property
     def state(self) -> list[TensorSpec]:
-        """What is kept from call to call, by the names of the inputs."""
+        """The state: a `TensorSpec` for each input that a call takes from the one before."""
         return self.compiled.state
 
     def __call__(self, *args, **kwargs) -> np.ndarray | tuple[np.ndarray, ...]:
@@ -63,7 +63,7 @@ def shapes_of_state(compiled, tensors: list, held: list) -> list[tuple[int, ...]
 
     Args:
         compiled: The network.
-        tensors: The inputs of the call, which decide open sizes.
+        tensors: The inputs of the call, which have the values of dynamic dims.
         held: The state before it; empty: it is the first call.
 
     Raises:
@@ -71,8 +71,8 @@ def shapes_of_state(compiled, tensors: list, held: list) -> list[tuple[int, ...]
     """
     if not compiled.graph.get("sizes"):
         return [spec.shape for spec in compiled.state]
-    sizes = compiled.open_sizes(tensors)
-    shapes = [tuple(evaluate(size, sizes) for size in spec.shape) for spec in compiled.state]
+    values = compiled.dim_values(tensors)
+    shapes = [tuple(evaluate(dim, values) for dim in spec.shape) for spec in compiled.state]
     for tensor, spec, shape in zip(held, compiled.state, shapes, strict=False):
         if tuple(tensor.shape) != shape:
             raise ValueError(

@@ -16,11 +16,11 @@ import tvm
 from tvm.script import tirx as T
 
 from ..core import machine
-from ..core.workarounds import fast_tvmscript_parser, pass_lock
+from ..core.compat import fast_tvmscript_parser, pass_lock
 
 _POINTER = tvm.ir.PointerType(tvm.ir.PrimType("int64"))
 _CLOCK = time.CLOCK_MONOTONIC
-_PLACE = 16  # bytes of a slot: a timespec of the C library, seconds and nanoseconds
+_SLOT = 16  # bytes of a slot: a timespec of the C library, seconds and nanoseconds
 _control = np.zeros(2, "int64")  # the addresses of the next slot and of the end of the array
 
 
@@ -107,7 +107,7 @@ def _tick():
         )
         if control[0] < control[1]:
             T.evaluate(T.call_extern("int32", "clock_gettime", _CLOCK, T.reinterpret("handle", control[0])))
-            control[0] = control[0] + T.int64(_PLACE)
+            control[0] = control[0] + T.int64(_SLOT)
         return 0
 
     target = machine.host_target()

@@ -7,9 +7,9 @@ from importlib import import_module
 
 import numpy as np
 
-from ..core.dims import fit
+from ..core.compat import import_tvm_ffi
+from ..core.dims import check_shape
 from ..core.specs import TensorSpec, dtype_of, require_dense
-from ..core.workarounds import import_tvm_ffi
 
 tvm_ffi = import_tvm_ffi()
 
@@ -78,7 +78,7 @@ def _copy(way: str, tensor: tvm_ffi.Tensor, array: np.ndarray) -> None:
 def input_tensor(value, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
     """Return `value` as a TVM tensor on the CPU, without a copy if its memory is contiguous and aligned.
 
-    `known` is that of `dims.fit`.
+    `known` is that of `dims.check_shape`.
     """
     fits = type(value) is np.ndarray and value.shape == spec.shape and dtype_of(value) == spec.dtype
     if not fits:  # for speed: most do
@@ -86,7 +86,7 @@ def input_tensor(value, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
     if 0 in value.shape:  # its strides may be anything, and kernels check them
         return empty(tuple(value.shape), spec.dtype)
     if isinstance(value, tvm_ffi.Tensor):
-        return plain(value)
+        return contiguous(value)
     if isinstance(value, np.ndarray):
         usable = value.flags.carray
         usable &= value.dtype.kind in "iuf"  # NumPy's DLPack has no bfloat16, and NumPy 1's no bool
@@ -104,7 +104,7 @@ def _check(value, spec: TensorSpec, known: dict) -> None:
         )
     require_dense(value, f"input {spec.name!r}")
     shape, dtype = tuple(value.shape), dtype_of(value)
-    fit(spec.name, shape, spec.shape, known)
+    check_shape(spec.name, shape, spec.shape, known)
     if dtype != spec.dtype:
         raise ValueError(
             f"input {spec.name!r}: expected the dtype {spec.dtype}, got {dtype}; convert it first"
@@ -121,8 +121,8 @@ def _aligned(value, dtype: str) -> tvm_ffi.Tensor:
     return result
 
 
-def plain(tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
-    """Return `tensor`, or a copy, as kernels read it: contiguous and aligned, in the CPU's memory."""
+def contiguous(tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
+    """Return `tensor`, or a copy unless it is contiguous, aligned, and in the CPU's memory."""
     on_cpu = tensor.device == tvm_ffi.device("cpu", tensor.device.index)
     if on_cpu and tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0:
         return tensor

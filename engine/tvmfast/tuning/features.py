@@ -4,7 +4,7 @@ import math
 
 from ..compiler.schedule.rules import RULES
 from ..compiler.schedule.workloads.workload import Workload
-from ..core.integers import ceildiv, round_up
+from ..core.relax import ceildiv, round_up
 from ..core.simd import Simd, step_cycles
 
 

@@ -1,4 +1,4 @@
-"""MetaSchedule's own search, for the kernels that tvmnotes has no rule for; its traces become records.
+"""MetaSchedule's own search, for the kernels that tvmfast has no rule for; its traces become records.
 
 On its own, MetaSchedule keeps measurements in memory until every task had its first batch, 20 minutes for a
 ResNet. Here each batch is written at once, and the next search starts from the records.
@@ -20,8 +20,8 @@ from tvm.tirx import IterVar
 from ..compiler import codegen, records
 from ..compiler.schedule.rules import RULES
 from ..core import errors, machine
+from ..core.compat import lazy_tensor_intrinsics
 from ..core.protocols import Runner
-from ..core.workarounds import lazy_tensor_intrinsics
 from .bars import Bars
 from .task import Task, all_tasks
 from .trial import KILLED
@@ -48,7 +48,7 @@ def _reduces(func) -> bool:
 
 
 @derived_object
-class _Write(ms.measure_callback.PyMeasureCallback):
+class _WriteRecords(ms.measure_callback.PyMeasureCallback):
     """A callback that writes each measured batch to the session's records."""
 
     def __init__(self, session, machine, bars):
@@ -94,8 +94,8 @@ def _build(given):
 
 def as_config(trace) -> dict:
     """Return a trace as the config of a record."""
-    plain = json.dumps(trace.as_json(), default=lambda value: value.value)
-    return {"family": "metaschedule", "trace": json.loads(plain)}
+    text = json.dumps(trace.as_json(), default=lambda value: value.value)
+    return {"family": "metaschedule", "trace": json.loads(text)}
 
 
 @derived_object
@@ -200,7 +200,7 @@ def search(session, runner: Runner, seed: int | None) -> None:
         builder = stack.enter_context(contextlib.closing(Builder(_BUILD_SECONDS)))
         callbacks = [
             ms.measure_callback.AddToDatabase(),
-            _Write(session, runner.machine, bars),
+            _WriteRecords(session, runner.machine, bars),
             ms.measure_callback.RemoveBuildArtifact(),
             ms.measure_callback.UpdateCostModel(),
         ]

@@ -15,7 +15,7 @@ from ..compiler.build import build
 from ..compiler.records import Record
 from ..compiler.schedule.workloads.workload import Workload
 from ..core import machine
-from ..core.dims import merged
+from ..core.dims import dims_of
 from ..core.protocols import Runner
 from ..runtime.stopwatch import Stopwatch, of_kernels
 from .task import Task
@@ -59,30 +59,30 @@ def _kind(config: dict) -> tuple:
     return config.get("family"), config.get("loop_order"), *sorted(config)
 
 
-def variant(best: dict[Task, list[dict]], rank: int, mod, params, target):
+def build_rank(best: dict[Task, list[dict]], rank: int, mod, params, target):
     """Build the network with each task's config at `rank`, or its last one."""
-    placed = [(task, configs[min(rank, len(configs) - 1)]) for task, configs in best.items()]
+    chosen = [(task, configs[min(rank, len(configs) - 1)]) for task, configs in best.items()]
     described = machine.target_json(target)
-    unmeasured = [records.new_record(task.workload, described, config) for task, config in placed]
+    unmeasured = [records.new_record(task.workload, described, config) for task, config in chosen]
     return build(mod, params, target, records=unmeasured)
 
 
 def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, moment: str) -> list[Record]:
-    """Time each kernel in variants of the network: of each task's second config, of its third, and so on.
+    """Time each kernel in builds of the network: with each task's second config, its third, and so on.
 
-    `untuned` is the variant of each task's first config, the default one; `moment` becomes the records'
+    `untuned` is the build with each task's first config, the default one; `moment` becomes the records'
     `final`. Returns records of the configs that ran in every round.
     """
     others = range(1, max(map(len, best.values())))
-    variants = [untuned, *(variant(best, rank, mod, params, target) for rank in others)]
+    builds = [untuned, *(build_rank(best, rank, mod, params, target) for rank in others)]
     inputs = random_inputs(untuned)
-    watches = [Stopwatch(lib, lambda lib=lib: lib.run(inputs)) for lib in variants]
+    watches = [Stopwatch(lib, lambda lib=lib: lib.run(inputs)) for lib in builds]
     rounds = []
     for _ in range(machine.cap_if_quick(_ROUNDS, 2)):
-        # In another order each round, so that periodic noise does not always hit the same variant.
-        order = random.sample(range(len(variants)), len(variants))
-        spent = {rank: _round(variants[rank], watches[rank]) for rank in order}
-        rounds.append([spent[rank] for rank in range(len(variants))])
+        # In another order each round, so that periodic noise does not always hit the same build.
+        order = random.sample(range(len(builds)), len(builds))
+        spent = {rank: _round(builds[rank], watches[rank]) for rank in order}
+        rounds.append([spent[rank] for rank in range(len(builds))])
     measured, described = [], machine.target_json(target)
     for task, configs in best.items():
         for rank in range(len(configs)):
@@ -124,10 +124,10 @@ def by_kernel(best: dict[Task, list[dict]], runner: Runner, moment: str) -> list
 
 
 def random_inputs(lib) -> list[np.ndarray]:
-    """Make random inputs for a network, at its lowest open sizes; zeros if they are not floating-point."""
+    """Make random inputs for a network, with its least dynamic dims; zeros if they are not floating-point."""
     generator = np.random.default_rng()
     inputs = []
-    lowest = {name: size.lower for name, size in merged(spec.shape for spec in lib.inputs).items()}
+    lowest = {name: dim.lower for name, dim in dims_of(spec.shape for spec in lib.inputs).items()}
     for spec in (each.at(lowest) for each in lib.inputs):
         if "float" in spec.dtype:
             inputs.append(generator.standard_normal(spec.shape).astype(spec.dtype))

@@ -89,7 +89,6 @@ class LocalRunner(Runner):
         return [self._trial(self._pool.submit(trial.run, *each, self._evaluator)) for each in built]
 
     def _trial(self, future: Future) -> Trial:
-        """Wait for a trial."""
         try:
             return Trial(tuple(future.result()))
         except TimeoutError:

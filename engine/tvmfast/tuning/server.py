@@ -27,7 +27,7 @@ from tvm.rpc import server as theirs
 from tvm.support import utils
 
 from ..core import machine
-from ..core.workarounds import set_tvm_threads
+from ..core.compat import set_tvm_threads
 from . import secret as secrets
 from . import trial
 from .tracker import PROOF, SUCCESS
@@ -90,7 +90,6 @@ def _connected(tracker: str, secret: str | None = None):
 
 
 def _ask(connection, *request):
-    """Send a request to a tracker and return its answer."""
     base.sendjson(connection, request)
     return base.recvjson(connection)
 

@@ -12,7 +12,7 @@ from ..compiler import records
 from ..compiler.build import build, resolve_target
 from ..compiler.records import Record
 from ..compiler.schedule.workloads.workload import Workload
-from ..compiler.shape_variants import at_sizes
+from ..compiler.shape_variants import specialize
 from ..core import machine
 from ..core.protocols import Runner
 from ..core.table import Table, draw
@@ -57,7 +57,7 @@ def tune(
         mod: the network; mod, params and target are as for `tn.build`.
         params: its parameters.
         target: the target; None means this machine.
-        tuner: grid, random, ga, xgb, or metaschedule, which is for the kernels that tvmnotes has no schedule
+        tuner: grid, random, ga, xgb, or metaschedule, which is for the kernels that tvmfast has no schedule
             for.
         trials: configs to measure in total, including those in the records; None means 32 per task.
         early_stopping: ends a task after this many trials in a row without improvement.
@@ -66,9 +66,9 @@ def tune(
         transfer: whether each task's cost model learns from the other tasks, those in the records included.
         tasks: some of `tn.tuning.tasks(mod, params, target)`; None means all.
         seed: for the tuner's choices, which metaschedule then makes on one core.
-        sizes: values of open sizes, by name, at which kernels are measured. The records serve every build of
-            the network at these sizes, that of `tn.build(…, sizes=[…])` too, and those kernels for open sizes
-            whose workload is the same.
+        sizes: values of dynamic dims, by name, for which kernels are measured. The records serve every build
+            of the network for these dims, that of `tn.build(…, sizes=[…])` too, and those kernels with
+            dynamic dims whose workload is the same.
 
     Returns:
         The result as a table: seconds of each task's kernel before and after, and of the network.
@@ -86,7 +86,7 @@ def tune(
         if value is not None and value < 1:
             raise ValueError(f"{name}: expected 1 or more, or None; got {value}")
     target = resolve_target(target)
-    mod = mod if sizes is None else at_sizes(mod, sizes)
+    mod = mod if sizes is None else specialize(mod, sizes)
     if runner is None and (reason := cannot_run(target)):
         raise ValueError(
             f"this machine cannot measure for {target}: {reason}; give runner=tn.tuning.RpcRunner(…)"
@@ -231,7 +231,7 @@ class Session:
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
         best = remeasurement.best_configs(self.tasks, self.known)
         elsewhere = runner.machine is not None
-        libs = {} if elsewhere else {"before": remeasurement.variant(best, 0, mod, params, self.target)}
+        libs = {} if elsewhere else {"before": remeasurement.build_rank(best, 0, mod, params, self.target)}
         if len(self.known) > self.earlier or not any(record.final for record in self.known):
             if elsewhere:
                 self.write(remeasurement.by_kernel(best, runner, now))

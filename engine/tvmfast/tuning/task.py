@@ -11,7 +11,7 @@ from ..compiler.build import bind, resolve_target
 from ..compiler.records import simd_of_key
 from ..compiler.schedule.workloads.workload import Workload
 from ..core import machine
-from ..core.workarounds import pass_lock
+from ..core.compat import pass_lock
 from ..runtime.compiled import Compiled
 from .features import features
 from .trial import Candidate
@@ -47,7 +47,7 @@ class Task:
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions of a call, counted 1 each, by the plain method."""
+        """Multiplications and additions of a call, counted 1 each, by the direct method."""
         return 2 * self.workload.macs
 
     @functools.cached_property
@@ -148,7 +148,7 @@ def expected_gain(progress: Progress, all_of_them: list[Progress]) -> float:
     """Estimate the seconds that a task's next batch may save per run of the network.
 
     After Ansor's task scheduler (Zheng et al., OSDI 2020, section 6): a weighted sum of what each of the last
-    batches saved, and of the lesser of two guesses: that time falls as 1 / batches, and that a kernel of as
+    batches saved, and of the lesser of two estimates: that time falls as 1 / batches, and that a kernel of as
     many operations cannot be faster than the best of its kind.
     """
     best, batches = progress.best[-1], len(progress.best)
@@ -159,5 +159,5 @@ def expected_gain(progress: Progress, all_of_them: list[Progress]) -> float:
     alike = [p for p in all_of_them if p.best and p.task.workload.kind == progress.task.workload.kind]
     speeds = [p.task.operations / p.best[-1] for p in alike]
     least = progress.task.operations / max(speeds)
-    guess = min(best / batches, max(best - least, _HOPE * best))
-    return progress.task.count * (_TRUST * recent + (1 - _TRUST) * guess)
+    estimate = min(best / batches, max(best - least, _HOPE * best))
+    return progress.task.count * (_TRUST * recent + (1 - _TRUST) * estimate)

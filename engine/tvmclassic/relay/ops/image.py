@@ -52,17 +52,17 @@ def _spatial(layout: str) -> list[int]:
     return [axis for axis, letter in enumerate(layout) if letter not in "NC"]
 
 
-def _whole_pools(spatial: str):
+def _global_pools(spatial: str):
     """Register global pooling, and average pooling to a given output size, over the axes `spatial`."""
-    dims, plain = len(spatial), "NC" + spatial
+    dims, default = len(spatial), "NC" + spatial
 
-    def average(data, /, layout=plain, out_layout=""):
+    def average(data, /, layout=default, out_layout=""):
         return R.mean(data, _spatial(layout), True)
 
-    def largest(data, /, layout=plain, out_layout=""):
+    def largest(data, /, layout=default, out_layout=""):
         return R.max(data, _spatial(layout), True)
 
-    def adaptive(data, /, output_size=None, layout=plain, out_layout=""):
+    def adaptive(data, /, output_size=None, layout=default, out_layout=""):
         size = _many(output_size, dims) if output_size else None
         return relax_function(f"nn.adaptive_avg_pool{dims}d")(data, size, layout, out_layout or None)
 
@@ -72,7 +72,7 @@ def _whole_pools(spatial: str):
 
 
 for _axes_of in ("W", "HW", "DHW"):
-    _whole_pools(_axes_of)
+    _global_pools(_axes_of)
 
 
 @operator("nn.adaptive_max_pool2d", relax="nn.max_pool2d")

@@ -57,11 +57,11 @@ def _convolution(name, transposed=False):
         output_padding=(0,) * dims,
         out_dtype="",
     ):
-        plain = "NC" + layout  # the only layout that Relax lowers
-        data, weight = turned(data, data_layout, plain), turned(weight, kernel_layout, kernel)
+        lowered = "NC" + layout  # the only layout that Relax lowers
+        data, weight = turned(data, data_layout, lowered), turned(weight, kernel_layout, kernel)
         window = strides, padding, output_padding, dilation
-        result = function(data, weight, *window, groups, plain, kernel, None, out_dtype or None)
-        return turned(result, plain, out_layout or data_layout)
+        result = function(data, weight, *window, groups, lowered, kernel, None, out_dtype or None)
+        return turned(result, lowered, out_layout or data_layout)
 
     operator(f"nn.{name}", relax=f"nn.{name}")(transposed_body if transposed else body)
 

@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from tvmfast.core.relax import fixed_shape
+from tvmfast.core.relax import static_shape
 
 from ..ir import Call, Expr, Op, TupleWrapper, as_expr
 
@@ -52,7 +52,7 @@ class Operator:
             raise TypeError(f"relay.{self.name}{self.__signature__}: {error}") from None
         bound.apply_defaults()
         tensors = [as_expr(bound.arguments.pop(name)) for name in self.tensors]
-        attrs = {k: self._sized(k, plain(v)) for k, v in bound.arguments.items()}
+        attrs = {k: self._sized(k, as_python(v)) for k, v in bound.arguments.items()}
         call = Call(Op(self.name), tensors, attrs)
         count = self.results(attrs) if callable(self.results) else self.results
         return TupleWrapper(call, count) if count > 1 else call
@@ -93,7 +93,7 @@ def module(prefix: str) -> dict:
     return {op.__name__: op for op in ours}
 
 
-def plain(value):
+def as_python(value):
     """Convert an attribute to built-in Python types; expressions stay as they are."""
     if isinstance(value, tvm.tirx.IntImm | tvm.tirx.FloatImm):
         return value.value
@@ -101,7 +101,7 @@ def plain(value):
         return value.item()
     if isinstance(value, str | int | float | Expr) or value is None:
         return value
-    return [plain(v) for v in value] if hasattr(value, "__iter__") else str(value)
+    return [as_python(v) for v in value] if hasattr(value, "__iter__") else str(value)
 
 
 # ---------------------------------------------------------------- helpers of bodies
@@ -117,9 +117,9 @@ def dtype_of(x) -> str:
 
 
 def known_shape(x) -> tuple[int, ...]:
-    shape = fixed_shape(x.ty)
+    shape = static_shape(x.ty)
     if shape is None:
-        raise ValueError(f"expected a tensor of fixed shape, got {x.ty}")
+        raise ValueError(f"expected a tensor of static shape, got {x.ty}")
     return shape
 
 

@@ -4,5 +4,5 @@ gpu               targets and schedules
 codegen           code, and the `Compiled` that runs there
 nms               the pass that replaces a detector's loops, and the kernels of a suppression
 topk              the kernels that find the k best scores
-unroll_recurrent  the pass that makes some kernels for each step of a recurrent network
+unroll_recurrent  the pass that makes a few kernels of each time step of a recurrent network
 """

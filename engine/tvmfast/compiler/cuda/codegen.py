@@ -11,8 +11,8 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from ...core import machine
+from ...core.compat import cuda_headers, exact_cuda
 from ...core.specs import dtype_of
-from ...core.workarounds import cuda_headers, exact_cuda
 from ...runtime.compiled import Compiled
 from ...runtime.tensors import input_tensor
 from ..legalize import ieee754
@@ -100,7 +100,7 @@ class CompiledForGPU(Compiled):
             RuntimeError: This machine cannot run the library.
             ValueError: Parameters are passed to a network that is a CUDA graph.
         """
-        placed = self.placed(values)
+        tensors = self.to_device(values)
         if self._main is None:
             raise RuntimeError(f"this library cannot run here: {self._cannot}. Build it where it can.")
         weights = self._params
@@ -113,19 +113,18 @@ class CompiledForGPU(Compiled):
             arrays = dict(zip(self.params, self._params, strict=True))
             arrays |= {name: array.copyto(self.device) for name, array in params.items()}
             weights = tvm_ffi.convert(list(arrays.values()))
-        return self._advance(self._main, placed, weights, held)
+        return self._advance(self._main, tensors, weights, held)
 
     def _on_device(self, tensor):
         return tensor.copyto(self.device)
 
-    def placed(self, values) -> list:
+    def to_device(self, values) -> list:
         """Return the inputs, checked, in the GPU's memory; those already there are not copied."""
         if len(values) != len(self.inputs):
             raise TypeError(f"expected {len(self.inputs)} inputs, got {len(values)}")
-        return [self._placed(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
+        return [self._to_device(value, spec) for value, spec in zip(values, self.inputs, strict=True)]
 
-    def _placed(self, value, spec):
-        """Return an input, checked, in the GPU's memory."""
+    def _to_device(self, value, spec):
         on_gpu = not isinstance(value, np.ndarray) and str(getattr(value, "device", "")).startswith("cuda")
         fits = on_gpu and (tuple(value.shape), dtype_of(value)) == (spec.shape, spec.dtype)
         if fits and value.is_contiguous():

@@ -16,7 +16,7 @@ from tvm.relax import transform as t
 from tvm.s_tir import SBlock, SBlockRealize, Schedule, dlight
 
 from ...core import machine
-from ...core.workarounds import lazy_tensor_intrinsics
+from ...core.compat import lazy_tensor_intrinsics
 
 WITHOUT_GPU = "sm_80"  # the arch of "cuda" on a machine without a GPU
 _OLDEST = 75  # the oldest architecture that CUDA 13 compiles for

@@ -1,8 +1,8 @@
-"""Parallelize a detector's last steps on a GPU; `pipeline.passes` runs this for target "cuda".
+"""Parallelize top-k and non-maximum suppression on a GPU; `pipeline.passes` runs this for target "cuda".
 
-The kernels of `kernels/detection/nms.py` are loops, each step of which depends on the one before; on a GPU
-they would run in a single thread (`gpu.one_thread`). Here each becomes a sequence of kernels in which every
-thread counts or compares by itself:
+The kernels of `kernels/detection/nms.py` are loops whose iterations depend on each other; on a GPU they would
+run in a single thread (`gpu.one_thread`). Here each becomes a sequence of kernels in which every thread
+counts or compares by itself:
 
 - The best scores are found by counting, as in `topk.py`.
 - Suppression compares all pairs of boxes at once, one bit per pair; only then does it test one box after
@@ -18,10 +18,8 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.script import tirx as T
 
-from ...core.compat import OPAQUE
-from ...core.integers import round_up
-from ...core.relax import field_of_tuple, fixed_shape, on_each_function
-from ...core.workarounds import fast_tvmscript_parser
+from ...core.compat import OPAQUE, fast_tvmscript_parser
+from ...core.relax import field_of_tuple, on_each_function, round_up, static_shape
 from ...kernels.detection.arithmetic import box_area, decode, iou, overlap, uint32
 from ...kernels.detection.spec import NmsSpec, TopKSpec, spec_of
 from . import topk
@@ -34,8 +32,8 @@ _LARGEST_MASK = 64 << 20  # bytes
 def parallelize_detection() -> tvm.transform.Pass:
     """Make the pass that replaces calls of kernels that carry a spec by calls of parallel ones.
 
-    A suppression is kept, in a single thread, if its mask, one bit for each pair of boxes, would take more
-    than 64 MB: with more than 23,168 boxes of one image.
+    A suppression stays in a single thread if its mask, one bit for each pair of boxes, would take more than
+    64 MB: with more than 23,168 boxes of one image.
     """
     return on_each_function("DetectionInParallel", _Rewrite, adds_kernels=True, needs=spec_of)
 
@@ -56,18 +54,18 @@ class _Rewrite(relax.PyExprMutator):
         spec = spec_of(self.mod[call.args[0]])
         if spec is None:
             return call
-        inputs, shapes = call.args[1].fields, [fixed_shape(result) for result in call.ty.fields]
+        inputs, shapes = call.args[1].fields, [static_shape(result) for result in call.ty.fields]
         if isinstance(spec, TopKSpec):
             return relax.Tuple(self._best_indices(*inputs, shapes[0][1]))
-        kept = self._suppressed(*inputs, spec)
-        return relax.Tuple(kept) if kept else call
+        results = self._suppressed(*inputs, spec)
+        return relax.Tuple(results) if results else call
 
     def visit_tuple_getitem_(self, item):
         return field_of_tuple(self, self.visit_expr_post_order(item))
 
     def _best_indices(self, scores, count):
         emit = self._emit
-        rows, length = fixed_shape(scores.ty)
+        rows, length = static_shape(scores.ty)
         keys, bounds = emit(topk.sort_keys, scores), emit(topk.first_bounds, rows)
         for _ in range(32 // topk.DIGIT):
             reached = emit(topk.totals, emit(topk.at_least, keys, bounds))
@@ -75,14 +73,14 @@ class _Rewrite(relax.PyExprMutator):
         counts = [keys, emit(topk.above_and_equal, keys, bounds)]
         for _ in range(2):
             counts.append(emit(topk.sums, counts[-1]))
-        kernel = topk.chosen(rows, length, count, [fixed_shape(each.ty)[-1] for each in counts])
+        kernel = topk.chosen(rows, length, count, [static_shape(each.ty)[-1] for each in counts])
         types = [relax.TensorType((rows, count), dtype) for dtype in ("int32", "float32")]
         return self._call(kernel, [scores, bounds, *counts], types)
 
     def _suppressed(self, data, order, spec):
         emit = self._emit
-        batch, rows, width = fixed_shape(data.ty)
-        count = fixed_shape(order.ty)[1]
+        batch, rows, width = static_shape(data.ty)
+        count = static_shape(order.ty)[1]
         words = round_up(int(count), WORD) // WORD
         if 4 * batch * words * words * WORD > _LARGEST_MASK:
             return None
@@ -198,11 +196,11 @@ def iou_mask(batch: int, words: int, threshold: float):
 
 @fast_tvmscript_parser()
 def greedy_sweep(batch: int, words: int):
-    """Make the kernel that goes through the boxes in order, 32 at a time, and drops what kept boxes suppress.
+    """Make the kernel that goes through the boxes in order, 32 at a time, and drops the suppressed ones.
 
     It has a block for each image and a thread for each word. When a word's turn comes, what its boxes have
     lost to earlier ones is known: all threads read it and resolve these 32 among themselves, then each drops
-    from its own word what those kept suppress.
+    from its own word those that the remaining ones suppress.
     """
 
     @T.prim_func(s_tir=True)

@@ -9,8 +9,8 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
-from ...core.integers import round_up
-from ...core.workarounds import fast_tvmscript_parser
+from ...core.compat import fast_tvmscript_parser
+from ...core.relax import round_up
 from ...kernels.detection.arithmetic import sortable, uint32
 
 DIGIT = 4  # bits per step of the selection

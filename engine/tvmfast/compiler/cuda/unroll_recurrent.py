@@ -1,13 +1,13 @@
-"""The pass that runs recurrent layers step by step on a GPU, where one kernel for all steps is one thread's.
+"""The pass that unrolls recurrent layers on a GPU, where a kernel for all time steps would be one thread's.
 
-Every step is then some kernels of its own, and so a network of many steps takes long to build.
+Each time step becomes a few kernels, so a network of many time steps takes long to build.
 """
 
 import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ...core.relax import field_of_tuple, fixed_shape, on_each_function
+from ...core.relax import field_of_tuple, on_each_function, static_shape
 from ...kernels.recurrent.cell import Cell
 
 _FUNCTIONS = {"sigmoid": R.sigmoid, "tanh": R.tanh, "relu": R.nn.relu}
@@ -43,14 +43,14 @@ class _Unroller(relax.PyExprMutator):
 
     def _results(self, cell: Cell, given: dict) -> list:
         emit, gates = self.builder_.emit, len(cell.gates)
-        steps, batch, width = fixed_shape(given["x"].ty)
+        steps, batch, width = static_shape(given["x"].ty)
         matrices = {
             name: emit(R.permute_dims(given[name]))
             for name in ("weight", "recurrent", "projection")
             if name in given
         }
         product = emit(R.matmul(emit(R.reshape(given["x"], (steps * batch, width))), matrices["weight"]))
-        rows = fixed_shape(product.ty)[1]
+        rows = static_shape(product.ty)[1]
         from_input = emit(R.reshape(emit(R.add(product, given["bias"])), (steps, batch, rows)))
         state = {name: given[name] for name in ("h", "c") if name in given}
         outputs = [None] * steps
@@ -62,7 +62,7 @@ class _Unroller(relax.PyExprMutator):
         return [emit(R.stack(outputs, 0)), *state.values()]
 
     def _step(self, cell: Cell, own, state: dict, matrices: dict, given: dict, units: int) -> dict:
-        """Return the state after a step of which `own` is what the input and the bias add."""
+        """Return the state after a time step; `own` is what its input and the bias add."""
         emit = self.builder_.emit
         functions = [_FUNCTIONS[name] for name, *_ in cell.functions]
 

@@ -3,12 +3,12 @@
 conv_call         a convolution, as the passes below recognise it
 fold_constants    constants folded with NumPy; batch norms and affine chains
 decompose         functions that TVM gets wrong, or lacks for float64, made of others
-pack_recurrent    LSTM, GRU and RNN: one product for the inputs of all steps, and a kernel on packed weights
-conv_transpose    transposed convolutions as plain ones
+pack_recurrent    LSTM, GRU and RNN: one product for all time steps' inputs, a kernel on packed weights
+conv_transpose    transposed convolutions as ordinary ones
 fuse_attention    softmax between two matrix products: a kernel for all three
-skinny_gemm       products of few rows with a matrix that is a view, without a copy of it
-rms_norm          root mean square norms, whose steps become one kernel
+skinny_gemm       products of few rows with a strided view, without a copy of it
+rms_norm          root mean square norms, each fused into one kernel
 blocked_layout    NCHW to the blocked layout NCHW[x]c; convolutions become kernels
-partial_update    writes of a few elements, as kernels
+partial_update    partial updates of tensors, as kernels
 operator_notes    the operators that each kernel fuses
 """

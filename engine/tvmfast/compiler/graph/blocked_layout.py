@@ -20,9 +20,8 @@ import tvm
 from tvm import relax, te, tirx
 
 from ...core.compat import CONCATENATE, OUT_EWISE_FUSABLE
-from ...core.integers import ceildiv
 from ...core.protocols import Lookup
-from ...core.relax import constant_array, known_shape, plain_sizes, shape_text
+from ...core.relax import ceildiv, constant_array, known_shape, shape_text, unwrap_ints
 from ...core.simd import Simd, pad_to
 from ..schedule.rules import repack_channels
 from ..schedule.workloads import conv2d
@@ -82,7 +81,7 @@ class _Blocker(relax.PyExprMutator):
         self.lanes = simd.lanes
         self.layout = f"NCHW{self.lanes}c"
         self.blocked: dict[relax.Var, _Blocked] = {}  # by the network's variable
-        self.plain: dict[relax.Var, relax.Expr] = {}  # the same values in NCHW, if an operator needs them
+        self.unblocked: dict[relax.Var, relax.Expr] = {}  # the same values in NCHW, if an operator needs them
         self.several: dict[relax.Var, list[_Blocked]] = {}  # the results of splits
         self.readers: dict[relax.Var, set[str]] = {}  # operators, by a variable that they read
         for value in relax.analysis.get_var2val(mod["main"]).values():
@@ -121,9 +120,9 @@ class _Blocker(relax.PyExprMutator):
         return var in self.blocked and isinstance(var, relax.DataflowVar)
 
     def _nchw(self, var):
-        if var not in self.plain:
-            self.plain[var] = self.builder_.emit(self._unblock(self.blocked[var]))
-        return self.plain[var]
+        if var not in self.unblocked:
+            self.unblocked[var] = self.builder_.emit(self._unblock(self.blocked[var]))
+        return self.unblocked[var]
 
     def _rewrite(self, value):
         """Return `value` rewritten: a _Blocked, a list of them, an expression in NCHW; None to keep it."""
@@ -162,7 +161,7 @@ class _Blocker(relax.PyExprMutator):
         call = self.builder_.call_te(_to_blocks, self.visit_expr(arg), self.lanes, primfunc_name_hint=name)
         blocked = _Blocked(self.builder_.emit(call), shape[1], len(arg.ty.shape))
         if isinstance(arg, relax.DataflowVar):
-            self.blocked[arg], self.plain[arg] = blocked, self.visit_expr(arg)
+            self.blocked[arg], self.unblocked[arg] = blocked, self.visit_expr(arg)
         return blocked
 
     def _unblock(self, value: _Blocked):
@@ -184,8 +183,8 @@ class _Blocker(relax.PyExprMutator):
         if not is_image and block is None:
             return None
         conv = Convolution(one_image(found.shape), weight.shape, *found.window, groups, not is_image)
-        fixed = all(isinstance(size, int) for size in found.shape[1:])
-        config = conv.config(self.lookup, self.simd) if fixed else conv.config_of_open_size(self.simd)
+        static = all(isinstance(dim, int) for dim in found.shape[1:])
+        config = conv.config(self.lookup, self.simd) if static else conv.config_for_dynamic_dims(self.simd)
         source = self.visit_expr(data) if is_image else block.expr
         if is_image and found.is_line:
             source = self.builder_.emit(relax.op.expand_dims(source, 2))
@@ -246,7 +245,7 @@ class _Blocker(relax.PyExprMutator):
         return _Blocked(tvm.ir.Call(call.op, args, call.attrs, call.ty_args), channels, rank)
 
     def _block_constant(self, array: np.ndarray, rank: int) -> np.ndarray:
-        """Reshape a constant to broadcast against a blocked value as it did against the plain one."""
+        """Reshape a constant to broadcast against a blocked value as it did against the one in NCHW."""
         array = array.reshape(as_images((1,) * (rank - array.ndim) + array.shape))
         if array.size == 1:
             return array.reshape(())
@@ -341,7 +340,7 @@ def _of_height_1(name: str, values) -> list[int] | None:
 
 
 def _image_shape(ty) -> tuple | None:
-    """Return the shape (N, C, H, W) of images or lines, of which C is fixed, and W of lines; else None."""
+    """Return the shape (N, C, H, W) of images or lines, of which C is static, and W of lines; else None."""
     shape = known_shape(ty)
     if shape_text(ty) is None or len(shape) not in (3, 4):
         return None
@@ -350,7 +349,7 @@ def _image_shape(ty) -> tuple | None:
 
 
 def _channels(shape: tuple) -> tuple:
-    """Return the sizes of the axes that channels have, of (N, C, H, W) or (N, blocks, H, W, x)."""
+    """Return the channel dims of (N, C, H, W) or (N, blocks, H, W, x)."""
     return shape[1], *shape[4:]
 
 
@@ -367,7 +366,7 @@ def _variables(call):
 
 
 def _to_blocks(data, lanes: int):
-    n, channels, h, w = as_images(plain_sizes(data.shape))
+    n, channels, h, w = as_images(unwrap_ints(data.shape))
     of_images = len(data.shape) == 4
 
     def element(b, k, y, x, c):
@@ -388,7 +387,7 @@ def _zero_fill(data, channels: int):
 
 
 def _from_blocks(data, channels: int, rank: int):
-    n, _, h, w, lanes = plain_sizes(data.shape)
+    n, _, h, w, lanes = unwrap_ints(data.shape)
 
     def element(b, c, *at):
         y, x = at if rank == 4 else (0, *at)

@@ -15,7 +15,7 @@ class ConvCall:
 
     Attributes:
         is_line: Whether the network's tensors are (N, C, W).
-        shape: The input's shape (N, C, H, W), with integers where it is fixed; None if it is not known.
+        shape: The input's shape (N, C, H, W), with integers where it is static; None if it is not known.
         weight: The weights (O, C / groups, kh, kw); (C, O / groups, kh, kw) of a transposed convolution.
         window: Strides (2), padding (4: top, left, bottom, right) and dilation (2).
         groups: The number of groups.

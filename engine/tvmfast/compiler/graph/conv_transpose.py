@@ -1,8 +1,8 @@
-"""Compute transposed convolutions as plain convolutions.
+"""Compute transposed convolutions as ordinary convolutions.
 
 A transposed convolution of stride s computes its result at y as a sum of x at (y + p - k) / s, over those k
 of the kernel for which this is an integer. Results whose y + p leaves the same residue modulo s therefore use
-the same few k, and each of the s * s residues is a plain convolution of stride 1 with a kernel of 1/s the
+the same few k, and each of the s * s residues is a convolution of stride 1 with a kernel of 1/s the
 size. One convolution computes those that have the same number of k, as channels of its result, and
 interleaving all gives the result: the sub-pixel convolution of Shi et al., "Is the deconvolution layer the
 same as a convolutional layer?", 2016. TVM's own kernel inserts zeros between the elements of x and multiplies
@@ -21,9 +21,9 @@ from ...core.relax import known_shape, on_each_function
 from .conv_call import as_images, match
 
 
-def transposed_to_plain() -> tvm.transform.Pass:
+def conv_transpose_to_conv() -> tvm.transform.Pass:
     """Make the pass; it skips groups, dilation, one input channel, and weights not constant or not finite."""
-    return on_each_function("TransposedToPlain", _Rewrite)
+    return on_each_function("ConvTransposeToConv", _Rewrite)
 
 
 @relax.expr_functor.mutator
@@ -42,10 +42,10 @@ class _Rewrite(relax.PyExprMutator):
         ):
             return call
         x = self._emit(op.expand_dims(call.args[0], 2)) if conv.is_line else call.args[0]
-        result = self._plain(x, conv.weight, conv.shape, as_images(out), [*strides], [*padding[:2]])
+        result = self._as_conv(x, conv.weight, conv.shape, as_images(out), [*strides], [*padding[:2]])
         return op.squeeze(result, [2]) if conv.is_line else result
 
-    def _plain(self, x, array, shape, out, strides, before):
+    def _as_conv(self, x, array, shape, out, strides, before):
         n, _, *sizes = shape
         outputs = out[1]
         # Each position gives s results per axis; `after` covers reads beyond the last element of x.
@@ -98,7 +98,7 @@ def _groups(kernel: tuple[int, ...], strides: list[int]) -> list[tuple[list[rang
 def split_by_residue(
     array: np.ndarray, strides: list[int], residues: list[range], taps: list[int]
 ) -> np.ndarray:
-    """Convert weights (I, O, kh, kw) of a transposed convolution to those of a plain one.
+    """Convert weights (I, O, kh, kw) of a transposed convolution to those of an ordinary one.
 
     The result is (residues * O, I, *taps) for some residues of each axis, which have that many taps.
     """

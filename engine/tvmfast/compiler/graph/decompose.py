@@ -44,8 +44,8 @@ def _atanh(x, zero, one, infinity):
 
     log1p as in Higham, Accuracy and Stability, 1.14.1 (Kahan's way).
     """
-    size = R.abs(x)
-    y = (size + size) / (one - size)
+    magnitude = R.abs(x)
+    y = (magnitude + magnitude) / (one - magnitude)
     total = y + one
     exact = R.logical_or(R.equal(total, one), R.equal(total, infinity))
     result = R.where(exact, y, R.log(total) * (y / (total - one))) / (one + one)
@@ -88,6 +88,6 @@ def _norm(name, x, scale, shift=None, *, attrs):
         x = x - R.mean(x, sorted(axes), True)
     variance = R.mean(x * x, sorted(axes), True)
     result = R.reshape(x / R.sqrt(variance + relax.const(float(attrs.epsilon), "float64")), shape)
-    sizes = [size if axis in weight_axes else 1 for axis, size in enumerate(shape)]
-    result = result * R.reshape(scale, sizes)
-    return result if shift is None else result + R.reshape(shift, sizes)
+    dims = [dim if axis in weight_axes else 1 for axis, dim in enumerate(shape)]
+    result = result * R.reshape(scale, dims)
+    return result if shift is None else result + R.reshape(shift, dims)

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 
 from ...core import bounds_check
-from ...core.relax import constant_array, fixed_shape, known_shape, on_each_function, op_name, shape_text
+from ...core.relax import constant_array, known_shape, on_each_function, op_name, shape_text, static_shape
 from ..legalize.lower import OF_CONSTANTS
 from .conv_call import match
 
@@ -29,12 +29,12 @@ _ELEMENTWISE = {
 _RESHAPES = ("reshape", "expand_dims", "squeeze")
 _OTHERS = {
     "permute_dims": lambda call, x: _transpose(x, call.attrs.axes),
-    "broadcast_to": lambda call, x: np.broadcast_to(x, fixed_shape(call.ty)),
+    "broadcast_to": lambda call, x: np.broadcast_to(x, static_shape(call.ty)),
     "concat": lambda call, *xs: np.concatenate(xs, 0 if call.attrs.axis is None else int(call.attrs.axis)),
-    "full": lambda call, x: np.full(fixed_shape(call.ty), x),
+    "full": lambda call, x: np.full(static_shape(call.ty), x),
     "take": lambda call, x, at: _take(x, at, call.attrs.axis),
     "strided_slice": lambda call, x: _slice(x, *call.args[1:]),
-    **dict.fromkeys(_RESHAPES, lambda call, x: np.reshape(x, fixed_shape(call.ty))),
+    **dict.fromkeys(_RESHAPES, lambda call, x: np.reshape(x, static_shape(call.ty))),
 }
 
 
@@ -84,7 +84,7 @@ def fold_constant(mod: tvm.IRModule) -> tvm.IRModule:
     """Run TVM's FoldConstant with the legalizations of OF_CONSTANTS.
 
     It takes no table of them: it legalizes each operator, also those of no constants, as TVM has registered.
-    So operators of ours, with these legalizations, stand in for TVM's while it runs.
+    So operators of ours, with these legalizations, replace TVM's while it runs.
     """
     folded = relax.transform.FoldConstant()(_with_operators(mod, _OURS))
     return _with_operators(folded, {ours.name: tvm.ir.Op.get(name) for name, ours in _OURS.items()})
@@ -190,7 +190,7 @@ class _FoldBatchNorm(relax.PyExprMutator):
             shift = (beta if norm.attrs.center else np.float32(0)) + (bias - mean) * scale
         if not (np.isfinite(scale).all() and np.isfinite(shift).all()):
             return None  # an infinity times a weight or input of 0 would be NaN
-        shape, ones = fixed_shape(call.args[1].ty), (1,) * (1 if conv.is_line else 2)
+        shape, ones = static_shape(call.args[1].ty), (1,) * (1 if conv.is_line else 2)
         weight = relax.const((weight * scale.reshape(-1, 1, 1, 1)).reshape(shape))
         folded = tvm.ir.Call(call.op, [self.visit_expr(call.args[0]), weight], call.attrs, call.ty_args)
         result = self.builder_.emit(folded)
@@ -201,7 +201,7 @@ class _FoldBatchNorm(relax.PyExprMutator):
         reshaped = self._call(expr, "reshape")
         if reshaped is not None:
             array = constant_array(reshaped.args[0])
-            return None if array is None else array.reshape(fixed_shape(reshaped.ty))
+            return None if array is None else array.reshape(static_shape(reshaped.ty))
         return constant_array(expr)
 
     def _call(self, var, *names: str, once: bool = False):
@@ -268,8 +268,8 @@ class _FoldAffine(relax.PyExprMutator):
 
 def _moderate(array) -> bool:
     """Tell whether constants are 0 or so moderate that no product of two overflows or vanishes in float32."""
-    size = np.abs(array)
-    return bool(((size == 0) | ((size > 1e-18) & (size < 1e18))).all())
+    magnitude = np.abs(array)
+    return bool(((magnitude == 0) | ((magnitude > 1e-18) & (magnitude < 1e18))).all())
 
 
 @relax.expr_functor.mutator
@@ -297,7 +297,7 @@ class _Fold(relax.PyExprMutator):
             return call if not known else relax.const(bounds_check.within(array, *limits), str(array.dtype))
         if name not in _ELEMENTWISE and name not in _OTHERS:
             return call
-        shape, args = fixed_shape(call.ty), self._arrays(call, name)
+        shape, args = static_shape(call.ty), self._arrays(call, name)
         if shape is None or args is None:
             return call
         with np.errstate(all="ignore"):

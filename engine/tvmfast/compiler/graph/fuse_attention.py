@@ -9,11 +9,19 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ...core.integers import INT32_MAX, round_up
-from ...core.relax import constant_array, known_shape, on_each_function, op_name, open_sizes, written
+from ...core.relax import (
+    INT32_MAX,
+    constant_array,
+    dim_to_str,
+    dynamic_dims,
+    known_shape,
+    on_each_function,
+    op_name,
+    round_up,
+)
 from ...core.simd import Simd
-from ...kernels.attention import OPERATORS, Sizes, Step, Tile, kernel, pad_keys, panels
-from ...kernels.dynamic import OpenSizes
+from ...kernels.attention import OPERATORS, Dims, ScoreOp, Tile, kernel, pad_keys, panels
+from ...kernels.dynamic import DynamicDims
 from ...kernels.dynamic import call as call_kernel
 
 _TILE = 64  # keys of the widest tile
@@ -32,15 +40,15 @@ def fuse_attention(simd: Simd) -> tvm.transform.Pass:
 
 @dataclass
 class _Attention:
-    """Attention in the graph: its operands, steps on the scores, tensors that these read, and a row's rest.
+    """Attention in the graph: its operands, the operators on the scores, and the tensors that these read.
 
     `empty` is that of `kernel`.
     """
 
     operands: list[relax.Expr]
-    sizes: Sizes
+    dims: Dims
     empty: float
-    steps: list[Step] = field(default_factory=list)
+    score_ops: list[ScoreOp] = field(default_factory=list)
     inputs: dict[str, relax.Expr] = field(default_factory=dict)
 
     def name(self, tensor: relax.Expr) -> str:
@@ -58,7 +66,7 @@ class _Fuser(relax.PyExprMutator):
 
     def visit_function_(self, func):
         self.bound = relax.analysis.get_var2val(func)
-        self.open = open_sizes(func)
+        self.dynamic = dynamic_dims(func)
         self.uses = Counter()
         for value in (*self.bound.values(), func.body.body):
             relax.analysis.post_order_visit(value, self._count)
@@ -70,11 +78,11 @@ class _Fuser(relax.PyExprMutator):
 
     def visit_call_(self, call):
         if op_name(call) == "broadcast_to" and _same(known_shape(call.args[0].ty), known_shape(call.ty)):
-            return self.visit_expr(call.args[0])  # TVM drops those of fixed sizes itself
+            return self.visit_expr(call.args[0])  # TVM drops those of static shapes itself
         found = self._match(call)
         return super().visit_call_(call) if found is None else self._fused(found, known_shape(call.ty))
 
-    # ------------------------------------------------------------ what is found
+    # ------------------------------------------------------------ matching
 
     def _value(self, var, uses: int | None = 1):
         """Return what a variable, if it is read so often, is bound to, behind reshapes of its batch."""
@@ -103,10 +111,10 @@ class _Fuser(relax.PyExprMutator):
         scores, shape = softmax.args[0], known_shape(softmax.ty)
         if shape is None or len(shape) < 3 or int(softmax.attrs.axis) % len(shape) != len(shape) - 1:
             return None
-        steps = []
+        between = []
         uses = 2 if empty else 1
         while op_name(product := self._value(scores, uses)) != "matmul":
-            steps.append(product)
+            between.append(product)
             scores, uses = self._source(product, shape), 1
             if scores is None:
                 return None
@@ -125,15 +133,15 @@ class _Fuser(relax.PyExprMutator):
             return None
         if width % self.simd.lanes or dtypes != {"float32"}:
             return None
-        found = _Attention([*product.args, values], Sizes(batch, queries, keys, depth, width), empty)
-        for step in reversed(steps):
-            found.steps.append(self._step(step, shape, found))
+        found = _Attention([*product.args, values], Dims(batch, queries, keys, depth, width), empty)
+        for value in reversed(between):
+            found.score_ops.append(self._score_op(value, shape, found))
         masks = [known_shape(tensor.ty) or () for tensor in found.inputs.values()]
         return None if any(map(_is_large, masks)) else found
 
-    def _at_most(self, size, number: int) -> bool:
-        """Return whether a size, or the upper bound of an open one, is not larger than a number."""
-        largest = size if isinstance(size, int) else getattr(self.open.get(written(size)), "upper", None)
+    def _at_most(self, dim, number: int) -> bool:
+        """Return whether a dim, or the upper bound of a dynamic one, is not larger than a number."""
+        largest = dim if isinstance(dim, int) else getattr(self.dynamic.get(dim_to_str(dim)), "upper", None)
         return largest is not None and largest <= number
 
     def _safe(self, weights):
@@ -153,7 +161,7 @@ class _Fuser(relax.PyExprMutator):
         return softmax if largest.args[0].same_as(scores) else None
 
     def _source(self, value, shape):
-        """Return the scores that a step reads; None if it is no such step."""
+        """Return the scores that an operator on scores reads; None if it is none."""
         name, args = op_name(value), list(getattr(value, "args", ()))
         if name == "where":
             condition, left, right = args
@@ -172,7 +180,7 @@ class _Fuser(relax.PyExprMutator):
         return scores if known or scaled else None
 
     def _leads_to_scores(self, arg, shape) -> bool:
-        """Return whether an operand is what was computed of a product, and not a mask of its shape."""
+        """Return whether an operand is computed from the product, and is not a mask of its shape."""
         seen, remaining = set(), [arg]
         while remaining:
             arg = remaining.pop()
@@ -190,48 +198,46 @@ class _Fuser(relax.PyExprMutator):
         own = known_shape(tensor.ty) if isinstance(getattr(tensor, "ty", None), relax.TensorType) else None
         return own is not None and len(own) <= len(shape) and str(tensor.ty.dtype) in ("float32", "bool")
 
-    def _step(self, value, shape, found: _Attention) -> Step:
+    def _score_op(self, value, shape, found: _Attention) -> ScoreOp:
         name, args = op_name(value), list(value.args)
         if name == "where":
             condition, left, right = args
             flipped = _number(left) is not None
             replaced = _number(left if flipped else right)
-            return Step(name, replaced, flipped, found.name(condition))
+            return ScoreOp(name, replaced, flipped, found.name(condition))
         flipped = not self._leads_to_scores(args[0], shape)
         operand = args[0] if flipped else args[1]
         number = _number(operand)
         if number is None:
-            return Step(name, found.name(operand), flipped)
+            return ScoreOp(name, found.name(operand), flipped)
         if name == "divide" and not flipped and math.frexp(number)[0] == 0.5:
-            return Step("multiply", 1 / number)
-        return Step(name, number, flipped)
+            return ScoreOp("multiply", 1 / number)
+        return ScoreOp(name, number, flipped)
 
-    # ------------------------------------------------------------ what takes its place
+    # ------------------------------------------------------------ the fused kernel
 
     def _fused(self, found: _Attention, shape: tuple):
-        emit, sizes = self.builder_.emit, found.sizes
-        tile, batch = Tile.of(sizes, self.simd), math.prod(sizes.batch)
+        emit, dims = self.builder_.emit, found.dims
+        tile, batch = Tile.of(dims, self.simd), math.prod(dims.batch)
         flat = [
             emit(R.reshape(self.visit_expr(tensor), (batch, *known_shape(tensor.ty)[-2:])))
             for tensor in found.operands
         ]
         packed = self.builder_.call_te(lambda keys: panels(keys, tile), flat[1], primfunc_name_hint="panels")
         flat[1] = emit(packed)
-        length = tile.panels(sizes.keys) * tile.lanes
-        inputs = {name: self._padded(tensor, sizes.keys, length) for name, tensor in found.inputs.items()}
+        length = tile.panels(dims.keys) * tile.lanes
+        inputs = {name: self._padded(tensor, dims.keys, length) for name, tensor in found.inputs.items()}
         shapes = {name: known_shape(tensor.ty) for name, tensor in inputs.items()}
-        own = OpenSizes(shape, sizes.batch, (sizes.queries, sizes.keys), *shapes.values())
-        inner = Sizes(
-            own.inside(sizes.batch), *own.inside((sizes.queries, sizes.keys)), sizes.depth, sizes.width
-        )
+        own = DynamicDims(shape, dims.batch, (dims.queries, dims.keys), *shapes.values())
+        inner = Dims(own.inside(dims.batch), *own.inside((dims.queries, dims.keys)), dims.depth, dims.width)
         shapes = {name: own.inside(each) for name, each in shapes.items()}
-        made = kernel(inner, tile, found.steps, shapes, found.empty, own)
-        result = (batch, sizes.queries, sizes.width)
+        made = kernel(inner, tile, found.score_ops, shapes, found.empty, own)
+        result = (batch, dims.queries, dims.width)
         call = call_kernel(self.builder_, made, "attention", [*flat, *inputs.values()], own, result)
         return R.reshape(emit(call), shape)
 
     def _padded(self, tensor, keys, length):
-        """Return an input of steps as float32, with zeros up to `length` keys."""
+        """Return a mask as float32, zero-padded up to `length` keys."""
         array, own = constant_array(tensor), known_shape(tensor.ty) or (1,)
         along_keys = not _same(own[-1:], (1,)) and _same(own[-1:], (keys,))
         if array is not None:
@@ -261,14 +267,14 @@ def _keeps_matrices(value) -> bool:
 
 
 def _is_large(shape: tuple) -> bool:
-    """Return whether a tensor of fixed size, in whole tiles, has elements that an int32 does not reach."""
+    """Return whether a static tensor, in whole tiles, has elements that an int32 does not reach."""
     if not shape or not all(isinstance(n, int) for n in shape):
         return False
     return math.prod(shape[:-1]) * round_up(shape[-1], _TILE) > INT32_MAX
 
 
 def _same(a: tuple | None, b: tuple | None) -> bool:
-    """Return whether two shapes are known and the same, whatever the open sizes are."""
+    """Return whether two shapes are known and equal for all values of the dynamic dims."""
     return (
         a is not None
         and b is not None
@@ -278,8 +284,8 @@ def _same(a: tuple | None, b: tuple | None) -> bool:
 
 
 def _alike(a: tuple, b: tuple) -> bool:
-    """Return whether arrays of two shapes have as many elements, whatever the open sizes are."""
-    first, second = (written(math.prod(shape)) for shape in (a, b))
+    """Return whether two shapes have equally many elements for all values of the dynamic dims."""
+    first, second = (dim_to_str(math.prod(shape)) for shape in (a, b))
     return first is not None and first == second
 
 

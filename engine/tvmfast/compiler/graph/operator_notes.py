@@ -15,7 +15,7 @@ def note_operators() -> tvm.transform.Pass:
     def run(mod, _context):
         functions = {var.name_hint: func for var, func in mod.functions_items()}
         groups = {
-            name: [_plain(var.name_hint, functions) for var in _called(func)]
+            name: [_base_name(var.name_hint, functions) for var in _called(func)]
             for name, func in functions.items()
             if isinstance(func, relax.Function) and name != "main"
         }
@@ -27,7 +27,7 @@ def note_operators() -> tvm.transform.Pass:
 def operators(mod: tvm.IRModule, kernel: str) -> list[str]:
     """List the operators that a kernel of `mod` fuses, in order, by the kernel names of LegalizeOps."""
     noted = (mod.attrs or {}).get(_OPERATORS, {})
-    alone = _plain(kernel, {var.name_hint for var in mod.get_global_vars()})
+    alone = _base_name(kernel, {var.name_hint for var in mod.get_global_vars()})
     return [str(name) for name in noted.get(kernel, [alone])]
 
 
@@ -39,7 +39,7 @@ def _called(func):
                 yield value.args[0]
 
 
-def _plain(name: str, kernels) -> str:
+def _base_name(name: str, kernels) -> str:
     """Strip what TVM adds to a kernel's name: a prefix, and a number if kernels would share the name."""
-    plain = name.rstrip("0123456789")
-    return (plain if plain in kernels else name).removeprefix(TIR_PREFIX)
+    base = name.rstrip("0123456789")
+    return (base if base in kernels else name).removeprefix(TIR_PREFIX)

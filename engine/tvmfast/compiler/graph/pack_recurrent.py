@@ -1,6 +1,7 @@
 """The pass that computes recurrent layers of float32 on packed weights.
 
-One product serves the inputs of all steps; a single step of few rows has it in its kernel.
+One matrix product computes what the inputs of all time steps add to the gates; with a single time step and
+few rows, the kernel does that itself.
 """
 
 from dataclasses import replace
@@ -11,15 +12,14 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ...core.integers import ceildiv
-from ...core.relax import fixed_shape, known_shape, on_each_function
+from ...core.relax import ceildiv, known_shape, on_each_function, static_shape
 from ...core.simd import Simd, fastest_tile
 from ...kernels.recurrent.cell import Cell
-from ...kernels.recurrent.loops import Sizes, Tile, kernel
+from ...kernels.recurrent.loops import Dims, Tile, kernel
 
-_SHARED = 1 << 16  # multiply-adds of a step that are worth another thread
-_FEW = 8  # rows of a single step up to which one kernel is faster than a product and a kernel
-_OPEN_BATCH = 8  # as which an open batch counts in the choice of a tile; for threads it counts as 1
+_SHARED = 1 << 16  # multiply-adds of a time step that are worth another thread
+_FEW = 8  # rows of a single time step up to which one kernel is faster than a product and a kernel
+_DYNAMIC_BATCH = 8  # assumed for a dynamic batch in the choice of a tile; for threads, 1 is
 
 
 def pack_recurrent(simd: Simd) -> tvm.transform.Pass:
@@ -27,31 +27,31 @@ def pack_recurrent(simd: Simd) -> tvm.transform.Pass:
     return on_each_function("PackRecurrent", partial(_Packer, simd=simd), adds_kernels=True, needs=Cell.of)
 
 
-def tile_of(cell: Cell, sizes: Sizes, simd: Simd) -> Tile:
-    """Choose how a kernel is computed."""
-    single = _is_single(sizes)
+def tile_of(cell: Cell, dims: Dims, simd: Simd) -> Tile:
+    """Choose the register tile of a kernel."""
+    single = _is_single(dims)
     gates = len(cell.gates) + (single and cell.reset_after)  # accumulators of a unit
-    vectors = ceildiv(sizes.units, simd.lanes)
-    is_open = not isinstance(sizes.batch, int)
-    batch = _OPEN_BATCH if is_open else sizes.batch
+    vectors = ceildiv(dims.units, simd.lanes)
+    is_dynamic = not isinstance(dims.batch, int)
+    batch = _DYNAMIC_BATCH if is_dynamic else dims.batch
     tiles = [
         (r, q * gates) for q in range(1, min(vectors, 8) + 1) for r in range(1, min(max(1, batch), 8) + 1)
     ]
 
-    def steps(rows, blocks):
+    def tiles_along(rows, blocks):
         return ceildiv(batch, rows), ceildiv(vectors, blocks // gates)
 
-    rows, blocks = fastest_tile(tiles, steps, simd)
-    depth = sizes.outputs + (sizes.input if single else 0)
-    work = (1 if is_open else batch) * sizes.units * depth * len(cell.gates)
+    rows, blocks = fastest_tile(tiles, tiles_along, simd)
+    depth = dims.outputs + (dims.input if single else 0)
+    work = (1 if is_dynamic else batch) * dims.units * depth * len(cell.gates)
     tile = Tile(simd.lanes, rows, blocks // gates)
-    return replace(tile, threads=work >= _SHARED and tile.chunks(sizes.units) > 1)
+    return replace(tile, threads=work >= _SHARED and tile.chunks(dims.units) > 1)
 
 
-def _is_single(sizes: Sizes) -> bool:
-    """Return whether the kernel multiplies the input itself: for one step of few rows."""
-    fixed = isinstance(sizes.steps, int) and isinstance(sizes.batch, int)
-    return fixed and sizes.steps == 1 and sizes.batch <= _FEW
+def _is_single(dims: Dims) -> bool:
+    """Return whether the kernel multiplies the input itself: for one time step of few rows."""
+    static = isinstance(dims.steps, int) and isinstance(dims.batch, int)
+    return static and dims.steps == 1 and dims.batch <= _FEW
 
 
 @relax.expr_functor.mutator
@@ -70,10 +70,10 @@ class _Packer(relax.PyExprMutator):
     def _packed(self, cell: Cell, given: dict, call):
         emit, gates = self.builder_.emit, len(cell.gates)
         steps, batch, width = known_shape(given["x"].ty)
-        rows, outputs = fixed_shape(given["recurrent"].ty)
+        rows, outputs = static_shape(given["recurrent"].ty)
         units = rows // gates
-        sizes = Sizes(steps, batch, width, units, outputs)
-        tile = tile_of(cell, sizes, self.simd)
+        dims = Dims(steps, batch, width, units, outputs)
+        tile = tile_of(cell, dims, self.simd)
         chunks, padded = tile.chunks(units), tile.padded(units)
         lanes, blocks = tile.lanes, tile.blocks
 
@@ -86,7 +86,7 @@ class _Packer(relax.PyExprMutator):
             parts = R.reshape(by_gate(name, depth), (gates, chunks, blocks, lanes, depth))
             return emit(R.permute_dims(emit(parts), (1, 4, 2, 0, 3)))
 
-        if _is_single(sizes):
+        if _is_single(dims):
             bias = emit(R.reshape(by_gate("bias"), (gates * padded,)))
             own = {"x": given.pop("x"), "weight": by_chunk("weight", width), "bias": bias}
         else:
@@ -107,15 +107,15 @@ class _Packer(relax.PyExprMutator):
             parts = self._padded(given["projection"], 0, tile.padded(outputs))
             parts = emit(R.reshape(parts, (tile.chunks(outputs), blocks, lanes, units)))
             given["projection"] = emit(R.permute_dims(parts, (0, 3, 1, 2)))
-        function = self.builder_.add_func(kernel(cell, list(given), sizes, "float32", tile), cell.kind)
-        args = [*given.values(), *sizes.open.outer]
+        function = self.builder_.add_func(kernel(cell, list(given), dims, "float32", tile), cell.kind)
+        args = [*given.values(), *dims.dynamic.outer]
         return relax.call_tir(function, args, list(call.ty_args[0].fields))
 
-    def _padded(self, x, axis: int, size: int):
-        """Return a tensor with zeros at the end of an axis, up to a size."""
+    def _padded(self, x, axis: int, length: int):
+        """Zero-pad the end of an axis of a tensor up to `length`."""
         x = self.builder_.emit(x) if not isinstance(x, relax.Var | tvm.ir.GenericConst) else x
-        shape = list(fixed_shape(x.ty))
-        missing = size - shape[axis]
+        shape = list(static_shape(x.ty))
+        missing = length - shape[axis]
         if not missing:
             return x
         shape[axis] = missing

@@ -1,6 +1,6 @@
-"""Make kernels of the writes that core/partial_update.py describes.
+"""Kernels of the partial updates that core/partial_update.py describes.
 
-A kernel copies the tensor and then replaces the elements; one that writes in place only replaces them.
+A kernel copies the tensor and then stores the new elements; one that updates in place only stores them.
 """
 
 import math
@@ -16,69 +16,70 @@ from tvm.tirx.script.builder import ir as T
 from ...core import partial_update
 from ...core.compat import OPAQUE
 from ...core.dims import evaluate
-from ...core.relax import fixed_shape, known_shape, on_each_function, plain_sizes, written
+from ...core.relax import dim_to_str, known_shape, on_each_function, static_shape, unwrap_ints
 
-PLACE = "tvmnotes.write"  # of a kernel that copies: the axis of the index, and the first element on each axis
+OFFSETS = "tvmnotes.write"  # attribute of a copying kernel: the axis of the index, the offset on each axis
 _SHARED = 1 << 15  # elements that are copied by all threads
 
 
-def writes_to_kernels() -> tvm.transform.Pass:
-    """Make the pass that turns writes into calls of kernels for a CPU."""
-    return on_each_function("WritesToKernels", _ToKernels, adds_kernels=True)
+def partial_updates_to_kernels() -> tvm.transform.Pass:
+    """Make the pass that turns partial updates into calls of kernels, for a CPU."""
+    return on_each_function("PartialUpdatesToKernels", _ToKernels, adds_kernels=True)
 
 
-def writes_to_operators() -> tvm.transform.Pass:
-    """Make the pass that turns writes into scatters of single elements, for a GPU."""
-    return on_each_function("WritesToOperators", _ToOperators)
+def partial_updates_to_scatter() -> tvm.transform.Pass:
+    """Make the pass that turns partial updates into scatters of elements, for a GPU."""
+    return on_each_function("PartialUpdatesToScatter", _ToOperators)
 
 
 def in_place(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return the kernel that writes to its first argument what `kernel` writes to a copy of it."""
+    """Return the kernel that updates its first argument in place, where `kernel` updates a copy."""
     x, values = kernel.params[:2]
-    axis, *starts = (int(n) for n in kernel.attrs[PLACE])
-    return _kernel(plain_sizes(x.shape), plain_sizes(values.shape), str(x.dtype), axis, starts, copies=False)
+    axis, *starts = (int(n) for n in kernel.attrs[OFFSETS])
+    return _kernel(unwrap_ints(x.shape), unwrap_ints(values.shape), str(x.dtype), axis, starts, copies=False)
 
 
 @relax.expr_functor.mutator
 class _ToKernels(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
-        write = partial_update.arguments(call)
-        if write is None:
+        update = partial_update.arguments(call)
+        if update is None:
             return call
-        x, values, index, axis, starts = write
-        own = {}  # a kernel's variable for each open size
+        x, values, index, axis, starts = update
+        own = {}  # the kernel's variable for each dynamic dim
 
         def shape(ty):
-            sizes = known_shape(ty)
-            if sizes is None or not all(isinstance(size, int | tirx.Var) for size in sizes):
+            dims = known_shape(ty)
+            if dims is None or not all(isinstance(dim, int | tirx.Var) for dim in dims):
                 raise ValueError(
-                    f"a write to a {ty}, neither fixed nor open: import the network with whole numbers"
+                    f"a partial update of a {ty}, with dims that are expressions: "
+                    "import the network with static dims"
                 )
             return tuple(
-                size if isinstance(size, int) else own.setdefault(size, tirx.Var(size.name, "int64"))
-                for size in sizes
+                dim if isinstance(dim, int) else own.setdefault(dim, tirx.Var(dim.name, "int64"))
+                for dim in dims
             )
 
         shapes = shape(x.ty), shape(values.ty)
         names = {var.name: var for var in own.values()}
         try:
-            starts = [evaluate(written(start), names) for start in starts]
+            starts = [evaluate(dim_to_str(start), names) for start in starts]
         except KeyError:
             raise ValueError(
-                f"a write to a {x.ty} at a place that depends on another open size: import the network with "
-                "whole numbers there"
+                f"a partial update of a {x.ty} at an offset that depends on another dynamic dim: import the "
+                "network with static dims there"
             ) from None
         kernel = _kernel(*shapes, str(x.ty.dtype), axis, starts, copies=True)
         return relax.call_tir(self.builder_.add_func(kernel, "write"), [x, values, index], call.ty)
 
 
 def _kernel(shape, box, dtype, axis, starts, copies) -> tirx.PrimFunc:
-    """Make a kernel of (x, values, index), and of the result if it copies; an open size is a variable."""
+    """Make a kernel of (x, values, index), and of the result if it copies; dynamic dims are variables."""
     with IRBuilder() as builder, T.prim_func(is_private=True):
-        is_fixed = all(isinstance(start, int) for start in starts)  # as in a state, which has no open size
-        place = {PLACE: [axis, *starts]} if copies and is_fixed else {}
-        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE, **place})
+        is_static = all(isinstance(start, int) for start in starts)  # as in a state, where no dim is dynamic
+        attrs = {OFFSETS: [axis, *starts]} if copies and is_static else {}
+        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE, **attrs})
         x = T.arg("x", T.buffer(shape, dtype))
         values = T.arg("values", T.buffer(box, dtype))
         index = T.arg("index", T.buffer((box[axis],), "int64"))
@@ -101,32 +102,30 @@ def _loops(stack: ExitStack, shape: tuple, serial: int | None = None) -> list:
     One thread runs all of an axis `serial`, in order.
     """
     rows = [axis for axis in range(len(shape) - 1) if axis != serial]
-    fixed = all(isinstance(size, int) for size in shape)
-    if not rows or not fixed or math.prod(shape) < _SHARED:
-        return [stack.enter_context(T.serial(size)) for size in shape]
+    static = all(isinstance(dim, int) for dim in shape)
+    if not rows or not static or math.prod(shape) < _SHARED:
+        return [stack.enter_context(T.serial(dim)) for dim in shape]
     row, at = stack.enter_context(T.parallel(math.prod(shape[axis] for axis in rows))), {}
     for axis in reversed(rows):
         at[axis] = row % shape[axis]
         row = row // shape[axis]
-    return [
-        at[axis] if axis in at else stack.enter_context(T.serial(size)) for axis, size in enumerate(shape)
-    ]
+    return [at[axis] if axis in at else stack.enter_context(T.serial(dim)) for axis, dim in enumerate(shape)]
 
 
 @relax.expr_functor.mutator
 class _ToOperators(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
-        write = partial_update.arguments(call)
-        if write is None:
+        update = partial_update.arguments(call)
+        if update is None:
             return call
-        x, values, index, axis, starts = write
-        shape, box = fixed_shape(x.ty), fixed_shape(values.ty)
+        x, values, index, axis, starts = update
+        shape, box = static_shape(x.ty), static_shape(values.ty)
         strides = [math.prod(shape[n + 1 :]) for n in range(len(shape))]
         offsets = np.zeros(box, "int64")
         for n, (start, stride) in enumerate(zip(starts, strides, strict=True)):
-            steps = np.zeros(box[n], "int64") if n == axis else np.arange(box[n])
-            offsets += ((start + steps) * stride).reshape([-1 if m == n else 1 for m in range(len(box))])
+            positions = np.zeros(box[n], "int64") if n == axis else np.arange(box[n])
+            offsets += ((start + positions) * stride).reshape([-1 if m == n else 1 for m in range(len(box))])
         along = R.reshape(index, [-1 if n == axis else 1 for n in range(len(box))])
         flat = R.add(R.multiply(along, relax.const(strides[axis], "int64")), relax.const(offsets, "int64"))
         count = math.prod(box)

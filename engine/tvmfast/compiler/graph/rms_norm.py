@@ -1,6 +1,6 @@
 """The pass that makes one kernel of root mean square norms, x / sqrt(mean(x * x) + epsilon) along rows.
 
-Frameworks compute it in single steps: for each row, its sum of squares is one kernel, and the rest another.
+Frameworks export it as single operators: the sum of squares of each row is one kernel, the rest another.
 """
 
 import tvm
@@ -13,7 +13,7 @@ from ..schedule.rules import row_reduction
 
 
 def fuse_rms_norms(simd: Simd) -> tvm.transform.Pass:
-    """Make the pass, for float32 and rows of fixed size; the kernel may have a weight as its epilogue."""
+    """Make the pass, for float32 and rows of static length; the kernel may have a weight as its epilogue."""
     return on_each_function("FuseRMSNorms", lambda mod: _Fuser(mod, simd), adds_kernels=True)
 
 
@@ -58,7 +58,6 @@ class _Fuser(relax.PyExprMutator):
         return None
 
     def _value(self, expr):
-        """Return what a variable is bound to."""
         while isinstance(expr, relax.Var):
             expr = self.bound.get(expr)
         return expr

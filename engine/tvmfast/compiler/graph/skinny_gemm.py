@@ -1,4 +1,4 @@
-"""The pass for products of a few rows with a matrix that is a view of a tensor: it is not copied."""
+"""The pass for skinny GEMM: a product of a few rows with a strided view of a tensor, which is not copied."""
 
 import math
 from collections.abc import Iterator
@@ -9,8 +9,7 @@ from tvm import relax
 from tvm.relax import op as R
 
 from ...core.compat import OUT_EWISE_FUSABLE
-from ...core.integers import INT32_MAX
-from ...core.relax import fixed_shape, on_each_function, op_name
+from ...core.relax import INT32_MAX, on_each_function, op_name, static_shape
 from ...core.simd import Simd
 from ..schedule.rules.skinny_gemm import View, product, tile
 
@@ -18,13 +17,13 @@ _FEW = 8  # rows
 _LARGE = 1 << 12  # elements of a matrix whose copy would take long
 
 
-def products_of_few_rows(simd: Simd) -> tvm.transform.Pass:
-    """Make the pass, for float32 of fixed sizes."""
-    return on_each_function("ProductsOfFewRows", lambda mod: _FewRows(mod, simd), adds_kernels=True)
+def lower_skinny_gemms(simd: Simd) -> tvm.transform.Pass:
+    """Make the pass, for float32 and static shapes."""
+    return on_each_function("LowerSkinnyGemms", lambda mod: _SkinnyGemm(mod, simd), adds_kernels=True)
 
 
 @relax.expr_functor.mutator
-class _FewRows(relax.PyExprMutator):
+class _SkinnyGemm(relax.PyExprMutator):
     def __init__(self, mod, simd):
         super().__init__(mod)
         self.simd = simd
@@ -38,7 +37,7 @@ class _FewRows(relax.PyExprMutator):
         if found is None:
             return super().visit_call_(call)
         source, view = found
-        flat = self.builder_.emit(R.reshape(self.visit_expr(source), (math.prod(fixed_shape(source.ty)),)))
+        flat = self.builder_.emit(R.reshape(self.visit_expr(source), (math.prod(static_shape(source.ty)),)))
         return self.builder_.call_te(
             lambda left, flat: product(left, flat, view, self.simd),
             *(self.visit_expr(call.args[0]), flat),
@@ -47,9 +46,9 @@ class _FewRows(relax.PyExprMutator):
         )
 
     def _match(self, call) -> tuple[relax.Expr, View] | None:
-        """Return the tensor that the right matrices of a product of few rows are a view of, and the view."""
+        """Match a skinny GEMM; return the tensor that its right-hand matrices are a view of, and the view."""
         left, right = call.args
-        shapes = [fixed_shape(each.ty) for each in (left, right, call)]
+        shapes = [static_shape(each.ty) for each in (left, right, call)]
         dtypes = {str(each.ty.dtype) for each in (left, right, call)}
         if None in shapes or dtypes != {"float32"} or min(map(len, shapes[:2])) < 2:
             return None
@@ -63,10 +62,10 @@ class _FewRows(relax.PyExprMutator):
         return found
 
     def _sources(self, tensor, shape) -> Iterator[tuple[relax.Var, View]]:
-        """Yield each tensor that another one, broadcast to a shape, is a view of, from that one on."""
+        """Yield each tensor that `tensor`, broadcast to a shape, is a view of, and the view; itself first."""
         moves = []
         while isinstance(tensor, relax.Var):
-            view = _view(fixed_shape(tensor.ty), moves, shape)
+            view = _view(static_shape(tensor.ty), moves, shape)
             if view is not None:
                 yield tensor, view
             value = self.bound.get(tensor)
@@ -80,11 +79,11 @@ class _FewRows(relax.PyExprMutator):
 
 
 def _move(value):
-    """Return what a call does to an array, if it moves elements only; else None."""
+    """Return a function of an array that moves elements as a call does; None if the call does more."""
     name = op_name(value)
     if name not in ("reshape", "broadcast_to", "squeeze", "expand_dims", "permute_dims", "strided_slice"):
         return None
-    before, after = fixed_shape(value.args[0].ty), fixed_shape(value.ty)
+    before, after = static_shape(value.args[0].ty), static_shape(value.ty)
     if before is None or after is None:
         return None
     if name == "broadcast_to":
@@ -94,26 +93,26 @@ def _move(value):
         return lambda array: array.transpose(axes)
     if name != "strided_slice":
         return lambda array: array.reshape(after)
-    place = _slices(value, len(before))
-    return None if place is None else lambda array: array[place]
+    slices = _slices(value, len(before))
+    return None if slices is None else lambda array: array[slices]
 
 
 def _slices(call, rank: int) -> tuple[slice, ...] | None:
-    """Return the slices of a strided_slice; None if its numbers are not known, or negative."""
+    """Return the slices of a strided_slice; None if they are not known, or negative."""
     fields = [getattr(each, "fields", None) for each in call.args[1:]]
     if None in fields or not all(hasattr(n, "value") for each in fields for n in each):
         return None
     axes, *bounds = ([int(n.value) for n in each] for each in fields)
     if any(n < 0 for each in bounds for n in each):
         return None
-    places = [slice(None)] * rank
+    slices = [slice(None)] * rank
     for axis, begin, end, *step in zip(axes, *bounds, strict=True):
-        places[axis] = slice(begin, end, *step)
-    return tuple(places)
+        slices[axis] = slice(begin, end, *step)
+    return tuple(slices)
 
 
 def _view(shape: tuple[int, ...], moves: list, wanted: tuple[int, ...]) -> View | None:
-    """Return what moves make of a tensor, broadcast to the shape `wanted`; None if that needs a copy."""
+    """Return the view of a tensor after `moves` and a broadcast to `wanted`; None if that needs a copy."""
     if math.prod(shape) > INT32_MAX:
         return None
     base = np.empty(shape, np.int8)
@@ -123,5 +122,5 @@ def _view(shape: tuple[int, ...], moves: list, wanted: tuple[int, ...]) -> View 
     array = np.broadcast_to(array, wanted)
     if not np.may_share_memory(base, array):
         return None
-    first = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-    return View(wanted, array.strides, first)
+    offset = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return View(wanted, array.strides, offset)

@@ -5,7 +5,7 @@ accumulate       half floats accumulated in float32
 bools            booleans compared and reduced as bytes
 bounds_check     checks of indices, as kernels for a CPU
 conv_transpose   transposed convolutions, where a weight may be infinite or NaN
-dynamic_reshape  reshapes of open sizes, which fuse as those of fixed sizes do
+dynamic_reshape  reshapes of dynamic shapes, which fuse as static ones do
 group_norm       norms of groups of channels
 ieee754          NaN, infinities, signed zeros and denormals, in kernels and in operators
 """

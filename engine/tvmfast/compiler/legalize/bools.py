@@ -14,7 +14,7 @@ from ...core.relax import known_shape, on_each_function, op_name
 
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _COMBINATIONS = ("add", "multiply", "maximum", "minimum", "max", "min")  # as "or" and "and"
-_PLACES = ("argmax", "argmin")
+_ARGS = ("argmax", "argmin")
 _REDUCTIONS = {"sum": R.max, "prod": R.min}  # equivalent for booleans, and no byte overflows
 _SCANS = {"cumsum": R.cumsum, "cumprod": R.cumprod}
 
@@ -31,7 +31,7 @@ class _AsBytes(relax.PyExprMutator):
         name = op_name(call)
         if name == "mean" and "int" in str(call.ty.dtype) and known_shape(call.args[0].ty) is not None:
             return self._mean(call)
-        known = any(name in table for table in (_COMPARISONS, _COMBINATIONS, _PLACES, _REDUCTIONS, _SCANS))
+        known = any(name in table for table in (_COMPARISONS, _COMBINATIONS, _ARGS, _REDUCTIONS, _SCANS))
         if not known or str(getattr(call.args[0].ty, "dtype", "")) != "bool":
             return call
         if name in _SCANS:
@@ -44,7 +44,7 @@ class _AsBytes(relax.PyExprMutator):
             result = _REDUCTIONS[name](*args, call.attrs.axis, call.attrs.keepdims)
         else:
             result = tvm.ir.Call(call.op, args, call.attrs)
-        if name in _COMPARISONS or name in _PLACES:
+        if name in _COMPARISONS or name in _ARGS:
             return result
         return R.astype(self.builder_.normalize(result), "bool")
 
@@ -52,10 +52,10 @@ class _AsBytes(relax.PyExprMutator):
         total = R.sum(R.astype(call.args[0], "int64"), call.attrs.axis, call.attrs.keepdims)
         shape, axes = known_shape(call.args[0].ty), call.attrs.axis
         axes = range(len(shape)) if axes is None else [int(axis) % len(shape) for axis in axes]
-        sizes = [size for axis, size in enumerate(shape) if axis in axes]
-        if not all(isinstance(size, int) for size in sizes):
+        dims = [dim for axis, dim in enumerate(shape) if axis in axes]
+        if not all(isinstance(dim, int) for dim in dims):
             raise NotImplementedError(
-                f"a mean of integers over an open size, of {call.args[0].ty}: convert it to float32 first, "
-                "or import the network with a whole number"
+                f"a mean of integers over a dynamic dim, of {call.args[0].ty}: convert it to float32 first, "
+                "or import the network with a static dim"
             )
-        return R.astype(R.divide(total, relax.const(math.prod(sizes), "int64")), str(call.ty.dtype))
+        return R.astype(R.divide(total, relax.const(math.prod(dims), "int64")), str(call.ty.dtype))

@@ -1,4 +1,4 @@
-"""Make kernels of the checks of indices that core/bounds_check.py describes.
+"""Kernels of the bounds checks that core/bounds_check.py describes.
 
 Such a kernel raises by itself wherever the network runs: in another process, without Python, over RPC.
 """
@@ -10,15 +10,14 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 
 from ...core import bounds_check
-from ...core.compat import OPAQUE
+from ...core.compat import OPAQUE, fast_tvmscript_parser
 from ...core.relax import known_shape, on_each_function
-from ...core.workarounds import fast_tvmscript_parser
 
 _DIGITS = 20  # of the longest int64, -9223372036854775808, and its sign
 
 
 def checks_to_kernels() -> tvm.transform.Pass:
-    """Make the pass that turns checks of indices into calls of kernels for a CPU."""
+    """Make the pass that turns bounds checks into calls of kernels for a CPU."""
     return on_each_function("ChecksToKernels", _ToKernels, adds_kernels=True)
 
 
@@ -33,11 +32,11 @@ class _ToKernels(relax.PyExprMutator):
         shape = known_shape(call.ty)
         if shape is None:
             raise ValueError(
-                f"indices of a {call.ty}, neither fixed nor open: import the network with whole numbers"
+                f"indices of a {call.ty}, whose shape is not known: import the network with static dims"
             )
         own = {n: tirx.Var(n.name, "int64") for n in shape if isinstance(n, tirx.Var)}
-        sizes = [own.get(n, n) if isinstance(n, int | tirx.Var) else tirx.Var("n", "int64") for n in shape]
-        kernel, args = _kernel(tuple(sizes), str(call.ty.dtype), text, *limits), [array, size]
+        dims = [own.get(n, n) if isinstance(n, int | tirx.Var) else tirx.Var("n", "int64") for n in shape]
+        kernel, args = _kernel(tuple(dims), str(call.ty.dtype), text, *limits), [array, size]
         if isinstance(size, int):
             kernel, args = kernel.specialize({kernel.params[1]: tirx.IntImm("int64", size)}), [array]
         return relax.call_tir(self.builder_.add_func(kernel, "checked_indices"), args, call.ty)
@@ -47,8 +46,8 @@ class _ToKernels(relax.PyExprMutator):
 def _kernel(shape: tuple, dtype: str, text: str, negative: int, column: int, columns: int):
     """Make a kernel of `bounds_check.within`; it searches for the wrong index only after reading all.
 
-    An error's text ends with the index, whose digits are written last to first, and then the text before
-    them. An open size in `shape` is a variable of the kernel's own.
+    An error's text ends with the index, whose digits are stored last to first, and then the text before
+    them. A dynamic dim in `shape` is a variable of the kernel's own.
     """
     rows = math.prod(shape) // columns
     length = len(text.encode())

@@ -2,14 +2,14 @@
 
 TVM's own kernel inserts zeros between the elements of x and multiplies by them, which makes NaN of an
 infinite weight. Where the weights may be infinite or NaN, `legalize` computes each result from the elements
-that it has alone. Most of those with constant, finite weights are plain convolutions by now: see
+that it has alone. Most of those with constant, finite weights are ordinary convolutions by now: see
 `graph/conv_transpose.py`.
 """
 
 import numpy as np
 from tvm import te, tirx
 
-from ...core.relax import constant_array, plain_sizes
+from ...core.relax import constant_array, unwrap_ints
 from .ieee754 import default
 
 OPERATORS = tuple(f"relax.nn.conv{n}d_transpose" for n in (1, 2, 3))
@@ -34,7 +34,7 @@ def legalize(bb, call):
     extra, groups, dtype = [int(n) for n in attrs.output_padding], int(attrs.groups), str(call.ty.dtype)
 
     def summed(x, w):
-        (batch, channels, *sizes), (_, filters, *kernel) = plain_sizes(x.shape), plain_sizes(w.shape)
+        (batch, channels, *sizes), (_, filters, *kernel) = unwrap_ints(x.shape), unwrap_ints(w.shape)
         channels //= groups
         outputs = [
             (sizes[i] - 1) * strides[i] + (kernel[i] - 1) * dilation[i] + 1 - lost + extra[i]
@@ -44,14 +44,14 @@ def legalize(bb, call):
         taps = [te.reduce_axis((0, size), f"tap{i}") for i, size in enumerate(kernel)]
 
         def element(n, filter_, *position):
-            inside, places = [], []
+            inside, index = [], []
             for i, tap in enumerate(taps):
                 begin = position[i] + padding[i] - tap * dilation[i]
-                place = tirx.floordiv(begin, strides[i])
-                inside += [tirx.floormod(begin, strides[i]) == 0, place >= 0, place < sizes[i]]
-                places.append(place)
+                at = tirx.floordiv(begin, strides[i])
+                inside += [tirx.floormod(begin, strides[i]) == 0, at >= 0, at < sizes[i]]
+                index.append(at)
             channel = filter_ // filters * channels + reduced
-            product = x(n, channel, *places) * w(channel, filter_ % filters, *taps)
+            product = x(n, channel, *index) * w(channel, filter_ % filters, *taps)
             return te.sum(
                 tirx.if_then_else(tirx.all(*inside), product, tirx.const(0, dtype)), axis=[reduced, *taps]
             )

@@ -1,9 +1,9 @@
-"""Reshapes of open sizes, in whose indices no open size occurs.
+"""Reshapes of dynamic shapes whose indices depend on no dynamic dim.
 
-TVM computes the index of an element in all axes from its number in the whole array. An index that depends on
-an open size makes the kernel opaque to FuseOps. Here the axes are divided into groups that hold the same
+TVM computes the index of an element from its flat index in the whole array. An index that depends on a
+dynamic dim makes the kernel opaque to FuseOps. Here the axes are divided into groups that hold the same
 elements before and after, such as (n, 768) and (n, 12, 64) into n and n, 768 and 12 x 64; if only the first
-axis of a group is open, its indices are quotients and remainders of fixed numbers.
+axis of a group is dynamic, its indices are floor divisions and remainders by constants.
 """
 
 import itertools
@@ -11,14 +11,14 @@ from operator import mul
 
 from tvm import relax, te
 
-from ...core.relax import known_shape, of_one_type, written
+from ...core.relax import dim_to_str, known_shape, of_one_type
 from .ieee754 import default
 
 
 def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Lower a reshape; as TVM does if all sizes are fixed, or an index depends on an open one."""
+    """Lower a reshape; as TVM does if the shapes are static, or an index depends on a dynamic dim."""
     before, after = known_shape(call.args[0].ty), known_shape(call.ty)
-    if before is None or after is None or all(isinstance(size, int) for size in (*before, *after)):
+    if before is None or after is None or all(isinstance(dim, int) for dim in (*before, *after)):
         return default(builder, call)
     groups = _groups(before, after)
     if groups is None:
@@ -33,13 +33,13 @@ def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _groups(before: tuple, after: tuple) -> list[tuple[list[int], list[int]]] | None:
-    """Return axes before and after that hold the same elements; None if an index depends on an open size.
+    """Return axes before and after that hold the same elements; None if an index depends on a dynamic dim.
 
     Axes of one element are left out.
     """
-    axes = [[axis for axis, size in enumerate(shape) if not _is(size, 1)] for shape in (before, after)]
+    axes = [[axis for axis, dim in enumerate(shape) if not _is(dim, 1)] for shape in (before, after)]
     shapes = [[shape[axis] for axis in own] for shape, own in zip((before, after), axes, strict=True)]
-    products = [[written(size) for size in itertools.accumulate(shape, mul)] for shape in shapes]
+    products = [[dim_to_str(dim) for dim in itertools.accumulate(shape, mul)] for shape in shapes]
     if None in products[0] or None in products[1] or 0 in products[0] or products[0][-1:] != products[1][-1:]:
         return None
     groups, first = [], [0, 0]
@@ -49,7 +49,7 @@ def _groups(before: tuple, after: tuple) -> list[tuple[list[int], list[int]]] | 
         last = [number, products[1].index(product) + 1]
         group = [slice(*ends) for ends in zip(first, last, strict=True)]
         if not all(
-            isinstance(size, int) for shape, own in zip(shapes, group, strict=True) for size in shape[own][1:]
+            isinstance(dim, int) for shape, own in zip(shapes, group, strict=True) for dim in shape[own][1:]
         ):
             return None
         groups.append(tuple(own[part] for own, part in zip(axes, group, strict=True)))
@@ -57,12 +57,12 @@ def _groups(before: tuple, after: tuple) -> list[tuple[list[int], list[int]]] | 
     return groups
 
 
-def _is(size, number: int) -> bool:
-    return isinstance(size, int) and size == number
+def _is(dim, number: int) -> bool:
+    return isinstance(dim, int) and dim == number
 
 
 def _source(at: tuple, groups: list, before: tuple, after: tuple) -> list:
-    """Return the index before the reshape of the element that has the index `at` afterwards."""
+    """Return the index before the reshape of the element at index `at` after it."""
     index = [0] * len(before)
     for source, target in groups:
         number = 0

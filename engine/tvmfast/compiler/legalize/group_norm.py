@@ -1,9 +1,9 @@
 """Group norm and instance norm of images.
 
 TVM computes a variance as the mean of the squares less the square of the mean, which leaves no digit of one
-that is a millionth of these, or a negative number. Axes are not joined, for its index arithmetic on joined
-axes of open sizes takes minutes to compile. Where whole vectors make up a group, whose elements are
-neighbours in memory, they are read as vectors.
+that is a millionth of these, or a negative number. Axes are not fused, because TVM's index arithmetic
+on fused dynamic axes takes minutes to compile. A group that is whole vectors, contiguous in memory, is read
+as vectors.
 """
 
 import math
@@ -11,7 +11,7 @@ import math
 from tvm import relax, te
 
 from ...core.compat import OUT_EWISE_FUSABLE
-from ...core.relax import fixed_shape, known_shape, plain_sizes
+from ...core.relax import known_shape, static_shape, unwrap_ints
 from .ieee754 import default
 
 OPERATORS = ("relax.nn.group_norm", "relax.nn.instance_norm")
@@ -32,10 +32,10 @@ def legalize(bb, call, lanes: int | None = None, for_gpu: bool = False):
     if not axes or int(attrs.channel_axis) % len(shape) != 1 or axes != list(range(2, len(shape))):
         return default(bb, call)
     groups = int(attrs.num_groups) if call.op.name == OPERATORS[0] else shape[1]
-    norm, fixed = (groups, float(attrs.epsilon)), fixed_shape(x.ty)
-    if fixed and 0 in fixed:
+    norm, static = (groups, float(attrs.epsilon)), static_shape(x.ty)
+    if static and 0 in static:
         return default(bb, call)
-    count = fixed and math.prod(fixed[1:]) // groups
+    count = static and math.prod(static[1:]) // groups
     if count and for_gpu:
         rows = bb.emit(relax.op.reshape(x, (shape[0], groups, count)))
         mean = bb.emit_te(_mean_of_rows, rows, primfunc_name_hint="mean")
@@ -52,7 +52,7 @@ def legalize(bb, call, lanes: int | None = None, for_gpu: bool = False):
 
 def _mean_of_rows(rows, mean=None):
     """Return the means of the last axis, or of the squares of its differences to `mean`."""
-    *shape, count = plain_sizes(rows.shape)
+    *shape, count = unwrap_ints(rows.shape)
     k = te.reduce_axis((0, count), "k")
 
     def element(*at):
@@ -80,7 +80,7 @@ def group_norm(x, gamma, beta, groups: int, epsilon: float, vectors=None):
 
     `vectors` is x as (N, groups, tasks, vectors of a task, lanes), if that is known.
     """
-    batch, channels, *image = plain_sizes(x.shape)
+    batch, channels, *image = unwrap_ints(x.shape)
     each = channels // groups
     count = each
     for size in image:
@@ -89,7 +89,7 @@ def group_norm(x, gamma, beta, groups: int, epsilon: float, vectors=None):
 
     def mean_of_vectors(element, name):
         """Return the mean of `element(*index)` over each group: of lanes, and then of these."""
-        _, _, tasks, depth, lanes = plain_sizes(vectors.shape)
+        _, _, tasks, depth, lanes = unwrap_ints(vectors.shape)
         k, *others = (te.reduce_axis((0, size), f"r{size}") for size in (depth, tasks, lanes))
         by_lane = te.compute(
             (batch, groups, tasks, lanes),

@@ -15,7 +15,7 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import PointerType, PrimType
 from tvm.tirx import compilation_pipeline
 
-from ...core.relax import constant_array, fixed_shape, known_shape, on_each_function
+from ...core.relax import constant_array, known_shape, on_each_function, static_shape
 from ...kernels import integer_division
 from ..schedule.parallel import share_loops
 
@@ -77,7 +77,7 @@ def _on_each_kernel(
 
 # ---- x86's control register
 
-_FLUSH = 0x8040  # flush-to-zero and denormals-are-zero: denormals are written and read as 0
+_FLUSH = 0x8040  # flush-to-zero and denormals-are-zero: denormals are stored and loaded as 0
 
 
 def _is_x86(target) -> bool:
@@ -114,7 +114,7 @@ def _control() -> tuple:
     def allocate(pointer):
         return tirx.Bind(pointer, tirx.call_intrin(pointer.ty, "tirx.tvm_stack_alloca", "shape", 1))
 
-    # The intrinsics need pointers into the stack, where TVM by itself places no buffer this small.
+    # The intrinsics need pointers into the stack, where TVM by itself allocates no buffer this small.
     before = [
         *(allocate(pointer) for pointer in pointers),
         tirx.DeclBuffer(held, data=pointers[0]),
@@ -161,7 +161,7 @@ def _sum_of_some(store):
 
 
 def _bools_one_by_one(loop):
-    """Store bools in a plain loop, which LLVM vectorizes; TVM lowers no vectors of them beside bfloat16."""
+    """Store bools in a scalar loop, which LLVM vectorizes; TVM lowers no vectors of them beside bfloat16."""
     store = getattr(getattr(loop.body, "block", None), "body", None)
     if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(store, tirx.BufferStore):
         return loop
@@ -258,7 +258,7 @@ def _zero(constant):
 
 
 def _is_zero(arg) -> bool:
-    if not isinstance(arg.ty, relax.TensorType) or fixed_shape(arg.ty) != ():
+    if not isinstance(arg.ty, relax.TensorType) or static_shape(arg.ty) != ():
         return False
     array = constant_array(arg)
     return array is not None and array.dtype.kind == "f" and array == 0
@@ -372,7 +372,7 @@ class _SortByKeys(relax.PyExprMutator):
         size = known_shape(x.ty)[axis]
         if not isinstance(size, int):
             raise NotImplementedError(
-                f"a median over an open size, of {x.ty}: import the network with a whole number"
+                f"a median over a dynamic dim, of {x.ty}: import the network with a static dim"
             )
         keys = self.builder_.emit_te(_keys, x, primfunc_name_hint="sort_keys")
         order = self.builder_.emit(relax.op.argsort(keys, axis, False, "int64"))

@@ -1,7 +1,7 @@
 """Lower operators to kernels, in place of TVM's legalization.
 
 At opt level 3 these are the computations that `rules` has schedules for; at every level, those that TVM
-gets wrong for special values.
+gets wrong for NaN, infinities and signed zeros.
 """
 
 from functools import partial
@@ -11,7 +11,7 @@ from tvm import relax, te, topi
 
 from ...core.compat import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
 from ...core.protocols import Lookup
-from ...core.relax import constant_array, fixed_shape, known_shape, typical
+from ...core.relax import constant_array, dim_hint, known_shape, static_shape
 from ...core.simd import Simd
 from ...kernels import dynamic, elementwise
 from ..schedule.rules import row_reduction
@@ -20,8 +20,8 @@ from ..schedule.workloads.dense import Dense
 from . import conv_transpose, dynamic_reshape, group_norm, ieee754
 from .ieee754 import default
 
-_OPEN_ROWS = 8  # rows of a product's workload, at least, if their number is open
-_OPEN_LENGTH = 64  # that of open sizes of the matrices of two activations
+_DYNAMIC_ROWS = 8  # rows of a product's workload, at least, if their number is dynamic
+_DYNAMIC_LENGTH = 64  # assumed for dynamic dims of the matrices of two activations
 
 
 def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict:
@@ -60,13 +60,14 @@ def _matmul(bb, call, v, lookup):
     if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
         rows = a[-2]
         if not isinstance(rows, int):
-            rows = max(typical(rows), _OPEN_ROWS)
+            rows = max(dim_hint(rows), _DYNAMIC_ROWS)
         dense = Dense(rows, *b)
         config = dense.config(lookup, v)
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
         return _fusable(bb, "dense", dense.compute, left, panels, config)
     left_shape, right_shape = (
-        (*map(typical, shape[:-2]), *(typical(size, _OPEN_LENGTH) for size in shape[-2:])) for shape in (a, b)
+        (*map(dim_hint, shape[:-2]), *(dim_hint(dim, _DYNAMIC_LENGTH) for dim in shape[-2:]))
+        for shape in (a, b)
     )
     product = BatchMatmul(left_shape, right_shape)
     return _fusable(bb, "matmul", product.compute, left, right, product.config(lookup, v))
@@ -114,7 +115,7 @@ OF_CONSTANTS = ieee754.OF_CONSTANTS | {"relax.image.resize2d": _resize2d}
 
 
 def _arange(bb, call):
-    """Keep a number that is an open size by itself: TVM does not fuse two of them that no tensor has."""
+    """Keep an arange from a dynamic dim unfused: FuseOps fails on two dynamic dims that no tensor has."""
     result, start = default(bb, call), getattr(call.args[0], "value", call.args[0])
     if not isinstance(start, int | float):
         kernel = result.args[0]
@@ -128,7 +129,7 @@ def _softmax(bb, call, v):
         return default(bb, call)
     axis = int(call.attrs.axis) % len(shape)
     if axis != len(shape) - 1:
-        if fixed_shape(call.ty) is None:
+        if static_shape(call.ty) is None:
             return default(bb, call)
         return _fusable(bb, "softmax", elementwise.softmax, call.args[0], axis)
     if not isinstance(shape[-1], int):
@@ -147,7 +148,7 @@ def _layer_norm(bb, call, v):
 
 
 def _extreme(bb, call, v):
-    shape, axes = fixed_shape(call.args[0].ty), call.attrs.axis
+    shape, axes = static_shape(call.args[0].ty), call.attrs.axis
     of_rows = shape and axes is not None and [int(axis) % len(shape) for axis in axes] == [len(shape) - 1]
     if not of_rows or str(call.ty.dtype) != "float32" or shape[-1] < 2 * v.lanes or 0 in shape:
         return ieee754.legalizations()[call.op.name](bb, call)

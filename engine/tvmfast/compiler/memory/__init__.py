@@ -1,9 +1,9 @@
-"""Memory of a run: what is written in place, shared and freed.
+"""Memory of a run: planning, aliasing and state.
 
-output_alias  a result that is a view of the last kernel's, where it would be copied to another shape
-dynamic_plan  buffers that values share, where sizes are open
-dead_kills    instructions between kernels that change nothing, dropped
-shape_cse     shapes of open sizes, each made once in a run
-state         inputs fed from outputs: checked; writes to them in place
+output_alias  the output aliases the last kernel's result where only a reshape follows
+dynamic_plan  memory planning where dims are dynamic
+dead_kills    elimination of instructions that free no memory
+shape_cse     each dynamic shape is made once in a run
+state         inputs that alias outputs: checks, and partial updates in place
 usage         how much a run takes
 """

@@ -1,4 +1,4 @@
-"""The pass that drops instructions between kernels that change nothing.
+"""The pass that removes dead kills: VM instructions that end a value's life without freeing memory.
 
 KillAfterLastUse ends the life of each value after its last use. That frees no memory if something else holds
 the value, as the caller does inputs and parameters, and the result its fields; and if no allocation follows,
@@ -11,10 +11,10 @@ from tvm import relax
 from ...core.relax import op_name
 
 
-def drop_needless_kills() -> tvm.transform.Pass:
+def remove_dead_kills() -> tvm.transform.Pass:
     """Make the pass, for a lowered network."""
 
-    @tvm.transform.module_pass(opt_level=0, name="DropNeedlessKills")
+    @tvm.transform.module_pass(opt_level=0, name="RemoveDeadKills")
     def run(mod, _context):
         main = mod["main"]
         bindings = [binding for block in main.body.blocks for binding in block.bindings]
@@ -64,7 +64,6 @@ def _owners(main: relax.Function, bindings: list) -> dict:
 
 
 def _results(main: relax.Function, bindings: list) -> list:
-    """Return the variables that the function returns."""
     bound = {binding.var: binding.value for binding in bindings}
     value = bound.get(main.body.body, main.body.body)
     return list(value.fields) if isinstance(value, relax.Tuple) else [main.body.body]

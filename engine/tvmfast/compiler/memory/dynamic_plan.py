@@ -1,8 +1,8 @@
-"""Buffers that values of open sizes share.
+"""Memory planning for networks with dynamic dims.
 
 TVM's StaticPlanBlockMemory lets values share a buffer if their sizes are constants, or the same expression. A
-network with open sizes is planned as one in which these have their least values, and the buffers that result
-are as large as the largest of their values at any size.
+network with dynamic dims is planned with these at their lower bounds, and each buffer is as large as the
+largest of its values for any dims.
 """
 
 import math
@@ -11,20 +11,20 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import transform as t
 
-from ...core.relax import bytes_of, most, open_sizes, plain_sizes
+from ...core.relax import bytes_of, dynamic_dims, unwrap_ints, upper_bound
 
 _ALLOCATE = "relax.builtin.alloc_tensor"
 
 
-def share_buffers() -> tvm.transform.Pass:
-    """Make the pass, which replaces StaticPlanBlockMemory for a network with open sizes."""
+def plan_dynamic_memory() -> tvm.transform.Pass:
+    """Make the pass, which replaces StaticPlanBlockMemory for a network with dynamic dims."""
 
-    @tvm.transform.module_pass(opt_level=0, name="ShareBuffers")
+    @tvm.transform.module_pass(opt_level=0, name="PlanDynamicMemory")
     def run(mod, _context):
-        main, fixed = mod["main"], mod.clone()
-        least = {name: tirx.IntImm("int64", size.lower) for name, size in open_sizes(main).items()}
-        fixed["main"] = main.bind_symbolic_vars(least)
-        chosen = _chosen(t.StaticPlanBlockMemory()(fixed)["main"])
+        main, static = mod["main"], mod.clone()
+        least = {name: tirx.IntImm("int64", dim.lower) for name, dim in dynamic_dims(main).items()}
+        static["main"] = main.bind_symbolic_vars(least)
+        chosen = _chosen(t.StaticPlanBlockMemory()(static)["main"])
         values = [value for value in _values(main) if _calls(value, _ALLOCATE)]
         if len(values) != len(chosen):
             return t.StaticPlanBlockMemory()(mod)
@@ -32,7 +32,9 @@ def share_buffers() -> tvm.transform.Pass:
         for buffer, value in zip(chosen, values, strict=True):
             shared.setdefault(buffer, []).append(_bytes(value))
         mod = mod.clone()
-        mod["main"] = _Share(chosen, {buffer: most(each) for buffer, each in shared.items()}).visit_expr(main)
+        mod["main"] = _Share(
+            chosen, {buffer: upper_bound(each) for buffer, each in shared.items()}
+        ).visit_expr(main)
         return mod
 
     return run
@@ -59,7 +61,7 @@ def _calls(value, name: str) -> bool:
 
 def _bytes(value):
     shape, dtype = value.args[:2]
-    return math.prod(plain_sizes(shape.values), start=bytes_of(dtype.value))
+    return math.prod(unwrap_ints(shape.values), start=bytes_of(dtype.value))
 
 
 @relax.expr_functor.mutator

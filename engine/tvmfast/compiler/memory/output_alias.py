@@ -1,24 +1,24 @@
-"""The pass that lets a network's result be a view, where a kernel would only copy it to another shape."""
+"""The pass that aliases the output to the result of the last kernel, if only a reshape follows."""
 
 import tvm
 from tvm import relax
 
 from ...core.compat import FUSED_PREFIX
 from ...core.relax import on_each_function, op_name
-from .state import may_share
+from .state import may_alias
 
 
-def result_as_view() -> tvm.transform.Pass:
+def alias_output() -> tvm.transform.Pass:
     """Make the pass, to run before RewriteDataflowReshape, which leaves a dataflow block's results alone."""
-    return on_each_function("ResultAsView", _Renamed)
+    return on_each_function("AliasOutput", _Alias)
 
 
 @relax.expr_functor.mutator
-class _Renamed(relax.PyExprMutator):
-    """Make a result that is reshaped a second name of a variable inside its dataflow block."""
+class _Alias(relax.PyExprMutator):
+    """Bind the reshape to a variable inside the dataflow block, and the output to that variable."""
 
     def visit_function_(self, func):
-        self.result = func.body.body if _may_be_view(func) else None
+        self.result = func.body.body if _can_alias(func) else None
         return super().visit_function_(func)
 
     def visit_var_binding_(self, binding):
@@ -29,8 +29,8 @@ class _Renamed(relax.PyExprMutator):
         self.set_var_remap(binding.var, self.builder_.emit_output(inner, binding.var.name))
 
 
-def _may_be_view(func) -> bool:
-    """Return whether a function's only result is a reshape of a value that shares memory with no input."""
+def _can_alias(func) -> bool:
+    """Return whether a function's only output is a reshape of a value that aliases no input."""
     blocks = [block for block in func.body.blocks if isinstance(block, relax.DataflowBlock)]
     bindings = {binding.var: binding for block in blocks for binding in block.bindings}
     result = bindings.get(func.body.body)
@@ -46,6 +46,6 @@ def _may_be_view(func) -> bool:
         if op_name(getattr(binding, "value", None)) != "call_tir":
             return False
         seen.add(var)
-        shared = [each for each in binding.value.args[1].fields if may_share(binding, each)]
+        shared = [each for each in binding.value.args[1].fields if may_alias(binding, each)]
         remaining += [each for each in shared if each not in seen]
     return True

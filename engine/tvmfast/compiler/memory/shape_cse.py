@@ -1,4 +1,4 @@
-"""The pass that makes each shape of open sizes once in a run, however many tensors have it."""
+"""Common subexpression elimination for dynamic shapes: each is made once in a run."""
 
 import tvm
 import tvm_ffi
@@ -7,10 +7,10 @@ from tvm import relax
 _MAKE = "vm.builtin.make_shape"
 
 
-def share_shapes() -> tvm.transform.Pass:
+def eliminate_common_shapes() -> tvm.transform.Pass:
     """Make the pass, to run after VMShapeLower, in whose functions no number on the heap changes."""
 
-    @tvm.transform.module_pass(opt_level=0, name="ShareShapes")
+    @tvm.transform.module_pass(opt_level=0, name="EliminateCommonShapes")
     def run(mod, _context):
         main = mod["main"]
         made, same = {}, {}  # a shape's variable by its numbers, and by other variables for it
@@ -18,7 +18,7 @@ def share_shapes() -> tvm.transform.Pass:
         for binding in (binding for block in main.body.blocks for binding in block.bindings):
             value = binding.value
             if str(getattr(getattr(value, "op", None), "global_symbol", "")) == _MAKE:
-                # After the heap, what each size is and where it is found.
+                # After the heap: the kind of each dim, and its index on the heap or value.
                 numbers = tuple(int(each.value) for each in value.args[1:])
                 first = made.setdefault(numbers, binding.var)
                 if not first.same_as(binding.var):

@@ -1,7 +1,7 @@
-"""State that stays inside a network: inputs that are fed from an output of the call before.
+"""State: inputs that alias an output of the call before.
 
-`main` still takes them and returns the outputs; `Compiled` keeps the tensors. A write to a few elements of
-such an input happens in its memory, if nothing reads the input, or a view of it, afterwards.
+`main` still takes them and returns the outputs; `Compiled` holds the tensors. A partial update of such an
+input happens in place if nothing reads the input, or a view of it, afterwards.
 """
 
 import itertools
@@ -11,19 +11,19 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
-from ...core.relax import known_shape, op_name, shape_text, written
+from ...core.relax import dim_to_str, known_shape, op_name, shape_text
 from ..graph import partial_update
 
 
 def resolve_state(main: relax.Function, state) -> dict[str, int]:
-    """Check `state` as `build` takes it against a network's function, which has no parameters but its inputs.
+    """Check `state`, as `build` takes it, against a network's function, whose only parameters are its inputs.
 
     Returns:
-        The number of the output by name of the input, in the order of the inputs.
+        The index of the output by the name of the input, in the order of the inputs.
 
     Raises:
         TypeError: It is no dictionary of names.
-        ValueError: A name is unknown, an output comes twice, an input has an open size that no input of a
+        ValueError: A name is unknown, an output comes twice, an input has a dynamic dim that no input of a
             call has, or the output has another shape or dtype.
     """
     if state is None:
@@ -39,7 +39,7 @@ def resolve_state(main: relax.Function, state) -> dict[str, int]:
     for kind, given, known in (("input", state.keys(), inputs), ("output", state.values(), outputs)):
         if unknown := [name for name in given if name not in known]:
             raise ValueError(f"state: expected an {kind}, one of {', '.join(known)}; got {unknown[0]!r}")
-    called = {var for name in inputs.keys() - state.keys() for var in _open(inputs[name])}
+    called = {var for name in inputs.keys() - state.keys() for var in _dynamic(inputs[name])}
     taken = {}
     for name, output in state.items():
         if output in taken:
@@ -48,10 +48,10 @@ def resolve_state(main: relax.Function, state) -> dict[str, int]:
                 f"{taken[output]!r} and {name!r}"
             )
         taken[output] = name
-        if unknown := [var for var in _open(inputs[name]) if var not in called]:
+        if unknown := [var for var in _dynamic(inputs[name]) if var not in called]:
             raise ValueError(
                 f"state: input {name!r} is {_text(inputs[name])}, and its zeros need a number for "
-                f"{str(unknown[0])!r}, which no input of a call has: import the network with a whole number "
+                f"{str(unknown[0])!r}, which no input of a call has: import the network with a static dim "
                 "there"
             )
         if _text(inputs[name]) != _text(outputs[output]):
@@ -62,26 +62,25 @@ def resolve_state(main: relax.Function, state) -> dict[str, int]:
     return {name: numbers[state[name]] for name in inputs if name in state}
 
 
-def _open(ty) -> list[tvm.tirx.Var]:
-    """Return the open sizes of an input."""
-    return [size for size in ty.shape if isinstance(size, tvm.tirx.Var)]
+def _dynamic(ty) -> list[tvm.tirx.Var]:
+    return [dim for dim in ty.shape if isinstance(dim, tvm.tirx.Var)]
 
 
 def _text(ty) -> str:
     return f"{ty.dtype}[{', '.join(map(str, shape_text(ty) or '?'))}]"
 
 
-def write_in_place(kept: dict[str, int]) -> tvm.transform.Pass:
-    """Make the pass that lets kernels of `writes` write to the memory of the inputs `kept`, where it is safe.
+def update_in_place(aliases: dict[str, int]) -> tvm.transform.Pass:
+    """Make the pass that does partial updates of the inputs `aliases` in place, where it is safe.
 
     It runs last of the passes on the graph: those before may move and merge calls.
     """
 
-    @tvm.transform.module_pass(opt_level=0, name="WriteInPlace")
+    @tvm.transform.module_pass(opt_level=0, name="UpdateInPlace")
     def run(mod, _context):
         main = mod["main"]
         graph = _Graph(mod, main)
-        found = {var for name, n in kept.items() for var in graph.writes_to(name, n)}
+        found = {var for name, n in aliases.items() for var in graph.updates_of(name, n)}
         if not found:
             return mod
         builder = relax.BlockBuilder(mod)
@@ -123,53 +122,53 @@ class _Graph:
             expr = self.bound[expr]
         return expr
 
-    def writes_to(self, name: str, output: int) -> list[relax.Var]:
-        """Return the results of the writes that make the output of an input, if all may happen in place.
+    def updates_of(self, name: str, output: int) -> list[relax.Var]:
+        """Return the results of the partial updates from an input to its output, if all may be in place.
 
         They form a chain from the input to the output. Each ends the value before it: nothing may read that
-        later, by another name or as a view, and no other output may be in the same memory.
+        later, by another name or as a view, and no other output may alias it.
         """
         values = [self.heads[output]] if output < len(self.heads) else []
         while values and not values[0].same_as(self.params[name]):
             call = self.bound.get(values[0]) if isinstance(values[0], relax.Var) else None
-            values = [self.resolved(call.args[1].fields[0]), *values] if is_write(self.mod, call) else []
+            values = [self.resolved(call.args[1].fields[0]), *values] if is_update(self.mod, call) else []
         if len(values) < 2:
             return []
-        places = {binding.var: n for n, binding in enumerate(self.bindings)}
-        writers = {places[value] for value in values[1:]}
-        ends = {value: places[after] for value, after in itertools.pairwise(values)}
+        order = {binding.var: n for n, binding in enumerate(self.bindings)}
+        writers = {order[value] for value in values[1:]}
+        ends = {value: order[after] for value, after in itertools.pairwise(values)}
         ends[values[-1]] = len(self.bindings)
-        for place, binding in enumerate(self.bindings):
-            is_writer = place in writers
+        for n, binding in enumerate(self.bindings):
+            is_writer = n in writers
             reads = binding.value.args[1].fields[1:] if is_writer else [binding.value]
             read = [var for expr in reads for var in _variables(expr) if var in ends]
-            if any(is_writer or place > ends[var] for var in read):
+            if any(is_writer or n > ends[var] for var in read):
                 return []
-            if any(may_share(binding, var) for var in read):
+            if any(may_alias(binding, var) for var in read):
                 ends[binding.var] = min(ends[var] for var in read)
         others = [head for n, head in enumerate(self.heads) if n != output]
         shared = any(var in ends for head in others for var in _variables(head))
         return [] if shared else values[1:]
 
 
-def may_share(binding, var: relax.Var) -> bool:
-    """Return whether a result may lie in the memory of an operand: a kernel may turn out to be a view.
+def may_alias(binding, var: relax.Var) -> bool:
+    """Return whether a result may alias an operand: a reshape kernel may turn out to be a view.
 
-    It can be one of a tensor that has as many elements whatever the open sizes are. Their counts are compared
-    as sums of products; one that holds a quotient, in parentheses, may be equal to another in another form.
+    It can be one if both have equally many elements for all values of the dynamic dims. These counts are
+    compared as sums of products; one with a floor division, in parentheses, may equal one of another form.
     """
     shapes = [known_shape(each.ty) for each in (binding.var, var)]
     if op_name(binding.value) != "call_tir" or None in shapes:
         return True
-    own, other = (written(math.prod(shape)) for shape in shapes)
+    own, other = (dim_to_str(math.prod(shape)) for shape in shapes)
     return None in (own, other) or own == other or "(" in f"{own}{other}"
 
 
-def is_write(mod: tvm.IRModule, call) -> bool:
-    """Return whether an expression calls a kernel that writes to a copy of its first argument."""
+def is_update(mod: tvm.IRModule, call) -> bool:
+    """Return whether an expression calls a kernel that updates a copy of its first argument in part."""
     if op_name(call) != "call_tir":
         return False
-    return partial_update.PLACE in (mod[call.args[0]].attrs or {})
+    return partial_update.OFFSETS in (mod[call.args[0]].attrs or {})
 
 
 def _variables(expr) -> list[relax.Var]:

@@ -5,7 +5,7 @@ import math
 import tvm
 from tvm import relax
 
-from ...core.relax import bytes_of, written
+from ...core.relax import bytes_of, dim_to_str
 
 
 def memory(mod: tvm.IRModule) -> dict:
@@ -17,8 +17,8 @@ def memory(mod: tvm.IRModule) -> dict:
 
     Returns:
         In bytes, "buffers": the size of each buffer, in order; "peak": the most that is allocated at once,
-        or, if sizes are open, a list of sums one of which is the most; "unshared": the sum if each value had
-        a buffer of its own. Each is a number, or text as in core/dims.py.
+        or, if dims are dynamic, a list of sums one of which is the most; "unshared": the sum if each value
+        had a buffer of its own. Each is a number, or text as in core/dims.py.
     """
     sizes, references = {}, {}  # by buffer: its bytes, how many variables use it
     owner = {}  # by variable: its buffer
@@ -26,28 +26,28 @@ def memory(mod: tvm.IRModule) -> dict:
     functions = {
         var.name_hint: func for var, func in mod.functions_items() if isinstance(func, relax.Function)
     }
-    kept = [func for name, func in functions.items() if name.startswith("cuda_graph_alloc")]
+    permanent = [func for name, func in functions.items() if name.startswith("cuda_graph_alloc")]
     recorded = [func for name, func in functions.items() if name.startswith("main_cuda_graph_capture")]
-    for func in [*kept, mod["main"], *recorded]:
+    for func in [*permanent, mod["main"], *recorded]:
         for name, call, var in _calls(func):
             of = call.args[0] if call.args else None
             if name == "relax.vm.alloc_storage":
                 owner[var] = var
                 sizes[var] = call.args[0].values[0]
                 references[var] = 1
-                peaks[written(_sum(size for buffer, size in sizes.items() if references[buffer]))] = None
+                peaks[dim_to_str(_sum(size for buffer, size in sizes.items() if references[buffer]))] = None
             elif name == "relax.vm.alloc_tensor":
                 unshared += math.prod(call.args[2].values, start=bytes_of(var.ty.dtype))
-            elif name == "relax.vm.kill_object" and of in owner and func not in kept:
+            elif name == "relax.vm.kill_object" and of in owner and func not in permanent:
                 references[owner[of]] -= 1
             if name in ("relax.vm.alloc_tensor", "vm.builtin.reshape") and of in owner:
                 owner[var] = owner[of]
                 references[owner[var]] += 1
-    fixed = all(isinstance(peak, int) for peak in peaks)
+    static = all(isinstance(peak, int) for peak in peaks)
     return {
-        "buffers": [written(size) for size in sizes.values()],
-        "peak": max(peaks) if fixed else [peak for peak in peaks if peak],
-        "unshared": written(unshared),
+        "buffers": [dim_to_str(size) for size in sizes.values()],
+        "peak": max(peaks) if static else [peak for peak in peaks if peak],
+        "unshared": dim_to_str(unshared),
     }
 
 

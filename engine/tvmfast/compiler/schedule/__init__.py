@@ -8,10 +8,10 @@ What rules share:
 
 rule          what a rule provides, and the registry of rules
 epilogue      operators fused after a kernel; vector and parallel loops
-parallel      parallel loops of open length, run by one thread where that is short
-post_rewrite  loops that a schedule marks, and that are rewritten afterwards
+parallel      parallel loops of dynamic length, run by one thread where that is short
+post_rewrite  post-schedule rewrites of loops that a schedule annotates
 prefetch      software prefetch of weights
 padding       windows over an image whose padding is not in memory
-remainder     tiles of rows whose number is open
+remainder     remainder tiles, where the number of rows is dynamic
 trace         what a trace of MetaSchedule's may do
 """

@@ -35,7 +35,7 @@ def schedule_kernels(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.
 
 
 def begin_reductions() -> tvm.transform.Pass:
-    """Make the pass that initializes reductions over open axes before their loops.
+    """Make the pass that initializes reductions over dynamic axes before their loops.
 
     TVM initializes a reduction in its first iteration, which an empty axis does not have.
     """
@@ -53,7 +53,7 @@ def begin_reductions() -> tvm.transform.Pass:
 
 def _begun(func):
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    main = ConvertSSA()(mod)["main"]  # inlining writes an expression's `Let` several times
+    main = ConvertSSA()(mod)["main"]  # inlining repeats an expression's `Let`
     sch, changed = _begin(main), False
     try:
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
@@ -83,7 +83,7 @@ def _scheduled(func, name, simd, lookup):
         try:
             config = rule.config(given)
             rule.schedule(sch, config)
-        except (ScheduleError, tvm.error.InternalError):  # the latter where it fuses some open sizes
+        except (ScheduleError, tvm.error.InternalError):  # the latter where it fuses some dynamic axes
             continue
         scheduled = rule.finish(sch.mod["main"], config)
         scheduled = scheduled.without_attr("global_symbol")  # "main", set above

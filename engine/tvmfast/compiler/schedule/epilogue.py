@@ -1,16 +1,16 @@
-"""Steps that the rules share: fusing a kernel's elementwise epilogue, vector and parallel loops."""
+"""Scheduling that the rules share: fusing a kernel's elementwise epilogue, vector and parallel loops."""
 
 from tvm import te, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from ...core.relax import written
+from ...core.relax import dim_to_str
 
 _MOST_UNROLLED = 32  # iterations; longer loops are not unrolled
 
 
 def crop(tensor, shape):
     """Return the part of `shape` of a tensor that was computed up to whole tiles."""
-    full, wanted = ([written(size) for size in sizes] for sizes in (tensor.shape, shape))
+    full, wanted = ([dim_to_str(dim) for dim in dims] for dims in (tensor.shape, shape))
     if full == wanted and None not in full:
         return tensor
     return te.compute(shape, lambda *at: tensor[at], name="crop")
@@ -48,7 +48,7 @@ def fuse_epilogue(sch: Schedule, name: str, loop, stages: tuple[str, ...] = (), 
     if line:
         width = sch.get(sch.get_loops(last)[-2]).extent
         if not isinstance(width, tirx.IntImm):
-            raise ScheduleError("the lines of an epilogue are of an open size")
+            raise ScheduleError("the lines of an epilogue have a dynamic dim")
         width = int(width)
         sch.transform_block_layout(last, lambda n, o, h, w, c: (n, o, h * width + w, c))
     depth = _depth(sch, name, loop)
@@ -65,7 +65,7 @@ def vectorize(sch: Schedule, loops: list) -> None:
     iterations = 1
     for loop in reversed(loops[:-1]):
         extent = sch.get(loop).extent
-        if not isinstance(extent, tirx.IntImm):  # an open size that only the epilogue has
+        if not isinstance(extent, tirx.IntImm):  # a dynamic dim that only the epilogue has
             return
         iterations *= int(extent)
         if iterations > _MOST_UNROLLED:

@@ -3,7 +3,7 @@
 A schedule inlines the padding into the reduction, where each element is tested. The tests of rows are then
 moved out of the loops over columns, and those of columns select, without a branch, whether a product is
 added, whose index stays inside the image; after unrolling, only the first and last pixels of a row have one.
-TVM has no schedule primitive for it: a loop is marked while scheduling, and rewritten afterwards.
+TVM has no schedule primitive for it: the schedule annotates a loop, and a post-schedule rewrite changes it.
 """
 
 from functools import reduce
@@ -17,20 +17,20 @@ from . import post_rewrite
 _NOTE = "tvmnotes.window"
 
 
-def mark(sch: Schedule, loop, columns: tuple[int, ...], axis: int) -> None:
+def annotate(sch: Schedule, loop, columns: tuple[int, ...], axis: int) -> None:
     """Have `skip` leave out the rows of the window that `loop`, over these rows, finds outside of the image.
 
     Args:
         sch: The schedule of the kernel.
         loop: A loop around the reduction, a sum of products `if_then_else(inside, data[…], 0) * weight`.
-        columns: The numbers of the block's axes on which the column depends.
+        columns: The indices of the block's axes on which the column depends.
         axis: The axis of the data along which the columns lie.
     """
     sch.annotate(loop, _NOTE, [axis, *columns])
 
 
 def skip(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return the kernel with its marked loops rewritten."""
+    """Rewrite the annotated loops of a kernel."""
     return post_rewrite.rewrite(func, _NOTE, _skipped)
 
 
@@ -46,11 +46,11 @@ def _skipped(body, note):
         tests[not of_columns.isdisjoint(tirx.analysis.undefined_vars(test))].append(test)
     value = total + load * product.b
     if tests[True]:
-        place, column = list(load.indices), load.indices[axis]
-        place[axis] = tirx.max(tirx.min(column, load.source.shape[axis] - 1), 0)
-        added = total + tirx.BufferLoad(load.source, place) * product.b
+        index, column = list(load.indices), load.indices[axis]
+        index[axis] = tirx.max(tirx.min(column, load.source.shape[axis] - 1), 0)
+        added = total + tirx.BufferLoad(load.source, index) * product.b
         # Under the tests themselves, TVM would simplify the index to `column`, and read outside of the image.
-        value = tirx.Select(tirx.EQ(place[axis], column), added, total)
+        value = tirx.Select(tirx.EQ(index[axis], column), added, total)
     changed = tirx.BufferStore(store.buffer, value, store.indices)
     body = tvm_ffi.structural_map(body, (tirx.BufferStore, lambda _: changed))
     if tests[False]:

@@ -4,8 +4,8 @@ A thread takes a chunk at a time; see runtime/pool.cc. TVM's code divides a loop
 length, rounded up, so that the last ones may be empty: 14 iterations in 8 parts are 7 parts of 2, of which
 one thread of two gets 4. A loop over chunks of 1 or 2 iterations gives each thread 7 iterations.
 
-To wake the other threads takes as long as some thousand elements. For fixed sizes the rules decide whether a
-loop is parallel; of an open one there are two, and the kernel decides each time it runs.
+To wake the other threads takes as long as some thousand elements. The rules decide whether a loop of static
+length is parallel; one of dynamic length has a serial copy, and the kernel chooses each time it runs.
 """
 
 import math
@@ -18,7 +18,7 @@ from tvm.s_tir.transform import ConvertSSA
 from ...runtime.pool import CHUNKS
 
 _FEW = 1 << 13  # elements that are too few to wake other threads
-_OPEN = 64  # iterations that an inner loop of an open length is taken to have
+_DYNAMIC = 64  # iterations assumed for an inner loop of dynamic length
 
 
 def share_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -32,7 +32,7 @@ def share_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _shared(loop, chunks: int):
-    """Return a parallel loop in chunks; one of open length with a serial copy for few iterations."""
+    """Return a parallel loop in chunks; one of dynamic length has a serial copy for few iterations."""
     if loop.kind != tirx.ForKind.PARALLEL:
         return loop
     shared = _in_chunks(loop, chunks)
@@ -74,5 +74,5 @@ def _elements(statement) -> float:
         return math.inf
     inside = _elements(statement.body) if getattr(statement, "body", None) is not None else 0
     if isinstance(statement, tirx.For):
-        return inside * (int(statement.extent) if isinstance(statement.extent, tirx.IntImm) else _OPEN)
+        return inside * (int(statement.extent) if isinstance(statement.extent, tirx.IntImm) else _DYNAMIC)
     return inside

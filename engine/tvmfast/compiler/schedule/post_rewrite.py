@@ -1,4 +1,4 @@
-"""Loops that are marked while scheduling, and rewritten afterwards as no schedule primitive of TVM's does."""
+"""Post-schedule rewrites: a schedule annotates loops, which are rewritten as no primitive of TVM's does."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from tvm import tirx
 
 
 def rewrite(func: tirx.PrimFunc, note: str, body_of: Callable) -> tirx.PrimFunc:
-    """Return a kernel in which `body_of` of a body and its mark is the body of each loop annotated `note`."""
+    """Replace the body of each loop annotated `note` by `body_of(body, value of the annotation)`."""
 
     def rewritten(loop):
         notes = dict(loop.annotations)

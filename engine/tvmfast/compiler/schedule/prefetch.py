@@ -1,8 +1,8 @@
 """Software prefetch of weights: while one panel is multiplied, the next one is loaded from memory.
 
 The hardware prefetcher follows the loads, so a panel that is used in several passes arrives at memory speed
-in the first pass, and the memory idles in the others. TVM has no schedule primitive for it: a loop is marked
-while scheduling, and the prefetches are inserted afterwards.
+in the first pass, and the memory idles in the others. TVM has no schedule primitive for it: the schedule
+annotates a loop, and a post-schedule rewrite inserts the prefetches.
 """
 
 import operator
@@ -19,7 +19,7 @@ _L2 = 2
 _DATA = 1
 
 
-def mark(sch: Schedule, loop, blocks: int) -> None:
+def annotate(sch: Schedule, loop, blocks: int) -> None:
     """Have each iteration of `loop` prefetch the weights that are one index further along the third axis.
 
     The weight has 6 axes: blocks of output channels, of which an iteration reads `blocks`; three that are
@@ -30,7 +30,7 @@ def mark(sch: Schedule, loop, blocks: int) -> None:
 
 
 def insert(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return the kernel with prefetches in its marked loops."""
+    """Insert prefetches into the annotated loops of a kernel."""
     return post_rewrite.rewrite(
         func, _NOTE, lambda body, blocks: tirx.SeqStmt([*_prefetches(body, int(blocks)), body])
     )

@@ -1,8 +1,8 @@
-"""Tiles of rows whose number is open: where few rows are left, few are computed.
+"""Remainder tiles: where the number of rows is dynamic, the last tile computes only the rows that are left.
 
-The loops over a register tile's rows are unrolled, so their lengths are fixed. A marked loop over tiles gets,
-beside the whole tile, parts of it of 1, 2, 4, … rows, and computes the smallest that has all rows left. TVM
-has no schedule primitive for it: the loop is marked while scheduling, and rewritten afterwards.
+The loops over a register tile's rows are unrolled, so their lengths are static. An annotated loop over tiles
+gets, beside the whole tile, remainder tiles of 1, 2, 4, … rows, and computes the smallest that has all rows
+left. TVM has no schedule primitive for it: the schedule annotates a loop, which is rewritten afterwards.
 """
 
 import tvm
@@ -16,7 +16,7 @@ from . import post_rewrite
 _NOTE = "tvmnotes.rows"
 
 
-def mark(sch: Schedule, loop, rows: int) -> None:
+def annotate(sch: Schedule, loop, rows: int) -> None:
     """Have `shorten` rewrite `loop`, whose iterations compute tiles of `rows` rows.
 
     Its body starts with two nests of loops: one initializes the tile, its outermost loop is over rows; one
@@ -27,7 +27,7 @@ def mark(sch: Schedule, loop, rows: int) -> None:
 
 
 def shorten(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return the kernel with its marked loops rewritten."""
+    """Add remainder tiles to the annotated loops of a kernel."""
     rewritten = post_rewrite.rewrite(func, _NOTE, lambda body, rows: _shortened(body, int(rows)))
     if rewritten.body.same_as(func.body):
         return func

@@ -28,7 +28,7 @@ class Loops:
     n: int  # vectors of columns of a product, which register tiles cover
     products: int  # number of products
     rows: int  # rows of all products that are part of the output, without padding
-    k: int  # steps of the reduction
+    k: int  # iterations of the reduction
     n_tasks: int  # tasks for the threads
     block_m: int = 1  # tiles of rows, or rows of an image, computed before the next columns
     n_outer: int = 1  # iterations of the outer loop; of Winograd's method, tiles across in a block of tiles
@@ -59,7 +59,7 @@ class ScheduleRule(abc.ABC):
 
     @dataclasses.dataclass(frozen=True)
     class Config:
-        """The choices that the schedule leaves open: none."""
+        """The parameters of the schedule: none."""
 
     def __init_subclass__(cls):
         if "name" not in vars(cls):

@@ -1,8 +1,8 @@
-"""Networks with open sizes, from imports at a few fixed ones.
+"""Networks with dynamic dims, merged from imports at a few static ones.
 
-probing        the imports, and what of them is one network
-merge          the union of several modules into one with open sizes
-graphs         the graphs of modules, walked together
-dim_inference  the expressions of sizes that fit all imports
-padding        pads whose widths differ
+probing        the imports at probes, and whether their merged graph is valid at all dims
+merge          several modules with static dims merged into one with dynamic dims
+graphs         lockstep iteration over the modules' graphs
+dim_inference  dims as expressions of the dynamic dims
+padding        pads with dynamic widths
 """

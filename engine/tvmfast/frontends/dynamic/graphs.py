@@ -1,15 +1,15 @@
-"""What the union of imported graphs and its parts share."""
+"""Lockstep iteration over imported graphs, and the error if they differ."""
 
 from collections.abc import Iterable
 
 
-class Refused(Exception):
-    """The imported graphs differ in more than sizes."""
+class UnsupportedDynamism(Exception):
+    """The imported graphs differ in more than dims, or a dim has no known expression."""
 
 
-def together(several: Iterable) -> list[tuple]:
-    """Return the first elements of all, then the second ones; refuse lists of several lengths."""
+def zip_equal(several: Iterable) -> list[tuple]:
+    """Return the first elements of all, then the second ones; raise if the lengths differ."""
     lists = [list(each) for each in several]
     if len({len(each) for each in lists}) > 1:
-        raise Refused("the graph depends on it")
+        raise UnsupportedDynamism("the graph depends on it")
     return list(zip(*lists, strict=True))

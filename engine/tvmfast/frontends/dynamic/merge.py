@@ -1,4 +1,4 @@
-"""The union of modules that were imported at a few sizes: one module, with variables for these sizes."""
+"""Graph merging (anti-unification): modules imported at a few probes become one with dynamic dims."""
 
 import itertools
 
@@ -10,16 +10,16 @@ from tvm import relax, tirx
 from ...core import bounds_check
 from ...core.dims import Dim, evaluate
 from ...core.errors import one_line
-from ...core.relax import constant_array, shape_text, written
+from ...core.relax import constant_array, dim_to_str, shape_text
 from ...core.specs import TensorSpec
 from ...kernels.recurrent.cell import Cell
 from ...kernels.recurrent.emit import call as recurrent_call
 from . import padding
-from .dim_inference import Guesses
-from .graphs import Refused, together
+from .dim_inference import DimInference
+from .graphs import UnsupportedDynamism, zip_equal
 
-_EXACT = 1 << 24  # the largest of the whole numbers that float32 has
-_UNBOUNDED = (1 << 31) - 1  # as the upper bound of a size that has none; files have it as the end of slices
+_EXACT = 1 << 24  # float32 represents all integers up to it
+_UNBOUNDED = (1 << 31) - 1  # the upper bound of a dim without one; files have it as the end of slices
 _PAST = 1 << 62  # a bound beyond this is past each end of an axis
 
 
@@ -29,56 +29,56 @@ def same_array(a: np.ndarray, b: np.ndarray) -> bool:
     return alike and np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))
 
 
-def _agree(ty, fixed, values) -> bool:
-    """Return whether a type with open sizes is the fixed one for these values."""
+def _agree(ty, static, values) -> bool:
+    """Return whether a dynamic type is the static one for these dims."""
     if isinstance(ty, tvm.ir.TupleType):
-        pairs = zip(ty.fields, fixed.fields, strict=True)
+        pairs = zip(ty.fields, static.fields, strict=True)
         return all(_agree(each, other, values) for each, other in pairs)
     if not isinstance(ty, relax.TensorType):
-        return tvm_ffi.structural_equal(ty, fixed)
-    sizes, numbers = shape_text(ty), shape_text(fixed)
-    if sizes is None or numbers is None or len(sizes) != len(numbers) or str(ty.dtype) != str(fixed.dtype):
+        return tvm_ffi.structural_equal(ty, static)
+    dims, numbers = shape_text(ty), shape_text(static)
+    if dims is None or numbers is None or len(dims) != len(numbers) or str(ty.dtype) != str(static.dtype):
         return False
-    return all(evaluate(size, values) == number for size, number in zip(sizes, numbers, strict=True))
+    return all(evaluate(dim, values) == number for dim, number in zip(dims, numbers, strict=True))
 
 
-class Union(Guesses):
-    """The union of modules that were imported at the sizes `samples`."""
+class GraphMerge(DimInference):
+    """Merges modules that were imported at `probes`; `mod` is the merged one."""
 
-    def __init__(self, specs: list[TensorSpec], sizes: dict[str, Dim], samples: list[dict], mods: list):
-        super().__init__(sizes, samples)
+    def __init__(self, specs: list[TensorSpec], dims: dict[str, Dim], probes: list[dict], mods: list):
+        super().__init__(dims, probes)
         self.specs, self.mods = specs, mods
         self.mains = [mod["main"] for mod in mods]
-        self.pads = {}  # by values in the samples: all widths of pads with these, as text
-        self.plain, self.analyzer = tvm.sym.Analyzer(), tvm.sym.Analyzer()  # without and with bounds
-        for name, size in sizes.items():
-            bounds = (size.lower, (size.upper or _UNBOUNDED) + 1)
+        self.pads = {}  # by values at the probes: the texts of all widths of pads with these
+        self.unbounded, self.analyzer = tvm.sym.Analyzer(), tvm.sym.Analyzer()  # the latter knows bounds
+        for name, dim in dims.items():
+            bounds = (dim.lower, (dim.upper or _UNBOUNDED) + 1)
             self.analyzer.bind(self.vars[name], tvm.ir.Range(*(tirx.IntImm("int64", n) for n in bounds)))
-        self.places = [{} for _ in mods]  # by variable of a module: its number, the same in all
-        self.values = []  # the union's variables, by these numbers
+        self.var_numbers = [{} for _ in mods]  # by variable of a module: its number, the same in all
+        self.merged_vars = []  # by these numbers
         self.mod = self._module()
 
     @property
-    def divides(self) -> bool:
-        """Whether a size is a quotient of open ones, which few samples do not tell from another one."""
+    def has_floor_div(self) -> bool:
+        """Whether a dim is a floor division, which takes more probes to tell from others."""
         return any("//" in text for text in (*self.texts.values(), *itertools.chain(*self.pads.values())))
 
     def text(self, numbers: tuple[int, ...]) -> int | str | None:
-        """Return the size with these values in the samples, as `written` has it."""
-        text = written(self._size(numbers))
-        if self._difference(self.doubts.get(numbers, [])):
-            raise Refused(f"a size is {text}, or another quotient")
+        """Return the dim with these values at the probes, as text."""
+        text = dim_to_str(self._dim(numbers))
+        if self._separate(self.ambiguous.get(numbers, [])):
+            raise UnsupportedDynamism(f"a dim is {text}, or another floor division")
         return text
 
     def agrees(self, numbers: tuple[int, ...], values: dict[str, int], number: int) -> bool:
-        """Return whether a size with these values in the samples is `number` at other open sizes."""
+        """Return whether the dim with these probe values is `number` for other dims."""
         texts = self.pads.get(numbers) or [self.text(numbers)]
         return any(evaluate(text, values) == number for text in texts)
 
     def allows(self, numbers: tuple, values: dict[str, int], number: float | None) -> bool:
-        """Return whether what has these values in the samples may be `number` at other open sizes.
+        """Return whether an expression with these probe values can equal `number` for other dims.
 
-        It may not if it is a constant or a size of the union, which is another one there.
+        It cannot if it is a constant or a dim of the merged graph, with another value there.
         """
         if len(set(numbers)) == 1:
             return number == numbers[0]
@@ -86,25 +86,26 @@ class Union(Guesses):
         return None in texts or any(evaluate(text, values) == number for text in texts)
 
     def _module(self) -> tvm.IRModule:
-        """Return the union."""
         for mod in self.mods[1:]:
             self._same_functions(mod)
-        params = [self._param(several) for several in together(main.params for main in self.mains)]
+        params = [self._param(several) for several in zip_equal(main.params for main in self.mains)]
         attrs = dict(self.mains[0].attrs)
         attrs["tvmnotes.sizes"] = {
-            name: [size.lower, -1 if size.upper is None else size.upper] for name, size in self.sizes.items()
+            name: [dim.lower, -1 if dim.upper is None else dim.upper] for name, dim in self.dims.items()
         }
-        if upper := {name: size.upper for name, size in self.sizes.items() if size.upper is not None}:
+        if upper := {name: dim.upper for name, dim in self.dims.items() if dim.upper is not None}:
             attrs["tir_var_upper_bound"] = upper
         builder, refusal = relax.BlockBuilder(), None
         self.builder = builder
         with builder.function("main", params, attrs):
             with builder.dataflow():
                 try:
-                    for bindings in together(map(_bindings, self.mains)):
+                    for bindings in zip_equal(map(_bindings, self.mains)):
                         self._bind(builder, bindings)
                     result = self._expr([main.body.body for main in self.mains])
-                except Refused as reason:  # raised later, as TVM complains about an unfinished function
+                except (
+                    UnsupportedDynamism
+                ) as reason:  # raised later, as TVM complains about an unfinished function
                     refusal, result = reason, params[0]
                 result = builder.emit_output(result)
             builder.emit_func_output(result)
@@ -121,15 +122,17 @@ class Union(Guesses):
 
     def _same_functions(self, mod) -> None:
         first = self.mods[0]
-        names = [  # kernels of recurrent layers are made anew
+        names = [  # kernels of recurrent layers are emitted again
             sorted(var.name_hint for var, func in each.functions_items() if not Cell.of(func))
             for each in (first, mod)
         ]
         if names[0] != names[1]:
-            raise Refused("its kernels depend on it")
+            raise UnsupportedDynamism("its kernels depend on it")
         for name in names[0]:
             if name != "main" and not tvm_ffi.structural_equal(first[name], mod[name]):
-                raise Refused(f"the kernel {name!r}, which its importer makes, is for one size only")
+                raise UnsupportedDynamism(
+                    f"the kernel {name!r}, which its frontend emits, is for static dims"
+                )
 
     def _param(self, several):
         shape, first = None, several[0]
@@ -138,119 +141,121 @@ class Union(Guesses):
                 shape = [self.vars[n.name] if isinstance(n, Dim) else n for n in spec.shape]
         ty = first.ty if shape is None else relax.TensorType(shape, first.ty.dtype)
         var = relax.Var(first.name, ty)
-        self._known(several, var)
+        self._add_var(several, var)
         return var
 
-    def _known(self, several, var) -> None:
-        for places, own in zip(self.places, several, strict=True):
-            places[own] = len(self.values)
-        self.values.append(var)
+    def _add_var(self, several, var) -> None:
+        for numbers, own in zip(self.var_numbers, several, strict=True):
+            numbers[own] = len(self.merged_vars)
+        self.merged_vars.append(var)
 
     def _bind(self, builder, bindings) -> None:
         values = [binding.value for binding in bindings]
         if not all(isinstance(binding, relax.VarBinding) for binding in bindings):
-            raise Refused("its importer does not know a shape")
+            raise UnsupportedDynamism("its frontend does not know a shape")
         value = self._expr(values)
         try:
             var = builder.emit(value, bindings[0].var.name)
         except Exception as error:  # TVM's own are of many kinds
-            raise Refused(f"{_name(values[0])} does not take an open size ({one_line(error)})") from None
+            raise UnsupportedDynamism(
+                f"{_name(values[0])} does not take a dynamic dim ({one_line(error)})"
+            ) from None
         var = self._cast(builder, var, [binding.var.ty for binding in bindings])
-        for binding, sample in zip(bindings, self.samples, strict=True):
-            if not _agree(var.ty, binding.var.ty, sample):
-                raise Refused(f"{_name(values[0])} makes a {binding.var.ty} of it, and Relax infers {var.ty}")
-        self._known([binding.var for binding in bindings], var)
+        for binding, probe in zip(bindings, self.probes, strict=True):
+            if not _agree(var.ty, binding.var.ty, probe):
+                raise UnsupportedDynamism(
+                    f"{_name(values[0])} makes a {binding.var.ty} of it, and Relax infers {var.ty}"
+                )
+        self._add_var([binding.var for binding in bindings], var)
 
     def _cast(self, builder, var, types: list):
-        """Return a variable, of the types `types` in the samples, whose sizes are written as those before.
+        """Return a variable, of the types `types` at the probes, with its shape in terms of known dims.
 
-        A size that Relax does not know, or writes in another way than one of equal values, is checked by
-        each run.
+        Where Relax infers no dim, or one that it cannot prove equal, a match_cast checks it in each run.
         """
         if not all(isinstance(ty, relax.TensorType) for ty in (var.ty, *types)):
             return var
         if any(ty.shape is None or len(ty.shape) != len(types[0].shape) for ty in types):
             return var
-        sizes, differ = [], var.ty.shape is None
+        dims, differ = [], var.ty.shape is None
         inferred = [None] * len(types[0].shape) if differ else list(var.ty.shape)
         if len(inferred) != len(types[0].shape):
             return var
-        for size, several in zip(inferred, together(ty.shape for ty in types), strict=True):
+        for dim, several in zip(inferred, zip_equal(ty.shape for ty in types), strict=True):
             numbers = tuple(map(int, several))
-            text = None if size is None else written(size)
+            text = None if dim is None else dim_to_str(dim)
             fits = text is not None and all(
-                evaluate(text, sample) == n for sample, n in zip(self.samples, numbers, strict=True)
+                evaluate(text, probe) == n for probe, n in zip(self.probes, numbers, strict=True)
             )
             if fits and len(set(numbers)) > 1 and numbers not in self.known:
-                self._know(numbers, size)
+                self._record(numbers, dim)
             if text is not None and (not fits or len(set(numbers)) == 1):
-                sizes.append(size)
+                dims.append(dim)
                 continue
-            same = self._size(several)
-            is_other = size is not None and not self._same(size, same)
-            if is_other and any(var.same_as(same) for var in tirx.analysis.undefined_vars(size)):
+            same = self._dim(several)
+            is_other = dim is not None and not self._is_equal(dim, same)
+            if is_other and any(var.same_as(same) for var in tirx.analysis.undefined_vars(dim)):
                 # TVM would replace the variable by the expression that has it, without end
-                raise Refused(f"a size is {size}, and {same} at the sizes that were tried")
+                raise UnsupportedDynamism(f"a dim is {dim}, and {same} at the probes")
             differ |= text is None or is_other
-            sizes.append(same)
-        return builder.match_cast(var, relax.TensorType(sizes, types[0].dtype)) if differ else var
+            dims.append(same)
+        return builder.match_cast(var, relax.TensorType(dims, types[0].dtype)) if differ else var
 
-    def _same(self, a, b) -> bool:
+    def _is_equal(self, a, b) -> bool:
         if isinstance(a, int) or isinstance(b, int):
-            return written(a) == written(b)
-        return bool(self.plain.can_prove_equal(a, b))
+            return dim_to_str(a) == dim_to_str(b)
+        return bool(self.unbounded.can_prove_equal(a, b))
 
     def _expr(self, exprs: list):
-        """Return the union of expressions."""
         first = exprs[0]
         if any(type(expr) is not type(first) for expr in exprs):
-            raise Refused("the graph depends on it")
+            raise UnsupportedDynamism("the graph depends on it")
         if isinstance(first, relax.Var):
-            numbers = {places.get(expr) for places, expr in zip(self.places, exprs, strict=True)}
+            numbers = {known.get(expr) for known, expr in zip(self.var_numbers, exprs, strict=True)}
             if len(numbers) > 1 or None in numbers:
-                raise Refused("the graph depends on it")
-            return self.values[numbers.pop()]
+                raise UnsupportedDynamism("the graph depends on it")
+            return self.merged_vars[numbers.pop()]
         if isinstance(first, tvm.ir.Call):
             return self._call(exprs)
         if isinstance(first, relax.Tuple):
-            return relax.Tuple([self._expr(fields) for fields in together(each.fields for each in exprs)])
+            return relax.Tuple([self._expr(fields) for fields in zip_equal(each.fields for each in exprs)])
         if isinstance(first, relax.TupleGetItem):
             if len({int(each.index) for each in exprs}) > 1:
-                raise Refused("the graph depends on it")
+                raise UnsupportedDynamism("the graph depends on it")
             return relax.TupleGetItem(self._expr([each.tuple_value for each in exprs]), int(first.index))
         if isinstance(first, relax.ShapeExpr):
-            return relax.ShapeExpr([self._size(sizes) for sizes in together(each.values for each in exprs)])
+            return relax.ShapeExpr([self._dim(dims) for dims in zip_equal(each.values for each in exprs)])
         if isinstance(first, tirx.IntImm):
-            size = self._size(exprs)
-            return first if isinstance(size, int) else size
+            dim = self._dim(exprs)
+            return first if isinstance(dim, int) else dim
         arrays = [constant_array(expr) for expr in exprs]
         if arrays[0] is not None:
             if not all(same_array(array, arrays[0]) for array in arrays[1:]):
-                return self._number(arrays)
+                return self._constant(arrays)
         elif not all(tvm_ffi.structural_equal(first, expr) for expr in exprs[1:]):
-            raise Refused(f"{type(first).__name__} depends on it")
+            raise UnsupportedDynamism(f"{type(first).__name__} depends on it")
         return first
 
-    def _number(self, arrays: list):
-        """Return a constant that is a size, or numbers up to one, which the network then computes."""
+    def _constant(self, arrays: list):
+        """Merge constants that are a dim, or a range up to one, which the network then computes."""
         listed = all(array is not None and array.ndim == 1 and array.dtype.kind in "iu" for array in arrays)
         if listed and 0 < min(map(len, arrays)) < max(map(len, arrays)):
             return self._range(arrays)
-        whole = all(array is not None and array.size == 1 and array.dtype.kind in "iuf" for array in arrays)
-        if not whole or any(array != np.floor(array) or abs(array) > _EXACT for array in arrays):
-            raise Refused("a constant depends on it")
-        size = self._size(array.item() for array in arrays)
-        number = relax.op.reshape(relax.op.arange(size, size + 1, 1, "int64"), arrays[0].shape)
+        scalar = all(array is not None and array.size == 1 and array.dtype.kind in "iuf" for array in arrays)
+        if not scalar or any(array != np.floor(array) or abs(array) > _EXACT for array in arrays):
+            raise UnsupportedDynamism("a constant depends on it")
+        dim = self._dim(array.item() for array in arrays)
+        number = relax.op.reshape(relax.op.arange(dim, dim + 1, 1, "int64"), arrays[0].shape)
         return relax.op.astype(number, str(arrays[0].dtype))
 
     def _range(self, arrays: list):
-        """Return numbers at equal distances, which differ in their count."""
+        """Merge ranges of different lengths into an arange."""
         longest = max(arrays, key=len)
         step = int(longest[1]) - int(longest[0])
         if any(not np.array_equal(array, array[0] + step * np.arange(len(array))) for array in arrays):
-            raise Refused("a constant depends on it")
-        first = self._size(array[0] for array in arrays)
-        end = self._size(int(array[0]) + step * len(array) for array in arrays)
+            raise UnsupportedDynamism("a constant depends on it")
+        first = self._dim(array[0] for array in arrays)
+        end = self._dim(int(array[0]) + step * len(array) for array in arrays)
         return relax.op.arange(first, end, step, str(longest.dtype))
 
     def _call(self, calls: list):
@@ -263,22 +268,24 @@ class Union(Guesses):
             return self._layer(layers)
         if padding.differ(calls):
             return self._pad(calls)
-        if all(_name(call) == "split" for call in calls) and _is_open(calls):
+        if all(_name(call) == "split" for call in calls) and _has_dynamic_axis(calls):
             return self._split(calls)
         for other in others:
             same = _name(first) == _name(other) and len(first.args) == len(other.args)
             if not same or not tvm_ffi.structural_equal(first.attrs, other.attrs):
-                raise Refused(f"{_name(first)} depends on it in another way than by the shape that it reads")
-        args = [self._expr(several) for several in together(call.args for call in calls)]
-        types = [self._type(several) for several in together(call.ty_args for call in calls)]
+                raise UnsupportedDynamism(
+                    f"{_name(first)} depends on it in another way than by the shape that it reads"
+                )
+        args = [self._expr(several) for several in zip_equal(call.args for call in calls)]
+        types = [self._type(several) for several in zip_equal(call.ty_args for call in calls)]
         grouped = _name(first) in ("nn.group_norm", "nn.instance_norm")
         if grouped and not isinstance(args[0].ty.shape[1], tirx.IntImm):
-            raise Refused(f"{_name(first)} of an open number of channels")
+            raise UnsupportedDynamism(f"{_name(first)} with dynamic channels")
         result = self._slice(*args) if _name(first) == "strided_slice" else None
         return tvm.ir.Call(first.op, args, first.attrs, types) if result is None else result
 
     def _check(self, calls: list, checks: list):
-        """Return the union of checks of indices, whose message has the size in it."""
+        """Merge bounds checks, whose message has the dim in it."""
         message = None
         texts = [text for _, text, *_ in checks]
         if len(set(texts)) > 1:
@@ -287,69 +294,69 @@ class Union(Guesses):
             message
             if message is not None and isinstance(several[0], tvm.ir.StringImm)
             else self._expr(several)
-            for several in together(call.args for call in calls)
+            for several in zip_equal(call.args for call in calls)
         ]
-        types = [self._type(several) for several in together(call.ty_args for call in calls)]
+        types = [self._type(several) for several in zip_equal(call.ty_args for call in calls)]
         return tvm.ir.Call(calls[0].op, args, calls[0].attrs, types)
 
     def _limits(self, text: str, checks: list) -> str:
-        """Return the message of checks, of which `text` is the first one's, with the size in it."""
+        """Return the message of bounds checks, of which `text` is the first one's, with the dim in it."""
         _, _, count, negative, *_ = checks[0]
         expected = text.removesuffix(bounds_check.limits(-count if negative else 0, count - 1))
         if expected == text:
-            raise Refused("a check of indices depends on it")
-        size = self._size(check[2] for check in checks)
-        name, last = str(written(size)), str(written(size - 1))
+            raise UnsupportedDynamism("a check of indices depends on it")
+        dim = self._dim(check[2] for check in checks)
+        name, last = str(dim_to_str(dim)), str(dim_to_str(dim - 1))
         name = name if name.isidentifier() else f"({name})"
         last = last if last.isidentifier() else f"{name} - 1"
         return expected + bounds_check.limits(f"-{name}" if negative else 0, last)
 
     def _layer(self, layers: list):
-        """Return the union of layers of a recurrent network, as `Cell.of_call` lists them."""
+        """Merge layers of a recurrent network, as `Cell.of_call` lists them."""
         cell, given = layers[0]
         if any(other != cell or list(values) != list(given) for other, values in layers[1:]):
-            raise Refused("a recurrent layer depends on it")
+            raise UnsupportedDynamism("a recurrent layer depends on it")
         values = {name: self._expr([each[name] for _, each in layers]) for name in given}
         return recurrent_call(self.builder, cell, values)
 
     def _pad(self, calls: list):
-        """Return the union of pads whose widths differ."""
+        """Merge pads with different widths."""
         fill, x = padding.fill(calls), self._expr([call.args[0] for call in calls])
-        pads = together(map(int, call.attrs.pad_width) for call in calls)
+        pads = zip_equal(map(int, call.attrs.pad_width) for call in calls)
         made = []
-        for axis, several in enumerate(together(call.ty.shape for call in calls)):
-            total = self._size(several) - x.ty.shape[axis]
+        for axis, several in enumerate(zip_equal(call.ty.shape for call in calls)):
+            total = self._dim(several) - x.ty.shape[axis]
             made.append(padding.split(*pads[2 * axis : 2 * axis + 2], total, self._is_natural))
         for numbers, width in zip(pads, itertools.chain(*made), strict=True):
             if not isinstance(width, int):
-                self.pads.setdefault(numbers, []).append(written(width))
+                self.pads.setdefault(numbers, []).append(dim_to_str(width))
         return padding.padded(self.builder, x, made, fill)
 
     def _is_natural(self, number) -> bool:
-        return padding.is_natural(number, self.sizes, self.analyzer)
+        return padding.is_natural(number, self.dims, self.analyzer)
 
     def _split(self, calls: list):
-        """Return the union of splits of an axis that is open, as slices."""
+        """Merge splits of a dynamic axis, as slices."""
         x, axis = self._expr([call.args[0] for call in calls]), int(calls[0].attrs.axis)
         counts = list(dict.fromkeys(len(call.ty.fields) for call in calls))
         if len(counts) > 1:
-            raise Refused(f"it is split into {' or '.join(map(str, counts))} parts")
+            raise UnsupportedDynamism(f"it is split into {' or '.join(map(str, counts))} parts")
         parts, ends = [], [0] * len(calls)
-        for several in together(call.ty.fields for call in calls):
+        for several in zip_equal(call.ty.fields for call in calls):
             begins, ends = ends, [n + int(ty.shape[axis]) for n, ty in zip(ends, several, strict=True)]
-            begin, end = (self._size(each) for each in (begins, ends))
-            sizes = tuple(n - m for n, m in zip(ends, begins, strict=True))
-            if len(set(sizes)) > 1 and sizes not in self.known:
-                self._know(sizes, end - begin)
+            begin, end = (self._dim(each) for each in (begins, ends))
+            dims = tuple(n - m for n, m in zip(ends, begins, strict=True))
+            if len(set(dims)) > 1 and dims not in self.known:
+                self._record(dims, end - begin)
             bounds = [relax.Tuple([relax.prim_value(n)]) for n in (axis, begin, end)]
             part = self._slice(x, *bounds)
             parts.append(self.builder.emit(relax.op.strided_slice(x, *bounds) if part is None else part))
         return relax.Tuple(parts)
 
     def _slice(self, x, axes, begins, ends, *strides):
-        """Return a slice whose bounds are shown to be within its tensor at all sizes, or None.
+        """Return a slice whose bounds are proven to be within its tensor for all dims, or None.
 
-        Relax clips other bounds in each run, and does not know what the size is then.
+        Relax clips other bounds in each run, and does not infer the dim then.
         """
         fields = [getattr(each, "fields", None) for each in (axes, begins, ends)]
         if any(field is None for field in fields) or getattr(x.ty, "shape", None) is None:
@@ -360,7 +367,7 @@ class Union(Guesses):
             extent = shape[axis]
             end = extent if isinstance(end, tirx.IntImm) and end.value > _PAST else end
             if any(isinstance(n, tirx.IntImm) and abs(n.value) > _PAST for n in (begin, end)):
-                return None  # its sum with a size may be beyond int64
+                return None  # its sum with a dim may be beyond int64
             begin, end = (
                 n + extent if isinstance(n, tirx.IntImm) and n.value < 0 else n for n in (begin, end)
             )
@@ -376,12 +383,12 @@ class Union(Guesses):
     def _type(self, several: list):
         first = several[0]
         if isinstance(first, tvm.ir.TupleType):
-            return tvm.ir.TupleType([self._type(fields) for fields in together(ty.fields for ty in several)])
+            return tvm.ir.TupleType([self._type(fields) for fields in zip_equal(ty.fields for ty in several)])
         if isinstance(first, relax.TensorType) and all(ty.shape is not None for ty in several):
-            sizes = together(ty.shape.values for ty in several)
-            return relax.TensorType([self._size(each) for each in sizes], first.dtype)
+            dims = zip_equal(ty.shape.values for ty in several)
+            return relax.TensorType([self._dim(each) for each in dims], first.dtype)
         if not all(tvm_ffi.structural_equal(first, ty) for ty in several[1:]):
-            raise Refused("the graph depends on it")
+            raise UnsupportedDynamism("the graph depends on it")
         return first
 
 
@@ -389,13 +396,11 @@ def _bindings(main) -> list:
     return [binding for block in main.body.blocks for binding in block.bindings]
 
 
-def _is_open(splits: list) -> bool:
-    """Return whether the axis that calls split is of several sizes."""
+def _has_dynamic_axis(splits: list) -> bool:
     return len({int(call.args[0].ty.shape[int(call.attrs.axis)]) for call in splits}) > 1
 
 
 def _name(call) -> str:
-    """Return the name of the operator that an expression calls."""
     op = getattr(call, "op", None)
     name = getattr(op, "name", getattr(op, "name_hint", type(call).__name__))
     return str(name).removeprefix("relax.")

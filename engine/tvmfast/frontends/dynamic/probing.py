@@ -1,10 +1,10 @@
-"""Import a network whose inputs leave sizes open, by importing it at a few fixed sizes.
+"""Import a network with dynamic dims by probing: imports with static dims at a few probes are merged.
 
-Importers and their converters see whole numbers only. Where the imported graphs differ, in a size, the
-difference gives the size as an expression of the open ones: 2 and 213 at batches 2 and 213 are "batch", 1024
-and 109056 are "512*batch". Sizes that Relax infers, such as those of a strided convolution, are expressions
-too, in which later ones may be written. Relax infers the types of the resulting graph again, which have to
-agree with those of every import. Where graphs differ otherwise, the network is refused.
+Frontends and their converters see static shapes only. Where the imported graphs differ in a dim, its values
+give it as an expression of the dynamic dims: 2 and 213 at batches 2 and 213 are "batch", 1024 and 109056 are
+"512*batch". Dims that Relax infers, such as those of a strided convolution, are known expressions too, from
+which later ones may be built. Relax infers the types of the merged graph again, which have to agree with
+those of every import. Where graphs differ otherwise, the network is refused.
 """
 
 from collections.abc import Callable
@@ -12,170 +12,172 @@ from collections.abc import Callable
 import tvm
 
 from ...core.bounds_check import OutOfRange
-from ...core.dims import Dim, merged
+from ...core.dims import Dim, dims_of
 from ...core.specs import TensorSpec
-from .graphs import Refused, together
-from .merge import Union, same_array
+from .graphs import UnsupportedDynamism, zip_equal
+from .merge import GraphMerge, same_array
 
 Model = tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]
-_USUAL = 2  # the size of the first import: many operators treat 1 in another way
-_INNER = 67  # that of an axis other than the first: strides that halve it five times leave more than 1
-_FAR = 211  # from there to the other one: a prime, so that a rounded quotient gives no whole factor
-_NEAR = 5  # to another one, for sizes that are no multiple of it and a constant
-_BEYOND = 4099  # to a third one, for importers that see no program: a file may compare a size with a number
-_DECIDED = 8  # the most samples that tell quotients apart
-_MORE = (29, 60)  # to others, for graphs that divide sizes: 96 and 127, with both extreme remainders of 32
-_MORE_OF_FILES = (*_MORE, 30)  # 97 too, with the one that is padded most: no program has the result's size
+_BASELINE = 2  # the baseline of a first axis: many operators special-case 1
+_INNER = 67  # that of other axes: strides that halve it five times leave more than 1
+_FAR = 211  # distance of a second value: a prime, so that a floor division gives no integer factor
+_NEAR = 5  # of another one, for dims that are not affine
+_BEYOND = 4099  # of a third one, for frontends without a signature: a file may compare a dim with a number
+_MOST_SEPARATING = 8  # probes that separate floor divisions
+_MORE = (29, 60)  # of others, for graphs with floor divisions: 96 and 127, with both extreme remainders of 32
+_MORE_OF_FILES = (*_MORE, 30)  # 97 too, which is padded most: no signature has the resulting dim
 
 
-def with_open_sizes(
+def with_dynamic_dims(
     import_at: Callable[[list[TensorSpec]], Model],
     specs: list[TensorSpec],
-    steps_at: Callable[[list[TensorSpec]], list] | None = None,
-    compared: Callable[[Union], list[dict[str, int]]] | None = None,
+    signature_at: Callable[[list[TensorSpec]], list] | None = None,
+    suspects_of: Callable[[GraphMerge], list[dict[str, int]]] | None = None,
 ) -> Model:
-    """Import a model for inputs that may have open sizes.
+    """Import a model for inputs that may have dynamic dims.
 
     Args:
-        import_at: Imports the model for inputs of fixed sizes.
+        import_at: Imports the model for inputs with static dims.
         specs: The inputs.
-        steps_at: Lists what the model's framework computes for inputs of fixed sizes, before the importer
-            rewrites it: integers, and texts that do not depend on sizes. None if that is not known.
-        compared: Lists values of one or several open sizes, by name, for which the network may compute in
-            another way than in the imports of a union. It may also refuse the network.
+        signature_at: Returns the graph signature that the model's framework has for inputs with static dims,
+            before the frontend rewrites it: integers, and texts that do not depend on dims. None if unknown.
+        suspects_of: Lists values of one or several dynamic dims, by name, for which the network may compute
+            something else than the merged graph. It may also refuse the network.
 
     Returns:
-        The model. `main` has the open sizes as variables of its shapes, and their bounds in the attribute
+        The model. `main` has the dynamic dims as variables of its shapes, and their bounds in the attribute
         `tvmnotes.sizes`, by name.
 
     Raises:
-        NotImplementedError: The network does not depend on an open size in a way that can be served.
+        NotImplementedError: One graph cannot serve all dims.
         Exception: What `import_at` raises.
     """
-    sizes = merged(spec.shape for spec in specs)
-    if not sizes:
+    dims = dims_of(spec.shape for spec in specs)
+    if not dims:
         return import_at(specs)
-    first = usual(specs, sizes)
-    far = [{**first, name: _far(first[name], size)} for name, size in sizes.items()]
-    if steps_at is None:
-        far += [{**first, name: _far(first[name], size, _BEYOND)} for name, size in sizes.items()]
+    first = baseline(specs, dims)
+    far = [{**first, name: _far(first[name], dim)} for name, dim in dims.items()]
+    if signature_at is None:
+        far += [{**first, name: _far(first[name], dim, _BEYOND)} for name, dim in dims.items()]
     chosen = [first, *far]
-    more = _MORE if steps_at else _MORE_OF_FILES
+    more = _MORE if signature_at else _MORE_OF_FILES
     for distance in (_NEAR, *more):
-        taken = {name: {sample[name] for sample in chosen} for name in sizes}
-        chosen.append(
-            {name: _another(first[name], size, distance, taken[name]) for name, size in sizes.items()}
-        )
-    lowest = {name: size.lower for name, size in sizes.items()}
+        taken = {name: {probe[name] for probe in chosen} for name in dims}
+        chosen.append({name: _another(first[name], dim, distance, taken[name]) for name, dim in dims.items()})
+    lowest = {name: dim.lower for name, dim in dims.items()}
     shared = max(lowest.values())
-    equal = {name: shared if size.takes(shared) else first[name] for name, size in sizes.items()}
-    models = {}  # by the values of the sizes
+    equal = {name: shared if dim.takes(shared) else first[name] for name, dim in dims.items()}
+    models = {}  # by the values of the dims
 
-    def union(samples):
-        distinct = list({tuple(sample.values()): sample for sample in samples}.values())
-        for sample in distinct:
-            if (key := tuple(sample.values())) not in models:
-                models[key] = _shared(_tried(import_at, specs, sample), models)
-        several = [models[tuple(sample.values())] for sample in distinct]
+    def merge(probes):
+        distinct = list({tuple(probe.values()): probe for probe in probes}.values())
+        for probe in distinct:
+            if (key := tuple(probe.values())) not in models:
+                models[key] = _with_shared_weights(_at_probe(import_at, specs, probe), models)
+        several = [models[tuple(probe.values())] for probe in distinct]
         _compare_params([params for _, params in several])
-        return Union(specs, sizes, distinct, [mod for mod, _ in several])
+        return GraphMerge(specs, dims, distinct, [mod for mod, _ in several])
 
-    names = ", ".join(map(repr, sizes))
+    names = ", ".join(map(repr, dims))
     try:
-        made = union(chosen[: -len(more)])
-        if made.divides:
-            made = union(chosen)
-        for _ in range(_DECIDED):
-            if (another := made.undecided()) is None:
+        merged = merge(chosen[: -len(more)])
+        if merged.has_floor_div:
+            merged = merge(chosen)
+        for _ in range(_MOST_SEPARATING):
+            if (another := merged.separating_probe()) is None:
                 break
-            made = union([*made.samples, another])
+            merged = merge([*merged.probes, another])
         else:
-            raise Refused("its sizes are rounded in too many ways")
-    except Refused as reason:
+            raise UnsupportedDynamism("its floor divisions are ambiguous")
+    except UnsupportedDynamism as reason:
         raise NotImplementedError(
-            f"this network cannot leave {names} open: {reason}; give whole numbers there"
+            f"this network cannot keep {names} dynamic: {reason}; give static dims there"
         ) from None
-    special = [lowest, equal, *({**first, **values} for values in (compared(made) if compared else ()))]
+    special = [
+        lowest,
+        equal,
+        *({**first, **values} for values in (suspects_of(merged) if suspects_of else ())),
+    ]
     for values in special:
-        if values in made.samples:
+        if values in merged.probes:
             continue
         try:
-            if steps_at is None:
-                made = union([*made.samples, values])
+            if signature_at is None:
+                merged = merge([*merged.probes, values])
             else:
-                several = [_tried(steps_at, specs, each) for each in (*made.samples, values)]
-                _compare_programs(made, several, values)
-        except Refused as reason:
+                several = [_at_probe(signature_at, specs, each) for each in (*merged.probes, values)]
+                _compare_signatures(merged, several, values)
+        except UnsupportedDynamism as reason:
             numbers = ", ".join(map(str, values.values()))
-            small = {name: max(size.lower, _USUAL) for name, size in sizes.items()}
+            small = {name: max(dim.lower, _BASELINE) for name, dim in dims.items()}
             served = ", ".join(f"Dim({name!r}, {number})" for name, number in small.items())
-            way_out = f"leave open {served}, or give" if values == lowest != small else "give"
+            way_out = f"use {served}, or give" if values == lowest != small else "give"
             raise NotImplementedError(
-                f"this network computes in another way where {names} is {numbers} ({reason}); {way_out} "
-                "whole numbers"
+                f"this network computes something else where {names} is {numbers} ({reason}); {way_out} "
+                "static dims"
             ) from None
-    return made.mod, models[tuple(first.values())][1]
+    return merged.mod, models[tuple(first.values())][1]
 
 
-def _tried(function: Callable, specs: list[TensorSpec], sample: dict[str, int]):
-    """Call a function of the inputs at fixed sizes; an error says which, and how to exclude them."""
+def _at_probe(function: Callable, specs: list[TensorSpec], probe: dict[str, int]):
+    """Call a function of the inputs at a probe; an error names it, and how to exclude it."""
     try:
-        return function([spec.at(sample) for spec in specs])
+        return function([spec.at(probe) for spec in specs])
     except (ValueError, IndexError, NotImplementedError) as error:
         if type(error) not in (ValueError, OutOfRange, NotImplementedError):
             raise
-        sizes = " and ".join(f"{name} {value}" for name, value in sample.items())
-        bounds = ", ".join(f"Dim({name!r}, lower, upper)" for name in sample)
+        dims = " and ".join(f"{name} {value}" for name, value in probe.items())
+        bounds = ", ".join(f"Dim({name!r}, lower, upper)" for name in probe)
         raise type(error)(
-            f"{error} (open sizes were tried with {sizes}: if that is the cause, give bounds, {bounds}, or "
-            "whole numbers)"
+            f"{error} (dynamic dims were tried with {dims}: if that is the cause, give bounds, {bounds}, or "
+            "static dims)"
         ) from error
 
 
-def _compare_programs(made: "Union", several: list[list], values: dict[str, int]) -> None:
-    """Refuse programs, listed by `steps_at` for the samples and `values`, that differ in more than sizes."""
-    for steps in together(several):
-        known = [step for step in steps if step is not None]
-        if all(type(step) is int for step in known):
-            if len(known) == len(steps) and not made.agrees(steps[:-1], values, steps[-1]):
-                raise Refused("its program depends on it")
+def _compare_signatures(merged: GraphMerge, several: list[list], values: dict[str, int]) -> None:
+    """Raise if graph signatures, those at the probes and last that at `values`, differ in more than dims."""
+    for parts in zip_equal(several):
+        known = [part for part in parts if part is not None]
+        if all(type(part) is int for part in known):
+            if len(known) == len(parts) and not merged.agrees(parts[:-1], values, parts[-1]):
+                raise UnsupportedDynamism("its program depends on it")
         elif len(set(known)) > 1:
-            raise Refused("its program depends on it")
+            raise UnsupportedDynamism("its program depends on it")
 
 
-def usual(specs: list[TensorSpec], sizes: dict[str, Dim]) -> dict[str, int]:
-    """Return a value for each size, within its bounds: 2 or more, if possible, and another one for each."""
-    inner = {size.name for spec in specs for size in spec.shape[1:] if isinstance(size, Dim)}
+def baseline(specs: list[TensorSpec], dims: dict[str, Dim]) -> dict[str, int]:
+    """Return the baseline probe: a value of each dim, 2 or more if its bounds allow it, all different."""
+    inner = {dim.name for spec in specs for dim in spec.shape[1:] if isinstance(dim, Dim)}
     values = {}
-    for number, (name, size) in enumerate(sizes.items()):
-        value = max(size.lower, (_INNER if name in inner else _USUAL) + number)
-        if size.upper is not None and value >= size.upper:
-            value = min(size.upper, max(size.lower, _USUAL, (size.lower + size.upper) // 2 + number))
+    for number, (name, dim) in enumerate(dims.items()):
+        value = max(dim.lower, (_INNER if name in inner else _BASELINE) + number)
+        if dim.upper is not None and value >= dim.upper:
+            value = min(dim.upper, max(dim.lower, _BASELINE, (dim.lower + dim.upper) // 2 + number))
         values[name] = value
     return values
 
 
-def _far(value: int, size: Dim, distance: int = _FAR) -> int:
-    """Return a value of a size that is this far from its usual one, or as far as its bounds allow.
+def _far(value: int, dim: Dim, distance: int = _FAR) -> int:
+    """Return a value of a dim at a distance from its baseline, or as far as its bounds allow.
 
-    The upper bound itself is left out if possible: a slice up to it is none.
+    The upper bound itself is avoided if possible: a slice up to it slices nothing.
     """
-    if size.upper is None or value + distance < size.upper:
+    if dim.upper is None or value + distance < dim.upper:
         return value + distance
-    return next((n for n in (size.upper - 1, size.upper, size.lower) if n != value and size.takes(n)), value)
+    return next((n for n in (dim.upper - 1, dim.upper, dim.lower) if n != value and dim.takes(n)), value)
 
 
-def _another(value: int, size: Dim, distance: int, taken: set[int]) -> int:
-    """Return a value of a size that is this far from its usual one, or that is not taken, if there is one."""
-    if size.upper is None:
+def _another(value: int, dim: Dim, distance: int, taken: set[int]) -> int:
+    """Return a value of a dim at a distance from its baseline, or another one that is not taken."""
+    if dim.upper is None:
         return value + distance
-    inner = range(size.upper - 1, _USUAL - 1, -1)[: len(taken) + 1]
-    several = [n for n in (value + distance, *inner) if n < size.upper]
-    return next((n for n in (*several, size.upper, size.lower) if n not in taken and size.takes(n)), value)
+    inner = range(dim.upper - 1, _BASELINE - 1, -1)[: len(taken) + 1]
+    several = [n for n in (value + distance, *inner) if n < dim.upper]
+    return next((n for n in (*several, dim.upper, dim.lower) if n not in taken and dim.takes(n)), value)
 
 
-def _shared(model: Model, others: dict[tuple, Model]) -> Model:
-    """Return a model with the weights of another one, if they are the same: each has its own copies."""
+def _with_shared_weights(model: Model, others: dict[tuple, Model]) -> Model:
+    """Return a model with the weight arrays of another one if they are equal, so that copies are freed."""
     mod, params = model
     for _, known in others.values():
         if list(params) == list(known) and all(
@@ -191,7 +193,7 @@ def _compare_params(several: list[dict]) -> None:
         if params is first:
             continue
         if list(params) != list(first):
-            raise Refused("its weights depend on it")
+            raise UnsupportedDynamism("its weights depend on it")
         for name, array in params.items():
             if not same_array(array.numpy(), first[name].numpy()):
-                raise Refused(f"the constant {name!r} depends on it")
+                raise UnsupportedDynamism(f"the constant {name!r} depends on it")

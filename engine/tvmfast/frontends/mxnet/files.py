@@ -222,12 +222,12 @@ def read_params(path: str | os.PathLike) -> dict[str, np.ndarray]:
     if reader.one("Q") != count:
         reader.fail("has not one name for each array: it is a list without names, or damaged,")
     names = [reader.text() for _ in range(count)]
-    params = {plain_name(name): array for name, array in zip(names, arrays, strict=True)}
+    params = {bare_name(name): array for name, array in zip(names, arrays, strict=True)}
     if len(params) < count:
         reader.fail("has two arrays of one name")
     return {name: array for name, array in params.items() if array is not None}
 
 
-def plain_name(name: str) -> str:
+def bare_name(name: str) -> str:
     """Return a parameter's name in the symbol, without "arg:" (trained) or "aux:" (updated in training)."""
     return name.removeprefix("arg:").removeprefix("aux:")

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ...core import data, errors
-from ...core.workarounds import pass_lock, without_torch
+from ...core.compat import pass_lock, without_torch
 
 _SEED = 233
 _LEAST_VARIANCE = 0.1
@@ -39,7 +39,7 @@ def why_not() -> str | None:
     """
     if not all(importlib.util.find_spec(name) for name in ("mxnet", "gluoncv")):
         return (
-            "MXNet and GluonCV are not installed: pip install 'tvmnotes[mxnet]', on Python 3.10 or 3.11 "
+            "MXNet and GluonCV are not installed: pip install 'tvmfast[mxnet]', on Python 3.10 or 3.11 "
             "and x86-64"
         )
     try:
@@ -88,7 +88,7 @@ def network(name: str):
     if known and (any(root.glob(f"{name}-*.params")) or data.reachable(model_store.apache_repo_url)):
         net, kind = get_model(name, pretrained=True), "pretrained"
     else:
-        with pass_lock, _plainly():
+        with pass_lock, _quiet_unfused():
             net, kind = _seeded(get_model, name), "seeded"
     net.weights_kind = kind
     return net
@@ -158,9 +158,9 @@ def _calibrate(net, x) -> None:
 
 
 @contextlib.contextmanager
-def _plainly():
+def _quiet_unfused():
     """Keep MXNet's library from logging, and from fusing: `_calibrate` needs the batch norms."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     backend = os.environ.get("MXNET_SUBGRAPH_BACKEND")
     os.environ["MXNET_SUBGRAPH_BACKEND"] = "NONE"
     try:
@@ -173,8 +173,8 @@ def _plainly():
         del os.environ["MXNET_SUBGRAPH_BACKEND"]
         if backend is not None:
             os.environ["MXNET_SUBGRAPH_BACKEND"] = backend
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
         os.close(nowhere)
 
 

@@ -11,13 +11,13 @@ import tvm
 from tvm import relax
 
 from ...core.bounds_check import OutOfRange
+from ...core.compat import pass_lock
 from ...core.errors import one_line
 from ...core.specs import TensorSpec, parse_inputs, require_dense, shorten
-from ...core.workarounds import pass_lock
 from ..contract import as_model
-from ..dynamic.probing import with_open_sizes
+from ..dynamic.probing import with_dynamic_dims
 from . import gluon
-from .files import Graph, plain_name, read_params, read_symbol
+from .files import Graph, bare_name, read_params, read_symbol
 from .ops import (  # noqa: F401  (they fill the table)
     detection,
     mx_np,
@@ -44,9 +44,9 @@ def from_mxnet(
             HybridBlock with its parameters, in NumPy mode or not.
         params: The path of a .params file, a dictionary of arrays (MXNet's or NumPy's) by name, or
             `(arg_params, aux_params)`; a HybridBlock needs none.
-        inputs: The shapes and dtypes of the inputs, in any form that `tvmnotes.spec.parse_inputs` reads;
-            inputs whose shape the symbol holds may be left out. A name in a shape, ("batch", 3, 224, 224),
-            or a `Dim` is a size that stays open.
+        inputs: The shapes and dtypes of the inputs, in any form that `tvmfast.core.specs.parse_inputs`
+            reads; inputs whose shape the symbol holds may be left out. A name in a shape,
+            ("batch", 3, 224, 224), or a `Dim` is a dynamic dim.
 
     Returns:
         `(mod, params)` as `tvmfast.frontends` describes. A batch norm uses its moving averages.
@@ -55,8 +55,8 @@ def from_mxnet(
         FileNotFoundError: A file is missing.
         ValueError: A file is damaged, parameters are missing, superfluous or of a wrong shape, or an input
             has no shape.
-        NotImplementedError: The importer lacks operators (the message names all), or uses of them, or the
-            network cannot leave a size open.
+        NotImplementedError: The frontend lacks operators (the message names all), or uses of them, or the
+            network does not support a dynamic dim.
         TypeError: An argument is of another kind.
         IndexError: The network holds an index out of range. One that is passed in or computed is an
             IndexError of the run.
@@ -72,8 +72,8 @@ def from_mxnet(
         raise ValueError(f"the symbol has several variables of one name: {', '.join(repeated)}")
     specs = _inputs(graph, arrays, inputs, all_variables)
     arrays = {name: arrays[name] for name in names if name not in specs}
-    return with_open_sizes(
-        lambda fixed: _convert(graph, {spec.name: spec for spec in fixed}, arrays), list(specs.values())
+    return with_dynamic_dims(
+        lambda static: _convert(graph, {spec.name: spec for spec in static}, arrays), list(specs.values())
     )
 
 
@@ -107,7 +107,7 @@ def _arrays(params) -> dict[str, np.ndarray]:
     for name, array in params.items():
         require_dense(array, f"params: {name!r}")
     return {
-        plain_name(name): array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
+        bare_name(name): array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
         for name, array in params.items()
     }
 
@@ -137,7 +137,7 @@ def _inputs(graph: Graph, arrays: dict, inputs, all_variables: set[str]) -> dict
     specs = {}
     if inputs is not None:
         free = [name for name in variables if name not in arrays]
-        specs = {spec.name: spec for spec in parse_inputs(inputs, free, open_sizes=True)}
+        specs = {spec.name: spec for spec in parse_inputs(inputs, free, dynamic_dims=True)}
     listed = ", ".join(name for name in variables if name not in arrays) or "none"
     if unknown := [name for name in specs if name not in variables]:
         raise ValueError(

@@ -1,10 +1,10 @@
 """ONNX models.
 
 importer      `from_onnx`
-checks        what is refused: models that never end, invalid dtypes or sizes
-constants     inputs whose values TVM must know
-control_flow  If, Loop and Scan
-dynamic       comparisons of open sizes
-graph         the steps on the graph before TVM's frontend
+checks        what is refused: endless recursion, invalid dtypes or shapes
+constants     inputs that must be compile-time constants
+control_flow  If is inlined, Loop and Scan are unrolled
+dynamic       comparisons of dynamic dims
+graph         passes on the ONNX graph before TVM's frontend
 ops           converters of operators
 """

@@ -1,7 +1,7 @@
-"""Checks that refuse ONNX models that never end, or that have invalid dtypes or sizes.
+"""Checks that refuse ONNX models with endless recursion, invalid dtypes or invalid shapes.
 
-onnx.checker, ONNX's inference and TVM's frontend let them pass; `importer.py` calls them between the steps of
-graph.py.
+onnx.checker, ONNX's inference and TVM's frontend let them pass; `importer.py` calls them between the
+passes of graph.py.
 """
 
 import functools
@@ -47,12 +47,12 @@ def check_functions(proto: onnx.ModelProto) -> None:
         ) from None
     if count > _MOST_NODES:
         raise ValueError(
-            f"the model's functions unfold to {count:,} nodes; at most {_MOST_NODES:,} are taken"
+            f"the model's functions expand to {count:,} nodes; the most allowed is {_MOST_NODES:,}"
         )
 
 
 def check_sizes(graph: onnx.GraphProto) -> None:
-    """Raise ValueError for a node whose output exceeds this machine's memory, or has a negative size.
+    """Raise ValueError for a node whose output exceeds this machine's memory, or has a negative dim.
 
     The shapes in `graph` are inferred. ONNX infers none in subgraphs of nodes, so those are not checked.
     """

@@ -1,7 +1,7 @@
-"""Inputs of ONNX operators whose values TVM must know before it compiles: sizes, axes, counts.
+"""Inputs of ONNX operators that must be compile-time constants: shapes, axes, counts.
 
 `require_known` refuses, for `from_onnx`, a graph that computes one of them at run time; `deciding_inputs`
-names the graph's inputs that they depend on, which the backend for ONNX's suites makes constants.
+returns the graph's inputs that they depend on, which the backend for ONNX's suites makes constants.
 """
 
 import onnx
@@ -9,7 +9,7 @@ from onnx.helper import make_node
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 
-# By operator: the positions of these inputs.
+# By operator: the numbers of these inputs.
 _DECIDING = {
     **dict.fromkeys((f"Reduce{kind}" for kind in _REDUCTIONS), (1,)),
     **dict.fromkeys(
@@ -30,35 +30,35 @@ _DECIDING = {
     **{"Slice": (1, 2, 3, 4), "Pad": (1, 2, 3), "Resize": (1, 2, 3), "Dropout": (2,)},
 }
 
-# Operators whose output size depends on the values of their inputs.
-_OPEN = ("NonMaxSuppression", "NonZero", "Unique")
-_STEPS = ("Loop", "Scan")  # these are left of the model only where their number of steps is not known
+# Operators with data-dependent output shapes.
+_DATA_DEPENDENT = ("NonMaxSuppression", "NonZero", "Unique")
+_LOOPS = ("Loop", "Scan")  # those with a static trip count are unrolled before
 
 
 def require_known(graph: onnx.GraphProto) -> None:
-    """Raise NotImplementedError for the first node that needs a value known only at run time."""
+    """Raise NotImplementedError for the first node that needs a value that is no compile-time constant."""
     inputs = {value.name for value in graph.input}
     for node, name, sources in _needs(graph):
         label = f"{node.op_type} {node.name or ','.join(node.output)!r}"
-        if name is None and node.op_type in _STEPS:
+        if name is None and node.op_type in _LOOPS:
             raise NotImplementedError(
-                f"{label}: the data decide how many steps it runs, and TVM compiles for a known number; "
+                f"{label}: its trip count depends on the data, and TVM compiles for a static one; "
                 "cut the graph before it"
             )
         if name is None:
             raise NotImplementedError(
-                f"{label}: the values of its input decide how large its output is, and TVM compiles for "
-                "fixed sizes; cut the graph before it"
+                f"{label}: the shape of its output depends on the data, and TVM compiles for static "
+                "shapes; cut the graph before it"
             )
         if given := ", ".join(map(repr, sorted(sources & inputs))):
             raise NotImplementedError(
-                f"{label}: its input {name!r} has to be known before the run, as TVM compiles for fixed "
-                f"sizes, and it depends on what is passed as {given}; give that in `values`"
+                f"{label}: its input {name!r} has to be known before the run, as TVM compiles for static "
+                f"shapes, and it depends on what is passed as {given}; give that in `values`"
             )
 
 
 def as_constants(graph: onnx.GraphProto) -> None:
-    """Turn weights that an operator must know into Constant nodes, as TVM makes weights parameters."""
+    """Turn weights that must be constants into Constant nodes, as TVM makes weights parameters."""
     inputs = {value.name for value in graph.input}
     names = set().union(*(sources for _, _, sources in _needs(graph) if not sources & inputs))
     found = [tensor for tensor in graph.initializer if tensor.name in names]
@@ -71,7 +71,7 @@ def as_constants(graph: onnx.GraphProto) -> None:
 
 
 def deciding_inputs(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of the graph's inputs whose values some operator must know before the run."""
+    """Return the names of the graph's inputs that some operator needs as constants."""
     weights = {tensor.name for tensor in graph.initializer}
     return set().union(*(sources for _, _, sources in _needs(graph))) - weights
 
@@ -84,10 +84,10 @@ def _needs(graph: onnx.GraphProto, known: dict[str, frozenset] | None = None):
     sources = [*graph.initializer, *(graph.input if known is None else [])]
     depends = {**(known or {}), **{each.name: frozenset([each.name]) for each in sources}}
     for node in graph.node:
-        for position in _DECIDING.get(node.op_type, ()):
-            if position < len(node.input) and node.input[position]:
-                yield node, node.input[position], depends.get(node.input[position], frozenset())
-        if node.op_type in (*_OPEN, *_STEPS):
+        for number in _DECIDING.get(node.op_type, ()):
+            if number < len(node.input) and node.input[number]:
+                yield node, node.input[number], depends.get(node.input[number], frozenset())
+        if node.op_type in (*_DATA_DEPENDENT, *_LOOPS):
             yield node, None, frozenset()
         names = node.input[: 1 if node.op_type == "CastLike" else None]
         sources = frozenset().union(*(depends.get(name, frozenset()) for name in names))

@@ -1,4 +1,4 @@
-"""What an ONNX If, Loop or Scan computes, as nodes of the graph around it, where its course is known."""
+"""Inline an ONNX If with a constant condition; unroll a Loop or Scan with a static trip count."""
 
 from collections.abc import Callable
 
@@ -8,61 +8,61 @@ from onnx.helper import make_empty_tensor_value_info, make_graph, make_node
 from onnx.numpy_helper import from_array
 from onnx.reference import ReferenceEvaluator
 
-MOST_NODES = 100_000  # of what loops unfold to
+MOST_NODES = 100_000  # that a loop is unrolled to
 _JOINED = 16
 
 
-def taken(node: onnx.NodeProto, condition: bool, used: set[str]) -> list[onnx.NodeProto]:
-    """Return nodes that compute what an If does, for a known condition; no name in `used` is theirs."""
+def inline_if(node: onnx.NodeProto, condition: bool, used: set[str]) -> list[onnx.NodeProto]:
+    """Return the nodes of the branch that a constant condition takes, under names that are not in `used`."""
     copies = _Copies(node, "then_branch" if condition else "else_branch", used)
     results = copies.add({})
     return copies.nodes + _named(results, node.output)
 
 
-def unrolled(
+def unroll(
     node: onnx.NodeProto,
     values: dict[str, np.ndarray],
     shapes: dict[str, tuple],
     opsets: dict,
     used: set[str],
 ) -> list[onnx.NodeProto] | None:
-    """Return nodes that compute what a Loop or a Scan does, step after step.
+    """Return the nodes of an unrolled Loop or Scan.
 
     Args:
         node: The Loop or Scan.
-        values: What is known before the run, by name.
-        shapes: Known shapes, by name.
+        values: Constants, by name.
+        shapes: Static shapes, by name.
         opsets: The versions of the model's operators, by domain.
-        used: Names that the nodes may not give to values of their own.
+        used: Names that are taken in the graph around it.
 
     Returns:
-        The nodes; None if it is not known how many steps there are.
+        The nodes; None if the trip count is not static.
 
     Raises:
-        NotImplementedError: There are too many steps, or none, so that the sizes of an output are not known.
+        NotImplementedError: The trip count is too large, or 0, so that the shape of an output is unknown.
     """
     copies = _Copies(node, "body", used)
     is_loop = node.op_type == "Loop"
-    made = _of_loop(node, copies, values, opsets) if is_loop else _of_scan(node, copies, shapes)
-    if made is None:
+    results = _unroll_loop(node, copies, values, opsets) if is_loop else _unroll_scan(node, copies, shapes)
+    if results is None:
         return None
-    states, collected, axes, directions = made
+    states, collected, axes, directions = results
     outputs = list(node.output)
     nodes = _named(states, outputs[: len(states)])
-    places = zip(collected, outputs[len(states) :], axes, directions, strict=True)
-    for parts, output, axis, backwards in places:
+    stacks = zip(collected, outputs[len(states) :], axes, directions, strict=True)
+    for parts, output, axis, backwards in stacks:
         if not output:
             continue
         if not parts:
-            raise NotImplementedError(f"{_label(node)}: it runs no step, so that {output!r} has no sizes")
+            raise NotImplementedError(f"{_label(node)}: its trip count is 0, so {output!r} has no shape")
         stacked = [copies.unsqueezed(part, axis, opsets) for part in parts]
         joined = copies.joined(stacked[::-1] if backwards else stacked, axis)
         nodes += _named([joined], [output])
     return copies.nodes + nodes
 
 
-def _of_loop(node: onnx.NodeProto, copies: "_Copies", values: dict, opsets: dict) -> tuple | None:
-    """Add the steps of a Loop; return what `unrolled` needs of the results."""
+def _unroll_loop(node: onnx.NodeProto, copies: "_Copies", values: dict, opsets: dict) -> tuple | None:
+    """Add the iterations of a Loop; return states, stacked outputs, their axes and directions."""
     limit, condition, *states = [*node.input, "", ""][: max(2, len(node.input))]
     if any(name and name not in values for name in (limit, condition)):
         return None
@@ -88,8 +88,8 @@ def _of_loop(node: onnx.NodeProto, copies: "_Copies", values: dict, opsets: dict
     return states, collected, [0] * len(collected), [0] * len(collected)
 
 
-def _of_scan(node: onnx.NodeProto, copies: "_Copies", shapes: dict) -> tuple | None:
-    """Add the steps of a Scan; return what `unrolled` needs of the results."""
+def _unroll_scan(node: onnx.NodeProto, copies: "_Copies", shapes: dict) -> tuple | None:
+    """Add the iterations of a Scan; return states, stacked outputs, their axes and directions."""
     attributes = {each.name: each for each in node.attribute}
     scanned = attributes["num_scan_inputs"].i
     states, elements = list(node.input[:-scanned]), list(node.input[-scanned:])
@@ -105,8 +105,8 @@ def _of_scan(node: onnx.NodeProto, copies: "_Copies", shapes: dict) -> tuple | N
     count = len(copies.graph.output) - len(states)
     collected = [[] for _ in range(count)]
     for step in range(steps):
-        places = [steps - 1 - step if backwards else step for backwards in directions]
-        parts = [copies.element(x, k, axis) for x, k, axis in zip(elements, places, axes, strict=True)]
+        indices = [steps - 1 - step if backwards else step for backwards in directions]
+        parts = [copies.element(x, k, axis) for x, k, axis in zip(elements, indices, axes, strict=True)]
         results = copies.add(dict(zip(inputs, [*states, *parts], strict=True)))
         states = results[: len(states)]
         for parts, part in zip(collected, results[len(states) :], strict=True):
@@ -117,9 +117,9 @@ def _of_scan(node: onnx.NodeProto, copies: "_Copies", shapes: dict) -> tuple | N
 def _condition(
     body: onnx.GraphProto, states: list[str], values: dict[str, np.ndarray], opsets: dict
 ) -> Callable[[int], bool | None] | None:
-    """Return a function that says, called for one step after the other, whether a Loop goes on after it.
+    """Return a function that evaluates a Loop's condition after each iteration, called in their order.
 
-    It returns None if it cannot say. There is no such function if the data decide.
+    The function returns None where an operator cannot be evaluated. There is none if the data decide.
     """
     inputs, outputs = ([value.name for value in side] for side in (body.input, body.output))
     makers = {name: node for node in body.node for name in node.output}
@@ -170,7 +170,7 @@ def _condition(
 
 
 def _numbers(body: onnx.GraphProto, step: int) -> dict[str, np.ndarray]:
-    """Return the first inputs of a Loop's body, of one axis if it is written so, as ONNX Runtime does."""
+    """Return iteration number and condition, of rank 1 if the body declares that, as in ONNX Runtime."""
     ranks = [len(value.type.tensor_type.shape.dim) for value in body.input[:2]]
     values = np.array(step, "int64"), np.array(True)
     pairs = zip(body.input[:2], values, ranks, strict=True)
@@ -233,7 +233,8 @@ class _Copies:
         self._count += 1
         if max(len(self.nodes), self._count) > MOST_NODES:
             raise NotImplementedError(
-                f"{self._label}: it unfolds to more than {MOST_NODES:,} nodes; write it with fewer steps"
+                f"{self._label}: it unrolls to more than {MOST_NODES:,} nodes; export it with "
+                "fewer iterations"
             )
         return [names.get(value.name, value.name) for value in self.graph.output]
 
@@ -245,9 +246,9 @@ class _Copies:
             self._emit("Constant", [], self._constants[key], value=from_array(value))
         return self._constants[key]
 
-    def element(self, x: str, place: int, axis: int) -> str:
+    def element(self, x: str, index: int, axis: int) -> str:
         """Return the name of an element of a tensor along an axis."""
-        inputs = [x, self.constant(np.array(place, "int64"))]
+        inputs = [x, self.constant(np.array(index, "int64"))]
         return self._emit("Gather", inputs, f"{self._prefix}/element{len(self.nodes)}", axis=axis)
 
     def unsqueezed(self, x: str, axis: int, opsets: dict) -> str:

@@ -1,7 +1,7 @@
-"""The steps that prepare an ONNX graph for TVM's frontend, in the order in which `importer.py` calls them.
+"""Passes that prepare an ONNX graph for TVM's frontend, in the order in which `importer.py` runs them.
 
 with_output_shapes -> expand_functions -> require_operators -> modernize -> fold_constants -> check_shapes ->
-prepare_for_tvm. From `expand_functions` onwards each takes a checked ModelProto with settled input shapes, or
+prepare_for_tvm. From `expand_functions` onwards each takes a checked ModelProto with static input shapes, or
 its graph. All of them may change their argument in place; those that return a model may return another one.
 """
 
@@ -18,7 +18,7 @@ from onnx.helper import make_attribute, make_node, make_tensor_value_info, tenso
 from onnx.reference import ReferenceEvaluator
 
 from ...core.errors import one_line
-from .control_flow import taken, unrolled
+from .control_flow import inline_if, unroll
 from .dynamic import operands
 from .ops import KNOWN
 
@@ -51,8 +51,8 @@ _WRONG = {"Attention", "DynamicQuantizeLinear", "MeanVarianceNormalization", "RM
 def _functions() -> frozenset[str]:
     """Return the ONNX operators that are expanded: those above, and functions without a converter."""
     schemas = [each for each in onnx.defs.get_all_schemas() if not each.domain]
-    written = {each.name for each in schemas if each.has_function or each.has_context_dependent_function}
-    return frozenset(_WRONG | (written - KNOWN - {"Bernoulli", "LinearAttention", "SequenceMap"}))
+    functions = {each.name for each in schemas if each.has_function or each.has_context_dependent_function}
+    return frozenset(_WRONG | (functions - KNOWN - {"Bernoulli", "LinearAttention", "SequenceMap"}))
 
 
 def _is_function(node: onnx.NodeProto) -> bool:
@@ -79,7 +79,7 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
         proto.graph.input.extend(make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights)
         replace(proto.graph.initializer, [tensor for tensor in weights if _is_small(tensor.dims)])
         _forget_shapes(proto.graph)
-        proto.graph.value_info.add()  # named "": the inliner looks up optional inputs that are left out
+        proto.graph.value_info.add()  # named "": the inliner looks up omitted optional inputs
         proto = _with_shapes(proto)
         try:
             proto = inliner.inline_selected_functions(
@@ -88,7 +88,7 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
             shape_inference.infer_shapes(proto, strict_mode=True)
         except (RuntimeError, shape_inference.InferenceError) as error:
             raise NotImplementedError(
-                f"onnx {onnx.__version__} cannot write this model's {', '.join(names)} with simpler "
+                f"onnx {onnx.__version__} cannot expand this model's {', '.join(names)} into simpler "
                 f"operators: {one_line(error)}"
             ) from error
         replace(proto.graph.initializer, weights)
@@ -117,7 +117,7 @@ def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_defaults(node: onnx.NodeProto, version: int) -> None:
-    """Write the attributes that a node leaves out into it; onnx's inliner treats them as missing."""
+    """Write the defaults of omitted attributes into a node; onnx's inliner treats them as missing."""
     given = {attribute.name for attribute in node.attribute}
     for name, attribute in onnx.defs.get_schema(node.op_type, version, "").attributes.items():
         if name not in given and attribute.default_value.name:
@@ -176,16 +176,16 @@ def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def fold_constants(
-    proto: onnx.ModelProto, compared: dict[str, tuple], open_sizes: bool = False
+    proto: onnx.ModelProto, compared: dict[str, tuple], has_dynamic_dims: bool = False
 ) -> onnx.ModelProto:
-    """Infer all shapes and fold what depends on shapes and constants alone, until nothing is left to fold.
+    """Infer all shapes and fold what depends on shapes and constants alone, to a fixed point.
 
     Inference copies the model each time, so inputs of their shape replace large weights meanwhile.
 
     Args:
         proto: The model.
-        compared: Gets the operands of the comparisons of numbers that are folded, by the name of the result.
-        open_sizes: Whether sizes are open: then arrays of one float are made in each run.
+        compared: Gets the operands of the comparisons that are folded, as `operands` lists them.
+        has_dynamic_dims: Whether the import has dynamic dims: then runs fill tensors of one float.
     """
     weights, count = list(proto.graph.initializer), len(proto.graph.input)
     outputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in proto.graph.output]
@@ -199,7 +199,7 @@ def fold_constants(
     while folded:
         proto = _with_shapes(proto)
         check_widths(proto.graph)
-        folded = _fold_once(proto, compared, open_sizes)
+        folded = _fold_once(proto, compared, has_dynamic_dims)
 
     replace(proto.graph.initializer, weights)
     del proto.graph.input[count:]
@@ -209,12 +209,12 @@ def fold_constants(
     return proto
 
 
-def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple], open_sizes: bool) -> bool:
+def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple], has_dynamic_dims: bool) -> bool:
     """Replace nodes with constant inputs by Constant nodes, in place; return whether there were any.
 
-    An If with a constant condition becomes the branch that it takes, and a Loop or Scan of a known number of
-    steps becomes these steps. An empty tensor is constant. Floating-point initializers are weights and count
-    as unknown, so that they stay parameters under their names.
+    An If with a constant condition is inlined, a Loop or Scan with a static trip count unrolled. An empty
+    tensor is constant. Floating-point initializers are weights and count as unknown, so that they stay
+    parameters under their names.
     """
     graph = proto.graph
     shapes = _static_shapes([*graph.input, *graph.value_info, *graph.output])
@@ -233,13 +233,13 @@ def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple], open_sizes: b
     for node in graph.node:
         if node.op_type == "CastLike" and types.get(node.input[1]):  # only the dtype of input 1 matters
             node = make_node("Cast", node.input[:1], node.output, node.name, to=types[node.input[1]])
-        inner = _unfolded(node, values, shapes, opsets, [*graph.node, *nodes])
+        inner = _inlined(node, values, shapes, opsets, [*graph.node, *nodes])
         if inner is not None:
             nodes += inner
             folded = True
             continue
-        kept = open_sizes and _fills(node, types, shapes)
-        results = None if kept else _evaluate(node, values, shapes, opsets)
+        is_preserved = has_dynamic_dims and _fills(node, types, shapes)
+        results = None if is_preserved else _evaluate(node, values, shapes, opsets)
         if results is None:
             nodes.append(node)
             continue
@@ -253,7 +253,7 @@ def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple], open_sizes: b
 
 
 def _fills(node: onnx.NodeProto, types: dict, shapes: dict) -> bool:
-    """Return whether a node makes a matrix, or more, of one float, such as the first state of an LSTM."""
+    """Return whether a node fills a tensor of rank 2 or more with one float, as for an LSTM's first state."""
     name, x = node.output[0], node.input[0] if node.input else ""
     if node.op_type not in ("ConstantOfShape", "Expand") or len(shapes.get(name, ())) < 2:
         return False
@@ -261,20 +261,20 @@ def _fills(node: onnx.NodeProto, types: dict, shapes: dict) -> bool:
     return is_one and tensor_dtype_to_np_dtype(types.get(name, onnx.TensorProto.BOOL)).kind == "f"
 
 
-def _unfolded(
+def _inlined(
     node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict, nodes: list[onnx.NodeProto]
 ) -> list[onnx.NodeProto] | None:
-    """Return what replaces an If, Loop or Scan whose course is known; `nodes` are those around it."""
+    """Return what replaces an If, Loop or Scan that is inlined or unrolled; `nodes` are those around it."""
     if node.op_type not in ("If", "Loop", "Scan") or (node.op_type == "If" and node.input[0] not in values):
         return None
     used = {name for each in nodes for name in each.output} | {*values, *shapes}
     if node.op_type == "If":
-        return taken(node, bool(values[node.input[0]].reshape(-1)[0]), used)
-    return unrolled(node, values, shapes, opsets, used)
+        return inline_if(node, bool(values[node.input[0]].reshape(-1)[0]), used)
+    return unroll(node, values, shapes, opsets, used)
 
 
 def _evaluate(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict) -> dict[str, np.ndarray] | None:
-    """Return a node's outputs by name if constants and shapes decide them and they are small, else None."""
+    """Return a node's outputs by name if they follow from constants and shapes and are small, else None."""
     outputs = [name for name in node.output if name]
     is_small = all(name in shapes and _is_small(shapes[name]) for name in outputs)
     if node.domain not in ("", "ai.onnx") or not is_small:

@@ -1,9 +1,9 @@
-"""`from_onnx`: read an ONNX model, check it, fix every shape and hand it to TVM's ONNX frontend.
+"""`from_onnx`: read and check an ONNX model, make every shape static and hand it to TVM's ONNX frontend.
 
-TVM's frontend takes most networks as they come, but needs a constant for a size that is computed inside the
-graph (padding, resizing, position encodings). So the input shapes are settled first, ONNX infers all others
-from them, and whatever is then constant is folded here, before TVM sees the model. An If whose condition is
-constant becomes its branch, a Loop or Scan of a known number of steps becomes these steps.
+TVM's frontend takes most networks as they are, but needs a constant for a dim that is computed inside the
+graph (padding, resizing, position encodings). So the input shapes become static first, ONNX infers all others
+from them, and whatever is then constant is folded here, before TVM sees the model. An If with a constant
+condition is inlined, a Loop or Scan with a static trip count unrolled.
 """
 
 import os
@@ -21,12 +21,12 @@ from onnx.numpy_helper import from_array
 from tvm import relax
 
 from ...core.bounds_check import OutOfRange
-from ...core.dims import Dim, is_name, merged
+from ...core.compat import pass_lock
+from ...core.dims import Dim, dims_of, is_name
 from ...core.errors import one_line
-from ...core.specs import TensorSpec, parse_inputs, with_one_size_per_name
-from ...core.workarounds import pass_lock
+from ...core.specs import TensorSpec, parse_inputs, unify_dims
 from ..contract import as_model
-from ..dynamic.probing import with_open_sizes
+from ..dynamic.probing import with_dynamic_dims
 from .checks import check_dtypes, check_functions, check_sizes
 from .constants import as_constants, require_known
 from .dynamic import compared
@@ -52,14 +52,14 @@ def from_onnx(
     Args:
         model: A file, its bytes, or a ModelProto, which is not changed. Weights stored outside the file
             (external data) are found next to it, so such a model must come as a path.
-        inputs: The shapes and dtypes of the inputs, in any form that `tvmnotes.spec.parse_inputs` reads.
-            Dtypes, and inputs whose shape the model fixes, may be left out. A name in a shape,
-            ("batch", 3, 224, 224), or a `Dim` is a size that stays open, as does an axis that has a name in
-            the model and no size here. A size of 0 in the model counts as open and without a name; in
-            `inputs` it means an empty tensor.
+        inputs: The shapes and dtypes of the inputs, in any form that `tvmfast.core.specs.parse_inputs`
+            reads. Dtypes, and inputs whose shape is static in the model, may be left out. A name in a shape,
+            ("batch", 3, 224, 224), or a `Dim` is a dynamic dim; so is one that has a name in the model and no
+            value here. A dim of 0 in the model counts as dynamic and without a name; in `inputs` it means an
+            empty tensor.
         values: Inputs that become constants of the network, by name: `{"sr": 16000}`, or arrays. They are
-            not inputs of the result. Give an input here that decides sizes, axes, a branch of an If or the
-            steps of a Loop.
+            not inputs of the result. Give an input here that determines shapes, axes, the condition of an If
+            or the trip count of a Loop.
 
     Returns:
         `(mod, params)` as `tvmfast.frontends` describes. The parameters of `mod["main"]` are the graph's
@@ -72,8 +72,8 @@ def from_onnx(
         ValueError: The file is not an ONNX model, onnx.checker refuses it, it contradicts itself or has an
             opset that `onnx` does not know, `inputs` do not fit it, or a tensor exceeds this machine's
             memory.
-        NotImplementedError: TVM lacks operators (the message names all), an input decides sizes, axes or
-            steps, or the model cannot leave a size open.
+        NotImplementedError: TVM lacks operators (the message names all), an input determines shapes, axes
+            or trip counts, or the model does not support a dynamic dim.
         TypeError: `model`, `inputs` or `values` is of another kind.
         IndexError: The model holds an index out of range. One that is passed in or computed is an IndexError
             of the run.
@@ -87,26 +87,26 @@ def from_onnx(
 
     operands = {}  # of comparisons, by the inputs
 
-    def import_at(fixed):
-        copy, open_sizes = proto, bool(merged(spec.shape for spec in specs))
-        if open_sizes:
+    def import_at(static):
+        copy, has_dynamic_dims = proto, bool(dims_of(spec.shape for spec in specs))
+        if has_dynamic_dims:
             copy = onnx.ModelProto()
             copy.CopyFrom(proto)
-        return _import(copy, fixed, operands.setdefault(tuple(fixed), {}), open_sizes)
+        return _import(copy, static, operands.setdefault(tuple(static), {}), has_dynamic_dims)
 
-    return with_open_sizes(import_at, specs, compared=lambda made: compared(specs, made, operands))
+    return with_dynamic_dims(import_at, specs, suspects_of=lambda merged: compared(specs, merged, operands))
 
 
 def _import(
-    proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict[str, tuple], open_sizes: bool
+    proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict[str, tuple], has_dynamic_dims: bool
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import a model, which is changed, for inputs of fixed sizes.
+    """Import a model, which is changed, for inputs of static shapes.
 
     Args:
         proto: The model.
         specs: The inputs.
         operands: Gets the operands of comparisons, see `fold_constants`.
-        open_sizes: Whether some sizes are open in the end.
+        has_dynamic_dims: Whether the import has dynamic dims.
     """
     for value, spec in zip(proto.graph.input, specs, strict=True):
         value.CopyFrom(make_tensor_value_info(spec.name, value.type.tensor_type.elem_type, spec.shape))
@@ -118,7 +118,7 @@ def _import(
     require_operators(proto)
     proto = modernize(proto)
     as_constants(proto.graph)
-    proto = fold_constants(proto, operands, open_sizes)
+    proto = fold_constants(proto, operands, has_dynamic_dims)
     require_known(proto.graph)
     check_shapes(proto.graph)
     check_sizes(proto.graph)
@@ -127,11 +127,11 @@ def _import(
 
 
 def shapes_with_batch(file: str, batch: int) -> dict[str, tuple[int, ...]] | None:
-    """Return shapes for the inputs of an ONNX file whose first axis alone is open, as `from_onnx` takes them.
+    """Return shapes, as `from_onnx` takes them, for the inputs of a file whose first dim alone is dynamic.
 
     Args:
         file: The path of the model.
-        batch: The size of the first axis.
+        batch: The first dim.
 
     Returns:
         A shape by name for each such input; None if there is none, or no file.
@@ -145,8 +145,8 @@ def shapes_with_batch(file: str, batch: int) -> dict[str, tuple[int, ...]] | Non
         for each in graph.input
         if each.name not in weights
     }
-    open_ = {name: shape[1:] for name, shape in shapes.items() if shape and not shape[0] and all(shape[1:])}
-    return {name: (batch, *remaining) for name, remaining in open_.items()} or None
+    dynamic = {name: shape[1:] for name, shape in shapes.items() if shape and not shape[0] and all(shape[1:])}
+    return {name: (batch, *remaining) for name, remaining in dynamic.items()} or None
 
 
 def _load(model) -> onnx.ModelProto:
@@ -272,20 +272,20 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     """Match `inputs` with the graph's inputs and return all inputs."""
     declared = {value.name: _declared(value) for value in graph.input}
     dtypes = {name: dtype for name, (_, dtype) in declared.items()}
-    requested = [] if inputs is None else parse_inputs(inputs, list(declared), dtypes, 0, open_sizes=True)
+    requested = [] if inputs is None else parse_inputs(inputs, list(declared), dtypes, 0, dynamic_dims=True)
     wanted = {spec.name: spec for spec in requested}
     if unknown := [name for name in wanted if name not in declared]:
         raise ValueError(
             f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {_listed(declared)}"
         )
 
-    sizes = {}
+    symbols = {}
     for name, spec in wanted.items():
-        _match(spec, *declared[name], sizes)
+        _match(spec, *declared[name], symbols)
     specs, unsettled = [], {}
     for name, (dims, dtype) in declared.items():
         known = ["?"] if dims is None else dims
-        shape = wanted[name].shape if name in wanted else tuple(sizes.get(dim, (dim,))[0] for dim in known)
+        shape = wanted[name].shape if name in wanted else tuple(symbols.get(dim, (dim,))[0] for dim in known)
         shape = tuple(Dim(n) if is_name(n) else n for n in shape)
         if not any(isinstance(n, str) for n in shape):
             specs.append(TensorSpec(name, shape, dtype))
@@ -293,16 +293,16 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
             unsettled[name] = tuple(1 if isinstance(n, str) else getattr(n, "name", n) for n in shape)
     if unsettled:
         raise ValueError(
-            "a size may stay open under a name, a Python identifier, and these inputs leave others open: "
-            f"{_listed(declared, unsettled)}; pass inputs={unsettled}, or whichever sizes you need"
+            "a dynamic dim needs a name, a Python identifier, and these inputs have others: "
+            f"{_listed(declared, unsettled)}; pass inputs={unsettled}, or whichever dims you need"
         )
-    return with_one_size_per_name(specs)
+    return unify_dims(specs)
 
 
 def _match(
-    spec: TensorSpec, dims: list[int | str] | None, dtype: str, sizes: dict[str, tuple[int | Dim, str]]
+    spec: TensorSpec, dims: list[int | str] | None, dtype: str, symbols: dict[str, tuple[int | Dim, str]]
 ) -> None:
-    """Compare an input with its declaration; `sizes` maps a symbol to its size and the input that set it."""
+    """Compare an input with its declaration; `symbols` maps each to its value and the input that set it."""
     if spec.dtype != dtype:
         raise ValueError(
             f"input {spec.name!r}: the model takes {dtype}, got {spec.dtype}; convert it to {dtype}"
@@ -314,20 +314,20 @@ def _match(
         shape = tuple(getattr(n, "name", n) for n in spec.shape)
         raise ValueError(
             f"input {spec.name!r}: the model takes {_described(dims, dtype)}, got shape {shape}; "
-            "the sizes given there as numbers are fixed (export with dynamic axes to leave them open)"
+            "the dims given there as numbers are static (export with dynamic axes for dynamic ones)"
         )
     for dim, n in pairs:
         if not isinstance(dim, str) or dim == "?":
             continue
-        size, owner = sizes.setdefault(dim, (n, spec.name))
-        if size != n:
+        value, owner = symbols.setdefault(dim, (n, spec.name))
+        if value != n:
             raise ValueError(
-                f"input {spec.name!r}: {dim} is {n} here, but {size} in input {owner!r}; they must agree"
+                f"input {spec.name!r}: {dim} is {n} here, but {value} in input {owner!r}; they must agree"
             )
 
 
 def _declared(value: onnx.ValueInfoProto) -> tuple[list[int | str] | None, str]:
-    """Return an input's declared dtype and dimensions: sizes, symbols or "?" (None: any rank)."""
+    """Return an input's declared dims (numbers, symbols or "?"; None: any rank) and its dtype."""
     tensor = value.type.tensor_type
     if value.type.WhichOneof("value") != "tensor_type" or tensor.elem_type in (0, onnx.TensorProto.STRING):
         raise NotImplementedError(f"input {value.name!r} is no tensor of numbers; TVM takes only those")

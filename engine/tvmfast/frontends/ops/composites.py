@@ -9,7 +9,7 @@ from tvm.relax import op as R
 
 from ...core.bounds_check import checked
 from ...core.compat import OPAQUE
-from ...core.relax import fixed_shape
+from ...core.relax import static_shape
 
 
 def reshaped(
@@ -64,7 +64,7 @@ def product(a: relax.Expr, b: relax.Expr, turn_a: bool, turn_b: bool, dtype: str
 
 
 def _transposed(x: relax.Expr) -> relax.Expr:
-    rank = len(fixed_shape(x.ty))
+    rank = len(static_shape(x.ty))
     return R.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2])
 
 
@@ -89,7 +89,7 @@ def regions(rois: relax.Expr, images: int, operator: str, bb: relax.BlockBuilder
 
 def padded(x: relax.Expr, widths: Sequence[tuple[int, int]], mode: str) -> relax.Expr:
     """Pad `x` with its own elements, axis by axis, as NumPy's modes edge, reflect and symmetric do."""
-    for axis, ((before, after), size) in enumerate(zip(widths, fixed_shape(x.ty), strict=True)):
+    for axis, ((before, after), size) in enumerate(zip(widths, static_shape(x.ty), strict=True)):
         indices = np.pad(np.arange(size, dtype="int32"), (before, after), mode)
         x = R.take(x, relax.const(indices), axis) if before or after else x
     return x
@@ -104,7 +104,7 @@ def local_response_norm(
     x: relax.Expr, size: int, axis: int, bias: float, alpha: float, beta: float
 ) -> relax.Expr:
     """Compute x / (bias + alpha / size · sum of squares of `size` neighbours along an axis) ** beta."""
-    shape, half = fixed_shape(x.ty), size // 2
+    shape, half = static_shape(x.ty), size // 2
     widths = [(half, half) if n == axis else (0, 0) for n in range(len(shape))]
     squares = R.nn.pad(R.multiply(x, x), sum(widths, ()))
     total = None
@@ -122,7 +122,7 @@ def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts,
     `mask` (N, parts * taps, *size). An element a pixel or more outside, or at NaN, is 0. All share one float
     dtype.
     """
-    (batch, channels, height, width), dtype = fixed_shape(data.ty), data.ty.dtype.dtype
+    (batch, channels, height, width), dtype = static_shape(data.ty), data.ty.dtype.dtype
     taps = math.prod(kernel)
 
     def sampled_positions(offset):

@@ -1,10 +1,10 @@
-"""The Fourier transform for the importers: a product with a matrix that is computed at import."""
+"""The Fourier transform for the frontends: a product with a matrix that is computed at import."""
 
 import numpy as np
 from tvm import relax
 from tvm.relax import op as R
 
-from ...core.relax import fixed_shape
+from ...core.relax import static_shape
 
 _LARGEST = 1 << 24  # elements of a matrix: 128 MiB
 
@@ -16,7 +16,7 @@ def transformed(x: relax.Expr, length: int, inverse: bool = False, onesided: boo
     of these, and the inverse one takes them and returns (…, length, 1). Raises NotImplementedError if the
     matrix would take more than 128 MiB (a `length` in the thousands).
     """
-    *outer, count, parts = fixed_shape(x.ty)
+    *outer, count, parts = static_shape(x.ty)
     if count * parts * length * 2 > _LARGEST:
         raise NotImplementedError(
             f"a Fourier transform of length {length} takes a matrix of more than 128 MiB"

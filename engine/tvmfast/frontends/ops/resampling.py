@@ -7,7 +7,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op as R
 
-from ...core.relax import fixed_shape
+from ...core.relax import static_shape
 
 _MOST_TAPS = 4  # per element; with more, as for antialiasing, a matrix product is used
 
@@ -44,7 +44,7 @@ def combined(bb, x: relax.Expr, axis: int, weights: np.ndarray) -> relax.Expr:
     if own in ("float16", "bfloat16"):
         wide = bb.normalize(R.astype(x, "float32"))
         return bb.normalize(R.astype(combined(bb, wide, axis, weights), own))
-    dtype, rank = x.ty.dtype.dtype, len(fixed_shape(x.ty))
+    dtype, rank = x.ty.dtype.dtype, len(static_shape(x.ty))
     taps = int((weights != 0).sum(1).max())
     if taps > _MOST_TAPS:
         order = [i for i in range(rank) if i != axis] + [axis]

@@ -2,12 +2,12 @@
 
 importer         `from_pytorch`
 complex          complex numbers as pairs
-dynamic          open sizes as PyTorch's exporter sees them
-graph_signature  what a program computes, to compare with other input sizes
+dynamic          dims at which PyTorch's guards fail
+graph_signature  what a program computes, to compare with other dims
 inline           replacements of operators that need the whole graph
-output_aliases   how the outputs of a graph share memory
-partial_update   writes of a few elements
-specializations  what the exporter's conditions on open sizes say
-type_promotion   types of operators' results
+output_aliases   which outputs of a graph share memory
+partial_update   updates of a part of a tensor, such as a cache
+specializations  exports at some dims, and their guards
+type_promotion   PyTorch's rules for the dtypes of results
 ops              converters of operators to Relax
 """

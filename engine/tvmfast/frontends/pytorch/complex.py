@@ -244,7 +244,7 @@ def without_complex(graph: fx.Graph, table: dict) -> None:
             pairs[node] = pairs[node.args[0]][node.args[1]]
             continue
         if node.target not in _OPERATORS:
-            raise NotImplementedError(f"complex numbers: tvmnotes lacks {node.target} of them")
+            raise NotImplementedError(f"complex numbers: tvmfast lacks {node.target} of them")
         args, kwargs = (
             _mapped(each, lambda x: pairs.get(x, x) if isinstance(x, fx.Node) else x)
             for each in (node.args, dict(node.kwargs))

@@ -1,6 +1,6 @@
 """`from_pytorch`: import an nn.Module, a traced or scripted module or an ExportedProgram.
 
-The steps: capture (torch.export) -> decompose into core operators -> turn every weight, buffer and constant
+The passes: capture (torch.export) -> decompose into core operators -> turn every weight, buffer and constant
 into a parameter -> TVM's importer -> give the parameters of main their names.
 """
 
@@ -30,19 +30,19 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from ...core import errors
 from ...core.bounds_check import OutOfRange
-from ...core.dims import merged
+from ...core.compat import hold_interrupt, pass_lock
+from ...core.dims import dims_of
 from ...core.specs import TensorSpec, dtype_of, parse_inputs, require_dense
-from ...core.workarounds import hold_interrupt, pass_lock
 from ..contract import as_model
-from ..dynamic.probing import with_open_sizes
+from ..dynamic.probing import with_dynamic_dims
 from .complex import without_complex
-from .dynamic import SCRIPTED, check_open, unscript, zeros
-from .graph_signature import steps
+from .dynamic import SCRIPTED, find_suspects, unscript, zeros
+from .graph_signature import signature_of
 from .inline import foreign, used_results
 from .ops.converters import CONVERTERS
 from .ops.decompositions import DECOMPOSITIONS
 from .ops.recurrent import PACKED, WholeLayers, packs
-from .partial_update import combine, exported
+from .partial_update import combine, export
 from .type_promotion import exact, promote
 
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
@@ -60,73 +60,75 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
         model: An nn.Module in eval mode, the result of torch.jit.trace, torch.jit.script or torch.jit.freeze,
             or an ExportedProgram.
         inputs: The inputs' shapes and dtypes, in the order of forward's arguments and in any form that
-            `tvmnotes.spec.parse_inputs` reads. A name in a shape, ("batch", 3, 224, 224), or a `Dim` is a
-            size that stays open. None, for an ExportedProgram, takes the program's own.
+            `tvmfast.core.specs.parse_inputs` reads. A name in a shape, ("batch", 3, 224, 224), or a `Dim` is
+            a dynamic dim. None, for an ExportedProgram, takes the program's own.
 
     Returns:
         `(mod, params)` as `tvmfast.frontends` describes. `params` holds copies, in the order of `main`'s
         parameters and under the weights' names in `state_dict()`; batch norm's statistics and constants of
         the graph are included, weights that the graph does not use are not. Nested outputs become one flat
-        tuple, a single one a tensor. What forward writes into its own buffers is not kept.
+        tuple, a single one a tensor. What forward writes into its own buffers is lost.
 
     Raises:
         TypeError: `model` is of another kind, or a weight is not a dense tensor of numbers.
         ValueError: The network is in training mode, or does not take these inputs.
-        NotImplementedError: TVM's importer lacks operators; the message names all of them. Or the network
-            cannot leave a size open.
+        NotImplementedError: TVM's importer lacks operators; the message names all of them. Or one graph
+            cannot serve all values of the dynamic dims.
         IndexError: The network holds an index out of range. One that is passed in or computed is an
             IndexError of the run.
     """
     _check_model(model)
     own = isinstance(model, ExportedProgram) and inputs is None
-    specs = _program_inputs(model) if own else parse_inputs(inputs, open_sizes=True)
+    specs = _program_inputs(model) if own else parse_inputs(inputs, dynamic_dims=True)
     _check_inputs(model, specs)
 
-    listed = {}  # what the network computes, by its inputs
+    signatures = {}  # by the static inputs
 
-    def captured(fixed):
-        program = _capture(model, fixed)
-        if merged(spec.shape for spec in specs):
-            listed[tuple(fixed)] = steps(program)
+    def capture_at(static):
+        program = _capture(model, static)
+        if dims_of(spec.shape for spec in specs):
+            signatures[tuple(static)] = signature_of(program)
         return program
 
-    def steps_at(fixed):
-        if tuple(fixed) not in listed:
+    def signature_at(static):
+        if tuple(static) not in signatures:
             with pass_lock, quiet():
-                captured(fixed)
-        return listed[tuple(fixed)]
+                capture_at(static)
+        return signatures[tuple(static)]
 
-    def compared_at(made):
+    def suspects_of(merged):
         with pass_lock, quiet(), WholeLayers():
-            return check_open(model, specs, made)
+            return find_suspects(model, specs, merged)
 
-    return with_open_sizes(lambda fixed: _import(captured, specs, fixed), specs, steps_at, compared_at)
+    return with_dynamic_dims(
+        lambda static: _import(capture_at, specs, static), specs, signature_at, suspects_of
+    )
 
 
 def _import(
-    captured: Callable, inputs: list[TensorSpec], specs: list[TensorSpec]
+    capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSpec]
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import a network for inputs of fixed sizes.
+    """Import a network for inputs with static dims.
 
     Args:
-        captured: Makes the ExportedProgram for `specs`.
-        inputs: The inputs as the user gives them, with open sizes.
+        capture_at: Makes the ExportedProgram for `specs`.
+        inputs: The inputs as the user gives them, with dynamic dims.
         specs: The inputs, with numbers for these.
     """
-    has_open_sizes = bool(merged(spec.shape for spec in inputs))
+    has_dynamic_dims = bool(dims_of(spec.shape for spec in inputs))
     with pass_lock, quiet():
-        program = _decompose(captured(specs))
+        program = _decompose(capture_at(specs))
         table = _decompositions()[1]
         without_complex(program.graph, table)
         used_results(program.graph, table)
         foreign(program.graph, table)
-        combine(program, has_open_sizes)
+        combine(program, has_dynamic_dims)
         _check_program(program)
         promote(program.graph_module)
         program, weights = _lift_weights(program)
         try:
             importer = ExportedProgramImporter()
-            importer.leaves_sizes_open = has_open_sizes  # for converters
+            importer.has_dynamic_dims = has_dynamic_dims  # for converters
             mod = importer.from_exported_program(
                 program,
                 keep_params_as_input=True,
@@ -151,7 +153,7 @@ def _import(
 
 _WAY_OUT = (
     "write that part of the network with other operators, or export it with torch.onnx.export "
-    "and import the file with tvmnotes.from_onnx"
+    "and import the file with tvmfast.from_onnx"
 )
 
 
@@ -200,11 +202,11 @@ def _check_inputs(model: Any, specs: list[TensorSpec]) -> None:
         )
     if isinstance(model, ExportedProgram):
         for spec, (name, value) in zip(specs, values.items(), strict=True):
-            fixed = len(spec.shape) == value.dim() and all(
+            fits = len(spec.shape) == value.dim() and all(
                 not isinstance(want, int) or got == want
                 for got, want in zip(spec.shape, value.shape, strict=True)
             )
-            if not fixed or spec.dtype != dtype_of(value):
+            if not fits or spec.dtype != dtype_of(value):
                 raise ValueError(
                     f"input {spec.name!r}: the program was exported for {name}: {dtype_of(value)}"
                     f"[{', '.join(map(str, value.shape))}], got {spec}; give these, or export the network "
@@ -218,7 +220,7 @@ def _listed(specs: list[TensorSpec]) -> str:
 
 def _input_values(program: ExportedProgram) -> dict[str, Any]:
     """Return the inputs of `program` in order: name -> torch's fake tensor, with shape and dtype."""
-    kept = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
+    fakes = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
     values = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
@@ -227,7 +229,7 @@ def _input_values(program: ExportedProgram) -> dict[str, Any]:
                     f"input {spec.arg.name!r}: expected every input of the program to be a tensor; this one "
                     f"is {getattr(spec.arg, 'value', spec.arg)!r}; export the network with tensors alone"
                 )
-            values[spec.arg.name] = kept[spec.arg.name]
+            values[spec.arg.name] = fakes[spec.arg.name]
     return values
 
 
@@ -236,7 +238,7 @@ def _program_inputs(program: ExportedProgram) -> list[TensorSpec]:
     for name, value in _input_values(program).items():
         if not all(isinstance(n, int) for n in value.shape):
             raise ValueError(
-                f"input {name!r}: the program leaves its shape open ({', '.join(map(str, value.shape))}); "
+                f"input {name!r}: the program has a dynamic shape ({', '.join(map(str, value.shape))}); "
                 "give the shapes to build for, such as {'x': (1, 3, 224, 224)}"
             )
         specs.append(TensorSpec(name, tuple(value.shape), dtype_of(value)))
@@ -252,14 +254,14 @@ def _decompositions() -> tuple[dict, dict]:
     table = torch.export.default_decompositions()
     table.update(DECOMPOSITIONS)
     composite, others = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(table.items()))
-    kept = exported_program._special_op_to_preserve_cia
-    return {op: way for op, way in composite.items() if op in DECOMPOSITIONS or way is kept}, others
+    preserve = exported_program._special_op_to_preserve_cia
+    return {op: how for op, how in composite.items() if op in DECOMPOSITIONS or how is preserve}, others
 
 
 def _decompose(program: ExportedProgram) -> ExportedProgram:
-    """Do what `program.run_decompositions` does, without reading PyTorch's 1,000 composite operators anew.
+    """Do what `program.run_decompositions` does, without enumerating PyTorch's 1,000 composite operators.
 
-    Reading them takes ten times as long as all else that it does to a small network.
+    To enumerate them takes ten times as long as all else that it does to a small network.
     """
     composite, others = _decompositions()
     return exported_program._decompose_exported_program(
@@ -316,7 +318,7 @@ def _check_program(program: ExportedProgram) -> None:
 
 
 def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
-    """Capture an ExportedProgram with fixed shapes; ValueError if the network does not take such inputs."""
+    """Capture an ExportedProgram with static shapes; ValueError if the network does not take such inputs."""
     examples = zeros(specs)
     if isinstance(model, ExportedProgram):
         if all(isinstance(n, int) for value in _input_values(model).values() for n in value.shape):
@@ -326,7 +328,7 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
         with WholeLayers():
             if isinstance(model, SCRIPTED):
                 return torch.export.export(unscript(model, examples), examples)
-            return exported(model, examples)
+            return export(model, examples)
     except Exception as error:
         try:
             with torch.no_grad():
@@ -353,7 +355,7 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
 
 
 def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, torch.Tensor]]:
-    """Make everything that `program` holds a parameter of it, and drop what its outputs do not need.
+    """Make every weight, buffer and constant of `program` a parameter; drop those that no output needs.
 
     TVM's importer takes only parameters as inputs of main; it embeds buffers and constants in the code. The
     program's graph is changed in place. Returns the new program and its parameters, in order, by name.
@@ -401,7 +403,7 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
 _NOISE = (
     r"Manually populate ",
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
-    r"The tensor attributes? .*_flat_weights",  # of a recurrent layer, which sets them anew
+    r"The tensor attributes? .*_flat_weights",  # of a recurrent layer, which sets them again
     r"Pred is a Python constant",  # the `if` of a scripted functional, whose condition is known
 )
 

@@ -14,8 +14,8 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from .ops.composites import grouped_product
-from .ops.indexing import pooled_with_places
+from .ops.indexing import max_pool_with_indices
+from .ops.numeric import grouped_product
 
 aten = torch.ops.aten
 
@@ -49,9 +49,9 @@ def inline(node: fx.Node, function: Callable, args: Any, kwargs: dict, table: di
 
 _NORMS = [aten.native_layer_norm.default, aten.native_group_norm.default]
 _NORMS += [aten._native_batch_norm_legit.no_stats]
-_WHOLE = {
-    aten.max_pool2d_with_indices.default: pooled_with_places,
-    aten.max_pool3d_with_indices.default: pooled_with_places,
+_MULTI_RESULT = {
+    aten.max_pool2d_with_indices.default: max_pool_with_indices,
+    aten.max_pool3d_with_indices.default: max_pool_with_indices,
     **{each: decomposition_table[each] for each in _NORMS},
 }
 
@@ -59,8 +59,8 @@ _WHOLE = {
 def used_results(graph: fx.Graph, table: dict) -> None:
     """Replace, in place, operators with several results of which a later one is read."""
     for node in list(graph.nodes):
-        if node.target in _WHOLE and any(user.args[1] for user in node.users):
-            results = inline(node, _WHOLE[node.target], node.args, node.kwargs, table)
+        if node.target in _MULTI_RESULT and any(user.args[1] for user in node.users):
+            results = inline(node, _MULTI_RESULT[node.target], node.args, node.kwargs, table)
             for user in list(node.users):
                 user.replace_all_uses_with(results[user.args[1]])
                 graph.erase_node(user)

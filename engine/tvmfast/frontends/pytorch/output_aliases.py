@@ -1,4 +1,4 @@
-"""`Outputs`: how the outputs of a PyTorch graph share memory; those of a compiled graph do the same."""
+"""`Outputs`: the aliases among outputs and inputs of a PyTorch graph, which the compiled graph reproduces."""
 
 from collections import Counter
 
@@ -11,10 +11,10 @@ from ...runtime.compiled import Compiled
 
 
 class Outputs:
-    """Which outputs of a graph share memory, with what, and in which order it holds their elements.
+    """The aliases and strides of a graph's outputs.
 
     Attributes:
-        computed: The positions of the outputs that are not the inputs, or views of them.
+        computed: The indices of the outputs that are not inputs, or views of them.
         writes: Whether the graph writes to an input.
     """
 
@@ -24,9 +24,9 @@ class Outputs:
             versions = [fake._version for fake in fakes if isinstance(fake, Tensor)]
             self._values = graph(*fakes)
         self.writes = versions != [fake._version for fake in fakes if isinstance(fake, Tensor)]
-        self._sources = {}  # of a view: the position of the input, by that of the output
-        self._detached = set()  # the positions of views that need no gradient where their input does
-        self._same = {}  # the position of the output that is the same tensor
+        self._sources = {}  # of a view: the index of the input, by that of the output
+        self._detached = set()  # the indices of views that need no gradient where their input does
+        self._same = {}  # the index of the output that is the same tensor
         self.computed = []
         storages = {_storage(fake): n for n, fake in enumerate(fakes) if isinstance(fake, Tensor)}
         seen = {}
@@ -54,7 +54,7 @@ class Outputs:
         self._shared = {_storage(value) for value in shared}
 
     def check(self, library: Compiled) -> None:
-        """Refuse a library whose outputs are not those of the graph."""
+        """Raise if a library's outputs have other shapes or dtypes than the graph's."""
         for n, got in zip(self.computed, library.outputs, strict=True):
             value = self._values[n]
             if (tuple(value.shape), dtype_of(value)) != (got.shape, got.dtype):
@@ -62,8 +62,8 @@ class Outputs:
                     f"an output is {dtype_of(value)}{list(value.shape)}, TVM's is {got}"
                 )
 
-    def laid_out(self, computed: list[Tensor], args: tuple) -> tuple:
-        """Return all outputs, laid out in memory as PyTorch does; `computed` are contiguous tensors."""
+    def with_aliases(self, computed: list[Tensor], args: tuple) -> tuple:
+        """Return all outputs with PyTorch's aliases and strides; `computed` are contiguous tensors."""
         results = list(self._values)
         bases = {}
         for n, tensor in zip(self.computed, computed, strict=True):
@@ -72,9 +72,9 @@ class Outputs:
                 if storage not in bases:
                     size = value.untyped_storage().nbytes() // value.element_size()
                     bases[storage] = tensor.new_empty(size)
-                results[n] = _written(bases[storage], value, value.storage_offset(), tensor)
+                results[n] = _write_strided(bases[storage], value, value.storage_offset(), tensor)
             elif tensor.stride() != value.stride():
-                results[n] = _written(tensor.new_empty(_extent(value)), value, 0, tensor)
+                results[n] = _write_strided(tensor.new_empty(_extent(value)), value, 0, tensor)
             else:
                 results[n] = tensor
         for n, (source, itself) in self._sources.items():
@@ -104,7 +104,7 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _is_writable(tensor: Tensor) -> bool:
-    """Whether a tensor's elements lie in different places, but for axes along which all are one."""
+    """Return whether no two elements of a tensor share memory, except along axes of stride 0."""
     extent = 1
     for step, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if n > 1 and step:
@@ -114,8 +114,8 @@ def _is_writable(tensor: Tensor) -> bool:
     return True
 
 
-def _written(memory: Tensor, like: Tensor, offset: int, values: Tensor) -> Tensor:
-    """Write values into memory as `like` has them, and return that view."""
+def _write_strided(memory: Tensor, like: Tensor, offset: int, values: Tensor) -> Tensor:
+    """Write values into memory with the strides of `like`, and return that view."""
     once = tuple(slice(0, 1) if not step else slice(None) for step in like.stride())
     view = memory.as_strided(like.shape, like.stride(), offset)
     view[once].copy_(values[once])

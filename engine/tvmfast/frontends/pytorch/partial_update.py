@@ -1,9 +1,9 @@
-"""Writes to a few elements of an input, such as a cache, as one operator.
+"""Partial updates of an input, such as a cache, as one operator.
 
 PyTorch exports `cache[layer, :, :, position] = k` as views of the cache, an index_put of the innermost one,
-and copies of the views around it with the part put back. `combine` replaces them by one write to the cache,
-which core/partial_update.py describes; compiler/memory/state.py can let it happen in the memory of the cache.
-The same goes for index_copy, slices, and layers that stack or cat puts together again.
+and copies of the outer views with the result put back. `combine` replaces them by one partial update of the
+cache, see core/partial_update.py; compiler/memory/state.py can do it in place. The same goes for index_copy,
+slices, and layers that stack or cat concatenates again.
 """
 
 import contextlib
@@ -24,23 +24,23 @@ from torch.overrides import TorchFunctionMode
 from tvm import relax
 
 from ...core.bounds_check import checked
-from ...core.partial_update import written
+from ...core.partial_update import partial_update
 
 aten = torch.ops.aten
 
 _library = torch.library.Library("tvmnotes", "FRAGMENT")
 _library.define(
-    "write(Tensor x, Tensor? index, Tensor values, int[] given, int[] sizes, int axis, int[] starts, "
-    "bool negative) -> Tensor"
+    "partial_update(Tensor x, Tensor? index, Tensor values, int[] given, int[] sizes, int axis, "
+    "int[] starts, bool negative) -> Tensor"
 )
-_SAME = (aten.clone.default, aten.alias.default)
-_VIEWS = (*_SAME, aten.slice.Tensor, aten.squeeze.dims)
-_KINDS = (aten.index_put.default, aten.index_copy.default, aten.slice_scatter.default)
+_COPIES = (aten.clone.default, aten.alias.default)
+_VIEWS = (*_COPIES, aten.slice.Tensor, aten.squeeze.dims)
+_UPDATES = (aten.index_put.default, aten.index_copy.default, aten.slice_scatter.default)
 
 
 @dataclass(frozen=True)
 class _Box:
-    """A part of a tensor: `sizes` elements from `starts` on; `axes` are those that a view of it has left."""
+    """A region of a tensor: `sizes` elements from `starts` on; a view of it has only `axes` of its axes."""
 
     root: fx.Node
     starts: tuple[int, ...]
@@ -62,17 +62,17 @@ class _Box:
 
 
 @dataclass(frozen=True)
-class _Write:
-    """A write to a part of a tensor: at `index` along `axis` of it, or to all of the part.
+class _Update:
+    """An update of a region of a tensor: at `index` along `axis`, or of the whole region.
 
     Attributes:
         node: The node that computes it, an operator on a view.
         view: That view.
-        part: The part that is written.
-        outer: The view around that the part is put back into; `view` itself if there is none.
-        values: What is written.
-        given: The shape that the values take, as the operator has it.
-        index: Indices along `axis`; None: the values fill the part.
+        part: The region that is updated.
+        outer: The outer view that the result is put back into; `view` itself if there is none.
+        values: The new values.
+        given: The shape to which the operator broadcasts the values.
+        index: Indices along `axis`; None: the values fill the region.
         axis: An axis of the root.
         negative: Whether indices may count from the end.
     """
@@ -92,17 +92,17 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape)
 
 
-def _is_fixed(node: fx.Node) -> bool:
-    """Return whether a node makes one tensor whose shape is known."""
+def _is_static(node: fx.Node) -> bool:
+    """Return whether the result of a node is one tensor with a static shape."""
     value = node.meta.get("val")
     return isinstance(value, Tensor) and all(type(n) is int for n in value.shape)
 
 
 def _box(node: fx.Node) -> _Box:
-    """Return the part of an earlier node's result that a node is a view, or a copy, of."""
+    """Return the region of an earlier node's result that a node is a view, or a copy, of."""
     x = node.args[0] if node.target in _VIEWS else None
-    if x is not None and _is_fixed(x) and _is_fixed(node):
-        if node.target in _SAME:
+    if x is not None and _is_static(x) and _is_static(node):
+        if node.target in _COPIES:
             return _box(x)
         if node.target is aten.slice.Tensor:
             dim, start, end, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
@@ -117,9 +117,9 @@ def _box(node: fx.Node) -> _Box:
     return _Box(node, (0,) * len(shape), shape, tuple(range(len(shape))))
 
 
-def _write(node: fx.Node) -> _Write | None:
-    """Return the write that a node is; None if it is none, or not one that `written` describes."""
-    if node.target not in _KINDS:
+def _match(node: fx.Node) -> _Update | None:
+    """Match a node as a partial update, else None."""
+    if node.target not in _UPDATES:
         return None
     x, values = node.args[0], node.args[1 if node.target is aten.slice_scatter.default else -1]
     index, axis = None, 0
@@ -132,41 +132,40 @@ def _write(node: fx.Node) -> _Write | None:
         axis, index = picked[0]
     elif node.target is aten.index_copy.default:
         axis, index = node.args[1:3]
-    if not all(map(_is_fixed, filter(None, (x, values, index)))) or not _shape(x):
+    if not all(map(_is_static, filter(None, (x, values, index)))) or not _shape(x):
         return None
     dtype = x.meta["val"].dtype
     if dtype == torch.bool or dtype.is_complex or values.meta["val"].dtype != dtype:
         return None
     view = _box(x)
     if index is None:
-        return _slice(node, view, values)
+        return _match_slice_scatter(node, view, values)
     axis %= len(_shape(x))
     picked = _shape(index) if negative else (math.prod(_shape(index)),)
     given = (*_shape(x)[:axis], *picked, *_shape(x)[axis + 1 :])
-    return _Write(node, view, view, view, values, given, index, view.axes[axis], negative)
+    return _Update(node, view, view, view, values, given, index, view.axes[axis], negative)
 
 
-def _slice(node: fx.Node, view: _Box, values: fx.Node) -> _Write | None:
-    """Return the write of a slice_scatter, or the write to this slice that it puts back."""
-    dim, start, end, step = _of_slice(node)
+def _match_slice_scatter(node: fx.Node, view: _Box, values: fx.Node) -> _Update | None:
+    """Match a slice_scatter, or the partial update of this slice that it puts back."""
+    dim, start, end, step = _slice_scatter_args(node)
     if step != 1 or any(isinstance(n, fx.Node) for n in (start, end)):
         return None
     part = view.narrowed(dim, start, end)
-    inner = _write(_peeled(values))
+    inner = _match(_peeled(values))
     if inner is not None and replace(inner.outer, axes=()) == replace(part, axes=()):
         return replace(inner, outer=view)
     if not math.prod(part.sizes) or part.sizes == view.sizes:
         return None
-    return _Write(node, view, part, view, values, _shape(values))
+    return _Update(node, view, part, view, values, _shape(values))
 
 
-def _of_slice(node: fx.Node) -> tuple:
-    """Return dim, start, end and step of a slice_scatter."""
+def _slice_scatter_args(node: fx.Node) -> tuple:
     return (*node.args[2:], *(0, None, None, 1)[len(node.args) - 2 :])
 
 
 def _peeled(node: fx.Node) -> fx.Node:
-    """Return the node that a node is a copy of, or that with axes of size 1 around it."""
+    """Return the node that a node is a copy of, without unsqueezed axes."""
     while True:
         if node.target is aten.unsqueeze.default:
             node = node.args[0]
@@ -180,23 +179,23 @@ def _alike(a: fx.Node, b: fx.Node) -> bool:
     return (_shape(a), a.meta["val"].dtype) == (_shape(b), b.meta["val"].dtype)
 
 
-def _joined(node: fx.Node) -> list[_Write]:
-    """Return the writes to the parts of a tensor that a cat puts together again; none if it does not.
+def _match_cat(node: fx.Node) -> list[_Update]:
+    """Return the partial updates of regions of a tensor that a cat concatenates again, else none.
 
     A stack is a cat along the first axis, and then a view.
     """
     cat = node.args[0] if node.target is aten.view.default else node
-    if cat.target is not aten.cat.default or not all(map(_is_fixed, (node, cat, *cat.args[0]))):
+    if cat.target is not aten.cat.default or not all(map(_is_static, (node, cat, *cat.args[0]))):
         return []
     shape, dim = _shape(node), (*cat.args, 0)[1]
     if not shape or (cat is not node and dim != 0):
         return []
     dim %= len(shape)
     offset = 0
-    writes, roots = [], []
+    updates, roots = [], []
     for part in cat.args[0]:
-        write = _write(_peeled(part))
-        box = write.outer if write else _box(_peeled(part))
+        update = _match(_peeled(part))
+        box = update.outer if update else _box(_peeled(part))
         if len(box.sizes) != len(shape):
             return []
         starts = tuple(offset if axis == dim else 0 for axis in range(len(shape)))
@@ -204,56 +203,56 @@ def _joined(node: fx.Node) -> list[_Write]:
             return []
         offset += box.sizes[dim]
         roots.append(box.root)
-        writes += [write] if write else []
-    return writes if len(set(roots)) == 1 and _shape(roots[0]) == shape and offset == shape[dim] else []
+        updates += [update] if update else []
+    return updates if len(set(roots)) == 1 and _shape(roots[0]) == shape and offset == shape[dim] else []
 
 
-def combine(program: ExportedProgram, has_open_sizes: bool) -> None:
-    """Replace, in place, the nodes that write to a part of an input by one that writes to the input.
+def combine(program: ExportedProgram, has_dynamic_dims: bool) -> None:
+    """Replace, in place, the nodes that update a part of an input by one partial update of the input.
 
-    With open sizes, slices stay as they are: where they begin and end may depend on these.
+    With dynamic dims, slices stay as they are: their bounds may depend on these.
     """
     graph = program.graph
     inputs = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
     roots = {node for node in graph.find_nodes(op="placeholder") if node.name in inputs}
-    order = {node: place for place, node in enumerate(graph.nodes)}
+    order = {node: number for number, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         if node.target in (aten.cat.default, aten.view.default):
-            writes = _joined(node)
+            updates = _match_cat(node)
         else:
-            write = _write(node)
-            writes = [write] if write and write.outer.is_whole else []
-        places = [order[write.node] for write in writes]
-        if not writes or writes[0].part.root not in roots or places != sorted(set(places)):
+            update = _match(node)
+            updates = [update] if update and update.outer.is_whole else []
+        numbers = [order[update.node] for update in updates]
+        if not updates or updates[0].part.root not in roots or numbers != sorted(set(numbers)):
             continue
-        if has_open_sizes and any(write.index is None for write in writes):
+        if has_dynamic_dims and any(update.index is None for update in updates):
             continue
-        result = writes[0].part.root
-        for write in writes:
-            result = _emit(graph, write, result)
+        result = updates[0].part.root
+        for update in updates:
+            result = _emit(graph, update, result)
             roots.add(result)
         node.replace_all_uses_with(result)
 
 
-def _emit(graph: fx.Graph, write: _Write, root: fx.Node) -> fx.Node:
-    """Insert a write to `root` before the node that computes it, and let a view of it replace that node."""
-    view, part = write.view, write.part
-    with graph.inserting_before(write.node):
-        args = root, write.index, write.values, list(write.given), list(part.sizes)
-        args = (*args, write.axis, list(part.starts), write.negative)
-        result = shown = graph.call_function(torch.ops.tvmnotes.write.default, args)
+def _emit(graph: fx.Graph, update: _Update, root: fx.Node) -> fx.Node:
+    """Insert a partial update of `root` before the matched node, and replace the latter by a view of it."""
+    view, part = update.view, update.part
+    with graph.inserting_before(update.node):
+        args = root, update.index, update.values, list(update.given), list(part.sizes)
+        args = (*args, update.axis, list(part.starts), update.negative)
+        result = shown = graph.call_function(torch.ops.tvmnotes.partial_update.default, args)
         result.meta["val"] = part.root.meta["val"]
         for axis, (start, size) in enumerate(zip(view.starts, view.sizes, strict=True)):
             if size != _shape(root)[axis]:
                 shown = _call(graph, aten.slice.Tensor, shown, axis, start, start + size)
         dropped = [axis for axis in range(len(view.sizes)) if axis not in view.axes]
         shown = _call(graph, aten.squeeze.dims, shown, dropped) if dropped else shown
-    write.node.replace_all_uses_with(shown)
+    update.node.replace_all_uses_with(shown)
     return result
 
 
-def exported(model: torch.nn.Module, examples: tuple[Tensor, ...]) -> ExportedProgram:
-    """Export a module as torch.export does, also one with a tensor without axes as an index."""
+def export(model: torch.nn.Module, examples: tuple[Tensor, ...]) -> ExportedProgram:
+    """Export a module as torch.export does, also one with a tensor of rank 0 as an index."""
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     said = io.StringIO()  # PyTorch logs the first error and prints its graph
     logger.disabled = True
@@ -262,34 +261,34 @@ def exported(model: torch.nn.Module, examples: tuple[Tensor, ...]) -> ExportedPr
             return torch.export.export(model, examples)
     except GuardOnDataDependentSymNode:
         said = io.StringIO()
-        with _TensorPositions():
+        with _ScalarTensorIndices():
             return torch.export.export(model, examples)
     finally:
         logger.disabled = False
         sys.stderr.write(said.getvalue())
 
 
-class _TensorPositions(TorchFunctionMode):
-    """A context in which a tensor without axes is an index like any other: x[:, position], and writing there.
+class _ScalarTensorIndices(TorchFunctionMode):
+    """A context in which a tensor of rank 0 is an index like any other, as in x[:, position] = y.
 
-    PyTorch takes the number out of such a tensor, which it does not know while it exports.
+    PyTorch reads the number in such a tensor, which is unknown during an export.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        """Run a function of PyTorch, with an index of one axis in place of one without axes."""
+        """Run a function of PyTorch, with an index of rank 1 in place of one of rank 0."""
         if func not in (Tensor.__getitem__, Tensor.__setitem__):
             return func(*args, **(kwargs or {}))
         x, items, *values = args
         items = list(items) if isinstance(items, tuple) else [items]
-        tensors = [place for place, item in enumerate(items) if isinstance(item, Tensor)]
-        place = tensors[0] if len(tensors) == 1 else None
-        is_only = all(type(item) in _PLAIN for item in items if not isinstance(item, Tensor))
-        if place is None or not is_only or items[place].ndim or items[place].dtype not in _INTEGERS:
+        tensors = [n for n, item in enumerate(items) if isinstance(item, Tensor)]
+        at = tensors[0] if len(tensors) == 1 else None
+        is_only = all(type(item) in _BASIC for item in items if not isinstance(item, Tensor))
+        if at is None or not is_only or items[at].ndim or items[at].dtype not in _INTEGERS:
             return func(*args, **(kwargs or {}))
-        items[place] = items[place].reshape(1)
+        items[at] = items[at].reshape(1)
         used = sum(item is not None and item is not Ellipsis for item in items)
-        after = sum(item is None or isinstance(item, slice) for item in items[place + 1 :])
-        if not any(item is Ellipsis for item in items[:place]):  # the axes that no item names
+        after = sum(item is None or isinstance(item, slice) for item in items[at + 1 :])
+        if not any(item is Ellipsis for item in items[:at]):  # the axes that no item names
             after += x.ndim - used
         if not values:
             result = func(x, tuple(items))
@@ -302,7 +301,7 @@ class _TensorPositions(TorchFunctionMode):
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
-_PLAIN = (int, torch.SymInt, slice, type(None), type(...))  # items that are no list of indices
+_BASIC = (int, torch.SymInt, slice, type(None), type(...))  # the items of basic indexing
 
 
 def _call(graph: fx.Graph, target: Any, x: fx.Node, *args: Any) -> fx.Node:
@@ -312,7 +311,7 @@ def _call(graph: fx.Graph, target: Any, x: fx.Node, *args: Any) -> fx.Node:
 
 
 def select_scatter(x: Tensor, part: Tensor, dim: int, index: int) -> Tensor:
-    """Return x with x[index] set to part, as a slice of one."""
+    """Return x with x[index] along `dim` set to part, as a slice_scatter."""
     start = index % x.shape[dim]
     return aten.slice_scatter.default(x, part.unsqueeze(dim), dim, start, start + 1)
 
@@ -330,12 +329,12 @@ def _convert(node: fx.Node, importer: Any) -> relax.Var:
         index = bb.emit(relax.op.reshape(relax.op.astype(index, "int64"), [sizes[axis]]))
     values = bb.emit(relax.op.broadcast_to(importer.env[values], list(given)))
     values = bb.emit(relax.op.reshape(values, sizes))
-    return bb.emit(written(importer.env[x], values, index, axis, list(starts)))
+    return bb.emit(partial_update(importer.env[x], values, index, axis, list(starts)))
 
 
 def _slice_scatter(node: fx.Node, importer: Any) -> relax.Var:
     """Join slices; TVM scatters element by element."""
-    dim, start, end, step = _of_slice(node)
+    dim, start, end, step = _slice_scatter_args(node)
     if step != 1:
         return importer._slice_scatter(node)
     x, values = (importer.env[each] for each in node.args[:2])
@@ -350,4 +349,4 @@ def _slice_scatter(node: fx.Node, importer: Any) -> relax.Var:
     return bb.emit(relax.op.concat(parts, dim))
 
 
-CONVERTERS = {"write.default": _convert, "slice_scatter.default": _slice_scatter}
+CONVERTERS = {"partial_update.default": _convert, "slice_scatter.default": _slice_scatter}

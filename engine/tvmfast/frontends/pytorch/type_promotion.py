@@ -1,7 +1,7 @@
-"""PyTorch's type rules, which TVM 0.27's importer lacks: mixed dtypes, sums and functions of integers.
+"""PyTorch's type promotion, which TVM 0.27's importer lacks: mixed dtypes, sums and functions of integers.
 
-`promote` makes the conversions that PyTorch does implicitly explicit. OF_MIXED_TYPES are decompositions, as
-in ops/decompositions.py, of operators that need more than that.
+`promote` makes implicit conversions explicit. OF_MIXED_TYPES are decompositions, as in ops/decompositions.py,
+of operators that need more than that.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, fx
 from tvm import relax
 
-from ...core.relax import fixed_shape
+from ...core.relax import static_shape
 from ...core.specs import dtype_of
 
 aten = torch.ops.aten
 
-# Operators whose operands take the result's dtype, besides those on elements, which PyTorch tags as such.
+# Operators whose operands get the result's dtype, besides those that PyTorch tags as pointwise.
 _IN_THE_RESULTS_DTYPE = {
     *("floor_divide", "softmax", "_softmax", "log_softmax", "_log_softmax", "cat"),
     *("sum", "prod", "mean", "cumsum", "cumprod"),
@@ -27,7 +27,7 @@ _IN_THE_RESULTS_DTYPE = {
 def promote(module: fx.GraphModule) -> None:
     """Insert, in place, the conversions that PyTorch's operators do implicitly, in branches too.
 
-    The operands of operators on elements get the dtype of the result. Where that is bool, as of a comparison,
+    The operands of pointwise operators get the dtype of the result. Where that is bool, as of a comparison,
     they get the dtype to which they promote.
     """
     for graph in [each.graph for each in module.modules() if isinstance(each, fx.GraphModule)]:
@@ -80,21 +80,21 @@ def _checked(convert: Callable, node: fx.Node, *_: Any) -> Any:
     result, value = convert(node), node.meta.get("val")
     ty = getattr(result, "ty", None)
     if isinstance(value, Tensor) and isinstance(ty, relax.TensorType):
-        found, wanted = (fixed_shape(ty), str(ty.dtype)), (tuple(value.shape), dtype_of(value))
+        found, wanted = (static_shape(ty), str(ty.dtype)), (tuple(value.shape), dtype_of(value))
         if found != wanted:
             texts = [f"{dtype}{shape}" for shape, dtype in (found, wanted)]
             raise ValueError(f"it makes {texts[0]} of what is {texts[1]}: {node.target}")
     return result
 
 
-def with_exact_numbers(operator: Callable, usual: Callable) -> Callable:
+def with_exact_scalars(operator: Callable, otherwise: Callable) -> Callable:
     """Compute half precision with a scalar in float32, as PyTorch does; TVM would round the scalar first."""
 
     def decomposed(a: Any, b: Any) -> Any:
         dtype = torch.result_type(a, b)
         has_scalar = any(not isinstance(n, Tensor) or not n.ndim for n in (a, b))
         if dtype not in (torch.float16, torch.bfloat16) or not has_scalar:
-            return usual(a, b)
+            return otherwise(a, b)
         return operator(*(n.float() if isinstance(n, Tensor) else n for n in (a, b))).to(dtype)
 
     return decomposed
@@ -132,7 +132,7 @@ def _fmod(x: Any, y: Any) -> Any:
 
 
 def _of_floats(operator: Callable) -> Callable:
-    """Return False for integers, which are never NaN or infinite; TVM takes neither bools nor bfloat16."""
+    """Return False for integers, which are never NaN or infinite; TVM supports neither bools nor bfloat16."""
 
     def decomposed(x: Tensor) -> Any:
         if x.dtype == torch.bfloat16:
@@ -157,7 +157,7 @@ def _all(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     return none.to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
 
 
-_OF_A_NUMBER = {
+_OF_A_SCALAR = {
     torch.pow: (aten.pow.Scalar,),
     torch.remainder: (aten.remainder.Scalar_Tensor,),
     torch.floor_divide: (aten.floor_divide.default,),
@@ -180,7 +180,7 @@ _OF_A_NUMBER = {
 }
 
 OF_MIXED_TYPES: dict[Any, Callable] = {
-    **{each: _with_tensors(operator) for operator, names in _OF_A_NUMBER.items() for each in names},
+    **{each: _with_tensors(operator) for operator, names in _OF_A_SCALAR.items() for each in names},
     aten.__lshift__.Tensor: torch.bitwise_left_shift,
     aten.__rshift__.Tensor: torch.bitwise_right_shift,
     aten.pow.Tensor_Tensor: _power_of_tensors,

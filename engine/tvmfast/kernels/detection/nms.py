@@ -1,10 +1,9 @@
-"""A detector's last steps as loops for a CPU, each step of which depends on the one before."""
+"""Top-k and non-maximum suppression as sequential loops for a CPU."""
 
 import tvm
 from tvm.script import tirx as T
 
-from ...core.compat import OPAQUE
-from ...core.workarounds import fast_tvmscript_parser
+from ...core.compat import OPAQUE, fast_tvmscript_parser
 from .arithmetic import box_area, decode, iou, overlap, sortable
 from .spec import NmsSpec, TopKSpec, with_spec
 

@@ -1,4 +1,4 @@
-"""What a recurrent kernel computes, and the arithmetic of one step of it.
+"""What a recurrent kernel computes, and the arithmetic of one time step of it.
 
 Gates have letters: i, f, o and g (the candidate) of an LSTM, r, z and n (the candidate) of a GRU, and n of an
 RNN. Names and formulas are those of ONNX's operators, of which PyTorch's and MXNet's are special cases.
@@ -29,7 +29,7 @@ class Cell:
         clip: What is passed to an activation is clipped to -clip and clip; 0: it is not.
         coupled: Whether an LSTM's f is 1 - i.
         reset_after: Whether a GRU multiplies by r after the product with the recurrent weights, not before.
-        reverse: Whether the last step comes first.
+        reverse: Whether it processes the sequence in reverse.
     """
 
     kind: str
@@ -138,8 +138,8 @@ FUNCTIONS: dict[str, Callable] = {
 }
 
 
-class Step:
-    """The arithmetic of a step for one unit, as statements on a buffer of its gates.
+class TimeStep:
+    """The arithmetic of a time step for one unit, as statements on a buffer of its gates.
 
     `gates` is the buffer; its element `(*at, number of the gate)` has a gate before and after its activation.
     """

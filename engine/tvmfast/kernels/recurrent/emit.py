@@ -1,13 +1,13 @@
-"""The call of a recurrent kernel, for importers."""
+"""The call of a recurrent kernel, for frontends."""
 
 import numpy as np
 from tvm import relax
 from tvm.relax import op as R
 
 from ...core.bounds_check import checked
-from ...core.relax import fixed_shape, known_shape
+from ...core.relax import known_shape, static_shape
 from .cell import Cell
-from .loops import Sizes, kernel
+from .loops import Dims, kernel
 
 _OPTIONAL = ("peepholes", "projection", "lengths")
 
@@ -33,19 +33,19 @@ def emit(
         biases: Added to the products with `weight` and with `recurrent`, (gates * units,); None: 0.
         states: The first result, (batch, outputs), and an LSTM's first state, (batch, units); None: 0.
         optional: "peepholes", (3, units), for gates i, o, f; "projection", (outputs, units), which makes the
-            results of the units; "lengths", (batch,), how many steps each sequence has, 0 to steps: the
+            results of the units; "lengths", (batch,), how many time steps each sequence has, 0 to steps: the
             results of others are 0. They may be None.
 
     Returns:
-        The results of all steps, (steps, batch, outputs), the last result, and an LSTM's last state.
+        The results of all time steps, (steps, batch, outputs), the last result, and an LSTM's last state.
 
     Raises:
         ValueError: A tensor has another shape.
     """
     dtype = str(x.ty.dtype)
-    steps, batch, width = fixed_shape(x.ty)
-    units = fixed_shape(weight.ty)[0] // len(cell.gates)
-    sizes = Sizes(steps, batch, width, units, fixed_shape(recurrent.ty)[1])
+    steps, batch, width = static_shape(x.ty)
+    units = static_shape(weight.ty)[0] // len(cell.gates)
+    dims = Dims(steps, batch, width, units, static_shape(recurrent.ty)[1])
     zero = relax.const(np.zeros(len(cell.gates) * units), dtype)
     first, second = (zero if bias is None else bias for bias in biases)
     values = {"x": x, "weight": weight, "recurrent": recurrent}
@@ -59,7 +59,7 @@ def emit(
         parts[number] = relax.const(np.zeros(units), dtype)
         second = builder.emit(R.concat(parts))
     values["bias"] = builder.emit(R.add(first, second))
-    shapes = {"h": (batch, sizes.outputs)} | ({"c": (batch, units)} if cell.kind == "lstm" else {})
+    shapes = {"h": (batch, dims.outputs)} | ({"c": (batch, units)} if cell.kind == "lstm" else {})
     for (name, shape), state in zip(shapes.items(), states, strict=False):
         values[name] = builder.emit(R.zeros(shape, dtype)) if state is None else state
     values |= {name: value for name, value in optional.items() if value is not None}
@@ -67,46 +67,47 @@ def emit(
         kind, expected = cell.kind.upper(), "lengths of sequences"
         values["lengths"] = checked(values["lengths"], [steps + 1], kind, False, builder, expected)
     names = cell.inputs(*(name in values for name in _OPTIONAL))
-    _check_shapes(cell, sizes, {name: fixed_shape(values[name].ty) for name in names})
+    _check_shapes(cell, dims, {name: static_shape(values[name].ty) for name in names})
     result = builder.emit(call(builder, cell, {name: values[name] for name in names}))
     return [builder.emit(relax.TupleGetItem(result, n)) for n in range(1 + len(shapes))]
 
 
 def call(builder: relax.BlockBuilder, cell: Cell, values: dict[str, relax.Expr]) -> relax.Call:
-    """Call the plain kernel of a cell.
+    """Call the kernel of a cell on unpacked weights.
 
     Args:
         builder: Gets the kernel.
         cell: What it computes.
-        values: The kernel's inputs, as `Cell.inputs` lists them. The steps and the batch of x may be open.
+        values: The kernel's inputs, as `Cell.inputs` lists them. The time steps and the batch of x may be
+            dynamic.
     """
     steps, batch, width = known_shape(values["x"].ty)
-    rows, outputs = fixed_shape(values["recurrent"].ty)
-    sizes = Sizes(steps, batch, width, rows // len(cell.gates), outputs)
+    rows, outputs = static_shape(values["recurrent"].ty)
+    dims = Dims(steps, batch, width, rows // len(cell.gates), outputs)
     dtype = str(values["x"].ty.dtype)
-    function = builder.add_func(kernel(cell, list(values), sizes, dtype), f"{cell.kind}_loops")
+    function = builder.add_func(kernel(cell, list(values), dims, dtype), f"{cell.kind}_loops")
     shapes = [(steps, batch, outputs), (batch, outputs)]
-    shapes += [(batch, sizes.units)] if cell.kind == "lstm" else []
+    shapes += [(batch, dims.units)] if cell.kind == "lstm" else []
     types = [relax.TensorType(shape, dtype) for shape in shapes]
-    return relax.call_tir(function, [*values.values(), *sizes.open.outer], types)
+    return relax.call_tir(function, [*values.values(), *dims.dynamic.outer], types)
 
 
-def _check_shapes(cell: Cell, sizes: Sizes, shapes: dict[str, tuple[int, ...]]) -> None:
-    rows = len(cell.gates) * sizes.units
+def _check_shapes(cell: Cell, dims: Dims, shapes: dict[str, tuple[int, ...]]) -> None:
+    rows = len(cell.gates) * dims.units
     wanted = {
-        "x": (sizes.steps, sizes.batch, sizes.input),
-        "weight": (rows, sizes.input),
-        "recurrent": (rows, sizes.outputs),
+        "x": (dims.steps, dims.batch, dims.input),
+        "weight": (rows, dims.input),
+        "recurrent": (rows, dims.outputs),
         "bias": (rows,),
-        "inner": (sizes.units,),
-        "h": (sizes.batch, sizes.outputs),
-        "c": (sizes.batch, sizes.units),
-        "peepholes": (3, sizes.units),
-        "projection": (sizes.outputs, sizes.units),
-        "lengths": (sizes.batch,),
+        "inner": (dims.units,),
+        "h": (dims.batch, dims.outputs),
+        "c": (dims.batch, dims.units),
+        "peepholes": (3, dims.units),
+        "projection": (dims.outputs, dims.units),
+        "lengths": (dims.batch,),
     }
     for name, shape in shapes.items():
         if shape != wanted[name]:
             raise ValueError(f"{cell.kind.upper()}: expected {name} of shape {wanted[name]}, got {shape}")
-    if sizes.outputs != sizes.units and "projection" not in shapes:
-        raise ValueError(f"{cell.kind.upper()}: expected {sizes.units} outputs, got {sizes.outputs}")
+    if dims.outputs != dims.units and "projection" not in shapes:
+        raise ValueError(f"{cell.kind.upper()}: expected {dims.units} outputs, got {dims.outputs}")

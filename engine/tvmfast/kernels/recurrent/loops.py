@@ -1,10 +1,10 @@
-"""The kernel of a recurrent cell: all steps, with the state in memory and a tile of gates in registers.
+"""The kernel of a recurrent cell: all time steps, with the state in memory and a tile of gates in registers.
 
 The units are in chunks. For each tile of `rows` of the batch and `blocks` vectors of units, all gates are
 accumulated over the state before, and then the activations make the new state of these units. A chunk's
 weights are contiguous, and all tiles of the batch use them before the next chunk's, so that they stay in the
-cache; so do all weights from step to step, where the threads divide the chunks. Threads meet at the end of
-every step: small cells are faster on one.
+cache; so do all weights from one time step to the next, where the threads divide the chunks. Threads meet at
+the end of every time step: small cells are faster on one.
 """
 
 import math
@@ -20,9 +20,9 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from ...core.compat import OPAQUE
-from ...core.integers import INT32_MAX, ceildiv, round_up
-from ..dynamic import OpenSizes
-from .cell import Cell, Step
+from ...core.relax import INT32_MAX, ceildiv, round_up
+from ..dynamic import DynamicDims
+from .cell import Cell, TimeStep
 
 # Prefetches: the bytes of a cache line, how many bytes ahead of their use weights are fetched, and the
 # arguments of LLVM's intrinsic: to read, into the first level, data.
@@ -32,10 +32,10 @@ _TO_L1 = (0, 3, 1)
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The sizes of a kernel; `outputs` are those that a projection makes of the units, or the units.
+class Dims:
+    """The dims of a kernel; `outputs` are those that a projection makes of the units, or the units.
 
-    The steps and the batch may be open.
+    The time steps and the batch may be dynamic.
     """
 
     steps: int | tvm.ir.Expr
@@ -45,20 +45,20 @@ class Sizes:
     outputs: int
 
     @property
-    def open(self) -> OpenSizes:
-        """The open sizes, which a call passes after the inputs."""
-        return OpenSizes((self.steps, self.batch))
+    def dynamic(self) -> DynamicDims:
+        """The dynamic dims, which a call passes after the inputs."""
+        return DynamicDims((self.steps, self.batch))
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel is computed; the default is plain loops, on weights that are not packed.
+    """How a kernel is computed; the default is scalar loops on weights that are not packed.
 
     Attributes:
         lanes: Units of a vector.
         rows: Rows of the batch in registers.
         blocks: Vectors of units in registers, with all gates of each.
-        threads: Whether threads share the units of each step.
+        threads: Whether threads share the units of each time step.
     """
 
     lanes: int = 1
@@ -76,39 +76,39 @@ class Tile:
 
 
 def kernel(
-    cell: Cell, names: list[str], sizes: Sizes, dtype: str, tile: Tile | None = None
+    cell: Cell, names: list[str], dims: Dims, dtype: str, tile: Tile | None = None
 ) -> tvm.tirx.PrimFunc:
     """Make the kernel of a cell.
 
     Args:
         cell: What it computes.
         names: Its inputs, as `Cell.inputs` lists them; `emit` has their shapes. With a tile, the weights are
-            packed as `pack` does, and "from_input", (steps, batch, vectors of units, gates, lanes), may be in
-            place of "x", "weight" and "bias".
-        sizes: Its sizes.
+            packed as `pack_recurrent` does, and "from_input", (steps, batch, vectors of units, gates, lanes),
+            may replace "x", "weight" and "bias".
+        dims: Its dims.
         dtype: That of all tensors; halves are computed in float32.
-        tile: How it computes; None: in plain loops.
+        tile: How it computes; None: in scalar loops on unpacked weights.
     """
     with IRBuilder() as builder, T.prim_func(is_private=True):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
-        _Kernel(cell, names, sizes, dtype, tile).emit()
+        _Kernel(cell, names, dims, dtype, tile).emit()
     function = builder.get()
     return cell.attach(function) if tile is None else function
 
 
 class _Kernel:
-    """A kernel that is being written, inside the frame of its function."""
+    """Emits the body of the kernel, inside the frame of its function."""
 
-    def __init__(self, cell: Cell, names: list[str], sizes: Sizes, dtype: str, tile: Tile | None):
+    def __init__(self, cell: Cell, names: list[str], dims: Dims, dtype: str, tile: Tile | None):
         self.cell = cell
-        self.open = sizes.open
-        steps, batch = self.open.inside((sizes.steps, sizes.batch))
-        self.sizes = replace(sizes, steps=steps, batch=batch)
+        self.dynamic = dims.dynamic
+        steps, batch = self.dynamic.inside((dims.steps, dims.batch))
+        self.dims = replace(dims, steps=steps, batch=batch)
         self.packed = tile is not None
         self.multiplies = "x" in names  # the input by its weights
         self.tile = tile or Tile()
         self.dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
-        self.width, self.out_width = self.tile.padded(sizes.units), self.tile.padded(sizes.outputs)
+        self.width, self.out_width = self.tile.padded(dims.units), self.tile.padded(dims.outputs)
         rows = self.tile.rows
         if isinstance(batch, int):
             self.rows = round_up(batch, rows)  # some complete a tile
@@ -118,21 +118,21 @@ class _Kernel:
             self.tiles = [(rows, batch // rows, 0), (1, batch % rows, batch // rows * rows)][: 1 + (rows > 1)]
         self.pads = isinstance(batch, int) and self.rows != batch
         shapes = self._shapes()
-        if not self.open.large:
-            self.open.large = any(math.prod(shape) > INT32_MAX for shape in shapes.values())
-        self.shapes = shapes = {name: tuple(map(self.open.whole, shape)) for name, shape in shapes.items()}
+        if not self.dynamic.large:
+            self.dynamic.large = any(math.prod(shape) > INT32_MAX for shape in shapes.values())
+        self.shapes = shapes = {name: tuple(map(self.dynamic.whole, shape)) for name, shape in shapes.items()}
         self.given = {
             name: T.arg(name, T.buffer(shapes[name], "int32" if name == "lengths" else dtype))
             for name in names
         }
-        self.open.declare()
+        self.dynamic.declare()
         self.y = T.arg("y", T.buffer(shapes["y"], dtype))
         self.last = {"h": T.arg("h_last", T.buffer(shapes["h"], dtype))}
         if cell.kind == "lstm":
             self.last["c"] = T.arg("c_last", T.buffer(shapes["c"], dtype))
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        s, tile = self.sizes, self.tile
+        s, tile = self.dims, self.tile
         gates = len(self.cell.gates)
         shapes = {
             "x": (s.steps, s.batch, s.input),
@@ -146,7 +146,7 @@ class _Kernel:
             "projection": (s.outputs, s.units),
             "lengths": (s.batch,),
             "y": (s.steps, s.batch, s.outputs),
-            "results": (2, self.rows, self.out_width),  # before and after a step
+            "results": (2, self.rows, self.out_width),  # before and after a time step
             "units": (self.rows, self.width),
         }
         if self.packed:
@@ -158,8 +158,7 @@ class _Kernel:
         return shapes
 
     def emit(self) -> None:
-        """Write the body."""
-        s, kind = self.sizes, self.cell.kind
+        s, kind = self.dims, self.cell.kind
         self.h = T.alloc_buffer(self.shapes["results"], self.dtype)
         self.c = T.alloc_buffer(self.shapes["units"], self.dtype) if kind == "lstm" else None
         two_phases = "projection" in self.given or (kind == "gru" and not self.cell.reset_after)
@@ -169,16 +168,16 @@ class _Kernel:
         if kind == "lstm":
             states["c"] = (lambda row, unit: [row, unit], self.c, s.units)
         for name, (at, state, size) in states.items():
-            with T.grid(*map(self.open.whole, (self.rows, int(state.shape[-1])))) as (row, unit):
+            with T.grid(*map(self.dynamic.whole, (self.rows, int(state.shape[-1])))) as (row, unit):
                 given = self._read(name, tirx.min(row, s.batch - 1), tirx.min(unit, size - 1))
                 inside = tirx.all(row < s.batch, unit < size)
                 T.buffer_store(state, tirx.Select(inside, given, tirx.const(0, self.dtype)), at(row, unit))
-        with T.serial(self.open.whole(s.steps)) as step:
+        with T.serial(self.dynamic.whole(s.steps)) as step:
             self.step = step
             self.before, self.after = step % 2, (step + 1) % 2
             {"lstm": self._lstm, "gru": self._gru, "rnn": self._rnn}[kind]()
         for name, (_, state, size) in states.items():
-            with T.grid(*map(self.open.whole, (s.batch, size))) as (row, unit):
+            with T.grid(*map(self.dynamic.whole, (s.batch, size))) as (row, unit):
                 value = state[s.steps % 2, row, unit] if name == "h" else state[row, unit]
                 if "lengths" in self.given:  # ONNX Runtime has no state of an empty sequence
                     value = tirx.Select(self.given["lengths"][row] > 0, value, tirx.const(0, self.dtype))
@@ -188,7 +187,7 @@ class _Kernel:
         """Return an element of an input in the dtype of the computation."""
         return self.given[name][at].astype(self.dtype)
 
-    # ------------------------------------------------------------ a step of each kind
+    # ------------------------------------------------------------ a time step of each kind
 
     def _lstm(self):
         def peephole(gate, unit):
@@ -247,26 +246,26 @@ class _Kernel:
 
         self._phase(self.cell.gates, self._from_input, self._before, finish)
 
-    # ------------------------------------------------------------ what a step reads and writes
+    # ------------------------------------------------------------ what a time step reads and writes
 
     def _time(self, row):
-        """Return which element of its sequence a row of the batch is at."""
+        """Return the index in its sequence that a row of the batch is at."""
         if not self.cell.reverse:
             return self.step
         if "lengths" not in self.given:
-            return self.sizes.steps - 1 - self.step
+            return self.dims.steps - 1 - self.step
         last = self.given["lengths"][row]
         return tirx.Select(self.step < last, last - 1 - self.step, self.step)
 
     def _runs(self, row):
-        """Return whether a row's sequence has this step."""
+        """Return whether a row's sequence has this time step."""
         if "lengths" not in self.given:
             return tirx.const(True, "bool")
         return self.step < self.given["lengths"][self._inside(row)]
 
     def _inside(self, row):
-        """Return a row of the batch for one that is there to complete a tile."""
-        return tirx.min(row, self.sizes.batch - 1) if self.pads else row
+        """Clamp the index of a row that only completes a tile to the batch."""
+        return tirx.min(row, self.dims.batch - 1) if self.pads else row
 
     def _from_input(self, gate, row, unit):
         """Return what the input and the bias add to a gate; where the kernel multiplies, the bias alone."""
@@ -290,7 +289,7 @@ class _Kernel:
         T.buffer_store(self.h, state, [self.after, row, unit])
 
     def _weight(self, name, chunk, k, q, number, lane, unit):
-        at = (chunk, k, q, number, lane) if self.packed else (number * self.sizes.units + unit, k)
+        at = (chunk, k, q, number, lane) if self.packed else (number * self.dims.units + unit, k)
         return self._read(name, *at)
 
     # ------------------------------------------------------------ loops
@@ -302,17 +301,17 @@ class _Kernel:
             gates: Their letters; "p" is the projection.
             begin: `begin(gate, row, unit)`, the first summand.
             source: `source(row, k)`, the left-hand side of the product.
-            finish: `finish(step, row, unit)` writes what follows, for the `Step` of a unit.
+            finish: `finish(step, row, unit)` writes what follows, for the `TimeStep` of a unit.
             weight: `weight(chunk, k, block, gate's number, lane, unit)`, its right-hand side; None: the
                 recurrent weights.
-            results: Whether this makes the step's result.
+            results: Whether this makes the time step's result.
         """
-        s, tile = self.sizes, self.tile
+        s, tile = self.dims, self.tile
         projects = gates == "p"
         letters = gates if projects else self.cell.gates
         depth = s.units if projects else s.outputs
         width = s.outputs if projects else s.units
-        # What the input adds to a GRU's candidate is kept apart from what the state does.
+        # What the input adds to a GRU's candidate is separate from what the state adds.
         slots = len(letters) + (self.cell.reset_after and self.multiplies)
         weight = weight or partial(self._weight, "recurrent")
 
@@ -320,8 +319,8 @@ class _Kernel:
             accumulators = T.alloc_buffer((rows, tile.blocks, slots, tile.lanes), self.dtype, scope="local")
 
             def each(statements):
-                """Write statements on each element of the tile."""
-                extents = map(self.open.whole, (rows, tile.blocks, tile.lanes))
+                """Emit statements for each element of the tile."""
+                extents = map(self.dynamic.whole, (rows, tile.blocks, tile.lanes))
                 loops = map(lambda loop, extent: loop(extent), (T.unroll, T.unroll, T.vectorized), extents)
                 with ExitStack() as stack:
                     r, q, lane = (stack.enter_context(loop) for loop in loops)
@@ -352,13 +351,13 @@ class _Kernel:
                     add([r, q, number, lane], source(row, k) * weight(chunk, k, q, number, lane, unit))
 
             def end(r, q, lane, row, unit):
-                finish(Step(self.cell, accumulators, lambda number: (r, q, number, lane)), row, unit)
+                finish(TimeStep(self.cell, accumulators, lambda number: (r, q, number, lane)), row, unit)
 
             each(start)
             if self.multiplies and not projects:
-                with T.serial(self.open.whole(s.input)) as k:
+                with T.serial(self.dynamic.whole(s.input)) as k:
                     each(add_input)
-            with T.serial(self.open.whole(depth)) as k:
+            with T.serial(self.dynamic.whole(depth)) as k:
                 if self.packed:
                     self._prefetch("projection" if projects else "recurrent", chunk, k)
                 each(add_state)
@@ -367,9 +366,9 @@ class _Kernel:
                 self._store_outputs(chunk, first, rows, width)
 
         loop = T.parallel if tile.threads else T.serial
-        with loop(self.open.whole(tile.chunks(width))) as chunk:
+        with loop(self.dynamic.whole(tile.chunks(width))) as chunk:
             for rows, count, before in self.tiles:
-                with T.serial(self.open.whole(count)) as number:
+                with T.serial(self.dynamic.whole(count)) as number:
                     on_tile(rows, chunk, number * rows + before)
 
     def _prefetch(self, name: str, chunk, k):
@@ -383,13 +382,13 @@ class _Kernel:
             T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(at), *how))
 
     def _store_outputs(self, chunk, first, rows: int, width: int):
-        """Copy a tile of the step's result to the output, without what completes tiles."""
+        """Copy a tile of the time step's result to the output, cropped to the batch and the units."""
         each = self.tile.lanes * self.tile.blocks
-        extents = map(self.open.whole, (rows, each))
+        extents = map(self.dynamic.whole, (rows, each))
         with ExitStack() as stack:
             r, n = (stack.enter_context(T.serial(extent)) for extent in extents)
             row, unit = first + r, chunk * each + n
-            conditions = [row < self.sizes.batch] if self.pads else []
+            conditions = [row < self.dims.batch] if self.pads else []
             conditions += [unit < width] if width % each else []
             if conditions:
                 stack.enter_context(T.If(tirx.all(*conditions)))

@@ -6,13 +6,13 @@ depthwise        depthwise convolutions
 winograd         3x3 convolutions of stride 1, with fewer multiplications
 matmul           products with a weight known at compile time
 batch_matmul     products of two activations
-skinny_gemm      products of a few rows with a matrix that is a view
+skinny_gemm      products of a few rows with a strided view
 row_reduction    softmax and layer norm
-repack_channels  channels of blocked tensors put together and taken apart
+repack_channels  concatenation and slices of channels in the blocked layout
 default          every other kernel
 metaschedule     kernels as TVM's own search found them
 
-What they share stands in the folder above.
+What they share is in the folder above.
 """
 
 import importlib

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from tvm import te
 from tvm.s_tir import Schedule
 
-from ....core.integers import ceildiv, round_up
-from ....core.relax import of_one_type, plain_sizes
+from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
 from ....core.simd import Simd, register_tile
 from ..epilogue import crop, parallel
 from ..rule import Loops, ScheduleRule
@@ -57,8 +56,8 @@ class BatchedMatmul(ScheduleRule):
         return [self.Config(*tile, simd.lanes) for tile in choices]
 
     def compute(self, data, weight, workload: BatchMatmul, config: Config):
-        """Return the product as a tensor expression, of float32 tensors whose sizes may be open."""
-        lefts, rights = plain_sizes(data.shape), plain_sizes(weight.shape)
+        """Return the product as a tensor expression, of float32 tensors whose dims may be dynamic."""
+        lefts, rights = unwrap_ints(data.shape), unwrap_ints(weight.shape)
         (rows, depth), columns = lefts[-2:], rights[-1]
         depth = depth if isinstance(depth, int) else rights[-2]
         batch = _broadcast(lefts[:-2], rights[:-2])
@@ -72,7 +71,7 @@ class BatchedMatmul(ScheduleRule):
         def of(shape, at):
             """Map the batch index `at` of the product to that of a matrix with the batch axes `shape`."""
             own = at[len(at) - len(shape) :]
-            return [0 if _is_one(size) else index for size, index in zip(shape, own, strict=True)]
+            return [0 if _is_one(dim) else index for dim, index in zip(shape, own, strict=True)]
 
         def pack(*index):
             *at, p, k, c = index
@@ -100,7 +99,7 @@ class BatchedMatmul(ScheduleRule):
         """Schedule a kernel that `compute` made and what was fused after it."""
         b, mo, no, tile = matmul.split_loops(sch, config)
         first, second = (mo, no) if config.loop_order == "rows" else (no, mo)
-        several = not _is_one(*plain_sizes([sch.get(b).extent]))
+        several = not _is_one(*unwrap_ints([sch.get(b).extent]))
         outer, inner = ([b], [first, second]) if several else ([b, first], [second])
         loop = matmul.order_loops(sch, outer, inner, tile, stages=("pack",))
         if several:
@@ -116,11 +115,10 @@ class BatchedMatmul(ScheduleRule):
 
 
 def _broadcast(a: tuple, b: tuple) -> tuple:
-    """Return the batch axes of a product, of those of both matrices; an open size is taken to be no 1."""
+    """Broadcast the batch axes of two matrices; a dynamic dim is taken not to be 1."""
     a, b = ((1,) * (max(len(a), len(b)) - len(each)) + each for each in (a, b))
     return tuple(m if _is_one(n) else n for n, m in zip(a, b, strict=True))
 
 
-def _is_one(size) -> bool:
-    """Return whether an axis has one index whatever the open sizes are."""
-    return isinstance(size, int) and size == 1
+def _is_one(dim) -> bool:
+    return isinstance(dim, int) and dim == 1

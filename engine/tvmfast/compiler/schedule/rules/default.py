@@ -8,17 +8,17 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule, ScheduleError
 
-from ....core.relax import plain_sizes, typical, written
+from ....core.relax import dim_hint, dim_to_str, unwrap_ints
 from ....core.simd import Simd
 from ..rule import ScheduleRule
 from ..workloads.kernel import Kernel
 from ..workloads.workload import Workload
 
 _SMALL = 1 << 13  # iterations of a loop nest that are too few to wake other threads
-_OPEN = 64  # what open sizes are taken to be for these
+_DYNAMIC = 64  # assumed for dynamic dims here
 _SHARED = 64  # iterations that suffice to parallelize
 _UNROLLED = 25  # iterations: a pool's window
-_INLINED = 4096  # nodes of an expression that inlining may write, if it is written more than once
+_INLINED = 4096  # nodes of an expression that inlining may repeat
 _TURNED = 4  # elements read for one of a block that is transposed afterwards, from which on it is stored
 _SPATIAL = tvm.tirx.IterVar.DataPar  # an axis that is not reduced
 
@@ -71,18 +71,18 @@ def _nest(sch, block, lanes):
     reduced = [loop for loop, axis in zip(loops, axes, strict=True) if int(axis.iter_type) != _SPATIAL]
     if not spatial:
         return
-    if len(spatial) == 5:  # NCHW[x]c: rows outside, so that a thread reads what it wrote in the kernel before
+    if len(spatial) == 5:  # NCHW[x]c: rows outside, so that a thread reads what it made in the kernel before
         n, blocks, *others = spatial
         sch.reorder(n, others[0], blocks)
         spatial = [n, others[0], blocks, *others[1:]]
-    large = math.prod(_extent(sch, loop, _OPEN) for loop in loops) >= _SMALL
+    large = math.prod(_extent(sch, loop, _DYNAMIC) for loop in loops) >= _SMALL
     outer = spatial
     inner = []
     vector = False
-    # Reductions go row by row if their inputs are contiguous, too. (LLVM vectorizes plain loops over a row.)
+    # Reductions go row by row if their inputs are contiguous, too. (LLVM vectorizes serial loops over a row.)
     if not reduced or _is_contiguous(sch, block, axes[loops.index(spatial[-1])].var):
         *outer, row = spatial
-        if _is_fixed(sch, row) and _extent(sch, row) % lanes == 0 and not (reduced and _bfloat16(sch, block)):
+        if _static(sch, row) and _extent(sch, row) % lanes == 0 and not (reduced and _bfloat16(sch, block)):
             more, row = sch.split(row, [None, lanes])
             outer = [*outer, more]
             sch.vectorize(row)
@@ -95,7 +95,7 @@ def _nest(sch, block, lanes):
             sch.reverse_compute_at(stored, outer[-1])
             sch.vectorize(sch.get_loops(stored)[-1])
             few = math.prod(_extent(sch, loop) for loop in reduced) <= _UNROLLED
-            if few and all(_is_fixed(sch, loop) for loop in reduced):
+            if few and all(_static(sch, loop) for loop in reduced):
                 for loop in reduced:
                     sch.unroll(loop)
     if large and outer:
@@ -104,30 +104,29 @@ def _nest(sch, block, lanes):
         sch.decompose_reduction(block, reduced[0])
 
 
-def _is_fixed(sch, loop) -> bool:
-    """Return whether a loop's iterations do not depend on an open size."""
+def _static(sch, loop) -> bool:
     return isinstance(sch.get(loop).extent, tvm.tirx.IntImm)
 
 
-def _extent(sch, loop, size: int = 1) -> int:
-    """Return the iterations of a loop, where all open sizes have a value."""
-    return _count([sch.get(loop).extent], size)
+def _extent(sch, loop, dim: int = 1) -> int:
+    """Return the iterations of a loop, if each dynamic dim is `dim`."""
+    return _count([sch.get(loop).extent], dim)
 
 
-def _count(sizes, value: int = _OPEN) -> int:
-    """Return the product of sizes, where all open ones have a value."""
-    return math.prod(value if written(size) is None else typical(size, value) for size in sizes)
+def _count(shape, value: int = _DYNAMIC) -> int:
+    """Return the product of a shape, if each dynamic dim is `value`."""
+    return math.prod(value if dim_to_str(dim) is None else dim_hint(dim, value) for dim in shape)
 
 
 def _first(sch, loops) -> list:
     """Return the outermost loops that give the threads enough iterations; unfused loops are cheaper.
 
-    An open size is taken to be 1 for the first loop, which may be a batch. The index of a loop that is fused
-    of several others of open sizes takes TVM long to simplify.
+    A dynamic dim is taken to be 1 for the first loop, which may be a batch. TVM takes long to simplify the
+    index of several fused dynamic loops.
     """
     iterations = 1
     for count, loop in enumerate(loops, start=1):
-        iterations *= _extent(sch, loop, 1 if count == 1 else _OPEN)
+        iterations *= _extent(sch, loop, 1 if count == 1 else _DYNAMIC)
         if iterations >= _SHARED:
             return loops[:count]
     return loops
@@ -139,7 +138,7 @@ def _tests_padding(sch, block, lanes) -> bool:
     In NCHW[x]c the test is per vector, which costs little.
     """
     node = sch.get(block)
-    blocked = len(node.iter_vars) == 5 and plain_sizes([node.iter_vars[-1].dom.extent])[0] == lanes
+    blocked = len(node.iter_vars) == 5 and unwrap_ints([node.iter_vars[-1].dom.extent])[0] == lanes
     return (
         not blocked
         and "if_then_else" in node.script()
@@ -148,7 +147,7 @@ def _tests_padding(sch, block, lanes) -> bool:
 
 
 def _explodes(sch, block) -> bool:
-    """Return whether inlining would write a large expression several times, as each step of a scan does.
+    """Return whether inlining would repeat a large expression, as each stage of a scan does.
 
     Inlined, a chain of n stages that each read the one before twice has 2^n copies of the first.
     """
@@ -177,7 +176,7 @@ def _turns(sch, block) -> bool:
     if not node.iter_vars:
         return False
     row = node.iter_vars[-1].var
-    along = [load for load in loads if len(load.indices) and _step(load.indices[-1], row) != 0]
+    along = [load for load in loads if len(load.indices) and _stride(load.indices[-1], row) != 0]
     if len(along) < _TURNED:
         return False
     while len(consumers := sch.get_consumers(block)) == 1:
@@ -185,8 +184,10 @@ def _turns(sch, block) -> bool:
         if not buffer.shape or not consumer.iter_vars:  # a number
             return False
         row = consumer.iter_vars[-1].var
-        steps = [_step(read.region[-1].min, row) for read in consumer.reads if read.source.same_as(buffer)]
-        if 0 in steps and plain_sizes(buffer.shape)[-1:] != (1,):
+        strides = [
+            _stride(read.region[-1].min, row) for read in consumer.reads if read.source.same_as(buffer)
+        ]
+        if 0 in strides and unwrap_ints(buffer.shape)[-1:] != (1,):
             return _count(axis.dom.extent for axis in consumer.iter_vars) >= _count(buffer.shape)
         block = consumers[0]
     return False
@@ -199,13 +200,13 @@ def _reduces(sch, block) -> bool:
 def _is_contiguous(sch, block, var) -> bool:
     """Return whether neighbours along the axis `var` read neighbours in memory, or the same element."""
     for read in sch.get(block).reads:
-        steps = [_step(index.min, var) for index in read.region]
-        if any(step != 0 for step in steps[:-1]) or steps[-1:] not in ([], [0], [1]):
+        strides = [_stride(index.min, var) for index in read.region]
+        if any(stride != 0 for stride in strides[:-1]) or strides[-1:] not in ([], [0], [1]):
             return False
     return True
 
 
-def _step(index, var) -> int | None:
+def _stride(index, var) -> int | None:
     """Return by how much `index` grows with `var`; None if that is not known."""
     coefficients = tvm.sym.detect_linear_equation(index, [var])
     known = coefficients and isinstance(coefficients[0], tvm.tirx.IntImm)

@@ -1,8 +1,8 @@
 """Depthwise convolution in NCHW[x]c: a register holds x channels of one pixel; no reduction across lanes.
 
 A tile of `tile_ow` accumulators slides over the window; neighbouring pixels share loads. The kernel is bound
-by memory, so the padding is not written there: what lies outside of the image is not read
-(compiler/schedule/padding.py). Of images of open size, `tile_oh` rows at a time are copied, with their
+by memory, so the padding is not stored there: what lies outside of the image is not read
+(compiler/schedule/padding.py). Of images of dynamic size, `tile_oh` rows at a time are copied, with their
 padding, into a buffer that stays in the cache.
 """
 
@@ -13,8 +13,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from ....core.integers import ceildiv, round_up
-from ....core.relax import of_one_type, plain_sizes
+from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
 from ....core.simd import Simd
 from .. import padding
 from ..epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
@@ -85,7 +84,7 @@ class Depthwise(ScheduleRule):
 
     def compute(self, data, weight, workload: Convolution, config: Config):
         """Return the convolution of data (N, blocks, H, W, x) with a weight (blocks, 1, KH, KW, x)."""
-        n, blocks, h, w, lanes = plain_sizes(data.shape)
+        n, blocks, h, w, lanes = unwrap_ints(data.shape)
         (kernel_h, kernel_w), (out_h, out_w) = workload.weight[2:], workload.out_size_of(h, w)
         (sh, sw), (dh, dw) = workload.strides, workload.dilation
         full_h, full_w = round_up(out_h, config.tile_oh), round_up(out_w, config.tile_ow)
@@ -118,7 +117,7 @@ class Depthwise(ScheduleRule):
         if "pad" in names:
             if all(isinstance(sch.get(each).extent, tirx.IntImm) for each in sch.get_loops("pad")[1:]):
                 sch.compute_inline("pad")
-                padding.mark(sch, kh, columns=(3, 6), axis=3)
+                padding.annotate(sch, kh, columns=(3, 6), axis=3)
             else:
                 sch.compute_at("pad", loop)
                 sch.vectorize(sch.get_loops("pad")[-1])

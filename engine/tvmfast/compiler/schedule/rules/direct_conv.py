@@ -1,7 +1,7 @@
 """Direct convolution in NCHW[x]c: a tile of accumulators stays in registers while the window slides.
 
 The accumulators of `tile_ow` neighbouring pixels times `tile_oc` blocks of output channels are `tile_ow *
-tile_oc` vector registers. Each step of the reduction loads one input element per pixel, broadcast to a
+tile_oc` vector registers. Each iteration of the reduction loads one input element per pixel, broadcast to a
 register's lanes, and one vector of weights per block: (tile_ow + tile_oc) loads for tile_ow * tile_oc fused
 multiply-adds. The scheme is that of NeoCPU (Liu et al., USENIX ATC 2019) and of oneDNN's direct convolution
 (Georganas et al., SC 2018).
@@ -16,8 +16,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from ....core.integers import ceildiv, round_up
-from ....core.relax import of_one_type, plain_sizes
+from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
 from ....core.simd import Simd, pad_to, register_tile
 from ..epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
 from ..rule import Loops, ScheduleRule
@@ -121,7 +120,7 @@ class DirectConv(ScheduleRule):
         Rows are computed up to a multiple of the tile and then cropped; so are the blocks if there is one
         group. Of several groups, each has I of the input blocks and an equal share of the O output blocks.
         """
-        n, _, h, w, *inner = plain_sizes(data.shape)
+        n, _, h, w, *inner = unwrap_ints(data.shape)
         out, ins, kernel_h, kernel_w = (int(s) for s in weight.shape[:4])
         lanes = int(weight.shape[-1])
         (sh, sw), (dh, dw), (out_h, out_w) = workload.strides, workload.dilation, workload.out_size_of(h, w)

@@ -12,8 +12,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from ....core.integers import ceildiv, round_up
-from ....core.relax import plain_sizes
+from ....core.relax import ceildiv, round_up, unwrap_ints
 from ....core.simd import Simd, pad_to, register_tile
 from .. import remainder
 from ..epilogue import crop, fuse_epilogue, parallel, vectorize
@@ -71,7 +70,7 @@ class Matmul(ScheduleRule):
 
     def compute(self, data, weight, workload: Dense, config: Config):
         """Multiply data (…, M, K) by the columns of the packed weight (blocks, K, x)."""
-        *batch, rows, depth = plain_sizes(data.shape)
+        *batch, rows, depth = unwrap_ints(data.shape)
         blocks, _, lanes = (int(s) for s in weight.shape)
         full = round_up(rows, config.tile_m)
         k = te.reduce_axis((0, depth), "k")
@@ -89,13 +88,13 @@ class Matmul(ScheduleRule):
         """Schedule a kernel that `compute` made and what was fused after it."""
         b, mo, no, tile = split_loops(sch, config)
         outer, inner = ([b, mo], [no]) if config.loop_order == "rows" else ([no], [b, mo])
-        is_open = not isinstance(sch.get(mo).extent, tirx.IntImm)
+        is_dynamic = not isinstance(sch.get(mo).extent, tirx.IntImm)
         order_loops(sch, outer, inner, tile)
-        if is_open and config.tile_m > 1:
-            remainder.mark(sch, inner[-1], config.tile_m)
+        if is_dynamic and config.tile_m > 1:
+            remainder.annotate(sch, inner[-1], config.tile_m)
 
     def finish(self, func: tirx.PrimFunc, config: Config) -> tirx.PrimFunc:
-        """Compute few rows where few of an open number are left in a tile."""
+        """Add remainder tiles where the number of rows is dynamic."""
         return remainder.shorten(func)
 
     def loops(self, workload: Dense, config: Config, lanes: int) -> Loops:

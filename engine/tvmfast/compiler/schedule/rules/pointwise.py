@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from tvm import te
 from tvm.s_tir import Schedule
 
-from ....core.integers import ceildiv, round_up
-from ....core.relax import plain_sizes
+from ....core.relax import ceildiv, round_up, unwrap_ints
 from ....core.simd import Simd, register_tile
 from ..epilogue import fuse_epilogue, parallel, vectorize
 from ..rule import Loops
@@ -86,7 +85,7 @@ class Pointwise(direct_conv.DirectConv):
 
         Groups are as in `DirectConv.compute`.
         """
-        n, _, h, w, inner = plain_sizes(data.shape)
+        n, _, h, w, inner = unwrap_ints(data.shape)
         out, ins, lanes = (int(weight.shape[axis]) for axis in (0, 1, -1))
         groups = workload.kernel_groups(lanes)
         full = round_up(h * w, config.tile_m * config.block_m)

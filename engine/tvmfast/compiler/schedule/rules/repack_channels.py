@@ -1,4 +1,4 @@
-"""Channels of NCHW[x]c put together or taken apart where a block has channels of several tensors.
+"""Channel repacking: concatenation and slices of channels in NCHW[x]c, where a block mixes several tensors.
 
 Channels move in granules: `width` of them, which divides x and every border, are neighbours before and after.
 The loop over a row of pixels is inside of that over granules, so that no pixel tests where a granule lies.
@@ -12,12 +12,11 @@ from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
 from ....core.annotations import attribute
-from ....core.integers import ceildiv
-from ....core.relax import of_one_type, plain_sizes
+from ....core.relax import ceildiv, of_one_type, unwrap_ints
 from ..epilogue import block_names, parallel
 from ..rule import ScheduleRule
 
-_NAME = "regroup"
+_NAME = "regroup"  # the rule's name in records
 
 
 def concat(tensors: list, channels: list[int]):
@@ -31,17 +30,17 @@ def concat(tensors: list, channels: list[int]):
             value = te.if_then_else(inside, element(n, granule - begins[n] // each), value)
         return value
 
-    return _regrouped(tensors, begins, pick)
+    return _repacked(tensors, begins, pick)
 
 
 def part(tensor, begin: int, channels: int):
-    """Return so many channels of a tensor (N, blocks, H, W, x), from the channel `begin` on."""
-    return _regrouped([tensor], [0, begin, channels], lambda element, k, each: element(0, k + begin // each))
+    """Slice `channels` channels of a tensor (N, blocks, H, W, x), from `begin` on."""
+    return _repacked([tensor], [0, begin, channels], lambda element, k, each: element(0, k + begin // each))
 
 
-def _regrouped(tensors, borders, pick):
+def _repacked(tensors, borders, pick):
     """Compute a tensor of `borders[-1]` channels, of which `pick` finds each granule."""
-    n, _, h, w, lanes = plain_sizes(tensors[0].shape)
+    n, _, h, w, lanes = unwrap_ints(tensors[0].shape)
     channels = borders[-1]
     each = math.gcd(lanes, *borders)
     per_block = lanes // each
@@ -60,8 +59,8 @@ def _regrouped(tensors, borders, pick):
     return te.compute((n, *shape), element, name=_NAME, attrs=attrs)
 
 
-class Regroup(ScheduleRule):
-    """Granules of channels, a row of pixels each."""
+class RepackChannels(ScheduleRule):
+    """Channel repacking, a row of pixels of a granule at a time."""
 
     name = _NAME
 

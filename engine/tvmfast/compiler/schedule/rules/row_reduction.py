@@ -1,7 +1,7 @@
 """Softmax, norms, extremes over the last axis: a thread runs all stages of a row while it is in its cache.
 
 A sum over a row is first one accumulator per lane of a register, over every x-th element, then the sum of the
-lanes and the remaining elements: compilers may not reorder a floating-point sum, so it is written that way.
+lanes and the remaining elements: compilers may not reorder a floating-point sum, so the rule does.
 Its configs are empty.
 """
 
@@ -11,7 +11,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from ....core.annotations import attribute
-from ....core.relax import plain_sizes
+from ....core.relax import unwrap_ints
 from ....kernels import elementwise
 from ..epilogue import block_names, parallel
 from ..rule import ScheduleRule
@@ -20,7 +20,7 @@ _NAME = "row_reduction"
 _ANNOTATION = attribute({"family": _NAME})
 _STAGES = ("lanes0", "reduced0", "lanes1", "reduced1", "exp", "rest0", "rest1")
 
-# One instruction: a NaN need not be kept, as the exponential function keeps it.
+# One instruction: a NaN need not propagate here, as the exponential function propagates it.
 _LARGER = te.comm_reducer(lambda a, b: tirx.Select(a > b, a, b), te.min_value)
 
 
@@ -74,13 +74,13 @@ EXTREMES = {
 def extreme(x, name: str, lanes: int):
     """Return the extreme of each row of a float32 tensor, by one of EXTREMES; the last axis is then 1."""
     found = _reduce(x, lambda *at: x[at], EXTREMES[name], lanes, 0)
-    shape = (*plain_sizes(x.shape)[:-1], 1)
+    shape = (*unwrap_ints(x.shape)[:-1], 1)
     return te.compute(shape, lambda *at: found[at[:-1]], name="extreme", attrs=_ANNOTATION)
 
 
 def _reduce(x, element, combine, lanes, number):
     """Reduce `element(*index)`, of the shape of x, by `combine` over the last axis."""
-    *rows, depth = plain_sizes(x.shape)
+    *rows, depth = unwrap_ints(x.shape)
     whole = depth // lanes
     if whole < 2:
         r = te.reduce_axis((0, depth), "r")

@@ -1,6 +1,6 @@
-"""Products of a few rows with a matrix that is read once, where it lies, as the caches of a decoder are.
+"""Skinny GEMM: products of a few rows with a strided view of a tensor, as a decoder's with its caches.
 
-The matrix is a strided view of a tensor. Packed into panels, as `batch_matmul` does, it would be read,
+The view is read once, without a copy. Packed into panels, as `batch_matmul` does, it would be read,
 written and read again. If its rows are contiguous, a register holds x columns of a row of the product; if its
 columns are, a register holds x partial sums of one element, which are added up in halves.
 """
@@ -15,21 +15,21 @@ from ....core.simd import Simd
 from ..epilogue import block_names, fuse_epilogue, parallel, vectorize
 from ..rule import ScheduleRule
 
-_NAME = "few_rows"
+_NAME = "few_rows"  # the rule's name in records
 _COLUMNS = 8  # elements of a task, if columns are contiguous, at most
 
 
 @dataclass(frozen=True)
 class View:
-    """A tensor in the memory of another: its shape, the steps along its axes, its first element."""
+    """A strided view of another tensor; strides and offset are in elements."""
 
     shape: tuple[int, ...]
-    steps: tuple[int, ...]
-    first: int
+    strides: tuple[int, ...]
+    offset: int
 
     def at(self, flat, *index):
-        """Return an element, from the other tensor in one axis."""
-        return flat[self.first + sum(i * step for i, step in zip(index, self.steps, strict=True))]
+        """Return an element, given the other tensor as a flat one."""
+        return flat[self.offset + sum(i * stride for i, stride in zip(index, self.strides, strict=True))]
 
 
 def product(left, flat, view: View, simd: Simd):
@@ -77,18 +77,18 @@ def tile(view: View, rows: int, simd: Simd) -> int | None:
     if _has_rows(view, simd):
         fit = [n for n in range(1, 9) if columns // simd.lanes % n == 0 and simd.fits(rows, n)]
         return max(fit, default=None)
-    if view.steps[-2] == 1 and depth % simd.lanes == 0:
+    if view.strides[-2] == 1 and depth % simd.lanes == 0:
         return max(n for n in range(1, _COLUMNS + 1) if columns % n == 0)
     return None
 
 
 def _has_rows(view: View, simd: Simd) -> bool:
-    """Return whether the rows of a view are contiguous, and whole vectors."""
-    return view.steps[-1] == 1 and view.shape[-1] % simd.lanes == 0
+    """Return whether the rows of a view are contiguous and whole vectors."""
+    return view.strides[-1] == 1 and view.shape[-1] % simd.lanes == 0
 
 
-class FewRows(ScheduleRule):
-    """Products of a few rows."""
+class SkinnyGemm(ScheduleRule):
+    """Skinny GEMM with a strided view."""
 
     name = _NAME
 

@@ -15,8 +15,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from ....core.integers import ceildiv, round_up
-from ....core.relax import of_one_type, plain_sizes
+from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
 from ....core.simd import Simd, fastest_tile, pad_to
 from .. import prefetch
 from ..epilogue import block_names, parallel, vectorize
@@ -40,7 +39,7 @@ def _of_four(a: float, b: float) -> tuple:
 
 
 # Transforms of inputs, weights and outputs by the side of a tile of outputs. The larger one's points, 5/8
-# and 3/2, give a quarter of the error of the usual 1 and 2, because their powers stay closer to 1.
+# and 3/2, give a quarter of the error of the customary 1 and 2, because their powers stay closer to 1.
 _TRANSFORMS = {
     2: (
         ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
@@ -136,7 +135,7 @@ class Winograd(ScheduleRule):
 
     def compute(self, data, weight, workload: Convolution, config: Config):
         """Return the convolution of data (N, blocks, H, W, x) with weights of `transform_weight`."""
-        n, sources, h, w, lanes = plain_sizes(data.shape)
+        n, sources, h, w, lanes = unwrap_ints(data.shape)
         outs = int(weight.shape[0])
         (top, left, _, _), (out_h, out_w) = workload.padding, workload.out_size_of(h, w)
         m, rows, columns = config.m, config.tile_oh, config.tile_ow
@@ -278,10 +277,10 @@ def _register_tile(images: int, down: int, across: int, outs: int, simd: Simd) -
     tile_oc = next(b for b in (2, 3, 1) if outs % b == 0)
     rows, columns = (range(1, min(size, simd.registers) + 1) for size in (down, across))
 
-    def steps(oh, ow, _):
+    def tiles_along(oh, ow, _):
         return images, ceildiv(down, oh), ceildiv(across, ow)
 
-    return fastest_tile(itertools.product(rows, columns, [tile_oc]), steps, simd)
+    return fastest_tile(itertools.product(rows, columns, [tile_oc]), tiles_along, simd)
 
 
 def transform_weight(weight: np.ndarray, m: int, lanes: int) -> np.ndarray:
@@ -317,7 +316,7 @@ def _products(sch, config):
     vectorize(sch, sch.get_loops(stored)[-4:])
     vectorize(sch, [row, column, k, c])
     if config.prefetch:
-        prefetch.mark(sch, i, config.tile_oc)
+        prefetch.annotate(sch, i, config.tile_oc)
     init = sch.decompose_reduction("winograd", i)
     vectorize(sch, sch.get_loops(init)[-4:])
 
@@ -327,15 +326,15 @@ def _inputs(sch, outer):
     if outer is not None:
         sch.compute_at("transformed", outer, True)
     b, ty, tx, p, q, i, row, column, c = sch.get_loops("transformed")[-9:]
-    is_open = any(not isinstance(sch.get(loop).extent, tirx.IntImm) for loop in (ty, tx))
-    sch.reorder(*((b, i, ty, tx) if is_open else (b, ty, tx, i)), row, column, p, q, c)
+    is_dynamic = any(not isinstance(sch.get(loop).extent, tirx.IntImm) for loop in (ty, tx))
+    sch.reorder(*((b, i, ty, tx) if is_dynamic else (b, ty, tx, i)), row, column, p, q, c)
     for name in ("half_transformed", "patch"):
         sch.compute_at(name, column, True)
         sch.set_scope(name, 0, "local")
         _unroll_all(sch, sch.get_loops(name)[-3:])
     _unroll_all(sch, [p, q, c])
-    if outer is None:  # the index of fused loops of open sizes takes TVM long to simplify
-        parallel(sch, [b, i] if is_open else [b, ty, tx, i])
+    if outer is None:  # the index of fused dynamic loops takes TVM long to simplify
+        parallel(sch, [b, i] if is_dynamic else [b, ty, tx, i])
 
 
 def _unroll_all(sch, loops):

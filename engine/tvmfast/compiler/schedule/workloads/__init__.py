@@ -1,4 +1,4 @@
-"""Workloads: what a kernel has to compute, as plain data that records hold and schedule rules apply to.
+"""Workloads: what a kernel has to compute, as JSON data that records hold and schedule rules apply to.
 
 workload      the abstract workload: its configs, and what its kernel reads and makes
 conv2d        a convolution, grouped ones included

@@ -6,14 +6,13 @@ from typing import ClassVar
 import numpy as np
 from tvm import te, tirx, topi
 
-from ....core.integers import ceildiv
-from ....core.relax import of_one_type, plain_sizes, simplified, typical
+from ....core.relax import ceildiv, dim_hint, of_one_type, simplified, unwrap_ints
 from ....core.simd import Simd, pad_to
 from ..rule import RULES
 from .workload import Workload
 
-_OPEN_SIDE = 224  # height and width of a network's pictures, where these are open
-_OPEN_ROWS = 4  # rows that a depthwise convolution computes from one buffer, at most, if the height is open
+_DYNAMIC_SIDE = 224  # assumed for a dynamic height or width of a network's pictures
+_DYNAMIC_ROWS = 4  # output rows of a depthwise convolution per buffer, at most, if the height is dynamic
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,14 @@ class Convolution(Workload):
     @property
     def is_pointwise(self) -> bool:
         """Whether it is a 1x1 convolution of stride 1 without padding, of blocked data."""
-        plain = self.strides == (1, 1) and not any(self.padding) and self.weight[2:] == (1, 1)
-        return plain and self.blocked and not self.is_depthwise
+        fits = self.strides == (1, 1) and not any(self.padding) and self.weight[2:] == (1, 1)
+        return fits and self.blocked and not self.is_depthwise
 
-    def config_of_open_size(self, simd: Simd) -> dict:
-        """Return the config for images of open height or width, of the rules whose kernels may have such."""
+    def config_for_dynamic_dims(self, simd: Simd) -> dict:
+        """Return the config for a dynamic height or width, of the rules whose kernels support that."""
         if self.is_depthwise:
             config = RULES["depthwise"].default(self, simd)
-            return RULES["depthwise"].as_dict(replace(config, tile_oh=min(config.tile_oh, _OPEN_ROWS)))
+            return RULES["depthwise"].as_dict(replace(config, tile_oh=min(config.tile_oh, _DYNAMIC_ROWS)))
         winograd = RULES["winograd"]
         config = winograd.default(self, simd) if winograd.applies(self, simd) else None
         rule = RULES["conv2d"] if config is None else winograd
@@ -82,10 +81,12 @@ class Convolution(Workload):
         return self.out_size_of(*self.data[2:])
 
     def out_size_of(self, h, w) -> tuple:
-        """Return height and width of the output for an input of this height and width, which may be open."""
+        """Return height and width of the output for those of an input, which may be dynamic."""
         (top, left, bottom, right), (reach_h, reach_w) = self.padding, self.reach
-        sizes = (h + top + bottom - reach_h, w + left + right - reach_w)
-        return tuple(simplified(size // stride + 1) for size, stride in zip(sizes, self.strides, strict=True))
+        padded = (h + top + bottom - reach_h, w + left + right - reach_w)
+        return tuple(
+            simplified(size // stride + 1) for size, stride in zip(padded, self.strides, strict=True)
+        )
 
     @property
     def macs(self) -> int:
@@ -178,7 +179,7 @@ class Convolution(Workload):
 
     def pad(self, data, rows: int, columns: int):
         """Zero-pad data (N, blocks, H, W, …), a tensor, to what `rows` x `columns` of the output read."""
-        (h, w), (top, left, _, _) = plain_sizes(data.shape)[2:4], self.padding
+        (h, w), (top, left, _, _) = unwrap_ints(data.shape)[2:4], self.padding
         (sh, sw), (reach_h, reach_w) = self.strides, self.reach
         if not (isinstance(h, int) and isinstance(w, int)):
             height, width = simplified((rows - 1) * sh + reach_h), simplified((columns - 1) * sw + reach_w)
@@ -203,16 +204,16 @@ class Convolution(Workload):
 
 
 def one_image(shape: tuple) -> tuple[int, int, int, int]:
-    """Return the shape (N, C, H, W) of a workload; of images whose number is open, it is that of one.
+    """Return the static shape (N, C, H, W) of a workload; a dynamic N is taken to be 1.
 
-    An open height or width is that of a layer in a network for pictures of 224 x 224.
+    A dynamic height or width is taken to be that of a layer in a network for pictures of 224 x 224.
     """
-    return typical(shape[0]), *(typical(size, _OPEN_SIDE) for size in shape[1:])
+    return dim_hint(shape[0]), *(dim_hint(dim, _DYNAMIC_SIDE) for dim in shape[1:])
 
 
 def _padded(data, top: int, left: int, height, width):
-    """Return data (N, blocks, H, W, …) of open sizes, zero-padded or cropped to this height and width."""
-    n, blocks, h, w, *inner = plain_sizes(data.shape)
+    """Return data (N, blocks, H, W, …) of dynamic shape, zero-padded or cropped to this height and width."""
+    n, blocks, h, w, *inner = unwrap_ints(data.shape)
 
     def element(b, k, y, x, *c):
         inside = tirx.all(y >= top, y < h + top, x >= left, x < w + left)
@@ -223,7 +224,7 @@ def _padded(data, top: int, left: int, height, width):
 
 def group(data, groups: int, channels: int):
     """Return (N, blocks, H, W, x) as (N, groups, H, W, channels): each group's channels contiguous."""
-    n, _, h, w, lanes = plain_sizes(data.shape)
+    n, _, h, w, lanes = unwrap_ints(data.shape)
 
     def element(b, g, y, x, c):
         channel = g * channels + c
@@ -234,7 +235,7 @@ def group(data, groups: int, channels: int):
 
 def ungroup(blocked, groups: int, channels: int):
     """Return the output of a grouped convolution, each group padded, as (N, blocks, H, W, x) without gaps."""
-    n, blocks, h, w, lanes = plain_sizes(blocked.shape)
+    n, blocks, h, w, lanes = unwrap_ints(blocked.shape)
     out, each = channels // groups, blocks // groups
 
     def element(b, k, y, x, c):

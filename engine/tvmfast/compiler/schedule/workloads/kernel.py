@@ -25,8 +25,8 @@ class Kernel(Workload):
     @staticmethod
     def of(func, name: str) -> "Kernel":
         """Make the workload of a kernel; `name` is for display only and not compared."""
-        plain = func.with_attr("global_symbol", "main").without_attr("op_pattern")
-        return Kernel(f"{tvm_ffi.structural_hash(plain) % 2**64:016x}", name, plain)
+        anonymous = func.with_attr("global_symbol", "main").without_attr("op_pattern")
+        return Kernel(f"{tvm_ffi.structural_hash(anonymous) % 2**64:016x}", name, anonymous)
 
     @property
     def label(self) -> str:

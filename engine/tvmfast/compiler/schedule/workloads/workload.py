@@ -14,7 +14,7 @@ _LONGEST = 1 << 24  # indices of an axis
 
 
 class Workload(abc.ABC):
-    """What a kernel has to compute. Its subclasses are frozen dataclasses of plain values, compared by these.
+    """What a kernel has to compute. Its subclasses are frozen dataclasses of JSON values, compared by these.
 
     The config of its kernel comes from records, or is the default one; `tn.tune` measures its `configs`. A
     subclass that is tuned by schedule rules provides all that is declared here without a result; and, if the
@@ -37,7 +37,7 @@ class Workload(abc.ABC):
         """Restore the workload that `as_dict` described.
 
         Args:
-            described: the plain data, as parsed from JSON.
+            described: the data, as parsed from JSON.
 
         Raises:
             KeyError, TypeError, ValueError: if it describes no workload, or one with axes longer than any
@@ -54,7 +54,7 @@ class Workload(abc.ABC):
         return workload
 
     def as_dict(self) -> dict:
-        """Return the workload as plain data: its operator, and the fields that it is compared by."""
+        """Return the workload as JSON data: its operator, and the fields that it is compared by."""
         return {"op": self.op, **{f.name: getattr(self, f.name) for f in fields(self) if f.repr}}
 
     @property
@@ -69,7 +69,7 @@ class Workload(abc.ABC):
 
     @property
     def macs(self) -> int:
-        """Multiply-adds of a call by the plain method."""
+        """Multiply-adds of a call by the direct method."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ configs

@@ -15,7 +15,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from ....core.relax import fixed_shape
+from ....core.relax import static_shape
 from ..files import Node
 
 CONVERTERS: dict[str, Callable[["Call"], relax.Expr | list[relax.Expr]]] = {}
@@ -72,10 +72,10 @@ class Call:
         value = self.get(name, ())
         return [n % self.rank for n in ([value] if isinstance(value, int) else value)] or None
 
-    def refuse(self, **usual) -> None:
+    def refuse(self, **served) -> None:
         """Raise NotImplementedError if an attribute has a value that the converter does not serve."""
-        for name, served in usual.items():
-            if (value := self.get(name)) is not None and value not in served:
+        for name, values in served.items():
+            if (value := self.get(name)) is not None and value not in values:
                 raise NotImplementedError(f"{name}={value}")
 
     @property
@@ -85,7 +85,7 @@ class Call:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the first input."""
+        """The shape of the first input."""
         return shape_of(self.x)
 
     @property
@@ -127,8 +127,8 @@ class Call:
 
 
 def shape_of(expr: relax.Expr) -> tuple[int, ...]:
-    """Return the sizes of an expression."""
-    return fixed_shape(expr.ty)
+    """Return the shape of an expression."""
+    return static_shape(expr.ty)
 
 
 def dtype_of(expr: relax.Expr) -> str:

@@ -66,8 +66,8 @@ def _box_nms(c: Call):
         raise NotImplementedError("an out_format other than the in_format")
     *outer, rows, width = c.shape
     data = c.x if len(outer) == 1 else c.emit(op.reshape(c.x, (math.prod(outer), rows, width)))
-    kept, indices = _remaining(c, "box_nms", data, spec)
-    return [op.reshape(kept, c.shape), op.reshape(indices, (*outer, rows, 1))]
+    remaining, indices = _remaining(c, "box_nms", data, spec)
+    return [op.reshape(remaining, c.shape), op.reshape(indices, (*outer, rows, 1))]
 
 
 def _column(data: relax.Expr, number: int, axis: int) -> relax.Expr:

@@ -47,13 +47,12 @@ def _recurrent(c: Call):
 
 
 def _state(c: Call, number: int, *shape: int) -> relax.Expr | None:
-    """Return the states of all layers, an input; None for those that Gluon makes, zeros of an open batch."""
+    """Return the states of all layers, an input; None for Gluon's own, zeros of a dynamic batch."""
     empty = number < len(c.inputs) and 0 in shape_of(c.inputs[number])
     return None if empty else c.expect(number, *shape)
 
 
 def _taken(c: Call, state: relax.Expr | None, number: int) -> relax.Expr | None:
-    """Return the state of one layer and direction."""
     if state is None:
         return None
     return c.emit(op.squeeze(op.strided_slice(state, [0], [number], [number + 1]), [0]))

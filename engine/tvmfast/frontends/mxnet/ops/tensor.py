@@ -255,9 +255,10 @@ def _where(c: Call):
 
 @converts("one_hot")
 def _one_hot(c: Call):
-    """Return one-hot rows; an index out of range gives a row without the mark."""
+    """Return one-hot rows; an index out of range gives a row of off_value."""
     dtype = c.get("dtype", "float32")
-    values = (tirx.const(c.get(name, usual), dtype) for name, usual in (("on_value", 1), ("off_value", 0)))
+    defaults = ("on_value", 1), ("off_value", 0)
+    values = (tirx.const(c.get(name, default), dtype) for name, default in defaults)
     indices = c.x if dtype_of(c.x) == "int64" else c.cast(c.x, "int32")
     return op.one_hot(indices, *values, int(c.need("depth")))
 

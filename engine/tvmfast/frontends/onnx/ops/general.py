@@ -14,12 +14,12 @@ from tvm.relax import op as R
 from tvm.relax.frontend.onnx.onnx_frontend import get_constant, get_type
 
 from ....core.bounds_check import checked
-from ....core.relax import constant_array, fixed_shape
+from ....core.relax import constant_array, static_shape
 from ....kernels import linalg
 from .node import Node, converts
 
-_EXACT = 1 << 53  # the largest of the whole numbers that float64 has
-_LONGEST = (1 << 31) - 1  # a step of a slice
+_EXACT = 1 << 53  # up to it float64 represents each integer exactly
+_LONGEST = (1 << 31) - 1  # stride of a slice
 
 
 @converts("LpNormalization")
@@ -37,7 +37,7 @@ def _lp_normalization(n: Node):
 def _layer_normalization(n: Node):
     """Compute Mean and InvStdDev, which TVM returns as scalars of 0."""
     axes = list(range(n.get("axis", -1) % len(n.shape), len(n.shape)))
-    output = n.emit(n.usual()).fields[0]
+    output = n.emit(n.tvm_converter()).fields[0]
     if n.outputs == 1:
         return output
     x = n.x if n.dtype == "float32" else R.astype(n.x, "float32")
@@ -49,7 +49,7 @@ def _layer_normalization(n: Node):
 def _elu(n: Node):
     """Convert all float dtypes; TVM converts float32 only."""
     if n.dtype == "float32":
-        return n.usual()
+        return n.tvm_converter()
     alpha, gamma = (1.0, 1.0) if n.op == "Elu" else (1.6732632423543772, 1.0507009873554805)
     below = R.multiply(n.const(n.get("alpha", alpha)), R.subtract(R.exp(n.x), n.const(1)))
     return R.multiply(n.const(n.get("gamma", gamma)), R.where(R.less(n.x, n.const(0)), below, n.x))
@@ -59,7 +59,7 @@ def _elu(n: Node):
 def _clip(n: Node):
     """Clip with operators, which passes know; TVM makes a kernel of each bound. NaN is no bound."""
     if n.opset < 11:
-        return n.usual()
+        return n.tvm_converter()
     result = n.x
     for bound, apply, none in ((n.inputs[1], R.maximum, -math.inf), (n.inputs[2], R.minimum, math.inf)):
         if bound is None:
@@ -116,7 +116,7 @@ def _batch_normalization(n: Node):
         raise NotImplementedError(
             "BatchNormalization with training_mode=1; export the model in inference mode"
         )
-    return n.usual()
+    return n.tvm_converter()
 
 
 @converts("ConvTranspose")
@@ -124,7 +124,7 @@ def _conv_transpose(n: Node):
     """Pad for the attribute output_shape, which TVM ignores."""
     wanted, rank = list(n.get("output_shape", [])), len(n.shape) - 2
     if not wanted:
-        return n.usual()
+        return n.tvm_converter()
     kernel = [int(size) for size in n.inputs[1].ty.shape][2:]
     strides, dilations = n.get("strides", [1] * rank), n.get("dilations", [1] * rank)
     extra = list(n.get("output_padding", [0] * rank))
@@ -139,7 +139,7 @@ def _conv_transpose(n: Node):
         half = max(total, 0) // 2
         begin.append(half if n.text("auto_pad", "NOTSET") == "SAME_UPPER" else max(total, 0) - half)
         end.append(max(total, 0) - begin[-1])
-    return n.usual(*n.inputs, auto_pad=b"NOTSET", pads=begin + end, output_padding=extra)
+    return n.tvm_converter(*n.inputs, auto_pad=b"NOTSET", pads=begin + end, output_padding=extra)
 
 
 @converts("Pow")
@@ -162,14 +162,14 @@ def _sign(n: Node):
     """Convert unsigned integers, too, which have no -1 to compare with; NaN has TVM's sign 0, not ONNX's."""
     if n.dtype.startswith("uint"):
         return R.minimum(n.x, n.const(1))
-    return R.where(R.isnan(n.x), n.x, n.usual()) if n.dtype.startswith("float") else n.usual()
+    return R.where(R.isnan(n.x), n.x, n.tvm_converter()) if n.dtype.startswith("float") else n.tvm_converter()
 
 
 @converts("Mod")
 def _mod(n: Node):
     """Compute the remainder, also for a divisor of infinity, with the divisor's sign, or x's with fmod."""
     if not n.dtype.startswith(("float", "bfloat")):
-        return n.usual()
+        return n.tvm_converter()
     x, y = n.x, n.inputs[1]
     remainder = R.where(R.logical_and(R.isinf(y), R.isfinite(x)), x, R.mod(x, y))
     if n.get("fmod", 0):
@@ -182,8 +182,8 @@ def _mod(n: Node):
 @converts("ReduceMax", "ReduceMin")
 def _extreme(n: Node):
     if n.dtype != "bool":
-        return n.usual()
-    return R.astype(n.usual(n.emit(R.astype(n.x, "uint8")), *n.inputs[1:]), "bool")
+        return n.tvm_converter()
+    return R.astype(n.tvm_converter(n.emit(R.astype(n.x, "uint8")), *n.inputs[1:]), "bool")
 
 
 @converts("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare")
@@ -191,7 +191,7 @@ def _of_no_axes(n: Node):
     """Apply the function of each element where no axes are reduced; TVM returns the input."""
     axes = n.known(1) if n.get("noop_with_empty_axes", 0) else [0]
     if axes is not None and len(axes):
-        return n.usual()
+        return n.tvm_converter()
     return {"ReduceLogSum": R.log, "ReduceSumSquare": R.square}.get(n.op, R.abs)(n.x)
 
 
@@ -200,9 +200,9 @@ def _log_sum_exp(n: Node):
     """Subtract the largest element first, if it is finite; TVM's difference of two infinities is NaN."""
     axes = n.get("axes") if n.opset < 18 else n.known(1)
     axes = None if axes is None or not len(axes) else [int(axis) for axis in axes]
-    is_kept = axes is None and n.get("noop_with_empty_axes", 0)
-    if is_kept or not n.shape or n.dtype not in ("float32", "float64"):
-        return n.usual()
+    is_identity = axes is None and n.get("noop_with_empty_axes", 0)
+    if is_identity or not n.shape or n.dtype not in ("float32", "float64"):
+        return n.tvm_converter()
     largest = n.emit(R.max(n.x, axes, keepdims=True))
     largest = n.emit(R.where(R.isinf(largest), n.const(0), largest))
     total = R.sum(R.exp(R.subtract(n.x, largest)), axes, keepdims=True)
@@ -215,7 +215,7 @@ def _split(n: Node):
     """Split into parts, of which TVM allows only the last one to be empty."""
     sizes = n.known(1) if n.opset >= 13 else None
     if sizes is None or sizes.all():
-        return n.usual()
+        return n.tvm_converter()
     axis, ends = n.get("axis", 0) % len(n.shape), np.cumsum(sizes).tolist()
     begins = [0, *ends[:-1]]
     bounds = zip(begins, ends, strict=True)
@@ -229,7 +229,7 @@ def _slice(n: Node):
     TVM adds the step to a size, in 64 bits, and does not move the begin of a negative step into the axis.
     """
     if not isinstance(n.inputs[0].ty, relax.TensorType):
-        return n.usual()
+        return n.tvm_converter()
     begins, ends, axes, steps = (n.known(i) for i in range(1, 5))
     axes = np.arange(len(begins)) if axes is None else axes
     steps = np.ones_like(begins) if steps is None else np.clip(steps, -_LONGEST, _LONGEST)
@@ -242,12 +242,12 @@ def _slice(n: Node):
     pairs = (0, begins), (0, ends), (1, steps)
     bounds = (np.where(none, other, each).astype("int64") for other, each in pairs)
     begins, ends, steps = map(n.const, bounds)
-    return n.usual(n.x, begins, ends, n.const(axes), steps)
+    return n.tvm_converter(n.x, begins, ends, n.const(axes), steps)
 
 
 @converts("Pad")
 def _pad(n: Node):
-    """Pad, or crop where a width is below 0, with operators of any size; TVM makes a kernel of one size."""
+    """Pad, or crop where a width is negative, with operators; TVM's kernel is for one static shape."""
     mode, rank = n.text("mode", "constant"), len(n.shape)
     if mode not in ("constant", "edge", "reflect", "wrap"):
         raise NotImplementedError(f"Pad with mode {mode!r}: expected constant, edge, reflect or wrap")
@@ -265,32 +265,33 @@ def _pad(n: Node):
     if mode == "constant":
         value = 0 if n.inputs[2] is None else n.known(2).item()
         if abs(value) > _EXACT and n.dtype in ("int64", "uint64"):  # an attribute is a float64
-            return n.usual()
+            return n.tvm_converter()
         return R.nn.pad(x, [width for axis in range(rank) for width in widths.get(axis, (0, 0))], mode, value)
     for axis, (before, after) in widths.items():
         if before or after:
-            x = n.emit(R.take(x, n.emit(_places(fixed_shape(x.ty)[axis], before, after, mode)), axis, "clip"))
+            indices = n.emit(_padding_indices(static_shape(x.ty)[axis], before, after, mode))
+            x = n.emit(R.take(x, indices, axis, "clip"))
     return x
 
 
 def _within(size: int, before: int, after: int) -> tuple[int, int]:
-    """Return the widths of an axis, where one that crops more than there is crops the other's padding."""
+    """Return an axis's pad widths; one that crops more than the axis has crops the other's padding."""
     return max(before, -size) + min(after + size, 0), max(after, -size) + min(before + size, 0)
 
 
-def _places(size: int, before: int, after: int, mode: str) -> relax.Expr:
-    """Return which elements of an axis a padded one has, as NumPy's modes edge, reflect and wrap do."""
+def _padding_indices(size: int, before: int, after: int, mode: str) -> relax.Expr:
+    """Return the indices into an axis that pad it, in NumPy's modes edge, reflect and wrap."""
     if not size:
         raise NotImplementedError(f"Pad with mode {mode!r} of an axis without elements: use mode 'constant'")
-    places = R.arange(-before, size + after, 1, "int64")
+    indices = R.arange(-before, size + after, 1, "int64")
     last = relax.const(size - 1, "int64")
     if mode == "edge":
-        return R.minimum(R.maximum(places, relax.const(0, "int64")), last)
+        return R.minimum(R.maximum(indices, relax.const(0, "int64")), last)
     if mode == "wrap":
-        return R.floor_mod(places, relax.const(size, "int64"))
+        return R.floor_mod(indices, relax.const(size, "int64"))
     period = relax.const(max(2 * size - 2, 1), "int64")
-    places = R.floor_mod(places, period)
-    return R.minimum(places, R.subtract(period, places)) if size > 1 else places
+    indices = R.floor_mod(indices, period)
+    return R.minimum(indices, R.subtract(period, indices)) if size > 1 else indices
 
 
 @converts("Compress")
@@ -327,7 +328,7 @@ def _top_k(n: Node):
     if count == 0:  # TVM's k for all
         none = n.emit(R.strided_slice(n.x, [n.get("axis", -1)], [0], [0]))
         return relax.Tuple([none, R.astype(none, "int64")])
-    return n.usual(*n.inputs, sorted=1)  # of elements in any order, too
+    return n.tvm_converter(*n.inputs, sorted=1)  # of elements in any order, too
 
 
 @converts("CumProd")

@@ -1,4 +1,4 @@
-"""Converters of ONNX operators that take indices: check them, then convert as TVM does."""
+"""Converters of ONNX operators that take indices: check their bounds, then apply TVM's converter."""
 
 import math
 
@@ -7,18 +7,18 @@ from tvm import relax
 from tvm.relax import op as R
 
 from ....core.bounds_check import checked
-from ....core.relax import fixed_shape
+from ....core.relax import static_shape
 from ...ops.composites import of_whole_regions, regions
 from .node import Node, converts
 
 
-def _checked(n: Node, sizes: dict[int, list[int]], negative: bool = True) -> relax.Expr:
-    """Convert as TVM does, after checking inputs: `sizes` maps an input's number to its index bounds."""
+def _checked(n: Node, bounds: dict[int, list[int]], negative: bool = True) -> relax.Expr:
+    """Check inputs against `bounds`, lists by the input's number, and apply TVM's converter."""
     inputs = list(n.inputs)
-    for number, bounds in sizes.items():
+    for number, each in bounds.items():
         if isinstance(inputs[number].ty, relax.TensorType):  # a shape holds no wrong index
-            inputs[number] = checked(inputs[number], bounds, n.op, negative, n.builder)
-    return n.usual(*inputs)
+            inputs[number] = checked(inputs[number], each, n.op, negative, n.builder)
+    return n.tvm_converter(*inputs)
 
 
 @converts("Gather", "GatherElements", "Scatter", "ScatterElements")
@@ -32,17 +32,19 @@ def _along_an_axis(n: Node):
 
 @converts("GatherND", "ScatterND")
 def _coordinates(n: Node):
-    first, count = n.get("batch_dims", 0), fixed_shape(n.inputs[1].ty)[-1]
+    first, count = n.get("batch_dims", 0), static_shape(n.inputs[1].ty)[-1]
     return _checked(n, {1: n.shape[first : first + count]})
 
 
 @converts("EmbedLayerNormalization")
 def _embeddings(n: Node):
     tables = {0: 2, 1: 4, 8: 3}
-    sizes = {
-        i: list(fixed_shape(n.inputs[table].ty))[:1] for i, table in tables.items() if n.inputs[i] is not None
+    bounds = {
+        i: list(static_shape(n.inputs[table].ty))[:1]
+        for i, table in tables.items()
+        if n.inputs[i] is not None
     }
-    return _checked(n, sizes, negative=False)
+    return _checked(n, bounds, negative=False)
 
 
 @converts("RoiAlign")
@@ -58,8 +60,8 @@ def _roi_align(n: Node):
         raise NotImplementedError(
             "RoiAlign of float16, which TVM computes in float32: cast to float32 before"
         )
-    usual = "half_pixel" if n.opset >= 16 else "output_half_pixel"
-    if n.text("coordinate_transformation_mode", usual) == "half_pixel":
+    default = "half_pixel" if n.opset >= 16 else "output_half_pixel"
+    if n.text("coordinate_transformation_mode", default) == "half_pixel":
         n.inputs[1] = n.emit(R.add(n.inputs[1], n.const(0.5 - 0.5 / n.get("spatial_scale", 1.0))))
         rois, result = n.inputs[1], _checked(n, {2: n.shape[:1]}, negative=False)
         return result if n.get("sampling_ratio", 0) > 0 else of_whole_regions(result, rois, n.builder)
@@ -68,7 +70,7 @@ def _roi_align(n: Node):
 
 @converts("MaxRoiPool")
 def _max_roi_pool(n: Node):
-    return n.usual(n.x, regions(n.inputs[1], n.shape[0], n.op, n.builder))
+    return n.tvm_converter(n.x, regions(n.inputs[1], n.shape[0], n.op, n.builder))
 
 
 @converts("MaxUnpool")

@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import OnnxOpConverter, get_constant, onnx_input
 
-from ....core.relax import constant_array, fixed_shape
+from ....core.relax import constant_array, static_shape
 
 CONVERTERS: dict[str, Callable[["Node"], relax.Expr]] = {}
 OF_TVM: dict[str, type[OnnxOpConverter]] = onnx_frontend._get_convert_map()
@@ -19,7 +19,7 @@ OF_TVM: dict[str, type[OnnxOpConverter]] = onnx_frontend._get_convert_map()
 class Node:
     """An ONNX node that is being converted to Relax: its operator, inputs (None if left out) and attributes.
 
-    `outputs` counts its outputs; `x` is its first input, of dtype `dtype` and sizes `shape`.
+    `outputs` counts its outputs; `x` is its first input, of dtype `dtype` and shape `shape`.
     """
 
     def __init__(self, op: str, opset: int, builder: relax.BlockBuilder, inputs, attributes: dict, params):
@@ -29,7 +29,7 @@ class Node:
         self.inputs = onnx_input(inputs)
         self.outputs = attributes["tvm_custom"]["num_outputs"]
         self.x = _tensor(self.inputs[0])
-        self.dtype, self.shape = self.x.ty.dtype.dtype, list(fixed_shape(self.x.ty) or ())
+        self.dtype, self.shape = self.x.ty.dtype.dtype, list(static_shape(self.x.ty) or ())
 
     def get(self, name: str, default=None):
         """Return an attribute, or `default` if the node has none of this name."""
@@ -39,8 +39,8 @@ class Node:
         """Return an attribute that holds a string."""
         return self.attributes.get(name, default.encode()).decode()
 
-    def usual(self, *inputs: relax.Expr | None, **attributes) -> relax.Expr:
-        """Convert the node as TVM does, with other inputs and attributes if given."""
+    def tvm_converter(self, *inputs: relax.Expr | None, **attributes) -> relax.Expr:
+        """Apply TVM's own converter to the node, with other inputs and attributes if given."""
         convert = OF_TVM[self.op].get_converter(self.opset)
         inputs = onnx_input(inputs or self.inputs)
         return self.emit(convert(self.builder, inputs, self.attributes | attributes, self.params))

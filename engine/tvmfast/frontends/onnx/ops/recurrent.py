@@ -3,7 +3,7 @@
 from tvm import relax
 from tvm.relax import op as R
 
-from ....core.relax import fixed_shape
+from ....core.relax import static_shape
 from ....kernels.recurrent.cell import FUNCTIONS, Cell
 from ....kernels.recurrent.emit import emit
 from .node import Node, converts
@@ -25,7 +25,7 @@ def _recurrent(n: Node):
         raise NotImplementedError(
             f"direction is {direction!r}; expected 'forward', 'reverse' or 'bidirectional'"
         )
-    shape, size = fixed_shape(weights.ty), n.get("hidden_size", None)
+    shape, size = static_shape(weights.ty), n.get("hidden_size", None)
     if shape[0] != len(directions[direction]):
         raise ValueError(
             f"{n.op}: {direction!r} takes {len(directions[direction])} directions, W has the shape {shape}"
@@ -54,7 +54,7 @@ def _recurrent(n: Node):
         )
     outputs = []
     for number, parts in enumerate(zip(*results, strict=True)):
-        first = number == 0  # the results of all steps, in front of which are the steps
+        first = number == 0  # the outputs of all time steps, with time as the first axis
         if by_batch and first:
             parts = [n.builder.emit(R.permute_dims(each, (1, 0, 2))) for each in parts]
         axis = first + by_batch
@@ -66,13 +66,12 @@ def _halves(n: Node, both: relax.Expr | None) -> tuple[relax.Expr | None, relax.
     """Return the bias of the input and that of the state."""
     if both is None:
         return None, None
-    half = fixed_shape(both.ty)[0] // 2
+    half = static_shape(both.ty)[0] // 2
     first, second = (R.strided_slice(both, [0], [begin], [begin + half]) for begin in (0, half))
     return n.builder.emit(first), n.builder.emit(second)
 
 
 def _cells(n: Node, directions: tuple[bool, ...]) -> list[Cell]:
-    """Return the cell of each direction."""
     count = len(_FUNCTIONS[n.op])
     names = [each.decode() for each in n.get("activations", [])] or list(_FUNCTIONS[n.op]) * len(directions)
     if len(names) != count * len(directions):

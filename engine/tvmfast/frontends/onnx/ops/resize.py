@@ -36,7 +36,7 @@ def _resize(n: Node):
         raise NotImplementedError(f"Resize of {n.dtype} with mode {mode!r}: only floats are interpolated")
     if "axes" not in n.attributes and floats and _is_right(n, scales, sizes, mode):
         rounding = {"nearest_mode": b"floor"} if n.text(*_ROUNDING) == _OLD else {}
-        return n.usual(n.x, n.inputs[1], None, n.const(np.array(sizes)), **rounding)
+        return n.tvm_converter(n.x, n.inputs[1], None, n.const(np.array(sizes)), **rounding)
     x = n.x
     for i, (axis, scale, size) in enumerate(zip(axes, scales, sizes, strict=True)):
         if n.text(*_COORDINATES) == "tf_crop_and_resize":

@@ -9,8 +9,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.relax import op as R
 
-from ....core.integers import ceildiv
-from ....core.relax import fixed_shape
+from ....core.relax import ceildiv, static_shape
 from ...ops.composites import deformed
 from ...ops.fourier import transformed
 from .node import Node, converts
@@ -18,7 +17,7 @@ from .node import Node, converts
 
 @converts("MaxPool")
 def _max_pool(n: Node):
-    """Return, if the node asks for them, the index of each maximum in the whole input, too."""
+    """Return, if asked for, the argmax of each window, too, as an index into the whole input."""
     (batch, channels, *sizes), kernel = n.shape, n.get("kernel_shape")
     rank, ones = len(sizes), [1] * len(sizes)
     strides, dilations = n.get("strides", ones), n.get("dilations", ones)
@@ -31,10 +30,10 @@ def _max_pool(n: Node):
         ]
         pads = [less // 2 for less in missing] + [less - less // 2 for less in missing]
         pads = pads if mode == "SAME_UPPER" else pads[rank:] + pads[:rank]
-    usual = n.emit(n.usual(*n.inputs, pads=pads, auto_pad=b"NOTSET"))
+    pooled = n.emit(n.tvm_converter(*n.inputs, pads=pads, auto_pad=b"NOTSET"))
     if n.outputs == 1:
-        return usual
-    outputs = fixed_shape(usual.ty)[2:]
+        return pooled
+    outputs = static_shape(pooled.ty)[2:]
     planes, volume = batch * channels, math.prod(sizes)
     widths = [(pads[i], pads[rank + i] + strides[i]) for i in range(rank)]
     indices = np.pad(np.arange(volume).reshape(sizes), widths, constant_values=-1)
@@ -49,7 +48,7 @@ def _max_pool(n: Node):
         taps = np.ravel_multi_index(np.unravel_index(taps, sizes), sizes, order="F")
     index = R.add(best, n.const(np.arange(len(taps)) * taps.shape[1]))
     index = R.add(R.take(n.const(taps.reshape(-1)), index, 0), n.const(np.arange(planes)[:, None] * volume))
-    return relax.Tuple([usual, R.reshape(index, (batch, channels, *outputs))])
+    return relax.Tuple([pooled, R.reshape(index, (batch, channels, *outputs))])
 
 
 @converts("LpPool")
@@ -58,7 +57,7 @@ def _lp_pool(n: Node):
     rank = len(n.shape) - 2
     auto_pad = n.text("auto_pad", "NOTSET")
     if not n.get("ceil_mode", 0) or auto_pad.startswith("SAME"):
-        return n.usual()
+        return n.tvm_converter()
     ones, kernel, none = [1] * rank, n.get("kernel_shape"), [0] * 2 * rank
     pads = none if auto_pad == "VALID" else list(n.get("pads", none))
     strides, dilations = n.get("strides", ones), n.get("dilations", ones)
@@ -67,7 +66,7 @@ def _lp_pool(n: Node):
         steps = ceildiv(total - span, strides[i])
         if steps * strides[i] < size + pads[i]:  # a window starts before the padding behind
             pads[rank + i] += steps * strides[i] + span - total
-    return n.usual(*n.inputs, pads=pads, ceil_mode=0, auto_pad=b"NOTSET")
+    return n.tvm_converter(*n.inputs, pads=pads, ceil_mode=0, auto_pad=b"NOTSET")
 
 
 @converts("Col2Im")
@@ -118,7 +117,7 @@ def _deform_conv(n: Node):
             f"DeformConv: expected images (batch, channels, height, width), got {n.shape}"
         )
     _, weight, offset, bias, mask = (n.inputs[i] for i in range(5))
-    filters, channels, *kernel = fixed_shape(weight.ty)
+    filters, channels, *kernel = static_shape(weight.ty)
     taps = math.prod(kernel)
     groups, parts = n.get("group", 1), n.get("offset_group", 1)
     strides, dilations = n.get("strides", [1, 1]), n.get("dilations", [1, 1])
@@ -135,7 +134,7 @@ def _deform_conv(n: Node):
         "mask": (mask, (n.shape[0], parts * taps, *size)),
     }
     for name, (given, wanted) in expected.items():
-        if given is not None and (got := fixed_shape(given.ty)) != wanted:
+        if given is not None and (got := static_shape(given.ty)) != wanted:
             raise ValueError(f"DeformConv: expected its {name} to be of shape {wanted}, got {got}")
     wide = "float64" if n.dtype == "float64" else "float32"
     x, weight, offset, bias, mask = (
@@ -181,7 +180,7 @@ def _stft(n: Node):
     """Transform each frame of a signal (batch, length, 1 or 2), multiplied by a window."""
     step, length = int(n.known(1).reshape(())), n.known(3)
     window = n.inputs[2]
-    width = n.shape[1] if window is None else fixed_shape(window.ty)[0]
+    width = n.shape[1] if window is None else static_shape(window.ty)[0]
     length = width if length is None else int(length.reshape(()))
     if step < 1 or not 1 <= length <= n.shape[1]:
         raise ValueError(

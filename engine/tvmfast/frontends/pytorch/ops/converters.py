@@ -1,8 +1,8 @@
-"""Converters of PyTorch operators that TVM 0.27 gets wrong or lacks and no others express: CONVERTERS.
+"""Converters of PyTorch operators that TVM 0.27 gets wrong or lacks, without a decomposition: CONVERTERS.
 
-They use the importer's own keys: functions of a torch.fx node and the importer, which emit Relax. What can be
-converted neither here nor in decompositions.py raises a ValueError, rather than computing values
-that differ from PyTorch's. tests/test_import_pytorch.py compares each one with PyTorch.
+They are functions of a torch.fx node and TVM's importer, by its keys, and emit Relax. What can be converted
+neither here nor in decompositions.py raises a ValueError, rather than computing values that differ from
+PyTorch's. tests/test_import_pytorch.py compares each one with PyTorch.
 """
 
 import math
@@ -18,7 +18,7 @@ from tvm import relax, tirx, topi
 from ....core.bounds_check import checked
 from ...ops.composites import of_whole_regions, regions
 from ...ops.resampling import combined, matrix
-from ..partial_update import CONVERTERS as WRITES
+from ..partial_update import CONVERTERS as PARTIAL_UPDATES
 from .linalg import CONVERTERS as LINALG
 from .recurrent import CONVERTERS as RECURRENT
 
@@ -50,17 +50,19 @@ def _rows(node: fx.Node, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.take(importer.env[table], ids, axis=0, mode="clip"))
 
 
-def _along(usual: str | Callable) -> Callable:
+def _along(converter: str | Callable) -> Callable:
     """Convert operators of (input, dim, index, …) with checked indices, which the importer does not check.
 
-    `usual` is the converter: the importer's method of that name, or a function like those of CONVERTERS.
+    `converter` is the name of the importer's method, or a function like those of CONVERTERS.
     """
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
         x, dim, index = node.args[:3]
         own, size = importer.env[index], (_shape(x) or [1])[dim]
         importer.env[index] = _checked(index, size, node, importer, negative=False)
-        result = getattr(importer, usual)(node) if isinstance(usual, str) else usual(node, importer)
+        result = (
+            getattr(importer, converter)(node) if isinstance(converter, str) else converter(node, importer)
+        )
         importer.env[index] = own
         return result
 
@@ -74,14 +76,14 @@ def _index_select(node: fx.Node, importer: Any) -> relax.Var:
 
 
 def _roll(node: fx.Node, importer: Any) -> relax.Var:
-    """Join two slices; open sizes, which may be less than a shift, gather element by element."""
+    """Join two slices; dynamic dims, which may be less than a shift, gather element by element."""
     emit, (x, shifts, dims) = importer.block_builder.emit, (*node.args, ())[:3]
     x, shape = importer.env[x], _shape(node)
     sizes = shape if dims else [math.prod(shape)]
     x = x if dims else emit(relax.op.reshape(x, sizes))
     for shift, dim in zip(shifts, dims or [0], strict=True):
         size = sizes[dim]
-        if importer.leaves_sizes_open:
+        if importer.has_dynamic_dims:
             counted = relax.op.subtract(relax.op.arange(0, size, 1, "int64"), relax.const(shift, "int64"))
             index = emit(relax.op.floor_mod(counted, relax.const(size, "int64")))
             x = emit(relax.op.take(x, index, dim, mode="clip"))
@@ -108,7 +110,7 @@ def _flat_index(node: fx.Node, importer: Any, by_axis: list[fx.Node | None], neg
     shape, flat = _shape(node.args[0]), None
     indices = {axis: index for axis, index in enumerate(by_axis) if index is not None}
     if any(map(_is_mask, indices.values())):
-        raise ValueError(f"{node.target} with a mask, whose result has no fixed shape")
+        raise ValueError(f"{node.target} with a mask, whose result has no static shape")
     for axis, index in indices.items():
         index = _checked(index, shape[axis], node, importer, negative)
         if flat is not None:
@@ -214,22 +216,22 @@ def _resize(method: str) -> Callable:
         corners, *scales = (False, *options) if method == "nearest_neighbor" else options
         scales = scales[0] if node.target._overloadname == "vec" else scales
         given = not corners and bool(scales) and None not in scales
-        if method == "nearest_neighbor" and importer.leaves_sizes_open:
+        if method == "nearest_neighbor" and importer.has_dynamic_dims:
             for axis, (size, length) in enumerate(zip(before, after, strict=True), 2):
                 x = _nearest(importer, x, axis, size, length, scales[axis - 2] if given else None)
             return x
         if not given:
             scales = [m / n for n, m in zip(before, after, strict=True)]
         whole = not given or all(n * s == m for n, s, m in zip(before, scales, after, strict=True))
-        is_row = len(before) == 1 and importer.leaves_sizes_open
-        # TVM's passes through float32.
-        is_exact = dtype in (torch.float32, torch.float16, torch.bfloat16) or importer.leaves_sizes_open
+        is_row = len(before) == 1 and importer.has_dynamic_dims
+        # TVM's converts to float32.
+        is_exact = dtype in (torch.float32, torch.float16, torch.bfloat16) or importer.has_dynamic_dims
         if (len(before) == 2 or is_row) and filter_ == method and (corners or whole) and is_exact:
             mode = "align_corners" if corners else "half_pixel"
             mode = "asymmetric" if method == "nearest_neighbor" else mode
             rounding = "floor" if method == "nearest_neighbor" else "round"
             if dtype == torch.float64:
-                raise ValueError(f"{node.target} of float64 with open sizes, which TVM computes in float32")
+                raise ValueError(f"{node.target} of float64 with dynamic dims, which TVM computes in float32")
             if is_row:
                 x, after = importer.block_builder.emit(relax.op.expand_dims(x, 2)), [1, *after]
             x = relax.op.image.resize2d(
@@ -261,7 +263,7 @@ def _resize(method: str) -> Callable:
 def _nearest(
     importer: Any, x: relax.Var, axis: int, size: int, length: int, scale: float | None
 ) -> relax.Var:
-    """Resize an axis of an open size to the pixels that PyTorch takes, in the graph as in `_resize`."""
+    """Resize a dynamic axis to the pixels that PyTorch takes, computing in the graph what `_resize` does."""
     positions = relax.op.astype(relax.op.arange(0, length, 1, "int64"), "float32")
     if scale is None:
         whole, part = (relax.op.astype(relax.const(n, "int64"), "float32") for n in (size, length))
@@ -310,36 +312,40 @@ def _shift(left: bool) -> Callable:
 
 
 def _scatter_reduce(node: fx.Node, importer: Any) -> relax.Var:
-    """Convert the three reductions that indexing.py leaves, which include the element in place."""
+    """Convert the three reductions that indexing.py does not decompose, with `include_self`."""
     x, dim, index, source, how = node.args
     how = {"prod": "mul", "amax": "max", "amin": "min"}.get(how)
     if how is None or not node.kwargs.get("include_self", True):
-        raise ValueError(f"scatter_reduce {node.args[4]!r} of whole numbers")
+        raise ValueError(f"scatter_reduce {node.args[4]!r} of integers")
     x, index, source = (importer.env[each] for each in (x, index, source))
     return importer.block_builder.emit(relax.op.scatter_elements(x, index, source, dim, how))
 
 
-def _first_alone(usual: str, what: str) -> Callable:
-    """Refuse uses of a tuple's other members, which TVM fills with zeros, such as a norm's means."""
+def _first_result_only(tvm_converter: str, what: str) -> Callable:
+    """Raise if other results of a tuple are used, such as a norm's means, which TVM fills with zeros."""
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
         if any(user.args[1] != 0 for user in node.users):
             raise ValueError(what)
-        return getattr(importer, usual)(node)
+        return getattr(importer, tvm_converter)(node)
 
     return convert
 
 
-def _in_float32(usual: str | Callable, product: bool = False) -> Callable:
+def _in_float32(converter: str | Callable, product: bool = False) -> Callable:
     """Convert an operator that sums: half precision accumulates in float32, as in PyTorch on a CPU.
 
     TVM accumulates in the operands' dtype; and it treats every product as float32, whatever its dtype.
-    `usual` is the converter: the importer's method of that name, or a function like those of CONVERTERS.
+    `converter` is the name of the importer's method, or a function like those of CONVERTERS.
     """
 
     def convert(node: fx.Node, importer: Any) -> relax.Var:
         own = dict(importer.env)
-        emit = getattr(importer, usual) if isinstance(usual, str) else partial(usual, importer=importer)
+        emit = (
+            getattr(importer, converter)
+            if isinstance(converter, str)
+            else partial(converter, importer=importer)
+        )
         operands = [
             arg for arg in node.args if isinstance(arg, fx.Node) and isinstance(own[arg].ty, relax.TensorType)
         ]
@@ -429,10 +435,10 @@ CONVERTERS: dict[str, Callable] = {
     "bitwise_left_shift.Tensor": _shift(left=True),
     "bitwise_right_shift.Tensor": _shift(left=False),
     "scatter_reduce.two": _along(_scatter_reduce),
-    "_native_batch_norm_legit_no_training.default": _first_alone(
+    "_native_batch_norm_legit_no_training.default": _first_result_only(
         "_batch_norm_legit_no_training", "native_batch_norm that returns its statistics"
     ),
     **LINALG,
     **RECURRENT,
-    **WRITES,
+    **PARTIAL_UPDATES,
 }

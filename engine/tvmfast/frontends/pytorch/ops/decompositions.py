@@ -1,7 +1,7 @@
-"""PyTorch operators that TVM 0.27 gets wrong or lacks, expressed in other PyTorch operators: DECOMPOSITIONS.
+"""Decompositions of PyTorch operators that TVM 0.27 gets wrong or lacks into others: DECOMPOSITIONS.
 
-They are applied before TVM's importer. A function returns NotImplemented if the operator may stay as it is.
-tests/test_import_pytorch.py compares each one with PyTorch.
+They are applied before TVM's importer. A function returns NotImplemented where the operator need not be
+decomposed. tests/test_import_pytorch.py compares each one with PyTorch.
 """
 
 import functools
@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..partial_update import select_scatter
-from ..type_promotion import OF_MIXED_TYPES, with_exact_numbers
+from ..type_promotion import OF_MIXED_TYPES, with_exact_scalars
 from .attention import ATTENTION
-from .composites import COMPOSITES, wide
-from .indexing import PLACES
+from .indexing import INDEXING
 from .linalg import LINALG
+from .numeric import NUMERIC, wide
 from .recurrent import RECURRENT
 
 aten = torch.ops.aten
@@ -63,7 +63,7 @@ def _expm1(x: Tensor) -> Any:
 
 
 def _log1p(x: Tensor) -> Any:
-    """Compute log(1 + x) accurately for a small x, of which TVM's sum 1 + x keeps nothing.
+    """Compute log(1 + x) accurately for a small x, which TVM's sum 1 + x rounds away.
 
     Kahan's method: Higham, Accuracy and Stability of Numerical Algorithms, section 1.14.1.
     """
@@ -75,7 +75,7 @@ def _log1p(x: Tensor) -> Any:
 
 
 def _pow(x: Tensor, exponent: float) -> Any:
-    """Multiply for small whole exponents, and use square roots for 0.5 and -0.5, as PyTorch does.
+    """Multiply for small integer exponents, and use square roots for 0.5 and -0.5, as PyTorch does.
 
     TVM's (C's) power is slow, its square root differs for -0 and -infinity, and it lacks bfloat16. PyTorch
     has C's power for float16.
@@ -118,18 +118,18 @@ def _view(x: Tensor, shape: list[int]) -> Any:
 
 
 def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **_options: Any) -> Tensor:
-    """Compare indices of int64; those of PyTorch's decomposition have a dtype that depends on the size."""
+    """Compare indices of int64; those of PyTorch's decomposition have a dtype that depends on the dim."""
     columns = torch.arange(n if m is None else m)
     return (torch.arange(n)[:, None] == columns).to(dtype or torch.get_default_dtype())
 
 
 def _cat(parts: list[Tensor], dim: int = 0) -> Any:
     """Leave out tensors of shape (0,), which PyTorch joins with any other."""
-    kept = [part for part in parts if part.shape != (0,)]
-    if len(kept) in (0, len(parts)):
+    nonempty = [part for part in parts if part.shape != (0,)]
+    if len(nonempty) in (0, len(parts)):
         return NotImplemented
     dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
-    return torch.cat([part.to(dtype) for part in kept], dim)
+    return torch.cat([part.to(dtype) for part in nonempty], dim)
 
 
 def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
@@ -138,7 +138,7 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return aten.index_put(x, [None] * (dim % x.ndim) + [index], value)
 
 
-def _kept(*_: Any, **__: Any) -> Any:
+def _preserve(*_: Any, **__: Any) -> Any:
     return NotImplemented
 
 
@@ -166,12 +166,12 @@ def _layer_norm(
     return aten.native_layer_norm(x.float(), shape, weight, bias, eps)[0].to(x.dtype)
 
 
-def _with_an_axis(operator: Any, usual: Callable = _kept) -> Callable:
-    """Give a tensor without axes one of size 1, as PyTorch does; TVM's operators along an axis need one."""
+def _with_an_axis(operator: Any, decomposition: Callable = _preserve) -> Callable:
+    """Give a tensor of rank 0 an axis, as PyTorch does; TVM's operators along an axis need one."""
 
     def decomposed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if x.ndim:
-            return usual(x, *args, **kwargs)
+            return decomposition(x, *args, **kwargs)
         given = [each.reshape(1) if isinstance(each, Tensor) and each.ndim == 0 else each for each in args]
         shape = given[1].shape if operator is aten.gather.default and args[1].ndim else []
         return pytree.tree_map(lambda each: each.reshape(shape), operator(x.reshape(1), *given, **kwargs))
@@ -193,8 +193,8 @@ _NEED_AN_AXIS = (
 )  # fmt: skip
 
 # PyTorch decomposes the first into assertions, the next two into indices that may count from the end, and
-# rolls and resampling into indices of single elements.
-_KEPT = (
+# rolls and resampling into gathers of single elements.
+_PRESERVED = (
     *(aten.one_hot.default, aten.index_add.default, aten.index_copy.default, aten.roll.default),
     *(aten.upsample_nearest1d.vec, aten.upsample_nearest3d.vec, aten.upsample_linear1d.vec),
     *(aten.upsample_trilinear3d.vec, aten.upsample_bicubic2d.vec),
@@ -204,8 +204,8 @@ _KEPT = (
 DECOMPOSITIONS: dict[Any, Callable] = {
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **ATTENTION,
-    **COMPOSITES,
-    **PLACES,
+    **NUMERIC,
+    **INDEXING,
     **LINALG,
     **RECURRENT,
     **OF_MIXED_TYPES,
@@ -213,8 +213,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.group_norm.default: _group_norm,
     aten.add.Tensor: _add,
     aten.sub.Tensor: _sub,
-    aten.mul.Tensor: with_exact_numbers(aten.mul.Tensor, lambda a, b: NotImplemented),
-    aten.div.Tensor: with_exact_numbers(aten.div.Tensor, _div),
+    aten.mul.Tensor: with_exact_scalars(aten.mul.Tensor, lambda a, b: NotImplemented),
+    aten.div.Tensor: with_exact_scalars(aten.div.Tensor, _div),
     aten.elu.default: _elu,
     aten.expm1.default: _expm1,
     aten.log1p.default: _log1p,
@@ -225,6 +225,6 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.cat.default: _cat,
     aten.select_scatter.default: select_scatter,
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
-    **dict.fromkeys(_KEPT, _kept),
+    **dict.fromkeys(_PRESERVED, _preserve),
 }
-DECOMPOSITIONS |= {each: _with_an_axis(each, DECOMPOSITIONS.get(each, _kept)) for each in _NEED_AN_AXIS}
+DECOMPOSITIONS |= {each: _with_an_axis(each, DECOMPOSITIONS.get(each, _preserve)) for each in _NEED_AN_AXIS}

@@ -1,7 +1,4 @@
-"""PyTorch operators by order or index that TVM 0.27's importer lacks, expressed in others: PLACES.
-
-The largest or middle element, sorted lists, indices, windows of an image; composites.py has the rest.
-"""
+"""Decompositions of sorting, indexing, convolution and pooling that TVM 0.27 lacks: INDEXING."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,12 +9,12 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
-from ....core.integers import ceildiv
+from ....core.relax import ceildiv
 
 aten = torch.ops.aten
 _Numbers = Tensor | float
 
-# ---------------------------------------------------------------- order
+# ---------------------------------------------------------------- sorting
 
 
 def _min_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
@@ -35,9 +32,9 @@ def _sort_stable(x: Tensor, *, stable: bool | None = None, dim: int = -1, descen
 
 
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """Sort what may be in any order, or be none; TVM has the others.
+    """Sort if the order is free or k is 0; TVM has the other cases.
 
-    Of a tensor without axes, PyTorch returns the element even if k is 0.
+    Of a tensor of rank 0, PyTorch returns the element even if k is 0.
     """
     if x.ndim == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
@@ -69,7 +66,7 @@ def _tensor(x: _Numbers) -> Tensor:
 def _searchsorted(
     ordered: Tensor, x: _Numbers, *, out_int32: bool = False, right: bool = False, side=None, sorter=None
 ) -> Tensor:
-    """Compare each with each, which is fast for a short `ordered`, such as the bounds of buckets."""
+    """Compare all pairs, which is fast for a short `ordered`, such as the bounds of buckets."""
     ordered = ordered if sorter is None else torch.gather(ordered, -1, sorter)
     x = _tensor(x)
     pairs = ordered.reshape([1] * x.ndim + [-1]) if ordered.ndim == 1 else ordered.unsqueeze(-2)
@@ -97,7 +94,7 @@ def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 def _index_put(x: Tensor, indices: list, values: Tensor, accumulate: bool = False) -> Any:
     """Convert x[:, mask] = values: each element under the mask takes the next of several values."""
-    masks = [position for position, index in enumerate(indices) if index is not None]
+    masks = [axis for axis, index in enumerate(indices) if index is not None]
     if len(masks) != 1 or indices[masks[0]].dtype != torch.bool:
         return NotImplemented
     mask = indices[masks[0]]
@@ -196,7 +193,7 @@ def _embedding_bag(
     return result, bag, counts.squeeze(-1).to(index.dtype), bag
 
 
-# ---------------------------------------------------------------- windows of an image
+# ---------------------------------------------------------------- convolution and pooling
 
 
 def _convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups) -> Any:
@@ -263,7 +260,7 @@ def _adaptive_max_pool(x: Tensor, size: list[int]) -> tuple[Tensor, Tensor]:
     return _largest(x, axes)
 
 
-def pooled_with_places(
+def max_pool_with_indices(
     x: Tensor,
     kernel: Sequence[int],
     stride: Sequence[int] = (),
@@ -292,7 +289,7 @@ _COPIES = (
     *(aten.narrow_copy.default, aten.view_copy.default),
     *(aten.permute_copy.default, aten.unbind_copy.int),
 )
-PLACES: dict[Any, Callable] = {
+INDEXING: dict[Any, Callable] = {
     **{each: decomposition_table[each] for each in _COPIES},
     aten.min.dim: _min_along,
     aten.aminmax.default: _aminmax,

@@ -1,4 +1,4 @@
-"""PyTorch's LSTM, GRU and RNN: RECURRENT decomposes them into layers, which CONVERTERS turns into kernels."""
+"""PyTorch's LSTM, GRU and RNN: RECURRENT decomposes them into layers, which CONVERTERS lowers to kernels."""
 
 import traceback
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _library.define(
 def _shapes(
     x, weight, recurrent, bias, inner, projection, h, c, kind, reverse
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the results of all steps, the last one, and an LSTM's last state; of others the last result."""
+    """Return the results of all time steps, the last result, and an LSTM's last cell state (else again h)."""
     return x.new_empty((*x.shape[:2], h.shape[-1])), torch.empty_like(h), torch.empty_like(c)
 
 
@@ -73,7 +73,7 @@ def _decomposition(kind: str) -> Callable:
 
 
 PACKED = (
-    "pack_padded_sequence: the lengths of packed sequences decide sizes, which TVM has to know before a "
+    "pack_padded_sequence: the lengths of packed sequences set shapes, which TVM has to know before a "
     "run; pass the padded sequences to the layer, or export the network with torch.onnx.export, whose LSTM "
     "takes lengths"
 )
@@ -103,7 +103,7 @@ RECURRENT |= {getattr(aten, kind).data: _packed for kind in OF_CUDNN}
 class WholeLayers(TorchFunctionMode):
     """A context in which recurrent layers are exported as this module's operator.
 
-    PyTorch runs its own step by step while it exports, to find the shapes of the results.
+    PyTorch runs its own, time step by time step, while it exports, to infer the shapes of the results.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

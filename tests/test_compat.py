@@ -1,4 +1,6 @@
-"""The seam to TVM: private names are where it says, workarounds name tests that exist, costs know every class."""
+"""Compatibility with TVM: private names stay where compat.py lists them, workarounds name tests that exist, costs know
+every class.
+"""
 
 import ast
 import re
@@ -14,20 +16,20 @@ from tvm.tirx import stmt as statements
 
 from tvmfast.compiler import costs
 from tvmfast.core import compat
-from tvmfast.core.workarounds import REGISTERED
 
 ROOT = Path(__file__).parents[1]
 ENGINE = ROOT / "engine"
-# By their paths as the seam gives them: those of tvmfast are relative to it.
+# By their paths as compat.py gives them: those of tvmfast are relative to it.
 FILES = {
     str(file.relative_to(base)): file
     for base, package in ((ENGINE / "tvmfast", "."), (ENGINE, "tvmclassic"), (ROOT, "tvmnotes"), (ROOT, "tools"))
     for file in (base / package).rglob("*.py")
 }
 TREES = {name: ast.parse(file.read_text()) for name, file in FILES.items()}
-SEAM = {
+INTERNALS = compat.__doc__.partition("**Workarounds.**")[0]
+LISTED = {
     file: set(re.findall(r"\b_[A-Za-z]\w*", what))
-    for file, what in re.findall(r"^    (\w[\w/]*\.py) +(.+(?:\n {20,}.+)*)", compat.__doc__, re.M)
+    for file, what in re.findall(r"^    (\w[\w/]*\.py) +(.+(?:\n {20,}.+)*)", INTERNALS, re.M)
 }
 PYTHONS = {"_exit", "_getframe", "_replace"}  # of os and the C library, sys, NamedTuple
 
@@ -52,14 +54,14 @@ def privates(tree) -> set[str]:
     return {name for name in found if re.match("_[^_]", name)}
 
 
-def test_private_names_stay_in_their_file_and_those_of_tvm_and_torch_where_the_seam_says():
-    strays = {file: privates(tree) - defined(tree) - PYTHONS - SEAM.get(file, set()) for file, tree in TREES.items()}
+def test_private_names_stay_in_their_file_and_those_of_tvm_and_torch_in_the_listed_ones():
+    strays = {file: privates(tree) - defined(tree) - PYTHONS - LISTED.get(file, set()) for file, tree in TREES.items()}
     assert not {file: names for file, names in strays.items() if names}
 
 
-def test_what_the_seam_declares_is_there():
-    assert SEAM["compiler/codegen.py"] and len(SEAM) > 10
-    gone = {file: {name for name in names if name not in FILES[file].read_text()} for file, names in SEAM.items()}
+def test_what_compat_lists_is_there():
+    assert LISTED["compiler/codegen.py"] and len(LISTED) > 10
+    gone = {file: {name for name in names if name not in FILES[file].read_text()} for file, names in LISTED.items()}
     assert not {file: names for file, names in gone.items() if names}
 
 
@@ -67,9 +69,9 @@ def test_the_allocator_is_tvms():
     assert compat.POOLED_ALLOCATOR == tvm.runtime.vm.VirtualMachine.POOLED_ALLOCATOR
 
 
-@pytest.mark.parametrize("name", REGISTERED)
+@pytest.mark.parametrize("name", compat.REGISTERED)
 def test_a_workaround_names_tests_that_exist_or_says_why_not(name):
-    tests, reason = REGISTERED[name].tests, REGISTERED[name].reason
+    tests, reason = compat.REGISTERED[name].tests, compat.REGISTERED[name].reason
     assert tests or reason
     for test in tests:
         file, _, function = test.partition("[")[0].partition("::")

@@ -1,7 +1,7 @@
-"""PyTorch operators that TVM 0.27's importer lacks, expressed in others of PyTorch: COMPOSITES.
+"""Decompositions of elementwise functions, products, reductions and scans that TVM 0.27 lacks: NUMERIC.
 
-Its functions return NotImplemented if the operator may stay as it is, as those of decompositions.py
-do. tests/test_pytorch_added_operators.py compares each one with PyTorch.
+A function returns NotImplemented where the operator need not be decomposed, as in decompositions.py.
+tests/test_pytorch_added_operators.py compares each one with PyTorch.
 """
 
 import functools
@@ -186,14 +186,14 @@ def _spread(finish: Callable) -> Callable:
     return decomposed
 
 
-def _scanned(parts: list[Tensor], dim: int, joined: Callable) -> list[Tensor]:
-    """Combine each element with the one twice as far back, step by step (Hillis and Steele, 1986)."""
-    size, step = parts[0].shape[dim], 1
-    while step < size:
-        before, current = ([each.narrow(dim, at, size - step) for each in parts] for at in (0, step))
+def _scan(parts: list[Tensor], dim: int, joined: Callable) -> list[Tensor]:
+    """Combine each element with those at doubling distances before it (Hillis and Steele, 1986)."""
+    size, distance = parts[0].shape[dim], 1
+    while distance < size:
+        before, current = ([each.narrow(dim, at, size - distance) for each in parts] for at in (0, distance))
         pairs = zip(parts, joined(before, current), strict=True)
-        parts = [torch.cat([part.narrow(dim, 0, step), tail], dim) for part, tail in pairs]
-        step *= 2
+        parts = [torch.cat([part.narrow(dim, 0, distance), tail], dim) for part, tail in pairs]
+        distance *= 2
     return parts
 
 
@@ -201,19 +201,19 @@ def _running(better: Callable) -> Callable:
     """Return a running extreme and its index: of equal elements the last counts, and NaN beats all."""
 
     def joined(before: list[Tensor], current: list[Tensor]) -> list[Tensor]:
-        kept = (torch.isnan(before[0]) | better(before[0], current[0])) & ~torch.isnan(current[0])
-        return [torch.where(kept, a, b) for a, b in zip(before, current, strict=True)]
+        wins = (torch.isnan(before[0]) | better(before[0], current[0])) & ~torch.isnan(current[0])
+        return [torch.where(wins, a, b) for a, b in zip(before, current, strict=True)]
 
     def decomposed(x: Tensor, dim: int) -> tuple[Tensor, ...]:
         shape = [-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)]
         indices = torch.arange(x.shape[dim]).reshape(shape)
-        return tuple(_scanned([x, indices.expand(x.shape)], dim, joined))
+        return tuple(_scan([x, indices.expand(x.shape)], dim, joined))
 
     return decomposed
 
 
 def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    return _scanned([x], dim, lambda before, here: [torch.logaddexp(before[0], here[0])])[0]
+    return _scan([x], dim, lambda before, here: [torch.logaddexp(before[0], here[0])])[0]
 
 
 def _instance_norm(x, weight, bias, mean, var, use_input_stats, _momentum, eps, _cudnn) -> Tensor:
@@ -244,7 +244,7 @@ def _in_dtype(operator: Any) -> Callable:
     return convert
 
 
-COMPOSITES: dict[Any, Callable] = {
+NUMERIC: dict[Any, Callable] = {
     **{
         each: decomposition_table[each] for each in (aten.addmv.default, aten.dist.default, aten.ldexp.Tensor)
     },
