@@ -362,5 +362,6 @@ def params_of(values: Mapping) -> dict:
     for name, value in values.items():
         require_dense(value, f"params: {name!r}")
     return {
-        k: contiguous(v) if isinstance(v, tensor) else tvm.runtime.tensor(np.asarray(v)) for k, v in values.items()
+        k: contiguous(v) if isinstance(v, tensor) else tvm.runtime.tensor(np.asarray(v))
+        for k, v in values.items()
     }

@@ -7,7 +7,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op as R
 
-from tvmfast.frontends.ops.composites import logarithm, reduced_axes
+from tvmfast.frontends.ops.common import logarithm, reduced_axes
 
 from ..ir import Expr, const
 from .operator import OPERATORS, axis_list, dtype_of, known_shape, operator, relax_function

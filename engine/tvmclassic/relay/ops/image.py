@@ -2,7 +2,7 @@
 
 from tvm.relax import op as R
 
-from tvmfast.frontends.ops.composites import padded
+from tvmfast.frontends.ops.common import padded
 
 from .operator import known_shape, numbers_of, operator, relax_function
 

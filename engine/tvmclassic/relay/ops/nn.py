@@ -3,7 +3,7 @@
 from tvm import relax
 from tvm.relax import op as R
 
-from tvmfast.frontends.ops.composites import local_response_norm, product
+from tvmfast.frontends.ops.common import local_response_norm, product
 
 from .operator import axis_list, dtype_of, known_shape, operator, relax_function
 from .shapes import turned

@@ -8,7 +8,7 @@ from tvm import relax, tirx
 from tvm.relax import op as R
 
 from tvmfast.core.bounds_check import checked
-from tvmfast.frontends.ops.composites import reshaped
+from tvmfast.frontends.ops.common import reshaped
 
 from .operator import axis_list, known_shape, numbers_of, operator
 

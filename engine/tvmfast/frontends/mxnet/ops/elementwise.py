@@ -6,7 +6,7 @@ import math
 from tvm import relax
 from tvm.relax import op
 
-from ...ops.composites import logarithm
+from ...ops.common import logarithm
 from .call import Call, converts, dtype_of, shape_of
 
 

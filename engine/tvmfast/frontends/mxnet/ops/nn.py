@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ....core.relax import ceildiv
-from ...ops.composites import deformed, local_response_norm, padded, product
+from ...ops.common import deformed, local_response_norm, padded, product
 from ..files import Node
 from .call import Call, converts, dtype_of, shape_of
 

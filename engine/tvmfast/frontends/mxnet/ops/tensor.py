@@ -8,7 +8,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from ....core.bounds_check import checked
-from ...ops.composites import reduced_axes, reshaped
+from ...ops.common import reduced_axes, reshaped
 from .call import Call, converts, dtype_of, shape_of
 from .elementwise import nonzero
 

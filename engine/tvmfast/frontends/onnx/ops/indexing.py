@@ -8,7 +8,7 @@ from tvm.relax import op as R
 
 from ....core.bounds_check import checked
 from ....core.relax import static_shape
-from ...ops.composites import of_whole_regions, regions
+from ...ops.common import of_whole_regions, regions
 from .node import Node, converts
 
 

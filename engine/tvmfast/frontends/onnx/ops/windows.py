@@ -10,7 +10,7 @@ from tvm import relax, te, tirx
 from tvm.relax import op as R
 
 from ....core.relax import ceildiv, static_shape
-from ...ops.composites import deformed
+from ...ops.common import deformed
 from ...ops.fourier import transformed
 from .node import Node, converts
 

@@ -16,7 +16,7 @@ from torch import fx
 from tvm import relax, tirx, topi
 
 from ....core.bounds_check import checked
-from ...ops.composites import of_whole_regions, regions
+from ...ops.common import of_whole_regions, regions
 from ...ops.resampling import combined, matrix
 from ..partial_update import CONVERTERS as PARTIAL_UPDATES
 from .linalg import CONVERTERS as LINALG
