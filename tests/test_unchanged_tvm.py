@@ -115,17 +115,18 @@ def changed(before: dict, after: dict) -> list:
 def check() -> None:
     """Print what the package changes in a process that has imported TVM alone."""
     before = programs(), tables(), definitions()
-    assert "tvmnotes" not in sys.modules and len(before[1]) > 300 and len(before[2]) > 5000
-    tn = importlib.import_module("tvmnotes")
-    for each in pkgutil.walk_packages(tn.__path__, "tvmnotes."):
-        with contextlib.suppress(ModuleNotFoundError):  # an extra that is not installed
-            if not each.name.endswith("__main__"):
-                importlib.import_module(each.name)
-    tn.classic.enable()
-    tn.classic.disable()
-    results = tn.build(module(*RESULTS), {})(X)
+    assert "tvmfast" not in sys.modules and len(before[1]) > 300 and len(before[2]) > 5000
+    tvmfast, tvmclassic = map(importlib.import_module, ("tvmfast", "tvmclassic"))
+    for package in (tvmfast, tvmclassic):
+        for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            with contextlib.suppress(ModuleNotFoundError):  # an extra that is not installed
+                if not each.name.endswith("__main__"):
+                    importlib.import_module(each.name)
+    tvmclassic.enable()
+    tvmclassic.disable()
+    results = tvmfast.build(module(*RESULTS), {})(X)
     np.testing.assert_array_equal(results[-1], RESULTS["resize2d"])
-    lib = tn.build(*tn.from_onnx(onnx.parser.parse_model(MODEL)))
+    lib = tvmfast.build(*tvmfast.from_onnx(onnx.parser.parse_model(MODEL)))
     lib(np.ones((1, 1, 4, 4), "float32"), np.array([3], "float32"))
     after = programs(), tables(), definitions()
     print([name for name in before[0] if before[0][name] != after[0][name]])
@@ -138,12 +139,12 @@ def test_imports_and_builds_leave_tvm_as_it_is(python):
 
 
 def test_threads_that_build_at_once_compute_as_one_and_nobody_sees_them():
-    tn, mod, before = importlib.import_module("tvmnotes"), module(*RESULTS), tables()
+    engine, mod, before = importlib.import_module("tvmfast"), module(*RESULTS), tables()
     ready, done = threading.Barrier(3), threading.Event()
 
     def build():
         ready.wait(600)
-        return [tn.build(mod, {}, opt_level=level)(X) for level in (0, 3)]
+        return [engine.build(mod, {}, opt_level=level)(X) for level in (0, 3)]
 
     def look():
         ready.wait(600)
