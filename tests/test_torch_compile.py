@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from agreement import close, terms_of
 from conftest import Function, SmallNet
-from test_packaging import PROJECT
+from test_packaging import ENGINE
 from torch import fx, nn
 from torch._dynamo.backends import registry
 from torch.utils import _pytree as pytree
@@ -71,14 +71,14 @@ def assert_same(function, *args, **kwargs):
 
 
 def test_pytorch_finds_the_backend_by_its_entry_point(tmp_path, monkeypatch):
-    ((group, entries),) = PROJECT["entry-points"].items()
-    info = tmp_path / "tvmnotes-0.1.0.dist-info"
+    ((group, entries),) = ENGINE["entry-points"].items()
+    info = tmp_path / "tvmfast-0.1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tvmnotes\nVersion: 0.1.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tvmfast\nVersion: 0.1.0\n")
     lines = (f"{name} = {value}\n" for name, value in entries.items())
     (info / "entry_points.txt").write_text(f"[{group}]\n{''.join(lines)}")
     monkeypatch.syspath_prepend(tmp_path)  # before the environment's own, which may be older than pyproject.toml
-    (entry,) = importlib.metadata.entry_points(group="torch_dynamo_backends", name="tvmnotes")
+    (entry,) = importlib.metadata.entry_points(group="torch_dynamo_backends", name="tvmfast")
     assert entry.load() is backend
     registry._lazy_import()
     for table in ("_BACKENDS", "_COMPILER_FNS"):
