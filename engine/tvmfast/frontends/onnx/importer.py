@@ -355,11 +355,11 @@ def _to_relax(
         with pass_lock:
             importer = Importer(shapes, dtypes, keep_params_in_input=True, sanitize=False)
             mod = importer.from_onnx(proto.graph, opset)
-    except OutOfRange:
-        raise
     except (Failed, Exception) as error:
         failed = isinstance(error, Failed)
         where, cause = (f"operator {error}", error.__cause__) if failed else ("this model", error)
+        if isinstance(cause, OutOfRange):
+            raise cause from None
         branches = any(node.op_type == "If" for node in proto.graph.node)
         way_out = "; if an input decides which branch an If takes, give it in `values`" if branches else ""
         raise NotImplementedError(

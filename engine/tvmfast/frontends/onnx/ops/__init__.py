@@ -13,7 +13,6 @@ windows    windows and spectra
 
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from ....core.bounds_check import OutOfRange
 from . import (  # noqa: F401  (they fill CONVERTERS)
     general,
     indexing,
@@ -23,7 +22,7 @@ from . import (  # noqa: F401  (they fill CONVERTERS)
 )
 from .node import CONVERTERS, OF_TVM, Node
 
-KNOWN = OF_TVM.keys() | CONVERTERS.keys()  # the operators that a graph may have, and those of control flow
+KNOWN = OF_TVM.keys() | CONVERTERS.keys()  # operators that have a converter
 
 
 class Failed(BaseException):
@@ -42,7 +41,5 @@ class Importer(ONNXGraphImporter):
                 return super()._convert_operator(op_name, inputs, attrs, opset)
             node = Node(op_name, opset, self.bb, inputs, attrs, [self._nodes, self._params])
             return self.bb.normalize(CONVERTERS[op_name](node))
-        except OutOfRange:
-            raise
         except Exception as error:
             raise Failed(op_name) from error
