@@ -247,7 +247,3 @@ def tracker(
 def _distinct(names: list[str]) -> list[str]:
     """Strip the names and drop empty ones and duplicates, keeping the order."""
     return list(dict.fromkeys(name.strip() for name in names if name.strip()))
-
-
-if __name__ == "__main__":
-    app()

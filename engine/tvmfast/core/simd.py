@@ -1,4 +1,4 @@
-"""The vector registers of a target, the register tile that uses them best, and padding to whole vectors."""
+"""The vector registers of a target, the register tile that uses them best, padding, and prefetches."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import tvm
+from tvm import tirx
 
 from . import machine
 from .relax import ceildiv
@@ -94,3 +95,13 @@ def pad_to(array: np.ndarray, shape) -> np.ndarray:
     """Zero-pad `array` at the end of each axis up to `shape`; return it unchanged if it has that shape."""
     missing = [(0, whole - size) for whole, size in zip(shape, array.shape, strict=True)]
     return np.pad(array, missing) if any(after for _, after in missing) else array
+
+
+def prefetch(element: tirx.BufferLoad, level: int) -> tvm.ir.Expr:
+    """Return the call that fetches the cache line of an element into a core's cache of a level, 1 to 3.
+
+    The element is not read, so it may lie beyond the end of its buffer.
+    """
+    to_read, data = 0, 1
+    how = (tirx.const(value, "int32") for value in (to_read, 4 - level, data))
+    return tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(element), *how)

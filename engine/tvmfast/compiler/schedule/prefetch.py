@@ -10,13 +10,10 @@ import operator
 from tvm import tirx
 from tvm.s_tir import Schedule
 
+from ...core.simd import prefetch
 from . import post_rewrite
 
 _NOTE = "tvmnotes.prefetch"
-# Arguments of LLVM's intrinsic.
-_READ = 0
-_L2 = 2
-_DATA = 1
 
 
 def annotate(sch: Schedule, loop, blocks: int) -> None:
@@ -46,9 +43,7 @@ def _prefetches(body, blocks: int) -> list:
         for row in range(int(weight.source.shape[4])):
             indices = [_at_start(first, inner) + block, p, q + 1, i, row, 0]
             next_panel = tirx.BufferLoad(weight.source, indices)
-            how = (tirx.const(value, "int32") for value in (_READ, _L2, _DATA))
-            call = tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(next_panel), *how)
-            prefetches.append(tirx.Evaluate(call))
+            prefetches.append(tirx.Evaluate(prefetch(next_panel, level=2)))
     return prefetches
 
 

@@ -21,14 +21,12 @@ from tvm.tirx.script.builder import ir as T
 
 from ...core.compat import OPAQUE
 from ...core.relax import INT32_MAX, ceildiv, round_up
+from ...core.simd import prefetch
 from ..dynamic import DynamicDims
 from .cell import Cell, TimeStep
 
-# Prefetches: the bytes of a cache line, how many bytes ahead of their use weights are fetched, and the
-# arguments of LLVM's intrinsic: to read, into the first level, data.
-_LINE = 64
-_AHEAD = 2048
-_TO_L1 = (0, 3, 1)
+_LINE = 64  # bytes of a cache line
+_AHEAD = 2048  # bytes ahead of their use at which weights are fetched
 
 
 @dataclass(frozen=True)
@@ -378,8 +376,7 @@ class _Kernel:
         later = k + ceildiv(_AHEAD, 4 * math.prod(inner))
         for element in range(0, math.prod(inner), _LINE // 4):
             at = weights[(chunk, later, *map(int, np.unravel_index(element, inner)))]
-            how = (tirx.const(value, "int32") for value in _TO_L1)
-            T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(at), *how))
+            T.evaluate(prefetch(at, level=1))
 
     def _store_outputs(self, chunk, first, rows: int, width: int):
         """Copy a tile of the time step's result to the output, cropped to the batch and the units."""
