@@ -453,12 +453,12 @@ def test_a_candidate_that_fails_costs_its_trial_only(tmp_path):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("whose", sampled(["tvm.exec.rpc_server", "tvmnotes"], ["tvm.exec.rpc_server"]))
+@pytest.mark.parametrize("whose", sampled(["tvm.exec.rpc_server", "tvmfast"], ["tvm.exec.rpc_server"]))
 def test_an_rpc_runner_measures_on_the_servers_of_its_key(tmp_path, whose):
     """Unchanged scripts: those whose tracker and servers are TVM's, and those that find ours, and its secret."""
     from tvm import autotvm
 
-    with Cluster(tmp_path, plain=whose != "tvmnotes") as cluster:
+    with Cluster(tmp_path, tvms_own=whose != "tvmfast") as cluster:
         cluster.serve("one", key="shelf", module=whose)
         measure_over_rpc(autotvm, cluster.port, tmp_path / "dense.log")
 
