@@ -8,6 +8,7 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
+import torch
 import tvm
 from agreement import close, reference
 from fake_runner import AVX512, TARGET
@@ -251,3 +252,25 @@ def test_a_rule_outside_of_the_package_serves_builds_tuning_and_records(outside,
     close(lib(x), reference(net, x))
     assert list(lib.kernels.family) == ["row_by_row"] * 2
     assert sorted(config["unroll"] for config in lib.kernels.config) == [1, 4]
+
+
+# ---------------------------------------------------------------- spaces, and what a trial compares with
+
+CONVOLUTIONS = [workload for rule in RULES.values() for workload in rule.EXAMPLES if isinstance(workload, Convolution)]
+
+
+@pytest.mark.parametrize("w", CONVOLUTIONS, ids=lambda w: w.label)
+def test_the_reference_is_torchs(w):
+    data, weight, output = trial._inputs(w)
+    padded = torch.nn.functional.pad(torch.from_numpy(data), (w.padding[1], w.padding[3], w.padding[0], w.padding[2]))
+    padded, weight = padded.double(), torch.from_numpy(weight).double()
+    wanted = torch.nn.functional.conv2d(padded, weight, None, w.strides, 0, w.dilation, w.groups)
+    close(output, wanted, terms=weight[0].numel())
+
+
+def test_a_space_has_every_knob_and_begins_with_the_default_config():
+    workload = Convolution((1, 32, 14, 14), (48, 32, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, True)
+    space = workload.configs(Simd(16, 32))
+    assert {config["family"] for config in space} == {"conv2d", "winograd"}
+    assert {"tile_oh", "tile_ic", "prefetch", "loop_order", "block_oh"} <= {knob for config in space for knob in config}
+    assert space[0] == workload.default_config(Simd(16, 32))

@@ -1,14 +1,19 @@
-"""profiling/trace.py: the tree, the times and the changes of a build, held against modules whose passes are known."""
+"""profiling/trace.py: the tree, the times and the changes of a build, held against modules whose passes are known.
+
+And flowchart.py: rows by the longest path, edges that pass other rows, and text that XML can hold.
+"""
 
 import base64
 import json
+from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 import tvm
 from torch import nn
 
 from tvmfast import build, from_pytorch
-from tvmfast.profiling import networks
+from tvmfast.profiling import flowchart, networks
 from tvmfast.profiling import trace as tracing
 from tvmfast.profiling.trace import Graph, Operation, PassRun, Trace
 
@@ -203,3 +208,35 @@ def test_a_build_is_traced_with_its_own_arguments(small):
     lib, trace = tracing.trace_build(small.mod, small.params, opt_level=1)
     assert lib.opt_level == 1 and lib(small.x).shape == small.wanted.shape
     assert "FuseOps" in names(trace) and "ScheduleKernels" not in names(trace)
+
+
+# ---------------------------------------------------------------- drawings
+
+NAMESPACE = "{http://www.w3.org/2000/svg}"
+
+
+def test_an_edge_over_rows_passes_beside_the_boxes_between():
+    nodes = {"x": ["x"], 0: ["conv2d"], 1: ["relu"], 2: ["add<1>", "a", "b"]}
+    drawing = ElementTree.fromstring(flowchart.svg(nodes, [("x", 0), (0, 1), (1, 2), ("x", 2)]))
+    boxes = [
+        {side: float(box.get(side)) for side in ("x", "y", "width", "height")}
+        for box in drawing.iter(f"{NAMESPACE}rect")
+        if box.get("x")
+    ]
+    assert [box["y"] for box in boxes] == sorted({box["y"] for box in boxes})  # a row for each
+    passing = [path.get("d") for path in drawing.iter(f"{NAMESPACE}path") if "V" in path.get("d")]
+    assert len(passing) == 2  # beside conv2d, and beside relu
+    for line, box in zip(passing, boxes[1:3], strict=True):
+        across = float(line[1:].split()[0])
+        assert not box["x"] <= across <= box["x"] + box["width"]
+    assert [text.text for text in drawing.iter(f"{NAMESPACE}text")] == ["x", "conv2d", "relu", "add<1>", "a", "b"]
+
+
+def test_onnx_nodes_are_drawn_by_their_operators():
+    nodes = [SimpleNamespace(op_type=op, input=[a], output=[b]) for op, a, b in (("Relu", "x", "y"), ("Exp", "y", "z"))]
+    drawing = ElementTree.fromstring(flowchart.of_onnx(nodes)._repr_svg_())
+    assert [text.text for text in drawing.iter(f"{NAMESPACE}text")] == ["Relu", "Exp"]
+
+
+def test_nothing_is_an_empty_drawing():
+    assert ElementTree.fromstring(flowchart.svg({}, [])).tag == f"{NAMESPACE}svg"
