@@ -11,10 +11,14 @@ import nbval.kernel
 import pytest
 import traitlets
 
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-# Those that take longest, which start before all tests.
-_LONGEST = ("05_tuning.ipynb", "solutions/05_tuning.ipynb", "07_mxnet_gluoncv.ipynb", "09_distributed_tuning.ipynb",
-            "solutions/09_distributed_tuning.ipynb")  # fmt: skip
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = ROOT / "notebooks"
+# What takes longest, and starts before the engine's tests.
+_LONGEST = (
+    "notebooks/05_tuning.ipynb", "notebooks/solutions/05_tuning.ipynb", "notebooks/07_mxnet_gluoncv.ipynb",
+    "notebooks/09_distributed_tuning.ipynb", "notebooks/solutions/09_distributed_tuning.ipynb",
+    "tests/test_classic_notes.py",
+)  # fmt: skip
 # They start servers, or tune until a step has had so many trials.
 _ALONE = {NOTEBOOKS / "09_distributed_tuning.ipynb", NOTEBOOKS / "solutions" / "09_distributed_tuning.ipynb"}
 # Answers that tune, profile, start processes and build whole networks; the other, short ones run in `make test` too.
@@ -25,7 +29,7 @@ _FULL = {NOTEBOOKS / "solutions" / f"{name}.ipynb"
 
 def pytest_addoption(pluginmanager):
     pluginmanager.import_plugin("testing")
-    pluginmanager.get_plugin("testing").LONGEST[:0] = [NOTEBOOKS / name for name in _LONGEST]
+    pluginmanager.get_plugin("testing").LONGEST[:0] = [ROOT / name for name in _LONGEST]
     forked.IMPORTED += ["ipykernel.kernelapp", "tvmnotes.models"]
 
 

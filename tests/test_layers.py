@@ -106,6 +106,11 @@ def test_the_engines_tests_import_nothing_of_the_course():
     assert len(found) > 50 and not {name: lines for name, lines in found.items() if lines}
 
 
+def test_a_test_file_has_a_name_of_its_own():
+    names = [file.name for folder in ("tests", "engine/tests") for file in (ROOT / folder).glob("test_*.py")]
+    assert len(names) == len(set(names)), "pytest imports them by that"
+
+
 def test_no_import_is_hidden_but_for_speed():
     assert not [str(each) for each in IMPORTS if each.hidden and not each.excused]
 
