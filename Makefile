@@ -40,7 +40,7 @@ RENEW ?= --upgrade
 QUIET := TQDM_DISABLE=1 TVMNOTES_OFFLINE=1
 
 # Tests run in several processes, one more than there are cores, as some wait for servers. torch's threads should sleep,
-# not spin, while another process computes. conftest.py has the files that take longest come first.
+# not spin, while another process computes. engine/tests/testing.py has the files that take longest come first.
 # Each takes up to 3 GiB with what it starts.
 TESTERS = $$($(BIN)/python -c "import os; memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') >> 30; \
   cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1; \
@@ -50,10 +50,10 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 1800 --nbval-kernel-st
 PYTEST = $(BIN)/python -m pytest --file-times --durations 15
 PARALLEL = --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 SMOKE = $(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) $(PARALLEL) $(NBVAL) $(wildcard notebooks/0[0-2]*.ipynb) \
-  tests/test_import_pytorch.py tests/test_import_onnx.py tests/test_importers.py tests/test_runtime.py
-ALL := $(NBVAL) $(NOTEBOOKS) tests --ignore tests/ui
+  tests/test_vision.py $(patsubst %,engine/tests/test_%.py,import_pytorch import_onnx frontends runtime)
+ALL := $(NBVAL) $(NOTEBOOKS) tests engine/tests --ignore tests/ui
 # Tests that compare computed numbers, and what moves their rounding: kernels for older CPUs, other sums in PyTorch.
-NUMERIC = $(shell grep -l '^from agreement import' tests/test_*.py)
+NUMERIC = $(shell grep -l '^from agreement import' tests/test_*.py engine/tests/test_*.py)
 ROUNDINGS := TESTS_LIMIT=avx2 TESTS_LIMIT=avx512-no-vnni 'ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2'
 
 define PREFLIGHT
@@ -124,7 +124,7 @@ $(SITE_READY): pyproject.toml
 lab: $(READER)  ## Open the course in JupyterLab on 127.0.0.1
 	$(BIN)/jupyter lab --ip 127.0.0.1 --port $(PORT) $(LAB_ARGS) --notebook-dir notebooks
 
-test: $(READY)  ## Run the package's tests and, under nbval, the notebooks
+test: $(READY)  ## Run the packages' tests and, under nbval, the notebooks
 	$(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)
 	$(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) -m alone $(ALL)
 
@@ -143,23 +143,23 @@ test-full: $(READY)  ## The same, all of it whole: networks, sweeps, readers' me
 	done
 
 suites: $(READY)  ## Compare ONNX's and PyTorch's samples, and whole model zoos, with their makers
-	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore tests/test_onnx_suite.py
-	$(QUIET) $(BIN)/python -m pytest tests/test_networks.py
-	$(QUIET) $(BIN)/python tests/test_gluon_zoo.py
-	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore tests/test_transformers.py
-	$(QUIET) $(BIN)/python -W ignore tests/slow_kernels.py
-	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore tests/compile_suite.py
-	$(QUIET) $(PASSIVE) $(BIN)/python tests/torch_suite.py 0
-	$(QUIET) $(PASSIVE) $(BIN)/python tests/torch_suite.py 3
+	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore engine/tests/test_onnx_suite.py
+	$(QUIET) $(BIN)/python -m pytest engine/tests/test_networks.py
+	$(QUIET) $(BIN)/python engine/tests/test_gluon_zoo.py
+	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore engine/tests/test_transformers.py
+	$(QUIET) $(BIN)/python -W ignore engine/tests/slow_kernels.py
+	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore engine/tests/compile_suite.py
+	$(QUIET) $(PASSIVE) $(BIN)/python engine/tests/torch_suite.py 0
+	$(QUIET) $(PASSIVE) $(BIN)/python engine/tests/torch_suite.py 3
 
 storms: $(READY)  ## Kill tunings, saves and builds by the hundred, read damaged files by the ten thousand
-	$(QUIET) $(PASSIVE) TESTS_STORM=5 $(BIN)/python -m pytest tests --ignore tests/ui -m storm
+	$(QUIET) $(PASSIVE) TESTS_STORM=5 $(BIN)/python -m pytest engine/tests -m storm
 
 test-ui: $(READY) site  ## Run every notebook in a real JupyterLab, and look at site and slides, in headless Chromium
 	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui
 
 tvm-upgrade: $(READY)  ## Leave out each workaround for TVM in turn, run its tests, and print which may go
-	$(QUIET) $(BIN)/python tests/tvm_upgrade.py
+	$(QUIET) $(BIN)/python engine/tests/tvm_upgrade.py
 
 newest: VENV := .venv-newest
 newest:  ## Try the newest of everything in .venv-newest: print what is newer than the lock, run the smoke set

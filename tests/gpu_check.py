@@ -624,7 +624,7 @@ def correctness(options, folder: Path) -> subprocess.Popen:
     }  # fmt: skip
     environment.pop("TVMNOTES_QUICK", None)
     command = [sys.executable, "-m", "pytest", "-p", "gpu_check", "-q", "-n", str(options.jobs), "--dist", "load",
-               "--maxschedchunk", "1", "tests/test_on_gpu.py"]  # fmt: skip
+               "--maxschedchunk", "1", "engine/tests/test_on_gpu.py", "tests/test_course_on_gpu.py"]  # fmt: skip
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=(folder / "pytest.log").open("w"), stderr=subprocess.STDOUT,
         start_new_session=True,

@@ -8,9 +8,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from agreement import close, terms_of
-from conftest import imported
+from agreement import close, reference, terms_of
+from testing import imported
 
+import tvmnotes as tn
 from tvmnotes.digits import ResNet20, load_test_set, preprocess
 
 FOLDER = Path(__file__).parents[1] / "data" / "digits"
@@ -100,3 +101,31 @@ def test_preprocess():
 )
 def test_size(name, limit):
     assert (FOLDER / name).stat().st_size < limit
+
+
+# ---------------------------------------------------------------- as MXNet saves it
+
+CHECKPOINT = tuple(tn.data.path(f"mxnet/digits_resnet20-{part}") for part in ("symbol.json", "0000.params"))
+
+
+def test_the_bundled_checkpoint_reads_digits_without_mxnet(python):
+    """In a process that cannot import mxnet, torch or onnx."""
+    symbol, params = CHECKPOINT
+    code = f"""
+import sys
+for name in ("mxnet", "gluoncv", "torch", "onnx"):
+    sys.modules[name] = None
+import numpy as np, tvmnotes as tn
+mod, params = tn.from_mxnet({str(symbol)!r}, {str(params)!r}, {{"data": (4, 1, 32, 32)}})
+x = np.load({str(tn.data.path("digits/test.npz"))!r})
+images = ((x["images"][:4, None].astype("float32") / 255 - 0.3057) / 0.3238).astype("float32")
+print(tn.build(mod, params)(images).argmax(1).tolist() == x["labels"][:4].tolist())
+"""
+    assert python(code) == "True"
+
+
+def test_the_bundled_checkpoint_gives_pytorchs_probabilities():
+    images, _ = load_test_set()
+    x = preprocess(images[:16])
+    output = tn.build(*tn.from_mxnet(*CHECKPOINT, {"data": x.shape}))(x)
+    close(output, reference(torch.nn.Sequential(tn.models.load("digits"), torch.nn.Softmax(1)), x))

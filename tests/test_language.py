@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from agreement import close, reference
-from conftest import imported
 from hypothesis import given, strategies
+from testing import imported
 from torch.nn import functional as F
 from typer.testing import CliRunner
 

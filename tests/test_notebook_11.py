@@ -1,5 +1,7 @@
 """What notebook 11 claims: its scripts run unchanged and give PyTorch's results, and so does the rewriting."""
 
+import operator
+import re
 from pathlib import Path
 
 import forked
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from agreement import Reference, close, reference
-from conftest import Function
+from testing import Function
 
 import tvmnotes as tn
 from tvmclassic import names
@@ -139,3 +141,19 @@ def test_the_scripts_names_are_in_the_tables():
     ):
         assert name in new.old.tolist()
     assert (old.new == "tn.build").sum() >= 2, "what has become one"
+
+
+# ---------------------------------------------------------------- the page of names
+
+
+def test_the_page_of_names_is_what_the_code_knows():
+    stored = (NOTEBOOK.parent / "old_names.md").read_text(encoding="utf-8")
+    assert stored == names.page(), "write it anew: CONTRIBUTING.md says how"
+
+
+def test_every_name_of_the_course_exists():
+    written = " ".join(f"{row.new} {row.note}" for row in names.table().itertuples())
+    paths = set(re.findall(r'(?<![\w."])tn\.(\w+(?:\.\w+)*)', written))
+    assert {"build", "tune", "models.load"} < paths
+    for path in paths:
+        operator.attrgetter(path)(tn)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import tvm
 from agreement import close, reference, terms_of
-from conftest import QUICK, SmallNet
+from testing import QUICK, SmallNet
 from torch import nn
 from tvm import relax, te
 from tvm.relax.frontend.torch import from_exported_program

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from test_threads import FIRST_USES
 
 import tvmfast
 import tvmnotes
@@ -24,7 +25,8 @@ ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-ENGINE = tomllib.loads((ROOT / "engine" / "pyproject.toml").read_text())["project"]
+ENGINES = tomllib.loads((ROOT / "engine" / "pyproject.toml").read_text())
+ENGINE = ENGINES["project"]
 OPTIONAL = ENGINE["optional-dependencies"]
 
 
@@ -109,6 +111,11 @@ def test_a_verb_whose_extra_is_missing_says_which(python, verb, package, extra):
     assert python(code).splitlines()[-1] == (needs if extra else verb)
 
 
+@pytest.mark.full
+def test_threads_may_be_the_first_to_use_the_helper(python):
+    assert python(FIRST_USES.replace("tvmfast", "tvmnotes")).startswith("True")
+
+
 def test_what_has_moved_says_where():
     with pytest.raises(ImportError, match="tvmnotes.importers is no longer there: use tvmfast.frontends"):
         from tvmnotes import importers  # noqa: F401
@@ -152,6 +159,10 @@ def test_all_versions_agree():
     own = [Requirement(line) for lines in (PROJECT["dependencies"], *EXTRAS.values()) for line in lines]
     assert {str(r.specifier) for r in own if r.name == "tvmfast"} == {f"=={PROJECT['version']}"}
     assert ENGINE["requires-python"] == PROJECT["requires-python"]
+
+
+def test_the_engines_tests_take_what_all_tests_take():
+    assert set(ENGINES["dependency-groups"]["test"]) < set(EXTRAS["dev"])
 
 
 def conda():

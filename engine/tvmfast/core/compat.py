@@ -144,7 +144,7 @@ def workaround(seen_in: str, *tests: str, reason: str = "", otherwise: Callable 
 
     Args:
         seen_in: The library and the version that need it.
-        *tests: Pytest's ids of the tests that fail without it.
+        *tests: Pytest's ids, in the engine's folder, of the tests that fail without it.
         reason: What no test shows, and why.
         otherwise: A function with the same arguments, whose result serves the callers.
     """
@@ -163,8 +163,8 @@ COMPILED_AS = {"znver3": "znver2", "apple-m1": "apple-a14", "apple-m2": "apple-a
 if not in_use(
     "COMPILED_AS",
     "TVM 0.27",
-    "tests/test_env.py::test_no_cpu_keeps_a_tile_of_sums_in_memory[znver3]",
-    "tests/test_env.py::test_a_cpu_that_llvm_does_not_list_is_the_one_that_it_is_another_name_of",
+    "tests/test_machine.py::test_no_cpu_keeps_a_tile_of_sums_in_memory[znver3]",
+    "tests/test_machine.py::test_a_cpu_that_llvm_does_not_list_is_the_one_that_it_is_another_name_of",
 ):
     COMPILED_AS = {}
 
@@ -183,7 +183,7 @@ if hasattr(os, "register_at_fork"):
 
 @workaround(
     "TVM 0.27",
-    "tests/test_env.py::test_tvm_runs_on_as_many_threads_as_there_are_cores",
+    "tests/test_machine.py::test_tvm_runs_on_as_many_threads_as_there_are_cores",
     reason="how soon idle threads sleep shows only in times, beside other programs",
 )
 def set_tvm_threads(cores: int, threads: int = 0) -> None:
@@ -330,7 +330,8 @@ def import_tvm_ffi():
 
 
 @workaround(
-    "TVM 0.27", "tests/test_env.py::test_quick_script_gives_the_same_function_without_a_look_at_the_callers"
+    "TVM 0.27",
+    "tests/test_machine.py::test_quick_script_gives_the_same_function_without_a_look_at_the_callers",
 )
 @contextlib.contextmanager
 def fast_tvmscript_parser():

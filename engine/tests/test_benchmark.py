@@ -1,0 +1,378 @@
+"""bench: figures agree, a failure costs a row, wrong options are refused; peak: its kernels compute what they should.
+
+How fast anything is, is never asserted.
+"""
+
+import json
+import os
+from pathlib import Path
+from statistics import geometric_mean
+from types import SimpleNamespace
+
+import forked
+import numpy as np
+import onnxruntime
+import psutil
+import pytest
+import torch
+import tvm
+from agreement import close
+from testing import SmallNet
+from torch import nn
+from typer.testing import CliRunner
+
+from tvmfast import commands
+from tvmfast.profiling import benchmark, networks, peak
+
+NETWORKS, RUNTIMES = ("small", "squeezenet1_1"), ("TVM", "pytorch", "onnxruntime")
+
+
+def load(name):
+    """The engine's networks, and a small one."""
+    if name != "small":
+        return networks.load(name)
+    net = networks.seeded(SmallNet, 8)
+    net.weights_kind, net.input_shape = "pretrained", (1, 3, 8, 8)
+    return net
+
+
+SOURCE = SimpleNamespace(load=load, require_pictures=lambda name: name == "small" or networks.require_pictures(name))
+
+
+@pytest.fixture(autouse=True)
+def named(monkeypatch):
+    """The command takes the names of `SOURCE`."""
+    monkeypatch.setattr(commands, "find_networks", lambda: SOURCE)
+
+
+def bench(*args):
+    return CliRunner().invoke(commands.app, ["bench", *map(str, args)])
+
+
+# ---------------------------------------------------------------- one run of the command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """What a run of two networks on one thread prints, the lines of its table, and what it writes."""
+    file = tmp_path_factory.mktemp("bench") / "figures.json"
+    options = ["--threads", "1", "--batch", "2", "--seconds", "0.05", "--json", str(file)]
+    code = (
+        "import sys, torch, tvm; from test_benchmark import SOURCE, commands; commands.find_networks = lambda: SOURCE;"
+        "commands.app(sys.argv[1:], standalone_mode=False);"
+        "print(torch.get_num_threads(), tvm.get_global_func('runtime.NumThreads')())"
+    )
+    command, env = ["-W", "ignore", "-c", code, "bench", *NETWORKS, *options], {**os.environ, "TQDM_DISABLE": "1"}
+    done = forked.run(*command, cwd=Path(__file__).parent, env=env)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    return done.stdout.splitlines(), json.loads(file.read_text())
+
+
+def test_the_file_says_what_ran_where(run):
+    _, report = run
+    assert set(report) == {"machine", "results"}
+    machine = report["machine"]
+    assert set(machine) == {"cpu", "threads", "isa", "peak_gflops", "versions", "busy_processes"}
+    assert machine["threads"] == 1 and machine["busy_processes"] == 0 and machine["peak_gflops"] > 0
+    assert machine["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert machine["versions"]["onnxruntime"] == onnxruntime.__version__
+    rows = report["results"]
+    assert [(row["network"], row["runtime"]) for row in rows] == [(n, r) for n in NETWORKS for r in RUNTIMES]
+    assert {tuple(row["input"]) for row in rows} == {(2, 3, 8, 8), (2, 3, 224, 224)}
+    assert {row["weights"] for row in rows} == {"pretrained", "seeded"}
+    assert [row["build_s"] is None for row in rows] == [row["runtime"] == "pytorch" for row in rows]
+    assert not any(row["error"] for row in rows)
+
+
+def test_the_figures_agree(run):
+    _, report = run
+    for name in NETWORKS:
+        rows = {row["runtime"]: row for row in report["results"] if row["network"] == name}
+        for row in rows.values():
+            assert row["p95_ms"] >= row["median_ms"] > 0 and row["iqr_ms"] >= 0
+            # Of the same numbers as the file has them, in another order.
+            assert row["tvm_ratio"] == pytest.approx(rows["TVM"]["median_ms"] / row["median_ms"])
+            assert row["gflops"] * row["median_ms"] == pytest.approx(rows["TVM"]["gflops"] * rows["TVM"]["median_ms"])
+            assert row["peak_share"] == pytest.approx(row["gflops"] / report["machine"]["peak_gflops"])
+            assert 0 <= row["difference"] < 1e-3
+        assert rows["pytorch"]["difference"] < 1e-6
+
+
+def test_the_table_shows_them(run):
+    lines, report = run
+    assert all(len(line) <= 100 for line in lines)
+    head = " ".join(lines[:2])
+    assert "1 thread," in head and f"peak {report['machine']['peak_gflops']:.0f} GFLOP/s, batch 2" in head
+    first = next(i for i, line in enumerate(lines) if line.startswith("network")) + 1
+    for line, row in zip(lines[first : first + 6], report["results"], strict=True):
+        assert line.startswith(row["network"]) == (row["runtime"] == "TVM")
+        cells = line.split()[-8:]
+        assert cells[:4] == [row["runtime"], *(f"{row[key]:.2f}" for key in ("median_ms", "p95_ms", "tvm_ratio"))]
+        assert cells[4] == f"{row['difference']:.1e}"
+    for peer, line in zip(RUNTIMES[1:], lines[first + 7 :], strict=False):
+        ratios = [row["tvm_ratio"] for row in report["results"] if row["runtime"] == peer]
+        assert line.startswith(f"TVM / {peer}: geometric mean {geometric_mean(ratios):.2f}, worst {max(ratios):.2f} (")
+
+
+def test_all_run_on_as_many_threads(run):
+    lines, _ = run
+    assert lines[-1] == "1 1"  # torch's and TVM's
+
+
+def test_onnx_runtime_has_them_too(monkeypatch, tmp_path):
+    opened, session = [], onnxruntime.InferenceSession
+
+    def record(file, options, **more):
+        opened.append(options)
+        return session(file, options, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", record)
+    monkeypatch.setenv("TVM_NUM_THREADS", "3")
+    benchmark._onnxruntime(load("small"), np.zeros((1, 3, 8, 8), "float32"), tmp_path)
+    assert [options.intra_op_num_threads for options in opened] == [3]
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """No peak is measured, "TVM" is PyTorch, and torch's thread count is as before afterwards."""
+    monkeypatch.setattr(peak, "flops", lambda: 1e11)
+    monkeypatch.setitem(benchmark._RUNTIMES, "TVM", benchmark._pytorch)
+    threads = torch.get_num_threads()
+    yield monkeypatch
+    torch.set_num_threads(threads)
+
+
+def fail(*args, **kwargs):
+    raise NotImplementedError("no such\noperator " + "here, " * 100)
+
+
+def bench_to(file, *args):
+    """Run the command; gives its exit code, the lines of its table, and its rows by network and runtime."""
+    done = bench(*args, "--seconds", 0.01, "--json", file)
+    rows = json.loads(file.read_text())["results"]
+    lines = done.stdout.splitlines()
+    assert all(len(line) <= 100 for line in lines)
+    return done.exit_code, lines, {(row["network"], row["runtime"]): row for row in rows}
+
+
+def assert_failed(row, line):
+    assert row["error"].startswith("NotImplementedError: no such operator here, here")
+    assert {row[key] for key in benchmark._COLUMNS} == {None}
+    assert "— NotImplementedError: no such operator here" in line and line.endswith("…")
+
+
+def test_a_network_that_tvm_cannot_build_costs_its_row(quick, tmp_path):
+    quick.setitem(benchmark._RUNTIMES, "TVM", benchmark._tvm)
+    quick.setattr(benchmark, "build", fail)
+    code, lines, rows = bench_to(tmp_path / "figures.json", "small", "--against", "pytorch")
+    assert code == 1
+    assert_failed(rows["small", "TVM"], next(line for line in lines if line.startswith("small")))
+    other = rows["small", "pytorch"]
+    assert other["error"] is None and other["tvm_ratio"] is None and other["median_ms"] > 0
+    assert lines[-1].split()[:4] == ["pytorch", f"{other['median_ms']:.2f}", f"{other['p95_ms']:.2f}", "—"]
+
+
+def test_a_network_that_a_peer_cannot_take_costs_its_row(quick, tmp_path):
+    quick.setattr(networks, "export_onnx", fail)
+    code, lines, rows = bench_to(tmp_path / "figures.json", "small", "--against", "onnxruntime")
+    assert code == 0
+    assert_failed(rows["small", "onnxruntime"], lines[-1])
+    assert rows["small", "TVM"]["tvm_ratio"] == 1
+
+
+def test_a_network_that_does_not_load_does_not_end_the_run(quick, tmp_path):
+    quick.setattr(SOURCE, "load", lambda name: fail() if name == "resnet18" else load(name))
+    code, lines, rows = bench_to(tmp_path / "figures.json", "resnet18", "small", "resnet18", "--against", " pytorch,")
+    assert code == 1
+    assert list(rows) == [(network, runtime) for network in ("resnet18", "small") for runtime in ("TVM", "pytorch")]
+    for runtime in ("TVM", "pytorch"):
+        assert_failed(rows["resnet18", runtime], next(line for line in lines if f"{runtime:12}—" in line))
+    assert not rows["small", "TVM"]["error"]
+    assert lines[-1].startswith("TVM / pytorch: geometric mean") and lines[-1].endswith("(small), 1 network")
+
+
+def test_a_wrong_result_is_no_time(quick, tmp_path):
+    quick.setitem(benchmark._RUNTIMES, "onnxruntime", lambda net, x, folder: (lambda x: np.zeros((7, 3)), 0.0))
+    quick.setitem(benchmark._RUNTIMES, "compile", lambda net, x, folder: (lambda x: np.full((1, 5), np.nan), 0.0))
+    code, _, rows = bench_to(tmp_path / "figures.json", "small", "--against", "onnxruntime,compile")
+    assert code == 0
+    assert {rows["small", peer]["median_ms"] for peer in ("onnxruntime", "compile")} == {None}
+    assert "(7,3)" in rows["small", "onnxruntime"]["error"]
+    assert rows["small", "compile"]["error"] == "ValueError: its result, or PyTorch's, is not finite"
+
+
+def test_torch_compile_is_no_peer_where_it_cannot_build(quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark.machine, "torch_compile_lacks", lambda: "there is no Python.h")
+    code, _, rows = bench_to(tmp_path / "figures.json", "small", "--against", "compile")
+    assert code == 0 and rows["small", "TVM"]["error"] is None
+    assert rows["small", "compile"]["error"] == "RuntimeError: there is no Python.h"
+
+
+def test_a_difference_is_relative_to_the_largest_magnitude():
+    assert benchmark._difference(np.array([1.0, -7.0]), np.array([1.0, -8.0])) == 1 / 8
+    assert benchmark._difference(np.array([1e-9, 0.0]), np.zeros(2)) is None
+
+
+# ---------------------------------------------------------------- other networks, and OpenVINO
+
+
+def test_busy_processes_run_while_networks_are_timed_and_no_longer(quick, tmp_path):
+    seen, compare = [], benchmark.measure.compare
+
+    def children():
+        return [child for child in psutil.Process().children() if "while True" in " ".join(child.cmdline())]
+
+    def record(*args, **options):
+        seen.append(len(children()))
+        return compare(*args, **options)
+
+    quick.setattr(benchmark.measure, "compare", record)
+    code, lines, _ = bench_to(tmp_path / "figures.json", "small", "--against", "onnxruntime", "--busy", 2)
+    assert code == 0 and seen == [2] and not children()
+    assert "beside 2 busy processes" in " ".join(lines)
+    assert json.loads((tmp_path / "figures.json").read_text())["machine"]["busy_processes"] == 2
+
+
+def test_networks_may_be_given_with_their_inputs(quick):
+    given = {"mine": (nn.Linear(4, 2).eval(), np.ones((3, 4), "float32"))}
+    lines = []
+    report = benchmark.run(given, ["pytorch", "onnxruntime"], seconds=0.01, echo=lines.append)
+    assert "batch" not in lines[0] and lines[1].startswith("mine ")
+    for row in report["results"]:
+        assert row["error"] is None and row["difference"] < 1e-6
+        assert row["input"] == [3, 4] and row["weights"] is None
+        assert row["gflops"] * row["median_ms"] == pytest.approx(3 * 2 * 4 * 2 / 1e6)
+
+
+SMALL_BERT = {
+    **{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64},
+    **{"vocab_size": 100},
+}
+
+
+@pytest.fixture
+def small_bert(quick):
+    """The network "bert_base" is small, and reads 6 tokens."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    small = ("bert", SMALL_BERT, "AutoModel", "", "input_ids", (1, 6))
+    quick.setitem(networks.TRANSFORMERS, "bert_base", small)
+
+
+@pytest.mark.parametrize("name", ["bert_base", "gpt2", "whisper_tiny_encoder", "lstm_256"])
+def test_a_transformer_is_measured_by_name(small_bert, quick, tmp_path, name):
+    if name == "gpt2":
+        small = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 100, "use_cache": False}
+        quick.setitem(networks.TRANSFORMERS, name, (name, small, "AutoModelForCausalLM", "", "input_ids", (1, 6)))
+    elif name == "whisper_tiny_encoder":
+        sizes = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}
+        sizes |= {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 64}
+        small = sizes | {"num_mel_bins": 8, "max_source_positions": 6, "vocab_size": 100}
+        small |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+        network = ("whisper", small, "AutoModel", "encoder", "input_features", (1, 8, 12))
+        quick.setitem(networks.TRANSFORMERS, name, network)
+    quick.setitem(benchmark._RUNTIMES, "TVM", benchmark._tvm)
+    code, _, rows = bench_to(tmp_path / "figures.json", name, "--against", "onnxruntime", "--batch", 2)
+    assert code == 0
+    for row in rows.values():
+        assert row["error"] is None and row["difference"] < 1e-5
+        assert (row["gflops"] is None) == (name == "lstm_256")  # torch's counter knows no LSTM
+        assert row["weights"] == "seeded" and row["input"][0] == 2
+
+
+def test_openvino_is_a_peer(small_bert, tmp_path):
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    code, _, rows = bench_to(tmp_path / "figures.json", "small", "bert_base", "--against", "openvino")
+    assert code == 0
+    for name in ("small", "bert_base"):
+        assert rows[name, "openvino"]["difference"] < 1e-4 and rows[name, "openvino"]["median_ms"] > 0
+    assert json.loads((tmp_path / "figures.json").read_text())["machine"]["versions"]["openvino"]
+
+
+@pytest.mark.parametrize("args, package", [(["bert_base"], "transformers"), (["--against", "openvino"], "openvino")])
+def test_a_package_that_is_not_installed_is_named_before_any_work(monkeypatch, args, package):
+    for module in (benchmark, networks):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(benchmark, "run", fail)
+    done = CliRunner().invoke(commands.app, ["bench", *args], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert f"not installed: pip install {package}" in " ".join(done.output.split())
+
+
+# ---------------------------------------------------------------- at the door
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["resnet81"], "unknown model 'resnet81'; near names: resnet18"),
+        (["--against", "pytorch,onnx"], "unknown peer 'onnx'; there are pytorch, compile, onnxruntime"),
+        (["--threads", "-1"], "Invalid value for --threads: expected 0 or more, got -1"),
+        (["--batch", "0"], "Invalid value for --batch: expected 1 or more, got 0"),
+        (["--busy", "-1"], "Invalid value for --busy: expected 0 or more, got -1"),
+        (["--seconds", "0"], "Invalid value for --seconds: expected a number above 0, got 0.0"),
+        (["--seconds", "nan"], "Invalid value for --seconds: expected a number above 0, got nan"),
+        (["--seconds", "inf"], "Invalid value for --seconds: expected a number above 0, got inf"),
+        (["--json", "/nowhere/figures.json"], "cannot write to the folder /nowhere (No such file or directory)"),
+        (["--json", "/"], "'/' is a directory"),
+    ],
+)
+def test_refused_before_any_work(monkeypatch, args, message):
+    monkeypatch.setattr(benchmark, "run", fail)
+    done = CliRunner().invoke(commands.app, ["bench", *args], env={"COLUMNS": "300"})
+    assert done.exit_code == 2, done.exception
+    assert message in " ".join(done.output.split())
+
+
+# ---------------------------------------------------------------- what is counted, and the peak
+
+
+def test_the_operations_of_a_network():
+    """Here of a convolution and a linear layer: two for each weight and each place where it is used."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+    assert benchmark.count_flops(net, torch.zeros(2, 3, 6, 6)) == 2 * 2 * (8 * 3 * 9 * 36 + 8 * 36 * 5)
+
+
+def test_the_operations_of_attention():
+    class Attend(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = nn.MultiheadAttention(16, 4, batch_first=True)
+
+        def forward(self, x):
+            return self.attend(x, x, x, need_weights=False)[0]
+
+    projections, scores = 4 * 7 * 16 * 16, 2 * 7 * 7 * 16
+    with torch.inference_mode():
+        assert benchmark.count_flops(Attend().eval(), torch.zeros(1, 7, 16)) == 2 * (projections + scores)
+
+
+@pytest.mark.parametrize("threads, chains, lanes", [(2, 24, 16), (3, 12, 8), (1, 1, 4)])
+@pytest.mark.parametrize("steps", [0, 1, 7])
+def test_the_kernel_of_flops_computes_the_recurrence(threads, chains, lanes, steps):
+    rng = np.random.default_rng(1)
+    x, y = (rng.uniform(0.5, 1.5, lanes).astype("float32") for _ in range(2))
+    start = rng.random((threads, chains, lanes), "float32")
+    accumulators = tvm.runtime.tensor(start)
+    peak.recurrence(threads, chains, lanes)(tvm.runtime.tensor(x), tvm.runtime.tensor(y), accumulators, steps)
+    wanted = start.astype("float64")
+    for _ in range(steps):
+        wanted = wanted * x + y
+    close(accumulators.numpy(), wanted, terms=2 * steps + 1)  # a product and a sum each
+
+
+def test_the_kernel_of_bandwidth_adds_all_rows():
+    data = np.random.default_rng(1).integers(0, 100, (2, 1001, 12, 8)).astype("float32")
+    accumulators = tvm.runtime.tensor(np.ones((2, 12, 8), "float32"))
+    peak.column_sums(*data.shape)(tvm.runtime.tensor(data), accumulators)
+    np.testing.assert_array_equal(accumulators.numpy(), 1 + data.sum(axis=1))
+
+
+def test_the_peaks_are_measured_once(monkeypatch):
+    monkeypatch.setattr(peak, "_BYTES", 1 << 24)
+    assert peak.flops(0.01) > 0 and peak.bandwidth(0.01) > 0
+    monkeypatch.setattr(peak, "_best", fail)
+    assert peak.flops(0.01) > 0 and peak.bandwidth(0.01) > 0

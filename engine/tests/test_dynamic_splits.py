@@ -1,0 +1,128 @@
+"""Splits with dynamic dims: of a static axis, and of a dynamic one, into parts that are floor divisions."""
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import close, reference
+from onnx import parser
+from testing import Function
+
+import tvmfast
+
+IMAGE = (2, 12, tvmfast.Dim("h", 2, 64), 5)
+LENGTH = (2, tvmfast.Dim("n", 2, 64), 12)
+
+
+def agree(net, shape, lengths, rng):
+    """Compare a network with a dynamic dim with PyTorch."""
+    lib = tvmfast.build(*tvmfast.from_pytorch(Function(net).eval(), {"x": shape}), records=False)
+    for length in lengths:
+        x = rng.standard_normal([n if isinstance(n, int) else 3 if n == "batch" else length for n in shape]).astype(
+            "float32"
+        )
+        close(lib(x), reference(net, x))
+
+
+def test_parts_of_static_axes(rng):
+    def channels(x):
+        halves = torch.cat(x.chunk(2, 1)[::-1], 1)
+        others = (x.unbind(-3)[2], x.hsplit(3)[1], F.glu(x, 1))
+        return *x.split(5, -3), *x.tensor_split(5, 1), *x.tensor_split((3, 7), 1), *halves.chunk(5, 1), *others
+
+    agree(channels, IMAGE, (2, 33, 64), rng)
+
+
+def test_queries_keys_and_values(rng):
+    def net(x):
+        heads = x.reshape(*x.shape[:2], 3, 2, 2).permute(2, 0, 3, 1, 4)
+        return *x.chunk(3, -1), *heads.unbind(0), F.glu(x, -1)
+
+    agree(net, LENGTH, (2, 33, 64), rng)
+
+
+@pytest.mark.parametrize(
+    ("net", "least"),
+    [
+        (lambda x: x.chunk(2, 1), 2),
+        (lambda x: torch.cat([part.softmax(1) for part in x.chunk(2, 1)[::-1]], 1), 2),
+        (lambda x: x.tensor_split(2, 1), 2),
+        (lambda x: x.chunk(3, 1), 5),
+        (lambda x: x.split([x.shape[1] // 2, x.shape[1] - x.shape[1] // 2], 1), 2),
+        (lambda x: torch.cat([x, x + 1], 1).chunk(2, 1), 2),
+        (lambda x: torch.cat([x, x + 1, x], 1).split(x.shape[1], -2), 2),
+        (lambda x: (x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]), 2),
+        (lambda x: x[:, : x.shape[1] // 4 + 1].relu(), 2),
+    ],
+    ids=[
+        "halves",
+        "turned",
+        "halves of tensor_split",
+        "thirds",
+        "sizes",
+        "twice",
+        "three",
+        "slices",
+        "quarter",
+    ],
+)
+def test_parts_of_a_dynamic_axis(rng, net, least):
+    agree(net, (2, tvmfast.Dim("n", least, 64), 12), (least, *range(7, 15), 33, 63, 64), rng)
+
+
+def test_halves_of_a_length_in_a_dynamic_batch(rng):
+    agree(lambda x: [part * 2 for part in x.chunk(2, 1)], ("batch", tvmfast.Dim("n", 2, 1024), 3), (2, 3, 7, 501), rng)
+
+
+def test_halves_of_a_length_without_a_bound():
+    with pytest.raises(NotImplementedError, match=r"give upper bounds, such as Dim\('n', 2, 1024\)"):
+        tvmfast.from_pytorch(Function(lambda x: x.chunk(2, 1)).eval(), {"x": (2, tvmfast.Dim("n", 2), 3)})
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (lambda x: x.split(x.shape[1] // 2, 1)[:2], "it is split into [23] or [23] parts"),
+        (lambda x: x.split(7, 1)[0], "it is split into .* parts"),
+        (lambda x: x.unbind(1)[0], "'n' dynamic"),
+        (lambda x: x.tensor_split(3, 1)[1], "'n' dynamic: a dim is"),
+    ],
+    ids=["two or three", "sevens", "unbind", "a third of tensor_split"],
+)
+def test_parts_that_are_refused(net, message):
+    with pytest.raises(NotImplementedError, match=message):
+        tvmfast.from_pytorch(Function(net).eval(), {"x": LENGTH})
+
+
+def test_halves_of_an_even_length_in_a_file(rng):
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[n, 3] x) => (float[n, 3] y, float[n, 3] z) {
+            twice = Concat<axis = 0>(x, x) negative = Neg(twice) y, z = Split<axis = 0>(negative) }"""
+    )
+    lib = tvmfast.build(*tvmfast.from_onnx(model), records=False)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for n in (1, 2, 7, 70):
+        x = rng.standard_normal((n, 3)).astype("float32")
+        for got, want in zip(lib(x), session.run(None, {"x": x}), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def sliced(end):
+    return parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]> g (float[2, n] x) => (float[2, m] y) {{
+            begin = Constant<value_ints = [0]>() end = Constant<value_ints = [{end}]>()
+            axis = Constant<value_ints = [1]>() part = Slice(x, begin, end, axis) y = Mul(part, part) }}"""
+    )
+
+
+def test_a_slice_up_to_the_largest_number_in_a_file(rng):
+    lib = tvmfast.build(*tvmfast.from_onnx(sliced(2**31 - 1)), records=False, opt_level=0)
+    for n in (1, 70):
+        x = rng.standard_normal((2, n)).astype("float32")
+        np.testing.assert_array_equal(lib(x), x * x)
+
+
+def test_a_slice_that_some_lengths_end_before_in_a_file():
+    with pytest.raises(NotImplementedError, match="cannot keep 'n' dynamic: a dim is .*5000"):
+        tvmfast.from_onnx(sliced(5000))

@@ -1,0 +1,145 @@
+"""from_mxnet: what Gluon blocks in NumPy mode and functions of `mx.np` become, against MXNet."""
+
+import numpy as np
+import pytest
+from agreement import close, terms_of
+
+import tvmfast
+from tvmfast.frontends.mxnet import gluon
+
+if not gluon.installed():
+    pytest.skip("the mxnet extra is not installed", allow_module_level=True)
+
+import mxnet as mx
+from mxnet.gluon import nn
+
+# Each: a name, a function of F and x (2, 3, 4) and y (2, 3, 4), both above 0.
+CASES = {
+    "arithmetic": lambda F, x, y: (x + y) * 2 - y / x + (1 - x) ** 2 + 1 / y - (-x) + 2**x + x**y,
+    "remainders": lambda F, x, y: F.np.mod(x - 1, y) + (x - 1) % 0.3 + 1 % y,
+    "extremes": lambda F, x, y: F.np.maximum(x, y) - F.np.minimum(x, y) + F.np.maximum(x, 0.5) + F.np.clip(y, 0.2, 0.7),
+    "hypot": lambda F, x, y: F.np.hypot(x, y) + F.np.square(x) + F.np.sqrt(y) + F.np.cbrt(x) + F.np.reciprocal(y),
+    "exponents": lambda F, x, y: F.np.exp(x) + F.np.expm1(x),
+    "logarithms": lambda F, x, y: F.np.log(y) + F.np.log1p(y) + F.np.log2(x) + F.np.log10(x),
+    "angles": lambda F, x, y: F.np.sin(x) + F.np.arctan(y) + F.np.arcsin(x / 2) + F.np.cosh(x) + F.np.radians(y),
+    "rounding": lambda F, x, y: F.np.floor(x * 5) + F.np.ceil(y * 5) + F.np.trunc(x - 0.5) + F.np.fix(y - 0.5),
+    "around": lambda F, x, y: F.np.around(x, 1) + F.np.rint(y * 3) + F.np.sign(x - 0.7) + F.np.abs(y - 0.7),
+    "activations": lambda F, x, y: F.npx.relu(x - 0.7) + F.npx.sigmoid(y) + F.np.tanh(x),
+    "softmax": lambda F, x, y: F.npx.softmax(x, axis=1) + F.npx.log_softmax(y, axis=-1),
+    "comparisons": lambda F, x, y: F.np.where(x > y, x, y) + F.np.where(x < 0.7, 1.0, 2.0),
+    "bools": lambda F, x, y: F.np.logical_not(x >= y),
+    "chosen": lambda F, x, y: F.np.where(x > 0.7, x, 0.0) + F.np.where(y == y, 3.0, y),
+    "transposed": lambda F, x, y: F.np.transpose(x) + F.np.transpose(y, (2, 1, 0)),
+    "reshaped": lambda F, x, y: F.np.reshape(x, (4, -1)),
+    "codes": lambda F, x, y: F.npx.reshape(x, (-5, -2)),
+    "more codes": lambda F, x, y: F.npx.reshape(x, (-2, -2, -6, 2, -1)),
+    "flat": lambda F, x, y: F.np.reshape(x, -1),
+    "joined": lambda F, x, y: F.np.concatenate([x, y], axis=1),
+    "joined flat": lambda F, x, y: F.np.concatenate([x, y], axis=None),
+    "stacked": lambda F, x, y: F.np.squeeze(F.np.expand_dims(F.np.stack([x, y], axis=1), 0)),
+    "stacked flat": lambda F, x, y: F.np.hstack([x, y]),
+    "stacked tall": lambda F, x, y: F.np.vstack([x, y]),
+    "split": lambda F, x, y: F.np.split(x, 2, axis=2)[1] + F.np.split(y, 2, axis=2)[0],
+    "swapped": lambda F, x, y: F.np.swapaxes(x, 0, 1) + F.np.moveaxis(y, 0, 1),
+    "flipped": lambda F, x, y: F.np.flip(x, 1),
+    "padded": lambda F, x, y: F.np.pad(x, ((0, 0), (1, 2), (0, 1)), constant_values=3),
+    "tiled": lambda F, x, y: F.np.tile(x, (1, 2, 1)) + F.np.repeat(y, 2, axis=1),
+    "broadcast": lambda F, x, y: F.np.broadcast_to(F.np.mean(x, axis=0), (5, 3, 4)),
+    "sums": lambda F, x, y: F.np.sum(x, axis=1) + F.np.mean(y, axis=1) + F.np.prod(x, axis=1),
+    "a sum": lambda F, x, y: F.np.sum(x),
+    "kept": lambda F, x, y: F.np.max(x, axis=(0, 2), keepdims=True) - F.np.min(y, axis=(0, 2), keepdims=True),
+    "spread": lambda F, x, y: F.np.var(x, axis=1) + F.np.std(y, axis=1),
+    "largest": lambda F, x, y: F.np.argmax(x, axis=1) + F.np.argmin(y, axis=1),
+    "largest of all": lambda F, x, y: F.np.argmax(x),
+    "running sums": lambda F, x, y: F.np.cumsum(x, axis=1),
+    "matmul": lambda F, x, y: F.np.matmul(x, F.np.swapaxes(y, 1, 2)),
+    "dot": lambda F, x, y: F.np.dot(x, F.np.reshape(y, (4, 6))),
+    "batch_dot": lambda F, x, y: F.npx.batch_dot(x, y, transpose_b=True),
+    "tensordot": lambda F, x, y: F.np.tensordot(x, y, axes=((0, 2), (0, 2))),
+    "tensordot of 1": lambda F, x, y: F.np.tensordot(x, F.np.transpose(y), axes=1),
+    "einsum": lambda F, x, y: F.np.einsum("bij, bkj -> bik", x, y),
+    "new": lambda F, x, y: x + F.np.ones_like(x) * 2 + F.np.zeros_like(y) + F.np.full_like(y, 3),
+    "a range": lambda F, x, y: x + F.np.arange(4) + F.np.ones((3, 1)),
+    "cast": lambda F, x, y: x.astype("int32"),
+    "taken": lambda F, x, y: F.np.take(x, (y * 2).astype("int32"), axis=1),
+    "tril": lambda F, x, y: F.np.tril(x, 1),
+}
+
+
+class Case(mx.gluon.HybridBlock):
+    """A function as a block."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def hybrid_forward(self, F, *inputs):
+        return self.function(F, *inputs)
+
+
+@pytest.fixture(autouse=True)
+def numpy_mode():
+    mx.npx.set_np()
+    yield
+    mx.npx.reset_np()
+
+
+def both(block, *arrays):
+    """MXNet's outputs, and those of the imported block."""
+    block.initialize()
+    wanted = block(*map(mx.np.array, arrays))
+    names = ["data"] if len(arrays) == 1 else [f"data{n}" for n in range(len(arrays))]
+    outputs = block(*(mx.sym.var(name).as_np_ndarray() for name in names))
+    symbol = mx.sym.Group(outputs) if isinstance(outputs, tuple | list) else outputs
+    params = {name: array.data().asnumpy() for name, array in block.collect_params().items()}
+    shapes = {name: array.shape for name, array in zip(names, arrays, strict=True)}
+    outputs = tvmfast.build(*tvmfast.from_mxnet(symbol.tojson(), params, shapes), opt_level=0)(*arrays)
+    as_list = [each if isinstance(each, tuple | list) else [each] for each in (wanted, outputs)]
+    return [each.asnumpy() for each in as_list[0]], list(as_list[1])
+
+
+def check(wanted, output, terms):
+    assert output.dtype == wanted.dtype
+    close(output, wanted, terms, rounded=True)
+
+
+@pytest.fixture(scope="module")
+def outputs():
+    """Of all cases as one network: MXNet's and ours, by name."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.uniform(0.2, 1.2, (2, 3, 4)).astype("float32") for _ in range(2))
+    mx.npx.set_np()
+    wanted, outputs = both(Case(lambda F, x, y: [case(F, x, y) for case in CASES.values()]), x, y)
+    return dict(zip(CASES, zip(wanted, outputs, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_functions(outputs, name):
+    check(*outputs[name], terms=24)  # the numbers of an input
+
+
+def test_a_network(rng):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, activation="relu"), nn.BatchNorm(), nn.MaxPool2D(), nn.Conv2DTranspose(4, 3), nn.Swish(),
+            nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(6), nn.LayerNorm(), nn.GELU(), nn.PReLU(),
+            nn.Dense(3))  # fmt: skip
+    x = rng.uniform(size=(2, 3, 12, 12)).astype("float32")
+    (wanted,), (output,) = both(net, x)
+    terms = terms_of(net.collect_params())
+    check(wanted, output, terms)
+    check(wanted, tvmfast.build(net, {"data": x.shape})(x), terms)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda F, x: F.np.pad(x, ((1, 1), (0, 0)), mode="edge"), "mode=edge"),
+        (lambda F, x: F.np.dot(x, F.np.reshape(x, (1, 2, 3))), r"dot product with an array of shape \(1, 2, 3\)"),
+        (lambda F, x: F.np.sum(x.astype("int32")), "numbers of int32; cast them to float32"),
+        (lambda F, x: F.np.var(x, ddof=1), "ddof=1"),
+    ],
+)
+def test_what_is_refused(function, message):
+    symbol = Case(function)(mx.sym.var("x").as_np_ndarray())
+    with pytest.raises(NotImplementedError, match=message):
+        tvmfast.from_mxnet(symbol.tojson(), {}, {"x": (2, 3)})
