@@ -14,6 +14,7 @@ from ...core.bounds_check import OutOfRange
 from ...core.compat import pass_lock
 from ...core.errors import one_line
 from ...core.specs import TensorSpec, parse_inputs, require_dense, shorten
+from ..context import shape_of
 from ..contract import as_model
 from ..dynamic.probing import with_dynamic_dims
 from . import gluon
@@ -22,10 +23,9 @@ from .ops import (  # noqa: F401  (they fill the table)
     detection,
     mx_np,
     nn,
-    recurrent,
     tensor,
 )
-from .ops.call import CONVERTERS, Call, shape_of
+from .ops.call import CONVERTERS, Call
 
 # Operators whose second input is a label, which inference does not read.
 _LABELS = {
