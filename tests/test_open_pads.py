@@ -14,7 +14,7 @@ from tvm import tirx
 import tvmnotes as tn
 from tvmfast.core.dims import Dim, evaluate
 from tvmfast.frontends.dynamic import padding
-from tvmfast.frontends.dynamic.graphs import UnsupportedDynamism
+from tvmfast.frontends.dynamic.dim_inference import UnsupportedDynamism
 
 
 def to_size(x, skip):

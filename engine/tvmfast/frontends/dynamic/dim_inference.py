@@ -10,11 +10,14 @@ from tvm import tirx
 
 from ...core.dims import Dim, evaluate
 from ...core.relax import dim_to_str
-from .graphs import UnsupportedDynamism
 
 _DIVISORS = range(2, 9)  # of a known dim
 _NEAR = 512  # values of a dynamic dim, at most, at which two floor divisions are compared
 _MOST_FACTORS = 3  # of a product of known dims
+
+
+class UnsupportedDynamism(Exception):
+    """The imported graphs differ in more than dims, or a dim has no known expression."""
 
 
 class DimInference:

@@ -1,6 +1,7 @@
 """Graph merging (anti-unification): modules imported at a few probes become one with dynamic dims."""
 
 import itertools
+from collections.abc import Iterable
 
 import numpy as np
 import tvm
@@ -15,12 +16,19 @@ from ...core.specs import TensorSpec
 from ...kernels.recurrent.cell import Cell
 from ...kernels.recurrent.emit import call as recurrent_call
 from . import padding
-from .dim_inference import DimInference
-from .graphs import UnsupportedDynamism, zip_equal
+from .dim_inference import DimInference, UnsupportedDynamism
 
 _EXACT = 1 << 24  # float32 represents all integers up to it
 _UNBOUNDED = (1 << 31) - 1  # the upper bound of a dim without one; files have it as the end of slices
 _PAST = 1 << 62  # a bound beyond this is past each end of an axis
+
+
+def zip_equal(several: Iterable) -> list[tuple]:
+    """Return the first elements of all, then the second ones; raise if the lengths differ."""
+    lists = [list(each) for each in several]
+    if len({len(each) for each in lists}) > 1:
+        raise UnsupportedDynamism("the graph depends on it")
+    return list(zip(*lists, strict=True))
 
 
 def same_array(a: np.ndarray, b: np.ndarray) -> bool:

@@ -12,7 +12,7 @@ from tvm.relax import op as R
 
 from ...core.dims import Dim, evaluate
 from ...core.relax import dim_to_str, op_name
-from .graphs import UnsupportedDynamism
+from .dim_inference import UnsupportedDynamism
 
 _FLOOR_DIV = re.compile(r"// \((\d+)\)")
 _OTHERS = ("//", "%", "max(", "min(")

@@ -14,8 +14,8 @@ import tvm
 from ...core.bounds_check import OutOfRange
 from ...core.dims import Dim, dims_of
 from ...core.specs import TensorSpec
-from .graphs import UnsupportedDynamism, zip_equal
-from .merge import GraphMerge, same_array
+from .dim_inference import UnsupportedDynamism
+from .merge import GraphMerge, same_array, zip_equal
 
 Model = tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]
 _BASELINE = 2  # the baseline of a first axis: many operators special-case 1

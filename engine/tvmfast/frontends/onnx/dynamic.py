@@ -11,7 +11,7 @@ import onnx
 
 from ...core.dims import evaluate
 from ...core.specs import TensorSpec
-from ..dynamic.graphs import UnsupportedDynamism
+from ..dynamic.dim_inference import UnsupportedDynamism
 from ..dynamic.merge import GraphMerge
 
 _FEW = 8  # elements, at most, of a tensor that holds dims, not indices

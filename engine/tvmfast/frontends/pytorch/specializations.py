@@ -44,21 +44,11 @@ _MACHINERY = tuple(
     for name in ("__init__.py", "fx/experimental/symbolic_shapes.py", "fx/experimental/sym_node.py")
 )
 _OF_NODES = f"{_TORCH}/fx/experimental/sym_node.py"  # what operators in C++ call first
-_OPERATORS = tuple(
-    f"{_TORCH}/{name}"
-    for name in (
-        *(
-            "_decomp/",
-            "_refs/",
-            "_prims/",
-            "_prims_common/",
-            "_meta_registrations.py",
-            "_library/",
-            "_ops.py",
-        ),
-        *("_subclasses/", "_functorch/", "_dispatch/", "fx/", "utils/", "_export/"),
-    )
+_OF_OPERATORS = (
+    *("_decomp/", "_refs/", "_prims/", "_prims_common/", "_meta_registrations.py", "_library/", "_ops.py"),
+    *("_subclasses/", "_functorch/", "_dispatch/", "fx/", "utils/", "_export/"),
 )
+_OPERATORS = tuple(f"{_TORCH}/{name}" for name in _OF_OPERATORS)
 
 
 class ShapeSymbols(NamedTuple):

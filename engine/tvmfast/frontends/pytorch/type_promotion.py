@@ -157,6 +157,7 @@ def _all(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     return none.to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
 
 
+_LEFT_SHIFT, _RIGHT_SHIFT = aten.bitwise_left_shift, aten.bitwise_right_shift
 _OF_A_SCALAR = {
     torch.pow: (aten.pow.Scalar,),
     torch.remainder: (aten.remainder.Scalar_Tensor,),
@@ -167,14 +168,9 @@ _OF_A_SCALAR = {
     torch.bitwise_and: (aten.bitwise_and.Scalar_Tensor,),
     torch.bitwise_or: (aten.bitwise_or.Scalar_Tensor,),
     torch.bitwise_xor: (aten.bitwise_xor.Scalar_Tensor,),
-    torch.bitwise_left_shift: (
-        aten.bitwise_left_shift.Tensor_Scalar,
-        aten.bitwise_left_shift.Scalar_Tensor,
-        aten.__lshift__.Scalar,
-    ),
+    torch.bitwise_left_shift: (_LEFT_SHIFT.Tensor_Scalar, _LEFT_SHIFT.Scalar_Tensor, aten.__lshift__.Scalar),
     torch.bitwise_right_shift: (
-        aten.bitwise_right_shift.Tensor_Scalar,
-        aten.bitwise_right_shift.Scalar_Tensor,
+        *(_RIGHT_SHIFT.Tensor_Scalar, _RIGHT_SHIFT.Scalar_Tensor),
         aten.__rshift__.Scalar,
     ),
 }

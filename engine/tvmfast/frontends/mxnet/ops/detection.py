@@ -5,6 +5,7 @@ roi_align.cc.
 """
 
 import math
+from dataclasses import fields, replace
 
 import numpy as np
 from tvm import relax
@@ -45,17 +46,9 @@ def _by_score(c: Call, data: relax.Expr, spec: NmsSpec) -> relax.Expr:
 
 @converts("_contrib_box_nms", "_contrib_box_non_maximum_suppression")
 def _box_nms(c: Call):
-    spec = NmsSpec(
-        float(c.get("overlap_thresh", 0.5)),
-        float(c.get("valid_thresh", 0)),
-        int(c.get("topk", -1)),
-        int(c.get("coord_start", 2)),
-        int(c.get("score_index", 1)),
-        int(c.get("id_index", -1)),
-        int(c.get("background_id", -1)),
-        bool(c.get("force_suppress", False)),
-        c.get("in_format", "corner") == "center",
-    )
+    named = {each.name: type(each.default)(c.get(each.name, each.default)) for each in fields(NmsSpec)}
+    force, is_center = bool(c.get("force_suppress", False)), c.get("in_format", "corner") == "center"
+    spec = replace(NmsSpec(**named), force=force, center=is_center)
     is_other = c.get("in_format", "corner") != c.get("out_format", "corner")
     c.refuse_if(is_other, "an out_format other than the in_format")
     *outer, rows, width = c.shape

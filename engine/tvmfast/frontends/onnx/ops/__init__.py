@@ -4,8 +4,7 @@ The table is merged into TVM's own in this process, so that a graph may mix both
 the operator. To add one, write a function of a `node.Node` under `@converts`.
 
 node       what a converter takes, and the table
-general    arithmetic, shapes, layers and others
-indexing   gathering, scattering, regions
+general    arithmetic, shapes, layers, indices and others
 recurrent  LSTM, GRU and RNN
 resize     Resize
 windows    windows and spectra
@@ -15,7 +14,6 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from . import (  # noqa: F401  (they fill CONVERTERS)
     general,
-    indexing,
     recurrent,
     resize,
     windows,

@@ -3,9 +3,9 @@
 from tvm import relax
 from tvm.relax import op as R
 
-from ....core.relax import static_shape
 from ....kernels.recurrent.cell import FUNCTIONS, Cell
 from ....kernels.recurrent.emit import emit
+from ...context import shape_of
 from .node import Node, converts
 
 _GATES = {"LSTM": "iofg", "GRU": "zrn", "RNN": "n"}
@@ -21,11 +21,9 @@ def _recurrent(n: Node):
     x, weights, recurrents, biases, lengths, *states, peepholes = [*n.inputs, *[None] * 8][:8]
     directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     direction = n.text("direction", "forward").lower()
-    if direction not in directions:
-        raise NotImplementedError(
-            f"direction is {direction!r}; expected 'forward', 'reverse' or 'bidirectional'"
-        )
-    shape, size = static_shape(weights.ty), n.get("hidden_size", None)
+    reason = f"direction is {direction!r}; expected 'forward', 'reverse' or 'bidirectional'"
+    n.refuse_if(direction not in directions, reason)
+    shape, size = shape_of(weights), n.get("hidden_size", None)
     if shape[0] != len(directions[direction]):
         raise ValueError(
             f"{n.op}: {direction!r} takes {len(directions[direction])} directions, W has the shape {shape}"
@@ -33,20 +31,20 @@ def _recurrent(n: Node):
     if size is not None and shape[1] != len(_GATES[n.op]) * size:
         raise ValueError(f"{n.op}: hidden_size is {size}, and W has the shape {shape}")
     by_batch = n.get("layout", 0) == 1
-    x = n.builder.emit(R.permute_dims(x, (1, 0, 2))) if by_batch else x
+    x = n.emit(R.permute_dims(x, (1, 0, 2))) if by_batch else x
 
     def part(tensor, number: int, axis: int = 0):
         """Return what a tensor has for a direction, or None."""
         if tensor is None:
             return None
-        taken = n.builder.emit(R.strided_slice(tensor, [axis], [number], [number + 1]))
-        return n.builder.emit(R.squeeze(taken, [axis]))
+        taken = n.emit(R.strided_slice(tensor, [axis], [number], [number + 1]))
+        return n.emit(R.squeeze(taken, [axis]))
 
     results = []
     for number, cell in enumerate(_cells(n, directions[direction])):
         both, seen = part(biases, number), part(peepholes, number)
         if seen is not None:
-            seen = n.builder.emit(R.reshape(seen, (3, -1)))
+            seen = n.emit(R.reshape(seen, (3, -1)))
         own = [part(state, number, 1 if by_batch else 0) for state in states]
         matrices = part(weights, number), part(recurrents, number)
         results.append(
@@ -56,7 +54,7 @@ def _recurrent(n: Node):
     for number, parts in enumerate(zip(*results, strict=True)):
         first = number == 0  # the outputs of all time steps, with time as the first axis
         if by_batch and first:
-            parts = [n.builder.emit(R.permute_dims(each, (1, 0, 2))) for each in parts]
+            parts = [n.emit(R.permute_dims(each, (1, 0, 2))) for each in parts]
         axis = first + by_batch
         outputs.append(n.emit(R.stack(parts, axis) if len(parts) > 1 else R.expand_dims(*parts, axis)))
     return relax.Tuple(outputs[: n.outputs]) if n.outputs > 1 else outputs[0]
@@ -66,18 +64,18 @@ def _halves(n: Node, both: relax.Expr | None) -> tuple[relax.Expr | None, relax.
     """Return the bias of the input and that of the state."""
     if both is None:
         return None, None
-    half = static_shape(both.ty)[0] // 2
+    half = shape_of(both)[0] // 2
     first, second = (R.strided_slice(both, [0], [begin], [begin + half]) for begin in (0, half))
-    return n.builder.emit(first), n.builder.emit(second)
+    return n.emit(first), n.emit(second)
 
 
 def _cells(n: Node, directions: tuple[bool, ...]) -> list[Cell]:
     count = len(_FUNCTIONS[n.op])
     names = [each.decode() for each in n.get("activations", [])] or list(_FUNCTIONS[n.op]) * len(directions)
-    if len(names) != count * len(directions):
-        raise NotImplementedError(f"activations are {', '.join(names)}; expected {count} for each direction")
-    if unknown := [name for name in names if name.lower() not in FUNCTIONS]:
-        raise NotImplementedError(f"activations: {unknown[0]!r} is not a function that ONNX lists")
+    reason = f"activations are {', '.join(names)}; expected {count} for each direction"
+    n.refuse_if(len(names) != count * len(directions), reason)
+    for name in names:
+        n.refuse_if(name.lower() not in FUNCTIONS, f"activations: {name!r} is not a function that ONNX lists")
     alphas, betas = iter(n.get("activation_alpha", [])), iter(n.get("activation_beta", []))
     functions = []
     for name in map(str.lower, names):

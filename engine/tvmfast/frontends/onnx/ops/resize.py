@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op as R
 
-from ...ops.resampling import combined, matrix
+from ...ops.common import combined, matrix
 from .node import Node, converts
 
 
@@ -18,22 +18,20 @@ from .node import Node, converts
 def _resize(n: Node):
     """Resample any axes of a float tensor, or, by nearest neighbours, of any tensor."""
     roi, scales, sizes = ([] if n.known(i) is None else n.known(i).tolist() for i in (1, 2, 3))
-    axes = [axis % len(n.shape) for axis in n.get("axes", range(len(n.shape)))]
+    axes = [axis % n.rank for axis in n.get("axes", range(n.rank))]
     before = [n.shape[axis] for axis in axes]
     mode, policy = n.text("mode", "nearest"), n.text(*_POLICY)
     if scales:
         # In float32, as in ONNX Runtime: 10 * 0.7 is then 7.
-        sizes = [
-            int(np.float32(size) * np.float32(scale)) for size, scale in zip(before, scales, strict=True)
-        ]
+        sizes = (np.array(before, "float32") * np.array(scales, "float32")).astype(int).tolist()
     else:
         scales = [after / size for size, after in zip(before, sizes, strict=True)]
         if policy != "stretch":
             scales = [(min if policy == "not_larger" else max)(scales)] * len(axes)
             sizes = [int(np.floor(size * scale + 0.5)) for size, scale in zip(before, scales, strict=True)]
     floats = n.dtype.startswith("float")
-    if mode != "nearest" and not floats:
-        raise NotImplementedError(f"Resize of {n.dtype} with mode {mode!r}: only floats are interpolated")
+    reason = f"Resize of {n.dtype} with mode {mode!r}: only floats are interpolated"
+    n.refuse_if(mode != "nearest" and not floats, reason)
     if "axes" not in n.attributes and floats and _is_right(n, scales, sizes, mode):
         rounding = {"nearest_mode": b"floor"} if n.text(*_ROUNDING) == _OLD else {}
         return n.tvm_converter(n.x, n.inputs[1], None, n.const(np.array(sizes)), **rounding)
@@ -58,7 +56,7 @@ def _is_right(n: Node, scales, sizes, mode: str) -> bool:
 
     TVM computes float64 in float32.
     """
-    if len(n.shape) != 4 or scales[:2] != [1, 1] or n.get("antialias", 0) or n.dtype == "float64":
+    if n.rank != 4 or scales[:2] != [1, 1] or n.get("antialias", 0) or n.dtype == "float64":
         return False
     if n.text(*_COORDINATES) in ("tf_crop_and_resize", "half_pixel_symmetric", "tf_half_pixel_for_nn"):
         return False
@@ -81,7 +79,7 @@ def _resampled(n: Node, x, axis: int, scale: float, size: int, mode: str, crop=N
         narrow = min(scale, 1.0) if n.get("antialias", 0) else 1.0
         x = combined(n.builder, x, axis, matrix(positions, before, mode, narrow, a, inside))
     if crop is not None:
-        shape = [-1 if i == axis else 1 for i in range(len(n.shape))]
+        shape = [-1 if i == axis else 1 for i in range(n.rank)]
         outside = ((positions < 0) | (positions > before - 1)).reshape(shape)
         x = R.where(n.const(outside), n.const(n.get("extrapolation_value", 0.0)), x)
     return n.emit(x)

@@ -9,9 +9,9 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.relax import op as R
 
-from ....core.relax import ceildiv, static_shape
-from ...ops.common import deformed
-from ...ops.fourier import transformed
+from ....core.relax import ceildiv
+from ...context import shape_of
+from ...ops.common import deformed, transformed
 from .node import Node, converts
 
 
@@ -33,7 +33,7 @@ def _max_pool(n: Node):
     pooled = n.emit(n.tvm_converter(*n.inputs, pads=pads, auto_pad=b"NOTSET"))
     if n.outputs == 1:
         return pooled
-    outputs = static_shape(pooled.ty)[2:]
+    outputs = shape_of(pooled)[2:]
     planes, volume = batch * channels, math.prod(sizes)
     widths = [(pads[i], pads[rank + i] + strides[i]) for i in range(rank)]
     indices = np.pad(np.arange(volume).reshape(sizes), widths, constant_values=-1)
@@ -54,7 +54,7 @@ def _max_pool(n: Node):
 @converts("LpPool")
 def _lp_pool(n: Node):
     """Pad for ceil_mode: TVM multiplies means by the size of a window, also where its end is left out."""
-    rank = len(n.shape) - 2
+    rank = n.rank - 2
     auto_pad = n.text("auto_pad", "NOTSET")
     if not n.get("ceil_mode", 0) or auto_pad.startswith("SAME"):
         return n.tvm_converter()
@@ -76,10 +76,7 @@ def _col2im(n: Node):
     rank, dtype = len(image), n.dtype
     strides, dilations = n.get("strides", [1] * rank), n.get("dilations", [1] * rank)
     pads = n.get("pads", [0] * 2 * rank)
-    if dtype == "bool":
-        raise NotImplementedError(
-            "Col2Im of bool, whose sum ONNX does not define; cast it to a number before"
-        )
+    n.refuse_if(dtype == "bool", "Col2Im of bool, whose sum ONNX does not define; cast it to a number before")
     counts = [
         (image[i] + pads[i] + pads[rank + i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1
         for i in range(rank)
@@ -112,12 +109,10 @@ def _col2im(n: Node):
 @converts("DeformConv")
 def _deform_conv(n: Node):
     """Convolve an image that is read at positions moved by an input, and weighted by a mask."""
-    if len(n.shape) != 4:
-        raise NotImplementedError(
-            f"DeformConv: expected images (batch, channels, height, width), got {n.shape}"
-        )
+    reason = f"DeformConv: expected images (batch, channels, height, width), got {n.shape}"
+    n.refuse_if(n.rank != 4, reason)
     _, weight, offset, bias, mask = (n.inputs[i] for i in range(5))
-    filters, channels, *kernel = static_shape(weight.ty)
+    filters, channels, *kernel = shape_of(weight)
     taps = math.prod(kernel)
     groups, parts = n.get("group", 1), n.get("offset_group", 1)
     strides, dilations = n.get("strides", [1, 1]), n.get("dilations", [1, 1])
@@ -134,22 +129,15 @@ def _deform_conv(n: Node):
         "mask": (mask, (n.shape[0], parts * taps, *size)),
     }
     for name, (given, wanted) in expected.items():
-        if given is not None and (got := static_shape(given.ty)) != wanted:
+        if given is not None and (got := shape_of(given)) != wanted:
             raise ValueError(f"DeformConv: expected its {name} to be of shape {wanted}, got {got}")
     wide = "float64" if n.dtype == "float64" else "float32"
     x, weight, offset, bias, mask = (
         y if y is None or n.dtype == wide else n.emit(R.astype(y, wide))
         for y in (n.x, weight, offset, bias, mask)
     )
-    how = {
-        "kernel": kernel,
-        "stride": strides,
-        "dilate": dilations,
-        "pad": pads,
-        "parts": parts,
-        "size": size,
-    }
-    columns = deformed(n.builder, x, offset, mask, **how)
+    how = {"kernel": kernel, "stride": strides, "dilate": dilations, "pad": pads, "parts": parts}
+    columns = deformed(n.builder, x, offset, mask, size=size, **how)
     result = R.nn.conv2d(columns, R.reshape(weight, (filters, channels * taps, 1, 1)), groups=groups)
     if bias is not None:
         result = R.add(result, R.reshape(bias, (1, filters, 1, 1)))
@@ -160,13 +148,13 @@ def _deform_conv(n: Node):
 def _dft(n: Node):
     """Transform in float64 along an axis of real elements (…, 1) or complex ones (…, 2)."""
     onesided, inverse = bool(n.get("onesided", 0)), bool(n.get("inverse", 0))
-    given, axis = n.known(1), n.get("axis", 1)
+    axis = n.get("axis", 1)
     if n.opset >= 20:
-        axis = -2 if n.known(2) is None else int(n.known(2).reshape(()))
-    rank = len(n.shape)
+        axis = -2 if n.inputs[2] is None else n.known_int(2)
+    rank = n.rank
     axis %= rank
     length = 2 * (n.shape[axis] - 1) if inverse and onesided else n.shape[axis]
-    length = length if given is None else int(given.reshape(()))
+    length = length if n.inputs[1] is None else n.known_int(1)
     if length < 1:
         raise ValueError(f"DFT: expected a dft_length from 1, got {length}")
     order = [i for i in range(rank) if i not in (axis, rank - 1)] + [axis, rank - 1]
@@ -178,10 +166,10 @@ def _dft(n: Node):
 @converts("STFT")
 def _stft(n: Node):
     """Transform each frame of a signal (batch, length, 1 or 2), multiplied by a window."""
-    step, length = int(n.known(1).reshape(())), n.known(3)
+    step = n.known_int(1)
     window = n.inputs[2]
-    width = n.shape[1] if window is None else static_shape(window.ty)[0]
-    length = width if length is None else int(length.reshape(()))
+    width = n.shape[1] if window is None else shape_of(window)[0]
+    length = width if n.inputs[3] is None else n.known_int(3)
     if step < 1 or not 1 <= length <= n.shape[1]:
         raise ValueError(
             f"STFT: expected a step from 1 and a frame of 1 to {n.shape[1]}, got {step} and {length}"
@@ -196,10 +184,8 @@ def _stft(n: Node):
 @converts("TfIdfVectorizer")
 def _tf_idf(n: Node):
     """Count how often each n-gram of a constant pool of integers occurs in a row, and weight the counts."""
-    if "pool_int64s" not in n.attributes or len(n.shape) > 2:
-        raise NotImplementedError(
-            f"TfIdfVectorizer: expected a pool of integers and rows of them, got {n.shape}"
-        )
+    reason = f"TfIdfVectorizer: expected a pool of integers and rows of them, got {n.shape}"
+    n.refuse_if("pool_int64s" not in n.attributes or n.rank > 2, reason)
     pool, columns = np.array(n.get("pool_int64s")), np.array(n.get("ngram_indexes"))
     begins = [*n.get("ngram_counts"), len(pool)]
     mode, weights = n.text("mode", "TF"), np.array(n.get("weights", [1.0] * len(columns)), "float32")
@@ -211,10 +197,9 @@ def _tf_idf(n: Node):
         grams = pool[begins[order - 1] : begins[order]].reshape(-1, order)
         indices = np.arange(first, first + len(grams))
         first += len(grams)
-        if len(np.unique(grams, axis=0)) < len(grams) or (mode == "IDF" and len(set(columns)) < len(columns)):
-            raise NotImplementedError(
-                "TfIdfVectorizer: expected different n-grams in its pool, of different indices"
-            )
+        repeated = len(np.unique(grams, axis=0)) < len(grams)
+        repeated |= mode == "IDF" and len(set(columns)) < len(columns)
+        n.refuse_if(repeated, "TfIdfVectorizer: expected different n-grams in its pool, of different indices")
         steps = range(1, 2 + (n.get("max_skip_count") if order > 1 else 0))
         spans = [np.arange(length - (order - 1) * step)[:, None] + step * np.arange(order) for step in steps]
         windows = np.concatenate(spans)

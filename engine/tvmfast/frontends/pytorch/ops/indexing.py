@@ -1,7 +1,7 @@
 """Decompositions of sorting, indexing, convolution and pooling that TVM 0.27 lacks: INDEXING."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -261,12 +261,7 @@ def _adaptive_max_pool(x: Tensor, size: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def max_pool_with_indices(
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
+    x: Tensor, kernel, stride=(), padding=(0,), dilation=(1,), ceil_mode=False
 ) -> tuple[Tensor, Tensor]:
     """Max pool 2 or 3 axes and return the indices, too; a tap outside repeats the nearest one inside."""
     rank, axes = len(kernel), []

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 from tvm import relax
 
 from ....kernels.recurrent.cell import OF_CUDNN
 from ....kernels.recurrent.emit import emit
+from .call import Call
 
 aten = torch.ops.aten
 
@@ -32,17 +33,7 @@ def _shapes(
 
 
 def _decomposition(kind: str) -> Callable:
-    def layers(
-        x: Tensor,
-        hx: Any,
-        params: list[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> Any:
+    def layers(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first) -> Any:
         if train and dropout:
             return NotImplemented
         h, c = hx if kind == "lstm" else (hx, hx)
@@ -114,14 +105,11 @@ class WholeLayers(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
 
-def _recurrent(node: fx.Node, importer: Any) -> relax.Expr:
-    *tensors, kind, reverse = node.args
-    x, weight, recurrent, bias, inner, projection, h, c = (importer.env.get(each) for each in tensors)
-    cell = replace(OF_CUDNN[kind], reverse=reverse)
-    results = emit(
-        importer.block_builder, cell, x, weight, recurrent, (bias, inner), (h, c), projection=projection
-    )
-    return importer.block_builder.emit(relax.Tuple(results if kind == "lstm" else [*results, results[-1]]))
+def _recurrent(call: Call) -> relax.Expr:
+    x, weight, recurrent, *biases, projection, h, c, kind, reverse = call.inputs
+    cell, states = replace(OF_CUDNN[kind], reverse=reverse), (h, c)
+    results = emit(call.builder, cell, x, weight, recurrent, biases, states, projection=projection)
+    return call.emit(relax.Tuple(results if kind == "lstm" else [*results, results[-1]]))
 
 
 CONVERTERS = {"recurrent.default": _recurrent}
