@@ -55,7 +55,7 @@ class Context:
         """The dtype of the first input."""
         return dtype_of(self.x)
 
-    def emit(self, expr: relax.Expr) -> relax.Var:
+    def emit(self, expr: relax.Expr) -> relax.Expr:
         """Bind an expression to a variable, whose type is then known. Relax flattens nested calls."""
         return self.builder.emit(expr)
 
@@ -72,11 +72,23 @@ class Context:
         """Return indices, checked in each run: one size for all, or one for each along the last axis."""
         return checked(indices, sizes, self.op, negative, self.builder)
 
+    def element(self, x: relax.Expr | None, index: int, axis: int = 0) -> relax.Expr | None:
+        """Return what a tensor has at an index of an axis, without this axis; None if there is no tensor."""
+        if x is None:
+            return None
+        taken = self.builder.emit(relax.op.strided_slice(x, [axis], [index], [index + 1]))
+        return self.builder.emit(relax.op.squeeze(taken, [axis]))
+
+    def stacked(self, parts: list[relax.Expr], axis: int = 0) -> relax.Expr:
+        """Return tensors along a new axis; Relax makes a kernel of a stack of one, too."""
+        op = relax.op
+        return self.emit(op.stack(parts, axis) if len(parts) > 1 else op.expand_dims(*parts, axis))
+
     def call(self, name: str, kernel: tvm.tirx.PrimFunc, inputs: list[relax.Expr], *types: Type) -> list:
         """Call a kernel; return its results, of these types."""
         function = self.builder.add_func(kernel.without_attr("global_symbol"), name)
         types = [relax.TensorType(*each) for each in types]
-        results = self.emit(relax.call_tir(function, inputs, types if len(types) > 1 else types[0]))
+        results = self.builder.emit(relax.call_tir(function, inputs, types if len(types) > 1 else types[0]))
         return [results[n] for n in range(len(types))] if len(types) > 1 else [results]
 
     def refuse_if(self, condition: bool, reason: str) -> None:
@@ -85,6 +97,8 @@ class Context:
             raise NotImplementedError(reason)
 
 
-def log_conversion(logger: logging.Logger, op: str, node: str, converter: Callable | str) -> None:
-    """Say which converter serves a node."""
-    logger.debug("%s %s: %s", op, node, getattr(converter, "__qualname__", converter))
+def log_converter(logger: logging.Logger, op: object, converter: Callable | str) -> None:
+    """Log which converter serves an operator."""
+    if logger.isEnabledFor(logging.DEBUG):
+        converter = getattr(converter, "func", converter)  # of a partial
+        logger.debug("%s: converted by %s", op, getattr(converter, "__qualname__", converter))

@@ -1,6 +1,7 @@
 """Dim inference: expressions of the dynamic dims that have given values at all probes."""
 
 import itertools
+import logging
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from tvm import tirx
 from ...core.dims import Dim, evaluate
 from ...core.relax import dim_to_str
 
+_log = logging.getLogger(__name__)
 _DIVISORS = range(2, 9)  # of a known dim
 _NEAR = 512  # values of a dynamic dim, at most, at which two floor divisions are compared
 _MOST_FACTORS = 3  # of a product of known dims
@@ -73,6 +75,7 @@ class DimInference:
                     f"a dim is {', '.join(map(str, numbers))} where it is {where}, and no sum or product of "
                     "these and of known dims"
                 )
+            _log.debug("a dim that is %s at the probes is %s", numbers, found)
             self._record(numbers, found)
         return self.known[numbers]
 

@@ -7,6 +7,7 @@ which later ones may be built. Relax infers the types of the merged graph again,
 those of every import. Where graphs differ otherwise, the network is refused.
 """
 
+import logging
 from collections.abc import Callable
 
 import tvm
@@ -18,6 +19,7 @@ from .dim_inference import UnsupportedDynamism
 from .merge import GraphMerge, same_array, zip_equal
 
 Model = tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]
+_log = logging.getLogger(__name__)
 _BASELINE = 2  # the baseline of a first axis: many operators special-case 1
 _INNER = 67  # that of other axes: strides that halve it five times leave more than 1
 _FAR = 211  # distance of a second value: a prime, so that a floor division gives no integer factor
@@ -75,6 +77,7 @@ def with_dynamic_dims(
             if (key := tuple(probe.values())) not in models:
                 models[key] = _with_shared_weights(_at_probe(import_at, specs, probe), models)
         several = [models[tuple(probe.values())] for probe in distinct]
+        _log.debug("merging imports at %s", distinct)
         _compare_params([params for _, params in several])
         return GraphMerge(specs, dims, distinct, [mod for mod, _ in several])
 
@@ -98,6 +101,7 @@ def with_dynamic_dims(
         equal,
         *({**first, **values} for values in (suspects_of(merged) if suspects_of else ())),
     ]
+    _log.debug("comparing with %s", special)
     for values in special:
         if values in merged.probes:
             continue

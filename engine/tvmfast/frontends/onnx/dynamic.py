@@ -1,6 +1,7 @@
 """Find comparisons and roundings of dynamic dims in an ONNX graph that probing misses."""
 
 import itertools
+import logging
 import math
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from ...core.specs import TensorSpec
 from ..dynamic.dim_inference import UnsupportedDynamism
 from ..dynamic.merge import GraphMerge
 
+_log = logging.getLogger(__name__)
 _FEW = 8  # elements, at most, of a tensor that holds dims, not indices
 _POINTS = 1 << 16  # values of the dynamic dims, about, at which comparisons are evaluated
 _MOST = 32  # of these that become probes
@@ -232,6 +234,7 @@ def _others(
         return []
     points = np.sort(np.unique(np.stack(results), axis=1, return_index=True)[1]).tolist()
     points = [point for point in points if point >= len(merged.probes)]
+    _log.debug("%d comparisons of dims have %d other results", len(results), len(points))
     if len(points) > _MOST:
         raise NotImplementedError(
             f"this network cannot keep {', '.join(map(repr, merged.dims))} dynamic: it compares dims, with "

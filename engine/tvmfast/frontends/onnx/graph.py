@@ -7,6 +7,7 @@ its graph. All of them may change their argument in place; those that return a m
 
 import contextlib
 import functools
+import logging
 import math
 from collections import Counter
 
@@ -21,6 +22,8 @@ from ...core.errors import one_line
 from .control_flow import inline_if, unroll
 from .dynamic import operands
 from .ops import KNOWN
+
+_log = logging.getLogger(__name__)
 
 # Results with more elements than this are left for the compiler to fold: importing must not enlarge a model.
 FOLD_LIMIT = 1 << 16
@@ -267,6 +270,7 @@ def _inlined(
     """Return what replaces an If, Loop or Scan that is inlined or unrolled; `nodes` are those around it."""
     if node.op_type not in ("If", "Loop", "Scan") or (node.op_type == "If" and node.input[0] not in values):
         return None
+    _log.debug("inlining or unrolling %s %r", node.op_type, node.name or node.output[0])
     used = {name for each in nodes for name in each.output} | {*values, *shapes}
     if node.op_type == "If":
         return inline_if(node, bool(values[node.input[0]].reshape(-1)[0]), used)

@@ -27,8 +27,7 @@ from ...core.errors import one_line
 from ...core.specs import TensorSpec, parse_inputs, unify_dims
 from ..contract import as_model
 from ..dynamic.probing import with_dynamic_dims
-from .checks import check_dtypes, check_functions, check_sizes
-from .constants import as_constants, require_known
+from .checks import as_constants, check_dtypes, check_functions, check_sizes, require_known
 from .dynamic import compared
 from .graph import (
     check_shapes,

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import itertools
+import logging
 import operator
 import re
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from .specializations import (
 )
 
 SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
+_log = logging.getLogger(__name__)
 _SEARCHED = 10_000  # values of a dynamic dim at which a guard is evaluated
 _TRIED = 8  # values of each dim in a guard on several, beside its upper bound
 _COMBINED = 1024  # of these, at most
@@ -192,6 +194,7 @@ def _other_specializations(
             continue
         specializations.append(specialization)
         found.append((value, is_equivalent(base, specialization, dim.name)))
+        _log.debug("another specialization at %s = %s, equivalent: %s", dim.name, *found[-1])
         left &= ~specialization.holds(dim.name, tried)
         if found[-1][1]:
             equivalent.append(specialization)

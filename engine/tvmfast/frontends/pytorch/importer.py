@@ -37,12 +37,12 @@ from ..contract import as_model
 from ..dynamic.probing import with_dynamic_dims
 from .complex import without_complex
 from .dynamic import SCRIPTED, find_suspects, unscript, zeros
-from .graph_signature import signature_of
 from .inline import foreign, used_results
 from .ops.converters import CONVERTERS
 from .ops.decompositions import DECOMPOSITIONS
 from .ops.recurrent import PACKED, WholeLayers, packs
 from .partial_update import combine, export
+from .specializations import signature_of
 from .type_promotion import exact, promote
 
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.

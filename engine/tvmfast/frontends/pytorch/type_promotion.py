@@ -4,6 +4,7 @@
 of operators that need more than that.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,8 +15,10 @@ from tvm import relax
 
 from ...core.relax import static_shape
 from ...core.specs import dtype_of
+from ..context import log_converter
 
 aten = torch.ops.aten
+_log = logging.getLogger(__name__)
 
 # Operators whose operands get the result's dtype, besides those that PyTorch tags as pointwise.
 _IN_THE_RESULTS_DTYPE = {
@@ -77,6 +80,7 @@ def exact(converters: dict[str, Callable], importer: Any) -> dict[str, Callable]
 
 
 def _checked(convert: Callable, node: fx.Node, *_: Any) -> Any:
+    log_converter(_log, node.target, convert)
     result, value = convert(node), node.meta.get("val")
     ty = getattr(result, "ty", None)
     if isinstance(value, Tensor) and isinstance(ty, relax.TensorType):

@@ -343,15 +343,12 @@ def _recurrent(c: Call):
             n = layer * directions + direction
             weight, recurrent = weights[2 * n : 2 * n + 2]
             biases = tuple(weights[2 * (len(widths) + n) :][:2])
-            states = [_taken(c, state, n) for state in given]
+            states = [c.element(state, n) for state in given]
             each = replace(cell, reverse=direction == 1)
             results.append(emit(c.builder, each, x, weight, recurrent, biases, states))
         x = c.emit(op.concat([result[0] for result in results], 2)) if directions > 1 else results[0][0]
         last += [result[1:] for result in results]
-    finals = [
-        c.emit(op.stack(parts, 0) if len(parts) > 1 else op.expand_dims(*parts, 0))
-        for parts in zip(*last, strict=True)
-    ]
+    finals = [c.stacked(parts) for parts in zip(*last, strict=True)]
     return [x, *finals] if c.get("state_outputs") else [x]
 
 
@@ -359,12 +356,6 @@ def _state(c: Call, number: int, *shape: int) -> relax.Expr | None:
     """Return the states of all layers, an input; None for Gluon's own, zeros of a dynamic batch."""
     empty = number < len(c.inputs) and 0 in shape_of(c.inputs[number])
     return None if empty else c.expect(number, *shape)
-
-
-def _taken(c: Call, state: relax.Expr | None, number: int) -> relax.Expr | None:
-    if state is None:
-        return None
-    return c.emit(op.squeeze(op.strided_slice(state, [0], [number], [number + 1]), [0]))
 
 
 def _parameters(c: Call, shapes: list[tuple[int, ...]]) -> list[relax.Expr]:

@@ -10,16 +10,15 @@ resize     Resize
 windows    windows and spectra
 """
 
+import logging
+
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from . import (  # noqa: F401  (they fill CONVERTERS)
-    general,
-    recurrent,
-    resize,
-    windows,
-)
+from ...context import log_converter
+from . import general, recurrent, resize, windows  # noqa: F401  (they fill CONVERTERS)
 from .node import CONVERTERS, OF_TVM, Node
 
+_log = logging.getLogger(__name__)
 KNOWN = OF_TVM.keys() | CONVERTERS.keys()  # operators that have a converter
 
 
@@ -34,6 +33,7 @@ class Importer(ONNXGraphImporter):
         """Accept the operators, which `graph.require_operators` has checked."""
 
     def _convert_operator(self, op_name, inputs, attrs, opset):
+        log_converter(_log, op_name, CONVERTERS.get(op_name, "TVM"))
         try:
             if op_name not in CONVERTERS:
                 return super()._convert_operator(op_name, inputs, attrs, opset)

@@ -126,7 +126,7 @@ def _conv_transpose(n: Node):
     if not wanted:
         return n.tvm_converter()
     kernel = [int(size) for size in n.inputs[1].ty.shape][2:]
-    strides, dilations = n.get("strides", [1] * rank), n.get("dilations", [1] * rank)
+    strides, dilations, _ = n.windows(rank)
     extra = list(n.get("output_padding", [0] * rank))
     begin, end = [], []
     for i, size in enumerate(wanted[-rank:]):
@@ -478,7 +478,7 @@ converts("MaxRoiPool")(lambda n: n.tvm_converter(n.x, regions(n.inputs[1], n.sha
 def _max_unpool(n: Node):
     """Write elements at the indices that max pooling returned, which count through the whole output."""
     kernel, rank = n.get("kernel_shape"), n.rank - 2
-    pads, strides = n.get("pads", [0] * 2 * rank), n.get("strides", [1] * rank)
+    strides, _, pads = n.windows(rank)
     shape, wanted = n.shape[:2], n.known(2)
     for i in range(rank):
         shape.append((n.shape[2 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i])

@@ -35,6 +35,10 @@ class Node(Context):
         """The shape of the first input, empty if it is not known."""
         return list(super().shape or ())
 
+    def emit(self, expr: relax.Expr) -> relax.Expr:
+        """Return an expression with its type inferred, to be bound where it is used."""
+        return self.builder.normalize(expr)
+
     def get(self, name: str, default=None):
         """Return an attribute, or `default` if the node has none of this name."""
         return self.attributes.get(name, default)
@@ -42,6 +46,12 @@ class Node(Context):
     def text(self, name: str, default: str) -> str:
         """Return an attribute that holds a string."""
         return self.attributes.get(name, default.encode()).decode()
+
+    def windows(self, rank: int) -> tuple[list[int], list[int], list[int]]:
+        """Return the strides, dilations and pads of an operator on windows with this number of axes."""
+        ones = [1] * rank
+        pads = list(self.get("pads", [0] * 2 * rank))
+        return self.get("strides", ones), self.get("dilations", ones), pads
 
     def tvm_converter(self, *inputs: relax.Expr | None, **attributes) -> relax.Expr:
         """Apply TVM's own converter to the node, with other inputs and attributes if given."""
@@ -52,7 +62,7 @@ class Node(Context):
         )
 
     def known(self, number: int) -> np.ndarray | None:
-        """Return the value of an input that `constants.require_known` has checked; None if left out."""
+        """Return the value of an input that `checks.require_known` has checked; None if left out."""
         if self.inputs[number] is None:
             return None
         array = constant_array(get_constant(_tensor(self.inputs[number]), self.params))

@@ -31,22 +31,15 @@ def _recurrent(n: Node):
     if size is not None and shape[1] != len(_GATES[n.op]) * size:
         raise ValueError(f"{n.op}: hidden_size is {size}, and W has the shape {shape}")
     by_batch = n.get("layout", 0) == 1
-    x = n.emit(R.permute_dims(x, (1, 0, 2))) if by_batch else x
-
-    def part(tensor, number: int, axis: int = 0):
-        """Return what a tensor has for a direction, or None."""
-        if tensor is None:
-            return None
-        taken = n.emit(R.strided_slice(tensor, [axis], [number], [number + 1]))
-        return n.emit(R.squeeze(taken, [axis]))
+    x = n.builder.emit(R.permute_dims(x, (1, 0, 2))) if by_batch else x
 
     results = []
     for number, cell in enumerate(_cells(n, directions[direction])):
-        both, seen = part(biases, number), part(peepholes, number)
+        both, seen = n.element(biases, number), n.element(peepholes, number)
         if seen is not None:
-            seen = n.emit(R.reshape(seen, (3, -1)))
-        own = [part(state, number, 1 if by_batch else 0) for state in states]
-        matrices = part(weights, number), part(recurrents, number)
+            seen = n.builder.emit(R.reshape(seen, (3, -1)))
+        own = [n.element(state, number, 1 if by_batch else 0) for state in states]
+        matrices = n.element(weights, number), n.element(recurrents, number)
         results.append(
             emit(n.builder, cell, x, *matrices, _halves(n, both), own, lengths=lengths, peepholes=seen)
         )
@@ -54,9 +47,8 @@ def _recurrent(n: Node):
     for number, parts in enumerate(zip(*results, strict=True)):
         first = number == 0  # the outputs of all time steps, with time as the first axis
         if by_batch and first:
-            parts = [n.emit(R.permute_dims(each, (1, 0, 2))) for each in parts]
-        axis = first + by_batch
-        outputs.append(n.emit(R.stack(parts, axis) if len(parts) > 1 else R.expand_dims(*parts, axis)))
+            parts = [n.builder.emit(R.permute_dims(each, (1, 0, 2))) for each in parts]
+        outputs.append(n.stacked(parts, first + by_batch))
     return relax.Tuple(outputs[: n.outputs]) if n.outputs > 1 else outputs[0]
 
 
@@ -66,7 +58,7 @@ def _halves(n: Node, both: relax.Expr | None) -> tuple[relax.Expr | None, relax.
         return None, None
     half = shape_of(both)[0] // 2
     first, second = (R.strided_slice(both, [0], [begin], [begin + half]) for begin in (0, half))
-    return n.emit(first), n.emit(second)
+    return n.builder.emit(first), n.builder.emit(second)
 
 
 def _cells(n: Node, directions: tuple[bool, ...]) -> list[Cell]:

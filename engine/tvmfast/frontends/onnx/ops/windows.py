@@ -19,10 +19,10 @@ from .node import Node, converts
 def _max_pool(n: Node):
     """Return, if asked for, the argmax of each window, too, as an index into the whole input."""
     (batch, channels, *sizes), kernel = n.shape, n.get("kernel_shape")
-    rank, ones = len(sizes), [1] * len(sizes)
-    strides, dilations = n.get("strides", ones), n.get("dilations", ones)
+    rank = len(sizes)
+    strides, dilations, pads = n.windows(rank)
     spans = [(window - 1) * dilation + 1 for window, dilation in zip(kernel, dilations, strict=True)]
-    pads, mode = list(n.get("pads", [0] * 2 * rank)), n.text("auto_pad", "NOTSET")
+    mode = n.text("auto_pad", "NOTSET")
     if mode.startswith("SAME"):
         missing = [
             max((math.ceil(size / stride) - 1) * stride + span - size, 0)
@@ -58,9 +58,8 @@ def _lp_pool(n: Node):
     auto_pad = n.text("auto_pad", "NOTSET")
     if not n.get("ceil_mode", 0) or auto_pad.startswith("SAME"):
         return n.tvm_converter()
-    ones, kernel, none = [1] * rank, n.get("kernel_shape"), [0] * 2 * rank
-    pads = none if auto_pad == "VALID" else list(n.get("pads", none))
-    strides, dilations = n.get("strides", ones), n.get("dilations", ones)
+    kernel, (strides, dilations, pads) = n.get("kernel_shape"), n.windows(rank)
+    pads = [0] * 2 * rank if auto_pad == "VALID" else pads
     for i, size in enumerate(n.shape[2:]):
         span, total = (kernel[i] - 1) * dilations[i] + 1, size + pads[i] + pads[rank + i]
         steps = ceildiv(total - span, strides[i])
@@ -74,8 +73,7 @@ def _col2im(n: Node):
     """Add up blocks (batch, channels * elements of a block, blocks) at their positions in an image."""
     image, block = n.known(1).tolist(), n.known(2).tolist()
     rank, dtype = len(image), n.dtype
-    strides, dilations = n.get("strides", [1] * rank), n.get("dilations", [1] * rank)
-    pads = n.get("pads", [0] * 2 * rank)
+    strides, dilations, pads = n.windows(rank)
     n.refuse_if(dtype == "bool", "Col2Im of bool, whose sum ONNX does not define; cast it to a number before")
     counts = [
         (image[i] + pads[i] + pads[rank + i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1
@@ -115,8 +113,7 @@ def _deform_conv(n: Node):
     filters, channels, *kernel = shape_of(weight)
     taps = math.prod(kernel)
     groups, parts = n.get("group", 1), n.get("offset_group", 1)
-    strides, dilations = n.get("strides", [1, 1]), n.get("dilations", [1, 1])
-    pads = n.get("pads", [0] * 4)
+    strides, dilations, pads = n.windows(2)
     size = [
         (n.shape[2 + i] + pads[i] + pads[2 + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
         for i in (0, 1)

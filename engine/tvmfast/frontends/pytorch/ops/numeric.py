@@ -19,12 +19,8 @@ aten = torch.ops.aten
 # ---------------------------------------------------------------- elementwise
 
 
-def _fmax(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(torch.isnan(a), b, torch.where(torch.isnan(b), a, torch.maximum(a, b)))
-
-
-def _fmin(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(torch.isnan(a), b, torch.where(torch.isnan(b), a, torch.minimum(a, b)))
+def _unless_nan(extreme: Callable) -> Callable:
+    return lambda a, b: torch.where(torch.isnan(a), b, torch.where(torch.isnan(b), a, extreme(a, b)))
 
 
 def _clamp(x: Tensor, least: Tensor | None = None, most: Tensor | None = None) -> Tensor:
@@ -251,8 +247,8 @@ NUMERIC: dict[Any, Callable] = {
     aten.softmax.int: _in_dtype(aten.softmax.int),
     aten.log_softmax.int: _in_dtype(aten.log_softmax.int),
     aten.exp2.default: lambda x: torch.pow(2.0, x),
-    aten.fmax.default: _fmax,
-    aten.fmin.default: _fmin,
+    aten.fmax.default: _unless_nan(torch.maximum),
+    aten.fmin.default: _unless_nan(torch.minimum),
     aten.clamp.Tensor: _clamp,
     aten.clamp.default: _clamp_to_scalars,
     aten.clamp_min.default: _clamp_to_scalars,
