@@ -3,5 +3,4 @@
 probing        the imports at probes, and whether their merged graph is valid at all dims
 merge          several modules with static dims merged into one with dynamic dims
 dim_inference  dims as expressions of the dynamic dims
-padding        pads with dynamic widths
 """

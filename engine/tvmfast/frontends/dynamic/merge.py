@@ -1,26 +1,32 @@
 """Graph merging (anti-unification): modules imported at a few probes become one with dynamic dims."""
 
 import itertools
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
+from tvm.relax import op as R
 
 from ...core import bounds_check
 from ...core.dims import Dim, evaluate
 from ...core.errors import one_line
-from ...core.relax import constant_array, dim_to_str, shape_text
+from ...core.relax import constant_array, dim_to_str, op_name, shape_text
 from ...core.specs import TensorSpec
 from ...kernels.recurrent.cell import Cell
 from ...kernels.recurrent.emit import call as recurrent_call
-from . import padding
 from .dim_inference import DimInference, UnsupportedDynamism
 
 _EXACT = 1 << 24  # float32 represents all integers up to it
 _UNBOUNDED = (1 << 31) - 1  # the upper bound of a dim without one; files have it as the end of slices
 _PAST = 1 << 62  # a bound beyond this is past each end of an axis
+_FLOOR_DIV = re.compile(r"// \((\d+)\)")
+_OTHERS = ("//", "%", "max(", "min(")
+_PERIOD = 1 << 16  # the longest period of a dim's floor divisions
+_PERIODS = 6  # compared: products of few dims would differ between them
 
 
 def zip_equal(several: Iterable) -> list[tuple]:
@@ -253,8 +259,8 @@ class GraphMerge(DimInference):
         if not scalar or any(array != np.floor(array) or abs(array) > _EXACT for array in arrays):
             raise UnsupportedDynamism("a constant depends on it")
         dim = self._dim(array.item() for array in arrays)
-        number = relax.op.reshape(relax.op.arange(dim, dim + 1, 1, "int64"), arrays[0].shape)
-        return relax.op.astype(number, str(arrays[0].dtype))
+        number = R.reshape(R.arange(dim, dim + 1, 1, "int64"), arrays[0].shape)
+        return R.astype(number, str(arrays[0].dtype))
 
     def _range(self, arrays: list):
         """Merge ranges of different lengths into an arange."""
@@ -264,7 +270,7 @@ class GraphMerge(DimInference):
             raise UnsupportedDynamism("a constant depends on it")
         first = self._dim(array[0] for array in arrays)
         end = self._dim(int(array[0]) + step * len(array) for array in arrays)
-        return relax.op.arange(first, end, step, str(longest.dtype))
+        return R.arange(first, end, step, str(longest.dtype))
 
     def _call(self, calls: list):
         first, *others = calls
@@ -274,7 +280,7 @@ class GraphMerge(DimInference):
         layers = [Cell.of_call(mod, call) for mod, call in zip(self.mods, calls, strict=True)]
         if all(layers):
             return self._layer(layers)
-        if padding.differ(calls):
+        if _pads_differ(calls):
             return self._pad(calls)
         if all(_name(call) == "split" for call in calls) and _has_dynamic_axis(calls):
             return self._split(calls)
@@ -329,19 +335,19 @@ class GraphMerge(DimInference):
 
     def _pad(self, calls: list):
         """Merge pads with different widths."""
-        fill, x = padding.fill(calls), self._expr([call.args[0] for call in calls])
+        fill, x = _fill(calls), self._expr([call.args[0] for call in calls])
         pads = zip_equal(map(int, call.attrs.pad_width) for call in calls)
         made = []
         for axis, several in enumerate(zip_equal(call.ty.shape for call in calls)):
             total = self._dim(several) - x.ty.shape[axis]
-            made.append(padding.split(*pads[2 * axis : 2 * axis + 2], total, self._is_natural))
+            made.append(split_pad(*pads[2 * axis : 2 * axis + 2], total, self._is_natural))
         for numbers, width in zip(pads, itertools.chain(*made), strict=True):
             if not isinstance(width, int):
                 self.pads.setdefault(numbers, []).append(dim_to_str(width))
-        return padding.padded(self.builder, x, made, fill)
+        return _padded(self.builder, x, made, fill)
 
     def _is_natural(self, number) -> bool:
-        return padding.is_natural(number, self.dims, self.analyzer)
+        return is_natural(number, self.dims, self.analyzer)
 
     def _split(self, calls: list):
         """Merge splits of a dynamic axis, as slices."""
@@ -358,7 +364,7 @@ class GraphMerge(DimInference):
                 self._record(dims, end - begin)
             bounds = [relax.Tuple([relax.prim_value(n)]) for n in (axis, begin, end)]
             part = self._slice(x, *bounds)
-            parts.append(self.builder.emit(relax.op.strided_slice(x, *bounds) if part is None else part))
+            parts.append(self.builder.emit(R.strided_slice(x, *bounds) if part is None else part))
         return relax.Tuple(parts)
 
     def _slice(self, x, axes, begins, ends, *strides):
@@ -384,9 +390,7 @@ class GraphMerge(DimInference):
                 return None
             first.append(begin)
             last.append(end)
-        return relax.op.strided_slice(
-            x, axes, relax.Tuple(first), relax.Tuple(last), *strides, assume_inbound=True
-        )
+        return R.strided_slice(x, axes, relax.Tuple(first), relax.Tuple(last), *strides, assume_inbound=True)
 
     def _type(self, several: list):
         first = several[0]
@@ -412,3 +416,90 @@ def _name(call) -> str:
     op = getattr(call, "op", None)
     name = getattr(op, "name", getattr(op, "name_hint", type(call).__name__))
     return str(name).removeprefix("relax.")
+
+
+# ---------------------------------------------------------------- pads with dynamic widths
+# As in a U-Net, which pads feature maps to the shapes of others.
+
+
+def _pads_differ(calls: list) -> bool:
+    """Return whether calls are pads with different widths."""
+    if any(op_name(call) != "nn.pad" for call in calls):
+        return False
+    return len({tuple(map(int, call.attrs.pad_width)) for call in calls}) > 1
+
+
+def _fill(calls: list) -> float:
+    """Return the value of constant pads; raise for other modes."""
+    first, *others = ((str(call.attrs.pad_mode), str(call.attrs.pad_value)) for call in calls)
+    if first[0] != "constant":
+        raise UnsupportedDynamism(f"the widths of a pad of mode {first[0]!r} depend on it")
+    if any(other != first for other in others):
+        raise UnsupportedDynamism("the number that a pad fills in depends on it")
+    return float(calls[0].attrs.pad_value)
+
+
+def split_pad(before: tuple, after: tuple, total, is_natural: Callable) -> tuple:
+    """Return the widths of a pad of an axis, before and after it, as expressions; `total` is their sum.
+
+    A width that is the same at all probes is taken to be static, else each is a half of their sum. Where the
+    probes allow both, both have to be the same for all dims. `is_natural` returns whether an expression is
+    known to be 0 or more for all dims.
+    """
+    if len(set(before)) == len(set(after)) == 1:
+        return before[0], after[0]
+    halves = tuple((a + b) // 2 for a, b in zip(before, after, strict=True))
+    found = [(before[0], total - before[0])] if len(set(before)) == 1 else []
+    found += [(total - after[0], after[0])] if len(set(after)) == 1 else []
+    natural = list(itertools.chain(*found)) or [total]  # which makes its halves natural, too
+    found += [(total // 2, total - total // 2)] if before == halves else []
+    found += [(total - total // 2, total // 2)] if after == halves else []
+    same = [is_natural(a - b) and is_natural(b - a) for (a, _), (b, _) in itertools.pairwise(found)]
+    if not found or not all(same):
+        raise UnsupportedDynamism(
+            f"a pad of {dim_to_str(total)} elements is split between both ends in an unknown way"
+        )
+    for width in natural:
+        if not is_natural(width):
+            raise UnsupportedDynamism(
+                f"a pad is {dim_to_str(width)}, which may be below 0 as far as is known"
+            )
+    return found[0]
+
+
+def is_natural(width, dims: dict[str, Dim], analyzer: tvm.sym.Analyzer) -> bool:
+    """Return whether a width is known to be 0 or more for all dims.
+
+    A sum of multiples of a dynamic dim, and of floor divisions of it, is periodic up to a slope: from one
+    period to the next it grows by the same number. `analyzer` knows the bounds of the dims.
+    """
+    if isinstance(width, int):
+        return width >= 0
+    if analyzer.can_prove(width >= 0):
+        return True
+    text, variables = dim_to_str(width), tirx.analysis.undefined_vars(width)
+    if isinstance(text, int):
+        return text >= 0
+    if text is None or len(variables) != 1 or any(other in _FLOOR_DIV.sub("", text) for other in _OTHERS):
+        return False
+    period = math.prod(map(int, _FLOOR_DIV.findall(text)))
+    if period > _PERIOD:
+        return False
+    dim = dims[variables[0].name]
+    values = evaluate(text, {dim.name: dim.lower + np.arange(_PERIODS * period)}).reshape(_PERIODS, period)
+    grown = np.diff(values, axis=0)
+    return bool(np.all(values[0] >= 0) and np.all(grown == grown[0, 0]) and grown[0, 0] >= 0)
+
+
+def _padded(builder: relax.BlockBuilder, x: relax.Expr, widths: list[tuple], value: float) -> relax.Expr:
+    """Return a tensor padded by a value, with `widths` before and after each axis."""
+    filler = relax.const(value, str(x.ty.dtype))
+    for axis, pair in enumerate(widths):
+        shape = list(x.ty.shape)
+        before, after = ([] if isinstance(width, int) and width == 0 else [width] for width in pair)
+        first, last = (
+            [builder.emit(R.full([*shape[:axis], width, *shape[axis + 1 :]], filler)) for width in ends]
+            for ends in (before, after)
+        )
+        x = builder.emit(R.concat([*first, x, *last], axis)) if first or last else x
+    return x

@@ -26,20 +26,10 @@ def unroll(
     opsets: dict,
     used: set[str],
 ) -> list[onnx.NodeProto] | None:
-    """Return the nodes of an unrolled Loop or Scan.
+    """Return the nodes of an unrolled Loop or Scan, None if its trip count is not static.
 
-    Args:
-        node: The Loop or Scan.
-        values: Constants, by name.
-        shapes: Static shapes, by name.
-        opsets: The versions of the model's operators, by domain.
-        used: Names that are taken in the graph around it.
-
-    Returns:
-        The nodes; None if the trip count is not static.
-
-    Raises:
-        NotImplementedError: The trip count is too large, or 0, so that the shape of an output is unknown.
+    `values` are constants by name, `opsets` versions by domain, and `used` the names taken in the graph
+    around. Raises NotImplementedError if the trip count is too large, or 0: an output has no shape then.
     """
     copies = _Copies(node, "body", used)
     is_loop = node.op_type == "Loop"

@@ -63,15 +63,9 @@ def compared(
 ) -> list[dict[str, int]]:
     """Return values of the dynamic dims at which a comparison has, or may have, a result unlike the probes'.
 
-    Args:
-        specs: The inputs, with dynamic dims.
-        merged: The merged graph.
-        folded: By the static inputs of an import: the operands of its folded comparisons, as `operands`
-            lists them.
-
-    Raises:
-        NotImplementedError: Operands depend on the dims in an unknown way, or there are too many results.
-            A rounded operand is known if it is linear in one dim.
+    `folded` has the operands of the folded comparisons, as `operands` lists them, by an import's static
+    inputs. Raises NotImplementedError if operands depend on the dims in an unknown way, or for too many
+    results. A rounded operand is known if it is linear in one dim.
     """
     at_probes = [folded[tuple(spec.at(probe) for spec in specs)] for probe in merged.probes]
     found, differences = [], []
@@ -203,10 +197,7 @@ def _others(
 ) -> list[dict[str, int]]:
     """Return values of the dynamic dims where comparisons have other results than in the probes.
 
-    Args:
-        merged: The merged graph.
-        differences: By comparison: whether it asks for equality alone, and both operands.
-        near: Values to try, by dynamic dim.
+    Each of `differences` says whether it asks for equality alone, and its operands. `near` are values to try.
     """
     if not differences:
         return []

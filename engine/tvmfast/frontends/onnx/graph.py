@@ -183,12 +183,8 @@ def fold_constants(
 ) -> onnx.ModelProto:
     """Infer all shapes and fold what depends on shapes and constants alone, to a fixed point.
 
-    Inference copies the model each time, so inputs of their shape replace large weights meanwhile.
-
-    Args:
-        proto: The model.
-        compared: Gets the operands of the comparisons that are folded, as `operands` lists them.
-        has_dynamic_dims: Whether the import has dynamic dims: then runs fill tensors of one float.
+    Inference copies the model each time, so inputs of their shape replace large weights meanwhile. `compared`
+    gets the operands of the comparisons that are folded. With dynamic dims, runs fill tensors of one float.
     """
     weights, count = list(proto.graph.initializer), len(proto.graph.input)
     outputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in proto.graph.output]

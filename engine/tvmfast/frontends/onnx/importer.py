@@ -99,14 +99,7 @@ def from_onnx(
 def _import(
     proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict[str, tuple], has_dynamic_dims: bool
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import a model, which is changed, for inputs of static shapes.
-
-    Args:
-        proto: The model.
-        specs: The inputs.
-        operands: Gets the operands of comparisons, see `fold_constants`.
-        has_dynamic_dims: Whether the import has dynamic dims.
-    """
+    """Import a model, which is changed, for inputs of static shapes; for the others see `fold_constants`."""
     for value, spec in zip(proto.graph.input, specs, strict=True):
         value.CopyFrom(make_tensor_value_info(spec.name, value.type.tensor_type.elem_type, spec.shape))
     proto = with_output_shapes(proto)
@@ -128,12 +121,7 @@ def _import(
 def shapes_with_batch(file: str, batch: int) -> dict[str, tuple[int, ...]] | None:
     """Return shapes, as `from_onnx` takes them, for the inputs of a file whose first dim alone is dynamic.
 
-    Args:
-        file: The path of the model.
-        batch: The first dim.
-
-    Returns:
-        A shape by name for each such input; None if there is none, or no file.
+    It becomes `batch`. None if there is no such input, or no file.
     """
     if not Path(file).is_file():
         return None

@@ -39,20 +39,10 @@ _MOST_SPECIALIZATIONS = 16  # for the values of one dim
 
 
 def find_suspects(model: Any, specs: list[TensorSpec], merged: GraphMerge) -> list[dict[str, int]]:
-    """Find dims at which the network may compute something else than the merged graph.
+    """Find dims at which the network may compute something else than the merged graph of its imports.
 
-    Args:
-        model: The network.
-        specs: Its inputs.
-        merged: The merged graph of its imports.
-
-    Returns:
-        Values of one or several dynamic dims, by name, at which a guard of the baseline specialization
-        fails. Guards that occur only in other specializations count too.
-
-    Raises:
-        NotImplementedError: The network's Python code makes a dynamic dim static, or has too many
-            specializations.
+    They are values of one or several dims at which a guard fails, of the baseline specialization or another.
+    Raises NotImplementedError if Python code makes a dim static, or has too many specializations.
     """
     found, pending, done = [], [{}], []
     while pending:
@@ -163,16 +153,8 @@ def _other_specializations(
 
     The guards of a specialization say at which values it is valid; the network is exported again at the least
     value that none covers, until there is none. A value at which it cannot be exported stands for itself.
-
-    Args:
-        base: The baseline specialization.
-        specialize_at: Exports the network at other values of its dims.
-        dim: One of them.
-        merged: The merged graph, to compare with equivalent specializations. None if there are dims that are
-            dynamic in it and not in the specializations.
-
-    Returns:
-        The values, each with whether its specialization is equivalent to the baseline.
+    Each comes with whether its specialization is equivalent to the baseline. `merged` is None if dims that
+    are dynamic in it are not in the specializations.
     """
     tried = range(max(2, dim.lower), min(dim.upper or _SEARCHED, _SEARCHED) + 1)
     left = ~base.holds(dim.name, tried)

@@ -108,13 +108,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
 def _import(
     capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSpec]
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import a network for inputs with static dims.
-
-    Args:
-        capture_at: Makes the ExportedProgram for `specs`.
-        inputs: The inputs as the user gives them, with dynamic dims.
-        specs: The inputs, with numbers for these.
-    """
+    """Import a network, which `capture_at` exports, for `inputs` with numbers for dynamic dims, `specs`."""
     has_dynamic_dims = bool(dims_of(spec.shape for spec in inputs))
     with pass_lock, quiet():
         program = _decompose(capture_at(specs))

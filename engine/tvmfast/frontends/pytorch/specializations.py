@@ -209,10 +209,7 @@ def _at(part: Any, values: dict) -> Any:
 def covered(equivalent: list[Specialization], name: str, tried: Sequence[int]) -> np.ndarray:
     """Return at which values of a dim each condition has a result that it has in some specialization.
 
-    Args:
-        equivalent: The baseline specialization, and those equivalent to it.
-        name: The dim.
-        tried: Its values.
+    The first of `equivalent` is the baseline.
     """
     baseline = equivalent[0]
     result = np.ones(len(tried), bool)
@@ -238,13 +235,8 @@ def mismatches(
 ) -> Iterator[tuple[str, int]]:
     """Yield dims and their values at which a specialization has other numbers than the merged graph.
 
-    By the probes alone, a number such as `length // 1000` would be taken for 0.
-
-    Args:
-        baseline: The baseline specialization.
-        other: It, or one equivalent to it.
-        merged: The merged graph.
-        most: The largest value, unless all probes satisfy the guards of `other`.
+    By the probes alone, a number such as `length // 1000` would be taken for 0. `other` is the baseline, or
+    one equivalent to it; values are at most `most`, unless all probes satisfy its guards.
     """
     probes = [{_symbol(name): sympy.Integer(n) for name, n in probe.items()} for probe in merged.probes]
     if all(each.xreplace(probe) == sympy.true for each in other.guards for probe in probes):
@@ -306,12 +298,8 @@ def signature_of(program: ExportedProgram, is_dynamic: bool = False) -> list[int
     """List the calls of a program with their arguments: integers as they are, all else as text.
 
     Copies are left out, as PyTorch makes some for some dims only. None stands for an argument that has no
-    effect for these dims.
-
-    Args:
-        program: The program.
-        is_dynamic: Whether it has dynamic dims: then dims are expressions, arithmetic on them is left out,
-            and the shape of each result is listed.
+    effect for these dims. If the program has dynamic dims, these are expressions, arithmetic on them is left
+    out, and the shape of each result is listed.
     """
     listed = [_described(name, held) for name, held in program.constants.items()]
     graphs = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]

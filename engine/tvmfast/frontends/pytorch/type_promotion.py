@@ -68,12 +68,7 @@ def _converted(operand: fx.Node, dtype: torch.dtype, before: fx.Node) -> fx.Node
 def exact(converters: dict[str, Callable], importer: Any) -> dict[str, Callable]:
     """Make each converter fail where its result has not the dtype and the shape that PyTorch gives it.
 
-    Args:
-        converters: Converters by name, each a function of a node and the importer.
-        importer: TVM's, whose converters, functions of a node, serve the other names.
-
-    Returns:
-        The converters of all names. They take a node alone, too, as TVM calls them in a branch.
+    Those of TVM's importer serve the other names. All take a node alone, too, as TVM calls them in a branch.
     """
     given = {name: partial(convert, importer=importer) for name, convert in converters.items()}
     return {name: partial(_checked, convert) for name, convert in (importer.convert_map | given).items()}

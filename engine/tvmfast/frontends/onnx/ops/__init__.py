@@ -3,11 +3,9 @@
 The table is merged into TVM's own in this process, so that a graph may mix both; an entry goes once TVM has
 the operator. To add one, write a function of a `node.Node` under `@converts`.
 
-node       what a converter takes, and the table
-general    arithmetic, shapes, layers, indices and others
-recurrent  LSTM, GRU and RNN
-resize     Resize
-windows    windows and spectra
+node     what a converter takes, and the table
+general  arithmetic, shapes, indices and others
+layers   recurrent layers, Resize, windows and spectra
 """
 
 import logging
@@ -15,7 +13,7 @@ import logging
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from ...context import log_converter
-from . import general, recurrent, resize, windows  # noqa: F401  (they fill CONVERTERS)
+from . import general, layers  # noqa: F401  (they fill CONVERTERS)
 from .node import CONVERTERS, OF_TVM, Node
 
 _log = logging.getLogger(__name__)
