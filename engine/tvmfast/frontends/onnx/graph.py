@@ -35,6 +35,13 @@ _MICROSOFT = {
 }
 
 
+def opset_of(proto: onnx.ModelProto, default: int) -> int:
+    """Return the version of ONNX's own operators, or `default` if the model names none."""
+    return max(
+        (each.version for each in proto.opset_import if each.domain in ("", "ai.onnx")), default=default
+    )
+
+
 def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Infer the shapes of outputs without one, which onnx.checker requires and ONNX Runtime does not."""
     if all(value.type.tensor_type.HasField("shape") for value in proto.graph.output):
@@ -67,10 +74,7 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     The definition depends on types, which are inferred first; weights count as inputs, which have types.
     """
-    version = max(
-        (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=1
-    )
-    counts = None
+    version, counts = opset_of(proto, 1), None
     while nodes := [node for node in _all_nodes(proto.graph) if _is_function(node)]:
         before, counts = counts, Counter(node.op_type for node in nodes)
         if counts == before:  # in some opsets ONNX has no definition of an operator
@@ -154,7 +158,7 @@ def _all_nodes(graph: onnx.GraphProto):
 
 def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Convert an opset below 11, whose Slice, Upsample, Resize and broadcasts TVM's frontend misreads."""
-    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 11)
+    opset = opset_of(proto, 11)
     if opset >= 11:
         return proto
     if opset == 8 and any(node.op_type == "Scan" for node in _all_nodes(proto.graph)):

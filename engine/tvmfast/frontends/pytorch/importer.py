@@ -34,15 +34,14 @@ from ...core.compat import hold_interrupt, pass_lock
 from ...core.dims import dims_of
 from ...core.specs import TensorSpec, dtype_of, parse_inputs, require_dense
 from ..contract import as_model
-from ..dynamic.probing import with_dynamic_dims
+from ..dynamic.probing import Model, with_dynamic_dims
 from .complex import without_complex
-from .dynamic import SCRIPTED, find_suspects, unscript, zeros
+from .dynamic import SCRIPTED, find_suspects, signature_of, unscript, zeros
 from .inline import foreign, used_results
 from .ops.converters import CONVERTERS
 from .ops.decompositions import DECOMPOSITIONS
 from .ops.recurrent import PACKED, WholeLayers, packs
 from .partial_update import combine, export
-from .specializations import signature_of
 from .type_promotion import exact, promote
 
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
@@ -100,14 +99,11 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
         with pass_lock, quiet(), WholeLayers():
             return find_suspects(model, specs, merged)
 
-    return with_dynamic_dims(
-        lambda static: _import(capture_at, specs, static), specs, signature_at, suspects_of
-    )
+    import_at = functools.partial(_import, capture_at, specs)
+    return with_dynamic_dims(import_at, specs, signature_at, suspects_of)
 
 
-def _import(
-    capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSpec]
-) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+def _import(capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSpec]) -> Model:
     """Import a network, which `capture_at` exports, for `inputs` with numbers for dynamic dims, `specs`."""
     has_dynamic_dims = bool(dims_of(spec.shape for spec in inputs))
     with pass_lock, quiet():
