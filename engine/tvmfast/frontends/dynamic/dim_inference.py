@@ -3,6 +3,7 @@
 import itertools
 import logging
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from ...core.relax import dim_to_str
 
 _log = logging.getLogger(__name__)
 _DIVISORS = range(2, 9)  # of a known dim
+_EXTREME = re.compile(r"(max|min)\(")
 _NEAR = 512  # values of a dynamic dim, at most, at which two floor divisions are compared
 _MOST_FACTORS = 3  # of a product of known dims
 
@@ -146,8 +148,8 @@ class DimInference:
         return self._first(numbers, found)
 
     def _without_extremes(self) -> dict[tuple, Any]:
-        """Return the known dims without a minimum or maximum."""
-        return {key: dim for key, dim in self.known.items() if _has_no_extremes(self.texts[key])}
+        texts = {key: text for key, text in self.texts.items() if text is not None}
+        return {key: self.known[key] for key, text in texts.items() if not _EXTREME.search(str(text))}
 
     def _first(self, numbers: tuple, found: list):
         """Return the first of the candidates, or None, and note the others as ambiguous."""
@@ -167,7 +169,3 @@ class DimInference:
                 if factor and all(factor * p == n for p, n in zip(products, numbers, strict=True)):
                     return math.prod(several, start=tirx.IntImm("int64", factor))
         return None
-
-
-def _has_no_extremes(text: str | None) -> bool:
-    return text is not None and "max(" not in text and "min(" not in text

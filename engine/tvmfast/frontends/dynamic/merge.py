@@ -334,7 +334,6 @@ class GraphMerge(DimInference):
         return recurrent_call(self.builder, cell, values)
 
     def _pad(self, calls: list):
-        """Merge pads with different widths."""
         fill, x = _fill(calls), self._expr([call.args[0] for call in calls])
         pads = zip_equal(map(int, call.attrs.pad_width) for call in calls)
         made = []

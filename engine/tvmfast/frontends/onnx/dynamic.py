@@ -38,7 +38,10 @@ def operands(node: onnx.NodeProto, inputs: list[np.ndarray | None]) -> dict[str,
     if not inputs or inputs[0] is None or inputs[0].dtype.kind not in "iuf":
         return {}
     x, given = inputs[0], [each for each in inputs if each is not None]
-    makes_bool = node.op_type == "Cast" and _makes_bool(node)
+    is_cast = node.op_type == "Cast"
+    makes_bool = is_cast and any(
+        each.i == onnx.TensorProto.BOOL for each in node.attribute if each.name == "to"
+    )
     pairs, numbers = [], itertools.count()
     if node.op_type in _COMPARISONS:
         pairs = itertools.combinations(given, 2)
@@ -52,10 +55,6 @@ def operands(node: onnx.NodeProto, inputs: list[np.ndarray | None]) -> dict[str,
         x = x + x.dtype.type(0.5) if node.op_type == "Round" else x
         pairs, numbers = [(x, np.ones_like(x))], ["rounded"]
     return {f"{node.op_type} {node.output[0]} {n}": pair for n, pair in zip(numbers, pairs, strict=False)}
-
-
-def _makes_bool(cast: onnx.NodeProto) -> bool:
-    return any(each.name == "to" and each.i == onnx.TensorProto.BOOL for each in cast.attribute)
 
 
 def compared(

@@ -213,7 +213,6 @@ def _check(proto: onnx.ModelProto) -> None:
 
 
 def _fix_values(graph: onnx.GraphProto, values: Any) -> None:
-    """Replace inputs by constants, in place."""
     if not isinstance(values, Mapping | None):
         raise TypeError(
             f"values: expected a dictionary from input name to array, got {type(values).__name__}"

@@ -266,12 +266,10 @@ def mismatches(
 
 @functools.lru_cache(maxsize=1024)
 def _evaluated(condition: sympy.Basic, symbol: sympy.Symbol, tried: Sequence[int]) -> np.ndarray:
-    """Return at which values of a symbol a condition holds."""
     return np.array(_computed(condition, symbol, tried), bool)
 
 
 def _computed(expression: sympy.Basic, symbol: sympy.Symbol, tried: Sequence[int]) -> np.ndarray | list:
-    """Return the results of an expression at values of a symbol."""
     values = np.array(tried, object if max(tried) > _WIDE else int)
     try:
         results = sympy.lambdify([symbol], expression, [_NUMPY, "numpy"])(values)
@@ -642,7 +640,6 @@ def signature_of(program: ExportedProgram, is_dynamic: bool = False) -> list[int
 
 
 def _expression(number: object) -> sympy.Basic:
-    """Return a number, perhaps a symbolic one, as an expression."""
     is_symbolic = isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool)
     return number.node.expr if is_symbolic else sympy.sympify(number)
 

@@ -95,7 +95,6 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def _is_static(node: fx.Node) -> bool:
-    """Return whether the result of a node is one tensor with a static shape."""
     value = node.meta.get("val")
     return isinstance(value, Tensor) and all(type(n) is int for n in value.shape)
 

@@ -50,12 +50,6 @@ def _along(converter: str | Callable) -> Callable:
     return convert
 
 
-def _index_select(c: Call) -> relax.Expr:
-    """Take with mode "clip"; TVM's importer makes kernels trust the indices, and warns of it."""
-    x, dim, index = c.inputs
-    return R.take(x, index, dim, mode="clip")
-
-
 def _roll(c: Call) -> relax.Expr:
     """Join two slices; dynamic dims, which may be less than a shift, gather element by element."""
     x, shifts, dims = (*c.inputs, ())[:3]
@@ -71,11 +65,6 @@ def _roll(c: Call) -> relax.Expr:
             ends = ((-shift % size, size), (0, -shift % size))
             x = c.emit(R.concat([R.strided_slice(x, [dim], [a], [b]) for a, b in ends], dim))
     return x if dims else R.reshape(x, c.shape)
-
-
-def _scatter_add(c: Call) -> relax.Expr:
-    x, dim, index, source = c.inputs
-    return R.scatter_elements(x, index, source, dim, "add")
 
 
 def _is_mask(index: relax.Expr) -> bool:
@@ -359,10 +348,11 @@ _OF_CALLS: dict[str, Callable[[Call], relax.Expr]] = {
     "prod.dim_int": _reduce(R.prod),
     "embedding.default": _embedding,
     "gather.default": _along("_gather"),
-    "index_select.default": _along(_index_select),
+    # TVM's importer makes kernels trust the indices, and warns of it.
+    "index_select.default": _along(lambda c: R.take(c.x, c.inputs[2], c.inputs[1], mode="clip")),
     "scatter.src": _along("_scatter"),
     "scatter.value": _along("_scatter_value"),
-    "scatter_add.default": _along(_scatter_add),
+    "scatter_add.default": _along(lambda c: R.scatter_elements(c.x, *c.inputs[2:], c.inputs[1], "add")),
     "roll.default": _roll,
     "index.Tensor": _index,
     "index_put.default": _index_put,

@@ -17,11 +17,6 @@ _Numbers = Tensor | float
 # ---------------------------------------------------------------- sorting
 
 
-def _aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
-    dims = list(range(x.ndim)) if dim is None else [dim]
-    return x.amin(dims, keepdim), x.amax(dims, keepdim)
-
-
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     """Sort if the order is free or k is 0; TVM has the other cases.
 
@@ -267,14 +262,13 @@ def max_pool_with_indices(
     return _largest(x, axes)
 
 
-_COPIES = (
-    *(aten.narrow_copy.default, aten.view_copy.default),
-    *(aten.permute_copy.default, aten.unbind_copy.int),
+_OF_PYTORCH = (
+    *(aten.narrow_copy.default, aten.view_copy.default, aten.permute_copy.default, aten.unbind_copy.int),
+    *(aten.aminmax.default, aten.take.default),
 )
 INDEXING: dict[Any, Callable] = {
-    **{each: decomposition_table[each] for each in _COPIES},
+    **{each: decomposition_table[each] for each in _OF_PYTORCH},
     aten.min.dim: lambda x, dim, keepdim=False: (x.amin(dim, keepdim), x.argmin(dim, keepdim)),
-    aten.aminmax.default: _aminmax,
     aten.sort.stable: lambda x, *, stable=None, **how: aten.sort.default(x, **how),  # as TVM's sort is
     aten.topk.default: _topk,
     aten.kthvalue.default: _kth,
@@ -287,7 +281,6 @@ INDEXING: dict[Any, Callable] = {
     **dict.fromkeys((aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor), _isin),
     aten.masked_scatter.default: _masked_scatter,
     aten.index_put.default: _index_put,
-    aten.take.default: lambda x, index: aten.index.Tensor(x.reshape(-1), [index]),
     aten.put.default: _put,
     aten.scatter_reduce.two: _scatter_reduce,
     aten.index_reduce.default: _index_reduce,
