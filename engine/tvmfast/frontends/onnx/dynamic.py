@@ -38,10 +38,8 @@ def operands(node: onnx.NodeProto, inputs: list[np.ndarray | None]) -> dict[str,
     if not inputs or inputs[0] is None or inputs[0].dtype.kind not in "iuf":
         return {}
     x, given = inputs[0], [each for each in inputs if each is not None]
-    is_cast = node.op_type == "Cast"
-    makes_bool = is_cast and any(
-        each.i == onnx.TensorProto.BOOL for each in node.attribute if each.name == "to"
-    )
+    targets = [each.i for each in node.attribute if node.op_type == "Cast" and each.name == "to"]
+    makes_bool = targets == [onnx.TensorProto.BOOL]
     pairs, numbers = [], itertools.count()
     if node.op_type in _COMPARISONS:
         pairs = itertools.combinations(given, 2)
