@@ -14,7 +14,7 @@ from tvm import tirx
 import tvmnotes as tn
 from tvmfast.core.dims import Dim, evaluate
 from tvmfast.frontends.dynamic import merge
-from tvmfast.frontends.dynamic.dim_inference import UnsupportedDynamism
+from tvmfast.frontends.dynamic.merge import UnsupportedDynamism
 
 
 def to_size(x, skip):

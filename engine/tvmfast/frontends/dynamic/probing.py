@@ -15,8 +15,7 @@ import tvm
 from ...core.bounds_check import OutOfRange
 from ...core.dims import Dim, dims_of
 from ...core.specs import TensorSpec
-from .dim_inference import UnsupportedDynamism
-from .merge import GraphMerge, same_array, zip_equal
+from .merge import GraphMerge, UnsupportedDynamism, same_array, zip_equal
 
 Model = tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]
 _log = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ import onnx
 
 from ...core.dims import evaluate
 from ...core.specs import TensorSpec
-from ..dynamic.dim_inference import UnsupportedDynamism
-from ..dynamic.merge import GraphMerge
+from ..dynamic.merge import GraphMerge, UnsupportedDynamism
 
 _log = logging.getLogger(__name__)
 _FEW = 8  # elements, at most, of a tensor that holds dims, not indices

@@ -14,8 +14,8 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from .ops.decompositions import grouped_product
 from .ops.indexing import max_pool_with_indices
-from .ops.numeric import grouped_product
 
 aten = torch.ops.aten
 
