@@ -204,9 +204,8 @@ class DimInference:
         values = {dim_to_str(dim): values for values, dim in self.known.items()}
         for count in range(2, most + 1):
             for several in itertools.combinations_with_replacement(dims, count):
-                products = [
-                    math.prod(each) for each in zip(*(values[dim_to_str(s)] for s in several), strict=True)
-                ]
+                columns = [values[dim_to_str(each)] for each in several]
+                products = list(map(math.prod, zip(*columns, strict=True)))
                 factor = numbers[0] // (products[0] or 1)
                 if factor and all(factor * p == n for p, n in zip(products, numbers, strict=True)):
                     return math.prod(several, start=tirx.IntImm("int64", factor))
@@ -615,11 +614,9 @@ def split_pad(before: tuple, after: tuple, total, is_natural: Callable) -> tuple
         raise UnsupportedDynamism(
             f"a pad of {dim_to_str(total)} elements is split between both ends in an unknown way"
         )
-    for width in natural:
-        if not is_natural(width):
-            raise UnsupportedDynamism(
-                f"a pad is {dim_to_str(width)}, which may be below 0 as far as is known"
-            )
+    for each in natural:
+        if not is_natural(each):
+            raise UnsupportedDynamism(f"a pad is {dim_to_str(each)}, which may be below 0 as far as is known")
     return found[0]
 
 

@@ -95,11 +95,8 @@ def with_dynamic_dims(
         raise NotImplementedError(
             f"this network cannot keep {names} dynamic: {reason}; give static dims there"
         ) from None
-    special = [
-        lowest,
-        equal,
-        *({**first, **values} for values in (suspects_of(merged) if suspects_of else ())),
-    ]
+    suspects = suspects_of(merged) if suspects_of else ()
+    special = [lowest, equal, *({**first, **values} for values in suspects)]
     _log.debug("comparing with %s", special)
     for values in special:
         if values in merged.probes:
@@ -182,11 +179,9 @@ def _another(value: int, dim: Dim, distance: int, taken: set[int]) -> int:
 def _with_shared_weights(model: Model, others: dict[tuple, Model]) -> Model:
     """Return a model with the weight arrays of another one if they are equal, so that copies are freed."""
     mod, params = model
-    for _, known in others.values():
-        if list(params) == list(known) and all(
-            same_array(params[n].numpy(), known[n].numpy()) for n in known
-        ):
-            return mod, known
+    for _, seen in others.values():
+        if list(params) == list(seen) and all(same_array(params[n].numpy(), seen[n].numpy()) for n in seen):
+            return mod, seen
     return model
 
 

@@ -189,10 +189,8 @@ def exported(name: str) -> tuple[Path, Path, str]:
         if all(file.is_file() for file in files):
             return *files, kind
     net = network(name)
-    files = (
-        folder / f"{name}-{net.weights_kind}-symbol.json",
-        folder / f"{name}-{net.weights_kind}-0000.params",
-    )
+    stem = f"{name}-{net.weights_kind}"
+    files = folder / f"{stem}-symbol.json", folder / f"{stem}-0000.params"
     folder.mkdir(exist_ok=True)
     export(net, *files)
     return *files, net.weights_kind

@@ -37,9 +37,8 @@ _MICROSOFT = {
 
 def opset_of(proto: onnx.ModelProto, default: int) -> int:
     """Return the version of ONNX's own operators, or `default` if the model names none."""
-    return max(
-        (each.version for each in proto.opset_import if each.domain in ("", "ai.onnx")), default=default
-    )
+    own = (each.version for each in proto.opset_import if each.domain in ("", "ai.onnx"))
+    return max(own, default=default)
 
 
 def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -374,9 +373,7 @@ def prepare_for_tvm(graph: onnx.GraphProto) -> None:
     "onnx::" from the names of weights, so that "onnx::w" and "w" become one: such a name gets the prefix
     twice.
     """
-    constants = [
-        node.attribute[0].t for node in graph.node if node.op_type == "Constant" and node.attribute[0].t.dims
-    ]
+    constants = [node.attribute[0].t for node in graph.node if node.op_type == "Constant"]
     empty = {tensor.name for tensor in [*graph.initializer, *constants] if 0 in tensor.dims}
     renamed = {t.name: f"onnx::{t.name}" for t in graph.initializer if t.name.startswith("onnx::")}
     for tensor in graph.initializer:

@@ -15,9 +15,7 @@ _LARGEST_MATRIX = 1 << 24  # elements of that of a Fourier transform: 128 MiB
 _MOST_TAPS = 4  # per resampled element; with more, as for antialiasing, a matrix product is used
 
 
-def reshaped(
-    shape: Sequence[int], target: Sequence[int], reverse: bool = False, allowzero: bool = False
-) -> list[int]:
+def reshaped(shape: Sequence[int], target: Sequence[int], reverse=False, allowzero=False) -> list[int]:
     """Return the shape that the codes in `target` mean for a tensor of `shape`.
 
     0 keeps an axis (with `allowzero` it is a size), -1 is inferred, -2 keeps all axes that follow, -3 joins
@@ -167,9 +165,7 @@ def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts,
 # `matrix` computes them at import; `combined` applies them in Relax.
 
 
-def matrix(
-    positions: np.ndarray, before: int, mode: str, narrow: float = 1.0, a: float = -0.75, inside: bool = False
-):
+def matrix(positions: np.ndarray, before: int, mode: str, narrow=1.0, a=-0.75, inside=False) -> np.ndarray:
     """Return the weight of each of `before` elements in each element of the result: float64 (result, before).
 
     `positions` are those of the result's elements among those before; `mode` is "linear" or "cubic",

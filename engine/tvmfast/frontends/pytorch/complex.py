@@ -219,7 +219,8 @@ def without_complex(graph: fx.Graph, table: dict) -> None:
     for node in list(graph.nodes):
         value = node.meta.get("val")
         is_complex = isinstance(value, torch.Tensor) and value.is_complex()
-        if node.op == "output" and any(each in pairs for each in node.all_input_nodes):
+        reads_pairs = any(each in pairs for each in node.all_input_nodes)
+        if node.op == "output" and reads_pairs:
             raise ValueError(
                 "model: it returns complex numbers, which TVM lacks; return torch.view_as_real of them"
             )
@@ -227,9 +228,7 @@ def without_complex(graph: fx.Graph, table: dict) -> None:
             with value.fake_mode:
                 node.meta["val"] = torch.empty((*value.shape, 2), dtype=_real(value.dtype))
             pairs[node] = inline(node.next, _OPERATORS[aten.view_as_complex.default], (node,), {}, table)
-        if node.op != "call_function" or not (
-            is_complex or any(each in pairs for each in node.all_input_nodes)
-        ):
+        if node.op != "call_function" or not (is_complex or reads_pairs):
             continue
         replaced.append(node)
         if getattr(node.target, "__name__", "") == "getitem":

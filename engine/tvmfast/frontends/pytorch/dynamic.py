@@ -141,9 +141,8 @@ class Specialization:
     ):
         known, self.values = shape_symbols(program, specs), values
         count = Counter(known.symbols.values())
-        self.free = {
-            name for name, n in known.symbols.items() if count[n] == 1 and name not in known.specialized
-        }
+        single = {name for name, symbol in known.symbols.items() if count[symbol] == 1}
+        self.free = single - known.specialized.keys()
         own = {symbol: _symbol(name) for name, symbol in known.symbols.items()}
         names = {symbol: own[first] for symbol, first in known.same.items()}
         self.guards = {guard.xreplace(own) for guard in known.guards}
@@ -529,14 +528,8 @@ _GUARD = re.compile(
     r".*?Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*?)\."
     r"(?:Specializations unexpectedly required.*)?"
 )
-_RELATIONS = {
-    "==": sympy.Eq,
-    "!=": sympy.Ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
+_RELATIONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+_RELATIONS |= {"==": sympy.Eq, "!=": sympy.Ne}
 
 
 def _guard_failure_in(line: str, dims: dict[str, Dim]) -> dict[str, int] | None:
@@ -593,10 +586,8 @@ _UNCHANGED = (aten.contiguous.default, aten.clone.default, aten.alias.default, a
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 _ATTENTION_ARGS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
-_CHECKS = (
-    *(aten._assert_scalar.default, aten.sym_constrain_range.default),
-    aten.sym_constrain_range_for_size.default,
-)
+_CHECKS = (aten._assert_scalar.default, aten.sym_constrain_range.default)
+_CHECKS += (aten.sym_constrain_range_for_size.default,)
 _ANY = "any"  # for an argument that has no effect
 
 
@@ -624,15 +615,13 @@ def signature_of(program: ExportedProgram, is_dynamic: bool = False) -> list[int
             listed.append(f"axes: {getattr(node.meta.get('val'), 'ndim', None)}")  # squeeze drops those of 1
             for leaf in _pytree.tree_leaves(_arguments(node, is_dynamic)):
                 if isinstance(leaf, torch.fx.Node):
-                    listed.append(
-                        f"node {numbers[leaf]}" if leaf in numbers else _expression(leaf.meta["val"])
-                    )
+                    is_number = leaf not in numbers
+                    listed.append(_expression(leaf.meta["val"]) if is_number else f"node {numbers[leaf]}")
                 else:
                     listed.append(leaf if type(leaf) is int else None if leaf is _ANY else str(leaf))
             if is_dynamic:
-                listed += [
-                    _expression(n) for each in _pytree.tree_leaves(value) for n in getattr(each, "shape", ())
-                ]
+                shapes = (getattr(each, "shape", ()) for each in _pytree.tree_leaves(value))
+                listed += [_expression(n) for shape in shapes for n in shape]
             elif node.op == "output":
                 shapes = (getattr(each.meta.get("val"), "shape", ()) for each in node.all_input_nodes)
                 listed += [n for shape in shapes for n in shape if type(n) is int]

@@ -265,7 +265,8 @@ def _decompose(program: ExportedProgram) -> ExportedProgram:
 
 def _check_program(program: ExportedProgram) -> None:
     """Raise the errors that a decomposed `program` shows before TVM's importer sees it."""
-    calls = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    nodes = program.graph.nodes
+    calls = [node.target for node in nodes if node.op == "call_function"]
     if training := sorted({call.__name__ for call in calls} & _TRAINING_OPS):
         raise ValueError(
             f"model: it was captured in training mode ({training[0]}); call net.eval() before exporting or "
@@ -281,12 +282,9 @@ def _check_program(program: ExportedProgram) -> None:
                 "as_strided reads the memory behind a tensor, and a compiled network has that of contiguous "
                 "tensors alone: write it with slices"
             )
-    scalars = [
-        n.target for n in program.graph.nodes if isinstance(n.meta.get("val"), torch.SymFloat | torch.SymInt)
-    ]
-    if arithmetic := sorted(
-        {each.__name__ for each in scalars if getattr(each, "__module__", "") == "_operator"}
-    ):
+    scalars = [n.target for n in nodes if isinstance(n.meta.get("val"), torch.SymFloat | torch.SymInt)]
+    arithmetic = sorted(each.__name__ for each in scalars if getattr(each, "__module__", "") == "_operator")
+    if arithmetic:
         raise NotImplementedError(
             f"{arithmetic[0]} of a number that PyTorch takes from a tensor while it runs, and TVM has to "
             "know before; leave out .item(), and compute with the tensor"
@@ -297,9 +295,8 @@ def _check_program(program: ExportedProgram) -> None:
     foreign = {call for call in calls if getattr(call, "namespace", "aten") not in ours}
     if missing := sorted({str(call) for call in calls if call.__name__ not in known or call in foreign}):
         raise NotImplementedError(f"TVM's importer lacks these operators: {', '.join(missing)}; {_WAY_OUT}")
-    outputs = [
-        spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT
-    ]
+    specs = program.graph_signature.output_specs
+    outputs = [spec.arg for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
     if others := [getattr(arg, "value", arg) for arg in outputs if not isinstance(arg, TensorArgument)]:
         raise ValueError(
             f"model: expected the network to return tensors alone, but {others[0]!r} is among its outputs; "
@@ -355,9 +352,8 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
     output_specs = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     output = program.graph.output_node()
     output.args = (output.args[0][len(signature.output_specs) - len(output_specs) :],)
-    output_specs = [
-        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(each.name), None) for each in output.args[0]
-    ]
+    arguments = [TensorArgument(each.name) for each in output.args[0]]
+    output_specs = [OutputSpec(OutputKind.USER_OUTPUT, argument, None) for argument in arguments]
     program.graph.eliminate_dead_code()
     placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     specs, weights = [], {}

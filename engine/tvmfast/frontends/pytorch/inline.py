@@ -40,10 +40,9 @@ def inline(node: fx.Node, function: Callable, args: Any, kwargs: dict, table: di
 
     with detect_fake_mode([each.meta.get("val") for each in node.graph.nodes]), torch.no_grad():
         traced = make_fx(flat, decomposition_table=table)(*(each.meta["val"] for each in nodes)).graph
+    inputs = dict(zip(traced.find_nodes(op="placeholder"), nodes, strict=True))
     with node.graph.inserting_before(node):
-        results = node.graph.graph_copy(
-            traced, dict(zip(traced.find_nodes(op="placeholder"), nodes, strict=True))
-        )
+        results = node.graph.graph_copy(traced, inputs)
     return pytree.tree_unflatten(results, forms[-1])
 
 

@@ -46,9 +46,8 @@ def _promote(node: fx.Node) -> None:
     first = 1 if name == "where" else 0  # `where` has its condition first
     operands, dtype = node.args[first:], node.meta["val"].dtype
     if dtype is torch.bool and len(operands) == 2 and name != "cat":
-        dtype = torch.result_type(
-            *(each.meta["val"] if isinstance(each, fx.Node) else each for each in operands)
-        )
+        values = (each.meta["val"] if isinstance(each, fx.Node) else each for each in operands)
+        dtype = torch.result_type(*values)
     elif dtype is torch.bool:
         return
     operands = fx.node.map_arg(operands, lambda each: _converted(each, dtype, node))

@@ -83,9 +83,7 @@ def _box_decode(c: Call):
     return _decoded(c, c.x, anchors, scales, c.rank - 1, float(c.get("clip", -1.0)))
 
 
-def _decoded(
-    c: Call, offsets, anchors: list[relax.Expr], scales: list[float], axis: int, limit: float = -1.0
-):
+def _decoded(c: Call, offsets, anchors: list, scales: list[float], axis: int, limit: float = -1.0):
     """Return the corners of boxes from their offsets to anchors: centre x, centre y, width, height."""
     offsets = _columns(offsets, axis)
     low, high = [], []

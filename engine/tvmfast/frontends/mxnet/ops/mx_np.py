@@ -160,9 +160,7 @@ def _concatenate(c: Call):
 @converts("_npi_hstack", "_npi_vstack")
 def _stacked(c: Call):
     least = 2 if c.op == "_npi_vstack" else 1
-    arrays = [
-        op.reshape(each, [1] * (least - len(shape_of(each))) + list(shape_of(each))) for each in c.inputs
-    ]
+    arrays = [op.reshape(x, (1,) * (least - len(shape_of(x))) + shape_of(x)) for x in c.inputs]
     return op.concat(arrays, 0 if least == 2 or c.rank <= 1 else 1)
 
 

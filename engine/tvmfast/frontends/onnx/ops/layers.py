@@ -42,14 +42,12 @@ def _recurrent(n: Node):
 
     results = []
     for number, cell in enumerate(_cells(n, directions[direction])):
-        both, seen = n.element(biases, number), n.element(peepholes, number)
+        halves, seen = _halves(n, n.element(biases, number)), n.element(peepholes, number)
         if seen is not None:
             seen = n.builder.emit(R.reshape(seen, (3, -1)))
         own = [n.element(state, number, 1 if by_batch else 0) for state in states]
         matrices = n.element(weights, number), n.element(recurrents, number)
-        results.append(
-            emit(n.builder, cell, x, *matrices, _halves(n, both), own, lengths=lengths, peepholes=seen)
-        )
+        results.append(emit(n.builder, cell, x, *matrices, halves, own, lengths=lengths, peepholes=seen))
     outputs = []
     for number, parts in enumerate(zip(*results, strict=True)):
         first = number == 0  # the outputs of all time steps, with time as the first axis

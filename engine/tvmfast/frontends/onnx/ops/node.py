@@ -57,9 +57,7 @@ class Node(Context):
         """Apply TVM's own converter to the node, with other inputs and attributes if given."""
         convert = OF_TVM[self.op].get_converter(self.opset)
         inputs = onnx_input(inputs or self.inputs)
-        return self.builder.normalize(
-            convert(self.builder, inputs, self.attributes | attributes, self.params)
-        )
+        return self.emit(convert(self.builder, inputs, self.attributes | attributes, self.params))
 
     def known(self, number: int) -> np.ndarray | None:
         """Return the value of an input that `checks.require_known` has checked; None if left out."""

@@ -25,9 +25,7 @@ _library.define(
 
 
 @torch.library.register_fake("tvmnotes::recurrent")
-def _shapes(
-    x, weight, recurrent, bias, inner, projection, h, c, kind, reverse
-) -> tuple[Tensor, Tensor, Tensor]:
+def _shapes(x, weight, recurrent, bias, inner, projection, h, c, kind, reverse) -> tuple[Tensor, ...]:
     """Return the results of all time steps, the last result, and an LSTM's last cell state (else again h)."""
     return x.new_empty((*x.shape[:2], h.shape[-1])), torch.empty_like(h), torch.empty_like(c)
 
@@ -48,16 +46,12 @@ def _decomposition(kind: str) -> Callable:
                 weight, recurrent, *others = params[number * each : (number + 1) * each]
                 bias, inner = others[:2] if has_biases else (None, None)
                 projection = others[-1] if projects else None
-                weights = weight, recurrent, bias, inner, projection
-                results.append(
-                    torch.ops.tvmnotes.recurrent(x, *weights, h[number], c[number], kind, direction == 1)
-                )
+                tensors = weight, recurrent, bias, inner, projection, h[number], c[number]
+                results.append(torch.ops.tvmnotes.recurrent(x, *tensors, kind, direction == 1))
             x = torch.cat([result[0] for result in results], -1) if bidirectional else results[0][0]
             last += [result[1:] for result in results]
         x = x.transpose(0, 1) if batch_first else x
-        states = [
-            torch.stack(parts) if len(parts) > 1 else parts[0][None] for parts in zip(*last, strict=True)
-        ]
+        states = [torch.stack(each) if len(each) > 1 else each[0][None] for each in zip(*last, strict=True)]
         return (x, *states) if kind == "lstm" else (x, states[0])
 
     return layers
