@@ -97,8 +97,9 @@ class Context:
             raise NotImplementedError(reason)
 
 
-def log_converter(logger: logging.Logger, op: object, converter: Callable | str) -> None:
+def log_converter(logger: logging.Logger, op: object, converter: Callable | None) -> None:
     """Log which converter serves an operator."""
     if logger.isEnabledFor(logging.DEBUG):
-        converter = getattr(converter, "func", converter)  # of a partial
-        logger.debug("%s: converted by %s", op, getattr(converter, "__qualname__", converter))
+        function = getattr(converter, "func", converter)  # of a partial
+        name, module = getattr(function, "__qualname__", function), getattr(function, "__module__", "TVM")
+        logger.debug("%s: converted by %s of %s", op, name, module)

@@ -31,7 +31,7 @@ class Importer(ONNXGraphImporter):
         """Accept the operators, which `graph.require_operators` has checked."""
 
     def _convert_operator(self, op_name, inputs, attrs, opset):
-        log_converter(_log, op_name, CONVERTERS.get(op_name, "TVM"))
+        log_converter(_log, op_name, CONVERTERS.get(op_name, OF_TVM.get(op_name)))
         try:
             if op_name not in CONVERTERS:
                 return super()._convert_operator(op_name, inputs, attrs, opset)
