@@ -208,9 +208,7 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
     return as_model(builder.finalize(), specs, arrays)
 
 
-def _read_outputs(
-    graph: Graph, outputs: list[list[relax.Expr]], wanted: list[tuple[int, int]]
-) -> list[relax.Expr]:
+def _read_outputs(graph: Graph, outputs: list[list], wanted: list[tuple[int, int]]) -> list[relax.Expr]:
     """Return outputs by node number and output number; ValueError for one that its node does not have."""
     for source, n in wanted:
         if n >= len(outputs[source]):

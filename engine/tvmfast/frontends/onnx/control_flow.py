@@ -19,13 +19,7 @@ def inline_if(node: onnx.NodeProto, condition: bool, used: set[str]) -> list[onn
     return copies.nodes + _named(results, node.output)
 
 
-def unroll(
-    node: onnx.NodeProto,
-    values: dict[str, np.ndarray],
-    shapes: dict[str, tuple],
-    opsets: dict,
-    used: set[str],
-) -> list[onnx.NodeProto] | None:
+def unroll(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict, used: set[str]) -> list | None:
     """Return the nodes of an unrolled Loop or Scan, None if its trip count is not static.
 
     `values` are constants by name, `opsets` versions by domain, and `used` the names taken in the graph

@@ -54,9 +54,7 @@ def operands(node: onnx.NodeProto, inputs: list[np.ndarray | None]) -> dict[str,
     return {f"{node.op_type} {node.output[0]} {n}": pair for n, pair in zip(numbers, pairs, strict=False)}
 
 
-def compared(
-    specs: list[TensorSpec], merged: GraphMerge, folded: dict[tuple, dict[str, tuple]]
-) -> list[dict[str, int]]:
+def compared(specs: list[TensorSpec], merged: GraphMerge, folded: dict[tuple, dict]) -> list[dict[str, int]]:
     """Return values of the dynamic dims at which a comparison has, or may have, a result unlike the probes'.
 
     `folded` has the operands of the folded comparisons, as `operands` lists them, by an import's static
@@ -188,9 +186,7 @@ def _roots(merged: GraphMerge, difference: list) -> list[tuple[str, int]]:
     return sorted(found)
 
 
-def _others(
-    merged: GraphMerge, differences: list[tuple[bool, str, str]], near: dict[str, list[int]]
-) -> list[dict[str, int]]:
+def _others(merged: GraphMerge, differences: list[tuple], near: dict[str, list[int]]) -> list[dict[str, int]]:
     """Return values of the dynamic dims where comparisons have other results than in the probes.
 
     Each of `differences` says whether it asks for equality alone, and its operands. `near` are values to try.

@@ -181,9 +181,7 @@ def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def fold_constants(
-    proto: onnx.ModelProto, compared: dict[str, tuple], has_dynamic_dims: bool = False
-) -> onnx.ModelProto:
+def fold_constants(proto: onnx.ModelProto, compared: dict, has_dynamic_dims: bool = False) -> onnx.ModelProto:
     """Infer all shapes and fold what depends on shapes and constants alone, to a fixed point.
 
     Inference copies the model each time, so inputs of their shape replace large weights meanwhile. `compared`
@@ -263,9 +261,7 @@ def _fills(node: onnx.NodeProto, types: dict, shapes: dict) -> bool:
     return is_one and tensor_dtype_to_np_dtype(types.get(name, onnx.TensorProto.BOOL)).kind == "f"
 
 
-def _inlined(
-    node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict, nodes: list[onnx.NodeProto]
-) -> list[onnx.NodeProto] | None:
+def _inlined(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict, nodes: list) -> list | None:
     """Return what replaces an If, Loop or Scan that is inlined or unrolled; `nodes` are those around it."""
     if node.op_type not in ("If", "Loop", "Scan") or (node.op_type == "If" and node.input[0] not in values):
         return None

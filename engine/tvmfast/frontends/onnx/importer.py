@@ -86,9 +86,7 @@ def from_onnx(
     return with_dynamic_dims(import_at, specs, suspects_of=lambda merged: compared(specs, merged, operands))
 
 
-def _import(
-    proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict[str, tuple], has_dynamic_dims: bool
-) -> Model:
+def _import(proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict, has_dynamic_dims: bool) -> Model:
     """Import a model, which is changed, for inputs of static shapes; for the others see `fold_constants`."""
     for value, spec in zip(proto.graph.input, specs, strict=True):
         value.CopyFrom(make_tensor_value_info(spec.name, value.type.tensor_type.elem_type, spec.shape))
@@ -272,9 +270,7 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     return unify_dims(specs)
 
 
-def _match(
-    spec: TensorSpec, dims: list[int | str] | None, dtype: str, symbols: dict[str, tuple[int | Dim, str]]
-) -> None:
+def _match(spec: TensorSpec, dims: list | None, dtype: str, symbols: dict[str, tuple]) -> None:
     """Compare an input with its declaration; `symbols` maps each to its value and the input that set it."""
     if spec.dtype != dtype:
         raise ValueError(
