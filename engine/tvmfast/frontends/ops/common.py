@@ -116,6 +116,12 @@ def local_response_norm(
     return R.divide(x, R.power(R.add(R.multiply(total, alpha), bias), beta))
 
 
+def window_counts(sizes, kernel, strides, dilations, pads: Sequence[int]) -> list[int]:
+    """Return how many windows fit along each axis; `pads` has those before all axes, then those behind."""
+    axes = zip(sizes, kernel, strides, dilations, pads[: len(sizes)], pads[len(sizes) :], strict=True)
+    return [(n + before + behind - d * (k - 1) - 1) // s + 1 for n, k, s, d, before, behind in axes]
+
+
 def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts, size) -> relax.Expr:
     """Return the columns (N, C * taps, *size) of a deformable convolution of data (N, C, H, W).
 

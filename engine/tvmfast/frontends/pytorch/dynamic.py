@@ -455,11 +455,9 @@ def _require_known_beyond(
     tried = tuple(sorted(n for n in separating_values(guards, dim) if n > _SEARCHED))
     if not tried:
         return
-    left = (
-        ~covered(equivalent, dim.name, tried)
-        if len(equivalent) > 1
-        else ~specializations[0].holds(dim.name, tried)
-    )
+    left = np.ones(len(tried), bool)
+    if len(equivalent) > 1:
+        left = ~covered(equivalent, dim.name, tried)
     for each in specializations:
         left &= ~each.holds(dim.name, tried)
     if left.any():

@@ -106,6 +106,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
 def _import(capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSpec]) -> Model:
     """Import a network, which `capture_at` exports, for `inputs` with numbers for dynamic dims, `specs`."""
     has_dynamic_dims = bool(dims_of(spec.shape for spec in inputs))
+    how = {"keep_params_as_input": True, "unwrap_unit_return_tuple": True, "no_bind_return_tuple": False}
     with pass_lock, quiet():
         program = _decompose(capture_at(specs))
         table = _decompositions()[1]
@@ -119,13 +120,8 @@ def _import(capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSp
         try:
             importer = ExportedProgramImporter()
             importer.has_dynamic_dims = has_dynamic_dims  # for converters
-            mod = importer.from_exported_program(
-                program,
-                keep_params_as_input=True,
-                unwrap_unit_return_tuple=True,
-                no_bind_return_tuple=False,
-                custom_convert_map=exact(CONVERTERS, importer),
-            )
+            converters = exact(CONVERTERS, importer)
+            mod = importer.from_exported_program(program, custom_convert_map=converters, **how)
         except OutOfRange:
             raise
         except Exception as error:
@@ -254,13 +250,9 @@ def _decompose(program: ExportedProgram) -> ExportedProgram:
     To enumerate them takes ten times as long as all else that it does to a small network.
     """
     composite, others = _decompositions()
-    return exported_program._decompose_exported_program(
-        program,
-        cia_to_decomp=composite,
-        python_decomp_table=others,
-        joint_loss_index=None,
-        decompose_custom_triton_ops=False,
-    )
+    tables = {"cia_to_decomp": composite, "python_decomp_table": others}
+    options = {"joint_loss_index": None, "decompose_custom_triton_ops": False}
+    return exported_program._decompose_exported_program(program, **tables, **options)
 
 
 def _check_program(program: ExportedProgram) -> None:

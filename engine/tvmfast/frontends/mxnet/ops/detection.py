@@ -149,13 +149,9 @@ def _multibox_detection(c: Call):
     boxes = _decoded(c, op.reshape(offsets, (batch, count, 4)), centers, variances, 2)
     if c.get("clip", True):
         boxes = op.clip(boxes, 0, 1)
-    spec = NmsSpec(
-        overlap_thresh=float(c.get("nms_threshold", 0.5)),
-        topk=int(c.get("nms_topk", -1)),
-        id_index=0,
-        force=bool(c.get("force_suppress", False)),
-        in_place=True,
-    )
+    overlap, topk = float(c.get("nms_threshold", 0.5)), int(c.get("nms_topk", -1))
+    force = bool(c.get("force_suppress", False))
+    spec = NmsSpec(overlap, topk=topk, id_index=0, force=force, in_place=True)
     return _remaining(c, "multibox_detection", c.emit(op.concat([kind, best, boxes], 2)), spec)[0]
 
 

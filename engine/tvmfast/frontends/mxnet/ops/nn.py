@@ -12,7 +12,7 @@ from ....core.relax import ceildiv
 from ....kernels.recurrent.cell import OF_CUDNN
 from ....kernels.recurrent.emit import emit
 from ...context import dtype_of, shape_of
-from ...ops.common import deformed, local_response_norm, padded, product
+from ...ops.common import deformed, local_response_norm, padded, product, window_counts
 from ..files import Node
 from .call import Call, converts
 
@@ -130,10 +130,7 @@ def _deformable_convolution(c: Call):
     modulated = c.op.startswith("_contrib_Modulated")
     filters, groups = int(c.need("num_filter")), int(c.get("num_group", 1))
     parts = int(c.get("num_deformable_group", 1))
-    size = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, p, d, k, s in zip(c.shape[2:], pad, dilate, kernel, stride, strict=True)
-    ]
+    size = window_counts(c.shape[2:], kernel, stride, dilate, [*pad, *pad])
     taps = math.prod(kernel)
     offset = c.expect(1, c.shape[0], 2 * parts * taps, *size)
     mask = c.expect(2, c.shape[0], parts * taps, *size) if modulated else None
@@ -269,14 +266,8 @@ def _up_sampling(c: Call):
         attrs |= {"num_filter": str(c.shape[1]), "num_group": str(c.shape[1]), "no_bias": "True"}
         node = Node("Deconvolution", c.node.name, attrs)
         return _deconvolution(Call(node, [c.x, weight], c.names, c.builder))
-    resize = functools.partial(
-        op.image.resize2d,
-        size=size,
-        method="nearest_neighbor",
-        coordinate_transformation_mode="asymmetric",
-        rounding_method="floor",
-    )
-    images = [resize(x) for x in c.inputs]
+    how = {"coordinate_transformation_mode": "asymmetric", "rounding_method": "floor"}
+    images = [op.image.resize2d(x, size, method="nearest_neighbor", **how) for x in c.inputs]
     if len(images) == 1:
         return images[0]
     summed = c.get("multi_input_mode", "concat") == "sum"

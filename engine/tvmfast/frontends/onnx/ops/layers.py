@@ -10,7 +10,7 @@ from ....core.relax import ceildiv
 from ....kernels.recurrent.cell import FUNCTIONS, Cell
 from ....kernels.recurrent.emit import emit
 from ...context import shape_of
-from ...ops.common import combined, deformed, matrix, transformed
+from ...ops.common import combined, deformed, matrix, transformed, window_counts
 from .node import Node, converts
 
 # ---------------------------------------------------------------- recurrent layers
@@ -79,18 +79,11 @@ def _cells(n: Node, directions: tuple[bool, ...]) -> list[Cell]:
         alpha = next(alphas, _ALPHA[name]) if name in _ALPHA else 0.0
         beta = next(betas, _BETA[name]) if name in _BETA else 0.0
         functions.append((name, float(alpha), float(beta)))
-    return [
-        Cell(
-            n.op.lower(),
-            _GATES[n.op],
-            tuple(functions[number * count : (number + 1) * count]),
-            clip=float(n.get("clip", 0.0)),
-            coupled=bool(n.get("input_forget", 0)),
-            reset_after=n.op == "GRU" and bool(n.get("linear_before_reset", 0)),
-            reverse=reverse,
-        )
-        for number, reverse in enumerate(directions)
-    ]
+    how = {"clip": float(n.get("clip", 0.0)), "coupled": bool(n.get("input_forget", 0))}
+    how["reset_after"] = n.op == "GRU" and bool(n.get("linear_before_reset", 0))
+    by_direction = [tuple(functions[begin : begin + count]) for begin in range(0, len(functions), count)]
+    pairs = zip(by_direction, directions, strict=True)
+    return [Cell(n.op.lower(), _GATES[n.op], own, reverse=reverse, **how) for own, reverse in pairs]
 
 
 # ---------------------------------------------------------------- Resize
@@ -270,10 +263,7 @@ def _col2im(n: Node):
     rank, dtype = len(image), n.dtype
     strides, dilations, pads = n.windows(rank)
     n.refuse_if(dtype == "bool", "Col2Im of bool, whose sum ONNX does not define; cast it to a number before")
-    counts = [
-        (image[i] + pads[i] + pads[rank + i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1
-        for i in range(rank)
-    ]
+    counts = window_counts(image, block, strides, dilations, pads)
     if n.shape[1] % math.prod(block) or n.shape[2] != math.prod(counts) or min(counts) < 1:
         raise ValueError(
             f"Col2Im: expected shape (batch, a multiple of {math.prod(block)}, {math.prod(counts)}) for "
@@ -309,10 +299,7 @@ def _deform_conv(n: Node):
     taps = math.prod(kernel)
     groups, parts = n.get("group", 1), n.get("offset_group", 1)
     strides, dilations, pads = n.windows(2)
-    size = [
-        (n.shape[2 + i] + pads[i] + pads[2 + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
-        for i in (0, 1)
-    ]
+    size = window_counts(n.shape[2:], kernel, strides, dilations, pads)
     expected = {
         "input": (n.x, (n.shape[0], channels * groups // parts * parts, *n.shape[2:])),
         "weight": (weight, (filters // groups * groups, channels, *n.get("kernel_shape", kernel))),
@@ -324,10 +311,8 @@ def _deform_conv(n: Node):
         if given is not None and (got := shape_of(given)) != wanted:
             raise ValueError(f"DeformConv: expected its {name} to be of shape {wanted}, got {got}")
     wide = "float64" if n.dtype == "float64" else "float32"
-    x, weight, offset, bias, mask = (
-        y if y is None or n.dtype == wide else n.emit(R.astype(y, wide))
-        for y in (n.x, weight, offset, bias, mask)
-    )
+    given = (n.x, weight, offset, bias, mask)
+    x, weight, offset, bias, mask = (y if y is None else n.emit(n.cast(y, wide)) for y in given)
     how = {"kernel": kernel, "stride": strides, "dilate": dilations, "pad": pads, "parts": parts}
     columns = deformed(n.builder, x, offset, mask, size=size, **how)
     result = R.nn.conv2d(columns, R.reshape(weight, (filters, channels * taps, 1, 1)), groups=groups)

@@ -287,12 +287,8 @@ def _in_float32(converter: str | Callable, product: bool = False) -> Callable:
     """
 
     def convert(c: Call) -> relax.Expr:
-        pairs = zip(c.node.args, c.inputs, strict=True)
-        operands = {
-            arg: own
-            for arg, own in pairs
-            if isinstance(arg, fx.Node) and isinstance(own.ty, relax.TensorType)
-        }
+        nodes = {arg: own for arg, own in zip(c.node.args, c.inputs, strict=True) if isinstance(arg, fx.Node)}
+        operands = {arg: own for arg, own in nodes.items() if isinstance(own.ty, relax.TensorType)}
         dtypes = set(map(dtype_of, operands.values()))
         if product and not dtypes <= {"float32", "float16", "bfloat16"}:
             raise ValueError(f"{c.node.target} of {', '.join(sorted(dtypes))}; call net.float() first")
