@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.relax import op as R
 
 from ..core.bounds_check import checked
 from ..core.relax import static_shape
@@ -66,7 +67,7 @@ class Context:
 
     def cast(self, expr: relax.Expr, dtype: str) -> relax.Expr:
         """Return an expression in a dtype."""
-        return expr if dtype_of(expr) == dtype else relax.op.astype(expr, dtype)
+        return expr if dtype_of(expr) == dtype else R.astype(expr, dtype)
 
     def checked(self, indices: relax.Expr, sizes: list[int], negative: bool = True) -> relax.Expr:
         """Return indices, checked in each run: one size for all, or one for each along the last axis."""
@@ -76,13 +77,12 @@ class Context:
         """Return what a tensor has at an index of an axis, without this axis; None if there is no tensor."""
         if x is None:
             return None
-        taken = self.builder.emit(relax.op.strided_slice(x, [axis], [index], [index + 1]))
-        return self.builder.emit(relax.op.squeeze(taken, [axis]))
+        taken = self.builder.emit(R.strided_slice(x, [axis], [index], [index + 1]))
+        return self.builder.emit(R.squeeze(taken, [axis]))
 
     def stacked(self, parts: list[relax.Expr], axis: int = 0) -> relax.Expr:
         """Return tensors along a new axis; Relax makes a kernel of a stack of one, too."""
-        op = relax.op
-        return self.emit(op.stack(parts, axis) if len(parts) > 1 else op.expand_dims(*parts, axis))
+        return self.emit(R.stack(parts, axis) if len(parts) > 1 else R.expand_dims(*parts, axis))
 
     def call(self, name: str, kernel: tvm.tirx.PrimFunc, inputs: list[relax.Expr], *types: Type) -> list:
         """Call a kernel; return its results, of these types."""

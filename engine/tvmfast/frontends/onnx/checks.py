@@ -11,6 +11,9 @@ import onnx
 import psutil
 from onnx.helper import make_node, tensor_dtype_to_np_dtype
 
+from .control_flow import label_of
+from .graph import replace
+
 _MOST_NODES = 100_000  # the largest language models have some ten thousand
 
 
@@ -67,7 +70,7 @@ def check_sizes(graph: onnx.GraphProto) -> None:
                 sizes = f", {size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:.0f}"
                 sizes = sizes if size > memory else ""
                 raise ValueError(
-                    f"{node.op_type} {node.name or ','.join(node.output)!r}: its output {name!r} would be of "
+                    f"{label_of(node)}: its output {name!r} would be of "
                     f"shape {shape}{sizes}; export the model again"
                 )
 
@@ -109,7 +112,7 @@ def require_known(graph: onnx.GraphProto) -> None:
     """Raise NotImplementedError for the first node that needs a value that is no compile-time constant."""
     inputs = {value.name for value in graph.input}
     for node, name, sources in _needs(graph):
-        label = f"{node.op_type} {node.name or ','.join(node.output)!r}"
+        label = label_of(node)
         if name is None and node.op_type in _LOOPS:
             raise NotImplementedError(
                 f"{label}: its trip count depends on the data, and TVM compiles for a static one; "
@@ -134,9 +137,8 @@ def as_constants(graph: onnx.GraphProto) -> None:
     found = [tensor for tensor in graph.initializer if tensor.name in names]
     nodes = [make_node("Constant", [], [tensor.name], value=tensor) for tensor in found]
     remaining = [tensor for tensor in graph.initializer if tensor.name not in names]
-    for field, messages in ((graph.node, [*nodes, *graph.node]), (graph.initializer, remaining)):
-        del field[:]
-        field.extend(messages)
+    replace(graph.node, [*nodes, *graph.node])
+    replace(graph.initializer, remaining)
 
 
 def deciding_inputs(graph: onnx.GraphProto) -> set[str]:

@@ -38,7 +38,7 @@ def unroll(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict, used:
         if not output:
             continue
         if not parts:
-            raise NotImplementedError(f"{_label(node)}: its trip count is 0, so {output!r} has no shape")
+            raise NotImplementedError(f"{label_of(node)}: its trip count is 0, so {output!r} has no shape")
         stacked = [copies.unsqueezed(part, axis, opsets) for part in parts]
         joined = copies.joined(stacked[::-1] if backwards else stacked, axis)
         nodes += _named([joined], [output])
@@ -173,7 +173,8 @@ def _read(node: onnx.NodeProto) -> list[str]:
     return names
 
 
-def _label(node: onnx.NodeProto) -> str:
+def label_of(node: onnx.NodeProto) -> str:
+    """Return how an error message names a node."""
     return f"{node.op_type} {node.name or ','.join(node.output)!r}"
 
 
@@ -193,7 +194,7 @@ class _Copies:
     def __init__(self, node: onnx.NodeProto, attribute: str, used: set[str]):
         (self.graph,) = (each.g for each in node.attribute if each.name == attribute)
         self.nodes = []
-        self._label = _label(node)
+        self._label = label_of(node)
         self._constants = {}  # names by content
         self._count = 0
         # Other nodes' subgraphs may have the same names, hence the prefix.

@@ -19,7 +19,7 @@ from onnx.helper import make_attribute, make_node, make_tensor_value_info, tenso
 from onnx.reference import ReferenceEvaluator
 
 from ...core.errors import one_line
-from .control_flow import inline_if, unroll
+from .control_flow import inline_if, label_of, unroll
 from .dynamic import operands
 from .ops import KNOWN
 
@@ -318,7 +318,7 @@ def check_widths(graph: onnx.GraphProto) -> None:
             dtype = onnx.TensorProto.DataType.Name(dtypes.get(name, 0))
             if dtype.startswith(_NARROW):
                 raise NotImplementedError(
-                    f"{node.op_type} {node.name or ','.join(node.output)!r}: {name!r} is of {dtype}, and TVM "
+                    f"{label_of(node)}: {name!r} is of {dtype}, and TVM "
                     f"{tvm.__version__} has no such numbers as ONNX means them; export the model with 8 bits "
                     "or more"
                 )
