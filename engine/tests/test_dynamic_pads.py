@@ -13,8 +13,8 @@ from tvm import tirx
 
 import tvmfast
 from tvmfast.core.dims import Dim, evaluate
-from tvmfast.frontends.dynamic import padding
-from tvmfast.frontends.dynamic.graphs import UnsupportedDynamism
+from tvmfast.frontends.dynamic import merge
+from tvmfast.frontends.dynamic.merge import UnsupportedDynamism
 
 
 def to_size(x, skip):
@@ -207,7 +207,7 @@ def natural():
     for name, size in sizes.items():
         ends = (tirx.IntImm("int64", end) for end in (size.lower, (size.upper or 1 << 31) + 1))
         analyzer.bind(variables[name], tvm.ir.Range(*ends))
-    return lambda make: padding.is_natural(make(**variables), sizes, analyzer), variables
+    return lambda make: merge.is_natural(make(**variables), sizes, analyzer), variables
 
 
 @pytest.mark.parametrize(
@@ -235,11 +235,11 @@ def test_a_pad_is_split_in_one_way_only(natural):
     n = natural[1]["n"]
 
     def split(before, after, total):
-        return padding.split(before, after, total, lambda width: natural[0](lambda **_: width))
+        return merge.split_pad(before, after, total, lambda width: natural[0](lambda **_: width))
 
     first, last = split((0, 0), (0, 1), n - n // 2 * 2)
     assert first == 0
-    assert evaluate(str(padding.dim_to_str(last)), {"n": 7}) == 1
+    assert evaluate(str(merge.dim_to_str(last)), {"n": 7}) == 1
     for before, after, total in (
         ((0, 0), (0, 1), n - n // 4 * 4),  # the second end, or both
         ((1, 3), (1, 3), n + 1),  # the larger half may be at either end

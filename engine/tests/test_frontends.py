@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import logging
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -125,6 +127,12 @@ def test_the_inputs_argument_has_one_name_and_takes_each_form(importer):
 def test_any_name_survives_printing_and_parsing(importer):
     mod, _ = importer.function(*importer.model(2), SHAPES)
     tvm.ir.assert_structural_equal(tvm.script.from_source(mod.script()), mod)
+
+
+def test_each_logs_which_converter_serves_an_operator(importer, caplog):
+    with caplog.at_level(logging.DEBUG, "tvmfast"):
+        importer.function(*importer.model(2), SHAPES)
+    assert re.search(r"(?i)relu\S*: converted by \S+ of \S+", caplog.text)
 
 
 def test_the_same_mistakes_are_errors_of_the_same_kind(importer):

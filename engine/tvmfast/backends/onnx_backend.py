@@ -13,7 +13,7 @@ from onnx.helper import make_graph, make_model, make_opsetid, make_tensor_value_
 from onnx.numpy_helper import from_array
 
 from ..compiler.build import build
-from ..frontends.onnx.constants import deciding_inputs
+from ..frontends.onnx.checks import deciding_inputs
 from ..frontends.onnx.importer import from_onnx
 
 

@@ -14,8 +14,8 @@ or a base class of TVM's or torch's cannot be, and stay in these files, and in n
                                        _special_op_to_preserve_cia, _decompose_exported_program
     backends/torch_compile.py          torch's _C, _set_grad_enabled, _enter_inference_mode,
                                        _exit_inference_mode, _enter_autocast; a tensor's _version
-    frontends/pytorch/ops/linalg.py    _convert_data_type
-    frontends/pytorch/ops/converters.py  _convert_data_type, and torch's _overloadname
+    frontends/pytorch/ops/call.py      _convert_data_type
+    frontends/pytorch/ops/converters.py  torch's _overloadname
     frontends/pytorch/output_aliases.py  a tensor's _version, and its storage's _cdata
     tuning/metaschedule.py             _cls, _initialize_with_tune_context
     tuning/server.py                   _serve_loop, _ffi_api

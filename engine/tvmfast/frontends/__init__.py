@@ -5,6 +5,7 @@ parameter per weight; the function's attribute `num_input` counts the inputs; `p
 weight parameter to its array. A model with one output returns a tensor, one with several a tuple. The
 attribute `tvmnotes.sizes` holds the bounds of dynamic dims.
 
+context   what every converter needs of the operator that it converts
 contract  `as_model`, the last step of every frontend
 dynamic   networks with dynamic dims, merged from imports at a few static ones
 onnx      `from_onnx`

@@ -1,8 +1,5 @@
 """Networks with dynamic dims, merged from imports at a few static ones.
 
-probing        the imports at probes, and whether their merged graph is valid at all dims
-merge          several modules with static dims merged into one with dynamic dims
-graphs         lockstep iteration over the modules' graphs
-dim_inference  dims as expressions of the dynamic dims
-padding        pads with dynamic widths
+probing  the imports at probes, and whether their merged graph is valid at all dims
+merge    several modules with static dims merged into one with dynamic dims
 """

@@ -1,26 +1,50 @@
 """Graph merging (anti-unification): modules imported at a few probes become one with dynamic dims."""
 
 import itertools
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
+from tvm.relax import op as R
 
 from ...core import bounds_check
 from ...core.dims import Dim, evaluate
 from ...core.errors import one_line
-from ...core.relax import constant_array, dim_to_str, shape_text
+from ...core.relax import constant_array, dim_to_str, op_name, shape_text
 from ...core.specs import TensorSpec
 from ...kernels.recurrent.cell import Cell
 from ...kernels.recurrent.emit import call as recurrent_call
-from . import padding
-from .dim_inference import DimInference
-from .graphs import UnsupportedDynamism, zip_equal
 
+_log = logging.getLogger(__name__)
 _EXACT = 1 << 24  # float32 represents all integers up to it
 _UNBOUNDED = (1 << 31) - 1  # the upper bound of a dim without one; files have it as the end of slices
 _PAST = 1 << 62  # a bound beyond this is past each end of an axis
+_FLOOR_DIV = re.compile(r"// \((\d+)\)")
+_OTHERS = ("//", "%", "max(", "min(")
+_PERIOD = 1 << 16  # the longest period of a dim's floor divisions
+_PERIODS = 6  # compared: products of few dims would differ between them
+_DIVISORS = range(2, 9)  # of a known dim
+_EXTREME = re.compile(r"(max|min)\(")
+_NEAR = 512  # values of a dynamic dim, at most, at which two floor divisions are compared
+_MOST_FACTORS = 3  # of a product of known dims
+
+
+class UnsupportedDynamism(Exception):
+    """The imported graphs differ in more than dims, or a dim has no known expression."""
+
+
+def zip_equal(several: Iterable) -> list[tuple]:
+    """Return the first elements of all, then the second ones; raise if the lengths differ."""
+    lists = [list(each) for each in several]
+    if len({len(each) for each in lists}) > 1:
+        raise UnsupportedDynamism("the graph depends on it")
+    return list(zip(*lists, strict=True))
 
 
 def same_array(a: np.ndarray, b: np.ndarray) -> bool:
@@ -40,6 +64,152 @@ def _agree(ty, static, values) -> bool:
     if dims is None or numbers is None or len(dims) != len(numbers) or str(ty.dtype) != str(static.dtype):
         return False
     return all(evaluate(dim, values) == number for dim, number in zip(dims, numbers, strict=True))
+
+
+class DimInference:
+    """Infers dims of a graph as expressions of its dynamic dims, from their values at the probes.
+
+    Attributes:
+        dims: The dynamic dims, by name.
+        probes: Their values, by name, in each import.
+        known: Expressions by their values at the probes; those found earlier help to find others.
+        texts: The same as text.
+        ambiguous: By values at the probes, the texts of several candidates that have them.
+        floor_divs: The values of inferred floor divisions.
+    """
+
+    def __init__(self, dims: dict[str, Dim], probes: list[dict[str, int]]):
+        self.dims, self.probes = dims, probes
+        self.vars = {name: tirx.Var(name, "int64") for name in dims}
+        self.known = {tuple(each[name] for each in probes): var for name, var in self.vars.items()}
+        self.texts = {key: dim_to_str(var) for key, var in self.known.items()}
+        self.ambiguous = {}
+        self.floor_divs = set()
+
+    def separating_probe(self) -> dict[str, int] | None:
+        """Return dims that separate floor-division candidates which the current probes cannot."""
+        return next(filter(None, map(self._separate, self.ambiguous.values())), None)
+
+    def _separate(self, texts: list[str]) -> dict[str, int] | None:
+        """Return dims at which candidates differ: those of the baseline probe, with another value of one."""
+        first = self.probes[0]
+        for name, dim in self.dims.items() if texts else ():
+            end = dim.lower + _NEAR if dim.upper is None else min(dim.upper, dim.lower + _NEAR)
+            tried = np.arange(dim.lower, end + 1)
+            values = [evaluate(text, {**first, name: tried}) + 0 * tried for text in texts]
+            differ = (np.stack(values) != values[0]).any(0)
+            if differ.any():
+                return {**first, name: int(tried[differ.argmax()])}
+        return None
+
+    def _record(self, numbers: tuple, dim) -> None:
+        self.known[numbers] = dim
+        self.texts[numbers] = dim_to_str(dim)
+
+    def _dim(self, dims: Iterable):
+        """Return an integer if a dim is the same at all probes, else an expression of the dynamic dims."""
+        numbers = tuple(int(dim) for dim in dims)
+        if len(set(numbers)) == 1:
+            return numbers[0]
+        if numbers not in self.known:
+            found = next((dim for dim in self._candidates(numbers) if dim is not None), None)
+            if found is None:
+                where = ", ".join("x".join(map(str, probe.values())) for probe in self.probes)
+                raise UnsupportedDynamism(
+                    f"a dim is {', '.join(map(str, numbers))} where it is {where}, and no sum or product of "
+                    "these and of known dims"
+                )
+            _log.debug("a dim that is %s at the probes is %s", numbers, found)
+            self._record(numbers, found)
+        return self.known[numbers]
+
+    def _candidates(self, numbers: tuple):
+        """Yield expressions that have these values at the probes, or None, the simplest ones first."""
+        yield self._linear(numbers)
+        yield self._product(numbers, list(self.vars.values()), 2 * len(self.vars))
+        yield self._affine(numbers)
+        yield self._floor_div(numbers)
+        yield self._product(numbers, list(self.known.values()), _MOST_FACTORS)
+        yield self._subtraction(numbers)
+
+    def _linear(self, numbers: tuple):
+        """Return the linear combination of dynamic dims that has these values at the probes, or None.
+
+        The first probe is the baseline, the next ones differ from it in one dim each, and others check.
+        """
+        baseline, total = self.probes[0], tirx.IntImm("int64", 0)
+        constant, factors = numbers[0], {}
+        for name, probe, number in zip(baseline, self.probes[1:], numbers[1:], strict=False):
+            factors[name], rest = divmod(number - numbers[0], probe[name] - baseline[name])
+            constant -= factors[name] * baseline[name]
+            if rest:
+                return None
+        for probe, number in zip(self.probes, numbers, strict=True):
+            if constant + sum(factor * probe[name] for name, factor in factors.items()) != number:
+                return None
+        for name, factor in factors.items():
+            total = total + self.vars[name] * factor
+        return total + constant
+
+    def _affine(self, numbers: tuple):
+        """Return a multiple of a known dim, plus a constant, that has these values, or None."""
+        for values, dim in self.known.items():
+            other = next(i for i, value in enumerate(values) if value != values[0])
+            factor, rest = divmod(numbers[other] - numbers[0], values[other] - values[0])
+            constant = numbers[0] - factor * values[0]
+            if not rest and all(factor * v + constant == n for v, n in zip(values, numbers, strict=True)):
+                return dim * factor + constant
+        return None
+
+    def _floor_div(self, numbers: tuple):
+        """Return the floor division of a known dim plus a constant by a small number, or None.
+
+        It may be multiplied again, as a dim that is padded to a multiple.
+        """
+        found, dims = [], self._without_extremes()
+        for divisor in _DIVISORS:
+            factors = (1, divisor) if len({n % divisor for n in numbers}) == 1 else (1,)
+            for (values, dim), factor in itertools.product(dims.items(), factors):
+                rest = numbers[0] % factor
+                least = [n // factor * divisor - value for n, value in zip(numbers, values, strict=True)]
+                constants = range(max(least), min(least) + divisor)
+                if factor > 1:  # most often rounded up
+                    constants = reversed(constants)
+                found += [(dim + constant) // divisor * factor + rest for constant in constants]
+        if found:
+            self.floor_divs.add(numbers)
+        return self._first(numbers, found)
+
+    def _subtraction(self, numbers: tuple):
+        """Return the difference of two known dims that has these values, or None."""
+        found = [
+            dim - part
+            for (values, dim), (parts, part) in itertools.permutations(self._without_extremes().items(), 2)
+            if all(value - other == n for value, other, n in zip(values, parts, numbers, strict=True))
+        ]
+        return self._first(numbers, found)
+
+    def _without_extremes(self) -> dict[tuple, Any]:
+        texts = {key: text for key, text in self.texts.items() if text is not None}
+        return {key: self.known[key] for key, text in texts.items() if not _EXTREME.search(str(text))}
+
+    def _first(self, numbers: tuple, found: list):
+        """Return the first of the candidates, or None, and note the others as ambiguous."""
+        if len(found) > 1:
+            self.ambiguous[numbers] = [dim_to_str(each) for each in found]
+        return found[0] if found else None
+
+    def _product(self, numbers: tuple, dims: list, most: int):
+        """Return the multiple of a product of 2 to `most` of some dims that has these values, or None."""
+        values = {dim_to_str(dim): values for values, dim in self.known.items()}
+        for count in range(2, most + 1):
+            for several in itertools.combinations_with_replacement(dims, count):
+                columns = [values[dim_to_str(each)] for each in several]
+                products = list(map(math.prod, zip(*columns, strict=True)))
+                factor = numbers[0] // (products[0] or 1)
+                if factor and all(factor * p == n for p, n in zip(products, numbers, strict=True)):
+                    return math.prod(several, start=tirx.IntImm("int64", factor))
+        return None
 
 
 class GraphMerge(DimInference):
@@ -245,8 +415,8 @@ class GraphMerge(DimInference):
         if not scalar or any(array != np.floor(array) or abs(array) > _EXACT for array in arrays):
             raise UnsupportedDynamism("a constant depends on it")
         dim = self._dim(array.item() for array in arrays)
-        number = relax.op.reshape(relax.op.arange(dim, dim + 1, 1, "int64"), arrays[0].shape)
-        return relax.op.astype(number, str(arrays[0].dtype))
+        number = R.reshape(R.arange(dim, dim + 1, 1, "int64"), arrays[0].shape)
+        return R.astype(number, str(arrays[0].dtype))
 
     def _range(self, arrays: list):
         """Merge ranges of different lengths into an arange."""
@@ -256,7 +426,7 @@ class GraphMerge(DimInference):
             raise UnsupportedDynamism("a constant depends on it")
         first = self._dim(array[0] for array in arrays)
         end = self._dim(int(array[0]) + step * len(array) for array in arrays)
-        return relax.op.arange(first, end, step, str(longest.dtype))
+        return R.arange(first, end, step, str(longest.dtype))
 
     def _call(self, calls: list):
         first, *others = calls
@@ -266,7 +436,7 @@ class GraphMerge(DimInference):
         layers = [Cell.of_call(mod, call) for mod, call in zip(self.mods, calls, strict=True)]
         if all(layers):
             return self._layer(layers)
-        if padding.differ(calls):
+        if _pads_differ(calls):
             return self._pad(calls)
         if all(_name(call) == "split" for call in calls) and _has_dynamic_axis(calls):
             return self._split(calls)
@@ -320,20 +490,19 @@ class GraphMerge(DimInference):
         return recurrent_call(self.builder, cell, values)
 
     def _pad(self, calls: list):
-        """Merge pads with different widths."""
-        fill, x = padding.fill(calls), self._expr([call.args[0] for call in calls])
+        fill, x = _fill(calls), self._expr([call.args[0] for call in calls])
         pads = zip_equal(map(int, call.attrs.pad_width) for call in calls)
         made = []
         for axis, several in enumerate(zip_equal(call.ty.shape for call in calls)):
             total = self._dim(several) - x.ty.shape[axis]
-            made.append(padding.split(*pads[2 * axis : 2 * axis + 2], total, self._is_natural))
+            made.append(split_pad(*pads[2 * axis : 2 * axis + 2], total, self._is_natural))
         for numbers, width in zip(pads, itertools.chain(*made), strict=True):
             if not isinstance(width, int):
                 self.pads.setdefault(numbers, []).append(dim_to_str(width))
-        return padding.padded(self.builder, x, made, fill)
+        return _padded(self.builder, x, made, fill)
 
     def _is_natural(self, number) -> bool:
-        return padding.is_natural(number, self.dims, self.analyzer)
+        return is_natural(number, self.dims, self.analyzer)
 
     def _split(self, calls: list):
         """Merge splits of a dynamic axis, as slices."""
@@ -350,7 +519,7 @@ class GraphMerge(DimInference):
                 self._record(dims, end - begin)
             bounds = [relax.Tuple([relax.prim_value(n)]) for n in (axis, begin, end)]
             part = self._slice(x, *bounds)
-            parts.append(self.builder.emit(relax.op.strided_slice(x, *bounds) if part is None else part))
+            parts.append(self.builder.emit(R.strided_slice(x, *bounds) if part is None else part))
         return relax.Tuple(parts)
 
     def _slice(self, x, axes, begins, ends, *strides):
@@ -376,9 +545,7 @@ class GraphMerge(DimInference):
                 return None
             first.append(begin)
             last.append(end)
-        return relax.op.strided_slice(
-            x, axes, relax.Tuple(first), relax.Tuple(last), *strides, assume_inbound=True
-        )
+        return R.strided_slice(x, axes, relax.Tuple(first), relax.Tuple(last), *strides, assume_inbound=True)
 
     def _type(self, several: list):
         first = several[0]
@@ -404,3 +571,88 @@ def _name(call) -> str:
     op = getattr(call, "op", None)
     name = getattr(op, "name", getattr(op, "name_hint", type(call).__name__))
     return str(name).removeprefix("relax.")
+
+
+# ---------------------------------------------------------------- pads with dynamic widths
+# As in a U-Net, which pads feature maps to the shapes of others.
+
+
+def _pads_differ(calls: list) -> bool:
+    """Return whether calls are pads with different widths."""
+    if any(op_name(call) != "nn.pad" for call in calls):
+        return False
+    return len({tuple(map(int, call.attrs.pad_width)) for call in calls}) > 1
+
+
+def _fill(calls: list) -> float:
+    """Return the value of constant pads; raise for other modes."""
+    first, *others = ((str(call.attrs.pad_mode), str(call.attrs.pad_value)) for call in calls)
+    if first[0] != "constant":
+        raise UnsupportedDynamism(f"the widths of a pad of mode {first[0]!r} depend on it")
+    if any(other != first for other in others):
+        raise UnsupportedDynamism("the number that a pad fills in depends on it")
+    return float(calls[0].attrs.pad_value)
+
+
+def split_pad(before: tuple, after: tuple, total, is_natural: Callable) -> tuple:
+    """Return the widths of a pad of an axis, before and after it, as expressions; `total` is their sum.
+
+    A width that is the same at all probes is taken to be static, else each is a half of their sum. Where the
+    probes allow both, both have to be the same for all dims. `is_natural` returns whether an expression is
+    known to be 0 or more for all dims.
+    """
+    if len(set(before)) == len(set(after)) == 1:
+        return before[0], after[0]
+    halves = tuple((a + b) // 2 for a, b in zip(before, after, strict=True))
+    found = [(before[0], total - before[0])] if len(set(before)) == 1 else []
+    found += [(total - after[0], after[0])] if len(set(after)) == 1 else []
+    natural = list(itertools.chain(*found)) or [total]  # which makes its halves natural, too
+    found += [(total // 2, total - total // 2)] if before == halves else []
+    found += [(total - total // 2, total // 2)] if after == halves else []
+    same = [is_natural(a - b) and is_natural(b - a) for (a, _), (b, _) in itertools.pairwise(found)]
+    if not found or not all(same):
+        raise UnsupportedDynamism(
+            f"a pad of {dim_to_str(total)} elements is split between both ends in an unknown way"
+        )
+    for each in natural:
+        if not is_natural(each):
+            raise UnsupportedDynamism(f"a pad is {dim_to_str(each)}, which may be below 0 as far as is known")
+    return found[0]
+
+
+def is_natural(width, dims: dict[str, Dim], analyzer: tvm.sym.Analyzer) -> bool:
+    """Return whether a width is known to be 0 or more for all dims.
+
+    A sum of multiples of a dynamic dim, and of floor divisions of it, is periodic up to a slope: from one
+    period to the next it grows by the same number. `analyzer` knows the bounds of the dims.
+    """
+    if isinstance(width, int):
+        return width >= 0
+    if analyzer.can_prove(width >= 0):
+        return True
+    text, variables = dim_to_str(width), tirx.analysis.undefined_vars(width)
+    if isinstance(text, int):
+        return text >= 0
+    if text is None or len(variables) != 1 or any(other in _FLOOR_DIV.sub("", text) for other in _OTHERS):
+        return False
+    period = math.prod(map(int, _FLOOR_DIV.findall(text)))
+    if period > _PERIOD:
+        return False
+    dim = dims[variables[0].name]
+    values = evaluate(text, {dim.name: dim.lower + np.arange(_PERIODS * period)}).reshape(_PERIODS, period)
+    grown = np.diff(values, axis=0)
+    return bool(np.all(values[0] >= 0) and np.all(grown == grown[0, 0]) and grown[0, 0] >= 0)
+
+
+def _padded(builder: relax.BlockBuilder, x: relax.Expr, widths: list[tuple], value: float) -> relax.Expr:
+    """Return a tensor padded by a value, with `widths` before and after each axis."""
+    filler = relax.const(value, str(x.ty.dtype))
+    for axis, pair in enumerate(widths):
+        shape = list(x.ty.shape)
+        before, after = ([] if isinstance(width, int) and width == 0 else [width] for width in pair)
+        first, last = (
+            [builder.emit(R.full([*shape[:axis], width, *shape[axis + 1 :]], filler)) for width in ends]
+            for ends in (before, after)
+        )
+        x = builder.emit(R.concat([*first, x, *last], axis)) if first or last else x
+    return x

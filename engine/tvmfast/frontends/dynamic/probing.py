@@ -7,6 +7,7 @@ which later ones may be built. Relax infers the types of the merged graph again,
 those of every import. Where graphs differ otherwise, the network is refused.
 """
 
+import logging
 from collections.abc import Callable
 
 import tvm
@@ -14,10 +15,10 @@ import tvm
 from ...core.bounds_check import OutOfRange
 from ...core.dims import Dim, dims_of
 from ...core.specs import TensorSpec
-from .graphs import UnsupportedDynamism, zip_equal
-from .merge import GraphMerge, same_array
+from .merge import GraphMerge, UnsupportedDynamism, same_array, zip_equal
 
 Model = tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]
+_log = logging.getLogger(__name__)
 _BASELINE = 2  # the baseline of a first axis: many operators special-case 1
 _INNER = 67  # that of other axes: strides that halve it five times leave more than 1
 _FAR = 211  # distance of a second value: a prime, so that a floor division gives no integer factor
@@ -75,6 +76,7 @@ def with_dynamic_dims(
             if (key := tuple(probe.values())) not in models:
                 models[key] = _with_shared_weights(_at_probe(import_at, specs, probe), models)
         several = [models[tuple(probe.values())] for probe in distinct]
+        _log.debug("merging imports at %s", distinct)
         _compare_params([params for _, params in several])
         return GraphMerge(specs, dims, distinct, [mod for mod, _ in several])
 
@@ -93,11 +95,9 @@ def with_dynamic_dims(
         raise NotImplementedError(
             f"this network cannot keep {names} dynamic: {reason}; give static dims there"
         ) from None
-    special = [
-        lowest,
-        equal,
-        *({**first, **values} for values in (suspects_of(merged) if suspects_of else ())),
-    ]
+    suspects = suspects_of(merged) if suspects_of else ()
+    special = [lowest, equal, *({**first, **values} for values in suspects)]
+    _log.debug("comparing with %s", special)
     for values in special:
         if values in merged.probes:
             continue
@@ -179,11 +179,9 @@ def _another(value: int, dim: Dim, distance: int, taken: set[int]) -> int:
 def _with_shared_weights(model: Model, others: dict[tuple, Model]) -> Model:
     """Return a model with the weight arrays of another one if they are equal, so that copies are freed."""
     mod, params = model
-    for _, known in others.values():
-        if list(params) == list(known) and all(
-            same_array(params[n].numpy(), known[n].numpy()) for n in known
-        ):
-            return mod, known
+    for _, seen in others.values():
+        if list(params) == list(seen) and all(same_array(params[n].numpy(), seen[n].numpy()) for n in seen):
+            return mod, seen
     return model
 
 

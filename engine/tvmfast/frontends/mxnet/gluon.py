@@ -181,11 +181,7 @@ def _quiet_unfused():
 def exported(name: str) -> tuple[Path, Path, str]:
     """Return a network of GluonCV's zoo as two files, which are written once, to the cache.
 
-    Args:
-        name: The network's name in the zoo.
-
-    Returns:
-        The symbol's file, the parameters' file, and the kind of the weights, "pretrained" or "seeded".
+    The first has the symbol, the second the parameters; the kind of these, "pretrained" or "seeded", follows.
     """
     folder = data.writable_cache() / "mxnet"
     for kind in ("pretrained", "seeded"):
@@ -193,10 +189,8 @@ def exported(name: str) -> tuple[Path, Path, str]:
         if all(file.is_file() for file in files):
             return *files, kind
     net = network(name)
-    files = (
-        folder / f"{name}-{net.weights_kind}-symbol.json",
-        folder / f"{name}-{net.weights_kind}-0000.params",
-    )
+    stem = f"{name}-{net.weights_kind}"
+    files = folder / f"{stem}-symbol.json", folder / f"{stem}-0000.params"
     folder.mkdir(exist_ok=True)
     export(net, *files)
     return *files, net.weights_kind
@@ -217,13 +211,7 @@ def export(net, symbol_file: Path, params_file: Path) -> None:
 def runner(symbol_file: Path, params_file: Path):
     """Load a network's two files into MXNet, hybridized, with memory planned once.
 
-    Args:
-        symbol_file: The symbol's file.
-        params_file: The parameters' file.
-
-    Returns:
-        A function from the input "data", a NumPy array, to the output, a NumPy array, or a list if there are
-        several.
+    The result is a function of the input "data", a NumPy array. It returns an array, or a list of several.
     """
     import mxnet as mx  # for speed: it takes seconds, and is an extra
 

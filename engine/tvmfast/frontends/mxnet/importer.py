@@ -3,6 +3,7 @@
 It does not go through ONNX: each operator has a converter of its own, see ops/call.py.
 """
 
+import logging
 import os
 from typing import Any
 
@@ -14,18 +15,15 @@ from ...core.bounds_check import OutOfRange
 from ...core.compat import pass_lock
 from ...core.errors import one_line
 from ...core.specs import TensorSpec, parse_inputs, require_dense, shorten
+from ..context import log_converter, shape_of
 from ..contract import as_model
 from ..dynamic.probing import with_dynamic_dims
 from . import gluon
 from .files import Graph, bare_name, read_params, read_symbol
-from .ops import (  # noqa: F401  (they fill the table)
-    detection,
-    mx_np,
-    nn,
-    recurrent,
-    tensor,
-)
-from .ops.call import CONVERTERS, Call, shape_of
+from .ops import detection, mx_np, nn, tensor  # noqa: F401  (they fill the table)
+from .ops.call import CONVERTERS, Call
+
+_log = logging.getLogger(__name__)
 
 # Operators whose second input is a label, which inference does not read.
 _LABELS = {
@@ -210,9 +208,7 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
     return as_model(builder.finalize(), specs, arrays)
 
 
-def _read_outputs(
-    graph: Graph, outputs: list[list[relax.Expr]], wanted: list[tuple[int, int]]
-) -> list[relax.Expr]:
+def _read_outputs(graph: Graph, outputs: list[list], wanted: list[tuple[int, int]]) -> list[relax.Expr]:
     """Return outputs by node number and output number; ValueError for one that its node does not have."""
     for source, n in wanted:
         if n >= len(outputs[source]):
@@ -226,6 +222,7 @@ def _read_outputs(
 def _emitted(call: Call) -> list[relax.Expr]:
     """Return the outputs of a node as variables; errors of its converter get the node's name."""
     node = call.node
+    log_converter(_log, node.op, CONVERTERS[node.op])
     try:
         outputs = CONVERTERS[node.op](call)
         outputs = outputs if isinstance(outputs, list) else [outputs]

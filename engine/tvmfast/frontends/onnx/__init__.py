@@ -1,8 +1,7 @@
 """ONNX models.
 
 importer      `from_onnx`
-checks        what is refused: endless recursion, invalid dtypes or shapes
-constants     inputs that must be compile-time constants
+checks        what is refused: endless recursion, invalid dtypes or shapes, inputs that must be constants
 control_flow  If is inlined, Loop and Scan are unrolled
 dynamic       comparisons of dynamic dims
 graph         passes on the ONNX graph before TVM's frontend

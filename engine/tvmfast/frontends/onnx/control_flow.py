@@ -19,27 +19,11 @@ def inline_if(node: onnx.NodeProto, condition: bool, used: set[str]) -> list[onn
     return copies.nodes + _named(results, node.output)
 
 
-def unroll(
-    node: onnx.NodeProto,
-    values: dict[str, np.ndarray],
-    shapes: dict[str, tuple],
-    opsets: dict,
-    used: set[str],
-) -> list[onnx.NodeProto] | None:
-    """Return the nodes of an unrolled Loop or Scan.
+def unroll(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict, used: set[str]) -> list | None:
+    """Return the nodes of an unrolled Loop or Scan, None if its trip count is not static.
 
-    Args:
-        node: The Loop or Scan.
-        values: Constants, by name.
-        shapes: Static shapes, by name.
-        opsets: The versions of the model's operators, by domain.
-        used: Names that are taken in the graph around it.
-
-    Returns:
-        The nodes; None if the trip count is not static.
-
-    Raises:
-        NotImplementedError: The trip count is too large, or 0, so that the shape of an output is unknown.
+    `values` are constants by name, `opsets` versions by domain, and `used` the names taken in the graph
+    around. Raises NotImplementedError if the trip count is too large, or 0: an output has no shape then.
     """
     copies = _Copies(node, "body", used)
     is_loop = node.op_type == "Loop"
@@ -54,7 +38,7 @@ def unroll(
         if not output:
             continue
         if not parts:
-            raise NotImplementedError(f"{_label(node)}: its trip count is 0, so {output!r} has no shape")
+            raise NotImplementedError(f"{label_of(node)}: its trip count is 0, so {output!r} has no shape")
         stacked = [copies.unsqueezed(part, axis, opsets) for part in parts]
         joined = copies.joined(stacked[::-1] if backwards else stacked, axis)
         nodes += _named([joined], [output])
@@ -189,7 +173,8 @@ def _read(node: onnx.NodeProto) -> list[str]:
     return names
 
 
-def _label(node: onnx.NodeProto) -> str:
+def label_of(node: onnx.NodeProto) -> str:
+    """Return how an error message names a node."""
     return f"{node.op_type} {node.name or ','.join(node.output)!r}"
 
 
@@ -209,7 +194,7 @@ class _Copies:
     def __init__(self, node: onnx.NodeProto, attribute: str, used: set[str]):
         (self.graph,) = (each.g for each in node.attribute if each.name == attribute)
         self.nodes = []
-        self._label = _label(node)
+        self._label = label_of(node)
         self._constants = {}  # names by content
         self._count = 0
         # Other nodes' subgraphs may have the same names, hence the prefix.

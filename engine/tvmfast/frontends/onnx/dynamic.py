@@ -1,6 +1,7 @@
 """Find comparisons and roundings of dynamic dims in an ONNX graph that probing misses."""
 
 import itertools
+import logging
 import math
 import re
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ import onnx
 
 from ...core.dims import evaluate
 from ...core.specs import TensorSpec
-from ..dynamic.graphs import UnsupportedDynamism
-from ..dynamic.merge import GraphMerge
+from ..dynamic.merge import GraphMerge, UnsupportedDynamism
 
+_log = logging.getLogger(__name__)
 _FEW = 8  # elements, at most, of a tensor that holds dims, not indices
 _POINTS = 1 << 16  # values of the dynamic dims, about, at which comparisons are evaluated
 _MOST = 32  # of these that become probes
@@ -36,7 +37,8 @@ def operands(node: onnx.NodeProto, inputs: list[np.ndarray | None]) -> dict[str,
     if not inputs or inputs[0] is None or inputs[0].dtype.kind not in "iuf":
         return {}
     x, given = inputs[0], [each for each in inputs if each is not None]
-    makes_bool = node.op_type == "Cast" and _makes_bool(node)
+    targets = [each.i for each in node.attribute if node.op_type == "Cast" and each.name == "to"]
+    makes_bool = targets == [onnx.TensorProto.BOOL]
     pairs, numbers = [], itertools.count()
     if node.op_type in _COMPARISONS:
         pairs = itertools.combinations(given, 2)
@@ -52,24 +54,12 @@ def operands(node: onnx.NodeProto, inputs: list[np.ndarray | None]) -> dict[str,
     return {f"{node.op_type} {node.output[0]} {n}": pair for n, pair in zip(numbers, pairs, strict=False)}
 
 
-def _makes_bool(cast: onnx.NodeProto) -> bool:
-    return any(each.name == "to" and each.i == onnx.TensorProto.BOOL for each in cast.attribute)
-
-
-def compared(
-    specs: list[TensorSpec], merged: GraphMerge, folded: dict[tuple, dict[str, tuple]]
-) -> list[dict[str, int]]:
+def compared(specs: list[TensorSpec], merged: GraphMerge, folded: dict[tuple, dict]) -> list[dict[str, int]]:
     """Return values of the dynamic dims at which a comparison has, or may have, a result unlike the probes'.
 
-    Args:
-        specs: The inputs, with dynamic dims.
-        merged: The merged graph.
-        folded: By the static inputs of an import: the operands of its folded comparisons, as `operands`
-            lists them.
-
-    Raises:
-        NotImplementedError: Operands depend on the dims in an unknown way, or there are too many results.
-            A rounded operand is known if it is linear in one dim.
+    `folded` has the operands of the folded comparisons, as `operands` lists them, by an import's static
+    inputs. Raises NotImplementedError if operands depend on the dims in an unknown way, or for too many
+    results. A rounded operand is known if it is linear in one dim.
     """
     at_probes = [folded[tuple(spec.at(probe) for spec in specs)] for probe in merged.probes]
     found, differences = [], []
@@ -196,15 +186,10 @@ def _roots(merged: GraphMerge, difference: list) -> list[tuple[str, int]]:
     return sorted(found)
 
 
-def _others(
-    merged: GraphMerge, differences: list[tuple[bool, str, str]], near: dict[str, list[int]]
-) -> list[dict[str, int]]:
+def _others(merged: GraphMerge, differences: list[tuple], near: dict[str, list[int]]) -> list[dict[str, int]]:
     """Return values of the dynamic dims where comparisons have other results than in the probes.
 
-    Args:
-        merged: The merged graph.
-        differences: By comparison: whether it asks for equality alone, and both operands.
-        near: Values to try, by dynamic dim.
+    Each of `differences` says whether it asks for equality alone, and its operands. `near` are values to try.
     """
     if not differences:
         return []
@@ -232,6 +217,7 @@ def _others(
         return []
     points = np.sort(np.unique(np.stack(results), axis=1, return_index=True)[1]).tolist()
     points = [point for point in points if point >= len(merged.probes)]
+    _log.debug("%d comparisons of dims have %d other results", len(results), len(points))
     if len(points) > _MOST:
         raise NotImplementedError(
             f"this network cannot keep {', '.join(map(repr, merged.dims))} dynamic: it compares dims, with "

@@ -7,6 +7,7 @@ its graph. All of them may change their argument in place; those that return a m
 
 import contextlib
 import functools
+import logging
 import math
 from collections import Counter
 
@@ -18,9 +19,11 @@ from onnx.helper import make_attribute, make_node, make_tensor_value_info, tenso
 from onnx.reference import ReferenceEvaluator
 
 from ...core.errors import one_line
-from .control_flow import inline_if, unroll
+from .control_flow import inline_if, label_of, unroll
 from .dynamic import operands
 from .ops import KNOWN
+
+_log = logging.getLogger(__name__)
 
 # Results with more elements than this are left for the compiler to fold: importing must not enlarge a model.
 FOLD_LIMIT = 1 << 16
@@ -30,6 +33,12 @@ _MICROSOFT = {
     *("AllClassNMS", "Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "MatMulInteger16"),
     "SkipLayerNormalization",
 }
+
+
+def opset_of(proto: onnx.ModelProto, default: int) -> int:
+    """Return the version of ONNX's own operators, or `default` if the model names none."""
+    own = (each.version for each in proto.opset_import if each.domain in ("", "ai.onnx"))
+    return max(own, default=default)
 
 
 def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -64,10 +73,7 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     The definition depends on types, which are inferred first; weights count as inputs, which have types.
     """
-    version = max(
-        (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=1
-    )
-    counts = None
+    version, counts = opset_of(proto, 1), None
     while nodes := [node for node in _all_nodes(proto.graph) if _is_function(node)]:
         before, counts = counts, Counter(node.op_type for node in nodes)
         if counts == before:  # in some opsets ONNX has no definition of an operator
@@ -151,7 +157,7 @@ def _all_nodes(graph: onnx.GraphProto):
 
 def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Convert an opset below 11, whose Slice, Upsample, Resize and broadcasts TVM's frontend misreads."""
-    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 11)
+    opset = opset_of(proto, 11)
     if opset >= 11:
         return proto
     if opset == 8 and any(node.op_type == "Scan" for node in _all_nodes(proto.graph)):
@@ -175,17 +181,11 @@ def modernize(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def fold_constants(
-    proto: onnx.ModelProto, compared: dict[str, tuple], has_dynamic_dims: bool = False
-) -> onnx.ModelProto:
+def fold_constants(proto: onnx.ModelProto, compared: dict, has_dynamic_dims: bool = False) -> onnx.ModelProto:
     """Infer all shapes and fold what depends on shapes and constants alone, to a fixed point.
 
-    Inference copies the model each time, so inputs of their shape replace large weights meanwhile.
-
-    Args:
-        proto: The model.
-        compared: Gets the operands of the comparisons that are folded, as `operands` lists them.
-        has_dynamic_dims: Whether the import has dynamic dims: then runs fill tensors of one float.
+    Inference copies the model each time, so inputs of their shape replace large weights meanwhile. `compared`
+    gets the operands of the comparisons that are folded. With dynamic dims, runs fill tensors of one float.
     """
     weights, count = list(proto.graph.initializer), len(proto.graph.input)
     outputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in proto.graph.output]
@@ -261,12 +261,11 @@ def _fills(node: onnx.NodeProto, types: dict, shapes: dict) -> bool:
     return is_one and tensor_dtype_to_np_dtype(types.get(name, onnx.TensorProto.BOOL)).kind == "f"
 
 
-def _inlined(
-    node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict, nodes: list[onnx.NodeProto]
-) -> list[onnx.NodeProto] | None:
+def _inlined(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict, nodes: list) -> list | None:
     """Return what replaces an If, Loop or Scan that is inlined or unrolled; `nodes` are those around it."""
     if node.op_type not in ("If", "Loop", "Scan") or (node.op_type == "If" and node.input[0] not in values):
         return None
+    _log.debug("inlining or unrolling %s %r", node.op_type, node.name or node.output[0])
     used = {name for each in nodes for name in each.output} | {*values, *shapes}
     if node.op_type == "If":
         return inline_if(node, bool(values[node.input[0]].reshape(-1)[0]), used)
@@ -319,7 +318,7 @@ def check_widths(graph: onnx.GraphProto) -> None:
             dtype = onnx.TensorProto.DataType.Name(dtypes.get(name, 0))
             if dtype.startswith(_NARROW):
                 raise NotImplementedError(
-                    f"{node.op_type} {node.name or ','.join(node.output)!r}: {name!r} is of {dtype}, and TVM "
+                    f"{label_of(node)}: {name!r} is of {dtype}, and TVM "
                     f"{tvm.__version__} has no such numbers as ONNX means them; export the model with 8 bits "
                     "or more"
                 )
@@ -370,9 +369,7 @@ def prepare_for_tvm(graph: onnx.GraphProto) -> None:
     "onnx::" from the names of weights, so that "onnx::w" and "w" become one: such a name gets the prefix
     twice.
     """
-    constants = [
-        node.attribute[0].t for node in graph.node if node.op_type == "Constant" and node.attribute[0].t.dims
-    ]
+    constants = [node.attribute[0].t for node in graph.node if node.op_type == "Constant"]
     empty = {tensor.name for tensor in [*graph.initializer, *constants] if 0 in tensor.dims}
     renamed = {t.name: f"onnx::{t.name}" for t in graph.initializer if t.name.startswith("onnx::")}
     for tensor in graph.initializer:

@@ -26,21 +26,10 @@ from ...core.dims import Dim, dims_of, is_name
 from ...core.errors import one_line
 from ...core.specs import TensorSpec, parse_inputs, unify_dims
 from ..contract import as_model
-from ..dynamic.probing import with_dynamic_dims
-from .checks import check_dtypes, check_functions, check_sizes
-from .constants import as_constants, require_known
+from ..dynamic.probing import Model, with_dynamic_dims
+from . import graph as passes
+from .checks import as_constants, check_dtypes, check_functions, check_sizes, require_known
 from .dynamic import compared
-from .graph import (
-    check_shapes,
-    check_widths,
-    expand_functions,
-    fold_constants,
-    modernize,
-    prepare_for_tvm,
-    replace,
-    require_operators,
-    with_output_shapes,
-)
 from .ops import Failed, Importer
 
 
@@ -81,7 +70,7 @@ def from_onnx(
     proto = _load(model)
     check_dtypes(proto.graph)
     check_functions(proto)
-    check_widths(proto.graph)
+    passes.check_widths(proto.graph)
     _fix_values(proto.graph, values)
     specs = _settle_inputs(proto.graph, inputs)
 
@@ -97,44 +86,30 @@ def from_onnx(
     return with_dynamic_dims(import_at, specs, suspects_of=lambda merged: compared(specs, merged, operands))
 
 
-def _import(
-    proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict[str, tuple], has_dynamic_dims: bool
-) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import a model, which is changed, for inputs of static shapes.
-
-    Args:
-        proto: The model.
-        specs: The inputs.
-        operands: Gets the operands of comparisons, see `fold_constants`.
-        has_dynamic_dims: Whether the import has dynamic dims.
-    """
+def _import(proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict, has_dynamic_dims: bool) -> Model:
+    """Import a model, which is changed, for inputs of static shapes; for the others see `fold_constants`."""
     for value, spec in zip(proto.graph.input, specs, strict=True):
         value.CopyFrom(make_tensor_value_info(spec.name, value.type.tensor_type.elem_type, spec.shape))
-    proto = with_output_shapes(proto)
+    proto = passes.with_output_shapes(proto)
     _check(proto)
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
-    proto = expand_functions(proto)
-    require_operators(proto)
-    proto = modernize(proto)
+    proto = passes.expand_functions(proto)
+    passes.require_operators(proto)
+    proto = passes.modernize(proto)
     as_constants(proto.graph)
-    proto = fold_constants(proto, operands, has_dynamic_dims)
+    proto = passes.fold_constants(proto, operands, has_dynamic_dims)
     require_known(proto.graph)
-    check_shapes(proto.graph)
+    passes.check_shapes(proto.graph)
     check_sizes(proto.graph)
-    prepare_for_tvm(proto.graph)
+    passes.prepare_for_tvm(proto.graph)
     return _to_relax(proto, specs)
 
 
 def shapes_with_batch(file: str, batch: int) -> dict[str, tuple[int, ...]] | None:
     """Return shapes, as `from_onnx` takes them, for the inputs of a file whose first dim alone is dynamic.
 
-    Args:
-        file: The path of the model.
-        batch: The first dim.
-
-    Returns:
-        A shape by name for each such input; None if there is none, or no file.
+    It becomes `batch`. None if there is no such input, or no file.
     """
     if not Path(file).is_file():
         return None
@@ -167,7 +142,7 @@ def _load(model) -> onnx.ModelProto:
     _load_external_data(proto, source, folder)
     weights = {tensor.name for tensor in proto.graph.initializer}
     # Up to IR version 3 the weights were inputs too; from 4 on they need not be.
-    replace(proto.graph.input, [value for value in proto.graph.input if value.name not in weights])
+    passes.replace(proto.graph.input, [value for value in proto.graph.input if value.name not in weights])
     proto.ir_version = 4 if proto.ir_version == 3 else proto.ir_version
     return proto
 
@@ -228,10 +203,7 @@ def _check(proto: onnx.ModelProto) -> None:
             f"the model is of IR version {proto.ir_version}, and TVM reads 3 and later; export it again"
         )
     newest = onnx.defs.onnx_opset_version()
-    opset = max(
-        (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=newest
-    )
-    if opset > newest:
+    if (opset := passes.opset_of(proto, newest)) > newest:
         raise ValueError(
             f"the model is of opset {opset}, and onnx {onnx.__version__} knows opsets up to {newest}; export "
             "it again with one of these"
@@ -239,7 +211,6 @@ def _check(proto: onnx.ModelProto) -> None:
 
 
 def _fix_values(graph: onnx.GraphProto, values: Any) -> None:
-    """Replace inputs by constants, in place."""
     if not isinstance(values, Mapping | None):
         raise TypeError(
             f"values: expected a dictionary from input name to array, got {type(values).__name__}"
@@ -265,7 +236,7 @@ def _fix_values(graph: onnx.GraphProto, values: Any) -> None:
             )
         tensor = from_array(np.ascontiguousarray(array).reshape(shape), name)
         graph.node.insert(0, make_node("Constant", [], [name], value=tensor))
-    replace(graph.input, [value for value in graph.input if value.name not in (values or {})])
+    passes.replace(graph.input, [value for value in graph.input if value.name not in (values or {})])
 
 
 def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
@@ -299,9 +270,7 @@ def _settle_inputs(graph: onnx.GraphProto, inputs: Any) -> list[TensorSpec]:
     return unify_dims(specs)
 
 
-def _match(
-    spec: TensorSpec, dims: list[int | str] | None, dtype: str, symbols: dict[str, tuple[int | Dim, str]]
-) -> None:
+def _match(spec: TensorSpec, dims: list | None, dtype: str, symbols: dict[str, tuple]) -> None:
     """Compare an input with its declaration; `symbols` maps each to its value and the input that set it."""
     if spec.dtype != dtype:
         raise ValueError(
@@ -345,10 +314,8 @@ def _listed(declared: dict[str, tuple], names: Any = None) -> str:
     return ", ".join(f"{name}: {_described(*declared[name])}" for name in names or declared) or "none"
 
 
-def _to_relax(
-    proto: onnx.ModelProto, specs: list[TensorSpec]
-) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
+def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> Model:
+    opset = passes.opset_of(proto, 1)
     shapes = {spec.name: spec.shape for spec in specs}
     dtypes = {spec.name: spec.dtype for spec in specs}
     try:

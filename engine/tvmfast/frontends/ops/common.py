@@ -1,4 +1,4 @@
-"""Operators that MXNet and Relay share and Relax lacks, for the converters of both."""
+"""Operators that Relax lacks and several frontends share, as functions of its expressions."""
 
 import math
 from collections.abc import Sequence
@@ -11,10 +11,11 @@ from ...core.bounds_check import checked
 from ...core.compat import OPAQUE
 from ...core.relax import static_shape
 
+_LARGEST_MATRIX = 1 << 24  # elements of that of a Fourier transform: 128 MiB
+_MOST_TAPS = 4  # per resampled element; with more, as for antialiasing, a matrix product is used
 
-def reshaped(
-    shape: Sequence[int], target: Sequence[int], reverse: bool = False, allowzero: bool = False
-) -> list[int]:
+
+def reshaped(shape: Sequence[int], target: Sequence[int], reverse=False, allowzero=False) -> list[int]:
     """Return the shape that the codes in `target` mean for a tensor of `shape`.
 
     0 keeps an axis (with `allowzero` it is a size), -1 is inferred, -2 keeps all axes that follow, -3 joins
@@ -115,6 +116,12 @@ def local_response_norm(
     return R.divide(x, R.power(R.add(R.multiply(total, alpha), bias), beta))
 
 
+def window_counts(sizes, kernel, strides, dilations, pads: Sequence[int]) -> list[int]:
+    """Return how many windows fit along each axis; `pads` has those before all axes, then those behind."""
+    axes = zip(sizes, kernel, strides, dilations, pads[: len(sizes)], pads[len(sizes) :], strict=True)
+    return [(n + before + behind - d * (k - 1) - 1) // s + 1 for n, k, s, d, before, behind in axes]
+
+
 def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts, size) -> relax.Expr:
     """Return the columns (N, C * taps, *size) of a deformable convolution of data (N, C, H, W).
 
@@ -157,3 +164,81 @@ def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts,
     unfused = {"op_pattern": OPAQUE}  # fused, every channel would compute the positions again
     positions = bb.emit_te(sampled_positions, offset, primfunc_attrs=unfused)
     return bb.emit_te(columns, data, positions, *([] if mask is None else [mask]))
+
+
+# ---------------------------------------------------------------- resampling
+# Along an axis, each element is a sum of a few weighted neighbours. The weights follow from sizes alone, so
+# `matrix` computes them at import; `combined` applies them in Relax.
+
+
+def matrix(positions: np.ndarray, before: int, mode: str, narrow=1.0, a=-0.75, inside=False) -> np.ndarray:
+    """Return the weight of each of `before` elements in each element of the result: float64 (result, before).
+
+    `positions` are those of the result's elements among those before; `mode` is "linear" or "cubic",
+    the latter with the coefficient `a` (Keys, 1981). Antialiasing widens the filter by 1 / `narrow`. Elements
+    past the edge repeat the edge or, with `inside`, have no weight.
+    """
+    reach = int(np.ceil((1 if mode == "linear" else 2) / narrow)) + 1
+    neighbours = np.floor(positions)[:, None].astype(int) + np.arange(-reach, reach + 1)
+    distance = abs(neighbours - positions[:, None]) * narrow
+    if mode == "linear":
+        weights = np.clip(1 - distance, 0, None)
+    else:
+        inner = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+        outer = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+        weights = np.where(distance <= 1, inner, np.where(distance < 2, outer, 0))
+    if inside:
+        weights = np.where((neighbours >= 0) & (neighbours < before), weights, 0)
+    weights /= weights.sum(1, keepdims=True)
+    result = np.zeros((len(positions), before))
+    np.add.at(result, (np.arange(len(positions))[:, None], np.clip(neighbours, 0, before - 1)), weights)
+    return result
+
+
+def combined(bb, x: relax.Expr, axis: int, weights: np.ndarray) -> relax.Expr:
+    """Return `x` resampled along an axis with the `weights` of `matrix`; halves are summed in float32."""
+    own = x.ty.dtype.dtype
+    if own in ("float16", "bfloat16"):
+        wide = bb.normalize(R.astype(x, "float32"))
+        return bb.normalize(R.astype(combined(bb, wide, axis, weights), own))
+    dtype, rank = x.ty.dtype.dtype, len(static_shape(x.ty))
+    taps = int((weights != 0).sum(1).max())
+    if taps > _MOST_TAPS:
+        order = [i for i in range(rank) if i != axis] + [axis]
+        product = R.matmul(R.permute_dims(x, order), relax.const(weights.T.astype(dtype), dtype))
+        return bb.normalize(R.permute_dims(product, [order.index(i) for i in range(rank)]))
+    indices = np.argsort(weights == 0, 1, kind="stable")[:, :taps]
+    shape = [-1 if i == axis else 1 for i in range(rank)]
+    total = None
+    for tap, weight in enumerate(np.take_along_axis(weights, indices, 1).T):
+        weight = relax.const(weight.reshape(shape).astype(dtype), dtype)
+        neighbours = R.take(x, relax.const(indices[:, tap], "int64"), axis, mode="clip")
+        part = bb.normalize(R.multiply(neighbours, weight))
+        total = part if total is None else bb.normalize(R.add(total, part))
+    return total
+
+
+# ---------------------------------------------------------------- Fourier transforms
+
+
+def transformed(x: relax.Expr, length: int, inverse: bool = False, onesided: bool = False) -> relax.Expr:
+    """Transform float64 signals (…, n, 1), or complex ones (…, n, 2), cut or padded with zeros to `length`.
+
+    The result is (…, length, 2). With `onesided` the forward transform returns only the first length // 2 + 1
+    of these, and the inverse one takes them and returns (…, length, 1). Raises NotImplementedError if the
+    matrix would take more than 128 MiB (a `length` in the thousands).
+    """
+    *outer, count, parts = static_shape(x.ty)
+    if count * parts * length * 2 > _LARGEST_MATRIX:
+        raise NotImplementedError(
+            f"a Fourier transform of length {length} takes a matrix of more than 128 MiB"
+        )
+    basis = np.eye(count * parts).reshape(-1, count, parts)
+    signal = basis[..., 0] + (1j * basis[..., 1] if parts == 2 else 0)
+    if inverse and onesided:
+        result = np.fft.irfft(signal, length)[..., None]
+    else:
+        result = np.fft.ifft(signal, length) if inverse else np.fft.fft(signal, length)
+        result = np.stack([result.real, result.imag], -1)[:, : length // 2 + 1 if onesided else length]
+    matrix = relax.const(result.reshape(count * parts, -1), "float64")
+    return R.reshape(R.matmul(R.reshape(x, (*outer, count * parts)), matrix), (*outer, *result.shape[1:]))

@@ -66,10 +66,6 @@ def _along(x: Any, dims: list[int], sign: int, normalization: int) -> Pair:
     return _each(lambda part: part * scale, x)
 
 
-def _fft_c2c(x: Pair, dims: list[int], normalization: int, forward: bool) -> Pair:
-    return _along(x, dims, -1 if forward else 1, normalization)
-
-
 def _fft_r2c(x: torch.Tensor, dims: list[int], normalization: int, onesided: bool) -> Pair:
     result, last = _along(x, dims, -1, normalization), dims[-1]
     return _each(lambda part: part.narrow(last, 0, part.shape[last] // 2 + 1), result) if onesided else result
@@ -138,10 +134,6 @@ def _real_of(x: Any) -> Any:
     return x.real if isinstance(x, Pair) else x
 
 
-def _where(condition: torch.Tensor, a: Any, b: Any) -> Pair:
-    return _each(lambda x, y: torch.where(condition, x, y), _pair(a), _pair(b))
-
-
 def _padded(x: Pair, pads: list[int], value: Any = 0.0) -> Pair:
     return _each(lambda part, number: torch.constant_pad_nd(part, pads, number), x, _pair(value))
 
@@ -186,9 +178,9 @@ _INDEXED = (aten.index_select.default, aten.index.Tensor, aten.gather.default)
 _OPERATORS: dict[Any, Callable] = {
     **{each: _partwise(each) for each in _PARTWISE},
     **{each: _partwise(each, lambda index: index) for each in _INDEXED},
-    aten.where.self: _where,
+    aten.where.self: lambda mask, a, b: _each(lambda x, y: torch.where(mask, x, y), _pair(a), _pair(b)),
     aten.constant_pad_nd.default: _padded,
-    aten._fft_c2c.default: _fft_c2c,
+    aten._fft_c2c.default: lambda x, dims, scale, forward: _along(x, dims, -1 if forward else 1, scale),
     aten._fft_r2c.default: _fft_r2c,
     aten._fft_c2r.default: _fft_c2r,
     aten.view_as_real.default: lambda x: torch.stack(tuple(x), -1),
@@ -227,7 +219,8 @@ def without_complex(graph: fx.Graph, table: dict) -> None:
     for node in list(graph.nodes):
         value = node.meta.get("val")
         is_complex = isinstance(value, torch.Tensor) and value.is_complex()
-        if node.op == "output" and any(each in pairs for each in node.all_input_nodes):
+        reads_pairs = any(each in pairs for each in node.all_input_nodes)
+        if node.op == "output" and reads_pairs:
             raise ValueError(
                 "model: it returns complex numbers, which TVM lacks; return torch.view_as_real of them"
             )
@@ -235,9 +228,7 @@ def without_complex(graph: fx.Graph, table: dict) -> None:
             with value.fake_mode:
                 node.meta["val"] = torch.empty((*value.shape, 2), dtype=_real(value.dtype))
             pairs[node] = inline(node.next, _OPERATORS[aten.view_as_complex.default], (node,), {}, table)
-        if node.op != "call_function" or not (
-            is_complex or any(each in pairs for each in node.all_input_nodes)
-        ):
+        if node.op != "call_function" or not (is_complex or reads_pairs):
             continue
         replaced.append(node)
         if getattr(node.target, "__name__", "") == "getitem":

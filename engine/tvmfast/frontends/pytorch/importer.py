@@ -34,10 +34,9 @@ from ...core.compat import hold_interrupt, pass_lock
 from ...core.dims import dims_of
 from ...core.specs import TensorSpec, dtype_of, parse_inputs, require_dense
 from ..contract import as_model
-from ..dynamic.probing import with_dynamic_dims
+from ..dynamic.probing import Model, with_dynamic_dims
 from .complex import without_complex
-from .dynamic import SCRIPTED, find_suspects, unscript, zeros
-from .graph_signature import signature_of
+from .dynamic import SCRIPTED, find_suspects, signature_of, unscript, zeros
 from .inline import foreign, used_results
 from .ops.converters import CONVERTERS
 from .ops.decompositions import DECOMPOSITIONS
@@ -100,22 +99,14 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
         with pass_lock, quiet(), WholeLayers():
             return find_suspects(model, specs, merged)
 
-    return with_dynamic_dims(
-        lambda static: _import(capture_at, specs, static), specs, signature_at, suspects_of
-    )
+    import_at = functools.partial(_import, capture_at, specs)
+    return with_dynamic_dims(import_at, specs, signature_at, suspects_of)
 
 
-def _import(
-    capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSpec]
-) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import a network for inputs with static dims.
-
-    Args:
-        capture_at: Makes the ExportedProgram for `specs`.
-        inputs: The inputs as the user gives them, with dynamic dims.
-        specs: The inputs, with numbers for these.
-    """
+def _import(capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSpec]) -> Model:
+    """Import a network, which `capture_at` exports, for `inputs` with numbers for dynamic dims, `specs`."""
     has_dynamic_dims = bool(dims_of(spec.shape for spec in inputs))
+    how = {"keep_params_as_input": True, "unwrap_unit_return_tuple": True, "no_bind_return_tuple": False}
     with pass_lock, quiet():
         program = _decompose(capture_at(specs))
         table = _decompositions()[1]
@@ -129,13 +120,8 @@ def _import(
         try:
             importer = ExportedProgramImporter()
             importer.has_dynamic_dims = has_dynamic_dims  # for converters
-            mod = importer.from_exported_program(
-                program,
-                keep_params_as_input=True,
-                unwrap_unit_return_tuple=True,
-                no_bind_return_tuple=False,
-                custom_convert_map=exact(CONVERTERS, importer),
-            )
+            converters = exact(CONVERTERS, importer)
+            mod = importer.from_exported_program(program, custom_convert_map=converters, **how)
         except OutOfRange:
             raise
         except Exception as error:
@@ -264,18 +250,15 @@ def _decompose(program: ExportedProgram) -> ExportedProgram:
     To enumerate them takes ten times as long as all else that it does to a small network.
     """
     composite, others = _decompositions()
-    return exported_program._decompose_exported_program(
-        program,
-        cia_to_decomp=composite,
-        python_decomp_table=others,
-        joint_loss_index=None,
-        decompose_custom_triton_ops=False,
-    )
+    tables = {"cia_to_decomp": composite, "python_decomp_table": others}
+    options = {"joint_loss_index": None, "decompose_custom_triton_ops": False}
+    return exported_program._decompose_exported_program(program, **tables, **options)
 
 
 def _check_program(program: ExportedProgram) -> None:
     """Raise the errors that a decomposed `program` shows before TVM's importer sees it."""
-    calls = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    nodes = program.graph.nodes
+    calls = [node.target for node in nodes if node.op == "call_function"]
     if training := sorted({call.__name__ for call in calls} & _TRAINING_OPS):
         raise ValueError(
             f"model: it was captured in training mode ({training[0]}); call net.eval() before exporting or "
@@ -291,12 +274,9 @@ def _check_program(program: ExportedProgram) -> None:
                 "as_strided reads the memory behind a tensor, and a compiled network has that of contiguous "
                 "tensors alone: write it with slices"
             )
-    scalars = [
-        n.target for n in program.graph.nodes if isinstance(n.meta.get("val"), torch.SymFloat | torch.SymInt)
-    ]
-    if arithmetic := sorted(
-        {each.__name__ for each in scalars if getattr(each, "__module__", "") == "_operator"}
-    ):
+    scalars = [n.target for n in nodes if isinstance(n.meta.get("val"), torch.SymFloat | torch.SymInt)]
+    arithmetic = sorted(each.__name__ for each in scalars if getattr(each, "__module__", "") == "_operator")
+    if arithmetic:
         raise NotImplementedError(
             f"{arithmetic[0]} of a number that PyTorch takes from a tensor while it runs, and TVM has to "
             "know before; leave out .item(), and compute with the tensor"
@@ -307,9 +287,8 @@ def _check_program(program: ExportedProgram) -> None:
     foreign = {call for call in calls if getattr(call, "namespace", "aten") not in ours}
     if missing := sorted({str(call) for call in calls if call.__name__ not in known or call in foreign}):
         raise NotImplementedError(f"TVM's importer lacks these operators: {', '.join(missing)}; {_WAY_OUT}")
-    outputs = [
-        spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT
-    ]
+    specs = program.graph_signature.output_specs
+    outputs = [spec.arg for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
     if others := [getattr(arg, "value", arg) for arg in outputs if not isinstance(arg, TensorArgument)]:
         raise ValueError(
             f"model: expected the network to return tensors alone, but {others[0]!r} is among its outputs; "
@@ -365,9 +344,8 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
     output_specs = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     output = program.graph.output_node()
     output.args = (output.args[0][len(signature.output_specs) - len(output_specs) :],)
-    output_specs = [
-        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(each.name), None) for each in output.args[0]
-    ]
+    arguments = [TensorArgument(each.name) for each in output.args[0]]
+    output_specs = [OutputSpec(OutputKind.USER_OUTPUT, argument, None) for argument in arguments]
     program.graph.eliminate_dead_code()
     placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     specs, weights = [], {}

@@ -14,8 +14,8 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from .ops.decompositions import grouped_product
 from .ops.indexing import max_pool_with_indices
-from .ops.numeric import grouped_product
 
 aten = torch.ops.aten
 
@@ -40,10 +40,9 @@ def inline(node: fx.Node, function: Callable, args: Any, kwargs: dict, table: di
 
     with detect_fake_mode([each.meta.get("val") for each in node.graph.nodes]), torch.no_grad():
         traced = make_fx(flat, decomposition_table=table)(*(each.meta["val"] for each in nodes)).graph
+    inputs = dict(zip(traced.find_nodes(op="placeholder"), nodes, strict=True))
     with node.graph.inserting_before(node):
-        results = node.graph.graph_copy(
-            traced, dict(zip(traced.find_nodes(op="placeholder"), nodes, strict=True))
-        )
+        results = node.graph.graph_copy(traced, inputs)
     return pytree.tree_unflatten(results, forms[-1])
 
 

@@ -25,6 +25,8 @@ from tvm import relax
 
 from ...core.bounds_check import checked
 from ...core.partial_update import partial_update
+from ..context import shape_of
+from .ops.call import Call
 
 aten = torch.ops.aten
 
@@ -93,7 +95,6 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def _is_static(node: fx.Node) -> bool:
-    """Return whether the result of a node is one tensor with a static shape."""
     value = node.meta.get("val")
     return isinstance(value, Tensor) and all(type(n) is int for n in value.shape)
 
@@ -316,37 +317,35 @@ def select_scatter(x: Tensor, part: Tensor, dim: int, index: int) -> Tensor:
     return aten.slice_scatter.default(x, part.unsqueeze(dim), dim, start, start + 1)
 
 
-def _convert(node: fx.Node, importer: Any) -> relax.Var:
-    x, index, values, given, sizes, axis, starts, negative = node.args
-    bb = importer.block_builder
+def _convert(c: Call) -> relax.Expr:
+    x, index, values, given, sizes, axis, starts, negative = c.inputs
     sizes = list(sizes)
     if index is None:
         index = relax.const(np.arange(sizes[axis]), "int64")
     else:
         name = "index_put" if negative else "index_copy"
-        index = checked(importer.env[index], [sizes[axis]], name, negative, bb)
-        sizes[axis] = math.prod(int(n) for n in index.ty.shape)
-        index = bb.emit(relax.op.reshape(relax.op.astype(index, "int64"), [sizes[axis]]))
-    values = bb.emit(relax.op.broadcast_to(importer.env[values], list(given)))
-    values = bb.emit(relax.op.reshape(values, sizes))
-    return bb.emit(partial_update(importer.env[x], values, index, axis, list(starts)))
+        index = checked(index, [sizes[axis]], name, negative, c.builder)
+        sizes[axis] = math.prod(shape_of(index))
+        index = c.emit(relax.op.reshape(relax.op.astype(index, "int64"), [sizes[axis]]))
+    values = c.emit(relax.op.broadcast_to(values, list(given)))
+    values = c.emit(relax.op.reshape(values, sizes))
+    return partial_update(x, values, index, axis, list(starts))
 
 
-def _slice_scatter(node: fx.Node, importer: Any) -> relax.Var:
+def _slice_scatter(c: Call) -> relax.Expr:
     """Join slices; TVM scatters element by element."""
-    dim, start, end, step = _slice_scatter_args(node)
+    dim, start, end, step = _slice_scatter_args(c.node)
     if step != 1:
-        return importer._slice_scatter(node)
-    x, values = (importer.env[each] for each in node.args[:2])
-    bb, size = importer.block_builder, _shape(node)[dim]
+        return c.converted("_slice_scatter")
+    (x, values), size = c.inputs[:2], c.result_shape[dim]
     start, end, _ = slice(start, end).indices(size)
     if end <= start:
         return x
-    parts = [bb.emit(relax.op.strided_slice(x, [dim], [0], [start]))] if start else []
-    parts.append(bb.emit(relax.op.astype(values, x.ty.dtype)))
+    parts = [c.emit(relax.op.strided_slice(x, [dim], [0], [start]))] if start else []
+    parts.append(c.emit(relax.op.astype(values, x.ty.dtype)))
     if end < size:
-        parts.append(bb.emit(relax.op.strided_slice(x, [dim], [end], [sys.maxsize])))
-    return bb.emit(relax.op.concat(parts, dim))
+        parts.append(c.emit(relax.op.strided_slice(x, [dim], [end], [sys.maxsize])))
+    return relax.op.concat(parts, dim)
 
 
 CONVERTERS = {"partial_update.default": _convert, "slice_scatter.default": _slice_scatter}

@@ -4,6 +4,7 @@
 of operators that need more than that.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,8 +15,10 @@ from tvm import relax
 
 from ...core.relax import static_shape
 from ...core.specs import dtype_of
+from ..context import log_converter
 
 aten = torch.ops.aten
+_log = logging.getLogger(__name__)
 
 # Operators whose operands get the result's dtype, besides those that PyTorch tags as pointwise.
 _IN_THE_RESULTS_DTYPE = {
@@ -43,9 +46,8 @@ def _promote(node: fx.Node) -> None:
     first = 1 if name == "where" else 0  # `where` has its condition first
     operands, dtype = node.args[first:], node.meta["val"].dtype
     if dtype is torch.bool and len(operands) == 2 and name != "cat":
-        dtype = torch.result_type(
-            *(each.meta["val"] if isinstance(each, fx.Node) else each for each in operands)
-        )
+        values = (each.meta["val"] if isinstance(each, fx.Node) else each for each in operands)
+        dtype = torch.result_type(*values)
     elif dtype is torch.bool:
         return
     operands = fx.node.map_arg(operands, lambda each: _converted(each, dtype, node))
@@ -65,18 +67,14 @@ def _converted(operand: fx.Node, dtype: torch.dtype, before: fx.Node) -> fx.Node
 def exact(converters: dict[str, Callable], importer: Any) -> dict[str, Callable]:
     """Make each converter fail where its result has not the dtype and the shape that PyTorch gives it.
 
-    Args:
-        converters: Converters by name, each a function of a node and the importer.
-        importer: TVM's, whose converters, functions of a node, serve the other names.
-
-    Returns:
-        The converters of all names. They take a node alone, too, as TVM calls them in a branch.
+    Those of TVM's importer serve the other names. All take a node alone, too, as TVM calls them in a branch.
     """
     given = {name: partial(convert, importer=importer) for name, convert in converters.items()}
     return {name: partial(_checked, convert) for name, convert in (importer.convert_map | given).items()}
 
 
 def _checked(convert: Callable, node: fx.Node, *_: Any) -> Any:
+    log_converter(_log, node.target, convert)
     result, value = convert(node), node.meta.get("val")
     ty = getattr(result, "ty", None)
     if isinstance(value, Tensor) and isinstance(ty, relax.TensorType):
@@ -157,6 +155,7 @@ def _all(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     return none.to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
 
 
+_LEFT_SHIFT, _RIGHT_SHIFT = aten.bitwise_left_shift, aten.bitwise_right_shift
 _OF_A_SCALAR = {
     torch.pow: (aten.pow.Scalar,),
     torch.remainder: (aten.remainder.Scalar_Tensor,),
@@ -167,14 +166,9 @@ _OF_A_SCALAR = {
     torch.bitwise_and: (aten.bitwise_and.Scalar_Tensor,),
     torch.bitwise_or: (aten.bitwise_or.Scalar_Tensor,),
     torch.bitwise_xor: (aten.bitwise_xor.Scalar_Tensor,),
-    torch.bitwise_left_shift: (
-        aten.bitwise_left_shift.Tensor_Scalar,
-        aten.bitwise_left_shift.Scalar_Tensor,
-        aten.__lshift__.Scalar,
-    ),
+    torch.bitwise_left_shift: (_LEFT_SHIFT.Tensor_Scalar, _LEFT_SHIFT.Scalar_Tensor, aten.__lshift__.Scalar),
     torch.bitwise_right_shift: (
-        aten.bitwise_right_shift.Tensor_Scalar,
-        aten.bitwise_right_shift.Scalar_Tensor,
+        *(_RIGHT_SHIFT.Tensor_Scalar, _RIGHT_SHIFT.Scalar_Tensor),
         aten.__rshift__.Scalar,
     ),
 }

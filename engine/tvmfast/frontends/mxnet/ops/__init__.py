@@ -5,6 +5,5 @@ detection    boxes and anchors
 elementwise  arithmetic and comparisons
 mx_np        `mx.np`
 nn           layers
-recurrent    `RNN`
 tensor       shapes, slices, reductions, order
 """

@@ -9,13 +9,11 @@ Source: https://mxnet.apache.org/versions/1.9.1/api/python/docs/api/symbol/index
 import ast
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from ....core.relax import static_shape
+from ...context import Context, shape_of
 from ..files import Node
 
 CONVERTERS: dict[str, Callable[["Call"], relax.Expr | list[relax.Expr]]] = {}
@@ -31,14 +29,12 @@ def converts(*names: str):
     return register
 
 
-@dataclass
-class Call:
-    """A node that is being converted, and its inputs as Relax expressions."""
+class Call(Context):
+    """A node that is being converted; `names` are those of the nodes that its inputs come from."""
 
-    node: Node
-    inputs: list[relax.Expr]
-    names: list[str]  # of the nodes that the inputs come from
-    builder: relax.BlockBuilder
+    def __init__(self, node: Node, inputs: list[relax.Expr], names: list[str], builder: relax.BlockBuilder):
+        super().__init__(node.op, inputs, builder)
+        self.node, self.names = node, names
 
     def get(self, name: str, default=None):
         """Return an attribute, parsed as a Python literal, or `default` if it is missing or None."""
@@ -78,26 +74,6 @@ class Call:
             if (value := self.get(name)) is not None and value not in values:
                 raise NotImplementedError(f"{name}={value}")
 
-    @property
-    def x(self) -> relax.Expr:
-        """The first input."""
-        return self.inputs[0]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the first input."""
-        return shape_of(self.x)
-
-    @property
-    def rank(self) -> int:
-        """The number of axes of the first input."""
-        return len(self.shape)
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the first input."""
-        return dtype_of(self.x)
-
     def expect(self, number: int, *shape: int) -> relax.Expr:
         """Return an input; raise ValueError if it is missing or not of this shape."""
         if number >= len(self.inputs):
@@ -106,31 +82,8 @@ class Call:
             raise ValueError(f"{self.names[number]!r} must be of shape {shape}; got {actual}")
         return self.inputs[number]
 
-    def emit(self, expr: relax.Expr) -> relax.Var:
-        """Bind an expression to a variable, whose type is then known. Relax flattens nested calls."""
-        return self.builder.emit(expr)
-
-    def const(self, value, dtype: str | None = None) -> relax.Expr:
-        """Return a constant, by default of the first input's dtype."""
-        dtype = dtype or self.dtype
-        return relax.const(np.asarray(value, dtype), dtype)
-
     def along(self, number: int, size: int, axis: int) -> relax.Expr:
         """Return an input, a vector of this size, reshaped to lie along an axis of the first input."""
         shape = [1] * self.rank
         shape[axis] = size
         return op.reshape(self.expect(number, size), shape)
-
-    def cast(self, expr: relax.Expr, dtype: str) -> relax.Expr:
-        """Return an expression in a dtype."""
-        return expr if dtype_of(expr) == dtype else op.astype(expr, dtype)
-
-
-def shape_of(expr: relax.Expr) -> tuple[int, ...]:
-    """Return the shape of an expression."""
-    return static_shape(expr.ty)
-
-
-def dtype_of(expr: relax.Expr) -> str:
-    """Return the dtype of an expression."""
-    return str(expr.ty.dtype)

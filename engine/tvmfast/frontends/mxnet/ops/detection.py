@@ -5,6 +5,7 @@ roi_align.cc.
 """
 
 import math
+from dataclasses import fields, replace
 
 import numpy as np
 from tvm import relax
@@ -12,7 +13,8 @@ from tvm.relax import op
 
 from ....kernels.detection.nms import best_indices, suppressed
 from ....kernels.detection.spec import NmsSpec
-from .call import Call, converts, shape_of
+from ...context import shape_of
+from .call import Call, converts
 
 # ---------------------------------------------------------------- non-maximum suppression
 
@@ -22,8 +24,9 @@ def _remaining(c: Call, name: str, data: relax.Expr, spec: NmsSpec) -> list[rela
     batch, rows, width = shape_of(data)
     order = _by_score(c, data, spec)
     kernel = suppressed(batch, rows, width, shape_of(order)[1], spec)
-    results = ((batch, rows, width), "float32"), ((batch, rows, 1), "float32")
-    return _call(c, name, kernel, [data, order], *results)
+    return c.call(
+        name, kernel, [data, order], ((batch, rows, width), "float32"), ((batch, rows, 1), "float32")
+    )
 
 
 def _by_score(c: Call, data: relax.Expr, spec: NmsSpec) -> relax.Expr:
@@ -37,33 +40,17 @@ def _by_score(c: Call, data: relax.Expr, spec: NmsSpec) -> relax.Expr:
     if not 0 < spec.topk < rows:
         return c.emit(op.argsort(scores, 1, descending=True, dtype="int32"))
     shape, kernel = (batch, spec.topk), best_indices(batch, rows, spec.topk)
-    indices, best = _call(c, "best_indices", kernel, [c.emit(scores)], (shape, "int32"), (shape, "float32"))
+    indices, best = c.call("best_indices", kernel, [c.emit(scores)], (shape, "int32"), (shape, "float32"))
     return c.emit(op.gather_elements(indices, op.argsort(best, 1, descending=True, dtype="int32"), 1))
-
-
-def _call(c: Call, name: str, kernel, inputs: list[relax.Expr], *results: tuple) -> list[relax.Expr]:
-    """Call a kernel that returns two arrays, of these shapes and dtypes."""
-    types = [relax.TensorType(shape, dtype) for shape, dtype in results]
-    function = c.builder.add_func(kernel.without_attr("global_symbol"), name)
-    both = c.emit(relax.call_tir(function, inputs, types))
-    return [relax.TupleGetItem(both, n) for n in (0, 1)]
 
 
 @converts("_contrib_box_nms", "_contrib_box_non_maximum_suppression")
 def _box_nms(c: Call):
-    spec = NmsSpec(
-        float(c.get("overlap_thresh", 0.5)),
-        float(c.get("valid_thresh", 0)),
-        int(c.get("topk", -1)),
-        int(c.get("coord_start", 2)),
-        int(c.get("score_index", 1)),
-        int(c.get("id_index", -1)),
-        int(c.get("background_id", -1)),
-        bool(c.get("force_suppress", False)),
-        c.get("in_format", "corner") == "center",
-    )
-    if c.get("in_format", "corner") != c.get("out_format", "corner"):
-        raise NotImplementedError("an out_format other than the in_format")
+    named = {each.name: type(each.default)(c.get(each.name, each.default)) for each in fields(NmsSpec)}
+    force, is_center = bool(c.get("force_suppress", False)), c.get("in_format", "corner") == "center"
+    spec = replace(NmsSpec(**named), force=force, center=is_center)
+    is_other = c.get("in_format", "corner") != c.get("out_format", "corner")
+    c.refuse_if(is_other, "an out_format other than the in_format")
     *outer, rows, width = c.shape
     data = c.x if len(outer) == 1 else c.emit(op.reshape(c.x, (math.prod(outer), rows, width)))
     remaining, indices = _remaining(c, "box_nms", data, spec)
@@ -96,9 +83,7 @@ def _box_decode(c: Call):
     return _decoded(c, c.x, anchors, scales, c.rank - 1, float(c.get("clip", -1.0)))
 
 
-def _decoded(
-    c: Call, offsets, anchors: list[relax.Expr], scales: list[float], axis: int, limit: float = -1.0
-):
+def _decoded(c: Call, offsets, anchors: list, scales: list[float], axis: int, limit: float = -1.0):
     """Return the corners of boxes from their offsets to anchors: centre x, centre y, width, height."""
     offsets = _columns(offsets, axis)
     low, high = [], []
@@ -115,8 +100,7 @@ def _decoded(
 
 @converts("_contrib_box_iou")
 def _box_iou(c: Call):
-    if c.get("format", "corner") != "corner":
-        raise NotImplementedError("format=center")
+    c.refuse(format=("corner",))
     outer, others = c.shape[:-1], shape_of(c.inputs[1])[:-1]
     a = [op.reshape(each, (*outer, *[1] * len(others))) for each in _columns(c.x, len(outer))]
     b = [op.reshape(each, others) for each in _columns(c.inputs[1], len(others))]
@@ -155,8 +139,7 @@ def _multibox_detection(c: Call):
     scores, offsets, anchors = c.inputs
     batch, classes, count = shape_of(scores)
     background, least = int(c.get("background_id", 0)), float(c.get("threshold", 0.01))
-    if background != 0:
-        raise NotImplementedError(f"background_id={background}")
+    c.refuse_if(background != 0, f"background_id={background}")
     real = op.strided_slice(scores, [1], [1], [classes])
     kind = op.astype(op.expand_dims(op.argmax(real, 1), 2), "float32")
     best = op.expand_dims(op.max(real, [1]), 2)
@@ -166,13 +149,9 @@ def _multibox_detection(c: Call):
     boxes = _decoded(c, op.reshape(offsets, (batch, count, 4)), centers, variances, 2)
     if c.get("clip", True):
         boxes = op.clip(boxes, 0, 1)
-    spec = NmsSpec(
-        overlap_thresh=float(c.get("nms_threshold", 0.5)),
-        topk=int(c.get("nms_topk", -1)),
-        id_index=0,
-        force=bool(c.get("force_suppress", False)),
-        in_place=True,
-    )
+    overlap, topk = float(c.get("nms_threshold", 0.5)), int(c.get("nms_topk", -1))
+    force = bool(c.get("force_suppress", False))
+    spec = NmsSpec(overlap, topk=topk, id_index=0, force=force, in_place=True)
     return _remaining(c, "multibox_detection", c.emit(op.concat([kind, best, boxes], 2)), spec)[0]
 
 
@@ -181,8 +160,7 @@ def _multibox_detection(c: Call):
 
 @converts("_contrib_ROIAlign")
 def _roi_align(c: Call):
-    if c.get("position_sensitive", False):
-        raise NotImplementedError("position_sensitive=True")
+    c.refuse(position_sensitive=(False,))
     scale, aligned = float(c.need("spatial_scale")), bool(c.get("aligned", False))
     rois, valid = _regions(c)
     if aligned:  # the centres of pixels are at halves, which TVM leaves to the caller

@@ -6,13 +6,20 @@ import math
 from tvm import relax
 from tvm.relax import op
 
+from ...context import dtype_of, shape_of
 from ...ops.common import logarithm
-from .call import Call, converts, dtype_of, shape_of
+from .call import CONVERTERS, Call, converts
 
 
 def nonzero(x: relax.Expr) -> relax.Expr:
     """Return whether each element differs from 0: bool."""
     return op.not_equal(x, relax.const(0, dtype_of(x)))
+
+
+def require_floats(x: relax.Expr) -> None:
+    """Raise NotImplementedError for a tensor of integers or bools."""
+    if not dtype_of(x).startswith("float"):
+        raise NotImplementedError(f"numbers of {dtype_of(x)}; cast them to float32 before")
 
 
 def _comparison(compare):
@@ -80,6 +87,8 @@ converts("log1p")(lambda c: op.log(c.x + c.const(1)))
 converts("expm1")(lambda c: op.exp(c.x) - c.const(1))
 converts("degrees")(lambda c: c.x * c.const(180 / math.pi))
 converts("radians")(lambda c: c.x * c.const(math.pi / 180))
+converts("softsign")(lambda c: c.x / (op.abs(c.x) + c.const(1)))
+converts("round")(lambda c: op.sign(c.x) * op.floor(op.abs(c.x) + c.const(0.5)))  # halves away from zero
 converts("logical_not")(lambda c: op.astype(op.equal(c.x, c.const(0)), c.dtype))
 converts("clip")(lambda c: op.clip(c.x, float(c.need("a_min")), float(c.need("a_max"))))
 converts("_contrib_div_sqrt_dim")(lambda c: c.x / c.const(math.sqrt(c.shape[-1])))
@@ -88,12 +97,6 @@ converts("_contrib_div_sqrt_dim")(lambda c: c.x / c.const(math.sqrt(c.shape[-1])
 @converts("cbrt")
 def _cbrt(c: Call):
     return op.sign(c.x) * op.power(op.abs(c.x), c.const(1 / 3))
-
-
-@converts("round")
-def _round(c: Call):
-    """Round halves away from zero."""
-    return op.sign(c.x) * op.floor(op.abs(c.x) + c.const(0.5))
 
 
 @converts("smooth_l1")
@@ -120,24 +123,11 @@ def _softrelu(c: Call):
     return op.nn.relu(c.x) + op.log(op.exp(op.negative(op.abs(c.x))) + c.const(1))
 
 
-@converts("softsign")
-def _softsign(c: Call):
-    return c.x / (op.abs(c.x) + c.const(1))
-
-
-_ACTIVATIONS = {
-    "relu": lambda c: op.nn.relu(c.x),
-    "sigmoid": lambda c: op.sigmoid(c.x),
-    "tanh": lambda c: op.tanh(c.x),
-    "softrelu": _softrelu,
-    "softsign": _softsign,
-}
-
-
 @converts("Activation")
 def _activation(c: Call):
-    c.refuse(act_type=_ACTIVATIONS)
-    return _ACTIVATIONS[c.need("act_type")](c)
+    c.refuse(act_type=("relu", "sigmoid", "tanh", "softsign", "softrelu"))
+    kind = c.need("act_type")
+    return _softrelu(c) if kind == "softrelu" else CONVERTERS[kind](c)
 
 
 @converts("LeakyReLU")

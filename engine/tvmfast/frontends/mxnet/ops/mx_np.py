@@ -8,13 +8,14 @@ import functools
 import itertools
 import math
 
-import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from . import elementwise, nn, tensor  # noqa: F401  (they fill the table)
-from .call import CONVERTERS, Call, converts, dtype_of, shape_of
-from .elementwise import nonzero
+from ...context import dtype_of, shape_of
+from .call import CONVERTERS, Call, converts
+from .elementwise import nonzero, require_floats
+from .nn import contracted
+from .tensor import flat
 
 _OLDER = {  # operators that do the same as an older one
     **{f"_npi_{name}": name for name in (
@@ -36,11 +37,6 @@ for _name, _older in _OLDER.items():
 # ---------------------------------------------------------------- element by element
 
 
-def _floats(expr: relax.Expr) -> None:
-    if not dtype_of(expr).startswith("float"):
-        raise NotImplementedError(f"numbers of {dtype_of(expr)}; cast them to float32 before")
-
-
 def _alike(a: relax.Expr, b: relax.Expr) -> None:
     if dtype_of(a) != dtype_of(b):
         raise NotImplementedError(
@@ -51,8 +47,8 @@ def _alike(a: relax.Expr, b: relax.Expr) -> None:
 def _number(c: Call, name: str = "scalar") -> relax.Expr:
     """Return a number of the node, in the dtype of the array beside it."""
     value = float(c.need(name))
-    if not c.dtype.startswith("float") and (value != int(value) or c.dtype == "bool"):
-        raise NotImplementedError(f"numbers of {c.dtype} with {value}; cast them to float32 before")
+    fits = c.dtype.startswith("float") or (value == int(value) and c.dtype != "bool")
+    c.refuse_if(not fits, f"numbers of {c.dtype} with {value}; cast them to float32 before")
     return c.const(value)
 
 
@@ -63,7 +59,7 @@ def _register(name: str, function, of_floats: bool) -> None:
         a, b = pair(c)
         _alike(a, b)
         if of_floats:
-            _floats(a)
+            require_floats(a)
         return function(a, b)
 
     converts(f"_npi_{name}")(functools.partial(converted, pair=lambda c: c.inputs))
@@ -86,31 +82,22 @@ converts("_npi_isfinite")(lambda c: op.isfinite(c.x))
 
 @converts("_npi_around")
 def _around(c: Call):
-    _floats(c.x)
+    require_floats(c.x)
     scale = c.const(10.0 ** int(c.get("decimals", 0)))
     return op.round(c.x * scale) / scale
 
 
-def _where(condition, x, y):
-    return op.where(condition if dtype_of(condition) == "bool" else nonzero(condition), x, y)
-
-
-@converts("_npi_where")
-def _where_arrays(c: Call):
-    _alike(c.inputs[1], c.inputs[2])
-    return _where(*c.inputs)
-
-
-@converts("_npi_where_lscalar", "_npi_where_rscalar")
-def _where_scalar(c: Call):
-    condition, array = c.inputs
-    number = c.const(c.need("scalar"), dtype_of(array))
-    return _where(condition, *((number, array) if c.node.op == "_npi_where_lscalar" else (array, number)))
-
-
-@converts("_npi_where_scalar2")
-def _where_scalars(c: Call):
-    return _where(c.x, c.const(c.need("x"), "float32"), c.const(c.need("y"), "float32"))
+@converts("_npi_where", "_npi_where_lscalar", "_npi_where_rscalar", "_npi_where_scalar2")
+def _where(c: Call):
+    condition, *sides = c.inputs
+    if len(sides) == 2:
+        _alike(*sides)
+    elif sides:
+        number = c.const(c.need("scalar"), dtype_of(sides[0]))
+        sides.insert(c.op == "_npi_where_rscalar", number)
+    else:
+        sides = [c.const(c.need(name), "float32") for name in ("x", "y")]
+    return op.where(condition if dtype_of(condition) == "bool" else nonzero(condition), *sides)
 
 
 # ---------------------------------------------------------------- shapes
@@ -148,14 +135,9 @@ def _npx_reshape(c: Call):
     return op.reshape(c.x, shape)
 
 
-@converts("_npi_broadcast_to")
-def _broadcast_to(c: Call):
-    return op.broadcast_to(c.x, c.need("shape"))
-
-
-@converts("_np_squeeze")
-def _squeeze(c: Call):
-    return op.squeeze(c.x, c.axes())
+converts("_npi_broadcast_to")(lambda c: op.broadcast_to(c.x, c.need("shape")))
+converts("_np_squeeze")(lambda c: op.squeeze(c.x, c.axes()))
+converts("_npi_tril")(lambda c: op.tril(c.x, int(c.get("k", 0))))
 
 
 @converts("_np_moveaxis")
@@ -177,10 +159,8 @@ def _concatenate(c: Call):
 
 @converts("_npi_hstack", "_npi_vstack")
 def _stacked(c: Call):
-    least = 2 if c.node.op == "_npi_vstack" else 1
-    arrays = [
-        op.reshape(each, [1] * (least - len(shape_of(each))) + list(shape_of(each))) for each in c.inputs
-    ]
+    least = 2 if c.op == "_npi_vstack" else 1
+    arrays = [op.reshape(x, (1,) * (least - len(shape_of(x))) + shape_of(x)) for x in c.inputs]
     return op.concat(arrays, 0 if least == 2 or c.rank <= 1 else 1)
 
 
@@ -191,44 +171,26 @@ def _pad(c: Call):
     return op.nn.pad(c.x, widths, pad_value=float(c.get("constant_values", 0)))
 
 
-@converts("_npi_zeros", "_npi_ones", "_npi_full", "_npi_full_like")
-def _filled(c: Call):
-    shape, like = (c.shape, c.dtype) if c.inputs else (c.need("shape"), "float32")
-    value = {"_npi_zeros": 0, "_npi_ones": 1}.get(c.node.op)
-    value = c.get("fill_value", c.get("value", 0)) if value is None else value
-    return c.const(np.full(shape, value), c.get("dtype", like))
-
-
-@converts("_npi_tril")
-def _tril(c: Call):
-    return op.tril(c.x, int(c.get("k", 0)))
-
-
 # ---------------------------------------------------------------- reductions and products
 
 
 def _reduced(c: Call, reduce):
-    _floats(c.x)
-    c.refuse(dtype=(c.dtype,), initial=())
+    require_floats(c.x)
+    c.refuse(dtype=(c.dtype,), initial=(), ddof=(0,))
     return reduce(c.x, c.axes(), keepdims=bool(c.get("keepdims", False)))
 
 
-for _name in ("_np_sum", "_npi_mean", "_np_max", "_np_min", "_np_prod"):
-    converts(_name)(functools.partial(_reduced, reduce=getattr(op, _name.rpartition("_")[2])))
-
-
-@converts("_npi_var", "_npi_std")
-def _variance(c: Call):
-    c.refuse(ddof=(0,))
-    return _reduced(c, op.variance if c.node.op == "_npi_var" else op.std)
+_REDUCTIONS = {f"_np_{name}": getattr(op, name) for name in ("sum", "max", "min", "prod")}
+_REDUCTIONS |= {"_npi_mean": op.mean, "_npi_var": op.variance, "_npi_std": op.std}
+for _name, _function in _REDUCTIONS.items():
+    converts(_name)(functools.partial(_reduced, reduce=_function))
 
 
 @converts("_npi_argmax", "_npi_argmin")
 def _argmax(c: Call):
-    axis = c.get("axis")
-    x = op.reshape(c.x, [math.prod(c.shape)]) if axis is None else c.x
-    keep = bool(c.get("keepdims", False))
-    found = (op.argmax if c.node.op == "_npi_argmax" else op.argmin)(x, int(axis or 0), keepdims=keep)
+    axis, keep = c.get("axis"), bool(c.get("keepdims", False))
+    x = flat(c) if axis is None else c.x
+    found = (op.argmax if c.op == "_npi_argmax" else op.argmin)(x, int(axis or 0), keepdims=keep)
     if axis is None:
         found = op.reshape(found, [1] * c.rank if keep else [])
     return op.astype(found, "int64")
@@ -236,42 +198,33 @@ def _argmax(c: Call):
 
 @converts("_np_cumsum")
 def _cumsum(c: Call):
-    _floats(c.x)
+    require_floats(c.x)
     c.refuse(dtype=(c.dtype,))
     axis = c.get("axis")
-    return op.cumsum(op.reshape(c.x, [math.prod(c.shape)]) if axis is None else c.x, int(axis or 0))
+    return op.cumsum(flat(c) if axis is None else c.x, int(axis or 0))
 
 
 @converts("_npi_matmul", "_np_dot")
 def _product(c: Call):
     a, b = c.inputs
-    if c.node.op == "_np_dot":
+    if c.op == "_np_dot":
         if () in (shape_of(a), shape_of(b)):
             return a * b
-        if len(shape_of(b)) > 2:
-            raise NotImplementedError(f"the dot product with an array of shape {shape_of(b)}")
+        c.refuse_if(len(shape_of(b)) > 2, f"the dot product with an array of shape {shape_of(b)}")
     return op.matmul(a, b)
 
 
-@converts("_npi_einsum")
-def _einsum(c: Call):
-    return op.einsum(tuple(c.inputs), c.need("subscripts").replace(" ", ""))
+converts("_npi_einsum")(lambda c: op.einsum(tuple(c.inputs), c.need("subscripts").replace(" ", "")))
 
 
 @converts("_npi_tensordot", "_npi_tensordot_int_axes")
 def _tensordot(c: Call):
     a, b = c.inputs
     rank_a, rank_b = len(shape_of(a)), len(shape_of(b))
-    if c.node.op == "_npi_tensordot":
+    if c.op == "_npi_tensordot":
         of_a = [int(n) % rank_a for n in c.need("a_axes_summed")]
         of_b = [int(n) % rank_b for n in c.need("b_axes_summed")]
     else:
         count = int(c.need("axes"))
         of_a, of_b = list(range(rank_a - count, rank_a)), list(range(count))
-    left = [axis for axis in range(rank_a) if axis not in of_a]
-    right = [axis for axis in range(rank_b) if axis not in of_b]
-    shape = [*(shape_of(a)[axis] for axis in left), *(shape_of(b)[axis] for axis in right)]
-    depth = math.prod(shape_of(a)[axis] for axis in of_a)
-    a = op.reshape(c.emit(op.permute_dims(a, left + of_a)), [-1, depth])
-    b = op.reshape(c.emit(op.permute_dims(b, of_b + right)), [depth, -1])
-    return op.reshape(op.matmul(a, b), shape)
+    return contracted(c, a, b, of_a, of_b)

@@ -1,16 +1,20 @@
-"""Converters of MXNet's layers (see call.py): convolutions, products, norms, pooling, resizing, outputs."""
+"""Converters of MXNet's layers (see call.py), recurrent ones too, and of what trains them, the outputs."""
 
 import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 from tvm import relax
 from tvm.relax import op
 
 from ....core.relax import ceildiv
-from ...ops.common import deformed, local_response_norm, padded, product
+from ....kernels.recurrent.cell import OF_CUDNN
+from ....kernels.recurrent.emit import emit
+from ...context import dtype_of, shape_of
+from ...ops.common import deformed, local_response_norm, padded, product, window_counts
 from ..files import Node
-from .call import Call, converts, dtype_of, shape_of
+from .call import Call, converts
 
 # ---------------------------------------------------------------- convolutions and products
 
@@ -50,8 +54,7 @@ def _convolution(c: Call):
 @converts("Deconvolution")
 def _deconvolution(c: Call):
     axes = _axes_of_kernel(c)
-    if axes > 2:
-        raise NotImplementedError("a transposed convolution of three axes")
+    c.refuse_if(axes > 2, "a transposed convolution of three axes")
     kernel, stride, dilate, pad = _window(c, axes)
     adj = c.integers("adj", axes, 0)
     filters, groups = int(c.need("num_filter")), int(c.get("num_group", 1))
@@ -91,16 +94,26 @@ def _fully_connected(c: Call):
 
 @converts("dot")
 def _dot(c: Call):
-    """Sum over the last axis of one operand and the first of the other."""
+    """Sum over the last axis of one operand and the first of the other, or the other way round."""
     a, b = c.inputs
-    if c.get("transpose_a", False):
-        a = c.emit(op.permute_dims(a, [*range(1, len(shape_of(a))), 0]))
-    if c.get("transpose_b", False):
-        b = c.emit(op.permute_dims(b, [len(shape_of(b)) - 1, *range(len(shape_of(b)) - 1)]))
-    shape_a, shape_b = shape_of(a), shape_of(b)
-    a = op.reshape(a, (math.prod(shape_a[:-1]), shape_a[-1]))
-    b = op.reshape(b, (shape_b[0], math.prod(shape_b[1:])))
-    return op.reshape(op.matmul(a, b), (*shape_a[:-1], *shape_b[1:]) or (1,))
+    of_a = 0 if c.get("transpose_a", False) else c.rank - 1
+    of_b = len(shape_of(b)) - 1 if c.get("transpose_b", False) else 0
+    result = contracted(c, a, b, [of_a], [of_b])
+    return op.reshape(result, (1,)) if c.rank == len(shape_of(b)) == 1 else result
+
+
+def contracted(c: Call, a: relax.Expr, b: relax.Expr, of_a: list[int], of_b: list[int]) -> relax.Expr:
+    """Sum the products over some axes of two tensors, in one product of matrices."""
+    left, right = (
+        [axis for axis in range(len(shape_of(x))) if axis not in axes] for x, axes in ((a, of_a), (b, of_b))
+    )
+    shape = [*(shape_of(a)[axis] for axis in left), *(shape_of(b)[axis] for axis in right)]
+    depth = math.prod(shape_of(a)[axis] for axis in of_a)
+    a, b = (
+        x if order == sorted(order) else c.emit(op.permute_dims(x, order))
+        for x, order in ((a, left + of_a), (b, of_b + right))
+    )
+    return op.reshape(op.matmul(op.reshape(a, [-1, depth]), op.reshape(b, [depth, -1])), shape)
 
 
 @converts("batch_dot", "linalg_gemm2", "_linalg_gemm2")
@@ -114,13 +127,10 @@ def _batch_dot(c: Call):
 def _deformable_convolution(c: Call):
     """Interpolate the input at the offsets' positions into columns, and convolve these by 1x1."""
     kernel, stride, dilate, pad = _window(c, 2)
-    modulated = c.node.op.startswith("_contrib_Modulated")
+    modulated = c.op.startswith("_contrib_Modulated")
     filters, groups = int(c.need("num_filter")), int(c.get("num_group", 1))
     parts = int(c.get("num_deformable_group", 1))
-    size = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, p, d, k, s in zip(c.shape[2:], pad, dilate, kernel, stride, strict=True)
-    ]
+    size = window_counts(c.shape[2:], kernel, stride, dilate, [*pad, *pad])
     taps = math.prod(kernel)
     offset = c.expect(1, c.shape[0], 2 * parts * taps, *size)
     mask = c.expect(2, c.shape[0], parts * taps, *size) if modulated else None
@@ -138,8 +148,7 @@ def _deformable_convolution(c: Call):
 @converts("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_SyncBatchNorm")
 def _batch_norm(c: Call):
     axis = int(c.get("axis", 1)) % c.rank
-    if c.get("output_mean_var", False):
-        raise NotImplementedError("output_mean_var=True")
+    c.refuse(output_mean_var=(False,))
     gamma, beta, mean, variance = (c.expect(n, c.shape[axis]) for n in (1, 2, 3, 4))
     if c.get("fix_gamma", True):
         gamma = c.const(np.ones(c.shape[axis]), dtype_of(gamma))
@@ -237,7 +246,7 @@ def _pooling(c: Call):
         begins = np.arange(-p, n + p + e - k + 1, s)
         lengths.append(np.minimum(begins + k, n + p) - begins)
     counts = np.ones(()) if kind == "sum" else np.prod(np.meshgrid(*lengths, indexing="ij"), axis=0)
-    return means * c.const(math.prod(kernel) / counts)
+    return means * c.const(math.prod(kernel) / counts, c.dtype)
 
 
 converts("_contrib_AdaptiveAvgPooling2D")(
@@ -257,14 +266,8 @@ def _up_sampling(c: Call):
         attrs |= {"num_filter": str(c.shape[1]), "num_group": str(c.shape[1]), "no_bias": "True"}
         node = Node("Deconvolution", c.node.name, attrs)
         return _deconvolution(Call(node, [c.x, weight], c.names, c.builder))
-    resize = functools.partial(
-        op.image.resize2d,
-        size=size,
-        method="nearest_neighbor",
-        coordinate_transformation_mode="asymmetric",
-        rounding_method="floor",
-    )
-    images = [resize(x) for x in c.inputs]
+    how = {"coordinate_transformation_mode": "asymmetric", "rounding_method": "floor"}
+    images = [op.image.resize2d(x, size, method="nearest_neighbor", **how) for x in c.inputs]
     if len(images) == 1:
         return images[0]
     summed = c.get("multi_input_mode", "concat") == "sum"
@@ -277,12 +280,11 @@ def _bilinear_resize(c: Call):
     height, width = c.shape[2:]
     if mode == "like" or len(c.inputs) > 1:
         size = shape_of(c.inputs[1])[2:]
-    elif mode == "size":
+    else:
+        c.refuse(mode=("size",))
         size = c.get("height", 1), c.get("width", 1)
         if (scale := c.get("scale_height")) is not None:
             size = int(scale * height), int(c.need("scale_width") * width)
-    else:
-        raise NotImplementedError(f"mode={mode}")
     mode = "align_corners" if c.get("align_corners", True) else "half_pixel"
     return op.image.resize2d(c.x, size, method="linear", coordinate_transformation_mode=mode)
 
@@ -305,20 +307,73 @@ def _pad(c: Call):
     return padded(c.x, list(zip(width[::2], width[1::2], strict=True)), mode)
 
 
+# ---------------------------------------------------------------- recurrent layers
+
+
+@converts("RNN")
+def _recurrent(c: Call):
+    """Convert all layers; the parameters are one vector, the weights of all layers and then all biases."""
+    c.refuse(projection_size=(), lstm_state_clip_min=(), lstm_state_clip_max=(), use_sequence_length=(False,))
+    mode, units = c.need("mode"), int(c.need("state_size"))
+    layers = int(c.need("num_layers"))
+    if mode not in OF_CUDNN:
+        raise ValueError(f"mode={mode}; expected one of {', '.join(OF_CUDNN)}")
+    if c.rank != 3:
+        raise ValueError(f"an input of shape {c.shape}; expected three axes")
+    cell, directions = OF_CUDNN[mode], 2 if c.get("bidirectional") else 1
+    rows, (_, batch, width) = len(cell.gates) * units, c.shape
+    inner = units * directions
+    widths = [width if layer == 0 else inner for layer in range(layers) for _ in range(directions)]
+    shapes = [shape for n in widths for shape in ((rows, n), (rows, units))] + [(rows,)] * 2 * len(widths)
+    weights = _parameters(c, shapes)
+    given = [_state(c, n, len(widths), batch, units) for n in range(2, 4 if mode == "lstm" else 3)]
+    x, last = c.x, []
+    for layer in range(layers):
+        results = []
+        for direction in range(directions):
+            n = layer * directions + direction
+            weight, recurrent = weights[2 * n : 2 * n + 2]
+            biases = tuple(weights[2 * (len(widths) + n) :][:2])
+            states = [c.element(state, n) for state in given]
+            each = replace(cell, reverse=direction == 1)
+            results.append(emit(c.builder, each, x, weight, recurrent, biases, states))
+        x = c.emit(op.concat([result[0] for result in results], 2)) if directions > 1 else results[0][0]
+        last += [result[1:] for result in results]
+    finals = [c.stacked(parts) for parts in zip(*last, strict=True)]
+    return [x, *finals] if c.get("state_outputs") else [x]
+
+
+def _state(c: Call, number: int, *shape: int) -> relax.Expr | None:
+    """Return the states of all layers, an input; None for Gluon's own, zeros of a dynamic batch."""
+    empty = number < len(c.inputs) and 0 in shape_of(c.inputs[number])
+    return None if empty else c.expect(number, *shape)
+
+
+def _parameters(c: Call, shapes: list[tuple[int, ...]]) -> list[relax.Expr]:
+    """Cut the vector of parameters, the second input, into tensors."""
+    parts, begin = [], 0
+    sizes = [shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in shapes]
+    vector = c.expect(1, sum(sizes))
+    for shape, size in zip(shapes, sizes, strict=True):
+        part = c.emit(op.strided_slice(vector, [0], [begin], [begin + size]))
+        parts.append(c.emit(op.reshape(part, shape)))
+        begin += size
+    return parts
+
+
 # ---------------------------------------------------------------- outputs
 
 
 @converts("softmax", "log_softmax", "softmin", "SoftmaxActivation")
 def _softmax(c: Call):
-    if c.get("use_length", False):
-        raise NotImplementedError("use_length=True")
+    c.refuse(use_length=(False,))
     axis, temperature = int(c.get("axis", -1)), c.get("temperature")
-    if c.node.op == "SoftmaxActivation":
+    if c.op == "SoftmaxActivation":
         axis = 1 if c.get("mode", "instance") == "channel" else -1
-    x = op.negative(c.x) if c.node.op == "softmin" else c.x
+    x = op.negative(c.x) if c.op == "softmin" else c.x
     if temperature not in (None, 1, 1.0):
         x = op.divide(x, c.const(temperature))
-    return (op.nn.log_softmax if c.node.op == "log_softmax" else op.nn.softmax)(x, axis)
+    return (op.nn.log_softmax if c.op == "log_softmax" else op.nn.softmax)(x, axis)
 
 
 @converts("SoftmaxOutput", "Softmax")

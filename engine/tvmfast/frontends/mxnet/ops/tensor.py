@@ -7,10 +7,10 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.relax import op
 
-from ....core.bounds_check import checked
+from ...context import dtype_of, shape_of
 from ...ops.common import reduced_axes, reshaped
-from .call import Call, converts, dtype_of, shape_of
-from .elementwise import nonzero
+from .call import Call, converts
+from .elementwise import nonzero, require_floats
 
 # ---------------------------------------------------------------- shapes
 
@@ -136,10 +136,11 @@ def _slice_like(c: Call):
 @converts("repeat")
 def _repeat(c: Call):
     axis = c.get("axis")
-    return op.repeat(_flat(c) if axis is None else c.x, int(c.need("repeats")), int(axis or 0))
+    return op.repeat(flat(c) if axis is None else c.x, int(c.need("repeats")), int(axis or 0))
 
 
-def _flat(c: Call) -> relax.Expr:
+def flat(c: Call) -> relax.Expr:
+    """Return the first input with one axis."""
     return op.reshape(c.x, [math.prod(c.shape)])
 
 
@@ -170,19 +171,19 @@ def _broadcast_like(c: Call):
 # ---------------------------------------------------------------- new arrays
 
 
-@converts("_zeros", "_ones", "_full", "zeros_like", "ones_like")
+@converts(
+    *("_zeros", "_ones", "_full", "zeros_like", "ones_like"),
+    *("_npi_zeros", "_npi_ones", "_npi_full", "_npi_full_like"),
+)
 def _filled(c: Call):
-    like = bool(c.inputs)
-    shape = c.shape if like else _as_tuple(c.need("shape"))
-    dtype = c.get("dtype", c.dtype if like else "float32")
-    value = 0 if "zeros" in c.node.op else 1 if "ones" in c.node.op else c.get("value", 0)
-    return c.const(np.full(shape, value), dtype)
+    shape, dtype = (c.shape, c.dtype) if c.inputs else (c.need("shape"), "float32")
+    value = 0 if "zeros" in c.op else 1 if "ones" in c.op else c.get("fill_value", c.get("value", 0))
+    return c.const(np.full(shape, value), c.get("dtype", dtype))
 
 
 @converts("_arange")
 def _arange(c: Call):
-    if c.get("infer_range", False):
-        raise NotImplementedError("infer_range=True")
+    c.refuse(infer_range=(False,))
     start, stop = c.get("start", 0), c.get("stop")
     start, stop = (0, start) if stop is None else (start, stop)
     values = np.arange(start, stop, c.get("step", 1), c.get("dtype", "float32"))
@@ -194,7 +195,8 @@ def _arange_like(c: Call):
     axis, repeat = c.get("axis"), int(c.get("repeat", 1))
     shape = c.shape if axis is None else (c.shape[int(axis)],)
     steps = np.arange(math.prod(shape)) // repeat
-    return c.const((float(c.get("start", 0)) + float(c.get("step", 1)) * steps).reshape(shape))
+    values = float(c.get("start", 0)) + float(c.get("step", 1)) * steps
+    return c.const(values.reshape(shape), c.dtype)
 
 
 # ---------------------------------------------------------------- choosing elements
@@ -207,7 +209,7 @@ def _in_range(c: Call, indices: relax.Expr, size: int, modes=("clip", "wrap")) -
     floats = dtype_of(indices).startswith("float")
     indices = c.emit(c.cast(indices, "int64" if floats or dtype_of(indices) == "int64" else "int32"))
     if mode == "raise":
-        return checked(indices, [size], c.node.op, negative=False)
+        return c.checked(indices, [size], negative=False)
     if mode == "wrap":
         return op.floor_mod(indices, relax.const(size, dtype_of(indices)))
     return op.clip(indices, 0, size - 1)
@@ -241,7 +243,7 @@ def _gather_nd(c: Call):
     order = [*range(1, len(shape_of(c.inputs[1]))), 0]
     indices = c.emit(op.permute_dims(c.cast(c.inputs[1], "int64"), order))
     sizes = c.shape[: shape_of(indices)[-1]]
-    return op.gather_nd(c.x, checked(indices, sizes, c.node.op, negative=True))
+    return op.gather_nd(c.x, c.checked(indices, sizes))
 
 
 @converts("where")
@@ -269,15 +271,14 @@ def _one_hot(c: Call):
 def _line(c: Call) -> tuple[relax.Expr, int]:
     """Return what is ordered, and the axis: by default the last, for None the flattened array's."""
     if c.node.attrs.get("axis", "").strip() == "None":
-        return c.emit(_flat(c)), 0
+        return c.emit(flat(c)), 0
     return c.x, int(c.get("axis", -1)) % c.rank
 
 
 @converts("topk")
 def _topk(c: Call):
     kind, (x, axis) = c.get("ret_typ", "indices"), _line(c)
-    if kind == "mask":
-        raise NotImplementedError("ret_typ=mask")
+    c.refuse_if(kind == "mask", "ret_typ=mask")
     count = int(c.get("k", 1)) or shape_of(x)[axis]
     best = c.emit(op.topk(x, count, axis, "both", largest=not c.get("is_ascend", False), dtype="int32"))
     values, indices = (c.emit(relax.TupleGetItem(best, n)) for n in (0, 1))
@@ -288,7 +289,7 @@ def _topk(c: Call):
 @converts("sort", "argsort")
 def _sort(c: Call):
     (x, axis), descending = _line(c), not c.get("is_ascend", True)
-    if c.node.op == "sort":
+    if c.op == "sort":
         return op.sort(x, axis, descending)
     return op.astype(op.argsort(x, axis, descending, "int32"), c.get("dtype", "float32"))
 
@@ -296,11 +297,11 @@ def _sort(c: Call):
 @converts("argmax", "argmin", "argmax_channel")
 def _argmax(c: Call):
     x, keep = c.x, c.get("keepdims", False)
-    axis = 1 if c.node.op == "argmax_channel" else c.get("axis")
+    axis = 1 if c.op == "argmax_channel" else c.get("axis")
     if axis is None:
-        x, axis = _flat(c), 0
+        x, axis = flat(c), 0
         keep = True
-    indices = (op.argmin if c.node.op == "argmin" else op.argmax)(x, int(axis), keepdims=keep)
+    indices = (op.argmin if c.op == "argmin" else op.argmax)(x, int(axis), keepdims=keep)
     return op.astype(indices, "float32")
 
 
@@ -324,8 +325,7 @@ converts("prod")(functools.partial(_reduced, reduce=op.prod))
 
 @converts("norm")
 def _norm(c: Call):
-    if not c.dtype.startswith("float"):
-        raise NotImplementedError(f"numbers of {c.dtype}; cast them to float32 before")
+    require_floats(c.x)
     if c.get("ord", 2) == 1:
         return _reduced(c, lambda x, axes, keepdims: op.sum(op.abs(x), axes, keepdims))
     return _reduced(c, lambda x, axes, keepdims: op.sqrt(op.sum(x * x, axes, keepdims)))

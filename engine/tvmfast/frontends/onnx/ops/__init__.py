@@ -3,25 +3,20 @@
 The table is merged into TVM's own in this process, so that a graph may mix both; an entry goes once TVM has
 the operator. To add one, write a function of a `node.Node` under `@converts`.
 
-node       what a converter takes, and the table
-general    arithmetic, shapes, layers and others
-indexing   gathering, scattering, regions
-recurrent  LSTM, GRU and RNN
-resize     Resize
-windows    windows and spectra
+node     what a converter takes, and the table
+general  arithmetic, shapes, indices and others
+layers   recurrent layers, Resize, windows and spectra
 """
+
+import logging
 
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from . import (  # noqa: F401  (they fill CONVERTERS)
-    general,
-    indexing,
-    recurrent,
-    resize,
-    windows,
-)
+from ...context import log_converter
+from . import general, layers  # noqa: F401  (they fill CONVERTERS)
 from .node import CONVERTERS, OF_TVM, Node
 
+_log = logging.getLogger(__name__)
 KNOWN = OF_TVM.keys() | CONVERTERS.keys()  # operators that have a converter
 
 
@@ -36,6 +31,7 @@ class Importer(ONNXGraphImporter):
         """Accept the operators, which `graph.require_operators` has checked."""
 
     def _convert_operator(self, op_name, inputs, attrs, opset):
+        log_converter(_log, op_name, CONVERTERS.get(op_name, OF_TVM.get(op_name)))
         try:
             if op_name not in CONVERTERS:
                 return super()._convert_operator(op_name, inputs, attrs, opset)

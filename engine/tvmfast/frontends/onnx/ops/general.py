@@ -7,15 +7,17 @@ ONNX.
 import math
 
 import numpy as np
+import tvm
 from onnx.helper import make_node
 from onnx.reference import ReferenceEvaluator
 from tvm import relax, te, tirx
 from tvm.relax import op as R
 from tvm.relax.frontend.onnx.onnx_frontend import get_constant, get_type
 
-from ....core.bounds_check import checked
-from ....core.relax import constant_array, static_shape
+from ....core.relax import constant_array
 from ....kernels import linalg
+from ...context import shape_of
+from ...ops.common import of_whole_regions, regions
 from .node import Node, converts
 
 _EXACT = 1 << 53  # up to it float64 represents each integer exactly
@@ -36,8 +38,8 @@ def _lp_normalization(n: Node):
 @converts("LayerNormalization")
 def _layer_normalization(n: Node):
     """Compute Mean and InvStdDev, which TVM returns as scalars of 0."""
-    axes = list(range(n.get("axis", -1) % len(n.shape), len(n.shape)))
-    output = n.emit(n.tvm_converter()).fields[0]
+    axes = list(range(n.get("axis", -1) % n.rank, n.rank))
+    output = n.tvm_converter().fields[0]
     if n.outputs == 1:
         return output
     x = n.x if n.dtype == "float32" else R.astype(n.x, "float32")
@@ -105,37 +107,33 @@ def _space_to_depth(n: Node):
 def _dropout(n: Node):
     """Pass the input on, with a mask of True, as in inference."""
     training = n.known(2)
-    if training is not None and training.any() and (n.inputs[1] is None or n.known(1).any()):
-        raise NotImplementedError("Dropout in training mode draws random numbers; export with it off")
+    draws = training is not None and training.any() and (n.inputs[1] is None or n.known(1).any())
+    n.refuse_if(draws, "Dropout in training mode draws random numbers; export with it off")
     return n.x if n.outputs == 1 else relax.Tuple([n.x, R.full(n.shape, relax.const(True, "bool"), "bool")])
 
 
 @converts("BatchNormalization")
 def _batch_normalization(n: Node):
-    if n.get("training_mode", 0):
-        raise NotImplementedError(
-            "BatchNormalization with training_mode=1; export the model in inference mode"
-        )
+    reason = "BatchNormalization with training_mode=1; export the model in inference mode"
+    n.refuse_if(n.get("training_mode", 0), reason)
     return n.tvm_converter()
 
 
 @converts("ConvTranspose")
 def _conv_transpose(n: Node):
     """Pad for the attribute output_shape, which TVM ignores."""
-    wanted, rank = list(n.get("output_shape", [])), len(n.shape) - 2
+    wanted, rank = list(n.get("output_shape", [])), n.rank - 2
     if not wanted:
         return n.tvm_converter()
     kernel = [int(size) for size in n.inputs[1].ty.shape][2:]
-    strides, dilations = n.get("strides", [1] * rank), n.get("dilations", [1] * rank)
+    strides, dilations, _ = n.windows(rank)
     extra = list(n.get("output_padding", [0] * rank))
     begin, end = [], []
     for i, size in enumerate(wanted[-rank:]):
         total = strides[i] * (n.shape[2 + i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - size
         extra[i] -= min(total, 0)
-        if extra[i] >= max(strides[i], dilations[i]):
-            raise NotImplementedError(
-                f"ConvTranspose to output_shape {wanted}: its strides do not reach that far"
-            )
+        reason = f"ConvTranspose to output_shape {wanted}: its strides do not reach that far"
+        n.refuse_if(extra[i] >= max(strides[i], dilations[i]), reason)
         half = max(total, 0) // 2
         begin.append(half if n.text("auto_pad", "NOTSET") == "SAME_UPPER" else max(total, 0) - half)
         end.append(max(total, 0) - begin[-1])
@@ -149,7 +147,7 @@ def _pow(n: Node):
     Their squares and cubes do not, as in ONNX Runtime: those beyond the dtype wrap around.
     """
     exponent = constant_array(get_constant(n.inputs[1], n.params))
-    is_one = exponent is not None and exponent.size == 1 and exponent.ndim <= len(n.shape)
+    is_one = exponent is not None and exponent.size == 1 and exponent.ndim <= n.rank
     if "float" not in n.dtype and is_one and exponent in (2, 3):
         square = n.emit(R.multiply(n.x, n.x))
         return square if exponent == 2 else R.multiply(square, n.x)
@@ -216,7 +214,7 @@ def _split(n: Node):
     sizes = n.known(1) if n.opset >= 13 else None
     if sizes is None or sizes.all():
         return n.tvm_converter()
-    axis, ends = n.get("axis", 0) % len(n.shape), np.cumsum(sizes).tolist()
+    axis, ends = n.get("axis", 0) % n.rank, np.cumsum(sizes).tolist()
     begins = [0, *ends[:-1]]
     bounds = zip(begins, ends, strict=True)
     return relax.Tuple([R.strided_slice(n.x, [axis], [begin], [end]) for begin, end in bounds])
@@ -248,9 +246,9 @@ def _slice(n: Node):
 @converts("Pad")
 def _pad(n: Node):
     """Pad, or crop where a width is negative, with operators; TVM's kernel is for one static shape."""
-    mode, rank = n.text("mode", "constant"), len(n.shape)
-    if mode not in ("constant", "edge", "reflect", "wrap"):
-        raise NotImplementedError(f"Pad with mode {mode!r}: expected constant, edge, reflect or wrap")
+    mode, rank = n.text("mode", "constant"), n.rank
+    reason = f"Pad with mode {mode!r}: expected constant, edge, reflect or wrap"
+    n.refuse_if(mode not in ("constant", "edge", "reflect", "wrap"), reason)
     axes = list(range(rank)) if n.inputs[3] is None else (n.known(3).reshape(-1) % rank).tolist()
     ends = n.known(1).reshape(2, -1).tolist()
     if not axes:
@@ -269,7 +267,7 @@ def _pad(n: Node):
         return R.nn.pad(x, [width for axis in range(rank) for width in widths.get(axis, (0, 0))], mode, value)
     for axis, (before, after) in widths.items():
         if before or after:
-            indices = n.emit(_padding_indices(static_shape(x.ty)[axis], before, after, mode))
+            indices = n.emit(_padding_indices(shape_of(x)[axis], before, after, mode))
             x = n.emit(R.take(x, indices, axis, "clip"))
     return x
 
@@ -311,7 +309,7 @@ def _compress(n: Node):
 @converts("OneHot")
 def _one_hot(n: Node):
     """Convert any depth and values; an index may be negative and then counts from the end."""
-    rank, depth = len(n.shape), int(n.known(1).reshape(()))
+    rank, depth = n.rank, n.known_int(1)
     axis = n.get("axis", -1) % (rank + 1)
     indices = R.expand_dims(R.astype(n.x, "int64"), axis)
     positions = np.arange(depth).reshape([-1 if i == axis else 1 for i in range(rank + 1)])
@@ -322,8 +320,8 @@ def _one_hot(n: Node):
 
 @converts("TopK")
 def _top_k(n: Node):
-    if n.dtype == "uint64":
-        raise NotImplementedError("TopK of uint64: TVM sorts no such numbers; cast them to int64 before")
+    reason = "TopK of uint64: TVM sorts no such numbers; cast them to int64 before"
+    n.refuse_if(n.dtype == "uint64", reason)
     count = n.get("k") if n.opset < 10 else n.known(1).item()
     if count == 0:  # TVM's k for all
         none = n.emit(R.strided_slice(n.x, [n.get("axis", -1)], [0], [0]))
@@ -333,7 +331,7 @@ def _top_k(n: Node):
 
 @converts("CumProd")
 def _cum_prod(n: Node):
-    axis, back = int(n.known(1).reshape(())) % len(n.shape), n.get("reverse", 0)
+    axis, back = n.known_int(1) % n.rank, n.get("reverse", 0)
     product = R.cumprod(R.flip(n.x, axis) if back else n.x, axis, n.dtype, bool(n.get("exclusive", 0)))
     return R.flip(product, axis) if back else product
 
@@ -358,8 +356,7 @@ def _of_constants(n: Node):
 def _bit_cast(n: Node):
     """Reinterpret the bits of each element as another dtype of the same width."""
     dtype = get_type(n.get("to"))
-    if "bool" in (dtype, n.dtype):
-        raise NotImplementedError("BitCast of bool, which TVM keeps in one bit")
+    n.refuse_if("bool" in (dtype, n.dtype), "BitCast of bool, which TVM keeps in one bit")
 
     def bits(x):
         return te.compute(x.shape, lambda *indices: tirx.reinterpret(dtype, x(*indices)), "bit_cast")
@@ -371,7 +368,7 @@ def _bit_cast(n: Node):
 def _reverse_sequence(n: Node):
     """Reverse the first elements of each sequence of a batch, as many as its length says."""
     time, batch = n.get("time_axis", 0), n.get("batch_axis", 1)
-    lengths = checked(n.inputs[1], [n.shape[time] + 1], n.op, negative=False, bb=n.builder)
+    lengths = n.checked(n.inputs[1], [n.shape[time] + 1], negative=False)
     lengths = _along(R.astype(lengths, "int64"), n.shape, batch)
     indices = _counter(n.shape, time)
     mirrored = R.subtract(R.subtract(lengths, relax.const(1, "int64")), indices)
@@ -383,11 +380,11 @@ def _reverse_sequence(n: Node):
 def _tensor_scatter(n: Node):
     """Write an update into a cache along an axis, at one start index for each sequence of a batch."""
     update, begin = n.inputs[1], n.inputs[2]
-    axis = n.get("axis", -2) % len(n.shape)
+    axis = n.get("axis", -2) % n.rank
     count, size = int(update.ty.shape[axis]), n.shape[axis]
     circular = n.text("mode", "linear") == "circular"
     begin = relax.const(np.zeros(n.shape[0]), "int64") if begin is None else begin
-    begin = checked(begin, [size if circular else size - count + 1], n.op, negative=False, bb=n.builder)
+    begin = n.checked(begin, [size if circular else size - count + 1], negative=False)
     indices = R.subtract(_counter(n.shape, axis), _along(begin, n.shape, 0))
     if circular:
         indices = R.floor_mod(indices, relax.const(size, "int64"))
@@ -412,14 +409,82 @@ def _det(n: Node):
     """Multiply, in float64, the pivots of the matrix's LU factors."""
     count, size = math.prod(n.shape[:-2]), n.shape[-1]
     flat = n.emit(R.reshape(R.astype(n.x, "float64"), (count, size, size)))
-    kernel = n.builder.add_func(linalg.lu(count, size, "float64").without_attr("global_symbol"), "lu")
-    types = (
-        ((count, size, size), "float64"),
-        ((count, size), "int64"),
-        ((count,), "float64"),
-        ((count,), "int32"),
-    )
-    factors = n.emit(relax.call_tir(kernel, [flat], [relax.TensorType(*each) for each in types]))
-    pivots = R.where(n.const(np.eye(size, dtype=bool)), factors[0], relax.const(1.0, "float64"))
-    result = R.multiply(R.prod(pivots, [1, 2]), factors[2])
+    types = ((count, size, size), "float64"), ((count, size), "int64"), ((count,), "float64")
+    kernel = linalg.lu(count, size, "float64")
+    factors, _, sign, _ = n.call("lu", kernel, [flat], *types, ((count,), "int32"))
+    pivots = R.where(n.const(np.eye(size, dtype=bool)), factors, relax.const(1.0, "float64"))
+    result = R.multiply(R.prod(pivots, [1, 2]), sign)
     return R.astype(R.reshape(result, n.shape[:-2]), n.dtype)
+
+
+# ---------------------------------------------------------------- indices
+
+
+def _checked(n: Node, bounds: dict[int, list[int]], negative: bool = True) -> relax.Expr:
+    """Check inputs against `bounds`, lists by the input's number, and apply TVM's converter."""
+    inputs = list(n.inputs)
+    for number, each in bounds.items():
+        if isinstance(inputs[number].ty, relax.TensorType):  # a shape holds no wrong index
+            inputs[number] = n.checked(inputs[number], each, negative)
+    return n.tvm_converter(*inputs)
+
+
+@converts("Gather", "GatherElements", "Scatter", "ScatterElements")
+def _along_an_axis(n: Node):
+    size = n.shape[n.get("axis", 0)]
+    is_taken = n.op == "Gather" and all(isinstance(each.ty, relax.TensorType) for each in n.inputs)
+    if is_taken and not isinstance(n.x, tvm.ir.GenericConst):  # TVM would look for negative indices again
+        return R.take(n.x, n.checked(n.inputs[1], [size]), n.get("axis", 0))
+    return _checked(n, {1: [size]})
+
+
+@converts("GatherND", "ScatterND")
+def _coordinates(n: Node):
+    first, count = n.get("batch_dims", 0), shape_of(n.inputs[1])[-1]
+    return _checked(n, {1: n.shape[first : first + count]})
+
+
+@converts("EmbedLayerNormalization")
+def _embeddings(n: Node):
+    tables = {i: table for i, table in ((0, 2), (1, 4), (8, 3)) if n.inputs[i] is not None}
+    bounds = {i: shape_of(n.inputs[table])[:1] for i, table in tables.items()}
+    return _checked(n, bounds, negative=False)
+
+
+@converts("RoiAlign")
+def _roi_align(n: Node):
+    """Refuse mode "max": ONNX takes the maximum before summing a point's weighted neighbours, TVM after.
+
+    The corners of half pixels lie half a pixel of the scaled image further up; TVM's frontend takes one of
+    the regions' image.
+    """
+    reason = "RoiAlign with mode 'max': TVM's takes the maximum of interpolated points"
+    n.refuse_if(n.text("mode", "avg") == "max", reason)
+    reason = "RoiAlign of float16, which TVM computes in float32: cast to float32 before"
+    n.refuse_if(n.dtype == "float16", reason)
+    default = "half_pixel" if n.opset >= 16 else "output_half_pixel"
+    is_aligned = n.text("coordinate_transformation_mode", default) == "half_pixel"
+    if is_aligned:
+        n.inputs[1] = n.emit(R.add(n.inputs[1], n.const(0.5 - 0.5 / n.get("spatial_scale", 1.0))))
+    result = _checked(n, {2: n.shape[:1]}, negative=False)
+    is_partial = is_aligned and n.get("sampling_ratio", 0) <= 0
+    return of_whole_regions(result, n.inputs[1], n.builder) if is_partial else result
+
+
+converts("MaxRoiPool")(lambda n: n.tvm_converter(n.x, regions(n.inputs[1], n.shape[0], n.op, n.builder)))
+
+
+@converts("MaxUnpool")
+def _max_unpool(n: Node):
+    """Write elements at the indices that max pooling returned, which count through the whole output."""
+    kernel, rank = n.get("kernel_shape"), n.rank - 2
+    strides, _, pads = n.windows(rank)
+    shape, wanted = n.shape[:2], n.known(2)
+    for i in range(rank):
+        shape.append((n.shape[2 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i])
+    wanted = shape if wanted is None else wanted.tolist()
+    reason = f"MaxUnpool to output_shape {wanted}: its other attributes lead to {shape}"
+    n.refuse_if(wanted != shape, reason)
+    indices = n.checked(n.inputs[1], [math.prod(shape)], negative=False)
+    zeros = R.zeros([math.prod(shape)], n.dtype)
+    return R.reshape(R.scatter_elements(zeros, R.reshape(indices, (-1,)), R.reshape(n.x, (-1,)), 0), shape)

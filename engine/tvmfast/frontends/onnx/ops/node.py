@@ -10,26 +10,34 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import OnnxOpConverter, get_constant, onnx_input
 
-from ....core.relax import constant_array, static_shape
+from ....core.relax import constant_array
+from ...context import Context
 
 CONVERTERS: dict[str, Callable[["Node"], relax.Expr]] = {}
 OF_TVM: dict[str, type[OnnxOpConverter]] = onnx_frontend._get_convert_map()
 
 
-class Node:
-    """An ONNX node that is being converted to Relax: its operator, inputs (None if left out) and attributes.
-
-    `outputs` counts its outputs; `x` is its first input, of dtype `dtype` and shape `shape`.
-    """
+class Node(Context):
+    """An ONNX node that is being converted; `outputs` counts its outputs."""
 
     def __init__(self, op: str, opset: int, builder: relax.BlockBuilder, inputs, attributes: dict, params):
-        self.op, self.opset = op, opset
-        self.builder, self.attributes = builder, attributes
-        self.params = params
-        self.inputs = onnx_input(inputs)
+        super().__init__(op, onnx_input(inputs), builder)
+        self.opset, self.attributes, self.params = opset, attributes, params
         self.outputs = attributes["tvm_custom"]["num_outputs"]
-        self.x = _tensor(self.inputs[0])
-        self.dtype, self.shape = self.x.ty.dtype.dtype, list(static_shape(self.x.ty) or ())
+
+    @property
+    def x(self) -> relax.Expr:
+        """The first input, as a tensor."""
+        return _tensor(self.inputs[0])
+
+    @property
+    def shape(self) -> list[int]:
+        """The shape of the first input, empty if it is not known."""
+        return list(super().shape or ())
+
+    def emit(self, expr: relax.Expr) -> relax.Expr:
+        """Return an expression with its type inferred, to be bound where it is used."""
+        return self.builder.normalize(expr)
 
     def get(self, name: str, default=None):
         """Return an attribute, or `default` if the node has none of this name."""
@@ -39,30 +47,30 @@ class Node:
         """Return an attribute that holds a string."""
         return self.attributes.get(name, default.encode()).decode()
 
+    def windows(self, rank: int) -> tuple[list[int], list[int], list[int]]:
+        """Return the strides, dilations and pads of an operator on windows with this number of axes."""
+        ones = [1] * rank
+        pads = list(self.get("pads", [0] * 2 * rank))
+        return self.get("strides", ones), self.get("dilations", ones), pads
+
     def tvm_converter(self, *inputs: relax.Expr | None, **attributes) -> relax.Expr:
         """Apply TVM's own converter to the node, with other inputs and attributes if given."""
         convert = OF_TVM[self.op].get_converter(self.opset)
         inputs = onnx_input(inputs or self.inputs)
         return self.emit(convert(self.builder, inputs, self.attributes | attributes, self.params))
 
-    def emit(self, expr: relax.Expr) -> relax.Expr:
-        """Return an expression with its type inferred."""
-        return self.builder.normalize(expr)
-
-    def const(self, value: np.ndarray | float) -> relax.Expr:
-        """Return a constant: an array in its own dtype, a scalar in the first input's."""
-        return relax.const(value, str(value.dtype) if isinstance(value, np.ndarray) else self.dtype)
-
     def known(self, number: int) -> np.ndarray | None:
-        """Return the value of an input that `constants.require_known` has checked; None if left out."""
+        """Return the value of an input that `checks.require_known` has checked; None if left out."""
         if self.inputs[number] is None:
             return None
         array = constant_array(get_constant(_tensor(self.inputs[number]), self.params))
-        if array is None:
-            raise NotImplementedError(
-                f"its input {number} is computed in the run; make it a constant of the model"
-            )
+        wanted = "is computed in the run; make it a constant of the model"
+        self.refuse_if(array is None, f"its input {number} {wanted}")
         return array
+
+    def known_int(self, number: int) -> int:
+        """Return the value of such an input of one element."""
+        return int(self.known(number).reshape(()))
 
 
 def converts(*ops: str) -> Callable:

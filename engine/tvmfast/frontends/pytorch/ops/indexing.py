@@ -1,7 +1,7 @@
 """Decompositions of sorting, indexing, convolution and pooling that TVM 0.27 lacks: INDEXING."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,20 +15,6 @@ aten = torch.ops.aten
 _Numbers = Tensor | float
 
 # ---------------------------------------------------------------- sorting
-
-
-def _min_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return x.amin(dim, keepdim), x.argmin(dim, keepdim)
-
-
-def _aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
-    dims = list(range(x.ndim)) if dim is None else [dim]
-    return x.amin(dims, keepdim), x.amax(dims, keepdim)
-
-
-def _sort_stable(x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Drop `stable`: TVM's sort is stable."""
-    return aten.sort.default(x, dim, descending)
 
 
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
@@ -109,10 +95,6 @@ def _index_put(x: Tensor, indices: list, values: Tensor, accumulate: bool = Fals
         values = torch.index_select(values, axis, index.clamp(min=0))
     values = flat + values if accumulate else values
     return torch.where(mask.reshape([-1] + [1] * len(after)), values, flat).reshape(x.shape)
-
-
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    return aten.index.Tensor(x.reshape(-1), [index])
 
 
 def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
@@ -261,12 +243,7 @@ def _adaptive_max_pool(x: Tensor, size: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def max_pool_with_indices(
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
+    x: Tensor, kernel, stride=(), padding=(0,), dilation=(1,), ceil_mode=False
 ) -> tuple[Tensor, Tensor]:
     """Max pool 2 or 3 axes and return the indices, too; a tap outside repeats the nearest one inside."""
     rank, axes = len(kernel), []
@@ -285,15 +262,14 @@ def max_pool_with_indices(
     return _largest(x, axes)
 
 
-_COPIES = (
-    *(aten.narrow_copy.default, aten.view_copy.default),
-    *(aten.permute_copy.default, aten.unbind_copy.int),
+_OF_PYTORCH = (
+    *(aten.narrow_copy.default, aten.view_copy.default, aten.permute_copy.default, aten.unbind_copy.int),
+    *(aten.aminmax.default, aten.take.default),
 )
 INDEXING: dict[Any, Callable] = {
-    **{each: decomposition_table[each] for each in _COPIES},
-    aten.min.dim: _min_along,
-    aten.aminmax.default: _aminmax,
-    aten.sort.stable: _sort_stable,
+    **{each: decomposition_table[each] for each in _OF_PYTORCH},
+    aten.min.dim: lambda x, dim, keepdim=False: (x.amin(dim, keepdim), x.argmin(dim, keepdim)),
+    aten.sort.stable: lambda x, *, stable=None, **how: aten.sort.default(x, **how),  # as TVM's sort is
     aten.topk.default: _topk,
     aten.kthvalue.default: _kth,
     aten.median.dim: _median,
@@ -305,7 +281,6 @@ INDEXING: dict[Any, Callable] = {
     **dict.fromkeys((aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor), _isin),
     aten.masked_scatter.default: _masked_scatter,
     aten.index_put.default: _index_put,
-    aten.take.default: _take,
     aten.put.default: _put,
     aten.scatter_reduce.two: _scatter_reduce,
     aten.index_reduce.default: _index_reduce,

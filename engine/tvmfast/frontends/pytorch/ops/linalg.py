@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 import tvm
-from torch import Tensor, fx
+from torch import Tensor
 from tvm import relax
 
 from ....core.bounds_check import checked
 from ....kernels import linalg
+from .call import Call
 
 aten = torch.ops.aten
 
@@ -106,9 +107,9 @@ def _solve_ex(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = F
     return _solve(a, b, left=left, check=False)
 
 
-def _solve_ex_with_factors(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False) -> tuple:
-    solution = _solve(a, b, left=left, check=False)[0]
-    return solution, a, a, _solve(a, b, left=left, check=False)[1]
+def _solve_ex_with_factors(a: Tensor, b: Tensor, **how: bool) -> tuple:
+    solution, info = _solve_ex(a, b, **how)
+    return solution, a, a, info
 
 
 LINALG = {
@@ -128,58 +129,43 @@ LINALG = {
 # ---------------------------------------------------------------- kernels
 
 
-def _called(
-    importer: Any, kernel: tvm.tirx.PrimFunc, inputs: list[relax.Expr], shapes: list[tuple], node: fx.Node
-):
-    """Emit the call of a kernel on tensors of 3 axes, and reshape its results to PyTorch's shapes."""
-    bb, wanted = importer.block_builder, node.meta["val"]
-    wanted = [wanted] if isinstance(wanted, Tensor) else wanted
-    dtypes = [importer._convert_data_type(each.dtype) for each in wanted]
-    types = [relax.TensorType(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    gvar = bb.add_func(kernel.without_attr("global_symbol"), node.target.__name__.partition(".")[0])
-    result = bb.emit(relax.call_tir(gvar, inputs, types if len(types) > 1 else types[0]))
-    parts = [result[i] for i in range(len(types))] if len(types) > 1 else [result]
-    pairs = zip(parts, wanted, strict=True)
-    parts = [bb.emit(relax.op.reshape(part, list(each.shape))) for part, each in pairs]
-    return bb.emit(relax.Tuple(parts)) if len(types) > 1 else parts[0]
+def _called(c: Call, kernel: tvm.tirx.PrimFunc, inputs: list[relax.Expr], shapes: list[tuple]) -> relax.Expr:
+    """Call a kernel on tensors of 3 axes, and reshape its results to PyTorch's shapes."""
+    results = [c.result] if isinstance(c.result, Tensor) else c.result
+    types = [(shape, c.dtype_in_tvm(each.dtype)) for shape, each in zip(shapes, results, strict=True)]
+    pairs = zip(c.call(c.op, kernel, inputs, *types), results, strict=True)
+    parts = [c.emit(relax.op.reshape(part, list(each.shape))) for part, each in pairs]
+    return c.emit(relax.Tuple(parts)) if len(parts) > 1 else parts[0]
 
 
-def _matrices(node: fx.Node, importer: Any) -> tuple[int, int, str, relax.Expr]:
+def _matrices(c: Call) -> tuple[int, int, str, relax.Expr]:
     """Return the number of an operator's matrices, their size and dtype, and the matrices with three axes."""
-    x = importer.env[node.args[0]]
-    *batch, n = node.args[0].meta["val"].shape[:-1]
+    *batch, n = c.shape[:-1]
     count = math.prod(batch)
-    return count, n, x.ty.dtype.dtype, importer.block_builder.emit(relax.op.reshape(x, [count, n, n]))
+    return count, n, c.dtype, c.emit(relax.op.reshape(c.x, [count, n, n]))
 
 
-def _lu(node: fx.Node, importer: Any) -> relax.Expr:
-    count, n, dtype, x = _matrices(node, importer)
-    shapes = [(count, n, n), (count, n), (count,), (count,)]
-    return _called(importer, linalg.lu(count, n, dtype), [x], shapes, node)
+def _lu(c: Call) -> relax.Expr:
+    count, n, dtype, x = _matrices(c)
+    return _called(c, linalg.lu(count, n, dtype), [x], [(count, n, n), (count, n), (count,), (count,)])
 
 
-def _cholesky_factor(node: fx.Node, importer: Any) -> relax.Expr:
-    count, n, dtype, x = _matrices(node, importer)
-    return _called(importer, linalg.cholesky(count, n, dtype), [x], [(count, n, n), (count,)], node)
+def _cholesky_factor(c: Call) -> relax.Expr:
+    count, n, dtype, x = _matrices(c)
+    return _called(c, linalg.cholesky(count, n, dtype), [x], [(count, n, n), (count,)])
 
 
-def _triangular(node: fx.Node, importer: Any) -> relax.Expr:
-    count, n, dtype, x = _matrices(node, importer)
-    shape = (count, n, node.meta["val"].shape[-1])
-    b = importer.block_builder.emit(relax.op.reshape(importer.env[node.args[1]], shape))
-    upper, unit = node.kwargs["upper"], node.kwargs.get("unitriangular", False)
-    kernel = linalg.solve_triangular(*shape, upper, unit, dtype)
-    return _called(importer, kernel, [x, b], [shape], node)
-
-
-def _required(node: fx.Node, importer: Any) -> relax.Expr:
-    info, wanted = node.args
-    return checked(importer.env[info], [1], wanted, False, importer.block_builder)
+def _triangular(c: Call) -> relax.Expr:
+    count, n, dtype, x = _matrices(c)
+    shape = (count, n, c.result_shape[-1])
+    b = c.emit(relax.op.reshape(c.inputs[1], shape))
+    upper, unit = c.node.kwargs["upper"], c.node.kwargs.get("unitriangular", False)
+    return _called(c, linalg.solve_triangular(*shape, upper, unit, dtype), [x, b], [shape])
 
 
 CONVERTERS = {
     "lu.default": _lu,
-    "required.default": _required,
+    "required.default": lambda c: checked(c.x, [1], c.inputs[1], False, c.builder),
     "linalg_cholesky_ex.default": _cholesky_factor,
     "linalg_solve_triangular.default": _triangular,
 }

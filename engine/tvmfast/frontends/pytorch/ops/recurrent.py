@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 from tvm import relax
 
 from ....kernels.recurrent.cell import OF_CUDNN
 from ....kernels.recurrent.emit import emit
+from .call import Call
 
 aten = torch.ops.aten
 
@@ -24,25 +25,13 @@ _library.define(
 
 
 @torch.library.register_fake("tvmnotes::recurrent")
-def _shapes(
-    x, weight, recurrent, bias, inner, projection, h, c, kind, reverse
-) -> tuple[Tensor, Tensor, Tensor]:
+def _shapes(x, weight, recurrent, bias, inner, projection, h, c, kind, reverse) -> tuple[Tensor, ...]:
     """Return the results of all time steps, the last result, and an LSTM's last cell state (else again h)."""
     return x.new_empty((*x.shape[:2], h.shape[-1])), torch.empty_like(h), torch.empty_like(c)
 
 
 def _decomposition(kind: str) -> Callable:
-    def layers(
-        x: Tensor,
-        hx: Any,
-        params: list[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> Any:
+    def layers(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first) -> Any:
         if train and dropout:
             return NotImplemented
         h, c = hx if kind == "lstm" else (hx, hx)
@@ -57,16 +46,12 @@ def _decomposition(kind: str) -> Callable:
                 weight, recurrent, *others = params[number * each : (number + 1) * each]
                 bias, inner = others[:2] if has_biases else (None, None)
                 projection = others[-1] if projects else None
-                weights = weight, recurrent, bias, inner, projection
-                results.append(
-                    torch.ops.tvmnotes.recurrent(x, *weights, h[number], c[number], kind, direction == 1)
-                )
+                tensors = weight, recurrent, bias, inner, projection, h[number], c[number]
+                results.append(torch.ops.tvmnotes.recurrent(x, *tensors, kind, direction == 1))
             x = torch.cat([result[0] for result in results], -1) if bidirectional else results[0][0]
             last += [result[1:] for result in results]
         x = x.transpose(0, 1) if batch_first else x
-        states = [
-            torch.stack(parts) if len(parts) > 1 else parts[0][None] for parts in zip(*last, strict=True)
-        ]
+        states = [torch.stack(each) if len(each) > 1 else each[0][None] for each in zip(*last, strict=True)]
         return (x, *states) if kind == "lstm" else (x, states[0])
 
     return layers
@@ -114,14 +99,11 @@ class WholeLayers(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
 
-def _recurrent(node: fx.Node, importer: Any) -> relax.Expr:
-    *tensors, kind, reverse = node.args
-    x, weight, recurrent, bias, inner, projection, h, c = (importer.env.get(each) for each in tensors)
-    cell = replace(OF_CUDNN[kind], reverse=reverse)
-    results = emit(
-        importer.block_builder, cell, x, weight, recurrent, (bias, inner), (h, c), projection=projection
-    )
-    return importer.block_builder.emit(relax.Tuple(results if kind == "lstm" else [*results, results[-1]]))
+def _recurrent(call: Call) -> relax.Expr:
+    x, weight, recurrent, *biases, projection, h, c, kind, reverse = call.inputs
+    cell, states = replace(OF_CUDNN[kind], reverse=reverse), (h, c)
+    results = emit(call.builder, cell, x, weight, recurrent, biases, states, projection=projection)
+    return call.emit(relax.Tuple(results if kind == "lstm" else [*results, results[-1]]))
 
 
 CONVERTERS = {"recurrent.default": _recurrent}
