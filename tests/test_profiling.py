@@ -19,6 +19,7 @@ from tvm.script import tirx as T
 
 import tvmnotes as tn
 from tvmfast.compiler import costs, pipeline
+from tvmfast.compiler.context import BuildContext
 from tvmfast.compiler.schedule.rules import winograd
 from tvmfast.core.relax import ceildiv
 from tvmfast.profiling.measure import Timing
@@ -444,5 +445,5 @@ def test_the_figures_show_what_they_are_given(small_profile):
 
 
 def test_the_pass_that_notes_operators_stands_behind_fuse_ops():
-    names = [str(step.info.name) for step in pipeline.passes(3, tn.env.host_target())]
+    names = [str(step.info.name) for step in pipeline.passes(BuildContext(tn.env.host_target()))]
     assert names[names.index("FuseOps") + 1] == "NoteOperators"
