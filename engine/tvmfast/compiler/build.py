@@ -85,6 +85,7 @@ def build(
         for number, (values, specialized) in enumerate(context.specializations, start=1):
             other, description, _ = _lowered(specialized, context.specialized(values), shared)
             mod, functions = shape_variants.join(mod, other, number)
+            _LOG.debug("specialization %s: built, its functions in the library are %s", values, functions)
             variants.append(shape_variants.rename_functions(description, functions) | {"at": values})
     tuned = {"tuned": str(context.lookup or "")}
     graph |= tuned

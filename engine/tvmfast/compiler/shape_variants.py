@@ -6,6 +6,7 @@ share is stored once.
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 
 import tvm
@@ -14,6 +15,8 @@ from tvm import relax
 
 from ..core.dims import Dim
 from ..core.relax import dynamic_dims
+
+_LOG = logging.getLogger(__name__)
 
 
 def specialize(
@@ -50,7 +53,9 @@ def variants_of(
     found = []
     for each in sizes or ():
         bound = specialize(mod, each, dims)
-        if each not in [taken for taken, _ in found]:
+        if each in [taken for taken, _ in found]:
+            _LOG.debug("specialization %s: found above", each)
+        else:
             found.append((dict(each), bound))
     return found
 

@@ -1,14 +1,18 @@
 """The pass that schedules each kernel of a module by its rule."""
 
+import logging
+
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.transform import ConvertSSA
 
-from ...core import annotations
+from ...core import annotations, errors
 from ...core.protocols import Lookup
 from ...core.simd import Simd
 from .rules import RULES
 from .workloads.kernel import Kernel
+
+_LOG = logging.getLogger(__name__)
 
 
 def schedule_kernels(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.Pass:
@@ -83,13 +87,17 @@ def _scheduled(func, name, simd, lookup):
         try:
             config = rule.config(given)
             rule.schedule(sch, config)
-        except (ScheduleError, tvm.error.InternalError):  # the latter where it fuses some dynamic axes
+        except (ScheduleError, tvm.error.InternalError) as error:  # the latter where it fuses dynamic axes
+            if _LOG.isEnabledFor(logging.DEBUG):
+                _LOG.debug("%s: rule %s declines: %s", name, rule.name, errors.one_line(error))
             continue
+        _LOG.debug("%s: rule %s takes it, with %s", name, rule.name, config)
         scheduled = rule.finish(sch.mod["main"], config)
         scheduled = scheduled.without_attr("global_symbol")  # "main", set above
         for key, value in func.attrs.items():
             scheduled = scheduled.with_attr(key, value)
         return scheduled.with_attr(annotations.NAME, annotation)
+    _LOG.debug("%s: no rule takes it", name)
     return func
 
 

@@ -23,6 +23,7 @@ class BatchedMatmul(ScheduleRule):
     """Products of two activations."""
 
     name = "batch_matmul"
+    serves = "products of two activations"
 
     @dataclass(frozen=True)
     class Config(matmul.Matmul.Config):

@@ -27,6 +27,7 @@ class Default(ScheduleRule):
     """Loops for any kernel."""
 
     name = "default"
+    serves = "kernels that no other workload describes"
 
     @dataclass(frozen=True)
     class Config:

@@ -29,6 +29,7 @@ class Depthwise(ScheduleRule):
     """Depthwise convolution."""
 
     name = "depthwise"
+    serves = "depthwise convolutions"
 
     @dataclass(frozen=True)
     class Config:

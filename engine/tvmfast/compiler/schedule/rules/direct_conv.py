@@ -33,6 +33,7 @@ class DirectConv(ScheduleRule):
     """Direct convolution, neither depthwise nor pointwise."""
 
     name = "conv2d"
+    serves = "convolutions neither depthwise nor pointwise"
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

@@ -27,6 +27,7 @@ class Matmul(ScheduleRule):
     """Products with a weight known at compile time."""
 
     name = "matmul"
+    serves = "products with a weight known at compile time"
 
     @dataclass(frozen=True)
     class Config:

@@ -16,6 +16,7 @@ class MetaSchedule(ScheduleRule):
     """A trace of MetaSchedule's."""
 
     name = "metaschedule"
+    serves = "kernels that no other workload describes"
 
     @dataclass(frozen=True)
     class Config:

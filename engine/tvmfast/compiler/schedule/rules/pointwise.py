@@ -26,6 +26,7 @@ class Pointwise(direct_conv.DirectConv):
     """Pointwise convolution; the weight is packed as for direct convolution."""
 
     name = "pointwise"
+    serves = "1x1 convolutions of stride 1"
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

@@ -58,6 +58,7 @@ class Winograd(ScheduleRule):
     """Winograd's convolution."""
 
     name = "winograd"
+    serves = "blocked 3x3 convolutions of stride 1, neither grouped nor dilated"
     priority = 10
 
     @dataclass(frozen=True)
