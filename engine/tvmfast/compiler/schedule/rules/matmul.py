@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 
 from ....core.relax import ceildiv, round_up, unwrap_ints
 from ....core.simd import Simd, pad_to, register_tile
-from .. import remainder
+from .. import post_rewrite
 from ..epilogue import crop, fuse_epilogue, parallel, vectorize
 from ..rule import Loops, ScheduleRule
 from ..workloads.dense import Dense
@@ -92,11 +92,11 @@ class Matmul(ScheduleRule):
         is_dynamic = not isinstance(sch.get(mo).extent, tirx.IntImm)
         order_loops(sch, outer, inner, tile)
         if is_dynamic and config.tile_m > 1:
-            remainder.annotate(sch, inner[-1], config.tile_m)
+            post_rewrite.annotate_rows(sch, inner[-1], config.tile_m)
 
     def finish(self, func: tirx.PrimFunc, config: Config) -> tirx.PrimFunc:
         """Add remainder tiles where the number of rows is dynamic."""
-        return remainder.shorten(func)
+        return post_rewrite.add_remainder_tiles(func)
 
     def loops(self, workload: Dense, config: Config, lanes: int) -> Loops:
         """Return the sizes of the kernel's loops."""

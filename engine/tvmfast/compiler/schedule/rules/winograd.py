@@ -17,7 +17,7 @@ from tvm.s_tir import Schedule
 
 from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
 from ....core.simd import Simd, fastest_tile, pad_to
-from .. import prefetch
+from .. import post_rewrite
 from ..epilogue import block_names, parallel, vectorize
 from ..rule import Loops, ScheduleRule
 from ..workloads.conv2d import Convolution
@@ -212,7 +212,7 @@ class Winograd(ScheduleRule):
 
     def finish(self, func: tirx.PrimFunc, config: Config) -> tirx.PrimFunc:
         """Insert the prefetches of weights."""
-        return prefetch.insert(func) if config.prefetch else func
+        return post_rewrite.insert_prefetches(func) if config.prefetch else func
 
     def loops(self, workload: Convolution, config: Config, lanes: int) -> Loops:
         """Return the sizes of the kernel's loops: a product for each element of a tile of inputs."""
@@ -317,7 +317,7 @@ def _products(sch, config):
     vectorize(sch, sch.get_loops(stored)[-4:])
     vectorize(sch, [row, column, k, c])
     if config.prefetch:
-        prefetch.annotate(sch, i, config.tile_oc)
+        post_rewrite.annotate_prefetch(sch, i, config.tile_oc)
     init = sch.decompose_reduction("winograd", i)
     vectorize(sch, sch.get_loops(init)[-4:])
 
