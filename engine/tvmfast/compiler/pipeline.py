@@ -33,10 +33,9 @@ from .legalize.accumulate import sums_in_float32
 from .legalize.bools import bools_as_bytes
 from .legalize.bounds_check import checks_to_kernels
 from .legalize.lower import legalizations
-from .memory.dead_kills import remove_dead_kills
 from .memory.dynamic_plan import plan_dynamic_memory
+from .memory.lowered import eliminate_common_shapes, remove_dead_kills
 from .memory.output_alias import alias_output
-from .memory.shape_cse import eliminate_common_shapes
 from .memory.state import update_in_place
 from .memory.usage import memory
 from .schedule.apply import begin_reductions, schedule_kernels
