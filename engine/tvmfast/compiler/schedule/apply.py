@@ -1,6 +1,7 @@
 """The pass that schedules each kernel of a module by its rule."""
 
 import logging
+from collections.abc import Callable
 
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
@@ -26,16 +27,7 @@ def schedule_kernels(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.
     Returns:
         The module pass "ScheduleKernels".
     """
-
-    @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
-    def run(mod, _context):
-        mod = mod.clone()
-        for var, func in mod.functions_items():
-            if isinstance(func, tvm.tirx.PrimFunc):
-                mod.update_func(var, _scheduled(func, var.name_hint, simd, lookup))
-        return mod
-
-    return run
+    return _on_each_kernel("ScheduleKernels", lambda func, name: _scheduled(func, name, simd, lookup))
 
 
 def begin_reductions() -> tvm.transform.Pass:
@@ -43,19 +35,24 @@ def begin_reductions() -> tvm.transform.Pass:
 
     TVM initializes a reduction in its first iteration, which an empty axis does not have.
     """
+    return _on_each_kernel("BeginReductions", _begun)
 
-    @tvm.transform.module_pass(opt_level=0, name="BeginReductions")
+
+def _on_each_kernel(pass_name: str, rewrite: Callable) -> tvm.transform.Pass:
+    """Make the pass that replaces each kernel by `rewrite(kernel, its name)`."""
+
+    @tvm.transform.module_pass(opt_level=0, name=pass_name)
     def run(mod, _context):
         mod = mod.clone()
         for var, func in mod.functions_items():
             if isinstance(func, tvm.tirx.PrimFunc):
-                mod.update_func(var, _begun(func))
+                mod.update_func(var, rewrite(func, var.name_hint))
         return mod
 
     return run
 
 
-def _begun(func):
+def _begun(func, _name):
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     main = ConvertSSA()(mod)["main"]  # inlining repeats an expression's `Let`
     sch, changed = _begin(main), False

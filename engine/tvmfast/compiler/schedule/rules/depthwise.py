@@ -51,7 +51,6 @@ class Depthwise(ScheduleRule):
     )
 
     def applies(self, workload: Workload, simd: Simd) -> bool:
-        """Return whether the workload is a depthwise convolution."""
         return isinstance(workload, Convolution) and workload.is_depthwise
 
     def default(self, workload: Convolution, simd: Simd) -> Config:
@@ -67,7 +66,6 @@ class Depthwise(ScheduleRule):
         return self.Config(tile_oh, tile_ow)
 
     def space(self, workload: Convolution, simd: Simd) -> list[Config]:
-        """List the configs that `Config` describes."""
         height, width = workload.out_size
         few = range(1, math.isqrt(height) + 2)
         counts = *few, *(ceildiv(height, size) for size in few)  # few parts, and parts of few rows
@@ -102,7 +100,6 @@ class Depthwise(ScheduleRule):
         return crop(output, (n, blocks, out_h, out_w, lanes))
 
     def schedule(self, sch: Schedule, config: Config) -> None:
-        """Schedule a kernel that `compute` made and what was fused after it."""
         names = block_names(sch)
         n, o, h, w, c, kh, kw = sch.get_loops("depthwise")
         window = int(sch.get(kh).extent) * int(sch.get(kw).extent)

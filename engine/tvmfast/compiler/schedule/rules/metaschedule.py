@@ -29,7 +29,6 @@ class MetaSchedule(ScheduleRule):
         trace: list
 
     def applies(self, workload: Workload, simd: Simd) -> bool:
-        """Return whether the workload is a kernel that no other workload describes."""
         return isinstance(workload, Kernel)
 
     def schedule(self, sch: Schedule, config: Config) -> None:

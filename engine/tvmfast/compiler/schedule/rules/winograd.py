@@ -97,7 +97,6 @@ class Winograd(ScheduleRule):
     )
 
     def applies(self, workload: Workload, simd: Simd) -> bool:
-        """Return whether it is a 3x3 convolution of stride 1, ungrouped and undilated, and blocked."""
         if not isinstance(workload, Convolution) or not workload.blocked or workload.groups != 1:
             return False
         return workload.weight[2:] == (3, 3) and workload.strides == workload.dilation == (1, 1)
@@ -108,7 +107,6 @@ class Winograd(ScheduleRule):
         return None if m is None else default_of_tile(workload, m, simd)
 
     def space(self, workload: Convolution, simd: Simd) -> list[Config]:
-        """List the configs that `Config` describes."""
         outs = ceildiv(workload.weight[0], simd.lanes)
         found = []
         for m in (2, 4):
@@ -126,7 +124,6 @@ class Winograd(ScheduleRule):
         return found
 
     def packed_shape(self, workload: Convolution, config: Config, lanes: int) -> tuple[int, ...]:
-        """Return the shape of the packed weight; see `transform_weight`."""
         outs, ins = (ceildiv(channels, lanes) for channels in workload.weight[:2])
         return outs, config.m + 2, config.m + 2, ins, lanes, lanes
 
@@ -186,7 +183,6 @@ class Winograd(ScheduleRule):
         return te.compute(of_one_type(n, outs, out_h, out_w, lanes), out, name="out")
 
     def schedule(self, sch: Schedule, config: Config) -> None:
-        """Schedule a kernel that `compute` made and what was fused after it."""
         stages = ("patch", "half_transformed", "transformed", "winograd", "half_out")
         *epilogue, last = [name for name in block_names(sch) if name not in stages]
         for name in epilogue:
