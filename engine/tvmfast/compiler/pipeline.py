@@ -11,8 +11,9 @@ from tvm import relax
 from tvm.relax import transform as t
 
 from ..core import annotations
+from ..core.compat import TIR_PREFIX
 from ..core.dims import Dim
-from ..core.relax import array_key, shape_text
+from ..core.relax import array_key, op_name, shape_text
 from .context import BuildContext
 from .costs import cost
 from .cuda.gpu import has_threads
@@ -23,7 +24,6 @@ from .graph.conv_transpose import conv_transpose_to_conv
 from .graph.decompose import decompose_functions
 from .graph.fold_constants import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .graph.fuse_attention import fuse_attention
-from .graph.operator_notes import note_operators, operators
 from .graph.pack_recurrent import pack_recurrent
 from .graph.partial_update import partial_updates_to_kernels, partial_updates_to_scatter
 from .graph.rms_norm import fuse_rms_norms
@@ -41,6 +41,7 @@ from .memory.usage import memory
 from .schedule.apply import begin_reductions, schedule_kernels
 
 OPT_LEVELS = (0, 1, 2, 3)
+_OPERATORS = "tvmnotes.operators"  # attribute of a module: what each kernel fuses
 
 
 def passes(context: BuildContext) -> list[tvm.transform.Pass]:
@@ -86,7 +87,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (0, t.AnnotateTIROpPattern()),
         (2, t.FoldConstant()),
         (1, t.FuseOps()),
-        (1, note_operators()),
+        (1, _note_operators()),
         (1, t.FuseTIR()),
         *scheduled,
         (0, t.DeadCodeElimination()),
@@ -216,7 +217,7 @@ def describe(mod: tvm.IRModule, params: list[str], context: BuildContext) -> dic
         "tuple": several,
         "kernels": {name: note["schedule"] for name, note in notes.items()},
         "costs": {
-            var.name_hint: cost(func, dims) | {"operators": operators(mod, var.name_hint)}
+            var.name_hint: cost(func, dims) | {"operators": _operators(mod, var.name_hint)}
             for var, func in kernels
             if not has_threads(func)  # written for a GPU by hand
         },
@@ -275,3 +276,42 @@ def _tensor(ty) -> dict:
             "; cut the network before that operator, or write that part with a static shape and a mask"
         )
     return {"shape": None if shape is None else list(shape), "dtype": str(getattr(ty, "dtype", ty))}
+
+
+# ---------------------------------------------------------------- the operators of a kernel
+
+
+def _note_operators() -> tvm.transform.Pass:
+    """Make a pass to run right after FuseOps: it notes each group's kernels in an attribute of the module."""
+
+    @tvm.transform.module_pass(opt_level=0, name="NoteOperators")
+    def run(mod, _context):
+        functions = {var.name_hint: func for var, func in mod.functions_items()}
+        groups = {
+            name: [_base_name(var.name_hint, functions) for var in _called(func)]
+            for name, func in functions.items()
+            if isinstance(func, relax.Function) and name != "main"
+        }
+        return mod.with_attr(_OPERATORS, groups)
+
+    return run
+
+
+def _operators(mod: tvm.IRModule, kernel: str) -> list[str]:
+    """List the operators that a kernel of `mod` fuses, in order, by the kernel names of LegalizeOps."""
+    noted = (mod.attrs or {}).get(_OPERATORS, {})
+    alone = _base_name(kernel, {var.name_hint for var in mod.get_global_vars()})
+    return [str(name) for name in noted.get(kernel, [alone])]
+
+
+def _called(func):
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            if op_name(binding.value) == "call_tir":
+                yield binding.value.args[0]
+
+
+def _base_name(name: str, kernels) -> str:
+    """Strip what TVM adds to a kernel's name: a prefix, and a number if kernels would share the name."""
+    base = name.rstrip("0123456789")
+    return (base if base in kernels else name).removeprefix(TIR_PREFIX)

@@ -371,9 +371,9 @@ class ConfigLookup:
         """Return the best config for a workload, or None if no record is for it."""
         record = self._exact.get(workload) or self._near.get(workload)
         if record:
-            _LOG.debug("%s: %s has %s, measured for %s", workload, self.source, record.config, record.target)
+            _LOG.debug("%s: %s, from %s for %s", workload, record.config, self.source, record.target)
         else:
-            _LOG.debug("%s: %s has no config", workload, self.source)
+            _LOG.debug("%s: no config in %s", workload, self.source)
         if workload not in self._asked and (record or not workload.by_metaschedule):
             self.counts["exact" if workload in self._exact else "near" if record else "default"] += 1
         self._asked.add(workload)
