@@ -11,6 +11,7 @@ from tvm.s_tir import SBlock
 
 from tvmfast.compiler import pipeline
 from tvmfast.compiler.build import bind, resolve_target
+from tvmfast.compiler.context import BuildContext
 from tvmfast.compiler.cuda import gpu
 from tvmfast.compiler.legalize import ieee754
 from tvmfast.core import machine
@@ -63,7 +64,7 @@ def run_emulated(mod, params, *inputs):
     target, here = resolve_target(TARGET, ("cuda",)), machine.host_target()
     mod, _ = bind(mod, params)
     with target:
-        mod = tvm.transform.Sequential(pipeline.passes(3, target))(mod)
+        mod = tvm.transform.Sequential(pipeline.passes(BuildContext(target)))(mod)
         mod, constants = pipeline.lift_constants(mod, {})
         mod = emulate_all(gpu.scheduled(mod, target)[0])
         mod = pipeline.lowering()(pipeline.bundle(mod))

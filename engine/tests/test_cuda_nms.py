@@ -17,6 +17,7 @@ from tvm import relax
 import tvmfast
 from tvmfast.compiler import pipeline
 from tvmfast.compiler.build import resolve_target
+from tvmfast.compiler.context import BuildContext
 from tvmfast.compiler.cuda.nms import parallelize_detection
 from tvmfast.core import machine
 from tvmfast.kernels.detection.nms import best_indices, suppressed
@@ -194,7 +195,8 @@ def test_a_cpu_keeps_the_loops_and_a_gpu_has_none_at_any_level():
     gpu, cpu = resolve_target(TARGET, ("cuda",)), machine.host_target()
     for level in pipeline.OPT_LEVELS:
         for target, there in ((gpu, True), (cpu, False)):
-            assert ("DetectionInParallel" in [p.info.name for p in pipeline.passes(level, target)]) == there
+            names = [p.info.name for p in pipeline.passes(BuildContext(target, level))]
+            assert ("DetectionInParallel" in names) == there
     mod = module(best_indices(1, 300, 40))
     assert [*tvmfast.build(mod, {}).kernels.index] == ["loops"]
     assert "loops" not in tvmfast.build(mod, {}, TARGET, opt_level=0).kernels.index

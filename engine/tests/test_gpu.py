@@ -22,6 +22,7 @@ from tvm.script import tirx as T
 import tvmfast
 from tvmfast.compiler import pipeline
 from tvmfast.compiler.build import bind, resolve_target
+from tvmfast.compiler.context import BuildContext
 from tvmfast.compiler.cuda import gpu
 from tvmfast.core import machine
 from tvmfast.core.compat import cuda_headers
@@ -326,7 +327,7 @@ def test_a_database_of_metaschedule_comes_before_dlight():
     mod, params = tvmfast.from_pytorch(nn.Sequential(nn.ReLU()).eval(), {"x": (64, 64)})
     target = resolve_target(TARGET, ("cuda",))
     with target:
-        fused = tvm.transform.Sequential(pipeline.passes(3, target))(bind(mod, params)[0])
+        fused = tvm.transform.Sequential(pipeline.passes(BuildContext(target)))(bind(mod, params)[0])
     (func,) = (f for _, f in fused.functions_items() if isinstance(f, tirx.PrimFunc))
     kernel = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     sch = Schedule(kernel)

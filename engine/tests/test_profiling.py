@@ -17,6 +17,7 @@ from tvm.script import tirx as T
 
 import tvmfast
 from tvmfast.compiler import costs, pipeline
+from tvmfast.compiler.context import BuildContext
 from tvmfast.compiler.schedule.rules import winograd
 from tvmfast.core import machine
 from tvmfast.core.relax import ceildiv
@@ -377,5 +378,5 @@ def test_tvm_takes_half_of_the_processors_unless_it_is_told(python):
 
 
 def test_the_pass_that_notes_operators_stands_behind_fuse_ops():
-    names = [str(step.info.name) for step in pipeline.passes(3, machine.host_target())]
+    names = [str(step.info.name) for step in pipeline.passes(BuildContext(machine.host_target()))]
     assert names[names.index("FuseOps") + 1] == "NoteOperators"

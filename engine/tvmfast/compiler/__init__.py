@@ -1,11 +1,11 @@
 """The compiler: `build.build` turns a module from a frontend into a `runtime.compiled.Compiled`.
 
 build             checks the module and its parameters, resolves the target, runs everything below
+context           what a build was asked for, which every step reads
 pipeline          the passes of each opt level, the lowering after them, the graph as data for graph.json
 records           tuning records, and the lookup of the best config for a workload
-dynamic           dynamic dims: checks of the inputs, and costs that depend on them
 shape_variants    the network specialized for given values of dynamic dims, in the same library
-costs             flops and bytes of each kernel
+costs             flops and bytes of each kernel, numbers or expressions of dynamic dims
 codegen           machine code for a CPU, each kernel compiled once
 combine_parallel  horizontal fusion, which `build` does not run by itself
 selftest          a small network, built and run, for the doctor

@@ -1,21 +1,26 @@
 """`build`: compile `(IRModule, params)` from a frontend into a `Compiled` that runs on a target."""
 
+import logging
+from collections.abc import Sequence
+
 import tvm
+from tvm import relax, tirx
 
 from ..core import errors, machine
 from ..core.compat import keep_interrupt, pass_lock
-from ..core.relax import array_key, dynamic_dims, static_shape
+from ..core.relax import dynamic_dims, static_shape, unwrap_ints
 from ..core.specs import require_dense, shorten
 from ..runtime.compiled import Compiled, cannot_run
 from ..runtime.tensors import contiguous
 from . import codegen, pipeline, shape_variants
+from .context import BuildContext
 from .cuda import codegen as cuda_codegen
 from .cuda import gpu
-from .dynamic import check_inputs
-from .memory.state import resolve_state, update_in_place
+from .memory.state import resolve_state
 from .memory.usage import memory
 from .records import resolve_records
-from .schedule.apply import begin_reductions
+
+_LOG = logging.getLogger(__name__)
 
 
 @keep_interrupt()
@@ -71,55 +76,70 @@ def build(
         TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
         IndexError: An index that is evaluated at compile time is out of range.
     """
+    mod, context = _resolved(mod, params, target, opt_level, records, state, sizes)
+    inputs = {param.name for param in mod["main"].params}
+    shared = shape_variants.Arrays(inputs) if context.specializations else None
+    with pass_lock, context.target:
+        mod, graph, arrays = _lowered(mod, context, shared)
+        variants = []
+        for number, (values, specialized) in enumerate(context.specializations, start=1):
+            other, description, _ = _lowered(specialized, context.specialized(values), shared)
+            mod, functions = shape_variants.join(mod, other, number)
+            _LOG.debug("specialization %s: built, its functions in the library are %s", values, functions)
+            variants.append(shape_variants.rename_functions(description, functions) | {"at": values})
+    tuned = {"tuned": str(context.lookup or "")}
+    graph |= tuned
+    if variants:
+        graph["variants"] = [each | tuned for each in variants]
+        arrays = shared.by_name
+    target = context.target
+    if context.for_gpu:
+        executable = cuda_codegen.executable(mod, target)
+        return cuda_codegen.CompiledForGPU(executable, graph, arrays, target, opt_level)
+    executable = codegen.executable(mod, target, runs_here=cannot_run(target) is None)
+    return Compiled(executable, graph, arrays, target, opt_level)
+
+
+def _resolved(mod, params, target, opt_level, records, state, sizes) -> tuple[tvm.IRModule, BuildContext]:
+    """Check the arguments of `build`; return the module with its parameters bound, and the context."""
     if opt_level not in pipeline.OPT_LEVELS:
         raise ValueError(
             f"opt_level: expected one of {', '.join(map(str, pipeline.OPT_LEVELS))}; got {opt_level!r}"
         )
     target = resolve_target(target, kinds=("llvm", "cuda"))
-    for_gpu = target.kind.name == "cuda"
     mod, arrays = bind(mod, params)
+    dims = dynamic_dims(mod["main"])
     aliases = resolve_state(mod["main"], state)
-    if for_gpu and dynamic_dims(mod["main"]):
+    if dims and target.kind.name == "cuda":
         raise ValueError("a build for a GPU needs static dims: import the model with a number for every axis")
-    lookup = resolve_records(records, target)
-    bound = shape_variants.variants_of(mod, sizes)
-    shared = shape_variants.Arrays({param.name for param in mod["main"].params}) if bound else None
-    names = {array_key(array): name for name, array in arrays.items()}
+    context = BuildContext(
+        target,
+        opt_level,
+        resolve_records(records, target),
+        dims,
+        aliases,
+        arrays,
+        specializations=tuple(shape_variants.variants_of(mod, sizes, dims)),
+    )
+    _LOG.debug("build: opt level %s, dims %s, state %s, target %s", opt_level, dims, aliases, target)
+    return mod, context
 
-    def compiled(mod):
-        """Return a lowered module, its description, and its parameters."""
-        mod = tvm.transform.Sequential(pipeline.passes(opt_level, target, lookup))(mod)
-        mod = update_in_place(aliases)(mod) if aliases else mod
-        mod = begin_reductions()(mod) if dynamic_dims(mod["main"]) else mod
-        mod, constants = pipeline.lift_constants(mod, names)
-        if shared:
-            mod, constants = shape_variants.rename_params(mod, constants, shared)
-        graph = pipeline.describe(mod, list(constants))
-        graph |= {"state": aliases} if aliases else {}
-        if for_gpu:
-            mod, graph["kernels"] = gpu.scheduled(mod, target)
-        plan = {} if graph["sizes"] else None
-        mod = pipeline.lowering(plan)(pipeline.bundle(mod))
-        graph["memory"] = plan or memory(mod)
-        return mod, graph, constants
 
-    with pass_lock, target:
-        mod, graph, constants = compiled(mod)
-        variants = []
-        for number, (values, specialized) in enumerate(bound, start=1):
-            other, description, _ = compiled(specialized)
-            mod, functions = shape_variants.join(mod, other, number)
-            variants.append(shape_variants.rename_functions(description, functions) | {"at": values})
-    tuned = {"tuned": str(lookup or "")}
-    graph |= tuned
-    if variants:
-        graph["variants"] = [each | tuned for each in variants]
-        constants = shared.by_name
-    if for_gpu:
-        executable = cuda_codegen.executable(mod, target)
-        return cuda_codegen.CompiledForGPU(executable, graph, constants, target, opt_level)
-    executable = codegen.executable(mod, target, runs_here=cannot_run(target) is None)
-    return Compiled(executable, graph, constants, target, opt_level)
+def _lowered(
+    mod: tvm.IRModule, context: BuildContext, shared: shape_variants.Arrays | None
+) -> tuple[tvm.IRModule, dict, dict[str, tvm.runtime.Tensor]]:
+    """Return a network as kernels and calls of them, its description for graph.json, and its parameters."""
+    mod = tvm.transform.Sequential(pipeline.passes(context))(mod)
+    mod, arrays = pipeline.lift_constants(mod, context.names)
+    if shared:
+        mod, arrays = shape_variants.rename_params(mod, arrays, shared)
+    graph = pipeline.describe(mod, list(arrays), context)
+    if context.for_gpu:
+        mod, graph["kernels"] = gpu.scheduled(mod, context.target)
+    plan = {} if context.dims else None
+    mod = pipeline.lowering(context.dims, plan)(pipeline.bundle(mod))
+    graph["memory"] = plan or memory(mod)
+    return mod, graph, arrays
 
 
 def bind(mod: tvm.IRModule, params: dict) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
@@ -202,10 +222,25 @@ def _check(mod, params) -> list[tvm.relax.Var]:
             "params: expected one array for each weight of the module; "
             f"missing: {shorten(missing)}; not in the module: {shorten(unexpected)}"
         )
-    check_inputs(main, main.params[:inputs])
+    _check_inputs(main.params[:inputs])
     outputs = main.ret_ty.fields if isinstance(main.ret_ty, tvm.ir.TupleType) else [main.ret_ty]
     if not all(isinstance(output, tvm.relax.TensorType) for output in outputs):
         raise ValueError(
             f"mod: expected main to return a tensor or a tuple of tensors, it returns {main.ret_ty}"
         )
     return list(main.params[inputs:])
+
+
+def _check_inputs(inputs: Sequence[relax.Var]) -> None:
+    """Raise ValueError unless each dim of the inputs is static, or a variable with a name of its own."""
+    names = {}
+    for var in inputs:
+        shape = getattr(var.ty, "shape", None)
+        if shape is None or not all(isinstance(dim, int | tirx.Var) for dim in unwrap_ints(shape)):
+            raise ValueError(
+                f"input {var.name!r} is {var.ty}, whose shape is not known: import the model with a number "
+                "or a name for every axis"
+            )
+        for dim in shape:
+            if isinstance(dim, tirx.Var) and not names.setdefault(dim.name, dim).same_as(dim):
+                raise ValueError(f"two dynamic dims of the model share the name {dim.name!r}: rename one")

@@ -2,9 +2,9 @@
 
 LLVM takes most of a build's time. Its result for a kernel is cached as an object file in the cache folder
 "kernels", under a hash of everything that it depends on: the kernel's TensorIR, the target, the pass context,
-TVM's version, this module, `ieee754`, `parallel` and `integer_division`. A network that is built again, or
-differs in a few kernels, then waits only for the linker, some 50 ms. The cache is used only if nobody else
-may write to it, and the least recently used files make room for new ones; see core/kernel_cache.py.
+TVM's version, this module, `ieee754` and `parallel`. A network that is built again, or differs in a few
+kernels, then waits only for the linker, some 50 ms. The cache is used only if nobody else may write to it,
+and the least recently used files make room for new ones; see core/kernel_cache.py.
 
 Kernels are compiled without the argument checks that TVM puts into each, two thirds of the code: `Compiled`
 checks the inputs, and the result of one kernel fits the next.
@@ -15,6 +15,7 @@ is generated in memory runs on TVM's threads.
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -31,11 +32,11 @@ import tvm
 from tvm import tirx
 
 from ..core import data, folders, kernel_cache, machine
-from ..kernels import integer_division
 from ..runtime import pool
 from .legalize import ieee754
 from .schedule import parallel
 
+_LOG = logging.getLogger(__name__)
 _POOL_OPTIONS = ("-O2", "-std=c++17", "-fPIC", "-pthread", "-c")
 _PART = re.compile(r"\w+-(\d+)-\d+\.part")  # an unfinished object, with the process that writes it
 
@@ -99,9 +100,11 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool) ->
 
     def make(var):
         if objects is None:
+            _LOG.debug("%s: compiled in memory", var.name_hint)
             return compile_kernels({var: kernels[var]}, target, runs_here)
         key = _key(target, texts[var])
         found = objects.find(key, var)
+        _LOG.debug("%s: %s", var.name_hint, "from the cache" if found else "compiled")
         return found or objects.keep(key, var, compile_kernels({var: kernels[var]}, target, False))
 
     if traced:  # the instruments belong to this thread
@@ -246,6 +249,6 @@ def _key(target, text: str) -> str:
 
 @cache
 def _toolchain() -> str:
-    modules = sys.modules[__name__], ieee754, parallel, integer_division
+    modules = sys.modules[__name__], ieee754, parallel
     source = "".join(Path(module.__file__).read_text() for module in modules)
     return f"{tvm.__version__} {tvm.target.codegen.llvm_version_major()} {source}"

@@ -3,16 +3,19 @@
 `build` counts, because a library no longer has the TensorIR; `tn.profile` compares the counts with times.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 import tvm
 from tvm import s_tir, tirx
 
-from ..core.relax import bytes_of
+from ..core.dims import Dim
+from ..core.relax import bytes_of, dim_to_str
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
 _NUMPY = {
@@ -44,6 +47,9 @@ _FIELDS = {  # by a node's class: the fields that count. `_Counter` has methods 
     tvm.ir.TensorLoad: ("indices",),
     tvm.ir.Call: ("args",),
 }
+_STEP = 60  # between the values of a dim at which costs are counted
+_MOST_FACTORS = 3  # of a dynamic dim in a count
+_KINDS = ("flops", "reads", "writes")
 _GRID = 1 << 22  # most values of the loop variables for which a condition is evaluated
 
 
@@ -84,6 +90,22 @@ def count(func: tirx.PrimFunc, dims: Mapping[str, int] | None = None) -> dict[st
 
     reads, writes = moved(counter.loads, excluded=counter.stores), moved(counter.stores)
     return {"flops": round(counter.flops), "reads": reads, "writes": writes}
+
+
+def cost(func: tirx.PrimFunc, dims: Mapping[str, Dim]) -> dict[str, int | str]:
+    """Return `count` of a kernel, each count a number or an expression as in core/dims.py.
+
+    A count that depends on dynamic dims is interpolated by a polynomial. It is exact at the interpolation
+    points, each dim's lower bound and 60 more; elsewhere it may miss what tiles compute in vain.
+    """
+    degrees = _degrees(func)
+    own = [dim for name, dim in dims.items() if name in degrees]
+    least = {name: dim.lower for name, dim in dims.items()}
+    counts = {}  # by the index of an interpolation point
+    for at in itertools.product(*(range(degrees[dim.name] + 1) for dim in own)):
+        values = {dim.name: dim.lower + _STEP * n for dim, n in zip(own, at, strict=True)}
+        counts[at] = count(func, least | values)
+    return {kind: _polynomial({at: each[kind] for at, each in counts.items()}, own) for kind in _KINDS}
 
 
 class _Scope(NamedTuple):
@@ -242,3 +264,61 @@ def _parts(node) -> list:
 
 def _is_float(node) -> bool:
     return "float" in str(getattr(node.ty, "dtype", ""))
+
+
+def _degrees(func: tirx.PrimFunc) -> dict[str, int]:
+    """Return the degree in which the counts depend on each dynamic dim of a kernel's arguments, at most 3.
+
+    That is how often the shape of one argument has it as a factor.
+    """
+    degrees = {}
+    for param in func.params:
+        if isinstance(param.ty, tirx.BufferType):
+            axes = [dim for dim in param.ty.shape if not isinstance(dim, int)]
+            for name in {var.name for dim in axes for var in tirx.analysis.undefined_vars(dim)}:
+                degree = sum(_degree(dim, name) for dim in axes)
+                degrees[name] = max(degrees.get(name, 1), min(_MOST_FACTORS, degree))
+    return degrees
+
+
+def _degree(dim, name: str) -> int:
+    """Return the degree of an axis, as a polynomial, in a dynamic dim."""
+    factors = max(term.split("*").count(name) for term in str(dim_to_str(dim)).split(" + "))
+    return factors or int(any(var.name == name for var in tirx.analysis.undefined_vars(dim)))
+
+
+def _polynomial(counts: dict[tuple[int, ...], int], dims: list[Dim]) -> int | str:
+    """Return the polynomial through the counts at the interpolation points (Newton's method)."""
+    for axis in range(len(dims)):
+        for order in range(1, _MOST_FACTORS + 1):
+            before = dict(counts)
+            for at in counts:
+                if at[axis] >= order:
+                    lower = (*at[:axis], at[axis] - 1, *at[axis + 1 :])
+                    counts = counts | {at: Fraction(before[at] - before[lower], order)}
+    terms = {}  # by the powers of the dims
+    for at, factor in counts.items():
+        bases = [_falling(dim.lower, count) for dim, count in zip(dims, at, strict=True)]
+        for powers in itertools.product(*(range(len(base)) for base in bases)):
+            value = factor * math.prod(base[power] for base, power in zip(bases, powers, strict=True))
+            terms[powers] = terms.get(powers, 0) + value
+    divisor = math.lcm(*(Fraction(value).denominator for value in terms.values()))
+    products = []
+    for powers, value in sorted(terms.items()):
+        names = [dim.name for dim, power in zip(dims, powers, strict=True) for _ in range(power)]
+        if value:
+            products.append("*".join([str(int(value * divisor)), *names]))
+    text = " + ".join(products) or "0"
+    if divisor > 1:
+        return f"(({text}) // ({divisor}))"
+    return int(text) if text.isdigit() else text
+
+
+def _falling(least: int, count: int) -> list[Fraction]:
+    """Return the factors of the powers of n in the product of (n - least) / _STEP - i for all i < count."""
+    factors = [Fraction(1)]
+    for i in range(count):
+        root = Fraction(-least, _STEP) - i
+        shifted = [Fraction(0), *(factor / _STEP for factor in factors)]
+        factors = [a + b for a, b in zip([*(root * factor for factor in factors), 0], shifted, strict=True)]
+    return factors

@@ -4,25 +4,26 @@
 """
 
 import itertools
+from collections.abc import Mapping
 
 import tvm
 from tvm import relax
 from tvm.relax import transform as t
 
 from ..core import annotations
-from ..core.protocols import Lookup
-from ..core.relax import array_key, dynamic_dims, shape_text
-from ..core.simd import simd_of
+from ..core.compat import TIR_PREFIX
+from ..core.dims import Dim
+from ..core.relax import array_key, op_name, shape_text
+from .context import BuildContext
+from .costs import cost
 from .cuda.gpu import has_threads
 from .cuda.nms import parallelize_detection
 from .cuda.unroll_recurrent import unroll_recurrent
-from .dynamic import cost
 from .graph.blocked_layout import block_layouts
 from .graph.conv_transpose import conv_transpose_to_conv
 from .graph.decompose import decompose_functions
 from .graph.fold_constants import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .graph.fuse_attention import fuse_attention
-from .graph.operator_notes import note_operators, operators
 from .graph.pack_recurrent import pack_recurrent
 from .graph.partial_update import partial_updates_to_kernels, partial_updates_to_scatter
 from .graph.rms_norm import fuse_rms_norms
@@ -32,28 +33,28 @@ from .legalize.accumulate import sums_in_float32
 from .legalize.bools import bools_as_bytes
 from .legalize.bounds_check import checks_to_kernels
 from .legalize.lower import legalizations
-from .memory.dead_kills import remove_dead_kills
 from .memory.dynamic_plan import plan_dynamic_memory
+from .memory.lowered import eliminate_common_shapes, remove_dead_kills
 from .memory.output_alias import alias_output
-from .memory.shape_cse import eliminate_common_shapes
+from .memory.state import update_in_place
 from .memory.usage import memory
-from .schedule.apply import schedule_kernels
+from .schedule.apply import begin_reductions, schedule_kernels
 
 OPT_LEVELS = (0, 1, 2, 3)
+_OPERATORS = "tvmnotes.operators"  # attribute of a module: what each kernel fuses
 
 
-def passes(
-    opt_level: int, target: tvm.target.Target, lookup: Lookup | None = None
-) -> list[tvm.transform.Pass]:
-    """List the graph passes of an opt level, in order, from an imported module to one kernel per fused group.
-
-    At level 3, `lookup` gives the configs of kernels.
-    """
-    simd = None if target.kind.name == "cuda" else simd_of(target)
+def passes(context: BuildContext) -> list[tvm.transform.Pass]:
+    """List the graph passes of a build, in order, from an imported module to one kernel per fused group."""
+    simd, lookup = context.simd, context.lookup
     half_sums = [(0, sums_in_float32())] if simd else []  # a GPU's tensor cores do so by themselves
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
     blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
-    attention = [(3, fuse_attention(simd)), (3, lower_skinny_gemms(simd)), (3, fuse_rms_norms(simd))]
+    attention = [
+        (3, fuse_attention(simd, context.dims)),
+        (3, lower_skinny_gemms(simd)),
+        (3, fuse_rms_norms(simd)),
+    ]
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
     updates = partial_updates_to_kernels() if simd else partial_updates_to_scatter()
     scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `gpu.scheduled` does it
@@ -82,24 +83,27 @@ def passes(
         (0, updates),
         (0, ieee754.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
-        (0, t.LegalizeOps(legalizations(simd, lookup, opt_level))),
+        (0, t.LegalizeOps(legalizations(simd, lookup, context.opt_level))),
         (0, t.AnnotateTIROpPattern()),
         (2, t.FoldConstant()),
         (1, t.FuseOps()),
-        (1, note_operators()),
+        (1, _note_operators()),
         (1, t.FuseTIR()),
         *scheduled,
         (0, t.DeadCodeElimination()),
+        *([(0, update_in_place(context.state))] if context.state else []),
+        *([(0, begin_reductions())] if context.dims else []),
     ]
-    return [each for level, each in from_level if opt_level >= level]
+    return [each for level, each in from_level if context.opt_level >= level]
 
 
-def lowering(plan: dict | None = None) -> tvm.transform.Pass:
+def lowering(dims: Mapping[str, Dim] | None = None, plan: dict | None = None) -> tvm.transform.Pass:
     """Make the pass that replaces `tvm.compile`'s default, which would fuse and fold at every opt level.
 
     Args:
-        plan: For a network with dynamic dims, a dictionary that gets what `usage.memory` returns: after the
-            lowering such dims are computed in code.
+        dims: The dynamic dims.
+        plan: If there are any, a dictionary that gets what `usage.memory` returns: after the lowering
+            they are computed in code.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="NoteMemory")
@@ -114,18 +118,16 @@ def lowering(plan: dict | None = None) -> tvm.transform.Pass:
             t.ToNonDataflow(),
             t.RemovePurityChecking(),
             t.CallTIRRewrite(),  # kernels write into buffers that the caller allocates
-            t.StaticPlanBlockMemory()
-            if plan is None
-            else plan_dynamic_memory(),  # buffers that are not alive together share memory
+            plan_dynamic_memory(dims) if dims else t.StaticPlanBlockMemory(),  # shared buffers
             t.RewriteCUDAGraph(),  # for a GPU, if the pass context has "relax.backend.use_cuda_graph"
             t.LowerAllocTensor(),
             t.KillAfterLastUse(),
             t.LowerRuntimeBuiltin(),
             remove_dead_kills(),
-            *([] if plan is None else [note]),
+            *([note] if dims else []),
             t.ComputePrimValue(),
             t.VMShapeLower(),
-            *([] if plan is None else [eliminate_common_shapes()]),
+            *([eliminate_common_shapes()] if dims else []),
             t.AttachGlobalSymbol(),
         ],
         name="lowering",
@@ -134,7 +136,7 @@ def lowering(plan: dict | None = None) -> tvm.transform.Pass:
 
 @relax.expr_functor.mutator
 class _LiftConstants(relax.PyExprMutator):
-    def __init__(self, names: dict[int, str], taken: set[str]):
+    def __init__(self, names: Mapping[int, str], taken: set[str]):
         super().__init__()
         self.names = names
         self.vars = {}  # by array key
@@ -151,7 +153,7 @@ class _LiftConstants(relax.PyExprMutator):
 
 
 def lift_constants(
-    mod: tvm.IRModule, names: dict[int, str]
+    mod: tvm.IRModule, names: Mapping[int, str]
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     """Turn constants of `main` into parameters after the inputs; return the module and the arrays by name.
 
@@ -174,27 +176,27 @@ def bundle(mod: tvm.IRModule) -> tvm.IRModule:
     return t.BundleModelParams("params")(mod)
 
 
-def describe(mod: tvm.IRModule, params: list[str]) -> dict:
+def describe(mod: tvm.IRModule, params: list[str], context: BuildContext) -> dict:
     """Describe the graph of `main` as JSON data, for graph.json.
 
     Args:
         mod: The module after `lift_constants`.
         params: The names of the parameters, in order.
+        context: The context of the build.
 
     Returns:
         "sizes", the lower and the upper bound, or None, of each dynamic dim, by name;
         "inputs", "params" and "outputs", with their shapes and dtypes; "nodes", the kernel calls; "heads",
-        the values that are the outputs; "tuple", whether the result is one; and by kernel name "kernels" (its
-        schedule), "costs" (see `dynamic.cost`, and the operators that it fuses) and "workloads" (only
-        kernels that have one). A node has the name of its result, its kernel (or the Relax operator that the
-        runtime serves), the values it reads, and the shape and dtype of its result; "in_place" is true if
-        that is the first value it reads, which it updates in part.
+        the values that are the outputs; "tuple", whether the result is one; by kernel name "kernels" (its
+        schedule), "costs" (see `costs.cost`, and the operators that it fuses) and "workloads" (only
+        kernels that have one); and "state", if there is any. A node has the name of its result, its kernel
+        (or the Relax operator that the runtime serves), the values it reads, and the shape and dtype of its
+        result; "in_place" is true if that is the first value it reads, which it updates in part.
 
     Raises:
         ValueError: A value has no known shape.
     """
-    main = mod["main"]
-    dims = dynamic_dims(main)
+    main, dims = mod["main"], context.dims
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
     casts = {}  # values by variables that are the same with another type
     for binding in bindings:
@@ -215,11 +217,12 @@ def describe(mod: tvm.IRModule, params: list[str]) -> dict:
         "tuple": several,
         "kernels": {name: note["schedule"] for name, note in notes.items()},
         "costs": {
-            var.name_hint: cost(func, dims) | {"operators": operators(mod, var.name_hint)}
+            var.name_hint: cost(func, dims) | {"operators": _operators(mod, var.name_hint)}
             for var, func in kernels
             if not has_threads(func)  # written for a GPU by hand
         },
         "workloads": {name: note["workload"] for name, note in notes.items() if note["workload"]},
+        **({"state": context.state} if context.state else {}),
     }
 
 
@@ -273,3 +276,42 @@ def _tensor(ty) -> dict:
             "; cut the network before that operator, or write that part with a static shape and a mask"
         )
     return {"shape": None if shape is None else list(shape), "dtype": str(getattr(ty, "dtype", ty))}
+
+
+# ---------------------------------------------------------------- the operators of a kernel
+
+
+def _note_operators() -> tvm.transform.Pass:
+    """Make a pass to run right after FuseOps: it notes each group's kernels in an attribute of the module."""
+
+    @tvm.transform.module_pass(opt_level=0, name="NoteOperators")
+    def run(mod, _context):
+        functions = {var.name_hint: func for var, func in mod.functions_items()}
+        groups = {
+            name: [_base_name(var.name_hint, functions) for var in _called(func)]
+            for name, func in functions.items()
+            if isinstance(func, relax.Function) and name != "main"
+        }
+        return mod.with_attr(_OPERATORS, groups)
+
+    return run
+
+
+def _operators(mod: tvm.IRModule, kernel: str) -> list[str]:
+    """List the operators that a kernel of `mod` fuses, in order, by the kernel names of LegalizeOps."""
+    noted = (mod.attrs or {}).get(_OPERATORS, {})
+    alone = _base_name(kernel, {var.name_hint for var in mod.get_global_vars()})
+    return [str(name) for name in noted.get(kernel, [alone])]
+
+
+def _called(func):
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            if op_name(binding.value) == "call_tir":
+                yield binding.value.args[0]
+
+
+def _base_name(name: str, kernels) -> str:
+    """Strip what TVM adds to a kernel's name: a prefix, and a number if kernels would share the name."""
+    base = name.rstrip("0123456789")
+    return (base if base in kernels else name).removeprefix(TIR_PREFIX)

@@ -8,6 +8,7 @@
 import contextlib
 import functools
 import json
+import logging
 import os
 import statistics
 import warnings
@@ -31,6 +32,7 @@ try:
 except ImportError:  # on Windows, only one process at a time should append to a file
     fcntl = None
 
+_LOG = logging.getLogger(__name__)
 _FORMAT = 2  # version of a line's format and of the meaning of configs
 _RENAMED = {  # the fields of configs by their names in format 1, by rule
     "conv2d": {"lines": "tile_oh", "pixels": "tile_ow", "blocks": "tile_oc", "outer": "loop_order",
@@ -368,6 +370,10 @@ class ConfigLookup:
     def __call__(self, workload: Workload) -> dict | None:
         """Return the best config for a workload, or None if no record is for it."""
         record = self._exact.get(workload) or self._near.get(workload)
+        if record:
+            _LOG.debug("%s: %s, from %s for %s", workload, record.config, self.source, record.target)
+        else:
+            _LOG.debug("%s: no config in %s", workload, self.source)
         if workload not in self._asked and (record or not workload.by_metaschedule):
             self.counts["exact" if workload in self._exact else "near" if record else "default"] += 1
         self._asked.add(workload)

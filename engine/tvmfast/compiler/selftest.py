@@ -36,7 +36,6 @@ def problem() -> str | None:
 
 
 def _reference(x: np.ndarray, w: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Compute the network in float64."""
     padded = np.pad(x.astype("float64"), ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
     convolved = np.einsum("nihwkl,oikl->nohw", windows, w, optimize=True)

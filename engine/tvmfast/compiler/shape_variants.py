@@ -6,6 +6,7 @@ share is stored once.
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 
 import tvm
@@ -15,14 +16,23 @@ from tvm import relax
 from ..core.dims import Dim
 from ..core.relax import dynamic_dims
 
+_LOG = logging.getLogger(__name__)
 
-def specialize(mod: tvm.IRModule, sizes: Mapping[str, int]) -> tvm.IRModule:
+
+def specialize(
+    mod: tvm.IRModule, sizes: Mapping[str, int], dims: Mapping[str, Dim] | None = None
+) -> tvm.IRModule:
     """Bind dynamic dims of a network, by name, to values.
+
+    Args:
+        mod: The network.
+        sizes: The values.
+        dims: The network's dynamic dims, if they are known already.
 
     Raises:
         ValueError: The network has no such dynamic dim, or the value is out of its bounds.
     """
-    known = dynamic_dims(mod["main"])
+    known = dynamic_dims(mod["main"]) if dims is None else dims
     wanted = ", ".join(f"{name} ({dim.bounds})" for name, dim in known.items()) or "the network has none"
     if not isinstance(sizes, Mapping) or not sizes or not all(_fits(known, *item) for item in sizes.items()):
         raise ValueError(f"sizes: expected values of dynamic dims by name, {wanted}; got {sizes!r}")
@@ -30,20 +40,22 @@ def specialize(mod: tvm.IRModule, sizes: Mapping[str, int]) -> tvm.IRModule:
     return relax.transform.Normalize()(mod)
 
 
-def _fits(known: dict[str, Dim], name: str, value: int) -> bool:
+def _fits(known: Mapping[str, Dim], name: str, value: int) -> bool:
     return name in known and type(value) is int and known[name].takes(value)
 
 
 def variants_of(
-    mod: tvm.IRModule, sizes: Sequence[Mapping[str, int]] | None
+    mod: tvm.IRModule, sizes: Sequence[Mapping[str, int]] | None, dims: Mapping[str, Dim]
 ) -> list[tuple[dict, tvm.IRModule]]:
     """Return each distinct entry of `sizes`, and the network specialized for it; raises as `specialize`."""
     if sizes is not None and (isinstance(sizes, str | Mapping) or not isinstance(sizes, Sequence)):
         raise ValueError(f'sizes: expected a list, [{{"height": 480, "width": 640}}, …]; got {sizes!r}')
     found = []
     for each in sizes or ():
-        bound = specialize(mod, each)
-        if each not in [taken for taken, _ in found]:
+        bound = specialize(mod, each, dims)
+        if each in [taken for taken, _ in found]:
+            _LOG.debug("specialization %s: found above", each)
+        else:
             found.append((dict(each), bound))
     return found
 

@@ -41,10 +41,10 @@ Public names that are replaced or read in an unusual way, which the test cannot 
     compiler/combine_parallel.py             CombineParallelMatmul misses constants
     compiler/codegen.py                      a module without kernels is linked through C; one thread compiles
     compiler/cuda/nms.py                     x & ((y & 1) - 1) of uint32 is simplified to 0
-    compiler/legalize/ieee754.py             TVM treats floats as real numbers: NaN is lost
+    compiler/legalize/ieee754.py             TVM treats floats as real numbers: NaN is lost; a division by
+                                             an integer of 0; LLVM's wrong x % 2^n
     compiler/legalize/group_norm.py          norms of groups of numbers far from 0 are NaN
     compiler/legalize/lower.py               corners aligned with a single row divide by 0
-    kernels/integer_division.py              a division by an integer of 0; LLVM's wrong x % 2^n
     compiler/schedule/apply.py               `Schedule` modifies a function that has no other reference
     compiler/schedule/rules/default.py       bfloat16 expressions that must not be inlined, or vectorized
     tuning/workers.py, runner.py             workers import torch, hide a Ctrl-C, and leak a little memory

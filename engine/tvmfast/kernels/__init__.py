@@ -4,7 +4,6 @@ attention         softmax(q kᵀ + mask) v, with a running maximum and sum for e
 detection         the k best scores and non-maximum suppression
 dynamic           dynamic dims of kernels that are emitted as loops; softmax over a dynamic axis
 elementwise       exp, tanh and others in vectorizable arithmetic
-integer_division  x // 0 = 0 and INT_MIN // -1 = INT_MIN, and a workaround for LLVM's remainders
 linalg            matrix factorizations, on stacks of matrices
 recurrent         LSTM, GRU and RNN: one kernel for all time steps
 """

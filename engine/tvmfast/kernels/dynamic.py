@@ -29,7 +29,6 @@ class DynamicDims:
     """
 
     def __init__(self, *shapes: tuple):
-        """Collect the variables in several shapes."""
         dims = [dim for shape in shapes for dim in shape if not isinstance(dim, int)]
         found = {var.name: var for dim in dims for var in tirx.analysis.undefined_vars(dim)}
         self.outer = list(found.values())

@@ -64,7 +64,6 @@ def _with_multiple(x, use):
 
 
 def _exp_of_rest(x, n):
-    """Compute the exponential function of x - n * log(2)."""
     return _named(x - n * _LOG2[0] - n * _LOG2[1], lambda r: _polynomial(_EXP, r) * r * r + r + 1.0)
 
 

@@ -8,10 +8,12 @@ import tvm
 
 from ..compiler import pipeline
 from ..compiler.build import bind, resolve_target
+from ..compiler.context import BuildContext
 from ..compiler.records import simd_of_key
 from ..compiler.schedule.workloads.workload import Workload
 from ..core import machine
 from ..core.compat import pass_lock
+from ..core.relax import dynamic_dims
 from ..runtime.compiled import Compiled
 from .features import features
 from .trial import Candidate
@@ -75,7 +77,8 @@ def all_tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
 
     mod, _ = bind(mod, params)
     with pass_lock, target:
-        tvm.transform.Sequential(pipeline.passes(3, target, lookup=count))(mod)
+        context = BuildContext(target, lookup=count, dims=dynamic_dims(mod["main"]))
+        tvm.transform.Sequential(pipeline.passes(context))(mod)
     described = machine.target_json(target)
     return [Task(workload, kernels, described) for workload, kernels in counts.items()]
 

@@ -41,7 +41,6 @@ class Executable(relax.VMExecutable):
 
 
 def _cuda(module):
-    """Yield the modules of CUDA code in a library."""
     for part in module.imports:
         if part.kind == "cuda":
             yield part

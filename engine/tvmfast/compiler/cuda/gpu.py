@@ -6,6 +6,7 @@ cores if the operands are float16; reductions by a block of threads per result; 
 element. Layouts stay NCHW. A database of MetaSchedule, if one is active (`with database:`), takes precedence.
 """
 
+import logging
 import math
 import re
 
@@ -15,9 +16,10 @@ from tvm import tirx
 from tvm.relax import transform as t
 from tvm.s_tir import SBlock, SBlockRealize, Schedule, dlight
 
-from ...core import machine
+from ...core import errors, machine
 from ...core.compat import lazy_tensor_intrinsics
 
+_LOG = logging.getLogger(__name__)
 WITHOUT_GPU = "sm_80"  # the arch of "cuda" on a machine without a GPU
 _OLDEST = 75  # the oldest architecture that CUDA 13 compiles for
 _MANY = 256  # blocks of a launch that keep a GPU busy: two for each multiprocessor of a large one
@@ -124,6 +126,7 @@ def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModul
         for var, func in mod.functions_items():
             if isinstance(func, tirx.PrimFunc):
                 rule, kernel = ("by_hand", func) if var in by_hand else _schedule(func, target)
+                _LOG.debug("%s: rule %s takes it", var.name_hint, rule)
                 mod.update_func(var, kernel)
                 schedules[var.name_hint] = {"family": rule, "launches": launches(kernel)}
     return mod, dict(sorted(schedules.items()))
@@ -137,17 +140,19 @@ def _schedule(func, target) -> tuple[str, tirx.PrimFunc]:
     for name, rule in _RULES.items() if blocks else ():
         if name.endswith("reduction") and _sums_few(func):
             continue
-        schedule = _applied(rule, func, target)
+        schedule = _applied(name, rule, func, target)
         if schedule is not None:
             return name, func.with_body(schedule.mod["main"].body).with_attr("tirx.is_scheduled", True)
     return "one_thread", one_thread(func).with_attr("tirx.is_scheduled", True)
 
 
-def _applied(rule, func, target):
+def _applied(name, rule, func, target):
     """Return a kernel's schedule by a rule; None if it does not fit, or fails when it finds that out."""
     try:
         return rule.apply(func.with_attr("global_symbol", "main"), target, False)
-    except (AssertionError, RuntimeError, ValueError):
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if _LOG.isEnabledFor(logging.DEBUG):
+            _LOG.debug("rule %s declines: %s", name, errors.one_line(error))
         return None
 
 

@@ -10,5 +10,4 @@ skinny_gemm       products of few rows with a strided view, without a copy of it
 rms_norm          root mean square norms, each fused into one kernel
 blocked_layout    NCHW to the blocked layout NCHW[x]c; convolutions become kernels
 partial_update    partial updates of tensors, as kernels
-operator_notes    the operators that each kernel fuses
 """

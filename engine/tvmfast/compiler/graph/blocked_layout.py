@@ -21,7 +21,7 @@ from tvm import relax, te, tirx
 
 from ...core.compat import CONCATENATE, OUT_EWISE_FUSABLE
 from ...core.protocols import Lookup
-from ...core.relax import ceildiv, constant_array, known_shape, shape_text, unwrap_ints
+from ...core.relax import ceildiv, constant_array, known_shape, on_each_function, shape_text, unwrap_ints
 from ...core.simd import Simd, pad_to
 from ..schedule.rules import repack_channels
 from ..schedule.workloads import conv2d
@@ -51,14 +51,7 @@ def block_layouts(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.Pas
 
     Convolutions become kernels at once, because Relax has no operator for a blocked grouped convolution.
     """
-
-    @tvm.transform.module_pass(opt_level=0, name="BlockLayouts")
-    def run(mod, _context):
-        blocker = _Blocker(mod, simd, lookup)
-        blocker.builder_.update_func(mod.get_global_var("main"), blocker.visit_expr(mod["main"]))
-        return blocker.builder_.get()
-
-    return run
+    return on_each_function("BlockLayouts", lambda mod: _Blocker(mod, simd, lookup), adds_kernels=True)
 
 
 @dataclass(frozen=True)

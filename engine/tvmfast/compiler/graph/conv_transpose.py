@@ -70,7 +70,6 @@ class _Rewrite(relax.PyExprMutator):
         return self._cut(result, before, [p + m for p, m in zip(before, out[2:], strict=True)])
 
     def _cut(self, x, begins, ends):
-        """Slice rows and columns of `x` from `begins` up to `ends`."""
         whole = not any(begins) and [*known_shape(x.ty)[2:]] == [*ends]
         return x if whole else self._emit(op.strided_slice(x, [2, 3], begins, ends))
 

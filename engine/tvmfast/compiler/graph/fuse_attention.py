@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,11 +10,11 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
+from ...core.dims import Dim
 from ...core.relax import (
     INT32_MAX,
     constant_array,
     dim_to_str,
-    dynamic_dims,
     known_shape,
     on_each_function,
     op_name,
@@ -28,14 +29,14 @@ _TILE = 64  # keys of the widest tile
 _FEW_QUERIES, _FEW_KEYS = 8, 16  # up to so many, single kernels are as fast
 
 
-def fuse_attention(simd: Simd) -> tvm.transform.Pass:
+def fuse_attention(simd: Simd, dims: Mapping[str, Dim]) -> tvm.transform.Pass:
     """Make the pass, for attention of float32, to run after constants are folded.
 
     Between the first product and the softmax, scores may be scaled, and masks added or applied. Products of
     few queries or keys, values that are not whole vectors, and tensors of 2**31 elements are left as they
-    are.
+    are. `dims` are the network's dynamic dims.
     """
-    return on_each_function("FuseAttention", lambda mod: _Fuser(mod, simd), adds_kernels=True)
+    return on_each_function("FuseAttention", lambda mod: _Fuser(mod, simd, dims), adds_kernels=True)
 
 
 @dataclass
@@ -60,13 +61,12 @@ class _Attention:
 
 @relax.expr_functor.mutator
 class _Fuser(relax.PyExprMutator):
-    def __init__(self, mod, simd):
+    def __init__(self, mod, simd, dims):
         super().__init__(mod)
-        self.simd = simd
+        self.simd, self.dynamic = simd, dims
 
     def visit_function_(self, func):
         self.bound = relax.analysis.get_var2val(func)
-        self.dynamic = dynamic_dims(func)
         self.uses = Counter()
         for value in (*self.bound.values(), func.body.body):
             relax.analysis.post_order_visit(value, self._count)

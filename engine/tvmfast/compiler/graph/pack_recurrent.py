@@ -112,7 +112,6 @@ class _Packer(relax.PyExprMutator):
         return relax.call_tir(function, args, list(call.ty_args[0].fields))
 
     def _padded(self, x, axis: int, length: int):
-        """Zero-pad the end of an axis of a tensor up to `length`."""
         x = self.builder_.emit(x) if not isinstance(x, relax.Var | tvm.ir.GenericConst) else x
         shape = list(static_shape(x.ty))
         missing = length - shape[axis]

@@ -2,8 +2,7 @@
 
 output_alias  the output aliases the last kernel's result where only a reshape follows
 dynamic_plan  memory planning where dims are dynamic
-dead_kills    elimination of instructions that free no memory
-shape_cse     each dynamic shape is made once in a run
+lowered       elimination of instructions that free no memory, and of shapes that exist already
 state         inputs that alias outputs: checks, and partial updates in place
 usage         how much a run takes
 """

@@ -6,23 +6,25 @@ largest of its values for any dims.
 """
 
 import math
+from collections.abc import Mapping
 
 import tvm
 from tvm import relax, tirx
 from tvm.relax import transform as t
 
-from ...core.relax import bytes_of, dynamic_dims, unwrap_ints, upper_bound
+from ...core.dims import Dim
+from ...core.relax import bytes_of, unwrap_ints, upper_bound
 
 _ALLOCATE = "relax.builtin.alloc_tensor"
 
 
-def plan_dynamic_memory() -> tvm.transform.Pass:
-    """Make the pass, which replaces StaticPlanBlockMemory for a network with dynamic dims."""
+def plan_dynamic_memory(dims: Mapping[str, Dim]) -> tvm.transform.Pass:
+    """Make the pass, which replaces StaticPlanBlockMemory for a network with these dynamic dims."""
 
     @tvm.transform.module_pass(opt_level=0, name="PlanDynamicMemory")
     def run(mod, _context):
         main, static = mod["main"], mod.clone()
-        least = {name: tirx.IntImm("int64", dim.lower) for name, dim in dynamic_dims(main).items()}
+        least = {name: tirx.IntImm("int64", dim.lower) for name, dim in dims.items()}
         static["main"] = main.bind_symbolic_vars(least)
         chosen = _chosen(t.StaticPlanBlockMemory()(static)["main"])
         values = [value for value in _values(main) if _calls(value, _ALLOCATE)]

@@ -70,7 +70,7 @@ def _text(ty) -> str:
     return f"{ty.dtype}[{', '.join(map(str, shape_text(ty) or '?'))}]"
 
 
-def update_in_place(aliases: dict[str, int]) -> tvm.transform.Pass:
+def update_in_place(aliases: Mapping[str, int]) -> tvm.transform.Pass:
     """Make the pass that does partial updates of the inputs `aliases` in place, where it is safe.
 
     It runs last of the passes on the graph: those before may move and merge calls.

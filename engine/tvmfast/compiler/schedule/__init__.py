@@ -9,9 +9,6 @@ What rules share:
 rule          what a rule provides, and the registry of rules
 epilogue      operators fused after a kernel; vector and parallel loops
 parallel      parallel loops of dynamic length, run by one thread where that is short
-post_rewrite  post-schedule rewrites of loops that a schedule annotates
-prefetch      software prefetch of weights
-padding       windows over an image whose padding is not in memory
-remainder     remainder tiles, where the number of rows is dynamic
+post_rewrite  rewrites of loops that a schedule annotates: padding, prefetches, remainder tiles
 trace         what a trace of MetaSchedule's may do
 """

@@ -1,14 +1,19 @@
 """The pass that schedules each kernel of a module by its rule."""
 
+import logging
+from collections.abc import Callable
+
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.transform import ConvertSSA
 
-from ...core import annotations
+from ...core import annotations, errors
 from ...core.protocols import Lookup
 from ...core.simd import Simd
 from .rules import RULES
 from .workloads.kernel import Kernel
+
+_LOG = logging.getLogger(__name__)
 
 
 def schedule_kernels(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.Pass:
@@ -22,16 +27,7 @@ def schedule_kernels(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.
     Returns:
         The module pass "ScheduleKernels".
     """
-
-    @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
-    def run(mod, _context):
-        mod = mod.clone()
-        for var, func in mod.functions_items():
-            if isinstance(func, tvm.tirx.PrimFunc):
-                mod.update_func(var, _scheduled(func, var.name_hint, simd, lookup))
-        return mod
-
-    return run
+    return _on_each_kernel("ScheduleKernels", lambda func, name: _scheduled(func, name, simd, lookup))
 
 
 def begin_reductions() -> tvm.transform.Pass:
@@ -39,19 +35,24 @@ def begin_reductions() -> tvm.transform.Pass:
 
     TVM initializes a reduction in its first iteration, which an empty axis does not have.
     """
+    return _on_each_kernel("BeginReductions", _begun)
 
-    @tvm.transform.module_pass(opt_level=0, name="BeginReductions")
+
+def _on_each_kernel(pass_name: str, rewrite: Callable) -> tvm.transform.Pass:
+    """Make the pass that replaces each kernel by `rewrite(kernel, its name)`."""
+
+    @tvm.transform.module_pass(opt_level=0, name=pass_name)
     def run(mod, _context):
         mod = mod.clone()
         for var, func in mod.functions_items():
             if isinstance(func, tvm.tirx.PrimFunc):
-                mod.update_func(var, _begun(func))
+                mod.update_func(var, rewrite(func, var.name_hint))
         return mod
 
     return run
 
 
-def _begun(func):
+def _begun(func, _name):
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     main = ConvertSSA()(mod)["main"]  # inlining repeats an expression's `Let`
     sch, changed = _begin(main), False
@@ -83,13 +84,17 @@ def _scheduled(func, name, simd, lookup):
         try:
             config = rule.config(given)
             rule.schedule(sch, config)
-        except (ScheduleError, tvm.error.InternalError):  # the latter where it fuses some dynamic axes
+        except (ScheduleError, tvm.error.InternalError) as error:  # the latter where it fuses dynamic axes
+            if _LOG.isEnabledFor(logging.DEBUG):
+                _LOG.debug("%s: rule %s declines: %s", name, rule.name, errors.one_line(error))
             continue
+        _LOG.debug("%s: rule %s takes it, with %s", name, rule.name, config)
         scheduled = rule.finish(sch.mod["main"], config)
         scheduled = scheduled.without_attr("global_symbol")  # "main", set above
         for key, value in func.attrs.items():
             scheduled = scheduled.with_attr(key, value)
         return scheduled.with_attr(annotations.NAME, annotation)
+    _LOG.debug("%s: no rule takes it", name)
     return func
 
 

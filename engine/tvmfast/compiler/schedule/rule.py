@@ -48,12 +48,14 @@ class ScheduleRule(abc.ABC):
 
     Attributes:
         name: The "family" of its configs, and its key in `RULES`.
+        serves: The workloads that it applies to, in words, for the log; "" if its kernels have none.
         priority: Of the rules that apply to a workload, the one of highest priority that has a default config
             gives it. Spaces are listed from the lowest priority up.
         EXAMPLES: Two to four small workloads that it applies to, if it is tuned; tests run them.
     """
 
     name: ClassVar[str]
+    serves: ClassVar[str] = ""
     priority: ClassVar[int] = 0
     EXAMPLES: ClassVar[tuple] = ()
 
@@ -77,6 +79,12 @@ class ScheduleRule(abc.ABC):
     def default(self, workload, simd: Simd) -> Any:
         """Choose the `Config` without tuning; None leaves the workload to a rule of lower priority."""
         return None
+
+    def declined(self, workload, simd: Simd) -> str:
+        """Say why another rule gives a workload its default config, for the log."""
+        if not self.applies(workload, simd):
+            return f"is for {self.serves}"
+        return "has none" if self.default(workload, simd) is None else "has a lower priority"
 
     def space(self, workload, simd: Simd) -> list:
         """List the other `Config`s to search, which may include the default one."""

@@ -182,7 +182,6 @@ class _Kernel:
                 T.buffer_store(self.last[name], value.astype(str(self.y.dtype)), [row, unit])
 
     def _read(self, name: str, *at):
-        """Return an element of an input in the dtype of the computation."""
         return self.given[name][at].astype(self.dtype)
 
     # ------------------------------------------------------------ a time step of each kind

@@ -23,6 +23,7 @@ class BatchedMatmul(ScheduleRule):
     """Products of two activations."""
 
     name = "batch_matmul"
+    serves = "products of two activations"
 
     @dataclass(frozen=True)
     class Config(matmul.Matmul.Config):
@@ -42,7 +43,6 @@ class BatchedMatmul(ScheduleRule):
     )
 
     def applies(self, workload: Workload, simd: Simd) -> bool:
-        """Return whether the workload is a product of two activations."""
         return isinstance(workload, BatchMatmul)
 
     def default(self, workload: BatchMatmul, simd: Simd) -> Config:
@@ -51,7 +51,6 @@ class BatchedMatmul(ScheduleRule):
         return self.Config(*tile, "columns", simd.lanes)
 
     def space(self, workload: BatchMatmul, simd: Simd) -> list[Config]:
-        """List the configs that `Config` describes."""
         choices = matmul.tiles(workload.data[-2], workload.weight[-1], simd)
         return [self.Config(*tile, simd.lanes) for tile in choices]
 
@@ -96,7 +95,6 @@ class BatchedMatmul(ScheduleRule):
         return crop(product, (*batch, rows, columns))
 
     def schedule(self, sch: Schedule, config: Config) -> None:
-        """Schedule a kernel that `compute` made and what was fused after it."""
         b, mo, no, tile = matmul.split_loops(sch, config)
         first, second = (mo, no) if config.loop_order == "rows" else (no, mo)
         several = not _is_one(*unwrap_ints([sch.get(b).extent]))
@@ -109,7 +107,6 @@ class BatchedMatmul(ScheduleRule):
         sch.vectorize(sch.get_loops("pack")[-1])
 
     def loops(self, workload: BatchMatmul, config: Config, lanes: int) -> Loops:
-        """Return the sizes of the kernel's loops."""
         *batch, rows, columns = workload.shape
         return matmul.loops_of(math.prod(batch), rows, workload.data[-1], columns, config, lanes)
 

@@ -27,6 +27,7 @@ class Default(ScheduleRule):
     """Loops for any kernel."""
 
     name = "default"
+    serves = "kernels that no other workload describes"
 
     @dataclass(frozen=True)
     class Config:
@@ -39,11 +40,9 @@ class Default(ScheduleRule):
         lanes: int
 
     def applies(self, workload: Workload, simd: Simd) -> bool:
-        """Return whether the workload is a kernel that no other workload describes."""
         return isinstance(workload, Kernel)
 
     def default(self, workload: Kernel, simd: Simd) -> Config:
-        """Return the only config."""
         return self.Config(simd.lanes)
 
     def schedule(self, sch: Schedule, config: Config) -> None:

@@ -1,9 +1,9 @@
 """Depthwise convolution in NCHW[x]c: a register holds x channels of one pixel; no reduction across lanes.
 
 A tile of `tile_ow` accumulators slides over the window; neighbouring pixels share loads. The kernel is bound
-by memory, so the padding is not stored there: what lies outside of the image is not read
-(compiler/schedule/padding.py). Of images of dynamic size, `tile_oh` rows at a time are copied, with their
-padding, into a buffer that stays in the cache.
+by memory, so the padding is not stored there: what lies outside of the image is not read (see
+../post_rewrite.py). Of images of dynamic size, `tile_oh` rows at a time are copied, with their padding, into
+a buffer that stays in the cache.
 """
 
 import math
@@ -15,7 +15,7 @@ from tvm.s_tir import Schedule
 
 from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
 from ....core.simd import Simd
-from .. import padding
+from .. import post_rewrite
 from ..epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
 from ..rule import Loops, ScheduleRule
 from ..workloads.conv2d import Convolution, pack
@@ -29,6 +29,7 @@ class Depthwise(ScheduleRule):
     """Depthwise convolution."""
 
     name = "depthwise"
+    serves = "depthwise convolutions"
 
     @dataclass(frozen=True)
     class Config:
@@ -50,7 +51,6 @@ class Depthwise(ScheduleRule):
     )
 
     def applies(self, workload: Workload, simd: Simd) -> bool:
-        """Return whether the workload is a depthwise convolution."""
         return isinstance(workload, Convolution) and workload.is_depthwise
 
     def default(self, workload: Convolution, simd: Simd) -> Config:
@@ -66,7 +66,6 @@ class Depthwise(ScheduleRule):
         return self.Config(tile_oh, tile_ow)
 
     def space(self, workload: Convolution, simd: Simd) -> list[Config]:
-        """List the configs that `Config` describes."""
         height, width = workload.out_size
         few = range(1, math.isqrt(height) + 2)
         counts = *few, *(ceildiv(height, size) for size in few)  # few parts, and parts of few rows
@@ -101,7 +100,6 @@ class Depthwise(ScheduleRule):
         return crop(output, (n, blocks, out_h, out_w, lanes))
 
     def schedule(self, sch: Schedule, config: Config) -> None:
-        """Schedule a kernel that `compute` made and what was fused after it."""
         names = block_names(sch)
         n, o, h, w, c, kh, kw = sch.get_loops("depthwise")
         window = int(sch.get(kh).extent) * int(sch.get(kw).extent)
@@ -117,7 +115,7 @@ class Depthwise(ScheduleRule):
         if "pad" in names:
             if all(isinstance(sch.get(each).extent, tirx.IntImm) for each in sch.get_loops("pad")[1:]):
                 sch.compute_inline("pad")
-                padding.annotate(sch, kh, columns=(3, 6), axis=3)
+                post_rewrite.annotate_window(sch, kh, columns=(3, 6), axis=3)
             else:
                 sch.compute_at("pad", loop)
                 sch.vectorize(sch.get_loops("pad")[-1])
@@ -126,7 +124,7 @@ class Depthwise(ScheduleRule):
 
     def finish(self, func: tirx.PrimFunc, config: Config) -> tirx.PrimFunc:
         """Leave out what the window finds outside of the image."""
-        return padding.skip(func)
+        return post_rewrite.skip_padding(func)
 
     def loops(self, workload: Convolution, config: Config, lanes: int) -> Loops:
         """Return the sizes of the kernel's loops: a product for each row of each image."""

@@ -33,6 +33,7 @@ class DirectConv(ScheduleRule):
     """Direct convolution, neither depthwise nor pointwise."""
 
     name = "conv2d"
+    serves = "convolutions neither depthwise nor pointwise"
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -66,7 +67,6 @@ class DirectConv(ScheduleRule):
     )
 
     def applies(self, workload: Workload, simd: Simd) -> bool:
-        """Return whether the workload is a convolution that is neither depthwise nor pointwise."""
         return isinstance(workload, Convolution) and not (workload.is_depthwise or workload.is_pointwise)
 
     def default(self, workload: Convolution, simd: Simd) -> Config:
@@ -84,7 +84,6 @@ class DirectConv(ScheduleRule):
         return self.Config(tile_oh=tile_oh, tile_ow=tile_ow, tile_oc=tile_oc, loop_order=loop_order)
 
     def space(self, workload: Convolution, simd: Simd) -> list[Config]:
-        """List the configs that `Config` describes."""
         height, width = workload.out_size
         blocks = ceildiv(workload.group_channels(simd.lanes)[1], simd.lanes)
         flat = [{"tile_ow": ow, "tile_oc": oc} for ow, oc in tiles(width, blocks, simd)]
@@ -151,7 +150,6 @@ class DirectConv(ScheduleRule):
         return crop(output, (n, blocks, out_h, out_w, lanes))
 
     def schedule(self, sch: Schedule, config: Config) -> None:
-        """Schedule a kernel that `compute` made and what was fused after it."""
         names = block_names(sch)
         n, o, h, w, c, i, kh, kw, ii = sch.get_loops("conv2d")
         is_line = _runs_once(sch.get(h))

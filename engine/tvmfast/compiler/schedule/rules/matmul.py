@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 
 from ....core.relax import ceildiv, round_up, unwrap_ints
 from ....core.simd import Simd, pad_to, register_tile
-from .. import remainder
+from .. import post_rewrite
 from ..epilogue import crop, fuse_epilogue, parallel, vectorize
 from ..rule import Loops, ScheduleRule
 from ..workloads.dense import Dense
@@ -27,6 +27,7 @@ class Matmul(ScheduleRule):
     """Products with a weight known at compile time."""
 
     name = "matmul"
+    serves = "products with a weight known at compile time"
 
     @dataclass(frozen=True)
     class Config:
@@ -45,7 +46,6 @@ class Matmul(ScheduleRule):
     EXAMPLES = Dense(1, 64, 70), Dense(5, 17, 35), Dense(12, 8, 32)
 
     def applies(self, workload: Workload, simd: Simd) -> bool:
-        """Return whether the workload is a product with a weight known at compile time."""
         return isinstance(workload, Dense)
 
     def default(self, workload: Dense, simd: Simd) -> Config:
@@ -55,7 +55,6 @@ class Matmul(ScheduleRule):
         return self.Config(*tile, "rows" if cached else "columns")
 
     def space(self, workload: Dense, simd: Simd) -> list[Config]:
-        """List the configs that `Config` describes."""
         return [self.Config(*choices) for choices in tiles(workload.rows, workload.columns, simd)]
 
     def packed_shape(self, workload: Dense, config: Config, lanes: int) -> tuple[int, ...]:
@@ -85,20 +84,18 @@ class Matmul(ScheduleRule):
         return crop(product, (*batch, rows, workload.columns))
 
     def schedule(self, sch: Schedule, config: Config) -> None:
-        """Schedule a kernel that `compute` made and what was fused after it."""
         b, mo, no, tile = split_loops(sch, config)
         outer, inner = ([b, mo], [no]) if config.loop_order == "rows" else ([no], [b, mo])
         is_dynamic = not isinstance(sch.get(mo).extent, tirx.IntImm)
         order_loops(sch, outer, inner, tile)
         if is_dynamic and config.tile_m > 1:
-            remainder.annotate(sch, inner[-1], config.tile_m)
+            post_rewrite.annotate_rows(sch, inner[-1], config.tile_m)
 
     def finish(self, func: tirx.PrimFunc, config: Config) -> tirx.PrimFunc:
         """Add remainder tiles where the number of rows is dynamic."""
-        return remainder.shorten(func)
+        return post_rewrite.add_remainder_tiles(func)
 
     def loops(self, workload: Dense, config: Config, lanes: int) -> Loops:
-        """Return the sizes of the kernel's loops."""
         return loops_of(1, workload.rows, workload.depth, workload.columns, config, lanes)
 
 

@@ -16,6 +16,7 @@ class MetaSchedule(ScheduleRule):
     """A trace of MetaSchedule's."""
 
     name = "metaschedule"
+    serves = "kernels that no other workload describes"
 
     @dataclass(frozen=True)
     class Config:
@@ -28,7 +29,6 @@ class MetaSchedule(ScheduleRule):
         trace: list
 
     def applies(self, workload: Workload, simd: Simd) -> bool:
-        """Return whether the workload is a kernel that no other workload describes."""
         return isinstance(workload, Kernel)
 
     def schedule(self, sch: Schedule, config: Config) -> None:

@@ -26,6 +26,7 @@ class Pointwise(direct_conv.DirectConv):
     """Pointwise convolution; the weight is packed as for direct convolution."""
 
     name = "pointwise"
+    serves = "1x1 convolutions of stride 1"
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -53,7 +54,6 @@ class Pointwise(direct_conv.DirectConv):
     )
 
     def applies(self, workload: Workload, simd: Simd) -> bool:
-        """Return whether the workload is a pointwise convolution."""
         return isinstance(workload, Convolution) and workload.is_pointwise
 
     def default(self, workload: Convolution, simd: Simd) -> Config:
@@ -70,7 +70,6 @@ class Pointwise(direct_conv.DirectConv):
         return self.Config(tile_m=tile_m, tile_oc=tile_oc, block_m=block_m, loop_order=loop_order)
 
     def space(self, workload: Convolution, simd: Simd) -> list[Config]:
-        """List the configs that `Config` describes."""
         pixels, outs = math.prod(workload.out_size), workload.group_channels(simd.lanes)[1]
         tiles = [
             {"tile_m": m, "tile_oc": oc, "block_m": block}
@@ -104,7 +103,6 @@ class Pointwise(direct_conv.DirectConv):
         return te.compute(shape, lambda b, k, y, x, c: line[b, k, y * w + x, c], name="picture")
 
     def schedule(self, sch: Schedule, config: Config) -> None:
-        """Schedule a kernel that `compute` made and what was fused after it."""
         n, o, p, c, i, ii = sch.get_loops("pointwise")
         oo, oi = sch.split(o, [None, config.tile_oc])
         block, po, pi = sch.split(p, [None, config.block_m, config.tile_m])

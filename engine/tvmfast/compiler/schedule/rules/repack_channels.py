@@ -75,7 +75,6 @@ class RepackChannels(ScheduleRule):
         width: int
 
     def schedule(self, sch: Schedule, config: Config) -> None:
-        """Schedule a kernel that a function above made and what was fused after it."""
         names = block_names(sch)
         loops = sch.get_loops(names[-1])
         if len(loops) != 5:

@@ -107,7 +107,6 @@ class RowReduction(ScheduleRule):
     name = _NAME
 
     def schedule(self, sch: Schedule, config) -> None:
-        """Schedule a kernel that one of the functions above made and what was fused after it."""
         names = block_names(sch)
         for name in names[:-1]:
             if name not in _STAGES:

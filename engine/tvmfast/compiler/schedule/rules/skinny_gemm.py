@@ -105,7 +105,6 @@ class SkinnyGemm(ScheduleRule):
         lanes: int
 
     def schedule(self, sch: Schedule, config: Config) -> None:
-        """Schedule a kernel that `product` made and what was fused after it."""
         names = block_names(sch)
         if "partial" in names:
             self._by_columns(sch, config, names)

@@ -17,7 +17,7 @@ from tvm.s_tir import Schedule
 
 from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
 from ....core.simd import Simd, fastest_tile, pad_to
-from .. import prefetch
+from .. import post_rewrite
 from ..epilogue import block_names, parallel, vectorize
 from ..rule import Loops, ScheduleRule
 from ..workloads.conv2d import Convolution
@@ -58,6 +58,7 @@ class Winograd(ScheduleRule):
     """Winograd's convolution."""
 
     name = "winograd"
+    serves = "blocked 3x3 convolutions of stride 1, neither grouped nor dilated"
     priority = 10
 
     @dataclass(frozen=True)
@@ -96,7 +97,6 @@ class Winograd(ScheduleRule):
     )
 
     def applies(self, workload: Workload, simd: Simd) -> bool:
-        """Return whether it is a 3x3 convolution of stride 1, ungrouped and undilated, and blocked."""
         if not isinstance(workload, Convolution) or not workload.blocked or workload.groups != 1:
             return False
         return workload.weight[2:] == (3, 3) and workload.strides == workload.dilation == (1, 1)
@@ -107,7 +107,6 @@ class Winograd(ScheduleRule):
         return None if m is None else default_of_tile(workload, m, simd)
 
     def space(self, workload: Convolution, simd: Simd) -> list[Config]:
-        """List the configs that `Config` describes."""
         outs = ceildiv(workload.weight[0], simd.lanes)
         found = []
         for m in (2, 4):
@@ -125,7 +124,6 @@ class Winograd(ScheduleRule):
         return found
 
     def packed_shape(self, workload: Convolution, config: Config, lanes: int) -> tuple[int, ...]:
-        """Return the shape of the packed weight; see `transform_weight`."""
         outs, ins = (ceildiv(channels, lanes) for channels in workload.weight[:2])
         return outs, config.m + 2, config.m + 2, ins, lanes, lanes
 
@@ -185,7 +183,6 @@ class Winograd(ScheduleRule):
         return te.compute(of_one_type(n, outs, out_h, out_w, lanes), out, name="out")
 
     def schedule(self, sch: Schedule, config: Config) -> None:
-        """Schedule a kernel that `compute` made and what was fused after it."""
         stages = ("patch", "half_transformed", "transformed", "winograd", "half_out")
         *epilogue, last = [name for name in block_names(sch) if name not in stages]
         for name in epilogue:
@@ -211,7 +208,7 @@ class Winograd(ScheduleRule):
 
     def finish(self, func: tirx.PrimFunc, config: Config) -> tirx.PrimFunc:
         """Insert the prefetches of weights."""
-        return prefetch.insert(func) if config.prefetch else func
+        return post_rewrite.insert_prefetches(func) if config.prefetch else func
 
     def loops(self, workload: Convolution, config: Config, lanes: int) -> Loops:
         """Return the sizes of the kernel's loops: a product for each element of a tile of inputs."""
@@ -316,7 +313,7 @@ def _products(sch, config):
     vectorize(sch, sch.get_loops(stored)[-4:])
     vectorize(sch, [row, column, k, c])
     if config.prefetch:
-        prefetch.annotate(sch, i, config.tile_oc)
+        post_rewrite.annotate_prefetch(sch, i, config.tile_oc)
     init = sch.decompose_reduction("winograd", i)
     vectorize(sch, sch.get_loops(init)[-4:])
 

@@ -19,7 +19,6 @@ class BatchMatmul(Workload):
 
     @property
     def label(self) -> str:
-        """The product in a few words, by the shapes of both matrices."""
         return f"matmul {'x'.join(map(str, self.data))} by {'x'.join(map(str, self.weight))}"
 
     @property
@@ -29,13 +28,10 @@ class BatchMatmul(Workload):
 
     @property
     def macs(self) -> int:
-        """Multiply-adds of a call."""
         return int(np.prod(self.shape)) * self.data[-1]
 
     def output_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
-        """Return the shape of the kernel's output, (…, M, N)."""
         return self.shape
 
     def reference(self, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """Compute the product with NumPy."""
         return data @ weight

@@ -90,7 +90,6 @@ class Convolution(Workload):
 
     @property
     def macs(self) -> int:
-        """Multiply-adds of a call by the direct method."""
         height, width = self.out_size
         return self.data[0] * height * width * int(np.prod(self.weight))
 

@@ -20,7 +20,6 @@ class Dense(Workload):
 
     @property
     def label(self) -> str:
-        """The product in a few words."""
         return f"dense {self.depth} to {self.columns}" + (f", {self.rows} rows" if self.rows > 1 else "")
 
     @property
@@ -35,13 +34,10 @@ class Dense(Workload):
 
     @property
     def macs(self) -> int:
-        """Multiply-adds of a call."""
         return self.rows * self.depth * self.columns
 
     def output_shape(self, config: dict, lanes: int) -> tuple[int, int]:
-        """Return the shape of the kernel's output, (rows, columns)."""
         return self.rows, self.columns
 
     def reference(self, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """Compute the product with NumPy."""
         return data @ weight

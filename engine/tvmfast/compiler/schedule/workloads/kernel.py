@@ -30,7 +30,6 @@ class Kernel(Workload):
 
     @property
     def label(self) -> str:
-        """The kernel's name."""
         return self.name
 
     def is_config(self, config: dict, simd: Simd) -> bool:

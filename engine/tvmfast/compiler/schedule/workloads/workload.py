@@ -3,6 +3,7 @@
 import abc
 import functools
 import json
+import logging
 from dataclasses import fields
 from typing import ClassVar, get_args, get_origin, get_type_hints
 
@@ -10,6 +11,7 @@ from ....core.protocols import Lookup
 from ....core.simd import Simd
 from ..rule import RULES, Loops, ScheduleRule
 
+_LOG = logging.getLogger(__name__)
 _LONGEST = 1 << 24  # indices of an axis
 
 
@@ -81,7 +83,12 @@ class Workload(abc.ABC):
     def default_config(self, simd: Simd) -> dict:
         """Return the config without tuning, of the rule of highest priority that has one."""
         offers = ((rule, rule.default(self, simd)) for rule in reversed(self.rules(simd)))
-        return next(rule.as_dict(config) for rule, config in offers if config is not None)
+        rule, config = next((rule, config) for rule, config in offers if config is not None)
+        if _LOG.isEnabledFor(logging.DEBUG):
+            others = [each for each in RULES.values() if each.serves and each is not rule]
+            reasons = "; ".join(f"{each.name} {each.declined(self, simd)}" for each in others)
+            _LOG.debug("%s: default config of rule %s; %s", self.label, rule.name, reasons)
+        return rule.as_dict(config)
 
     def space(self, simd: Simd) -> list[dict]:
         """Return the configs to search besides the default one, which may be among them."""
