@@ -73,6 +73,7 @@ import contextlib
 import ctypes
 import importlib
 import inspect
+import logging
 import os
 import signal
 import sys
@@ -82,6 +83,8 @@ from collections.abc import Callable
 from importlib import util
 from pathlib import Path
 from typing import NamedTuple
+
+_log = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- internals
 
@@ -203,6 +206,7 @@ def set_tvm_threads(cores: int, threads: int = 0) -> None:
         os.environ["TVM_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TVM_NUM_THREADS", str(cores))
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
+    _log.debug("TVM_NUM_THREADS=%s, of %d usable cores", os.environ["TVM_NUM_THREADS"], cores)
 
 
 @workaround(

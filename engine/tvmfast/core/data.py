@@ -8,6 +8,7 @@ without it.
 import contextlib
 import functools
 import hashlib
+import logging
 import os
 import socket
 import tempfile
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 
 BUNDLED: list[Path] = []  # folders of files that are here without a download: tvmnotes adds its own
 _CONNECT_SECONDS = 3
+_log = logging.getLogger(__name__)
 
 
 def offline() -> bool:
@@ -63,9 +65,11 @@ def path(name: str, url: str | None = None, sha256: str | None = None) -> Path:
         raise ValueError(f"expected a name inside the data folder, such as 'digits/test.npz'; got {name!r}")
     for folder in BUNDLED:
         if (folder / name).is_file():
+            _log.debug("%s: bundled in %s", name, folder)
             return folder / name
     cached = cache() / name
     if cached.is_file() and (sha256 is None or checksum(cached) == sha256):
+        _log.debug("%s: cached in %s", name, cache())
         return cached
     if url is None:
         raise FileNotFoundError(
@@ -80,6 +84,7 @@ def path(name: str, url: str | None = None, sha256: str | None = None) -> Path:
             f"cannot fetch {name!r}: {why}. Fetch it elsewhere from {url} and put it at {cached} "
             f"(SHA-256 {sha256})."
         )
+    _log.info("%s: fetched from %s", name, url)
     return _download(url, sha256, cached)
 
 

@@ -5,6 +5,7 @@ Code from that folder runs without asking, so nobody may write there who could n
 """
 
 import functools
+import logging
 import os
 import stat
 from pathlib import Path
@@ -13,6 +14,7 @@ from . import data
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIMIT = 256  # MB
+_log = logging.getLogger(__name__)
 
 
 def limit() -> int:
@@ -151,4 +153,5 @@ def make_room(folder: Path) -> None:
     for _, size, path in sorted(found, reverse=True):
         total += size
         if total > most:
+            _log.debug("%s removed: the cache is full", path)
             Path(path).unlink(missing_ok=True)

@@ -9,6 +9,7 @@ import difflib
 import functools
 import html
 import json
+import logging
 import os
 import platform
 import re
@@ -27,6 +28,7 @@ _ISA = (
     *("neon", "fullfp16", "dotprod", "bf16", "i8mm", "sve"),
 )
 _KERNEL_NAMES = {"bmi": "bmi1", "neon": "asimd", "fullfp16": "asimdhp", "dotprod": "asimddp"}
+_log = logging.getLogger(__name__)
 
 # The options that a target of kind llvm may have, and the processors of triples that LLVM knows. For any
 # other triple LLVM returns no machine; TVM 0.27 uses it nevertheless, and crashes.
@@ -194,6 +196,7 @@ def host_target():
     missing = [isa for isa in target_instruction_sets(spec) if isa not in instruction_sets()]
     if missing:
         spec["mattr"] = [f"-{isa}" for isa in missing]
+    _log.debug("the target of this machine: %s", spec)
     return tvm.target.Target(spec)
 
 

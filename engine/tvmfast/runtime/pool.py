@@ -5,6 +5,7 @@ opens; the others are told to use them. TVM's own threads are left as they are, 
 """
 
 import ctypes
+import logging
 import os
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ SOURCE = Path(__file__).with_name("pool.cc")
 CHUNKS = 4  # of a loop for each thread: more share the work better, and cost more claims
 _SPIN = 50_000  # nanoseconds for which a thread looks for work before it sleeps
 _LAUNCH = "__TVMBackendParallelLaunch"  # the pointer through which kernels start a loop
+_log = logging.getLogger(__name__)
 
 _opening = threading.Lock()
 _first: ctypes.CDLL | None = None  # the library whose threads serve this process; it stays open
@@ -34,7 +36,9 @@ def open_library(file: Path):
         link = folder / file.name
         link.symlink_to(file.resolve())
         # tvm.runtime.load_module would follow the link first.
-        return import_tvm_ffi().load_module(str(link)), _adopt(str(link))
+        module, own = import_tvm_ffi().load_module(str(link)), _adopt(str(link))
+    _log.debug("%s opened: its loops run on %s threads", file, "tvmfast's" if own else "TVM's")
+    return module, own
 
 
 def _adopt(path: str) -> bool:
@@ -62,6 +66,7 @@ def _configure(library: ctypes.CDLL) -> None:
     cores = machine.usable_cores()
     count = min(machine.threads(), os.cpu_count() or 1)
     bound = os.environ.get("TVM_BIND_THREADS", "0") != "0"
+    _log.debug("%d threads for %d usable cores%s", count, cores, ", each bound to one" if bound else "")
     library.tvmnotes_pool_configure(count, CHUNKS, ctypes.c_int64(_SPIN if count <= cores else 0), bound)
 
 

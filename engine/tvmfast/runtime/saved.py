@@ -15,6 +15,7 @@ import errno
 import glob
 import io
 import json
+import logging
 import shutil
 import tarfile
 import zipfile
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import tvm
 
 FILES = ("lib.so", "graph.json", "params.bin")
+_log = logging.getLogger(__name__)
 _ALL = ("manifest.json", *FILES)
 _FORMAT = 6
 _READ = (5, _FORMAT)  # in 5 a kernel's schedule is text: the family and, after a space, the config as JSON
@@ -78,6 +80,7 @@ def write(destination: Path, fill, build_info: dict, opt_level: int) -> None:
             new = pack(folder / "zip", ((name, (new / name).read_bytes()) for name in _ALL))
         folders.sync(*(new.iterdir() if new.is_dir() else ()), new)
         folders.put(new, path)
+    _log.debug("%s written", destination)
 
 
 def _work(path: Path) -> str:
@@ -154,6 +157,7 @@ def _read(location: Path, name: Path, make: Callable[[Path, dict], Any]) -> Any:
             _unpack(location, folder)
         manifest = _read_manifest(folder, name)
         _check(folder, name, manifest)
+        _log.debug("%s read: %s, opt level %d", name, manifest["target"], manifest["opt_level"])
         return make(folder, manifest)
 
 

@@ -4,6 +4,7 @@ Nor does a warm cache: a trial runs one kernel repeatedly, with its weights in t
 kernels run in between, and operators are fused into the kernel: there the best configs are measured again.
 """
 
+import logging
 import math
 import random
 import time as clock
@@ -24,6 +25,7 @@ _MOST = 6  # configs of a task, including the default one
 _NEAR = 1.4  # factor of the best trial's time
 _ROUNDS = 16
 _RUNS, _SECONDS = 12, 0.15  # limits of a network's round: runs, seconds
+_log = logging.getLogger(__name__)
 
 
 def best_configs(tasks: list[Task], measured: list[Record]) -> dict[Task, list[dict]]:
@@ -52,6 +54,7 @@ def best_configs(tasks: list[Task], measured: list[Record]) -> dict[Task, list[d
         won = [winner.config] if winner else []
         distinct = {records.key(config): config for config in (task.default, *won, *first, *ranked)}
         best[task] = list(distinct.values())[: machine.cap_if_quick(_MOST, 3)]
+        _log.debug("%s: measured again are %s", task, best[task])
     return best
 
 

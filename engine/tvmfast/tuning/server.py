@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -44,6 +45,7 @@ _PROOF = "-proof="  # follows a client's word
 _PING_SECONDS = 2.0
 _UNUSED_PINGS = 3  # after these, a word that was handed out counts as lost
 _AWAY_SECONDS = 60  # for which a tracker may be away
+_log = logging.getLogger(__name__)
 
 
 def address(tracker: str) -> tuple[str, int]:
@@ -113,6 +115,7 @@ def free_server(tracker: str, key: str, secret: str | None = None) -> tuple[str,
     with _connected(tracker, secret or secrets.NONE) as connection:
         connection.settimeout(None)
         _, (host, port, word) = _ask(connection, base.TrackerCode.REQUEST, key, "", 1)
+    _log.debug("%s:%d measures for %s", host, port, key)
     if secret:
         # The proof covers the address, so that a false server cannot forward a proof meant for itself.
         word += f" {_PROOF}{secrets.proof(secret, word, host, port)}"

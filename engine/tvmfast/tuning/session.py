@@ -1,6 +1,7 @@
 """`tn.tune`: the loop over a network's tasks, from the records to the best configs that the trials allow."""
 
 import contextlib
+import logging
 import time as clock
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from .tuners import tuner as make_tuner
 
 _BATCH = 8
 _TRIALS = 32  # per task, unless the user says otherwise
+_log = logging.getLogger(__name__)
 
 
 def tune(
@@ -134,6 +136,7 @@ class Session:
         self._target_key = machine.target_json(self.target)  # as records have it
         self._read(self.log.read_new())
         self.earlier = len(self.known)  # records from before this session
+        _log.debug("%s: %d records of this target", self.log.path, self.earlier)
 
     def _read(self, fresh: list[Record]) -> list[Record]:
         """Keep the records of this target."""
@@ -161,6 +164,7 @@ class Session:
             if elsewhere and not record.final:
                 other = others.setdefault(record.workload, Task(record.workload, 1, record.target))
                 shared.add(record.workload, other.features(record.config), record.call_seconds)
+        _log.debug("%s: %d tasks, the model knows %d others", tuner, len(self.tasks), len(others))
         self._take_in(self.known)
         with Bars(self.states, self.trials) as bars:
             while (number := self._next()) is not None:
@@ -175,7 +179,11 @@ class Session:
         fresh = [n for n in open_tasks if not self.states[n].best]
         if fresh:
             return fresh[0]
-        return max(open_tasks, key=lambda n: expected_gain(self.states[n], self.states), default=None)
+        gains = {n: expected_gain(self.states[n], self.states) for n in open_tasks}
+        chosen = max(gains, key=lambda n: gains[n], default=None)
+        if chosen is not None:
+            _log.debug("next: %s, which may save %.3g ms a run", self.tasks[chosen], gains[chosen] * 1e3)
+        return chosen
 
     def _is_open(self, state: Progress) -> bool:
         stopped = self.early_stopping and state.trials - state.last_gain >= self.early_stopping
@@ -205,6 +213,7 @@ class Session:
             )
         measured = []
         for c, trial in zip(candidates, trials, strict=True):
+            _log.debug("%s, %s: %s", state.task, c.config, trial.error or trial.seconds)
             if not trial.lost:
                 result = trial.seconds, trial.error
                 machine = trial.machine or runner.machine
