@@ -4,7 +4,9 @@ It is set on the kernel's main block; the pass that schedules the kernel moves i
 """
 
 import json
+from typing import Any
 
+import tvm
 from tvm.s_tir import Schedule, ScheduleError
 
 NAME = "tvmnotes.schedule"
@@ -15,7 +17,7 @@ def parse(annotation: str) -> dict:
     return json.loads(annotation)
 
 
-def attribute(schedule: dict, workload=None) -> dict[str, str]:
+def attribute(schedule: dict, workload: Any = None) -> dict[str, str]:
     """Make the annotation of a schedule, {"family": …, **config}, as an attribute of a kernel."""
     return {NAME: json.dumps({"schedule": schedule, "workload": workload.as_dict() if workload else None})}
 
@@ -30,7 +32,7 @@ def of_blocks(sch: Schedule) -> list[str]:
     return [str(notes[NAME]) for notes in annotations if NAME in notes]
 
 
-def of_function(func) -> dict:
+def of_function(func: tvm.tirx.PrimFunc) -> dict:
     """Return a kernel's annotation as `parse` does; its family is "none" if the kernel has no schedule."""
     attrs = func.attrs or {}
     return parse(str(attrs[NAME])) if NAME in attrs else {"schedule": {"family": "none"}, "workload": None}

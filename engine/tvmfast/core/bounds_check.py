@@ -28,7 +28,7 @@ def checked(
     sizes: Sequence[int],
     operator: str,
     negative: bool,
-    bb=None,
+    bb: relax.BlockBuilder | None = None,
     expected: str = "an index",
 ) -> relax.Expr:
     """Return `indices` as an expression that checks them and maps them to the range 0 to size - 1.

@@ -13,6 +13,7 @@ import os
 import socket
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -89,7 +90,7 @@ def path(name: str, url: str | None = None, sha256: str | None = None) -> Path:
 
 
 @contextlib.contextmanager
-def atomic_path(file: str | os.PathLike):
+def atomic_path(file: str | os.PathLike) -> Iterator[Path]:
     """Give a temporary path that is renamed to `file` at the end: no reader sees a partial file."""
     file = Path(file)
     part = file.with_name(f".{file.name}-{os.getpid()}-{threading.get_ident()}")
@@ -147,9 +148,10 @@ def reachable(url: str) -> bool:
     if offline():
         return False
     parts = urlsplit(url)
-    if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
+    host = parts.hostname or ""
+    if parts.scheme in getproxies() and not proxy_bypass(host):
         return True
-    return _host_answers(parts.hostname, parts.port or (80 if parts.scheme == "http" else 443))
+    return _host_answers(host, parts.port or (80 if parts.scheme == "http" else 443))
 
 
 def checksum(file: Path) -> str:

@@ -1,12 +1,12 @@
 """What layers expect of each other's objects: any object with these methods will do."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Lookup(Protocol):
     """What a build asks for tuned configs: `compiler.records.ConfigLookup`, for example."""
 
-    def __call__(self, workload) -> dict | None:
+    def __call__(self, workload: Any) -> dict | None:
         """Look up the config of a kernel.
 
         Args:
@@ -39,5 +39,5 @@ class Runner(Protocol):
             ConnectionError: Nothing is left to measure on. It ends the tuning; earlier batches are kept.
         """
 
-    def for_metaschedule(self):
+    def for_metaschedule(self) -> Any:
         """Return the runner that MetaSchedule's own search takes; only the tuner metaschedule asks for it."""

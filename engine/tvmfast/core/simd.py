@@ -1,7 +1,7 @@
 """The vector registers of a target, the register tile that uses them best, padding, and prefetches."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,7 +91,7 @@ def simd_of(target: tvm.target.Target) -> Simd:
     return NEON if "neon" in sets else Simd(4, 16)
 
 
-def pad_to(array: np.ndarray, shape) -> np.ndarray:
+def pad_to(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Zero-pad `array` at the end of each axis up to `shape`; return it unchanged if it has that shape."""
     missing = [(0, whole - size) for whole, size in zip(shape, array.shape, strict=True)]
     return np.pad(array, missing) if any(after for _, after in missing) else array

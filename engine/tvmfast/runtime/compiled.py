@@ -10,10 +10,11 @@ import functools
 import json
 import os
 from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,9 +29,9 @@ from .tensors import copied, function, input_tensor, outputs_in, to_numpy, zeros
 if TYPE_CHECKING:
     import pandas as pd
     import tvm
-
-
-tvm_ffi = import_tvm_ffi()
+    import tvm_ffi
+else:
+    tvm_ffi = import_tvm_ffi()
 
 # Given this as its instrument, the virtual machine has none from then on.
 tvm_ffi.register_global_func("tvmnotes.no_instrument", lambda: None, override=True)
@@ -52,7 +53,7 @@ class Compiled:
         opt_level: The build's opt level.
     """
 
-    def __init__(self, library, graph: dict, params: dict, target, opt_level: int):
+    def __init__(self, library: Any, graph: dict, params: dict, target: Any, opt_level: int):
         """Start the virtual machine if the library can run here.
 
         Args:
@@ -67,9 +68,9 @@ class Compiled:
         # As bytes, since the file may be replaced while the library is in use.
         self._library = library.read_bytes() if isinstance(library, Path) else library
         self._lock = fork.lock()
-        self._held = []
+        self._held: list[tvm_ffi.Tensor] = []
         self._describe(graph, params)
-        self._main = None if saved.mismatch(self._build_info) else self._start(library)
+        self._main: Any = None if saved.mismatch(self._build_info) else self._start(library)
         self.variants = [self._variant(each, params) for each in graph.get("variants", ())]
 
     def _describe(self, graph: dict, params: dict) -> None:
@@ -79,7 +80,7 @@ class Compiled:
         self._params = tvm_ffi.convert(list(self.params.values()))
         dims = {name: Dim(name, *bounds) for name, bounds in graph.get("sizes", {}).items()}
 
-        def spec(name, tensor):
+        def spec(name: str, tensor: dict) -> TensorSpec:
             return TensorSpec(name, tuple(dims.get(n, n) for n in tensor["shape"]), tensor["dtype"])
 
         inputs = [spec(tensor["name"], tensor) for tensor in graph["inputs"]]
@@ -100,14 +101,15 @@ class Compiled:
         made._main = self._main and self._function(graph["function"])
         return made
 
-    def _start(self, library):
+    def _start(self, library: Any) -> Callable:
         """Return the function of the virtual machine that runs the library."""
-        module, self._on_pool = pool.open_library(library) if isinstance(library, Path) else library.open()
+        opened: tuple = pool.open_library(library) if isinstance(library, Path) else library.open()
+        module, self._on_pool = opened
         machine = start_machine(module, tvm_ffi.DLDeviceType.kDLCPU)
         self._vm = SimpleNamespace(set_instrument=machine["set_instrument"], function=machine.__getitem__)
         return self._function(self.graph.get("function", "main"))
 
-    def _function(self, name: str):
+    def _function(self, name: str) -> Callable:
         """Return a function of the virtual machine, which may run in a child of a fork."""
         function = self._vm.function(name)
         return function if self._on_pool else partial(fork.run, function)
@@ -121,7 +123,7 @@ class Compiled:
         """
         return machine.checked_target(self._build_info["target"])
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> np.ndarray | tuple[np.ndarray, ...]:
         """Run the network once, from the state that the call before has left.
 
         Args:
@@ -176,7 +178,9 @@ class Compiled:
         weights = tvm_ffi.convert(list({**self.params, **params}.values())) if params else chosen._params
         return self._advance(chosen._main, tensors, weights, held)
 
-    def _advance(self, main, tensors: list, weights, held: list | None) -> list[tvm_ffi.Tensor]:
+    def _advance(
+        self, main: Callable, tensors: list, weights: Any, held: list | None
+    ) -> list[tvm_ffi.Tensor]:
         """Call `main` with the state, replace that by the state after the call; return the other outputs.
 
         State that is an input of the call is copied, as is an output that is state: the memory of inputs and
@@ -210,13 +214,13 @@ class Compiled:
 
     def input_tensors(self, values: list) -> list[tvm_ffi.Tensor]:
         """Check a list of inputs, and make each a tensor that kernels can read."""
-        known = {}
+        known: dict[str, tuple[int, str]] = {}
         return [input_tensor(value, spec, known) for value, spec in zip(values, self.inputs, strict=True)]
 
     def serving(self, values: list) -> "Compiled":
         """Return what a call with these inputs, which fit, runs: a shape variant, or the network itself."""
 
-        def fits(variant):
+        def fits(variant: Compiled) -> bool:
             return all(
                 isinstance(dim, Dim) or n == dim
                 for value, spec in zip(values, variant.inputs, strict=True)
@@ -232,7 +236,7 @@ class Compiled:
 
     def dim_values(self, values: list) -> dict[str, int]:
         """Return the value of each dynamic dim, by name, in a call with these inputs, which fit."""
-        known = {}
+        known: dict[str, tuple[int, str]] = {}
         for value, spec in zip(values, self.inputs, strict=True):
             check_shape(spec.name, tuple(value.shape), spec.shape, known)
         return {name: value for name, (value, _) in known.items()}
@@ -308,7 +312,7 @@ class Compiled:
             raise ValueError(f"unknown kernel {kernel!r}; there are: {shorten(self.graph['kernels'])}")
 
     @contextlib.contextmanager
-    def instrumented(self, instrument):
+    def instrumented(self, instrument: Any) -> Iterator[None]:
         """Call `instrument` around each call of a run; see `tvm.relax.VirtualMachine.set_instrument`."""
         self._vm.set_instrument(instrument)
         try:
@@ -316,7 +320,7 @@ class Compiled:
         finally:
             self._vm.set_instrument("tvmnotes.no_instrument")
 
-    def timed(self, *inputs) -> list[tuple[str, float]]:
+    def timed(self, *inputs: Any) -> list[tuple[str, float]]:
         """Return each kernel call of a run with its time in seconds, in order.
 
         The network runs twice, in a session of its own, and the second run is timed. `tn.profile` measures
@@ -360,7 +364,7 @@ class Compiled:
         saved.write(Path(path), self._fill, self._build_info, self.opt_level)
         return Path(path)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         """Pickle and copy the saved form. Unpickle only what you would run as a program."""
         with folders.temporary("tvmnotes-pickle-") as folder:
             return _from_archive, (self.save(folder / "net.zip").read_bytes(),)

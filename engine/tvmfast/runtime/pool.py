@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 from ..core import folders, machine
 from ..core.compat import import_tvm_ffi
@@ -23,7 +24,7 @@ _opening = threading.Lock()
 _first: ctypes.CDLL | None = None  # the library whose threads serve this process; it stays open
 
 
-def open_library(file: Path):
+def open_library(file: Path) -> tuple[Any, bool]:
     """Open a shared library of kernels under a unique name.
 
     For the name of a library that is open already, the system's loader would return that one again, even if
@@ -53,7 +54,7 @@ def _adopt(path: str) -> bool:
         if own and _first is None:
             _configure(library)
             _first = library
-    if own and hasattr(library, _LAUNCH):  # it has parallel loops
+    if own and _first is not None and hasattr(library, _LAUNCH):  # it has parallel loops
         launch = ctypes.cast(_first.tvmnotes_pool_launch, ctypes.c_void_p)
         ctypes.c_void_p.in_dll(library, _LAUNCH).value = launch.value
     if library is not _first:

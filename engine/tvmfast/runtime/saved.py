@@ -42,7 +42,7 @@ _BUILD_INFO = {"target": dict, "architecture": str, "instruction_sets": list}
 _MANIFEST = {"versions": dict, **_BUILD_INFO, "opt_level": int, "files": dict}
 
 
-def write(destination: Path, fill, build_info: dict, opt_level: int) -> None:
+def write(destination: Path, fill: Callable[[Path], None], build_info: dict, opt_level: int) -> None:
     """Save to a folder or an archive atomically; `fill` writes `FILES` into the empty folder that it gets.
 
     An existing saved network is replaced in one step, once the new one is on the disk: a reader finds the old
@@ -318,7 +318,7 @@ def _unpack(file: Path, folder: Path) -> None:
         raise ValueError(f"{file} is damaged ({error}): copy it again, or build it again") from error
 
 
-def _size(facts) -> int:
+def _size(facts: Any) -> int:
     """Return a file's size according to a manifest; 0 if that is meaningless."""
     size = facts.get("size") if isinstance(facts, dict) else None
     return max(0, size) if isinstance(size, int) else 0

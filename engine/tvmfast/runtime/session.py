@@ -1,5 +1,7 @@
 """Sessions: several states of one network side by side."""
 
+from typing import Any
+
 import numpy as np
 
 from ..core.dims import evaluate
@@ -19,9 +21,9 @@ class Session:
         compiled: The network, a `Compiled`.
     """
 
-    def __init__(self, compiled):
+    def __init__(self, compiled: Any):
         self.compiled = compiled
-        self._held = []
+        self._held: list = []
 
     @property
     def inputs(self) -> list[TensorSpec]:
@@ -38,7 +40,7 @@ class Session:
         """The state: a `TensorSpec` for each input that a call takes from the one before."""
         return self.compiled.state
 
-    def __call__(self, *args, **kwargs) -> np.ndarray | tuple[np.ndarray, ...]:
+    def __call__(self, *args: Any, **kwargs: Any) -> np.ndarray | tuple[np.ndarray, ...]:
         """Run the network once, from the state that this session's call before has left."""
         return self.compiled.arrays(self.run(self.compiled.bind(args, kwargs)))
 
@@ -58,7 +60,7 @@ class Session:
         return f"Session of {self.compiled!r}"
 
 
-def shapes_of_state(compiled, tensors: list, held: list) -> list[tuple[int, ...]]:
+def shapes_of_state(compiled: Any, tensors: list, held: list) -> list[tuple[int, ...]]:
     """Return the shapes of a network's state in a call.
 
     Args:

@@ -34,10 +34,10 @@ class Bars:
         bar.update(state.trials - bar.n)
         self._all.update(state.trials - before)
 
-    def __enter__(self):
+    def __enter__(self) -> "Bars":
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         self._all.total = self._all.n  # an incomplete bar would be red
         for bar in (self._all, *self._tasks):
             bar.refresh()

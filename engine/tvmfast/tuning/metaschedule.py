@@ -8,6 +8,7 @@ import contextlib
 import json
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tvm
@@ -19,6 +20,7 @@ from tvm.tirx import IterVar
 
 from ..compiler import codegen, records
 from ..compiler.schedule.rules import RULES
+from ..compiler.schedule.workloads.kernel import Kernel
 from ..core import errors, machine
 from ..core.compat import lazy_tensor_intrinsics
 from ..core.protocols import Runner
@@ -32,13 +34,13 @@ _BUILD_SECONDS = 30.0
 _POPULATION = 128  # traces that evolve between batches; with TVM's 512 a batch takes half a minute
 
 
-def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
+def tasks(mod: tvm.IRModule, params: dict, target: Any = None) -> list[Task]:
     """List the kernels of a network that reduce over an axis and that have no other workload, as tasks."""
-    found = [task for task in all_tasks(mod, params, target) if task.workload.by_metaschedule]
-    return [task for task in found if _reduces(task.workload.func)]
+    found = all_tasks(mod, params, target)
+    return [task for task in found if isinstance(task.workload, Kernel) and _reduces(task.workload.func)]
 
 
-def _reduces(func) -> bool:
+def _reduces(func: tvm.tirx.PrimFunc) -> bool:
     sch = Schedule(tvm.IRModule({"main": func}))
     try:
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
@@ -63,9 +65,10 @@ class _WriteRecords(ms.measure_callback.PyMeasureCallback):
         for candidate, result in zip(measure_candidates, runner_results, strict=True):
             message = result.error_msg
             if message is None or KILLED not in message:
-                about = task.workload, task.target, as_config(candidate.sch.trace)
-                outcome = ((), errors.lines(message)[-1]) if message else (map(float, result.run_secs), None)
-                measured.append(records.new_record(*about, *outcome, machine=self.machine))
+                seconds = () if message else map(float, result.run_secs)
+                error = errors.lines(message)[-1] if message else None
+                about = task.workload, task.target, as_config(candidate.sch.trace), seconds, error
+                measured.append(records.new_record(*about, machine=self.machine))
         self.session.write(measured)
         state.update([record.call_seconds for record in measured])
         self.bars.update(task_id, state)
@@ -92,7 +95,7 @@ def _build(given):
     return codegen.compile_kernels(dict(mod.functions_items()), given.target, runs_here=False)
 
 
-def as_config(trace) -> dict:
+def as_config(trace: Any) -> dict:
     """Return a trace as the config of a record."""
     text = json.dumps(trace.as_json(), default=lambda value: value.value)
     return {"family": "metaschedule", "trace": json.loads(text)}
@@ -159,7 +162,7 @@ def _space() -> ms.SpaceGenerator:
     return ms.space_generator.PostOrderApply(sch_rules="llvm", postprocs="llvm", mutator_probs="llvm")
 
 
-def search(session, runner: Runner, seed: int | None) -> None:
+def search(session: Any, runner: Runner, seed: int | None) -> None:
     """Run MetaSchedule until the session's trials are used up.
 
     With a seed it runs on one core, because its threads would draw random numbers in any order. A continued
@@ -187,8 +190,8 @@ def search(session, runner: Runner, seed: int | None) -> None:
             )
             contexts.append(context.clone())
     database = ms.database.MemoryDatabase()
-    for known, context in zip(measured, contexts, strict=True):
-        for record in known:
+    for earlier, context in zip(measured, contexts, strict=True):
+        for record in earlier:
             if record.seconds:
                 with contextlib.suppress(ScheduleError):  # the trace does not fit, from another TVM say
                     tuning_record = _as_tuning_record(record, context, database, session.target)

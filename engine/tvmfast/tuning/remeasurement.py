@@ -10,6 +10,7 @@ import random
 import time as clock
 
 import numpy as np
+import tvm
 
 from ..compiler import records
 from ..compiler.build import build
@@ -18,6 +19,7 @@ from ..compiler.schedule.workloads.workload import Workload
 from ..core import machine
 from ..core.dims import dims_of
 from ..core.protocols import Runner
+from ..runtime.compiled import Compiled
 from ..runtime.stopwatch import Stopwatch, of_kernels
 from .task import Task
 
@@ -62,7 +64,9 @@ def _kind(config: dict) -> tuple:
     return config.get("family"), config.get("loop_order"), *sorted(config)
 
 
-def build_rank(best: dict[Task, list[dict]], rank: int, mod, params, target):
+def build_rank(
+    best: dict[Task, list[dict]], rank: int, mod: tvm.IRModule, params: dict, target: tvm.target.Target
+) -> Compiled:
     """Build the network with each task's config at `rank`, or its last one."""
     chosen = [(task, configs[min(rank, len(configs) - 1)]) for task, configs in best.items()]
     described = machine.target_json(target)
@@ -70,7 +74,14 @@ def build_rank(best: dict[Task, list[dict]], rank: int, mod, params, target):
     return build(mod, params, target, records=unmeasured)
 
 
-def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, moment: str) -> list[Record]:
+def in_network(
+    best: dict[Task, list[dict]],
+    untuned: Compiled,
+    mod: tvm.IRModule,
+    params: dict,
+    target: tvm.target.Target,
+    moment: str,
+) -> list[Record]:
     """Time each kernel in builds of the network: with each task's second config, its third, and so on.
 
     `untuned` is the build with each task's first config, the default one; `moment` becomes the records'
@@ -96,7 +107,7 @@ def in_network(best: dict[Task, list[dict]], untuned, mod, params, target, momen
     return measured
 
 
-def _round(lib, watch: Stopwatch) -> dict[Workload, float]:
+def _round(lib: Compiled, watch: Stopwatch) -> dict[Workload, float]:
     """Return the seconds per run that each workload takes: per kernel the minimum of some runs."""
     end = clock.perf_counter() + _SECONDS
     for run in range(machine.cap_if_quick(_RUNS, 2)):
@@ -126,7 +137,7 @@ def by_kernel(best: dict[Task, list[dict]], runner: Runner, moment: str) -> list
     return measured
 
 
-def random_inputs(lib) -> list[np.ndarray]:
+def random_inputs(lib: Compiled) -> list[np.ndarray]:
     """Make random inputs for a network, with its least dynamic dims; zeros if they are not floating-point."""
     generator = np.random.default_rng()
     inputs = []

@@ -21,6 +21,8 @@ import socket
 import struct
 import threading
 import time as clock
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import tvm
 from tvm.rpc import base
@@ -61,7 +63,7 @@ class Refused(ConnectionError):
 
 
 @contextlib.contextmanager
-def _connected(tracker: str, secret: str | None = None):
+def _connected(tracker: str, secret: str | None = None) -> Iterator[socket.socket]:
     """Connect to a tracker, with the proof if it asks for one; `secret` is as for `secret.find`.
 
     Raises ConnectionError if none answers, and Refused if it has another secret.
@@ -91,7 +93,7 @@ def _connected(tracker: str, secret: str | None = None):
         ) from error
 
 
-def _ask(connection, *request):
+def _ask(connection: socket.socket, *request: Any) -> Any:
     base.sendjson(connection, request)
     return base.recvjson(connection)
 
@@ -137,7 +139,14 @@ class TrackerSession(tvm.rpc.TrackerSession):
             connection.settimeout(None)
             self._sock = connection.dup()
 
-    def request(self, key, priority=1, session_timeout=0, max_retry=5, session_constructor_args=None):
+    def request(
+        self,
+        key: str,
+        priority: int = 1,
+        session_timeout: float = 0,
+        max_retry: int = 5,
+        session_constructor_args: list | None = None,
+    ) -> tvm.rpc.RPCSession:
         """Open a session with a free server; see `tvm.rpc.TrackerSession.request`."""
         tracker, secret = self._of
         found = free_server(tracker, key, secret)
@@ -147,7 +156,16 @@ class TrackerSession(tvm.rpc.TrackerSession):
 # ---------------------------------------------------------------- a server
 
 
-def serve(tracker, key, host, port, name, threads, cores, say) -> None:
+def serve(
+    tracker: str,
+    key: str,
+    host: str,
+    port: int,
+    name: str | None,
+    threads: int,
+    cores: list[int] | None,
+    say: Callable[[str], None],
+) -> None:
     """Measure what clients send, until Ctrl-C or SIGTERM.
 
     Args:
@@ -171,7 +189,7 @@ def serve(tracker, key, host, port, name, threads, cores, say) -> None:
     if cores:
         _stay_on(cores)
     if threads or cores:
-        set_tvm_threads(machine.usable_cores(), threads or len(cores))  # before TVM starts them
+        set_tvm_threads(machine.usable_cores(), threads or len(cores or ()))  # before TVM starts them
     listening = _listen(host, port)
     port = listening.getsockname()[1]
     name = name or f"{socket.gethostname()}:{port}"
@@ -208,7 +226,9 @@ def serve(tracker, key, host, port, name, threads, cores, say) -> None:
             session.join()
 
 
-def _serve_all(listening, tracker: str, key: str, secret: str | None, say) -> None:
+def _serve_all(
+    listening: socket.socket, tracker: str, key: str, secret: str | None, say: Callable[[str], None]
+) -> None:
     """Serve one session after the other; raises ConnectionError if the tracker is away for a minute."""
     away = None
     with contextlib.closing(_Listener(listening, key, secret, say)) as listener:
@@ -234,22 +254,22 @@ class _Listener:
     Replaces TVM's loop, which ends at unexpected input and waits for a silent client.
     """
 
-    def __init__(self, listening, key: str, secret: str | None, say):
+    def __init__(self, listening: socket.socket, key: str, secret: str | None, say: Callable[[str], None]):
         listening.setblocking(False)
         self.listening, self.port = listening, listening.getsockname()[1]
         self.key, self.secret = key, secret
         self.say = say
-        self.word = None
-        self.strangers = {}
-        self.found = asyncio.Queue()
+        self.word: str | None = None
+        self.strangers: dict[asyncio.Task, socket.socket] = {}
+        self.found: asyncio.Queue[tuple[socket.socket, float | None]] = asyncio.Queue()
         self.loop = asyncio.new_event_loop()
         self.accepting = self.loop.create_task(self._accept())
 
-    def next_client(self, tracker) -> tuple[socket.socket, float | None]:
+    def next_client(self, tracker: socket.socket) -> tuple[socket.socket, float | None]:
         """Return the next client's socket and its limit in seconds, if any; `tracker` is a connection."""
         return self.loop.run_until_complete(self._next_client(tracker))
 
-    async def _next_client(self, tracker):
+    async def _next_client(self, tracker: socket.socket) -> tuple[socket.socket, float | None]:
         """Wait for a client with the word, which is renewed for each, and when it is lost."""
         while True:
             self.word, unused = f"{self.key}:{secrets.number()}", 0
@@ -269,7 +289,7 @@ class _Listener:
         self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self.loop.close()
 
-    async def _accept(self):
+    async def _accept(self) -> None:
         while True:
             try:
                 client, _ = await self.loop.sock_accept(self.listening)
@@ -284,7 +304,7 @@ class _Listener:
             self.strangers[stranger] = client
             stranger.add_done_callback(self.strangers.pop)
 
-    async def _handshake(self, client) -> None:
+    async def _handshake(self, client: socket.socket) -> None:
         seconds = None
         try:
             hello = await asyncio.wait_for(self._hello(client), _HELLO_SECONDS)
@@ -302,14 +322,14 @@ class _Listener:
             if not seconds:
                 client.close()
 
-    async def _hello(self, client) -> str:
+    async def _hello(self, client: socket.socket) -> str:
         """Receive a client's first message; raises ValueError if it cannot be one."""
         magic, size = struct.unpack("<ii", await self._receive(client, 8))
         if magic != base.RPC_MAGIC or not 0 < size <= _LONGEST_HELLO:
             raise ValueError("no client of TVM's")
         return (await self._receive(client, size)).decode()
 
-    async def _receive(self, client, size: int) -> bytes:
+    async def _receive(self, client: socket.socket, size: int) -> bytes:
         received = b""
         while len(received) < size:
             more = await self.loop.sock_recv(client, size - len(received))
@@ -318,7 +338,7 @@ class _Listener:
             received += more
         return received
 
-    def _seconds(self, client, word: str, *options: str) -> float:
+    def _seconds(self, client: socket.socket, word: str, *options: str) -> float:
         """Return how long a client may stay; 0.0 for one without the word or its proof."""
         values = dict(option.partition("=")[::2] for option in options)
         if self.word is None or word != f"client:{self.word}":
@@ -361,7 +381,7 @@ def _listen(host: str, first: int) -> socket.socket:
     )
 
 
-def _serve_one(say, connection, seconds: float | None) -> None:
+def _serve_one(say: Callable[[str], None], connection: socket.socket, seconds: float | None) -> None:
     """Serve a session, which is one trial, in its own process; tell the client if that ends too early.
 
     Replaces TVM's function, with which a server dies when its session crashes.
@@ -386,7 +406,7 @@ def _serve_one(say, connection, seconds: float | None) -> None:
     folder.remove()
 
 
-def _session(connection, folder) -> None:
+def _session(connection: socket.socket, folder: Any) -> None:
     """Run the session's process; it ends with the server, at once or, if that is killed, within a second."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -2,10 +2,12 @@
 
 import contextlib
 import logging
+import os
 import time as clock
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from typing import Any
 
 import tvm
 
@@ -37,11 +39,11 @@ _log = logging.getLogger(__name__)
 def tune(
     mod: tvm.IRModule,
     params: dict,
-    target=None,
+    target: Any = None,
     tuner: str = "xgb",
     trials: int | None = None,
     early_stopping: int | None = None,
-    records="tuning.jsonl",
+    records: str | os.PathLike = "tuning.jsonl",
     runner: Runner | None = None,
     transfer: bool = True,
     tasks: list[Task] | None = None,
@@ -131,7 +133,7 @@ class Session:
     known: list[Record] = field(default_factory=list)  # of the target, in the file and new
     _lost: int = field(default=0, init=False)  # trials in a row that were killed from outside
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.states = [Progress(task) for task in self.tasks]
         self._target_key = machine.target_json(self.target)  # as records have it
         self._read(self.log.read_new())
@@ -158,10 +160,10 @@ class Session:
         """
         shared = CostModel() if transfer and tuner == "xgb" else None
         self.tuners = {task.workload: make_tuner(tuner, task, seed, model=shared) for task in self.tasks}
-        others = {}
-        for record in self.known if shared is not None else []:
+        others: dict[Workload, Task] = {}
+        for record in self.known:
             elsewhere = record.workload not in self.tuners and not record.workload.by_metaschedule
-            if elsewhere and not record.final:
+            if shared is not None and elsewhere and not record.final:
                 other = others.setdefault(record.workload, Task(record.workload, 1, record.target))
                 shared.add(record.workload, other.features(record.config), record.call_seconds)
         _log.debug("%s: %d tasks, the model knows %d others", tuner, len(self.tasks), len(others))
@@ -222,10 +224,12 @@ class Session:
 
     def _take_in(self, fresh: list[Record]) -> None:
         """Update tuners and states with measurements of this session, an earlier one, or another process."""
-        by_task = {}
+        by_task: dict[Workload, list[float]] = {}
         for record in fresh:
             tuner = self.tuners.get(record.workload)
-            number = tuner.number(record.config) if tuner and not record.final else None
+            if tuner is None or record.final:
+                continue
+            number = tuner.number(record.config)
             if number is not None and number not in tuner.seconds:
                 tuner.update(number, record.call_seconds)
                 by_task.setdefault(record.workload, []).append(record.call_seconds)
@@ -235,7 +239,7 @@ class Session:
 
     # ------------------------------------------------------------ the end
 
-    def finish(self, mod, params, runner: Runner) -> None:
+    def finish(self, mod: tvm.IRModule, params: dict, runner: Runner) -> None:
         """Measure the best few configs of each task alternately, write the records, and time the network."""
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
         best = remeasurement.best_configs(self.tasks, self.known)
@@ -283,7 +287,7 @@ class Tuning(Table):
 
     decimals = 3
 
-    def frame(self):
+    def frame(self) -> Any:
         """Return a pandas DataFrame with a row per task."""
         import pandas as pd  # for speed: only where a table is shown
 
@@ -301,7 +305,7 @@ class Tuning(Table):
         return pd.DataFrame(rows, index=[str(task) for task, *_ in self.rows])
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> str:  # type: ignore[override]
         """The totals in one sentence."""
         trials = sum(trials for _, trials, _, _ in self.rows)
         told = f"{trials} trials in {self.records}, {self.seconds:.0f} s"
@@ -313,14 +317,14 @@ class Tuning(Table):
         ratio = f"ratio {after / before:.2f}"
         return f"{told}; the network takes {before:.2f} ms before, {after:.2f} ms after: {ratio}"
 
-    def _styled(self):
+    def _styled(self) -> Any:
         return super()._styled().set_table_styles([{"selector": "th", "props": "white-space: nowrap"}])
 
-    def plot(self):
+    def plot(self) -> Any:
         """Plot each task's time in a run of the network, before and after; see `plots.before_and_after`."""
         times = {
             str(t): (t.count * before, t.count * best.call_seconds)
             for t, _, before, best in self.rows
-            if before
+            if before and best
         }
         return draw("before_and_after", times)

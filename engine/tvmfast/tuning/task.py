@@ -3,6 +3,7 @@
 import functools
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import tvm
 
@@ -66,11 +67,12 @@ class Task:
         return self.workload.label
 
 
-def all_tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
+def all_tasks(mod: tvm.IRModule, params: dict, target: Any = None) -> list[Task]:
     """List the workloads of all kernels that `tn.build(mod, params, target)` makes; see `tasks`."""
-    target, counts = resolve_target(target), Counter()
+    target = resolve_target(target)
+    counts: Counter[Workload] = Counter()
 
-    def count(workload):
+    def count(workload: Workload) -> None:
         counts[workload] += 1
 
     mod, _ = bind(mod, params)
@@ -80,7 +82,7 @@ def all_tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
     return [Task(workload, kernels, described) for workload, kernels in counts.items()]
 
 
-def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
+def tasks(mod: tvm.IRModule, params: dict, target: Any = None) -> list[Task]:
     """List what can be tuned in a network: its convolutions and matrix products, each distinct one once.
 
     Args:

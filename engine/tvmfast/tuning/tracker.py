@@ -10,6 +10,8 @@ import logging
 import signal
 import socket
 import time as clock
+from collections.abc import Callable
+from typing import Any
 
 from tvm.rpc import base, tracker
 
@@ -24,7 +26,7 @@ _STRANGERS = 64  # most connections without a proof
 class _Connection(tracker.TCPEventHandler):
     """A connection to the tracker; any error in it closes it."""
 
-    def __init__(self, server, sock, addr):
+    def __init__(self, server: Any, sock: socket.socket, addr: Any):
         super().__init__(server, sock, addr)
         self.known = False
         self.since = clock.monotonic()
@@ -37,7 +39,7 @@ class _Connection(tracker.TCPEventHandler):
         except Exception:  # for malformed input, which TVM raises in the loop
             self.close()
 
-    def call_handler(self, args):
+    def call_handler(self, args: list) -> None:
         """Handle a request, which has to be the proof as long as the client is unknown."""
         secret = self._tracker.secret
         if self.known or secret is None:
@@ -53,7 +55,7 @@ class _Connection(tracker.TCPEventHandler):
 class _Tracker(tracker.TrackerServerHandler):
     """TVM's tracker with connections of the class above."""
 
-    def __init__(self, sock, secret):
+    def __init__(self, sock: socket.socket, secret: str | None):
         super().__init__(sock, stop_key=secrets.number())
         self.secret = secret
 
@@ -66,7 +68,7 @@ class _Tracker(tracker.TrackerServerHandler):
             _Connection(self, connection, address)
 
 
-def run(host: str, port: int, say) -> None:
+def run(host: str, port: int, say: Callable[[str], None]) -> None:
     """Run the tracker at an address until Ctrl-C or SIGTERM; `say(sentence)` shows messages to the user.
 
     The secret is that of `secret.find`. Raises ValueError if the address cannot be used, PermissionError for

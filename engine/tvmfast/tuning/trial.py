@@ -84,7 +84,7 @@ def end_with_parent() -> None:
     """End this process within a second after its parent."""
     parent = os.getppid()
 
-    def watch():
+    def watch() -> None:
         while os.getppid() == parent:
             clock.sleep(0.5)
         os._exit(1)
@@ -101,7 +101,7 @@ def register_cache_flush() -> None:
     os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = "1000"
 
     @functools.cache
-    def kernel():
+    def kernel() -> Callable:
         count = machine.threads()
         data = te.placeholder((count, _SWEPT // count // 64, 16), name="data")
         step = te.reduce_axis((0, data.shape[1]), "step")
@@ -119,7 +119,7 @@ def register_cache_flush() -> None:
     tvm.register_global_func("tvmnotes.sweep", lambda *_: kernel()(), override=True)
 
 
-def build(candidate: Candidate):
+def build(candidate: Candidate) -> Any:
     """Build a candidate: the library with its kernel, "main"."""
     scheduled, target = kernel(candidate), tvm.target.Target(candidate.target)
     (var,) = scheduled.get_global_vars()
@@ -142,7 +142,7 @@ def kernel(candidate: Candidate) -> tvm.IRModule:
     return schedule_kernels(simd)(module)
 
 
-def export(make: Callable, folder: str, given) -> str:
+def export(make: Callable, folder: str, given: Any) -> str:
     """Link the library `make(given)` into a file, in a new folder within `folder`, and return the path."""
     library = make(given)
     os.environ["TMPDIR"] = tempfile.tempdir = folder  # for what TVM and the linker leave if they are killed
@@ -151,7 +151,7 @@ def export(make: Callable, folder: str, given) -> str:
     return path
 
 
-def arguments(candidate: Candidate, device) -> list[list[tvm.runtime.Tensor]]:
+def arguments(candidate: Candidate, device: tvm.runtime.Device) -> list[list[tvm.runtime.Tensor]]:
     """Make the arguments of a kernel's calls: one list of data, packed weight and output buffer."""
     workload, lanes = candidate.workload, candidate.lanes
     data, weight, _ = _inputs(workload)
@@ -160,12 +160,14 @@ def arguments(candidate: Candidate, device) -> list[list[tvm.runtime.Tensor]]:
     return [[tvm.runtime.tensor(array, device) for array in arrays]]
 
 
-def run(candidate: Candidate, path: str, evaluator) -> list[float]:
+def run(candidate: Candidate, path: str, evaluator: Any) -> list[float]:
     """Check and time a candidate, whose library is at `path`, on this machine; see `check_and_time`."""
     return check_and_time(candidate, tvm.runtime.load_module(path), tvm.cpu(), evaluator)
 
 
-def check_and_time(candidate: Candidate, library, device, evaluator, sweep: bool = True) -> list[float]:
+def check_and_time(
+    candidate: Candidate, library: Any, device: tvm.runtime.Device, evaluator: Any, sweep: bool = True
+) -> list[float]:
     """Check a kernel's output and time it: seconds of a call, one per repeat.
 
     Args:
@@ -197,7 +199,7 @@ def check_and_time(candidate: Candidate, library, device, evaluator, sweep: bool
 
 
 @functools.lru_cache(maxsize=2)
-def _inputs(workload) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _inputs(workload: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return random data and weight of a workload, and NumPy's output for them."""
     random = np.random.default_rng(0)  # the same in every trial
     data = random.standard_normal(workload.data, dtype="float32")
