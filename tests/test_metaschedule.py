@@ -11,7 +11,7 @@ from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
 import tvmnotes as tn
 from tvmfast.compiler.schedule.workloads.kernel import Kernel
-from tvmfast.tuning import log, metaschedule, session, tasks
+from tvmfast.tuning import metaschedule, session, tasks
 from tvmnotes import models, records
 
 TRIALS = 4
@@ -56,13 +56,13 @@ def tuned(imported, tmp_path_factory):
     path = tmp_path_factory.mktemp("metaschedule") / "tuning.jsonl"
     written = []
     with pytest.MonkeyPatch.context() as patch:
-        append = log.Log.append
+        append = session.Log.append
 
         def telling(self, found):
             append(self, found)
             written.append(len(found))
 
-        patch.setattr(log.Log, "append", telling)
+        patch.setattr(session.Log, "append", telling)
         summary = tn.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path, seed=SEED)
     return path, summary, written
 

@@ -26,7 +26,7 @@ from tvmfast.compiler.schedule.workloads.batch_matmul import BatchMatmul
 from tvmfast.compiler.schedule.workloads.kernel import Kernel
 from tvmfast.core import errors
 from tvmfast.tuning import tasks
-from tvmfast.tuning.log import Log
+from tvmfast.tuning.session import Log
 from tvmnotes import data, env, records
 from tvmnotes.digits import load_test_set, preprocess
 
@@ -278,7 +278,7 @@ FULL = """
 import os, resource, warnings
 from fake_runner import *
 from tvmnotes import records
-from tvmfast.tuning.log import Log
+from tvmfast.tuning.session import Log
 warnings.simplefilter("error", UserWarning)
 log = Log(os.environ["RECORDS"])
 written = [records.new_record(WORKLOADS["conv"], TARGET, config, (1e-3,)) for config in task("conv").space[:40]]
@@ -331,7 +331,7 @@ APPEND = """
 import os
 from fake_runner import *
 from tvmnotes import records
-from tvmfast.tuning.log import Log
+from tvmfast.tuning.session import Log
 configs = task("conv").space[:40]
 for name in "ab":
     if not os.fork():

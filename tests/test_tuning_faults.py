@@ -36,9 +36,9 @@ TELLING = """
 import json, os, sys, time
 from fake_runner import *
 from tvmnotes import records, tune
-from tvmfast.tuning import log, session
+from tvmfast.tuning import session
 
-class Telling(log.Log):
+class Telling(session.Log):
     def _read_new(self):
         self.had_read = time.monotonic()
         return super().read_new()
@@ -172,13 +172,13 @@ REAL = """
 import sys
 import conftest
 from tvmnotes import from_pytorch, models, tune
-from tvmfast.tuning import log, session
+from tvmfast.tuning import session
 session.Session.finish = lambda *_: None  # what follows the search
-append = log.Log.append
+append = session.Log.append
 def telling(self, found):
     append(self, found)
     print("batch", flush=True)
-log.Log.append = telling
+session.Log.append = telling
 mod, params = from_pytorch(models.seeded(conftest.SmallNet, 8), {"image": (1, 3, 8, 8)})
 print(tune(mod, params, records=sys.argv[1], trials=int(sys.argv[2]), tuner="random"))
 """

@@ -20,10 +20,9 @@ import numpy as np
 
 from ..core import folders, machine
 from ..core.compat import import_tvm_ffi, start_machine
-from ..core.dims import Dim, check_shape
+from ..core.dims import Dim, check_shape, evaluate
 from ..core.specs import TensorSpec, shorten
 from . import fork, pool, saved
-from .session import Session, shapes_of_state
 from .tensors import copied, function, input_tensor, outputs_in, to_numpy, zeros
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ class Compiled:
         """Return what `run` returns as a call does."""
         return tuple(map(to_numpy, result)) if self._several else to_numpy(result[0])
 
-    def session(self) -> Session:
+    def session(self) -> "Session":
         """Make a `Session`: the same network, with a state of its own that starts from zeros."""
         return Session(self)
 
@@ -193,7 +192,7 @@ class Compiled:
         held = self._held if held is None else held
         taken = {tensor.data_ptr() for tensor in tensors}
         with self._lock:
-            shapes = shapes_of_state(self, tensors, held)
+            shapes = self._shapes_of_state(tensors, held)
             begins = zip(shapes, self.state, strict=True)
             state = iter(held or [self._on_device(zeros(shape, spec.dtype)) for shape, spec in begins])
             given = iter(tensors)
@@ -203,6 +202,23 @@ class Compiled:
             held[:] = [self._copied(tensor, taken) for tensor in fed]
             own = {tensor.data_ptr() for tensor in held}
         return [self._copied(output, own) for n, output in enumerate(outputs) if n not in self._fed]
+
+    def _shapes_of_state(self, tensors: list, held: list) -> list[tuple]:
+        """Return the shapes of the state in a call with these inputs.
+
+        Raises ValueError if the state before it, `held`, is of another shape; it is empty in the first call.
+        """
+        if not self.graph.get("sizes"):
+            return [spec.shape for spec in self.state]
+        values = self.dim_values(tensors)
+        shapes = [tuple(evaluate(dim, values) for dim in spec.shape) for spec in self.state]
+        for tensor, spec, shape in zip(held, self.state, shapes, strict=False):
+            if tuple(tensor.shape) != shape:
+                raise ValueError(
+                    f"state {spec.name!r}: it is of shape {tuple(tensor.shape)} since the first call, and "
+                    f"the inputs of this one need {shape}; reset() it, or use another session()"
+                )
+        return shapes
 
     def _copied(self, tensor: tvm_ffi.Tensor, taken: set[int]) -> tvm_ffi.Tensor:
         """Return a tensor, or a copy of it if its address is among those taken."""
@@ -379,6 +395,58 @@ class Compiled:
             )
         graph.write_text(json.dumps(self.graph, indent=1))
         function("SaveParamsToFile")(self.arrays_of_all, str(params))
+
+
+class Session:
+    """A network with a state of its own, called as the network is; `Compiled.session` makes one.
+
+    It shares the weights and kernels, so that it takes the memory of its state only, and that from its first
+    call on. Any thread may call any session: one call of a network runs at a time, whatever session it
+    belongs to. Calls of one session by several threads advance the same state, in the order in which they
+    happen to run; give each thread its own. If a call raises an error, the state may hold a part of what that
+    call was to write: `reset` it.
+
+    Attributes:
+        compiled: The network, a `Compiled`.
+    """
+
+    def __init__(self, compiled: Any):
+        self.compiled = compiled
+        self._held: list = []
+
+    @property
+    def inputs(self) -> list[TensorSpec]:
+        """The inputs of a call."""
+        return self.compiled.inputs
+
+    @property
+    def outputs(self) -> list[TensorSpec]:
+        """The outputs of a call."""
+        return self.compiled.outputs
+
+    @property
+    def state(self) -> list[TensorSpec]:
+        """The state: a `TensorSpec` for each input that a call takes from the one before."""
+        return self.compiled.state
+
+    def __call__(self, *args: Any, **kwargs: Any) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Run the network once, from the state that this session's call before has left."""
+        return self.compiled.arrays(self.run(self.compiled.bind(args, kwargs)))
+
+    def session(self) -> "Session":
+        """Make another session of the same network."""
+        return self.compiled.session()
+
+    def run(self, values: list) -> list:
+        """Run as a call does, on one value per input; see `Compiled.run`."""
+        return self.compiled.run(values, held=self._held)
+
+    def reset(self) -> None:
+        """Set the state to zeros, as it is before the first call."""
+        self._held = []
+
+    def __repr__(self) -> str:
+        return f"Session of {self.compiled!r}"
 
 
 def load(path: str | os.PathLike) -> Compiled:

@@ -24,8 +24,7 @@ from ..compiler.schedule.workloads.kernel import Kernel
 from ..core import errors, machine
 from ..core.compat import lazy_tensor_intrinsics
 from ..core.protocols import Runner
-from .bars import Bars
-from .task import Task, all_tasks
+from .task import Bars, Task, all_tasks
 from .trial import KILLED
 from .workers import Builder
 

@@ -4,16 +4,17 @@ import contextlib
 import logging
 import os
 import time as clock
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import tvm
 
 from ..compiler import records
 from ..compiler.build import build, resolve_target
-from ..compiler.records import Record
+from ..compiler.records import Record, locked, open_records, read_from
 from ..compiler.schedule.workloads.workload import Workload
 from ..compiler.shape_variants import specialize
 from ..core import machine
@@ -23,10 +24,8 @@ from ..profiling import measure
 from ..profiling.profiler import schedule_text
 from ..runtime.compiled import cannot_run
 from . import metaschedule, remeasurement
-from .bars import Bars
-from .log import Log
 from .runner import LocalRunner
-from .task import Progress, Task, expected_gain
+from .task import Bars, Progress, Task, expected_gain
 from .task import tasks as tasks_of
 from .tuners import TUNERS, CostModel, Tuner
 from .tuners import tuner as make_tuner
@@ -114,6 +113,52 @@ def tune(
         except KeyboardInterrupt:
             session.interrupted = True
     return session.result()
+
+
+class Log:
+    """The records that a tuning goes on from and appends to, as other processes may at the same time.
+
+    Raises OSError if the file at `path` cannot be written; it is created if it does not exist.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path, self._read = Path(path), 0
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open_records(self.path, "a+b", "write")
+
+    def read_new(self) -> list[Record]:
+        """Return the records that any process added since the last call.
+
+        Raises and warns as `records.read` does.
+        """
+        records, self._read = read_from(self._file, self._read)
+        return records
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Append records, all or none, and flush them to disk before returning.
+
+        Raises OSError if they cannot be written, on a full disk for example; the file's content stays as it
+        was.
+        """
+        text = "".join(f"{record}\n" for record in records).encode()
+        with locked(self._file):
+            size = self._file.seek(0, os.SEEK_END)
+            # A process that was killed may have left an incomplete line.
+            if size and os.pread(self._file.fileno(), 1, size - 1) != b"\n":
+                text = b"\n" + text
+            try:
+                written = 0
+                while written < len(text):
+                    written += self._file.write(text[written:])
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                os.ftruncate(self._file.fileno(), size)
+                message = f"cannot write the records ({error.strerror}); those of before are all there"
+                raise type(error)(error.errno, message, str(self.path)) from None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 @dataclass
