@@ -22,13 +22,17 @@ def attribute(schedule: dict, workload: Any = None) -> dict[str, str]:
     return {NAME: json.dumps({"schedule": schedule, "workload": workload.as_dict() if workload else None})}
 
 
+def blocks_of(sch: Schedule) -> list:
+    """Return the blocks of a kernel; none if it is not a nest of blocks, a sort for example."""
+    try:
+        return list(sch.get_child_blocks(sch.get_sblock("root")))
+    except ScheduleError:
+        return []
+
+
 def of_blocks(sch: Schedule) -> list[str]:
     """Return the annotation of each block that has one."""
-    try:
-        blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    except ScheduleError:  # a kernel that is not a nest of blocks, a sort for example
-        return []
-    annotations = [sch.get(block).annotations for block in blocks]
+    annotations = [sch.get(block).annotations for block in blocks_of(sch)]
     return [str(notes[NAME]) for notes in annotations if NAME in notes]
 
 

@@ -111,12 +111,7 @@ def _folder_of_tvm() -> Path:
 def start_machine(module: Any, device: int) -> Any:
     """Start the virtual machine of an executable, as `VirtualMachine.__init__` in tvm/runtime/vm.py does.
 
-    Args:
-        module: The executable's module.
-        device: DLPack's number for the kind of device.
-
-    Returns:
-        The machine, a module with the network's functions and `set_instrument`.
+    It is a module with the network's functions and `set_instrument`; `device` is DLPack's number of the kind.
     """
     machine = module["vm_load_executable"]()
     machine["vm_initialization"](device, 0, POOLED_ALLOCATOR)

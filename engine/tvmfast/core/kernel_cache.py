@@ -93,10 +93,8 @@ def _owners() -> set[int]:
 def _others_write(facts: os.stat_result) -> bool:
     package = _PACKAGE.stat()
     by_packages_group = package.st_mode & stat.S_IWGRP and facts.st_gid == package.st_gid
-    by_group = (
-        facts.st_mode & stat.S_IWGRP and not by_packages_group and not _is_private(facts.st_gid, facts.st_uid)
-    )
-    return bool(by_group or facts.st_mode & stat.S_IWOTH)
+    by_group = facts.st_mode & stat.S_IWGRP and not _is_private(facts.st_gid, facts.st_uid)
+    return bool((by_group and not by_packages_group) or facts.st_mode & stat.S_IWOTH)
 
 
 @functools.cache

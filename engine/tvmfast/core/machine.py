@@ -40,10 +40,7 @@ _OPTIONS = (
 )
 _Number = TypeVar("_Number", int, float)
 _OPTION = re.compile(r"[\w./,:+-]*")
-_PINNING = (
-    "torch",
-    "onnx",
-)  # extras with exact versions that everybody has; MXNet's NumPy is for itself alone
+_PINNING = "torch", "onnx"  # extras with exact versions that everybody has; MXNet's NumPy is for itself alone
 _PROCESSOR = re.compile(
     r"x86_64h?|amd64|i[3-6]86|aarch64|arm64e?|(arm|thumb)(v(4t|5te|6|6m|7|7a|7m|7em|7l|7s|8|8a|8l|8m\.main))?|"
     r"riscv(32|64)|mips(64)?(el)?|powerpc(64)?(le)?|ppc64(le)?|s390x|loongarch64|wasm(32|64)|hexagon"
@@ -175,7 +172,6 @@ def _normalized(flag: str) -> str:
 
 @functools.cache
 def _system_cpu() -> str:
-    """Return LLVM's name of this machine's CPU."""
     import tvm  # for speed: `import tvmfast` loads no library
 
     with tvm.target.Target("llvm"):

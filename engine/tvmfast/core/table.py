@@ -64,7 +64,6 @@ class Table:
         return str(self)
 
     def _styled(self) -> Any:
-        """Return the frame as a pandas Styler for a notebook."""
         style = (self.frame().reset_index(drop=True) if self.text_columns else self.frame()).style
         style = style.format(self.formatters, precision=self.decimals)
         if self.text_columns:

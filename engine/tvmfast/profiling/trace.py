@@ -322,16 +322,7 @@ class Trace(Table):
 
 
 def trace_build(mod: tvm.IRModule, params: dict, **options: Any) -> tuple[Compiled, Trace]:
-    """Call `tn.build` under a `Trace`.
-
-    Args:
-        mod: As for `tn.build`.
-        params: As for `tn.build`.
-        **options: As for `tn.build`.
-
-    Returns:
-        The library and the trace.
-    """
+    """Call `tn.build` with the same arguments under a `Trace`; return the library and the trace."""
     trace = Trace()
     with tvm.transform.PassContext(opt_level=3, instruments=[trace]):
         return build(mod, params, **options), trace

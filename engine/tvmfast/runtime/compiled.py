@@ -53,14 +53,10 @@ class Compiled:
     """
 
     def __init__(self, library: Any, graph: dict, params: dict, target: Any, opt_level: int):
-        """Start the virtual machine if the library can run here.
+        """Start the virtual machine if the library, a `codegen.Executable` or a path, can run here.
 
-        Args:
-            library: A `codegen.Executable`, or the path of a lib.so.
-            graph: The content of graph.json.
-            params: TVM tensors by name, those of its shape variants included.
-            target: The build's target, or the manifest's description of it.
-            opt_level: The build's opt level.
+        `graph` is the content of graph.json, `params` has TVM tensors by name, those of its shape variants
+        included, and `target` is the build's, or the manifest's description of it.
         """
         self.opt_level = opt_level
         self._build_info = target if isinstance(target, dict) else saved.build_info(target)
@@ -101,7 +97,6 @@ class Compiled:
         return made
 
     def _start(self, library: Any) -> Callable:
-        """Return the function of the virtual machine that runs the library."""
         opened: tuple = pool.open_library(library) if isinstance(library, Path) else library.open()
         module, self._on_pool = opened
         machine = start_machine(module, tvm_ffi.DLDeviceType.kDLCPU)

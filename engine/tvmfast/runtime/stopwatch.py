@@ -36,12 +36,7 @@ class Stopwatch:
     """A callable that runs a network once and records the time of each call; `take` returns the records."""
 
     def __init__(self, compiled: Any, run: Callable):
-        """Run once to learn the order of the calls, which is always the same.
-
-        Args:
-            compiled: The `Compiled`.
-            run: Function without arguments that runs it once.
-        """
+        """Call `run`, which runs a `Compiled` once, to learn the order of its calls, always the same."""
         self._compiled = compiled
         self._run = run
         self._recorded: list[np.ndarray] = []

@@ -21,7 +21,7 @@ from tvm.tirx import IterVar
 from ..compiler import codegen, records
 from ..compiler.schedule.rules import RULES
 from ..compiler.schedule.workloads.kernel import Kernel
-from ..core import errors, machine
+from ..core import annotations, errors, machine
 from ..core.compat import lazy_tensor_intrinsics
 from ..core.protocols import Runner
 from .task import Bars, Task, all_tasks
@@ -41,11 +41,8 @@ def tasks(mod: tvm.IRModule, params: dict, target: Any = None) -> list[Task]:
 
 def _reduces(func: tvm.tirx.PrimFunc) -> bool:
     sch = Schedule(tvm.IRModule({"main": func}))
-    try:
-        blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    except ScheduleError:  # not a nest of blocks, a sort for example
-        return False
-    return any(axis.iter_type == IterVar.CommReduce for block in blocks for axis in sch.get(block).iter_vars)
+    axes = (axis for block in annotations.blocks_of(sch) for axis in sch.get(block).iter_vars)
+    return any(axis.iter_type == IterVar.CommReduce for axis in axes)
 
 
 @derived_object
@@ -85,7 +82,6 @@ class _Builder(ms.builder.PyBuilder):
         self.workers = workers
 
     def build(self, build_inputs):
-        """Build a batch."""
         return [ms.builder.BuilderResult(*built) for built in self.workers.build(_build, build_inputs)]
 
 
@@ -117,11 +113,9 @@ class _Search(ms.search_strategy.PySearchStrategy):
         self.evolution._initialize_with_tune_context(context)
 
     def pre_tuning(self, *given):
-        """Pass on to the evolution."""
         self.evolution.pre_tuning(*given)
 
     def post_tuning(self):
-        """Pass on to the evolution."""
         self.evolution.post_tuning()
 
     def generate_measure_candidates(self):
@@ -133,7 +127,6 @@ class _Search(ms.search_strategy.PySearchStrategy):
         return [each for each, _ in zip(fresh, self.left, strict=False)]
 
     def notify_runner_results(self, *given):
-        """Pass on to the evolution."""
         self.evolution.notify_runner_results(*given)
 
     def clone(self):

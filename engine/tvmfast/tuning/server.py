@@ -21,7 +21,7 @@ import socket
 import struct
 import threading
 import time as clock
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tvm
@@ -33,7 +33,7 @@ from ..core import machine
 from ..core.compat import set_tvm_threads
 from . import secret as secrets
 from . import trial
-from .tracker import PROOF, SUCCESS
+from .tracker import PROOF, SUCCESS, Say
 
 CRASHED = "TvmnotesSessionCrashed"  # in the error that a client receives
 TOOK_TOO_LONG = "RPCSessionTimeoutError"  # TVM's own
@@ -139,14 +139,7 @@ class TrackerSession(tvm.rpc.TrackerSession):
             connection.settimeout(None)
             self._sock = connection.dup()
 
-    def request(
-        self,
-        key: str,
-        priority: int = 1,
-        session_timeout: float = 0,
-        max_retry: int = 5,
-        session_constructor_args: list | None = None,
-    ) -> tvm.rpc.RPCSession:
+    def request(self, key, priority=1, session_timeout=0, max_retry=5, session_constructor_args=None):
         """Open a session with a free server; see `tvm.rpc.TrackerSession.request`."""
         tracker, secret = self._of
         found = free_server(tracker, key, secret)
@@ -157,26 +150,13 @@ class TrackerSession(tvm.rpc.TrackerSession):
 
 
 def serve(
-    tracker: str,
-    key: str,
-    host: str,
-    port: int,
-    name: str | None,
-    threads: int,
-    cores: list[int] | None,
-    say: Callable[[str], None],
+    tracker: str, key: str, host: str, port: int, name: str | None, threads: int, cores: list | None, say: Say
 ) -> None:
-    """Measure what clients send, until Ctrl-C or SIGTERM.
+    """Measure what clients send, until Ctrl-C or SIGTERM; `say(sentence)` shows messages to the user.
 
-    Args:
-        tracker: "HOST:PORT" of the tracker.
-        key: the key under which the tracker lists this server, one word.
-        host: the address to listen on.
-        port: the first port to try.
-        name: the server's name in records; None or "" means host name and port.
-        threads: the threads of a kernel, if given.
-        cores: a list of CPU numbers to run on, if given.
-        say: `say(sentence)` shows messages to the user.
+    The tracker at "HOST:PORT" lists this server under `key`, one word. It listens on `host`, from `port` on
+    the first that is free. Records have its name, by default host name and port. A kernel has as many
+    threads as are given, on the CPUs that are given.
 
     Raises:
         ValueError: for an argument that cannot be used.
@@ -226,9 +206,7 @@ def serve(
             session.join()
 
 
-def _serve_all(
-    listening: socket.socket, tracker: str, key: str, secret: str | None, say: Callable[[str], None]
-) -> None:
+def _serve_all(listening: socket.socket, tracker: str, key: str, secret: str | None, say: Say) -> None:
     """Serve one session after the other; raises ConnectionError if the tracker is away for a minute."""
     away = None
     with contextlib.closing(_Listener(listening, key, secret, say)) as listener:
@@ -254,7 +232,7 @@ class _Listener:
     Replaces TVM's loop, which ends at unexpected input and waits for a silent client.
     """
 
-    def __init__(self, listening: socket.socket, key: str, secret: str | None, say: Callable[[str], None]):
+    def __init__(self, listening: socket.socket, key: str, secret: str | None, say: Say):
         listening.setblocking(False)
         self.listening, self.port = listening, listening.getsockname()[1]
         self.key, self.secret = key, secret
@@ -367,7 +345,6 @@ def _stay_on(cores: list[int]) -> None:
 
 
 def _listen(host: str, first: int) -> socket.socket:
-    """Return a socket that listens on the first free port."""
     for port in range(first, first + _PORTS):
         try:
             return socket.create_server((host, port), family=base.get_addr_family((host, port)))
@@ -381,7 +358,7 @@ def _listen(host: str, first: int) -> socket.socket:
     )
 
 
-def _serve_one(say: Callable[[str], None], connection: socket.socket, seconds: float | None) -> None:
+def _serve_one(say: Say, connection: socket.socket, seconds: float | None) -> None:
     """Serve a session, which is one trial, in its own process; tell the client if that ends too early.
 
     Replaces TVM's function, with which a server dies when its session crashes.

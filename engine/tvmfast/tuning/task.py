@@ -26,13 +26,7 @@ _HOPE = 0.15  # share of its time that a batch may save even of the fastest kern
 
 @dataclass(frozen=True)
 class Task:
-    """A workload to tune for a target.
-
-    Attributes:
-        workload: the workload.
-        count: how many kernels of the network compute it.
-        target: the target as text, from `machine.target_json`.
-    """
+    """A workload to tune, which `count` kernels of a network compute; `machine.target_json` is its target."""
 
     workload: Workload
     count: int
@@ -85,28 +79,14 @@ def all_tasks(mod: tvm.IRModule, params: dict, target: Any = None) -> list[Task]
 
 
 def tasks(mod: tvm.IRModule, params: dict, target: Any = None) -> list[Task]:
-    """List what can be tuned in a network: its convolutions and matrix products, each distinct one once.
-
-    Args:
-        mod: the network; mod, params and target are as for `tn.build`.
-        params: its parameters.
-        target: the target; None means this machine.
-
-    Returns:
-        The tasks in the order of the network.
-    """
+    """List the distinct convolutions and matrix products of a network, in its order; as for `tn.build`."""
     return [task for task in all_tasks(mod, params, target) if not task.workload.by_metaschedule]
 
 
 def tasks_by_kernel(lib: Compiled) -> dict[str, Task]:
-    """Map the kernels of a compiled network to their tasks.
+    """Return the tasks of a compiled network by the names of their kernels; those without one are left out.
 
-    Args:
-        lib: the compiled network.
-
-    Returns:
-        The task of each kernel that has one, by the kernel's name; `count` is the number of kernels that
-        share the workload. `tn.tune` takes some of these as its `tasks`.
+    Kernels that share a workload share a task. `tn.tune` takes some of these as its `tasks`.
     """
     found = {kernel: Workload.from_dict(described) for kernel, described in lib.graph["workloads"].items()}
     counts = Counter(found[node["kernel"]] for node in lib.graph["nodes"] if node["kernel"] in found)

@@ -17,6 +17,8 @@ from tvm.rpc import base, tracker
 
 from . import secret as secrets
 
+Say = Callable[[str], None]
+
 PROOF = "tvmnotes.proof"
 FAIL, SUCCESS = base.TrackerCode.FAIL, base.TrackerCode.SUCCESS
 _HELLO_SECONDS = 5.0  # for everything before the proof
@@ -68,7 +70,7 @@ class _Tracker(tracker.TrackerServerHandler):
             _Connection(self, connection, address)
 
 
-def run(host: str, port: int, say: Callable[[str], None]) -> None:
+def run(host: str, port: int, say: Say) -> None:
     """Run the tracker at an address until Ctrl-C or SIGTERM; `say(sentence)` shows messages to the user.
 
     The secret is that of `secret.find`. Raises ValueError if the address cannot be used, PermissionError for

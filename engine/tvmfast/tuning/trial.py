@@ -32,13 +32,7 @@ _SWEPT = 32 << 20  # bytes, more than the cores' own caches hold
 
 @dataclass(frozen=True)
 class Candidate:
-    """A config to measure.
-
-    Attributes:
-        workload: the workload.
-        config: a config of the workload.
-        target: the target as text, from `machine.target_json`.
-    """
+    """A config of a workload, to measure; the target is text, from `machine.target_json`."""
 
     workload: Any  # a Workload, or what has its methods
     config: dict
@@ -52,12 +46,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of measuring a candidate.
+    """The seconds of a call of a candidate, one per repeat; if it failed, none, and the error in a sentence.
 
-    Attributes:
-        seconds: seconds of a call, one per repeat; empty if it failed.
-        error: the error in one sentence if it failed.
-        machine: where it was measured, as records store it; None for this machine.
+    `machine` is where it was measured, as records store it; None for this machine.
     """
 
     seconds: tuple[float, ...]
@@ -127,12 +118,7 @@ def build(candidate: Candidate) -> Any:
 
 
 def kernel(candidate: Candidate) -> tvm.IRModule:
-    """Lower a candidate to TensorIR and schedule it.
-
-    Returns:
-        A module with the function "main" of the data, the packed weight and the output buffer; see
-        `arguments`.
-    """
+    """Lower a candidate to TensorIR and schedule it: a module with the function "main"; see `arguments`."""
     workload, config = candidate.workload, candidate.config
     simd = simd_of_key(candidate.target)
     data = te.placeholder(workload.packed_input_shape(simd.lanes), name="data")
@@ -168,17 +154,9 @@ def run(candidate: Candidate, path: str, evaluator: Any) -> list[float]:
 def check_and_time(
     candidate: Candidate, library: Any, device: tvm.runtime.Device, evaluator: Any, sweep: bool = True
 ) -> list[float]:
-    """Check a kernel's output and time it: seconds of a call, one per repeat.
+    """Check a kernel's output and time it: seconds of a call, one per repeat; ValueError for a wrong output.
 
-    Args:
-        candidate: the candidate.
-        library: its library, on this machine or a session's.
-        device: where the library runs.
-        evaluator: MetaSchedule's `EvaluatorConfig`.
-        sweep: whether the caches are flushed before each repeat.
-
-    Raises:
-        ValueError: for a wrong output.
+    The library is on this machine or a session's. With `sweep`, the caches are flushed before each repeat.
     """
     (tensors,) = arguments(candidate, device)
     library["main"](*tensors)

@@ -104,9 +104,6 @@ class CostModel:
     XGBoost (Chen and Guestrin, KDD 2016) with a ranking loss on pairs of configs of one workload, as in
     AutoTVM (Chen et al., "Learning to Optimize Tensor Programs", NeurIPS 2018). One model may serve several
     tasks, each of which is then ranked with what it learned from the others.
-
-    Args:
-        seed: for the training.
     """
 
     def __init__(self, seed: int = 0):
@@ -118,13 +115,7 @@ class CostModel:
         self._stale = True
 
     def add(self, workload: Workload, features: list[float], seconds: float) -> None:
-        """Add a sample.
-
-        Args:
-            workload: the workload; only configs of one workload are compared.
-            features: those of a config.
-            seconds: of a call, infinite if it failed.
-        """
+        """Add a config's features and seconds, infinite if it failed; those of one workload are compared."""
         self._samples.setdefault(workload, []).append((features, seconds))
         self._stale = True
 
@@ -132,14 +123,7 @@ class CostModel:
         return sum(map(len, self._samples.values()))
 
     def predict(self, features: list[list[float]]) -> np.ndarray:
-        """Predict a score for each config: the higher, the faster, among configs of one workload.
-
-        Args:
-            features: those of each config.
-
-        Returns:
-            The scores, float32 of shape (configs,).
-        """
+        """Predict scores, float32, of configs of one workload, by their features: the higher, the faster."""
         if self._stale:
             self._train()
         return self._booster.predict(self._xgboost.DMatrix(np.array(features, "float32"), nthread=1))
@@ -173,13 +157,7 @@ class XGB(Tuner):
     """The configs that a cost model ranks highest and a few random ones; only these until it has samples."""
 
     def __init__(
-        self,
-        space: list[dict],
-        seed: int | None = None,
-        *,
-        workload: Workload,
-        features: Callable[[dict], list[float]],
-        model: CostModel,
+        self, space: list, seed: int | None = None, *, workload: Any, features: Callable, model: CostModel
     ):
         super().__init__(space, seed)
         self.workload, self.model = workload, model
@@ -208,26 +186,13 @@ TUNERS = {"grid": Grid, "random": Random, "ga": GA, "xgb": XGB}
 
 
 def tuner(
-    name: str,
-    task: Any,
-    seed: int | None = None,
-    space: list[dict] | None = None,
-    model: CostModel | None = None,
+    name: str, task: Any, seed: int | None = None, space: list | None = None, model: CostModel | None = None
 ) -> Tuner:
-    """Make a tuner for a task.
+    """Make a tuner for a task, by a name of `TUNERS`; raises ValueError for any other.
 
     A tuner has `propose(count)`, which returns indices of configs to measure next, and `update(number,
-    seconds)`, which takes what was measured.
-
-    Args:
-        name: a key of `TUNERS`: grid, random, ga or xgb.
-        task: the `Task`.
-        seed: for the tuner's choices.
-        space: the configs to search; None means the task's.
-        model: the cost model of xgb; None makes a new one.
-
-    Raises:
-        ValueError: for an unknown name.
+    seconds)`, which takes what was measured. It searches the task's space, or the one given; xgb makes a cost
+    model, or takes the one given.
     """
     if name not in TUNERS:
         raise ValueError(f"tuner: expected one of {', '.join(TUNERS)}; got {name!r}")
