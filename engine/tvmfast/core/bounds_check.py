@@ -8,6 +8,7 @@ stays a call into this process.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tvm
@@ -93,7 +94,7 @@ def within(indices: np.ndarray, text: str, size: int, negative: int, column: int
     return result
 
 
-def _on_any_device(indices, *how):
+def _on_any_device(indices: Any, *how: Any) -> tvm.runtime.Tensor:
     """Evaluate a call that no kernel has replaced."""
     return tvm.runtime.tensor(within(indices.numpy(), *how), indices.device)
 

@@ -139,7 +139,7 @@ def in_use(name: str, seen_in: str, *tests: str, reason: str = "") -> bool:
 
 
 @contextlib.contextmanager
-def _nothing(*_args, **_options):
+def _nothing(*_args: Any, **_options: Any) -> Iterator[None]:
     """Do nothing in a context; a mere call does nothing, too."""
     yield
 
@@ -258,7 +258,7 @@ def keep_interrupt() -> Iterator[None]:
     lost = []
     hook = sys.unraisablehook
 
-    def note(args):
+    def note(args: Any) -> None:
         if issubclass(args.exc_type, KeyboardInterrupt):
             lost.append(args.exc_type)
         else:
@@ -282,7 +282,7 @@ def without_modules(*names: str) -> Iterator[None]:
     """
     thread = threading.get_ident()
 
-    def find_spec(name, _path=None, _target=None):
+    def find_spec(name: str, _path: Any = None, _target: Any = None) -> None:
         if name in names and threading.get_ident() == thread:
             raise ModuleNotFoundError(f"{name} is left out here", name=name)
 
@@ -350,7 +350,7 @@ def fast_tvmscript_parser() -> Iterator[None]:
 
     thread = threading.get_ident()
 
-    def stack():
+    def stack() -> list:
         if threading.get_ident() != thread:
             return inspect.stack()[1:]
         frame: types.FrameType | None = sys._getframe(1)
@@ -437,7 +437,7 @@ def exact_cuda() -> Iterator[None]:
 
     compile_program, thread = nvrtc.nvrtcCompileProgram, threading.get_ident()
 
-    def without_fast_math(program, count, options):
+    def without_fast_math(program: Any, count: int, options: list) -> Any:
         if threading.get_ident() != thread:
             return compile_program(program, count, options)
         options = [option for option in options if option != b"--use_fast_math"]

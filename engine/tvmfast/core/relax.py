@@ -206,7 +206,7 @@ def on_each_function(
     """
 
     @tvm.transform.module_pass(opt_level=0, name=name)
-    def run(mod, _context):
+    def run(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
         if not any(map(needs, mod.functions.values())):
             return mod
         if adds_kernels:

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 from ..core.compat import pass_lock
@@ -79,7 +79,7 @@ def _after_fork_in_child() -> None:
     _pooled.clear()
 
 
-def _exit(status=None):
+def _exit(status: Any = None) -> NoReturn:
     """Replace `sys.exit` in such a child: Python tells nobody else the exit code."""
     global _exit_code
     _exit_code = status if isinstance(status, int) else int(status is not None)

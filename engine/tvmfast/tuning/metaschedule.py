@@ -49,16 +49,16 @@ def _reduces(func: tvm.tirx.PrimFunc) -> bool:
 class _WriteRecords(ms.measure_callback.PyMeasureCallback):
     """A callback that writes each measured batch to the session's records."""
 
-    def __init__(self, session, machine, bars):
+    def __init__(self, session: Any, machine: dict | None, bars: Bars):
         super().__init__()
         self.session, self.machine = session, machine
         self.bars = bars
 
-    def apply(self, task_scheduler, task_id, measure_candidates, builder_results, runner_results):
+    def apply(self, scheduler: Any, task_id: int, candidates: list, built: list, results: list) -> None:
         """Write a batch of task `task_id`, except candidates whose processes were killed from outside."""
         task, state = self.session.tasks[task_id], self.session.states[task_id]
         measured = []
-        for candidate, result in zip(measure_candidates, runner_results, strict=True):
+        for candidate, result in zip(candidates, results, strict=True):
             message = result.error_msg
             if message is None or KILLED not in message:
                 seconds = () if message else map(float, result.run_secs)
@@ -81,11 +81,11 @@ class _Builder(ms.builder.PyBuilder):
         super().__init__()
         self.workers = workers
 
-    def build(self, build_inputs):
+    def build(self, build_inputs: list) -> list:
         return [ms.builder.BuilderResult(*built) for built in self.workers.build(_build, build_inputs)]
 
 
-def _build(given):
+def _build(given: Any) -> Any:
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(given.mod)
     return codegen.compile_kernels(dict(mod.functions_items()), given.target, runs_here=False)
 
@@ -109,16 +109,16 @@ class _Search(ms.search_strategy.PySearchStrategy):
         self.known, self.left = known, left
         self.evolution = ms.search_strategy.EvolutionarySearch(population_size=_POPULATION)
 
-    def _initialize_with_tune_context(self, context):
+    def _initialize_with_tune_context(self, context: Any) -> None:
         self.evolution._initialize_with_tune_context(context)
 
-    def pre_tuning(self, *given):
+    def pre_tuning(self, *given: Any) -> None:
         self.evolution.pre_tuning(*given)
 
-    def post_tuning(self):
+    def post_tuning(self) -> None:
         self.evolution.post_tuning()
 
-    def generate_measure_candidates(self):
+    def generate_measure_candidates(self) -> list | None:
         """Return the evolution's candidates that are not known, while trials are left; None at the end."""
         found = self.evolution.generate_measure_candidates()
         if found is None:
@@ -126,10 +126,10 @@ class _Search(ms.search_strategy.PySearchStrategy):
         fresh = [each for each in found if records.key(as_config(each.sch.trace)) not in self.known]
         return [each for each, _ in zip(fresh, self.left, strict=False)]
 
-    def notify_runner_results(self, *given):
+    def notify_runner_results(self, *given: Any) -> None:
         self.evolution.notify_runner_results(*given)
 
-    def clone(self):
+    def clone(self) -> "_Search":
         """Return a new search with the same known traces, which takes from the same trials."""
         return _Search(self.known, self.left)
 
@@ -142,7 +142,7 @@ class _Model(ms.cost_model.XGBModel._cls):
         super().__init__(num_tuning_cores=machine.usable_cores())
         self.random = np.random.default_rng(seed)
 
-    def predict(self, context, candidates):
+    def predict(self, context: Any, candidates: list) -> np.ndarray:
         """Return the scores of candidates, random ones until the model is trained."""
         if self.data_size >= self.num_warmup_samples and self.booster is not None:
             return super().predict(context, candidates)
@@ -213,7 +213,7 @@ def search(session: Any, runner: Runner, seed: int | None) -> None:
         )
 
 
-def _as_tuning_record(record, context, database, target):
+def _as_tuning_record(record: records.Record, context: Any, database: Any, target: Any) -> Any:
     workload = database.commit_workload(context.mod)
     sch = Schedule(context.mod)
     rule = RULES["metaschedule"]

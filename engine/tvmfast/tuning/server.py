@@ -134,12 +134,19 @@ class TrackerSession(tvm.rpc.TrackerSession):
         self._of = tracker, secret
         super().__init__(address(tracker))
 
-    def _connect(self):
+    def _connect(self) -> None:
         with _connected(*self._of) as connection:
             connection.settimeout(None)
             self._sock = connection.dup()
 
-    def request(self, key, priority=1, session_timeout=0, max_retry=5, session_constructor_args=None):
+    def request(
+        self,
+        key: str,
+        priority: int = 1,
+        session_timeout: float = 0,
+        max_retry: int = 5,
+        session_constructor_args: list | None = None,
+    ) -> tvm.rpc.RPCSession:
         """Open a session with a free server; see `tvm.rpc.TrackerSession.request`."""
         tracker, secret = self._of
         found = free_server(tracker, key, secret)

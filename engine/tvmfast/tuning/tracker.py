@@ -35,7 +35,7 @@ class _Connection(tracker.TCPEventHandler):
         self._number = secrets.number()
         self._ioloop.call_later(_HELLO_SECONDS, lambda: self.known or self.close())
 
-    def _event_handler(self, events):
+    def _event_handler(self, events: Any) -> None:
         try:
             super()._event_handler(events)
         except Exception:  # for malformed input, which TVM raises in the loop
@@ -61,7 +61,7 @@ class _Tracker(tracker.TrackerServerHandler):
         super().__init__(sock, stop_key=secrets.number())
         self.secret = secret
 
-    def _on_event(self, _):
+    def _on_event(self, _: Any) -> None:
         with contextlib.suppress(OSError):  # the client is gone, or too many files are open
             connection, address = self._sock.accept()
             strangers = [each for each in self._connections if not each.known]

@@ -120,7 +120,7 @@ class Pool(PopenPoolExecutor):
             clock.sleep(0.02)
         self.shutdown(wait=False)
 
-    def _worker_run(self, fn, args, kwargs):
+    def _worker_run(self, fn: Callable, args: list, kwargs: dict) -> Any:
         with self._lock:
             if threading.get_ident() not in self._worker_map:
                 self._worker_map[threading.get_ident()] = _Worker(
