@@ -215,9 +215,10 @@ lock: $(SITE_READY)  ## Renew the lock: the newest releases that pyproject.toml 
 	      --python-version $$python --python-platform $$platform --require-hashes -r $(LOCK) -r $(TESTS_LOCK) || exit 1; \
 	  done; done
 
-lint: $(READY)  ## Check code and notebooks with ruff
+lint: $(READY)  ## Check code and notebooks with ruff, types with mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 bench: $(READY)  ## Time the notes' networks against PyTorch and ONNX Runtime
 	$(BIN)/python -m tvmfast bench resnet18 resnet50 mobilenet_v2

@@ -13,7 +13,7 @@ import tvmfast
 from tvmfast.compiler import records
 from tvmfast.compiler.schedule.workloads.kernel import Kernel
 from tvmfast.profiling import networks
-from tvmfast.tuning import log, metaschedule, session, tasks
+from tvmfast.tuning import metaschedule, session, tasks
 
 TRIALS = 4
 UNFIT = {"family": "metaschedule", "trace": [[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []]}
@@ -57,13 +57,13 @@ def tuned(imported, tmp_path_factory):
     path = tmp_path_factory.mktemp("metaschedule") / "tuning.jsonl"
     written = []
     with pytest.MonkeyPatch.context() as patch:
-        append = log.Log.append
+        append = session.Log.append
 
         def telling(self, found):
             append(self, found)
             written.append(len(found))
 
-        patch.setattr(log.Log, "append", telling)
+        patch.setattr(session.Log, "append", telling)
         summary = tvmfast.tune(*imported, tuner="metaschedule", trials=TRIALS, records=path, seed=SEED)
     return path, summary, written
 

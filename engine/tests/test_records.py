@@ -25,7 +25,7 @@ from tvmfast.compiler.schedule.workloads.batch_matmul import BatchMatmul
 from tvmfast.compiler.schedule.workloads.kernel import Kernel
 from tvmfast.core import errors, machine
 from tvmfast.tuning import tasks
-from tvmfast.tuning.log import Log
+from tvmfast.tuning.session import Log
 
 # Another target with this machine's vector registers.
 OTHER = str(tvm.target.Target({**json.loads(TARGET), "num-cores": machine.usable_cores() + 7}))
@@ -275,7 +275,7 @@ FULL = """
 import os, resource, warnings
 from fake_runner import *
 from tvmfast.compiler import records
-from tvmfast.tuning.log import Log
+from tvmfast.tuning.session import Log
 warnings.simplefilter("error", UserWarning)
 log = Log(os.environ["RECORDS"])
 written = [records.new_record(WORKLOADS["conv"], TARGET, config, (1e-3,)) for config in task("conv").space[:40]]
@@ -329,7 +329,7 @@ APPEND = """
 import os
 from fake_runner import *
 from tvmfast.compiler import records
-from tvmfast.tuning.log import Log
+from tvmfast.tuning.session import Log
 configs = task("conv").space[:40]
 for name in "ab":
     if not os.fork():

@@ -39,9 +39,9 @@ import json, os, sys, time
 from fake_runner import *
 from tvmfast import tune
 from tvmfast.compiler import records
-from tvmfast.tuning import log, session
+from tvmfast.tuning import session
 
-class Telling(log.Log):
+class Telling(session.Log):
     def _read_new(self):
         self.had_read = time.monotonic()
         return super().read_new()
@@ -176,13 +176,13 @@ import sys
 import testing
 from tvmfast import from_pytorch, tune
 from tvmfast.profiling import networks
-from tvmfast.tuning import log, session
+from tvmfast.tuning import session
 session.Session.finish = lambda *_: None  # what follows the search
-append = log.Log.append
+append = session.Log.append
 def telling(self, found):
     append(self, found)
     print("batch", flush=True)
-log.Log.append = telling
+session.Log.append = telling
 mod, params = from_pytorch(networks.seeded(testing.SmallNet, 8), {"image": (1, 3, 8, 8)})
 print(tune(mod, params, records=sys.argv[1], trials=int(sys.argv[2]), tuner="random"))
 """

@@ -7,14 +7,15 @@
     y           = lib(x)
 
 Every name of the public API is imported on first use, so that `import tvmfast` costs nothing and loads
-neither torch nor tvm. It does one thing at once: set TVM's thread count, which TVM reads only once, before
-its first kernel (see `core/compat.py`).
+neither torch nor tvm. It does two things at once: set up what the variable TVMFAST_LOG has shown (see
+`core/logs.py`), and set TVM's thread count, which TVM reads only once, before its first kernel (see
+`core/compat.py`).
 """
 
 from importlib import import_module
 from threading import RLock
 
-from .core import compat, machine
+from .core import compat, logs, machine
 
 __version__ = "0.1.0"
 
@@ -67,4 +68,5 @@ def __dir__():
     return sorted(set(globals()) | set(__all__))
 
 
+logs.set_up()
 compat.set_tvm_threads(machine.usable_cores())

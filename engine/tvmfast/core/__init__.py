@@ -8,6 +8,7 @@ dims            `Dim`, a dynamic dim; dims in the description of a network
 errors          the package's own exception, and exceptions as short messages
 folders         temporary folders, removed even after a kill; atomic replacement of files and folders
 kernel_cache    the cache of machine code: who may write to it, and its limit in bytes
+logs            what the variable TVMFAST_LOG shows
 machine         this machine: usable cores, CPU, instruction sets, TVM targets; `doctor`'s report
 partial_update  partial updates of a tensor: a few elements replaced
 protocols       what folders expect of each other's objects: a lookup of configs, a runner

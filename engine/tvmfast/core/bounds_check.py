@@ -8,6 +8,7 @@ stays a call into this process.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tvm
@@ -28,7 +29,7 @@ def checked(
     sizes: Sequence[int],
     operator: str,
     negative: bool,
-    bb=None,
+    bb: relax.BlockBuilder | None = None,
     expected: str = "an index",
 ) -> relax.Expr:
     """Return `indices` as an expression that checks them and maps them to the range 0 to size - 1.
@@ -93,7 +94,7 @@ def within(indices: np.ndarray, text: str, size: int, negative: int, column: int
     return result
 
 
-def _on_any_device(indices, *how):
+def _on_any_device(indices: Any, *how: Any) -> tvm.runtime.Tensor:
     """Evaluate a call that no kernel has replaced."""
     return tvm.runtime.tensor(within(indices.numpy(), *how), indices.device)
 

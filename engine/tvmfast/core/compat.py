@@ -73,15 +73,18 @@ import contextlib
 import ctypes
 import importlib
 import inspect
+import logging
 import os
 import signal
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import util
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+_log = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- internals
 
@@ -98,15 +101,17 @@ TIR_PREFIX = "tir_"  # of elementwise kernels' names: legalize_ops/unary.py ther
 FUSED_PREFIX = "fused_"  # of the functions that FuseOps makes: src/relax/transform/fuse_ops.cc
 
 
-def start_machine(module, device: int):
+def _folder_of_tvm() -> Path:
+    found = util.find_spec("tvm")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("No module named 'tvm'", name="tvm")
+    return Path(found.origin).parent
+
+
+def start_machine(module: Any, device: int) -> Any:
     """Start the virtual machine of an executable, as `VirtualMachine.__init__` in tvm/runtime/vm.py does.
 
-    Args:
-        module: The executable's module.
-        device: DLPack's number for the kind of device.
-
-    Returns:
-        The machine, a module with the network's functions and `set_instrument`.
+    It is a module with the network's functions and `set_instrument`; `device` is DLPack's number of the kind.
     """
     machine = module["vm_load_executable"]()
     machine["vm_initialization"](device, 0, POOLED_ALLOCATOR)
@@ -134,7 +139,7 @@ def in_use(name: str, seen_in: str, *tests: str, reason: str = "") -> bool:
 
 
 @contextlib.contextmanager
-def _nothing(*_args, **_options):
+def _nothing(*_args: Any, **_options: Any) -> Iterator[None]:
     """Do nothing in a context; a mere call does nothing, too."""
     yield
 
@@ -172,7 +177,7 @@ if not in_use(
 # TVM 0.27's function builders and operator names are global state, and so is what torch.export patches: one
 # thread imports a network or runs passes at a time. A fork waits for the lock: the child would inherit
 # unfinished work.
-pass_lock = threading.RLock()
+pass_lock: "threading.RLock | threading.Semaphore" = threading.RLock()
 if not in_use("pass_lock", "TVM 0.27", "tests/test_threads.py::test_threads_import_and_build_at_once"):
     pass_lock = threading.Semaphore(1 << 30)  # one that nobody waits for
 if hasattr(os, "register_at_fork"):
@@ -203,6 +208,7 @@ def set_tvm_threads(cores: int, threads: int = 0) -> None:
         os.environ["TVM_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TVM_NUM_THREADS", str(cores))
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
+    _log.debug("TVM_NUM_THREADS=%s, of %d usable cores", os.environ["TVM_NUM_THREADS"], cores)
 
 
 @workaround(
@@ -211,7 +217,7 @@ def set_tvm_threads(cores: int, threads: int = 0) -> None:
     reason="that C++ aborts is left to `make storms`",
 )
 @contextlib.contextmanager
-def hold_interrupt():
+def hold_interrupt() -> Iterator[None]:
     """Hold back a first Ctrl-C until the context ends; a second one is raised at once.
 
     torch 2.12 loses a KeyboardInterrupt that it meets in a finalizer, and aborts if C++ meets it: 6 of 374
@@ -221,9 +227,9 @@ def hold_interrupt():
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    held = []
+    held: list[int] = []
 
-    def hold(number, frame):
+    def hold(number: int, frame: types.FrameType | None) -> None:
         if held:
             signal.default_int_handler(number, frame)
         held.append(number)
@@ -239,7 +245,7 @@ def hold_interrupt():
 
 @workaround("torch 2.12", "tests/test_threads.py::test_ctrl_c_in_a_finalizer_is_a_keyboard_interrupt")
 @contextlib.contextmanager
-def keep_interrupt():
+def keep_interrupt() -> Iterator[None]:
     """Raise at a context's end the KeyboardInterrupt that was lost in it.
 
     Python only prints what is raised in a finalizer or in the callback of a weak reference, and torch leaves
@@ -252,7 +258,7 @@ def keep_interrupt():
     lost = []
     hook = sys.unraisablehook
 
-    def note(args):
+    def note(args: Any) -> None:
         if issubclass(args.exc_type, KeyboardInterrupt):
             lost.append(args.exc_type)
         else:
@@ -268,7 +274,7 @@ def keep_interrupt():
 
 
 @contextlib.contextmanager
-def without_modules(*names: str):
+def without_modules(*names: str) -> Iterator[None]:
     """Make an import of one of `names` an ImportError in a context, in this thread.
 
     Modules that were imported before are there again afterwards; other threads can import those that were
@@ -276,13 +282,13 @@ def without_modules(*names: str):
     """
     thread = threading.get_ident()
 
-    def find_spec(name, _path=None, _target=None):
+    def find_spec(name: str, _path: Any = None, _target: Any = None) -> None:
         if name in names and threading.get_ident() == thread:
             raise ModuleNotFoundError(f"{name} is left out here", name=name)
 
     finder = types.SimpleNamespace(find_spec=find_spec)
     before = {name: sys.modules[name] for name in names if name in sys.modules}
-    sys.modules.update(dict.fromkeys(before))
+    sys.modules.update(dict.fromkeys(before))  # type: ignore[arg-type] # None: there is no such module
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -292,7 +298,7 @@ def without_modules(*names: str):
 
 
 @workaround("GluonCV 0.10", "tests/test_gluon.py::test_a_classic_script_imports_gluoncv_beside_torch")
-def without_torch():
+def without_torch() -> contextlib.AbstractContextManager[None]:
     """Make `import torch` an ImportError in a context.
 
     GluonCV 0.10 refuses to load next to torch; TVM 0.27 imports it needlessly if it can, which takes seconds.
@@ -308,7 +314,7 @@ def without_torch():
     "tests/test_threads.py::test_ctrl_c_in_a_pass_is_a_keyboard_interrupt",
     otherwise=lambda: importlib.import_module("tvm_ffi"),
 )
-def import_tvm_ffi():
+def import_tvm_ffi() -> Any:
     """Import `tvm_ffi` and load TVM's runtime library, unless all of TVM is loaded already.
 
     tvm-ffi 0.1 imports torch if it can, which takes seconds, and CUDA's bindings; those not loaded yet are
@@ -321,7 +327,7 @@ def import_tvm_ffi():
     with without_modules(*(name for name in ("torch", "cuda.bindings") if name not in sys.modules)):
         import tvm_ffi  # for speed: `import tvmfast` loads no library
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
-    library = Path(util.find_spec("tvm").origin).parent / "lib" / "libtvm_runtime.so"
+    library = _folder_of_tvm() / "lib" / "libtvm_runtime.so"
     if "tvm" not in sys.modules and library.is_file():
         ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
     else:
@@ -334,7 +340,7 @@ def import_tvm_ffi():
     "tests/test_machine.py::test_quick_script_gives_the_same_function_without_a_look_at_the_callers",
 )
 @contextlib.contextmanager
-def fast_tvmscript_parser():
+def fast_tvmscript_parser() -> Iterator[None]:
     """Parse TVMScript without inspecting all callers, in a context or in a function that it decorates.
 
     TVM 0.27 otherwise reads the source of every caller to see whether a class encloses the function. For each
@@ -345,11 +351,12 @@ def fast_tvmscript_parser():
 
     thread = threading.get_ident()
 
-    def stack():
+    def stack() -> list:
         if threading.get_ident() != thread:
             return inspect.stack()[1:]
-        frame, frames = sys._getframe(1), []
-        while frame:
+        frame: types.FrameType | None = sys._getframe(1)
+        frames = []
+        while frame is not None:
             frames.append(types.SimpleNamespace(frame=frame, code_context=None))
             frame = frame.f_back
         return frames
@@ -363,7 +370,7 @@ def fast_tvmscript_parser():
 
 @workaround("TVM 0.27", reason="without it only the first build for a GPU, or by MetaSchedule, takes longer")
 @contextlib.contextmanager
-def lazy_tensor_intrinsics():
+def lazy_tensor_intrinsics() -> Iterator[None]:
     """Make TVM's package of tensor intrinsics load only the modules that are imported, in a context.
 
     On import, TVM 0.27's package parses the intrinsics of all processors, which takes a minute; dlight
@@ -372,7 +379,7 @@ def lazy_tensor_intrinsics():
     """
     name = "tvm.s_tir.tensor_intrin"
     package = types.ModuleType(name)
-    package.__path__ = [str(Path(util.find_spec("tvm").origin).parent / "s_tir" / "tensor_intrin")]
+    package.__path__ = [str(_folder_of_tvm() / "s_tir" / "tensor_intrin")]
     with pass_lock, fast_tvmscript_parser():
         loaded = sys.modules.setdefault(name, package)
         try:
@@ -384,7 +391,7 @@ def lazy_tensor_intrinsics():
 
 @workaround("TVM 0.27", "tests/test_gpu.py::test_cudas_compiler_takes_the_source")
 @contextlib.contextmanager
-def cuda_headers():
+def cuda_headers() -> Iterator[None]:
     """Make TVM find CUDA's headers in a context, also those from pip, or if nvcc is not on the PATH.
 
     TVM 0.27 looks for nvcc only, and not for the headers of CUDA 13's C++ library. Remove when it finds both.
@@ -420,7 +427,7 @@ def cuda_headers():
 
 @workaround("TVM 0.27", "tests/test_gpu.py::test_cudas_compiler_keeps_denormals_and_rounds_divisions")
 @contextlib.contextmanager
-def exact_cuda():
+def exact_cuda() -> Iterator[None]:
     """Compile CUDA's code in a context without `--use_fast_math`.
 
     TVM 0.27 always passes this option to NVRTC, and options after it revoke only parts of it: denormals are
@@ -431,7 +438,7 @@ def exact_cuda():
 
     compile_program, thread = nvrtc.nvrtcCompileProgram, threading.get_ident()
 
-    def without_fast_math(program, count, options):
+    def without_fast_math(program: Any, count: int, options: list) -> Any:
         if threading.get_ident() != thread:
             return compile_program(program, count, options)
         options = [option for option in options if option != b"--use_fast_math"]

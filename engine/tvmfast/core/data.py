@@ -8,15 +8,18 @@ without it.
 import contextlib
 import functools
 import hashlib
+import logging
 import os
 import socket
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 BUNDLED: list[Path] = []  # folders of files that are here without a download: tvmnotes adds its own
 _CONNECT_SECONDS = 3
+_log = logging.getLogger(__name__)
 
 
 def offline() -> bool:
@@ -63,9 +66,11 @@ def path(name: str, url: str | None = None, sha256: str | None = None) -> Path:
         raise ValueError(f"expected a name inside the data folder, such as 'digits/test.npz'; got {name!r}")
     for folder in BUNDLED:
         if (folder / name).is_file():
+            _log.debug("%s: bundled in %s", name, folder)
             return folder / name
     cached = cache() / name
     if cached.is_file() and (sha256 is None or checksum(cached) == sha256):
+        _log.debug("%s: cached in %s", name, cache())
         return cached
     if url is None:
         raise FileNotFoundError(
@@ -80,11 +85,12 @@ def path(name: str, url: str | None = None, sha256: str | None = None) -> Path:
             f"cannot fetch {name!r}: {why}. Fetch it elsewhere from {url} and put it at {cached} "
             f"(SHA-256 {sha256})."
         )
+    _log.info("%s: fetched from %s", name, url)
     return _download(url, sha256, cached)
 
 
 @contextlib.contextmanager
-def atomic_path(file: str | os.PathLike):
+def atomic_path(file: str | os.PathLike) -> Iterator[Path]:
     """Give a temporary path that is renamed to `file` at the end: no reader sees a partial file."""
     file = Path(file)
     part = file.with_name(f".{file.name}-{os.getpid()}-{threading.get_ident()}")
@@ -142,9 +148,10 @@ def reachable(url: str) -> bool:
     if offline():
         return False
     parts = urlsplit(url)
-    if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
+    host = parts.hostname or ""
+    if parts.scheme in getproxies() and not proxy_bypass(host):
         return True
-    return _host_answers(parts.hostname, parts.port or (80 if parts.scheme == "http" else 443))
+    return _host_answers(host, parts.port or (80 if parts.scheme == "http" else 443))
 
 
 def checksum(file: Path) -> str:

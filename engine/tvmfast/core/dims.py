@@ -10,6 +10,7 @@ import keyword
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 _OPERATORS = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
@@ -32,7 +33,7 @@ class Dim:
     lower: int = 1
     upper: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not is_name(self.name):
             raise ValueError(f"Dim: expected a name such as 'batch', a Python identifier; got {self.name!r}")
         upper = self.lower if self.upper is None else self.upper
@@ -65,14 +66,14 @@ class Dim:
         return Dim(self.name, lower, upper)
 
 
-def is_name(name) -> bool:
+def is_name(name: Any) -> bool:
     """Return whether a dim may have this name."""
     return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
 def dims_of(shapes: Iterable[tuple]) -> dict[str, Dim]:
     """Return the dynamic dims of several shapes by name, each with all bounds that the shapes give it."""
-    dims = {}
+    dims: dict[str, Dim] = {}
     for shape in shapes:
         for dim in shape:
             if isinstance(dim, Dim):
@@ -135,6 +136,7 @@ def _value(node: ast.expr, values: Mapping[str, int]) -> int:
         return -_value(node.operand, values)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.left, values), _value(node.right, values))
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _FUNCTIONS and not node.keywords:
-        return _FUNCTIONS[node.func.id](*(_value(each, values) for each in node.args))
+    call = node if isinstance(node, ast.Call) and not node.keywords else None
+    if call and isinstance(call.func, ast.Name) and call.func.id in _FUNCTIONS:
+        return _FUNCTIONS[call.func.id](*(_value(each, values) for each in call.args))
     raise ValueError(f"invalid literal for a dim: {ast.unparse(node)!r}")

@@ -13,7 +13,7 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:  # Windows: no locks, so folders of killed processes stay
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 _libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
 _renameat2 = getattr(_libc, "renameat2", None)  # on Linux only

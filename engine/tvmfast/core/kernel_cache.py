@@ -5,6 +5,7 @@ Code from that folder runs without asking, so nobody may write there who could n
 """
 
 import functools
+import logging
 import os
 import stat
 from pathlib import Path
@@ -13,6 +14,7 @@ from . import data
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIMIT = 256  # MB
+_log = logging.getLogger(__name__)
 
 
 def limit() -> int:
@@ -91,10 +93,8 @@ def _owners() -> set[int]:
 def _others_write(facts: os.stat_result) -> bool:
     package = _PACKAGE.stat()
     by_packages_group = package.st_mode & stat.S_IWGRP and facts.st_gid == package.st_gid
-    by_group = (
-        facts.st_mode & stat.S_IWGRP and not by_packages_group and not _is_private(facts.st_gid, facts.st_uid)
-    )
-    return bool(by_group or facts.st_mode & stat.S_IWOTH)
+    by_group = facts.st_mode & stat.S_IWGRP and not _is_private(facts.st_gid, facts.st_uid)
+    return bool((by_group and not by_packages_group) or facts.st_mode & stat.S_IWOTH)
 
 
 @functools.cache
@@ -151,4 +151,5 @@ def make_room(folder: Path) -> None:
     for _, size, path in sorted(found, reverse=True):
         total += size
         if total > most:
+            _log.debug("%s removed: the cache is full", path)
             Path(path).unlink(missing_ok=True)

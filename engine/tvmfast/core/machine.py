@@ -9,6 +9,7 @@ import difflib
 import functools
 import html
 import json
+import logging
 import os
 import platform
 import re
@@ -16,6 +17,7 @@ import shutil
 import sysconfig
 from importlib import metadata
 from pathlib import Path
+from typing import Any, TypeVar
 
 from . import data, errors
 from .compat import COMPILED_AS
@@ -27,6 +29,7 @@ _ISA = (
     *("neon", "fullfp16", "dotprod", "bf16", "i8mm", "sve"),
 )
 _KERNEL_NAMES = {"bmi": "bmi1", "neon": "asimd", "fullfp16": "asimdhp", "dotprod": "asimddp"}
+_log = logging.getLogger(__name__)
 
 # The options that a target of kind llvm may have, and the processors of triples that LLVM knows. For any
 # other triple LLVM returns no machine; TVM 0.27 uses it nevertheless, and crashes.
@@ -35,11 +38,9 @@ _OPTIONS = (
     *("mfloat-abi", "num-cores", "vector-width", "opt-level", "jit", "fast-math", "fast-math-nnan"),
     *("fast-math-ninf", "fast-math-nsz", "fast-math-arcp", "fast-math-contract", "fast-math-reassoc"),
 )
+_Number = TypeVar("_Number", int, float)
 _OPTION = re.compile(r"[\w./,:+-]*")
-_PINNING = (
-    "torch",
-    "onnx",
-)  # extras with exact versions that everybody has; MXNet's NumPy is for itself alone
+_PINNING = "torch", "onnx"  # extras with exact versions that everybody has; MXNet's NumPy is for itself alone
 _PROCESSOR = re.compile(
     r"x86_64h?|amd64|i[3-6]86|aarch64|arm64e?|(arm|thumb)(v(4t|5te|6|6m|7|7a|7m|7em|7l|7s|8|8a|8l|8m\.main))?|"
     r"riscv(32|64)|mips(64)?(el)?|powerpc(64)?(le)?|ppc64(le)?|s390x|loongarch64|wasm(32|64)|hexagon"
@@ -87,9 +88,9 @@ def _cgroup_quota(root: Path) -> float:
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            base, names = root / "sys/fs/cgroup", ("cpu.max",)
+            base, names = root / "sys/fs/cgroup", ["cpu.max"]
         elif "cpu" in controllers.split(","):
-            base, names = root / "sys/fs/cgroup/cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            base, names = root / "sys/fs/cgroup/cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         else:
             continue
         folder = base / path.strip("/")
@@ -115,7 +116,7 @@ def threads() -> int:
     return int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
 
 
-def cap_if_quick(amount, cap):
+def cap_if_quick(amount: _Number, cap: _Number) -> _Number:
     """Return a time or a number of measurements, limited to `cap` if TVMNOTES_QUICK is set, as in tests."""
     return amount if os.environ.get("TVMNOTES_QUICK", "0") in ("", "0") else min(amount, cap)
 
@@ -157,7 +158,7 @@ def instruction_sets() -> tuple[str, ...]:
     return tuple(isa for isa in _ISA if _normalized(_KERNEL_NAMES.get(isa, isa)) in flags)
 
 
-def target_instruction_sets(target) -> tuple[str, ...]:
+def target_instruction_sets(target: Any) -> tuple[str, ...]:
     """Return the instruction sets, by LLVM's names, that code for a target (or a dictionary) may use."""
     import tvm  # for speed: `import tvmfast` loads no library
 
@@ -171,7 +172,6 @@ def _normalized(flag: str) -> str:
 
 @functools.cache
 def _system_cpu() -> str:
-    """Return LLVM's name of this machine's CPU."""
     import tvm  # for speed: `import tvmfast` loads no library
 
     with tvm.target.Target("llvm"):
@@ -183,7 +183,7 @@ def _llvm_cpu() -> str:
 
 
 @functools.cache
-def host_target():
+def host_target() -> Any:
     """Return the TVM target of this machine: kind llvm, CPU name (znver2 for a znver3 too), usable cores.
 
     Instruction sets that the CPU's name implies but this machine lacks are disabled.
@@ -194,10 +194,11 @@ def host_target():
     missing = [isa for isa in target_instruction_sets(spec) if isa not in instruction_sets()]
     if missing:
         spec["mattr"] = [f"-{isa}" for isa in missing]
+    _log.debug("the target of this machine: %s", spec)
     return tvm.target.Target(spec)
 
 
-def target_json(target) -> str:
+def target_json(target: Any) -> str:
     """Return a TVM target as the line of JSON that records, manifests and keys contain.
 
     `str(target)` gives the same, except while `tvmclassic` makes targets print as they did in older
@@ -208,7 +209,7 @@ def target_json(target) -> str:
     return str(tvm.get_global_func("target.TargetAsJSON")(target))
 
 
-def checked_target(described):
+def checked_target(described: Any) -> Any:
     """Make a TVM target from a description that may come from an untrusted source.
 
     A CPU of `COMPILED_AS` becomes the one that LLVM compiles for in its place.
@@ -241,7 +242,7 @@ def checked_target(described):
     return target
 
 
-def _check_triple(described) -> None:
+def _check_triple(described: Any) -> None:
     """Raise Forbidden if LLVM may not know the processor of a target's triple, or of its host's."""
     if not isinstance(described, dict):
         return
@@ -271,7 +272,7 @@ def _check_options(options: dict) -> None:
             raise ValueError(f"expected 0 or more for the option {name!r}; got {value}")
 
 
-def _check_cpu(target, options: dict) -> None:
+def _check_cpu(target: Any, options: dict) -> None:
     """Raise UnknownCpu for a CPU or attribute unknown to LLVM, which would substitute or ignore it."""
     from tvm.target import Target, codegen  # for speed: `import tvmfast` loads no library
 

@@ -5,6 +5,7 @@ compiler/memory/state.py makes it update in place where the old tensor is not ne
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tvm
@@ -46,7 +47,7 @@ def arguments(call: relax.Expr) -> tuple | None:
     return x, values, index, axis, starts
 
 
-def _on_any_device(x, values, index, axis, *starts):
+def _on_any_device(x: Any, values: Any, index: Any, axis: int, *starts: int) -> tvm.runtime.Tensor:
     """Evaluate a call that no kernel has replaced."""
     result, values = x.numpy().copy(), values.numpy()
     target = [slice(start, start + n) for start, n in zip(starts, values.shape, strict=True)]

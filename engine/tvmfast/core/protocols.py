@@ -1,20 +1,13 @@
 """What layers expect of each other's objects: any object with these methods will do."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Lookup(Protocol):
     """What a build asks for tuned configs: `compiler.records.ConfigLookup`, for example."""
 
-    def __call__(self, workload) -> dict | None:
-        """Look up the config of a kernel.
-
-        Args:
-            workload: The `compiler.schedule.workloads.workload.Workload` that the kernel computes.
-
-        Returns:
-            One of the workload's configs, or None for the default one.
-        """
+    def __call__(self, workload: Any) -> dict | None:
+        """Return a config for a kernel that computes a `Workload` of the compiler; None: the default one."""
 
 
 class Runner(Protocol):
@@ -27,17 +20,10 @@ class Runner(Protocol):
     machine: dict | None
 
     def measure(self, candidates: list) -> list:
-        """Measure configs.
+        """Return a `tuning.Trial` for each `tuning.Candidate`, in order, with the error of one that failed.
 
-        Args:
-            candidates: Each a `tuning.Candidate`.
-
-        Returns:
-            A `tuning.Trial` for each candidate, in the same order, with the error of one that failed.
-
-        Raises:
-            ConnectionError: Nothing is left to measure on. It ends the tuning; earlier batches are kept.
+        Raises ConnectionError if nothing is left to measure on: it ends the tuning; earlier batches are kept.
         """
 
-    def for_metaschedule(self):
+    def for_metaschedule(self) -> Any:
         """Return the runner that MetaSchedule's own search takes; only the tuner metaschedule asks for it."""

@@ -3,7 +3,8 @@
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import tvm
@@ -22,8 +23,9 @@ _FORMS = {
 def static_shape(ty: tvm.ir.Type) -> tuple[int, ...] | None:
     """Return a tensor type's shape as integers; None if it has a dynamic dim or is unknown."""
     shape = getattr(ty, "shape", None)
-    static = shape is not None and all(isinstance(n, tvm.tirx.IntImm) for n in shape)
-    return tuple(int(n) for n in shape) if static else None
+    if shape is None or not all(isinstance(n, tvm.tirx.IntImm) for n in shape):
+        return None
+    return tuple(int(n) for n in shape)
 
 
 def known_shape(ty: tvm.ir.Type) -> tuple | None:
@@ -32,36 +34,36 @@ def known_shape(ty: tvm.ir.Type) -> tuple | None:
     return None if shape is None else unwrap_ints(shape)
 
 
-def unwrap_ints(shape) -> tuple:
+def unwrap_ints(shape: Iterable) -> tuple:
     """Return the dims of a shape, with Python's integers in place of TVM's constants."""
     return tuple(int(n) if isinstance(n, int | tvm.tirx.IntImm) else n for n in shape)
 
 
-def simplified(dim):
+def simplified(dim: int | tvm.ir.Expr) -> int | tvm.ir.Expr:
     """Return a dim in TVM's simplest form, in which equal dims of two layers make one kernel."""
     return dim if isinstance(dim, int) else unwrap_ints([tvm.sym.Analyzer().simplify(dim)])[0]
 
 
-def of_one_type(*dims) -> tuple:
+def of_one_type(*dims: int | tvm.ir.Expr) -> tuple:
     """Return dims as they are if all are integers, else as expressions of int64, which mix without casts."""
     if all(isinstance(dim, int) for dim in dims):
         return dims
     return tuple(tvm.tirx.IntImm("int64", dim) if isinstance(dim, int) else dim for dim in dims)
 
 
-def ceildiv(a, b):
+def ceildiv(a: Any, b: Any) -> Any:
     """Divide Python's integers, or TVM's expressions, and round up."""
     if isinstance(b, int) and b == 1:
         return a
     return -(-a // b) if isinstance(a, int) else (a + b - 1) // b
 
 
-def round_up(a, step):
+def round_up(a: Any, step: Any) -> Any:
     """Round up to the next multiple of `step`."""
     return ceildiv(a, step) * step
 
 
-def dim_to_str(dim) -> int | str | None:
+def dim_to_str(dim: int | tvm.ir.Expr) -> int | str | None:
     """Return a dim as text in the notation of dims.py; None if it has an operation that dims.py lacks."""
     terms = _terms(dim)
     if terms is None:
@@ -74,7 +76,7 @@ def dim_to_str(dim) -> int | str | None:
     return " + ".join("*".join(factors) for factors in products)
 
 
-def dim_hint(dim, value: int = 1) -> int:
+def dim_hint(dim: int | tvm.ir.Expr, value: int = 1) -> int:
     """Return the value of a dim if every dynamic dim has the given one.
 
     Raises ValueError for an expression that `dim_to_str` does not support.
@@ -95,13 +97,14 @@ def shape_text(ty: tvm.ir.Type) -> tuple | None:
     return None if dims is None or None in dims else dims
 
 
-def upper_bound(dims: list):
+def upper_bound(dims: list) -> int | tvm.ir.Expr:
     """Return an expression that is at least as large as each of several dims, for all dynamic dims."""
-    factors, variables = {}, {}
+    factors: dict[tuple[str, ...], int] = {}
+    variables: dict[str, tvm.tirx.Var] = {}
     for dim in dims:
         terms = _terms(dim)
         variables.update((var.name, var) for var in _variables(dim))
-        if any(name not in variables for names in terms for name in names):
+        if terms is None or any(name not in variables for names in terms for name in names):
             return functools.reduce(tvm.tirx.Max, _distinct(dims))
         for names, factor in terms.items():
             factors[names] = max(factor, factors.get(names, 0))
@@ -111,17 +114,17 @@ def upper_bound(dims: list):
     return total
 
 
-def _variables(dim) -> list:
+def _variables(dim: int | tvm.ir.Expr) -> list:
     return [] if isinstance(dim, int) else list(tvm.tirx.analysis.undefined_vars(dim))
 
 
 def _distinct(dims: list) -> list:
     """Return the dims as expressions of TVM, each once."""
-    by_text = {str(dim_to_str(dim)): dim for dim in dims}
+    by_text = {str(dim_to_str(dim) or dim): dim for dim in dims}
     return [tvm.tirx.IntImm("int64", n) if isinstance(n, int) else n for n in by_text.values()]
 
 
-def _terms(dim) -> dict | None:
+def _terms(dim: int | tvm.ir.Expr) -> dict | None:
     """Return the factor of each product in a sum; None for an expression that dims.py lacks.
 
     A product is the sorted names of dynamic dims, and in parentheses what cannot be multiplied out.
@@ -144,7 +147,7 @@ def _terms(dim) -> dict | None:
     else:
         sign = -1 if isinstance(dim, tvm.tirx.Sub) else 1
         products = [*a.items(), *((names, sign * factor) for names, factor in b.items())]
-    total = {}
+    total: dict[tuple[str, ...], int] = {}
     for names, factor in products:
         key = tuple(sorted(names))
         total[key] = total.get(key, 0) + factor
@@ -170,12 +173,12 @@ def field_of_tuple(mutator: relax.PyExprMutator, item: relax.TupleGetItem) -> re
     return value.fields[item.index] if isinstance(value, relax.Tuple) else item
 
 
-def op_name(expr) -> str:
+def op_name(expr: Any) -> str:
     """Return the name of the operator that an expression calls, without "relax."; "" if it calls none."""
     return getattr(getattr(expr, "op", None), "name", "").removeprefix("relax.")
 
 
-def constant_array(expr) -> np.ndarray | None:
+def constant_array(expr: Any) -> np.ndarray | None:
     """Return the array of a constant; None for any other expression."""
     is_array = isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.value, tvm.runtime.Tensor)
     return expr.value.numpy() if is_array else None
@@ -186,7 +189,7 @@ def array_key(array: tvm.runtime.Tensor) -> int:
     return array.__hash__()
 
 
-def bytes_of(dtype) -> int:
+def bytes_of(dtype: Any) -> int:
     """Return the size of an element of a dtype in bytes."""
     return (tvm.DataType(str(dtype)).bits + 7) // 8
 
@@ -203,7 +206,7 @@ def on_each_function(
     """
 
     @tvm.transform.module_pass(opt_level=0, name=name)
-    def run(mod, _context):
+    def run(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
         if not any(map(needs, mod.functions.values())):
             return mod
         if adds_kernels:

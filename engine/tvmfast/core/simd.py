@@ -1,7 +1,7 @@
 """The vector registers of a target, the register tile that uses them best, padding, and prefetches."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +56,7 @@ def fastest_tile(tiles: Iterable[tuple], steps: Callable, simd: Simd, depth: int
     use the same weights.
     """
 
-    def cycles(tile):
+    def cycles(tile: tuple) -> float:
         near = depth is not None and depth * tile[-1] * simd.lanes * 4 <= _NEAR
         return math.prod(steps(*tile), start=step_cycles(math.prod(tile[:-1]), tile[-1], near))
 
@@ -75,7 +75,7 @@ def register_tile(
         (r, b) for b in range(1, min(blocks, 8) + 1) for r in range(1, min(max(1, rows), simd.registers) + 1)
     ]
 
-    def steps(r, b):
+    def steps(r: int, b: int) -> tuple[int, float]:
         return ceildiv(rows, r) * ceildiv(blocks, b), waste if rows % r else 1.0
 
     return fastest_tile(sorted(tiles, key=lambda tile: -math.prod(tile)), steps, simd, depth)
@@ -91,7 +91,7 @@ def simd_of(target: tvm.target.Target) -> Simd:
     return NEON if "neon" in sets else Simd(4, 16)
 
 
-def pad_to(array: np.ndarray, shape) -> np.ndarray:
+def pad_to(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Zero-pad `array` at the end of each axis up to `shape`; return it unchanged if it has that shape."""
     missing = [(0, whole - size) for whole, size in zip(shape, array.shape, strict=True)]
     return np.pad(array, missing) if any(after for _, after in missing) else array

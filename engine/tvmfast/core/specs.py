@@ -5,7 +5,7 @@ network's graph.json stores them.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,7 +183,7 @@ def _is_dtype(name: str) -> bool:
         return False
 
 
-def shorten(names) -> str:
+def shorten(names: Iterable[str]) -> str:
     """Join the first five names in sorted order and the number of others for a message; "none" for none."""
     listed = sorted(names)
     more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""

@@ -16,7 +16,7 @@ def drawer(function: Callable) -> Callable:
     return function
 
 
-def draw(name: str, *args) -> Any:
+def draw(name: str, *args: Any) -> Any:
     """Call a drawer; if there is none of this name, the finders are called first.
 
     Raises ImportError, which says what to install, if that does not bring it.
@@ -48,9 +48,9 @@ class Table:
     summary = ""
     decimals = 2
     formatters: ClassVar[dict] = {}
-    text_columns = ()
+    text_columns: tuple[str, ...] = ()
 
-    def frame(self):
+    def frame(self) -> Any:
         """Return the result as a pandas DataFrame."""
         raise NotImplementedError
 
@@ -63,8 +63,7 @@ class Table:
     def __repr__(self) -> str:
         return str(self)
 
-    def _styled(self):
-        """Return the frame as a pandas Styler for a notebook."""
+    def _styled(self) -> Any:
         style = (self.frame().reset_index(drop=True) if self.text_columns else self.frame()).style
         style = style.format(self.formatters, precision=self.decimals)
         if self.text_columns:

@@ -12,10 +12,11 @@ import sys
 import tempfile
 import textwrap
 import time as clock
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from . import measure, networks, peak
 _WIDTH = 100  # columns of the terminal
 
 
-def check(names: Sequence[str], against: Sequence[str], source=networks) -> None:
+def check(names: Sequence[str], against: Sequence[str], source: Any = networks) -> None:
     """Raise ValueError for a network or a peer that `run` does not take; the message lists those it takes."""
     unknown = [peer for peer in against if peer not in _PEERS]
     if unknown:
@@ -54,9 +55,9 @@ def run(
     batch: int = 1,
     seconds: float = 2.0,
     echo: Callable[[str], None] = print,
-    records=None,
+    records: Any = None,
     busy: int = 0,
-    source=networks,
+    source: Any = networks,
 ) -> dict:
     """Measure networks, and print a table with `echo`, the rows of each network at once.
 
@@ -94,7 +95,7 @@ def run(
     )
     echo(f"{textwrap.fill(head, _WIDTH)}\n\n{_head()}")
 
-    def make(name):
+    def make(name: str) -> tuple[torch.nn.Module, np.ndarray]:
         if isinstance(nets, Mapping):
             return nets[name]
         net = (networks if name in networks.SEQUENCES else source).load(name)
@@ -140,12 +141,12 @@ def count_flops(net: torch.nn.Module, x: torch.Tensor) -> int:
 
 
 @contextlib.contextmanager
-def _busy(count: int):
+def _busy(count: int) -> Iterator[None]:
     """Run `count` processes that compute without a pause."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             spinning = "print(flush=True)\nwhile True: pass"
-            process = subprocess.Popen([sys.executable, "-c", spinning], stdout=subprocess.PIPE)
+            process: Any = subprocess.Popen([sys.executable, "-c", spinning], stdout=subprocess.PIPE)
             stack.callback(process.communicate)
             stack.callback(process.kill)
             process.stdout.readline()  # it has begun
@@ -158,7 +159,7 @@ def _measure(
     against: Sequence[str],
     seconds: float,
     peak_gflops: float,
-    records,
+    records: Any,
     busy: int,
 ) -> list[dict]:
     """Return the rows of a network: TVM's, and one for each peer."""
@@ -202,7 +203,7 @@ def _input(net: torch.nn.Module, shape: tuple[int, ...]) -> np.ndarray:
     return rng.integers(vocabulary, size=shape) if vocabulary else rng.standard_normal(shape, dtype="float32")
 
 
-def candidate(runtime: str, net: torch.nn.Module, x: np.ndarray, folder: Path, **more) -> Callable:
+def candidate(runtime: str, net: torch.nn.Module, x: np.ndarray, folder: Path, **more: Any) -> Callable:
     """Make a runtime's function from an input array to an output array.
 
     Args:
@@ -319,7 +320,7 @@ def _openvino(net, x, folder):
     return lambda x: request.infer(x, share_inputs=True)[0], spent
 
 
-_PEERS = {
+_PEERS: dict[str, Callable] = {
     "pytorch": _pytorch,
     "compile": _compile,
     "onnxruntime": _onnxruntime,
@@ -328,7 +329,7 @@ _PEERS = {
     "plain": _tvm_compile,
     "pipeline": functools.partial(_tvm_compile, cpu_pipeline=True),
 }
-_RUNTIMES = {"TVM": _tvm, **_PEERS}
+_RUNTIMES: dict[str, Callable] = {"TVM": _tvm, **_PEERS}
 
 
 _COLUMNS = {  # of the table, after network and runtime: head, width, format
@@ -367,7 +368,7 @@ def _summary(peer: str, results: list[dict]) -> str:
     }
     if not ratios:
         return f"TVM / {peer}: no network ran in both"
-    worst = max(ratios, key=ratios.get)
+    worst = max(ratios, key=lambda name: ratios[name])
     return (
         f"TVM / {peer}: geometric mean {statistics.geometric_mean(ratios.values()):.2f}, "
         f"worst {ratios[worst]:.2f} ({worst}), {len(ratios)} network{'s' if len(ratios) > 1 else ''}"

@@ -6,6 +6,7 @@ Sugiyama, S. Tagawa, M. Toda, Methods for Visual Understanding of Hierarchical S
 """
 
 import base64
+from collections.abc import Sequence
 from itertools import pairwise
 from xml.sax.saxutils import escape
 
@@ -79,7 +80,7 @@ class Drawing(str):
         return self
 
 
-def of_onnx(nodes) -> Drawing:
+def of_onnx(nodes: Sequence) -> Drawing:
     """Draw nodes of an ONNX graph, in its order, by their operators, without inputs from elsewhere."""
     maker = {name: index for index, node in enumerate(nodes) for name in node.output}
     edges = [(maker[name], index) for index, node in enumerate(nodes) for name in node.input if name in maker]
@@ -91,15 +92,16 @@ def _rows(keys: list, edges: list[tuple]) -> tuple[list[list], list[tuple]]:
     level = dict.fromkeys(keys, 0)
     for key in keys:
         level[key] = max((level[a] + 1 for a, b in edges if b == key), default=0)
-    rows, steps = [[] for _ in range(1 + max(level.values(), default=0))], []
+    rows: list[list] = [[] for _ in range(1 + max(level.values(), default=0))]
+    steps: list[tuple] = []
     for key in keys:
         rows[level[key]].append(key)
     for a, b in dict.fromkeys(edges):
         last = a
-        for row in range(level[a] + 1, level[b]):
-            rows[row].append((a, b, row))
-            steps.append((last, (a, b, row)))
-            last = (a, b, row)
+        for between in range(level[a] + 1, level[b]):
+            rows[between].append((a, b, between))
+            steps.append((last, (a, b, between)))
+            last = (a, b, between)
         steps.append((last, b))
     for above, row in pairwise(rows):
         at = {key: index / len(above) for index, key in enumerate(above)}

@@ -8,8 +8,9 @@ import gc
 import os
 import sys
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -69,7 +70,7 @@ class Timing:
 class Comparison(Table, dict):
     """`Timing`s by name, in the order given; ratios are relative to the first."""
 
-    def frame(self):
+    def frame(self) -> Any:
         """Make a pandas DataFrame with a row per candidate: median, iqr and minimum in ms, ratio, calls."""
         import pandas as pd  # for speed: only where a table is shown
 
@@ -86,20 +87,20 @@ class Comparison(Table, dict):
         }
         return pd.DataFrame.from_dict(rows, orient="index")
 
-    def plot(self):
+    def plot(self) -> Any:
         """Draw the medians as bars with the interquartile range on each; see `plots.times`."""
         return draw("times", self)
 
 
 def time(
-    call: Callable, *inputs, name: str = "call", seconds: float = 1.0, calls: int | None = None
+    call: Callable, *inputs: Any, name: str = "call", seconds: float = 1.0, calls: int | None = None
 ) -> Timing:
     """Time `call(*inputs)`, as `compare` does, for about `seconds`, or for exactly `calls` calls."""
     return compare({name: call}, *inputs, seconds=seconds, calls=calls)[name]
 
 
 def compare(
-    candidates: dict[str, Callable], *inputs, seconds: float = 2.0, calls: int | None = None
+    candidates: Mapping[str, Callable], *inputs: Any, seconds: float = 2.0, calls: int | None = None
 ) -> Comparison:
     """Time several functions on the same inputs, alternately, within one run.
 
@@ -181,7 +182,7 @@ def _share_done(timings: Comparison, started: float, rounds: int, budget: float,
     return min(rounds / machine.cap_if_quick(_TURNS, 1), (clock.perf_counter() - started) / budget)
 
 
-def _runner(call: Callable, inputs: tuple) -> Callable[[], object]:
+def _runner(call: Any, inputs: tuple) -> Callable[[], object]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(call, torch.nn.Module):
         return _module_runner(call, inputs, torch)
@@ -192,21 +193,21 @@ def _runner(call: Callable, inputs: tuple) -> Callable[[], object]:
         return lambda: session(*inputs)
     values = call.to_device(inputs)  # a network on a GPU
 
-    def run():
+    def run() -> None:
         session.run(values)
         call.device.sync()
 
     return run
 
 
-def _module_runner(module, inputs: tuple, torch) -> Callable[[], object]:
+def _module_runner(module: Any, inputs: tuple, torch: Any) -> Callable[[], object]:
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     tensors = [
         x if isinstance(x, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(x)) for x in inputs
     ]
     tensors = [tensor.to(device) for tensor in tensors]
 
-    def run():
+    def run() -> None:
         with torch.inference_mode():
             module(*tensors)
         if device.type == "cuda":

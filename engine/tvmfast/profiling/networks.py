@@ -23,7 +23,7 @@ _WHISPER_TINY = {
 }
 # The kind of the configuration and its fields, the class that makes the network, the part of it that is used,
 # the name of the input, and the shape of that.
-TRANSFORMERS = {
+TRANSFORMERS: dict[str, tuple[str, dict, str, str, str, tuple[int, ...]]] = {
     "bert_base": ("bert", {}, "AutoModel", "", "input_ids", (1, 128)),
     "bert_base_512": ("bert", {}, "AutoModel", "", "input_ids", (1, 512)),
     "gpt2": ("gpt2", {"use_cache": False}, "AutoModelForCausalLM", "", "input_ids", (1, 128)),
@@ -119,7 +119,7 @@ def classifier(name: str, calibrate: bool = True) -> nn.Module:
 
 
 class _Lstm(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(256, 256, batch_first=True)
 
@@ -151,7 +151,7 @@ def _sequence(name: str) -> nn.Module:
     kind, fields, task, part, field, shape = TRANSFORMERS[name]
     config = transformers.AutoConfig.for_model(kind, **fields)
 
-    def make():
+    def make() -> nn.Module:
         whole = getattr(transformers, task).from_config(config)
         return _FirstResult(getattr(whole, part) if part else whole, field)
 

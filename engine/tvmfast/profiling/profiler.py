@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -92,12 +93,13 @@ class Profile(Table):
     )
     text_columns = "operators", "makes", "bound", "schedule"
 
-    def __post_init__(self):
-        spent = [{} for _ in self.runs]
+    def __post_init__(self) -> None:
+        spent: list[dict[str, list[float]]] = [{} for _ in self.runs]
         for total, run in zip(spent, self.runs, strict=True):
             for call in of_kernels(run, self.compiled):
                 total.setdefault(call.name, []).append(call.end - call.begin)
-        graph, shapes = self.compiled.graph, {}
+        graph = self.compiled.graph
+        shapes: dict[str, list] = {}
         for node in graph["nodes"]:
             shapes.setdefault(node["kernel"], node["makes"][0]["shape"])
         kernels = []
@@ -134,7 +136,7 @@ class Profile(Table):
         """The stopwatch's overhead as a fraction of a run's time, from the ratio of medians."""
         return self.profiled.median / self.unprofiled.median - 1
 
-    def frame(self):
+    def frame(self) -> Any:
         """Make a pandas DataFrame with a row per kernel, for all its calls in a run: the most time first.
 
         "ms" is the median over the runs and "iqr (ms)" their interquartile range; "share" is relative to the
@@ -166,7 +168,7 @@ class Profile(Table):
             rows.append(row)
         return pd.DataFrame(rows).set_index("kernel")
 
-    def calls(self):
+    def calls(self) -> Any:
         """Make a pandas DataFrame with a row per kernel call, in order: begin and time in ms, medians.
 
         "node" is its index in `compiled.graph["nodes"]`.
@@ -183,7 +185,7 @@ class Profile(Table):
         return pd.DataFrame(rows)
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> str:  # type: ignore[override]
         """A line that compares runs without and with the stopwatch, and the kernels' sum."""
         median = self.unprofiled.median
         return (
@@ -192,11 +194,11 @@ class Profile(Table):
             f"{len(self.runs)} runs profiled"
         )
 
-    def plot(self, most: int = 12):
+    def plot(self, most: int = 12) -> Any:
         """Draw the kernels' times as bars, those with the largest shares; see `plots.shares`."""
         return draw("shares", {str(kernel): kernel.timing for kernel in self.kernels.values()}, most)
 
-    def roofline(self):
+    def roofline(self) -> Any:
         """Draw the kernels under the machine's roofline; see `plots.roofline`."""
         return draw("roofline", {"kernels": self.dots}, peak.flops(), peak.bandwidth())
 
@@ -216,7 +218,8 @@ class Profile(Table):
         facts.
         """
         run = sorted(self.runs, key=lambda run: run[-1].end - run[0].begin)[len(self.runs) // 2]
-        events = [("run", "network", 0.0, run[-1].end - run[0].begin, {"network": str(self.compiled)})]
+        whole = run[-1].end - run[0].begin
+        events: list[tuple] = [("run", "network", 0.0, whole, {"network": str(self.compiled)})]
         for call in run:
             kernel = self.kernels.get(call.name)
             facts = {}
@@ -238,7 +241,7 @@ def schedule_text(schedule: dict) -> str:
     return " ".join(str(v) if k == "family" else f"{k}={v}" for k, v in schedule.items() if k != "trace")
 
 
-def profile(lib: Compiled, *inputs, seconds: float = 1.0, calls: int | None = None) -> Profile:
+def profile(lib: Compiled, *inputs: Any, seconds: float = 1.0, calls: int | None = None) -> Profile:
     """Run a network repeatedly and measure each of its kernels.
 
     Runs with the stopwatch alternate with runs without it, as in `measure.compare`, so that the profile knows
@@ -290,11 +293,11 @@ def _values(lib: Compiled, sizes: dict[str, int]) -> dict[str, int]:
     """Return the values of the dynamic dims: the given one, or else the upper bound."""
     dims = dims_of(spec.shape for spec in lib.inputs)
     values = {name: sizes.get(name, dim.upper) for name, dim in dims.items()}
-    wrong = [dim for name, dim in dims.items() if values[name] is None or not dim.takes(values[name])]
-    if wrong or set(sizes) - set(dims):
+    known = {name: value for name, value in values.items() if value is not None and dims[name].takes(value)}
+    if len(known) < len(dims) or set(sizes) - set(dims):
         wanted = ", ".join(f"{name} ({dim.bounds})" for name, dim in dims.items()) or "none"
         raise ValueError(f"expected values of the dynamic dims, {wanted}; got {sizes or 'none'}")
-    return values
+    return known
 
 
 def memory(lib: Compiled, **sizes: int) -> machine.Report:
@@ -344,7 +347,7 @@ def alive(lib: Compiled, **sizes: int) -> list[int]:
     sizes = _values(lib, sizes)
     nodes = lib.graph["nodes"]
     last = list(range(len(nodes)))  # the last node that reads an output of each
-    maker = {}  # a name may be assigned again, and is then the later value
+    maker: dict[str, int] = {}  # a name may be assigned again, and is then the later value
     for index, node in enumerate(nodes):
         for name in node["reads"]:
             if name in maker:

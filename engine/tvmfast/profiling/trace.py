@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tvm
 from tvm import relax
@@ -32,6 +32,7 @@ from ..core.compat import FUSED_PREFIX
 from ..core.data import atomic_write
 from ..core.relax import static_shape
 from ..core.table import Table
+from ..runtime.compiled import Compiled
 from . import flowchart
 
 
@@ -75,9 +76,9 @@ class Graph(NamedTuple):
             params = [name for name in operation.reads if isinstance(name, str) and name in self.params]
             reads += [(name, index) for name in params]
         inputs = {name: [name] for name, _ in reads}
-        keys = {name: f"i{index}" for index, name in enumerate(inputs)}
+        keys: dict[int | str, str] = {name: f"i{index}" for index, name in enumerate(inputs)}
         lines[1:1] = [f'    {key}(["{name}"])' for name, key in keys.items()]
-        edges = [*dict.fromkeys(reads), *_edges(self.operations)]
+        edges: list[tuple[int | str, int]] = [*dict.fromkeys(reads), *_edges(self.operations)]
         lines += [f"    {keys.get(a) or f'n{a}'} --> n{b}" for a, b in edges]
         return Mermaid("\n".join(lines), flowchart.svg(inputs | nodes, edges))
 
@@ -93,7 +94,7 @@ class Mermaid(str):
 
     svg: str
 
-    def __new__(cls, text: str, svg: str):
+    def __new__(cls, text: str, svg: str) -> "Mermaid":
         """Make the text, with its image."""
         diagram = super().__new__(cls, text)
         diagram.svg = svg
@@ -123,7 +124,7 @@ def _operations(func: relax.Function) -> list[Operation]:
     operations = []
     value = {param: (param.name,) for param in func.params}  # by variable, what to read for it
 
-    def read(expr) -> tuple:
+    def read(expr: Any) -> tuple:
         if isinstance(expr, relax.Tuple):
             return tuple(part for field in expr.fields for part in read(field))
         if isinstance(expr, relax.TupleGetItem):
@@ -142,7 +143,7 @@ def _operations(func: relax.Function) -> list[Operation]:
     return operations
 
 
-def _name(call) -> str:
+def _name(call: Any) -> str:
     """Return the operator without "relax.", or the name of the called kernel or function."""
     called = call.args[0] if getattr(call.op, "name", "") in _CALLS else call.op
     for attribute in ("name", "name_hint", "global_symbol"):
@@ -154,7 +155,7 @@ def _name(call) -> str:
 _CALLS = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_pure_packed", "relax.call_builtin_with_ctx")
 
 
-def _type(ty) -> str:
+def _type(ty: Any) -> str:
     types = ty.fields if isinstance(ty, tvm.ir.TupleType) else [ty]
     return ", ".join(f"{static_shape(t)} {t.dtype}" if isinstance(t, relax.TensorType) else "" for t in types)
 
@@ -179,8 +180,8 @@ class PassRun:
 
     def diff(self) -> str:
         """List the operations that the pass removed (-) and added (+), in the order of the graph."""
-        lines = [list(map(str, g.operations)) if g else [] for g in (self.before, self.after)]
-        changes = difflib.unified_diff(*lines, n=0, lineterm="")
+        before, after = (list(map(str, g.operations)) if g else [] for g in (self.before, self.after))
+        changes = difflib.unified_diff(before, after, n=0, lineterm="")
         return "\n".join(
             f"{line[0]} {line[1:].rstrip()}" for line in changes if line[:2] not in ("--", "++", "@@")
         )
@@ -211,7 +212,7 @@ def _kind(name: str, within: Graph) -> str:
     return base if numbered else name
 
 
-def _difference(before: Counter, after: Counter):
+def _difference(before: Counter, after: Counter) -> tuple[tuple[str, Counter], tuple[str, Counter]]:
     """Return what was removed and what was added, each with its sign."""
     return ("-", before - after), ("+", after - before)
 
@@ -222,14 +223,14 @@ class Trace(Table):
 
     text_columns = "pass", "changed"
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.steps: list[PassRun] = []
         self.seconds = 0.0
         self._open: list[PassRun] = []
         self._contexts = 0
         self._paused = 0.0
 
-    def enter_pass_ctx(self):
+    def enter_pass_ctx(self) -> None:
         """Start recording, unless the context is nested."""
         if not self._contexts:
             self.steps, self._open = [], []
@@ -237,7 +238,7 @@ class Trace(Table):
             self._begin = self._now()
         self._contexts += 1
 
-    def exit_pass_ctx(self):
+    def exit_pass_ctx(self) -> None:
         """Stop recording, unless the context is nested."""
         self._contexts -= 1
         if not self._contexts:
@@ -245,7 +246,7 @@ class Trace(Table):
                 self._close(None)
             self.seconds = self._now() - self._begin
 
-    def run_before_pass(self, mod, info):
+    def run_before_pass(self, mod: tvm.IRModule, info: Any) -> None:
         """Record the beginning of a pass."""
         step = PassRun(str(info.name), self._look(mod))
         (self._open[-1].steps if self._open else self.steps).append(step)
@@ -254,11 +255,11 @@ class Trace(Table):
         step.begin = now - self._begin
         step.seconds = -now  # until `_close` adds the time at the end
 
-    def run_after_pass(self, mod, _info):
+    def run_after_pass(self, mod: tvm.IRModule, _info: Any) -> None:
         """Record the end of a pass."""
         self._close(mod)
 
-    def _close(self, mod) -> None:
+    def _close(self, mod: tvm.IRModule | None) -> None:
         step = self._open.pop()
         step.seconds += self._now()
         step.after = None if mod is None else self._look(mod)
@@ -267,7 +268,7 @@ class Trace(Table):
         """Return the time in seconds, less the time that this instrument has spent itself."""
         return time.perf_counter() - self._paused
 
-    def _look(self, mod) -> Graph:
+    def _look(self, mod: tvm.IRModule) -> Graph:
         start = time.perf_counter()
         try:
             return graph(mod)
@@ -286,7 +287,7 @@ class Trace(Table):
             raise KeyError(f"no pass {name!r} ran; those that did: {', '.join(names)}")
         return next((step for step in runs if step.changed), runs[0])
 
-    def frame(self):
+    def frame(self) -> Any:
         """Make a pandas DataFrame of the passes that changed the graph: time in ms, change, and result.
 
         A change made by a pass that another one ran is listed for the inner pass.
@@ -320,17 +321,8 @@ class Trace(Table):
         return "\n".join(lines)
 
 
-def trace_build(mod: tvm.IRModule, params: dict, **options) -> tuple:
-    """Call `tn.build` under a `Trace`.
-
-    Args:
-        mod: As for `tn.build`.
-        params: As for `tn.build`.
-        **options: As for `tn.build`.
-
-    Returns:
-        The library and the trace.
-    """
+def trace_build(mod: tvm.IRModule, params: dict, **options: Any) -> tuple[Compiled, Trace]:
+    """Call `tn.build` with the same arguments under a `Trace`; return the library and the trace."""
     trace = Trace()
     with tvm.transform.PassContext(opt_level=3, instruments=[trace]):
         return build(mod, params, **options), trace
@@ -351,7 +343,7 @@ def write_chrome_trace(path: str | os.PathLike, events: list[tuple]) -> Path:
     return atomic_write(path, json.dumps({"traceEvents": written, "displayTimeUnit": "ms"}, indent=0))
 
 
-def _walk(steps: list[PassRun], depth: int):
+def _walk(steps: list[PassRun], depth: int) -> Iterator[tuple[int, PassRun]]:
     for step in steps:
         yield depth, step
         yield from _walk(step.steps, depth + 1)
@@ -369,7 +361,7 @@ def _merged(steps: list[PassRun]) -> list[PassRun]:
     return list(totals.values())
 
 
-def _branches(steps: list[PassRun], stem: str = ""):
+def _branches(steps: list[PassRun], stem: str = "") -> Iterator[tuple[str, PassRun]]:
     """Yield each run of a pass with the lines of the tree before it."""
     for step in steps:
         last = step is steps[-1]

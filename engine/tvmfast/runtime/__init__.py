@@ -1,7 +1,6 @@
 """The runtime: runs, saves, loads and times compiled networks; only the stopwatch needs TVM's compiler.
 
-compiled    `Compiled`, a network that runs, and `load`
-session     `Session`: another state of the same network
+compiled    `Compiled`, a network that runs; `Session`, another state of it; `load`
 pool        opens libraries, and runs their parallel loops on the threads of pool.cc
 saved       the files of a saved network: writing, checking, reading
 stopwatch   the times of all calls in a run

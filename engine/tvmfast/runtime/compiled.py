@@ -10,27 +10,27 @@ import functools
 import json
 import os
 from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core import folders, machine
 from ..core.compat import import_tvm_ffi, start_machine
-from ..core.dims import Dim, check_shape
+from ..core.dims import Dim, check_shape, evaluate
 from ..core.specs import TensorSpec, shorten
 from . import fork, pool, saved
-from .session import Session, shapes_of_state
 from .tensors import copied, function, input_tensor, outputs_in, to_numpy, zeros
 
 if TYPE_CHECKING:
     import pandas as pd
     import tvm
-
-
-tvm_ffi = import_tvm_ffi()
+    import tvm_ffi
+else:
+    tvm_ffi = import_tvm_ffi()
 
 # Given this as its instrument, the virtual machine has none from then on.
 tvm_ffi.register_global_func("tvmnotes.no_instrument", lambda: None, override=True)
@@ -52,24 +52,20 @@ class Compiled:
         opt_level: The build's opt level.
     """
 
-    def __init__(self, library, graph: dict, params: dict, target, opt_level: int):
-        """Start the virtual machine if the library can run here.
+    def __init__(self, library: Any, graph: dict, params: dict, target: Any, opt_level: int):
+        """Start the virtual machine if the library, a `codegen.Executable` or a path, can run here.
 
-        Args:
-            library: A `codegen.Executable`, or the path of a lib.so.
-            graph: The content of graph.json.
-            params: TVM tensors by name, those of its shape variants included.
-            target: The build's target, or the manifest's description of it.
-            opt_level: The build's opt level.
+        `graph` is the content of graph.json, `params` has TVM tensors by name, those of its shape variants
+        included, and `target` is the build's, or the manifest's description of it.
         """
         self.opt_level = opt_level
         self._build_info = target if isinstance(target, dict) else saved.build_info(target)
         # As bytes, since the file may be replaced while the library is in use.
         self._library = library.read_bytes() if isinstance(library, Path) else library
         self._lock = fork.lock()
-        self._held = []
+        self._held: list[tvm_ffi.Tensor] = []
         self._describe(graph, params)
-        self._main = None if saved.mismatch(self._build_info) else self._start(library)
+        self._main: Any = None if saved.mismatch(self._build_info) else self._start(library)
         self.variants = [self._variant(each, params) for each in graph.get("variants", ())]
 
     def _describe(self, graph: dict, params: dict) -> None:
@@ -79,7 +75,7 @@ class Compiled:
         self._params = tvm_ffi.convert(list(self.params.values()))
         dims = {name: Dim(name, *bounds) for name, bounds in graph.get("sizes", {}).items()}
 
-        def spec(name, tensor):
+        def spec(name: str, tensor: dict) -> TensorSpec:
             return TensorSpec(name, tuple(dims.get(n, n) for n in tensor["shape"]), tensor["dtype"])
 
         inputs = [spec(tensor["name"], tensor) for tensor in graph["inputs"]]
@@ -100,14 +96,14 @@ class Compiled:
         made._main = self._main and self._function(graph["function"])
         return made
 
-    def _start(self, library):
-        """Return the function of the virtual machine that runs the library."""
-        module, self._on_pool = pool.open_library(library) if isinstance(library, Path) else library.open()
+    def _start(self, library: Any) -> Callable:
+        opened: tuple = pool.open_library(library) if isinstance(library, Path) else library.open()
+        module, self._on_pool = opened
         machine = start_machine(module, tvm_ffi.DLDeviceType.kDLCPU)
         self._vm = SimpleNamespace(set_instrument=machine["set_instrument"], function=machine.__getitem__)
         return self._function(self.graph.get("function", "main"))
 
-    def _function(self, name: str):
+    def _function(self, name: str) -> Callable:
         """Return a function of the virtual machine, which may run in a child of a fork."""
         function = self._vm.function(name)
         return function if self._on_pool else partial(fork.run, function)
@@ -121,7 +117,7 @@ class Compiled:
         """
         return machine.checked_target(self._build_info["target"])
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> np.ndarray | tuple[np.ndarray, ...]:
         """Run the network once, from the state that the call before has left.
 
         Args:
@@ -145,7 +141,7 @@ class Compiled:
         """Return what `run` returns as a call does."""
         return tuple(map(to_numpy, result)) if self._several else to_numpy(result[0])
 
-    def session(self) -> Session:
+    def session(self) -> "Session":
         """Make a `Session`: the same network, with a state of its own that starts from zeros."""
         return Session(self)
 
@@ -176,7 +172,9 @@ class Compiled:
         weights = tvm_ffi.convert(list({**self.params, **params}.values())) if params else chosen._params
         return self._advance(chosen._main, tensors, weights, held)
 
-    def _advance(self, main, tensors: list, weights, held: list | None) -> list[tvm_ffi.Tensor]:
+    def _advance(
+        self, main: Callable, tensors: list, weights: Any, held: list | None
+    ) -> list[tvm_ffi.Tensor]:
         """Call `main` with the state, replace that by the state after the call; return the other outputs.
 
         State that is an input of the call is copied, as is an output that is state: the memory of inputs and
@@ -189,7 +187,7 @@ class Compiled:
         held = self._held if held is None else held
         taken = {tensor.data_ptr() for tensor in tensors}
         with self._lock:
-            shapes = shapes_of_state(self, tensors, held)
+            shapes = self._shapes_of_state(tensors, held)
             begins = zip(shapes, self.state, strict=True)
             state = iter(held or [self._on_device(zeros(shape, spec.dtype)) for shape, spec in begins])
             given = iter(tensors)
@@ -199,6 +197,23 @@ class Compiled:
             held[:] = [self._copied(tensor, taken) for tensor in fed]
             own = {tensor.data_ptr() for tensor in held}
         return [self._copied(output, own) for n, output in enumerate(outputs) if n not in self._fed]
+
+    def _shapes_of_state(self, tensors: list, held: list) -> list[tuple]:
+        """Return the shapes of the state in a call with these inputs.
+
+        Raises ValueError if the state before it, `held`, is of another shape; it is empty in the first call.
+        """
+        if not self.graph.get("sizes"):
+            return [spec.shape for spec in self.state]
+        values = self.dim_values(tensors)
+        shapes = [tuple(evaluate(dim, values) for dim in spec.shape) for spec in self.state]
+        for tensor, spec, shape in zip(held, self.state, shapes, strict=False):
+            if tuple(tensor.shape) != shape:
+                raise ValueError(
+                    f"state {spec.name!r}: it is of shape {tuple(tensor.shape)} since the first call, and "
+                    f"the inputs of this one need {shape}; reset() it, or use another session()"
+                )
+        return shapes
 
     def _copied(self, tensor: tvm_ffi.Tensor, taken: set[int]) -> tvm_ffi.Tensor:
         """Return a tensor, or a copy of it if its address is among those taken."""
@@ -210,13 +225,13 @@ class Compiled:
 
     def input_tensors(self, values: list) -> list[tvm_ffi.Tensor]:
         """Check a list of inputs, and make each a tensor that kernels can read."""
-        known = {}
+        known: dict[str, tuple[int, str]] = {}
         return [input_tensor(value, spec, known) for value, spec in zip(values, self.inputs, strict=True)]
 
     def serving(self, values: list) -> "Compiled":
         """Return what a call with these inputs, which fit, runs: a shape variant, or the network itself."""
 
-        def fits(variant):
+        def fits(variant: Compiled) -> bool:
             return all(
                 isinstance(dim, Dim) or n == dim
                 for value, spec in zip(values, variant.inputs, strict=True)
@@ -232,7 +247,7 @@ class Compiled:
 
     def dim_values(self, values: list) -> dict[str, int]:
         """Return the value of each dynamic dim, by name, in a call with these inputs, which fit."""
-        known = {}
+        known: dict[str, tuple[int, str]] = {}
         for value, spec in zip(values, self.inputs, strict=True):
             check_shape(spec.name, tuple(value.shape), spec.shape, known)
         return {name: value for name, (value, _) in known.items()}
@@ -308,7 +323,7 @@ class Compiled:
             raise ValueError(f"unknown kernel {kernel!r}; there are: {shorten(self.graph['kernels'])}")
 
     @contextlib.contextmanager
-    def instrumented(self, instrument):
+    def instrumented(self, instrument: Any) -> Iterator[None]:
         """Call `instrument` around each call of a run; see `tvm.relax.VirtualMachine.set_instrument`."""
         self._vm.set_instrument(instrument)
         try:
@@ -316,7 +331,7 @@ class Compiled:
         finally:
             self._vm.set_instrument("tvmnotes.no_instrument")
 
-    def timed(self, *inputs) -> list[tuple[str, float]]:
+    def timed(self, *inputs: Any) -> list[tuple[str, float]]:
         """Return each kernel call of a run with its time in seconds, in order.
 
         The network runs twice, in a session of its own, and the second run is timed. `tn.profile` measures
@@ -360,7 +375,7 @@ class Compiled:
         saved.write(Path(path), self._fill, self._build_info, self.opt_level)
         return Path(path)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         """Pickle and copy the saved form. Unpickle only what you would run as a program."""
         with folders.temporary("tvmnotes-pickle-") as folder:
             return _from_archive, (self.save(folder / "net.zip").read_bytes(),)
@@ -375,6 +390,58 @@ class Compiled:
             )
         graph.write_text(json.dumps(self.graph, indent=1))
         function("SaveParamsToFile")(self.arrays_of_all, str(params))
+
+
+class Session:
+    """A network with a state of its own, called as the network is; `Compiled.session` makes one.
+
+    It shares the weights and kernels, so that it takes the memory of its state only, and that from its first
+    call on. Any thread may call any session: one call of a network runs at a time, whatever session it
+    belongs to. Calls of one session by several threads advance the same state, in the order in which they
+    happen to run; give each thread its own. If a call raises an error, the state may hold a part of what that
+    call was to write: `reset` it.
+
+    Attributes:
+        compiled: The network, a `Compiled`.
+    """
+
+    def __init__(self, compiled: Any):
+        self.compiled = compiled
+        self._held: list = []
+
+    @property
+    def inputs(self) -> list[TensorSpec]:
+        """The inputs of a call."""
+        return self.compiled.inputs
+
+    @property
+    def outputs(self) -> list[TensorSpec]:
+        """The outputs of a call."""
+        return self.compiled.outputs
+
+    @property
+    def state(self) -> list[TensorSpec]:
+        """The state: a `TensorSpec` for each input that a call takes from the one before."""
+        return self.compiled.state
+
+    def __call__(self, *args: Any, **kwargs: Any) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Run the network once, from the state that this session's call before has left."""
+        return self.compiled.arrays(self.run(self.compiled.bind(args, kwargs)))
+
+    def session(self) -> "Session":
+        """Make another session of the same network."""
+        return self.compiled.session()
+
+    def run(self, values: list) -> list:
+        """Run as a call does, on one value per input; see `Compiled.run`."""
+        return self.compiled.run(values, held=self._held)
+
+    def reset(self) -> None:
+        """Set the state to zeros, as it is before the first call."""
+        self._held = []
+
+    def __repr__(self) -> str:
+        return f"Session of {self.compiled!r}"
 
 
 def load(path: str | os.PathLike) -> Compiled:

@@ -13,7 +13,9 @@ import ctypes
 import os
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 from ..core.compat import pass_lock
@@ -28,10 +30,10 @@ _changing = threading.Lock()  # `_locks`
 _held: list = []
 
 
-def run(function, *args):
+def run(function: Callable, *args: Any) -> Any:
     """Call a function that runs kernels, in a thread whose pool works; return its result."""
     thread = threading.get_ident()
-    if thread != _stranded:
+    if thread != _stranded or _runner is None:
         _pooled.add(thread)
         return function(*args)
     running = _runner.submit(function, *args)
@@ -42,7 +44,7 @@ def run(function, *args):
         raise
 
 
-def lock():
+def lock() -> Any:
     """Make the lock of a network's runs. A fork waits for it: the child could not finish another's run."""
     new = threading.RLock()
     with _changing:
@@ -77,7 +79,7 @@ def _after_fork_in_child() -> None:
     _pooled.clear()
 
 
-def _exit(status=None):
+def _exit(status: Any = None) -> NoReturn:
     """Replace `sys.exit` in such a child: Python tells nobody else the exit code."""
     global _exit_code
     _exit_code = status if isinstance(status, int) else int(status is not None)

@@ -5,9 +5,11 @@ opens; the others are told to use them. TVM's own threads are left as they are, 
 """
 
 import ctypes
+import logging
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 from ..core import folders, machine
 from ..core.compat import import_tvm_ffi
@@ -16,12 +18,13 @@ SOURCE = Path(__file__).with_name("pool.cc")
 CHUNKS = 4  # of a loop for each thread: more share the work better, and cost more claims
 _SPIN = 50_000  # nanoseconds for which a thread looks for work before it sleeps
 _LAUNCH = "__TVMBackendParallelLaunch"  # the pointer through which kernels start a loop
+_log = logging.getLogger(__name__)
 
 _opening = threading.Lock()
 _first: ctypes.CDLL | None = None  # the library whose threads serve this process; it stays open
 
 
-def open_library(file: Path):
+def open_library(file: Path) -> tuple[Any, bool]:
     """Open a shared library of kernels under a unique name.
 
     For the name of a library that is open already, the system's loader would return that one again, even if
@@ -34,7 +37,9 @@ def open_library(file: Path):
         link = folder / file.name
         link.symlink_to(file.resolve())
         # tvm.runtime.load_module would follow the link first.
-        return import_tvm_ffi().load_module(str(link)), _adopt(str(link))
+        module, own = import_tvm_ffi().load_module(str(link)), _adopt(str(link))
+    _log.debug("%s opened: its loops run on %s threads", file, "tvmfast's" if own else "TVM's")
+    return module, own
 
 
 def _adopt(path: str) -> bool:
@@ -49,7 +54,7 @@ def _adopt(path: str) -> bool:
         if own and _first is None:
             _configure(library)
             _first = library
-    if own and hasattr(library, _LAUNCH):  # it has parallel loops
+    if own and _first is not None and hasattr(library, _LAUNCH):  # it has parallel loops
         launch = ctypes.cast(_first.tvmnotes_pool_launch, ctypes.c_void_p)
         ctypes.c_void_p.in_dll(library, _LAUNCH).value = launch.value
     if library is not _first:
@@ -62,6 +67,7 @@ def _configure(library: ctypes.CDLL) -> None:
     cores = machine.usable_cores()
     count = min(machine.threads(), os.cpu_count() or 1)
     bound = os.environ.get("TVM_BIND_THREADS", "0") != "0"
+    _log.debug("%d threads for %d usable cores%s", count, cores, ", each bound to one" if bound else "")
     library.tvmnotes_pool_configure(count, CHUNKS, ctypes.c_int64(_SPIN if count <= cores else 0), bound)
 
 

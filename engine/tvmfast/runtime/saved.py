@@ -15,6 +15,7 @@ import errno
 import glob
 import io
 import json
+import logging
 import shutil
 import tarfile
 import zipfile
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import tvm
 
 FILES = ("lib.so", "graph.json", "params.bin")
+_log = logging.getLogger(__name__)
 _ALL = ("manifest.json", *FILES)
 _FORMAT = 6
 _READ = (5, _FORMAT)  # in 5 a kernel's schedule is text: the family and, after a space, the config as JSON
@@ -40,7 +42,7 @@ _BUILD_INFO = {"target": dict, "architecture": str, "instruction_sets": list}
 _MANIFEST = {"versions": dict, **_BUILD_INFO, "opt_level": int, "files": dict}
 
 
-def write(destination: Path, fill, build_info: dict, opt_level: int) -> None:
+def write(destination: Path, fill: Callable[[Path], None], build_info: dict, opt_level: int) -> None:
     """Save to a folder or an archive atomically; `fill` writes `FILES` into the empty folder that it gets.
 
     An existing saved network is replaced in one step, once the new one is on the disk: a reader finds the old
@@ -78,6 +80,7 @@ def write(destination: Path, fill, build_info: dict, opt_level: int) -> None:
             new = pack(folder / "zip", ((name, (new / name).read_bytes()) for name in _ALL))
         folders.sync(*(new.iterdir() if new.is_dir() else ()), new)
         folders.put(new, path)
+    _log.debug("%s written", destination)
 
 
 def _work(path: Path) -> str:
@@ -154,6 +157,7 @@ def _read(location: Path, name: Path, make: Callable[[Path, dict], Any]) -> Any:
             _unpack(location, folder)
         manifest = _read_manifest(folder, name)
         _check(folder, name, manifest)
+        _log.debug("%s read: %s, opt level %d", name, manifest["target"], manifest["opt_level"])
         return make(folder, manifest)
 
 
@@ -314,7 +318,7 @@ def _unpack(file: Path, folder: Path) -> None:
         raise ValueError(f"{file} is damaged ({error}): copy it again, or build it again") from error
 
 
-def _size(facts) -> int:
+def _size(facts: Any) -> int:
     """Return a file's size according to a manifest; 0 if that is meaningless."""
     size = facts.get("size") if isinstance(facts, dict) else None
     return max(0, size) if isinstance(size, int) else 0

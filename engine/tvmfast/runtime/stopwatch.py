@@ -9,7 +9,7 @@ an array.
 import functools
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
@@ -35,20 +35,16 @@ class Call(NamedTuple):
 class Stopwatch:
     """A callable that runs a network once and records the time of each call; `take` returns the records."""
 
-    def __init__(self, compiled, run: Callable):
-        """Run once to learn the order of the calls, which is always the same.
-
-        Args:
-            compiled: The `Compiled`.
-            run: Function without arguments that runs it once.
-        """
+    def __init__(self, compiled: Any, run: Callable):
+        """Call `run`, which runs a `Compiled` once, to learn the order of its calls, always the same."""
         self._compiled = compiled
         self._run = run
-        self._recorded = []
-        self._order = []  # the name of each call, and the indices of the ticks before and after it
+        self._recorded: list[np.ndarray] = []
+        # The name of each call, and the indices of the ticks before and after it.
+        self._order: list[tuple[str, int, int]] = []
         open_, ticks = [], 0
 
-        def instrument(_function, name, before, _result, *_args):
+        def instrument(_function: Any, name: str, before: bool, _result: Any, *_args: Any) -> None:
             nonlocal ticks
             if before:
                 open_.append((str(name), ticks))
@@ -86,14 +82,14 @@ class Stopwatch:
         return runs
 
 
-def of_kernels(run: list[Call], compiled) -> list[Call]:
+def of_kernels(run: list[Call], compiled: Any) -> list[Call]:
     """Return the kernel calls of a run, without those of the virtual machine's own functions."""
     return [call for call in run if call.name in compiled.graph["kernels"]]
 
 
 @functools.cache
 @fast_tvmscript_parser()
-def _tick():
+def _tick() -> Callable:
     """Compile the instrument, a packed function that ignores its handle, args, count and result."""
 
     @T.prim_func

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +12,10 @@ from ..core.compat import import_tvm_ffi
 from ..core.dims import check_shape
 from ..core.specs import TensorSpec, dtype_of, require_dense
 
-tvm_ffi = import_tvm_ffi()
+if TYPE_CHECKING:
+    import tvm_ffi
+else:
+    tvm_ffi = import_tvm_ffi()
 
 _ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
 _CPU = tvm_ffi.device("cpu", 0)
@@ -21,7 +25,7 @@ _element = tvm_ffi.get_global_func("ffi.ArrayGetItem")
 
 
 @functools.cache  # for speed, as other caches here: a call of a small network is as short as these lookups
-def function(name: str):
+def function(name: str) -> Any:
     """Return a function of TVM's runtime."""
     return tvm_ffi.get_global_func(f"runtime.{name}")
 
@@ -46,7 +50,7 @@ def copied(array: np.ndarray) -> tvm_ffi.Tensor:
     return tensor
 
 
-def outputs_in(result, graph: dict) -> list[tvm_ffi.Tensor]:
+def outputs_in(result: Any, graph: dict) -> list[tvm_ffi.Tensor]:
     """Return the outputs in what the `main` of a graph.json returned."""
     if not graph["tuple"]:
         return [result]
@@ -75,7 +79,7 @@ def _copy(way: str, tensor: tvm_ffi.Tensor, array: np.ndarray) -> None:
     function(f"TVMTensorCopy{way}Bytes")(tensor, ctypes.c_void_p(array.ctypes.data), array.nbytes)
 
 
-def input_tensor(value, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
+def input_tensor(value: Any, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
     """Return `value` as a TVM tensor on the CPU, without a copy if its memory is contiguous and aligned.
 
     `known` is that of `dims.check_shape`.
@@ -94,7 +98,7 @@ def input_tensor(value, spec: TensorSpec, known: dict) -> tvm_ffi.Tensor:
     return _aligned(value.detach().cpu().resolve_neg().contiguous(), spec.dtype)  # a torch tensor
 
 
-def _check(value, spec: TensorSpec, known: dict) -> None:
+def _check(value: Any, spec: TensorSpec, known: dict) -> None:
     """Raise what a call does if an input does not fit its spec."""
     torch = sys.modules.get("torch")
     if not isinstance(value, np.ndarray | tvm_ffi.Tensor) and not (torch and isinstance(value, torch.Tensor)):
@@ -111,7 +115,7 @@ def _check(value, spec: TensorSpec, known: dict) -> None:
         )
 
 
-def _aligned(value, dtype: str) -> tvm_ffi.Tensor:
+def _aligned(value: Any, dtype: str) -> tvm_ffi.Tensor:
     """Return a contiguous array as a tensor, or a copy if its address is none that kernels expect."""
     tensor = tvm_ffi.from_dlpack(value)
     if tensor.data_ptr() % _ALIGNMENT == 0:

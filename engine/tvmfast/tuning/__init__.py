@@ -1,10 +1,9 @@
 """Tuning: `tune` searches for the fastest configs of a network's kernels by measuring.
 
-session        `tune`: the loop from the records to the best configs; bars: its progress; log: its file
-task           what there is to tune in a network, and which task gets the next trials
+session        `tune`: the loop from the records to the best configs, which are measured again at its end
+task           what there is to tune in a network, which task gets the next trials, and progress bars
 tuners         which configs to try: grid, random, genetic, XGBoost; features: input of its cost model
 runner         where they are measured: here, or on the machines of an RPC tracker; trial: one measurement
-remeasurement  the end of a tuning: the best few configs, timed inside the network
 metaschedule   TVM's own search, for kernels that no rule was written for
 workers        worker processes without torch; tracker, server, secret: machines that measure for others
 """

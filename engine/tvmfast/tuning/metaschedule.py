@@ -8,6 +8,7 @@ import contextlib
 import json
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tvm
@@ -19,11 +20,11 @@ from tvm.tirx import IterVar
 
 from ..compiler import codegen, records
 from ..compiler.schedule.rules import RULES
-from ..core import errors, machine
+from ..compiler.schedule.workloads.kernel import Kernel
+from ..core import annotations, errors, machine
 from ..core.compat import lazy_tensor_intrinsics
 from ..core.protocols import Runner
-from .bars import Bars
-from .task import Task, all_tasks
+from .task import Bars, Task, all_tasks
 from .trial import KILLED
 from .workers import Builder
 
@@ -32,40 +33,38 @@ _BUILD_SECONDS = 30.0
 _POPULATION = 128  # traces that evolve between batches; with TVM's 512 a batch takes half a minute
 
 
-def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
+def tasks(mod: tvm.IRModule, params: dict, target: Any = None) -> list[Task]:
     """List the kernels of a network that reduce over an axis and that have no other workload, as tasks."""
-    found = [task for task in all_tasks(mod, params, target) if task.workload.by_metaschedule]
-    return [task for task in found if _reduces(task.workload.func)]
+    found = all_tasks(mod, params, target)
+    return [task for task in found if isinstance(task.workload, Kernel) and _reduces(task.workload.func)]
 
 
-def _reduces(func) -> bool:
+def _reduces(func: tvm.tirx.PrimFunc) -> bool:
     sch = Schedule(tvm.IRModule({"main": func}))
-    try:
-        blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    except ScheduleError:  # not a nest of blocks, a sort for example
-        return False
-    return any(axis.iter_type == IterVar.CommReduce for block in blocks for axis in sch.get(block).iter_vars)
+    axes = (axis for block in annotations.blocks_of(sch) for axis in sch.get(block).iter_vars)
+    return any(axis.iter_type == IterVar.CommReduce for axis in axes)
 
 
 @derived_object
 class _WriteRecords(ms.measure_callback.PyMeasureCallback):
     """A callback that writes each measured batch to the session's records."""
 
-    def __init__(self, session, machine, bars):
+    def __init__(self, session: Any, machine: dict | None, bars: Bars):
         super().__init__()
         self.session, self.machine = session, machine
         self.bars = bars
 
-    def apply(self, task_scheduler, task_id, measure_candidates, builder_results, runner_results):
+    def apply(self, scheduler: Any, task_id: int, candidates: list, built: list, results: list) -> None:
         """Write a batch of task `task_id`, except candidates whose processes were killed from outside."""
         task, state = self.session.tasks[task_id], self.session.states[task_id]
         measured = []
-        for candidate, result in zip(measure_candidates, runner_results, strict=True):
+        for candidate, result in zip(candidates, results, strict=True):
             message = result.error_msg
             if message is None or KILLED not in message:
-                about = task.workload, task.target, as_config(candidate.sch.trace)
-                outcome = ((), errors.lines(message)[-1]) if message else (map(float, result.run_secs), None)
-                measured.append(records.new_record(*about, *outcome, machine=self.machine))
+                seconds = () if message else map(float, result.run_secs)
+                error = errors.lines(message)[-1] if message else None
+                about = task.workload, task.target, as_config(candidate.sch.trace), seconds, error
+                measured.append(records.new_record(*about, machine=self.machine))
         self.session.write(measured)
         state.update([record.call_seconds for record in measured])
         self.bars.update(task_id, state)
@@ -82,17 +81,16 @@ class _Builder(ms.builder.PyBuilder):
         super().__init__()
         self.workers = workers
 
-    def build(self, build_inputs):
-        """Build a batch."""
+    def build(self, build_inputs: list) -> list:
         return [ms.builder.BuilderResult(*built) for built in self.workers.build(_build, build_inputs)]
 
 
-def _build(given):
+def _build(given: Any) -> Any:
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(given.mod)
     return codegen.compile_kernels(dict(mod.functions_items()), given.target, runs_here=False)
 
 
-def as_config(trace) -> dict:
+def as_config(trace: Any) -> dict:
     """Return a trace as the config of a record."""
     text = json.dumps(trace.as_json(), default=lambda value: value.value)
     return {"family": "metaschedule", "trace": json.loads(text)}
@@ -111,18 +109,16 @@ class _Search(ms.search_strategy.PySearchStrategy):
         self.known, self.left = known, left
         self.evolution = ms.search_strategy.EvolutionarySearch(population_size=_POPULATION)
 
-    def _initialize_with_tune_context(self, context):
+    def _initialize_with_tune_context(self, context: Any) -> None:
         self.evolution._initialize_with_tune_context(context)
 
-    def pre_tuning(self, *given):
-        """Pass on to the evolution."""
+    def pre_tuning(self, *given: Any) -> None:
         self.evolution.pre_tuning(*given)
 
-    def post_tuning(self):
-        """Pass on to the evolution."""
+    def post_tuning(self) -> None:
         self.evolution.post_tuning()
 
-    def generate_measure_candidates(self):
+    def generate_measure_candidates(self) -> list | None:
         """Return the evolution's candidates that are not known, while trials are left; None at the end."""
         found = self.evolution.generate_measure_candidates()
         if found is None:
@@ -130,11 +126,10 @@ class _Search(ms.search_strategy.PySearchStrategy):
         fresh = [each for each in found if records.key(as_config(each.sch.trace)) not in self.known]
         return [each for each, _ in zip(fresh, self.left, strict=False)]
 
-    def notify_runner_results(self, *given):
-        """Pass on to the evolution."""
+    def notify_runner_results(self, *given: Any) -> None:
         self.evolution.notify_runner_results(*given)
 
-    def clone(self):
+    def clone(self) -> "_Search":
         """Return a new search with the same known traces, which takes from the same trials."""
         return _Search(self.known, self.left)
 
@@ -147,7 +142,7 @@ class _Model(ms.cost_model.XGBModel._cls):
         super().__init__(num_tuning_cores=machine.usable_cores())
         self.random = np.random.default_rng(seed)
 
-    def predict(self, context, candidates):
+    def predict(self, context: Any, candidates: list) -> np.ndarray:
         """Return the scores of candidates, random ones until the model is trained."""
         if self.data_size >= self.num_warmup_samples and self.booster is not None:
             return super().predict(context, candidates)
@@ -159,7 +154,7 @@ def _space() -> ms.SpaceGenerator:
     return ms.space_generator.PostOrderApply(sch_rules="llvm", postprocs="llvm", mutator_probs="llvm")
 
 
-def search(session, runner: Runner, seed: int | None) -> None:
+def search(session: Any, runner: Runner, seed: int | None) -> None:
     """Run MetaSchedule until the session's trials are used up.
 
     With a seed it runs on one core, because its threads would draw random numbers in any order. A continued
@@ -187,8 +182,8 @@ def search(session, runner: Runner, seed: int | None) -> None:
             )
             contexts.append(context.clone())
     database = ms.database.MemoryDatabase()
-    for known, context in zip(measured, contexts, strict=True):
-        for record in known:
+    for earlier, context in zip(measured, contexts, strict=True):
+        for record in earlier:
             if record.seconds:
                 with contextlib.suppress(ScheduleError):  # the trace does not fit, from another TVM say
                     tuning_record = _as_tuning_record(record, context, database, session.target)
@@ -218,7 +213,7 @@ def search(session, runner: Runner, seed: int | None) -> None:
         )
 
 
-def _as_tuning_record(record, context, database, target):
+def _as_tuning_record(record: records.Record, context: Any, database: Any, target: Any) -> Any:
     workload = database.commit_workload(context.mod)
     sch = Schedule(context.mod)
     rule = RULES["metaschedule"]

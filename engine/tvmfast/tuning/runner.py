@@ -14,9 +14,10 @@ import subprocess
 import threading
 import time as clock
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import tvm
 from tvm.s_tir import meta_schedule as ms
@@ -32,6 +33,7 @@ _ATTEMPTS = 3  # for a trial that was lost with its server
 _SERVERLESS_SECONDS = 15
 _GRACE = 5  # seconds
 _GONE = "the server is gone"
+_NO_ANSWER = f"its server went {_ATTEMPTS} times"
 
 
 class LocalRunner(Runner):
@@ -106,10 +108,10 @@ class LocalRunner(Runner):
         self._builder.close()
         self._pool.shutdown(wait=False)
 
-    def __enter__(self):
+    def __enter__(self) -> "LocalRunner":
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -136,7 +138,7 @@ class RpcRunner(LocalRunner):
             that key.
     """
 
-    def __init__(self, tracker: str, key: str, secret: str | None = None, **options):
+    def __init__(self, tracker: str, key: str, secret: str | None = None, **options: Any):
         host, port = server.address(tracker)
         self.tracker, self.key = tracker, key
         self.machine = {"rpc": key}
@@ -166,9 +168,10 @@ class RpcRunner(LocalRunner):
             return ms.runner.RPCRunner(self._config, self._evaluator, **options)
 
     def _run(self, built: list[tuple[Candidate, str]]) -> list[Trial]:
-        trials, running = {}, {}
+        trials: dict[int, Trial] = {}
+        running: dict[int, Future] = {}
         waiting = deque(range(len(built)))
-        lost = Counter()
+        lost: Counter[int] = Counter()
         seen = looked = clock.monotonic()
         try:
             if (count := self.servers()) > self._pool.size:
@@ -181,9 +184,8 @@ class RpcRunner(LocalRunner):
                     running[number] = self._pool.submit(_run_on_server, *given)
                 for number in [n for n, future in running.items() if future.done()]:
                     trials[number] = self._trial(running.pop(number))
-                    if trials[number] is None or trials[number].lost:
+                    if trials[number].lost or trials[number].error == _NO_ANSWER:
                         lost[number] += 1
-                        trials[number] = trials[number] or Trial((), f"its server went {_ATTEMPTS} times")
                         if lost[number] < _ATTEMPTS:
                             waiting.append(number)
                 if clock.monotonic() - looked > 2:
@@ -200,12 +202,11 @@ class RpcRunner(LocalRunner):
             self._pool = self._new_pool(1)
             raise
         return [
-            dataclasses.replace(trials[number], machine=self.machine | _left_by_server(path))
+            dataclasses.replace(trials[number], machine={"rpc": self.key} | _left_by_server(path))
             for number, (_, path) in enumerate(built)
         ]
 
-    def _trial(self, future: Future) -> Trial | None:
-        """Wait for a trial; None if it failed because of its connection."""
+    def _trial(self, future: Future) -> Trial:
         error = future.exception()
         message = str(error or "")
         if server.TOOK_TOO_LONG in message:
@@ -215,14 +216,14 @@ class RpcRunner(LocalRunner):
         if trial.KILLED in message:
             return Trial((), trial.KILLED)
         if _GONE in message or isinstance(error, ChildProcessError):
-            return None
+            return Trial((), _NO_ANSWER)
         return super()._trial(future)
 
 
 # In a worker process.
 
 
-def _run_on_server(secret, config, candidate: Candidate, path: str, evaluator) -> list[float]:
+def _run_on_server(secret: str, config: Any, candidate: Candidate, path: str, evaluator: Any) -> list[float]:
     """Check and time a candidate on a free server, and store the server's description beside its library."""
     with _session(secret, config) as session:
         try:
@@ -235,7 +236,7 @@ def _run_on_server(secret, config, candidate: Candidate, path: str, evaluator) -
 
 
 @contextlib.contextmanager
-def _session(secret, config):
+def _session(secret: str, config: Any) -> Iterator[Any]:
     """Open a session with a limit: a server that was unplugged leaves a connection that is silent forever.
 
     A live server ends a session in time. The limit ends this process, so that the trial is lost.
@@ -245,7 +246,7 @@ def _session(secret, config):
     """
     limit = threading.Timer(config.session_timeout_sec + _GRACE, os._exit, [1])
     limit.daemon = True
-    session = None
+    session: Any = None
     try:
         session = _connect(secret, config, limit.start)
         yield session
@@ -258,7 +259,7 @@ def _session(secret, config):
             limit.cancel()
 
 
-def _connect(secret, config, begin: Callable = lambda: None):
+def _connect(secret: str, config: Any, begin: Callable = lambda: None) -> Any:
     """Open a session with a free server; `begin()` is called when there is one."""
     found = server.free_server(f"{config.tracker_host}:{config.tracker_port}", config.tracker_key, secret)
     begin()

@@ -67,12 +67,12 @@ def number() -> str:
     return secrets.token_hex(16)
 
 
-def proof(secret: str, *about) -> str:
+def proof(secret: str, *about: object) -> str:
     """Compute the proof that one knows the secret, for a number and what else it has to cover."""
     return hmac.new(secret.encode(), " ".join(map(str, about)).encode(), hashlib.sha256).hexdigest()
 
 
-def proves(given, secret: str, *about) -> bool:
+def proves(given: object, secret: str, *about: object) -> bool:
     """Return whether `given`, of any type, is that proof, compared in constant time."""
     right = proof(secret, *about)
     return hmac.compare_digest(str(given).encode("utf-8", "replace"), right.encode())

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,8 @@ import socket
 import struct
 import threading
 import time as clock
+from collections.abc import Iterator
+from typing import Any
 
 import tvm
 from tvm.rpc import base
@@ -30,7 +33,7 @@ from ..core import machine
 from ..core.compat import set_tvm_threads
 from . import secret as secrets
 from . import trial
-from .tracker import PROOF, SUCCESS
+from .tracker import PROOF, SUCCESS, Say
 
 CRASHED = "TvmnotesSessionCrashed"  # in the error that a client receives
 TOOK_TOO_LONG = "RPCSessionTimeoutError"  # TVM's own
@@ -44,6 +47,7 @@ _PROOF = "-proof="  # follows a client's word
 _PING_SECONDS = 2.0
 _UNUSED_PINGS = 3  # after these, a word that was handed out counts as lost
 _AWAY_SECONDS = 60  # for which a tracker may be away
+_log = logging.getLogger(__name__)
 
 
 def address(tracker: str) -> tuple[str, int]:
@@ -59,7 +63,7 @@ class Refused(ConnectionError):
 
 
 @contextlib.contextmanager
-def _connected(tracker: str, secret: str | None = None):
+def _connected(tracker: str, secret: str | None = None) -> Iterator[socket.socket]:
     """Connect to a tracker, with the proof if it asks for one; `secret` is as for `secret.find`.
 
     Raises ConnectionError if none answers, and Refused if it has another secret.
@@ -89,7 +93,7 @@ def _connected(tracker: str, secret: str | None = None):
         ) from error
 
 
-def _ask(connection, *request):
+def _ask(connection: socket.socket, *request: Any) -> Any:
     base.sendjson(connection, request)
     return base.recvjson(connection)
 
@@ -113,6 +117,7 @@ def free_server(tracker: str, key: str, secret: str | None = None) -> tuple[str,
     with _connected(tracker, secret or secrets.NONE) as connection:
         connection.settimeout(None)
         _, (host, port, word) = _ask(connection, base.TrackerCode.REQUEST, key, "", 1)
+    _log.debug("%s:%d measures for %s", host, port, key)
     if secret:
         # The proof covers the address, so that a false server cannot forward a proof meant for itself.
         word += f" {_PROOF}{secrets.proof(secret, word, host, port)}"
@@ -129,12 +134,19 @@ class TrackerSession(tvm.rpc.TrackerSession):
         self._of = tracker, secret
         super().__init__(address(tracker))
 
-    def _connect(self):
+    def _connect(self) -> None:
         with _connected(*self._of) as connection:
             connection.settimeout(None)
             self._sock = connection.dup()
 
-    def request(self, key, priority=1, session_timeout=0, max_retry=5, session_constructor_args=None):
+    def request(
+        self,
+        key: str,
+        priority: int = 1,
+        session_timeout: float = 0,
+        max_retry: int = 5,
+        session_constructor_args: list | None = None,
+    ) -> tvm.rpc.RPCSession:
         """Open a session with a free server; see `tvm.rpc.TrackerSession.request`."""
         tracker, secret = self._of
         found = free_server(tracker, key, secret)
@@ -144,18 +156,14 @@ class TrackerSession(tvm.rpc.TrackerSession):
 # ---------------------------------------------------------------- a server
 
 
-def serve(tracker, key, host, port, name, threads, cores, say) -> None:
-    """Measure what clients send, until Ctrl-C or SIGTERM.
+def serve(
+    tracker: str, key: str, host: str, port: int, name: str | None, threads: int, cores: list | None, say: Say
+) -> None:
+    """Measure what clients send, until Ctrl-C or SIGTERM; `say(sentence)` shows messages to the user.
 
-    Args:
-        tracker: "HOST:PORT" of the tracker.
-        key: the key under which the tracker lists this server, one word.
-        host: the address to listen on.
-        port: the first port to try.
-        name: the server's name in records; None or "" means host name and port.
-        threads: the threads of a kernel, if given.
-        cores: a list of CPU numbers to run on, if given.
-        say: `say(sentence)` shows messages to the user.
+    The tracker at "HOST:PORT" lists this server under `key`, one word. It listens on `host`, from `port` on
+    the first that is free. Records have its name, by default host name and port. A kernel has as many
+    threads as are given, on the CPUs that are given.
 
     Raises:
         ValueError: for an argument that cannot be used.
@@ -168,7 +176,7 @@ def serve(tracker, key, host, port, name, threads, cores, say) -> None:
     if cores:
         _stay_on(cores)
     if threads or cores:
-        set_tvm_threads(machine.usable_cores(), threads or len(cores))  # before TVM starts them
+        set_tvm_threads(machine.usable_cores(), threads or len(cores or ()))  # before TVM starts them
     listening = _listen(host, port)
     port = listening.getsockname()[1]
     name = name or f"{socket.gethostname()}:{port}"
@@ -205,7 +213,7 @@ def serve(tracker, key, host, port, name, threads, cores, say) -> None:
             session.join()
 
 
-def _serve_all(listening, tracker: str, key: str, secret: str | None, say) -> None:
+def _serve_all(listening: socket.socket, tracker: str, key: str, secret: str | None, say: Say) -> None:
     """Serve one session after the other; raises ConnectionError if the tracker is away for a minute."""
     away = None
     with contextlib.closing(_Listener(listening, key, secret, say)) as listener:
@@ -231,22 +239,22 @@ class _Listener:
     Replaces TVM's loop, which ends at unexpected input and waits for a silent client.
     """
 
-    def __init__(self, listening, key: str, secret: str | None, say):
+    def __init__(self, listening: socket.socket, key: str, secret: str | None, say: Say):
         listening.setblocking(False)
         self.listening, self.port = listening, listening.getsockname()[1]
         self.key, self.secret = key, secret
         self.say = say
-        self.word = None
-        self.strangers = {}
-        self.found = asyncio.Queue()
+        self.word: str | None = None
+        self.strangers: dict[asyncio.Task, socket.socket] = {}
+        self.found: asyncio.Queue[tuple[socket.socket, float | None]] = asyncio.Queue()
         self.loop = asyncio.new_event_loop()
         self.accepting = self.loop.create_task(self._accept())
 
-    def next_client(self, tracker) -> tuple[socket.socket, float | None]:
+    def next_client(self, tracker: socket.socket) -> tuple[socket.socket, float | None]:
         """Return the next client's socket and its limit in seconds, if any; `tracker` is a connection."""
         return self.loop.run_until_complete(self._next_client(tracker))
 
-    async def _next_client(self, tracker):
+    async def _next_client(self, tracker: socket.socket) -> tuple[socket.socket, float | None]:
         """Wait for a client with the word, which is renewed for each, and when it is lost."""
         while True:
             self.word, unused = f"{self.key}:{secrets.number()}", 0
@@ -266,7 +274,7 @@ class _Listener:
         self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self.loop.close()
 
-    async def _accept(self):
+    async def _accept(self) -> None:
         while True:
             try:
                 client, _ = await self.loop.sock_accept(self.listening)
@@ -281,7 +289,7 @@ class _Listener:
             self.strangers[stranger] = client
             stranger.add_done_callback(self.strangers.pop)
 
-    async def _handshake(self, client) -> None:
+    async def _handshake(self, client: socket.socket) -> None:
         seconds = None
         try:
             hello = await asyncio.wait_for(self._hello(client), _HELLO_SECONDS)
@@ -299,14 +307,14 @@ class _Listener:
             if not seconds:
                 client.close()
 
-    async def _hello(self, client) -> str:
+    async def _hello(self, client: socket.socket) -> str:
         """Receive a client's first message; raises ValueError if it cannot be one."""
         magic, size = struct.unpack("<ii", await self._receive(client, 8))
         if magic != base.RPC_MAGIC or not 0 < size <= _LONGEST_HELLO:
             raise ValueError("no client of TVM's")
         return (await self._receive(client, size)).decode()
 
-    async def _receive(self, client, size: int) -> bytes:
+    async def _receive(self, client: socket.socket, size: int) -> bytes:
         received = b""
         while len(received) < size:
             more = await self.loop.sock_recv(client, size - len(received))
@@ -315,7 +323,7 @@ class _Listener:
             received += more
         return received
 
-    def _seconds(self, client, word: str, *options: str) -> float:
+    def _seconds(self, client: socket.socket, word: str, *options: str) -> float:
         """Return how long a client may stay; 0.0 for one without the word or its proof."""
         values = dict(option.partition("=")[::2] for option in options)
         if self.word is None or word != f"client:{self.word}":
@@ -344,7 +352,6 @@ def _stay_on(cores: list[int]) -> None:
 
 
 def _listen(host: str, first: int) -> socket.socket:
-    """Return a socket that listens on the first free port."""
     for port in range(first, first + _PORTS):
         try:
             return socket.create_server((host, port), family=base.get_addr_family((host, port)))
@@ -358,7 +365,7 @@ def _listen(host: str, first: int) -> socket.socket:
     )
 
 
-def _serve_one(say, connection, seconds: float | None) -> None:
+def _serve_one(say: Say, connection: socket.socket, seconds: float | None) -> None:
     """Serve a session, which is one trial, in its own process; tell the client if that ends too early.
 
     Replaces TVM's function, with which a server dies when its session crashes.
@@ -383,7 +390,7 @@ def _serve_one(say, connection, seconds: float | None) -> None:
     folder.remove()
 
 
-def _session(connection, folder) -> None:
+def _session(connection: socket.socket, folder: Any) -> None:
     """Run the session's process; it ends with the server, at once or, if that is killed, within a second."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

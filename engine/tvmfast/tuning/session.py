@@ -1,45 +1,57 @@
 """`tn.tune`: the loop over a network's tasks, from the records to the best configs that the trials allow."""
 
 import contextlib
+import logging
+import math
+import os
+import random
 import time as clock
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import tvm
 
 from ..compiler import records
 from ..compiler.build import build, resolve_target
-from ..compiler.records import Record
+from ..compiler.records import Record, locked, open_records, read_from
 from ..compiler.schedule.workloads.workload import Workload
 from ..compiler.shape_variants import specialize
 from ..core import machine
+from ..core.dims import dims_of
 from ..core.protocols import Runner
 from ..core.table import Table, draw
 from ..profiling import measure
 from ..profiling.profiler import schedule_text
-from ..runtime.compiled import cannot_run
-from . import metaschedule, remeasurement
-from .bars import Bars
-from .log import Log
+from ..runtime.compiled import Compiled, cannot_run
+from ..runtime.stopwatch import Stopwatch, of_kernels
+from . import metaschedule
 from .runner import LocalRunner
-from .task import Progress, Task, expected_gain
+from .task import Bars, Progress, Task, expected_gain
 from .task import tasks as tasks_of
 from .tuners import TUNERS, CostModel, Tuner
 from .tuners import tuner as make_tuner
 
 _BATCH = 8
 _TRIALS = 32  # per task, unless the user says otherwise
+_MOST = 6  # configs of a task, including the default one
+_NEAR = 1.4  # factor of the best trial's time
+_ROUNDS = 16
+_RUNS, _SECONDS = 12, 0.15  # limits of a network's round: runs, seconds
+_log = logging.getLogger(__name__)
 
 
 def tune(
     mod: tvm.IRModule,
     params: dict,
-    target=None,
+    target: Any = None,
     tuner: str = "xgb",
     trials: int | None = None,
     early_stopping: int | None = None,
-    records="tuning.jsonl",
+    records: str | os.PathLike = "tuning.jsonl",
     runner: Runner | None = None,
     transfer: bool = True,
     tasks: list[Task] | None = None,
@@ -112,6 +124,52 @@ def tune(
     return session.result()
 
 
+class Log:
+    """The records that a tuning goes on from and appends to, as other processes may at the same time.
+
+    Raises OSError if the file at `path` cannot be written; it is created if it does not exist.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path, self._read = Path(path), 0
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open_records(self.path, "a+b", "write")
+
+    def read_new(self) -> list[Record]:
+        """Return the records that any process added since the last call.
+
+        Raises and warns as `records.read` does.
+        """
+        records, self._read = read_from(self._file, self._read)
+        return records
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Append records, all or none, and flush them to disk before returning.
+
+        Raises OSError if they cannot be written, on a full disk for example; the file's content stays as it
+        was.
+        """
+        text = "".join(f"{record}\n" for record in records).encode()
+        with locked(self._file):
+            size = self._file.seek(0, os.SEEK_END)
+            # A process that was killed may have left an incomplete line.
+            if size and os.pread(self._file.fileno(), 1, size - 1) != b"\n":
+                text = b"\n" + text
+            try:
+                written = 0
+                while written < len(text):
+                    written += self._file.write(text[written:])
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                os.ftruncate(self._file.fileno(), size)
+                message = f"cannot write the records ({error.strerror}); those of before are all there"
+                raise type(error)(error.errno, message, str(self.path)) from None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 @dataclass
 class Session:
     """A tuning in progress: its tasks, the state of each, and the file of records."""
@@ -129,14 +187,14 @@ class Session:
     known: list[Record] = field(default_factory=list)  # of the target, in the file and new
     _lost: int = field(default=0, init=False)  # trials in a row that were killed from outside
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.states = [Progress(task) for task in self.tasks]
         self._target_key = machine.target_json(self.target)  # as records have it
         self._read(self.log.read_new())
         self.earlier = len(self.known)  # records from before this session
+        _log.debug("%s: %d records of this target", self.log.path, self.earlier)
 
     def _read(self, fresh: list[Record]) -> list[Record]:
-        """Keep the records of this target."""
         fresh = [record for record in fresh if record.target == self._target_key]
         self.known += fresh
         return fresh
@@ -155,12 +213,13 @@ class Session:
         """
         shared = CostModel() if transfer and tuner == "xgb" else None
         self.tuners = {task.workload: make_tuner(tuner, task, seed, model=shared) for task in self.tasks}
-        others = {}
-        for record in self.known if shared is not None else []:
+        others: dict[Workload, Task] = {}
+        for record in self.known:
             elsewhere = record.workload not in self.tuners and not record.workload.by_metaschedule
-            if elsewhere and not record.final:
+            if shared is not None and elsewhere and not record.final:
                 other = others.setdefault(record.workload, Task(record.workload, 1, record.target))
                 shared.add(record.workload, other.features(record.config), record.call_seconds)
+        _log.debug("%s: %d tasks, the model knows %d others", tuner, len(self.tasks), len(others))
         self._take_in(self.known)
         with Bars(self.states, self.trials) as bars:
             while (number := self._next()) is not None:
@@ -175,7 +234,11 @@ class Session:
         fresh = [n for n in open_tasks if not self.states[n].best]
         if fresh:
             return fresh[0]
-        return max(open_tasks, key=lambda n: expected_gain(self.states[n], self.states), default=None)
+        gains = {n: expected_gain(self.states[n], self.states) for n in open_tasks}
+        chosen = max(gains, key=lambda n: gains[n], default=None)
+        if chosen is not None:
+            _log.debug("next: %s, which may save %.3g ms a run", self.tasks[chosen], gains[chosen] * 1e3)
+        return chosen
 
     def _is_open(self, state: Progress) -> bool:
         stopped = self.early_stopping and state.trials - state.last_gain >= self.early_stopping
@@ -205,6 +268,7 @@ class Session:
             )
         measured = []
         for c, trial in zip(candidates, trials, strict=True):
+            _log.debug("%s, %s: %s", state.task, c.config, trial.error or trial.seconds)
             if not trial.lost:
                 result = trial.seconds, trial.error
                 machine = trial.machine or runner.machine
@@ -213,10 +277,12 @@ class Session:
 
     def _take_in(self, fresh: list[Record]) -> None:
         """Update tuners and states with measurements of this session, an earlier one, or another process."""
-        by_task = {}
+        by_task: dict[Workload, list[float]] = {}
         for record in fresh:
             tuner = self.tuners.get(record.workload)
-            number = tuner.number(record.config) if tuner and not record.final else None
+            if tuner is None or record.final:
+                continue
+            number = tuner.number(record.config)
             if number is not None and number not in tuner.seconds:
                 tuner.update(number, record.call_seconds)
                 by_task.setdefault(record.workload, []).append(record.call_seconds)
@@ -226,20 +292,20 @@ class Session:
 
     # ------------------------------------------------------------ the end
 
-    def finish(self, mod, params, runner: Runner) -> None:
+    def finish(self, mod: tvm.IRModule, params: dict, runner: Runner) -> None:
         """Measure the best few configs of each task alternately, write the records, and time the network."""
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-        best = remeasurement.best_configs(self.tasks, self.known)
+        best = best_configs(self.tasks, self.known)
         elsewhere = runner.machine is not None
-        libs = {} if elsewhere else {"before": remeasurement.build_rank(best, 0, mod, params, self.target)}
+        libs = {} if elsewhere else {"before": build_rank(best, 0, mod, params, self.target)}
         if len(self.known) > self.earlier or not any(record.final for record in self.known):
             if elsewhere:
-                self.write(remeasurement.by_kernel(best, runner, now))
+                self.write(by_kernel(best, runner, now))
             else:
-                self.write(remeasurement.in_network(best, libs["before"], mod, params, self.target, now))
+                self.write(in_network(best, libs["before"], mod, params, self.target, now))
         if not elsewhere:
             libs["after"] = build(mod, params, self.target, records=self.known)
-            self.network = measure.compare(libs, *remeasurement.random_inputs(libs["before"]))
+            self.network = measure.compare(libs, *random_inputs(libs["before"]))
 
     def result(self) -> "Tuning":
         """Return the result of the tuning so far."""
@@ -251,6 +317,128 @@ class Session:
             rows.append((task, state.trials, min(default, default=None), best))
         seconds = clock.monotonic() - self.started
         return Tuning(rows, self.network, str(self.log.path), self.interrupted, seconds)
+
+
+# ---------------------------------------------------------------- the best few configs, measured again
+
+# A trial runs one kernel repeatedly, with its weights in the caches. In a network other kernels run in
+# between, and operators are fused into the kernel: there the best configs of each task are measured once
+# more, alternately, so that luck decides nothing.
+
+
+def best_configs(tasks: list[Task], measured: list[Record]) -> dict[Task, list[dict]]:
+    """Choose the configs of each task to re-measure.
+
+    The default config, the winner of earlier re-measurements, and then the best by their trials. The best
+    config of each kind (of the same knobs) that is nearly as fast as the fastest precedes a second config of
+    any kind: dissimilar configs differ most between a trial and a network.
+    """
+    winners = records.best(measured)
+    best = {}
+    for task in tasks:
+        trials: dict[str, Record] = {}
+        for record in measured:
+            if record.workload == task.workload and record.seconds and not record.final:
+                key = records.key(record.config)
+                before = trials.setdefault(key, record)
+                if record.call_seconds < before.call_seconds:
+                    trials[key] = record
+        ordered = sorted(trials.values(), key=lambda r: r.call_seconds)
+        ranked = [record.config for record in ordered]
+        near = [record.config for record in ordered if record.call_seconds < _NEAR * ordered[0].call_seconds]
+        winner = winners.get((task.workload, task.target))
+        best_of_kind = {_kind(config): config for config in reversed(near)}
+        first = [config for config in near if config in best_of_kind.values()]
+        won = [winner.config] if winner else []
+        distinct = {records.key(config): config for config in (task.default, *won, *first, *ranked)}
+        best[task] = list(distinct.values())[: machine.cap_if_quick(_MOST, 3)]
+        _log.debug("%s: measured again are %s", task, best[task])
+    return best
+
+
+def _kind(config: dict) -> tuple:
+    return config.get("family"), config.get("loop_order"), *sorted(config)
+
+
+def build_rank(
+    best: dict[Task, list[dict]], rank: int, mod: tvm.IRModule, params: dict, target: tvm.target.Target
+) -> Compiled:
+    """Build the network with each task's config at `rank`, or its last one."""
+    chosen = [(task, configs[min(rank, len(configs) - 1)]) for task, configs in best.items()]
+    described = machine.target_json(target)
+    unmeasured = [records.new_record(task.workload, described, config) for task, config in chosen]
+    return build(mod, params, target, records=unmeasured)
+
+
+def in_network(
+    best: dict[Task, list[dict]], untuned: Compiled, mod: tvm.IRModule, params: dict, target: Any, moment: str
+) -> list[Record]:
+    """Time each kernel in builds of the network: with each task's second config, its third, and so on.
+
+    `untuned` is the build with each task's first config, the default one; `moment` becomes the records'
+    `final`. Returns records of the configs that ran in every round.
+    """
+    others = range(1, max(map(len, best.values())))
+    builds = [untuned, *(build_rank(best, rank, mod, params, target) for rank in others)]
+    inputs = random_inputs(untuned)
+    watches = [Stopwatch(lib, lambda lib=lib: lib.run(inputs)) for lib in builds]
+    rounds = []
+    for _ in range(machine.cap_if_quick(_ROUNDS, 2)):
+        # In another order each round, so that periodic noise does not always hit the same build.
+        order = random.sample(range(len(builds)), len(builds))
+        spent = {rank: _round(builds[rank], watches[rank]) for rank in order}
+        rounds.append([spent[rank] for rank in range(len(builds))])
+    measured, described = [], machine.target_json(target)
+    for task, configs in best.items():
+        for rank in range(len(configs)):
+            seconds = [each[rank].get(task.workload, math.inf) / task.count for each in rounds]
+            if max(seconds) < math.inf:
+                record = records.new_record(task.workload, described, configs[rank], seconds, final=moment)
+                measured.append(record)
+    return measured
+
+
+def _round(lib: Compiled, watch: Stopwatch) -> dict[Workload, float]:
+    """Return the seconds per run that each workload takes: per kernel the minimum of some runs."""
+    end = clock.perf_counter() + _SECONDS
+    for run in range(machine.cap_if_quick(_RUNS, 2)):
+        if run and clock.perf_counter() > end:
+            break
+        watch()
+    spent: dict[Workload, float] = {}
+    described = lib.graph["workloads"]
+    workloads = {kernel: Workload.from_dict(workload) for kernel, workload in described.items()}
+    for calls in zip(*(of_kernels(run, lib) for run in watch.take()), strict=True):
+        if workload := workloads.get(calls[0].name):
+            spent[workload] = spent.get(workload, 0.0) + min(call.end - call.begin for call in calls)
+    return spent
+
+
+def by_kernel(best: dict[Task, list[dict]], runner: Runner, moment: str) -> list[Record]:
+    """Measure the kernels one by one, in two rounds, if the network cannot run here."""
+    measured = []
+    for task, configs in best.items():
+        candidates = [task.candidate(config) for config in configs]
+        rounds = [runner.measure(candidates) for _ in range(2)]
+        for config, *trials in zip(configs, *rounds, strict=True):
+            if not any(trial.error for trial in trials):
+                seconds = [s for trial in trials for s in trial.seconds]
+                about = {"final": moment, "machine": runner.machine}
+                measured.append(records.new_record(task.workload, task.target, config, seconds, **about))
+    return measured
+
+
+def random_inputs(lib: Compiled) -> list[np.ndarray]:
+    """Make random inputs for a network, with its least dynamic dims; zeros if they are not floating-point."""
+    generator = np.random.default_rng()
+    inputs = []
+    lowest = {name: dim.lower for name, dim in dims_of(spec.shape for spec in lib.inputs).items()}
+    for spec in (each.at(lowest) for each in lib.inputs):
+        if "float" in spec.dtype:
+            inputs.append(generator.standard_normal(spec.shape).astype(spec.dtype))
+        else:
+            inputs.append(np.zeros(spec.shape, spec.dtype))
+    return inputs
 
 
 @dataclass(repr=False)
@@ -274,7 +462,7 @@ class Tuning(Table):
 
     decimals = 3
 
-    def frame(self):
+    def frame(self) -> Any:
         """Return a pandas DataFrame with a row per task."""
         import pandas as pd  # for speed: only where a table is shown
 
@@ -292,7 +480,7 @@ class Tuning(Table):
         return pd.DataFrame(rows, index=[str(task) for task, *_ in self.rows])
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> str:  # type: ignore[override]
         """The totals in one sentence."""
         trials = sum(trials for _, trials, _, _ in self.rows)
         told = f"{trials} trials in {self.records}, {self.seconds:.0f} s"
@@ -304,14 +492,14 @@ class Tuning(Table):
         ratio = f"ratio {after / before:.2f}"
         return f"{told}; the network takes {before:.2f} ms before, {after:.2f} ms after: {ratio}"
 
-    def _styled(self):
+    def _styled(self) -> Any:
         return super()._styled().set_table_styles([{"selector": "th", "props": "white-space: nowrap"}])
 
-    def plot(self):
+    def plot(self) -> Any:
         """Plot each task's time in a run of the network, before and after; see `plots.before_and_after`."""
         times = {
             str(t): (t.count * before, t.count * best.call_seconds)
             for t, _, before, best in self.rows
-            if before
+            if before and best
         }
         return draw("before_and_after", times)

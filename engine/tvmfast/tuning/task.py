@@ -1,10 +1,13 @@
 """What there is to tune in a network, a task for each distinct workload, and which task is next."""
 
 import functools
+import os
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import tvm
+from tqdm.auto import tqdm
 
 from ..compiler import pipeline
 from ..compiler.build import bind, resolve_target
@@ -25,13 +28,7 @@ _HOPE = 0.15  # share of its time that a batch may save even of the fastest kern
 
 @dataclass(frozen=True)
 class Task:
-    """A workload to tune for a target.
-
-    Attributes:
-        workload: the workload.
-        count: how many kernels of the network compute it.
-        target: the target as text, from `machine.target_json`.
-    """
+    """A workload to tune, which `count` kernels of a network compute; `machine.target_json` is its target."""
 
     workload: Workload
     count: int
@@ -68,11 +65,12 @@ class Task:
         return self.workload.label
 
 
-def all_tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
+def all_tasks(mod: tvm.IRModule, params: dict, target: Any = None) -> list[Task]:
     """List the workloads of all kernels that `tn.build(mod, params, target)` makes; see `tasks`."""
-    target, counts = resolve_target(target), Counter()
+    target = resolve_target(target)
+    counts: Counter[Workload] = Counter()
 
-    def count(workload):
+    def count(workload: Workload) -> None:
         counts[workload] += 1
 
     mod, _ = bind(mod, params)
@@ -83,29 +81,15 @@ def all_tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
     return [Task(workload, kernels, described) for workload, kernels in counts.items()]
 
 
-def tasks(mod: tvm.IRModule, params: dict, target=None) -> list[Task]:
-    """List what can be tuned in a network: its convolutions and matrix products, each distinct one once.
-
-    Args:
-        mod: the network; mod, params and target are as for `tn.build`.
-        params: its parameters.
-        target: the target; None means this machine.
-
-    Returns:
-        The tasks in the order of the network.
-    """
+def tasks(mod: tvm.IRModule, params: dict, target: Any = None) -> list[Task]:
+    """List the distinct convolutions and matrix products of a network, in its order; as for `tn.build`."""
     return [task for task in all_tasks(mod, params, target) if not task.workload.by_metaschedule]
 
 
 def tasks_by_kernel(lib: Compiled) -> dict[str, Task]:
-    """Map the kernels of a compiled network to their tasks.
+    """Return the tasks of a compiled network by the names of their kernels; those without one are left out.
 
-    Args:
-        lib: the compiled network.
-
-    Returns:
-        The task of each kernel that has one, by the kernel's name; `count` is the number of kernels that
-        share the workload. `tn.tune` takes some of these as its `tasks`.
+    Kernels that share a workload share a task. `tn.tune` takes some of these as its `tasks`.
     """
     found = {kernel: Workload.from_dict(described) for kernel, described in lib.graph["workloads"].items()}
     counts = Counter(found[node["kernel"]] for node in lib.graph["nodes"] if node["kernel"] in found)
@@ -145,6 +129,43 @@ class Progress:
             if one < best:
                 best, self.last_gain = one, self.trials
         self.best.append(best)
+
+
+class Bars:
+    """Progress bars in a notebook or a terminal; none if TQDM_DISABLE is set.
+
+    A context manager, for the `states` of the tasks and the number of `trials` of all of them.
+    """
+
+    def __init__(self, states: list[Progress], trials: int):
+        off = {"disable": True if "TQDM_DISABLE" in os.environ else None}  # None: disabled without a terminal
+        overall = "{desc} {bar} {n_fmt}/{total_fmt} {elapsed}<{remaining}"
+        self._all = tqdm(total=trials, desc="trials", bar_format=overall, **off)
+        self._tasks = []
+        for number, state in enumerate(states):
+            size = "" if state.task.workload.by_metaschedule else f" of {len(state.task.space)}"
+            layout = f"{{desc}}: {{n_fmt}}{size} configs{{postfix}}"
+            self._tasks.append(tqdm(desc=str(state.task), bar_format=layout, **off))
+            self.update(number, state)
+
+    def update(self, number: int, state: Progress) -> None:
+        """Show the progress of task `number`."""
+        bar = self._tasks[number]
+        if state.best:
+            current, best = state.last * 1e3, state.best[-1] * 1e3
+            bar.set_postfix_str(f"current {current:.3f} ms, best {best:.3f} ms", refresh=False)
+        before = bar.n
+        bar.update(state.trials - bar.n)
+        self._all.update(state.trials - before)
+
+    def __enter__(self) -> "Bars":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._all.total = self._all.n  # an incomplete bar would be red
+        for bar in (self._all, *self._tasks):
+            bar.refresh()
+            bar.close()
 
 
 def expected_gain(progress: Progress, all_of_them: list[Progress]) -> float:

@@ -10,10 +10,14 @@ import logging
 import signal
 import socket
 import time as clock
+from collections.abc import Callable
+from typing import Any
 
 from tvm.rpc import base, tracker
 
 from . import secret as secrets
+
+Say = Callable[[str], None]
 
 PROOF = "tvmnotes.proof"
 FAIL, SUCCESS = base.TrackerCode.FAIL, base.TrackerCode.SUCCESS
@@ -24,20 +28,20 @@ _STRANGERS = 64  # most connections without a proof
 class _Connection(tracker.TCPEventHandler):
     """A connection to the tracker; any error in it closes it."""
 
-    def __init__(self, server, sock, addr):
+    def __init__(self, server: Any, sock: socket.socket, addr: Any):
         super().__init__(server, sock, addr)
         self.known = False
         self.since = clock.monotonic()
         self._number = secrets.number()
         self._ioloop.call_later(_HELLO_SECONDS, lambda: self.known or self.close())
 
-    def _event_handler(self, events):
+    def _event_handler(self, events: Any) -> None:
         try:
             super()._event_handler(events)
         except Exception:  # for malformed input, which TVM raises in the loop
             self.close()
 
-    def call_handler(self, args):
+    def call_handler(self, args: list) -> None:
         """Handle a request, which has to be the proof as long as the client is unknown."""
         secret = self._tracker.secret
         if self.known or secret is None:
@@ -53,11 +57,11 @@ class _Connection(tracker.TCPEventHandler):
 class _Tracker(tracker.TrackerServerHandler):
     """TVM's tracker with connections of the class above."""
 
-    def __init__(self, sock, secret):
+    def __init__(self, sock: socket.socket, secret: str | None):
         super().__init__(sock, stop_key=secrets.number())
         self.secret = secret
 
-    def _on_event(self, _):
+    def _on_event(self, _: Any) -> None:
         with contextlib.suppress(OSError):  # the client is gone, or too many files are open
             connection, address = self._sock.accept()
             strangers = [each for each in self._connections if not each.known]
@@ -66,7 +70,7 @@ class _Tracker(tracker.TrackerServerHandler):
             _Connection(self, connection, address)
 
 
-def run(host: str, port: int, say) -> None:
+def run(host: str, port: int, say: Say) -> None:
     """Run the tracker at an address until Ctrl-C or SIGTERM; `say(sentence)` shows messages to the user.
 
     The secret is that of `secret.find`. Raises ValueError if the address cannot be used, PermissionError for

@@ -32,13 +32,7 @@ _SWEPT = 32 << 20  # bytes, more than the cores' own caches hold
 
 @dataclass(frozen=True)
 class Candidate:
-    """A config to measure.
-
-    Attributes:
-        workload: the workload.
-        config: a config of the workload.
-        target: the target as text, from `machine.target_json`.
-    """
+    """A config of a workload, to measure; the target is text, from `machine.target_json`."""
 
     workload: Any  # a Workload, or what has its methods
     config: dict
@@ -52,12 +46,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of measuring a candidate.
+    """The seconds of a call of a candidate, one per repeat; if it failed, none, and the error in a sentence.
 
-    Attributes:
-        seconds: seconds of a call, one per repeat; empty if it failed.
-        error: the error in one sentence if it failed.
-        machine: where it was measured, as records store it; None for this machine.
+    `machine` is where it was measured, as records store it; None for this machine.
     """
 
     seconds: tuple[float, ...]
@@ -84,7 +75,7 @@ def end_with_parent() -> None:
     """End this process within a second after its parent."""
     parent = os.getppid()
 
-    def watch():
+    def watch() -> None:
         while os.getppid() == parent:
             clock.sleep(0.5)
         os._exit(1)
@@ -101,7 +92,7 @@ def register_cache_flush() -> None:
     os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = "1000"
 
     @functools.cache
-    def kernel():
+    def kernel() -> Callable:
         count = machine.threads()
         data = te.placeholder((count, _SWEPT // count // 64, 16), name="data")
         step = te.reduce_axis((0, data.shape[1]), "step")
@@ -119,7 +110,7 @@ def register_cache_flush() -> None:
     tvm.register_global_func("tvmnotes.sweep", lambda *_: kernel()(), override=True)
 
 
-def build(candidate: Candidate):
+def build(candidate: Candidate) -> Any:
     """Build a candidate: the library with its kernel, "main"."""
     scheduled, target = kernel(candidate), tvm.target.Target(candidate.target)
     (var,) = scheduled.get_global_vars()
@@ -127,12 +118,7 @@ def build(candidate: Candidate):
 
 
 def kernel(candidate: Candidate) -> tvm.IRModule:
-    """Lower a candidate to TensorIR and schedule it.
-
-    Returns:
-        A module with the function "main" of the data, the packed weight and the output buffer; see
-        `arguments`.
-    """
+    """Lower a candidate to TensorIR and schedule it: a module with the function "main"; see `arguments`."""
     workload, config = candidate.workload, candidate.config
     simd = simd_of_key(candidate.target)
     data = te.placeholder(workload.packed_input_shape(simd.lanes), name="data")
@@ -142,7 +128,7 @@ def kernel(candidate: Candidate) -> tvm.IRModule:
     return schedule_kernels(simd)(module)
 
 
-def export(make: Callable, folder: str, given) -> str:
+def export(make: Callable, folder: str, given: Any) -> str:
     """Link the library `make(given)` into a file, in a new folder within `folder`, and return the path."""
     library = make(given)
     os.environ["TMPDIR"] = tempfile.tempdir = folder  # for what TVM and the linker leave if they are killed
@@ -151,7 +137,7 @@ def export(make: Callable, folder: str, given) -> str:
     return path
 
 
-def arguments(candidate: Candidate, device) -> list[list[tvm.runtime.Tensor]]:
+def arguments(candidate: Candidate, device: tvm.runtime.Device) -> list[list[tvm.runtime.Tensor]]:
     """Make the arguments of a kernel's calls: one list of data, packed weight and output buffer."""
     workload, lanes = candidate.workload, candidate.lanes
     data, weight, _ = _inputs(workload)
@@ -160,23 +146,17 @@ def arguments(candidate: Candidate, device) -> list[list[tvm.runtime.Tensor]]:
     return [[tvm.runtime.tensor(array, device) for array in arrays]]
 
 
-def run(candidate: Candidate, path: str, evaluator) -> list[float]:
+def run(candidate: Candidate, path: str, evaluator: Any) -> list[float]:
     """Check and time a candidate, whose library is at `path`, on this machine; see `check_and_time`."""
     return check_and_time(candidate, tvm.runtime.load_module(path), tvm.cpu(), evaluator)
 
 
-def check_and_time(candidate: Candidate, library, device, evaluator, sweep: bool = True) -> list[float]:
-    """Check a kernel's output and time it: seconds of a call, one per repeat.
+def check_and_time(
+    candidate: Candidate, library: Any, device: tvm.runtime.Device, evaluator: Any, sweep: bool = True
+) -> list[float]:
+    """Check a kernel's output and time it: seconds of a call, one per repeat; ValueError for a wrong output.
 
-    Args:
-        candidate: the candidate.
-        library: its library, on this machine or a session's.
-        device: where the library runs.
-        evaluator: MetaSchedule's `EvaluatorConfig`.
-        sweep: whether the caches are flushed before each repeat.
-
-    Raises:
-        ValueError: for a wrong output.
+    The library is on this machine or a session's. With `sweep`, the caches are flushed before each repeat.
     """
     (tensors,) = arguments(candidate, device)
     library["main"](*tensors)
@@ -197,7 +177,7 @@ def check_and_time(candidate: Candidate, library, device, evaluator, sweep: bool
 
 
 @functools.lru_cache(maxsize=2)
-def _inputs(workload) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _inputs(workload: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return random data and weight of a workload, and NumPy's output for them."""
     random = np.random.default_rng(0)  # the same in every trial
     data = random.standard_normal(workload.data, dtype="float32")

@@ -6,8 +6,11 @@ twice.
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+
+from ..compiler.schedule.workloads.workload import Workload
 
 _EXPLORED = 0.15  # share of random configs in a batch of `XGB`
 _LEAST_SAMPLES = 8  # with fewer, a cost model is not used
@@ -50,29 +53,29 @@ class Tuner:
 class Grid(Tuner):
     """The configs in order."""
 
-    def _choose(self, count):
+    def _choose(self, count: int) -> list[int]:
         return list(self.left)[:count]
 
 
 class Random(Tuner):
     """The configs in random order."""
 
-    def _choose(self, count):
+    def _choose(self, count: int) -> list[int]:
         return self.random.sample(list(self.left), count)
 
 
 class GA(Tuner):
     """A genetic search: a child takes each knob from one of two good configs, or sometimes any value."""
 
-    def __init__(self, space, seed=None, parents: int = 16, mutation: float = 0.1):
+    def __init__(self, space: list[dict], seed: int | None = None, parents: int = 16, mutation: float = 0.1):
         super().__init__(space, seed)
         self.parents, self.mutation = parents, mutation
         knobs = dict.fromkeys(knob for config in space for knob in config)
         self._values = {knob: sorted({c[knob] for c in space if knob in c}, key=str) for knob in knobs}
 
-    def _choose(self, count):
+    def _choose(self, count: int) -> list[int]:
         children: dict[int, None] = {}
-        fit = sorted((n for n, s in self.seconds.items() if s < float("inf")), key=self.seconds.get)
+        fit = sorted((n for n, s in self.seconds.items() if s < float("inf")), key=lambda n: self.seconds[n])
         fit = fit[: max(2, min(self.parents, len(fit) // 2))]
         for _ in range(50 * count if len(fit) >= 2 else 0):
             if len(children) < count and (child := self._child(*self.random.sample(fit, 2))) in self.left:
@@ -82,10 +85,10 @@ class GA(Tuner):
 
     def _child(self, first: int, second: int) -> int | None:
         """Return the number of a config with knobs of two others; None if there is no such config."""
-        first, second = self.space[first], self.space[second]
+        other = self.space[second]
         child = {}
-        for knob, value in first.items():
-            child[knob] = self.random.choice([value, second.get(knob, value)])
+        for knob, value in self.space[first].items():
+            child[knob] = self.random.choice([value, other.get(knob, value)])
             if self.random.random() < self.mutation:
                 child[knob] = self.random.choice(self._values[knob])
         return self.number(child)
@@ -101,27 +104,18 @@ class CostModel:
     XGBoost (Chen and Guestrin, KDD 2016) with a ranking loss on pairs of configs of one workload, as in
     AutoTVM (Chen et al., "Learning to Optimize Tensor Programs", NeurIPS 2018). One model may serve several
     tasks, each of which is then ranked with what it learned from the others.
-
-    Args:
-        seed: for the training.
     """
 
     def __init__(self, seed: int = 0):
         import xgboost  # here, not at the first prediction, where Ctrl-C would break the import
 
         self._xgboost, self.seed = xgboost, seed
-        self._samples = {}
-        self._booster = None
+        self._samples: dict[Workload, list[tuple[list[float], float]]] = {}
+        self._booster: Any = None
         self._stale = True
 
-    def add(self, workload, features: list[float], seconds: float) -> None:
-        """Add a sample.
-
-        Args:
-            workload: the workload; only configs of one workload are compared.
-            features: those of a config.
-            seconds: of a call, infinite if it failed.
-        """
+    def add(self, workload: Workload, features: list[float], seconds: float) -> None:
+        """Add a config's features and seconds, infinite if it failed; those of one workload are compared."""
         self._samples.setdefault(workload, []).append((features, seconds))
         self._stale = True
 
@@ -129,14 +123,7 @@ class CostModel:
         return sum(map(len, self._samples.values()))
 
     def predict(self, features: list[list[float]]) -> np.ndarray:
-        """Predict a score for each config: the higher, the faster, among configs of one workload.
-
-        Args:
-            features: those of each config.
-
-        Returns:
-            The scores, float32 of shape (configs,).
-        """
+        """Predict scores, float32, of configs of one workload, by their features: the higher, the faster."""
         if self._stale:
             self._train()
         return self._booster.predict(self._xgboost.DMatrix(np.array(features, "float32"), nthread=1))
@@ -170,13 +157,13 @@ class XGB(Tuner):
     """The configs that a cost model ranks highest and a few random ones; only these until it has samples."""
 
     def __init__(
-        self, space, seed=None, *, workload, features: Callable[[dict], list[float]], model: CostModel
+        self, space: list, seed: int | None = None, *, workload: Any, features: Callable, model: CostModel
     ):
         super().__init__(space, seed)
         self.workload, self.model = workload, model
         self._features = [features(config) for config in space]
 
-    def update(self, number, seconds):
+    def update(self, number: int, seconds: float) -> None:
         """Add the seconds of a config, to the cost model as well."""
         super().update(number, seconds)
         self.model.add(self.workload, self._features[number], seconds)
@@ -185,7 +172,7 @@ class XGB(Tuner):
         """Return the model's score of each config of the space."""
         return self.model.predict(self._features)
 
-    def _choose(self, count):
+    def _choose(self, count: int) -> list[int]:
         if len(self.model) < _LEAST_SAMPLES:
             return self.random.sample(list(self.left), count)
         scores = self.predicted()
@@ -199,22 +186,13 @@ TUNERS = {"grid": Grid, "random": Random, "ga": GA, "xgb": XGB}
 
 
 def tuner(
-    name: str, task, seed: int | None = None, space: list[dict] | None = None, model: CostModel | None = None
+    name: str, task: Any, seed: int | None = None, space: list | None = None, model: CostModel | None = None
 ) -> Tuner:
-    """Make a tuner for a task.
+    """Make a tuner for a task, by a name of `TUNERS`; raises ValueError for any other.
 
     A tuner has `propose(count)`, which returns indices of configs to measure next, and `update(number,
-    seconds)`, which takes what was measured.
-
-    Args:
-        name: a key of `TUNERS`: grid, random, ga or xgb.
-        task: the `Task`.
-        seed: for the tuner's choices.
-        space: the configs to search; None means the task's.
-        model: the cost model of xgb; None makes a new one.
-
-    Raises:
-        ValueError: for an unknown name.
+    seconds)`, which takes what was measured. It searches the task's space, or the one given; xgb makes a cost
+    model, or takes the one given.
     """
     if name not in TUNERS:
         raise ValueError(f"tuner: expected one of {', '.join(TUNERS)}; got {name!r}")

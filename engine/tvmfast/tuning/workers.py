@@ -8,8 +8,9 @@ import subprocess
 import sys
 import threading
 import time as clock
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pickle import UnpicklingError
+from typing import Any
 
 from tvm.s_tir.meta_schedule.runner import local_runner, rpc_runner
 from tvm.support.popen_pool import PopenPoolExecutor, PopenWorker, StatusKind
@@ -48,7 +49,9 @@ class Killed(ChildProcessError):
 
 
 class _Worker(PopenWorker):
-    def _start(self):
+    _proc: subprocess.Popen | None
+
+    def _start(self) -> None:
         """Start the process as TVM does, which runs `python -m tvm.exec.popen_worker`."""
         if self._proc is not None or sys.platform == "win32":
             return super()._start()
@@ -60,13 +63,13 @@ class _Worker(PopenWorker):
             os.close(end)
         self._reader, self._writer = os.fdopen(read, "rb"), os.fdopen(write, "wb")
 
-    def send(self, *args, **kwargs):
+    def send(self, *args: Any, **kwargs: Any) -> None:
         """Send as TVM does; an idle process that has ended is replaced."""
         if self._proc is not None and not self.is_alive():
             self.kill()
         super().send(*args, **kwargs)
 
-    def recv(self):
+    def recv(self) -> Any:
         """Receive as TVM does; a process that ends in the middle of an answer counts as ended, too."""
         try:
             return super().recv()
@@ -75,7 +78,7 @@ class _Worker(PopenWorker):
                 raise
         raise self._child_process_error()
 
-    def _child_process_error(self):
+    def _child_process_error(self) -> ChildProcessError:
         """Return the error as TVM does, which kills the process at once and so cannot tell what ended it."""
         code = self._exit_code()
         self.kill()
@@ -87,7 +90,7 @@ class _Worker(PopenWorker):
         """Return the exit code of the process, whose pipe may be closed; None if it lives for 5 s more."""
         process = self._proc  # None if another thread has ended it
         self.join(5)
-        return process and process.poll()
+        return None if process is None else process.poll()
 
 
 class Pool(PopenPoolExecutor):
@@ -98,11 +101,11 @@ class Pool(PopenPoolExecutor):
 
     ends = False
 
-    def __init__(self, max_workers: int, *args, **kwargs):
+    def __init__(self, max_workers: int, *args: Any, **kwargs: Any):
         super().__init__(max_workers, *args, **kwargs)
         self.size = max_workers
 
-    def shutdown(self, wait=True):
+    def shutdown(self, wait: bool = True) -> None:
         """Shut down as TVM does, and repeat nothing from now on."""
         self.ends = True
         super().shutdown(wait)
@@ -117,7 +120,7 @@ class Pool(PopenPoolExecutor):
             clock.sleep(0.02)
         self.shutdown(wait=False)
 
-    def _worker_run(self, fn, args, kwargs):
+    def _worker_run(self, fn: Callable, args: list, kwargs: dict) -> Any:
         with self._lock:
             if threading.get_ident() not in self._worker_map:
                 self._worker_map[threading.get_ident()] = _Worker(
@@ -132,7 +135,7 @@ class Pool(PopenPoolExecutor):
 
 
 @contextlib.contextmanager
-def of_runners():
+def of_runners() -> Iterator[None]:
     """Make MetaSchedule's runners with a `Pool` inside this context."""
     for module in (local_runner, rpc_runner):
         module.PopenPoolExecutor = Pool
@@ -160,7 +163,7 @@ class Builder:
         work = functools.partial(trial.export, make, self.folder)
         return [self._outcome(*built) for built in self._pool.map_with_error_catching(work, batch)]
 
-    def _outcome(self, status: StatusKind, value) -> tuple[str | None, str | None]:
+    def _outcome(self, status: StatusKind, value: Any) -> tuple[str | None, str | None]:
         if status == StatusKind.COMPLETE:
             return value, None
         if status == StatusKind.TIMEOUT:
