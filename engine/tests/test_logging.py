@@ -6,7 +6,7 @@ import re
 import pytest
 from fake_runner import AVX512, FakeRunner, task
 
-import tvmnotes as tn
+import tvmfast
 
 TALK = """
 import sys
@@ -74,7 +74,7 @@ def test_a_build_and_a_load_say_what_they_use(python, tmp_path):
 def test_a_tuning_says_what_it_decides(tmp_path, caplog):
     target, tasks = json.loads(AVX512), [task("conv", target=AVX512)]
     with caplog.at_level("DEBUG", "tvmfast.tuning"):
-        tn.tune(None, {}, target, "random", 20, records=tmp_path / "a", runner=FakeRunner(), tasks=tasks)
+        tvmfast.tune(None, {}, target, "random", 20, records=tmp_path / "a", runner=FakeRunner(), tasks=tasks)
     said = "\n".join(caplog.messages)
     for line in (
         "a: 0 records of this target",

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 from tvm.s_tir import ScheduleError
 
-import tvmnotes as tn
+import tvmfast
 from tvmfast.compiler.schedule.rules import RULES, ScheduleRule
 
 
@@ -18,11 +18,11 @@ def messages(caplog):
 
 
 def network(dims=1):
-    return tn.from_pytorch(nn.Sequential(nn.Linear(12, 20), nn.Softmax(-1)).eval(), {"x": (dims, 12)})
+    return tvmfast.from_pytorch(nn.Sequential(nn.Linear(12, 20), nn.Softmax(-1)).eval(), {"x": (dims, 12)})
 
 
 def test_a_build_says_which_rule_takes_a_kernel_and_why_others_do_not(messages):
-    lib = tn.build(*network())
+    lib = tvmfast.build(*network())
     said = "\n".join(messages())
     assert "Dense(rows=1, depth=12, columns=20): no config in shipped records" in said
     assert "dense 12 to 20: default config of rule matmul; batch_matmul is for products of two activations" in said
@@ -40,7 +40,7 @@ def test_a_rule_that_does_not_fit_gives_its_reason(messages, monkeypatch):
         raise ScheduleError("the reason\nin two lines")
 
     monkeypatch.setattr(RULES["matmul"], "schedule", refuse)
-    lib = tn.build(*network())
+    lib = tvmfast.build(*network())
     (name,) = (name for name in lib.kernels.index if "dense" in name)
     said = messages()
     assert any(f"{name}: rule matmul declines: the reason in two lines" == each for each in said)
@@ -48,7 +48,7 @@ def test_a_rule_that_does_not_fit_gives_its_reason(messages, monkeypatch):
 
 
 def test_a_build_says_which_specializations_it_builds(messages):
-    tn.build(*network("batch"), sizes=[{"batch": 2}, {"batch": 2}])
+    tvmfast.build(*network("batch"), sizes=[{"batch": 2}, {"batch": 2}])
     said = messages()
     assert "specialization {'batch': 2}: found above" in said
     assert any(each.startswith("specialization {'batch': 2}: built") for each in said)
@@ -58,7 +58,7 @@ def test_a_second_build_says_that_its_kernels_are_from_the_cache(messages):
     for _ in range(2):
         mod, params = network(7)
         before = len(messages())
-        tn.build(mod, params)
+        tvmfast.build(mod, params)
     last = messages()[before:]
     assert [each for each in last if each.endswith(": from the cache")]
     assert not [each for each in last if each.endswith(": compiled")]
