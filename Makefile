@@ -178,8 +178,7 @@ notebooks: $(READY)  ## Execute every notebook and store its outputs; write maps
 	$(BIN)/python -m tools.ranges --add
 
 site: $(SITE_READY)  ## Make the course, as it is stored, into pages with a search, in site/
-	$(SITE_PYTHON) -m tools.pages
-	$(SITE_PYTHON) -m mkdocs build --quiet --clean --config-file .cache/site/mkdocs.yml
+	$(SITE_PYTHON) -m mkdocs build --quiet --clean --config-file tools/mkdocs.yml
 	$(SITE_PYTHON) -m tools.links site
 
 slides: $(SITE_READY)  ## Make slides of each lesson, in slides/

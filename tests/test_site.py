@@ -7,9 +7,12 @@ import re
 import zipfile
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
 
+import tvmfast
+import tvmnotes
 from tools import clock, handout, links, pages, slides
 from tvmnotes import lessons
 
@@ -37,7 +40,11 @@ def notebook(*cells):
 
 
 def shown(**data):
-    return {"output_type": "display_data", "data": {kind.replace("_", "/"): text for kind, text in data.items()}}
+    return {
+        "output_type": "display_data",
+        "metadata": {},
+        "data": {kind.replace("_", "/"): text for kind, text in data.items()},
+    }
 
 
 def lesson(name):
@@ -51,75 +58,89 @@ TABLE = "<style scoped>.dataframe</style>\n<table>\n<tr>\n<td>1</td>\n</tr>\n</t
 # ---------------------------------------------------------------- pages
 
 
+RESULT = {"output_type": "execute_result", "execution_count": 1}
+
+
+def page(*cells):
+    return pages.page(nbformat.reads(json.dumps(notebook(*cells)), as_version=4), "name")
+
+
 def test_a_page_has_the_text_the_code_and_every_output_of_its_notebook():
-    text, figures = pages.page(
-        notebook(
-            "# Title\n[00](00_start_here.ipynb) [a](b.ipynb#c) [d](e.md)\n<details><summary>Answer</summary>",
-            (
-                "print('```')",
-                {"output_type": "stream", "name": "stdout", "text": ["\x1b[31mred\x1b[0m\n"]},
-                {"output_type": "stream", "name": "stdout", "text": "and more\n"},
-                shown(text_html=TABLE, text_plain="1"),
-                shown(text_html="<pre><b>x</b> &lt; 1</pre>", text_plain="object"),
-                shown(image_png=PIXEL, text_plain="figure"),
-                {"output_type": "execute_result", "data": {"image/svg+xml": "<svg/>", "text/html": "<img/>"}},
-                shown(text_plain="42"),
-            ),
+    text, figures = page(
+        "# Title\nText.",
+        (
+            "print('```')",
+            {"output_type": "stream", "name": "stdout", "text": ["\x1b[31mred\x1b[0m\n"]},
+            {"output_type": "stream", "name": "stdout", "text": "and more\n"},
+            shown(text_html=TABLE, text_plain="1"),
+            shown(text_html="<pre><b>x</b> &lt; 1</pre>", text_plain="object"),
+            shown(image_png=PIXEL, text_plain="figure"),
+            {**shown(**{"image_svg+xml": "<svg/>", "text_html": "<img/>"}), **RESULT},
+            shown(text_html="<script>play()</script>", text_plain="player"),
+            shown(text_plain="42"),
         ),
-        "name",
     )
-    assert "[00](00_start_here.md) [a](b.md#c) [d](e.md)" in text and '<details markdown="1">' in text
-    assert "```` { .python }\nprint('```')\n````" in text
-    assert "``` { .text .output }\nred\nand more\n```" in text
-    assert '<div class="output"><table><tr><td>1</td></tr></table></div>' in text
-    assert "``` { .python .output }\nx < 1\n```" in text
-    assert "``` { .text .output }\n42\n```" in text
-    assert figures == {"name-cell-1-3.png": b"a picture", "name-cell-1-4.svg": b"<svg/>"}
+    lines = re.sub(r"\n\n+", "\n", text)
+    assert lines.startswith("# Title\nText.\n`````` { .python }\nprint('```')\n``````")
+    assert "`````` { .text .output }\nred\nand more\n``````" in lines
+    assert f'<div class="output">{TABLE}</div>' in lines
+    assert "`````` { .python .output }\nx < 1\n``````" in lines
+    assert '<div class="output"><script>play()</script></div>' in lines
+    assert "`````` { .text .output }\n42\n``````" in lines
+    assert sorted(figures.values()) == [b"<svg/>", b"a picture"]
     assert all(f"]({name})" in text for name in figures)
 
 
 def test_an_error_is_shown():
     output = {"output_type": "error", "ename": "E", "evalue": "", "traceback": ["\x1b[1mTraceback", "E: it"]}
-    text, _ = pages.page(notebook(("1 / 0", output)), "name")
+    text, _ = page(("1 / 0", output))
     assert "Traceback\nE: it" in text
 
 
+def test_links_lead_to_pages_and_folded_answers_are_read():
+    assert (
+        pages.prose("[00](00_start_here.ipynb) [a](b.ipynb#c) [d](e.md)")
+        == "[00](00_start_here.md) [a](b.md#c) [d](e.md)"
+    )
+    assert pages.prose("[a](README.md#b) [c](../README.md) [d](engine/README.md)") == (
+        "[a](index.md#b) [c](index.md) [d](engine.md)"
+    )
+    assert pages.prose("[a](notebooks/solutions/b.ipynb)\n[![ci](badge)](c)\n") == "[a](solutions/b.md)\n"
+    assert pages.prose("<details><summary>Answer</summary>").startswith('<details markdown="1">')
+
+
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
-    pages.write(folder)
-    return folder
+def made():
+    """The files that MkDocs gets, by their path: those that are made, and those in notebooks/."""
+    texts = {path.relative_to(pages.NOTEBOOKS).as_posix(): path.read_text() for path in pages.NOTEBOOKS.rglob("*.md")}
+    return pages.files() | texts
 
 
-def test_the_menu_has_every_page_and_no_page_links_a_notebook(written):
-    settings = json.loads((written / "mkdocs.yml").read_text())
-    named = re.findall(r'"([\w/]+\.md)"', json.dumps(settings["nav"]))
-    found = [path.relative_to(written / "pages").as_posix() for path in (written / "pages").rglob("*.md")]
-    assert sorted(named) == sorted(found)
-    assert {f"{path.stem}.md" for path in (ROOT / "notebooks").glob("*.md")} <= set(found)
-    for path in (written / "pages").rglob("*.md"):
-        assert ".ipynb)" not in path.read_text(encoding="utf-8"), path.name
+def test_the_menu_has_every_page_and_no_page_links_a_notebook(made):
+    named = re.findall(r'"([\w/]+\.md)"', json.dumps(pages.menu(made)))
+    assert sorted(named) == sorted(name for name in made if name.endswith(".md"))
+    for name in named:
+        assert ".ipynb)" not in pages.prose(made[name]), name
 
 
-def test_each_figure_that_a_page_shows_is_written(written):
-    for path in (written / "pages").rglob("*.md"):
-        for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", path.read_text(encoding="utf-8")):
-            assert (path.parent / name).stat().st_size, f"{path.name}: {name}"
+def test_each_figure_that_a_page_shows_is_there(made):
+    for name, text in made.items():
+        if name.endswith(".md"):
+            for figure in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", pages.prose(text)):
+                path = (Path(name).parent / figure).as_posix()
+                assert made.get(path) or (pages.NOTEBOOKS / path).stat().st_size, f"{name}: {figure}"
 
 
 def test_the_api_page_names_all_that_the_package_gives():
-    import tvmfast
-    import tvmnotes
-
-    named = set(re.findall(r"^::: (.*)", pages.api(), re.M))
-    assert named >= set(tvmnotes.MODULES.values())
+    named = re.findall(r"^::: (.*)", pages.api(), re.M)
     assert {name.rpartition(".")[2] for name in named} >= {*tvmfast.PUBLIC, *tvmnotes.PUBLIC}
+    assert {*named} >= {*tvmnotes.MODULES.values()}
 
 
 def test_the_settings_load_nothing_from_elsewhere():
-    text = pages.SETTINGS.read_text()
+    text = (pages.HERE / "mkdocs.yml").read_text()
     settings = yaml.safe_load(text)
-    assert "//" not in text and "//" not in pages.SETTINGS.with_name("site.css").read_text()
+    assert "//" not in text and "//" not in (pages.HERE / "site.css").read_text()
     assert settings["theme"]["font"] is False and settings["strict"]
 
 

@@ -1,15 +1,15 @@
-"""The course as Markdown pages, from which MkDocs makes a static site. Outputs are the stored ones.
+"""The course as Markdown pages, which hooks.py hands to MkDocs. Outputs are the stored ones.
 
-`python -m tools.pages` writes the pages into .cache/site/pages and the settings of MkDocs
-beside them. `make site` then runs MkDocs. Only the standard library is needed here.
+nbconvert writes a notebook's cells as page.md.j2 says; pages and drawings in notebooks/ stay as they are.
 """
 
-import base64
 import html
-import json
 import re
-import shutil
 from pathlib import Path
+
+import nbformat
+from nbconvert import MarkdownExporter
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
 import tvmfast
 import tvmnotes
@@ -17,99 +17,48 @@ from tvmnotes import lessons
 
 ROOT = lessons.ROOT
 NOTEBOOKS = ROOT / "notebooks"
-FOLDER = ROOT / ".cache" / "site"
-SETTINGS = Path(__file__).with_name("mkdocs.yml")
+HERE = Path(__file__).parent
+# Pages that are a file elsewhere.
+_OTHERS = {"index.md": "README.md", "teaching.md": "TEACHING.md", "engine.md": "engine/README.md"}
 _ABOUT_API = """# The package
 
 `import tvmnotes as tn` gives these names. The [cheat sheet](cheat_sheet.md) sets them beside TVM's own calls.
 """
 
 
-def page(notebook: dict, name: str) -> tuple[str, dict[str, bytes]]:
+def program(shown: str) -> str:
+    """Return the text of a program that was highlighted, for the colours of the page."""
+    return html.unescape(re.sub("<[^>]*>", "", shown))
+
+
+EXPORTER = MarkdownExporter(
+    template_file=str(HERE / "page.md.j2"),
+    filters={"program": program},
+    preprocessors=[CoalesceStreamsPreprocessor],
+)
+
+
+def page(notebook: nbformat.NotebookNode, name: str) -> tuple[str, dict[str, bytes]]:
     """Write a notebook as a page.
 
     Args:
-        notebook: The notebook, as read from its JSON.
+        notebook: The notebook.
         name: The page's name, with which its figures' names begin.
 
     Returns:
         The page's Markdown, and the content of each figure by the name of its file.
     """
-    parts = []
-    figures: dict[str, bytes] = {}
-    for cell in notebook["cells"]:
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
-            parts.append(prose(source))
-            continue
-        parts.append(fenced(source, "python"))
-        for number, output in enumerate(_joined(cell["outputs"])):
-            parts.append(_output(output, f"{name}-{cell['id']}-{number}", figures))
-    return "\n\n".join(parts) + "\n", figures
+    text, resources = EXPORTER.from_notebook_node(notebook, {"unique_key": name})
+    return text, resources["outputs"]
 
 
 def prose(text: str) -> str:
     """Make links to files links to their pages, and let MkDocs read the Markdown in a folded answer."""
-    text = text.replace("](README.md", "](index.md").replace("](TEACHING.md", "](teaching.md")
-    text = re.sub(r"(\]\([^):\s]+)\.ipynb(?=[)#])", r"\1.md", text)
+    for name, file in _OTHERS.items():
+        text = re.sub(rf"\]\((?:\.\./)?{file}(?=[)#])", f"]({name}", text)
+    text = re.sub(r"(\]\([^):\s]+)\.ipynb(?=[)#])", r"\1.md", text).replace("](notebooks/", "](")
+    text = re.sub(r"^\[!\[.*\n", "", text, flags=re.M)  # badges, which are of GitHub
     return text.replace("<details>", '<details markdown="1">')
-
-
-def fenced(text: str, kind: str) -> str:
-    """Put text into a block of code; `kind` is its language, with further classes as in "text .output"."""
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence} {{ .{kind} }}\n{text.rstrip()}\n{fence}"
-
-
-def _joined(outputs: list[dict]) -> list[dict]:
-    """Join what was printed in several pieces."""
-    joined: list[dict] = []
-    for output in outputs:
-        if output["output_type"] == "stream" and joined and joined[-1]["output_type"] == "stream":
-            joined[-1] = {**joined[-1], "text": [*joined[-1]["text"], *output["text"]]}
-        else:
-            joined.append(output)
-    return joined
-
-
-def _output(output: dict, stem: str, figures: dict[str, bytes]) -> str:
-    """Write a cell's output as Markdown, its figure into `figures`."""
-    if output["output_type"] == "stream":
-        return fenced(_without_colours("".join(output["text"])), "text .output")
-    if output["output_type"] == "error":
-        return fenced(_without_colours("\n".join(output["traceback"])), "text .output")
-    data = output["data"]
-    drawing = figure_of(data)
-    if drawing:
-        ending, content = drawing
-        figures[stem + ending] = content
-        return f"![The output of the cell above]({stem}{ending}){{ .output }}"
-    shown = "".join(data.get("text/html", ""))
-    if "<table" in shown:
-        return f'<div class="output">{table_of(shown)}</div>'
-    if "<pre" in shown:  # a program that was highlighted, here in the colours of the page
-        return fenced(html.unescape(re.sub("<[^>]*>", "", shown)), "python .output")
-    return fenced(_without_colours("".join(data["text/plain"])), "text .output")
-
-
-def figure_of(data: dict) -> tuple[str, bytes] | None:
-    """Return the ending and content of the image file that an output's data hold, or None."""
-    if "image/svg+xml" in data:
-        return ".svg", "".join(data["image/svg+xml"]).encode()
-    if "image/png" in data:
-        return ".png", base64.b64decode("".join(data["image/png"]))
-    return None
-
-
-def table_of(shown: str) -> str:
-    """Return an HTML table in one line, without the style that pandas gives to every table."""
-    shown = re.sub(r"<style scoped>.*?</style>", "", shown, flags=re.S)
-    return re.sub(r"\s*\n\s*", " ", re.sub(r">\s+<", "><", shown)).strip()
-
-
-def _without_colours(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def api() -> str:
@@ -122,49 +71,41 @@ def api() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def title(notebook: dict) -> str:
-    """Return the heading of a notebook."""
-    return "".join(notebook["cells"][0]["source"]).partition("\n")[0].removeprefix("# ")
-
-
-def write(folder: Path = FOLDER) -> None:
-    """Write all pages into folder/pages, and the settings of MkDocs into folder/mkdocs.yml."""
-    pages = folder / "pages"
-    shutil.rmtree(pages, ignore_errors=True)
-    (pages / "solutions").mkdir(parents=True)
-    menus: dict[str, list[dict[str, str]]] = {"Lessons": [], "Answers": []}
-    for menu, inside in (("Lessons", ""), ("Answers", "solutions/")):
-        for lesson in lessons.LESSONS:
-            notebook = json.loads((NOTEBOOKS / f"{inside}{lesson.name}.ipynb").read_text(encoding="utf-8"))
-            text, figures = page(notebook, lesson.name)
-            (pages / f"{inside}{lesson.name}.md").write_text(text, encoding="utf-8")
-            for name, content in figures.items():
-                (pages / inside / name).write_bytes(content)
-            menus[menu].append({f"{lesson.number} {title(notebook)}": f"{inside}{lesson.name}.md"})
-    beside = sorted(NOTEBOOKS.glob("*.md"))
-    for path in beside:
-        (pages / path.name).write_text(prose(path.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, source in (("index", "README"), ("teaching", "TEACHING")):
-        text = (ROOT / f"{source}.md").read_text(encoding="utf-8").replace("](notebooks/", "](")
-        text = re.sub(r"^\[!\[.*\n", "", text, flags=re.M)  # badges, which are of GitHub
-        (pages / f"{name}.md").write_text(prose(text), encoding="utf-8")
-    (pages / "api.md").write_text(api(), encoding="utf-8")
-    for drawing in NOTEBOOKS.glob("*.svg"):
-        shutil.copy(drawing, pages)
-    shutil.copy(SETTINGS.with_name("site.css"), pages)
-    settings = {
-        "INHERIT": str(SETTINGS),
-        "docs_dir": str(pages),
-        "site_dir": str(ROOT / "site"),
-        "nav": [
-            {"Start": "index.md"},
-            *({menu: entries} for menu, entries in menus.items()),
-            {"Reference": [*(path.name for path in beside), "api.md"]},
-            {"For teachers": "teaching.md"},
-        ],
+def files() -> dict[str, str | bytes]:
+    """Make the files of the site that notebooks/ does not have as they are, by their path in the site."""
+    made: dict[str, str | bytes] = {
+        "api.md": api(),
+        "site.css": (HERE / "site.css").read_text(encoding="utf-8"),
     }
-    (folder / "mkdocs.yml").write_text(json.dumps(settings, indent=1), encoding="utf-8")  # JSON is YAML
+    made |= {name: (ROOT / file).read_text(encoding="utf-8") for name, file in _OTHERS.items()}
+    for folder in ("", "solutions/"):
+        for lesson in lessons.LESSONS:
+            notebook = nbformat.read(NOTEBOOKS / f"{folder}{lesson.name}.ipynb", as_version=4)
+            made[f"{folder}{lesson.name}.md"], figures = page(notebook, lesson.name)
+            made |= {folder + name: content for name, content in figures.items()}
+    return made
 
 
-if __name__ == "__main__":
-    write()
+def title(text: str) -> str:
+    """Return the heading with which a text begins."""
+    return text.partition("\n")[0].removeprefix("# ")
+
+
+def menu(made: dict[str, str | bytes]) -> list[dict]:
+    """Make the menu of the site, which has these files beside those in notebooks/."""
+    lists = [
+        [
+            {f"{each.number} {title(made[path])}": path}
+            for each in lessons.LESSONS
+            for path in [f"{folder}{each.name}.md"]
+        ]
+        for folder in ("", "solutions/")
+    ]
+    beside = sorted(path.relative_to(NOTEBOOKS).as_posix() for path in NOTEBOOKS.rglob("*.md"))
+    return [
+        {"Start": "index.md"},
+        {"Lessons": lists[0]},
+        {"Answers": lists[1]},
+        {"Reference": [*beside, "api.md", "engine.md"]},
+        {"For teachers": "teaching.md"},
+    ]

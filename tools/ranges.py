@@ -7,11 +7,11 @@ file is written by `python -m tools.ranges --add FOLDER --name NAME` from execut
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
+from bs4 import BeautifulSoup
 
 from tvmfast.core import data
 from tvmfast.core.table import Table
@@ -37,34 +37,6 @@ class Figure(NamedTuple):
     words: str
 
 
-class _Rows(HTMLParser):
-    """The rows of HTML tables, each a list of (tag, text)."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.rows: list[list[tuple[str, str]]] = []
-        self._open = False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        """Begin a row or a cell."""
-        if tag == "tr":
-            self.rows.append([])
-        self._open = tag in ("th", "td")
-        if self._open:
-            self.rows[-1].append((tag, ""))
-
-    def handle_endtag(self, tag: str) -> None:
-        """End a cell."""
-        self._open = False
-
-    def handle_data(self, data: str) -> None:
-        """Add to the text of a cell."""
-        if self._open:
-            tag, text = self.rows[-1][-1]
-            self.rows[-1][-1] = (tag, text + data.strip())
-
-
 def printed(text: str) -> dict[str, float]:
     """Find the numbers with units in printed text, by their line with * in place of the number."""
     found = {}
@@ -86,9 +58,8 @@ def tabled(shown: str) -> dict[str, float]:
     """
     found = {}
     heads: list[str] = []
-    for row in _Rows(shown).rows:
-        values = [text for tag, text in row if tag == "td"]
-        names = [text for tag, text in row if tag == "th"]
+    for row in BeautifulSoup(shown, "html.parser").find_all("tr"):
+        values, names = ([it.get_text(strip=True) for it in row.find_all(tag)] for tag in ("td", "th"))
         if not values:
             if names[:1] == ["kernel"]:
                 return {}

@@ -115,16 +115,18 @@ def _rendered(text: str) -> str:
 
 def _shown(output: dict) -> str:
     """Return the HTML of an output that is a figure or a table, else nothing."""
-    data = output.get("data", {})
-    if drawn := pages.figure_of(data):
-        return _image(*drawn, "the output of a cell")
-    shown = "".join(data.get("text/html", ""))
-    return _first_rows(pages.table_of(shown)) if "<table" in shown else ""
+    data = {kind: "".join(content) for kind, content in output.get("data", {}).items()}
+    if svg := data.get("image/svg+xml"):
+        return _image(".svg", svg.encode(), "the output of a cell")
+    if png := data.get("image/png"):
+        return _image(".png", base64.b64decode(png), "the output of a cell")
+    shown = re.sub(r"<style scoped>.*?</style>", "", data.get("text/html", ""), flags=re.S)
+    return _first_rows(shown.strip()) if "<table" in shown else ""
 
 
 def _first_rows(table: str) -> str:
     """Return an HTML table with its first rows, and the number of those left out."""
-    rows = [row for row in re.finditer(r"<tr.*?</tr>", table) if "<td" in row[0]]
+    rows = [row for row in re.finditer(r"<tr.*?</tr>", table, re.S) if "<td" in row[0]]
     if len(rows) <= ROWS:
         return table
     table = table[: rows[ROWS].start()] + table[rows[-1].end() :]
@@ -143,11 +145,12 @@ def _image(ending: str, content: bytes, alt: str) -> str:
 def document(notebook: dict, number: str) -> str:
     """Return a lesson's slides as one HTML page."""
     found = slides(notebook)
+    title = pages.title("".join(notebook["cells"][0]["source"]))
     sections = [
         f"<section>\n{slide}\n<footer>{number} · {page} of {len(found)}</footer>\n</section>"
         for page, slide in enumerate(found, 1)
     ]
-    return _PAGE.format(title=html.escape(pages.title(notebook)), slides="\n".join(sections))
+    return _PAGE.format(title=html.escape(title), slides="\n".join(sections))
 
 
 def write(folder: Path) -> None:

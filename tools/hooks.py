@@ -1,4 +1,4 @@
-"""A hook of MkDocs: formulas become MathML, which browsers draw by themselves, without a script.
+"""What MkDocs calls: pages that are made, links to notebooks, and formulas as MathML, which needs no script.
 
 pymdownx.arithmatex has put each formula of a page between the marks of TeX, in an element of its own class.
 """
@@ -7,10 +7,27 @@ import html
 import re
 
 from latex2mathml import converter
+from mkdocs.structure.files import File
+
+from tools import pages
 
 _FORMULA = re.compile(
     r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.S
 )  # \(…\) in a line, \[…\] by itself
+
+
+def on_files(files, config):
+    """Add the pages that are made of other files, and the menu."""
+    made = pages.files()
+    for name, content in made.items():
+        files.append(File.generated(config, name, content=content))
+    config.nav = pages.menu(made)
+    return files
+
+
+def on_page_markdown(markdown: str, **_) -> str:
+    """Lead links to pages."""
+    return pages.prose(markdown)
 
 
 def on_page_content(content: str, **_) -> str:
