@@ -14,7 +14,7 @@ from tvmfast.core.compat import REGISTERED
 def outcome(tests: tuple[str, ...], without: str = "") -> str:
     """How tests end where one workaround is left out: "pass", "fail" or "skip"."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(command, env={**os.environ, "TVMNOTES_WITHOUT": without}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, "TVMFAST_WITHOUT": without}, capture_output=True, text=True)
     if done.returncode:
         return "fail"
     return "skip" if " skipped" in done.stdout.splitlines()[-1] else "pass"

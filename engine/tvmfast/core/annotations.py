@@ -7,7 +7,7 @@ import json
 
 from tvm.s_tir import Schedule, ScheduleError
 
-NAME = "tvmnotes.schedule"
+NAME = "tvmfast.schedule"
 
 
 def parse(annotation: str) -> dict:

@@ -5,7 +5,7 @@ from tvm import relax
 
 from ...core.compat import TIR_PREFIX
 
-_OPERATORS = "tvmnotes.operators"
+_OPERATORS = "tvmfast.operators"
 
 
 def note_operators() -> tvm.transform.Pass:

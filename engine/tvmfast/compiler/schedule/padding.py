@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 
 from . import post_rewrite
 
-_NOTE = "tvmnotes.window"
+_NOTE = "tvmfast.window"
 
 
 def annotate(sch: Schedule, loop, columns: tuple[int, ...], axis: int) -> None:

@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 from ...core.simd import prefetch
 from . import post_rewrite
 
-_NOTE = "tvmnotes.prefetch"
+_NOTE = "tvmfast.prefetch"
 
 
 def annotate(sch: Schedule, loop, blocks: int) -> None:

@@ -13,7 +13,7 @@ from tvm.s_tir.transform import ConvertSSA
 
 from . import post_rewrite
 
-_NOTE = "tvmnotes.rows"
+_NOTE = "tvmfast.rows"
 
 
 def annotate(sch: Schedule, loop, rows: int) -> None:

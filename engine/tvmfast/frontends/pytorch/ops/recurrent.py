@@ -16,14 +16,14 @@ from ....kernels.recurrent.emit import emit
 
 aten = torch.ops.aten
 
-_library = torch.library.Library("tvmnotes", "FRAGMENT")
+_library = torch.library.Library("tvmfast", "FRAGMENT")
 _library.define(
     "recurrent(Tensor x, Tensor weight, Tensor recurrent, Tensor? bias, Tensor? inner, Tensor? projection, "
     "Tensor h, Tensor c, str kind, bool reverse) -> (Tensor, Tensor, Tensor)"
 )
 
 
-@torch.library.register_fake("tvmnotes::recurrent")
+@torch.library.register_fake("tvmfast::recurrent")
 def _shapes(
     x, weight, recurrent, bias, inner, projection, h, c, kind, reverse
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,7 +59,7 @@ def _decomposition(kind: str) -> Callable:
                 projection = others[-1] if projects else None
                 weights = weight, recurrent, bias, inner, projection
                 results.append(
-                    torch.ops.tvmnotes.recurrent(x, *weights, h[number], c[number], kind, direction == 1)
+                    torch.ops.tvmfast.recurrent(x, *weights, h[number], c[number], kind, direction == 1)
                 )
             x = torch.cat([result[0] for result in results], -1) if bidirectional else results[0][0]
             last += [result[1:] for result in results]
