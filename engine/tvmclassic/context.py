@@ -41,15 +41,12 @@ def arguments(opt_level=2, required_pass=None, disabled_pass=None, instruments=N
             current_config[current] = value
         else:
             _warn(name)
-    disabled = [new for old in disabled_pass or () for new in PASSES.get(old, [old])]
-    required = [new for old in required_pass or () for new in PASSES.get(old, [old])]
-    return {
-        "opt_level": opt_level,
-        "required_pass": required,
-        "disabled_pass": disabled,
-        "instruments": instruments,
-        "config": current_config,
-    }
+    required, disabled = (
+        [new for old in given or () for new in PASSES.get(old, [old])]
+        for given in (required_pass, disabled_pass)
+    )
+    passes = {"required_pass": required, "disabled_pass": disabled}
+    return {"opt_level": opt_level, **passes, "instruments": instruments, "config": current_config}
 
 
 def _warn(name: str) -> None:
