@@ -148,7 +148,9 @@ class RelayVisualizer:
 # ---------------------------------------------------------------- plotters
 
 
-class _Graph(VizGraph):
+class TermGraph(VizGraph):
+    """A function's nodes and edges, which `render` draws as a tree of text."""
+
     def __init__(self, name: str):
         self.name = name
         self.nodes, self.reads = {}, {}  # by identity: its node, the identities that it reads
@@ -160,10 +162,6 @@ class _Graph(VizGraph):
     def edge(self, viz_edge: VizEdge) -> None:
         """Add an edge."""
         self.reads.setdefault(viz_edge.end, []).append(viz_edge.start)
-
-
-class TermGraph(_Graph):
-    """A graph drawn as a tree of text."""
 
     def render(self) -> str:
         """Return the tree."""
@@ -190,14 +188,12 @@ class TermGraph(_Graph):
 
 
 class _Plotter(Plotter):
-    graph = _Graph
-
     def __init__(self):
         self.graphs = []
 
-    def create_graph(self, name: str) -> _Graph:
+    def create_graph(self, name: str) -> TermGraph:
         """Add a graph for the function `name`."""
-        self.graphs.append(self.graph(name))
+        self.graphs.append(TermGraph(name))
         return self.graphs[-1]
 
 
@@ -206,8 +202,6 @@ class TermPlotter(_Plotter):
 
     A value read several times is drawn once, then referred to by its number.
     """
-
-    graph = TermGraph
 
     def render(self, filename: str | None = None) -> None:
         """Print the trees, or write them to `filename`."""
