@@ -23,6 +23,7 @@ import tvmclassic
 import tvmfast
 from tvmfast import tuning
 from tvmfast.core import data, machine
+from tvmfast.runtime import saved
 
 
 @pytest.fixture(scope="module")
@@ -799,6 +800,25 @@ def test_tvmc_from_python(enabled, small_onnx, tmp_path):
     model.save(tmp_path / "model")
     again = TVMCModel(model_path=tmp_path / "model")
     assert str(again.mod["main"].ret_type) == str(model.mod["main"].ret_type)
+
+
+def test_tvmc_reads_a_model_that_names_the_engine_as_until_0_1(enabled, tmp_path):
+    from tvm import relay
+    from tvm.driver import tvmc
+
+    x, indices = np.arange(12, dtype="float32").reshape(4, 3), np.array([3, 0], "int32")
+    params = relay.var("x", shape=(4, 3)), relay.var("indices", shape=(2,), dtype="int32")
+    rows = relay.take(*params, axis=0, mode="fast")
+    tvmc.TVMCModel(tvm.IRModule.from_expr(rows), {}).save(tmp_path / "model")
+    with tarfile.open(tmp_path / "model") as archive:
+        text, arrays = (archive.extractfile(name).read() for name in ("model.json", "model.params"))
+    assert b'"tvmfast.checked_indices"' in text
+    former = text.replace(b'"tvmfast.', b'"tvmnotes.')
+    saved.pack(tmp_path / "former", [("model.json", former), ("model.params", arrays)], tar=True)
+    again = tvmc.TVMCModel(model_path=tmp_path / "former")
+    package = tvmc.compile(again, target="llvm", package_path=str(tmp_path / "rows.tar"))
+    result = tvmc.run(package, inputs={"x": x, "indices": indices}, repeat=1, number=1)
+    np.testing.assert_array_equal(result.outputs["output_0"], x[indices])
 
 
 def test_tvmc_tunes(enabled, tmp_path):

@@ -220,4 +220,24 @@ def test_a_writable_cache_is_made_and_left_empty(cache):
 def test_the_cache_is_under_home_unless_set(monkeypatch, tmp_path):
     monkeypatch.setenv("TVMNOTES_CACHE", "")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data.cache() == tmp_path / ".cache/tvmnotes"
+    now, former = (tmp_path / ".cache" / name for name in ("tvmfast", "tvmnotes"))
+    assert data.cache() == now
+    former.mkdir(parents=True)
+    assert data.cache() == former  # of versions until 0.1: it holds exercises, downloads and kernels
+    now.mkdir()
+    assert data.cache() == now
+
+
+def test_a_variable_has_two_spellings(monkeypatch, tmp_path):
+    monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path / "former"))
+    assert data.cache() == tmp_path / "former"
+    monkeypatch.setenv("TVMFAST_CACHE", str(tmp_path / "now"))
+    assert data.cache() == tmp_path / "now"
+    monkeypatch.setenv("TVMFAST_CACHE", "")
+    assert data.cache() == tmp_path / "former"
+    monkeypatch.setenv("TVMNOTES_OFFLINE", "1")
+    monkeypatch.setenv("TVMFAST_OFFLINE", "0")
+    assert not data.offline()
+    monkeypatch.setenv("TVMFAST_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match="TVMFAST_OFFLINE is set"):
+        data.path("new.bin", "http://127.0.0.1:1/file", SHA256)

@@ -64,12 +64,12 @@ def opened(folder, threads: int, chunks: int, spin: int = 20_000):
     copy = Path(tempfile.mkdtemp(dir=folder), "pool.so")
     copy.write_bytes((folder / "pool.so").read_bytes())
     library, kernel = ctypes.CDLL(str(copy)), ctypes.CDLL(str(folder / "kernel.so"))
-    library.tvmnotes_pool_configure(threads, chunks, ctypes.c_int64(spin), 0)
+    library.tvmfast_pool_configure(threads, chunks, ctypes.c_int64(spin), 0)
 
     def run(tasks: int = 0, fails: int = -1, yields: bool = False):
         counts = np.zeros(1024, "int32")
         data = Data(counts.ctypes.data, fails, yields)
-        code = library.tvmnotes_pool_launch(kernel.count, ctypes.byref(data), tasks)
+        code = library.tvmfast_pool_launch(kernel.count, ctypes.byref(data), tasks)
         return counts, data.most, code
 
     return library, run
@@ -119,7 +119,7 @@ def test_a_child_of_a_fork_starts_threads_of_its_own(folder):
     run()
     child = os.fork()
     if not child:
-        library.tvmnotes_pool_forked()
+        library.tvmfast_pool_forked()
         before = len(os.listdir("/proc/self/task"))
         right = all(np.array_equal(run()[0], np.arange(1024) < 12) for _ in range(100))
         os._exit(0 if right and len(os.listdir("/proc/self/task")) == before + 2 else 1)
@@ -141,9 +141,15 @@ print(np.diff(counts))
 """
 
 
-def test_libraries_share_the_threads_of_the_first(compile_function, tmp_path, python):
+@pytest.mark.parametrize("saved_as", [("tvmfast", "tvmnotes", "tvmfast"), ("tvmnotes", "tvmfast", "tvmnotes")], ids=str)
+def test_libraries_share_the_threads_of_the_first(compile_function, tmp_path, python, monkeypatch, saved_as):
+    """Those that were saved up to 0.1, too, when the names of pool.cc's functions began with tvmnotes."""
     lib = compile_function(lambda x: x.relu(), {"x": (64, 4096)})
-    paths = [str(lib.save(tmp_path / str(number))) for number in range(3)]
+    source, paths = pool.SOURCE.read_text(), []
+    for number, name in enumerate(saved_as):
+        monkeypatch.setattr(pool, "SOURCE", tmp_path / f"{name}.cc")
+        pool.SOURCE.write_text(source.replace("tvmfast_pool", f"{name}_pool"))
+        paths.append(str(lib.save(tmp_path / str(number))))
     assert python(NETWORKS.replace("sys.argv[1:]", repr(paths)), TVM_NUM_THREADS="2") == "[1 0 0]"
 
 

@@ -185,8 +185,8 @@ def test_a_candidate_that_fails_costs_its_trial_only(cluster):
 def test_the_caches_are_swept_on_the_server(runner):
     assert [t.error for t in runner.measure(planted("double"))] == [None]
     session = server.TrackerSession(runner.tracker).request("k")
-    session.get_function("tvmnotes.sweep")()
-    told = json.loads(session.get_function("tvmnotes.server")())
+    session.get_function("tvmfast.sweep")()
+    told = json.loads(session.get_function("tvmfast.server")())
     assert told["server"] in {"first", "second"}
     assert told["threads"] == 1 and told["cpu"] == machine.cpu_name()
 
@@ -280,7 +280,7 @@ GARBAGE = {
     "half a message": struct.pack("<i", base.RPC_MAGIC),
     "nothing": b"",
 }
-TO_A_TRACKER = [b"\xff\xfe", b"{{", b"[]", b"5", b"{}", b"[3]", b'["tvmnotes.proof", null]', b"[" * 100_000]
+TO_A_TRACKER = [b"\xff\xfe", b"{{", b"[]", b"5", b"{}", b"[3]", b'["tvmfast.proof", null]', b"[" * 100_000]
 
 
 def greeted(address):
@@ -334,7 +334,7 @@ def test_a_server_runs_nothing_for_who_knows_its_word_but_not_the_secret(cluster
     ):
         with pytest.raises(Exception, match="(?i)match"):
             tvm.rpc.connect(host, port, bad)
-    assert tvm.rpc.connect(host, port, word).get_function("tvmnotes.server")()
+    assert tvm.rpc.connect(host, port, word).get_function("tvmfast.server")()
     with pytest.raises(Exception, match="(?i)match"):  # a word is good for one session
         tvm.rpc.connect(host, port, word)
 
@@ -396,7 +396,7 @@ def test_serve_ends_with_all_its_processes(cluster, number):
 def session(cluster, key):
     """A session, as of a trial, that has answered."""
     session = server.TrackerSession(cluster.tracker).request(key, session_timeout=600)
-    session.get_function("tvmnotes.sweep")()  # TVM has started its threads, and may bind them
+    session.get_function("tvmfast.sweep")()  # TVM has started its threads, and may bind them
     return session
 
 

@@ -21,6 +21,9 @@ def test_the_secret_is_made_once_in_a_file_of_the_users_alone(cache, monkeypatch
     assert secret.find("given") == "given" and secret.find("none") is None
     monkeypatch.setenv(secret.VARIABLE, "of the variable")
     assert secret.find() == "of the variable" and secret.find("given") == "given" and not secret.told()
+    monkeypatch.delenv(secret.VARIABLE)
+    monkeypatch.setenv(secret.VARIABLE.replace("TVMFAST", "TVMNOTES"), "as it was spelled")
+    assert secret.find() == "as it was spelled" and not secret.told()
 
 
 def test_a_file_that_others_can_read_is_refused():

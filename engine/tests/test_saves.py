@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from agreement import close
 from testing import SEED, STORM
 
 import tvmfast
-from tvmfast.core import folders
+from tvmfast.core import folders, renamed
 from tvmfast.runtime import saved
 
 HERE = Path(__file__).parent  # where a process of its own finds `testing`
@@ -147,7 +148,8 @@ def test_a_save_leaves_others_that_run_alone(two, tmp_path):
 
     def fill_while_another_saves(folder):
         fill(folder)
-        (tmp_path / ".net-tvmnotes-abcd1234" / "new").mkdir(parents=True)  # what a killed one has left
+        for each in renamed.NAMES:
+            (tmp_path / f".net-{each}-abcd1234" / "new").mkdir(parents=True)  # what killed ones have left
         plus.save(tmp_path / "net")
         assert names(tmp_path) == [folder.parent.name, "net"]
         np.testing.assert_array_equal(tvmfast.load(tmp_path / "net")(V), V + 1)
@@ -156,6 +158,11 @@ def test_a_save_leaves_others_that_run_alone(two, tmp_path):
     times.save(tmp_path / "net")
     np.testing.assert_array_equal(tvmfast.load(tmp_path / "net")(V), V * 10)
     assert names(tmp_path) == ["net"]
+
+
+def test_what_a_killed_save_of_an_older_version_has_moved_aside_is_found(homes, tmp_path):
+    shutil.copytree(homes[0], tmp_path / ".net-tvmnotes-abcd1234" / "old")
+    np.testing.assert_array_equal(tvmfast.load(tmp_path / "net")(V), V + 1)
 
 
 @pytest.mark.parametrize("name", ["net", "net.zip"])

@@ -208,7 +208,7 @@ def test_a_kill_while_kernels_are_measured_leaves_the_batches_and_no_process(tmp
     assert wait_for_end(workers) == []
     before = keys_of(records.read(path))
     assert len(before) >= 16
-    assert [*temporary.glob("tvmnotes-trials-*")]
+    assert [*temporary.glob("tvmfast-trials-*")]
     with start_real(path, len(before) + 4, temporary) as again:
         out, err = again.communicate(timeout=LIMIT)
     assert again.returncode == 0, err
@@ -216,7 +216,7 @@ def test_a_kill_while_kernels_are_measured_leaves_the_batches_and_no_process(tmp
     assert found[: len(before)] == before
     assert len(found) == len(before) + 4 == len(set(found))
     assert f"{len(found)} trials in {path}" in out
-    assert list(temporary.glob("tvmnotes-trials-*")) == []
+    assert list(temporary.glob("tvmfast-trials-*")) == []
 
 
 # A process that starts a worker, gives it a job, and waits. The job holds Python's lock: no thread of the worker runs.
@@ -311,7 +311,7 @@ def test_ctrl_c_ends_the_command_with_the_best_so_far(tmp_path):
     assert "Traceback" not in out + err and "KeyboardInterrupt" not in out + err
     assert workers and wait_for_end(workers) == []
     assert len(records.read(path)) >= 8
-    assert list(temporary.glob("tvmnotes-*")) == []
+    assert list(temporary.glob("tvmfast-*")) == []
 
 
 # ---------------------------------------------------------------- the disk, and others

@@ -67,7 +67,8 @@ def pytest_sessionstart(session):
     os.environ.update(TVMNOTES_OFFLINE="1", TVMNOTES_CACHE=str(run / "cache"), TORCH_HOME=str(torch_home))
     proxies = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
     colors = ("GITHUB_ACTIONS", "FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "PYTHON_COLORS")
-    for name in (*proxies, *map(str.upper, proxies), *colors, "COLUMNS", "TERMINAL_WIDTH"):
+    set_here = ("TVMFAST_OFFLINE", "TVMFAST_CACHE", "COLUMNS", "TERMINAL_WIDTH")
+    for name in (*proxies, *map(str.upper, proxies), *colors, *set_here):
         os.environ.pop(name, None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a planted crash would write hundreds of megabytes
     signal.signal(signal.SIGINT, signal.default_int_handler)

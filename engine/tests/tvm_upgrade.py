@@ -15,7 +15,7 @@ from tvmfast.core.compat import REGISTERED
 def outcome(tests: tuple[str, ...], without: str = "") -> str:
     """How tests end where one workaround is left out: "pass", "fail" or "skip"."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-    env = {**os.environ, "TVMNOTES_WITHOUT": without}
+    env = {**os.environ, "TVMFAST_WITHOUT": without}
     done = subprocess.run(command, cwd=Path(__file__).parents[1], env=env, capture_output=True, text=True)
     if done.returncode:
         return "fail"

@@ -1,6 +1,5 @@
 """`tvm.transform.PassContext` as old scripts use it: opt levels, Relay's pass names, removed options."""
 
-import contextlib
 import contextvars
 import threading
 import warnings
@@ -23,10 +22,46 @@ _warned: set[str] = set()
 _instruments: dict[int, list] = {}  # by id(PassContext), which does not keep Python attributes
 
 
+def _stack() -> list:
+    """Return the active PassContexts of this thread."""
+    return getattr(_entered, "stack", [])
+
+
 def opt_level() -> int:
     """Return the opt level of the innermost active PassContext, capped at 3; 3 outside any."""
-    stack = getattr(_entered, "stack", [])
-    return min(int(stack[-1].opt_level), 3) if stack else 3
+    return min(int(_stack()[-1].opt_level), 3) if _stack() else 3
+
+
+def instruments() -> list:
+    """Return the instruments of the innermost active PassContext, which Relay's passes notify too."""
+    return _instruments.get(id(_stack()[-1]), []) if _stack() else []
+
+
+def patches() -> list:
+    """List the patches of `PassContext` as (object, attribute name, new value)."""
+    pass_context = tvm.transform.PassContext
+    init, enter, leave = pass_context.__init__, pass_context.__enter__, pass_context.__exit__
+    override = pass_context.override_instruments
+
+    def context_init(self, *args, **kwargs):
+        given = arguments(*args, **kwargs)
+        _instruments[id(self)] = list(given["instruments"] or ())
+        init(self, **given)
+
+    def context_enter(self):
+        _entered.stack = [*_stack(), self]
+        return enter(self)
+
+    def context_leave(self, *error):
+        _entered.stack = _stack()[:-1]
+        return leave(self, *error)
+
+    return [
+        (pass_context, "__init__", context_init),
+        (pass_context, "__enter__", context_enter),
+        (pass_context, "__exit__", context_leave),
+        (pass_context, "override_instruments", lambda self, new: override(self, new or [])),
+    ]
 
 
 def arguments(opt_level=2, required_pass=None, disabled_pass=None, instruments=None, config=None, **others):
@@ -41,40 +76,15 @@ def arguments(opt_level=2, required_pass=None, disabled_pass=None, instruments=N
             current_config[current] = value
         else:
             _warn(name)
-    disabled = [new for old in disabled_pass or () for new in PASSES.get(old, [old])]
-    required = [new for old in required_pass or () for new in PASSES.get(old, [old])]
-    return {
-        "opt_level": opt_level,
-        "required_pass": required,
-        "disabled_pass": disabled,
-        "instruments": instruments,
-        "config": current_config,
-    }
+    required, disabled = (
+        [new for old in given or () for new in PASSES.get(old, [old])]
+        for given in (required_pass, disabled_pass)
+    )
+    passes = {"required_pass": required, "disabled_pass": disabled}
+    return {"opt_level": opt_level, **passes, "instruments": instruments, "config": current_config}
 
 
 def _warn(name: str) -> None:
     if name not in _warned:
         _warned.add(name)
         warnings.warn(f"PassContext: the option {name!r} no longer exists and is left out", stacklevel=4)
-
-
-def remember(context, instruments) -> None:
-    """Register the instruments of a PassContext, so that Relay's passes notify them too."""
-    _instruments[id(context)] = list(instruments or ())
-
-
-def instruments() -> list:
-    """Return the instruments of the innermost active PassContext."""
-    stack = getattr(_entered, "stack", [])
-    return _instruments.get(id(stack[-1]), []) if stack else []
-
-
-def enter(context) -> None:
-    """Push a PassContext onto this thread's stack."""
-    _entered.stack = [*getattr(_entered, "stack", []), context]
-
-
-def leave() -> None:
-    """Pop the innermost PassContext of this thread, if there is one."""
-    with contextlib.suppress(IndexError):
-        _entered.stack = _entered.stack[:-1]

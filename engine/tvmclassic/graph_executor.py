@@ -58,8 +58,11 @@ class GraphModule:
     def _specs(self) -> dict:
         return {spec.name: spec for spec in self._compiled.inputs}
 
+    def _names(self) -> list[str]:
+        return [*self._specs(), *self._compiled.params]
+
     def _name(self, key) -> str | None:
-        names = [*self._specs(), *self._compiled.params]
+        names = self._names()
         if isinstance(key, int):
             return names[key] if key < len(names) else None
         return key if key in names else None
@@ -115,7 +118,7 @@ class GraphModule:
 
     def get_num_inputs(self) -> int:
         """Return the number of inputs and parameters."""
-        return len(self._specs()) + len(self._compiled.params)
+        return len(self._names())
 
     def get_num_outputs(self) -> int:
         """Return the number of outputs."""
@@ -123,8 +126,7 @@ class GraphModule:
 
     def get_input_index(self, name: str) -> int:
         """Return the index of an input or parameter, or -1."""
-        names = [*self._specs(), *self._compiled.params]
-        return names.index(name) if name in names else -1
+        return self._names().index(name) if name in self._names() else -1
 
     def get_input_info(self) -> tuple[dict, dict]:
         """Return the inputs' shapes and their dtypes, each by name."""

@@ -12,8 +12,8 @@ from tvm.contrib.download import download
 from tvmfast.core import data
 
 from . import autotvm, graph_executor, targets
-from .relay import build, frontend, functor, ir, ops, scope_builder, testing, transform, ty
-from .removed import StubModule
+from .relay import build, frontend, functor, ir, ops, testing, transform, ty
+from .removed import StubModule, named
 from .tools import relay_viz, tvmc, tvmc_command
 
 try:
@@ -47,13 +47,13 @@ def modules() -> dict[str, StubModule]:
 def spaces() -> dict[str, dict]:
     """Return the contents of each old module: {module name: {attribute name: value}}."""
     nn, image = ops.module("nn."), ops.module("image.")
-    exprs = _named(
+    exprs = named(
         ir, "Expr RelayExpr Var Constant Call Tuple TupleGetItem TupleWrapper Let If Function var const"
     )
-    types = _named(ty, "TensorType TupleType FuncType Any")
-    params = _named(tvm.runtime, "save_param_dict load_param_dict")
+    types = named(ty, "TensorType TupleType FuncType Any")
+    params = named(tvm.runtime, "save_param_dict load_param_dict")
     building = {
-        **_named(build, "build create_executor optimize"),
+        **named(build, "build create_executor optimize"),
         "GraphExecutor": build.Executor,
         "build_config": tvm.transform.PassContext,
     }
@@ -71,7 +71,7 @@ def spaces() -> dict[str, dict]:
         **building,
         **functor.NAMES,
         "bind": functor.bind,
-        "ScopeBuilder": scope_builder.ScopeBuilder,
+        "ScopeBuilder": functor.ScopeBuilder,
         "Module": ir.IRModule,
         "GlobalVar": tvm.ir.GlobalVar,
         "scalar_type": lambda dtype: ty.TensorType((), dtype),
@@ -88,7 +88,7 @@ def spaces() -> dict[str, dict]:
         "context": targets.device,
         "from_dlpack": tvm.runtime.from_dlpack,
     }
-    executor = _named(graph_executor, "GraphModule create")
+    executor = named(graph_executor, "GraphModule create")
     debugger = {
         "GraphModuleDebug": graph_executor.GraphModuleDebug,
         "create": graph_executor.create_debug,
@@ -105,7 +105,7 @@ def spaces() -> dict[str, dict]:
         "tvm.relay.expr": exprs,
         "tvm.relay.function": {"Function": ir.Function},
         "tvm.relay.expr_functor": functor.NAMES,
-        "tvm.relay.scope_builder": {"ScopeBuilder": scope_builder.ScopeBuilder},
+        "tvm.relay.scope_builder": {"ScopeBuilder": functor.ScopeBuilder},
         **{f"tvm.relay.testing{name}": space for name, space in testing.MODULES.items()},
         "tvm.relay.ty": types,
         "tvm.relay.ir_pass": {"infer_type": _infer_type, "free_vars": ir.free_vars},
@@ -131,10 +131,6 @@ def spaces() -> dict[str, dict]:
         **({} if TESTING else dict.fromkeys(("tvm.testing", "tvm.testing.utils"), _TESTING)),
         "tvm.auto_scheduler": {},  # an AutoTVM tutorial imports it without using it
     }
-
-
-def _named(owner, names: str) -> dict:
-    return {name: getattr(owner, name) for name in names.split()}
 
 
 def _public(module: str) -> dict:

@@ -1,13 +1,11 @@
 """Tables of old and new names: the replacement of each name that `tvmclassic` supports or rejects.
 
-Notebook 11 shows these tables. Rows come from code if possible: the Relax functions that an operator
-declares, and the passes that a build runs in place of a Relay pass. Others are in names.csv, one line per
-name.
+Notebook 11 shows these tables. Rows of operators come from the Relax functions that each declares; others are
+in names.csv, one line per name.
 `relax` is short for `tvm.relax`, `tn` for `tvmnotes`; `lib` is the result of `relay.build`, now `tn.build`.
 """
 
 import ast
-import inspect
 import re
 
 import pandas as pd
@@ -16,9 +14,7 @@ import tvm.rpc
 from IPython.display import HTML
 from pandas.io.formats.style import Styler
 
-from tvmfast.compiler import pipeline
-
-from . import context, graph_executor, modules, patches, removed
+from . import graph_executor, modules, patches, removed
 from .relay import build, ops, transform
 
 KINDS = ("calls", "methods", "autotvm", "passes", "operators", "gone")
@@ -197,7 +193,9 @@ def _rows() -> dict[str, dict[str, tuple[str, str]]]:
     return {
         **listed,
         "calls": {**listed["calls"], **groups},
-        "passes": {f"relay.transform.{name}": _pass(name, make) for name, make in transform.NAMES.items()},
+        "passes": {
+            old: removed.ROWS["passes"][old] for old in map("relay.transform.{}".format, transform.NAMES)
+        },
         "operators": {
             f"relay.{name}": _operator(operator) for name, operator in sorted(ops.OPERATORS.items())
         },
@@ -210,34 +208,6 @@ def _operator(operator: ops.Operator) -> tuple[str, str]:
         return "relax.const", "known when the program is compiled"
     note = "" if operator.relax else "the value itself"
     return ", ".join(f"relax.op.{name}" for name in operator.relax), note
-
-
-def _pass(name: str, make) -> tuple[str, str]:
-    if row := removed.ROWS["passes"].get(f"relay.transform.{name}"):
-        return row
-    # Closure variables of the factories in `transform`; classes and decorators have none and kept their name.
-    inside = inspect.getclosurevars(make).nonlocals if inspect.isfunction(make) else {}
-    passes = [*context.PASSES.get(name, ()), *(n for each in inside.get("passes", ()) for n in _calls(each))]
-    passes = passes if "name" in inside else [name]
-    paths = [path for path in map(_pass_path, dict.fromkeys(passes)) if path]
-    return ", ".join(dict.fromkeys(paths)), inside.get("why", "")
-
-
-def _calls(function) -> list[str]:
-    """Return the public names in a function's bytecode, its own name first."""
-    return [name for name in (function.__name__, *function.__code__.co_names) if name[0] != "_"]
-
-
-def _pass_path(name: str) -> str:
-    """Return the current path of the pass `name`: in Relax, in `tvm.transform` or in tvmfast; "" if none."""
-    if hasattr(tvm.relax.transform, name):
-        return f"relax.transform.{name}"
-    if hasattr(tvm.transform, name):
-        return f"tvm.transform.{name}"
-    for ours, value in vars(pipeline).items():
-        if ours.replace("_", "") == name.replace("_", "").lower() and callable(value):
-            return f"{value.__module__}.{ours}"
-    return ""
 
 
 def show(rows):

@@ -18,7 +18,7 @@ def patches() -> list[tuple[object, str, object]]:
     """List the patches as (object, attribute name, new value)."""
     return [
         *_modules(),
-        *_contexts(),
+        *context.patches(),
         *_targets(),
         *_devices(),
         *_sessions(),
@@ -27,6 +27,8 @@ def patches() -> list[tuple[object, str, object]]:
         (tvm.runtime.Tensor, "context", property(lambda self: self.device)),
         (tvm.runtime, "load_module", load_module),
         (tvm.runtime, "NDArray", tvm.runtime.Tensor),
+        (tvm.transform, "Sequential", transform.Sequential),
+        (tvm, "build_config", tvm.transform.PassContext),
         (tvm, "register_func", tvm.register_global_func),
         (tvm, "convert", tvm.runtime.convert),
         (tvm, "TVMError", RuntimeError),
@@ -106,38 +108,6 @@ def _modules() -> list:
     return [
         (tvm.ir.GlobalVar, "__call__", call_of_either),
         *((tvm.IRModule, name, value) for name, value in {**shared, **special}.items()),
-    ]
-
-
-# ---------------------------------------------------------------- pass contexts
-
-
-def _contexts() -> list:
-    pass_context = tvm.transform.PassContext
-    init, enter = pass_context.__init__, pass_context.__enter__
-    leave = pass_context.__exit__
-    override = pass_context.override_instruments
-
-    def context_init(self, *args, **kwargs):
-        arguments = context.arguments(*args, **kwargs)
-        context.remember(self, arguments["instruments"])
-        init(self, **arguments)
-
-    def context_enter(self):
-        context.enter(self)
-        return enter(self)
-
-    def context_leave(self, *error):
-        context.leave()
-        return leave(self, *error)
-
-    return [
-        (pass_context, "__init__", context_init),
-        (pass_context, "__enter__", context_enter),
-        (pass_context, "__exit__", context_leave),
-        (pass_context, "override_instruments", lambda self, new: override(self, new or [])),
-        (tvm.transform, "Sequential", transform.Sequential),
-        (tvm, "build_config", pass_context),
     ]
 
 

@@ -25,6 +25,11 @@ class StubModule(types.ModuleType):
         raise AttributeError(missing(self.__name__, name, self.__dict__))
 
 
+def named(owner, names: str) -> dict:
+    """Return attributes of a module or class, by name."""
+    return {name: getattr(owner, name) for name in names.split()}
+
+
 def missing(module: str, name: str, others) -> str:
     """Return the error message for `module.name`; `others` are the names that the module has."""
     gone = next((part for part in (name, module.rpartition(".")[2]) if part in _REASONS), None)

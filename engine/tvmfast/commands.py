@@ -146,7 +146,7 @@ def tune(
     tracker: Annotated[
         str | None, typer.Option(help="Measure on the servers of this RPC tracker, HOST:PORT.")
     ] = None,
-    key: Annotated[str, typer.Option(help="The servers' key.")] = "tvmnotes",
+    key: Annotated[str, typer.Option(help="The servers' key.")] = "tvmfast",
     batch: Annotated[int, typer.Option(help="Pictures in an input.")] = 1,
     seed: Annotated[int | None, typer.Option(help="For the tuner's choices.")] = None,
 ):
@@ -191,7 +191,7 @@ def serve(
     ] = "127.0.0.1:9190",
     key: Annotated[
         str, typer.Option(help="What kind of machine this is; those who tune ask for it.")
-    ] = "tvmnotes",
+    ] = "tvmfast",
     host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The first port to try, of a hundred.")] = 9090,
     name: Annotated[
@@ -205,7 +205,7 @@ def serve(
 ):
     """Run an RPC server on which others measure. It runs whatever is sent by clients that know the secret.
 
-    The secret comes from the variable TVMNOTES_RPC_SECRET, else from a file of yours, which is created on
+    The secret comes from the variable TVMFAST_RPC_SECRET, else from a file of yours, which is created on
     first use; "none" means no secret.
     """
     if threads is not None and threads < 1:
@@ -232,7 +232,7 @@ def tracker(
 ):
     """Run an RPC tracker: it hands out free servers to clients that know the secret, which this prints.
 
-    The secret comes from the variable TVMNOTES_RPC_SECRET, else from a file of yours, which is created on
+    The secret comes from the variable TVMFAST_RPC_SECRET, else from a file of yours, which is created on
     first use; "none" means no secret.
     """
     with without_torch():

@@ -7,6 +7,7 @@ tuner     measuring, the four tuners, the progress line, the graph tuners
 
 from tvmfast.compiler.records import shipped
 
+from ..removed import named
 from . import record, task, tuner
 
 
@@ -22,29 +23,21 @@ def _tophub(target, extra_files=None) -> record.ApplyHistoryBest:
     return record.ApplyHistoryBest([*shipped(), *(extra_files or ())])
 
 
-def _of(module, *names) -> dict:
-    return {name: getattr(module, name) for name in names}
-
-
-_TUNERS = _of(tuner, "XGBTuner", "GATuner", "RandomTuner", "GridSearchTuner", "Tuner")
-_MEASURE = {
-    **_of(tuner, "measure_option", "LocalBuilder", "LocalRunner", "RPCRunner"),
-    **_of(record, "MeasureInput", "MeasureResult", "MeasureErrorNo"),
-}
-_TASK = _of(task, "extract_from_program", "extract_from_multiple_program", "create", "Task")
-_SPACE = _of(task, "ConfigSpace", "ConfigEntity")
-_CALLBACKS = {**_of(tuner, "progress_bar"), **_of(record, "log_to_file")}
-_RECORD = _of(record, "encode", "decode", "load_from_file", "pick_best")
-_GRAPH = dict.fromkeys(["DPTuner", "PBQPTuner"], tuner.GraphTuner)
-_APPLY = dict.fromkeys(
-    ["apply_history_best", "ApplyHistoryBest", "apply_graph_best", "ApplyGraphBest"], record.ApplyHistoryBest
-)
-_NOT_SERVED = dict.fromkeys(
-    ["template", "get_config", "register_topi_compute", "register_topi_schedule"], _templates_are_gone
-)
+_TUNERS = named(tuner, "XGBTuner GATuner RandomTuner GridSearchTuner Tuner")
+_MEASURE = named(tuner, "measure_option LocalBuilder LocalRunner RPCRunner")
+_MEASURE |= named(record, "MeasureInput MeasureResult MeasureErrorNo")
+_TASK = named(task, "extract_from_program extract_from_multiple_program create Task")
+_SPACE = named(task, "ConfigSpace ConfigEntity")
+_CALLBACKS = {"progress_bar": tuner.progress_bar, "log_to_file": record.log_to_file}
+_RECORD = named(record, "encode decode load_from_file pick_best")
+_GRAPH = dict.fromkeys(("DPTuner", "PBQPTuner"), tuner.GraphTuner)
+_BEST = "apply_history_best ApplyHistoryBest apply_graph_best ApplyGraphBest"
+_APPLY = dict.fromkeys(_BEST.split(), record.ApplyHistoryBest)
+_TEMPLATES = "template get_config register_topi_compute register_topi_schedule"
+_NOT_SERVED = dict.fromkeys(_TEMPLATES.split(), _templates_are_gone)
 
 NAMESPACES = {
-    "tvm.autotvm": {**_MEASURE, **_APPLY, **_NOT_SERVED, **_RECORD, **_of(task, "create", "Task")},
+    "tvm.autotvm": {**_MEASURE, **_APPLY, **_NOT_SERVED, **_RECORD, **named(task, "create Task")},
     "tvm.autotvm.task": {**_TASK, **_SPACE, **_APPLY, "template": _templates_are_gone},
     "tvm.autotvm.task.space": _SPACE,
     "tvm.autotvm.task.dispatcher": _APPLY,

@@ -93,11 +93,8 @@ class ConfigEntity:
 
     def to_json_dict(self) -> dict:
         """Return the config in the format of AutoTVM's log."""
-        return {
-            "index": self.index,
-            "code_hash": None,
-            "entity": [[k, "ot", v] for k, v in self.values.items()],
-        }
+        knobs = [[name, "ot", value] for name, value in self.values.items()]
+        return {"index": self.index, "code_hash": None, "entity": knobs}
 
     @staticmethod
     def from_json_dict(given: dict) -> "ConfigEntity":

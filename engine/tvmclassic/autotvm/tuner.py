@@ -64,24 +64,10 @@ class LocalRunner:
 
 
 class RPCRunner(LocalRunner):
-    """Runner on all servers that the tracker at `host`:`port` lists under `key`."""
+    """Runner on all servers that the tracker at `host`:`port` lists under `key`; see LocalRunner."""
 
-    def __init__(
-        self,
-        key,
-        host,
-        port,
-        priority=1,
-        timeout=10,
-        n_parallel=None,
-        number=4,
-        repeat=3,
-        min_repeat_ms=0,
-        cooldown_interval=0.1,
-        enable_cpu_cache_flush=False,
-        module_loader=None,
-    ):
-        super().__init__(timeout, number, repeat, min_repeat_ms, cooldown_interval)
+    def __init__(self, key, host, port, priority=1, timeout=10, n_parallel=None, *of_local, **options):
+        super().__init__(timeout, *of_local, **options)
         self._where, self.n_parallel = (f"{host}:{port}", key), n_parallel
 
 
@@ -106,11 +92,8 @@ def _measure(
 ) -> list[MeasureResult | None]:
     """Measure each input; None if its processes were killed from outside, which says nothing about it."""
     start = time.time()
-    candidates = []
-    for inp in inputs:
-        task = inp.task.today
-        candidates.append(tuning.Candidate(task.workload, inp.config.values, task.target))
-    trials = opened.measure(candidates)
+    tasks = [(inp.task.today, inp.config.values) for inp in inputs]
+    trials = opened.measure([tuning.Candidate(task.workload, config, task.target) for task, config in tasks])
     time.sleep(cooldown)
     spent = (time.time() - start) / len(trials)
     return [_result(trial, spent) for trial in trials]

@@ -1,6 +1,6 @@
 """Relay: expressions, operators, text format, passes and builds.
 
-ir             expressions and modules; attrs: their operators and attributes
+ir             expressions, their operators and attributes; modules
 ty             types
 ops            operators; importing Relay installs them, `text` and `lower` into the expressions
 text           the text format
@@ -10,8 +10,7 @@ frontend       `relay.frontend`: the frontends
 transform      `relay.transform`: passes
 rewrites       the passes that Relax lacks
 build          `relay.build` and its library, `relay.create_executor`
-functor        `relay.expr_functor`: visitors
-scope_builder  `relay.ScopeBuilder`
+functor        `relay.expr_functor`: visitors; `relay.ScopeBuilder`
 networks       the networks of `relay.testing`
 testing        `relay.testing`
 """

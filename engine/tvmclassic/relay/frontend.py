@@ -49,7 +49,7 @@ def from_mxnet(symbol, shape=None, dtype="float32", arg_params=None, aux_params=
 
 def _both(imported: tuple) -> tuple[IRModule, dict]:
     mod, params = imported
-    if sizes := (mod["main"].attrs or {}).get("tvmnotes.sizes"):
+    if sizes := (mod["main"].attrs or {}).get("tvmfast.sizes"):
         raise ValueError(
             f"a Relay module has static shapes, and these dims are dynamic: {', '.join(map(str, sizes))}; "
             'give `shape` with numbers, such as {"data": (1, 3, 224, 224)}'

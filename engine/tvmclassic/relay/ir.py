@@ -6,14 +6,79 @@ arithmetic (`a + b`, `astype`), `text` the text format (`astext`), `lower` type 
 
 import operator
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 import tvm
 
 from tvmfast.core.specs import require_dense
 
-from .attrs import Attrs, Op
 from .ty import FuncType, TensorType
+
+# ---------------------------------------------------------------- operators and attributes
+
+
+class Attrs:
+    """The attributes of a call or function, by name. A leading underscore marks tvmfast's own."""
+
+    def __init__(self, values=()):
+        self.__dict__.update(values)
+
+    def keys(self):
+        """List the public names."""
+        return [name for name in self.__dict__ if name[0] != "_"]
+
+    def items(self):
+        """List (name, value) of the public attributes."""
+        return [(name, self[name]) for name in self.keys()]
+
+    def get(self, name, default=None):
+        """Return an attribute, or `default`."""
+        return self.__dict__.get(name, default)
+
+    def get_int(self, name) -> int:
+        """Return an attribute as int."""
+        return int(self[name])
+
+    def get_int_tuple(self, name) -> tuple[int, ...]:
+        """Return an attribute as a tuple of ints."""
+        return tuple(int(i) for i in self[name])
+
+    def get_str(self, name) -> str:
+        """Return an attribute as str."""
+        return str(self[name])
+
+    def __getitem__(self, name):
+        return self.__dict__[name]
+
+    def __contains__(self, name) -> bool:
+        return name in self.__dict__
+
+    def __repr__(self) -> str:
+        return f"Attrs({', '.join(f'{k}={v!r}' for k, v in self.items())})"
+
+
+class Op:
+    """An operator, one object per name. `relay.op.get` returns it."""
+
+    _by_name: ClassVar[dict[str, "Op"]] = {}
+    __class__ = property(lambda self: tvm.ir.Op)  # scripts check isinstance(call.op, tvm.ir.Op)
+
+    def __new__(cls, name: str):
+        """Return the operator called `name`."""
+        if name not in cls._by_name:
+            cls._by_name[name] = super().__new__(cls)
+            cls._by_name[name].name = name
+        return cls._by_name[name]
+
+    def __reduce__(self):
+        return Op, (self.name,)
+
+    def __repr__(self) -> str:
+        return f"Op({self.name})"
+
+
+# ---------------------------------------------------------------- expressions
 
 
 class Expr:
@@ -21,6 +86,7 @@ class Expr:
 
     known_type = None
     span = None
+    parts: ClassVar[tuple[str, ...]] = ()  # the names of its children
 
     @property
     def checked_type(self):
@@ -38,7 +104,7 @@ class Expr:
 
     def children(self) -> list:
         """List the direct parts in Relay's order; a call's include its operator."""
-        return []
+        return [getattr(self, name) for name in self.parts]
 
     def operands(self) -> list["Expr"]:
         """List the children evaluated in this expression's own scope: no called function, no let body."""
@@ -125,12 +191,10 @@ class Tuple(Expr):
 class TupleGetItem(Expr):
     """The field of a tuple at `index`."""
 
+    parts = ("tuple_value",)
+
     def __init__(self, tuple_value, index: int):
         self.tuple_value, self.index = as_expr(tuple_value), int(index)
-
-    def children(self) -> list[Expr]:
-        """List the tuple."""
-        return [self.tuple_value]
 
     def _of(self, tuple_value) -> "TupleGetItem":
         return TupleGetItem(tuple_value, self.index)
@@ -165,13 +229,11 @@ class TupleWrapper:
 class Let(Expr):
     """A let binding: the value of `body`, with `var` bound to `value`."""
 
+    parts = ("var", "value", "body")
+
     def __init__(self, variable: Var, value, body):
         self.var, self.value = variable, as_expr(value)
         self.body = as_expr(body)
-
-    def children(self) -> list[Expr]:
-        """List variable, value and body."""
-        return [self.var, self.value, self.body]
 
     def operands(self) -> list[Expr]:
         """List the value only, as the body has its own scope."""
@@ -181,12 +243,10 @@ class Let(Expr):
 class If(Expr):
     """A conditional. It can be constructed and printed, but not built: see `lower`."""
 
+    parts = ("cond", "true_branch", "false_branch")
+
     def __init__(self, cond, true_branch, false_branch):
         self.cond, self.true_branch, self.false_branch = map(as_expr, (cond, true_branch, false_branch))
-
-    def children(self) -> list[Expr]:
-        """List condition and branches."""
-        return [self.cond, self.true_branch, self.false_branch]
 
 
 class Function(Expr):
@@ -318,6 +378,9 @@ def free_vars(expr: Expr) -> list[Var]:
         elif isinstance(node, Let):
             free += [v for v in free_vars(node.body) if v is not node.var and v not in free]
     return free
+
+
+# ---------------------------------------------------------------- modules
 
 
 class _ModuleType(type(tvm.IRModule)):

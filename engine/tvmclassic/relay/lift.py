@@ -12,7 +12,7 @@ from tvmfast.core.relax import array_key, constant_array, static_shape
 from . import ir
 from .lower import relay_type
 from .ops import OPERATORS
-from .ops.operator import as_python
+from .ops.operator import NEEDED, as_python
 from .ty import TensorType
 
 _RENAMED = {
@@ -91,7 +91,7 @@ class _Lifting:
         attrs = {**spec.defaults, **attrs}
         if attrs.get("out_layout") and attrs["out_layout"] == attrs["layout"]:
             attrs["out_layout"] = ""
-        if spec.signature.empty in attrs.values():
+        if NEEDED in attrs.values():
             return None
         return ir.Call(ir.Op(spec.name), [self.value(arg) for arg in call.args], attrs)
 

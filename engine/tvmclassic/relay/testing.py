@@ -11,6 +11,7 @@ import numpy as np
 import tvm
 
 from . import ir, networks, transform
+from .ops.operator import NEEDED, parameters
 
 # ---------------------------------------------------------------- parameters: relay.testing.init
 
@@ -94,15 +95,10 @@ def create_workload(net, initializer=None, seed=0) -> tuple[ir.IRModule, dict]:
 
 # ---------------------------------------------------------------- modules
 
-_NEEDED = inspect.Parameter.empty
-
 
 def _network(net, **defaults) -> dict:
     """Return a network's module contents; `defaults` are the parameters and defaults of `get_workload`."""
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature(
-        [inspect.Parameter(n, kind, default=value) for n, value in defaults.items()]
-    )
+    signature = inspect.Signature(parameters(defaults))
 
     def get_workload(*args, **kwargs):
         bound = signature.bind(*args, **kwargs)
@@ -157,17 +153,17 @@ MODULES = {
                         image_shape=(3, 224, 224), layout="NCHW", dtype="float32"),
     ".mobilenet": {**_network(networks.mobilenet, batch_size=1, num_classes=1000, **_IMAGE, layout="NCHW"),
                    "mobile_net": networks.mobile_net},
-    ".vgg": _network(networks.vgg, batch_size=_NEEDED, num_classes=1000, **_IMAGE, num_layers=11,
+    ".vgg": _network(networks.vgg, batch_size=NEEDED, num_classes=1000, **_IMAGE, num_layers=11,
                      batch_norm=False),
-    ".mlp": _network(networks.mlp, batch_size=_NEEDED, num_classes=10, image_shape=(1, 28, 28),
+    ".mlp": _network(networks.mlp, batch_size=NEEDED, num_classes=10, image_shape=(1, 28, 28),
                      dtype="float32"),
     ".squeezenet": _network(networks.squeezenet, batch_size=1, num_classes=1000, version="1.0", **_IMAGE),
     ".inception_v3": _network(networks.inception_v3, batch_size=1, num_classes=1000,
                               image_shape=(3, 299, 299), dtype="float32"),
     ".densenet": _network(networks.densenet, densenet_size=121, classes=1000, batch_size=4, **_IMAGE),
-    ".dcgan": _network(networks.dcgan, batch_size=_NEEDED, oshape=(3, 64, 64), ngf=128, random_len=100,
+    ".dcgan": _network(networks.dcgan, batch_size=NEEDED, oshape=(3, 64, 64), ngf=128, random_len=100,
                        layout="NCHW", dtype="float32"),
-    ".lstm": {**_network(networks.lstm, iterations=_NEEDED, num_hidden=_NEEDED, batch_size=1,
+    ".lstm": {**_network(networks.lstm, iterations=NEEDED, num_hidden=NEEDED, batch_size=1,
                          dtype="float32"),
               "lstm_cell": networks.lstm_cell},
 }  # fmt: skip

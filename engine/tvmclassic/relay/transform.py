@@ -9,18 +9,14 @@ from tvm.relax import transform as t
 from tvmfast.compiler.graph.fold_constants import fold_constant, fold_with_numpy
 
 from ..context import PASSES, instruments
+from ..removed import ROWS
 from . import ir, rewrites
 from .lift import from_relax
 from .lower import to_relax
 
 # The lowest opt level at which a Sequential runs a pass, as in Relay; 0 for all others.
-_LEVELS = {
-    "FoldConstant": 2,
-    "FoldScaleAxis": 3,
-    "EliminateCommonSubexpr": 3,
-    "ConvertLayout": 3,
-    "AlterOpLayout": 3,
-}
+_AT_3 = ("FoldScaleAxis", "EliminateCommonSubexpr", "ConvertLayout", "AlterOpLayout")
+_LEVELS = {"FoldConstant": 2, **dict.fromkeys(_AT_3, 3)}
 _current = tvm.transform.PassContext.current
 _SEQUENTIAL = tvm.transform.Sequential  # TVM's own, which `enable` replaces
 
@@ -141,7 +137,9 @@ def _of_script(method: str, run):
     return decorator
 
 
-def _unchanged(name, why):
+def _unchanged(name):
+    _, why = ROWS["passes"][f"relay.transform.{name}"]
+
     def make(*_args, **_kwargs):
         def run(mod):
             warnings.warn(f"relay.transform.{name} leaves the module as it is: {why}", stacklevel=3)
@@ -216,16 +214,14 @@ def _remove_unused_functions(entry_functions=("main",)):
 
 NAMES["RemoveUnusedFunctions"] = _remove_unused_functions
 
-_COMBINING = tuple(f"CombineParallel{name}" for name in ("Conv2D", "Dense", "BatchMatmul"))
-_DONE_BY_BUILD = ("AlterOpLayout", "Legalize", *_COMBINING)
-_NOT_IN_RELAX = (
+# names.csv says why.
+for _name in (
+    "AlterOpLayout", "Legalize",
+    "CombineParallelConv2D", "CombineParallelDense", "CombineParallelBatchMatmul",
     "FastMath", "ToGraphNormalForm", "ToANormalForm", "Inline", "LazyGradientInit", "BackwardFoldScaleAxis",
     "SimplifyExpr", "DynamicToStatic", "Defunctionalization", "EtaExpand", "CanonicalizeCast",
-)  # fmt: skip
-for _name in _DONE_BY_BUILD:
-    _unchanged(_name, "tn.build chooses layouts and schedules itself, when it compiles")
-for _name in _NOT_IN_RELAX:
-    _unchanged(_name, "Relax has no such pass, or does it in another way")
+):  # fmt: skip
+    _unchanged(_name)
 
 
 _relay("FoldScaleAxis", rewrites.fold_scale_axis)

@@ -83,20 +83,21 @@ class DefaultVizParser(VizParser):
         """Return a node and its incoming edges."""
         identity = node_to_id[node]
         edges = [VizEdge(node_to_id[part], identity) for part in ir.all_parts(node)]
-        if isinstance(node, ir.Var):
-            kind = "Param" if node.name_hint in relay_param else "Input"
-            detail = f"name_hint: {node.name_hint}\n{_type_lines(node)}"
-            return VizNode(identity, f"Var({kind})", detail), edges
-        if isinstance(node, ir.Constant):
-            return VizNode(identity, "Const", _type_lines(node)), edges
-        if isinstance(node, ir.Call):
-            attrs = "\n".join(f"{k}: {v}" for k, v in (node.attrs.items() if node.attrs else ()))
-            return VizNode(identity, f"Call {_name(node.op)}", attrs), edges
-        if isinstance(node, ir.Function):
-            return VizNode(identity, "Func", f"params: {', '.join(p.name_hint for p in node.params)}"), edges
-        if isinstance(node, ir.TupleGetItem):
-            return VizNode(identity, "TupleGetItem", f"index: {node.index}"), edges
-        return VizNode(identity, type(node).__name__, ""), edges
+        kind, detail = type(node).__name__, ""
+        match node:
+            case ir.Var():
+                kind = "Var(Param)" if node.name_hint in relay_param else "Var(Input)"
+                detail = f"name_hint: {node.name_hint}\n{_type_lines(node)}"
+            case ir.Constant():
+                kind, detail = "Const", _type_lines(node)
+            case ir.Call():
+                kind = f"Call {_name(node.op)}"
+                detail = "\n".join(f"{k}: {v}" for k, v in (node.attrs.items() if node.attrs else ()))
+            case ir.Function():
+                kind, detail = "Func", f"params: {', '.join(p.name_hint for p in node.params)}"
+            case ir.TupleGetItem():
+                detail = f"index: {node.index}"
+        return VizNode(identity, kind, detail), edges
 
 
 def _name(op) -> str:
@@ -124,13 +125,7 @@ class RelayVisualizer:
         parser: Default `DefaultVizParser()`.
     """
 
-    def __init__(
-        self,
-        relay_mod,
-        relay_param: dict | None = None,
-        plotter: Plotter | None = None,
-        parser: VizParser | None = None,
-    ):
+    def __init__(self, relay_mod, relay_param=None, plotter=None, parser=None):
         if not isinstance(relay_mod, ir.IRModule):
             raise TypeError(f"RelayVisualizer: expected a Relay module, got {type(relay_mod).__name__}")
         self._plotter, parser = plotter or TermPlotter(), parser or DefaultVizParser()
@@ -153,7 +148,9 @@ class RelayVisualizer:
 # ---------------------------------------------------------------- plotters
 
 
-class _Graph(VizGraph):
+class TermGraph(VizGraph):
+    """A function's nodes and edges, which `render` draws as a tree of text."""
+
     def __init__(self, name: str):
         self.name = name
         self.nodes, self.reads = {}, {}  # by identity: its node, the identities that it reads
@@ -165,10 +162,6 @@ class _Graph(VizGraph):
     def edge(self, viz_edge: VizEdge) -> None:
         """Add an edge."""
         self.reads.setdefault(viz_edge.end, []).append(viz_edge.start)
-
-
-class TermGraph(_Graph):
-    """A graph drawn as a tree of text."""
 
     def render(self) -> str:
         """Return the tree."""
@@ -195,14 +188,12 @@ class TermGraph(_Graph):
 
 
 class _Plotter(Plotter):
-    graph = _Graph
-
     def __init__(self):
         self.graphs = []
 
-    def create_graph(self, name: str) -> _Graph:
+    def create_graph(self, name: str) -> TermGraph:
         """Add a graph for the function `name`."""
-        self.graphs.append(self.graph(name))
+        self.graphs.append(TermGraph(name))
         return self.graphs[-1]
 
 
@@ -211,8 +202,6 @@ class TermPlotter(_Plotter):
 
     A value read several times is drawn once, then referred to by its number.
     """
-
-    graph = TermGraph
 
     def render(self, filename: str | None = None) -> None:
         """Print the trees, or write them to `filename`."""
@@ -226,19 +215,10 @@ class TermPlotter(_Plotter):
 class DotPlotter(_Plotter):
     """Plotter to a file in the DOT language, for `dot -Tsvg`; attributes are dictionaries of Graphviz's."""
 
-    def __init__(
-        self,
-        graph_attr: dict | None = None,
-        node_attr: dict | None = None,
-        edge_attr: dict | None = None,
-        get_node_attr=None,
-    ):
+    def __init__(self, graph_attr=None, node_attr=None, edge_attr=None, get_node_attr=None):
         super().__init__()
-        self.attrs = {
-            "graph": graph_attr or {},
-            "node": {"shape": "box", **(node_attr or {})},
-            "edge": edge_attr or {},
-        }
+        node_attr = {"shape": "box", **(node_attr or {})}
+        self.attrs = {"graph": graph_attr or {}, "node": node_attr, "edge": edge_attr or {}}
         self.get_node_attr = get_node_attr or (lambda _node: {})
 
     def render(self, filename: str | None = None) -> None:
@@ -261,15 +241,8 @@ def _dot(attrs: dict) -> str:
     return ", ".join(f'{name}="{str(value).translate(escapes)}"' for name, value in attrs.items())
 
 
-_INTERFACE = {
-    "UNKNOWN_TYPE": UNKNOWN_TYPE,
-    "VizNode": VizNode,
-    "VizEdge": VizEdge,
-    "VizParser": VizParser,
-    "VizGraph": VizGraph,
-    "Plotter": Plotter,
-    "DefaultVizParser": DefaultVizParser,
-}
+_CLASSES = (VizNode, VizEdge, VizParser, VizGraph, Plotter, DefaultVizParser)
+_INTERFACE = {"UNKNOWN_TYPE": UNKNOWN_TYPE, **{each.__name__: each for each in _CLASSES}}
 _TERMINAL = {"TermPlotter": TermPlotter, "TermVizParser": DefaultVizParser}  # plotters lay out the details
 _DOT = {"DotPlotter": DotPlotter, "DotVizParser": DefaultVizParser}
 NAMESPACES = {

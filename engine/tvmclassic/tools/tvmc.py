@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import tvm
 
+from tvmfast.core import renamed
 from tvmfast.runtime import saved
 
 from ..autotvm import record, task
@@ -67,7 +68,8 @@ class TVMCModel:
         if model_path is not None:
             with tarfile.open(model_path) as archive:
                 text, arrays = (archive.extractfile(name).read() for name in ("model.json", "model.params"))
-            mod, params = from_relax(tvm.ir.load_json(text.decode())), tvm.runtime.load_param_dict(arrays)
+            mod = from_relax(tvm.ir.load_json(renamed.in_json(text.decode())))
+            params = tvm.runtime.load_param_dict(arrays)
         self.mod, self.params = mod, dict(params or {})
 
     def save(self, model_path) -> None:

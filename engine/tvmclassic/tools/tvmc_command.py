@@ -117,30 +117,21 @@ def _split(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def _model(args) -> tvmc.TVMCModel:
+    return tvmc.load(args.FILE, args.model_format, parse_shapes(args.input_shapes))
+
+
+# The functions of `tvmc` take the options of their names, and ignore others.
 def _compile(args) -> None:
-    model = tvmc.load(args.FILE, args.model_format, parse_shapes(args.input_shapes))
-    tvmc.compile_model(
-        model,
-        _target(args),
-        args.opt_level,
-        tuning_records=args.tuning_records,
-        package_path=args.output,
-        cross=args.cross_compiler,
-        output_format=args.output_format,
-        dump_code=_split(args.dump_code),
-        target_host=args.target_host,
-        desired_layout=args.desired_layout,
-        disabled_pass=_split(args.disabled_pass),
-        pass_context_configs=_configs(args.pass_config),
-    )
-
-
-# Options that `run_module` and `tune_model` take under the same names.
-_RUN_OPTIONS = ("device", "fill_mode", "repeat", "number", "profile", "end_to_end")
-_TUNE_OPTIONS = (
-    "enable_autoscheduler", "rpc_key", "trials", "target_host", "tuner", "min_repeat_ms", "early_stopping",
-    "timeout", "repeat", "number", "parallel",
-)  # fmt: skip
+    options = {
+        "target": _target(args),
+        "package_path": args.output,
+        "cross": args.cross_compiler,
+        "dump_code": _split(args.dump_code),
+        "disabled_pass": _split(args.disabled_pass),
+        "pass_context_configs": _configs(args.pass_config),
+    }
+    tvmc.compile_model(_model(args), **vars(args) | options)
 
 
 def _run(args) -> None:
@@ -153,8 +144,7 @@ def _run(args) -> None:
             raise tvmc.TVMCException(
                 f"--inputs: expected a .npz file with arrays by name; {args.inputs}: {error}"
             ) from None
-    options = {name: getattr(args, name) for name in _RUN_OPTIONS}
-    result = tvmc.run_module(tvmc.TVMCPackage(args.FILE), inputs=inputs, **options)
+    result = tvmc.run_module(tvmc.TVMCPackage(args.FILE), **vars(args) | {"inputs": inputs})
     if args.print_time:
         print(result.format_times())
     if args.print_top:
@@ -167,10 +157,14 @@ def _run(args) -> None:
 
 def _tune(args) -> None:
     host, _, port = (args.rpc_tracker or "").partition(":")
-    model = tvmc.load(args.FILE, args.model_format, parse_shapes(args.input_shapes))
-    options = {name: getattr(args, name) for name in _TUNE_OPTIONS}
-    tracker = {"hostname": host or None, "port": int(port or 9090)}
-    tvmc.tune_model(model, _target(args), args.output, args.tuning_records, **tracker, **options)
+    options = {
+        "target": _target(args),
+        "tuning_records": args.output,
+        "prior_records": args.tuning_records,
+        "hostname": host or None,
+        "port": int(port or 9090),
+    }
+    tvmc.tune_model(_model(args), **vars(args) | options)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -31,7 +31,7 @@ import psutil
 import tvm
 from tvm import tirx
 
-from ..core import data, folders, kernel_cache, machine
+from ..core import data, folders, kernel_cache, machine, renamed
 from ..runtime import pool
 from .legalize import ieee754
 from .schedule import parallel
@@ -62,7 +62,7 @@ class Executable(tvm.relax.VMExecutable):
         """
         if not self.mod._collect_from_import_tree(lambda module: module.kind in ("c", "static_library")):
             return self.mod, False
-        with folders.temporary("tvmnotes-build-") as folder:
+        with folders.temporary("tvmfast-build-") as folder:
             file = folder / "lib.so"
             self.export_library(str(file), workspace_dir=str(folder))
             return pool.open_library(file)
@@ -178,7 +178,7 @@ def _object_cache() -> "_Objects | None":
     warnings.warn(
         f"the kernel cache is not used, as others could put code into it: {reason}. "
         "Builds compile every kernel anew. "
-        "Mend it (chmod go-w, chown), or set TVMNOTES_CACHE to a folder of your own",
+        f"Mend it (chmod go-w, chown), or set {renamed.spelled('CACHE')} to a folder of your own",
         stacklevel=4,
     )
     return None

@@ -41,7 +41,7 @@ from .memory.usage import memory
 from .schedule.apply import begin_reductions, schedule_kernels
 
 OPT_LEVELS = (0, 1, 2, 3)
-_OPERATORS = "tvmnotes.operators"  # attribute of a module: what each kernel fuses
+_OPERATORS = "tvmfast.operators"  # attribute of a module: what each kernel fuses
 
 
 def passes(context: BuildContext) -> list[tvm.transform.Pass]:

@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
 
-NAME = "tvmnotes.schedule"
+NAME = "tvmfast.schedule"
 
 
 def parse(annotation: str) -> dict:

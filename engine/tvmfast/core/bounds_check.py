@@ -17,7 +17,7 @@ from tvm import relax
 
 from .relax import constant_array, op_name, static_shape, unwrap_ints
 
-NAME = "tvmnotes.checked_indices"
+NAME = "tvmfast.checked_indices"
 
 
 class OutOfRange(IndexError):

@@ -60,7 +60,7 @@ A process that uses the package finds TVM as it is without it, except for these,
     pass_lock, runtime/fork.py, runtime/pool.py  what a fork waits for, and how its child ends
     core/bounds_check.py, core/partial_update.py, compiler/graph/fold_constants.py,
     compiler/legalize/ieee754.py, runtime/compiled.py
-                                             entries of TVM's tables with names of ours, "tvmnotes" in each
+                                             entries of TVM's tables with names of ours, "tvmfast" in each
 
 Another thread that uses TVM in the meantime meets what a context replaces for all threads:
 
@@ -83,6 +83,8 @@ from collections.abc import Callable, Iterator
 from importlib import util
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from . import renamed
 
 _log = logging.getLogger(__name__)
 
@@ -133,9 +135,9 @@ REGISTERED: dict[str, Workaround] = {}
 
 
 def in_use(name: str, seen_in: str, *tests: str, reason: str = "") -> bool:
-    """Register a workaround; return whether it is in use, as all are but the one in TVMNOTES_WITHOUT."""
+    """Register a workaround; return whether it is in use, as all are but the one in TVMFAST_WITHOUT."""
     REGISTERED[name] = Workaround(seen_in, tests, reason)
-    return os.environ.get("TVMNOTES_WITHOUT") != name
+    return renamed.variable("WITHOUT") != name
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Files by name: bundled with the project, else in the cache, else downloaded and checked by SHA-256.
 
 Notebooks, `models` and `vision` get every file that is not code from here. Nothing is downloaded if
-TVMNOTES_OFFLINE=1. Without a network a download fails within seconds, with an error that says how to do
+TVMFAST_OFFLINE=1. Without a network a download fails within seconds, with an error that says how to do
 without it.
 """
 
@@ -17,22 +17,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from . import renamed
+
 BUNDLED: list[Path] = []  # folders of files that are here without a download: tvmnotes adds its own
 _CONNECT_SECONDS = 3
 _log = logging.getLogger(__name__)
 
 
 def offline() -> bool:
-    """Tell whether the user has disabled downloads: TVMNOTES_OFFLINE is set, and is neither 0 nor empty."""
-    return os.environ.get("TVMNOTES_OFFLINE", "0") not in ("", "0")
+    """Tell whether the user has disabled downloads: TVMFAST_OFFLINE is set, and is neither 0 nor empty."""
+    return renamed.variable("OFFLINE", "0") != "0"
 
 
 def cache() -> Path:
-    """Return the folder for downloaded and generated files: TVMNOTES_CACHE or ~/.cache/tvmnotes.
+    """Return the folder for downloaded and generated files: TVMFAST_CACHE or ~/.cache/tvmfast.
 
-    It may not exist yet.
+    Where only the folder of versions until 0.1 exists, ~/.cache/tvmnotes, it is that one: it holds downloads,
+    compiled kernels and solved exercises. The folder may not exist yet.
     """
-    return Path(os.environ.get("TVMNOTES_CACHE") or "~/.cache/tvmnotes").expanduser()
+    if given := renamed.variable("CACHE"):
+        return Path(given).expanduser()
+    folders = [Path.home() / ".cache" / name for name in renamed.NAMES]
+    return next(filter(Path.is_dir, folders), folders[0])
 
 
 def writable_cache() -> Path:
@@ -44,7 +50,7 @@ def writable_cache() -> Path:
     except OSError as error:
         raise PermissionError(
             f"the cache {folder} cannot be written ({error.strerror or error}): "
-            "set TVMNOTES_CACHE to a folder that can, or mend its permissions"
+            f"set {renamed.spelled('CACHE')} to a folder that can, or mend its permissions"
         ) from error
     return folder
 
@@ -80,7 +86,9 @@ def path(name: str, url: str | None = None, sha256: str | None = None) -> Path:
     if sha256 is None:
         raise ValueError(f"{name!r}: a download needs its SHA-256 checksum, got none")
     if not reachable(url):
-        why = "TVMNOTES_OFFLINE is set" if offline() else f"{urlsplit(url).hostname} does not answer"
+        why = f"{urlsplit(url).hostname} does not answer"
+        if offline():
+            why = f"{renamed.spelled('OFFLINE')} is set"
         raise FileNotFoundError(
             f"cannot fetch {name!r}: {why}. Fetch it elsewhere from {url} and put it at {cached} "
             f"(SHA-256 {sha256})."

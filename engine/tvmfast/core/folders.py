@@ -23,16 +23,16 @@ _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
 
 @contextlib.contextmanager
 def temporary(
-    prefix: str, parent: Path | None = None, rescue: Callable = lambda folder: None
+    prefix: str, *former: str, parent: Path | None = None, rescue: Callable = lambda folder: None
 ) -> Iterator[Path]:
     """Give a new folder whose name begins with `prefix`; it is removed at the end.
 
-    Folders with that prefix whose processes were killed are removed first, each after a call of `rescue` with
-    it. A folder is locked while its process lives: the system releases the lock with the process, however
-    that ends.
+    Folders with that prefix, or a former one, whose processes were killed are removed first, each after a
+    call of `rescue` with it. A folder is locked while its process lives: the system releases the lock with
+    the process, however that ends.
     """
     parent = Path(parent or tempfile.gettempdir())
-    for left in parent.glob(f"{glob.escape(prefix)}????????"):
+    for left in (each for name in (prefix, *former) for each in parent.glob(f"{glob.escape(name)}????????")):
         with contextlib.suppress(OSError), _lock(left, wait=False):
             rescue(left)
             shutil.rmtree(left, ignore_errors=True)

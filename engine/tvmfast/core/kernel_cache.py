@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from . import data
+from . import data, renamed
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIMIT = 256  # MB
@@ -18,18 +18,19 @@ _log = logging.getLogger(__name__)
 
 
 def limit() -> int:
-    """Return the size limit of the folder in bytes: TVMNOTES_KERNELS_MB megabytes, by default 256.
+    """Return the size limit of the folder in bytes: TVMFAST_KERNELS_MB megabytes, by default 256.
 
-    Raises ValueError if TVMNOTES_KERNELS_MB is not a number of megabytes.
+    Raises ValueError if TVMFAST_KERNELS_MB is not a number of megabytes.
     """
-    given = os.environ.get("TVMNOTES_KERNELS_MB") or str(_LIMIT)
+    given = renamed.variable("KERNELS_MB", str(_LIMIT))
     try:
         size = int(float(given) * 1e6)
     except (ValueError, OverflowError):
         size = -1
     if size < 0:
         raise ValueError(
-            f"TVMNOTES_KERNELS_MB: expected megabytes, such as 256, or 0 to keep nothing; got {given!r}"
+            f"{renamed.spelled('KERNELS_MB')}: expected megabytes, such as 256, or 0 to keep nothing; "
+            f"got {given!r}"
         )
     return size
 
@@ -50,7 +51,7 @@ def status() -> str:
     if reason := distrust(kernels):
         return f"not used: {reason}"
     count, size = used(kernels)
-    return f"{count} kernels, {size / 1e6:.0f} of {most / 1e6:.0f} MB (TVMNOTES_KERNELS_MB)"
+    return f"{count} kernels, {size / 1e6:.0f} of {most / 1e6:.0f} MB ({renamed.spelled('KERNELS_MB')})"
 
 
 # ---------------------------------------------------------------- who may write

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import data, errors
+from . import data, errors, renamed
 from .compat import COMPILED_AS
 
 # The instruction sets that LLVM uses in generated tensor code, by LLVM's names.
@@ -117,8 +117,8 @@ def threads() -> int:
 
 
 def cap_if_quick(amount: _Number, cap: _Number) -> _Number:
-    """Return a time or a number of measurements, limited to `cap` if TVMNOTES_QUICK is set, as in tests."""
-    return amount if os.environ.get("TVMNOTES_QUICK", "0") in ("", "0") else min(amount, cap)
+    """Return a time or a number of measurements, limited to `cap` if TVMFAST_QUICK is set, as in tests."""
+    return amount if renamed.variable("QUICK", "0") == "0" else min(amount, cap)
 
 
 # ---------------------------------------------------------------- CPU and target
@@ -343,7 +343,9 @@ def report() -> Report:
     compiler = "none: Compiled.save and torch.compile need g++ or clang++"
     if cpp_compiler():
         compiler = "; but ".join(filter(None, ["found", torch_compile_lacks()]))
-    network = "off (TVMNOTES_OFFLINE)" if data.offline() else "used when a file is neither bundled nor cached"
+    network = "used when a file is neither bundled nor cached"
+    if data.offline():
+        network = f"off ({renamed.spelled('OFFLINE')})"
     return Report(
         {
             "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",

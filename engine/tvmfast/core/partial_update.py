@@ -14,7 +14,7 @@ from tvm import relax
 
 from .relax import op_name, unwrap_ints
 
-NAME = "tvmnotes.written"
+NAME = "tvmfast.written"
 
 
 def partial_update(

@@ -156,7 +156,7 @@ def _terms(dim: int | tvm.ir.Expr) -> dict | None:
 
 def dynamic_dims(main: relax.Function) -> dict[str, Dim]:
     """Return the dynamic dims of a network by name, in order, with the bounds that its frontend noted."""
-    bounds = (main.attrs or {}).get("tvmnotes.sizes", {})
+    bounds = (main.attrs or {}).get("tvmfast.sizes", {})
     dims = {}
     for param in main.params:
         for dim in getattr(param.ty, "shape", None) or ():

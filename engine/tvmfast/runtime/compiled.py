@@ -33,7 +33,7 @@ else:
     tvm_ffi = import_tvm_ffi()
 
 # Given this as its instrument, the virtual machine has none from then on.
-tvm_ffi.register_global_func("tvmnotes.no_instrument", lambda: None, override=True)
+tvm_ffi.register_global_func("tvmfast.no_instrument", lambda: None, override=True)
 
 
 class Compiled:
@@ -329,7 +329,7 @@ class Compiled:
         try:
             yield
         finally:
-            self._vm.set_instrument("tvmnotes.no_instrument")
+            self._vm.set_instrument("tvmfast.no_instrument")
 
     def timed(self, *inputs: Any) -> list[tuple[str, float]]:
         """Return each kernel call of a run with its time in seconds, in order.
@@ -377,7 +377,7 @@ class Compiled:
 
     def __reduce__(self) -> tuple:
         """Pickle and copy the saved form. Unpickle only what you would run as a program."""
-        with folders.temporary("tvmnotes-pickle-") as folder:
+        with folders.temporary("tvmfast-pickle-") as folder:
             return _from_archive, (self.save(folder / "net.zip").read_bytes(),)
 
     def _fill(self, folder: Path) -> None:
@@ -482,7 +482,7 @@ def load(path: str | os.PathLike) -> Compiled:
 
 
 def _from_archive(content: bytes) -> Compiled:
-    with folders.temporary("tvmnotes-pickle-") as folder:
+    with folders.temporary("tvmfast-pickle-") as folder:
         file = folder / "net.zip"
         file.write_bytes(content)
         return load(file)

@@ -73,7 +73,7 @@ def _after_fork_in_child() -> None:
     _after_fork()
     thread = threading.get_ident()
     if thread in _pooled or thread == _stranded:
-        _stranded, _runner = thread, ThreadPoolExecutor(1, "tvmnotes-run")
+        _stranded, _runner = thread, ThreadPoolExecutor(1, "tvmfast-run")
         _error = getattr(sys, "last_value", None)
         sys.exit = _exit
     _pooled.clear()

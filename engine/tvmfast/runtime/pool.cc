@@ -170,7 +170,7 @@ extern "C" {
 
 /* Set the number of threads, the chunks for each, for how many nanoseconds who waits spins, and whether each thread
    stays on one CPU; before the first loop. */
-void tvmnotes_pool_configure(int count, int chunks_each, int64_t nanoseconds, int bound) {
+void tvmfast_pool_configure(int count, int chunks_each, int64_t nanoseconds, int bound) {
   threads = count;
   chunks = chunks_each;
   spin = nanoseconds;
@@ -178,7 +178,7 @@ void tvmnotes_pool_configure(int count, int chunks_each, int64_t nanoseconds, in
 }
 
 /* Begin anew in the child of a fork, where no thread of the pool is left and no loop runs. */
-void tvmnotes_pool_forked() {
+void tvmfast_pool_forked() {
   mutex = PTHREAD_MUTEX_INITIALIZER;
   more = finished = PTHREAD_COND_INITIALIZER;
   for (Loop& loop : loops) new (&loop) Loop;
@@ -187,7 +187,7 @@ void tvmnotes_pool_forked() {
 }
 
 /* Run a parallel loop, as TVMBackendParallelLaunch does. Kernels may not meet at barriers. */
-int tvmnotes_pool_launch(FTVMParallelLambda run, void* data, int tasks) {
+int tvmfast_pool_launch(FTVMParallelLambda run, void* data, int tasks) {
   Loop* loop = threads > 1 ? Take() : nullptr;
   if (!loop) {
     TVMParallelGroupEnv alone = {nullptr, 1};

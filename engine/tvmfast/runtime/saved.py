@@ -14,6 +14,7 @@ import contextlib
 import errno
 import glob
 import io
+import itertools
 import json
 import logging
 import shutil
@@ -25,7 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core import folders, machine
+from ..core import folders, machine, renamed
 from ..core.data import checksum
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def write(destination: Path, fill: Callable[[Path], None], build_info: dict, opt
         if not path.exists() and (left / "old").exists():
             (left / "old").rename(path)
 
-    with folders.temporary(_work(path), path.parent, rescue) as folder:
+    with folders.temporary(*_work(path), parent=path.parent, rescue=rescue) as folder:
         new = folder / "new"
         new.mkdir()
         fill(new)
@@ -83,9 +84,9 @@ def write(destination: Path, fill: Callable[[Path], None], build_info: dict, opt
     _log.debug("%s written", destination)
 
 
-def _work(path: Path) -> str:
-    """Return the prefix of the names of the temporary folders, next to a path, for saves to it."""
-    return f".{path.name}-tvmnotes-"
+def _work(path: Path) -> list[str]:
+    """Return the prefixes of temporary folders next to a path, for saves to it; the first is written."""
+    return [f".{path.name}-{name}-" for name in renamed.NAMES]
 
 
 def _replaceable(path: Path) -> bool:
@@ -153,7 +154,7 @@ def _read(location: Path, name: Path, make: Callable[[Path, dict], Any]) -> Any:
     with contextlib.ExitStack() as stack:
         folder = location
         if location.is_file():
-            folder = stack.enter_context(folders.temporary("tvmnotes-load-"))
+            folder = stack.enter_context(folders.temporary("tvmfast-load-"))
             _unpack(location, folder)
         manifest = _read_manifest(folder, name)
         _check(folder, name, manifest)
@@ -166,7 +167,8 @@ def _locate(path: Path) -> Path:
     if path.exists():
         return path
     path = path.resolve()
-    return next(path.parent.glob(f"{glob.escape(_work(path))}????????/old"), path)
+    left = (path.parent.glob(f"{glob.escape(prefix)}????????/old") for prefix in _work(path))
+    return next(itertools.chain(*left), path)
 
 
 def _identity(path: Path) -> tuple | None:

@@ -127,7 +127,7 @@ class RpcRunner(LocalRunner):
     Args:
         tracker: "HOST:PORT" of the tracker.
         key: the key of the servers.
-        secret: the one that the tracker printed. None takes that of the variable TVMNOTES_RPC_SECRET, else of
+        secret: the one that the tracker printed. None takes that of the variable TVMFAST_RPC_SECRET, else of
             your own file, which a tracker of yours on this machine uses as well. TVM's own tracker and
             servers need none.
         **options: those of `LocalRunner`.
@@ -227,7 +227,7 @@ def _run_on_server(secret: str, config: Any, candidate: Candidate, path: str, ev
     """Check and time a candidate on a free server, and store the server's description beside its library."""
     with _session(secret, config) as session:
         try:
-            Path(path).with_name("server").write_text(session.get_function("tvmnotes.server")())
+            Path(path).with_name("server").write_text(session.get_function("tvmfast.server")())
             sweep = True
         except AttributeError:  # a server of TVM's own
             sweep = False

@@ -15,9 +15,9 @@ import secrets
 import stat
 from pathlib import Path
 
-from ..core import data
+from ..core import data, renamed
 
-VARIABLE = "TVMNOTES_RPC_SECRET"
+VARIABLE = "TVMFAST_RPC_SECRET"
 NONE = "none"  # instead of a secret: everybody who reaches a server may run code on it
 
 
@@ -26,7 +26,7 @@ def find(secret: str | None = None) -> str | None:
 
     "none" is no secret, and gives None. Raises PermissionError for a file that is not this user's alone.
     """
-    secret = secret or os.environ.get(VARIABLE) or _of_file()
+    secret = secret or renamed.variable("RPC_SECRET") or _of_file()
     return None if secret == NONE else secret
 
 
@@ -57,7 +57,7 @@ def _of_file() -> str:
 
 def told() -> str:
     """Return what to print about the secret: nothing if the user has set it."""
-    if os.environ.get(VARIABLE):
+    if renamed.variable("RPC_SECRET"):
         return ""
     return f"Its secret is in {file()}. On other machines: export {VARIABLE}={find()}"
 

@@ -35,7 +35,7 @@ from . import secret as secrets
 from . import trial
 from .tracker import PROOF, SUCCESS, Say
 
-CRASHED = "TvmnotesSessionCrashed"  # in the error that a client receives
+CRASHED = "TvmfastSessionCrashed"  # in the error that a client receives
 TOOK_TOO_LONG = "RPCSessionTimeoutError"  # TVM's own
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PORTS = 100
@@ -181,11 +181,11 @@ def serve(
     port = listening.getsockname()[1]
     name = name or f"{socket.gethostname()}:{port}"
     here = json.dumps({"server": name, "cpu": machine.cpu_name(), "threads": machine.threads()})
-    tvm.register_global_func("tvmnotes.server", lambda: here, override=True)
+    tvm.register_global_func("tvmfast.server", lambda: here, override=True)
     trial.register_cache_flush()
     # Compiled once, for all sessions. TVM's threads belong to the thread that starts them and do not survive
     # a fork; those of this thread, which forks the sessions, must not have been started.
-    first = threading.Thread(target=tvm.get_global_func("tvmnotes.sweep"))
+    first = threading.Thread(target=tvm.get_global_func("tvmfast.sweep"))
     first.start()
     first.join()
     signal.signal(signal.SIGTERM, signal.default_int_handler)

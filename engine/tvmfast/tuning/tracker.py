@@ -19,7 +19,7 @@ from . import secret as secrets
 
 Say = Callable[[str], None]
 
-PROOF = "tvmnotes.proof"
+PROOF = "tvmfast.proof"  # other until 0.1, whose clients and servers are strangers
 FAIL, SUCCESS = base.TrackerCode.FAIL, base.TrackerCode.SUCCESS
 _HELLO_SECONDS = 5.0  # for everything before the proof
 _STRANGERS = 64  # most connections without a proof

@@ -84,7 +84,7 @@ def end_with_parent() -> None:
 
 
 def register_cache_flush() -> None:
-    """Let timers call "tvmnotes.sweep" before each repeat, so that a kernel finds the caches as in a network.
+    """Let timers call "tvmfast.sweep" before each repeat, so that a kernel finds the caches as in a network.
 
     There, other kernels have run since a kernel's weights were last read. The sweep reads other data, on all
     threads. These are TVM's, which here wait for a timer's next call without sleeping, as a network's do.
@@ -107,7 +107,7 @@ def register_cache_flush() -> None:
         arrays = [tvm.runtime.tensor(np.ones([int(n) for n in t.shape], "float32")) for t in (data, total)]
         return lambda: library["sweep"](*arrays)
 
-    tvm.register_global_func("tvmnotes.sweep", lambda *_: kernel()(), override=True)
+    tvm.register_global_func("tvmfast.sweep", lambda *_: kernel()(), override=True)
 
 
 def build(candidate: Candidate) -> Any:
@@ -171,7 +171,7 @@ def check_and_time(
         number=evaluator.number,
         repeat=evaluator.repeat,
         min_repeat_ms=evaluator.min_repeat_ms,
-        f_preproc="tvmnotes.sweep" if sweep else "",
+        f_preproc="tvmfast.sweep" if sweep else "",
     )
     return list(timer(*tensors).results)
 

@@ -152,7 +152,7 @@ class Builder:
     def __init__(self, timeout: float):
         self.timeout = timeout
         self._folders = contextlib.ExitStack()
-        self.folder = str(self._folders.enter_context(folders.temporary("tvmnotes-trials-")))
+        self.folder = str(self._folders.enter_context(folders.temporary("tvmfast-trials-")))
         limits = {"timeout": timeout, "maximum_process_uses": _BUILDS}
         self._pool = Pool(
             machine.usable_cores(), initializer=trial.begin, stderr=subprocess.DEVNULL, **limits

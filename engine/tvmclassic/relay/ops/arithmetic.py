@@ -12,21 +12,6 @@ from tvmfast.frontends.ops.common import logarithm, reduced_axes
 from ..ir import Expr, const
 from .operator import OPERATORS, axis_list, dtype_of, known_shape, operator, relax_function
 
-
-def _unary(name, function, relax_names):
-    def body(data, /):
-        return function(data)
-
-    return operator(name, relax=relax_names)(body)
-
-
-def _binary(name, function, relax_name):
-    def body(lhs, rhs, /):
-        return function(lhs, rhs)
-
-    return operator(name, relax=relax_name)(body)
-
-
 UNARY = (
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitwise_not", "ceil", "cos", "cosh", "erf",
     "exp", "floor", "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "ones_like", "round",
@@ -42,15 +27,15 @@ BINARY = (
 
 
 for _name in UNARY:
-    _unary(_name, relax_function(_name), _name)
+    operator(_name, relax=_name, tensors="data")(relax_function(_name))
 for _name in BINARY:
-    _binary(_name, relax_function(_name), _name)
+    operator(_name, relax=_name, tensors="lhs rhs")(relax_function(_name))
 for _name in ("exp", "tanh", "erf"):
-    _unary(f"fast_{_name}", relax_function(_name), _name)
+    operator(f"fast_{_name}", relax=_name, tensors="data")(relax_function(_name))
 for _name in ("copy", "identity", "annotation.stop_fusion"):
-    _unary(_name, lambda x: x, "")
+    operator(_name, relax="")(lambda data, /: data)
 for _base in (2, 10):
-    _unary(f"log{_base}", partial(logarithm, base=_base), "log multiply")
+    operator(f"log{_base}", relax="log multiply", tensors="data")(partial(logarithm, base=_base))
 
 
 @operator("shape_of", relax="const")

@@ -4,44 +4,22 @@ from tvm.relax import op as R
 
 from tvmfast.frontends.ops.common import padded
 
-from .operator import known_shape, numbers_of, operator, relax_function
+from .operator import NEEDED, known_shape, numbers_of, operator, relax_function
 
 
 def _pool(name):
     function, dims = relax_function(f"nn.{name}"), int(name[-2])
-    layout = "NC" + "DHW"[-dims:]
-    average = name.startswith("avg")
+    ones, layout = (1,) * dims, "NC" + "DHW"[-dims:]
+    attributes = {"pool_size": ones, "strides": ones, "dilation": ones, "padding": (0,) * dims}
+    attributes |= {"layout": layout, "out_layout": "", "ceil_mode": False}
+    if name.startswith("avg"):
+        attributes["count_include_pad"] = False
 
-    def body(
-        data,
-        /,
-        pool_size=(1,) * dims,
-        strides=(1,) * dims,
-        dilation=(1,) * dims,
-        padding=(0,) * dims,
-        layout=layout,
-        out_layout="",
-        ceil_mode=False,
-        count_include_pad=False,
-    ):
-        window = pool_size, strides, padding, dilation
-        return function(data, *window, ceil_mode, count_include_pad, layout, out_layout or None)
+    def body(data, /, pool_size, strides, dilation, padding, layout, out_layout, ceil_mode, **average):
+        window, counted = (pool_size, strides, padding, dilation), average.get("count_include_pad", False)
+        return function(data, *window, ceil_mode, counted, layout, out_layout or None)
 
-    def largest(
-        data,
-        /,
-        pool_size=(1,) * dims,
-        strides=(1,) * dims,
-        dilation=(1,) * dims,
-        padding=(0,) * dims,
-        layout=layout,
-        out_layout="",
-        ceil_mode=False,
-    ):
-        window = pool_size, strides, padding, dilation
-        return function(data, *window, ceil_mode, False, layout, out_layout or None)
-
-    operator(f"nn.{name}", relax=f"nn.{name}")(body if average else largest)
+    operator(f"nn.{name}", relax=f"nn.{name}", attributes=attributes)(body)
 
 
 for _name in ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"):
@@ -108,42 +86,21 @@ def upsampling(data, /, scale_h=1, scale_w=1, layout="NCHW", method="nearest_nei
     return _resized(data, size, layout, method, kind, "floor")
 
 
-@operator("image.resize2d", relax="image.resize2d")
-def resize2d(
-    data,
-    /,
-    size,
-    roi=None,
-    layout="NCHW",
-    method="linear",
-    coordinate_transformation_mode="half_pixel",
-    rounding_method="",
-    cubic_alpha=-0.5,
-    cubic_exclude=0,
-    extrapolation_value=0.0,
-    out_dtype=None,
-):
-    return _resized(
-        data, _many(size, 2), layout, method, coordinate_transformation_mode, rounding_method, cubic_alpha
-    )
+_HOW = {"coordinate_transformation_mode": "half_pixel", "rounding_method": ""}
+_RESIZE2D = {"size": NEEDED, "roi": None, "layout": "NCHW", "method": "linear", **_HOW}
+_RESIZE2D |= {"cubic_alpha": -0.5, "cubic_exclude": 0, "extrapolation_value": 0.0, "out_dtype": None}
+_RESIZE = {"size": NEEDED, "layout": "NCHW", "method": "bilinear", **_HOW}
+_RESIZE |= {"bicubic_alpha": -0.5, "bicubic_exclude": 0, "out_dtype": None}
 
 
-@operator("image.resize", relax="image.resize2d")
-def resize(
-    data,
-    /,
-    size,
-    layout="NCHW",
-    method="bilinear",
-    coordinate_transformation_mode="half_pixel",
-    rounding_method="",
-    bicubic_alpha=-0.5,
-    bicubic_exclude=0,
-    out_dtype=None,
-):
-    return _resized(
-        data, _many(size, 2), layout, method, coordinate_transformation_mode, rounding_method, bicubic_alpha
-    )
+def _resize(data, /, size, layout, method, coordinate_transformation_mode, rounding_method, **cubic):
+    alpha = cubic["cubic_alpha"] if "cubic_alpha" in cubic else cubic["bicubic_alpha"]
+    mode = coordinate_transformation_mode
+    return _resized(data, _many(size, 2), layout, method, mode, rounding_method, alpha)
+
+
+operator("image.resize2d", relax="image.resize2d", attributes=_RESIZE2D)(_resize)
+operator("image.resize", relax="image.resize2d", attributes=_RESIZE)(_resize)
 
 
 def _resized(data, size, layout, method, mode, rounding, alpha=-0.5):

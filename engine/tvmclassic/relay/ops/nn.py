@@ -5,6 +5,7 @@ from tvm.relax import op as R
 
 from tvmfast.frontends.ops.common import local_response_norm, product
 
+from ..ir import Attrs
 from .operator import axis_list, dtype_of, known_shape, operator, relax_function
 from .shapes import turned
 
@@ -18,56 +19,37 @@ for (_name, _relax), _body in {
     operator(_name, relax=_relax)(_body)
 
 
-def _convolution(name, transposed=False):
+def _convolution(name):
     function, dims = relax_function(f"nn.{name}"), int(name[4])
-    layout = "DHW"[-dims:]
-    kernel = ("IO" if transposed else "OI") + layout
+    transposed = name.endswith("transpose")
+    layout = "NC" + "DHW"[-dims:]
+    kernel = layout.replace("NC", "IO" if transposed else "OI")
+    ones, zeros = (1,) * dims, (0,) * dims
+    window = {"strides": ones, "padding": zeros, "dilation": ones}
+    weight = {"channels": None, "kernel_size": None}
+    layouts = {"data_layout": layout, "kernel_layout": kernel, "out_layout": ""}
+    attributes = {**window, "groups": 1, **weight, **layouts, "out_dtype": ""}
+    if transposed:
+        attributes = {**window, **weight, "groups": 1, **layouts, "output_padding": zeros, "out_dtype": ""}
 
-    def body(
-        data,
-        weight,
-        /,
-        strides=(1,) * dims,
-        padding=(0,) * dims,
-        dilation=(1,) * dims,
-        groups=1,
-        channels=None,
-        kernel_size=None,
-        data_layout="NC" + layout,
-        kernel_layout=kernel,
-        out_layout="",
-        out_dtype="",
-    ):
-        window, layouts = (strides, padding, dilation), (data_layout, kernel_layout, out_layout or None)
-        return function(data, weight, *window, groups, *layouts, out_dtype or None)
+    def body(data, weight, /, **attrs):
+        a = Attrs(attrs)
+        if not transposed:
+            window, layouts = (a.strides, a.padding, a.dilation), (a.data_layout, a.kernel_layout)
+            return function(
+                data, weight, *window, a.groups, *layouts, a.out_layout or None, a.out_dtype or None
+            )
+        # Relax lowers one layout only.
+        data, weight = turned(data, a.data_layout, layout), turned(weight, a.kernel_layout, kernel)
+        window = a.strides, a.padding, a.output_padding, a.dilation
+        result = function(data, weight, *window, a.groups, layout, kernel, None, a.out_dtype or None)
+        return turned(result, layout, a.out_layout or a.data_layout)
 
-    def transposed_body(
-        data,
-        weight,
-        /,
-        strides=(1,) * dims,
-        padding=(0,) * dims,
-        dilation=(1,) * dims,
-        channels=None,
-        kernel_size=None,
-        groups=1,
-        data_layout="NC" + layout,
-        kernel_layout=kernel,
-        out_layout="",
-        output_padding=(0,) * dims,
-        out_dtype="",
-    ):
-        lowered = "NC" + layout  # the only layout that Relax lowers
-        data, weight = turned(data, data_layout, lowered), turned(weight, kernel_layout, kernel)
-        window = strides, padding, output_padding, dilation
-        result = function(data, weight, *window, groups, lowered, kernel, None, out_dtype or None)
-        return turned(result, lowered, out_layout or data_layout)
-
-    operator(f"nn.{name}", relax=f"nn.{name}")(transposed_body if transposed else body)
+    operator(f"nn.{name}", relax=f"nn.{name}", attributes=attributes)(body)
 
 
 for _name in ("conv1d", "conv2d", "conv3d", "conv1d_transpose", "conv2d_transpose"):
-    _convolution(_name, _name.endswith("transpose"))
+    _convolution(_name)
 
 
 @operator("nn.dense", relax="matmul permute_dims")

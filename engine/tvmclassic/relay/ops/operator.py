@@ -30,19 +30,24 @@ class Operator:
         order: Parameter names in Relay's order, if attributes come between tensors.
         relax: Names in `tvm.relax.op` of the functions that the body calls, with spaces between them; "const"
             if the result is a `relax.const`, and "" if it is the tensor itself.
+        tensors: Their names in Relay, with spaces between them, if the body has others.
+        attributes: Defaults by name, in Relay's order, if the signature of the body does not give them.
     """
 
-    def __init__(self, name: str, body, results, order, relax: str):
+    def __init__(self, name: str, body, results, order, relax: str, tensors: str, attributes: dict | None):
         self.name, self.body = name, body
         self.results, self.relax = results, relax.split()
         self.__name__, self.__doc__ = name.rpartition(".")[2], body.__doc__
-        self.signature = inspect.signature(body)
-        kinds = self.signature.parameters.values()
+        kinds = [*inspect.signature(body).parameters.values()]
+        if tensors or attributes is not None:
+            names = tensors.split() or [p.name for p in kinds if p.kind is p.POSITIONAL_ONLY]
+            kinds = parameters(dict.fromkeys(names, NEEDED), inspect.Parameter.POSITIONAL_ONLY)
+            kinds += parameters(attributes or {})
         self.tensors = [p.name for p in kinds if p.kind is p.POSITIONAL_ONLY]
         self.defaults = {p.name: p.default for p in kinds if p.name not in self.tensors}
         # A script may name a tensor: nn.conv2d(data=x, weight=w).
         called = {p.name: p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in kinds}
-        self.__signature__ = self.signature.replace(parameters=[called[name] for name in order or called])
+        self.__signature__ = inspect.Signature([called[name] for name in order or called])
 
     def __call__(self, *args, **kwargs):
         """Return the call as an expression. Raises TypeError for arguments that the signature rejects."""
@@ -77,11 +82,19 @@ class Operator:
         return f"relay.{self.name}{self.__signature__}"
 
 
-def operator(name: str, results=1, order=(), *, relax: str):
+NEEDED = inspect.Parameter.empty
+
+
+def parameters(defaults: dict, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) -> list[inspect.Parameter]:
+    """Return the parameters of a signature; a default of NEEDED is none."""
+    return [inspect.Parameter(name, kind, default=value) for name, value in defaults.items()]
+
+
+def operator(name: str, results=1, order=(), *, relax: str, tensors="", attributes: dict | None = None):
     """Return a decorator that registers a function as an operator; see `Operator` for the arguments."""
 
     def register(body):
-        OPERATORS[name] = Operator(name, body, results, order, relax)
+        OPERATORS[name] = Operator(name, body, results, order, relax, tensors, attributes)
         return OPERATORS[name]
 
     return register

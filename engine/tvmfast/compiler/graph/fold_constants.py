@@ -100,7 +100,7 @@ def _with_operators(mod, operators: dict):
 
 def _registered(name: str) -> tvm.ir.Op:
     """Register an operator that differs from TVM's `name` in its legalization alone."""
-    ours = name.replace("relax.", "relax.tvmnotes.")
+    ours = name.replace("relax.", "relax.tvmfast.")
 
     def of_tvm(call, builder):
         return builder.normalize(tvm.ir.Call(tvm.ir.Op.get(name), call.args, call.attrs, call.ty_args))

@@ -18,7 +18,7 @@ from ...core.compat import OPAQUE
 from ...core.dims import evaluate
 from ...core.relax import dim_to_str, known_shape, on_each_function, static_shape, unwrap_ints
 
-OFFSETS = "tvmnotes.write"  # attribute of a copying kernel: the axis of the index, the offset on each axis
+OFFSETS = "tvmfast.write"  # attribute of a copying kernel: the axis of the index, the offset on each axis
 _SHARED = 1 << 15  # elements that are copied by all threads
 
 

@@ -51,7 +51,7 @@ def _lowering() -> tuple:
     return tvm.transform.Sequential([before, lower, after]), *finalize
 
 
-LOWERING = "tvmnotes"  # TVM looks its pipelines up by name
+LOWERING = "tvmfast"  # TVM looks its pipelines up by name
 compilation_pipeline.register_tir_pipeline(LOWERING, _lowering)
 
 

@@ -16,7 +16,7 @@ from tvm.s_tir.transform import ConvertSSA
 
 from ...core.simd import prefetch
 
-_PREFETCH, _ROWS, _WINDOW = "tvmnotes.prefetch", "tvmnotes.rows", "tvmnotes.window"
+_PREFETCH, _ROWS, _WINDOW = "tvmfast.prefetch", "tvmfast.rows", "tvmfast.window"
 
 
 def _rewrite(func: tirx.PrimFunc, note: str, body_of: Callable) -> tirx.PrimFunc:

@@ -260,7 +260,7 @@ class GraphMerge(DimInference):
             self._same_functions(mod)
         params = [self._param(several) for several in zip_equal(main.params for main in self.mains)]
         attrs = dict(self.mains[0].attrs)
-        attrs["tvmnotes.sizes"] = {
+        attrs["tvmfast.sizes"] = {
             name: [dim.lower, -1 if dim.upper is None else dim.upper] for name, dim in self.dims.items()
         }
         if upper := {name: dim.upper for name, dim in self.dims.items() if dim.upper is not None}:

@@ -47,7 +47,7 @@ def with_dynamic_dims(
 
     Returns:
         The model. `main` has the dynamic dims as variables of its shapes, and their bounds in the attribute
-        `tvmnotes.sizes`, by name.
+        `tvmfast.sizes`, by name.
 
     Raises:
         NotImplementedError: One graph cannot serve all dims.

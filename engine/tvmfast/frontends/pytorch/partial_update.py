@@ -30,7 +30,7 @@ from .ops.call import Call
 
 aten = torch.ops.aten
 
-_library = torch.library.Library("tvmnotes", "FRAGMENT")
+_library = torch.library.Library("tvmfast", "FRAGMENT")
 _library.define(
     "partial_update(Tensor x, Tensor? index, Tensor values, int[] given, int[] sizes, int axis, "
     "int[] starts, bool negative) -> Tensor"
@@ -241,7 +241,7 @@ def _emit(graph: fx.Graph, update: _Update, root: fx.Node) -> fx.Node:
     with graph.inserting_before(update.node):
         args = root, update.index, update.values, list(update.given), list(part.sizes)
         args = (*args, update.axis, list(part.starts), update.negative)
-        result = shown = graph.call_function(torch.ops.tvmnotes.partial_update.default, args)
+        result = shown = graph.call_function(torch.ops.tvmfast.partial_update.default, args)
         result.meta["val"] = part.root.meta["val"]
         for axis, (start, size) in enumerate(zip(view.starts, view.sizes, strict=True)):
             if size != _shape(root)[axis]:

@@ -91,7 +91,7 @@ def _index_put(x: Tensor, indices: list, values: Tensor, accumulate: bool = Fals
         index = torch.cumsum(mask.to(torch.int64), 0)
         count = values.shape[axis]
         wanted = f"index_put: expected a mask that picks {count}, one for each value; the difference is "
-        index = index - 1 + torch.ops.tvmnotes.required(index[-1:] - count, wanted)
+        index = index - 1 + torch.ops.tvmfast.required(index[-1:] - count, wanted)
         values = torch.index_select(values, axis, index.clamp(min=0))
     values = flat + values if accumulate else values
     return torch.where(mask.reshape([-1] + [1] * len(after)), values, flat).reshape(x.shape)

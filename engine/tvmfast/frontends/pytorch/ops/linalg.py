@@ -20,31 +20,31 @@ aten = torch.ops.aten
 
 # ---------------------------------------------------------------- custom operators, and their fake kernels
 
-_library = torch.library.Library("tvmnotes", "DEF")
+_library = torch.library.Library("tvmfast", "DEF")
 _library.define("lu(Tensor a) -> (Tensor, Tensor, Tensor, Tensor)")
 _library.define("required(Tensor info, str wanted) -> Tensor")
 
 
-@torch.library.register_fake("tvmnotes::lu")
+@torch.library.register_fake("tvmfast::lu")
 def _lu_shapes(a: Tensor) -> tuple[Tensor, ...]:
     """Return L and U in one matrix, the row permutation, its sign (1 or -1), and a zero pivot's index."""
     rows = torch.empty(a.shape[:-1], dtype=torch.int64)
     return torch.empty_like(a), rows, a.new_empty(a.shape[:-2]), torch.empty(a.shape[:-2], dtype=torch.int32)
 
 
-@torch.library.register_fake("tvmnotes::required")
+@torch.library.register_fake("tvmfast::required")
 def _required_shape(info: Tensor, wanted: str) -> Tensor:
     """Return zeros; a run raises if an element of `info` is not 0."""
     return torch.empty_like(info)
 
 
 def _det(a: Tensor) -> tuple[Tensor, ...]:
-    lu, rows, sign, _ = torch.ops.tvmnotes.lu(a)
+    lu, rows, sign, _ = torch.ops.tvmfast.lu(a)
     return sign * lu.diagonal(dim1=-2, dim2=-1).prod(-1), lu, rows
 
 
 def _slogdet(a: Tensor) -> tuple[Tensor, ...]:
-    lu, rows, sign, _ = torch.ops.tvmnotes.lu(a)
+    lu, rows, sign, _ = torch.ops.tvmfast.lu(a)
     pivots = lu.diagonal(dim1=-2, dim2=-1)
     return sign * torch.sign(pivots).prod(-1), torch.log(pivots.abs()).sum(-1), lu, rows
 
@@ -54,11 +54,11 @@ def _solved(a: Tensor, b: Tensor, left: bool, checks: str = "") -> tuple[Tensor,
     if not left:
         solution, info = _solved(a.mT, b.mT, True, checks)
         return solution.mT, info
-    lu, rows, _, info = torch.ops.tvmnotes.lu(a)
+    lu, rows, _, info = torch.ops.tvmfast.lu(a)
     if checks:
         wanted = f"{checks}: expected a matrix that has an inverse, got a singular one, "
         wanted += "which has no pivot for row "
-        rows = rows + torch.ops.tvmnotes.required(info, wanted).to(torch.int64).unsqueeze(-1)
+        rows = rows + torch.ops.tvmfast.required(info, wanted).to(torch.int64).unsqueeze(-1)
     batch = torch.broadcast_shapes(lu.shape[:-2], b.shape[:-2])
     rows = rows.unsqueeze(-1).expand(*batch, *b.shape[-2:])
     b = torch.gather(b.expand(*batch, *b.shape[-2:]), -2, rows)
@@ -80,7 +80,7 @@ def _inverse(a: Tensor, checks: str = "") -> tuple[Tensor, Tensor]:
 def _cholesky(a: Tensor, upper: bool = False) -> Tensor:
     factor, info = aten.linalg_cholesky_ex.default(a)
     wanted = "linalg.cholesky: expected a positive-definite matrix, got one that is not, as shows in row "
-    factor = factor + torch.ops.tvmnotes.required(info, wanted).to(a.dtype).unsqueeze(-1).unsqueeze(-1)
+    factor = factor + torch.ops.tvmfast.required(info, wanted).to(a.dtype).unsqueeze(-1).unsqueeze(-1)
     return factor.mT if upper else factor
 
 

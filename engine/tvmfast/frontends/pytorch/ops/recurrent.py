@@ -17,14 +17,14 @@ from .call import Call
 
 aten = torch.ops.aten
 
-_library = torch.library.Library("tvmnotes", "FRAGMENT")
+_library = torch.library.Library("tvmfast", "FRAGMENT")
 _library.define(
     "recurrent(Tensor x, Tensor weight, Tensor recurrent, Tensor? bias, Tensor? inner, Tensor? projection, "
     "Tensor h, Tensor c, str kind, bool reverse) -> (Tensor, Tensor, Tensor)"
 )
 
 
-@torch.library.register_fake("tvmnotes::recurrent")
+@torch.library.register_fake("tvmfast::recurrent")
 def _shapes(x, weight, recurrent, bias, inner, projection, h, c, kind, reverse) -> tuple[Tensor, ...]:
     """Return the results of all time steps, the last result, and an LSTM's last cell state (else again h)."""
     return x.new_empty((*x.shape[:2], h.shape[-1])), torch.empty_like(h), torch.empty_like(c)
@@ -47,7 +47,7 @@ def _decomposition(kind: str) -> Callable:
                 bias, inner = others[:2] if has_biases else (None, None)
                 projection = others[-1] if projects else None
                 tensors = weight, recurrent, bias, inner, projection, h[number], c[number]
-                results.append(torch.ops.tvmnotes.recurrent(x, *tensors, kind, direction == 1))
+                results.append(torch.ops.tvmfast.recurrent(x, *tensors, kind, direction == 1))
             x = torch.cat([result[0] for result in results], -1) if bidirectional else results[0][0]
             last += [result[1:] for result in results]
         x = x.transpose(0, 1) if batch_first else x
