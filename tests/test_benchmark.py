@@ -354,10 +354,10 @@ def test_the_kernel_of_flops_computes_the_recurrence(threads, chains, lanes, ste
 
 
 def test_the_kernel_of_bandwidth_adds_all_rows():
-    data = np.random.default_rng(1).integers(0, 100, (2, 1001, 12, 8)).astype("float32")
-    accumulators = tvm.runtime.tensor(np.ones((2, 12, 8), "float32"))
+    data = np.random.default_rng(1).integers(0, 100, (2, 4, 1001, 3, 8)).astype("float32")
+    accumulators = tvm.runtime.tensor(np.ones((2, 4, 3, 8), "float32"))
     peak.column_sums(*data.shape)(tvm.runtime.tensor(data), accumulators)
-    np.testing.assert_array_equal(accumulators.numpy(), 1 + data.sum(axis=1))
+    np.testing.assert_array_equal(accumulators.numpy(), 1 + data.sum(axis=2))
 
 
 def test_the_peaks_are_measured_once(monkeypatch):
