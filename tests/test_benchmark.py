@@ -5,6 +5,7 @@ How fast anything is, is never asserted.
 
 import json
 import os
+import threading
 from statistics import geometric_mean
 
 import forked
@@ -358,6 +359,27 @@ def test_the_kernel_of_bandwidth_adds_all_rows():
     accumulators = tvm.runtime.tensor(np.ones((2, 4, 3, 8), "float32"))
     peak.column_sums(*data.shape)(tvm.runtime.tensor(data), accumulators)
     np.testing.assert_array_equal(accumulators.numpy(), 1 + data.sum(axis=2))
+
+
+def test_a_peak_is_the_best_moment_of_all_threads(monkeypatch):
+    """Two threads make calls of one second by a clock of their own; the second is disturbed in its first call."""
+    lasting = threading.local()
+
+    class Clock:
+        def perf_counter(self):
+            return lasting.now
+
+    def calls(*seconds):
+        left = iter([0.0, *seconds])  # the first warms up
+
+        def call():
+            lasting.now = getattr(lasting, "now", 0.0) + next(left)
+
+        return [call]
+
+    monkeypatch.setattr(peak, "clock", Clock())
+    assert peak._rate([calls(1, 1, 1, 1), calls(2, 1, 1)], 4.0) == 2
+    assert peak._rate([calls(1, 1, 1, 1), calls(4)], 4.0) == 1.25
 
 
 def test_the_peaks_are_measured_once(monkeypatch):
