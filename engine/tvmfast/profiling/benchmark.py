@@ -334,15 +334,19 @@ _PEERS = {
 _RUNTIMES = {"TVM": _tvm, **_PEERS}
 
 
+def _interval(ends: tuple[float, float]) -> str:
+    return " " + "-".join(f"{end:.{2 if end < 9.995 else 0}f}" for end in ends)
+
+
 _COLUMNS = {  # of the table, after network and runtime: head, width, format
-    "median_ms": ("median ms", 10, "{:.2f}"),
-    "p95_ms": ("95 % ms", 8, "{:.2f}"),
-    "tvm_ratio": ("TVM / it", 9, "{:.2f}"),
-    "tvm_interval": ("interval", 10, " {0[0]:.2f}-{0[1]:.2f}"),
-    "difference": ("differs", 8, "{:.1e}"),
-    "gflops": ("GFLOP/s", 8, "{:.0f}"),
-    "peak_share": ("peak", 5, "{:.0%}"),
-    "build_s": ("build s", 8, "{:.1f}"),
+    "median_ms": ("median ms", 10, "{:.2f}".format),
+    "p95_ms": ("95 % ms", 8, "{:.2f}".format),
+    "tvm_ratio": ("TVM / it", 9, "{:.2f}".format),
+    "tvm_interval": ("interval", 10, _interval),
+    "difference": ("differs", 8, "{:.1e}".format),
+    "gflops": ("GFLOP/s", 8, "{:.0f}".format),
+    "peak_share": ("peak", 5, "{:.0%}".format),
+    "build_s": ("build s", 8, "{:.1f}".format),
 }
 _FACTS = ("weights", "input", "iqr_ms", *_COLUMNS, "error")
 
@@ -359,7 +363,7 @@ def _line(row: dict, name: str) -> str:
         error, width = row["error"], _WIDTH - len(left) - 2
         return f"{left}— {error if len(error) <= width else error[: width - 1] + '…'}"
     return left + "".join(
-        f"{'—' if row[key] is None else text.format(row[key]):>{width}}"
+        f"{'—' if row[key] is None else text(row[key]):>{width}}"
         for key, (_, width, text) in _COLUMNS.items()
     )
 
